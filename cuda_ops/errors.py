@@ -1,0 +1,23 @@
+"""Everything cuda_ops raises on its own account derives from :class:`CudaOpsError`."""
+
+from __future__ import annotations
+
+
+class CudaOpsError(RuntimeError):
+    """Base of all errors below."""
+
+
+class DiscoveryError(CudaOpsError):
+    """Files under an operator root that do not form operators."""
+
+
+class BuildError(CudaOpsError):
+    """An operator did not compile; the message holds the failing compiler lines."""
+
+
+class ManifestError(CudaOpsError):
+    """A library's manifest contradicts itself: schema, signature line and C++ types."""
+
+
+class PluginError(CudaOpsError):
+    """A plugin is invalid, or a hook of it raised."""

@@ -1,0 +1,115 @@
+"""The hooks: everything that a plugin can say about operators.
+
+A plugin is a module or object whose functions are marked with ``@hookimpl``.
+The file ``cuda_ops/ops/<op>.py`` is the plugin of one pair and is asked only
+about the operators of that pair. Installed packages add plugins through the
+entry-point group ``cuda_ops`` and are asked about every operator. The
+derivation plugin (``cuda_ops/derive.py``) answers last, from the schema and
+the signature line, so a plugin says only what is special about an operator.
+
+Every hook that takes ``op`` stops at the first answer that is not ``None``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pluggy
+from hypothesis.strategies import SearchStrategy
+
+from cuda_ops.spec import Autograd, AutocastPolicy, BenchmarkCase, OpSpec, ShardingRule
+
+PROJECT = "cuda_ops"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def cuda_ops_roots() -> Iterable[Path]:  # type: ignore[empty-body]
+    """Folders with a ``kernels/`` and a ``bindings/`` folder each.
+
+    Fires when operators are first listed. All answers are joined; the same
+    operator in two roots is an error.
+    """
+
+
+@hookspec(firstresult=True)
+def cuda_ops_fake(op: OpSpec) -> Callable[..., Any] | None:
+    """The operator on tensors without data.
+
+    The callable takes the operator's arguments (sizes may be symbolic) and
+    returns empty outputs with the shape, strides, dtype and device of the
+    real ones, and raises the errors that the real one raises.
+    Fires when the operator's library is loaded or reloaded.
+    """
+
+
+@hookspec(firstresult=True)
+def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
+    """The gradient formula. Fires when the operator's library is loaded or reloaded."""
+
+
+@hookspec(firstresult=True)
+def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
+    """What ``torch.autocast`` does with the tensor arguments.
+
+    ``"lower_precision"`` casts floating arguments to the autocast dtype,
+    ``"float32"`` casts them to float32, ``"promote"`` to the widest of them;
+    ``None`` leaves them as they are.
+    Fires when the operator's library is loaded or reloaded.
+    """
+
+
+@hookspec(firstresult=True)
+def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
+    """The batching rule, in the form of :func:`torch.library.register_vmap`.
+
+    ``rule(info, in_dims, *args) -> (outputs, out_dims)``.
+    Fires when the operator's library is loaded or reloaded.
+    """
+
+
+@hookspec(firstresult=True)
+def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
+    """The DTensor rule, in the form of ``torch.distributed.tensor.experimental.register_sharding``.
+
+    The callable takes the operator's arguments with each tensor replaced by
+    its DTensor spec, and returns the acceptable shardings of one mesh dim.
+    Fires when the operator is loaded and DTensor is in use.
+    """
+
+
+@hookspec(firstresult=True)
+def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
+    """What the operator should compute: a slow, obvious function of CPU tensors.
+
+    It gets the arguments in float64 where they were floating, and its result
+    is compared with the operator's in the dtype under test.
+    Fires when an operator is checked.
+    """
+
+
+@hookspec(firstresult=True)
+def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Any] | None:
+    """Inputs to test with: a Hypothesis strategy of :class:`cuda_ops.samples.Sample`.
+
+    Fires when an operator is checked.
+    """
+
+
+@hookspec(firstresult=True)
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
+    """Shapes worth measuring, each with its bytes, FLOPs and peers.
+
+    Fires when an operator is timed.
+    """
+
+
+@hookspec(historic=True)
+def cuda_ops_op_loaded(op: OpSpec, library: Path, generation: int) -> None:
+    """An operator was registered from ``library``; ``generation`` counts its reloads from 0.
+
+    Historic: a plugin that arrives later is told of every earlier load.
+    """

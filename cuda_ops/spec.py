@@ -1,0 +1,114 @@
+"""What is known about one operator once its library has been opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from cuda_ops.signature import Signature
+
+#: How an operator behaves under ``torch.autocast``, in the words of PyTorch's
+#: autocast op reference.
+AutocastPolicy = Literal["lower_precision", "float32", "promote"]
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One operator of one pair, as its binding's manifest declares it.
+
+    A pair ``silu`` usually defines two: ``silu`` and ``silu_backward``.
+    """
+
+    #: Name without namespace, ``"silu_backward"``.
+    name: str
+    #: The pair that defines it, ``"silu"``.
+    stem: str
+    #: The schema as written in the binding, without namespace.
+    schema: str
+    #: The schema as torch parses it: argument and return names and types.
+    parsed: torch._C.FunctionSchema
+    #: The generalized-ufunc signature line, or ``None`` where the binding gave none.
+    signature: Signature | None
+    #: The dtypes its tensor arguments may have; empty where the binding declared none.
+    dtypes: tuple[torch.dtype, ...]
+    #: Docstring of the public function; may be empty.
+    doc: str
+    #: Dispatch keys that this build has kernels for: ``CPU``, ``CUDA`` or ``CompositeImplicitAutograd``.
+    keys: tuple[str, ...]
+    #: Whether the binding has a CUDA entry, built or not.
+    has_cuda: bool
+    #: Other operators of the same pair, by name; how ``<op>_backward`` is found.
+    siblings: dict[str, OpSpec] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def qualname(self) -> str:
+        """Name in the dispatcher, ``"cuda_ops::silu"``."""
+        return f"cuda_ops::{self.name}"
+
+    @property
+    def overload(self) -> torch._ops.OpOverload[Any, Any]:
+        """The dispatcher's handle, ``torch.ops.cuda_ops.silu.default``."""
+        packet = getattr(torch.ops.cuda_ops, self.name)
+        overload: torch._ops.OpOverload[Any, Any] = packet.default
+        return overload
+
+    @property
+    def is_composite(self) -> bool:
+        """Composed of other operators: gradients, shapes and batching follow from those."""
+        return "CompositeImplicitAutograd" in self.keys
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        return tuple(argument.name for argument in self.parsed.arguments)
+
+    @property
+    def tensor_positions(self) -> tuple[int, ...]:
+        """Positions of the arguments of type ``Tensor`` and ``Tensor?``."""
+        return tuple(
+            i
+            for i, argument in enumerate(self.parsed.arguments)
+            if str(argument.type) in ("Tensor", "Optional[Tensor]")
+        )
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Return names; an unnamed single return is ``out``, unnamed several ``out0, out1, ...``."""
+        returns = self.parsed.returns
+        if len(returns) == 1:
+            return (returns[0].name or "out",)
+        return tuple(value.name or f"out{i}" for i, value in enumerate(returns))
+
+
+@dataclass(frozen=True)
+class Autograd:
+    """A gradient formula, in the form of :func:`torch.library.register_autograd`.
+
+    ``setup_context(ctx, inputs, output)`` saves what ``backward(ctx, *grads)`` needs.
+    ``backward`` returns one gradient or ``None`` per argument of the operator.
+    """
+
+    setup_context: Callable[[Any, tuple[Any, ...], Any], None]
+    backward: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class BenchmarkCase:
+    """One point to measure: arguments for the operator, and what they cost.
+
+    ``bytes`` is the least memory traffic in bytes, ``flops`` the arithmetic.
+    ``peers`` maps a peer's name to a callable that takes the same arguments.
+    """
+
+    label: str
+    make_inputs: Callable[[torch.device], tuple[Any, ...]]
+    bytes: int
+    flops: int = 0
+    peers: dict[str, Callable[..., Any]] = field(default_factory=dict)
+
+
+#: One acceptable DTensor sharding: placements of the outputs, then of the arguments
+#: (``None`` for an argument that is not a tensor).
+ShardingRule = tuple[Sequence[Any], Sequence[Any]]

@@ -1,0 +1,51 @@
+// silu(x) = x * sigmoid(x), and its gradient.
+#include "binding.h"
+
+using namespace cuda_ops;
+
+cudaError_t silu_launch(const Strided<1>& problem, cudaStream_t stream);
+cudaError_t silu_backward_launch(const Strided<2>& problem, cudaStream_t stream);
+
+namespace {
+
+Tensor silu_cpu(const Tensor& x) {
+  Tensor out = empty_elementwise("silu", x);
+  map_cpu(strided(out, x), [](double v) { return v / (1 + std::exp(-v)); });
+  return out;
+}
+
+Tensor silu_cuda(const Tensor& x) {
+  Tensor out = empty_elementwise("silu", x);
+  launch("silu", x, [&](cudaStream_t stream) { return silu_launch(strided(out, x), stream); });
+  return out;
+}
+
+Tensor silu_backward_cpu(const Tensor& grad_out, const Tensor& x) {
+  Tensor grad_x = empty_elementwise("silu_backward", grad_out, x);
+  map_cpu(strided(grad_x, grad_out, x), [](double g, double v) {
+    const double s = 1 / (1 + std::exp(-v));
+    return g * s * (1 + v * (1 - s));
+  });
+  return grad_x;
+}
+
+Tensor silu_backward_cuda(const Tensor& grad_out, const Tensor& x) {
+  Tensor grad_x = empty_elementwise("silu_backward", grad_out, x);
+  launch("silu_backward", x, [&](cudaStream_t stream) {
+    return silu_backward_launch(strided(grad_x, grad_out, x), stream);
+  });
+  return grad_x;
+}
+
+}  // namespace
+
+CUDA_OPS(library) {
+  library.op("silu(Tensor x) -> Tensor", "()->()")
+      .dtypes(kFloating)
+      .cpu<silu_cpu>()
+      .cuda<silu_cuda>();
+  library.op("silu_backward(Tensor grad_out, Tensor x) -> Tensor grad_x", "(),()->()")
+      .dtypes(kFloating)
+      .cpu<silu_backward_cpu>()
+      .cuda<silu_backward_cuda>();
+}

@@ -1,0 +1,69 @@
+// From a tensor to a launch: the right device, the stream PyTorch is using on
+// it, and an error that says what the driver said.
+#pragma once
+
+#include "tensor.h"
+
+// CUDA_OPS_CUDA is 1 when the pair's .cu is part of this build. Without a CUDA
+// toolkit the binding still compiles: the CUDA entry is then dropped, and
+// these two names are all that its body needs.
+#if CUDA_OPS_CUDA
+#include <cuda_runtime_api.h>
+#else
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+enum cudaError_t : int { cudaSuccess = 0 };
+#endif
+
+#ifndef CUDA_OPS_ARCHS
+#define CUDA_OPS_ARCHS "none"
+#endif
+
+namespace cuda_ops {
+
+// What the loader lends a library. The current stream lives in libtorch_cuda,
+// which a CPU-only torch does not have, so a library must not link against it.
+struct Host {
+  AOTITorchError (*current_cuda_stream)(int32_t device_index, void** stream) = nullptr;
+};
+
+inline Host host;
+
+#if CUDA_OPS_CUDA
+// Calls `launcher(stream)` with the device of `like` current and its current
+// stream, and raises what the launcher returns as an error.
+template <class Launcher>
+void launch(const char* op, const Tensor& like, Launcher&& launcher) {
+  struct DeviceGuard {
+    DeviceGuardHandle handle = nullptr;
+    ~DeviceGuard() {
+      if (handle != nullptr) aoti_torch_delete_device_guard(handle);
+    }
+  } guard;
+  const int32_t device = like.get_device_index();
+  int32_t current = -1;
+  detail::check_torch(aoti_torch_get_current_device_index(&current), "read the current device");
+  if (device != current) {
+    detail::check_torch(aoti_torch_create_device_guard(device, &guard.handle), "set the device");
+  }
+  void* stream = nullptr;
+  if (host.current_cuda_stream == nullptr) {
+    throw std::runtime_error("cuda_ops: loaded under a torch without CUDA");
+  }
+  detail::check_torch(host.current_cuda_stream(device, &stream), "read the current stream");
+  const cudaError_t error = launcher(static_cast<cudaStream_t>(stream));
+  if (error == cudaSuccess) return;
+  std::string text = std::string("cuda_ops::") + op + ": " + cudaGetErrorString(error);
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+    text += "; this build holds code for " CUDA_OPS_ARCHS
+            ", the device is cuda:" + std::to_string(device) +
+            ". Rebuild with TORCH_CUDA_ARCH_LIST or compile_dev.py --arch set to its capability.";
+  }
+  throw std::runtime_error(text);
+}
+#else
+template <class Launcher>
+void launch(const char*, const Tensor&, Launcher&&) {}
+#endif
+
+}  // namespace cuda_ops

@@ -1,0 +1,89 @@
+// The plain description of an elementwise problem: what a binding hands to an
+// elementwise kernel, CPU or CUDA. No torch, no CUDA.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <utility>
+
+#include "dtype.h"
+
+namespace cuda_ops {
+
+constexpr int kMaxDims = 16;
+
+// One operand: where it starts and how many elements to step per dim. A
+// broadcast dim has stride 0.
+struct Operand {
+  void* data = nullptr;
+  std::array<int64_t, kMaxDims> strides{};
+};
+
+// out[i] = f(in_0[i], ..., in_{Inputs-1}[i]) over `numel` points of one dtype.
+// operands[0] is written, the rest are read. After coalesce() dims run from
+// the fastest to the slowest in the output and are merged wherever the memory
+// of every operand allows it, so a dense problem always arrives as one dim.
+template <int Inputs>
+struct Strided {
+  static constexpr int kOperands = Inputs + 1;
+  DType dtype = DType::kUnsupported;
+  int64_t numel = 0;
+  int dims = 0;
+  std::array<int64_t, kMaxDims> sizes{};
+  std::array<Operand, kOperands> operands{};
+
+  // All operands dense in the same order: the index is the offset.
+  bool is_flat() const {
+    if (dims > 1) return false;
+    for (const Operand& operand : operands) {
+      if (dims == 1 && operand.strides[0] != 1) return false;
+    }
+    return true;
+  }
+
+  void coalesce() {
+    for (int i = 1; i < dims; ++i) {
+      for (int j = i; j > 0 && is_faster(j, j - 1); --j) swap_dims(j, j - 1);
+    }
+    int kept = 0;
+    for (int i = 0; i < dims; ++i) {
+      if (sizes[i] == 1) continue;
+      if (kept > 0 && is_mergeable(kept - 1, i)) {
+        sizes[kept - 1] *= sizes[i];
+      } else {
+        copy_dim(i, kept++);
+      }
+    }
+    dims = kept;
+  }
+
+ private:
+  bool is_faster(int a, int b) const {
+    for (const Operand& operand : operands) {
+      if (operand.strides[a] != operand.strides[b]) {
+        return operand.strides[a] < operand.strides[b];
+      }
+    }
+    return false;
+  }
+
+  // Walking `upper` continues where walking `lower` to its end left off.
+  bool is_mergeable(int lower, int upper) const {
+    for (const Operand& operand : operands) {
+      if (operand.strides[upper] != operand.strides[lower] * sizes[lower]) return false;
+    }
+    return true;
+  }
+
+  void copy_dim(int from, int to) {
+    sizes[to] = sizes[from];
+    for (Operand& operand : operands) operand.strides[to] = operand.strides[from];
+  }
+
+  void swap_dims(int a, int b) {
+    std::swap(sizes[a], sizes[b]);
+    for (Operand& operand : operands) std::swap(operand.strides[a], operand.strides[b]);
+  }
+};
+
+}  // namespace cuda_ops

@@ -1,0 +1,130 @@
+// Tensors as a binding sees them: the stable ABI's Tensor, its dtype as our
+// enum, allocation with a stated layout, and errors in one voice.
+#pragma once
+
+#include <torch/csrc/stable/macros.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "dtype.h"
+
+namespace cuda_ops {
+
+using torch::stable::Tensor;
+
+constexpr DType kFloating[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16,
+                               DType::kBFloat16};
+
+namespace detail {
+
+inline void check_torch(AOTITorchError error, const char* what) {
+  if (error != TORCH_SUCCESS) {
+    throw std::runtime_error(std::string("cuda_ops: torch failed to ") + what);
+  }
+}
+
+inline std::array<int32_t, static_cast<size_t>(DType::kUnsupported)> torch_codes() {
+  return {aoti_torch_dtype_float64(), aoti_torch_dtype_float32(), aoti_torch_dtype_float16(),
+          aoti_torch_dtype_bfloat16(), aoti_torch_dtype_uint8(), aoti_torch_dtype_uint16(),
+          aoti_torch_dtype_int8(), aoti_torch_dtype_int16(), aoti_torch_dtype_int32(),
+          aoti_torch_dtype_int64(), aoti_torch_dtype_bool()};
+}
+
+inline int32_t torch_code(DType dtype) {
+  static const auto codes = torch_codes();
+  return codes[static_cast<size_t>(dtype)];
+}
+
+}  // namespace detail
+
+inline DType dtype_of(const Tensor& tensor) {
+  static const auto codes = detail::torch_codes();
+  int32_t code = 0;
+  detail::check_torch(aoti_torch_get_dtype(tensor.get(), &code), "read a dtype");
+  for (size_t i = 0; i < codes.size(); ++i) {
+    if (codes[i] == code) return static_cast<DType>(i);
+  }
+  return DType::kUnsupported;
+}
+
+struct DeviceId {
+  int32_t type = 0;
+  int32_t index = 0;
+
+  bool operator==(const DeviceId& other) const {
+    return type == other.type && index == other.index;
+  }
+  bool operator!=(const DeviceId& other) const { return !(*this == other); }
+};
+
+inline DeviceId device_of(const Tensor& tensor) {
+  DeviceId device;
+  detail::check_torch(aoti_torch_get_device_type(tensor.get(), &device.type), "read a device");
+  detail::check_torch(aoti_torch_get_device_index(tensor.get(), &device.index), "read a device");
+  return device;
+}
+
+inline std::string name(DeviceId device) {
+  if (device.type == aoti_torch_device_type_cpu()) return "cpu";
+  const bool cuda = device.type == aoti_torch_device_type_cuda();
+  return (cuda ? "cuda:" : "device:") + std::to_string(device.index);
+}
+
+inline std::string shape_name(const Tensor& tensor) {
+  std::ostringstream text;
+  text << '[';
+  for (int64_t i = 0; i < tensor.dim(); ++i) text << (i ? ", " : "") << tensor.size(i);
+  text << ']';
+  return text.str();
+}
+
+// The one way to refuse an argument: op, argument, expected, actual.
+[[noreturn]] inline void refuse(const std::string& op, const std::string& argument,
+                                const std::string& expected, const std::string& actual) {
+  throw std::runtime_error("cuda_ops::" + op + ": argument '" + argument + "': expected " +
+                           expected + ", got " + actual);
+}
+
+// A new tensor with explicit strides, uninitialised.
+inline Tensor empty_strided(const int64_t* sizes, const int64_t* strides, int64_t dims,
+                            DType dtype, DeviceId device) {
+  AtenTensorHandle handle = nullptr;
+  detail::check_torch(aoti_torch_empty_strided(dims, sizes, strides, detail::torch_code(dtype),
+                                               device.type, device.index, &handle),
+                      "allocate an output");
+  return Tensor(handle);
+}
+
+// A new contiguous tensor on the device of `like`, uninitialised.
+inline Tensor empty(const std::vector<int64_t>& sizes, DType dtype, const Tensor& like) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= sizes[i] > 1 ? sizes[i] : 1;
+  }
+  return empty_strided(sizes.data(), strides.data(), static_cast<int64_t>(sizes.size()), dtype,
+                       device_of(like));
+}
+
+inline Tensor empty(const std::vector<int64_t>& sizes, const Tensor& like) {
+  return empty(sizes, dtype_of(like), like);
+}
+
+// `tensor` itself if it is contiguous, else a contiguous copy.
+inline Tensor contiguous(const Tensor& tensor) {
+  if (tensor.is_contiguous()) return tensor;
+  const auto sizes = tensor.sizes();
+  Tensor copy = empty({sizes.begin(), sizes.end()}, tensor);
+  detail::check_torch(aoti_torch_copy_(copy.get(), tensor.get(), 0), "copy a tensor");
+  return copy;
+}
+
+}  // namespace cuda_ops
