@@ -1,0 +1,25 @@
+"""Two files become a PyTorch operator.
+
+``cuda_ops.<op>`` is the public function of each operator. Importing this
+package opens no operator library; the first use of an operator does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module 'cuda_ops' has no attribute {name!r}")
+    from cuda_ops.registry import registry
+
+    return registry().public(name)
+
+
+def __dir__() -> list[str]:
+    from cuda_ops.registry import registry
+
+    return sorted([*globals(), *registry().pairs()])

@@ -1,0 +1,158 @@
+"""Compilers and flags, the same for ``setup.py`` and ``compile_dev.py``.
+
+Standard library only, so that ``setup.py`` can use it before torch is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from cuda_ops.discovery import Kind, Pair
+
+#: The oldest torch whose stable ABI the libraries use (2.10), as TORCH_TARGET_VERSION.
+TORCH_TARGET = "0x020a000000000000"
+#: What a release is built for; a plain number is machine code, ``+PTX`` adds PTX for later GPUs.
+RELEASE_ARCHS = ("8.0", "8.6", "8.9", "9.0a", "10.0", "12.0+PTX")
+#: What the dev loop builds for on a machine without a GPU.
+DEFAULT_ARCH = "9.0a"
+
+_ARCH = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
+
+
+@functools.cache
+def cuda_home() -> Path | None:
+    """The CUDA toolkit: ``CUDA_HOME``, ``CUDA_PATH``, the nvcc on PATH, then /usr/local/cuda*.
+
+    An nvcc on PATH may be a script that calls the real one, so it is asked where it lives.
+    """
+    candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    if nvcc := shutil.which("nvcc"):
+        candidates += [_home_of(nvcc)]
+    candidates += ["/usr/local/cuda", *sorted(map(str, Path("/usr/local").glob("cuda-*")))[::-1]]
+    for candidate in candidates:
+        if candidate and (Path(candidate) / "bin" / "nvcc").is_file():
+            home = Path(candidate)
+            if (home / "include" / "cuda_runtime_api.h").is_file():
+                return home
+    return None
+
+
+def _home_of(nvcc: str) -> str | None:
+    asked = subprocess.run(
+        [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True, check=False
+    )
+    top = re.search(r"^#\$ TOP=(.+)$", asked.stderr, re.MULTILINE)
+    return str(Path(top[1].strip()).resolve()) if top else None
+
+
+@functools.cache
+def cuda_version() -> str:
+    """Release of the toolkit, ``"13.0"``, or ``"none"``."""
+    home = cuda_home()
+    if home is None:
+        return "none"
+    asked = subprocess.run(
+        [home / "bin" / "nvcc", "--version"], capture_output=True, text=True, check=False
+    )
+    release = re.search(r"release (\d+\.\d+)", asked.stdout)
+    return release[1] if release else "unknown"
+
+
+def parse_archs(text: str) -> tuple[str, ...]:
+    """``"8.0;9.0a+PTX"`` as a tuple; spaces and commas separate too.
+
+    Raises:
+        ValueError: naming the entry that is not a compute capability.
+    """
+    archs = tuple(part for part in re.split(r"[;,\s]+", text) if part)
+    for arch in archs:
+        if not _ARCH.fullmatch(arch):
+            raise ValueError(f"arch {arch!r}: expected a compute capability such as 8.0, 9.0a or 12.0+PTX")
+    return archs
+
+
+def arch_of_capability(major: int, minor: int) -> str:
+    """The arch to build for a visible GPU: with its specific instructions from 9.0 on."""
+    return f"{major}.{minor}" + ("a" if major >= 9 else "")
+
+
+def gencode_flags(archs: tuple[str, ...]) -> list[str]:
+    flags = []
+    for arch in archs:
+        match = _ARCH.fullmatch(arch)
+        if match is None:
+            raise ValueError(f"arch {arch!r}: expected a compute capability such as 8.0 or 9.0a")
+        number = match[1] + match[2] + match[3]
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if match[4]:
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return flags
+
+
+def uses_cuda(pair: Pair) -> bool:
+    """Whether the pair's ``.cu`` can be part of a build on this machine."""
+    return pair.kernel is not None and cuda_home() is not None
+
+
+def sources(pair: Pair) -> list[str]:
+    """What to compile here: without a CUDA toolkit, the binding alone."""
+    return [str(path) for path in pair.sources if path != pair.kernel or uses_cuda(pair)]
+
+
+def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str) -> list[str]:
+    """Flags of the binding.
+
+    Hidden, non-unique symbols: several generations of an operator live in one
+    process, and a symbol shared between them would be the old one's.
+    """
+    if pair.kind is not Kind.NATIVE:
+        return ["-O2", f"-DTORCH_EXTENSION_NAME={pair.stem}", *_guest_cuda(pair)]
+    return [
+        "-std=c++17",
+        "-O2",
+        "-Wall",
+        "-fvisibility=hidden",
+        "-fno-gnu-unique",
+        f"-DTORCH_TARGET_VERSION={TORCH_TARGET}",
+        f"-DCUDA_OPS_CUDA={int(uses_cuda(pair))}",
+        f"'-DCUDA_OPS_ARCHS=\"{' '.join(archs)}\"'" if uses_cuda(pair) else "-UCUDA_OPS_ARCHS",
+        f"'-DCUDA_OPS_SOURCE_HASH=\"{source_hash}\"'",
+    ]
+
+
+def nvcc_flags(pair: Pair, archs: tuple[str, ...]) -> list[str]:
+    """Flags of the kernel. Explicit archs make torch's helpers leave the arch list alone."""
+    if pair.kind is not Kind.NATIVE:
+        return ["-O3", f"-DTORCH_EXTENSION_NAME={pair.stem}", *gencode_flags(archs)]
+    return [
+        "-std=c++17",
+        "-O3",
+        "-lineinfo",
+        "-Xcompiler",
+        "-fvisibility=hidden,-fno-gnu-unique",
+        "--expt-relaxed-constexpr",
+        # torch's helpers switch the half types' operators off; kernels without torch want them.
+        "-U__CUDA_NO_HALF_OPERATORS__",
+        "-U__CUDA_NO_HALF_CONVERSIONS__",
+        "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+        "-U__CUDA_NO_HALF2_OPERATORS__",
+        *gencode_flags(archs),
+    ]
+
+
+def link_flags(pair: Pair) -> list[str]:
+    """The static CUDA runtime, and nothing that a CPU-only torch does not have."""
+    home = cuda_home()
+    if pair.kind is not Kind.NATIVE or not uses_cuda(pair) or home is None:
+        return ["-Wl,--as-needed"]
+    lib = home / "lib64" if (home / "lib64").is_dir() else home / "lib"
+    return ["-Wl,--as-needed", f"-L{lib}", "-lcudart_static", "-lrt", "-lpthread", "-ldl"]
+
+
+def _guest_cuda(pair: Pair) -> list[str]:
+    return ["-DWITH_CUDA"] if uses_cuda(pair) else []
