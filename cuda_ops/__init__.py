@@ -6,6 +6,8 @@ package opens no operator library; the first use of an operator does.
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
@@ -14,6 +16,9 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module 'cuda_ops' has no attribute {name!r}")
+    here = Path(__file__).parent
+    if (here / f"{name}.py").exists() or (here / name / "__init__.py").exists():
+        return importlib.import_module(f"cuda_ops.{name}")
     from cuda_ops.registry import registry
 
     return registry().public(name)

@@ -104,8 +104,12 @@ def sources(pair: Pair) -> list[str]:
     return [str(path) for path in pair.sources if path != pair.kernel or uses_cuda(pair)]
 
 
-def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str) -> list[str]:
+def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str = "") -> list[str]:
     """Flags of the binding.
+
+    A release stores ``source_hash`` in the library, so that the loader can tell
+    when the sources beside it have changed since. The dev loop keeps it out of
+    the flags (it would recompile the binding for every edit of the kernel).
 
     Hidden, non-unique symbols: several generations of an operator live in one
     process, and a symbol shared between them would be the old one's.
@@ -121,7 +125,7 @@ def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str) -> list[str]
         f"-DTORCH_TARGET_VERSION={TORCH_TARGET}",
         f"-DCUDA_OPS_CUDA={int(uses_cuda(pair))}",
         f"'-DCUDA_OPS_ARCHS=\"{' '.join(archs)}\"'" if uses_cuda(pair) else "-UCUDA_OPS_ARCHS",
-        f"'-DCUDA_OPS_SOURCE_HASH=\"{source_hash}\"'",
+        *([f"'-DCUDA_OPS_SOURCE_HASH=\"{source_hash}\"'"] if source_hash else []),
     ]
 
 

@@ -24,6 +24,10 @@
 
 #include "launch.h"
 
+#ifndef CUDA_OPS_SOURCE_HASH
+#define CUDA_OPS_SOURCE_HASH ""
+#endif
+
 namespace cuda_ops {
 namespace detail {
 
@@ -337,7 +341,8 @@ class Library {
 
   std::string json() const {
     std::ostringstream out;
-    out << "{\"format\":1,\"archs\":" << quoted(CUDA_OPS_ARCHS) << ",\"ops\":[";
+    out << "{\"format\":1,\"archs\":" << quoted(CUDA_OPS_ARCHS)
+        << ",\"source_hash\":" << quoted(CUDA_OPS_SOURCE_HASH) << ",\"ops\":[";
     for (const Op& op : ops_) {
       out << (&op == &ops_.front() ? "" : ",") << "{\"schema\":" << quoted(op.schema_)
           << ",\"signature\":" << quoted(op.signature_) << ",\"doc\":" << quoted(op.doc_)
