@@ -126,7 +126,7 @@ def _pairs_in(root: Path, problems: list[str]) -> Iterator[Pair]:
     cpp = {path.stem: path for path in sorted(bindings.glob("*.cpp"))}
     for stem in sorted(cu.keys() | cpp.keys()):
         pair = Pair(stem, root, cpp.get(stem), cu.get(stem))
-        if problem := _illegal(stem):
+        if problem := illegal_name(stem):
             problems.append(f"{pair.sources[0]}: {problem}")
         elif pair.binding is None and _kind_of(cu[stem]) is None:
             problems.append(
@@ -142,7 +142,8 @@ def _pairs_in(root: Path, problems: list[str]) -> Iterator[Pair]:
             yield pair
 
 
-def _illegal(stem: str) -> str:
+def illegal_name(stem: str) -> str:
+    """Why ``stem`` cannot name an operator; empty where it can."""
     if not stem.isidentifier() or keyword.iskeyword(stem):
         return f"operator name {stem!r} is not a Python identifier; rename the file"
     if stem.startswith("_"):

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
-from hypothesis.strategies import SearchStrategy
 
 from cuda_ops.spec import Autograd, AutocastPolicy, BenchmarkCase, OpSpec, ShardingRule
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
 
 PROJECT = "cuda_ops"
 hookspec = pluggy.HookspecMarker(PROJECT)

@@ -56,6 +56,15 @@ class OpSpec:
         return overload
 
     @property
+    def function(self) -> Callable[..., Any]:
+        """The public function, ``cuda_ops.silu``: what gradient formulas and batching rules call,
+        since unlike the dispatcher's handle it works inside ``torch.func`` transforms."""
+        from cuda_ops.registry import registry
+
+        function: Callable[..., Any] = registry().public(self.name)
+        return function
+
+    @property
     def is_composite(self) -> bool:
         """Composed of other operators: gradients, shapes and batching follow from those."""
         return "CompositeImplicitAutograd" in self.keys

@@ -42,10 +42,24 @@ Tensor silu_backward_cuda(const Tensor& grad_out, const Tensor& x) {
 CUDA_OPS(library) {
   library.op("silu(Tensor x) -> Tensor", "()->()")
       .dtypes(kFloating)
+      .doc(R"(Sigmoid-weighted linear unit: x * sigmoid(x), elementwise.
+
+Shapes: x (...); the result has the shape of x, and its layout where x is dense.
+Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. The arithmetic runs in
+float64 for float64 and in float32 for the others.
+Errors: RuntimeError for any other dtype.
+Formula: Elfwing, Uchibe and Doya, https://arxiv.org/abs/1702.03118; as torch.nn.functional.silu,
+with NaN for -inf, where the limit would be 0.)")
       .cpu<silu_cpu>()
       .cuda<silu_cuda>();
   library.op("silu_backward(Tensor grad_out, Tensor x) -> Tensor grad_x", "(),()->()")
       .dtypes(kFloating)
+      .doc(R"(Gradient of silu: grad_out * s * (1 + x * (1 - s)) with s = sigmoid(x).
+
+Shapes: grad_out and x (...), broadcast; grad_x has the broadcast shape.
+Dtypes: float64, float32, float16 or bfloat16, the same for both.
+Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not broadcast.
+Formula: the derivative of x * sigmoid(x), by the product rule.)")
       .cpu<silu_backward_cpu>()
       .cuda<silu_backward_cuda>();
 }

@@ -3,5 +3,7 @@
 // every torch from 2.10 on.
 #pragma once
 
+#include <cmath>
+
 #include "elementwise.h"
 #include "manifest.h"

@@ -39,4 +39,23 @@ constexpr const char* name(DType dtype) {
   return "a dtype cuda_ops does not know";
 }
 
+// Bytes per element.
+constexpr int64_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64:
+    case DType::kInt64: return 8;
+    case DType::kFloat32:
+    case DType::kInt32: return 4;
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kUInt16:
+    case DType::kInt16: return 2;
+    case DType::kUInt8:
+    case DType::kInt8:
+    case DType::kBool: return 1;
+    case DType::kUnsupported: break;
+  }
+  return 0;
+}
+
 }  // namespace cuda_ops

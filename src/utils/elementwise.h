@@ -37,11 +37,13 @@ inline bool same_layout(const Tensor& a, const Tensor& b) {
   return true;
 }
 
+// The shape that the inputs broadcast to, their last `core_dims` left out.
 inline std::vector<int64_t> broadcast_shape(const char* op,
-                                            std::initializer_list<const Tensor*> inputs) {
+                                            std::initializer_list<const Tensor*> inputs,
+                                            int64_t core_dims = 0) {
   std::vector<int64_t> shape;
   for (const Tensor* input : inputs) {
-    const auto rank = static_cast<size_t>(input->dim());
+    const auto rank = static_cast<size_t>(input->dim() - core_dims);
     if (rank > shape.size()) shape.insert(shape.begin(), rank - shape.size(), 1);
     for (size_t d = 0; d < rank; ++d) {
       int64_t& size = shape[shape.size() - rank + d];
@@ -72,15 +74,19 @@ Tensor empty_elementwise(const char* op, const Tensor& first, const Inputs&... r
   return empty(detail::broadcast_shape(op, {&first, &rest...}), first);
 }
 
-// The problem out = f(inputs...), inputs broadcast to `out`.
+namespace detail {
+
+// Inputs broadcast to `out`, all of them without their last `core_dims`.
 template <class... Inputs>
-Strided<sizeof...(Inputs)> strided(const Tensor& out, const Inputs&... inputs) {
+Strided<sizeof...(Inputs)> strided_loop(int64_t core_dims, const Tensor& out,
+                                        const Inputs&... inputs) {
   Strided<sizeof...(Inputs)> problem;
   problem.dtype = dtype_of(out);
-  problem.numel = out.numel();
-  problem.dims = static_cast<int>(out.dim());
+  problem.numel = 1;
+  problem.dims = static_cast<int>(out.dim() - core_dims);
   if (problem.dims > kMaxDims) {
-    throw std::runtime_error("cuda_ops: at most " + std::to_string(kMaxDims) + " dims, got " +
+    throw std::runtime_error("cuda_ops: at most " + std::to_string(kMaxDims) +
+                             (core_dims > 0 ? " batch dims, got " : " dims, got ") +
                              std::to_string(problem.dims));
   }
   const Tensor* tensors[] = {&out, &inputs...};
@@ -88,15 +94,26 @@ Strided<sizeof...(Inputs)> strided(const Tensor& out, const Inputs&... inputs) {
     const Tensor& tensor = *tensors[k];
     Operand& operand = problem.operands[k];
     operand.data = k == 0 ? tensor.mutable_data_ptr() : const_cast<void*>(tensor.const_data_ptr());
-    const int lead = problem.dims - static_cast<int>(tensor.dim());
+    const int lead = problem.dims - static_cast<int>(tensor.dim() - core_dims);
     for (int d = lead; d < problem.dims; ++d) {
       const bool broadcast = tensor.size(d - lead) == 1;
       operand.strides[problem.dims - 1 - d] = broadcast ? 0 : tensor.stride(d - lead);
     }
   }
-  for (int d = 0; d < problem.dims; ++d) problem.sizes[problem.dims - 1 - d] = out.size(d);
+  for (int d = 0; d < problem.dims; ++d) {
+    problem.sizes[problem.dims - 1 - d] = out.size(d);
+    problem.numel *= out.size(d);
+  }
   problem.coalesce();
   return problem;
+}
+
+}  // namespace detail
+
+// The problem out = f(inputs...), inputs broadcast to `out`.
+template <class... Inputs>
+Strided<sizeof...(Inputs)> strided(const Tensor& out, const Inputs&... inputs) {
+  return detail::strided_loop(0, out, inputs...);
 }
 
 namespace detail {
@@ -105,27 +122,15 @@ template <class T, int Inputs, class F, size_t... I>
 void cpu_rows(const Strided<Inputs>& problem, int64_t begin, int64_t end, const F& f,
               std::index_sequence<I...>) {
   const int64_t row = problem.dims > 0 ? problem.sizes[0] : 1;
-  std::array<int64_t, Inputs + 1> step{};
-  for (int k = 0; k <= Inputs; ++k) step[k] = problem.operands[k].strides[0];
+  const auto& operands = problem.operands;
   while (begin < end) {
-    std::array<char*, Inputs + 1> at{};
-    int64_t rest = begin / row;
-    const int64_t offset = begin % row;
-    for (int k = 0; k <= Inputs; ++k) {
-      at[k] = static_cast<char*>(problem.operands[k].data) + offset * step[k] * int64_t(sizeof(T));
-    }
-    for (int d = 1; d < problem.dims; ++d) {
-      const int64_t i = rest % problem.sizes[d];
-      rest /= problem.sizes[d];
-      for (int k = 0; k <= Inputs; ++k) {
-        at[k] += i * problem.operands[k].strides[d] * int64_t(sizeof(T));
-      }
-    }
-    const int64_t count = std::min(row - offset, end - begin);
+    const auto at = problem.offsets_at(begin);
+    const int64_t count = std::min(row - begin % row, end - begin);
+    T* out = static_cast<T*>(operands[0].data) + at[0];
+    const T* in[] = {static_cast<const T*>(operands[I + 1].data) + at[I + 1]...};
     for (int64_t i = 0; i < count; ++i) {
-      T* out = reinterpret_cast<T*>(at[0]) + i * step[0];
-      *out = static_cast<T>(
-          f(static_cast<double>(reinterpret_cast<const T*>(at[I + 1])[i * step[I + 1]])...));
+      out[i * operands[0].strides[0]] =
+          static_cast<T>(f(static_cast<double>(in[I][i * operands[I + 1].strides[0]])...));
     }
     begin += count;
   }

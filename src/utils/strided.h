@@ -41,6 +41,54 @@ struct Strided {
     return true;
   }
 
+  // Where point `index` lies in every operand, in elements. constexpr, so that
+  // kernels can call it too.
+  constexpr std::array<int64_t, kOperands> offsets_at(int64_t index) const {
+    std::array<int64_t, kOperands> offsets{};
+    for (int d = 0; d < dims; ++d) {
+      const int64_t i = index % sizes[d];
+      index /= sizes[d];
+      for (int k = 0; k < kOperands; ++k) offsets[k] += i * operands[k].strides[d];
+    }
+    return offsets;
+  }
+
+  // Every index and every offset is at most `limit`.
+  bool fits(int64_t limit) const {
+    if (numel > limit) return false;
+    for (const Operand& operand : operands) {
+      int64_t last = 0;
+      for (int d = 0; d < dims; ++d) last += (sizes[d] - 1) * operand.strides[d];
+      if (last > limit) return false;
+    }
+    return true;
+  }
+
+  // Keeps the lower half of the dim that reaches furthest, returns the upper.
+  Strided split() {
+    int dim = 0;
+    int64_t furthest = -1;
+    for (int d = 0; d < dims; ++d) {
+      int64_t reach = 0;
+      for (const Operand& operand : operands) reach += (sizes[d] - 1) * operand.strides[d];
+      if (reach > furthest) {
+        dim = d;
+        furthest = reach;
+      }
+    }
+    Strided upper = *this;
+    const int64_t half = sizes[dim] / 2;
+    const int64_t others = numel / sizes[dim];
+    upper.sizes[dim] -= half;
+    upper.numel = others * upper.sizes[dim];
+    for (Operand& operand : upper.operands) {
+      operand.data = static_cast<char*>(operand.data) + half * operand.strides[dim] * size_of(dtype);
+    }
+    sizes[dim] = half;
+    numel = others * half;
+    return upper;
+  }
+
   void coalesce() {
     for (int i = 1; i < dims; ++i) {
       for (int j = i; j > 0 && is_faster(j, j - 1); --j) swap_dims(j, j - 1);

@@ -1,0 +1,301 @@
+"""The dev build: one operator at a time through ``torch.utils.cpp_extension.load``.
+
+What is published is ``<cache>/lib/<op>-<key>.so``, where the key is a hash of
+everything that went in. It appears by an atomic rename, so a library that can
+be seen is whole, two processes cannot disturb each other, and going back to an
+earlier text of the sources finds its library again without a build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+import torch
+from filelock import FileLock, Timeout
+
+from cuda_ops import toolchain
+from cuda_ops.discovery import Kind, Pair, content_hash, files_of
+from cuda_ops.errors import BuildError
+
+_COMPILER_ERROR = re.compile(r"error|undefined|multiple definition|No such file|fatal", re.IGNORECASE)
+_NINJA_NOISE = re.compile(r"^(\[\d+/\d+\]|FAILED|ninja: |/\S*(g\+\+|nvcc|c\+\+) |c\+\+ |g\+\+ )")
+_PTXAS_FUNCTION = re.compile(r"Compiling entry function '(\S+)' for '(sm_\w+)'")
+_PTXAS_SPILL = re.compile(r"(\d+) bytes spill stores")
+_PTXAS_REGISTERS = re.compile(r"Used (\d+) registers")
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """What ptxas said of one pair's kernels: the most any of them needs."""
+
+    registers: int
+    spilled_bytes: int
+
+
+@dataclass(frozen=True)
+class Built:
+    """A published library of one pair."""
+
+    pair: Pair
+    path: Path
+    seconds: float
+    cached: bool
+    archs: tuple[str, ...]
+    resources: KernelResources | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def cache_dir() -> Path:
+    """``$CUDA_OPS_CACHE``, else ``$XDG_CACHE_HOME/cuda_ops``, else ``~/.cache/cuda_ops``."""
+    if chosen := os.environ.get("CUDA_OPS_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuda_ops"
+
+
+def visible_archs() -> tuple[str, ...]:
+    """``TORCH_CUDA_ARCH_LIST``, else the visible GPUs, else :data:`toolchain.DEFAULT_ARCH`."""
+    if chosen := os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        return toolchain.parse_archs(chosen)
+    if torch.cuda.is_available():
+        found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+        return tuple(toolchain.arch_of_capability(*capability) for capability in sorted(found))
+    return (toolchain.DEFAULT_ARCH,)
+
+
+def library_path(pair: Pair, archs: tuple[str, ...]) -> Path:
+    """Where the library of the pair's present sources is, or would be, published."""
+    return cache_dir() / "lib" / f"{pair.stem}-{_key(pair, archs)}.so"
+
+
+def build(pair: Pair, archs: tuple[str, ...] | None = None, *, verbose: bool = False) -> Built:
+    """Compile and link what changed, and publish the library.
+
+    Raises:
+        BuildError: the compiler's own error lines; or a cache directory that
+            cannot be written, or a disk that is full.
+    """
+    archs = archs or visible_archs()
+    start = monotonic()
+    path = library_path(pair, archs)
+    if path.exists():
+        return Built(pair, path, monotonic() - start, True, archs, _resources(path))
+    path = _publish_current(pair, archs, verbose)
+    return Built(pair, path, monotonic() - start, False, archs, _resources(path))
+
+
+def _publish_current(pair: Pair, archs: tuple[str, ...], verbose: bool) -> Path:
+    """Build until what was compiled is what the files say: they may be saved meanwhile."""
+    work = cache_dir() / "work" / f"{pair.stem}-{_place(pair, archs)}"
+    try:
+        (cache_dir() / "lib").mkdir(parents=True, exist_ok=True)
+        work.mkdir(parents=True, exist_ok=True)
+        with _locked(work.with_suffix(".lock"), pair.stem):
+            # Another process may have built it while this one waited.
+            while not (path := library_path(pair, archs)).exists():
+                _compile(pair, archs, work, path, verbose)
+            return path
+    except OSError as error:
+        raise BuildError(
+            f"{pair.stem}: cannot build in {cache_dir()}: {error.strerror or error}; "
+            "set CUDA_OPS_CACHE to a folder that can be written"
+        ) from error
+
+
+def failing_lines(log: str, limit: int = 12) -> str:
+    """The lines of a build log that say what is wrong, without the command lines."""
+    lines = [line for line in log.splitlines() if line.strip() and not _NINJA_NOISE.match(line)]
+    errors = [line for line in lines if _COMPILER_ERROR.search(line)]
+    return "\n".join((errors or lines)[:limit])
+
+
+def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose: bool) -> None:
+    from torch.utils import cpp_extension
+
+    marker = work / "building"
+    if marker.exists():
+        # A build was killed here. Its compilers may still be writing: leave them the old
+        # folder under another name and start in a new one.
+        abandoned = work.with_name(f"{work.name}.abandoned-{uuid.uuid4().hex[:8]}")
+        work.rename(abandoned)
+        shutil.rmtree(abandoned, ignore_errors=True)
+        work.mkdir()
+    marker.touch()
+    before = pair.source_hash()
+    _drop_stale_objects(pair, work)
+    with_cuda = any(source.endswith(".cu") for source in toolchain.sources(pair))
+    if with_cuda and cpp_extension.CUDA_HOME is None:
+        cpp_extension.CUDA_HOME = str(toolchain.cuda_home())
+    # load() would take an earlier failure of the same text for a finished build.
+    name = path.stem
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
+    try:
+        with _compiler_environment(work):
+            linked = cpp_extension.load(
+                name=name,
+                sources=toolchain.sources(pair),
+                extra_cflags=toolchain.cxx_flags(pair, archs),
+                extra_cuda_cflags=[*toolchain.nvcc_flags(pair, archs), "-Xptxas", "-v"],
+                extra_ldflags=["-shared", *toolchain.link_flags(pair), f"-L{_stubs()}",
+                               *(["-ltorch_python"] if pair.kind is Kind.PYBIND else [])],
+                extra_include_paths=[str(d) for d in pair.include_dirs],
+                build_directory=str(work),
+                verbose=verbose,
+                with_cuda=with_cuda,
+                is_python_module=False,
+                is_standalone=True,
+            )
+    except RuntimeError as error:
+        marker.unlink(missing_ok=True)
+        (work / "objects.json").unlink(missing_ok=True)
+        raise BuildError(f"{pair.stem}: {_reason(pair, str(error))}") from None
+    if pair.source_hash() == before:  # else nobody knows which text was compiled
+        _publish(Path(linked), work / "ptxas.log", path)
+        _remember_objects(pair, work)
+    Path(linked).unlink(missing_ok=True)
+    marker.unlink(missing_ok=True)
+
+
+def _reason(pair: Pair, log: str) -> str:
+    if "No space left on device" in log:
+        return f"cannot build in {cache_dir()}: No space left on device"
+    if pair.kind is not Kind.NATIVE and re.search(r"cuda\w*\.h|c10/cuda", failing_lines(log)):
+        return (
+            "needs torch's CUDA headers, and this torch is built without CUDA:\n" + failing_lines(log, 3)
+        )
+    return "does not compile:\n" + failing_lines(log)
+
+
+def _publish(linked: Path, log: Path, path: Path) -> None:
+    """Copy, flush and rename: after a crash the name leads to a whole file or to none."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with linked.open("rb") as source, temporary.open("wb") as target:
+            shutil.copyfileobj(source, target)
+            target.flush()
+            os.fsync(target.fileno())
+        temporary.chmod(0o755)
+        if log.exists():
+            shutil.copyfile(log, path.with_suffix(".ptxas"))
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _resources(path: Path) -> KernelResources | None:
+    try:
+        log = path.with_suffix(".ptxas").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    registers = [int(n) for n in _PTXAS_REGISTERS.findall(log)]
+    if not registers:
+        return None
+    return KernelResources(max(registers), max(map(int, _PTXAS_SPILL.findall(log)), default=0))
+
+
+def _key(pair: Pair, archs: tuple[str, ...]) -> str:
+    return _digest(pair.source_hash(), _place(pair, archs))
+
+
+def _place(pair: Pair, archs: tuple[str, ...]) -> str:
+    """Hash of everything but the text: folder, flags, compilers, torch where it matters."""
+    # A native library fits every torch; a guest's is compiled against this one.
+    against = "stable" if pair.kind is Kind.NATIVE else torch.__version__
+    flags = [*toolchain.cxx_flags(pair, archs), *toolchain.nvcc_flags(pair, archs)]
+    return _digest(
+        str(pair.root), against, toolchain.cuda_version(), " ".join(flags),
+        str(torch.version.cuda), _builder_hash(),
+    )
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _builder_hash() -> str:
+    return content_hash([Path(__file__)])
+
+
+def _drop_stale_objects(pair: Pair, work: Path) -> None:
+    """Remove objects whose inputs changed: ninja goes by mtime, and knows a kernel's headers
+    only where torch has CUDA."""
+    try:
+        known = json.loads((work / "objects.json").read_text())
+    except (OSError, ValueError):
+        known = {}
+    for source in pair.sources:
+        if known.get(source.name) != content_hash(files_of(source, pair)):
+            suffix = ".cuda.o" if source.suffix == ".cu" else ".o"
+            (work / f"{source.stem}{suffix}").unlink(missing_ok=True)
+
+
+def _remember_objects(pair: Pair, work: Path) -> None:
+    inputs = {source.name: content_hash(files_of(source, pair)) for source in pair.sources}
+    (work / "objects.json").write_text(json.dumps(inputs))
+
+
+def _stubs() -> Path:
+    """Empty stand-ins for the CUDA libraries that torch's helper names on every link line.
+
+    Native libraries need none of them; ``--as-needed`` then leaves them out of the result,
+    with the real ones and with these.
+    """
+    folder = cache_dir() / "stubs"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not torch.version.cuda:
+        for name in ("c10_cuda", "torch_cuda", "cudart"):
+            script = folder / f"lib{name}.so"
+            if not script.exists():
+                script.write_text("/* GNU ld script: nothing */\n")
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(path: Path, stem: str) -> Iterator[None]:
+    """An operating-system lock: it dies with its holder."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"{stem}: another process is building it; waiting", flush=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+_environment = threading.Lock()
+
+
+@contextlib.contextmanager
+def _compiler_environment(work: Path) -> Iterator[None]:
+    """nvcc through a script that keeps what ptxas says: torch drops a successful build's output."""
+    (work / "lock").unlink(missing_ok=True)  # load()'s own lock file; ours covers it
+    home = toolchain.cuda_home()
+    script = cache_dir() / "nvcc-keeping-its-log"
+    text = (
+        "#!/bin/sh\n# The build's folder is the current one.\n"
+        f'"{home}/bin/nvcc" "$@" >ptxas.log 2>&1\nstatus=$?\n'
+        "if [ $status != 0 ]; then cat ptxas.log; fi\nexit $status\n"
+    )
+    with _environment:
+        if home is not None and (not script.exists() or script.read_text() != text):
+            temporary = script.with_name(f".{script.name}.{uuid.uuid4().hex[:8]}")
+            temporary.write_text(text)
+            temporary.chmod(temporary.stat().st_mode | stat.S_IXUSR)
+            temporary.rename(script)
+        if home is not None:
+            os.environ.setdefault("PYTORCH_NVCC", str(script))
+    yield

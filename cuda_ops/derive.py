@@ -1,0 +1,302 @@
+"""The plugin that answers last: everything the signature line and the schema already say.
+
+A pair's own plugin overrides any of these. The gradient comes from naming, as
+in PyTorch's ``derivatives.yaml``: the arguments of ``<op>_backward`` say what
+to save (inputs and outputs by name, ``grad_<output>`` for what comes in), its
+returns ``grad_<input>`` say where the gradients go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from hypothesis.strategies import SearchStrategy
+
+from cuda_ops import samples
+from cuda_ops.errors import ManifestError
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.shapes import bind, broadcast, core_dims, empty_outputs, tensor_arguments
+from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, ShardingRule
+
+_LOOP_NUMEL = {"1K": 2**10, "1M": 2**20, "64M": 2**26}
+_CORE_SIZES = (256, 1024)
+
+
+@hookimpl(trylast=True)
+def cuda_ops_fake(op: OpSpec) -> Callable[..., Any] | None:
+    """Shapes from the signature, layout and dtype by the rule of ``shapes.empty_outputs``."""
+    signature = op.signature
+    if signature is None or _is_irregular(op):
+        return None
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        outputs = empty_outputs(op, signature, tensor_arguments(op, bind(op, args, kwargs)))
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    return fake
+
+
+# --- gradient --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Formula:
+    """How to call ``<op>_backward``: where each argument comes from, where each return goes."""
+
+    #: Per argument: the kind of its source and the position there.
+    arguments: tuple[tuple[str, int], ...]
+    #: Per return: the position of the operator's argument.
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NoGradient:
+    """The ``backward`` of an operator without a formula: no gradient is lost silently."""
+
+    op: OpSpec
+
+    def __call__(self, ctx: Any, *grads: Any) -> NoReturn:
+        raise RuntimeError(
+            f"{self.op.qualname} has no gradient: "
+            f"add {self.op.name}_backward(...) to src/bindings/{self.op.stem}.cpp"
+        )
+
+
+@hookimpl(trylast=True)
+def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
+    """The formula that ``<op>_backward`` spells by its names; without one, a loud refusal."""
+    if _is_irregular(op) or not _is_differentiable(op):
+        return None
+    sibling = op.siblings.get(f"{op.name}_backward")
+    if sibling is None:
+        return Autograd(setup_context=_save_nothing, backward=NoGradient(op))
+    formula = _read_formula(op, sibling)
+    saved = [source for source in formula.arguments if source[0] != "grad"]
+    tensors = set(op.tensor_positions)
+    positional = sum(not argument.kwarg_only for argument in op.parsed.arguments)
+
+    def is_tensor(source: tuple[str, int]) -> bool:
+        return source[0] == "output" or source[1] in tensors
+
+    def setup_context(
+        ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: Any = None
+    ) -> None:
+        values = bind(op, inputs, keyword_only_inputs or {})
+        outputs = output if isinstance(output, tuple) else (output,)
+        ctx.save_for_backward(
+            *((values if kind == "input" else outputs)[i] for kind, i in filter(is_tensor, saved))
+        )
+        ctx.plain = [values[source[1]] for source in saved if not is_tensor(source)]
+        # An output that nothing depends on has no gradient; torch hands in zeros.
+        ctx.set_materialize_grads(True)
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        wanted = ctx.needs_input_grad
+        for i in op.tensor_positions:
+            if wanted[i] and i not in formula.targets:
+                name = op.argument_names[i]
+                raise RuntimeError(
+                    f"{op.qualname} has no gradient for '{name}': "
+                    f"return grad_{name} from {sibling.name} in src/bindings/{op.stem}.cpp"
+                )
+        tensor_values, plain_values = iter(ctx.saved_tensors), iter(ctx.plain)
+        arguments = [
+            grads[source[1]]
+            if source[0] == "grad"
+            else next(tensor_values if is_tensor(source) else plain_values)
+            for source in formula.arguments
+        ]
+        results = sibling.overload(*arguments)
+        results = results if isinstance(results, (tuple, list)) else (results,)
+        # Where loop dims broadcast, a result is larger than its input: torch's
+        # engine sums every gradient to the shape of what it belongs to.
+        gradients: list[Any] = [None] * positional
+        for target, result in zip(formula.targets, results, strict=True):
+            if wanted[target]:
+                gradients[target] = result
+        return tuple(gradients)
+
+    return Autograd(setup_context=setup_context, backward=backward)
+
+
+def _save_nothing(ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Any = None) -> None:
+    pass
+
+
+def _read_formula(op: OpSpec, sibling: OpSpec) -> _Formula:
+    names, outputs = op.argument_names, op.output_names
+    grads = tuple(f"grad_{name}" for name in outputs)
+
+    def source(name: str) -> tuple[str, int]:
+        found = [
+            (kind, known.index(name))
+            for kind, known in (("input", names), ("output", outputs), ("grad", grads))
+            if name in known
+        ]
+        if len(found) == 1:
+            return found[0]
+        allowed = f"inputs {_listed(names)}, outputs {_listed(outputs)}, gradients {_listed(grads)}"
+        what = "means two things" if found else "is unknown"
+        raise ManifestError(
+            f"{sibling.qualname}: argument '{name}' {what}; allowed: {allowed}. "
+            f"Rename it, or name the returns of {op.name}."
+        )
+
+    targets = {f"grad_{names[i]}": i for i in op.tensor_positions}
+
+    def target(name: str) -> int:
+        if name in targets:
+            return targets[name]
+        if not name and len(sibling.parsed.returns) == 1 and len(targets) == 1:
+            return next(iter(targets.values()))
+        called = f"return '{name}' is unknown" if name else "an unnamed return"
+        raise ManifestError(
+            f"{sibling.qualname}: {called}; name each return after the input it belongs to: "
+            f"{_listed(tuple(targets))}"
+        )
+
+    return _Formula(
+        tuple(source(name) for name in sibling.argument_names),
+        tuple(target(value.name or "") for value in sibling.parsed.returns),
+    )
+
+
+# --- batching and sharding ---------------------------------------------------------
+
+
+@hookimpl(trylast=True)
+def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
+    """A mapped dim becomes the outermost loop dim of one call.
+
+    Composed operators too: torch does not look inside them here, it would loop.
+    """
+    if op.signature is None or op.parsed.is_mutable:
+        return None
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        values = bind(op, args, kwargs)
+        mapped = {
+            i: in_dims[i]
+            for i in op.tensor_positions
+            if i < len(in_dims) and in_dims[i] is not None
+        }
+        ranks = {
+            i: values[i].dim() - len(core_dims(op, k)) - (i in mapped)
+            for k, i in enumerate(op.tensor_positions)
+            if values[i] is not None
+        }
+        rank = max(ranks.values())
+        for i, dim in mapped.items():
+            front = values[i].movedim(dim, 0)
+            missing = [1] * (rank - ranks[i])
+            values[i] = front.reshape(front.shape[0], *missing, *front.shape[1:])
+        result = op.overload(*values[: len(args)], **kwargs)
+        return result, tuple(0 for _ in result) if isinstance(result, (tuple, list)) else 0
+
+    return rule
+
+
+@hookimpl(trylast=True)
+def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
+    """Loop dims shard, core dims replicate."""
+    if op.signature is None or _is_irregular(op):
+        return None
+
+    def rule(*args: Any, **kwargs: Any) -> list[ShardingRule]:
+        from torch.distributed.tensor import Replicate, Shard
+
+        values = bind(op, args, kwargs)
+        shapes = {
+            i: values[i].shape[: len(values[i].shape) - len(core_dims(op, k))]
+            for k, i in enumerate(op.tensor_positions)
+            if values[i] is not None
+        }
+        loop = broadcast(op, list(shapes.values()))
+
+        def placement(i: int, d: int) -> Any:
+            if i not in shapes:
+                return None
+            own = d - (len(loop) - len(shapes[i]))
+            return Shard(own) if own >= 0 and shapes[i][own] != 1 else Replicate()
+
+        passed = len(args) + len(kwargs)
+        outputs = len(op.output_names)
+        replicated = [Replicate() if i in shapes else None for i in range(passed)]
+        return [([Replicate()] * outputs, replicated)] + [
+            ([Shard(d)] * outputs, [placement(i, d) for i in range(passed)])
+            for d, size in enumerate(loop)
+            if size != 1
+        ]
+
+    return rule
+
+
+# --- testing and timing --------------------------------------------------------------
+
+
+@hookimpl(trylast=True)
+def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
+    """The CPU kernel in float64."""
+    if "CPU" not in op.keys and not op.is_composite:
+        return None
+    floating = [dtype for dtype in op.dtypes if dtype.is_floating_point]
+    return None if floating and torch.float64 not in floating else op.overload
+
+
+@hookimpl(trylast=True)
+def cuda_ops_samples(op: OpSpec) -> SearchStrategy[samples.Sample] | None:
+    """Shapes that fit the signature, then dtype, layout, values, seed."""
+    return samples.strategy(op)
+
+
+@hookimpl(trylast=True)
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
+    """Growing sizes in the most common dtype; bytes are sizes in + sizes out."""
+    signature = op.signature
+    if signature is None:
+        return None
+    dims = sorted({d for group in signature.inputs for d in group if not d.isdigit()})
+    if not dims:
+        return [_case(op, label, (numel,), {}) for label, numel in _LOOP_NUMEL.items()]
+    return [_case(op, f"{'='.join(dims)}={n}", (), dict.fromkeys(dims, n)) for n in _CORE_SIZES]
+
+
+def _case(op: OpSpec, label: str, loop: tuple[int, ...], sizes: dict[str, int]) -> BenchmarkCase:
+    assert op.signature is not None
+    preferred = (torch.float32, *op.dtypes)
+    dtype = next((d for d in preferred if d in op.dtypes), torch.float32)
+
+    def shape(dims: tuple[str, ...]) -> tuple[int, ...]:
+        return (*loop, *(int(dim) if dim.isdigit() else sizes[dim] for dim in dims))
+
+    groups = iter(op.signature.inputs)
+    args = tuple(
+        samples.TensorArg(shape(next(groups)), dtype)
+        if i in op.tensor_positions
+        else samples.example_scalar(argument)
+        for i, argument in enumerate(op.parsed.arguments)
+    )
+    numel = sum(math.prod(shape(dims)) for dims in (*op.signature.inputs, *op.signature.outputs))
+    return BenchmarkCase(
+        f"{label} {str(dtype).removeprefix('torch.')}",
+        samples.Sample(args).make,
+        bytes=numel * dtype.itemsize,
+    )
+
+
+def _is_irregular(op: OpSpec) -> bool:
+    """Composed of other operators, or writing into its arguments: names and dims say nothing."""
+    return op.is_composite or op.parsed.is_mutable
+
+
+def _is_differentiable(op: OpSpec) -> bool:
+    floating = not op.dtypes or any(dtype.is_floating_point for dtype in op.dtypes)
+    return floating and bool(op.tensor_positions)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "none"

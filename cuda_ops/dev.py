@@ -1,0 +1,264 @@
+"""``python compile_dev.py``: build what changed, load it, say how it went."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from cuda_ops import build as builder
+from cuda_ops import guests, toolchain
+from cuda_ops.discovery import Kind, Pair
+from cuda_ops.errors import BuildError, CudaOpsError
+from cuda_ops.registry import registry
+
+#: A compiler of one of our files stays well below this.
+_BYTES_PER_JOB = 2 << 30
+
+
+@dataclass
+class Row:
+    """One line of the table; ``error`` is empty where everything worked."""
+
+    op: str
+    built: str = ""
+    seconds: float = 0.0
+    devices: str = ""
+    fake: str = ""
+    autograd: str = ""
+    max_error: float | None = None
+    note: str = ""
+    error: str = ""
+
+
+def compile_ops(
+    names: Sequence[str] = (),
+    *,
+    archs: tuple[str, ...] | None = None,
+    verbose: bool = False,
+    progress: Callable[[Row], None] = lambda row: None,
+) -> list[Row]:
+    """Build and load the named pairs (all without names), in parallel; rows sorted by name.
+
+    A pair that fails has its error in its row and in ``registry().failures``;
+    the others are usable, and what was loaded of it before goes on serving.
+
+    Raises:
+        DiscoveryError: the folders do not form operators.
+        BuildError: a name that is no operator.
+    """
+    pairs = registry().rescan()
+    unknown = [name for name in names if name not in pairs]
+    if unknown:
+        raise BuildError(f"no operator {', '.join(map(repr, unknown))}; known: {', '.join(pairs)}")
+    chosen = [pairs[name] for name in names] if names else list(pairs.values())
+    rows: list[Row] = []
+    with ThreadPoolExecutor(max_workers=_jobs(len(chosen))) as pool:
+        running = {pool.submit(builder.build, p, archs, verbose=verbose): p for p in chosen}
+        for future in as_completed(running):
+            pair = running[future]
+            row = Row(pair.stem)
+            try:
+                built = future.result()
+                row.seconds, row.built = built.seconds, "cached" if built.cached else "built"
+                _load(built, row)
+            except CudaOpsError as error:
+                registry().fail(pair.stem, error)
+                row.error = str(error)
+            rows.append(row)
+            progress(row)
+    return sorted(rows, key=lambda row: row.op)
+
+
+def reload(*names: str) -> list[Row]:
+    """Build and load what changed; functions obtained earlier run the new code.
+
+    Raises:
+        CudaOpsError: the first of the operators that failed; all others are
+            reloaded, and the failed one still runs its old code.
+    """
+    rows = compile_ops(names)
+    for row in rows:
+        if row.error:
+            raise registry().failures[row.op]
+    return rows
+
+
+class CompiledOps(Mapping[str, Any]):
+    """``compiled_ops["silu"]``: the public function, built on first use."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in registry().pairs():
+            raise KeyError(name)
+        if registry().library_of(name) is None:
+            reload(name)
+        return registry().public(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(registry().pairs())
+
+    def __len__(self) -> int:
+        return len(registry().pairs())
+
+
+compiled_ops = CompiledOps()
+
+
+def _jobs(wanted: int) -> int:
+    """As many builds at once as there are cores, and memory for their compilers."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(wanted, os.cpu_count() or 1, free // _BYTES_PER_JOB))
+
+
+def _load(built: builder.Built, row: Row) -> None:
+    from cuda_ops.check import quick_error
+
+    pair = built.pair
+    if registry().library_of(pair.stem) != built.path:
+        registry().load(pair.stem, built.path)
+    if pair.kind is not Kind.NATIVE:
+        row.note = guests.missing(pair)
+        return
+    operator = registry().operators(pair.stem)[pair.stem]
+    op = operator.spec
+    row.devices = _devices(pair, op.keys, op.has_cuda)
+    composed = "composed" if op.is_composite else ""
+    row.fake = composed or ("yes" if operator.now.fake else "no")
+    differentiable = f"{op.name}_backward" in op.siblings
+    row.autograd = composed or ("yes" if differentiable else "no")
+    device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
+    row.max_error = quick_error(op, registry().plugins, device)
+
+
+def _devices(pair: Pair, keys: Sequence[str], has_cuda: bool) -> str:
+    if "CompositeImplicitAutograd" in keys:
+        return "any"
+    names = [key.lower() for key in keys]
+    if has_cuda and "CUDA" not in keys:
+        names.append("no nvcc" if toolchain.cuda_home() is None else "no .cu")
+    elif "CUDA" in keys and not torch.cuda.is_available():
+        names[names.index("cuda")] = "cuda (no GPU)"
+    return " ".join(names)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    grid = Table("op", "build", "devices", "fake", "autograd", "max error", box=None, pad_edge=False)
+    for row in rows:
+        if row.error:
+            grid.add_row(row.op, "[red]failed[/]", "", "", "", "")
+            continue
+        seconds = "cached" if row.built == "cached" else f"{row.seconds:.1f} s"
+        error = "" if row.max_error is None else f"{row.max_error:.1e}"
+        grid.add_row(row.op, seconds, row.devices or row.note, row.fake, row.autograd, error)
+    return grid
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    console = Console(stderr=arguments.json, highlight=False, soft_wrap=True)
+    try:
+        for root in arguments.root:
+            registry().add_root(Path(root))
+        if arguments.ops[:1] == ["new"]:
+            return _new(arguments, console)
+        archs = toolchain.parse_archs(arguments.arch) if arguments.arch else None
+        rows = _compile(arguments, archs, console)
+        if arguments.check:
+            rows_checked = _check(rows, console)
+        failed = any(row.error for row in rows) or (arguments.check and not rows_checked)
+        if arguments.watch:
+            from cuda_ops.watch import watch
+
+            watch([row.op for row in rows], archs, console)
+        return int(failed)
+    except (CudaOpsError, ValueError) as error:
+        console.print(f"[red]error:[/] {error}", markup=True)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) -> list[Row]:
+    total = len(arguments.ops) or len(registry().pairs())
+    with console.status(f"building {total} operators") as status:
+        done: list[str] = []
+
+        def progress(row: Row) -> None:
+            done.append(row.op)
+            if row.built == "built":
+                console.print(f"built {row.op} in {row.seconds:.1f} s")
+            status.update(f"building: {len(done)} of {total} done")
+
+        rows = compile_ops(
+            arguments.ops, archs=archs, verbose=arguments.verbose, progress=progress
+        )
+    if arguments.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    console.print(table(rows))
+    for row in rows:
+        if row.error:
+            console.print(f"\n[red]{row.op}[/] {row.error}", markup=True)
+    for name, problem in registry().plugins.problems.items():
+        console.print(f"\n[red]plugin {name}[/] {problem}")
+    if not torch.cuda.is_available() and any("cuda" in row.devices for row in rows):
+        console.print("\nNo GPU here: CUDA kernels were compiled, only CPU kernels were run.")
+    return rows
+
+
+def _check(rows: Sequence[Row], console: Console) -> bool:
+    from cuda_ops.check import check_op
+
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    good = True
+    for row in rows:
+        if row.error or registry().pairs()[row.op].kind is not Kind.NATIVE:
+            continue
+        for operator in registry().operators(row.op).values():
+            report = check_op(operator.spec, registry().plugins, devices=devices)
+            console.print(str(report), markup=False)
+            good &= report.passed
+    return good
+
+
+def _new(arguments: Any, console: Console) -> int:
+    from cuda_ops.scaffold import new_pair
+
+    if len(arguments.ops) != 2:
+        raise ValueError("new: expected one name, as in: compile_dev.py new swish_clip")
+    root = Path(arguments.root[0]) if arguments.root else None
+    for path in new_pair(arguments.ops[1], root):
+        console.print(f"wrote {path}")
+    console.print(f"next: python compile_dev.py --watch {arguments.ops[1]}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="compile_dev.py",
+        description="Build what changed, load every operator, compare it with its reference.",
+        epilog="compile_dev.py new OP writes a pair that builds and passes its checks.",
+    )
+    parser.add_argument("ops", nargs="*", metavar="OP", help="operators to build (default: all)")
+    parser.add_argument("--watch", action="store_true", help="rebuild, reload, check and time on every save")
+    parser.add_argument("--check", action="store_true", help="run the full check of each operator")
+    parser.add_argument("--root", action="append", default=[], metavar="DIR",
+                        help="a folder with kernels/ and bindings/ outside this project; repeatable")
+    parser.add_argument("--arch", metavar="LIST", help="compute capabilities, such as '8.0;9.0a'")
+    parser.add_argument("--verbose", action="store_true", help="show the compilers' command lines")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON on stdout")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""An operator's shared library: open it, read its manifest, believe nothing unchecked.
+
+Opening registers nothing. The manifest lists schemas, signature lines, dtypes,
+and for every kernel its C++ types, since the stable ABI itself checks only how
+many arguments there are: an ``int`` read as a ``double`` would go unnoticed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cuda_ops.errors import ManifestError
+from cuda_ops.signature import Signature, parse_signature
+from cuda_ops.spec import OpSpec
+
+
+class _Host(ctypes.Structure):
+    """``cuda_ops::Host`` in src/utils/launch.h."""
+
+    _fields_ = [("current_cuda_stream", ctypes.c_void_p)]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One C++ function under one dispatch key; addresses are in this process."""
+
+    op: str
+    key: str
+    call: int
+    trampoline: int
+    slot: int
+
+
+@dataclass(frozen=True)
+class Library:
+    """An opened and validated operator library. It is never closed: graphs may hold its code."""
+
+    path: Path
+    stem: str
+    archs: str
+    source_hash: str
+    ops: dict[str, OpSpec]
+    kernels: tuple[Kernel, ...]
+    _handle: ctypes.CDLL
+
+    def register(self, kernel: Kernel) -> None:
+        """Give the dispatcher the trampoline of a kernel, for the life of the process."""
+        if self._handle.cuda_ops_register(
+            kernel.op.encode(), kernel.key.encode(), ctypes.c_void_p(kernel.trampoline)
+        ):
+            raise ManifestError(f"{self.path}: torch refused {kernel.key} kernel of {kernel.op!r}")
+
+    def store(self, slot: int, call: int) -> None:
+        """Point a slot, of this library or of an older one, at a function (0: at nothing)."""
+        self._handle.cuda_ops_store(ctypes.c_void_p(slot), ctypes.c_void_p(call))
+
+
+def open_library(path: Path, stem: str) -> Library:
+    """Open ``path`` and check its manifest.
+
+    Raises:
+        ManifestError: the file does not load, or schema, signature line and C++
+            types contradict each other. The message names operator and argument.
+    """
+    try:
+        handle = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ManifestError(f"{stem}: {path.name} does not load: {_explain(str(error), stem)}") from error
+    try:
+        manifest_function = handle.cuda_ops_manifest
+    except AttributeError:
+        raise ManifestError(f"{stem}: {path.name} has no manifest; write CUDA_OPS(library)") from None
+    manifest_function.restype = ctypes.c_char_p
+    handle.cuda_ops_register.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p]
+    handle.cuda_ops_store.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    handle.cuda_ops_store.restype = None
+    manifest: dict[str, Any] = json.loads(manifest_function(ctypes.byref(_host())).decode())
+    ops: dict[str, OpSpec] = {}
+    kernels: list[Kernel] = []
+    slots: dict[int, str] = {}
+    for entry in manifest["ops"]:
+        op = _validated(entry, stem, ops)
+        ops[op.name] = op
+        for kernel in entry["kernels"]:
+            if slots.setdefault(kernel["slot"], op.name) != op.name:
+                raise ManifestError(
+                    f"cuda_ops::{op.name}: its {kernel['key']} function also serves "
+                    f"{slots[kernel['slot']]!r}; give each operator a function of its own"
+                )
+            kernels.append(
+                Kernel(op.name, kernel["key"], kernel["call"], kernel["trampoline"], kernel["slot"])
+            )
+    if stem not in ops:
+        raise ManifestError(
+            f"{stem}.cpp defines {', '.join(sorted(ops)) or 'no operator'}; expected one named {stem!r}"
+        )
+    return Library(
+        path, stem, manifest["archs"], manifest["source_hash"], ops, tuple(kernels), handle
+    )
+
+
+@functools.cache
+def _host() -> _Host:
+    cuda = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
+    if not cuda.exists():
+        return _Host(None)
+    function = ctypes.CDLL(str(cuda)).aoti_torch_get_current_cuda_stream
+    return _Host(ctypes.cast(function, ctypes.c_void_p))
+
+
+def _explain(error: str, stem: str) -> str:
+    if "undefined symbol" in error:
+        symbol = error.rsplit("undefined symbol:", 1)[-1].strip()
+        return (
+            f"undefined symbol {symbol}; declare the launcher in {stem}.cpp exactly as {stem}.cu "
+            "defines it, and keep the binding's functions in an anonymous namespace"
+        )
+    return error
+
+
+def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) -> OpSpec:
+    schema: str = entry["schema"]
+    try:
+        parsed = torch._C.parse_schema(f"cuda_ops::{schema}")
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ManifestError(f"{stem}.cpp: schema {schema!r} does not parse: {reason}") from None
+    name = parsed.name.removeprefix("cuda_ops::")
+    if name != stem and not name.startswith(f"{stem}_"):
+        raise ManifestError(
+            f"{stem}.cpp: operator {name!r} must be named {stem!r} or start with '{stem}_', "
+            "so that the file name leads to it"
+        )
+    if name in siblings:
+        raise ManifestError(f"{stem}.cpp: operator {name!r} is defined twice")
+    arguments = [schema_type(argument) for argument in parsed.arguments]
+    returns = [schema_type(value) for value in parsed.returns]
+    for kernel in entry["kernels"]:
+        _compare(name, kernel, arguments, returns, [a.name for a in parsed.arguments])
+    if not entry["kernels"] and not entry["has_cuda"]:
+        raise ManifestError(f"cuda_ops::{name}: no kernel; add .cpu<f>(), .cuda<f>() or .composite<f>()")
+    return OpSpec(
+        name=name,
+        stem=stem,
+        schema=schema,
+        parsed=parsed,
+        signature=_signature(name, entry["signature"], arguments, returns),
+        dtypes=tuple(getattr(torch, dtype) for dtype in entry["dtypes"]),
+        doc=entry["doc"],
+        keys=tuple(kernel["key"] for kernel in entry["kernels"]),
+        has_cuda=entry["has_cuda"],
+        siblings=siblings,
+    )
+
+
+def schema_type(argument: torch._C.Argument) -> str:
+    """The type as a schema spells it: ``Tensor``, ``float?``, ``int[]``."""
+    text = str(argument.type)
+    if text.startswith("Optional["):
+        return text[len("Optional[") : -1] + "?"
+    if text.startswith("List["):
+        return text[len("List[") : -1] + "[]"
+    return text
+
+
+def _compare(
+    op: str, kernel: dict[str, Any], arguments: list[str], returns: list[str], names: list[str]
+) -> None:
+    """Refuse a C++ function whose types are not the schema's, position by position."""
+    for what, declared, bound in (
+        ("argument", arguments, kernel["arguments"]),
+        ("return", returns, kernel["returns"]),
+    ):
+        if len(declared) != len(bound):
+            raise ManifestError(
+                f"cuda_ops::{op}: the schema has {len(declared)} {what}s, the C++ function for "
+                f"{kernel['key']} has {len(bound)}"
+            )
+        for i, (expected, actual) in enumerate(zip(declared, bound, strict=True)):
+            if expected == actual or (expected, actual) == ("int", "ScalarType"):
+                continue
+            label = f"{what} {names[i]!r}" if what == "argument" else f"return {i}"
+            raise ManifestError(
+                f"cuda_ops::{op}: {label} is {expected} in the schema ({_cpp(expected)} in C++), but "
+                f"the C++ function for {kernel['key']} has {_cpp(actual)}; change one of them"
+            )
+
+
+def _cpp(schema: str) -> str:
+    scalar = {"int": "int64_t", "float": "double", "bool": "bool", "Tensor": "Tensor"}
+    if schema.endswith("?"):
+        return f"std::optional<{scalar.get(schema[:-1], schema[:-1])}>"
+    if schema.endswith("[]"):
+        return f"std::vector<{scalar.get(schema[:-2], schema[:-2])}>"
+    return scalar.get(schema, schema)
+
+
+def _signature(
+    op: str, text: str, arguments: list[str], returns: list[str]
+) -> Signature | None:
+    if not text:
+        return None
+    try:
+        signature = parse_signature(text)
+    except ValueError as error:
+        raise ManifestError(f"cuda_ops::{op}: {error}") from None
+    for what, groups, types in (
+        ("tensor arguments", signature.inputs, [t for t in arguments if t in ("Tensor", "Tensor?")]),
+        ("outputs", signature.outputs, returns),
+    ):
+        if len(groups) != len(types):
+            raise ManifestError(
+                f"cuda_ops::{op}: signature {text!r} has {len(groups)} {what}, the schema has "
+                f"{len(types)}"
+            )
+    return signature

@@ -1,0 +1,207 @@
+"""One operator in the dispatcher, and the generations of code behind it.
+
+What torch holds is registered once and only forwards: C++ trampolines to
+slots, Python functions to the present :class:`Generation`. So a reload swaps
+pointers, and no table of the dispatcher changes while another thread reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cuda_ops import autocast, dtensor, public
+from cuda_ops.errors import ManifestError
+from cuda_ops.library import Kernel, Library
+from cuda_ops.plugins import Plugins
+from cuda_ops.spec import Autograd, OpSpec
+
+
+@dataclass
+class Generation:
+    """Everything that one version of an operator's files decides, apart from its kernels."""
+
+    spec: OpSpec
+    fake: Callable[..., Any] | None
+    autograd: Autograd | None
+    autocast: str | None
+    vmap: Callable[..., Any] | None
+    sharding: Callable[..., Any] | None
+    #: Hash of what compiled graphs depend on: schema, signature, dtypes, plugin, siblings' schemas.
+    fingerprint: str
+
+
+class Operator:
+    """``cuda_ops::<name>`` for the life of the process."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.now = generation
+        self.generation = 0
+        self._slots: dict[str, int] = {}
+        self._autocast_registered = False
+        self._define()
+        self.public = public.make(self)
+
+    @property
+    def spec(self) -> OpSpec:
+        return self.now.spec
+
+    @staticmethod
+    def prepare(op: OpSpec, plugins: Plugins, plugin_text: str) -> Generation:
+        """Ask the plugins everything about an operator; nothing is registered yet.
+
+        Raises:
+            PluginError, ManifestError: from the hooks.
+        """
+        schemas = [sibling.schema + str(sibling.signature) for sibling in op.siblings.values()]
+        text = [op.schema, str(op.signature), str(op.dtypes), str(op.is_composite), plugin_text]
+        return Generation(
+            spec=op,
+            fake=plugins.ask("cuda_ops_fake", op),
+            autograd=plugins.ask("cuda_ops_autograd", op),
+            autocast=plugins.ask("cuda_ops_autocast", op),
+            vmap=plugins.ask("cuda_ops_vmap", op),
+            sharding=plugins.ask("cuda_ops_sharding", op),
+            fingerprint=hashlib.sha256("\0".join(text + schemas).encode()).hexdigest(),
+        )
+
+    # --- reload --------------------------------------------------------------------
+
+    def must_redefine(self, new: Generation) -> bool:
+        """Whether the schema in the dispatcher has to change."""
+        if self.spec.is_composite != new.spec.is_composite and self._slots:
+            raise ManifestError(
+                f"cuda_ops::{self.spec.name} changed between composed and per-device kernels; "
+                "restart the process to use it"
+            )
+        return self.spec.schema != new.spec.schema
+
+    def become(self, new: Generation) -> bool:
+        """Take the new generation; true if compiled graphs must be traced again."""
+        redefine = self.must_redefine(new)
+        changed = self.now.fingerprint != new.fingerprint
+        self.now = new
+        self.generation += 1
+        if redefine:
+            self._library._destroy()
+            self._forget_cached_overload()
+            self._define()
+        elif changed:
+            self._register_autocast()
+        if changed:
+            public.renew(self)
+        return changed
+
+    def point_at(self, library: Library, kernel: Kernel) -> None:
+        """Serve calls of one dispatch key with a kernel of ``library`` from now on."""
+        if kernel.key not in self._slots:
+            library.store(kernel.slot, kernel.call)
+            library.register(kernel)
+            self._slots[kernel.key] = kernel.slot
+        else:
+            library.store(self._slots[kernel.key], kernel.call)
+
+    def drop_keys(self, library: Library, present: set[str]) -> None:
+        """Kernels that the new library no longer has: their use becomes an error."""
+        for key, slot in self._slots.items():
+            if key not in present:
+                library.store(slot, 0)
+
+    # --- registration ----------------------------------------------------------------
+
+    def _define(self) -> None:
+        op = self.spec
+        lib = self._library = torch.library.Library("cuda_ops", "FRAGMENT")
+        lib.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
+        self._autocast_registered = False
+        if op.is_composite:
+            return
+        torch.library.register_fake(op.qualname, self._fake, lib=lib)
+        torch.library.register_autograd(
+            op.qualname, self._backward, setup_context=self._setup_context, lib=lib
+        )
+        torch.library.register_vmap(op.qualname, self._vmap, lib=lib)
+        if op.has_cuda and "CUDA" not in op.keys:
+            lib.impl(op.name, self._without_cuda, "CUDA")
+        self._register_autocast()
+        dtensor.register(op.name, self._sharding)
+
+    def _register_autocast(self) -> None:
+        if self.now.autocast is not None and not self._autocast_registered:
+            autocast.register(self._library, self.spec.name, lambda: self.now.autocast)
+            self._autocast_registered = True
+
+    def _forget_cached_overload(self) -> None:
+        namespace = torch.ops.cuda_ops
+        namespace.__dict__.pop(self.spec.name, None)
+
+    # --- what torch calls: forward to the present generation ---------------------------
+
+    def _fake(self, *args: Any, **kwargs: Any) -> Any:
+        if self.now.fake is None:
+            raise NotImplementedError(
+                f"cuda_ops::{self.spec.name} has no signature line to derive its output shape from; "
+                "give it one in the binding, or write cuda_ops_fake in its plugin"
+            )
+        return self.now.fake(*args, **kwargs)
+
+    def _setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if self.now.autograd is not None:
+            self.now.autograd.setup_context(ctx, inputs, output)
+
+    def _backward(self, ctx: Any, *grads: Any) -> Any:
+        if self.now.autograd is None:
+            raise RuntimeError(f"cuda_ops::{self.spec.name} has no gradient")
+        return self.now.autograd.backward(ctx, *grads)
+
+    def _vmap(self, info: Any, in_dims: Any, *args: Any) -> Any:
+        if self.now.vmap is None:
+            raise NotImplementedError(
+                f"cuda_ops::{self.spec.name} has no signature line to derive batching from; "
+                "give it one in the binding, or write cuda_ops_vmap in its plugin"
+            )
+        return self.now.vmap(info, in_dims, *args)
+
+    def _sharding(self, *args: Any) -> Any:
+        if self.now.sharding is None:
+            raise NotImplementedError(
+                f"cuda_ops::{self.spec.name} has no signature line to derive sharding from; "
+                "give it one in the binding, or write cuda_ops_sharding in its plugin"
+            )
+        return self.now.sharding(*args)
+
+    def _without_cuda(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"cuda_ops::{self.spec.name}: argument on cuda, but this build has no CUDA kernel "
+            "(no nvcc when it was built); install a CUDA toolkit and run python compile_dev.py"
+        )
+
+
+@contextlib.contextmanager
+def redefining(operators: list[Operator]) -> Iterator[None]:
+    """Change schemas while other threads may be calling.
+
+    A call parses its arguments under the interpreter's lock and reads the
+    schema once more within microseconds of letting go of it. So: keep the lock
+    (no thread switch, and a sleep that does not release it) long enough for
+    such calls to have passed, then change everything before giving it back.
+    """
+    if not operators:
+        yield
+        return
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
+    try:
+        ctypes.PyDLL(None).usleep(ctypes.c_uint(20_000))
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        time.sleep(0)

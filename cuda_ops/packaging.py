@@ -1,0 +1,185 @@
+"""Operator libraries for ``setup.py``: ours, and that of any package that brings operators.
+
+    from setuptools import setup
+    from cuda_ops.packaging import operators
+
+    setup(**operators("my_package.src", "my_package/src"))
+
+Every operator becomes one library, ``<root>/lib/<op>.abi3.so``, with the flags
+of :mod:`cuda_ops.toolchain`. It is no Python module: the registry opens it.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import setuptools
+import torch
+from torch.utils import cpp_extension
+
+from cuda_ops import toolchain
+from cuda_ops.discovery import Kind, Pair, content_hash, discover, files_of
+
+#: What a package carries beside the libraries, so that an operator can be rebuilt where it is used.
+FOLDERS = ("kernels", "bindings", "utils", "ops")
+#: Libraries that a torch without CUDA does not have.
+_TORCH_CUDA = ("c10_cuda", "torch_cuda", "cudart")
+
+
+def operators(package: str, root: str | Path) -> dict[str, Any]:
+    """Keyword arguments for :func:`setuptools.setup` that build and ship the operators of a root.
+
+    Args:
+        package: the package that the root becomes, ``"my_package.src"``.
+        root: the folder with ``kernels/`` and ``bindings/``, relative to ``setup.py``.
+
+    Raises:
+        DiscoveryError: see :func:`cuda_ops.discovery.discover`.
+    """
+    root = Path(root)
+    top = package.partition(".")[0]
+    modules = setuptools.find_namespace_packages(include=[top, f"{top}.*"])
+    data = [f"{package}.{folder}" for folder in FOLDERS if (root / folder).is_dir()]
+    built = extensions(package, root)
+    arguments: dict[str, Any] = {
+        "packages": sorted({*modules, package, *data} - {f"{package}.lib"}),
+        "package_dir": {package: root.as_posix()},
+        "package_data": {**{name: ["*"] for name in data}, "": ["py.typed", "templates/*"]},
+        "ext_modules": built,
+        "cmdclass": {"build_ext": build_ext},
+    }
+    if all(ext.py_limited_api for ext in built):
+        arguments["options"] = {"bdist_wheel": {"py_limited_api": "cp310"}}
+    return arguments
+
+
+def extensions(package: str, root: str | Path) -> list[setuptools.Extension]:
+    """One extension ``<package>.lib.<op>`` per operator; :class:`build_ext` adds the flags."""
+    pairs = discover([Path(root)])
+    if any(pair.kernel for pair in pairs) and toolchain.cuda_home() is None:
+        print("cuda_ops: no CUDA toolkit found (set CUDA_HOME); building the CPU kernels alone")
+    return [_extension(package, pair) for pair in pairs if toolchain.sources(pair)]
+
+
+def _extension(package: str, pair: Pair) -> setuptools.Extension:
+    cuda = toolchain.uses_cuda(pair)
+    if cuda:
+        # torch looks for a toolkit only when it was built with CUDA, and an nvcc
+        # on PATH that is a script leads it astray.
+        cpp_extension.CUDA_HOME = str(toolchain.cuda_home())
+    make = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
+    native = pair.kind is Kind.NATIVE
+    ext: setuptools.Extension = make(
+        f"{package}.lib.{pair.stem}",
+        [os.path.relpath(source) for source in toolchain.sources(pair)],
+        include_dirs=[str(path) for path in pair.include_dirs],
+        depends=[os.path.relpath(path) for path in pair.files()],
+        extra_link_args=toolchain.link_flags(pair),
+        # The file is named abi3 either way; see build_ext.get_ext_filename.
+        py_limited_api=native,
+        # A guest that does not compile here must not take the others down.
+        optional=not native,
+    )
+    if native:
+        # The C shim of the stable ABI is in libtorch_cpu; CUDA comes from the static runtime.
+        ext.libraries = ["torch_cpu"]
+    elif cuda and torch.version.cuda is None:
+        static = ["cudart_static", "rt", "pthread", "dl"]
+        ext.libraries = [name for name in ext.libraries if name not in _TORCH_CUDA] + static
+    ext.pair = pair
+    return ext
+
+
+def release_archs() -> tuple[str, ...]:
+    """What a wheel is built for: ``TORCH_CUDA_ARCH_LIST``, or every GPU a release supports."""
+    listed = toolchain.parse_archs(os.environ.get("TORCH_CUDA_ARCH_LIST", ""))
+    return listed or toolchain.RELEASE_ARCHS
+
+
+def editable_archs() -> tuple[str, ...]:
+    """What an editable install is built for: ``TORCH_CUDA_ARCH_LIST``, or the GPUs of this machine.
+
+    The default arch is always there, so that a checkout built without a GPU runs on one later.
+    """
+    listed = toolchain.parse_archs(os.environ.get("TORCH_CUDA_ARCH_LIST", ""))
+    if listed:
+        return listed
+    visible = {
+        toolchain.arch_of_capability(*torch.cuda.get_device_capability(device))
+        for device in range(torch.cuda.device_count())
+    }
+    return (toolchain.DEFAULT_ARCH, *sorted(visible - {toolchain.DEFAULT_ARCH}))
+
+
+class build_ext(cpp_extension.BuildExtension):  # type: ignore[misc]  # noqa: N801 - distutils' name
+    """torch's build command, one folder per operator, several operators at a time."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # Not the frontend's temporary folder: a second install compiles only what changed.
+        # Editable and release builds differ in archs and would evict each other.
+        self.build_temp = f"build/{'editable' if self.inplace else 'release'}"
+        # Every operator is two compiler runs, which ninja starts together.
+        jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
+        self.parallel = max(1, jobs // 2) if self.use_ninja else None
+
+    def run(self) -> None:
+        archs = editable_archs() if self.inplace else release_archs()
+        for ext in self.extensions:
+            ext.extra_compile_args = _compile_flags(ext.pair, archs)
+            if not self.inplace:
+                ext.extra_compile_args["cxx"].append("-g0")  # Python's own flags ask for -g
+        if all(ext.pair.kind is Kind.NATIVE for ext in self.extensions):
+            # Native kernels bring their own CUDA runtime, whatever torch was built with.
+            cpp_extension._check_cuda_version = lambda *_: None
+        super().run()
+
+    def build_extension(self, ext: Any) -> None:
+        # Commands are not made for threads; a copy has a build folder of its own.
+        worker = copy.copy(self)
+        worker.build_temp = f"{self.build_temp}/{ext.pair.stem}"
+        try:
+            super(build_ext, worker).build_extension(ext)
+        except Exception as error:
+            if not ext.optional:
+                raise
+            ext.pair.prebuilt.unlink(missing_ok=True)  # of an earlier, working version
+            print(
+                f"cuda_ops: {ext.pair.stem!r} ({ext.pair.kind.value}) does not compile here and is "
+                f"left out; its error is shown again when it is used: {_first_line(error)}"
+            )
+
+    def copy_extensions_to_source(self) -> None:
+        for ext in self.extensions:
+            ext.pair.prebuilt.parent.mkdir(exist_ok=True)
+        super().copy_extensions_to_source()
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """``<package>/lib/<op>.abi3.so``, where :attr:`Pair.prebuilt` looks for it."""
+        return fullname.replace(".", "/") + ".abi3.so"
+
+
+def _compile_flags(pair: Pair, archs: tuple[str, ...]) -> dict[str, list[str]]:
+    flags = {"cxx": toolchain.cxx_flags(pair, archs, pair.source_hash())}
+    if toolchain.uses_cuda(pair) and pair.kernel is not None:
+        # torch writes no header dependencies for nvcc when it was built without
+        # CUDA; with the contents in the command, ninja sees an edited header.
+        contents = content_hash(files_of(pair.kernel, pair))
+        flags["nvcc"] = [*toolchain.nvcc_flags(pair, archs), f"-DCUDA_OPS_KERNEL_HASH={contents}"]
+    # The flags are quoted for a shell; here they are arguments, which torch quotes itself.
+    return {tool: shlex.split(" ".join(listed)) for tool, listed in flags.items()}
+
+
+def _first_line(error: Exception) -> str:
+    cause = error.__cause__
+    if isinstance(cause, subprocess.CalledProcessError) and cause.output:
+        text = cause.output.decode(errors="replace")
+        found = [line for line in text.splitlines() if "error" in line]
+        if found:
+            return str(found[0])
+    return str(error).partition("\n")[0]

@@ -1,0 +1,193 @@
+"""The plugin manager: who answers a hook, in which order, and what happens when one fails."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from cuda_ops import hookspecs
+from cuda_ops.discovery import BUILTIN_ROOT, PACKAGE, Pair
+from cuda_ops.errors import PluginError
+from cuda_ops.spec import OpSpec
+
+
+def plugin_file(pair: Pair) -> Path:
+    """Where the plugin of a pair lives, if it has one."""
+    folder = PACKAGE / "ops" if pair.root == BUILTIN_ROOT else pair.root / "ops"
+    return folder / f"{pair.stem}.py"
+
+
+class Plugins:
+    """Plugins of pairs, then installed ones, then the derivation plugin, in that order.
+
+    pluggy would abort a call for every operator when one plugin raises, and
+    keeps a plugin that failed validation; so hooks are asked one plugin at a
+    time, and registration is undone when it fails.
+    """
+
+    def __init__(self) -> None:
+        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self._of_pair: dict[str, Any] = {}
+        self._installed: list[Any] = []
+        #: Installed plugins that could not be used, by name, with the reason.
+        self.problems: dict[str, str] = {}
+        from cuda_ops import derive
+
+        self._derive = derive
+        self.register(derive, "cuda_ops.derive")
+        for entry_point in importlib.metadata.entry_points(group=hookspecs.PROJECT):
+            try:
+                plugin = entry_point.load()
+                self.register(plugin, entry_point.name)
+                self._installed.append(plugin)
+            except PluginError as error:
+                self.problems[entry_point.name] = str(error)
+            except Exception as error:  # a stranger's module may raise anything on import
+                self.problems[entry_point.name] = (
+                    f"plugin {entry_point.name!r} ({entry_point.value}) failed to import: {error!r}"
+                )
+
+    def register(self, plugin: Any, name: str) -> None:
+        """Add a plugin, or leave no trace of it.
+
+        Raises:
+            PluginError: a duplicate name, a hook that does not exist, a hook
+                with an argument that its specification lacks, or a function
+                named like a hook without ``@hookimpl``.
+        """
+        try:
+            self._manager.register(plugin, name)
+            self._manager.check_pending()
+        except (pluggy.PluginValidationError, ValueError) as error:
+            if self._manager.is_registered(plugin) and self._manager.get_name(plugin) == name:
+                self._manager.unregister(plugin)
+            raise PluginError(f"plugin {name!r}: {error}") from error
+        marker = f"{hookspecs.PROJECT}_impl"
+        for attribute in dir(plugin):
+            if attribute.startswith("cuda_ops_") and callable(getattr(plugin, attribute)):
+                if not hasattr(getattr(plugin, attribute), marker):
+                    self._manager.unregister(plugin)
+                    raise PluginError(
+                        f"plugin {name!r}: function {attribute!r} is named like a hook but is not "
+                        "marked; write @hookimpl above it"
+                    )
+
+    def unregister(self, plugin: Any) -> None:
+        self._manager.unregister(plugin)
+
+    def add(self, plugin: Any, name: str) -> None:
+        """Register a plugin that is asked about every operator, as an installed one is."""
+        self.register(plugin, name)
+        self._installed.append(plugin)
+
+    def load_pair_plugin(self, pair: Pair) -> None:
+        """(Re)load the plugin file of a pair; without a file, forget the one from before.
+
+        Raises:
+            PluginError: the file does not import or is not a valid plugin. The
+                plugin loaded before, if any, stays.
+        """
+        path = plugin_file(pair)
+        before = self._of_pair.get(pair.stem)
+        name = f"cuda_ops.ops.{pair.stem}"
+        if not path.is_file():
+            if before is not None:
+                self._manager.unregister(before)
+                del self._of_pair[pair.stem]
+            return
+        module = _import_file(path, name)
+        if before is not None:
+            self._manager.unregister(before)
+        try:
+            self.register(module, name)
+        except PluginError:
+            if before is not None:
+                self._manager.register(before, name)
+            raise
+        self._of_pair[pair.stem] = module
+
+    def roots(self) -> list[Path]:
+        """Operator roots of the installed plugins."""
+        found: list[Path] = []
+        for name, plugin in self._manager.list_name_plugin():
+            if plugin is None:
+                continue
+            for answer in self._call("cuda_ops_roots", plugin, name):
+                found.extend(Path(root) for root in answer)
+        return found
+
+    def ask(self, hook: str, op: OpSpec) -> Any:
+        """The first answer to a per-operator hook that is not ``None``.
+
+        Raises:
+            PluginError: a plugin raised; names plugin, hook and operator.
+        """
+        order = [self._of_pair.get(op.stem), *reversed(self._installed), self._derive]
+        for plugin in order:
+            if plugin is None:
+                continue
+            answer = self._call(hook, plugin, f"operator {op.name!r}", op=op)
+            if isinstance(answer, list):  # pluggy answers [] where a plugin has no such hook
+                answer = answer[0] if answer else None
+            if answer is not None:
+                return answer
+        return None
+
+    def tell_loaded(self, op: OpSpec, library: Path, generation: int) -> None:
+        """Fire ``cuda_ops_op_loaded``."""
+        try:
+            self._manager.hook.cuda_ops_op_loaded.call_historic(
+                kwargs={"op": op, "library": library, "generation": generation}
+            )
+        except Exception as error:
+            raise PluginError(f"hook cuda_ops_op_loaded, operator {op.name!r}: {error!r}") from error
+
+    def _call(self, hook: str, plugin: Any, about: str, **arguments: Any) -> Any:
+        caller = getattr(self._manager.hook, hook)
+        for implementation in caller.get_hookimpls():
+            if implementation.plugin is plugin:
+                try:
+                    answer = implementation.function(
+                        *(arguments[name] for name in implementation.argnames)
+                    )
+                except PluginError:
+                    raise
+                except Exception as error:
+                    raise PluginError(
+                        f"plugin {implementation.plugin_name!r}, hook {hook}, {about}: "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
+                return [] if answer is None else [answer]
+        return []
+
+
+def _import_file(path: Path, name: str) -> ModuleType:
+    """Import a file afresh, whatever is cached under its name."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"plugin {name!r}: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        # Compiled from text: a cached .pyc is trusted by mtime, too coarse for quick edits.
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
+    except Exception as error:
+        sys.modules.pop(name, None)
+        if before is not None:
+            sys.modules[name] = before
+        raise PluginError(f"plugin {name!r}: {path}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def iter_hook_names() -> Iterator[str]:
+    """Names of all hooks, for docs and tests."""
+    return (name for name in vars(hookspecs) if name.startswith("cuda_ops_"))

@@ -1,0 +1,166 @@
+"""The public function of an operator: ``cuda_ops.silu(x)``.
+
+``torch.ops.cuda_ops.silu`` is always right, and slower than it need be: its
+Autograd kernel is Python and runs whether or not a gradient is wanted. The
+public function looks first. Plain strided tensors outside of any tracing,
+transform, autocast or profiling go straight to the CPU or CUDA kernel, or, if
+a gradient is wanted, through one autograd.Function; everything else takes the
+dispatcher's way.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cuda_ops.spec import OpSpec
+
+if TYPE_CHECKING:
+    from cuda_ops.operator import Operator
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def make(operator: Operator) -> FunctionType:
+    """Generate the function. Its identity lasts; :func:`renew` changes what it does."""
+    return _generate(operator)
+
+
+def renew(operator: Operator) -> None:
+    """Bring the existing function up to the operator's present generation."""
+    new = _generate(operator)
+    old = operator.public
+    old.__globals__.update(new.__globals__)
+    old.__code__ = new.__code__
+    old.__defaults__ = new.__defaults__
+    old.__kwdefaults__ = new.__kwdefaults__
+    old.__doc__ = new.__doc__
+    old.__annotations__ = new.__annotations__
+
+
+def _generate(operator: Operator) -> FunctionType:
+    op = operator.spec
+    parameters, defaults = _parameters(op)
+    arguments = ", ".join(op.argument_names)
+    names: dict[str, Any] = {
+        "__name__": "cuda_ops",
+        "_overload": op.overload,
+        **defaults,
+    }
+    body = "return _overload(" + arguments + ")"
+    # dtypes is non-empty exactly where the C++ side checks them all, floating or not.
+    tensors = [op.argument_names[i] for i in op.tensor_positions]
+    optional = any(str(a.type).startswith(("Optional[Tensor", "List[Tensor")) for a in op.parsed.arguments)
+    keyword_only = any(argument.kwarg_only for argument in op.parsed.arguments)
+    if tensors and not optional and not keyword_only and not op.is_composite:
+        names.update(_helpers(operator))
+        plain = " and ".join(f"type({t}) in _PLAIN and not {t}.is_neg()" for t in tensors)
+        gradient = " or ".join(f"{t}.requires_grad" for t in tensors)
+        autocast = "and not _autocast() " if operator.now.autocast is not None else ""
+        body = textwrap.dedent(f"""\
+            if not _tracing() and _transforms() is not None:
+                return _functional({arguments})
+            if not _tracing() and {plain} and not _modes() and not _profiling() {autocast}:
+                keys = _CUDA if {tensors[0]}.is_cuda else _CPU if {tensors[0]}.is_cpu else None
+                if keys is not None:
+                    if ({gradient}) and _grad_enabled():
+                        return _differentiable({arguments})
+                    return _redispatch(keys, {arguments})
+            {body}""")
+    source = f"def {op.name}({parameters}):\n" + textwrap.indent(body, "    ")
+    exec(compile(source, f"<cuda_ops.{op.name}>", "exec"), names)
+    function: FunctionType = names.pop(op.name)
+    function.__doc__ = op.doc or f"``cuda_ops::{op.schema}``"
+    function.__module__ = "cuda_ops"
+    function.__qualname__ = op.name
+    return function
+
+
+def _helpers(operator: Operator) -> dict[str, Any]:
+    redispatch = operator.spec.overload._handle.redispatch_boxed  # type: ignore[attr-defined]
+    return {
+        "_PLAIN": _PLAIN,
+        "_CPU": torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
+        "_CUDA": torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA),
+        "_tracing": torch.compiler.is_dynamo_compiling,
+        "_modes": torch._C._len_torch_dispatch_stack,
+        "_transforms": torch._C._functorch.peek_interpreter_stack,
+        "_profiling": torch._C._autograd._profiler_enabled,
+        "_autocast": torch._C._is_any_autocast_enabled,
+        "_grad_enabled": torch.is_grad_enabled,
+        "_redispatch": redispatch,
+        "_differentiable": _differentiable(operator, redispatch),
+        "_functional": _functional(operator),
+    }
+
+
+def _differentiable(operator: Operator, redispatch: Any) -> Any:
+    """``autograd.Function.apply`` for the operator, below its own Python-side checks.
+
+    Those handle functorch, which the caller has ruled out.
+    """
+    cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    first = operator.spec.tensor_positions[0]
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        output = redispatch(cuda if args[first].is_cuda else cpu, *args)
+        autograd = operator.now.autograd
+        if autograd is not None:
+            autograd.setup_context(ctx, args, output)
+        return output
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return operator._backward(ctx, *grads)
+
+    function = type(
+        f"{operator.spec.name}_function",
+        (torch.autograd.Function,),
+        {"forward": staticmethod(forward), "backward": staticmethod(backward)},
+    )
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
+def _functional(operator: Operator) -> Any:
+    """The operator as an autograd.Function that ``torch.func`` transforms understand.
+
+    :func:`torch.library.register_autograd` alone refuses ``torch.func.grad``.
+    """
+
+    def forward(*args: Any) -> Any:
+        return operator.spec.overload(*args)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        operator._setup_context(ctx, inputs, output)
+
+    function = type(
+        f"{operator.spec.name}_transformed",
+        (torch.autograd.Function,),
+        {
+            "forward": staticmethod(forward),
+            "setup_context": staticmethod(setup_context),
+            "backward": staticmethod(lambda ctx, *grads: operator._backward(ctx, *grads)),
+            "vmap": staticmethod(operator._vmap),
+        },
+    )
+    return function.apply  # type: ignore[attr-defined]
+
+
+def _parameters(op: OpSpec) -> tuple[str, dict[str, Any]]:
+    """The parameter list with its defaults by name, and the defaults."""
+    parts: list[str] = []
+    defaults: dict[str, Any] = {}
+    star = False
+    for argument in op.parsed.arguments:
+        if argument.kwarg_only and not star:
+            parts.append("*")
+            star = True
+        if argument.has_default_value():
+            defaults[f"_default_{argument.name}"] = argument.default_value
+            parts.append(f"{argument.name}=_default_{argument.name}")
+        else:
+            parts.append(argument.name)
+    return ", ".join(parts), defaults

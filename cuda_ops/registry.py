@@ -1,0 +1,226 @@
+"""Operators by name: found, loaded on first use, reloaded in place.
+
+A reload is a transaction. Everything that can fail (build, open, validate, ask
+the plugins) happens before anything that callers see changes; then slots are
+pointed at the new functions and the Python side's :class:`Generation` is
+swapped. An operator's schema is defined, and its trampolines registered, once.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cuda_ops import build as builder
+from cuda_ops import guests
+from cuda_ops.discovery import BUILTIN_ROOT, Kind, Pair, content_hash, discover
+from cuda_ops.errors import BuildError, CudaOpsError, ManifestError
+from cuda_ops.library import Library, open_library
+from cuda_ops.operator import Operator, redefining
+from cuda_ops.plugins import Plugins, plugin_file
+
+
+class Registry:
+    """All operators of one process."""
+
+    def __init__(self, roots: Iterable[Path] = ()) -> None:
+        self._lock = threading.RLock()
+        self.plugins = Plugins()
+        self._extra_roots = list(roots)
+        self._pairs: dict[str, Pair] | None = None
+        self._operators: dict[str, Operator] = {}
+        self._stems: dict[str, dict[str, Operator]] = {}
+        self._guests: dict[str, Any] = {}
+        self._libraries: dict[str, Path] = {}
+        #: Why a pair cannot be used, by stem; the text of the error that its use raises.
+        self.failures: dict[str, CudaOpsError] = {}
+
+    # --- finding -----------------------------------------------------------------
+
+    def pairs(self) -> dict[str, Pair]:
+        """The pairs of every root, by stem. Scanned on first use and by :meth:`rescan`."""
+        if self._pairs is None:
+            self.rescan()
+        assert self._pairs is not None
+        return self._pairs
+
+    def rescan(self) -> dict[str, Pair]:
+        roots = [BUILTIN_ROOT, *self.plugins.roots(), *self._extra_roots]
+        self._pairs = {pair.stem: pair for pair in discover(roots)}
+        return self._pairs
+
+    def add_root(self, root: Path) -> None:
+        """List the operators of one more folder too."""
+        if root.resolve() not in [r.resolve() for r in self._extra_roots]:
+            self._extra_roots.append(root)
+            self._pairs = None
+
+    # --- using -------------------------------------------------------------------
+
+    def public(self, name: str) -> Any:
+        """What ``cuda_ops.<name>`` is: the public function, or a guest's module.
+
+        Raises:
+            AttributeError: no such operator.
+            CudaOpsError: it exists and cannot be used; says why.
+        """
+        if (operator := self._operators.get(name)) is not None:
+            return operator.public
+        if name in self._guests:
+            return self._guests[name]
+        stem = self._stem_of(name)
+        if stem is None:
+            raise AttributeError(f"module 'cuda_ops' has no operator {name!r}")
+        self.load(stem)
+        if stem in self._guests:
+            return self._guests[stem]
+        if name not in self._operators:
+            raise AttributeError(f"module 'cuda_ops' has no operator {name!r}")
+        return self._operators[name].public
+
+    def operators(self, stem: str) -> dict[str, Operator]:
+        """The operators of one pair, loading it if need be."""
+        if stem not in self._stems:
+            self.load(stem)
+        return self._stems.get(stem, {})
+
+    def _stem_of(self, name: str) -> str | None:
+        """``silu_backward`` is in the pair ``silu``; the longest stem that fits wins."""
+        fitting = [s for s in self.pairs() if name == s or name.startswith(f"{s}_")]
+        return max(fitting, key=len, default=None)
+
+    # --- loading -----------------------------------------------------------------
+
+    def load(self, stem: str, library: Path | None = None) -> None:
+        """Open the pair's library and register it, or swap it in for the one loaded before.
+
+        ``library`` is what a build published; without it the best one that
+        exists for the present sources is taken. On any error what was loaded
+        before goes on serving.
+
+        Raises:
+            BuildError: nothing is built for this pair, or its build failed.
+            ManifestError: the library contradicts itself or was refused.
+            PluginError: a plugin of this operator failed.
+        """
+        with self._lock:
+            pair = self.pairs().get(stem)
+            if pair is None:
+                raise BuildError(f"no operator {stem!r}; known: {', '.join(self.pairs())}")
+            if library is None and stem in self.failures and stem not in self._stems:
+                raise self.failures[stem]
+            path = library or self._best_library(pair)
+            if pair.kind is not Kind.NATIVE:
+                self._guests[stem] = guests.load(pair, path)
+                self._libraries[stem] = path
+                return
+            opened = open_library(path, stem)
+            if library is None and opened.source_hash not in ("", pair.source_hash()):
+                warnings.warn(
+                    f"cuda_ops.{stem}: its sources changed since it was built; "
+                    "run python compile_dev.py",
+                    stacklevel=4,
+                )
+            self._swap(pair, opened)
+            self._libraries[stem] = path
+            self.failures.pop(stem, None)
+
+    def fail(self, stem: str, error: CudaOpsError) -> None:
+        """Remember why a pair cannot be used; an older library of it goes on serving."""
+        self.failures[stem] = error
+
+    def library_of(self, stem: str) -> Path | None:
+        """The library that serves a pair in this process."""
+        return self._libraries.get(stem)
+
+    def _best_library(self, pair: Pair) -> Path:
+        built = builder.library_path(pair, builder.visible_archs())
+        if built.exists():
+            return built
+        if pair.prebuilt.exists():
+            return pair.prebuilt
+        raise BuildError(
+            f"cuda_ops.{pair.stem} is not built: run python compile_dev.py {pair.stem} "
+            "or pip install -e ."
+        )
+
+    def _swap(self, pair: Pair, library: Library) -> None:
+        self._refuse_foreign(library)
+        self.plugins.load_pair_plugin(pair)
+        plugin_text = content_hash([f]) if (f := plugin_file(pair)).is_file() else ""
+        before = self._stems.get(pair.stem, {})
+        prepared = {
+            name: Operator.prepare(op, self.plugins, plugin_text) for name, op in library.ops.items()
+        }
+        changed = False
+        with redefining(
+            [op for name, op in before.items() if name in prepared and op.must_redefine(prepared[name])]
+        ):
+            for name, generation in prepared.items():
+                operator = self._operators.get(name)
+                if operator is None:
+                    operator = self._operators[name] = Operator(generation)
+                else:
+                    changed |= operator.become(generation)
+            present = {(kernel.op, kernel.key) for kernel in library.kernels}
+            for kernel in library.kernels:
+                self._operators[kernel.op].point_at(library, kernel)
+            for name, operator in before.items():
+                operator.drop_keys(library, {key for op, key in present if op == name})
+        self._stems[pair.stem] = {name: self._operators[name] for name in prepared}
+        self._tag_compiler_caches()
+        if changed:
+            # Traced graphs hold the old shapes, gradients or schema.
+            torch._dynamo.reset()
+        for name, operator in self._stems[pair.stem].items():
+            self.plugins.tell_loaded(operator.spec, library.path, operator.generation)
+
+    def _refuse_foreign(self, library: Library) -> None:
+        for name in library.ops:
+            owner = self._operators.get(name)
+            if owner is not None and owner.spec.stem != library.stem:
+                raise ManifestError(
+                    f"cuda_ops::{name} of pair {library.stem!r} is already defined by pair "
+                    f"{owner.spec.stem!r}; rename one of them"
+                )
+
+    def _tag_compiler_caches(self) -> None:
+        """Make torch's on-disk compile caches depend on the operators' text.
+
+        Without it a new process may be given the *old* gradient from the cache.
+        """
+        from torch.compiler import config
+
+        text = [f"{stem}:{pair.source_hash()}" for stem, pair in self.pairs().items()]
+        text += [
+            content_hash([f]) for p in self.pairs().values() if (f := plugin_file(p)).is_file()
+        ]
+        tag = "cuda_ops-" + hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
+        present = [part for part in config.cache_key_tag.split(";") if part]
+        kept = [part for part in present if not part.startswith("cuda_ops-")]
+        config.cache_key_tag = ";".join([*kept, tag])
+
+
+@functools.cache
+def registry() -> Registry:
+    """The process's registry."""
+    return Registry()
+
+
+def all_operators(where: Callable[[Pair], bool] = lambda _: True) -> dict[str, Operator]:
+    """Every native operator that can be used, by name; pairs that cannot are left out."""
+    found: dict[str, Operator] = {}
+    for stem, pair in registry().pairs().items():
+        if pair.kind is Kind.NATIVE and where(pair):
+            try:
+                found.update(registry().operators(stem))
+            except CudaOpsError:
+                continue
+    return found

@@ -1,0 +1,226 @@
+"""Inputs to test an operator with, described before they exist.
+
+Hypothesis draws the description (shapes, dtype, layouts, value mode, seed,
+scalars); torch fills in the data from the seed. A description prints as one
+line of Python that makes the same tensors again on any machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from hypothesis import strategies as st
+
+from cuda_ops.spec import OpSpec
+
+Layout = Literal[
+    "contiguous", "transposed", "sliced", "stepped", "expanded", "channels_last", "offset"
+]
+Values = Literal["normal", "large", "tiny", "special", "equal"]
+
+LAYOUTS: tuple[Layout, ...] = (
+    "contiguous", "transposed", "sliced", "stepped", "expanded", "channels_last", "offset",
+)  # fmt: skip
+VALUES: tuple[Values, ...] = ("normal", "large", "tiny", "special", "equal")
+
+#: Most elements of a tensor in a sample.
+MAX_NUMEL = 4096
+# Empty, broadcasting, odd and prime sizes, one warp, and just past powers of two.
+_LOOP_SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 13, 31, 32, 33, 64, 129, 257, 1031)
+_CORE_SIZES = (0, 1, 2, 3, 4, 5, 7, 13, 16, 17, 31, 33, 64)
+# Keeps channels_last in reach of elementwise operators.
+_MAX_LOOP_DIMS = 4
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    """One tensor without its data."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    layout: Layout = "contiguous"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The arguments of one call; ``repr`` is the line that reproduces it.
+
+    ``args`` holds a :class:`TensorArg` for every tensor and everything else as it is.
+    """
+
+    args: tuple[Any, ...]
+    values: Values = "normal"
+    seed: int = 0
+
+    def make(self, device: torch.device | str = "cpu") -> tuple[Any, ...]:
+        """The arguments themselves; the same values on every device."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return tuple(
+            _make_tensor(arg, self.values, generator, torch.device(device))
+            if isinstance(arg, TensorArg)
+            else arg
+            for arg in self.args
+        )
+
+    @property
+    def tensors(self) -> tuple[TensorArg, ...]:
+        return tuple(arg for arg in self.args if isinstance(arg, TensorArg))
+
+    def with_tensors(
+        self, change: Callable[[TensorArg], TensorArg], values: Values | None = None
+    ) -> Sample:
+        """The same call with every tensor's description changed."""
+        args = tuple(change(arg) if isinstance(arg, TensorArg) else arg for arg in self.args)
+        return Sample(args, values or self.values, self.seed)
+
+
+# --- data from the seed ------------------------------------------------------------
+
+
+def _make_tensor(
+    arg: TensorArg, values: Values, generator: torch.Generator, device: torch.device
+) -> torch.Tensor:
+    def fill(*shape: int) -> torch.Tensor:
+        return _fill(shape, arg.dtype, values, generator).to(device)
+
+    shape, layout = arg.shape, arg.layout
+    if layout == "transposed" and len(shape) > 1:
+        return fill(*shape[:-2], shape[-1], shape[-2]).transpose(-1, -2)
+    if layout == "sliced" and shape:
+        return fill(*shape[:-1], shape[-1] + 3).narrow(-1, 1, shape[-1])
+    if layout == "stepped" and shape:
+        return fill(*shape[:-1], 2 * shape[-1])[..., ::2]
+    if layout == "expanded" and shape:
+        return fill(1, *shape[1:]).expand(shape)
+    if layout == "channels_last" and len(shape) == 4:
+        return fill(*shape).contiguous(memory_format=torch.channels_last)
+    if layout == "offset":
+        return fill(math.prod(shape) + 3)[3:].view(shape)
+    return fill(*shape)
+
+
+def _fill(
+    shape: tuple[int, ...], dtype: torch.dtype, values: Values, generator: torch.Generator
+) -> torch.Tensor:
+    def integers(low: int, high: int) -> torch.Tensor:
+        return torch.randint(low, high + 1, shape, generator=generator)
+
+    if dtype == torch.bool:
+        return integers(0, 1).to(dtype)
+    if values == "equal":
+        one = _fill((), dtype, "normal", generator)
+        return one.expand(shape).clone()
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        if values == "large":
+            return integers(limits.max // 2, limits.max - 1).to(dtype)
+        if values == "tiny":
+            return integers(0, 1).to(dtype)
+        if values == "special":
+            edges = torch.tensor([limits.min, limits.max, 0, 1], dtype=dtype)
+            return edges[integers(0, 3)]
+        return integers(max(limits.min, -10), 10).to(dtype)
+    normal = torch.randn(shape, generator=generator, dtype=torch.float64)
+    info = torch.finfo(dtype)
+    if values == "large":
+        # Far beyond the range of exp, yet products of two still add up.
+        normal *= info.max**0.25
+    if values == "tiny":
+        # Normal and denormal numbers mixed.
+        normal *= info.tiny
+    if values == "special":
+        edges = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 0.0], dtype=torch.float64)
+        normal = torch.where(integers(0, 3) == 0, edges[integers(0, 4)], normal)
+    return normal.to(dtype)
+
+
+# --- what may be drawn ---------------------------------------------------------------
+
+
+def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
+    """Samples that fit the operator's schema and signature.
+
+    ``None`` without a signature, or where an argument is neither a tensor nor
+    a number and has no default.
+    """
+    if op.signature is None:
+        return None
+    scalars = {
+        i: _scalar(argument)
+        for i, argument in enumerate(op.parsed.arguments)
+        if i not in op.tensor_positions
+    }
+    known = {i: scalar for i, scalar in scalars.items() if scalar is not None}
+    return _draw_sample(op, known) if len(known) == len(scalars) else None
+
+
+@st.composite
+def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrategy[Any]]) -> Sample:
+    assert op.signature is not None
+    groups = op.signature.inputs
+    dims = {d for group in (*groups, *op.signature.outputs) for d in group}
+    core = {
+        d: int(d) if d.isdigit() else draw(st.sampled_from(_CORE_SIZES), label=d)
+        for d in sorted(dims)
+    }
+    room = MAX_NUMEL // max(
+        1, *(math.prod(core[d] for d in g) for g in (*groups, *op.signature.outputs))
+    )
+    loop: list[int] = []
+    for _ in range(draw(st.integers(0, _MAX_LOOP_DIMS))):
+        fitting = [size for size in _LOOP_SIZES if size * math.prod(loop) <= room]
+        loop.append(draw(st.sampled_from(fitting)))
+    dtype = draw(st.sampled_from(op.dtypes or (torch.float32,)))
+
+    def tensor(group: tuple[str, ...]) -> TensorArg:
+        own = list(loop)
+        if len(op.tensor_positions) > 1 and draw(st.booleans()):
+            # Broadcast: leave out leading dims, make others 1.
+            own = own[draw(st.integers(0, len(own))) :]
+            own = [size if draw(st.booleans()) else 1 for size in own]
+        shape = (*own, *(core[d] for d in group))
+        return TensorArg(shape, dtype, draw(st.sampled_from(_layouts(shape))))
+
+    args: list[Any] = []
+    remaining = iter(groups)
+    for i, argument in enumerate(op.parsed.arguments):
+        if i in scalars:
+            args.append(draw(scalars[i]))
+        else:
+            drawn = tensor(next(remaining))
+            optional = str(argument.type) == "Optional[Tensor]"
+            args.append(None if optional and draw(st.booleans()) else drawn)
+    return Sample(tuple(args), draw(st.sampled_from(VALUES)), draw(st.integers(0, 2**16)))
+
+
+def _layouts(shape: tuple[int, ...]) -> list[Layout]:
+    least = {"transposed": 2, "sliced": 1, "stepped": 1, "expanded": 1}
+    return [
+        layout
+        for layout in LAYOUTS
+        if (len(shape) == 4 if layout == "channels_last" else len(shape) >= least.get(layout, 0))
+    ]
+
+
+def _scalar(argument: Any) -> st.SearchStrategy[Any] | None:
+    kind = str(argument.real_type)
+    plain = kind.removeprefix("Optional[").removesuffix("]")
+    drawn: dict[str, st.SearchStrategy[Any]] = {
+        "float": st.sampled_from((0.0, 1.0, -1.0, 0.5, 2.0, -3.25)),
+        "int": st.integers(-2, 5),
+        "bool": st.booleans(),
+    }
+    if plain not in drawn:
+        return st.just(argument.default_value) if argument.has_default_value() else None
+    return st.one_of(st.none(), drawn[plain]) if plain != kind else drawn[plain]
+
+
+def example_scalar(argument: Any) -> Any:
+    """One unremarkable value for an argument that is not a tensor: its default, or by its type."""
+    if argument.has_default_value():
+        return argument.default_value
+    return {"float": 0.5, "int": 1, "bool": False}.get(str(argument.real_type))

@@ -1,0 +1,35 @@
+"""``compile_dev.py new OP``: a pair that builds and passes its checks, ready to be changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cuda_ops.discovery import BUILTIN_ROOT, Pair, illegal_name
+from cuda_ops.errors import DiscoveryError
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def new_pair(name: str, root: Path | None = None) -> tuple[Path, Path]:
+    """Write ``kernels/<name>.cu`` and ``bindings/<name>.cpp`` under ``root``.
+
+    Raises:
+        DiscoveryError: the name is not usable, or a file of that name exists.
+    """
+    if problem := illegal_name(name):
+        raise DiscoveryError(problem.replace("rename the file", "choose another"))
+    root = root or BUILTIN_ROOT
+    pair = Pair(name, root, root / "bindings" / f"{name}.cpp", root / "kernels" / f"{name}.cu")
+    assert pair.binding is not None and pair.kernel is not None
+    for path in pair.sources:
+        if path.exists():
+            raise DiscoveryError(f"{path} exists already; choose another name")
+    for path, template in ((pair.kernel, "kernel.cu.txt"), (pair.binding, "binding.cpp.txt")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = (_TEMPLATES / template).read_text(encoding="utf-8")
+        path.write_text(text.replace("@op@", name).replace("@Op@", _camel(name)), encoding="utf-8")
+    return pair.kernel, pair.binding
+
+
+def _camel(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))

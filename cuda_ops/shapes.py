@@ -1,0 +1,241 @@
+"""The checks and the output layout of ``src/utils``, once more in Python.
+
+A fake tensor has no data but must be refused, shaped and laid out as the real
+one is. ``check_arguments`` follows ``detail::Checks`` of ``manifest.h`` in
+order and text, ``empty_outputs`` follows ``empty_elementwise`` of
+``elementwise.h``. Sizes may be symbolic: sizes that must agree go through
+``torch._check``, and whether a size is 1 is asked in a way that unbacked
+sizes survive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from cuda_ops.signature import Signature
+from cuda_ops.spec import OpSpec
+
+Dims = Sequence[int | torch.SymInt]
+
+#: The dtypes of ``dtype.h``, by the names it prints.
+DTYPE_NAMES = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.uint8: "uint8",
+    torch.uint16: "uint16",
+    torch.int8: "int8",
+    torch.int16: "int16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.bool: "bool",
+}
+
+
+def bind(op: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """One value per argument of the schema; the dispatcher drops those equal to their default."""
+    values = list(args)
+    for argument in op.parsed.arguments[len(values) :]:
+        values.append(kwargs.get(argument.name, argument.default_value))
+    return values
+
+
+def tensor_arguments(op: OpSpec, values: Sequence[Any]) -> list[torch.Tensor | None]:
+    """The values of type ``Tensor`` and ``Tensor?``, one per group of the signature's inputs."""
+    return [values[i] for i in op.tensor_positions]
+
+
+def core_dims(op: OpSpec, index: int) -> tuple[str, ...]:
+    """The core dims of the ``index``-th tensor argument; none without a signature."""
+    groups = op.signature.inputs if op.signature is not None else ()
+    return groups[index] if index < len(groups) else ()
+
+
+# --- what is checked before a kernel sees its arguments ----------------------
+
+
+def check_arguments(op: OpSpec, tensors: Sequence[torch.Tensor | None]) -> dict[str, Any]:
+    """Refuse what the operator's C++ checks refuse, in the same words.
+
+    Returns:
+        The size that each core dim is bound to.
+
+    Raises:
+        RuntimeError: ``cuda_ops::<op>: argument '<arg>': expected <...>, got <...>``.
+    """
+    names = [op.argument_names[i] for i in op.tensor_positions]
+    bound: dict[str, Any] = {}
+    first: tuple[str, torch.Tensor] | None = None
+    for i, tensor in enumerate(tensors):
+        if tensor is None:
+            continue
+        name = names[i]
+        if first is None:
+            first = (name, tensor)
+            if op.dtypes and tensor.dtype not in op.dtypes:
+                *most, last = map(dtype_name, op.dtypes)
+                allowed = f"{', '.join(most)} or {last}" if most else last
+                _refuse(op, name, f"dtype {allowed}", dtype_name(tensor.dtype))
+        else:
+            like, other = first
+            if tensor.device != other.device:
+                expected = f"a tensor on {device_name(other.device)} like '{like}'"
+                _refuse(op, name, expected, f"one on {device_name(tensor.device)}")
+            if op.dtypes and tensor.dtype != other.dtype:
+                expected = f"dtype {dtype_name(other.dtype)} like '{like}'"
+                _refuse(op, name, expected, dtype_name(tensor.dtype))
+        bind_dims(op, name, core_dims(op, i), tensor.shape, bound)
+    return bound
+
+
+def bind_dims(
+    op: OpSpec, argument: str, dims: tuple[str, ...], shape: Dims, bound: dict[str, Any]
+) -> None:
+    """Match the last dims of ``shape`` with core dims, adding those not yet in ``bound``."""
+    listed = ", ".join(dims)
+    if len(shape) < len(dims):
+        expected = f"at least {len(dims)} dims (..., {listed})"
+        _refuse(op, argument, expected, f"shape {shape_name(shape)}")
+    for dim, actual in zip(dims, shape[len(shape) - len(dims) :], strict=True):
+        size = int(dim) if dim.isdigit() else bound.setdefault(dim, actual)
+        expected = f"dim '{dim}' of (..., {listed}) to be"
+        _agree(actual, size, partial(_wrong_size, op, argument, expected, size, shape))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return DTYPE_NAMES.get(dtype, "a dtype cuda_ops does not know")
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "cpu"
+    index: int | None = device.index
+    return f"{'cuda' if device.type == 'cuda' else 'device'}:{-1 if index is None else index}"
+
+
+def shape_name(shape: Dims) -> str:
+    return f"[{', '.join(str(size) for size in shape)}]"
+
+
+def _agree(actual: Any, expected: Any, message: Callable[[], str]) -> None:
+    torch._check(actual == expected, message)  # type: ignore[no-untyped-call]
+
+
+def _wrong_size(op: OpSpec, argument: str, expected: str, size: Any, shape: Dims) -> str:
+    return _refusal(op, argument, f"{expected} {size}", f"shape {shape_name(shape)}")
+
+
+def _refusal(op: OpSpec, argument: str, expected: str, actual: str) -> str:
+    return f"{op.qualname}: argument '{argument}': expected {expected}, got {actual}"
+
+
+def _refuse(op: OpSpec, argument: str, expected: str, actual: str) -> None:
+    raise RuntimeError(_refusal(op, argument, expected, actual))
+
+
+# --- the outputs ---------------------------------------------------------------
+
+
+def broadcast(op: OpSpec, shapes: Sequence[Dims], core: Sequence[int] = ()) -> list[Any]:
+    """The shape that the loop dims of ``shapes`` broadcast to.
+
+    Args:
+        op: the operator, for the error.
+        shapes: one shape per tensor argument that is present.
+        core: how many of the last dims of each shape are core dims; none if left out.
+
+    Raises:
+        RuntimeError: ``cuda_ops::<op>: shapes [2] and [3] do not broadcast``, where the first
+            shape is that of the first tensor argument.
+    """
+    result: list[Any] = []
+    for i, shape in enumerate(shapes):
+        loop = shape[: len(shape) - core[i]] if core else shape
+        result[:0] = [1] * (len(loop) - len(result))
+        for d, actual in enumerate(loop, start=len(result) - len(loop)):
+            if is_true(result[d] == 1):
+                result[d] = actual
+            elif not is_true(actual == 1):
+                _agree(actual, result[d], partial(_no_broadcast, op, shapes[0], shape))
+    return result
+
+
+def _no_broadcast(op: OpSpec, first: Dims, other: Dims) -> str:
+    return f"{op.qualname}: shapes {shape_name(first)} and {shape_name(other)} do not broadcast"
+
+
+def output_shapes(
+    op: OpSpec, signature: Signature, tensors: Sequence[torch.Tensor | None], bound: dict[str, Any]
+) -> list[list[Any]]:
+    """Loop dims broadcast, core dims from ``bound``; one shape per output."""
+    present = [(t.shape, len(core_dims(op, i))) for i, t in enumerate(tensors) if t is not None]
+    loop = broadcast(op, [shape for shape, _ in present], [core for _, core in present])
+    for dims in signature.outputs:
+        for dim in dims:
+            if not dim.isdigit() and dim not in bound:
+                raise RuntimeError(
+                    f"{op.qualname}: output dim '{dim}' is a dim of an argument that is None"
+                )
+    return [
+        [*loop, *(int(dim) if dim.isdigit() else bound[dim] for dim in dims)]
+        for dims in signature.outputs
+    ]
+
+
+def empty_outputs(
+    op: OpSpec, signature: Signature, tensors: Sequence[torch.Tensor | None]
+) -> tuple[torch.Tensor, ...]:
+    """Check the tensor arguments, then allocate every output as the C++ side does.
+
+    Contiguous, except that an elementwise operator whose inputs share one
+    dense layout keeps it. dtype and device are those of the first tensor.
+    """
+    bound = check_arguments(op, tensors)
+    present = [tensor for tensor in tensors if tensor is not None]
+    first = present[0]
+    like = {"dtype": first.dtype, "device": first.device}
+    same = signature.is_elementwise and all(_same_layout(first, other) for other in present[1:])
+    if same and is_dense(first):
+        shape, strides = first.shape, first.stride()
+        return tuple(torch.empty_strided(shape, strides, **like) for _ in signature.outputs)
+    shapes = output_shapes(op, signature, tensors, bound)
+    return tuple(torch.empty(shape, **like) for shape in shapes)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Every element of the storage span is used exactly once."""
+    if tensor.is_contiguous():
+        return True
+    kept = [
+        (stride, size)
+        for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+        if not is_true(size == 1)
+    ]
+    expected: Any = 1
+    while kept:
+        at = next((i for i, (stride, _) in enumerate(kept) if is_true(stride == expected)), None)
+        if at is None:
+            return False
+        expected = expected * kept.pop(at)[1]
+    return True
+
+
+def is_true(condition: bool | torch.SymBool) -> bool:
+    """``bool(condition)``, and ``False`` where a symbolic size leaves it open."""
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(condition)
+
+
+def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dim() != b.dim():
+        return False
+    pairs = [*zip(a.shape, b.shape, strict=True), *zip(a.stride(), b.stride(), strict=True)]
+    return all(is_true(x == y) for x, y in pairs)

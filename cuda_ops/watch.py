@@ -1,0 +1,150 @@
+"""``compile_dev.py --watch``: one line per save, with the change against the save before."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from watchfiles import watch as wait_for_changes
+
+from cuda_ops import build as builder
+from cuda_ops.check import quick_error
+from cuda_ops.discovery import INCLUDE_DIR, Kind, Pair
+from cuda_ops.errors import CudaOpsError
+from cuda_ops.plugins import plugin_file
+from cuda_ops.registry import registry
+from cuda_ops.spec import OpSpec
+
+
+@dataclass(frozen=True)
+class Save:
+    """What is known of an operator after one save."""
+
+    seconds: float
+    max_error: float
+    #: Seconds per call at the largest benchmark case, and its GB/s; ``None`` where not timed.
+    time: float | None
+    rate: float | None
+    registers: int | None
+    spilled: int | None
+
+    def line(self, op: str, before: Save | None) -> str:
+        """The printed line."""
+        parts = [f"{op}: {self.seconds:.2f} s", f"max error {self.max_error:.1e}"]
+        old = before
+        if self.time is not None:
+            parts.append(f"{self.time * 1e6:.1f} us" + _change(self.time, old and old.time))
+        if self.rate is not None:
+            parts.append(f"{self.rate:.0f} GB/s" + _change(self.rate, old and old.rate))
+        if self.registers is not None:
+            parts.append(f"{self.registers} registers" + _step(self.registers, old and old.registers))
+            parts.append(f"{self.spilled} bytes spilled" + _step(self.spilled or 0, old and old.spilled))
+        return ", ".join(parts)
+
+
+def watch(
+    names: Iterable[str],
+    archs: tuple[str, ...] | None,
+    console: Console,
+    stop: threading.Event | None = None,
+    on_save: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Rebuild, reload, check and time the named pairs on every save, until interrupted."""
+    chosen = [registry().pairs()[name] for name in names]
+    last: dict[str, Save] = {}
+    known = {pair.stem: _text(pair) for pair in chosen}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = torch.cuda.get_device_name() if device == "cuda" else "CPU only: CUDA code is compiled, not run"
+    for pair in chosen:
+        if pair.stem not in registry().failures and pair.kind is Kind.NATIVE:
+            last[pair.stem] = _measure(pair, 0.0, archs, device)
+    console.print(f"watching {', '.join(p.stem for p in chosen)} ({where}); Ctrl-C ends")
+    for _ in wait_for_changes(*_folders(chosen), debounce=50, step=10, stop_event=stop):
+        for pair in chosen:
+            text = _text(pair)
+            if text != known[pair.stem]:
+                known[pair.stem] = text
+                line = _after_save(pair, archs, device, last)
+                console.print(line, markup=False)
+                on_save(line)
+
+
+def _after_save(
+    pair: Pair, archs: tuple[str, ...] | None, device: str, last: dict[str, Save]
+) -> str:
+    start = time.monotonic()
+    try:
+        built = builder.build(pair, archs)
+        registry().load(pair.stem, built.path)
+        seconds = time.monotonic() - start
+        if pair.kind is not Kind.NATIVE:
+            return f"{pair.stem}: {seconds:.2f} s"
+        save = _measure(pair, seconds, archs, device)
+    except CudaOpsError as error:
+        registry().fail(pair.stem, error)
+        serving = "; the code before it goes on serving" if registry().library_of(pair.stem) else ""
+        return f"{error}{serving}"
+    except FileNotFoundError as error:
+        return f"{pair.stem}: {error.filename} is gone; waiting for it"
+    line = save.line(pair.stem, last.get(pair.stem))
+    last[pair.stem] = save
+    return line
+
+
+def _measure(pair: Pair, seconds: float, archs: tuple[str, ...] | None, device: str) -> Save:
+    op = registry().operators(pair.stem)[pair.stem].spec
+    built = builder.build(pair, archs)
+    resources = built.resources
+    taken, rate = _timed(op, device)
+    return Save(
+        seconds,
+        quick_error(op, registry().plugins, device if "CUDA" in op.keys or op.is_composite else "cpu"),
+        taken,
+        rate,
+        resources.registers if resources else None,
+        resources.spilled_bytes if resources else None,
+    )
+
+
+def _timed(op: OpSpec, device: str) -> tuple[float | None, float | None]:
+    from torch.utils.benchmark import Timer
+
+    cases = registry().plugins.ask("cuda_ops_benchmarks", op) or []
+    if not cases:
+        return None, None
+    # On a CPU the middle case is enough to see a change and does not delay the next save.
+    case = cases[-1] if device == "cuda" else cases[len(cases) // 2]
+    arguments = case.make_inputs(torch.device(device))
+    with torch.no_grad():
+        timer = Timer("f(*a)", globals={"f": op.overload, "a": arguments})
+        median = timer.blocked_autorange(min_run_time=0.1).median
+    return median, case.bytes / median / 1e9
+
+
+def _text(pair: Pair) -> str:
+    try:
+        plugin = plugin_file(pair)
+        return pair.source_hash() + (plugin.read_text() if plugin.is_file() else "")
+    except OSError:  # an editor replaces the file just now
+        return ""
+
+
+def _folders(pairs: list[Pair]) -> list[Path]:
+    folders = {INCLUDE_DIR}
+    for pair in pairs:
+        folders |= {path.parent for path in pair.sources}
+        folders |= {folder for folder in (*pair.include_dirs, plugin_file(pair).parent) if folder.is_dir()}
+    return sorted(folders)
+
+
+def _change(now: float, before: float | None) -> str:
+    return f" ({(now / before - 1) * 100:+.0f} %)" if before else ""
+
+
+def _step(now: int, before: int | None) -> str:
+    return f" ({now - before:+d})" if before is not None and now != before else ""

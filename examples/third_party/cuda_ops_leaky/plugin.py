@@ -1,0 +1,45 @@
+"""What this package tells cuda_ops: where its operators are, and how to measure them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.spec import BenchmarkCase, OpSpec
+
+SLOPE, LIMIT = 0.1, 6.0
+
+
+@hookimpl
+def cuda_ops_roots() -> Iterable[Path]:
+    return [Path(__file__).parent / "src"]
+
+
+@hookimpl
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
+    # An installed plugin is asked about every operator, so it says which one it means.
+    if op.name != "leaky_clip":
+        return None
+    return [_case(2**n) for n in (16, 20, 26)]
+
+
+def _case(numel: int) -> BenchmarkCase:
+    def inputs(device: torch.device) -> tuple[Any, ...]:
+        return torch.randn(numel, device=device, dtype=torch.bfloat16), SLOPE, LIMIT
+
+    return BenchmarkCase(
+        label=f"bfloat16 {numel}",
+        make_inputs=inputs,
+        bytes=2 * numel * 2,  # x in, out out
+        flops=2 * numel,
+        peers={"torch": torch_leaky_clip},
+    )
+
+
+def torch_leaky_clip(x: torch.Tensor, slope: float, limit: float) -> torch.Tensor:
+    """The same with torch's own operators: two kernels, twice the bytes."""
+    return torch.nn.functional.leaky_relu(x, slope).clamp(max=limit)

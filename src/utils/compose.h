@@ -1,0 +1,47 @@
+// Operators made of other operators. A call goes through the dispatcher, so
+// autograd, torch.compile, autocast and every device see it.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
+#include <torch/csrc/stable/stableivalue_conversions.h>
+
+#include "tensor.h"
+
+namespace cuda_ops {
+
+// `op` with its namespace, "aten::mul", and `overload`, "Tensor". Arguments
+// come in the order of the schema and all of them must be given. The stable
+// dispatcher passes no Scalar: hand over a tensor from scalar() where the
+// schema has room for one.
+template <class R, class... Args>
+R call(const char* op, const char* overload, const Args&... args) {
+  std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
+  detail::check_torch(torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION), op);
+  return torch::stable::detail::to<R>(stack[0]);
+}
+
+// A number as a 0-dim CPU tensor, which combines with `like` on any device and
+// leaves it its dtype. It goes to CUDA as a kernel argument, so a graph can
+// record it. float64 keeps all its digits; only beside another 0-dim tensor
+// would that promote, hence the dtype of `like` there.
+inline Tensor scalar(double value, const Tensor& like) {
+  int32_t dtype = detail::torch_code(like.dim() > 0 ? DType::kFloat64 : dtype_of(like));
+  int32_t cpu = aoti_torch_device_type_cpu();
+  AtenTensorHandle handle = nullptr;
+  detail::check_torch(
+      aoti_torch_aten_full(nullptr, 0, value, &dtype, nullptr, &cpu, 0, nullptr, &handle),
+      "make a scalar");
+  return Tensor(handle);
+}
+
+inline Tensor mul(const Tensor& a, const Tensor& b) { return call<Tensor>("aten::mul", "Tensor", a, b); }
+
+// a + b. aten::add takes a Scalar, which has a way through for subtract only.
+inline Tensor add(const Tensor& a, const Tensor& b) {
+  AtenTensorHandle handle = nullptr;
+  detail::check_torch(aoti_torch_aten_subtract_Tensor(a.get(), b.get(), -1, &handle),
+                      "run aten::subtract");
+  return Tensor(handle);
+}
+
+}  // namespace cuda_ops

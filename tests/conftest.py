@@ -1,0 +1,110 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cuda_ops import build as builder
+from cuda_ops.registry import registry
+
+_BINDING = """
+#include "binding.h"
+{include}
+using namespace cuda_ops;
+namespace {{
+Tensor forward(const Tensor& x{parameter}) {{
+  Tensor out = empty_elementwise("{op}", x);
+  map_cpu(strided(out, x), [=](double v) {{ return {forward}; }});
+  return out;
+}}
+Tensor backward(const Tensor& grad_out, const Tensor& x{parameter}) {{
+  Tensor grad_x = empty_elementwise("{op}_backward", grad_out, x);
+  map_cpu(strided(grad_x, grad_out, x), [=](double g, double v) {{ (void)v; return {backward}; }});
+  return grad_x;
+}}
+}}
+CUDA_OPS(library) {{
+  library.op("{op}(Tensor x{schema}) -> Tensor", "()->()").dtypes(kFloating).{key}<forward>();
+  library.op("{op}_backward(Tensor grad_out, Tensor x{schema}) -> Tensor grad_x", "(),()->()")
+      .dtypes(kFloating).cpu<backward>();
+}}
+"""
+
+_numbers = itertools.count()
+
+
+@dataclass
+class ScratchOp:
+    """An operator in a folder of its own, for tests that edit files."""
+
+    name: str
+    root: Path
+
+    @property
+    def binding(self) -> Path:
+        return self.root / "bindings" / f"{self.name}.cpp"
+
+    def write(
+        self,
+        forward: str = "v",
+        backward: str = "g",
+        *,
+        parameter: str = "",
+        schema: str = "",
+        include: str = "",
+        key: str = "cpu",
+    ) -> None:
+        """Save the binding; the formulas are C++ of ``v`` (the input) and ``g`` (the gradient)."""
+        text = _BINDING.format(
+            op=self.name, forward=forward, backward=backward, parameter=parameter,
+            schema=schema, include=include, key=key,
+        )  # fmt: skip
+        self.binding.write_text(textwrap.dedent(text))
+
+    def build(self) -> builder.Built:
+        return builder.build(registry().rescan()[self.name])
+
+    def reload(self) -> builder.Built:
+        """Build and load; what ``compile_dev.reload`` does for one operator."""
+        built = self.build()
+        registry().load(self.name, built.path)
+        return built
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        function: Callable[..., Any] = registry().public(self.name)
+        return function
+
+
+@pytest.fixture(scope="session")
+def scratch_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("operators")
+    for folder in ("kernels", "bindings", "utils", "ops"):
+        (root / folder).mkdir()
+    registry().add_root(root)
+    return root
+
+
+@pytest.fixture
+def scratch_op(
+    scratch_root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ScratchOp]:
+    """A new operator each time, built in a cache of its own."""
+    monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path_factory.mktemp("cache")))
+    op = ScratchOp(f"scratch_{next(_numbers)}", scratch_root)
+    yield op
+    for folder in ("kernels", "bindings"):
+        for path in (scratch_root / folder).glob(f"{op.name}.*"):
+            path.unlink()
+    registry().rescan()
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

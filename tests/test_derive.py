@@ -1,0 +1,487 @@
+"""What is derived from a schema and a signature line.
+
+The operators here are written in Python, so no library has to be built. The
+error texts are those of ``src/utils/manifest.h`` and ``elementwise.h``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from cuda_ops import derive, samples, shapes
+from cuda_ops.check import check_op, quick_error
+from cuda_ops.errors import ManifestError
+from cuda_ops.samples import Sample, TensorArg
+from cuda_ops.signature import parse_signature
+from cuda_ops.spec import OpSpec
+
+FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+LIBRARY = torch.library.Library("cuda_ops", "FRAGMENT")
+
+
+def spec(schema, signature, dtypes=FLOATING, keys=("CPU",)):
+    parsed = torch._C.parse_schema(schema)
+    line = parse_signature(signature) if signature else None
+    return OpSpec(parsed.name, "pair", schema, parsed, line, dtypes, "", keys, False)
+
+
+def pair(*ops):
+    """Make the specs siblings of one pair; the first one is returned."""
+    for op in ops:
+        op.siblings.update({other.name: other for other in ops})
+    return ops[0]
+
+
+class Plugins:
+    """The derivation plugin alone, with some answers replaced."""
+
+    def __init__(self, **answers):
+        self.answers = answers
+
+    def ask(self, hook_name, op):
+        if hook_name in self.answers:
+            return self.answers[hook_name]
+        return getattr(derive, hook_name)(op)
+
+
+def register(op, kernel, plugins=None):
+    """Define an operator whose CPU kernel allocates by the rule and copies ``kernel``'s result."""
+    plugins = plugins or Plugins()
+
+    def cpu(*args):
+        outputs = shapes.empty_outputs(op, op.signature, shapes.tensor_arguments(op, args))
+        results = kernel(*args)
+        for out, result in zip(outputs, results if len(outputs) > 1 else [results], strict=True):
+            out.copy_(result)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    LIBRARY.define(op.schema)
+    LIBRARY.impl(op.name, cpu, "CPU")
+    torch.library.register_fake(op.qualname, plugins.ask("cuda_ops_fake", op), lib=LIBRARY)
+    torch.library.register_vmap(op.qualname, plugins.ask("cuda_ops_vmap", op), lib=LIBRARY)
+    if formula := plugins.ask("cuda_ops_autograd", op):
+        torch.library.register_autograd(
+            op.qualname, formula.backward, setup_context=formula.setup_context, lib=LIBRARY
+        )
+    return op
+
+
+@pytest.fixture(scope="module")
+def scaled_product():
+    """x * y * alpha: broadcasts, takes a number, names its gradients."""
+    backward_schema = (
+        "derive_mul_backward(Tensor grad_out, Tensor x, Tensor y, float alpha)"
+        " -> (Tensor grad_x, Tensor grad_y)"
+    )
+    op = spec("derive_mul(Tensor x, Tensor y, float alpha=1.0) -> Tensor", "(),()->()")
+    backward = spec(backward_schema, "(),(),()->(),()")
+    pair(op, backward)
+    register(backward, lambda g, x, y, alpha: (g * y * alpha, g * x * alpha))
+    return register(op, lambda x, y, alpha=1.0: x * y * alpha)
+
+
+@pytest.fixture(scope="module")
+def product():
+    """A matrix product: core dims, loop dims, two gradients."""
+    op = spec("derive_mm(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
+    backward = spec(
+        "derive_mm_backward(Tensor grad_out, Tensor a, Tensor b) -> (Tensor grad_a, Tensor grad_b)",
+        "(m,n),(m,k),(k,n)->(m,k),(k,n)",
+    )
+    pair(op, backward)
+    register(backward, lambda g, a, b: (g @ b.mT, a.mT @ g))
+    return register(op, lambda a, b: a.double() @ b.double())
+
+
+# --- checks: order and text ------------------------------------------------------
+
+
+def refusal(op, *tensors):
+    with pytest.raises(RuntimeError) as caught:
+        shapes.empty_outputs(op, op.signature, tensors)
+    return str(caught.value)
+
+
+def test_dtype_is_checked_on_the_first_tensor_and_compared_on_the_others():
+    op = spec("f(Tensor x, Tensor y) -> Tensor", "(),()->()")
+    assert refusal(op, torch.ones(2, dtype=torch.int32), torch.ones(2)) == (
+        "cuda_ops::f: argument 'x': expected dtype float64, float32, float16 or bfloat16, got int32"
+    )
+    assert refusal(op, torch.ones(2), torch.ones(2, dtype=torch.float64)) == (
+        "cuda_ops::f: argument 'y': expected dtype float32 like 'x', got float64"
+    )
+    one = replace(op, dtypes=(torch.float32,))
+    assert refusal(one, torch.ones(2, dtype=torch.complex64), torch.ones(2)) == (
+        "cuda_ops::f: argument 'x': expected dtype float32, got a dtype cuda_ops does not know"
+    )
+
+
+def test_device_is_checked_before_dtype():
+    op = spec("f(Tensor x, Tensor y) -> Tensor", "(),()->()")
+    with FakeTensorMode():
+        cuda = torch.empty(2, device="cuda:1", dtype=torch.float64)
+        assert refusal(op, torch.empty(2), cuda) == (
+            "cuda_ops::f: argument 'y': expected a tensor on cpu like 'x', got one on cuda:1"
+        )
+
+
+def test_core_dims_are_checked():
+    op = spec("mm(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
+    assert refusal(op, torch.ones(3), torch.ones(3, 3)) == (
+        "cuda_ops::mm: argument 'a': expected at least 2 dims (..., m, k), got shape [3]"
+    )
+    assert refusal(op, torch.ones(2, 3), torch.ones(5, 4, 2)) == (
+        "cuda_ops::mm: argument 'b': expected dim 'k' of (..., k, n) to be 3, got shape [5, 4, 2]"
+    )
+    gray = spec("gray(Tensor image) -> Tensor", "(h,w,3)->(h,w)")
+    assert refusal(gray, torch.ones(8, 8, 4)) == (
+        "cuda_ops::gray: argument 'image': expected dim '3' of (..., h, w, 3) to be 3,"
+        " got shape [8, 8, 4]"
+    )
+
+
+def test_loop_dims_must_broadcast():
+    op = spec("f(Tensor x, Tensor y) -> Tensor", "(),()->()")
+    assert refusal(op, torch.ones(2, 3), torch.ones(2, 4)) == (
+        "cuda_ops::f: shapes [2, 3] and [2, 4] do not broadcast"
+    )
+    mm = spec("mm(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
+    assert refusal(mm, torch.ones(2, 3, 3), torch.ones(5, 3, 3)) == (
+        "cuda_ops::mm: shapes [2, 3, 3] and [5, 3, 3] do not broadcast"
+    )
+
+
+def test_an_output_dim_of_an_argument_that_is_none():
+    op = spec("f(Tensor x, Tensor? y=None) -> Tensor", "(),(n)->(n)")
+    assert refusal(op, torch.ones(2), None) == (
+        "cuda_ops::f: output dim 'n' is a dim of an argument that is None"
+    )
+
+
+# --- outputs ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ([(2, 3)], [2, 3]),
+        ([(2, 1), (3,)], [2, 3]),
+        ([(1,), (0,)], [0]),
+        ([(), (5, 1, 2)], [5, 1, 2]),
+        ([(4, 1, 3), (2, 1)], [4, 2, 3]),
+    ],
+)
+def test_broadcast(inputs, expected):
+    op = spec("f(Tensor x) -> Tensor", "()->()")
+    assert shapes.broadcast(op, inputs) == expected
+
+
+def test_broadcast_leaves_core_dims_out():
+    op = spec("f(Tensor x) -> Tensor", "()->()")
+    assert shapes.broadcast(op, [(5, 1, 2, 3), (4, 3, 2)], [2, 2]) == [5, 4]
+
+
+@pytest.mark.parametrize(
+    ("x", "strides"),
+    [
+        (torch.ones(2, 3), (3, 1)),
+        (torch.ones(2, 3).t(), (1, 3)),
+        (torch.ones(2, 3, 4, 5).contiguous(memory_format=torch.channels_last), (60, 1, 15, 3)),
+        (torch.ones(4, 6)[:, ::2], (3, 1)),
+        (torch.ones(1, 3).expand(2, 3), (3, 1)),
+        (torch.ones(9, 4)[::9], (36, 1)),
+        (torch.ones(0, 3), (3, 1)),
+    ],
+)
+def test_an_elementwise_output_keeps_a_dense_layout(x, strides):
+    op = spec("f(Tensor x, Tensor y) -> Tensor", "(),()->()")
+    (out,) = shapes.empty_outputs(op, op.signature, (x, x))
+    assert (out.shape, out.stride(), out.dtype) == (x.shape, strides, x.dtype)
+
+
+def test_two_layouts_or_a_core_dim_make_the_output_contiguous():
+    op = spec("f(Tensor x, Tensor y) -> Tensor", "(),()->()")
+    (out,) = shapes.empty_outputs(op, op.signature, (torch.ones(3, 3), torch.ones(3, 3).t()))
+    assert out.stride() == (3, 1)
+    rows = spec("rows(Tensor x) -> (Tensor, Tensor)", "(n)->(n),()")
+    outputs = shapes.empty_outputs(rows, rows.signature, (torch.ones(4, 5).t(),))
+    assert [(tuple(o.shape), o.stride()) for o in outputs] == [((5, 4), (4, 1)), ((5,), (1,))]
+
+
+def test_fake_skips_an_optional_tensor_and_fills_defaults():
+    op = spec("f(Tensor x, Tensor? y=None, float alpha=2.0) -> Tensor", "(),()->()")
+    fake = derive.cuda_ops_fake(op)
+    assert fake(torch.ones(2, 3)).shape == (2, 3)
+    assert fake(torch.ones(3), y=torch.ones(2, 1)).shape == (2, 3)
+
+
+def test_nothing_is_derived_where_names_and_dims_say_nothing():
+    composite = spec("f(Tensor x) -> Tensor", "()->()", keys=("CompositeImplicitAutograd",))
+    bare = spec("f(Tensor x) -> Tensor", "")
+    mutable = spec("f(Tensor(a!) x) -> Tensor(a!)", "()->()")
+    assert derive.cuda_ops_fake(composite) is None
+    assert derive.cuda_ops_autograd(composite) is None
+    for op in (bare, mutable):
+        assert derive.cuda_ops_fake(op) is None
+        assert derive.cuda_ops_vmap(op) is None
+        assert derive.cuda_ops_sharding(op) is None
+    for hook in (derive.cuda_ops_samples, derive.cuda_ops_benchmarks):
+        assert hook(bare) is None
+
+
+# --- gradient --------------------------------------------------------------------
+
+
+def test_gradients_are_summed_where_inputs_broadcast(scaled_product, product):
+    x, y = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((4, 1), (2, 1, 3)))
+    assert torch.autograd.gradcheck(scaled_product.overload, (x, y, 0.5))
+    a, b = (
+        torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 1, 3, 4), (5, 4, 2))
+    )
+    assert torch.autograd.gradcheck(product.overload, (a, b))
+    compiled = torch.compile(product.overload, backend="aot_eager", fullgraph=True, dynamic=True)
+    expected = torch.autograd.grad(product.overload(a, b).sum(), (a, b))
+    torch.testing.assert_close(torch.autograd.grad(compiled(a, b).sum(), (a, b)), expected)
+
+
+def test_an_input_that_needs_no_gradient_gets_none(scaled_product):
+    formula = derive.cuda_ops_autograd(scaled_product)
+    x, y = torch.ones(2), torch.ones(2)
+    ctx = SimpleNamespace(needs_input_grad=(False, True, False), saved_tensors=(x, y), plain=[3.0])
+    assert [g if g is None else g.tolist() for g in formula.backward(ctx, torch.ones(2))] == [
+        None,
+        [3.0, 3.0],
+        None,
+    ]
+
+
+def test_two_outputs_one_of_them_unused():
+    op = spec("derive_two(Tensor x) -> (Tensor up, Tensor down)", "()->(),()")
+    backward = spec(
+        "derive_two_backward(Tensor grad_up, Tensor grad_down, Tensor down) -> Tensor",
+        "(),(),()->()",
+    )
+    pair(op, backward)
+    register(backward, lambda up, down, out: 2 * up + 3 * down + 0 * out)
+    register(op, lambda x: (2 * x, 3 * x))
+    x = torch.ones(3, requires_grad=True)
+    up, _ = op.overload(x)
+    up.sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_no_formula_raises_when_a_gradient_is_asked_for(scaled_product):
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError) as caught:
+        scaled_product.siblings["derive_mul_backward"].overload(x, x, x, 1.0)[0].sum().backward()
+    assert str(caught.value) == (
+        "cuda_ops::derive_mul_backward has no gradient: "
+        "add derive_mul_backward_backward(...) to src/bindings/pair.cpp"
+    )
+
+
+def test_a_gradient_that_the_formula_leaves_out_is_not_silently_zero():
+    op = spec("f(Tensor x, Tensor y) -> Tensor", "(),()->()")
+    pair(op, spec("f_backward(Tensor grad_out) -> Tensor grad_x", "()->()"))
+    ctx = SimpleNamespace(needs_input_grad=(True, True))
+    with pytest.raises(RuntimeError, match="cuda_ops::f has no gradient for 'y': return grad_y"):
+        derive.cuda_ops_autograd(op).backward(ctx, torch.ones(2))
+
+
+def test_integer_operators_have_no_gradient():
+    op = spec("f(Tensor x) -> Tensor", "()->()", dtypes=(torch.uint8,))
+    assert derive.cuda_ops_autograd(op) is None
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "message"),
+    [
+        (
+            "f(Tensor x) -> Tensor",
+            "f_backward(Tensor grad_out, Tensor w) -> Tensor grad_x",
+            (
+                "cuda_ops::f_backward: argument 'w' is unknown; allowed: "
+                "inputs 'x', outputs 'out', gradients 'grad_out'. "
+                "Rename it, or name the returns of f."
+            ),
+        ),
+        (
+            "f(Tensor x) -> Tensor",
+            "f_backward(Tensor grad_out) -> Tensor grad_y",
+            (
+                "cuda_ops::f_backward: return 'grad_y' is unknown; "
+                "name each return after the input it belongs to: 'grad_x'"
+            ),
+        ),
+        (
+            "f(Tensor x, Tensor y) -> Tensor",
+            "f_backward(Tensor grad_out) -> Tensor",
+            (
+                "cuda_ops::f_backward: an unnamed return; "
+                "name each return after the input it belongs to: 'grad_x', 'grad_y'"
+            ),
+        ),
+        (
+            "f(Tensor grad_out) -> Tensor",
+            "f_backward(Tensor grad_out) -> Tensor",
+            (
+                "cuda_ops::f_backward: argument 'grad_out' means two things; allowed: "
+                "inputs 'grad_out', outputs 'out', gradients 'grad_out'. "
+                "Rename it, or name the returns of f."
+            ),
+        ),
+    ],
+)
+def test_names_that_say_nothing_are_refused(forward, backward, message):
+    op = pair(spec(forward, ""), spec(backward, ""))
+    with pytest.raises(ManifestError) as caught:
+        derive.cuda_ops_autograd(op)
+    assert str(caught.value) == message
+
+
+# --- batching, sharding, samples, timing -------------------------------------------
+
+
+@pytest.mark.parametrize("in_dims", [(0, None), (None, -1), (1, 0), (-1, -1)])
+def test_vmap_aligns_loop_dims(product, in_dims):
+    inner = ((2, 3, 4), (4, 5))
+    args = []
+    for dim, shape in zip(in_dims, inner, strict=True):
+        batched = torch.randn(6, *shape)
+        args.append(batched[0] if dim is None else batched.movedim(0, dim))
+    actual = torch.vmap(product.overload, in_dims=in_dims)(*args)
+    expected = torch.vmap(torch.matmul, in_dims=in_dims)(*args)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_loop_dims_shard_and_core_dims_replicate():
+    from torch.distributed.tensor import Replicate, Shard
+
+    op = spec("mm(Tensor a, Tensor b, float alpha=1.0) -> Tensor", "(m,k),(k,n)->(m,n)")
+    rule = derive.cuda_ops_sharding(op)
+    a, b = SimpleNamespace(shape=(4, 1, 8, 8)), SimpleNamespace(shape=(2, 8, 8))
+    assert rule(a, b, 2.0) == [
+        ([Replicate()], [Replicate(), Replicate(), None]),
+        ([Shard(0)], [Shard(0), Replicate(), None]),
+        ([Shard(1)], [Replicate(), Shard(0), None]),
+    ]
+
+
+def test_samples_fit_the_signature_and_print_what_makes_them():
+    op = spec("mm(Tensor a, Tensor b, int k=1, bool flag=True) -> Tensor", "(m,k),(k,n)->(m,n)")
+    layouts, scope = set(), vars(samples) | {"torch": torch}
+
+    @settings(max_examples=150, derandomize=True, database=None, deadline=None)
+    @given(samples.strategy(op))
+    def check(sample):
+        args = sample.make("cpu")
+        assert eval(repr(sample), scope) == sample
+        assert "\n" not in repr(sample)
+        assert max(arg.numel() for arg in args[:2]) <= samples.MAX_NUMEL
+        for arg, made in zip(sample.tensors, args[:2], strict=True):
+            assert (tuple(made.shape), made.dtype) == (arg.shape, arg.dtype)
+            layouts.add(arg.layout)
+        shapes.empty_outputs(op, op.signature, args[:2])
+        again = sample.make("cpu")
+        assert all(
+            torch.equal(x.nan_to_num(), y.nan_to_num())
+            for x, y in zip(args[:2], again[:2], strict=True)
+        )
+
+    check()
+    assert layouts == set(samples.LAYOUTS)
+
+
+@pytest.mark.parametrize(
+    ("layout", "strides", "offset"),
+    [
+        ("contiguous", (60, 20, 5, 1), 0),
+        ("transposed", (60, 20, 1, 4), 0),
+        ("sliced", (96, 32, 8, 1), 1),
+        ("stepped", (120, 40, 10, 2), 0),
+        ("expanded", (0, 20, 5, 1), 0),
+        ("channels_last", (60, 1, 15, 3), 0),
+        ("offset", (60, 20, 5, 1), 3),
+    ],
+)
+def test_layouts(layout, strides, offset):
+    (made,) = Sample((TensorArg((2, 3, 4, 5), torch.bfloat16, layout),)).make()
+    assert (made.shape, made.stride(), made.storage_offset()) == ((2, 3, 4, 5), strides, offset)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATING, torch.uint8, torch.int64, torch.bool, torch.uint16])
+@pytest.mark.parametrize("values", samples.VALUES)
+def test_every_dtype_has_every_value_mode(dtype, values):
+    (made,) = Sample((TensorArg((64,), dtype),), values, seed=1).make()
+    assert made.dtype == dtype
+    if values == "special" and dtype.is_floating_point:
+        assert made.isnan().any()
+        assert made.isinf().any()
+        assert (made == 0).any()
+
+
+def test_benchmarks_count_bytes_in_and_out():
+    mm = spec("mm(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
+    assert [(c.label, c.bytes) for c in derive.cuda_ops_benchmarks(mm)] == [
+        ("k=m=n=256 float32", 3 * 256**2 * 4),
+        ("k=m=n=1024 float32", 3 * 1024**2 * 4),
+    ]
+    scale = spec("f(Tensor x, float alpha) -> Tensor", "()->()")
+    cases = derive.cuda_ops_benchmarks(scale)
+    assert [case.bytes for case in cases] == [8 * 2**10, 8 * 2**20, 8 * 2**26]
+    x, alpha = cases[0].make_inputs(torch.device("cpu"))
+    assert (x.shape, alpha) == ((1024,), 0.5)
+
+
+# --- the quick check ----------------------------------------------------------------
+
+
+def failures(op, **answers):
+    report = check_op(op, Plugins(**answers), examples=15, devices=("cpu",))
+    return {entry.name for entry in report.entries if entry.passed is False}, report
+
+
+def test_the_check_passes_good_operators(scaled_product, product):
+    for op in (scaled_product, product):
+        failed, report = failures(op)
+        assert not failed, str(report)
+        assert all(entry.passed for entry in report.entries)
+        assert quick_error(op, Plugins(), "cpu") < 1e-5
+
+
+def test_the_check_says_what_it_did_not_run(product):
+    report = check_op(product, Plugins(cuda_ops_reference=None), examples=2, devices=("cpu", "xpu"))
+    skipped = {entry.name: entry.detail for entry in report.entries if entry.passed is None}
+    assert skipped["reference cpu"] == "no reference: implement cuda_ops_reference"
+    assert skipped["fake xpu"] == "no XPU kernel in this build"
+    assert "not run reference cpu: no reference" in str(report)
+    assert math.isnan(quick_error(product, Plugins(cuda_ops_reference=None), "cpu"))
+
+
+def test_a_wrong_result_is_reported_with_its_sample(product):
+    failed, report = failures(product, cuda_ops_reference=lambda a, b: a @ b + 1e-2)
+    assert failed == {"reference cpu"}
+    entry = report.entries[0]
+    assert "times the tolerance" in entry.detail
+    assert entry.sample.startswith("Sample(args=(TensorArg(shape=")
+
+
+def test_a_wrong_fake_gradient_and_batching_rule_are_found():
+    op = spec("derive_wrong(Tensor x) -> Tensor", "()->()")
+    backward = spec("derive_wrong_backward(Tensor grad_out, Tensor x) -> Tensor", "(),()->()")
+    pair(op, backward)
+    register(backward, lambda grad, x: 3 * grad * x)
+    wrong = Plugins(
+        cuda_ops_fake=lambda x: torch.empty(x.shape, dtype=x.dtype),
+        cuda_ops_vmap=lambda info, in_dims, x: (op.overload(x), 0),
+    )
+    register(op, lambda x: x * x, wrong)
+    failed, report = failures(op)
+    assert failed >= {"fake cpu", "gradient", "vmap"}, str(report)

@@ -1,0 +1,250 @@
+"""Live reload: what a caller sees before, during and after an edit. CPU kernels, so it runs anywhere."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ScratchOp
+
+from cuda_ops import build as builder
+from cuda_ops.errors import BuildError, ManifestError
+from cuda_ops.registry import registry
+
+X = torch.tensor([1.0, 2.0, 3.0])
+REPO = Path(__file__).resolve().parent.parent
+
+
+def test_functions_obtained_earlier_see_the_new_code(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * 2")
+    scratch_op.reload()
+    function, packet = scratch_op.function, getattr(torch.ops.cuda_ops, scratch_op.name)
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(X), X * 2)
+    scratch_op.write("v * 5")
+    scratch_op.reload()
+    for caller in (function, packet, packet.default, compiled):
+        assert torch.equal(caller(X), X * 5)
+
+
+def test_broken_edit_keeps_the_old_code_and_names_the_line(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * 2")
+    scratch_op.reload()
+    scratch_op.write("v * undeclared")
+    with pytest.raises(BuildError, match=rf"{scratch_op.name}.cpp:\d+:.*undeclared"):
+        scratch_op.build()
+    assert torch.equal(scratch_op.function(X), X * 2)
+    with pytest.raises(BuildError, match="undeclared"):  # the same again, not "already built"
+        scratch_op.build()
+    scratch_op.write("v * 3")
+    scratch_op.reload()
+    assert torch.equal(scratch_op.function(X), X * 3)
+
+
+def test_header_edit_and_instant_revert(scratch_op: ScratchOp) -> None:
+    header = scratch_op.root / "utils" / "factor.h"
+    header.write_text("constexpr double kFactor = 2;")
+    scratch_op.write("v * kFactor", include='#include "factor.h"')
+    scratch_op.reload()
+    header.write_text("constexpr double kFactor = 7;")
+    assert not scratch_op.reload().cached
+    assert torch.equal(scratch_op.function(X), X * 7)
+    header.write_text("constexpr double kFactor = 2;")
+    reverted = scratch_op.reload()
+    assert reverted.cached and reverted.seconds < 0.5
+    assert torch.equal(scratch_op.function(X), X * 2)
+
+
+def test_schema_change(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * 2")
+    scratch_op.reload()
+    function, packet = scratch_op.function, getattr(torch.ops.cuda_ops, scratch_op.name)
+    scratch_op.write("v * a", "g * a", parameter=", double a", schema=", float a")
+    scratch_op.reload()
+    assert torch.equal(function(X, 3.0), X * 3)
+    assert torch.equal(packet(X, 3.0), X * 3)
+    assert torch.equal(getattr(torch.ops.cuda_ops, scratch_op.name).default(X, a=4.0), X * 4)
+    leaf = X.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(function(leaf, 5.0).sum(), leaf)
+    assert torch.equal(gradient, torch.full_like(X, 5))
+    with pytest.raises((RuntimeError, TypeError)):
+        function(X)
+
+
+def test_schema_that_contradicts_the_code_is_refused_and_the_old_one_serves(
+    scratch_op: ScratchOp,
+) -> None:
+    scratch_op.write("v * 2")
+    scratch_op.reload()
+    scratch_op.write("v * a", "g * a", parameter=", double a", schema=", int a")
+    built = scratch_op.build()
+    with pytest.raises(ManifestError, match=r"argument 'a' is int .* double"):
+        registry().load(scratch_op.name, built.path)
+    assert torch.equal(scratch_op.function(X), X * 2)
+
+
+def test_dropped_dispatch_key(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * 2")
+    scratch_op.reload()
+    scratch_op.write("v * 2", key="cuda")
+    scratch_op.reload()
+    with pytest.raises(RuntimeError, match=f"cuda_ops::{scratch_op.name}: .*no kernel for this device"):
+        scratch_op.function(X)
+    scratch_op.write("v * 9")
+    scratch_op.reload()
+    assert torch.equal(scratch_op.function(X), X * 9)
+
+
+def _gradient(function: object) -> float:
+    leaf = X.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(function(leaf).sum(), leaf)  # type: ignore[operator]
+    return float(gradient[0])
+
+
+def test_changed_backward(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v", "g * 2")
+    scratch_op.reload()
+    compiled = torch.compile(scratch_op.function, backend="aot_eager")
+    assert _gradient(scratch_op.function) == _gradient(compiled) == 2
+    scratch_op.write("v", "g * 3")
+    scratch_op.reload()
+    assert _gradient(scratch_op.function) == _gradient(compiled) == 3
+
+
+def test_changed_formula_in_a_plugin_reaches_compiled_code(scratch_op: ScratchOp) -> None:
+    plugin = scratch_op.root / "ops" / f"{scratch_op.name}.py"
+    text = (
+        "from cuda_ops.hookspecs import hookimpl\n"
+        "from cuda_ops.spec import Autograd\n"
+        "@hookimpl\n"
+        "def cuda_ops_autograd(op):\n"
+        "    return Autograd(lambda ctx, inputs, output: None, lambda ctx, grad: grad * {factor})\n"
+    )
+    scratch_op.write("v")
+    plugin.write_text(text.format(factor=4))
+    scratch_op.reload()
+    compiled = torch.compile(scratch_op.function, backend="aot_eager")
+    assert _gradient(scratch_op.function) == _gradient(compiled) == 4
+    plugin.write_text(text.format(factor=6))
+    scratch_op.reload()
+    assert _gradient(scratch_op.function) == _gradient(compiled) == 6
+    plugin.unlink()
+
+
+def test_300_reloads_while_another_thread_calls(scratch_op: ScratchOp, tmp_path: Path) -> None:
+    libraries = []
+    for factor in (1, 2):
+        scratch_op.write(f"v * {factor}")
+        libraries.append(scratch_op.build().path)
+    registry().load(scratch_op.name, libraries[0])
+    function, done, wrong = scratch_op.function, threading.Event(), []
+
+    def call() -> None:
+        while not done.is_set():
+            result = float(function(X)[0])
+            if result not in (1.0, 2.0):
+                wrong.append(result)
+
+    callers = [threading.Thread(target=call) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    try:
+        for i in range(300):
+            fresh = tmp_path / f"{i}.so"  # a new path is a new library to the system's loader
+            shutil.copyfile(libraries[i % 2], fresh)
+            registry().load(scratch_op.name, fresh)
+            assert float(function(X)[0]) == i % 2 + 1
+    finally:
+        done.set()
+        for caller in callers:
+            caller.join()
+    assert not wrong
+
+
+def _build_script(op: ScratchOp) -> list[str]:
+    code = (
+        "import sys; from pathlib import Path; from cuda_ops import build\n"
+        "from cuda_ops.discovery import discover\n"
+        f"pair = {{p.stem: p for p in discover([Path({str(op.root)!r})])}}[{op.name!r}]\n"
+        "print('start', flush=True); print(build.build(pair).path)"
+    )
+    return [sys.executable, "-c", code]
+
+
+def test_two_processes_build_the_same_operator(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * 2")
+    both = [
+        subprocess.Popen(_build_script(scratch_op), stdout=subprocess.PIPE, text=True, cwd=REPO)
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=120)[0].split()[-1] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert outputs[0] == outputs[1]
+    registry().rescan()
+    registry().load(scratch_op.name, Path(outputs[0]))
+    assert torch.equal(scratch_op.function(X), X * 2)
+
+
+def test_killed_builds_leave_nothing_that_hangs_or_breaks(scratch_op: ScratchOp) -> None:
+    moments = random.Random(0)
+    for i in range(10):
+        scratch_op.write(f"v * {i}")
+        process = subprocess.Popen(
+            _build_script(scratch_op), stdout=subprocess.PIPE, text=True, cwd=REPO
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(moments.uniform(0, 3.0))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    scratch_op.write("v * 4")
+    start = time.monotonic()
+    scratch_op.reload()
+    assert time.monotonic() - start < 60
+    assert torch.equal(scratch_op.function(X), X * 4)
+
+
+def test_cache_that_cannot_be_written(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch_op.write("v")
+    monkeypatch.setenv("CUDA_OPS_CACHE", "/proc/cuda_ops_cache")
+    with pytest.raises(BuildError, match=r"cannot build in /proc/cuda_ops_cache: .*CUDA_OPS_CACHE"):
+        scratch_op.build()
+
+
+def test_read_only_cache_serves_what_it_holds(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * 2")
+    scratch_op.build()
+    os.chmod(builder.cache_dir(), 0o555)
+    try:
+        assert scratch_op.reload().cached
+    finally:
+        os.chmod(builder.cache_dir(), 0o755)
+
+
+def test_full_disk_is_an_error_and_leaves_no_library(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch_op.write("v * 2")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfileobj", full)
+        with pytest.raises(BuildError, match="No space left on device"):
+            scratch_op.build()
+    assert not list((builder.cache_dir() / "lib").iterdir())
+    scratch_op.reload()
+    assert torch.equal(scratch_op.function(X), X * 2)
