@@ -147,7 +147,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
                 sources=toolchain.sources(pair),
                 extra_cflags=toolchain.cxx_flags(pair, archs),
                 extra_cuda_cflags=[*toolchain.nvcc_flags(pair, archs), "-Xptxas", "-v"],
-                extra_ldflags=["-shared", *toolchain.link_flags(pair), f"-L{_stubs()}",
+                extra_ldflags=["-shared", *toolchain.link_flags(pair), f"-L{stub_libraries()}",
                                *(["-ltorch_python"] if pair.kind is Kind.PYBIND else [])],
                 extra_include_paths=[str(d) for d in pair.include_dirs],
                 build_directory=str(work),
@@ -159,7 +159,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
     except RuntimeError as error:
         marker.unlink(missing_ok=True)
         (work / "objects.json").unlink(missing_ok=True)
-        raise BuildError(f"{pair.stem}: {_reason(pair, str(error))}") from None
+        raise BuildError(f"{pair.stem}: {explain_failure(pair, str(error))}") from None
     if pair.source_hash() == before:  # else nobody knows which text was compiled
         _publish(Path(linked), work / "ptxas.log", path)
         _remember_objects(pair, work)
@@ -167,7 +167,8 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
     marker.unlink(missing_ok=True)
 
 
-def _reason(pair: Pair, log: str) -> str:
+def explain_failure(pair: Pair, log: str) -> str:
+    """What a failed build's log comes down to."""
     if "No space left on device" in log:
         return f"cannot build in {cache_dir()}: No space left on device"
     if pair.kind is not Kind.NATIVE and re.search(r"cuda\w*\.h|c10/cuda", failing_lines(log)):
@@ -245,7 +246,7 @@ def _remember_objects(pair: Pair, work: Path) -> None:
     (work / "objects.json").write_text(json.dumps(inputs))
 
 
-def _stubs() -> Path:
+def stub_libraries() -> Path:
     """Empty stand-ins for the CUDA libraries that torch's helper names on every link line.
 
     Native libraries need none of them; ``--as-needed`` then leaves them out of the result,

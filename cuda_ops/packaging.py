@@ -72,7 +72,7 @@ def _extension(package: str, pair: Pair) -> setuptools.Extension:
         # torch looks for a toolkit only when it was built with CUDA, and an nvcc
         # on PATH that is a script leads it astray.
         cpp_extension.CUDA_HOME = str(toolchain.cuda_home())
-    make = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
+    make: Any = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
     native = pair.kind is Kind.NATIVE
     ext: setuptools.Extension = make(
         f"{package}.lib.{pair.stem}",
@@ -116,7 +116,7 @@ def editable_archs() -> tuple[str, ...]:
     return (toolchain.DEFAULT_ARCH, *sorted(visible - {toolchain.DEFAULT_ARCH}))
 
 
-class build_ext(cpp_extension.BuildExtension):  # type: ignore[misc]  # noqa: N801 - distutils' name
+class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
     """torch's build command, one folder per operator, several operators at a time."""
 
     def finalize_options(self) -> None:

@@ -29,11 +29,13 @@ VALUES: tuple[Values, ...] = ("normal", "large", "tiny", "special", "equal")
 
 #: Most elements of a tensor in a sample.
 MAX_NUMEL = 4096
-# Empty, broadcasting, odd and prime sizes, one warp, and just past powers of two.
-_LOOP_SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 13, 31, 32, 33, 64, 129, 257, 1031)
-_CORE_SIZES = (0, 1, 2, 3, 4, 5, 7, 13, 16, 17, 31, 33, 64)
-# Keeps channels_last in reach of elementwise operators.
-_MAX_LOOP_DIMS = 4
+# Odd and prime sizes, one warp, and just past powers of two.
+_LOOP_SIZES = (1, 2, 3, 4, 5, 7, 13, 31, 32, 33, 64, 129, 257, 1031)
+_CORE_SIZES = (1, 2, 3, 4, 5, 7, 13, 16, 17, 31, 33, 64)
+# One sample in so many is empty.
+_EMPTY_EVERY = 8
+# How many loop dims; 4 keeps channels_last in reach of elementwise operators.
+_LOOP_DIMS = (1, 2, 3, 4, 0)
 
 
 @dataclass(frozen=True)
@@ -171,9 +173,16 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         1, *(math.prod(core[d] for d in g) for g in (*groups, *op.signature.outputs))
     )
     loop: list[int] = []
-    for _ in range(draw(st.integers(0, _MAX_LOOP_DIMS))):
+    for _ in range(draw(st.sampled_from(_LOOP_DIMS))):
         fitting = [size for size in _LOOP_SIZES if size * math.prod(loop) <= room]
         loop.append(draw(st.sampled_from(fitting)))
+    if draw(st.integers(1, _EMPTY_EVERY)) == _EMPTY_EVERY:
+        named = [d for d in core if not d.isdigit()]
+        at = draw(st.integers(0, len(loop) + len(named)))
+        if at < len(loop):
+            loop[at] = 0
+        elif at < len(loop) + len(named):
+            core[named[at - len(loop)]] = 0
     dtype = draw(st.sampled_from(op.dtypes or (torch.float32,)))
 
     def tensor(group: tuple[str, ...]) -> TensorArg:

@@ -123,7 +123,7 @@ def shape_name(shape: Dims) -> str:
 
 
 def _agree(actual: Any, expected: Any, message: Callable[[], str]) -> None:
-    torch._check(actual == expected, message)  # type: ignore[no-untyped-call]
+    torch._check(actual == expected, message)
 
 
 def _wrong_size(op: OpSpec, argument: str, expected: str, size: Any, shape: Dims) -> str:
@@ -198,7 +198,7 @@ def empty_outputs(
     bound = check_arguments(op, tensors)
     present = [tensor for tensor in tensors if tensor is not None]
     first = present[0]
-    like = {"dtype": first.dtype, "device": first.device}
+    like: dict[str, Any] = {"dtype": first.dtype, "device": first.device}
     same = signature.is_elementwise and all(_same_layout(first, other) for other in present[1:])
     if same and is_dense(first):
         shape, strides = first.shape, first.stride()

@@ -152,7 +152,7 @@ def nvcc_flags(pair: Pair, archs: tuple[str, ...]) -> list[str]:
 def link_flags(pair: Pair) -> list[str]:
     """The static CUDA runtime, and nothing that a CPU-only torch does not have."""
     home = cuda_home()
-    if pair.kind is not Kind.NATIVE or not uses_cuda(pair) or home is None:
+    if not uses_cuda(pair) or home is None:
         return ["-Wl,--as-needed"]
     lib = home / "lib64" if (home / "lib64").is_dir() else home / "lib"
     return ["-Wl,--as-needed", f"-L{lib}", "-lcudart_static", "-lrt", "-lpthread", "-ldl"]

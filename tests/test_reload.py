@@ -97,7 +97,9 @@ def test_dropped_dispatch_key(scratch_op: ScratchOp) -> None:
     scratch_op.reload()
     scratch_op.write("v * 2", key="cuda")
     scratch_op.reload()
-    with pytest.raises(RuntimeError, match=f"cuda_ops::{scratch_op.name}: .*no kernel for this device"):
+    with pytest.raises(
+        RuntimeError, match=f"cuda_ops::{scratch_op.name}: .*no kernel for this device"
+    ):
         scratch_op.function(X)
     scratch_op.write("v * 9")
     scratch_op.reload()

@@ -50,37 +50,41 @@ struct Stage {
   using Shared = C[kBlockK][kPitch];
 
   const T* at;
-  int64_t step, advance;  // elements from load to load, and from tile to tile
-  int line, k, line_step, k_step;
-  int64_t lines_left;
+  int64_t step;  // elements from one load to the next
+  bool along_k;
+  int line, k, lines_left;
   T values[kLoads];
 
   __device__ Stage(const T* data, int64_t first_line, int64_t lines, int64_t line_stride,
-                   int64_t k_stride) {
-    const bool along_k = k_stride < line_stride;
+                   int64_t k_stride)
+      : along_k(k_stride < line_stride) {
     line = int(threadIdx.x) / (along_k ? kBlockK : 1) % kBlock;
     k = along_k ? int(threadIdx.x) % kBlockK : int(threadIdx.x) / kBlock;
-    line_step = along_k ? kThreads / kBlockK : 0;
-    k_step = along_k ? 0 : kThreads / kBlock;
-    lines_left = lines - first_line;
+    lines_left = int(lines - first_line < kBlock ? lines - first_line : kBlock);
     at = data + (first_line + line) * line_stride + k * k_stride;
-    step = line_step * line_stride + k_step * k_stride;
-    advance = kBlockK * k_stride;
+    step = along_k ? kThreads / kBlockK * line_stride : kThreads / kBlock * k_stride;
   }
 
-  __device__ void load(int64_t k_left) {
+  __device__ int line_of(int load) const {
+    return line + (along_k ? load * (kThreads / kBlockK) : 0);
+  }
+  __device__ int k_of(int load) const {
+    return k + (along_k ? 0 : load * (kThreads / kBlock));
+  }
+
+  __device__ void load(int64_t k_left, int64_t k_stride) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const bool inside = line + i * line_step < lines_left && k + i * k_step < k_left;
+      const bool inside = line_of(i) < lines_left && k_of(i) < k_left;
       values[i] = inside ? at[i * step] : from_compute<T>(C(0));
     }
-    at += advance;
+    at += kBlockK * k_stride;
   }
 
   __device__ void store(Shared& shared) const {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      shared[k + i * k_step][line + i * line_step] = to_compute(values[i]);
+      shared[k_of(i)][line_of(i)] = to_compute(values[i]);
     }
   }
 };
@@ -101,18 +105,22 @@ matmul_kernel(const __grid_constant__ Matmul p, const __grid_constant__ MatmulCo
     const int64_t first_m = tile % config.tiles_m * kBlock;
     const int64_t first_n = tile / config.tiles_m % config.tiles_n * kBlock;
     const auto offsets = p.batch.offsets_at(tile / config.tiles_m / config.tiles_n);
-    S a(static_cast<const T*>(p.batch.operands[1].data) + offsets[1], first_m, p.m, p.a.row, p.a.col);
-    S b(static_cast<const T*>(p.batch.operands[2].data) + offsets[2], first_n, p.n, p.b.col, p.b.row);
+    const auto operand = [&](int i) {
+      return static_cast<T*>(p.batch.operands[i].data) + offsets[i];
+    };
+    S a(operand(1), first_m, p.m, p.a.row, p.a.col);
+    S b(operand(2), first_n, p.n, p.b.col, p.b.row);
 
     C sums[kSquare][kSquare] = {};
-    a.load(p.k);
-    b.load(p.k);
+    a.load(p.k, p.a.col);
+    b.load(p.k, p.b.row);
     for (int64_t k_left = p.k; k_left > 0; k_left -= kBlockK) {
       a.store(shared_a);
       b.store(shared_b);
       __syncthreads();
-      a.load(k_left - kBlockK);  // the next tile travels while this one is multiplied
-      b.load(k_left - kBlockK);
+      // The next tile travels while this one is multiplied.
+      a.load(k_left - kBlockK, p.a.col);
+      b.load(k_left - kBlockK, p.b.row);
 #pragma unroll
       for (int k = 0; k < kBlockK; ++k) {
         C row[kSquare], col[kSquare];
@@ -130,7 +138,7 @@ matmul_kernel(const __grid_constant__ Matmul p, const __grid_constant__ MatmulCo
       __syncthreads();
     }
 
-    T* out = static_cast<T*>(p.batch.operands[0].data) + offsets[0];
+    T* out = operand(0);
 #pragma unroll
     for (int i = 0; i < kSquare; ++i) {
       const int64_t m = first_m + thread_m + spread(i);

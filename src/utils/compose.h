@@ -16,7 +16,8 @@ namespace cuda_ops {
 template <class R, class... Args>
 R call(const char* op, const char* overload, const Args&... args) {
   std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
-  detail::check_torch(torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION), op);
+  detail::check_torch(torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION),
+                      (std::string("run ") + op).c_str());
   return torch::stable::detail::to<R>(stack[0]);
 }
 
@@ -29,12 +30,14 @@ inline Tensor scalar(double value, const Tensor& like) {
   int32_t cpu = aoti_torch_device_type_cpu();
   AtenTensorHandle handle = nullptr;
   detail::check_torch(
-      aoti_torch_aten_full(nullptr, 0, value, &dtype, nullptr, &cpu, 0, nullptr, &handle),
+      aoti_torch_aten_full(nullptr, 0, value, &dtype, nullptr, &cpu, -1, nullptr, &handle),
       "make a scalar");
   return Tensor(handle);
 }
 
-inline Tensor mul(const Tensor& a, const Tensor& b) { return call<Tensor>("aten::mul", "Tensor", a, b); }
+inline Tensor mul(const Tensor& a, const Tensor& b) {
+  return call<Tensor>("aten::mul", "Tensor", a, b);
+}
 
 // a + b. aten::add takes a Scalar, which has a way through for subtract only.
 inline Tensor add(const Tensor& a, const Tensor& b) {

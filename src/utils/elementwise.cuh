@@ -129,7 +129,9 @@ struct Divider {
     while ((uint64_t(1) << shift) < d) ++shift;
     multiplier = uint32_t((uint64_t(1) << 32) * ((uint64_t(1) << shift) - d) / d + 1);
   }
-  __device__ uint32_t operator()(uint32_t n) const { return (__umulhi(n, multiplier) + n) >> shift; }
+  __device__ uint32_t operator()(uint32_t n) const {
+    return (__umulhi(n, multiplier) + n) >> shift;
+  }
 };
 
 template <int Inputs>

@@ -82,7 +82,8 @@ struct Strided {
     upper.sizes[dim] -= half;
     upper.numel = others * upper.sizes[dim];
     for (Operand& operand : upper.operands) {
-      operand.data = static_cast<char*>(operand.data) + half * operand.strides[dim] * size_of(dtype);
+      const int64_t bytes = half * operand.strides[dim] * size_of(dtype);
+      operand.data = static_cast<char*>(operand.data) + bytes;
     }
     sizes[dim] = half;
     numel = others * half;

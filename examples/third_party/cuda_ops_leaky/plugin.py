@@ -1,8 +1,8 @@
-"""What this package tells cuda_ops: where its operators are, and how to measure them."""
+"""What this package tells cuda_ops: where its operators are, what they compute, what to time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,14 @@ def cuda_ops_roots() -> Iterable[Path]:
 
 
 @hookimpl
-def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
+def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
     # An installed plugin is asked about every operator, so it says which one it means.
-    if op.name != "leaky_clip":
-        return None
-    return [_case(2**n) for n in (16, 20, 26)]
+    return torch_leaky_clip if op.name == "leaky_clip" else None
+
+
+@hookimpl
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
+    return [_case(2**n) for n in (16, 20, 26)] if op.name == "leaky_clip" else None
 
 
 def _case(numel: int) -> BenchmarkCase:

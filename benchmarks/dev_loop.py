@@ -1,0 +1,132 @@
+"""From save to the new kernel having run: cuda_ops against ``torch.utils.cpp_extension.load``.
+
+The other side is the same operator as the tutorials write it (tests/guests),
+edited and loaded again under a new name. ``python -m benchmarks.dev_loop``.
+Without a GPU both sides are compiled and loaded, and the CPU kernel is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.utils import cpp_extension
+
+from benchmarks import report
+from cuda_ops import build as builder
+from cuda_ops import toolchain
+from cuda_ops.registry import registry
+from cuda_ops.scaffold import new_pair
+
+FLOOR, GOAL = 10, 20
+_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _run(function: Callable[[torch.Tensor], Any]) -> None:
+    function(torch.randn(1024, device=_DEVICE))
+    if _DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def ours(root: Path, edits: int) -> dict[str, list[float]]:
+    """Seconds from save to run, for edits of the kernel and of the binding."""
+    kernel, binding = new_pair("dev_loop", root)
+    registry().add_root(root)
+    taken: dict[str, list[float]] = {"kernel edit": [], "binding edit": []}
+
+    def load() -> None:
+        built = builder.build(registry().pairs()["dev_loop"])
+        registry().load("dev_loop", built.path)
+        _run(registry().public("dev_loop"))
+
+    load()
+    for path, label in ((kernel, "kernel edit"), (binding, "binding edit")):
+        for i in range(edits):
+            text = path.read_text().replace("x > most ? most", f"x > most ? most + C({i})")
+            start = time.perf_counter()
+            path.write_text(f"{text}\n// edit {i}\n")
+            load()
+            taken[label].append(time.perf_counter() - start)
+    return taken
+
+
+def tutorial(folder: Path, edits: int) -> list[float]:
+    """The same for the tutorial form, kernel edits."""
+    source = report.REPO / "tests" / "guests"
+    for part in ("kernels/tutorial_silu.cu", "bindings/tutorial_silu.cpp"):
+        shutil.copy(source / part, folder)
+    stubs: list[str] = []
+    if cpp_extension.CUDA_HOME is None:  # a torch without CUDA refuses .cu files otherwise
+        cpp_extension.CUDA_HOME = str(toolchain.cuda_home())
+        stubs = ["-Wl,--as-needed", f"-L{builder.stub_libraries()}"]
+    archs = builder.visible_archs()
+    taken = []
+    for i in range(edits + 1):
+        kernel = folder / "tutorial_silu.cu"
+        start = time.perf_counter()
+        kernel.write_text(kernel.read_text() + f"\n// edit {i}\n")
+        module = cpp_extension.load(
+            name="tutorial_silu_peer",
+            sources=[str(folder / "tutorial_silu.cpp"), str(kernel)],
+            extra_cuda_cflags=toolchain.gencode_flags(archs),
+            extra_ldflags=stubs,
+            build_directory=str(folder),
+        )
+        _run(module.forward)
+        if i:  # the first is the first build
+            taken.append(time.perf_counter() - start)
+    return taken
+
+
+def command_seconds(*command: str, repeats: int = 5) -> float:
+    """Median wall time of a whole command."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, *command], cwd=report.REPO, check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--edits", type=int, default=5)
+    parser.add_argument("--peer-edits", type=int, default=2)
+    parser.add_argument("--json", metavar="FILE")
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        root, peer = Path(scratch) / "root", Path(scratch) / "peer"
+        root.mkdir()
+        peer.mkdir()
+        for label, seconds in ours(root, arguments.edits).items():
+            results[label] = seconds
+        results["tutorial, kernel edit"] = tutorial(peer, arguments.peer_edits)
+    results["import torch"] = [command_seconds("-c", "import torch")]
+    results["compile_dev.py, nothing changed"] = [command_seconds("compile_dev.py")]
+    median = {label: statistics.median(seconds) for label, seconds in results.items()}
+    ratio = median["tutorial, kernel edit"] / median["kernel edit"]
+    again = median["compile_dev.py, nothing changed"] / median["import torch"]
+    grid = Table("step", "median s", "min s", "max s")
+    for label, seconds in results.items():
+        grid.add_row(label, f"{median[label]:.2f}", f"{min(seconds):.2f}", f"{max(seconds):.2f}")
+    console = Console()
+    console.print(report.environment(), grid)
+    console.print(f"kernel edit: {ratio:.1f}x faster (floor {FLOOR}, goal {GOAL})")
+    console.print(f"nothing changed: {again:.2f}x import torch (limit 1.5)")
+    report.save(arguments.json, {"seconds": results, "ratio": ratio, "no_op_ratio": again})
+
+
+if __name__ == "__main__":
+    main()

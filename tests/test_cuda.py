@@ -1,0 +1,153 @@
+"""What only a GPU can show: kernels against references, streams, graphs, reload of CUDA code."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ScratchOp, needs_gpu
+
+import cuda_ops
+from cuda_ops.registry import registry
+from cuda_ops.scaffold import new_pair
+
+pytestmark = needs_gpu
+
+
+@pytest.fixture
+def cuda_op(scratch_op: ScratchOp) -> ScratchOp:
+    """A scaffolded pair; ``edit`` changes what its kernel returns inside the limit."""
+    new_pair(scratch_op.name, scratch_op.root)
+    return scratch_op
+
+
+def edit(op: ScratchOp, expression: str) -> None:
+    kernel = op.root / "kernels" / f"{op.name}.cu"
+    lines = kernel.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if "NaN passes through" in line)
+    lines[at] = f"    return {expression};  // NaN passes through"
+    lines[at - 1] = "    const C most = static_cast<C>(limit); (void)most;"
+    kernel.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_silu_and_matmul_agree_with_torch(dtype: torch.dtype) -> None:
+    x = torch.randn(1025, 63, device="cuda", dtype=dtype)
+    torch.testing.assert_close(cuda_ops.silu(x), F.silu(x))
+    torch.testing.assert_close(cuda_ops.silu(x.t()), F.silu(x.t()))
+    a = torch.randn(3, 65, 130, device="cuda", dtype=dtype)
+    b = torch.randn(130, 67, device="cuda", dtype=dtype)
+    tolerance = {"rtol": 2e-2, "atol": 2e-1} if dtype.itemsize == 2 else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(cuda_ops.matmul(a, b), a @ b, **tolerance)
+
+
+def test_more_than_2_to_the_31_elements() -> None:
+    x = torch.randn(1 << 20, device="cuda", dtype=torch.bfloat16).repeat(2049)
+    out = cuda_ops.silu(x)
+    expected = F.silu(x[: 1 << 20])
+    assert torch.equal(out[: 1 << 20], expected)
+    assert torch.equal(out[-(1 << 20) :], expected)
+    strided = x.view(2049, 1 << 20)[:, ::2]
+    assert torch.equal(cuda_ops.silu(strided)[-1], expected[::2])
+
+
+def test_runs_on_the_current_stream() -> None:
+    stream = torch.cuda.Stream()
+    x = torch.zeros(1 << 20, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        x.fill_(1.0)
+        out = cuda_ops.silu(x)
+    stream.synchronize()
+    torch.testing.assert_close(out, F.silu(torch.ones_like(x)))
+
+
+def test_graph_replays_new_values() -> None:
+    x = torch.randn(4096, device="cuda")
+    cuda_ops.silu(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = cuda_ops.silu(x)
+    x.copy_(torch.randn(4096))
+    graph.replay()
+    torch.testing.assert_close(out, F.silu(x))
+
+
+def test_empty_input_leaves_no_error_behind() -> None:
+    cuda_ops.silu(torch.empty(0, 3, device="cuda"))
+    cuda_ops.matmul(torch.empty(0, 4, device="cuda"), torch.empty(4, 5, device="cuda"))
+    assert torch.ones(3, device="cuda").sum().item() == 3
+    torch.cuda.synchronize()
+
+
+def test_device_mix_names_both() -> None:
+    a = torch.randn(2, 2, device="cuda")
+    with pytest.raises(RuntimeError, match=r"argument 'b': expected a tensor on cuda:0 like 'a'"):
+        cuda_ops.matmul(a, a.cpu())
+
+
+def test_build_for_another_arch_names_both(cuda_op: ScratchOp) -> None:
+    from cuda_ops import build as builder
+
+    pair = registry().rescan()[cuda_op.name]
+    capability = torch.cuda.get_device_capability()
+    other = "8.0" if capability < (8, 0) else "12.0"
+    registry().load(cuda_op.name, builder.build(pair, (other,)).path)
+    with pytest.raises(RuntimeError, match=f"this build holds code for {other}.*Rebuild"):
+        cuda_op.function(torch.ones(3, device="cuda"))
+
+
+def test_edit_is_seen_by_compiled_callers_but_not_by_captured_graphs(cuda_op: ScratchOp) -> None:
+    edit(cuda_op, "x * 2")
+    cuda_op.reload()
+    x = torch.ones(64, device="cuda")
+    compiled = torch.compile(cuda_op.function, fullgraph=True)
+    assert torch.equal(compiled(x), x * 2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = cuda_op.function(x)
+    edit(cuda_op, "x * 3")
+    cuda_op.reload()
+    assert torch.equal(cuda_op.function(x), x * 3)
+    assert torch.equal(compiled(x), x * 3)
+    captured.zero_()
+    graph.replay()
+    assert torch.equal(captured, x * 2)
+
+
+def test_300_reloads_of_cuda_code_while_another_thread_calls(
+    cuda_op: ScratchOp, tmp_path: Path
+) -> None:
+    libraries = []
+    for factor in (1, 2):
+        edit(cuda_op, f"x * {factor}")
+        libraries.append(cuda_op.build().path)
+    registry().load(cuda_op.name, libraries[0])
+    function, x, done = cuda_op.function, torch.ones(64, device="cuda"), threading.Event()
+    compiled = torch.compile(function, backend="aot_eager")
+    wrong = []
+
+    def call() -> None:
+        y = torch.ones(64, device="cuda")
+        while not done.is_set():
+            if (result := function(y)[0].item()) not in (1.0, 2.0):
+                wrong.append(result)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    try:
+        for i in range(300):
+            fresh = tmp_path / f"{i}.so"
+            shutil.copyfile(libraries[i % 2], fresh)
+            registry().load(cuda_op.name, fresh)
+            assert function(x)[0].item() == i % 2 + 1
+            assert compiled(x)[0].item() == i % 2 + 1
+    finally:
+        done.set()
+        caller.join()
+    assert not wrong

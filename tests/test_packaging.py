@@ -1,0 +1,225 @@
+"""What setup.py and the build backend decide before a compiler runs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from cuda_ops import toolchain
+from cuda_ops.discovery import BUILTIN_ROOT, discover
+
+ROOT = Path(__file__).resolve().parent.parent
+packaging = pytest.importorskip(
+    "cuda_ops.packaging", reason="setuptools is not installed", exc_type=ImportError
+)
+
+NATIVE = '#include "binding.h"\nCUDA_OPS(library) {}\n'
+GUEST = "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with one operator of two files and one that is composed."""
+    root = tmp_path / "pkg" / "src"
+    for name, text in {
+        "kernels/pair.cu": '#include "elementwise.cuh"\n',
+        "bindings/pair.cpp": NATIVE,
+        "bindings/composed.cpp": NATIVE,
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (tmp_path / "pkg" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    return root
+
+
+@pytest.fixture
+def no_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "cuda_home", lambda: None)
+
+
+@pytest.fixture
+def toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(toolchain, "cuda_home", lambda: tmp_path / "cuda")
+    monkeypatch.setattr(packaging.cpp_extension, "CUDA_HOME", None)
+    return tmp_path / "cuda"
+
+
+# --- extensions --------------------------------------------------------------------
+
+
+def test_one_extension_per_operator(project: Path, toolkit: Path) -> None:
+    composed, pair = packaging.extensions("pkg.src", "pkg/src")
+    assert [composed.name, pair.name] == ["pkg.src.lib.composed", "pkg.src.lib.pair"]
+    assert pair.sources == ["pkg/src/bindings/pair.cpp", "pkg/src/kernels/pair.cu"]
+    assert str(toolkit / "include") in pair.include_dirs
+    for extension in (composed, pair):
+        assert extension.libraries == ["torch_cpu"]
+        assert extension.py_limited_api
+        assert not extension.optional
+
+
+def test_without_a_toolkit_the_binding_is_built_alone(
+    project: Path, no_toolkit: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, pair = packaging.extensions("pkg.src", "pkg/src")
+    assert pair.sources == ["pkg/src/bindings/pair.cpp"]
+    assert "-DCUDA_OPS_CUDA=0" in packaging._compile_flags(pair.pair, ("9.0a",))["cxx"]
+    assert "no CUDA toolkit found (set CUDA_HOME)" in capsys.readouterr().out
+
+
+def test_a_guest_may_fail_and_costs_the_wheel_its_one_build_for_all(
+    project: Path, no_toolkit: None
+) -> None:
+    assert packaging.operators("pkg.src", "pkg/src")["options"] == {
+        "bdist_wheel": {"py_limited_api": "cp310"}
+    }
+    (project / "bindings" / "guest.cpp").write_text(GUEST)
+    arguments = packaging.operators("pkg.src", "pkg/src")
+    guest = arguments["ext_modules"][1]
+    assert guest.optional
+    assert "torch_python" in guest.libraries
+    assert "options" not in arguments
+
+
+def test_the_sources_travel_with_the_package(project: Path, no_toolkit: None) -> None:
+    (project / "lib").mkdir()
+    (project / "lib" / "stale.abi3.so").touch()
+    arguments = packaging.operators("pkg.src", "pkg/src")
+    assert arguments["package_dir"] == {"pkg.src": "pkg/src"}
+    assert arguments["packages"] == ["pkg", "pkg.src", "pkg.src.bindings", "pkg.src.kernels"]
+    assert arguments["package_data"]["pkg.src.kernels"] == ["*"]
+
+
+def test_flags_are_arguments_and_hold_the_hashes(project: Path, toolkit: Path) -> None:
+    pair = discover([project])[1]
+    flags = packaging._compile_flags(pair, ("8.0", "9.0a"))
+    assert '-DCUDA_OPS_ARCHS="8.0 9.0a"' in flags["cxx"]
+    assert f'-DCUDA_OPS_SOURCE_HASH="{pair.source_hash()}"' in flags["cxx"]
+    assert "-gencode=arch=compute_90a,code=sm_90a" in flags["nvcc"]
+    (project / "kernels" / "pair.cu").write_text("// edited\n")
+    assert packaging._compile_flags(pair, ("8.0", "9.0a"))["nvcc"] != flags["nvcc"]
+
+
+def test_setup_lists_what_discovery_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    listed = packaging.extensions("cuda_ops.src", "src")
+    assert [ext.pair for ext in listed] == list(discover([BUILTIN_ROOT]))
+
+
+# --- architectures -----------------------------------------------------------------
+
+
+def test_archs_are_those_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0 9.0a+PTX")
+    assert packaging.release_archs() == packaging.editable_archs() == ("8.0", "9.0a+PTX")
+
+
+def test_a_release_is_for_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    assert packaging.release_archs() == toolchain.RELEASE_ARCHS
+
+
+@pytest.mark.parametrize(
+    ("visible", "archs"),
+    [
+        ([], ("9.0a",)),
+        ([(9, 0)], ("9.0a",)),
+        ([(8, 6), (8, 6), (12, 0)], ("9.0a", "12.0a", "8.6")),
+    ],
+    ids=["no GPU", "the default", "others"],
+)
+def test_an_editable_install_is_for_the_gpus_here(
+    monkeypatch: pytest.MonkeyPatch, visible: list[tuple[int, int]], archs: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(visible))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: visible[device])
+    assert packaging.editable_archs() == archs
+
+
+# --- the build backend ---------------------------------------------------------------
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    path = ROOT / "build_backend" / "cuda_ops_backend.py"
+    if not path.is_file():
+        pytest.skip("not a checkout")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PATH", "")
+    spec = importlib.util.spec_from_file_location("cuda_ops_backend", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("installed", "asked"),
+    [
+        ({"torch": "2.13.0+cpu", "setuptools": "84.2.1", "ninja": "1.13"}, []),
+        ({"torch": "2.10.0", "setuptools": "77", "ninja": "1.13"}, []),
+        ({"setuptools": "84.2.1", "ninja": "1.13"}, ["torch==2.13.0"]),
+        ({"torch": "2.9.1", "setuptools": "65.5.0"}, ["setuptools>=77", "ninja", "torch==2.13.0"]),
+        ({}, ["setuptools>=77", "ninja", "torch==2.13.0"]),
+    ],
+    ids=["all", "the oldest", "no torch", "too old", "nothing"],
+)
+def test_the_backend_asks_only_for_what_is_missing(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], asked: list[str]
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert backend.get_requires_for_build_editable() == asked
+    assert backend.get_requires_for_build_wheel() == asked
+
+
+def test_a_ninja_of_the_system_is_enough(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    assert "ninja" not in backend.missing()
+
+
+def test_the_backend_sees_the_environment_behind_the_isolated_one(tmp_path: Path) -> None:
+    code = f"""
+import importlib.util, sys
+sys.path[:] = [p for p in sys.path if not p.endswith("-packages")]  # what isolation amounts to
+assert importlib.util.find_spec("torch") is None
+sys.path.insert(0, {str(ROOT / "build_backend")!r})
+import cuda_ops_backend
+print(cuda_ops_backend.missing(), importlib.util.find_spec("torch") is not None)
+"""
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert shown.stdout.strip() == "[] True"
+
+
+def test_folders_become_operators_without_torch(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import cuda_ops.toolchain; "
+        "print(len(cuda_ops.discovery.discover([cuda_ops.discovery.BUILTIN_ROOT])) > 0)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert shown.stdout.strip() == "True"
