@@ -110,7 +110,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
             else next(tensor_values if is_tensor(source) else plain_values)
             for source in formula.arguments
         ]
-        results = sibling.overload(*arguments)
+        results = sibling.function(*arguments)
         results = results if isinstance(results, (tuple, list)) else (results,)
         # Where loop dims broadcast, a result is larger than its input: torch's
         # engine sums every gradient to the shape of what it belongs to.
@@ -194,7 +194,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
             front = values[i].movedim(dim, 0)
             missing = [1] * (rank - ranks[i])
             values[i] = front.reshape(front.shape[0], *missing, *front.shape[1:])
-        result = op.overload(*values[: len(args)], **kwargs)
+        result = op.function(*values[: len(args)], **kwargs)
         return result, tuple(0 for _ in result) if isinstance(result, (tuple, list)) else 0
 
     return rule

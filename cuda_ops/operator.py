@@ -122,13 +122,13 @@ class Operator:
         lib = self._library = torch.library.Library("cuda_ops", "FRAGMENT")
         lib.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
         self._autocast_registered = False
+        torch.library.register_vmap(op.qualname, self._vmap, lib=lib)
         if op.is_composite:
             return
         torch.library.register_fake(op.qualname, self._fake, lib=lib)
         torch.library.register_autograd(
             op.qualname, self._backward, setup_context=self._setup_context, lib=lib
         )
-        torch.library.register_vmap(op.qualname, self._vmap, lib=lib)
         if op.has_cuda and "CUDA" not in op.keys:
             lib.impl(op.name, self._without_cuda, "CUDA")
         self._register_autocast()
@@ -153,30 +153,32 @@ class Operator:
             )
         return self.now.fake(*args, **kwargs)
 
-    def _setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def _setup_context(
+        self, ctx: Any, inputs: tuple[Any, ...], output: Any, **keyword_only: Any
+    ) -> None:
         if self.now.autograd is not None:
-            self.now.autograd.setup_context(ctx, inputs, output)
+            self.now.autograd.setup_context(ctx, inputs, output, **keyword_only)
 
     def _backward(self, ctx: Any, *grads: Any) -> Any:
         if self.now.autograd is None:
             raise RuntimeError(f"cuda_ops::{self.spec.name} has no gradient")
         return self.now.autograd.backward(ctx, *grads)
 
-    def _vmap(self, info: Any, in_dims: Any, *args: Any) -> Any:
+    def _vmap(self, info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
         if self.now.vmap is None:
             raise NotImplementedError(
                 f"cuda_ops::{self.spec.name} has no signature line to derive batching from; "
                 "give it one in the binding, or write cuda_ops_vmap in its plugin"
             )
-        return self.now.vmap(info, in_dims, *args)
+        return self.now.vmap(info, in_dims, *args, **kwargs)
 
-    def _sharding(self, *args: Any) -> Any:
+    def _sharding(self, *args: Any, **kwargs: Any) -> Any:
         if self.now.sharding is None:
             raise NotImplementedError(
                 f"cuda_ops::{self.spec.name} has no signature line to derive sharding from; "
                 "give it one in the binding, or write cuda_ops_sharding in its plugin"
             )
-        return self.now.sharding(*args)
+        return self.now.sharding(*args, **kwargs)
 
     def _without_cuda(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(

@@ -91,6 +91,10 @@ class Registry:
             self.load(stem)
         return self._stems.get(stem, {})
 
+    def loaded(self, name: str) -> Operator | None:
+        """The operator, if its library is open."""
+        return self._operators.get(name)
+
     def _stem_of(self, name: str) -> str | None:
         """``silu_backward`` is in the pair ``silu``; the longest stem that fits wins."""
         fitting = [s for s in self.pairs() if name == s or name.startswith(f"{s}_")]

@@ -61,12 +61,12 @@ class OpSpec:
         since unlike the dispatcher's handle it works inside ``torch.func`` transforms."""
         from cuda_ops.registry import registry
 
-        function: Callable[..., Any] = registry().public(self.name)
-        return function
+        operator = registry().loaded(self.name)
+        return self.overload if operator is None else operator.public
 
     @property
     def is_composite(self) -> bool:
-        """Composed of other operators: gradients, shapes and batching follow from those."""
+        """Composed of other operators: gradients and shapes follow from those."""
         return "CompositeImplicitAutograd" in self.keys
 
     @property

@@ -150,12 +150,24 @@ def nvcc_flags(pair: Pair, archs: tuple[str, ...]) -> list[str]:
 
 
 def link_flags(pair: Pair) -> list[str]:
-    """The static CUDA runtime, and nothing that a CPU-only torch does not have."""
+    """The static CUDA runtime, and nothing that a CPU-only torch does not have.
+
+    What comes out of static archives stays private: a libstdc++ or CUDA runtime
+    linked into one library must not meet another copy's symbols at run time.
+    """
     home = cuda_home()
     if not uses_cuda(pair) or home is None:
-        return ["-Wl,--as-needed"]
+        return ["-Wl,--as-needed", "-Wl,--exclude-libs,ALL"]
     lib = home / "lib64" if (home / "lib64").is_dir() else home / "lib"
-    return ["-Wl,--as-needed", f"-L{lib}", "-lcudart_static", "-lrt", "-lpthread", "-ldl"]
+    return [
+        "-Wl,--as-needed",
+        "-Wl,--exclude-libs,ALL",
+        f"-L{lib}",
+        "-lcudart_static",
+        "-lrt",
+        "-lpthread",
+        "-ldl",
+    ]
 
 
 def _guest_cuda(pair: Pair) -> list[str]:

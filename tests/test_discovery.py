@@ -127,7 +127,7 @@ def test_a_private_name(tmp_path: Path) -> None:
     assert "operator name '_a' starts with an underscore; rename the file" in problem(root)
 
 
-@pytest.mark.parametrize("stem", ["discovery", "ops"])
+@pytest.mark.parametrize("stem", ["discovery", "templates"])
 def test_a_name_that_a_module_has(tmp_path: Path, stem: str) -> None:
     root = write(tmp_path, {f"bindings/{stem}.cpp": NATIVE})
     assert (

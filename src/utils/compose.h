@@ -16,8 +16,9 @@ namespace cuda_ops {
 template <class R, class... Args>
 R call(const char* op, const char* overload, const Args&... args) {
   std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
-  detail::check_torch(torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION),
-                      (std::string("run ") + op).c_str());
+  if (torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION) != TORCH_SUCCESS) {
+    throw std::runtime_error(std::string("cuda_ops: torch failed to run ") + op);
+  }
   return torch::stable::detail::to<R>(stack[0]);
 }
 

@@ -339,44 +339,46 @@ class Library {
   // form, one group per tensor argument and per output, or "" for none.
   Op& op(const char* schema, const char* signature) { return ops_.emplace_back(schema, signature); }
 
+  // Strings only: a stream would drag in the locale machinery, which crashes in a
+  // process that holds two copies of libstdc++ (a toolchain that links it statically).
   std::string json() const {
-    std::ostringstream out;
-    out << "{\"format\":1,\"archs\":" << quoted(CUDA_OPS_ARCHS)
-        << ",\"source_hash\":" << quoted(CUDA_OPS_SOURCE_HASH) << ",\"ops\":[";
+    std::string out = "{\"format\":1,\"archs\":" + quoted(CUDA_OPS_ARCHS) +
+                      ",\"source_hash\":" + quoted(CUDA_OPS_SOURCE_HASH) + ",\"ops\":[";
     for (const Op& op : ops_) {
-      out << (&op == &ops_.front() ? "" : ",") << "{\"schema\":" << quoted(op.schema_)
-          << ",\"signature\":" << quoted(op.signature_) << ",\"doc\":" << quoted(op.doc_)
-          << ",\"has_cuda\":" << (op.has_cuda_ ? "true" : "false") << ",\"dtypes\":[";
+      if (&op != &ops_.front()) out += ',';
+      out += "{\"schema\":" + quoted(op.schema_) + ",\"signature\":" + quoted(op.signature_) +
+             ",\"doc\":" + quoted(op.doc_) +
+             ",\"has_cuda\":" + (op.has_cuda_ ? "true" : "false") + ",\"dtypes\":[";
       for (size_t i = 0; i < op.checks_.dtypes.size(); ++i) {
-        out << (i ? "," : "") << quoted(cuda_ops::name(op.checks_.dtypes[i]));
+        out += (i ? "," : "") + quoted(cuda_ops::name(op.checks_.dtypes[i]));
       }
-      out << "],\"kernels\":[";
+      out += "],\"kernels\":[";
       for (const detail::Kernel& kernel : op.kernels_) {
-        out << (&kernel == &op.kernels_.front() ? "" : ",") << "{\"key\":" << quoted(kernel.key)
-            << ",\"arguments\":" << list(kernel.arguments)
-            << ",\"returns\":" << list(kernel.returns)
-            << ",\"call\":" << reinterpret_cast<uintptr_t>(kernel.call)
-            << ",\"trampoline\":" << reinterpret_cast<uintptr_t>(kernel.trampoline)
-            << ",\"slot\":" << reinterpret_cast<uintptr_t>(kernel.slot) << "}";
+        if (&kernel != &op.kernels_.front()) out += ',';
+        out += "{\"key\":" + quoted(kernel.key) + ",\"arguments\":" + list(kernel.arguments) +
+               ",\"returns\":" + list(kernel.returns) + ",\"call\":" + address(kernel.call) +
+               ",\"trampoline\":" + address(kernel.trampoline) +
+               ",\"slot\":" + address(kernel.slot) + "}";
       }
-      out << "]}";
+      out += "]}";
     }
-    out << "]}";
-    return out.str();
+    return out + "]}";
   }
 
  private:
+  template <class T>
+  static std::string address(T* pointer) {
+    return std::to_string(reinterpret_cast<uintptr_t>(pointer));
+  }
+
   static std::string quoted(const std::string& text) {
-    std::ostringstream out;
-    out << '"';
+    std::string out = "\"";
     for (const char c : text) {
-      if (c == '"' || c == '\\') out << '\\' << c;
-      else if (c == '\n') out << "\\n";
-      else if (static_cast<unsigned char>(c) < 0x20) out << ' ';
-      else out << c;
+      if (c == '"' || c == '\\') out += '\\';
+      if (c == '\n') out += "\\n";
+      else out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
     }
-    out << '"';
-    return out.str();
+    return out + '"';
   }
 
   static std::string list(const std::vector<const char*>& names) {

@@ -8,7 +8,6 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -78,11 +77,11 @@ inline std::string name(DeviceId device) {
 }
 
 inline std::string shape_name(const Tensor& tensor) {
-  std::ostringstream text;
-  text << '[';
-  for (int64_t i = 0; i < tensor.dim(); ++i) text << (i ? ", " : "") << tensor.size(i);
-  text << ']';
-  return text.str();
+  std::string text = "[";
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    text += (i ? ", " : "") + std::to_string(tensor.size(i));
+  }
+  return text + "]";
 }
 
 // The one way to refuse an argument: op, argument, expected, actual.
