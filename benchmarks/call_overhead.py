@@ -63,7 +63,10 @@ def measure(numel: int, rounds: int = 30, calls: int = 500) -> list[dict[str, An
                     if round_ >= 3:  # the first rounds warm up
                         times[name].append(taken)
         medians = {name: statistics.median(values) for name, values in times.items()}
-        ratios = [ours / theirs for ours, theirs in zip(times["cuda_ops.silu"], times["F.silu"], strict=True)]
+        ratios = [
+            ours / theirs
+            for ours, theirs in zip(times["cuda_ops.silu"], times["F.silu"], strict=True)
+        ]
         results.append({"mode": mode, "microseconds": medians, "ratio": statistics.median(ratios)})
     return results
 

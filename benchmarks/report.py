@@ -19,7 +19,11 @@ REPO = Path(__file__).resolve().parent.parent
 def environment() -> dict[str, str]:
     """Device, date and versions of this run."""
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=REPO, check=False
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        cwd=REPO,
+        check=False,
     )
     gpu = torch.cuda.is_available()
     return {

@@ -29,7 +29,9 @@ from cuda_ops import toolchain
 from cuda_ops.discovery import Kind, Pair, content_hash, files_of
 from cuda_ops.errors import BuildError
 
-_COMPILER_ERROR = re.compile(r"error|undefined|multiple definition|No such file|fatal", re.IGNORECASE)
+_COMPILER_ERROR = re.compile(
+    r"error|undefined|multiple definition|No such file|fatal", re.IGNORECASE
+)
 _NINJA_NOISE = re.compile(r"^(\[\d+/\d+\]|FAILED|ninja: |/\S*(g\+\+|nvcc|c\+\+) |c\+\+ |g\+\+ )")
 _PTXAS_FUNCTION = re.compile(r"Compiling entry function '(\S+)' for '(sm_\w+)'")
 _PTXAS_SPILL = re.compile(r"(\d+) bytes spill stores")
@@ -147,8 +149,12 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
                 sources=toolchain.sources(pair),
                 extra_cflags=toolchain.cxx_flags(pair, archs),
                 extra_cuda_cflags=[*toolchain.nvcc_flags(pair, archs), "-Xptxas", "-v"],
-                extra_ldflags=["-shared", *toolchain.link_flags(pair), f"-L{stub_libraries()}",
-                               *(["-ltorch_python"] if pair.kind is Kind.PYBIND else [])],
+                extra_ldflags=[
+                    "-shared",
+                    *toolchain.link_flags(pair),
+                    f"-L{stub_libraries()}",
+                    *(["-ltorch_python"] if pair.kind is Kind.PYBIND else []),
+                ],
                 extra_include_paths=[str(d) for d in pair.include_dirs],
                 build_directory=str(work),
                 verbose=verbose,
@@ -173,7 +179,8 @@ def explain_failure(pair: Pair, log: str) -> str:
         return f"cannot build in {cache_dir()}: No space left on device"
     if pair.kind is not Kind.NATIVE and re.search(r"cuda\w*\.h|c10/cuda", failing_lines(log)):
         return (
-            "needs torch's CUDA headers, and this torch is built without CUDA:\n" + failing_lines(log, 3)
+            "needs torch's CUDA headers, and this torch is built without CUDA:\n"
+            + failing_lines(log, 3)
         )
     return "does not compile:\n" + failing_lines(log)
 
@@ -215,8 +222,11 @@ def _place(pair: Pair, archs: tuple[str, ...]) -> str:
     against = "stable" if pair.kind is Kind.NATIVE else torch.__version__
     flags = [*toolchain.cxx_flags(pair, archs), *toolchain.nvcc_flags(pair, archs)]
     return _digest(
-        str(pair.root), against, toolchain.cuda_version(), " ".join(flags),
-        str(torch.version.cuda), _builder_hash(),
+        str(pair.root),
+        against,
+        toolchain.cuda_version(),
+        " ".join(flags),
+        str(torch.version.cuda),
     )
 
 
@@ -224,13 +234,10 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _builder_hash() -> str:
-    return content_hash([Path(__file__)])
-
-
 def _drop_stale_objects(pair: Pair, work: Path) -> None:
     """Remove objects whose inputs changed: ninja goes by mtime, and knows a kernel's headers
-    only where torch has CUDA."""
+    only where torch has CUDA.
+    """
     try:
         known = json.loads((work / "objects.json").read_text())
     except (OSError, ValueError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -263,6 +263,13 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
     if not dims:
         return [_case(op, label, (numel,), {}) for label, numel in _LOOP_NUMEL.items()]
     return [_case(op, f"{'='.join(dims)}={n}", (), dict.fromkeys(dims, n)) for n in _CORE_SIZES]
+
+
+def with_peers(
+    cases: list[BenchmarkCase] | None, peers: dict[str, Callable[..., Any]]
+) -> list[BenchmarkCase] | None:
+    """The same cases, each compared with ``peers``; for plugins."""
+    return None if cases is None else [replace(case, peers=peers) for case in cases]
 
 
 def _case(op: OpSpec, label: str, loop: tuple[int, ...], sizes: dict[str, int]) -> BenchmarkCase:

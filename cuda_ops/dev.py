@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from cuda_ops import build as builder
 from cuda_ops import guests, toolchain
 from cuda_ops.discovery import Kind, Pair
 from cuda_ops.errors import BuildError, CudaOpsError
+from cuda_ops.operator import Operator
 from cuda_ops.registry import registry
 
 #: A compiler of one of our files stays well below this.
@@ -121,8 +123,6 @@ def _jobs(wanted: int) -> int:
 
 
 def _load(built: builder.Built, row: Row) -> None:
-    from cuda_ops.check import quick_error
-
     pair = built.pair
     if registry().library_of(pair.stem) != built.path:
         registry().load(pair.stem, built.path)
@@ -137,7 +137,29 @@ def _load(built: builder.Built, row: Row) -> None:
     differentiable = f"{op.name}_backward" in op.siblings
     row.autograd = composed or ("yes" if differentiable else "no")
     device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
-    row.max_error = quick_error(op, registry().plugins, device)
+    row.max_error = _max_error(operator, built, device)
+
+
+def _max_error(operator: Operator, built: builder.Built, device: str) -> float:
+    """The largest error on a few fixed samples; kept beside the library, since neither changes.
+
+    So a run that has nothing to build does not even have to start the GPU.
+    """
+    store = built.path.with_suffix(".max_error.json")
+    key = f"{device}, torch {torch.__version__}, {operator.now.fingerprint}"
+    try:
+        known: dict[str, float] = json.loads(store.read_text())
+    except (OSError, ValueError):
+        known = {}
+    if key not in known:
+        from cuda_ops.check import quick_error
+
+        known[key] = quick_error(operator.spec, registry().plugins, device)
+        with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
+            temporary = store.with_name(f".{store.name}.{os.getpid()}")
+            temporary.write_text(json.dumps(known))
+            temporary.rename(store)
+    return known[key]
 
 
 def _devices(pair: Pair, keys: Sequence[str], has_cuda: bool) -> str:
@@ -152,7 +174,9 @@ def _devices(pair: Pair, keys: Sequence[str], has_cuda: bool) -> str:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    grid = Table("op", "build", "devices", "fake", "autograd", "max error", box=None, pad_edge=False)
+    grid = Table(
+        "op", "build", "devices", "fake", "autograd", "max error", box=None, pad_edge=False
+    )
     for row in rows:
         if row.error:
             grid.add_row(row.op, "[red]failed[/]", "", "", "", "")
@@ -200,9 +224,7 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
                 console.print(f"built {row.op} in {row.seconds:.1f} s")
             status.update(f"building: {len(done)} of {total} done")
 
-        rows = compile_ops(
-            arguments.ops, archs=archs, verbose=arguments.verbose, progress=progress
-        )
+        rows = compile_ops(arguments.ops, archs=archs, verbose=arguments.verbose, progress=progress)
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     console.print(table(rows))
@@ -250,10 +272,17 @@ def _parser() -> argparse.ArgumentParser:
         epilog="compile_dev.py new OP writes a pair that builds and passes its checks.",
     )
     parser.add_argument("ops", nargs="*", metavar="OP", help="operators to build (default: all)")
-    parser.add_argument("--watch", action="store_true", help="rebuild, reload, check and time on every save")
+    parser.add_argument(
+        "--watch", action="store_true", help="rebuild, reload, check and time on every save"
+    )
     parser.add_argument("--check", action="store_true", help="run the full check of each operator")
-    parser.add_argument("--root", action="append", default=[], metavar="DIR",
-                        help="a folder with kernels/ and bindings/ outside this project; repeatable")
+    parser.add_argument(
+        "--root",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder with kernels/ and bindings/ outside this project; repeatable",
+    )
     parser.add_argument("--arch", metavar="LIST", help="compute capabilities, such as '8.0;9.0a'")
     parser.add_argument("--verbose", action="store_true", help="show the compilers' command lines")
     parser.add_argument("--json", action="store_true", help="print the table as JSON on stdout")

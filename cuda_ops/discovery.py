@@ -74,7 +74,7 @@ class Pair:
         return tuple(_closure(self.sources, self.include_dirs))
 
     def source_hash(self) -> str:
-        """Hex digest of the contents of :meth:`files`; equal text gives an equal digest anywhere."""
+        """Hex digest of the contents of :meth:`files`; equal text, equal digest."""
         return content_hash(self.files())
 
 
@@ -116,7 +116,9 @@ def discover(roots: Iterable[Path]) -> tuple[Pair, ...]:
 
 def _pairs_in(root: Path, problems: list[str]) -> Iterator[Pair]:
     if not root.is_dir():
-        problems.append(f"{root}: operator root does not exist; create it or drop it from the roots")
+        problems.append(
+            f"{root}: operator root does not exist; create it or drop it from the roots"
+        )
         return
     kernels, bindings = root / "kernels", root / "bindings"
     if not kernels.is_dir() and not bindings.is_dir():

@@ -21,7 +21,7 @@ _opened: dict[str, Path] = {}
 
 
 class GuestModule(ModuleType):
-    """``cuda_ops.<op>`` of a pybind11 guest; its attributes are those of the library loaded last."""
+    """``cuda_ops.<op>`` of a pybind11 guest: the functions of the library loaded last."""
 
     def __init__(self, stem: str) -> None:
         super().__init__(f"cuda_ops.{stem}")
@@ -51,8 +51,8 @@ def load(pair: Pair, path: Path) -> ModuleType:
     if pair.kind is Kind.TORCH_LIBRARY:
         if _opened.setdefault(pair.stem, path) != path:
             raise ManifestError(
-                f"{pair.stem}: TORCH_LIBRARY registers when opened and cannot be replaced in a live "
-                "process; restart to use the new build, or write CUDA_OPS(library)"
+                f"{pair.stem}: TORCH_LIBRARY registers when opened and cannot be replaced in a "
+                "live process; restart to use the new build, or write CUDA_OPS(library)"
             )
         try:
             torch.ops.load_library(str(path))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from cuda_ops.spec import Autograd, AutocastPolicy, BenchmarkCase, OpSpec, ShardingRule
+from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, ShardingRule
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

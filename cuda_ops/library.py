@@ -72,11 +72,15 @@ def open_library(path: Path, stem: str) -> Library:
     try:
         handle = ctypes.CDLL(str(path))
     except OSError as error:
-        raise ManifestError(f"{stem}: {path.name} does not load: {_explain(str(error), stem)}") from error
+        raise ManifestError(
+            f"{stem}: {path.name} does not load: {_explain(str(error), stem)}"
+        ) from error
     try:
         manifest_function = handle.cuda_ops_manifest
     except AttributeError:
-        raise ManifestError(f"{stem}: {path.name} has no manifest; write CUDA_OPS(library)") from None
+        raise ManifestError(
+            f"{stem}: {path.name} has no manifest; write CUDA_OPS(library)"
+        ) from None
     manifest_function.restype = ctypes.c_char_p
     handle.cuda_ops_register.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p]
     handle.cuda_ops_store.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
@@ -99,7 +103,7 @@ def open_library(path: Path, stem: str) -> Library:
             )
     if stem not in ops:
         raise ManifestError(
-            f"{stem}.cpp defines {', '.join(sorted(ops)) or 'no operator'}; expected one named {stem!r}"
+            f"{stem}.cpp defines {', '.join(sorted(ops)) or 'no operator'}; expected {stem!r}"
         )
     return Library(
         path, stem, manifest["archs"], manifest["source_hash"], ops, tuple(kernels), handle
@@ -145,7 +149,9 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
     for kernel in entry["kernels"]:
         _compare(name, kernel, arguments, returns, [a.name for a in parsed.arguments])
     if not entry["kernels"] and not entry["has_cuda"]:
-        raise ManifestError(f"cuda_ops::{name}: no kernel; add .cpu<f>(), .cuda<f>() or .composite<f>()")
+        raise ManifestError(
+            f"cuda_ops::{name}: no kernel; add .cpu<f>(), .cuda<f>() or .composite<f>()"
+        )
     return OpSpec(
         name=name,
         stem=stem,
@@ -188,8 +194,8 @@ def _compare(
                 continue
             label = f"{what} {names[i]!r}" if what == "argument" else f"return {i}"
             raise ManifestError(
-                f"cuda_ops::{op}: {label} is {expected} in the schema ({_cpp(expected)} in C++), but "
-                f"the C++ function for {kernel['key']} has {_cpp(actual)}; change one of them"
+                f"cuda_ops::{op}: {label} is {expected} in the schema ({_cpp(expected)} in C++), "
+                f"but the C++ function for {kernel['key']} has {_cpp(actual)}; change one of them"
             )
 
 
@@ -202,9 +208,7 @@ def _cpp(schema: str) -> str:
     return scalar.get(schema, schema)
 
 
-def _signature(
-    op: str, text: str, arguments: list[str], returns: list[str]
-) -> Signature | None:
+def _signature(op: str, text: str, arguments: list[str], returns: list[str]) -> Signature | None:
     if not text:
         return None
     try:
@@ -212,7 +216,11 @@ def _signature(
     except ValueError as error:
         raise ManifestError(f"cuda_ops::{op}: {error}") from None
     for what, groups, types in (
-        ("tensor arguments", signature.inputs, [t for t in arguments if t in ("Tensor", "Tensor?")]),
+        (
+            "tensor arguments",
+            signature.inputs,
+            [t for t in arguments if t in ("Tensor", "Tensor?")],
+        ),
         ("outputs", signature.outputs, returns),
     ):
         if len(groups) != len(types):

@@ -125,6 +125,7 @@ class Operator:
         torch.library.register_vmap(op.qualname, self._vmap, lib=lib)
         if op.is_composite:
             return
+        lib.impl(op.name, public.transformed(self), "FuncTorchDynamicLayerFrontMode")
         torch.library.register_fake(op.qualname, self._fake, lib=lib)
         torch.library.register_autograd(
             op.qualname, self._backward, setup_context=self._setup_context, lib=lib
@@ -148,8 +149,8 @@ class Operator:
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
         if self.now.fake is None:
             raise NotImplementedError(
-                f"cuda_ops::{self.spec.name} has no signature line to derive its output shape from; "
-                "give it one in the binding, or write cuda_ops_fake in its plugin"
+                f"cuda_ops::{self.spec.name} has no signature line to derive its output shape "
+                "from; give it one in the binding, or write cuda_ops_fake in its plugin"
             )
         return self.now.fake(*args, **kwargs)
 

@@ -37,6 +37,7 @@ class Plugins:
         self._manager.add_hookspecs(hookspecs)
         self._of_pair: dict[str, Any] = {}
         self._installed: list[Any] = []
+        self._loads: list[dict[str, Any]] = []
         #: Installed plugins that could not be used, by name, with the reason.
         self.problems: dict[str, str] = {}
         from cuda_ops import derive
@@ -55,19 +56,22 @@ class Plugins:
                     f"plugin {entry_point.name!r} ({entry_point.value}) failed to import: {error!r}"
                 )
 
-    def register(self, plugin: Any, name: str) -> None:
-        """Add a plugin, or leave no trace of it.
+    def register(self, plugin: Any, name: str, stem: str | None = None) -> None:
+        """Add a plugin, of the pair ``stem`` or of all operators, or leave no trace of it.
 
         Raises:
             PluginError: a duplicate name, a hook that does not exist, a hook
                 with an argument that its specification lacks, or a function
-                named like a hook without ``@hookimpl``.
+                named like a hook without ``@hookimpl``; or it raised when told
+                of the operators loaded so far.
         """
+        if self._manager.is_registered(plugin):
+            raise PluginError(f"plugin {name!r}: registered already")
         try:
             self._manager.register(plugin, name)
             self._manager.check_pending()
         except (pluggy.PluginValidationError, ValueError) as error:
-            if self._manager.is_registered(plugin) and self._manager.get_name(plugin) == name:
+            if self._manager.is_registered(plugin):
                 self._manager.unregister(plugin)
             raise PluginError(f"plugin {name!r}: {error}") from error
         marker = f"{hookspecs.PROJECT}_impl"
@@ -79,6 +83,13 @@ class Plugins:
                         f"plugin {name!r}: function {attribute!r} is named like a hook but is not "
                         "marked; write @hookimpl above it"
                     )
+        try:
+            for load in self._loads:
+                if stem in (None, load["op"].stem):
+                    self._tell(plugin, load)
+        except PluginError:
+            self._manager.unregister(plugin)
+            raise
 
     def unregister(self, plugin: Any) -> None:
         self._manager.unregister(plugin)
@@ -107,10 +118,11 @@ class Plugins:
         if before is not None:
             self._manager.unregister(before)
         try:
-            self.register(module, name)
+            self.register(module, name, pair.stem)
         except PluginError:
             if before is not None:
                 self._manager.register(before, name)
+                sys.modules[name] = before
             raise
         self._of_pair[pair.stem] = module
 
@@ -142,13 +154,29 @@ class Plugins:
         return None
 
     def tell_loaded(self, op: OpSpec, library: Path, generation: int) -> None:
-        """Fire ``cuda_ops_op_loaded``."""
-        try:
-            self._manager.hook.cuda_ops_op_loaded.call_historic(
-                kwargs={"op": op, "library": library, "generation": generation}
-            )
-        except Exception as error:
-            raise PluginError(f"hook cuda_ops_op_loaded, operator {op.name!r}: {error!r}") from error
+        """Fire ``cuda_ops_op_loaded``: in the plugin of the pair and in those of all operators.
+
+        Not through pluggy's own history, which would tell a pair's plugin of
+        every operator and leave out the plugins after one that raises.
+
+        Raises:
+            PluginError: what the first plugin raised, after all were told.
+        """
+        load = {"op": op, "library": library, "generation": generation}
+        self._loads.append(load)
+        errors: list[PluginError] = []
+        others = [plugin for stem, plugin in self._of_pair.items() if stem != op.stem]
+        for _, plugin in self._manager.list_name_plugin():
+            if plugin is not None and not any(plugin is other for other in others):
+                try:
+                    self._tell(plugin, load)
+                except PluginError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _tell(self, plugin: Any, load: dict[str, Any]) -> None:
+        self._call("cuda_ops_op_loaded", plugin, f"operator {load['op'].name!r}", **load)
 
     def _call(self, hook: str, plugin: Any, about: str, **arguments: Any) -> Any:
         caller = getattr(self._manager.hook, hook)

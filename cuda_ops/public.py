@@ -10,8 +10,9 @@ dispatcher's way.
 
 from __future__ import annotations
 
+import sys
 import textwrap
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +34,6 @@ def renew(operator: Operator) -> None:
     """Bring the existing function up to the operator's present generation."""
     new = _generate(operator)
     old = operator.public
-    old.__globals__.update(new.__globals__)
     old.__code__ = new.__code__
     old.__defaults__ = new.__defaults__
     old.__kwdefaults__ = new.__kwdefaults__
@@ -45,15 +45,16 @@ def _generate(operator: Operator) -> FunctionType:
     op = operator.spec
     parameters, defaults = _parameters(op)
     arguments = ", ".join(op.argument_names)
-    names: dict[str, Any] = {
-        "__name__": "cuda_ops",
-        "_overload": op.overload,
-        **defaults,
-    }
+    # A real module: torch.compile finds the globals of a function through sys.modules.
+    module = ModuleType(f"cuda_ops.public.{op.name}")
+    names = sys.modules.setdefault(module.__name__, module).__dict__
+    names.update(defaults, _overload=op.overload)
     body = "return _overload(" + arguments + ")"
     # dtypes is non-empty exactly where the C++ side checks them all, floating or not.
     tensors = [op.argument_names[i] for i in op.tensor_positions]
-    optional = any(str(a.type).startswith(("Optional[Tensor", "List[Tensor")) for a in op.parsed.arguments)
+    optional = any(
+        str(a.type).startswith(("Optional[Tensor", "List[Tensor")) for a in op.parsed.arguments
+    )
     keyword_only = any(argument.kwarg_only for argument in op.parsed.arguments)
     if tensors and not optional and not keyword_only and not op.is_composite:
         names.update(_helpers(operator))
@@ -61,14 +62,14 @@ def _generate(operator: Operator) -> FunctionType:
         gradient = " or ".join(f"{t}.requires_grad" for t in tensors)
         autocast = "and not _autocast() " if operator.now.autocast is not None else ""
         body = textwrap.dedent(f"""\
-            if not _tracing() and _transforms() is not None:
-                return _functional({arguments})
-            if not _tracing() and {plain} and not _modes() and not _profiling() {autocast}:
-                keys = _CUDA if {tensors[0]}.is_cuda else _CPU if {tensors[0]}.is_cpu else None
-                if keys is not None:
-                    if ({gradient}) and _grad_enabled():
-                        return _differentiable({arguments})
-                    return _redispatch(keys, {arguments})
+            if not _tracing():
+                if {plain} and not _transformed() and not _modes() {autocast}\\
+                        and not _profiler._is_profiler_enabled:
+                    keys = _CUDA if {tensors[0]}.is_cuda else _CPU if {tensors[0]}.is_cpu else None
+                    if keys is not None:
+                        if ({gradient}) and _grad_enabled():
+                            return _differentiable({arguments})
+                        return _redispatch(keys, {arguments})
             {body}""")
     source = f"def {op.name}({parameters}):\n" + textwrap.indent(body, "    ")
     exec(compile(source, f"<cuda_ops.{op.name}>", "exec"), names)
@@ -80,20 +81,19 @@ def _generate(operator: Operator) -> FunctionType:
 
 
 def _helpers(operator: Operator) -> dict[str, Any]:
-    redispatch = operator.spec.overload._handle.redispatch_boxed  # type: ignore[attr-defined]
+    redispatch = operator.spec.overload._handle.redispatch_boxed
     return {
         "_PLAIN": _PLAIN,
         "_CPU": torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
         "_CUDA": torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA),
         "_tracing": torch.compiler.is_dynamo_compiling,
         "_modes": torch._C._len_torch_dispatch_stack,
-        "_transforms": torch._C._functorch.peek_interpreter_stack,
-        "_profiling": torch._C._autograd._profiler_enabled,
+        "_transformed": torch._C._are_functorch_transforms_active,
+        "_profiler": torch.autograd.profiler,
         "_autocast": torch._C._is_any_autocast_enabled,
         "_grad_enabled": torch.is_grad_enabled,
         "_redispatch": redispatch,
         "_differentiable": _differentiable(operator, redispatch),
-        "_functional": _functional(operator),
     }
 
 
@@ -124,10 +124,11 @@ def _differentiable(operator: Operator, redispatch: Any) -> Any:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
-def _functional(operator: Operator) -> Any:
+def transformed(operator: Operator) -> Any:
     """The operator as an autograd.Function that ``torch.func`` transforms understand.
 
-    :func:`torch.library.register_autograd` alone refuses ``torch.func.grad``.
+    :func:`torch.library.register_autograd` alone refuses ``torch.func.grad``, so this is
+    registered where the dispatcher meets the outermost transform.
     """
 
     def forward(*args: Any) -> Any:

@@ -161,11 +161,16 @@ class Registry:
         plugin_text = content_hash([f]) if (f := plugin_file(pair)).is_file() else ""
         before = self._stems.get(pair.stem, {})
         prepared = {
-            name: Operator.prepare(op, self.plugins, plugin_text) for name, op in library.ops.items()
+            name: Operator.prepare(op, self.plugins, plugin_text)
+            for name, op in library.ops.items()
         }
         changed = False
         with redefining(
-            [op for name, op in before.items() if name in prepared and op.must_redefine(prepared[name])]
+            [
+                op
+                for name, op in before.items()
+                if name in prepared and op.must_redefine(prepared[name])
+            ]
         ):
             for name, generation in prepared.items():
                 operator = self._operators.get(name)
@@ -183,7 +188,7 @@ class Registry:
         if changed:
             # Traced graphs hold the old shapes, gradients or schema.
             torch._dynamo.reset()
-        for name, operator in self._stems[pair.stem].items():
+        for operator in self._stems[pair.stem].values():
             self.plugins.tell_loaded(operator.spec, library.path, operator.generation)
 
     def _refuse_foreign(self, library: Library) -> None:

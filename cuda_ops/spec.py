@@ -36,7 +36,8 @@ class OpSpec:
     dtypes: tuple[torch.dtype, ...]
     #: Docstring of the public function; may be empty.
     doc: str
-    #: Dispatch keys that this build has kernels for: ``CPU``, ``CUDA`` or ``CompositeImplicitAutograd``.
+    #: Dispatch keys that this build has kernels for: ``CPU``, ``CUDA``,
+    #: ``CompositeImplicitAutograd``.
     keys: tuple[str, ...]
     #: Whether the binding has a CUDA entry, built or not.
     has_cuda: bool
@@ -58,7 +59,8 @@ class OpSpec:
     @property
     def function(self) -> Callable[..., Any]:
         """The public function, ``cuda_ops.silu``: what gradient formulas and batching rules call,
-        since unlike the dispatcher's handle it works inside ``torch.func`` transforms."""
+        since unlike the dispatcher's handle it works inside ``torch.func`` transforms.
+        """
         from cuda_ops.registry import registry
 
         operator = registry().loaded(self.name)
@@ -84,7 +86,7 @@ class OpSpec:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Return names; an unnamed single return is ``out``, unnamed several ``out0, out1, ...``."""
+        """Return names; an unnamed single return is ``out``, several are ``out0, out1, ...``."""
         returns = self.parsed.returns
         if len(returns) == 1:
             return (returns[0].name or "out",)

@@ -44,7 +44,10 @@ def cuda_home() -> Path | None:
 
 def _home_of(nvcc: str) -> str | None:
     asked = subprocess.run(
-        [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True, check=False
+        [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     top = re.search(r"^#\$ TOP=(.+)$", asked.stderr, re.MULTILINE)
     return str(Path(top[1].strip()).resolve()) if top else None
@@ -72,7 +75,9 @@ def parse_archs(text: str) -> tuple[str, ...]:
     archs = tuple(part for part in re.split(r"[;,\s]+", text) if part)
     for arch in archs:
         if not _ARCH.fullmatch(arch):
-            raise ValueError(f"arch {arch!r}: expected a compute capability such as 8.0, 9.0a or 12.0+PTX")
+            raise ValueError(
+                f"arch {arch!r}: expected a compute capability such as 8.0, 9.0a or 12.0+PTX"
+            )
     return archs
 
 

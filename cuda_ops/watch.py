@@ -36,14 +36,17 @@ class Save:
     def line(self, op: str, before: Save | None) -> str:
         """The printed line."""
         parts = [f"{op}: {self.seconds:.2f} s", f"max error {self.max_error:.1e}"]
-        old = before
         if self.time is not None:
-            parts.append(f"{self.time * 1e6:.1f} us" + _change(self.time, old and old.time))
+            change = _change(self.time, before.time if before else None)
+            parts.append(f"{self.time * 1e6:.1f} us{change}")
         if self.rate is not None:
-            parts.append(f"{self.rate:.0f} GB/s" + _change(self.rate, old and old.rate))
-        if self.registers is not None:
-            parts.append(f"{self.registers} registers" + _step(self.registers, old and old.registers))
-            parts.append(f"{self.spilled} bytes spilled" + _step(self.spilled or 0, old and old.spilled))
+            change = _change(self.rate, before.rate if before else None)
+            parts.append(f"{self.rate:.0f} GB/s{change}")
+        if self.registers is not None and self.spilled is not None:
+            step = _step(self.registers, before.registers if before else None)
+            parts.append(f"{self.registers} registers{step}")
+            step = _step(self.spilled, before.spilled if before else None)
+            parts.append(f"{self.spilled} bytes spilled{step}")
         return ", ".join(parts)
 
 
@@ -59,7 +62,11 @@ def watch(
     last: dict[str, Save] = {}
     known = {pair.stem: _text(pair) for pair in chosen}
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    where = torch.cuda.get_device_name() if device == "cuda" else "CPU only: CUDA code is compiled, not run"
+    where = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else "CPU only: CUDA code is compiled, not run"
+    )
     for pair in chosen:
         if pair.stem not in registry().failures and pair.kind is Kind.NATIVE:
             last[pair.stem] = _measure(pair, 0.0, archs, device)
@@ -103,7 +110,9 @@ def _measure(pair: Pair, seconds: float, archs: tuple[str, ...] | None, device: 
     taken, rate = _timed(op, device)
     return Save(
         seconds,
-        quick_error(op, registry().plugins, device if "CUDA" in op.keys or op.is_composite else "cpu"),
+        quick_error(
+            op, registry().plugins, device if "CUDA" in op.keys or op.is_composite else "cpu"
+        ),
         taken,
         rate,
         resources.registers if resources else None,
@@ -138,7 +147,9 @@ def _folders(pairs: list[Pair]) -> list[Path]:
     folders = {INCLUDE_DIR}
     for pair in pairs:
         folders |= {path.parent for path in pair.sources}
-        folders |= {folder for folder in (*pair.include_dirs, plugin_file(pair).parent) if folder.is_dir()}
+        folders |= {
+            folder for folder in (*pair.include_dirs, plugin_file(pair).parent) if folder.is_dir()
+        }
     return sorted(folders)
 
 

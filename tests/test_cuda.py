@@ -41,7 +41,9 @@ def test_silu_and_matmul_agree_with_torch(dtype: torch.dtype) -> None:
     torch.testing.assert_close(cuda_ops.silu(x.t()), F.silu(x.t()))
     a = torch.randn(3, 65, 130, device="cuda", dtype=dtype)
     b = torch.randn(130, 67, device="cuda", dtype=dtype)
-    tolerance = {"rtol": 2e-2, "atol": 2e-1} if dtype.itemsize == 2 else {"rtol": 1e-4, "atol": 1e-4}
+    tolerance = (
+        {"rtol": 2e-2, "atol": 2e-1} if dtype.itemsize == 2 else {"rtol": 1e-4, "atol": 1e-4}
+    )
     torch.testing.assert_close(cuda_ops.matmul(a, b), a @ b, **tolerance)
 
 

@@ -1,8 +1,7 @@
-"""Live reload: what a caller sees before, during and after an edit. CPU kernels, so it runs anywhere."""
+"""Live reload: what a caller sees before, during and after an edit, with CPU kernels."""
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
@@ -228,11 +227,11 @@ def test_cache_that_cannot_be_written(
 def test_read_only_cache_serves_what_it_holds(scratch_op: ScratchOp) -> None:
     scratch_op.write("v * 2")
     scratch_op.build()
-    os.chmod(builder.cache_dir(), 0o555)
+    builder.cache_dir().chmod(0o555)
     try:
         assert scratch_op.reload().cached
     finally:
-        os.chmod(builder.cache_dir(), 0o755)
+        builder.cache_dir().chmod(0o755)
 
 
 def test_full_disk_is_an_error_and_leaves_no_library(

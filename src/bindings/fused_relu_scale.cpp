@@ -25,8 +25,7 @@ Tensor fused_relu_scale_cuda(const Tensor& x, double alpha) {
 
 Tensor fused_relu_scale_backward_cpu(const Tensor& grad_out, const Tensor& x, double alpha) {
   Tensor grad_x = empty_elementwise("fused_relu_scale_backward", grad_out, x);
-  map_cpu(strided(grad_x, grad_out, x),
-          [=](double g, double v) { return v <= 0 ? 0 : g * alpha; });
+  map_cpu(strided(grad_x, grad_out, x), [=](double g, double v) { return v <= 0 ? 0 : g * alpha; });
   return grad_x;
 }
 

@@ -16,7 +16,9 @@ struct Matrix {
   MatrixStrides strides;
 
   Matrix(const Tensor& t)
-      : tensor(t), rows(t.size(t.dim() - 2)), cols(t.size(t.dim() - 1)),
+      : tensor(t),
+        rows(t.size(t.dim() - 2)),
+        cols(t.size(t.dim() - 1)),
         strides{t.stride(t.dim() - 2), t.stride(t.dim() - 1)} {}
 };
 
@@ -27,7 +29,7 @@ Matrix transposed(Matrix matrix) {
 }
 
 Matmul product(const Matrix& out, const Matrix& a, const Matrix& b) {
-  return {out.rows, out.cols, a.cols, detail::strided_loop(2, out.tensor, a.tensor, b.tensor),
+  return {out.rows,    out.cols,  a.cols,   detail::strided_loop(2, out.tensor, a.tensor, b.tensor),
           out.strides, a.strides, b.strides};
 }
 

@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 256;  // 16 x 16, each with kSquare rows and columns
 constexpr int kSide = 16;
 constexpr int kBlockK = 8;  // more of K would spill: loads of the next tile wait in registers
-constexpr int kQuad = 4;  // neighbouring outputs of a thread, read from shared memory at once
+constexpr int kQuad = 4;    // neighbouring outputs of a thread, read from shared memory at once
 
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
@@ -68,9 +68,7 @@ struct Stage {
   __device__ int line_of(int load) const {
     return line + (along_k ? load * (kThreads / kBlockK) : 0);
   }
-  __device__ int k_of(int load) const {
-    return k + (along_k ? 0 : load * (kThreads / kBlock));
-  }
+  __device__ int k_of(int load) const { return k + (along_k ? 0 : load * (kThreads / kBlock)); }
 
   __device__ void load(int64_t k_left, int64_t k_stride) {
 #pragma unroll
@@ -91,7 +89,7 @@ struct Stage {
 
 template <class T, int kBlock>
 __global__ void __launch_bounds__(kThreads, 2)
-matmul_kernel(const __grid_constant__ Matmul p, const __grid_constant__ MatmulConfig config) {
+    matmul_kernel(const __grid_constant__ Matmul p, const __grid_constant__ MatmulConfig config) {
   using S = Stage<T, kBlock>;
   using C = compute_t<T>;
   constexpr int kSquare = kBlock / kSide;

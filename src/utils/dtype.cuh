@@ -12,8 +12,12 @@ namespace cuda_ops {
 // Arithmetic runs in float64 for float64 and in float32 for everything else.
 // Every conversion is spelled out: torch's nvcc flags switch off the implicit
 // ones of __half and __nv_bfloat16.
-template <class T> struct Compute { using type = float; };
-template <> struct Compute<double> { using type = double; };
+template <class T> struct Compute {
+  using type = float;
+};
+template <> struct Compute<double> {
+  using type = double;
+};
 template <class T> using compute_t = typename Compute<T>::type;
 
 __device__ inline double to_compute(double value) { return value; }

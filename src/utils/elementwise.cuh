@@ -41,7 +41,7 @@ ElementwiseConfig elementwise_config(const Strided<Inputs>& problem, int element
     address_bits |= reinterpret_cast<uintptr_t>(operand.data);
   }
   Config config;
-  config.path = !problem.is_flat()      ? Config::kStrided
+  config.path = !problem.is_flat()       ? Config::kStrided
                 : address_bits % 16 == 0 ? Config::kVector
                                          : Config::kScalar;
   const int bytes = config.path == Config::kVector ? 16 : element_bytes;
@@ -76,7 +76,7 @@ __device__ T apply(const F& f, const T (&values)[Inputs], std::index_sequence<I.
 
 template <int kBytes, class T, int Inputs, class F>
 __global__ void __launch_bounds__(kElementwiseThreads)
-flat_kernel(Pointers<Inputs> pointers, int64_t numel, F f) {
+    flat_kernel(Pointers<Inputs> pointers, int64_t numel, F f) {
   using P = Pack<T, kBytes>;
   constexpr auto kInputs = std::make_index_sequence<Inputs>{};
   constexpr int kUnroll = unroll_for(kBytes, Inputs);
@@ -153,7 +153,7 @@ struct Walk {
 
 template <class T, int Inputs, class F>
 __global__ void __launch_bounds__(kElementwiseThreads)
-strided_kernel(const __grid_constant__ Walk<Inputs> walk, F f) {
+    strided_kernel(const __grid_constant__ Walk<Inputs> walk, F f) {
   constexpr auto kInputs = std::make_index_sequence<Inputs>{};
   constexpr int kUnroll = unroll_for(sizeof(T), Inputs);
   constexpr int kTile = kElementwiseThreads * kUnroll;
@@ -235,7 +235,8 @@ cudaError_t map_cuda(const Strided<Inputs>& problem, cudaStream_t stream, F f) {
     auto* scalar = flat_kernel<sizeof(T), T, Inputs, F>;
     auto* strided = strided_kernel<T, Inputs, F>;
     kernels = {{reinterpret_cast<const void*>(vector), reinterpret_cast<const void*>(scalar),
-                reinterpret_cast<const void*>(strided)}, sizeof(T)};
+                reinterpret_cast<const void*>(strided)},
+               sizeof(T)};
     return cudaSuccess;
   });
   return error != cudaSuccess ? error : launch_elementwise(problem, kernels, &f, stream);

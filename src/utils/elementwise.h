@@ -68,8 +68,8 @@ inline std::vector<int64_t> broadcast_shape(const char* op,
 template <class... Inputs>
 Tensor empty_elementwise(const char* op, const Tensor& first, const Inputs&... rest) {
   if ((detail::same_layout(first, rest) && ...) && detail::is_dense(first)) {
-    return empty_strided(first.sizes().data(), first.strides().data(), first.dim(),
-                         dtype_of(first), device_of(first));
+    return empty_strided(first.sizes().data(), first.strides().data(), first.dim(), dtype_of(first),
+                         device_of(first));
   }
   return empty(detail::broadcast_shape(op, {&first, &rest...}), first);
 }
@@ -138,12 +138,12 @@ void cpu_rows(const Strided<Inputs>& problem, int64_t begin, int64_t end, const 
 
 template <class Body>
 void parallel_for(int64_t count, int64_t grain, Body&& body) {
-  check_torch(torch_parallel_for(0, count, grain,
-                                 [](int64_t begin, int64_t end, void* context) {
-                                   (*static_cast<std::remove_reference_t<Body>*>(context))(begin,
-                                                                                           end);
-                                 },
-                                 &body),
+  check_torch(torch_parallel_for(
+                  0, count, grain,
+                  [](int64_t begin, int64_t end, void* context) {
+                    (*static_cast<std::remove_reference_t<Body>*>(context))(begin, end);
+                  },
+                  &body),
               "run a parallel loop");
 }
 

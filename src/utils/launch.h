@@ -55,8 +55,8 @@ void launch(const char* op, const Tensor& like, Launcher&& launcher) {
   if (error == cudaSuccess) return;
   std::string text = std::string("cuda_ops::") + op + ": " + cudaGetErrorString(error);
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
-    text += "; this build holds code for " CUDA_OPS_ARCHS
-            ", the device is cuda:" + std::to_string(device) +
+    text += "; this build holds code for " CUDA_OPS_ARCHS ", the device is cuda:" +
+            std::to_string(device) +
             ". Rebuild with TORCH_CUDA_ARCH_LIST or compile_dev.py --arch set to its capability.";
   }
   throw std::runtime_error(text);

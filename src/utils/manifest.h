@@ -31,11 +31,12 @@
 namespace cuda_ops {
 namespace detail {
 
-// --- C++ types by their schema names ----------------------------------------
+// --- C++ types by their schema names
 
 template <class T>
 struct SchemaType;  // an argument type without a schema counterpart ends here
 
+// clang-format off
 template <> struct SchemaType<Tensor> { static constexpr const char* name = "Tensor"; };
 template <> struct SchemaType<int64_t> { static constexpr const char* name = "int"; };
 template <> struct SchemaType<double> { static constexpr const char* name = "float"; };
@@ -51,6 +52,8 @@ template <> struct SchemaType<std::optional<int64_t>> { static constexpr const c
 template <> struct SchemaType<std::optional<double>> { static constexpr const char* name = "float?"; };
 template <> struct SchemaType<std::optional<bool>> { static constexpr const char* name = "bool?"; };
 
+// clang-format on
+
 template <class... T>
 std::vector<const char*> schema_types() {
   return {SchemaType<T>::name...};
@@ -65,10 +68,12 @@ template <class R> struct Returns {
 template <class... R> struct Returns<std::tuple<R...>> {
   static std::vector<const char*> types() { return schema_types<R...>(); }
   static void push(StableIValue* stack, std::tuple<R...>&& values) {
-    std::apply([&](R&... value) {
-      size_t i = 0;
-      ((stack[i++] = torch::stable::detail::from<R>(value)), ...);
-    }, values);
+    std::apply(
+        [&](R&... value) {
+          size_t i = 0;
+          ((stack[i++] = torch::stable::detail::from<R>(value)), ...);
+        },
+        values);
   }
 };
 
@@ -77,9 +82,9 @@ template <class... R> struct Returns<std::tuple<R...>> {
 // Built from the schema's argument names, the signature line and dtypes().
 struct Checks {
   std::string op;
-  std::vector<std::string> tensor_names;              // tensor arguments, in order
-  std::vector<std::vector<std::string>> core_dims;    // per tensor argument; empty: no signature
-  std::vector<DType> dtypes;                          // empty: the binding checks on its own
+  std::vector<std::string> tensor_names;            // tensor arguments, in order
+  std::vector<std::vector<std::string>> core_dims;  // per tensor argument; empty: no signature
+  std::vector<DType> dtypes;                        // empty: the binding checks on its own
 
   void run(const Tensor* const* tensors, size_t count) const {
     const Tensor* first = nullptr;
@@ -95,12 +100,16 @@ struct Checks {
         if (!dtypes.empty()) check_dtype(tensor, i);
       } else {
         if (device_of(tensor) != device_of(*first)) {
-          refuse(op, tensor_names[i], "a tensor on " + name(device_of(*first)) + " like '" +
-                 tensor_names[first_index] + "'", "one on " + name(device_of(tensor)));
+          refuse(op, tensor_names[i],
+                 "a tensor on " + name(device_of(*first)) + " like '" + tensor_names[first_index] +
+                     "'",
+                 "one on " + name(device_of(tensor)));
         }
         if (!dtypes.empty() && dtype_of(tensor) != dtype_of(*first)) {
-          refuse(op, tensor_names[i], std::string("dtype ") + cuda_ops::name(dtype_of(*first)) +
-                 " like '" + tensor_names[first_index] + "'", cuda_ops::name(dtype_of(tensor)));
+          refuse(op, tensor_names[i],
+                 std::string("dtype ") + cuda_ops::name(dtype_of(*first)) + " like '" +
+                     tensor_names[first_index] + "'",
+                 cuda_ops::name(dtype_of(tensor)));
         }
       }
       if (i < core_dims.size() && !core_dims[i].empty()) {
@@ -115,20 +124,23 @@ struct Checks {
     std::string expected;
     for (size_t k = 0; k < dtypes.size(); ++k) {
       if (dtypes[k] == actual) return;
-      expected += std::string(k == 0 ? "" : k + 1 == dtypes.size() ? " or " : ", ") +
+      expected += std::string(k == 0                   ? ""
+                              : k + 1 == dtypes.size() ? " or "
+                                                       : ", ") +
                   cuda_ops::name(dtypes[k]);
     }
     refuse(op, tensor_names[i], "dtype " + expected, cuda_ops::name(actual));
   }
 
-  void check_dims(const Tensor& tensor, size_t i,
-                  std::pair<const std::string*, int64_t>* bound, size_t& bound_count) const {
+  void check_dims(const Tensor& tensor, size_t i, std::pair<const std::string*, int64_t>* bound,
+                  size_t& bound_count) const {
     const auto& dims = core_dims[i];
     const int64_t rank = tensor.dim();
     const auto count = static_cast<int64_t>(dims.size());
     if (rank < count) {
-      refuse(op, tensor_names[i], "at least " + std::to_string(count) + " dims (..., " +
-             joined(dims) + ")", "shape " + shape_name(tensor));
+      refuse(op, tensor_names[i],
+             "at least " + std::to_string(count) + " dims (..., " + joined(dims) + ")",
+             "shape " + shape_name(tensor));
     }
     for (int64_t d = 0; d < count; ++d) {
       const std::string& dim = dims[d];
@@ -141,8 +153,9 @@ struct Checks {
       if (expected < 0 && bound_count < 16) {
         bound[bound_count++] = {&dim, actual};
       } else if (expected != actual) {
-        refuse(op, tensor_names[i], "dim '" + dim + "' of (..., " + joined(dims) + ") to be " +
-               std::to_string(expected), "shape " + shape_name(tensor));
+        refuse(op, tensor_names[i],
+               "dim '" + dim + "' of (..., " + joined(dims) + ") to be " + std::to_string(expected),
+               "shape " + shape_name(tensor));
       }
     }
   }
@@ -182,7 +195,8 @@ struct Entry<Function, R (*)(Args...)> {
   static void trampoline(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
     Boxed target = slot.load(std::memory_order_acquire);
     if (target == nullptr) {
-      throw std::runtime_error("cuda_ops::" + checks->op + ": the library reloaded last has no "
+      throw std::runtime_error("cuda_ops::" + checks->op +
+                               ": the library reloaded last has no "
                                "kernel for this device any more; add it back to the binding");
     }
     target(stack, inputs, outputs);
@@ -203,14 +217,19 @@ struct Entry<Function, R (*)(Args...)> {
     constexpr size_t kMost = sizeof...(Args) + 1;
     const Tensor* tensors[kMost] = {};
     size_t count = 0;
-    std::apply([&](const Value<Args>&... arg) {
-      ([&] {
-        using T = Value<Args>;
-        if constexpr (std::is_same_v<T, Tensor> || std::is_same_v<T, std::optional<Tensor>>) {
-          tensors[count++] = tensor_in(arg);
-        }
-      }(), ...);
-    }, args);
+    std::apply(
+        [&](const Value<Args>&... arg) {
+          (
+              [&] {
+                using T = Value<Args>;
+                if constexpr (std::is_same_v<T, Tensor> ||
+                              std::is_same_v<T, std::optional<Tensor>>) {
+                  tensors[count++] = tensor_in(arg);
+                }
+              }(),
+              ...);
+        },
+        args);
     if (checks != nullptr) checks->run(tensors, count);
   }
 };
@@ -282,8 +301,12 @@ class Op {
 
   template <class E, class R, class... Args>
   static detail::Kernel describe(const char* key, R (*)(Args...)) {
-    detail::Kernel kernel{key, detail::schema_types<typename E::template Value<Args>...>(), {},
-                          &E::call, &E::trampoline, &E::slot};
+    detail::Kernel kernel{key,
+                          detail::schema_types<typename E::template Value<Args>...>(),
+                          {},
+                          &E::call,
+                          &E::trampoline,
+                          &E::slot};
     if constexpr (!std::is_void_v<R>) kernel.returns = detail::Returns<R>::types();
     return kernel;
   }
@@ -347,8 +370,8 @@ class Library {
     for (const Op& op : ops_) {
       if (&op != &ops_.front()) out += ',';
       out += "{\"schema\":" + quoted(op.schema_) + ",\"signature\":" + quoted(op.signature_) +
-             ",\"doc\":" + quoted(op.doc_) +
-             ",\"has_cuda\":" + (op.has_cuda_ ? "true" : "false") + ",\"dtypes\":[";
+             ",\"doc\":" + quoted(op.doc_) + ",\"has_cuda\":" + (op.has_cuda_ ? "true" : "false") +
+             ",\"dtypes\":[";
       for (size_t i = 0; i < op.checks_.dtypes.size(); ++i) {
         out += (i ? "," : "") + quoted(cuda_ops::name(op.checks_.dtypes[i]));
       }
@@ -375,8 +398,10 @@ class Library {
     std::string out = "\"";
     for (const char c : text) {
       if (c == '"' || c == '\\') out += '\\';
-      if (c == '\n') out += "\\n";
-      else out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+      if (c == '\n')
+        out += "\\n";
+      else
+        out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
     }
     return out + '"';
   }
@@ -395,29 +420,29 @@ class Library {
 #define CUDA_OPS_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Three functions are all that a library shows. They return 0 on success.
-#define CUDA_OPS(library)                                                                    \
-  static void cuda_ops_define(::cuda_ops::Library& library);                                 \
-  CUDA_OPS_EXPORT const char* cuda_ops_manifest(const ::cuda_ops::Host* lent) {              \
-    static ::cuda_ops::Library built;                                                        \
-    static std::string json;                                                                 \
-    ::cuda_ops::host = *lent;                                                                \
-    if (json.empty()) {                                                                      \
-      cuda_ops_define(built);                                                                \
-      json = built.json();                                                                   \
-    }                                                                                        \
-    return json.c_str();                                                                     \
-  }                                                                                          \
-  CUDA_OPS_EXPORT int cuda_ops_register(const char* op, const char* key, void* trampoline) { \
-    TorchLibraryHandle handle = nullptr;                                                     \
-    if (aoti_torch_library_init_impl("cuda_ops", key, __FILE__, __LINE__, &handle) != 0) {   \
-      return 1;                                                                              \
-    }                                                                                        \
-    /* The handle is never deleted: a registration lives as long as the process. */          \
+#define CUDA_OPS(library)                                                                          \
+  static void cuda_ops_define(::cuda_ops::Library& library);                                       \
+  CUDA_OPS_EXPORT const char* cuda_ops_manifest(const ::cuda_ops::Host* lent) {                    \
+    static ::cuda_ops::Library built;                                                              \
+    static std::string json;                                                                       \
+    ::cuda_ops::host = *lent;                                                                      \
+    if (json.empty()) {                                                                            \
+      cuda_ops_define(built);                                                                      \
+      json = built.json();                                                                         \
+    }                                                                                              \
+    return json.c_str();                                                                           \
+  }                                                                                                \
+  CUDA_OPS_EXPORT int cuda_ops_register(const char* op, const char* key, void* trampoline) {       \
+    TorchLibraryHandle handle = nullptr;                                                           \
+    if (aoti_torch_library_init_impl("cuda_ops", key, __FILE__, __LINE__, &handle) != 0) {         \
+      return 1;                                                                                    \
+    }                                                                                              \
+    /* The handle is never deleted: a registration lives as long as the process. */                \
     return torch_library_impl(handle, op, reinterpret_cast<::cuda_ops::detail::Boxed>(trampoline), \
-                              TORCH_ABI_VERSION);                                            \
-  }                                                                                          \
-  CUDA_OPS_EXPORT void cuda_ops_store(void* slot, void* call) {                              \
-    static_cast<std::atomic<::cuda_ops::detail::Boxed>*>(slot)->store(                       \
-        reinterpret_cast<::cuda_ops::detail::Boxed>(call), std::memory_order_release);       \
-  }                                                                                          \
+                              TORCH_ABI_VERSION);                                                  \
+  }                                                                                                \
+  CUDA_OPS_EXPORT void cuda_ops_store(void* slot, void* call) {                                    \
+    static_cast<std::atomic<::cuda_ops::detail::Boxed>*>(slot)->store(                             \
+        reinterpret_cast<::cuda_ops::detail::Boxed>(call), std::memory_order_release);             \
+  }                                                                                                \
   static void cuda_ops_define(::cuda_ops::Library& library)

@@ -18,8 +18,7 @@ namespace cuda_ops {
 
 using torch::stable::Tensor;
 
-constexpr DType kFloating[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16,
-                               DType::kBFloat16};
+constexpr DType kFloating[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
 namespace detail {
 
@@ -30,10 +29,10 @@ inline void check_torch(AOTITorchError error, const char* what) {
 }
 
 inline std::array<int32_t, static_cast<size_t>(DType::kUnsupported)> torch_codes() {
-  return {aoti_torch_dtype_float64(), aoti_torch_dtype_float32(), aoti_torch_dtype_float16(),
-          aoti_torch_dtype_bfloat16(), aoti_torch_dtype_uint8(), aoti_torch_dtype_uint16(),
-          aoti_torch_dtype_int8(), aoti_torch_dtype_int16(), aoti_torch_dtype_int32(),
-          aoti_torch_dtype_int64(), aoti_torch_dtype_bool()};
+  return {aoti_torch_dtype_float64(),  aoti_torch_dtype_float32(), aoti_torch_dtype_float16(),
+          aoti_torch_dtype_bfloat16(), aoti_torch_dtype_uint8(),   aoti_torch_dtype_uint16(),
+          aoti_torch_dtype_int8(),     aoti_torch_dtype_int16(),   aoti_torch_dtype_int32(),
+          aoti_torch_dtype_int64(),    aoti_torch_dtype_bool()};
 }
 
 inline int32_t torch_code(DType dtype) {
@@ -92,8 +91,8 @@ inline std::string shape_name(const Tensor& tensor) {
 }
 
 // A new tensor with explicit strides, uninitialised.
-inline Tensor empty_strided(const int64_t* sizes, const int64_t* strides, int64_t dims,
-                            DType dtype, DeviceId device) {
+inline Tensor empty_strided(const int64_t* sizes, const int64_t* strides, int64_t dims, DType dtype,
+                            DeviceId device) {
   AtenTensorHandle handle = nullptr;
   detail::check_torch(aoti_torch_empty_strided(dims, sizes, strides, detail::torch_code(dtype),
                                                device.type, device.index, &handle),

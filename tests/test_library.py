@@ -1,0 +1,279 @@
+"""What a library's manifest may say, and what using its operators refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ScratchOp
+
+import cuda_ops
+from cuda_ops.dev import compile_ops
+from cuda_ops.errors import BuildError, CudaOpsError, ManifestError
+from cuda_ops.library import _validated, open_library, schema_type
+from cuda_ops.registry import registry
+from cuda_ops.spec import OpSpec
+
+X = torch.tensor([1.0, 2.0])
+
+
+def entry(schema: str, signature: str = "", **changes: Any) -> dict[str, Any]:
+    """One operator as a manifest lists it; its C++ types are the schema's unless changed."""
+    parsed = torch._C.parse_schema(f"cuda_ops::{schema}") if "->" in schema else None
+    kernel = {
+        "key": "CPU",
+        "arguments": [schema_type(a) for a in parsed.arguments] if parsed else [],
+        "returns": [schema_type(value) for value in parsed.returns] if parsed else [],
+        "call": 1,
+        "trampoline": 2,
+        "slot": 3,
+    }
+    kernel.update({key: changes.pop(key) for key in ("arguments", "returns") if key in changes})
+    return {
+        "schema": schema, "signature": signature, "dtypes": ["float32"], "doc": "",
+        "has_cuda": False, "kernels": [kernel], **changes,
+    }  # fmt: skip
+
+
+def validated(entry: dict[str, Any], siblings: dict[str, OpSpec] | None = None) -> OpSpec:
+    return _validated(entry, "planned", {} if siblings is None else siblings)
+
+
+# --- the manifest, entry by entry --------------------------------------------------
+
+
+def test_an_entry_becomes_a_spec() -> None:
+    text = (
+        "planned(Tensor a, Tensor? b, int[] sizes, float? eps=None, bool flag=False) "
+        "-> (Tensor x, Tensor y)"
+    )
+    op = validated(entry(text, "(m,k),(k)->(m),()", doc="Planned.", has_cuda=True))
+    assert (op.name, op.stem, op.qualname) == ("planned", "planned", "cuda_ops::planned")
+    assert op.argument_names == ("a", "b", "sizes", "eps", "flag")
+    assert op.tensor_positions == (0, 1)
+    assert op.output_names == ("x", "y")
+    assert [schema_type(a) for a in op.parsed.arguments] == [
+        "Tensor", "Tensor?", "int[]", "float?", "bool",
+    ]  # fmt: skip
+    assert op.dtypes == (torch.float32,) and op.keys == ("CPU",) and op.has_cuda
+    assert str(op.signature) == "(m,k),(k)->(m),()" and op.doc == "Planned."
+
+
+@pytest.mark.parametrize(
+    ("schema", "cpp", "message"),
+    [
+        ("int n", "float", r"'n' is int in the schema \(int64_t in C\+\+\), .*CPU has double"),
+        ("float a", "int", r"'a' is float in the schema \(double in C\+\+\), .*has int64_t"),
+        ("bool b", "int", r"'b' is bool .*has int64_t"),
+        ("float? a", "float", r"'a' is float\? .*std::optional<double>.*has double"),
+        ("int[] n", "int", r"'n' is int\[\] .*std::vector<int64_t>.*has int64_t"),
+        ("Tensor y", "Tensor?", r"'y' is Tensor .*has std::optional<Tensor>"),
+    ],
+)
+def test_an_argument_type_that_differs_is_named(schema: str, cpp: str, message: str) -> None:
+    listed = entry(f"planned(Tensor x, {schema}) -> Tensor", arguments=["Tensor", cpp])
+    with pytest.raises(ManifestError, match=f"cuda_ops::planned: argument {message}; change one"):
+        validated(listed)
+
+
+def test_a_dtype_argument_is_an_int_in_the_schema() -> None:
+    assert validated(entry("planned(Tensor x, ScalarType d) -> Tensor", arguments=["Tensor", "ScalarType"]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arguments": ["Tensor"]}, "the schema has 2 arguments, the C.. function for CPU has 1"),
+        ({"returns": ["Tensor"] * 2}, "the schema has 1 returns, the C.. function for CPU has 2"),
+        ({"returns": ["int"]}, "return 0 is Tensor in the schema .*has int64_t"),
+        ({"kernels": []}, r"no kernel; add \.cpu<f>\(\)"),
+    ],
+)
+def test_a_function_of_another_form_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ManifestError, match=f"cuda_ops::planned: {message}"):
+        validated(entry("planned(Tensor x, float a) -> Tensor", **changes))
+
+
+@pytest.mark.parametrize("schema", ["planned(Tensor x", "planned", "planned(Tenser x) -> Tensor", ""])
+def test_a_schema_that_does_not_parse_is_quoted(schema: str) -> None:
+    listed = {**entry("planned(Tensor x) -> Tensor"), "schema": schema}
+    with pytest.raises(ManifestError, match=r"planned.cpp: schema '.*' does not parse: \S"):
+        validated(listed)
+
+
+@pytest.mark.parametrize(
+    ("signature", "message"),
+    [
+        ("(),()->()", "has 2 tensor arguments, the schema has 1"),
+        ("()->(),()", "has 2 outputs, the schema has 1"),
+        ("(m)->(n)", "output dim 'n' is in no input"),
+        ("()", "exactly one '->'"),
+        ("m->m", "expected groups like"),
+    ],
+)
+def test_a_signature_that_contradicts_the_schema_is_refused(signature: str, message: str) -> None:
+    with pytest.raises(ManifestError, match=rf"cuda_ops::planned: signature .*{message}"):
+        validated(entry("planned(Tensor x, float a) -> Tensor", signature))
+
+
+def test_numbers_need_no_group_in_the_signature() -> None:
+    op = validated(entry("planned(float a, Tensor x, int n) -> Tensor", "(m)->()"))
+    assert op.signature is not None and op.signature.inputs == (("m",),)
+
+
+@pytest.mark.parametrize("name", ["other", "plan", "plannedx", "my_planned"])
+def test_an_operator_must_be_named_after_its_file(name: str) -> None:
+    with pytest.raises(ManifestError, match=f"'{name}' must be named 'planned' or start with 'planned_'"):
+        validated(entry(f"{name}(Tensor x) -> Tensor"))
+
+
+def test_an_operator_is_defined_once() -> None:
+    listed = entry("planned_backward(Tensor x) -> Tensor")
+    op = validated(listed)
+    with pytest.raises(ManifestError, match="'planned_backward' is defined twice"):
+        validated(listed, {op.name: op})
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "planned.so"
+    path.write_bytes(b"not ELF")
+    with pytest.raises(ManifestError, match=r"planned: planned.so does not load: "):
+        open_library(path, "planned")
+    with pytest.raises(ManifestError, match=r"planned: gone.so does not load: "):
+        open_library(tmp_path / "gone.so", "planned")
+    with pytest.raises(ManifestError, match=r"has no manifest; write CUDA_OPS\(library\)"):
+        open_library(Path(torch.__file__).parent / "lib" / "libc10.so", "planned")
+
+
+# --- the same through real builds: does C++ report what it has? -----------------------------
+
+
+_SHARED = """
+#include "binding.h"
+using namespace cuda_ops;
+namespace {{
+Tensor same(const Tensor& x) {{ return x; }}
+}}
+CUDA_OPS(library) {{
+  library.op("{op}(Tensor x) -> Tensor", "()->()").dtypes(kFloating).cpu<same>();
+  library.op("{op}_twin(Tensor x) -> Tensor", "()->()").dtypes(kFloating).cpu<same>();
+}}
+"""
+_ABSENT = """
+#include "binding.h"
+using namespace cuda_ops;
+Tensor {op}_elsewhere(const Tensor& x);
+namespace {{
+Tensor out_of_sight(const Tensor& x) {{ return {op}_elsewhere(x); }}
+}}
+CUDA_OPS(library) {{
+  library.op("{op}(Tensor x) -> Tensor", "()->()").cpu<out_of_sight>();
+}}
+"""
+
+
+def test_one_function_for_two_operators_is_refused(scratch_op: ScratchOp) -> None:
+    scratch_op.binding.write_text(_SHARED.format(op=scratch_op.name))
+    name = scratch_op.name
+    with pytest.raises(ManifestError, match=rf"{name}_twin: its CPU function also serves '{name}'"):
+        scratch_op.reload()
+    with pytest.raises(AttributeError):
+        getattr(torch.ops.cuda_ops, name)
+
+
+def test_an_undefined_launcher_is_named(scratch_op: ScratchOp) -> None:
+    scratch_op.binding.write_text(_ABSENT.format(op=scratch_op.name))
+    with pytest.raises(CudaOpsError, match=rf"{scratch_op.name}: .*{scratch_op.name}_elsewhere"):
+        scratch_op.reload()
+
+
+def test_types_and_counts_of_real_functions_are_compared(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * n", "g * n", parameter=", double n", schema=", int n")
+    with pytest.raises(ManifestError, match=r"argument 'n' is int .* has double; change one"):
+        scratch_op.reload()
+    scratch_op.write("v * n", "g * n", parameter=", double n")
+    with pytest.raises(ManifestError, match="the schema has 1 arguments, .* has 2"):
+        scratch_op.reload()
+    assert registry().loaded(scratch_op.name) is None
+
+
+# --- use --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shipped() -> None:
+    for row in compile_ops(["silu", "matmul"]):
+        assert not row.error, row.error
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("by", ["function", "dispatcher"])
+@pytest.mark.parametrize(
+    ("op", "arguments", "message"),
+    [
+        ("silu", [X.int()], r"cuda_ops::silu: argument 'x': expected dtype float64, .*got int32"),
+        ("matmul", [X.view(1, 2), X.view(2, 1).double()],
+         r"matmul: argument 'b': expected dtype float32 like 'a', got float64"),
+        ("matmul", [X, X], r"matmul: argument 'a': expected at least 2 dims .*got shape \[2\]"),
+        ("matmul", [X.view(1, 2), X.view(1, 2)],
+         r"matmul: argument 'b': expected dim 'k' of \(\.\.\., k, n\) to be 2, got shape \[1, 2\]"),
+        ("matmul", [torch.ones(2, 1, 1), torch.ones(3, 1, 1)],
+         r"matmul: shapes \[2, 1, 1\] and \[3, 1, 1\] do not broadcast"),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_are_named(
+    by: str, op: str, arguments: list[torch.Tensor], message: str
+) -> None:
+    function = getattr(cuda_ops if by == "function" else torch.ops.cuda_ops, op)
+    for gradient in (False, True):
+        given = [
+            t.detach().clone().requires_grad_(gradient and t.is_floating_point()) for t in arguments
+        ]
+        with pytest.raises(RuntimeError, match=message):
+            function(*given)
+    with pytest.raises(RuntimeError, match=message):
+        function(*(t.to("meta") for t in arguments))
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("wrong", [3.0, None, [1.0], "x"])
+def test_what_is_no_tensor_is_refused(wrong: Any) -> None:
+    for function in (cuda_ops.silu, torch.ops.cuda_ops.silu):
+        with pytest.raises((TypeError, RuntimeError), match=r"(?s)silu.*Tensor"):
+            function(wrong)
+
+
+@pytest.mark.usefixtures("shipped")
+def test_a_wrong_number_of_arguments_is_refused() -> None:
+    for arguments in ((), (X, X)):
+        with pytest.raises((TypeError, RuntimeError), match=r"silu\(\)"):
+            cuda_ops.silu(*arguments)
+
+
+def test_an_operator_that_did_not_build_says_why_at_each_use(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * undeclared")
+    (row,) = compile_ops([scratch_op.name])
+    assert "undeclared" in row.error
+    for _ in range(2):
+        with pytest.raises(BuildError, match=rf"{scratch_op.name}.cpp:\d+:.*undeclared"):
+            getattr(cuda_ops, scratch_op.name)
+    scratch_op.write("v * 2")
+    assert not compile_ops([scratch_op.name])[0].error
+    assert torch.equal(getattr(cuda_ops, scratch_op.name)(X), X * 2)
+
+
+def test_an_operator_that_was_never_built_says_how_to(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v")
+    registry().rescan()
+    with pytest.raises(BuildError, match=f"is not built: run python compile_dev.py {scratch_op.name}"):
+        getattr(cuda_ops, scratch_op.name)
+
+
+@pytest.mark.usefixtures("shipped")
+def test_an_operator_that_does_not_exist_is_an_attribute_error() -> None:
+    for name in ("no_such_operator", "silu_nonsense", "_private"):
+        with pytest.raises(AttributeError, match=f"'cuda_ops' has no .*'{name}'"):
+            getattr(cuda_ops, name)
+    assert not hasattr(cuda_ops, "no_such_operator")

@@ -1,0 +1,323 @@
+"""Plugins: which are refused, in which order they are asked, and how far a broken one reaches."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import ScratchOp
+
+from cuda_ops.discovery import Pair
+from cuda_ops.errors import PluginError
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.plugins import Plugins, iter_hook_names
+from cuda_ops.registry import registry
+from cuda_ops.signature import parse_signature
+from cuda_ops.spec import OpSpec
+
+IMPORTS = "from cuda_ops.hookspecs import hookimpl\n"
+X = torch.tensor([1.0, 2.0])
+
+
+def spec(name: str, stem: str | None = None) -> OpSpec:
+    schema = f"{name}(Tensor x) -> Tensor"
+    parsed = torch._C.parse_schema(schema)
+    signature = parse_signature("()->()")
+    return OpSpec(
+        name, stem or name, schema, parsed, signature, (torch.float32,), "", ("CPU",), False
+    )
+
+
+def plugin(**hooks: Any) -> ModuleType:
+    """A plugin with these functions, unmarked."""
+    module = ModuleType("plugin")
+    vars(module).update(hooks)
+    return module
+
+
+def answering(policy: str | None) -> ModuleType:
+    @hookimpl
+    def cuda_ops_autocast(op: OpSpec) -> str | None:
+        return policy
+
+    return plugin(cuda_ops_autocast=cuda_ops_autocast)
+
+
+def names_of(plugins: Plugins) -> set[str]:
+    return {name for name, held in plugins._manager.list_name_plugin() if held is not None}
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> Plugins:
+    """A manager of its own, without whatever is installed here."""
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
+    return Plugins()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    (tmp_path / "ops").mkdir()
+    yield Pair("planned", tmp_path, tmp_path / "bindings" / "planned.cpp", None)
+    sys.modules.pop("cuda_ops.ops.planned", None)
+
+
+def save_plugin(pair: Pair, text: str) -> Path:
+    path = pair.root / "ops" / f"{pair.stem}.py"
+    path.write_text(IMPORTS + text)
+    return path
+
+
+# --- what is refused ---------------------------------------------------------------
+
+
+def misspelt() -> ModuleType:
+    @hookimpl
+    def cuda_ops_autocasts(op: OpSpec) -> None: ...
+
+    return plugin(cuda_ops_autocasts=cuda_ops_autocasts)
+
+
+def with_a_wrong_argument() -> ModuleType:
+    @hookimpl
+    def cuda_ops_autocast(operator: OpSpec) -> None: ...
+
+    return plugin(cuda_ops_autocast=cuda_ops_autocast)
+
+
+def unmarked() -> ModuleType:
+    def cuda_ops_autocast(op: OpSpec) -> None: ...
+
+    return plugin(cuda_ops_autocast=cuda_ops_autocast)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (misspelt, r"plugin 'guest': .*cuda_ops_autocasts"),
+        (with_a_wrong_argument, r"plugin 'guest': (?s:.*)cuda_ops_autocast(?s:.*)operator"),
+        (unmarked, r"plugin 'guest': function 'cuda_ops_autocast' .*not marked; write @hookimpl"),
+    ],
+)
+def test_an_invalid_plugin_is_refused_and_leaves_no_trace(
+    plugins: Plugins, make: Any, message: str
+) -> None:
+    before = names_of(plugins)
+    with pytest.raises(PluginError, match=message):
+        plugins.add(make(), "guest")
+    assert names_of(plugins) == before
+    assert plugins.ask("cuda_ops_autocast", spec("planned")) is None
+    # Neither its name nor its hooks stand in the way of the corrected plugin, or of another.
+    plugins.add(answering("float32"), "guest")
+    plugins.add(answering(None), "another")
+    assert plugins.ask("cuda_ops_autocast", spec("planned")) == "float32"
+
+
+def test_a_name_that_is_taken_is_refused_and_its_owner_stays(plugins: Plugins) -> None:
+    owner = answering("float32")
+    plugins.add(owner, "guest")
+    for late in (answering("promote"), owner):
+        with pytest.raises(PluginError, match=r"plugin 'guest': .*already"):
+            plugins.add(late, "guest")
+        assert plugins.ask("cuda_ops_autocast", spec("planned")) == "float32"
+    with pytest.raises(PluginError, match=r"plugin 'alias': .*already"):
+        plugins.add(owner, "alias")
+    assert "alias" not in names_of(plugins)
+
+
+def test_every_hook_is_listed() -> None:
+    names = set(iter_hook_names())
+    assert {"cuda_ops_roots", "cuda_ops_fake", "cuda_ops_op_loaded"} <= names
+
+
+# --- installed plugins ---------------------------------------------------------------
+
+
+def test_broken_entry_points_are_recorded_and_the_rest_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken() -> None:
+        raise OSError("no such driver")
+
+    entries = [
+        SimpleNamespace(name="broken", value="broken.plugin", load=broken),
+        SimpleNamespace(name="misspelt", value="misspelt.plugin", load=misspelt),
+        SimpleNamespace(name="good", value="good.plugin", load=lambda: answering("promote")),
+    ]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries)
+    plugins = Plugins()
+    assert sorted(plugins.problems) == ["broken", "misspelt"]
+    assert re.search(r"'broken' \(broken.plugin\).*no such driver", plugins.problems["broken"])
+    assert "cuda_ops_autocasts" in plugins.problems["misspelt"]
+    assert plugins.ask("cuda_ops_autocast", spec("planned")) == "promote"
+
+
+def test_an_installed_plugin_brings_operator_folders(plugins: Plugins, tmp_path: Path) -> None:
+    @hookimpl
+    def cuda_ops_roots() -> list[Path]:
+        return [tmp_path]
+
+    plugins.add(plugin(cuda_ops_roots=cuda_ops_roots), "guest")
+    assert plugins.roots() == [tmp_path]
+
+
+def test_a_plugin_that_raises_where_folders_are_listed_is_named(plugins: Plugins) -> None:
+    @hookimpl
+    def cuda_ops_roots() -> list[Path]:
+        raise OSError("disk gone")
+
+    plugins.add(plugin(cuda_ops_roots=cuda_ops_roots), "guest")
+    with pytest.raises(PluginError, match=r"'guest', hook cuda_ops_roots.*disk gone"):
+        plugins.roots()
+
+
+# --- order -----------------------------------------------------------------------------
+
+
+def test_the_pair_answers_before_installed_plugins_and_those_before_derivation(
+    plugins: Plugins, pair: Pair
+) -> None:
+    op = spec("planned")
+    derived = plugins.ask("cuda_ops_fake", op)
+    assert derived is not None
+
+    @hookimpl
+    def cuda_ops_fake(op: OpSpec) -> str:
+        return "installed"
+
+    plugins.add(plugin(cuda_ops_fake=cuda_ops_fake), "guest")
+    assert plugins.ask("cuda_ops_fake", op) == "installed"
+    path = save_plugin(pair, "@hookimpl\ndef cuda_ops_fake(op): return 'pair'\n")
+    plugins.load_pair_plugin(pair)
+    assert plugins.ask("cuda_ops_fake", op) == "pair"
+    assert plugins.ask("cuda_ops_fake", spec("planned_backward", "planned")) == "pair"
+    assert plugins.ask("cuda_ops_fake", spec("other")) == "installed"
+    path.unlink()
+    plugins.load_pair_plugin(pair)
+    assert plugins.ask("cuda_ops_fake", op) == "installed"
+
+
+def test_none_passes_the_question_on(plugins: Plugins, pair: Pair) -> None:
+    plugins.add(answering("float32"), "first")
+    plugins.add(answering(None), "second")
+    save_plugin(pair, "@hookimpl\ndef cuda_ops_autocast(op): return None\n")
+    plugins.load_pair_plugin(pair)
+    assert plugins.ask("cuda_ops_autocast", spec("planned")) == "float32"
+
+
+def test_the_plugin_installed_last_answers_first(plugins: Plugins) -> None:
+    plugins.add(answering("float32"), "first")
+    plugins.add(answering("promote"), "second")
+    assert plugins.ask("cuda_ops_autocast", spec("planned")) == "promote"
+
+
+# --- op_loaded ---------------------------------------------------------------------------
+
+
+def listening(heard: list[tuple[str, int]]) -> ModuleType:
+    @hookimpl
+    def cuda_ops_op_loaded(op: OpSpec, generation: int) -> None:
+        heard.append((op.name, generation))
+
+    return plugin(cuda_ops_op_loaded=cuda_ops_op_loaded)
+
+
+def test_a_late_plugin_is_told_of_earlier_loads(plugins: Plugins, tmp_path: Path) -> None:
+    early: list[tuple[str, int]] = []
+    late: list[tuple[str, int]] = []
+    plugins.add(listening(early), "early")
+    plugins.tell_loaded(spec("planned"), tmp_path, 0)
+    plugins.add(listening(late), "late")
+    plugins.tell_loaded(spec("planned"), tmp_path, 1)
+    assert early == late == [("planned", 0), ("planned", 1)]
+
+
+def test_a_plugin_that_raises_on_a_load_is_named_after_all_were_told(
+    plugins: Plugins, tmp_path: Path
+) -> None:
+    @hookimpl
+    def cuda_ops_op_loaded(op: OpSpec) -> None:
+        raise KeyError("lost")
+
+    heard: list[tuple[str, int]] = []
+    plugins.add(listening(heard), "before")
+    plugins.add(plugin(cuda_ops_op_loaded=cuda_ops_op_loaded), "guest")
+    plugins.add(listening(heard), "after")
+    with pytest.raises(
+        PluginError, match=r"'guest', hook cuda_ops_op_loaded, operator 'planned': KeyError"
+    ):
+        plugins.tell_loaded(spec("planned"), tmp_path, 0)
+    assert heard == [("planned", 0)] * 2
+    with pytest.raises(PluginError, match=r"'late', hook cuda_ops_op_loaded"):
+        plugins.add(plugin(cuda_ops_op_loaded=cuda_ops_op_loaded), "late")
+    assert "late" not in names_of(plugins)
+
+
+def test_a_pair_is_told_of_its_own_loads_only(plugins: Plugins, pair: Pair, tmp_path: Path) -> None:
+    save_plugin(
+        pair,
+        "heard = []\n@hookimpl\ndef cuda_ops_op_loaded(op, generation): heard.append(op.name)\n",
+    )
+    plugins.tell_loaded(spec("other"), tmp_path, 0)
+    plugins.tell_loaded(spec("planned"), tmp_path, 0)
+    plugins.load_pair_plugin(pair)
+    plugins.tell_loaded(spec("other"), tmp_path, 1)
+    assert sys.modules["cuda_ops.ops.planned"].heard == ["planned"]
+
+
+# --- the file of a pair ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import no_such_module\n", r"cuda_ops.ops.planned.*planned.py: ModuleNotFoundError"),
+        ("def broken(:\n", r"cuda_ops.ops.planned.*SyntaxError"),
+        ("@hookimpl\ndef cuda_ops_fakes(op): ...\n", r"cuda_ops.ops.planned.*cuda_ops_fakes"),
+    ],
+)
+def test_a_broken_plugin_file_is_named_and_the_one_before_stays(
+    plugins: Plugins, pair: Pair, text: str, message: str
+) -> None:
+    save_plugin(pair, "@hookimpl\ndef cuda_ops_autocast(op): return 'promote'\n")
+    plugins.load_pair_plugin(pair)
+    save_plugin(pair, text)
+    with pytest.raises(PluginError, match=message):
+        plugins.load_pair_plugin(pair)
+    assert plugins.ask("cuda_ops_autocast", spec("planned")) == "promote"
+    save_plugin(pair, "@hookimpl\ndef cuda_ops_autocast(op): return 'float32'\n")
+    plugins.load_pair_plugin(pair)
+    assert plugins.ask("cuda_ops_autocast", spec("planned")) == "float32"
+
+
+def test_a_hook_that_raises_stops_its_own_operator_and_no_other(scratch_op: ScratchOp) -> None:
+    path = scratch_op.root / "ops" / f"{scratch_op.name}.py"
+    scratch_op.write("v * 2")
+    path.write_text(IMPORTS + "@hookimpl\ndef cuda_ops_fake(op): return {}[op.name]\n")
+    message = (
+        rf"plugin 'cuda_ops.ops.{scratch_op.name}', hook cuda_ops_fake, "
+        rf"operator '{scratch_op.name}': KeyError"
+    )
+    try:
+        with pytest.raises(PluginError, match=message):
+            scratch_op.reload()
+        other = ScratchOp(f"{scratch_op.name}other", scratch_op.root)
+        other.write("v * 3")
+        other.reload()
+        assert torch.equal(other.function(X), X * 3)
+        path.write_text("raise OSError('unreadable table')\n")
+        with pytest.raises(PluginError, match=rf"{scratch_op.name}.py: OSError: unreadable table"):
+            scratch_op.reload()
+        path.unlink()
+        scratch_op.reload()
+        assert torch.equal(scratch_op.function(X), X * 2)
+    finally:
+        path.unlink(missing_ok=True)
+        other.binding.unlink()
+        registry().rescan()
