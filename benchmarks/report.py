@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -32,7 +33,8 @@ def environment() -> dict[str, str]:
         "torch": torch.__version__,
         "cuda": toolchain.cuda_version(),
         "python": platform.python_version(),
-        "commit": commit.stdout.strip() or "not a checkout",
+        # A copy without its history is told by whoever made it.
+        "commit": commit.stdout.strip() or os.environ.get("CUDA_OPS_COMMIT", "unknown"),
     }
 
 

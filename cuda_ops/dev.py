@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cuda_ops import build as builder
@@ -137,7 +139,8 @@ def _load(built: builder.Built, row: Row) -> None:
     differentiable = f"{op.name}_backward" in op.siblings
     row.autograd = composed or ("yes" if differentiable else "no")
     device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
-    row.max_error = _max_error(operator, built, device)
+    error = _max_error(operator, built, device)
+    row.max_error = None if math.isnan(error) else error  # nothing to compare with
 
 
 def _max_error(operator: Operator, built: builder.Built, device: str) -> float:
@@ -154,7 +157,15 @@ def _max_error(operator: Operator, built: builder.Built, device: str) -> float:
     if key not in known:
         from cuda_ops.check import quick_error
 
-        known[key] = quick_error(operator.spec, registry().plugins, device)
+        try:
+            known[key] = quick_error(operator.spec, registry().plugins, device)
+        except CudaOpsError:
+            raise
+        except Exception as error:  # the operator's own code, or a plugin's reference
+            raise CudaOpsError(
+                f"{operator.spec.name}: comparing it with its reference failed: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
             temporary = store.with_name(f".{store.name}.{os.getpid()}")
             temporary.write_text(json.dumps(known))
@@ -207,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             watch([row.op for row in rows], archs, console)
         return int(failed)
     except (CudaOpsError, ValueError) as error:
-        console.print(f"[red]error:[/] {error}", markup=True)
+        console.print(f"[red]error:[/] {escape(str(error))}")
         return 1
     except KeyboardInterrupt:
         return 130
@@ -226,13 +237,13 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
 
         rows = compile_ops(arguments.ops, archs=archs, verbose=arguments.verbose, progress=progress)
     if arguments.json:
-        print(json.dumps([asdict(row) for row in rows], indent=2))
+        print(json.dumps([asdict(row) for row in rows], indent=2, allow_nan=False))
     console.print(table(rows))
     for row in rows:
         if row.error:
-            console.print(f"\n[red]{row.op}[/] {row.error}", markup=True)
+            console.print(f"\n[red]{row.op}[/] {escape(row.error)}")
     for name, problem in registry().plugins.problems.items():
-        console.print(f"\n[red]plugin {name}[/] {problem}")
+        console.print(f"\n[red]plugin {escape(name)}[/] {escape(problem)}")
     if not torch.cuda.is_available() and any("cuda" in row.devices for row in rows):
         console.print("\nNo GPU here: CUDA kernels were compiled, only CPU kernels were run.")
     return rows
@@ -260,8 +271,9 @@ def _new(arguments: Any, console: Console) -> int:
         raise ValueError("new: expected one name, as in: compile_dev.py new swish_clip")
     root = Path(arguments.root[0]) if arguments.root else None
     for path in new_pair(arguments.ops[1], root):
-        console.print(f"wrote {path}")
-    console.print(f"next: python compile_dev.py --watch {arguments.ops[1]}")
+        console.print(f"wrote {path}", markup=False)
+    where = f"--root {root} " if root else ""
+    console.print(f"next: python compile_dev.py {where}--watch {arguments.ops[1]}", markup=False)
     return 0
 
 

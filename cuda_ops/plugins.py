@@ -126,6 +126,11 @@ class Plugins:
             raise
         self._of_pair[pair.stem] = module
 
+    def installed_files(self) -> list[Path]:
+        """The files of the installed plugins: compiled graphs depend on what they say."""
+        files = (getattr(plugin, "__file__", None) for plugin in self._installed)
+        return sorted(Path(file) for file in files if file)
+
     def roots(self) -> list[Path]:
         """Operator roots of the installed plugins."""
         found: list[Path] = []

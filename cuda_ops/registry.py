@@ -158,7 +158,8 @@ class Registry:
     def _swap(self, pair: Pair, library: Library) -> None:
         self._refuse_foreign(library)
         self.plugins.load_pair_plugin(pair)
-        plugin_text = content_hash([f]) if (f := plugin_file(pair)).is_file() else ""
+        own = [f] if (f := plugin_file(pair)).is_file() else []
+        plugin_text = content_hash([*own, *self.plugins.installed_files()])
         before = self._stems.get(pair.stem, {})
         prepared = {
             name: Operator.prepare(op, self.plugins, plugin_text)
@@ -211,6 +212,7 @@ class Registry:
         text += [
             content_hash([f]) for p in self.pairs().values() if (f := plugin_file(p)).is_file()
         ]
+        text.append(content_hash(self.plugins.installed_files()))
         tag = "cuda_ops-" + hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
         present = [part for part in config.cache_key_tag.split(";") if part]
         kept = [part for part in present if not part.startswith("cuda_ops-")]

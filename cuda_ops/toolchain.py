@@ -142,8 +142,9 @@ def nvcc_flags(pair: Pair, archs: tuple[str, ...]) -> list[str]:
         "-std=c++17",
         "-O3",
         "-lineinfo",
+        # The host side of a .cu only launches: optimising it further costs build time alone.
         "-Xcompiler",
-        "-fvisibility=hidden,-fno-gnu-unique",
+        "-O1,-fvisibility=hidden,-fno-gnu-unique",
         "--expt-relaxed-constexpr",
         # torch's helpers switch the half types' operators off; kernels without torch want them.
         "-U__CUDA_NO_HALF_OPERATORS__",

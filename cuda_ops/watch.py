@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -69,7 +70,9 @@ def watch(
     )
     for pair in chosen:
         if pair.stem not in registry().failures and pair.kind is Kind.NATIVE:
-            last[pair.stem] = _measure(pair, 0.0, archs, device)
+            # What cannot be measured now is reported at the first save.
+            with contextlib.suppress(Exception):
+                last[pair.stem] = _measure(pair, 0.0, archs, device)
     console.print(f"watching {', '.join(p.stem for p in chosen)} ({where}); Ctrl-C ends")
     for _ in wait_for_changes(*_folders(chosen), debounce=50, step=10, stop_event=stop):
         for pair in chosen:
@@ -98,6 +101,8 @@ def _after_save(
         return f"{error}{serving}"
     except FileNotFoundError as error:
         return f"{pair.stem}: {error.filename} is gone; waiting for it"
+    except Exception as error:  # the operator's own code, or a plugin's reference or benchmark
+        return f"{pair.stem}: loaded, but measuring it failed: {type(error).__name__}: {error}"
     line = save.line(pair.stem, last.get(pair.stem))
     last[pair.stem] = save
     return line
@@ -107,12 +112,12 @@ def _measure(pair: Pair, seconds: float, archs: tuple[str, ...] | None, device: 
     op = registry().operators(pair.stem)[pair.stem].spec
     built = builder.build(pair, archs)
     resources = built.resources
-    taken, rate = _timed(op, device)
+    home = device if "CUDA" in op.keys or op.is_composite else "cpu"
+    runs = op.is_composite or home.upper() in op.keys
+    taken, rate = _timed(op, home) if runs else (None, None)
     return Save(
         seconds,
-        quick_error(
-            op, registry().plugins, device if "CUDA" in op.keys or op.is_composite else "cpu"
-        ),
+        quick_error(op, registry().plugins, home),
         taken,
         rate,
         resources.registers if resources else None,

@@ -1,0 +1,266 @@
+"""``compile_dev.py`` and its counterpart from Python."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ScratchOp
+
+import cuda_ops
+from cuda_ops.dev import CompiledOps, compile_ops, compiled_ops, main, reload
+from cuda_ops.errors import BuildError, DiscoveryError
+from cuda_ops.registry import registry
+from cuda_ops.scaffold import new_pair
+
+REPO = Path(__file__).resolve().parent.parent
+X = torch.tensor([1.0, 2.0, 3.0])
+Capture = pytest.CaptureFixture[str]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=REPO, timeout=300
+    )
+
+
+# --- the command line ------------------------------------------------------------------
+
+
+def test_the_table_has_a_row_for_the_operator_and_the_exit_status_is_0(
+    scratch_op: ScratchOp, capsys: Capture
+) -> None:
+    scratch_op.write("v * 2", "g * 2")
+    assert main([scratch_op.name]) == 0
+    out = capsys.readouterr().out
+    assert re.search(rf"built {scratch_op.name} in \d+\.\d s", out)
+    header, row = (line.split() for line in out.splitlines()[-2:])
+    assert header == ["op", "build", "devices", "fake", "autograd", "max", "error"]
+    assert (row[0], row[3:6]) == (scratch_op.name, ["cpu", "yes", "yes"])
+    assert float(row[6]) < 1e-6
+    assert main([scratch_op.name]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == [scratch_op.name, "cached"]
+
+
+def test_one_failing_operator_is_status_1_with_its_compiler_lines_and_leaves_the_others(
+    scratch_op: ScratchOp, capsys: Capture
+) -> None:
+    scratch_op.write("v * undeclared")
+    other = ScratchOp(f"{scratch_op.name}other", scratch_op.root)
+    other.write("v * 3")
+    try:
+        assert main(["--json", scratch_op.name, other.name]) == 1
+        captured = capsys.readouterr()
+        failed, worked = json.loads(captured.out)
+        assert (failed["op"], worked["op"], worked["error"]) == (scratch_op.name, other.name, "")
+        assert re.search(rf"{scratch_op.name}.cpp:\d+:\d+: error: .*undeclared", failed["error"])
+        # The reader is spared the command lines and what ninja says.
+        assert all("error" in line for line in failed["error"].splitlines()[1:])
+        assert failed["error"] in captured.err
+        assert not re.search(r"ninja|-std=|FAILED|Traceback", captured.err)
+        assert re.search(rf"(?m)^{scratch_op.name} +failed *$", captured.err)
+        assert torch.equal(other.function(X), X * 3)
+    finally:
+        other.binding.unlink()
+
+
+def test_compiler_lines_with_brackets_are_printed_whole(
+    scratch_op: ScratchOp, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = BuildError("a.h:1:2: error: no match [with T = int] [/T] [-Wnarrowing]")
+
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    scratch_op.write("v")
+    monkeypatch.setattr("cuda_ops.build.build", broken)
+    assert main([scratch_op.name]) == 1
+    assert str(error) in capsys.readouterr().out
+
+
+def test_json_is_all_there_is_on_stdout_even_without_a_result_to_compare(
+    scratch_op: ScratchOp,
+) -> None:
+    scratch_op.write("v", key="cuda")
+    done = run("compile_dev.py", "--root", str(scratch_op.root), "--json", scratch_op.name)
+    assert done.returncode == 0, done.stderr
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    (row,) = json.loads(done.stdout, parse_constant=refuse)
+    assert row["op"] == scratch_op.name and row["built"] == "built" and row["error"] == ""
+    if not torch.cuda.is_available():
+        assert row["max_error"] is None
+    assert scratch_op.name in done.stderr  # the table
+
+
+def test_a_reference_that_raises_is_that_operators_error(
+    scratch_op: ScratchOp, capsys: Capture
+) -> None:
+    plugin = scratch_op.root / "ops" / f"{scratch_op.name}.py"
+    plugin.write_text(
+        "from cuda_ops.hookspecs import hookimpl\n"
+        "@hookimpl\n"
+        "def cuda_ops_reference(op):\n"
+        "    return lambda x: [][0]\n"
+    )
+    scratch_op.write("v")
+    try:
+        assert main([scratch_op.name]) == 1
+    finally:
+        plugin.unlink()
+    assert f"{scratch_op.name}: comparing it with its reference failed" in capsys.readouterr().out
+    assert torch.equal(scratch_op.function(X), X)
+
+
+def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path / "cache"))
+    root = ["--root", str(tmp_path / "mine")]
+    made = run("compile_dev.py", *root, "new", "swish_clip")
+    assert made.returncode == 0, made.stderr
+    next_line = f"next: python compile_dev.py --root {tmp_path / 'mine'} --watch swish_clip"
+    assert made.stdout.splitlines()[-1] == next_line
+    checked = run("compile_dev.py", *root, "--check", "swish_clip")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "FAILED" not in checked.stdout
+    for name in ("swish_clip", "swish_clip_backward"):
+        report = checked.stdout.split(f"cuda_ops::{name}\n")[1].split("cuda_ops::")[0]
+        assert re.search(r"ok +reference cpu: \d+ samples", report)
+        assert re.search(r"ok +compile dynamic", report)
+    again = run("compile_dev.py", *root, "new", "swish_clip")
+    assert again.returncode == 1
+    assert re.search(r"error: .*swish_clip.cpp exists already; choose another name", again.stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("two words", "not a Python identifier; choose another"),
+        ("2fast", "not a Python identifier"),
+        ("class", "not a Python identifier"),
+        ("../up", "not a Python identifier"),
+        ("_hidden", "starts with an underscore"),
+        ("build", "taken by the module cuda_ops.build"),
+    ],
+)
+def test_new_refuses_names_that_cannot_be_used(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(DiscoveryError, match=message):
+        new_pair(name, tmp_path)
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_new_never_overwrites(tmp_path: Path) -> None:
+    kernel, binding = new_pair("planned", tmp_path)
+    binding.unlink()
+    kernel.write_text("mine")
+    with pytest.raises(DiscoveryError, match=r"planned.cu exists already"):
+        new_pair("planned", tmp_path)
+    assert kernel.read_text() == "mine" and not binding.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no_such_op"], r"no operator 'no_such_op'; known: .*silu"),
+        (["silu", "[/x]"], r"no operator '\[/x\]'"),
+        (["--arch", "banana", "silu"], "banana"),
+        (["--root", "/no/such/folder", "silu"], r"/no/such/folder: operator root does not exist"),
+        (["new"], "expected one name"),
+        (["new", "two", "names"], "expected one name"),
+    ],
+)
+def test_what_is_unknown_is_an_error_of_one_line_and_status_1(
+    arguments: list[str], message: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry(), "_extra_roots", list(registry()._extra_roots))
+    try:
+        assert main(arguments) == 1
+    finally:
+        monkeypatch.undo()
+        registry().rescan()
+    captured = capsys.readouterr()
+    assert re.search(rf"error: (?s:.*){message}", captured.out)
+    assert "Traceback" not in captured.out + captured.err
+
+
+# --- from Python -------------------------------------------------------------------------
+
+
+def test_compiled_ops_builds_on_first_use(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * 2")
+    registry().rescan()
+    assert isinstance(compiled_ops, CompiledOps)
+    assert scratch_op.name in list(compiled_ops)
+    assert len(compiled_ops) == len(list(compiled_ops))
+    assert registry().library_of(scratch_op.name) is None
+    function = compiled_ops[scratch_op.name]
+    assert torch.equal(function(X), X * 2)
+    assert function is compiled_ops[scratch_op.name] is getattr(cuda_ops, scratch_op.name)
+    with pytest.raises(KeyError, match="no_such_op"):
+        compiled_ops["no_such_op"]
+    scratch_op.write("v * 5")
+    (row,) = reload(scratch_op.name)
+    assert (row.op, row.built, row.error) == (scratch_op.name, "built", "")
+    assert row.max_error is not None and math.isfinite(row.max_error)
+    assert torch.equal(function(X), X * 5)
+
+
+def test_reload_raises_what_went_wrong_and_the_old_code_serves(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * 2")
+    reload(scratch_op.name)
+    scratch_op.write("v * undeclared")
+    with pytest.raises(BuildError, match="undeclared"):
+        reload(scratch_op.name)
+    assert torch.equal(compiled_ops[scratch_op.name](X), X * 2)
+    with pytest.raises(BuildError, match="no operator 'no_such_op'"):
+        reload("no_such_op")
+
+
+# --- import ------------------------------------------------------------------------------
+
+
+def test_import_opens_no_operator_library(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v")
+    (row,) = compile_ops([scratch_op.name])
+    assert not row.error
+    code = f"""if True:
+        from pathlib import Path
+        import cuda_ops
+        from cuda_ops.registry import registry
+        def opened():
+            return [p for p in Path("/proc/self/maps").read_text().split() if {scratch_op.name!r} in p]
+        registry().add_root(Path({str(scratch_op.root)!r}))
+        assert {scratch_op.name!r} in dir(cuda_ops)
+        assert not opened(), opened()
+        assert "lib/" not in str([p for p in opened()])
+        cuda_ops.{scratch_op.name}
+        assert opened()
+    """
+    done = run("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_takes_less_than_50_ms_beyond_torch() -> None:
+    code = """if True:
+        import statistics, sys, time
+        import torch
+        def once():
+            for name in [m for m in sys.modules if m.split(".")[0] == "cuda_ops"]:
+                del sys.modules[name]
+            start = time.perf_counter()
+            import cuda_ops
+            return time.perf_counter() - start
+        print(statistics.median(once() for _ in range(5)))
+    """
+    done = run("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.05

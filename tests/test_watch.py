@@ -1,0 +1,153 @@
+"""``--watch``: one line per save, whatever the save does."""
+
+from __future__ import annotations
+
+import io
+import queue
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ScratchOp
+from rich.console import Console
+
+from cuda_ops.watch import Save, watch
+
+X = torch.tensor([1.0, 2.0, 3.0])
+
+
+@dataclass
+class Watching:
+    """A watch in a thread; ``line()`` is what it prints for the next save."""
+
+    op: ScratchOp
+    lines: queue.Queue[str]
+    thread: threading.Thread
+
+    def line(self) -> str:
+        return self.lines.get(timeout=60)
+
+
+class _Ready(io.StringIO):
+    """Where the watch prints; it says "watching" once it has measured what there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started = threading.Event()
+
+    def write(self, text: str) -> int:
+        if text.startswith("watching"):
+            self.started.set()
+        return super().write(text)
+
+
+@pytest.fixture
+def watching(scratch_op: ScratchOp) -> Iterator[Watching]:
+    scratch_op.write("v * 2", "g * 2")
+    scratch_op.reload()
+    lines: queue.Queue[str] = queue.Queue()
+    stop, out = threading.Event(), _Ready()
+    console = Console(file=out, width=1000)
+    thread = threading.Thread(
+        target=watch, args=([scratch_op.name], None, console, stop, lines.put)
+    )
+    thread.start()
+    try:
+        assert out.started.wait(60)
+        yield Watching(scratch_op, lines, thread)
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert lines.empty(), "more lines than saves"
+
+
+# The watcher looks at the folder a moment after it says so; a save before that would go unseen.
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cuda_ops.watch
+
+    wait = cuda_ops.watch.wait_for_changes
+
+    def also_now_and_then(*folders: Path, **options: object) -> object:
+        return wait(*folders, yield_on_timeout=True, rust_timeout=500, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cuda_ops.watch, "wait_for_changes", also_now_and_then)
+
+
+def test_each_save_is_one_line_and_a_broken_one_leaves_the_old_code(watching: Watching) -> None:
+    op = watching.op
+    function = op.function
+    number = r"[\d.e+-]+"
+    op.write("v * 3", "g * 3")
+    assert re.fullmatch(
+        rf"{op.name}: \d+\.\d\d s, max error {number}, "
+        rf"[\d.]+ us \([+-]\d+ %\), \d+ GB/s \([+-]\d+ %\)",
+        watching.line(),
+    )
+    assert torch.equal(function(X), X * 3)
+    op.write("v * undeclared")
+    line = watching.line()
+    assert re.search(rf"{op.name}.cpp:\d+:.*undeclared", line)
+    assert line.endswith("; the code before it goes on serving")
+    assert torch.equal(function(X), X * 3)
+    op.write("v * 4", "g * 4")
+    assert re.match(rf"{op.name}: .* us \([+-]\d+ %\)", watching.line())
+    assert torch.equal(function(X), X * 4)
+    op.write("v * 3", "g * 3")  # known already: no build
+    line = watching.line()
+    assert float(re.findall(r": (\d+\.\d\d) s", line)[0]) < 1
+    assert torch.equal(function(X), X * 3)
+
+
+def test_a_plugin_that_raises_ends_neither_the_watch_nor_the_operator(watching: Watching) -> None:
+    plugin = watching.op.root / "ops" / f"{watching.op.name}.py"
+    text = (
+        "from cuda_ops.hookspecs import hookimpl\n"
+        "@hookimpl\n"
+        "def cuda_ops_reference(op):\n"
+        "    return {}\n"
+    )
+    try:
+        plugin.write_text(text.format("lambda x: x / undeclared"))
+        assert re.search(r"measuring it failed: NameError: .*undeclared", watching.line())
+        plugin.write_text(text.format("undeclared"))
+        assert re.search(r"hook cuda_ops_reference.*NameError", watching.line())
+        plugin.write_text(text.format("lambda x: x * 2"))
+        assert re.search(r"max error 0\.0e\+00", watching.line())
+    finally:
+        plugin.unlink(missing_ok=True)
+    assert re.match(rf"{watching.op.name}: ", watching.line())
+
+
+def test_a_kernel_dropped_for_this_device_is_not_timed(watching: Watching) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the operator has no kernel for a GPU")
+    watching.op.write("v", key="cuda")
+    assert re.fullmatch(rf"{watching.op.name}: \d+\.\d\d s, max error nan", watching.line())
+
+
+def test_a_file_that_is_gone_is_waited_for(watching: Watching) -> None:
+    text = watching.op.binding.read_text()
+    watching.op.binding.unlink()
+    assert re.search(rf"{watching.op.name}.cpp is gone; waiting for it", watching.line())
+    watching.op.binding.write_text(text)
+    assert re.match(rf"{watching.op.name}: \d", watching.line())
+
+
+def test_a_line_shows_what_changed_since_the_save_before() -> None:
+    before = Save(1.0, 1e-7, 100e-6, 1000.0, 32, 0)
+    after = Save(2.5, 2e-7, 75e-6, 1500.0, 40, 8)
+    assert before.line("silu", None) == (
+        "silu: 1.00 s, max error 1.0e-07, 100.0 us, 1000 GB/s, 32 registers, 0 bytes spilled"
+    )
+    assert after.line("silu", before) == (
+        "silu: 2.50 s, max error 2.0e-07, 75.0 us (-25 %), 1500 GB/s (+50 %), "
+        "40 registers (+8), 8 bytes spilled (+8)"
+    )
+    untimed = Save(0.5, 0.0, None, None, None, None)
+    assert untimed.line("silu", before) == "silu: 0.50 s, max error 0.0e+00"
