@@ -61,7 +61,7 @@ def test_one_failing_operator_is_status_1_with_its_compiler_lines_and_leaves_the
         assert (failed["op"], worked["op"], worked["error"]) == (scratch_op.name, other.name, "")
         assert re.search(rf"{scratch_op.name}.cpp:\d+:\d+: error: .*undeclared", failed["error"])
         # The reader is spared the command lines and what ninja says.
-        assert all("error" in line for line in failed["error"].splitlines()[1:])
+        assert all("error" in line for line in failed["error"].splitlines()[1:]), failed["error"]
         assert failed["error"] in captured.err
         assert not re.search(r"ninja|-std=|FAILED|Traceback", captured.err)
         assert re.search(rf"(?m)^{scratch_op.name} +failed *$", captured.err)
@@ -241,7 +241,6 @@ def test_import_opens_no_operator_library(scratch_op: ScratchOp) -> None:
         registry().add_root(Path({str(scratch_op.root)!r}))
         assert {scratch_op.name!r} in dir(cuda_ops)
         assert not opened(), opened()
-        assert "lib/" not in str([p for p in opened()])
         cuda_ops.{scratch_op.name}
         assert opened()
     """
