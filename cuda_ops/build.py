@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -117,6 +118,7 @@ def _publish_current(pair: Pair, archs: tuple[str, ...], verbose: bool) -> Path:
 
 def failing_lines(log: str, limit: int = 12) -> str:
     """The lines of a build log that say what is wrong, without the command lines."""
+    log = re.sub(r"^Error building extension '[^']*': ", "", log)
     lines = [line for line in log.splitlines() if line.strip() and not _NINJA_NOISE.match(line)]
     errors = [line for line in lines if _COMPILER_ERROR.search(line)]
     return "\n".join((errors or lines)[:limit])
@@ -280,7 +282,7 @@ def _locked(path: Path, stem: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print(f"{stem}: another process is building it; waiting", flush=True)
+        print(f"{stem}: another process is building it; waiting", file=sys.stderr, flush=True)
         lock.acquire()
     try:
         yield

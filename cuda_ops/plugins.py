@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -99,8 +99,11 @@ class Plugins:
         self.register(plugin, name)
         self._installed.append(plugin)
 
-    def load_pair_plugin(self, pair: Pair) -> None:
+    def load_pair_plugin(self, pair: Pair) -> Callable[[], None]:
         """(Re)load the plugin file of a pair; without a file, forget the one from before.
+
+        Returns:
+            A function that undoes it, for a reload that fails later on.
 
         Raises:
             PluginError: the file does not import or is not a valid plugin. The
@@ -113,7 +116,7 @@ class Plugins:
             if before is not None:
                 self._manager.unregister(before)
                 del self._of_pair[pair.stem]
-            return
+            return lambda: self._restore(pair.stem, name, None, before)
         module = _import_file(path, name)
         if before is not None:
             self._manager.unregister(before)
@@ -125,6 +128,16 @@ class Plugins:
                 sys.modules[name] = before
             raise
         self._of_pair[pair.stem] = module
+        return lambda: self._restore(pair.stem, name, module, before)
+
+    def _restore(self, stem: str, name: str, now: Any, before: Any) -> None:
+        if now is not None:
+            self._manager.unregister(now)
+            del self._of_pair[stem]
+            sys.modules.pop(name, None)
+        if before is not None:
+            self._manager.register(before, name)
+            self._of_pair[stem] = sys.modules[name] = before
 
     def installed_files(self) -> list[Path]:
         """The files of the installed plugins: compiled graphs depend on what they say."""

@@ -157,22 +157,25 @@ class Registry:
 
     def _swap(self, pair: Pair, library: Library) -> None:
         self._refuse_foreign(library)
-        self.plugins.load_pair_plugin(pair)
+        undo = self.plugins.load_pair_plugin(pair)
         own = [f] if (f := plugin_file(pair)).is_file() else []
         plugin_text = content_hash([*own, *self.plugins.installed_files()])
         before = self._stems.get(pair.stem, {})
-        prepared = {
-            name: Operator.prepare(op, self.plugins, plugin_text)
-            for name, op in library.ops.items()
-        }
-        changed = False
-        with redefining(
-            [
-                op
-                for name, op in before.items()
-                if name in prepared and op.must_redefine(prepared[name])
+        try:
+            prepared = {
+                name: Operator.prepare(op, self.plugins, plugin_text)
+                for name, op in library.ops.items()
+            }
+            redefined = [
+                operator
+                for name, operator in before.items()
+                if name in prepared and operator.must_redefine(prepared[name])
             ]
-        ):
+        except Exception:
+            undo()
+            raise
+        changed = False
+        with redefining(redefined):
             for name, generation in prepared.items():
                 operator = self._operators.get(name)
                 if operator is None:

@@ -237,7 +237,8 @@ def test_import_opens_no_operator_library(scratch_op: ScratchOp) -> None:
         import cuda_ops
         from cuda_ops.registry import registry
         def opened():
-            return [p for p in Path("/proc/self/maps").read_text().split() if {scratch_op.name!r} in p]
+            maps = Path("/proc/self/maps").read_text().split()
+            return [path for path in maps if {scratch_op.name!r} in path]
         registry().add_root(Path({str(scratch_op.root)!r}))
         assert {scratch_op.name!r} in dir(cuda_ops)
         assert not opened(), opened()

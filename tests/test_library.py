@@ -200,7 +200,7 @@ def test_types_and_counts_of_real_functions_are_compared(scratch_op: ScratchOp) 
     with pytest.raises(ManifestError, match=r"argument 'n' is int .* has double; change one"):
         scratch_op.reload()
     scratch_op.write("v * n", "g * n", parameter=", double n")
-    with pytest.raises(ManifestError, match="the schema has 1 arguments, .* has 2"):
+    with pytest.raises(ManifestError, match=r"the schema has 1 arguments, .* has 2"):
         scratch_op.reload()
     assert registry().loaded(scratch_op.name) is None
 
@@ -239,8 +239,6 @@ def test_arguments_that_do_not_fit_are_named(
         ]
         with pytest.raises(RuntimeError, match=message):
             function(*given)
-    if "broadcast" in message:
-        return  # matmul's plugin leaves it to torch to say so of tensors without data
     with pytest.raises(RuntimeError, match=message):
         function(*(t.to("meta") for t in arguments))
 

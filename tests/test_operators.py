@@ -68,8 +68,12 @@ def call_with(
     dims = sorted({dim for group in op.signature.inputs for dim in group if not dim.isdigit()})
     sizes = {dim: core and core + i for i, dim in enumerate(dims)}
     groups = iter(op.signature.inputs)
+
+    def shape(group: tuple[str, ...]) -> tuple[int, ...]:
+        return (*loop, *(int(dim) if dim.isdigit() else sizes[dim] for dim in group))
+
     arguments = tuple(
-        TensorArg((*loop, *(sizes.get(d) or int(d.isdigit() and d) for d in next(groups))), dtype, layout)
+        TensorArg(shape(next(groups)), dtype, layout)
         if i in op.tensor_positions
         else example_scalar(argument)
         for i, argument in enumerate(op.parsed.arguments)

@@ -24,7 +24,7 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any] | None:
 
     def fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         shapes.check_arguments(op, [a, b])
-        loop = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        loop = shapes.broadcast(op, [a.shape, b.shape], (2, 2))
         return a.new_empty((*loop, a.shape[-2], b.shape[-1]))
 
     return fake
