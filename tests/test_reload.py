@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -119,6 +120,32 @@ def test_changed_backward(scratch_op: ScratchOp) -> None:
     scratch_op.write("v", "g * 3")
     scratch_op.reload()
     assert _gradient(scratch_op.function) == _gradient(compiled) == 3
+
+
+def test_changed_backward_in_a_new_process_despite_torch_s_disk_caches(
+    scratch_op: ScratchOp, tmp_path: Path
+) -> None:
+    code = f"""
+from pathlib import Path
+import torch
+from cuda_ops import build
+from cuda_ops.registry import registry
+registry().add_root(Path({str(scratch_op.root)!r}))
+built = build.build(registry().pairs()[{scratch_op.name!r}])
+registry().load({scratch_op.name!r}, built.path)
+function = torch.compile(registry().public({scratch_op.name!r}), fullgraph=True)
+leaf = torch.ones(3, requires_grad=True)
+function(leaf).sum().backward()
+print(leaf.grad[0].item())
+"""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    for factor in (2.0, 3.0):
+        scratch_op.write("v", f"g * {factor}")
+        result = subprocess.run(
+            [sys.executable, "-c", code], cwd=REPO, env=environment, capture_output=True, text=True
+        )
+        assert result.returncode == 0, result.stderr
+        assert float(result.stdout.split()[-1]) == factor
 
 
 def test_changed_formula_in_a_plugin_reaches_compiled_code(scratch_op: ScratchOp) -> None:
