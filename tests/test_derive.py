@@ -126,9 +126,9 @@ def test_dtype_is_checked_on_the_first_tensor_and_compared_on_the_others():
 def test_device_is_checked_before_dtype():
     op = spec("f(Tensor x, Tensor y) -> Tensor", "(),()->()")
     with FakeTensorMode():
-        cuda = torch.empty(2, device="cuda:1", dtype=torch.float64)
+        cuda = torch.empty(2, device="cuda:0", dtype=torch.float64)
         assert refusal(op, torch.empty(2), cuda) == (
-            "cuda_ops::f: argument 'y': expected a tensor on cpu like 'x', got one on cuda:1"
+            "cuda_ops::f: argument 'y': expected a tensor on cpu like 'x', got one on cuda:0"
         )
 
 
