@@ -19,7 +19,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -34,7 +34,6 @@ _COMPILER_ERROR = re.compile(
     r"error|undefined|multiple definition|No such file|fatal", re.IGNORECASE
 )
 _NINJA_NOISE = re.compile(r"^(\[\d+/\d+\]|FAILED|ninja: |/\S*(g\+\+|nvcc|c\+\+) |c\+\+ |g\+\+ )")
-_PTXAS_FUNCTION = re.compile(r"Compiling entry function '(\S+)' for '(sm_\w+)'")
 _PTXAS_SPILL = re.compile(r"(\d+) bytes spill stores")
 _PTXAS_REGISTERS = re.compile(r"Used (\d+) registers")
 
@@ -57,7 +56,6 @@ class Built:
     cached: bool
     archs: tuple[str, ...]
     resources: KernelResources | None = None
-    notes: tuple[str, ...] = field(default=())
 
 
 def cache_dir() -> Path:

@@ -146,12 +146,15 @@ class Operator:
 
     # --- what torch calls: forward to the present generation ---------------------------
 
+    def _underived(self, what: str, hook: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"cuda_ops::{self.spec.name} has no signature line to derive {what} from; "
+            f"give it one in the binding, or write {hook} in its plugin"
+        )
+
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
         if self.now.fake is None:
-            raise NotImplementedError(
-                f"cuda_ops::{self.spec.name} has no signature line to derive its output shape "
-                "from; give it one in the binding, or write cuda_ops_fake in its plugin"
-            )
+            raise self._underived("its output shape", "cuda_ops_fake")
         return self.now.fake(*args, **kwargs)
 
     def _setup_context(
@@ -167,18 +170,12 @@ class Operator:
 
     def _vmap(self, info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
         if self.now.vmap is None:
-            raise NotImplementedError(
-                f"cuda_ops::{self.spec.name} has no signature line to derive batching from; "
-                "give it one in the binding, or write cuda_ops_vmap in its plugin"
-            )
+            raise self._underived("batching", "cuda_ops_vmap")
         return self.now.vmap(info, in_dims, *args, **kwargs)
 
     def _sharding(self, *args: Any, **kwargs: Any) -> Any:
         if self.now.sharding is None:
-            raise NotImplementedError(
-                f"cuda_ops::{self.spec.name} has no signature line to derive sharding from; "
-                "give it one in the binding, or write cuda_ops_sharding in its plugin"
-            )
+            raise self._underived("sharding", "cuda_ops_sharding")
         return self.now.sharding(*args, **kwargs)
 
     def _without_cuda(self, *args: Any, **kwargs: Any) -> Any:
