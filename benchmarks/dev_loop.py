@@ -67,9 +67,16 @@ def tutorial(folder: Path, edits: int) -> list[float]:
     for part in ("kernels/tutorial_silu.cu", "bindings/tutorial_silu.cpp"):
         shutil.copy(source / part, folder)
     stubs: list[str] = []
-    if cpp_extension.CUDA_HOME is None:  # a torch without CUDA refuses .cu files otherwise
+    if not torch.version.cuda:  # a torch without CUDA refuses .cu files otherwise
         cpp_extension.CUDA_HOME = str(toolchain.cuda_home())
-        stubs = ["-Wl,--as-needed", f"-L{builder.stub_libraries()}"]
+        stubs = [
+            "-Wl,--as-needed",
+            f"-L{builder.stub_libraries()}",
+            f"-L{toolchain.cuda_home()}/lib64",
+            "-lcudart_static",
+            "-lrt",
+            "-ldl",
+        ]
     archs = builder.visible_archs()
     taken = []
     for i in range(edits + 1):
