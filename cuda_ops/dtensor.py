@@ -56,5 +56,6 @@ class _Arrival(importlib.abc.MetaPathFinder):
                 _register(name, rule)
             _waiting.clear()
 
+        # The one loader object of this one import is changed, not its class.
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -121,6 +121,7 @@ def _differentiable(operator: Operator, redispatch: Any) -> Any:
         (torch.autograd.Function,),
         {"forward": staticmethod(forward), "backward": staticmethod(backward)},
     )
+    # mypy cannot see the base of a class that type() makes.
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
@@ -147,6 +148,7 @@ def transformed(operator: Operator) -> Any:
             "vmap": staticmethod(operator._vmap),
         },
     )
+    # Nor the attributes it inherits.
     return function.apply  # type: ignore[attr-defined]
 
 
