@@ -16,7 +16,7 @@ from watchfiles import watch as wait_for_changes
 from cuda_ops import build as builder
 from cuda_ops.check import quick_error
 from cuda_ops.discovery import INCLUDE_DIR, Kind, Pair
-from cuda_ops.errors import CudaOpsError
+from cuda_ops.errors import CudaOpsError, DiscoveryError
 from cuda_ops.plugins import plugin_file
 from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec
@@ -72,10 +72,10 @@ def watch(
         if pair.stem not in registry().failures and pair.kind is Kind.NATIVE:
             # What cannot be measured now is reported at the first save.
             with contextlib.suppress(Exception):
-                last[pair.stem] = _measure(pair, 0.0, archs, device)
+                last[pair.stem] = _measure(pair, 0.0, builder.build(pair, archs), device)
     console.print(f"watching {', '.join(p.stem for p in chosen)} ({where}); Ctrl-C ends")
     for _ in wait_for_changes(*_folders(chosen), debounce=50, step=10, stop_event=stop):
-        for pair in chosen:
+        for pair in map(_present, chosen):
             text = _text(pair)
             if text != known[pair.stem]:
                 known[pair.stem] = text
@@ -94,7 +94,7 @@ def _after_save(
         seconds = time.monotonic() - start
         if pair.kind is not Kind.NATIVE:
             return f"{pair.stem}: {seconds:.2f} s"
-        save = _measure(pair, seconds, archs, device)
+        save = _measure(pair, seconds, built, device)
     except CudaOpsError as error:
         registry().fail(pair.stem, error)
         serving = "; the code before it goes on serving" if registry().library_of(pair.stem) else ""
@@ -105,12 +105,19 @@ def _after_save(
         return f"{pair.stem}: loaded, but measuring it failed: {type(error).__name__}: {error}"
     line = save.line(pair.stem, last.get(pair.stem))
     last[pair.stem] = save
-    return line
+    return "\n".join([line, *built.warnings])
 
 
-def _measure(pair: Pair, seconds: float, archs: tuple[str, ...] | None, device: str) -> Save:
+def _present(pair: Pair) -> Pair:
+    """The pair with the files it has now: a kernel may have been added to a binding."""
+    try:
+        return registry().rescan()[pair.stem]
+    except (DiscoveryError, KeyError):  # between two saves the folders may form no operator
+        return pair
+
+
+def _measure(pair: Pair, seconds: float, built: builder.Built, device: str) -> Save:
     op = registry().operators(pair.stem)[pair.stem].spec
-    built = builder.build(pair, archs)
     resources = built.resources
     home = device if "CUDA" in op.keys or op.is_composite else "cpu"
     runs = op.is_composite or home.upper() in op.keys
@@ -151,11 +158,9 @@ def _text(pair: Pair) -> str:
 def _folders(pairs: list[Pair]) -> list[Path]:
     folders = {INCLUDE_DIR}
     for pair in pairs:
-        folders |= {path.parent for path in pair.sources}
-        folders |= {
-            folder for folder in (*pair.include_dirs, plugin_file(pair).parent) if folder.is_dir()
-        }
-    return sorted(folders)
+        folders |= {pair.root / "kernels", pair.root / "bindings", *pair.include_dirs}
+        folders.add(plugin_file(pair).parent)
+    return sorted(folder for folder in folders if folder.is_dir())
 
 
 def _change(now: float, before: float | None) -> str:
