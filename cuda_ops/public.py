@@ -2,7 +2,7 @@
 
 ``torch.ops.cuda_ops.silu`` is always right, and slower than it need be: its
 Autograd kernel is Python and runs whether or not a gradient is wanted. The
-public function looks first. Plain strided tensors outside of any tracing,
+public function looks first. Plain tensors outside of any tracing,
 transform, autocast or profiling go straight to the CPU or CUDA kernel, or, if
 a gradient is wanted, through one autograd.Function; everything else takes the
 dispatcher's way.
@@ -56,10 +56,7 @@ def _generate(operator: Operator) -> FunctionType:
     keyword_only = any(argument.kwarg_only for argument in op.parsed.arguments)
     if tensors and not optional and not keyword_only and not op.is_composite:
         names.update(_helpers(operator))
-        plain = " and ".join(
-            f"(type({t}) is _Tensor or type({t}) is _Parameter) and not {t}.is_neg()"
-            for t in tensors
-        )
+        plain = " and ".join(f"(type({t}) is _Tensor or type({t}) is _Parameter)" for t in tensors)
         gradient = " or ".join(f"{t}.requires_grad" for t in tensors)
         autocast = "or _autocast() " if operator.now.autocast is not None else ""
         # The cheapest questions first; inference mode has no autograd kernel to get past.
@@ -91,8 +88,8 @@ def _helpers(operator: Operator) -> dict[str, Any]:
     return {
         "_Tensor": torch.Tensor,
         "_Parameter": torch.nn.Parameter,
-        "_CPU": torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
-        "_CUDA": torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA),
+        "_CPU": _below_autograd("CPU"),
+        "_CUDA": _below_autograd("CUDA"),
         "_tracing": torch.compiler.is_dynamo_compiling,
         "_modes": torch._C._len_torch_dispatch_stack,
         "_transformed": torch._C._are_functorch_transforms_active,
@@ -106,13 +103,23 @@ def _helpers(operator: Operator) -> dict[str, Any]:
     }
 
 
+def _below_autograd(backend: str) -> torch._C.DispatchKeySet:
+    """A backend's kernel, and before it torch's fallbacks that resolve lazy views.
+
+    Those look at each tensor for less than asking ``x.is_neg()`` in Python would cost.
+    """
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, backend))
+    for lazy in ("Conjugate", "Negative", "ZeroTensor"):
+        keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, lazy))
+    return keys
+
+
 def _differentiable(operator: Operator, redispatch: Any) -> Any:
     """``autograd.Function.apply`` for the operator, below its own Python-side checks.
 
     Those handle functorch, which the caller has ruled out.
     """
-    cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-    cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    cpu, cuda = _below_autograd("CPU"), _below_autograd("CUDA")
     first = operator.spec.tensor_positions[0]
 
     def forward(ctx: Any, *args: Any) -> Any:

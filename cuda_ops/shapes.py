@@ -1,7 +1,7 @@
 """The checks and the output layout of ``src/utils``, once more in Python.
 
 A fake tensor has no data but must be refused, shaped and laid out as the real
-one is. ``check_arguments`` follows ``detail::Checks`` of ``manifest.h`` in
+one is. ``check_arguments`` follows ``detail::Checks`` of ``checks.h`` in
 order and text, ``empty_outputs`` follows ``empty_elementwise`` of
 ``elementwise.h``. Sizes may be symbolic: sizes that must agree go through
 ``torch._check``, and whether a size is 1 is asked in a way that unbacked

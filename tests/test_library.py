@@ -252,6 +252,18 @@ def test_what_is_no_tensor_is_refused(wrong: Any) -> None:
 
 
 @pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("gradient", [False, True])
+def test_views_that_torch_resolves_late_are_resolved(gradient: bool) -> None:
+    negative = torch.tensor([1 + 2j, -3 - 4j]).conj().imag
+    assert negative.is_neg()
+    zero = torch._efficientzerotensor(2)
+    for lazy in (negative, zero):
+        eager = lazy.clone().requires_grad_(gradient)
+        actual = cuda_ops.silu(lazy.detach().requires_grad_(gradient))
+        torch.testing.assert_close(actual, torch.nn.functional.silu(eager))
+
+
+@pytest.mark.usefixtures("shipped")
 def test_a_wrong_number_of_arguments_is_refused() -> None:
     for arguments in ((), (X, X)):
         with pytest.raises((TypeError, RuntimeError), match=r"silu\(\)"):
