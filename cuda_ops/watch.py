@@ -14,12 +14,18 @@ from rich.console import Console
 from watchfiles import watch as wait_for_changes
 
 from cuda_ops import build as builder
+from cuda_ops.benchmarking.clock import make_clock
+from cuda_ops.benchmarking.compare import quick_seconds
+from cuda_ops.benchmarking.rotation import Rotation
 from cuda_ops.check import quick_error
 from cuda_ops.discovery import INCLUDE_DIR, Kind, Pair
 from cuda_ops.errors import CudaOpsError, DiscoveryError
 from cuda_ops.plugins import plugin_file
 from cuda_ops.registry import registry
-from cuda_ops.spec import OpSpec
+from cuda_ops.spec import BenchmarkCase, OpSpec
+
+#: The largest case that is timed after a save.
+_MOST_BYTES = {"cuda": 4 << 30, "cpu": 16 << 20}
 
 
 @dataclass(frozen=True)
@@ -133,17 +139,15 @@ def _measure(pair: Pair, seconds: float, built: builder.Built, device: str) -> S
 
 
 def _timed(op: OpSpec, device: str) -> tuple[float | None, float | None]:
-    from torch.utils.benchmark import Timer
-
-    cases = registry().plugins.ask("cuda_ops_benchmarks", op) or []
+    cases: list[BenchmarkCase] = registry().plugins.ask("cuda_ops_benchmarks", op) or []
+    # On a CPU a smaller case is enough to see a change and does not delay the next save.
+    most = _MOST_BYTES[device]
+    cases = sorted((c for c in cases if c.bytes <= most), key=lambda case: case.bytes)
     if not cases:
         return None, None
-    # On a CPU the middle case is enough to see a change and does not delay the next save.
-    case = cases[-1] if device == "cuda" else cases[len(cases) // 2]
-    arguments = case.make_inputs(torch.device(device))
-    with torch.no_grad():
-        timer = Timer("f(*a)", globals={"f": op.overload, "a": arguments})
-        median = timer.blocked_autorange(min_run_time=0.1).median
+    case, clock = cases[-1], make_clock(torch.device(device))
+    rotation = Rotation(case, clock.device, 2)
+    median = quick_seconds(op.function, rotation, clock, budget=0.1)
     return median, case.bytes / median / 1e9
 
 

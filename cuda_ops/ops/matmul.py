@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from cuda_ops import derive, shapes
+from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec
 
@@ -60,6 +62,35 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    if op.name != "matmul":
-        return None
-    return derive.with_peers(derive.cuda_ops_benchmarks(op), {"torch": torch.matmul})
+    if op.name == "matmul_backward":
+        return derive.with_peers(derive.cuda_ops_benchmarks(op), torch_peers(torch_backward))
+    return [_case(*point, dtype) for dtype in (torch.bfloat16, torch.float32) for point in _POINTS]
+
+
+#: M, N, K and why.
+_POINTS = (
+    (256, 256, 256, "far too small to fill a GPU"),
+    (1024, 1024, 1024, "one wave of tiles on a large GPU"),
+    (4096, 4096, 4096, "compute alone"),
+    (4096, 14336, 4096, "Llama-3 8B, up projection of 4096 tokens"),
+    (16, 14336, 4096, "the same for 16 tokens: weights are streamed"),
+)
+
+
+def _case(m: int, n: int, k: int, reason: str, dtype: torch.dtype) -> BenchmarkCase:
+    return BenchmarkCase(
+        f"{m}x{n}x{k} {str(dtype).removeprefix('torch.')}",
+        maker((((m, k), dtype), ((k, n), dtype))),
+        bytes=(m * k + k * n + m * n) * dtype.itemsize,
+        flops=2 * m * n * k,
+        peers=torch_peers(torch.matmul),
+        reason=reason,
+        dtype=dtype,
+    )
+
+
+def torch_backward(
+    grad_out: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What autograd runs for ``torch.matmul`` of two matrices."""
+    return grad_out @ b.mT, a.mT @ grad_out
