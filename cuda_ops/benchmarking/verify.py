@@ -178,7 +178,8 @@ def _draw_parts(op: OpSpec, args: tuple[Any, ...]) -> _Parts | None:
     if length * _PARTS >= loop[0]:
         return None
     last = loop[0] - length
-    starts = [0, last, *torch.randint(0, last + 1, (_PARTS - 2,), generator=_CHANCE).tolist()]
+    between = torch.randint(0, last + 1, (_PARTS - 2,), generator=_CHANCE).tolist()
+    starts = sorted([0, *between, last])  # so that the end of the output stays the end
     return _Parts(op, len(loop), loop[0], [(start, length) for start in starts])
 
 
