@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +31,9 @@ FAILED, REFUSED = 1, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, save, draw, compare; returns the exit status."""
     arguments = _parser().parse_args(argv)
-    console = Console(highlight=False, soft_wrap=True)
+    # What is piped has no width; tables need some.
+    width = None if sys.stdout.isatty() else 160
+    console = Console(highlight=False, soft_wrap=True, width=width)
     try:
         # Read first: a base that cannot be used must not cost a run.
         base = Report.load(arguments.fail_if_regressed) if arguments.fail_if_regressed else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +53,26 @@ def imported(path: str, adapt: Callable[[Any], Callable[..., Any]] | None = None
         for part in name.split("."):
             found = getattr(found, part)
         made: Callable[..., Any] = adapt(found) if adapt else found
+        return made
+
+    return Peer(load)
+
+
+def from_pair(root: Path, name: str) -> Peer:
+    """The operator ``name`` of the pairs under ``root``, built when it is needed.
+
+    So a peer may be a ``.cu`` with its binding: one call of CUB, for instance. Missing where it
+    does not build, for want of a CUDA toolkit perhaps.
+    """
+
+    def load() -> Callable[..., Any]:
+        # Operators load this module with their plugins; builds are needed here alone.
+        from cuda_ops.dev import reload
+        from cuda_ops.registry import registry
+
+        registry().add_root(root)
+        reload(name)
+        made: Callable[..., Any] = registry().public(name)
         return made
 
     return Peer(load)

@@ -27,6 +27,7 @@ _STYLE = {
     "axes.axisbelow": True,
     "legend.frameon": False,
     "figure.dpi": 120,
+    "svg.fonttype": "none",
     "svg.hashsalt": "cuda_ops",  # the same picture is the same file
 }
 

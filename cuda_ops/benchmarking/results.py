@@ -30,6 +30,8 @@ class CaseResult:
     """One case; where ``error`` is not empty, the times mean nothing and are left out."""
 
     op: str
+    #: The pair that defines the operator.
+    pair: str
     case: str
     reason: str
     dtype: str
@@ -85,6 +87,9 @@ class Report:
 
     def operators(self) -> list[str]:
         return list(dict.fromkeys(result.op for result in self.results))
+
+    def pairs(self) -> list[str]:
+        return list(dict.fromkeys(result.pair for result in self.results))
 
     def of(self, op: str) -> list[CaseResult]:
         return [result for result in self.results if result.op == op]

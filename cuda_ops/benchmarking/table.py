@@ -29,15 +29,18 @@ def scaled(rate: float, unit: str) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """``"3.21 us"``, ``"45.6 us"`` or ``"1.23 ms"``."""
-    if seconds >= 1e-3:
-        return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds * 1e6:.{2 if seconds < 1e-5 else 1}f} us"
+    """``"3.21 us"``, ``"45.6 us"`` or ``"1.23 ms"``: three digits."""
+    # Below the next unit even when rounded.
+    factor, unit = next(
+        (u for u in ((1e6, "us"), (1e3, "ms")) if seconds * u[0] < 999.5), (1.0, "s")
+    )
+    return f"{seconds * factor:#.3g}".rstrip(".") + f" {unit}"
 
 
 def ratio_text(ratio: Interval) -> str:
-    """``"1.04 (1.03-1.05)"``."""
-    return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+    """``"1.04 ±0.01"``, the larger side of the interval."""
+    side = max(ratio.high - ratio.value, ratio.value - ratio.low)
+    return f"{ratio.value:.2f} ±{side:.2f}"
 
 
 def render(report: Report) -> Group:
@@ -65,8 +68,8 @@ def heading(report: Report) -> str:
     return (
         f"{known['device']}{clocks}, torch {known['torch']}, {known['date']}, "
         f"commit {known['commit']}\n"
-        f"measured ceilings: {', '.join(ceilings) or 'none'}"
-        f"{flushed}"
+        f"measured ceilings: {', '.join(ceilings) or 'none'}{flushed}\n"
+        "ceiling: the share of it that is reached; peers: their time / ours, above 1 we are faster"
     )
 
 
@@ -77,7 +80,7 @@ def _table(report: Report, op: str) -> Table:
     host = ["host us"] if timed_host else []
     grid = Table(box=None, pad_edge=False, title_justify="left", title=f"[bold]{escape(op)}[/]")
     grid.add_column("case", no_wrap=True)
-    for column in ("time", "rate", "of ceiling", *host, *(f"{peer} / ours" for peer in peers)):
+    for column in ("time", "rate", "ceiling", *host, *peers):
         grid.add_column(column, justify="right", no_wrap=True)
     for result in results:
         if result.seconds is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops import derive, shapes
+from cuda_ops import shapes
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
@@ -62,9 +62,9 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    if op.name == "matmul_backward":
-        return derive.with_peers(derive.cuda_ops_benchmarks(op), torch_peers(torch_backward))
-    return [_case(*point, dtype) for dtype in (torch.bfloat16, torch.float32) for point in _POINTS]
+    backward = op.name == "matmul_backward"
+    dtypes = (torch.bfloat16, torch.float32)
+    return [_case(*point, dtype, backward) for dtype in dtypes for point in _POINTS]
 
 
 #: M, N, K and why.
@@ -77,13 +77,16 @@ _POINTS = (
 )
 
 
-def _case(m: int, n: int, k: int, reason: str, dtype: torch.dtype) -> BenchmarkCase:
+def _case(m: int, n: int, k: int, reason: str, dtype: torch.dtype, backward: bool) -> BenchmarkCase:
+    a, b, out = ((m, k), dtype), ((k, n), dtype), ((m, n), dtype)
+    numel = m * k + k * n
     return BenchmarkCase(
         f"{m}x{n}x{k} {str(dtype).removeprefix('torch.')}",
-        maker((((m, k), dtype), ((k, n), dtype))),
-        bytes=(m * k + k * n + m * n) * dtype.itemsize,
-        flops=2 * m * n * k,
-        peers=torch_peers(torch.matmul),
+        maker((out, a, b) if backward else (a, b)),
+        # The gradient reads three matrices, writes two and multiplies twice.
+        bytes=(numel * (1 + backward) + m * n) * dtype.itemsize,
+        flops=2 * m * n * k * (1 + backward),
+        peers=torch_peers(torch_backward if backward else torch.matmul),
         reason=reason,
         dtype=dtype,
     )
