@@ -48,6 +48,7 @@ class Verifier:
         count = 1 if flops > _EXPENSIVE_FLOPS else 2
         chosen = torch.randperm(len(rotation.values), generator=_CHANCE)[:count].tolist()
         self._parts = _draw_parts(op, rotation.values[0])
+        self._length = _reduction_length(op, _shapes_of(rotation.values[0]))
         self._expected = {value: self._compute(reference, value) for value in chosen}
         self._positions: dict[int, torch.Tensor] = {}
 
@@ -57,17 +58,10 @@ class Verifier:
             args = self._parts.of_arguments(args)
         wide = [_widened(arg) for arg in args]
         expected = reference(*wide)
-        if self._length(args) > 1:
+        if self._length > 1:
             magnitudes = [v.abs() if _is_floating(v) else v for v in wide]
             return expected, _largest(reference(*magnitudes))
         return expected, min(1.0, _largest(wide))
-
-    def _length(self, args: Sequence[Any]) -> int:
-        described = (
-            TensorArg(tuple(arg.shape), arg.dtype) if isinstance(arg, torch.Tensor) else arg
-            for arg in args
-        )
-        return _reduction_length(self._op, Sample(tuple(described)))
 
     def check(self, outputs: Sequence[Any]) -> float:
         """Compare a train's outputs; returns the largest error in units of the tolerance.
@@ -88,7 +82,6 @@ class Verifier:
         return worst
 
     def _compare(self, output: Any, expected: Any, magnitude: float) -> float:
-        length = self._length(self._rotation.values[0])
         worst = 0.0
         actuals, expecteds = _outputs(output), _outputs(expected)
         if len(actuals) != len(expecteds):
@@ -102,7 +95,7 @@ class Verifier:
                 at = self._positions.setdefault(i, _draw_positions(a.numel()))
                 a, e = torch.take(a, at.to(a.device)), torch.take(e, at)
             try:
-                worst = max(worst, _deviation(a, e, magnitude, length))
+                worst = max(worst, _deviation(a, e, magnitude, self._length))
             except AssertionError as error:  # integers differ
                 raise BenchmarkError(str(error)) from error
         if not worst <= 1:
@@ -136,6 +129,27 @@ def _check_memory(
                         "returns memory that an argument or another result still uses"
                     )
                 starts.add(tensor.data_ptr())
+
+
+class _Shapes(Sample):
+    """Arguments without data, for those who ask for their shapes alone."""
+
+    def make(self, device: torch.device | str = "meta") -> tuple[Any, ...]:
+        return tuple(
+            torch.empty(arg.shape, dtype=arg.dtype, device="meta")
+            if isinstance(arg, TensorArg)
+            else arg
+            for arg in self.args
+        )
+
+
+def _shapes_of(args: Sequence[Any]) -> Sample:
+    return _Shapes(
+        tuple(
+            TensorArg(tuple(arg.shape), arg.dtype) if isinstance(arg, torch.Tensor) else arg
+            for arg in args
+        )
+    )
 
 
 class _Parts:
