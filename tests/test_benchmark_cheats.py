@@ -220,7 +220,7 @@ def test_a_cheating_peer_is_missing_and_named(kits: dict[str, Kit], device: torc
 def test_a_rate_above_the_device_is_an_error(kits: dict[str, Kit], device: torch.device) -> None:
     too_many = replace(case(2**12), bytes=2**28)
     assert "of the device (memory)" in measured(kits, device, F.silu, too_many).error
-    too_many = replace(case(2**12), flops=4 * 10**9)
+    too_many = replace(case(2**12), flops=9 * 10**8)
     assert "of the device (fp32)" in measured(kits, device, F.silu, too_many).error
 
 

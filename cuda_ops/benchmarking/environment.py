@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import os
 import platform
 import subprocess
@@ -33,6 +34,7 @@ def environment(device: torch.device | None = None) -> dict[str, str]:
         "device": device_name(device),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "torch": torch.__version__,
+        "triton": _version("triton"),
         "cuda": toolchain.cuda_version(),
         "python": platform.python_version(),
         "commit": _commit(),
@@ -71,6 +73,13 @@ def _nvidia_smi(device: torch.device) -> dict[str, str]:
     if len(values) != len(_NVIDIA_SMI):
         return dict.fromkeys(_NVIDIA_SMI, "unknown")
     return dict(zip(_NVIDIA_SMI, values, strict=True))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _commit() -> str:
