@@ -18,6 +18,8 @@ from .table import scaled
 # Okabe and Ito's palette: told apart by every kind of eye.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "os^Dvph"
+_UNITS = (("KiB", 10), ("MiB", 20), ("GiB", 30))
+_SIZES = [(n << shift, f"{n} {unit}") for unit, shift in _UNITS for n in (1, 32)]
 _STYLE = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -182,7 +184,10 @@ def _bandwidth(report: Report, streaming: list[CaseResult], new: Any) -> Any:
         axes.set(title=op, xscale="log", ylim=(0, ceiling * 1.15))
         axes.set_xlabel("bytes read and written")
         axes.set_ylabel("GB/s")
-        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, 0.92))
+        axes.set_xticks([size for size, _ in _SIZES], [label for _, label in _SIZES])
+        axes.set_xticks([], minor=True)
+        axes.set_xlim(min(r.bytes for r in streaming) / 2, max(r.bytes for r in streaming) * 2)
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, 0.86))
     for axes in list(grid.flat)[len(ops) :]:
         axes.remove()
     figure.suptitle(f"Bandwidth by size, cold caches, {report.environment['device']}")

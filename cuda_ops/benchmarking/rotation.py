@@ -30,6 +30,7 @@ class Rotation:
                 f"case {case.label!r}: make_inputs must return the same shapes at each call, "
                 f"got {' and then '.join(sorted(map(str, shapes)))}"
             )
+        self.device = device
         self._train = 0
 
     def advance(self) -> None:
