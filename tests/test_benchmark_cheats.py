@@ -278,6 +278,25 @@ def test_an_operator_that_waits_for_the_gpu_is_noted(kits: dict[str, Kit]) -> No
 
 
 @needs_gpu
+def test_a_reference_on_the_device_finds_the_cheat_too(kits: dict[str, Kit]) -> None:
+    """Above 10 GFLOP."""
+
+    def without_last_column(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(a @ b)
+        out[:, :-1] = a @ b[:, :-1]
+        return out
+
+    square = ((2048, 2048), torch.float32)
+    product = BenchmarkCase("x", maker((square, square)), bytes=3 * 2**24, flops=2 * 2048**3)
+    answers = {"cuda_ops_benchmarks": [product], "cuda_ops_reference": torch.matmul}
+    plugins: Any = SimpleNamespace(ask=lambda hook, op: answers[hook])
+    schema, signature = "(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)"
+    for kernel, error in ((torch.matmul, ""), (without_last_column, "differs from the reference")):
+        (result,) = kits["cuda"].measure(operator(kernel, schema, signature), plugins)
+        assert error in result.error and bool(error) == bool(result.error)
+
+
+@needs_gpu
 def test_the_flush_evicts_and_its_absence_is_noticed() -> None:
     clock = make_clock(torch.device("cuda"))
     assert prove_cold(clock) >= clocks.COLD_OVER_WARM

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,8 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         base = Report.load(arguments.fail_if_regressed) if arguments.fail_if_regressed else None
         report = _measured(arguments, console)
         console.print(render(report))
-        if arguments.json:
-            report.save(arguments.json)
         if arguments.plot:
             for path in draw(report, arguments.plot):
                 console.print(f"wrote {path}", markup=False)
@@ -71,9 +70,13 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
         kit.left_out |= left_out
         results: list[CaseResult] = []
         for op in ops:
-            results += kit.measure(
-                op, registry().plugins, few=arguments.quick, progress=status.update
-            )
+            begin = time.monotonic()
+            mine = kit.measure(op, registry().plugins, few=arguments.quick, progress=status.update)
+            results += mine
+            seconds = time.monotonic() - begin
+            console.print(f"measured {op.name}: {len(mine)} cases in {seconds:.1f} s")
+            if arguments.json:  # a run that is interrupted keeps what it has
+                kit.report(results).save(arguments.json)
     if unknown := (names or set()) - kit.known_peers:
         known = ", ".join(sorted(kit.known_peers)) or "none"
         raise BenchmarkError(f"no case has a peer {', '.join(sorted(unknown))}; known: {known}")
