@@ -20,6 +20,7 @@ from cuda_ops import samples
 from cuda_ops.errors import ManifestError
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.shapes import bind, broadcast, core_dims, empty_outputs, tensor_arguments
+from cuda_ops.signature import size_of
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, ShardingRule
 
 _LOOP_NUMEL = {"1K": 2**10, "1M": 2**20, "64M": 2**26}
@@ -259,7 +260,7 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
     signature = op.signature
     if signature is None:
         return None
-    dims = sorted({d for group in signature.inputs for d in group if not d.isdigit()})
+    dims = signature.names
     if not dims:
         return [_case(op, label, (numel,), {}) for label, numel in _LOOP_NUMEL.items()]
     return [_case(op, f"{'='.join(dims)}={n}", (), dict.fromkeys(dims, n)) for n in _CORE_SIZES]
@@ -278,7 +279,7 @@ def _case(op: OpSpec, label: str, loop: tuple[int, ...], sizes: dict[str, int]) 
     dtype = next((d for d in preferred if d in op.dtypes), torch.float32)
 
     def shape(dims: tuple[str, ...]) -> tuple[int, ...]:
-        return (*loop, *(int(dim) if dim.isdigit() else sizes[dim] for dim in dims))
+        return (*loop, *(size_of(dim, sizes) for dim in dims))
 
     groups = iter(op.signature.inputs)
     args = tuple(
