@@ -21,6 +21,7 @@ from cuda_ops.benchmarking import rotation
 from cuda_ops.errors import ManifestError
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.shapes import bind, broadcast, core_dims, empty_outputs, tensor_arguments
+from cuda_ops.signature import size_of
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 
 #: What is timed without core dims: the number of elements, and why.
@@ -30,6 +31,13 @@ _LOOP_NUMEL = {
     "1M": (2**20, "one short kernel, inside any cache"),
     "16M": (2**24, "beyond the cache, launch still visible"),
     "256M": (2**28, "memory bandwidth alone"),
+}
+#: With one core dim: rows and their length. With several: all of them this long.
+_ROW_SIZES = {
+    (1, 1024): "one row, as when one token is decoded",
+    (4096, 1024): "many short rows",
+    (4096, 16384): "memory bandwidth alone",
+    (16, 2**20): "few long rows",
 }
 _CORE_SIZES = {256: "small", 1024: "medium"}
 #: In which dtypes, as far as the operator takes them; half types differ in arithmetic alone, so
@@ -271,13 +279,16 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
     signature = op.signature
     if signature is None:
         return None
-    dims = sorted({d for group in signature.inputs for d in group if not d.isdigit()})
+    dims = signature.names
     points: list[tuple[str, str, tuple[int, ...], dict[str, int]]]
-    if dims:
+    if len(dims) == 1:
+        points = [
+            (f"{rows}x{n}", why, (rows,), {dims[0]: n}) for (rows, n), why in _ROW_SIZES.items()
+        ]
+    elif dims:
         names = "=".join(dims)
         points = [
-            (f"{names}={n}", reason, (), dict.fromkeys(dims, n))
-            for n, reason in _CORE_SIZES.items()
+            (f"{names}={n}", why, (), dict.fromkeys(dims, n)) for n, why in _CORE_SIZES.items()
         ]
     else:
         points = [(label, why, (numel,), {}) for label, (numel, why) in _LOOP_NUMEL.items()]
@@ -309,7 +320,7 @@ def _case(
     assert op.signature is not None
 
     def shape(dims: tuple[str, ...]) -> tuple[int, ...]:
-        return (*loop, *(int(dim) if dim.isdigit() else sizes[dim] for dim in dims))
+        return (*loop, *(size_of(dim, sizes) for dim in dims))
 
     groups = iter(op.signature.inputs)
     args = tuple(

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from hypothesis import strategies as st
 
+from cuda_ops.signature import size_of
 from cuda_ops.spec import OpSpec
 
 Layout = Literal[
@@ -164,25 +165,20 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
 def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrategy[Any]]) -> Sample:
     assert op.signature is not None
     groups = op.signature.inputs
-    dims = {d for group in (*groups, *op.signature.outputs) for d in group}
-    core = {
-        d: int(d) if d.isdigit() else draw(st.sampled_from(_CORE_SIZES), label=d)
-        for d in sorted(dims)
-    }
+    core = {d: draw(st.sampled_from(_CORE_SIZES), label=d) for d in op.signature.names}
     room = MAX_NUMEL // max(
-        1, *(math.prod(core[d] for d in g) for g in (*groups, *op.signature.outputs))
+        1, *(math.prod(size_of(d, core) for d in g) for g in (*groups, *op.signature.outputs))
     )
     loop: list[int] = []
     for _ in range(draw(st.sampled_from(_LOOP_DIMS))):
         fitting = [size for size in _LOOP_SIZES if size * math.prod(loop) <= room]
         loop.append(draw(st.sampled_from(fitting)))
     if draw(st.integers(1, _EMPTY_EVERY)) == _EMPTY_EVERY:
-        named = [d for d in core if not d.isdigit()]
-        at = draw(st.integers(0, len(loop) + len(named)))
+        at = draw(st.integers(0, len(loop) + len(core)))
         if at < len(loop):
             loop[at] = 0
-        elif at < len(loop) + len(named):
-            core[named[at - len(loop)]] = 0
+        elif at < len(loop) + len(core):
+            core[op.signature.names[at - len(loop)]] = 0
     dtype = draw(st.sampled_from(op.dtypes or (torch.float32,)))
 
     def tensor(group: tuple[str, ...]) -> TensorArg:
@@ -191,7 +187,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
             # Broadcast: leave out leading dims, make others 1.
             own = own[draw(st.integers(0, len(own))) :]
             own = [size if draw(st.booleans()) else 1 for size in own]
-        shape = (*own, *(core[d] for d in group))
+        shape = (*own, *(size_of(d, core) for d in group))
         return TensorArg(shape, dtype, draw(st.sampled_from(_layouts(shape))))
 
     args: list[Any] = []

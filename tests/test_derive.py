@@ -447,6 +447,8 @@ def test_benchmarks_count_bytes_in_and_out():
     assert (cases[-1].label, cases[-1].dtype) == ("16M float16", torch.float16)
     x, alpha = cases[0].make_inputs(torch.device("cpu"))
     assert (x.shape, x.dtype, alpha) == ((1024,), torch.float32, 0.5)
+    rows = derive.cuda_ops_benchmarks(spec("h(Tensor x) -> Tensor", "(2d)->(d)"))
+    assert (rows[1].label, rows[1].bytes) == ("4096x1024 float32", 4096 * 3 * 1024 * 4)
     integers = spec("g(Tensor x) -> Tensor", "()->()", dtypes=(torch.uint8,))
     (x,) = derive.cuda_ops_benchmarks(integers)[2].make_inputs(torch.device("cpu"))
     assert x.dtype == torch.uint8 and x.max() > 250 and x.min() < 5

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from cuda_ops.discovery import BUILTIN_ROOT, Kind
 from cuda_ops.operator import Operator
 from cuda_ops.registry import all_operators, registry
 from cuda_ops.samples import LAYOUTS, Sample, TensorArg, example_scalar
+from cuda_ops.signature import size_of
 
 
 def _shipped() -> dict[str, Operator]:
@@ -44,8 +46,15 @@ each_forward = pytest.mark.parametrize("name", FORWARD)
 #: What torch itself computes, for operators that have a counterpart there.
 TORCH: dict[str, Callable[..., Any]] = {
     "silu": F.silu,
-    "silu_backward": torch.ops.aten.silu_backward,
+    # aten's own silu_backward is not differentiable.
+    "silu_backward": lambda g, x: g * torch.sigmoid(x) * (1 + x * (1 - torch.sigmoid(x))),
+    "gelu_approx_backward": partial(torch.ops.aten.gelu_backward, approximate="tanh"),
     "matmul": torch.matmul,
+    "silu_and_mul": lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+    "gelu_approx": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "relu_backward": lambda grad_out, out: torch.ops.aten.threshold_backward(grad_out, out, 0),
+    "add": torch.add,
     "fused_relu_scale": lambda x, alpha: F.relu(x) * alpha,
     "scale_relu": lambda x, scale: F.relu(x * scale + 1),
 }
@@ -65,12 +74,11 @@ def call_with(
     assert op.signature is not None
     preferred = (torch.float32, *op.dtypes)
     dtype = dtype or next(d for d in preferred if d in op.dtypes or not op.dtypes)
-    dims = sorted({dim for group in op.signature.inputs for dim in group if not dim.isdigit()})
-    sizes = {dim: core and core + i for i, dim in enumerate(dims)}
+    sizes = {dim: core and core + i for i, dim in enumerate(op.signature.names)}
     groups = iter(op.signature.inputs)
 
     def shape(group: tuple[str, ...]) -> tuple[int, ...]:
-        return (*loop, *(int(dim) if dim.isdigit() else sizes[dim] for dim in group))
+        return (*loop, *(size_of(dim, sizes) for dim in group))
 
     arguments = tuple(
         TensorArg(shape(next(groups)), dtype, layout)

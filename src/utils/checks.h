@@ -12,12 +12,26 @@
 namespace cuda_ops {
 namespace detail {
 
+// "d", "2d" or "3" of a signature line: a size is factor * the size of `name`.
+struct CoreDim {
+  std::string text;
+  int64_t factor = 1;
+  std::string name;  // empty for a plain number
+
+  explicit CoreDim(std::string written) : text(std::move(written)) {
+    size_t digits = 0;
+    while (digits < text.size() && text[digits] >= '0' && text[digits] <= '9') ++digits;
+    if (digits > 0) factor = std::stoll(text.substr(0, digits));
+    name = text.substr(digits);
+  }
+};
+
 // Built from the schema's argument names, the signature line and dtypes().
 struct Checks {
   std::string op;
-  std::vector<std::string> tensor_names;            // tensor arguments, in order
-  std::vector<std::vector<std::string>> core_dims;  // per tensor argument; empty: no signature
-  std::vector<DType> dtypes;                        // empty: the binding checks on its own
+  std::vector<std::string> tensor_names;        // tensor arguments, in order
+  std::vector<std::vector<CoreDim>> core_dims;  // per tensor argument; empty: no signature
+  std::vector<DType> dtypes;                    // empty: the binding checks on its own
 
   void run(const Tensor* const* tensors, size_t count) const {
     const Tensor* first = nullptr;
@@ -76,26 +90,30 @@ struct Checks {
              "shape " + shape_name(tensor));
     }
     for (int64_t d = 0; d < count; ++d) {
-      const std::string& dim = dims[d];
+      const CoreDim& dim = dims[d];
       const int64_t actual = tensor.size(rank - count + d);
-      int64_t expected = -1;
-      if (dim[0] >= '0' && dim[0] <= '9') expected = std::stoll(dim);
-      for (size_t k = 0; k < bound_count; ++k) {
-        if (*bound[k].first == dim) expected = bound[k].second;
-      }
-      if (expected < 0 && bound_count < 16) {
-        bound[bound_count++] = {&dim, actual};
-      } else if (expected != actual) {
+      const auto refuse_size = [&](const std::string& expected) {
         refuse(op, tensor_names[i],
-               "dim '" + dim + "' of (..., " + joined(dims) + ") to be " + std::to_string(expected),
+               "dim '" + dim.text + "' of (..., " + joined(dims) + ") to be " + expected,
                "shape " + shape_name(tensor));
+      };
+      int64_t expected = dim.name.empty() ? dim.factor : -1;
+      for (size_t k = 0; k < bound_count; ++k) {
+        if (*bound[k].first == dim.name) expected = dim.factor * bound[k].second;
+      }
+      if (expected >= 0) {
+        if (actual != expected) refuse_size(std::to_string(expected));
+      } else if (actual % dim.factor != 0) {
+        refuse_size("a multiple of " + std::to_string(dim.factor));
+      } else if (bound_count < 16) {
+        bound[bound_count++] = {&dim.name, actual / dim.factor};
       }
     }
   }
 
-  static std::string joined(const std::vector<std::string>& parts) {
+  static std::string joined(const std::vector<CoreDim>& dims) {
     std::string text;
-    for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
+    for (const CoreDim& dim : dims) text += (text.empty() ? "" : ", ") + dim.text;
     return text;
   }
 };

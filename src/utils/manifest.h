@@ -242,21 +242,16 @@ class Op {
 
   // "(m,k),(k,n)->(m,n)" : {m, k}, {k, n}
   void read_core_dims() {
-    bool open = false;
+    std::string dim;
     const size_t end = std::min(signature_.find("->"), signature_.size());
     for (size_t i = 0; i < end; ++i) {
       const char c = signature_[i];
       if (c == '(') {
         checks_.core_dims.emplace_back();
-        open = true;
-      } else if (c == ')') {
-        open = false;
-      } else if (open && c == ',') {
-        checks_.core_dims.back().emplace_back();
-      } else if (open && c != ' ') {
-        auto& dims = checks_.core_dims.back();
-        if (dims.empty()) dims.emplace_back();
-        dims.back() += c;
+      } else if ((c == ',' || c == ')') && !dim.empty()) {
+        checks_.core_dims.back().emplace_back(std::exchange(dim, ""));
+      } else if (c != ',' && c != ')' && c != ' ') {
+        dim += c;
       }
     }
   }
