@@ -388,7 +388,7 @@ def test_the_command_from_end_to_end(
     assert re.search(r"measured silu_backward: 1 cases in \d+\.\d s", out)
     assert "1K float32" in out and f"wrote {pictures}" in out
     saved = Report.load(run)
-    assert saved.operators() == ["silu", "silu_backward"]
+    assert saved.operators()[:2] == ["silu", "silu_backward"]
     assert (pictures / "silu_ratio.svg").is_file()
     # The same code against a run that was ten times faster, and one that was ten times slower.
     for factor, status, line in ((0.1, 1, "slower silu 1K float32: "), (10, 0, "not slower than")):

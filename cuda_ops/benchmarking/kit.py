@@ -28,6 +28,8 @@ from .verify import Verifier
 HOST_BOUND_SECONDS = 20e-6
 #: What a CPU can do in reasonable time.
 _MOST_CPU_BYTES, _MOST_CPU_FLOPS = 300 << 20, 10**9
+#: The largest of few cases on a CPU, if there is a smaller one: the rest takes most of the time.
+_FEW_CPU_BYTES = 32 << 20
 
 
 class Kit:
@@ -94,7 +96,7 @@ class Kit:
         with warnings.catch_warnings():
             # Strict float32 is what a float32 case is about.
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
-            for case in _few(fitting) if few else fitting:
+            for case in self._few(fitting) if few else fitting:
                 progress(f"{op.name} {case.label}")
                 results.append(self._measure_case(op, case, reference))
         return results
@@ -188,6 +190,20 @@ class Kit:
         )
         return {name: median_interval(taken) for name, taken in times.items()}
 
+    def _few(self, cases: list[BenchmarkCase]) -> list[BenchmarkCase]:
+        """Of each dtype the smallest and the largest."""
+        if self.device.type == "cpu":
+            cases = [case for case in cases if case.bytes <= _FEW_CPU_BYTES] or cases
+        by_dtype: dict[torch.dtype | None, list[BenchmarkCase]] = {}
+        for case in cases:
+            by_dtype.setdefault(case.dtype, []).append(case)
+        ends = [
+            end(group, key=lambda case: (case.bytes, case.flops))
+            for group in by_dtype.values()
+            for end in (min, max)
+        ]
+        return [case for case in cases if any(case is end for end in ends)]
+
     def _room(self) -> int:
         """Bytes that the copies of a case may take."""
         if self.device.type == "cuda":
@@ -208,15 +224,3 @@ class Kit:
 def _footprint(case: BenchmarkCase) -> int:
     """Bytes of one copy, at most: arguments, their values, outputs, a peer's intermediates."""
     return max(1, 3 * case.bytes)
-
-
-def _few(cases: list[BenchmarkCase]) -> list[BenchmarkCase]:
-    by_dtype: dict[torch.dtype | None, list[BenchmarkCase]] = {}
-    for case in cases:
-        by_dtype.setdefault(case.dtype, []).append(case)
-    ends = [
-        end(group, key=lambda case: (case.bytes, case.flops))
-        for group in by_dtype.values()
-        for end in (min, max)
-    ]
-    return [case for case in cases if any(case is end for end in ends)]
