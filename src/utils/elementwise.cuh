@@ -13,21 +13,28 @@ namespace cuda_ops {
 
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
-constexpr int kElementwiseThreads = 256;
+// 128 threads and one 16-byte access per input each: at full occupancy 32 KiB
+// per SM are in flight, where hiding 700 ns at 4.8 TB/s takes 25 KiB. Larger
+// tiles only leave SMs idle at the end (H200, 2026-11-21: four accesses of 256
+// threads take 4 % longer for 256M float32 elements and 41 % for 32K).
+// docs/kernels/elementwise.md has the table.
+constexpr int kElementwiseThreads = 128;
 constexpr int kPackBytes = 16;
 
-// Accesses that one thread issues per input before it uses any: 64 bytes of
-// loads in flight, at most 4 loads. At 16 bytes each a full H200 SM (2048
-// threads) has 128 KiB in flight; hiding 700 ns at 4.8 TB/s takes 25 KiB.
-constexpr int unroll_for(int bytes, int inputs) {
-  const int unroll = 64 / (bytes * inputs);
-  return unroll > 4 ? 4 : unroll < 1 ? 1 : unroll;
+// Accesses per input that one thread issues before it uses any. One input of two
+// bytes per element has the most arithmetic per access; large tensors of it gain
+// 8 % from two. Scalar accesses need four to have as much in flight.
+constexpr int unroll_for(int bytes, int element_bytes, int inputs) {
+  if (bytes < kPackBytes) return 4;
+  return element_bytes == 2 && inputs == 1 ? 2 : 1;
 }
+constexpr int64_t kUnrollFrom = int64_t(1) << 23;  // elements; below, SMs would idle
 
 struct ElementwiseConfig {
   // kFlat: the index is the offset, 16-byte accesses. kRows: the index is taken
   // apart, 16-byte accesses along the fastest dim. kPoints: one by one.
   enum Path { kFlat, kRows, kPoints } path = kFlat;
+  int unroll = 1;
   int64_t tile = 0;  // elements per block and pass
   int64_t blocks = 0;
 };
@@ -50,7 +57,7 @@ bool has_packed_rows(const Strided<Inputs, Outputs>& problem, int pack) {
 }
 
 // Flat kernels take one tile per block, and 2^31 blocks hold 2^41 elements; the
-// others step over what exceeds 16 blocks for each of 256 SMs.
+// others step over what exceeds 32 blocks for each of 256 SMs.
 template <int Inputs, int Outputs>
 ElementwiseConfig elementwise_config(const Strided<Inputs, Outputs>& problem, int element_bytes) {
   using Config = ElementwiseConfig;
@@ -64,9 +71,11 @@ ElementwiseConfig elementwise_config(const Strided<Inputs, Outputs>& problem, in
                 : has_packed_rows(problem, pack) ? Config::kRows
                                                  : Config::kPoints;
   const int bytes = config.path == Config::kPoints ? element_bytes : kPackBytes;
-  config.tile = int64_t(kElementwiseThreads) * (bytes / element_bytes) * unroll_for(bytes, Inputs);
+  const bool whole = config.path != Config::kFlat || problem.numel >= kUnrollFrom;
+  config.unroll = whole ? unroll_for(bytes, element_bytes, Inputs) : 1;
+  config.tile = int64_t(kElementwiseThreads) * (bytes / element_bytes) * config.unroll;
   config.blocks = (problem.numel + config.tile - 1) / config.tile;
-  if (config.path != Config::kFlat && config.blocks > 16 * 256) config.blocks = 16 * 256;
+  if (config.path != Config::kFlat && config.blocks > 32 * 256) config.blocks = 32 * 256;
   return config;
 }
 
@@ -119,16 +128,17 @@ __device__ void apply_packs(const F& f, const P (&in)[Inputs], P (&out)[Outputs]
 
 template <class T, int Inputs, int Outputs, class F>
 __global__ void __launch_bounds__(kElementwiseThreads)
-    flat_kernel(Pointers<Inputs, Outputs> pointers, int64_t numel, F f) {
+    flat_kernel(Pointers<Inputs, Outputs> pointers, int64_t numel, int unroll, F f) {
   using P = Pack<T, kPackBytes>;
-  constexpr int kUnroll = unroll_for(kPackBytes, Inputs);
+  constexpr int kUnroll = unroll_for(kPackBytes, sizeof(T), Inputs);
   const int64_t packs = numel / P::kSize;
-  const int64_t first = int64_t(blockIdx.x) * (kElementwiseThreads * kUnroll) + threadIdx.x;
+  const int64_t first = int64_t(blockIdx.x) * (kElementwiseThreads * unroll) + threadIdx.x;
 
   P in[kUnroll][Inputs];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const int64_t at = first + u * kElementwiseThreads;
+    if (u > 0 && u >= unroll) break;
 #pragma unroll
     for (int k = 0; k < Inputs; ++k) {
       if (at < packs) in[u][k] = static_cast<const P*>(pointers.in[k])[at];
@@ -137,7 +147,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const int64_t at = first + u * kElementwiseThreads;
-    if (at >= packs) break;
+    if (at >= packs || (u > 0 && u >= unroll)) break;
     P out[Outputs];
     apply_packs(f, in[u], out, T{});
 #pragma unroll
@@ -203,7 +213,7 @@ template <int kBytes, class T, int Inputs, int Outputs, class F>
 __global__ void __launch_bounds__(kElementwiseThreads)
     strided_kernel(const __grid_constant__ Walk<Inputs, Outputs> walk, F f) {
   using P = Pack<T, kBytes>;
-  constexpr int kUnroll = unroll_for(kBytes, Inputs);
+  constexpr int kUnroll = unroll_for(kBytes, sizeof(T), Inputs);
   constexpr int kTile = kElementwiseThreads * kUnroll;
   for (uint32_t tile = blockIdx.x * kTile; tile < walk.packs; tile += gridDim.x * kTile) {
     uint32_t rest[kUnroll];
@@ -277,7 +287,8 @@ cudaError_t launch_elementwise(Strided<Inputs, Outputs> problem, const Elementwi
   const dim3 blocks(static_cast<unsigned>(config.blocks)), threads(kElementwiseThreads);
   if (config.path == ElementwiseConfig::kFlat) {
     Pointers<Inputs, Outputs> pointers(problem);
-    void* arguments[] = {&pointers, &problem.numel, f};
+    int unroll = config.unroll;
+    void* arguments[] = {&pointers, &problem.numel, &unroll, f};
     return cudaLaunchKernel(kernel, blocks, threads, arguments, 0, stream);
   }
   const bool rows = config.path == ElementwiseConfig::kRows;
