@@ -85,7 +85,7 @@ def test_an_honest_operator_passes(kits: dict[str, Kit], device: torch.device) -
     assert result.seconds is not None and result.seconds.low > 0
     ratio = result.peers["eager"].ratio
     # The same kernel twice. The bounds are wide for a machine that others use too.
-    assert ratio is not None and 0.5 < ratio.value < 2
+    assert ratio is not None and 0.25 < ratio.value < 4
     assert (result.host is not None) == (device.type == "cuda")
 
 
