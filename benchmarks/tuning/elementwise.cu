@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t at = first + u * step;
     if (at >= packs) break;
     P out[1];
-    apply_packs(f, in[u], out, T{});
+    apply(f, in[u], out);
     store<kStore>(static_cast<int4*>(pointers.out[0]) + at, reinterpret_cast<int4&>(out[0]));
   }
 }

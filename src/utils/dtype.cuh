@@ -50,6 +50,27 @@ template <> __device__ inline BFloat16 from_compute(float value) {
   return result;
 }
 
+// Two neighbours at once, the first in the lower half of a 32-bit word. One
+// instruction rounds and packs both.
+__device__ inline void to_compute(uint32_t word, Half, float (&values)[2]) {
+  values[0] = to_compute(Half{uint16_t(word)});
+  values[1] = to_compute(Half{uint16_t(word >> 16)});
+}
+__device__ inline void to_compute(uint32_t word, BFloat16, float (&values)[2]) {
+  values[0] = __uint_as_float(word << 16);
+  values[1] = __uint_as_float(word & 0xffff0000u);
+}
+__device__ inline uint32_t from_compute(float first, float second, Half) {
+  uint32_t word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  return word;
+}
+__device__ inline uint32_t from_compute(float first, float second, BFloat16) {
+  uint32_t word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  return word;
+}
+
 // Returns `body(T{})` with the device type of a floating dtype.
 template <class Body>
 cudaError_t visit_floating(DType dtype, Body&& body) {

@@ -98,29 +98,52 @@ struct Pointers {
   }
 };
 
-template <class T, int Inputs, int Outputs, class F, size_t... I>
-__device__ void apply(const F& f, const T (&in)[Inputs], T (&out)[Outputs],
+template <class C, int Inputs, int Outputs, class F, size_t... I>
+__device__ void apply(const F& f, const C (&in)[Inputs], C (&out)[Outputs],
                       std::index_sequence<I...>) {
-  const auto result = f(to_compute(in[I])...);
+  const auto result = f(in[I]...);
   if constexpr (Outputs == 1) {
-    out[0] = from_compute<T>(result);
+    out[0] = result;
   } else {
 #pragma unroll
-    for (int k = 0; k < Outputs; ++k) out[k] = from_compute<T>(result.values[k]);
+    for (int k = 0; k < Outputs; ++k) out[k] = result.values[k];
   }
 }
 
-// The same for every element of a pack per input.
-template <class P, class T, int Inputs, int Outputs, class F>
-__device__ void apply_packs(const F& f, const P (&in)[Inputs], P (&out)[Outputs], T) {
+// f on each element of one pack per input. Elements of two bytes are taken apart
+// and put together in pairs: half the instructions, which is what bounds
+// bfloat16 chains of a few exponentials.
+template <class T, int kBytes, int Inputs, int Outputs, class F>
+__device__ void apply(const F& f, const Pack<T, kBytes> (&in)[Inputs],
+                      Pack<T, kBytes> (&out)[Outputs]) {
+  using C = compute_t<T>;
+  constexpr auto kInputs = std::make_index_sequence<Inputs>{};
+  constexpr int kTogether = sizeof(T) == 2 && kBytes > 2 ? 2 : 1;
 #pragma unroll
-  for (int v = 0; v < P::kSize; ++v) {
-    T values[Inputs], results[Outputs];
+  for (int v = 0; v < Pack<T, kBytes>::kSize; v += kTogether) {
+    C values[kTogether][Inputs], results[kTogether][Outputs];
 #pragma unroll
-    for (int k = 0; k < Inputs; ++k) values[k] = in[k].values[v];
-    apply(f, values, results, std::make_index_sequence<Inputs>{});
+    for (int k = 0; k < Inputs; ++k) {
+      if constexpr (kTogether == 2) {
+        C both[2];
+        to_compute(reinterpret_cast<const uint32_t*>(in[k].values)[v / 2], T{}, both);
+        values[0][k] = both[0];
+        values[1][k] = both[1];
+      } else {
+        values[0][k] = to_compute(in[k].values[v]);
+      }
+    }
 #pragma unroll
-    for (int k = 0; k < Outputs; ++k) out[k].values[v] = results[k];
+    for (int t = 0; t < kTogether; ++t) apply(f, values[t], results[t], kInputs);
+#pragma unroll
+    for (int k = 0; k < Outputs; ++k) {
+      if constexpr (kTogether == 2) {
+        reinterpret_cast<uint32_t*>(out[k].values)[v / 2] =
+            from_compute(results[0][k], results[1][k], T{});
+      } else {
+        out[k].values[v] = from_compute<T>(results[0][k]);
+      }
+    }
   }
 }
 
@@ -149,7 +172,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     const int64_t at = first + u * kElementwiseThreads;
     if (at >= packs || (u > 0 && u >= unroll)) break;
     P out[Outputs];
-    apply_packs(f, in[u], out, T{});
+    apply(f, in[u], out);
 #pragma unroll
     for (int k = 0; k < Outputs; ++k) static_cast<P*>(pointers.out[k])[at] = out[k];
   }
@@ -157,12 +180,13 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   // What is left of the last pack: fewer than kSize elements, one per thread.
   const int64_t tail = packs * P::kSize + threadIdx.x;
   if (P::kSize > 1 && blockIdx.x == gridDim.x - 1 && tail < numel) {
-    T values[Inputs], results[Outputs];
+    using One = Pack<T, sizeof(T)>;
+    One in_one[Inputs], out_one[Outputs];
 #pragma unroll
-    for (int k = 0; k < Inputs; ++k) values[k] = static_cast<const T*>(pointers.in[k])[tail];
-    apply(f, values, results, std::make_index_sequence<Inputs>{});
+    for (int k = 0; k < Inputs; ++k) in_one[k] = static_cast<const One*>(pointers.in[k])[tail];
+    apply(f, in_one, out_one);
 #pragma unroll
-    for (int k = 0; k < Outputs; ++k) static_cast<T*>(pointers.out[k])[tail] = results[k];
+    for (int k = 0; k < Outputs; ++k) static_cast<One*>(pointers.out[k])[tail] = out_one[k];
   }
 }
 
@@ -253,7 +277,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     for (int u = 0; u < kUnroll; ++u) {
       if (tile + u * kElementwiseThreads + threadIdx.x >= walk.packs) break;
       P out[Outputs];
-      apply_packs(f, in[u], out, T{});
+      apply(f, in[u], out);
 #pragma unroll
       for (int k = 0; k < Outputs; ++k) {
         T* at = static_cast<T*>(walk.pointers.out[k]) + offsets[u][k];
