@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 import torch
 from hypothesis.strategies import SearchStrategy
 
-from cuda_ops import samples
 from cuda_ops.errors import ManifestError
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.shapes import bind, broadcast, core_dims, empty_outputs, tensor_arguments
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, ShardingRule
+from cuda_ops.testing import samples
 
 _LOOP_NUMEL = {"1K": 2**10, "1M": 2**20, "64M": 2**26}
 _CORE_SIZES = (256, 1024)

@@ -14,12 +14,12 @@ from rich.console import Console
 from watchfiles import watch as wait_for_changes
 
 from cuda_ops import build as builder
-from cuda_ops.check import quick_error
 from cuda_ops.discovery import INCLUDE_DIR, Kind, Pair
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.plugins import plugin_file
 from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec
+from cuda_ops.testing import quick_error
 
 
 @dataclass(frozen=True)
