@@ -39,6 +39,8 @@ class Outcome:
     detail: str = ""
     #: The process did not survive it, or its GPU context did not.
     fatal: bool = False
+    #: It took longer than it may.
+    hung: bool = False
 
 
 def perform(check: Check, case: Case) -> Outcome:
@@ -103,9 +105,11 @@ class Worker:
             if outcome.fatal:
                 self.close()
             return outcome
+        hung = False
         try:
             what = f"the process died of {_cause(process.wait(0.5))}; its last words"
         except subprocess.TimeoutExpired:
+            hung = True
             process.send_signal(signal.SIGUSR1)  # faulthandler prints the stack
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
@@ -114,7 +118,7 @@ class Worker:
         said = words.read().decode(errors="replace").strip().splitlines()
         self.close()
         lines = "\n".join(f"  {line}" for line in said[:_LAST_WORDS])
-        return Outcome("failed", f"{case.subject.name}: {what}:\n{lines}", fatal=True)
+        return Outcome("failed", f"{case.subject.name}: {what}:\n{lines}", True, hung)
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -136,7 +140,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._words,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)},
+                env=_environment(),
             )
             if self._exchange(self._process, None, _START_TIMEOUT) is None:
                 self._words.seek(0)
@@ -159,6 +163,19 @@ class Worker:
         line = process.stdout.readline()
         answer: dict[str, Any] | None = json.loads(line) if line else None
         return answer
+
+
+def _environment() -> dict[str, str]:
+    """The parent's search path; and a malloc that keeps no freed blocks aside.
+
+    Such blocks would come back with what was in them, past what :mod:`poison` asks for.
+    """
+    tunables = [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.tcache_count=0"]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
+        "GLIBC_TUNABLES": ":".join(filter(None, tunables)),
+    }
 
 
 def _cause(status: int) -> str:

@@ -10,9 +10,10 @@ import torch
 
 from cuda_ops.testing.case import NotRunError
 
-#: NaN in every floating dtype, and an ordinary small number in each.
-POISONS = (0xFF, 0x2A)
-_M_PERTURB = -6  # malloc.h
+#: Huge or NaN in every floating dtype, and tiny in each. Not 0xFF: glibc cannot fill with it.
+POISONS = (0xFE, 0x2A)
+# malloc.h
+_M_PERTURB, _M_MXFAST = -6, 1
 # More than the outputs and temporaries of any sample need, in both of the CUDA allocator's pools.
 _SMALL, _LARGE = 512 << 10, 64 << 20
 
@@ -35,6 +36,7 @@ def _malloc(byte: int) -> Iterator[None]:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         raise NotRunError("needs a C library with mallopt") from None
+    mallopt(_M_MXFAST, 0)
     mallopt(_M_PERTURB, byte ^ 0xFF)
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -129,7 +130,8 @@ class _Found:
             self.passed += 1
         else:
             self.failures.append((sample, outcome.detail))
-            self.deaths += outcome.fatal
+            # Nobody wants to wait for a smaller sample that hangs.
+            self.deaths += _MOST_DEATHS if outcome.hung else outcome.fatal
             return False
         return True
 
@@ -143,7 +145,8 @@ class _Found:
                 raise _FailedError
 
         # The name is part of what Hypothesis seeds from and stores failures under.
-        body.__name__ = f"{self.subject.name}_{self.check.name}_{self.device}"
+        name = f"{self.subject.name}_{self.check.name}_{self.device}"
+        body.__name__ = re.sub(r"\W", "_", name)
         assert self.subject.strategy is not None
         try:
             drawn = self.check.draw.strategy(self.subject.strategy)

@@ -195,7 +195,8 @@ def describe(
             f"{name}: signature {signature!r} has {len(line.inputs)} tensor arguments, the schema "
             f"has {len(op.tensor_positions)}"
         )
-    strategy = strategy or samples.strategy(op)
+    if strategy is None:
+        strategy = samples.strategy(op)
     if strategy is None:
         raise ValueError(f"{name}: give a signature line, or a strategy for its arguments")
     floating = any(dtype.is_floating_point for dtype in dtypes)

@@ -26,7 +26,7 @@ from cuda_ops.testing.checks.numerics import numerics, reference
 from cuda_ops.testing.checks.opcheck import opcheck
 from cuda_ops.testing.checks.public import public
 from cuda_ops.testing.checks.races import repeats
-from cuda_ops.testing.checks.registration import registration
+from cuda_ops.testing.checks.registration import mutation, registration
 from cuda_ops.testing.checks.streams import streams
 from cuda_ops.testing.checks.unwritten import unwritten
 from cuda_ops.testing.checks.vmap import vmap
@@ -34,10 +34,12 @@ from cuda_ops.testing.checks.vmap import vmap
 CHECKS: tuple[Check, ...] = (
     abi,
     empty,
-    alignment,
+    mutation,
+    repeats,
     bounds,
     unwritten,
-    repeats,
+    alignment,
+    devices,
     registration,
     reference,
     indices,
@@ -47,7 +49,6 @@ CHECKS: tuple[Check, ...] = (
     far_strides,
     many_elements,
     streams,
-    devices,
     graphs,
     gradient_declared,
     gradcheck,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from cuda_ops.testing.case import Case, check
+from cuda_ops.testing.checks.registration import TITLE
 from cuda_ops.testing.draw import Draw
 
 
-@check("opcheck", 13, "fake, schema or mutation wrong, by torch.library.opcheck",
+@check("opcheck", 13, TITLE,
        Draw(3, range(1, 513)), quick=True)  # fmt: skip
 def opcheck(case: Case) -> None:
     """Schema, autograd registration, fake, and AOT dispatch with dynamic shapes."""

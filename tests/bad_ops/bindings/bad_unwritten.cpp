@@ -1,0 +1,36 @@
+// Class 15: the last of an odd number of elements is never written.
+#include "bad.h"
+
+using namespace cuda_ops;
+
+cudaError_t bad_unwritten_launch(const Raw& problem, cudaStream_t stream);
+
+namespace {
+
+Tensor bad_unwritten_cpu(const Tensor& x) {
+  const Tensor dense = contiguous(x);
+  Tensor out = empty_elementwise("bad_unwritten", dense);
+  visit_raw(raw(out, dense), [](auto* in, auto* result, int64_t numel) {
+    for (int64_t i = 0; i < numel - numel % 2; ++i) result[i] = in[i];
+  });
+  return out;
+}
+
+Tensor bad_unwritten_cuda(const Tensor& x) {
+  const Tensor dense = contiguous(x);
+  Tensor out = empty_elementwise("bad_unwritten", x);
+  Tensor flat = empty({x.sizes().begin(), x.sizes().end()}, x);
+  launch("bad_unwritten", x,
+         [&](cudaStream_t stream) { return bad_unwritten_launch(raw(flat, dense), stream); });
+  detail::check_torch(aoti_torch_copy_(out.get(), flat.get(), 0), "copy the result");
+  return out;
+}
+
+}  // namespace
+
+CUDA_OPS(library) {
+  library.op("bad_unwritten(Tensor x) -> Tensor", "()->()")
+      .dtypes(kWide)
+      .cpu<bad_unwritten_cpu>()
+      .cuda<bad_unwritten_cuda>();
+}
