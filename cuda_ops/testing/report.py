@@ -78,6 +78,12 @@ def not_run(entries: Iterable[CheckEntry]) -> list[str]:
     return [f"not run {', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
 
+def not_run_counts(entries: Iterable[CheckEntry]) -> list[str]:
+    """One line for each reason, with how many checks it kept from running."""
+    reasons = Counter(entry.detail for entry in entries if entry.passed is None)
+    return [f"not run {number}: {reason}" for reason, number in reasons.most_common()]
+
+
 def counts(entries: Iterable[CheckEntry]) -> str:
     """``20 passed, 1 failed, 9 not run``."""
     told = Counter(entry.passed for entry in entries)

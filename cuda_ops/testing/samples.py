@@ -8,7 +8,7 @@ line of Python that makes the same tensors again on any machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -207,13 +207,16 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
     assert op.signature is not None
     groups = op.signature.inputs
     dims = {d for group in (*groups, *op.signature.outputs) for d in group}
-    core = {
-        d: int(d) if d.isdigit() else draw(st.sampled_from(_CORE_SIZES), label=d)
-        for d in sorted(dims)
-    }
-    room = MAX_NUMEL // max(
-        1, *(math.prod(core[d] for d in g) for g in (*groups, *op.signature.outputs))
-    )
+    core = {d: int(d) for d in dims if d.isdigit()}
+
+    def room_beside(fitted: Iterable[tuple[str, ...]]) -> int:
+        taken = (math.prod(core.get(d, 1) for d in group) for group in fitted)
+        return MAX_NUMEL // max(1, *taken, 1)
+
+    for d in sorted(dims - core.keys()):
+        most = room_beside(group for group in (*groups, *op.signature.outputs) if d in group)
+        core[d] = draw(st.sampled_from([s for s in _CORE_SIZES if s <= max(1, most)]), label=d)
+    room = max(1, room_beside((*groups, *op.signature.outputs)))
     loop: list[int] = []
     for _ in range(draw(st.sampled_from(_LOOP_DIMS))):
         fitting = [size for size in _LOOP_SIZES if size * math.prod(loop) <= room]
