@@ -29,6 +29,8 @@ from cuda_ops.testing.subject import Origin, Subject, find
 #: Lines of a crashed or hung process's last words that are worth showing.
 _LAST_WORDS = 16
 _START_TIMEOUT = 300.0
+#: Set in the environment of the processes that run cases.
+CHILD = "CUDA_OPS_TESTING_CHILD"
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ def _environment() -> dict[str, str]:
     tunables = [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.tcache_count=0"]
     return {
         **os.environ,
+        CHILD: "1",
         "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
         "GLIBC_TUNABLES": ":".join(filter(None, tunables)),
     }

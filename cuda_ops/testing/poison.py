@@ -15,7 +15,7 @@ POISONS = (0xFE, 0x2A)
 # malloc.h
 _M_PERTURB, _M_MXFAST = -6, 1
 # More than the outputs and temporaries of any sample need, in both of the CUDA allocator's pools.
-_SMALL, _LARGE = 512 << 10, 64 << 20
+_BLOCKS = (*[512 << 10] * 32, 64 << 20)
 
 
 @contextlib.contextmanager
@@ -47,12 +47,10 @@ def _malloc(byte: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _cuda(device: str, byte: int) -> Iterator[None]:
     """A fresh pool of the caching allocator, filled and given back before the operator runs."""
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool, device):
-        blocks = [
-            torch.full((size,), byte, dtype=torch.uint8, device=device)
-            for size in (_SMALL, _SMALL, _SMALL, _SMALL, _LARGE)
-        ]
+    index = torch.device(device).index
+    index = torch.cuda.current_device() if index is None else index
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool(), index):
+        blocks = [torch.full((size,), byte, dtype=torch.uint8, device=device) for size in _BLOCKS]
         torch.cuda.synchronize(device)
         del blocks
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,7 @@ from hypothesis.errors import Unsatisfiable
 
 from cuda_ops.testing.case import Case, Check
 from cuda_ops.testing.checks import CHECKS
-from cuda_ops.testing.child import Outcome, Worker, perform
+from cuda_ops.testing.child import CHILD, Outcome, Worker, perform
 from cuda_ops.testing.draw import EnoughError, chosen
 from cuda_ops.testing.profiles import PROFILES, Profile
 from cuda_ops.testing.report import CheckEntry, CheckReport, command
@@ -52,7 +53,13 @@ def check_op(
 
     Raises:
         CudaOpsError: no such operator, or it cannot be used.
+        RuntimeError: called at the top level of a file that describes operators.
     """
+    if isolate and CHILD in os.environ:
+        raise RuntimeError(
+            "check_op was called while a process of the test kit ran this file; "
+            'put the call below if __name__ == "__main__"'
+        )
     subject = find(op) if isinstance(op, str) else op
     entries = []
     if subject.incomparable:

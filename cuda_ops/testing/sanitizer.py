@@ -26,7 +26,7 @@ _TIMEOUT = 540
 #: What the watched process prints before it calls an operator.
 MARK = "cuda_ops checks "
 _PREFIX = re.compile(r"^========= ?")
-_NOISE = re.compile(r"COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY|LEAK SUMMARY|Target appl")
+_NOISE = re.compile(r"COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY|LEAK SUMMARY")
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,10 @@ def _run_tool(tool: str, ops: Sequence[str]) -> list[Finding]:
 
     origins = [find(op).origin for op in ops]
     options = [word for origin in dict.fromkeys(origins) for word in origin.options]
-    more = ["--track-unused-memory=no"] if tool == "initcheck" else []
     done = subprocess.run(
         [
             str(_program()), "--tool", tool, "--print-limit", "20", "--num-callers-host", "4",
-            *more, sys.executable, "-m", "cuda_ops.testing.exercise", *options, *ops,
+            sys.executable, "-m", "cuda_ops.testing.exercise", *options, *ops,
         ],
         env={
             **os.environ,

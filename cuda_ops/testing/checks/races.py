@@ -6,8 +6,6 @@ what the time limit of every check reports.
 
 from __future__ import annotations
 
-import torch
-
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, check
 from cuda_ops.testing.compare import same_bits
@@ -38,13 +36,11 @@ def repeats(case: Case) -> None:
     # What lies around the arguments and in fresh memory is the same each time: that an
     # operator depends on it is for other checks to find.
     args, _guards = guard(case.arguments(), POISONS[0])
-    first: tuple[torch.Tensor, ...] = ()
-    for i in range(_CALLS):
-        with poisoned(case.device, POISONS[0]):
-            result = tuple(output.clone() for output in case.call(*args))
-        first = first or result
+    with poisoned(case.device, POISONS[0]):
+        first, *others = [case.call(*args) for _ in range(_CALLS)]
+    for i, result in enumerate(others, 2):
         for k, (a, b) in enumerate(zip(first, result, strict=True)):
             assert same_bits(a, b), (
-                f"output {k} of call {i + 1} differs from that of the first, with the same "
-                "arguments; if it may, say so in cuda_ops_claims"
+                f"output {k} of call {i} differs from that of the first, with the same arguments; "
+                "if it may, say so in cuda_ops_claims"
             )

@@ -20,7 +20,7 @@ def _as_drawn(sample: Sample) -> Sample:
     return replace(sample)
 
 
-@check("mutation", 13, TITLE, Draw(adapt=_as_drawn), quick=True)
+@check("mutation", 13, TITLE, Draw(), quick=True)
 def mutation(case: Case) -> None:
     """Inputs keep their bits, and outputs share no memory with them or with each other."""
     args = case.arguments()
