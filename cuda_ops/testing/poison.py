@@ -47,8 +47,7 @@ def _malloc(byte: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _cuda(device: str, byte: int) -> Iterator[None]:
     """A fresh pool of the caching allocator, filled and given back before the operator runs."""
-    index = torch.device(device).index
-    index = torch.cuda.current_device() if index is None else index
+    index = torch.device(device).index if ":" in device else torch.cuda.current_device()
     with torch.cuda.use_mem_pool(torch.cuda.MemPool(), index):
         blocks = [torch.full((size,), byte, dtype=torch.uint8, device=device) for size in _BLOCKS]
         torch.cuda.synchronize(device)

@@ -125,19 +125,20 @@ def _runs_on_cuda(op: str) -> bool:
 def _run_tool(tool: str, ops: Sequence[str]) -> list[Finding]:
     from cuda_ops.testing.subject import find
 
-    origins = [find(op).origin for op in ops]
-    options = [word for origin in dict.fromkeys(origins) for word in origin.options]
+    options = dict.fromkeys(tuple(find(op).origin.options) for op in ops)
+    told = [word for option in options for word in option]
     done = subprocess.run(
         [
             str(_program()), "--tool", tool, "--print-limit", "20", "--num-callers-host", "4",
-            sys.executable, "-m", "cuda_ops.testing.exercise", *options, *ops,
+            sys.executable, "-m", "cuda_ops.testing.exercise", *told, *ops,
         ],
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
-            # Every tensor is an allocation of its own, so that its ends are known. (With
-            # expandable segments instead the tools report errors that are none.)
+            # Every tensor is an allocation of its own, so that its ends are known; and not of
+            # expandable segments, of which the tools report errors that are none.
             "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
         },
         capture_output=True,
         text=True,
