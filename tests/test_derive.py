@@ -450,7 +450,7 @@ def failures(op, **answers):
 
 def test_the_check_passes_good_operators(scaled_product, product):
     for op in (scaled_product, product):
-        failed, report = failures(op)
+        failed, report = failures(op, cuda_ops_sharding=None)  # not registered with DTensor
         assert not failed, str(report)
         assert quick_error(op, Plugins(), "cpu") < 1e-5
 

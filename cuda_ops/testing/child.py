@@ -53,12 +53,12 @@ def perform(check: Check, case: Case) -> Outcome:
             torch.cuda.synchronize()  # what the kernels did wrong belongs to this case
         return Outcome("passed")
     except NotRunError as reason:
-        return Outcome("not run", str(reason))
+        return Outcome("not run", str(reason), case.on_cuda and _context_is_lost())
     except AssertionError as failure:
         return Outcome("failed", str(failure))
     except Exception as error:
-        detail = f"{type(error).__name__}: {error}".strip()
-        return Outcome("failed", detail, case.on_cuda and _context_is_lost())
+        # On a GPU an error may leave anything behind: a lost context, a capture under way.
+        return Outcome("failed", f"{type(error).__name__}: {error}".strip(), case.on_cuda)
 
 
 def _context_is_lost() -> bool:

@@ -18,15 +18,7 @@ Tensor bad_bounds_cpu(const Tensor& x) {
   return out;
 }
 
-Tensor bad_bounds_cuda(const Tensor& x) {
-  const Tensor dense = contiguous(x);
-  Tensor out = empty_elementwise("bad_bounds", x);
-  Tensor flat = empty({x.sizes().begin(), x.sizes().end()}, x);
-  launch("bad_bounds", x,
-         [&](cudaStream_t stream) { return bad_bounds_launch(raw(flat, dense), stream); });
-  detail::check_torch(aoti_torch_copy_(out.get(), flat.get(), 0), "copy the result");
-  return out;
-}
+Tensor bad_bounds_cuda(const Tensor& x) { return flattened("bad_bounds", x, bad_bounds_launch); }
 
 }  // namespace
 

@@ -15,15 +15,7 @@ Tensor bad_empty_cpu(const Tensor& x) {
   return mapped("bad_empty", x, [=](double v) { return first != first ? first : v; });
 }
 
-Tensor bad_empty_cuda(const Tensor& x) {
-  const Tensor dense = contiguous(x);
-  Tensor out = empty_elementwise("bad_empty", x);
-  Tensor flat = empty({x.sizes().begin(), x.sizes().end()}, x);
-  launch("bad_empty", x,
-         [&](cudaStream_t stream) { return bad_empty_launch(raw(flat, dense), stream); });
-  detail::check_torch(aoti_torch_copy_(out.get(), flat.get(), 0), "copy the result");
-  return out;
-}
+Tensor bad_empty_cuda(const Tensor& x) { return flattened("bad_empty", x, bad_empty_launch); }
 
 }  // namespace
 

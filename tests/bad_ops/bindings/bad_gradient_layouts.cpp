@@ -18,11 +18,7 @@ Tensor bad_gradient_layouts_backward_cpu(const Tensor& grad_out, const Tensor&) 
 }
 
 Tensor bad_gradient_layouts_cuda(const Tensor& x) {
-  const Tensor dense = contiguous(x);
-  Tensor out = empty({x.sizes().begin(), x.sizes().end()}, x);
-  launch("bad_gradient_layouts", x,
-         [&](cudaStream_t stream) { return bad_gradient_layouts_launch(raw(out, dense), stream); });
-  return out;
+  return flattened("bad_gradient_layouts", x, bad_gradient_layouts_launch);
 }
 
 Tensor bad_gradient_layouts_backward_cuda(const Tensor& grad_out, const Tensor&) {

@@ -9,15 +9,7 @@ namespace {
 
 Tensor bad_graphs_cpu(const Tensor& x) { return copied("bad_graphs", x); }
 
-Tensor bad_graphs_cuda(const Tensor& x) {
-  const Tensor dense = contiguous(x);
-  Tensor out = empty_elementwise("bad_graphs", x);
-  Tensor flat = empty({x.sizes().begin(), x.sizes().end()}, x);
-  launch("bad_graphs", x,
-         [&](cudaStream_t stream) { return bad_graphs_launch(raw(flat, dense), stream); });
-  detail::check_torch(aoti_torch_copy_(out.get(), flat.get(), 0), "copy the result");
-  return out;
-}
+Tensor bad_graphs_cuda(const Tensor& x) { return flattened("bad_graphs", x, bad_graphs_launch); }
 
 }  // namespace
 

@@ -10,12 +10,10 @@ namespace {
 Tensor bad_launches_cpu(const Tensor& x) { return copied("bad_launches", x); }
 
 Tensor bad_launches_cuda(const Tensor& x) {
-  const Tensor dense = contiguous(x);
-  Tensor out = empty_elementwise("bad_launches", dense);
   const int64_t cols = x.dim() > 0 ? x.size(x.dim() - 1) : 1;
-  launch("bad_launches", x,
-         [&](cudaStream_t stream) { return bad_launches_launch(raw(out, dense), cols, stream); });
-  return out;
+  return flattened("bad_launches", x, [=](const Raw& problem, cudaStream_t stream) {
+    return bad_launches_launch(problem, cols, stream);
+  });
 }
 
 }  // namespace

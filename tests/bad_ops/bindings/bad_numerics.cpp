@@ -12,13 +12,7 @@ Tensor bad_numerics_cpu(const Tensor& x) {
 }
 
 Tensor bad_numerics_cuda(const Tensor& x) {
-  const Tensor dense = contiguous(x);
-  Tensor out = empty_elementwise("bad_numerics", x);
-  Tensor flat = empty({x.sizes().begin(), x.sizes().end()}, x);
-  launch("bad_numerics", x,
-         [&](cudaStream_t stream) { return bad_numerics_launch(raw(flat, dense), stream); });
-  detail::check_torch(aoti_torch_copy_(out.get(), flat.get(), 0), "copy the result");
-  return out;
+  return flattened("bad_numerics", x, bad_numerics_launch);
 }
 
 }  // namespace

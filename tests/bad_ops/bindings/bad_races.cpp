@@ -14,15 +14,7 @@ Tensor bad_races_cpu(const Tensor& x) {
   return mapped("bad_races", x, [=](double v) { return v + call * 1e-3; });
 }
 
-Tensor bad_races_cuda(const Tensor& x) {
-  const Tensor dense = contiguous(x);
-  Tensor out = empty_elementwise("bad_races", x);
-  Tensor flat = empty({x.sizes().begin(), x.sizes().end()}, x);
-  launch("bad_races", x,
-         [&](cudaStream_t stream) { return bad_races_launch(raw(flat, dense), stream); });
-  detail::check_torch(aoti_torch_copy_(out.get(), flat.get(), 0), "copy the result");
-  return out;
-}
+Tensor bad_races_cuda(const Tensor& x) { return flattened("bad_races", x, bad_races_launch); }
 
 }  // namespace
 

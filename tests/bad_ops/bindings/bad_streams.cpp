@@ -9,15 +9,7 @@ namespace {
 
 Tensor bad_streams_cpu(const Tensor& x) { return copied("bad_streams", x); }
 
-Tensor bad_streams_cuda(const Tensor& x) {
-  const Tensor dense = contiguous(x);
-  Tensor out = empty_elementwise("bad_streams", x);
-  Tensor flat = empty({x.sizes().begin(), x.sizes().end()}, x);
-  launch("bad_streams", x,
-         [&](cudaStream_t stream) { return bad_streams_launch(raw(flat, dense), stream); });
-  detail::check_torch(aoti_torch_copy_(out.get(), flat.get(), 0), "copy the result");
-  return out;
-}
+Tensor bad_streams_cuda(const Tensor& x) { return flattened("bad_streams", x, bad_streams_launch); }
 
 }  // namespace
 

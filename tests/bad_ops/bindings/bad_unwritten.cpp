@@ -17,13 +17,7 @@ Tensor bad_unwritten_cpu(const Tensor& x) {
 }
 
 Tensor bad_unwritten_cuda(const Tensor& x) {
-  const Tensor dense = contiguous(x);
-  Tensor out = empty_elementwise("bad_unwritten", x);
-  Tensor flat = empty({x.sizes().begin(), x.sizes().end()}, x);
-  launch("bad_unwritten", x,
-         [&](cudaStream_t stream) { return bad_unwritten_launch(raw(flat, dense), stream); });
-  detail::check_torch(aoti_torch_copy_(out.get(), flat.get(), 0), "copy the result");
-  return out;
+  return flattened("bad_unwritten", x, bad_unwritten_launch);
 }
 
 }  // namespace

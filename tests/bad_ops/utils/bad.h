@@ -31,6 +31,16 @@ Tensor mapped(const char* op, const Tensor& x, F f) {
   return out;
 }
 
+// What a launcher makes of contiguous buffers, in the layout of x: right around a wrong kernel.
+template <class Launcher>
+Tensor flattened(const char* op, const Tensor& x, Launcher launcher) {
+  const Tensor dense = contiguous(x);
+  Tensor flat = empty({x.sizes().begin(), x.sizes().end()}, x), out = empty_elementwise(op, x);
+  launch(op, x, [&](cudaStream_t stream) { return launcher(raw(flat, dense), stream); });
+  detail::check_torch(aoti_torch_copy_(out.get(), flat.get(), 0), "copy the result");
+  return out;
+}
+
 inline Tensor copied(const char* op, const Tensor& x) {
   return mapped(op, x, [](double v) { return v; });
 }
