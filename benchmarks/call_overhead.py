@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,55 +18,39 @@ from rich.table import Table
 
 import cuda_ops
 from benchmarks import report
+from cuda_ops.benchmarking.clock import host_latency
 
 #: Ratio to F.silu that must hold, and the one aimed at.
 LIMITS = {"grad mode": (1.25, 1.10), "no_grad": (1.25, 1.10), "inference_mode": (1.25, 1.10),
           "requires_grad": (4.0, 2.0)}  # fmt: skip
-
-
-def latency(function: Callable[[torch.Tensor], Any], x: torch.Tensor, calls: int) -> float:
-    """Microseconds per call; the device is drained before and after, outside of the clock."""
-    if x.is_cuda:
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        function(x)
-    elapsed = time.perf_counter() - start
-    if x.is_cuda:
-        torch.cuda.synchronize()
-    return elapsed / calls * 1e6
+_CONTEXTS = {
+    "grad mode": contextlib.nullcontext,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "requires_grad": contextlib.nullcontext,
+}
 
 
 def measure(numel: int, rounds: int = 30, calls: int = 500) -> list[dict[str, Any]]:
     """Median over interleaved rounds, for each autograd mode."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     functions = {
         "F.silu": F.silu,
         "cuda_ops.silu": cuda_ops.silu,
         "torch.ops.cuda_ops.silu": torch.ops.cuda_ops.silu,
     }
     results = []
-    for mode, context in (
-        ("grad mode", contextlib.nullcontext),
-        ("no_grad", torch.no_grad),
-        ("inference_mode", torch.inference_mode),
-        ("requires_grad", contextlib.nullcontext),
-    ):
+    for mode, context in _CONTEXTS.items():
         with context():
             x = torch.randn(numel, device=device, requires_grad=mode == "requires_grad")
-            times: dict[str, list[float]] = {name: [] for name in functions}
-            for round_ in range(rounds + 3):
-                order = list(functions)[round_ % 3 :] + list(functions)[: round_ % 3]
-                for name in order:
-                    taken = latency(functions[name], x, calls)
-                    if round_ >= 3:  # the first rounds warm up
-                        times[name].append(taken)
-        medians = {name: statistics.median(values) for name, values in times.items()}
+            thunks = {name: partial(function, x) for name, function in functions.items()}
+            times = host_latency(thunks, device, rounds=rounds, calls=calls)
         ratios = [
             ours / theirs
             for ours, theirs in zip(times["cuda_ops.silu"], times["F.silu"], strict=True)
         ]
-        results.append({"mode": mode, "microseconds": medians, "ratio": statistics.median(ratios)})
+        us = {name: statistics.median(values) * 1e6 for name, values in times.items()}
+        results.append({"mode": mode, "microseconds": us, "ratio": statistics.median(ratios)})
     return results
 
 

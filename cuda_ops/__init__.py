@@ -21,10 +21,15 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"cuda_ops.{name}")
     from cuda_ops.registry import registry
 
-    return registry().public(name)
+    value = registry().public(name)
+    if registry().loaded(name) is not None:
+        # A function for the life of the process, whatever is reloaded: later uses find it at
+        # once. A guest's module is a new one after each reload.
+        globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
     from cuda_ops.registry import registry
 
-    return sorted([*globals(), *registry().pairs()])
+    return sorted({*globals(), *registry().pairs()})

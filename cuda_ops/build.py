@@ -34,6 +34,7 @@ _COMPILER_ERROR = re.compile(
     r"error|undefined|multiple definition|No such file|fatal", re.IGNORECASE
 )
 _NINJA_NOISE = re.compile(r"^(\[\d+/\d+\]|FAILED|ninja: |/\S*(g\+\+|nvcc|c\+\+) |c\+\+ |g\+\+ )")
+_NVCC_WARNING = re.compile(r"\bwarning\b", re.IGNORECASE)
 _PTXAS_SPILL = re.compile(r"(\d+) bytes spill stores")
 _PTXAS_REGISTERS = re.compile(r"Used (\d+) registers")
 
@@ -56,6 +57,8 @@ class Built:
     cached: bool
     archs: tuple[str, ...]
     resources: KernelResources | None = None
+    #: What nvcc warned of, line by line.
+    warnings: tuple[str, ...] = ()
 
 
 def cache_dir() -> Path:
@@ -91,9 +94,9 @@ def build(pair: Pair, archs: tuple[str, ...] | None = None, *, verbose: bool = F
     start = monotonic()
     path = library_path(pair, archs)
     if path.exists():
-        return Built(pair, path, monotonic() - start, True, archs, _resources(path))
+        return _built(pair, path, start, True, archs)
     path = _publish_current(pair, archs, verbose)
-    return Built(pair, path, monotonic() - start, False, archs, _resources(path))
+    return _built(pair, path, start, False, archs)
 
 
 def _publish_current(pair: Pair, archs: tuple[str, ...], verbose: bool) -> Path:
@@ -143,7 +146,8 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
     name = path.stem
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
     try:
-        with _compiler_environment(work):
+        (work / "lock").unlink(missing_ok=True)  # load()'s own lock file; ours covers it
+        with _compiler_environment():
             linked = cpp_extension.load(
                 name=name,
                 sources=toolchain.sources(pair),
@@ -167,7 +171,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
         (work / "objects.json").unlink(missing_ok=True)
         raise BuildError(f"{pair.stem}: {explain_failure(pair, str(error))}") from None
     if pair.source_hash() == before:  # else nobody knows which text was compiled
-        _publish(Path(linked), work / "ptxas.log", path)
+        _publish(Path(linked), work / "nvcc.log", path)
         _remember_objects(pair, work)
     Path(linked).unlink(missing_ok=True)
     marker.unlink(missing_ok=True)
@@ -195,21 +199,22 @@ def _publish(linked: Path, log: Path, path: Path) -> None:
             os.fsync(target.fileno())
         temporary.chmod(0o755)
         if log.exists():
-            shutil.copyfile(log, path.with_suffix(".ptxas"))
+            shutil.copyfile(log, path.with_suffix(".nvcc.log"))
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _resources(path: Path) -> KernelResources | None:
+def _built(pair: Pair, path: Path, start: float, cached: bool, archs: tuple[str, ...]) -> Built:
     try:
-        log = path.with_suffix(".ptxas").read_text(encoding="utf-8", errors="replace")
+        log = path.with_suffix(".nvcc.log").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
+        log = ""
     registers = [int(n) for n in _PTXAS_REGISTERS.findall(log)]
-    if not registers:
-        return None
-    return KernelResources(max(registers), max(map(int, _PTXAS_SPILL.findall(log)), default=0))
+    spilled = max(map(int, _PTXAS_SPILL.findall(log)), default=0)
+    resources = KernelResources(max(registers), spilled) if registers else None
+    warnings = tuple(line for line in log.splitlines() if _NVCC_WARNING.search(line))
+    return Built(pair, path, monotonic() - start, cached, archs, resources, warnings)
 
 
 def _key(pair: Pair, archs: tuple[str, ...]) -> str:
@@ -229,6 +234,7 @@ def _place(pair: Pair, archs: tuple[str, ...]) -> str:
         str(pair.root),
         against,
         toolchain.cuda_version(),
+        toolchain.cxx_version(),
         " ".join(flags),
         str(torch.version.cuda),
     )
@@ -288,28 +294,52 @@ def _locked(path: Path, stem: str) -> Iterator[None]:
         lock.release()
 
 
-_environment = threading.Lock()
+class _CompilerEnvironment:
+    """What torch's helpers read from the environment while we build, and only then.
+
+    Builds run side by side in threads: the first to come sets it, the last to go restores it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._builds = 0
+        self._ours: list[str] = []
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            self._builds += 1
+            if self._builds == 1:
+                # Native libraries share no C++ types with torch; asking the compiler costs 0.1 s.
+                wanted = {"TORCH_DONT_CHECK_COMPILER_ABI": "1"}
+                if (home := toolchain.cuda_home()) is not None:
+                    wanted["PYTORCH_NVCC"] = str(_nvcc_script(home))
+                self._ours = [name for name in wanted if name not in os.environ]
+                os.environ.update({name: wanted[name] for name in self._ours})
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._builds -= 1
+                if self._builds == 0:
+                    for name in self._ours:
+                        os.environ.pop(name, None)
 
 
-@contextlib.contextmanager
-def _compiler_environment(work: Path) -> Iterator[None]:
-    """nvcc through a script that keeps what ptxas says: torch drops a successful build's output."""
-    (work / "lock").unlink(missing_ok=True)  # load()'s own lock file; ours covers it
-    home = toolchain.cuda_home()
+_compiler_environment = _CompilerEnvironment()
+
+
+def _nvcc_script(home: Path) -> Path:
+    """nvcc through a script that keeps what it says: torch drops a successful build's output."""
     script = cache_dir() / "nvcc-keeping-its-log"
     text = (
         "#!/bin/sh\n# The build's folder is the current one.\n"
-        f'"{home}/bin/nvcc" "$@" >ptxas.log 2>&1\nstatus=$?\n'
-        "if [ $status != 0 ]; then cat ptxas.log; fi\nexit $status\n"
+        f'"{home}/bin/nvcc" "$@" >nvcc.log 2>&1\nstatus=$?\n'
+        "if [ $status != 0 ]; then cat nvcc.log; fi\nexit $status\n"
     )
-    with _environment:
-        if home is not None and (not script.exists() or script.read_text() != text):
-            temporary = script.with_name(f".{script.name}.{uuid.uuid4().hex[:8]}")
-            temporary.write_text(text)
-            temporary.chmod(temporary.stat().st_mode | stat.S_IXUSR)
-            temporary.rename(script)
-        if home is not None:
-            os.environ.setdefault("PYTORCH_NVCC", str(script))
-        # Native libraries share no C++ types with torch; asking the compiler costs 0.1 s.
-        os.environ.setdefault("TORCH_DONT_CHECK_COMPILER_ABI", "1")
-    yield
+    if not script.exists() or script.read_text() != text:
+        temporary = script.with_name(f".{script.name}.{uuid.uuid4().hex[:8]}")
+        temporary.write_text(text)
+        temporary.chmod(temporary.stat().st_mode | stat.S_IXUSR)
+        temporary.rename(script)
+    return script

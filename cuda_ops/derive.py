@@ -9,21 +9,41 @@ returns ``grad_<input>`` say where the gradients go.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
 from hypothesis.strategies import SearchStrategy
 
+from cuda_ops.benchmarking import rotation
 from cuda_ops.errors import ManifestError
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.shapes import bind, broadcast, core_dims, empty_outputs, tensor_arguments
-from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, ShardingRule
+from cuda_ops.signature import size_of
+from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 from cuda_ops.testing import samples
 
-_LOOP_NUMEL = {"1K": 2**10, "1M": 2**20, "64M": 2**26}
-_CORE_SIZES = (256, 1024)
+#: What is timed without core dims: the number of elements, and why.
+_LOOP_NUMEL = {
+    "1K": (2**10, "the launch is the whole cost"),
+    "32K": (2**15, "a grid that does not fill a large GPU"),
+    "1M": (2**20, "one short kernel, inside any cache"),
+    "16M": (2**24, "beyond the cache, launch still visible"),
+    "256M": (2**28, "memory bandwidth alone"),
+}
+#: With one core dim: rows and their length. With several: all of them this long.
+_ROW_SIZES = {
+    (1, 1024): "one row, as when one token is decoded",
+    (4096, 1024): "many short rows",
+    (4096, 16384): "memory bandwidth alone",
+    (16, 2**20): "few long rows",
+}
+_CORE_SIZES = {256: "small", 1024: "medium"}
+#: In which dtypes, as far as the operator takes them; half types differ in arithmetic alone, so
+#: the second one is timed at one size.
+_TIMED_DTYPES = (torch.float32, torch.bfloat16)
+_ONE_MORE = (torch.float16, "16M")
 
 
 @hookimpl(trylast=True)
@@ -255,34 +275,56 @@ def cuda_ops_samples(op: OpSpec) -> SearchStrategy[samples.Sample] | None:
 
 @hookimpl(trylast=True)
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    """Growing sizes in the most common dtype; bytes are sizes in + sizes out."""
+    """Growing sizes in the dtypes that are used most; bytes are sizes in + sizes out."""
     signature = op.signature
     if signature is None:
         return None
-    dims = sorted({d for group in signature.inputs for d in group if not d.isdigit()})
-    if not dims:
-        return [_case(op, label, (numel,), {}) for label, numel in _LOOP_NUMEL.items()]
-    return [_case(op, f"{'='.join(dims)}={n}", (), dict.fromkeys(dims, n)) for n in _CORE_SIZES]
+    dims = signature.names
+    points: list[tuple[str, str, tuple[int, ...], dict[str, int]]]
+    if len(dims) == 1:
+        points = [
+            (f"{rows}x{n}", why, (rows,), {dims[0]: n}) for (rows, n), why in _ROW_SIZES.items()
+        ]
+    elif dims:
+        names = "=".join(dims)
+        points = [
+            (f"{names}={n}", why, (), dict.fromkeys(dims, n)) for n, why in _CORE_SIZES.items()
+        ]
+    else:
+        points = [(label, why, (numel,), {}) for label, (numel, why) in _LOOP_NUMEL.items()]
+    timed = [dtype for dtype in _TIMED_DTYPES if dtype in op.dtypes]
+    cases = [
+        _case(op, *point, dtype)
+        for dtype in timed or op.dtypes[:1] or _TIMED_DTYPES[:1]
+        for point in points
+    ]
+    extra, size = _ONE_MORE
+    return cases + [_case(op, *p, extra) for p in points if p[0] == size and extra in op.dtypes]
 
 
 def with_peers(
-    cases: list[BenchmarkCase] | None, peers: dict[str, Callable[..., Any]]
+    cases: list[BenchmarkCase] | None, peers: Mapping[str, Callable[..., Any] | Peer]
 ) -> list[BenchmarkCase] | None:
     """The same cases, each compared with ``peers``; for plugins."""
     return None if cases is None else [replace(case, peers=peers) for case in cases]
 
 
-def _case(op: OpSpec, label: str, loop: tuple[int, ...], sizes: dict[str, int]) -> BenchmarkCase:
+def _case(
+    op: OpSpec,
+    label: str,
+    reason: str,
+    loop: tuple[int, ...],
+    sizes: dict[str, int],
+    dtype: torch.dtype,
+) -> BenchmarkCase:
     assert op.signature is not None
-    preferred = (torch.float32, *op.dtypes)
-    dtype = next((d for d in preferred if d in op.dtypes), torch.float32)
 
     def shape(dims: tuple[str, ...]) -> tuple[int, ...]:
-        return (*loop, *(int(dim) if dim.isdigit() else sizes[dim] for dim in dims))
+        return (*loop, *(size_of(dim, sizes) for dim in dims))
 
     groups = iter(op.signature.inputs)
     args = tuple(
-        samples.TensorArg(shape(next(groups)), dtype)
+        (shape(next(groups)), dtype)
         if i in op.tensor_positions
         else samples.example_scalar(argument)
         for i, argument in enumerate(op.parsed.arguments)
@@ -290,8 +332,10 @@ def _case(op: OpSpec, label: str, loop: tuple[int, ...], sizes: dict[str, int]) 
     numel = sum(math.prod(shape(dims)) for dims in (*op.signature.inputs, *op.signature.outputs))
     return BenchmarkCase(
         f"{label} {str(dtype).removeprefix('torch.')}",
-        samples.Sample(args).make,
+        rotation.maker(args),
         bytes=numel * dtype.itemsize,
+        reason=reason,
+        dtype=dtype,
     )
 
 

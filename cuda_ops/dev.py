@@ -20,7 +20,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from cuda_ops import build as builder
-from cuda_ops import guests, toolchain
+from cuda_ops import clangd, guests, toolchain
+from cuda_ops.derive import NoGradient
 from cuda_ops.discovery import Kind, Pair
 from cuda_ops.errors import BuildError, CudaOpsError
 from cuda_ops.operator import Operator
@@ -43,6 +44,7 @@ class Row:
     max_error: float | None = None
     note: str = ""
     error: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def compile_ops(
@@ -75,6 +77,7 @@ def compile_ops(
             try:
                 built = future.result()
                 row.seconds, row.built = built.seconds, "cached" if built.cached else "built"
+                row.warnings = built.warnings
                 _load(built, row)
             except CudaOpsError as error:
                 registry().fail(pair.stem, error)
@@ -136,7 +139,8 @@ def _load(built: builder.Built, row: Row) -> None:
     row.devices = _devices(pair, op.keys, op.has_cuda)
     composed = "composed" if op.is_composite else ""
     row.fake = composed or ("yes" if operator.now.fake else "no")
-    differentiable = f"{op.name}_backward" in op.siblings
+    autograd = operator.now.autograd
+    differentiable = autograd is not None and not isinstance(autograd.backward, NoGradient)
     row.autograd = composed or ("yes" if differentiable else "no")
     device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
     error = _max_error(operator, built, device)
@@ -202,6 +206,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     arguments = _parser().parse_args(argv)
     console = Console(stderr=arguments.json, highlight=False, soft_wrap=True)
+    if arguments.completion:
+        print(_completion(arguments.completion))
+        return 0
     try:
         for root in arguments.root:
             registry().add_root(Path(root))
@@ -236,12 +243,15 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
             status.update(f"building: {len(done)} of {total} done")
 
         rows = compile_ops(arguments.ops, archs=archs, verbose=arguments.verbose, progress=progress)
+    clangd.write(registry().pairs().values(), archs or builder.visible_archs())
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2, allow_nan=False))
     console.print(table(rows))
     for row in rows:
         if row.error:
             console.print(f"\n[red]{row.op}[/] {escape(row.error)}")
+        elif row.warnings and row.built != "cached":
+            console.print(f"\n[yellow]{row.op}[/] {escape(chr(10).join(row.warnings))}")
     for name, problem in registry().plugins.problems.items():
         console.print(f"\n[red]plugin {escape(name)}[/] {escape(problem)}")
     if not torch.cuda.is_available() and any("cuda" in row.devices for row in rows):
@@ -281,7 +291,7 @@ def _new(arguments: Any, console: Console) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="compile_dev.py",
+        prog=_prog(),
         description="Build what changed, load every operator, compare it with its reference.",
         epilog="compile_dev.py new OP writes a pair that builds and passes its checks.",
     )
@@ -300,7 +310,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--arch", metavar="LIST", help="compute capabilities, such as '8.0;9.0a'")
     parser.add_argument("--verbose", action="store_true", help="show the compilers' command lines")
     parser.add_argument("--json", action="store_true", help="print the table as JSON on stdout")
+    parser.add_argument(
+        "--completion", choices=("bash", "zsh", "tcsh"), help="print a completion script and end"
+    )
     return parser
+
+
+def _prog() -> str:
+    """``cuda-ops`` where that was called: completion scripts are for one command."""
+    called = Path(sys.argv[0]).name
+    return called if called == "cuda-ops" else "compile_dev.py"
+
+
+def _completion(shell: str) -> str:
+    """The script for ``eval``; operator names are those of the moment it was printed."""
+    import shtab
+
+    parser = _parser()
+    names = ["new", *registry().pairs()]
+    next(a for a in parser._actions if a.dest == "ops").choices = names
+    script: str = shtab.complete(parser, shell)
+    return script
 
 
 if __name__ == "__main__":

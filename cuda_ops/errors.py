@@ -21,3 +21,7 @@ class ManifestError(CudaOpsError):
 
 class PluginError(CudaOpsError):
     """A plugin is invalid, or a hook of it raised."""
+
+
+class BenchmarkError(CudaOpsError):
+    """A measurement that must not be believed, or two that cannot be compared."""

@@ -2,7 +2,7 @@
 
 ``torch.ops.cuda_ops.silu`` is always right, and slower than it need be: its
 Autograd kernel is Python and runs whether or not a gradient is wanted. The
-public function looks first. Plain strided tensors outside of any tracing,
+public function looks first. Plain tensors outside of any tracing,
 transform, autocast or profiling go straight to the CPU or CUDA kernel, or, if
 a gradient is wanted, through one autograd.Function; everything else takes the
 dispatcher's way.
@@ -21,8 +21,6 @@ from cuda_ops.spec import OpSpec
 
 if TYPE_CHECKING:
     from cuda_ops.operator import Operator
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def make(operator: Operator) -> FunctionType:
@@ -58,18 +56,23 @@ def _generate(operator: Operator) -> FunctionType:
     keyword_only = any(argument.kwarg_only for argument in op.parsed.arguments)
     if tensors and not optional and not keyword_only and not op.is_composite:
         names.update(_helpers(operator))
-        plain = " and ".join(f"type({t}) in _PLAIN and not {t}.is_neg()" for t in tensors)
+        plain = " and ".join(f"(type({t}) is _Tensor or type({t}) is _Parameter)" for t in tensors)
         gradient = " or ".join(f"{t}.requires_grad" for t in tensors)
-        autocast = "and not _autocast() " if operator.now.autocast is not None else ""
+        autocast = "or _autocast() " if operator.now.autocast is not None else ""
+        # The cheapest questions first; inference mode has no autograd kernel to get past.
         body = textwrap.dedent(f"""\
             if not _tracing():
-                if {plain} and not _transformed() and not _modes() {autocast}\\
-                        and not _profiler._is_profiler_enabled:
-                    keys = _CUDA if {tensors[0]}.is_cuda else _CPU if {tensors[0]}.is_cpu else None
-                    if keys is not None:
-                        if ({gradient}) and _grad_enabled():
+                if _inference():
+                    return _dispatch({arguments})
+                if not (_modes() or _transformed() or _profiler._is_profiler_enabled {autocast}) \\
+                        and {plain}:
+                    if ({gradient}) and _grad_enabled():
+                        if {tensors[0]}.is_cpu or {tensors[0]}.is_cuda:
                             return _differentiable({arguments})
-                        return _redispatch(keys, {arguments})
+                    elif {tensors[0]}.is_cuda:
+                        return _redispatch(_CUDA, {arguments})
+                    elif {tensors[0]}.is_cpu:
+                        return _redispatch(_CPU, {arguments})
             {body}""")
     source = f"def {op.name}({parameters}):\n" + textwrap.indent(body, "    ")
     exec(compile(source, f"<cuda_ops.{op.name}>", "exec"), names)
@@ -83,18 +86,32 @@ def _generate(operator: Operator) -> FunctionType:
 def _helpers(operator: Operator) -> dict[str, Any]:
     redispatch = operator.spec.overload._handle.redispatch_boxed
     return {
-        "_PLAIN": _PLAIN,
-        "_CPU": torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
-        "_CUDA": torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA),
+        "_Tensor": torch.Tensor,
+        "_Parameter": torch.nn.Parameter,
+        "_CPU": _below_autograd("CPU"),
+        "_CUDA": _below_autograd("CUDA"),
         "_tracing": torch.compiler.is_dynamo_compiling,
         "_modes": torch._C._len_torch_dispatch_stack,
         "_transformed": torch._C._are_functorch_transforms_active,
         "_profiler": torch.autograd.profiler,
         "_autocast": torch._C._is_any_autocast_enabled,
         "_grad_enabled": torch.is_grad_enabled,
+        "_inference": torch.is_inference_mode_enabled,
+        "_dispatch": operator.spec.overload._op,
         "_redispatch": redispatch,
         "_differentiable": _differentiable(operator, redispatch),
     }
+
+
+def _below_autograd(backend: str) -> torch._C.DispatchKeySet:
+    """A backend's kernel, and before it torch's fallbacks that resolve lazy views.
+
+    Those look at each tensor for less than asking ``x.is_neg()`` in Python would cost.
+    """
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, backend))
+    for lazy in ("Conjugate", "Negative", "ZeroTensor"):
+        keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, lazy))
+    return keys
 
 
 def _differentiable(operator: Operator, redispatch: Any) -> Any:
@@ -102,8 +119,7 @@ def _differentiable(operator: Operator, redispatch: Any) -> Any:
 
     Those handle functorch, which the caller has ruled out.
     """
-    cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-    cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    cpu, cuda = _below_autograd("CPU"), _below_autograd("CUDA")
     first = operator.spec.tensor_positions[0]
 
     def forward(ctx: Any, *args: Any) -> Any:

@@ -1,7 +1,7 @@
 """The checks and the output layout of ``src/utils``, once more in Python.
 
 A fake tensor has no data but must be refused, shaped and laid out as the real
-one is. ``check_arguments`` follows ``detail::Checks`` of ``manifest.h`` in
+one is. ``check_arguments`` follows ``detail::Checks`` of ``checks.h`` in
 order and text, ``empty_outputs`` follows ``empty_elementwise`` of
 ``elementwise.h``. Sizes may be symbolic: sizes that must agree go through
 ``torch._check``, and whether a size is 1 is asked in a way that unbacked
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops.signature import Signature
+from cuda_ops.signature import Signature, factor_and_name, size_of
 from cuda_ops.spec import OpSpec
 
 Dims = Sequence[int | torch.SymInt]
@@ -102,8 +102,15 @@ def bind_dims(
         expected = f"at least {len(dims)} dims (..., {listed})"
         _refuse(op, argument, expected, f"shape {shape_name(shape)}")
     for dim, actual in zip(dims, shape[len(shape) - len(dims) :], strict=True):
-        size = int(dim) if dim.isdigit() else bound.setdefault(dim, actual)
         expected = f"dim '{dim}' of (..., {listed}) to be"
+        factor, name = factor_and_name(dim)
+        if name and name not in bound:
+            if factor > 1:
+                multiple = f"a multiple of {factor}"
+                wrong = partial(_wrong_size, op, argument, expected, multiple, shape)
+                torch._check(actual % factor == 0, wrong)
+            bound[name] = actual if factor == 1 else actual // factor
+        size = size_of(dim, bound)
         _agree(actual, size, partial(_wrong_size, op, argument, expected, size, shape))
 
 
@@ -177,14 +184,11 @@ def output_shapes(
     loop = broadcast(op, [shape for shape, _ in present], [core for _, core in present])
     for dims in signature.outputs:
         for dim in dims:
-            if not dim.isdigit() and dim not in bound:
+            if factor_and_name(dim)[1] not in ("", *bound):
                 raise RuntimeError(
                     f"{op.qualname}: output dim '{dim}' is a dim of an argument that is None"
                 )
-    return [
-        [*loop, *(int(dim) if dim.isdigit() else bound[dim] for dim in dims)]
-        for dims in signature.outputs
-    ]
+    return [[*loop, *(size_of(dim, bound) for dim in dims)] for dims in signature.outputs]
 
 
 def empty_outputs(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -126,18 +126,37 @@ class Claims:
 
 
 @dataclass(frozen=True)
-class BenchmarkCase:
-    """One point to measure: arguments for the operator, and what they cost.
+class Peer:
+    """A peer that must be imported, compiled or built before it can be called.
 
-    ``bytes`` is the least memory traffic in bytes, ``flops`` the arithmetic.
-    ``peers`` maps a peer's name to a callable that takes the same arguments.
+    ``load()`` returns the callable. What it raises is the reason why the peer is listed as
+    missing: an ``ImportError`` where its package is not installed, for instance.
     """
 
+    load: Callable[[], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class BenchmarkCase:
+    """One point to measure: arguments for the operator, and what they cost at the least."""
+
+    #: What the tables call it, unique among the operator's cases: ``"4096x4096 bfloat16"``.
     label: str
+    #: Fresh arguments on a device, from torch's random numbers; the same shapes at each call.
     make_inputs: Callable[[torch.device], tuple[Any, ...]]
+    #: Least memory traffic in bytes: every input read once, every output written once.
     bytes: int
+    #: Arithmetic in floating-point operations, a multiply-add counting as two.
     flops: int = 0
-    peers: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    #: What to compare with, by name: callables that take the same arguments, or a :class:`Peer`.
+    peers: Mapping[str, Callable[..., Any] | Peer] = field(default_factory=dict)
+    #: Why this point is worth measuring, in a few words.
+    reason: str = ""
+    #: The dtype that the case is about; ``None`` where there is no such thing.
+    dtype: torch.dtype | None = None
+    #: The unit that does the ``flops``, which names their ceiling: ``"bf16"``, ``"fp16"``,
+    #: ``"tf32"``, ``"fp32"`` or ``"fp64"``. Empty: the one of ``dtype``, without TF32.
+    arithmetic: str = ""
 
 
 #: One acceptable DTensor sharding: placements of the outputs, then of the arguments

@@ -14,12 +14,18 @@ from rich.console import Console
 from watchfiles import watch as wait_for_changes
 
 from cuda_ops import build as builder
+from cuda_ops.benchmarking.clock import make_clock
+from cuda_ops.benchmarking.compare import quick_seconds
+from cuda_ops.benchmarking.rotation import Rotation
 from cuda_ops.discovery import INCLUDE_DIR, Kind, Pair
-from cuda_ops.errors import CudaOpsError
+from cuda_ops.errors import CudaOpsError, DiscoveryError
 from cuda_ops.plugins import plugin_file
 from cuda_ops.registry import registry
-from cuda_ops.spec import OpSpec
+from cuda_ops.spec import BenchmarkCase, OpSpec
 from cuda_ops.testing import quick_error
+
+#: The largest case that is timed after a save.
+_MOST_BYTES = {"cuda": 4 << 30, "cpu": 16 << 20}
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,10 @@ def watch(
         if pair.stem not in registry().failures and pair.kind is Kind.NATIVE:
             # What cannot be measured now is reported at the first save.
             with contextlib.suppress(Exception):
-                last[pair.stem] = _measure(pair, 0.0, archs, device)
+                last[pair.stem] = _measure(pair, 0.0, builder.build(pair, archs), device)
     console.print(f"watching {', '.join(p.stem for p in chosen)} ({where}); Ctrl-C ends")
     for _ in wait_for_changes(*_folders(chosen), debounce=50, step=10, stop_event=stop):
-        for pair in chosen:
+        for pair in map(_present, chosen):
             text = _text(pair)
             if text != known[pair.stem]:
                 known[pair.stem] = text
@@ -94,7 +100,7 @@ def _after_save(
         seconds = time.monotonic() - start
         if pair.kind is not Kind.NATIVE:
             return f"{pair.stem}: {seconds:.2f} s"
-        save = _measure(pair, seconds, archs, device)
+        save = _measure(pair, seconds, built, device)
     except CudaOpsError as error:
         registry().fail(pair.stem, error)
         serving = "; the code before it goes on serving" if registry().library_of(pair.stem) else ""
@@ -105,12 +111,19 @@ def _after_save(
         return f"{pair.stem}: loaded, but measuring it failed: {type(error).__name__}: {error}"
     line = save.line(pair.stem, last.get(pair.stem))
     last[pair.stem] = save
-    return line
+    return "\n".join([line, *built.warnings])
 
 
-def _measure(pair: Pair, seconds: float, archs: tuple[str, ...] | None, device: str) -> Save:
+def _present(pair: Pair) -> Pair:
+    """The pair with the files it has now: a kernel may have been added to a binding."""
+    try:
+        return registry().rescan()[pair.stem]
+    except (DiscoveryError, KeyError):  # between two saves the folders may form no operator
+        return pair
+
+
+def _measure(pair: Pair, seconds: float, built: builder.Built, device: str) -> Save:
     op = registry().operators(pair.stem)[pair.stem].spec
-    built = builder.build(pair, archs)
     resources = built.resources
     home = device if "CUDA" in op.keys or op.is_composite else "cpu"
     runs = op.is_composite or home.upper() in op.keys
@@ -126,17 +139,15 @@ def _measure(pair: Pair, seconds: float, archs: tuple[str, ...] | None, device: 
 
 
 def _timed(op: OpSpec, device: str) -> tuple[float | None, float | None]:
-    from torch.utils.benchmark import Timer
-
-    cases = registry().plugins.ask("cuda_ops_benchmarks", op) or []
+    cases: list[BenchmarkCase] = registry().plugins.ask("cuda_ops_benchmarks", op) or []
+    # On a CPU a smaller case is enough to see a change and does not delay the next save.
+    most = _MOST_BYTES[device]
+    cases = sorted((c for c in cases if c.bytes <= most), key=lambda case: case.bytes)
     if not cases:
         return None, None
-    # On a CPU the middle case is enough to see a change and does not delay the next save.
-    case = cases[-1] if device == "cuda" else cases[len(cases) // 2]
-    arguments = case.make_inputs(torch.device(device))
-    with torch.no_grad():
-        timer = Timer("f(*a)", globals={"f": op.overload, "a": arguments})
-        median = timer.blocked_autorange(min_run_time=0.1).median
+    case, clock = cases[-1], make_clock(torch.device(device))
+    rotation = Rotation(case, clock.device, 2)
+    median = quick_seconds(op.function, rotation, clock, budget=0.1)
     return median, case.bytes / median / 1e9
 
 
@@ -151,11 +162,9 @@ def _text(pair: Pair) -> str:
 def _folders(pairs: list[Pair]) -> list[Path]:
     folders = {INCLUDE_DIR}
     for pair in pairs:
-        folders |= {path.parent for path in pair.sources}
-        folders |= {
-            folder for folder in (*pair.include_dirs, plugin_file(pair).parent) if folder.is_dir()
-        }
-    return sorted(folders)
+        folders |= {pair.root / "kernels", pair.root / "bindings", *pair.include_dirs}
+        folders.add(plugin_file(pair).parent)
+    return sorted(folder for folder in folders if folder.is_dir())
 
 
 def _change(now: float, before: float | None) -> str:

@@ -432,12 +432,26 @@ def test_benchmarks_count_bytes_in_and_out():
     assert [(c.label, c.bytes) for c in derive.cuda_ops_benchmarks(mm)] == [
         ("k=m=n=256 float32", 3 * 256**2 * 4),
         ("k=m=n=1024 float32", 3 * 1024**2 * 4),
+        ("k=m=n=256 bfloat16", 3 * 256**2 * 2),
+        ("k=m=n=1024 bfloat16", 3 * 1024**2 * 2),
     ]
     scale = spec("f(Tensor x, float alpha) -> Tensor", "()->()")
     cases = derive.cuda_ops_benchmarks(scale)
-    assert [case.bytes for case in cases] == [8 * 2**10, 8 * 2**20, 8 * 2**26]
+    sizes = [2**10, 2**15, 2**20, 2**24, 2**28]
+    assert [case.bytes for case in cases] == [
+        *(8 * n for n in sizes),
+        *(4 * n for n in sizes),
+        2**26,
+    ]
+    assert all(case.reason for case in cases)
+    assert (cases[-1].label, cases[-1].dtype) == ("16M float16", torch.float16)
     x, alpha = cases[0].make_inputs(torch.device("cpu"))
-    assert (x.shape, alpha) == ((1024,), 0.5)
+    assert (x.shape, x.dtype, alpha) == ((1024,), torch.float32, 0.5)
+    rows = derive.cuda_ops_benchmarks(spec("h(Tensor x) -> Tensor", "(2d)->(d)"))
+    assert (rows[1].label, rows[1].bytes) == ("4096x1024 float32", 4096 * 3 * 1024 * 4)
+    integers = spec("g(Tensor x) -> Tensor", "()->()", dtypes=(torch.uint8,))
+    (x,) = derive.cuda_ops_benchmarks(integers)[2].make_inputs(torch.device("cpu"))
+    assert x.dtype == torch.uint8 and x.max() > 250 and x.min() < 5
 
 
 # --- the quick check ----------------------------------------------------------------

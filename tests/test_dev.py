@@ -225,6 +225,31 @@ def test_reload_raises_what_went_wrong_and_the_old_code_serves(scratch_op: Scrat
         reload("no_such_op")
 
 
+def test_compile_commands_name_every_source(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v")
+    assert main([scratch_op.name, "--root", str(scratch_op.root)]) == 0
+    entries = json.loads((scratch_op.root / "compile_commands.json").read_text())
+    (entry,) = [e for e in entries if e["file"] == str(scratch_op.binding)]
+    assert entry["arguments"][-1] == entry["file"]
+    headers = [Path(a.partition("-I")[2]) for a in entry["arguments"] if a.startswith("-I")]
+    assert any((folder / "binding.h").is_file() for folder in headers)
+    # What clangd would do: the binding is understood without an error.
+    checked = subprocess.run(
+        ["c++", "-fsyntax-only", *entry["arguments"][1:]], capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_options_and_operators(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "--watch" in script
+    assert "silu" in script
+
+
 # --- import ------------------------------------------------------------------------------
 
 
@@ -247,6 +272,13 @@ def test_import_opens_no_operator_library(scratch_op: ScratchOp) -> None:
     """
     done = run("-c", code)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_operator_is_looked_up_once(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v")
+    scratch_op.reload()
+    function = getattr(cuda_ops, scratch_op.name)
+    assert vars(cuda_ops)[scratch_op.name] is function  # else each use would search folders
 
 
 def test_import_takes_less_than_50_ms_beyond_torch() -> None:

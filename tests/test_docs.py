@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from cuda_ops import dev, hookspecs
+from cuda_ops.benchmarking import clock, compare, kit, regression, verify
 from cuda_ops.plugins import Plugins, iter_hook_names
 from cuda_ops.registry import registry
 
@@ -25,6 +26,7 @@ REPO = Path(__file__).resolve().parent.parent
 DOCS = sorted([*(REPO / "docs").rglob("*.md"), *REPO.glob("README.md")])
 LINKING = sorted({*DOCS, *REPO.glob("*.md"), *(REPO / "examples").rglob("*.md")})
 BINDING, HOOKS = REPO / "docs" / "binding.md", REPO / "docs" / "hooks.md"
+BENCHMARKING = REPO / "docs" / "benchmarking.md"
 NOT_RUN = "<!-- not run -->"
 
 _FENCE = re.compile(
@@ -207,6 +209,31 @@ def test_examples_agree_with_each_other(example: SimpleNamespace) -> None:
     (drawn,) = hypothesis.find(example.cuda_ops_samples(op), lambda sample: True).make()
     assert drawn.dtype is torch.float64 and drawn.dim() == 3
     (case,) = example.cuda_ops_benchmarks(op)
-    (peer,) = case.peers.values()
     small = torch.randn(2, 3, 3)
-    assert torch.equal(peer(small), reference(small))
+    assert torch.equal(case.peers["eager"](small), reference(small))
+    assert case.reason and case.dtype == torch.float32
+
+
+# --- docs/benchmarking.md ---------------------------------------------------------------
+
+
+def test_messages_of_the_benchmarking_page_exist() -> None:
+    table = BENCHMARKING.read_text(encoding="utf-8").partition("## Errors")[2]
+    fragments = re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)
+    assert fragments and not [f for f in fragments if f not in _sources()]
+
+
+def test_numbers_of_the_benchmarking_page_are_those_of_the_kit() -> None:
+    text = " ".join(BENCHMARKING.read_text(encoding="utf-8").split())
+    for said in (
+        f"from 2 to {compare.MOST_CALLS} of them",
+        f"take {clock.COLD_OVER_WARM} times as long",
+        f"at {verify.MOST_COMPARED:,} positions",
+        f"within {compare.Settings().precision:.0%}".replace("%", " %"),
+        f"({compare.QUICK.precision:.0%}".replace("%", " %"),
+        f"or for {compare.Settings().seconds:g} seconds",
+        f"{compare.Settings().latency_rounds} samples of {compare.Settings().latency_calls} calls",
+        f"more than {regression.BETWEEN_RUNS:.0%}".replace("%", " %"),
+        f"less than {kit.HOST_BOUND_SECONDS * 1e6:g} us",
+    ):
+        assert said in text, said

@@ -210,7 +210,7 @@ def test_types_and_counts_of_real_functions_are_compared(scratch_op: ScratchOp) 
 
 @pytest.fixture(scope="module")
 def shipped() -> None:
-    for row in compile_ops(["silu", "matmul"]):
+    for row in compile_ops(["silu", "matmul", "silu_and_mul"]):
         assert not row.error, row.error
 
 
@@ -227,6 +227,10 @@ def shipped() -> None:
          r"matmul: argument 'b': expected dim 'k' of \(\.\.\., k, n\) to be 2, got shape \[1, 2\]"),
         ("matmul", [torch.ones(2, 1, 1), torch.ones(3, 1, 1)],
          r"matmul: shapes \[2, 1, 1\] and \[3, 1, 1\] do not broadcast"),
+        ("silu_and_mul", [torch.ones(4, 3)], r"silu_and_mul: argument 'x': expected dim '2d' of "
+         r"\(\.\.\., 2d\) to be a multiple of 2, got shape \[4, 3\]"),
+        ("silu_and_mul_backward", [torch.ones(4, 3), torch.ones(4, 8)],
+         r"argument 'x': expected dim '2d' of \(\.\.\., 2d\) to be 6, got shape \[4, 8\]"),
     ],
 )  # fmt: skip
 def test_arguments_that_do_not_fit_are_named(
@@ -249,6 +253,18 @@ def test_what_is_no_tensor_is_refused(wrong: Any) -> None:
     for function in (cuda_ops.silu, torch.ops.cuda_ops.silu):
         with pytest.raises((TypeError, RuntimeError), match=r"(?s)silu.*Tensor"):
             function(wrong)
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("gradient", [False, True])
+def test_views_that_torch_resolves_late_are_resolved(gradient: bool) -> None:
+    negative = torch.tensor([1 + 2j, -3 - 4j]).conj().imag
+    assert negative.is_neg()
+    zero = torch._efficientzerotensor(2)
+    for lazy in (negative, zero):
+        eager = lazy.clone().requires_grad_(gradient)
+        actual = cuda_ops.silu(lazy.detach().requires_grad_(gradient))
+        torch.testing.assert_close(actual, torch.nn.functional.silu(eager))
 
 
 @pytest.mark.usefixtures("shipped")

@@ -6,6 +6,7 @@ There is no list of names here: an operator that is added is tested.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -44,8 +45,15 @@ each_forward = pytest.mark.parametrize("name", FORWARD)
 #: What torch itself computes, for operators that have a counterpart there.
 TORCH: dict[str, Callable[..., Any]] = {
     "silu": F.silu,
-    "silu_backward": torch.ops.aten.silu_backward,
+    # aten's own silu_backward is not differentiable.
+    "silu_backward": lambda g, x: g * torch.sigmoid(x) * (1 + x * (1 - torch.sigmoid(x))),
+    "gelu_approx_backward": partial(torch.ops.aten.gelu_backward, approximate="tanh"),
     "matmul": torch.matmul,
+    "silu_and_mul": lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+    "gelu_approx": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "relu_backward": lambda grad_out, out: torch.ops.aten.threshold_backward(grad_out, out, 0),
+    "add": torch.add,
     "fused_relu_scale": lambda x, alpha: F.relu(x) * alpha,
     "scale_relu": lambda x, scale: F.relu(x * scale + 1),
 }

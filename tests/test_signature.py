@@ -16,6 +16,7 @@ from cuda_ops.signature import Signature, parse_signature
         ("(n)->(n),(n)", (("n",),), (("n",), ("n",))),
         ("(h,w,3)->(h,w)", (("h", "w", "3"),), (("h", "w"),)),
         ("()->(3)", ((),), (("3",),)),
+        ("(2d),(d)->(2d)", (("2d",), ("d",)), (("2d",),)),
     ],
 )
 def test_parses_and_prints_as_written(text, inputs, outputs):

@@ -15,6 +15,7 @@ import torch
 from conftest import ScratchOp
 from rich.console import Console
 
+from cuda_ops import toolchain
 from cuda_ops.watch import Save, watch
 
 X = torch.tensor([1.0, 2.0, 3.0])
@@ -129,6 +130,13 @@ def test_a_kernel_dropped_for_this_device_is_not_timed(watching: Watching) -> No
         pytest.skip("the operator has no kernel for a GPU")
     watching.op.write("v", key="cuda")
     assert re.fullmatch(rf"{watching.op.name}: \d+\.\d\d s, max error nan", watching.line())
+
+
+@pytest.mark.skipif(toolchain.cuda_home() is None, reason="needs nvcc")
+def test_a_kernel_added_meanwhile_is_built_too(watching: Watching) -> None:
+    kernel = watching.op.root / "kernels" / f"{watching.op.name}.cu"
+    kernel.write_text("__global__ void unused(float* out) { *out = 1; }\n")
+    assert re.search(r"\d+ registers, 0 bytes spilled", watching.line())
 
 
 def test_a_file_that_is_gone_is_waited_for(watching: Watching) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
-from cuda_ops import derive, shapes
+from cuda_ops import shapes
+from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec
 
@@ -60,6 +62,38 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    if op.name != "matmul":
-        return None
-    return derive.with_peers(derive.cuda_ops_benchmarks(op), {"torch": torch.matmul})
+    backward = op.name == "matmul_backward"
+    dtypes = (torch.bfloat16, torch.float32)
+    return [_case(*point, dtype, backward) for dtype in dtypes for point in _POINTS]
+
+
+#: M, N, K and why.
+_POINTS = (
+    (256, 256, 256, "far too small to fill a GPU"),
+    (1024, 1024, 1024, "one wave of tiles on a large GPU"),
+    (4096, 4096, 4096, "compute alone"),
+    (4096, 14336, 4096, "Llama-3 8B, up projection of 4096 tokens"),
+    (16, 14336, 4096, "the same for 16 tokens: weights are streamed"),
+)
+
+
+def _case(m: int, n: int, k: int, reason: str, dtype: torch.dtype, backward: bool) -> BenchmarkCase:
+    a, b, out = ((m, k), dtype), ((k, n), dtype), ((m, n), dtype)
+    numel = m * k + k * n
+    return BenchmarkCase(
+        f"{m}x{n}x{k} {str(dtype).removeprefix('torch.')}",
+        maker((out, a, b) if backward else (a, b)),
+        # The gradient reads three matrices, writes two and multiplies twice.
+        bytes=(numel * (1 + backward) + m * n) * dtype.itemsize,
+        flops=2 * m * n * k * (1 + backward),
+        peers=torch_peers(torch_backward if backward else torch.matmul),
+        reason=reason,
+        dtype=dtype,
+    )
+
+
+def torch_backward(
+    grad_out: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What autograd runs for ``torch.matmul`` of two matrices."""
+    return grad_out @ b.mT, a.mT @ grad_out

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from hypothesis import strategies as st
 
+from cuda_ops.signature import factor_and_name, size_of
 from cuda_ops.spec import OpSpec
 
 Layout = Literal[
@@ -206,28 +207,28 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
 def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrategy[Any]]) -> Sample:
     assert op.signature is not None
     groups = op.signature.inputs
-    dims = {d for group in (*groups, *op.signature.outputs) for d in group}
-    core = {d: int(d) for d in dims if d.isdigit()}
+    core = dict.fromkeys(op.signature.names, 1)
 
     def room_beside(fitted: Iterable[tuple[str, ...]]) -> int:
-        taken = (math.prod(core.get(d, 1) for d in group) for group in fitted)
-        return MAX_NUMEL // max(1, *taken, 1)
+        taken = [math.prod(size_of(d, core) for d in group) for group in fitted]
+        return max(1, MAX_NUMEL // max(1, *taken, 1))
 
-    for d in sorted(dims - core.keys()):
-        most = room_beside(group for group in (*groups, *op.signature.outputs) if d in group)
-        core[d] = draw(st.sampled_from([s for s in _CORE_SIZES if s <= max(1, most)]), label=d)
-    room = max(1, room_beside((*groups, *op.signature.outputs)))
+    everything = (*groups, *op.signature.outputs)
+    for name in op.signature.names:
+        having = [g for g in everything if name in (factor_and_name(d)[1] for d in g)]
+        fitting = [size for size in _CORE_SIZES if size <= room_beside(having)]
+        core[name] = draw(st.sampled_from(fitting), label=name)
+    room = room_beside(everything)
     loop: list[int] = []
     for _ in range(draw(st.sampled_from(_LOOP_DIMS))):
         fitting = [size for size in _LOOP_SIZES if size * math.prod(loop) <= room]
         loop.append(draw(st.sampled_from(fitting)))
     if draw(st.integers(1, _EMPTY_EVERY)) == _EMPTY_EVERY:
-        named = [d for d in core if not d.isdigit()]
-        at = draw(st.integers(0, len(loop) + len(named)))
+        at = draw(st.integers(0, len(loop) + len(core)))
         if at < len(loop):
             loop[at] = 0
-        elif at < len(loop) + len(named):
-            core[named[at - len(loop)]] = 0
+        elif at < len(loop) + len(core):
+            core[op.signature.names[at - len(loop)]] = 0
     dtype = draw(st.sampled_from(op.dtypes or (torch.float32,)))
 
     def tensor(group: tuple[str, ...]) -> TensorArg:
@@ -236,7 +237,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
             # Broadcast: leave out leading dims, make others 1.
             own = own[draw(st.integers(0, len(own))) :]
             own = [size if draw(st.booleans()) else 1 for size in own]
-        shape = (*own, *(core[d] for d in group))
+        shape = (*own, *(size_of(d, core) for d in group))
         return TensorArg(shape, dtype, draw(st.sampled_from(_layouts(shape))))
 
     args: list[Any] = []
@@ -294,15 +295,15 @@ def shaped(
         seed: of the values.
     """
     assert op.signature is not None
-    dims = sorted({d for group in op.signature.inputs for d in group if not d.isdigit()})
-    sizes = {d: core + i for i, d in enumerate(dims)} if isinstance(core, int) else core
+    names = op.signature.names
+    sizes = {d: core + i for i, d in enumerate(names)} if isinstance(core, int) else core
     if dtype is None:
         preferred = (torch.float32, *op.dtypes)
         dtype = next(d for d in preferred if d in op.dtypes or not op.dtypes)
     groups = iter(op.signature.inputs)
 
     def shape(group: tuple[str, ...]) -> tuple[int, ...]:
-        return (*loop, *(int(d) if d.isdigit() else sizes[d] for d in group))
+        return (*loop, *(size_of(d, sizes) for d in group))
 
     args = tuple(
         TensorArg(shape(next(groups)), dtype, layout)

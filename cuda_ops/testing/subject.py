@@ -78,12 +78,17 @@ class Subject:
 
     def why_not(self, device: str) -> str:
         """Why the operator cannot run on a device; empty where it can."""
-        kind = device.partition(":")[0]
-        if kind == "cuda" and not torch.cuda.is_available():
-            return "no CUDA device"
-        if self.op.is_composite or kind.upper() in self.op.keys:
-            return ""
-        return f"no {kind.upper()} kernel in this build"
+        return why_not(self.op, device)
+
+
+def why_not(op: OpSpec, device: str) -> str:
+    """Why an operator cannot run on a device; empty where it can."""
+    kind = device.partition(":")[0]
+    if kind == "cuda" and not torch.cuda.is_available():
+        return "no CUDA device"
+    if op.is_composite or kind.upper() in op.keys:
+        return ""
+    return f"no {kind.upper()} kernel in this build"
 
 
 def subject_of(op: OpSpec, plugins: Plugins, origin: Origin | None = None) -> Subject:

@@ -10,31 +10,27 @@ cudaError_t fused_relu_scale_backward_launch(const Strided<2>& problem, double a
 namespace {
 
 Tensor fused_relu_scale_cpu(const Tensor& x, double alpha) {
-  Tensor out = empty_elementwise("fused_relu_scale", x);
-  map_cpu(strided(out, x), [=](double v) { return (v < 0 ? 0 : v) * alpha; });
-  return out;
+  const auto f = [=](double v) { return (v < 0 ? 0 : v) * alpha; };
+  return elementwise_cpu("fused_relu_scale", f, x);
 }
 
 Tensor fused_relu_scale_cuda(const Tensor& x, double alpha) {
-  Tensor out = empty_elementwise("fused_relu_scale", x);
-  launch("fused_relu_scale", x, [&](cudaStream_t stream) {
-    return fused_relu_scale_launch(strided(out, x), alpha, stream);
-  });
-  return out;
+  const auto launcher = [=](const Strided<1>& problem, cudaStream_t stream) {
+    return fused_relu_scale_launch(problem, alpha, stream);
+  };
+  return elementwise_cuda("fused_relu_scale", launcher, x);
 }
 
 Tensor fused_relu_scale_backward_cpu(const Tensor& grad_out, const Tensor& x, double alpha) {
-  Tensor grad_x = empty_elementwise("fused_relu_scale_backward", grad_out, x);
-  map_cpu(strided(grad_x, grad_out, x), [=](double g, double v) { return v <= 0 ? 0 : g * alpha; });
-  return grad_x;
+  const auto f = [=](double g, double v) { return v <= 0 ? 0 : g * alpha; };
+  return elementwise_cpu("fused_relu_scale_backward", f, grad_out, x);
 }
 
 Tensor fused_relu_scale_backward_cuda(const Tensor& grad_out, const Tensor& x, double alpha) {
-  Tensor grad_x = empty_elementwise("fused_relu_scale_backward", grad_out, x);
-  launch("fused_relu_scale_backward", x, [&](cudaStream_t stream) {
-    return fused_relu_scale_backward_launch(strided(grad_x, grad_out, x), alpha, stream);
-  });
-  return grad_x;
+  const auto launcher = [=](const Strided<2>& problem, cudaStream_t stream) {
+    return fused_relu_scale_backward_launch(problem, alpha, stream);
+  };
+  return elementwise_cuda("fused_relu_scale_backward", launcher, grad_out, x);
 }
 
 }  // namespace

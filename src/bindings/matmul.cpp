@@ -29,7 +29,7 @@ Matrix transposed(Matrix matrix) {
 }
 
 Matmul product(const Matrix& out, const Matrix& a, const Matrix& b) {
-  return {out.rows,    out.cols,  a.cols,   detail::strided_loop(2, out.tensor, a.tensor, b.tensor),
+  return {out.rows,    out.cols,  a.cols,   strided({written(out.tensor)}, {a.tensor, b.tensor}, 2),
           out.strides, a.strides, b.strides};
 }
 
@@ -39,13 +39,13 @@ Tensor empty_matrices(std::vector<int64_t> shape, int64_t rows, int64_t cols, co
 }
 
 Tensor empty_product(const Tensor& a, const Tensor& b) {
-  return empty_matrices(detail::broadcast_shape("matmul", {&a, &b}, 2), Matrix(a).rows,
+  return empty_matrices(detail::broadcast_shape("matmul", {a, b}, 2), Matrix(a).rows,
                         Matrix(b).cols, a);
 }
 
 std::tuple<Tensor, Tensor> empty_gradients(const Tensor& grad_out, const Tensor& a,
                                            const Tensor& b) {
-  const auto batch = detail::broadcast_shape("matmul_backward", {&grad_out, &a, &b}, 2);
+  const auto batch = detail::broadcast_shape("matmul_backward", {grad_out, a, b}, 2);
   return {empty_matrices(batch, Matrix(a).rows, Matrix(a).cols, a),
           empty_matrices(batch, Matrix(b).rows, Matrix(b).cols, b)};
 }

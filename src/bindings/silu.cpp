@@ -1,40 +1,52 @@
-// silu(x) = x * sigmoid(x), and its gradient.
+// silu(x) = x * sigmoid(x), its gradient, and the gradient of that.
 #include "binding.h"
 
 using namespace cuda_ops;
 
 cudaError_t silu_launch(const Strided<1>& problem, cudaStream_t stream);
 cudaError_t silu_backward_launch(const Strided<2>& problem, cudaStream_t stream);
+cudaError_t silu_backward_backward_launch(const Strided<3, 2>& problem, cudaStream_t stream);
 
 namespace {
 
-Tensor silu_cpu(const Tensor& x) {
-  Tensor out = empty_elementwise("silu", x);
-  map_cpu(strided(out, x), [](double v) { return v / (1 + std::exp(-v)); });
-  return out;
+double value(double v) { return v * sigmoid(v); }
+
+double first(double v) {
+  const double s = sigmoid(v);
+  return s * (1 + v * (1 - s));
 }
 
-Tensor silu_cuda(const Tensor& x) {
-  Tensor out = empty_elementwise("silu", x);
-  launch("silu", x, [&](cudaStream_t stream) { return silu_launch(strided(out, x), stream); });
-  return out;
+double second(double v) {
+  const double s = sigmoid(v);
+  return s * (1 - s) * (2 + v * (1 - 2 * s));
 }
+
+Results<double, 2> second_order(double gg, double g, double v) {
+  return {gg * first(v), gg * g * second(v)};
+}
+
+Tensor silu_cpu(const Tensor& x) { return elementwise_cpu("silu", value, x); }
+
+Tensor silu_cuda(const Tensor& x) { return elementwise_cuda("silu", silu_launch, x); }
 
 Tensor silu_backward_cpu(const Tensor& grad_out, const Tensor& x) {
-  Tensor grad_x = empty_elementwise("silu_backward", grad_out, x);
-  map_cpu(strided(grad_x, grad_out, x), [](double g, double v) {
-    const double s = 1 / (1 + std::exp(-v));
-    return g * s * (1 + v * (1 - s));
-  });
-  return grad_x;
+  const auto f = [](double g, double v) { return g * first(v); };
+  return elementwise_cpu("silu_backward", f, grad_out, x);
 }
 
 Tensor silu_backward_cuda(const Tensor& grad_out, const Tensor& x) {
-  Tensor grad_x = empty_elementwise("silu_backward", grad_out, x);
-  launch("silu_backward", x, [&](cudaStream_t stream) {
-    return silu_backward_launch(strided(grad_x, grad_out, x), stream);
-  });
-  return grad_x;
+  return elementwise_cuda("silu_backward", silu_backward_launch, grad_out, x);
+}
+
+std::tuple<Tensor, Tensor> silu_backward_backward_cpu(const Tensor& grad_grad_x,
+                                                      const Tensor& grad_out, const Tensor& x) {
+  return elementwise_cpu<2>("silu_backward_backward", second_order, grad_grad_x, grad_out, x);
+}
+
+std::tuple<Tensor, Tensor> silu_backward_backward_cuda(const Tensor& grad_grad_x,
+                                                       const Tensor& grad_out, const Tensor& x) {
+  return elementwise_cuda<2>("silu_backward_backward", silu_backward_backward_launch, grad_grad_x,
+                             grad_out, x);
 }
 
 }  // namespace
@@ -56,10 +68,24 @@ with NaN for -inf, where the limit would be 0.)")
       .dtypes(kFloating)
       .doc(R"(Gradient of silu: grad_out * s * (1 + x * (1 - s)) with s = sigmoid(x).
 
-Shapes: grad_out and x (...), broadcast; grad_x has the broadcast shape.
-Dtypes: float64, float32, float16 or bfloat16, the same for both.
+Shapes: grad_out and x (...), broadcast; the result has the broadcast shape.
+Dtypes: float64, float32, float16 or bfloat16, the same for all.
 Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not broadcast.
 Formula: the derivative of x * sigmoid(x), by the product rule.)")
       .cpu<silu_backward_cpu>()
       .cuda<silu_backward_cuda>();
+  library
+      .op("silu_backward_backward(Tensor grad_grad_x, Tensor grad_out, Tensor x) -> (Tensor "
+          "grad_grad_out, Tensor grad_x)",
+          "(),(),()->(),()")
+      .dtypes(kFloating)
+      .doc(R"(Gradients of silu_backward: how its result changes with grad_out and with x.
+
+Shapes: grad_grad_x, grad_out and x (...), broadcast; the result has the broadcast shape.
+Dtypes: float64, float32, float16 or bfloat16, the same for all.
+Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not broadcast.
+Formula: silu'(x) and grad_out * silu''(x), times grad_grad_x; with s = sigmoid(x),
+silu''(x) = s * (1 - s) * (2 + x * (1 - 2 s)).)")
+      .cpu<silu_backward_backward_cpu>()
+      .cuda<silu_backward_backward_cuda>();
 }

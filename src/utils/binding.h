@@ -3,7 +3,5 @@
 // every torch from 2.10 on.
 #pragma once
 
-#include <cmath>
-
 #include "elementwise.h"
 #include "manifest.h"

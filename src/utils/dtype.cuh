@@ -2,16 +2,21 @@
 // and stored. The twin of dtype.h for the `.cu` side.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "dtype.h"
 
 namespace cuda_ops {
 
+// What lies in memory, and no more. cuda_fp16.h and cuda_bf16.h would cost every
+// kernel half a second of nvcc; one that wants their intrinsics includes them
+// and casts its pointers to __half or __nv_bfloat16, which have the same layout.
+struct Half {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
 // Arithmetic runs in float64 for float64 and in float32 for everything else.
-// Every conversion is spelled out: torch's nvcc flags switch off the implicit
-// ones of __half and __nv_bfloat16.
 template <class T> struct Compute {
   using type = float;
 };
@@ -22,13 +27,48 @@ template <class T> using compute_t = typename Compute<T>::type;
 
 __device__ inline double to_compute(double value) { return value; }
 __device__ inline float to_compute(float value) { return value; }
-__device__ inline float to_compute(__half value) { return __half2float(value); }
-__device__ inline float to_compute(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ inline float to_compute(Half value) {
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
+  return result;
+}
+// A bfloat16 is the upper half of a float.
+__device__ inline float to_compute(BFloat16 value) {
+  return __uint_as_float(uint32_t(value.bits) << 16);
+}
 
+// Rounded to the nearest, ties to even.
 template <class T> __device__ T from_compute(compute_t<T> value) { return value; }
-template <> __device__ inline __half from_compute(float value) { return __float2half_rn(value); }
-template <> __device__ inline __nv_bfloat16 from_compute(float value) {
-  return __float2bfloat16_rn(value);
+template <> __device__ inline Half from_compute(float value) {
+  Half result;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+  return result;
+}
+template <> __device__ inline BFloat16 from_compute(float value) {
+  BFloat16 result;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+  return result;
+}
+
+// Two neighbours at once, the first in the lower half of a 32-bit word. One
+// instruction rounds and packs both.
+__device__ inline void to_compute(uint32_t word, Half, float (&values)[2]) {
+  values[0] = to_compute(Half{uint16_t(word)});
+  values[1] = to_compute(Half{uint16_t(word >> 16)});
+}
+__device__ inline void to_compute(uint32_t word, BFloat16, float (&values)[2]) {
+  values[0] = __uint_as_float(word << 16);
+  values[1] = __uint_as_float(word & 0xffff0000u);
+}
+__device__ inline uint32_t from_compute(float first, float second, Half) {
+  uint32_t word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  return word;
+}
+__device__ inline uint32_t from_compute(float first, float second, BFloat16) {
+  uint32_t word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  return word;
 }
 
 // Returns `body(T{})` with the device type of a floating dtype.
@@ -37,8 +77,8 @@ cudaError_t visit_floating(DType dtype, Body&& body) {
   switch (dtype) {
     case DType::kFloat64: return body(double{});
     case DType::kFloat32: return body(float{});
-    case DType::kFloat16: return body(__half{});
-    case DType::kBFloat16: return body(__nv_bfloat16{});
+    case DType::kFloat16: return body(Half{});
+    case DType::kBFloat16: return body(BFloat16{});
     default: return cudaErrorInvalidValue;
   }
 }

@@ -1,4 +1,4 @@
-// Elementwise operators, the kernel's side: out[i] = f(in[i]...) for one
+// Elementwise operators, the kernel's side: (out[i], ...) = f(in[i]...) for one
 // Strided problem. Bound by memory at every size worth tuning, so the design
 // is about bytes: wide accesses, and enough of them in flight.
 #pragma once
@@ -13,55 +13,73 @@ namespace cuda_ops {
 
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
-constexpr int kElementwiseThreads = 256;
+// 128 threads and one 16-byte access per input each: at full occupancy 32 KiB
+// per SM are in flight, where hiding 700 ns at 4.8 TB/s takes 25 KiB. Larger
+// tiles only leave SMs idle at the end (H200, 2026-11-21: four accesses of 256
+// threads take 4 % longer for 256M float32 elements and 41 % for 32K).
+// docs/kernels/elementwise.md has the table.
+constexpr int kElementwiseThreads = 128;
+constexpr int kPackBytes = 16;
 
-// Accesses that one thread issues per input before it uses any: 64 bytes of
-// loads in flight, at most 4 loads. At 16 bytes each a full H200 SM (2048
-// threads) has 128 KiB in flight; hiding 700 ns at 4.8 TB/s takes 25 KiB.
-constexpr int unroll_for(int bytes, int inputs) {
-  const int unroll = 64 / (bytes * inputs);
-  return unroll > 4 ? 4 : unroll;
+// Accesses per input that one thread issues before it uses any. One input of two
+// bytes per element has the most arithmetic per access; large tensors of it gain
+// 8 % from two. Scalar accesses need four to have as much in flight.
+constexpr int unroll_for(int bytes, int element_bytes, int inputs) {
+  if (bytes < kPackBytes) return 4;
+  return element_bytes == 2 && inputs == 1 ? 2 : 1;
 }
+constexpr int64_t kUnrollFrom = int64_t(1) << 23;  // elements; below, SMs would idle
 
 struct ElementwiseConfig {
-  enum Path { kVector, kScalar, kStrided } path = kVector;
+  // kFlat: the index is the offset, 16-byte accesses. kRows: the index is taken
+  // apart, 16-byte accesses along the fastest dim. kPoints: one by one.
+  enum Path { kFlat, kRows, kPoints } path = kFlat;
+  int unroll = 1;
   int64_t tile = 0;  // elements per block and pass
   int64_t blocks = 0;
 };
 
-// 16-byte accesses if every pointer allows them; a slice that starts inside a
-// tensor gets scalar ones. Flat kernels take one tile per block, and 2^31
-// blocks hold 2^41 elements; strided blocks step over what exceeds 16 blocks
-// for each of 256 SMs.
-template <int Inputs>
-ElementwiseConfig elementwise_config(const Strided<Inputs>& problem, int element_bytes) {
+// Whether packs of `pack` elements along the fastest dim are whole and aligned.
+// An input that is the same all along that dim is read as one element instead.
+template <int Inputs, int Outputs>
+bool has_packed_rows(const Strided<Inputs, Outputs>& problem, int pack) {
+  if (problem.dims == 0 || problem.sizes[0] % pack != 0) return false;
+  for (int k = 0; k < problem.kOperands; ++k) {
+    const Operand& operand = problem.operands[k];
+    if (k >= Outputs && operand.strides[0] == 0) continue;
+    if (operand.strides[0] != 1) return false;
+    if (reinterpret_cast<uintptr_t>(operand.data) % kPackBytes != 0) return false;
+    for (int d = 1; d < problem.dims; ++d) {
+      if (operand.strides[d] % pack != 0) return false;
+    }
+  }
+  return true;
+}
+
+// Flat kernels take one tile per block, and 2^31 blocks hold 2^41 elements; the
+// others step over what exceeds 32 blocks for each of 256 SMs.
+template <int Inputs, int Outputs>
+ElementwiseConfig elementwise_config(const Strided<Inputs, Outputs>& problem, int element_bytes) {
   using Config = ElementwiseConfig;
-  uintptr_t address_bits = 0;
+  const int pack = kPackBytes / element_bytes;
+  bool aligned = true;
   for (const Operand& operand : problem.operands) {
-    address_bits |= reinterpret_cast<uintptr_t>(operand.data);
+    aligned = aligned && reinterpret_cast<uintptr_t>(operand.data) % kPackBytes == 0;
   }
   Config config;
-  config.path = !problem.is_flat()       ? Config::kStrided
-                : address_bits % 16 == 0 ? Config::kVector
-                                         : Config::kScalar;
-  const int bytes = config.path == Config::kVector ? 16 : element_bytes;
-  config.tile = int64_t(kElementwiseThreads) * (bytes / element_bytes) * unroll_for(bytes, Inputs);
+  config.path = aligned && problem.is_flat()     ? Config::kFlat
+                : has_packed_rows(problem, pack) ? Config::kRows
+                                                 : Config::kPoints;
+  const int bytes = config.path == Config::kPoints ? element_bytes : kPackBytes;
+  const bool whole = config.path != Config::kFlat || problem.numel >= kUnrollFrom;
+  config.unroll = whole ? unroll_for(bytes, element_bytes, Inputs) : 1;
+  config.tile = int64_t(kElementwiseThreads) * (bytes / element_bytes) * config.unroll;
   config.blocks = (problem.numel + config.tile - 1) / config.tile;
-  if (config.path == Config::kStrided && config.blocks > 16 * 256) config.blocks = 16 * 256;
+  if (config.path != Config::kFlat && config.blocks > 32 * 256) config.blocks = 32 * 256;
   return config;
 }
 
-// --- flat: the index is the offset --------------------------------------------
-
-template <int Inputs>
-struct Pointers {
-  void* out;
-  const void* in[Inputs];
-
-  explicit Pointers(const Strided<Inputs>& problem) : out(problem.operands[0].data) {
-    for (int k = 0; k < Inputs; ++k) in[k] = problem.operands[k + 1].data;
-  }
-};
+// --- one point ----------------------------------------------------------------
 
 template <class T, int kBytes>
 struct alignas(kBytes) Pack {
@@ -69,51 +87,106 @@ struct alignas(kBytes) Pack {
   T values[kSize];
 };
 
-template <class T, class F, int Inputs, size_t... I>
-__device__ T apply(const F& f, const T (&values)[Inputs], std::index_sequence<I...>) {
-  return from_compute<T>(f(to_compute(values[I])...));
+template <int Inputs, int Outputs>
+struct Pointers {
+  void* out[Outputs];
+  const void* in[Inputs];
+
+  explicit Pointers(const Strided<Inputs, Outputs>& problem) {
+    for (int k = 0; k < Outputs; ++k) out[k] = problem.operands[k].data;
+    for (int k = 0; k < Inputs; ++k) in[k] = problem.input(k).data;
+  }
+};
+
+template <class C, int Inputs, int Outputs, class F, size_t... I>
+__device__ void apply(const F& f, const C (&in)[Inputs], C (&out)[Outputs],
+                      std::index_sequence<I...>) {
+  const auto result = f(in[I]...);
+  if constexpr (Outputs == 1) {
+    out[0] = result;
+  } else {
+#pragma unroll
+    for (int k = 0; k < Outputs; ++k) out[k] = result.values[k];
+  }
 }
 
-template <int kBytes, class T, int Inputs, class F>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    flat_kernel(Pointers<Inputs> pointers, int64_t numel, F f) {
-  using P = Pack<T, kBytes>;
+// f on each element of one pack per input. Elements of two bytes are taken apart
+// and put together in pairs: half the instructions, which is what bounds
+// bfloat16 chains of a few exponentials.
+template <class T, int kBytes, int Inputs, int Outputs, class F>
+__device__ void apply(const F& f, const Pack<T, kBytes> (&in)[Inputs],
+                      Pack<T, kBytes> (&out)[Outputs]) {
+  using C = compute_t<T>;
   constexpr auto kInputs = std::make_index_sequence<Inputs>{};
-  constexpr int kUnroll = unroll_for(kBytes, Inputs);
-  const int64_t packs = numel / P::kSize;
-  const int64_t first = int64_t(blockIdx.x) * (kElementwiseThreads * kUnroll) + threadIdx.x;
+  constexpr int kTogether = sizeof(T) == 2 && kBytes > 2 ? 2 : 1;
+#pragma unroll
+  for (int v = 0; v < Pack<T, kBytes>::kSize; v += kTogether) {
+    C values[kTogether][Inputs], results[kTogether][Outputs];
+#pragma unroll
+    for (int k = 0; k < Inputs; ++k) {
+      if constexpr (kTogether == 2) {
+        C both[2];
+        to_compute(reinterpret_cast<const uint32_t*>(in[k].values)[v / 2], T{}, both);
+        values[0][k] = both[0];
+        values[1][k] = both[1];
+      } else {
+        values[0][k] = to_compute(in[k].values[v]);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kTogether; ++t) apply(f, values[t], results[t], kInputs);
+#pragma unroll
+    for (int k = 0; k < Outputs; ++k) {
+      if constexpr (kTogether == 2) {
+        reinterpret_cast<uint32_t*>(out[k].values)[v / 2] =
+            from_compute(results[0][k], results[1][k], T{});
+      } else {
+        out[k].values[v] = from_compute<T>(results[0][k]);
+      }
+    }
+  }
+}
 
-  P in[Inputs][kUnroll];
+// --- flat: the index is the offset --------------------------------------------
+
+template <class T, int Inputs, int Outputs, class F>
+__global__ void __launch_bounds__(kElementwiseThreads)
+    flat_kernel(Pointers<Inputs, Outputs> pointers, int64_t numel, int unroll, F f) {
+  using P = Pack<T, kPackBytes>;
+  constexpr int kUnroll = unroll_for(kPackBytes, sizeof(T), Inputs);
+  const int64_t packs = numel / P::kSize;
+  const int64_t first = int64_t(blockIdx.x) * (kElementwiseThreads * unroll) + threadIdx.x;
+
+  P in[kUnroll][Inputs];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const int64_t at = first + u * kElementwiseThreads;
+    if (u > 0 && u >= unroll) break;
 #pragma unroll
     for (int k = 0; k < Inputs; ++k) {
-      if (at < packs) in[k][u] = static_cast<const P*>(pointers.in[k])[at];
+      if (at < packs) in[u][k] = static_cast<const P*>(pointers.in[k])[at];
     }
   }
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const int64_t at = first + u * kElementwiseThreads;
-    if (at >= packs) break;
-    P out;
+    if (at >= packs || (u > 0 && u >= unroll)) break;
+    P out[Outputs];
+    apply(f, in[u], out);
 #pragma unroll
-    for (int v = 0; v < P::kSize; ++v) {
-      T values[Inputs];
-#pragma unroll
-      for (int k = 0; k < Inputs; ++k) values[k] = in[k][u].values[v];
-      out.values[v] = apply(f, values, kInputs);
-    }
-    static_cast<P*>(pointers.out)[at] = out;
+    for (int k = 0; k < Outputs; ++k) static_cast<P*>(pointers.out[k])[at] = out[k];
   }
 
   // What is left of the last pack: fewer than kSize elements, one per thread.
   const int64_t tail = packs * P::kSize + threadIdx.x;
   if (P::kSize > 1 && blockIdx.x == gridDim.x - 1 && tail < numel) {
-    T values[Inputs];
+    using One = Pack<T, sizeof(T)>;
+    One in_one[Inputs], out_one[Outputs];
 #pragma unroll
-    for (int k = 0; k < Inputs; ++k) values[k] = static_cast<const T*>(pointers.in[k])[tail];
-    static_cast<T*>(pointers.out)[tail] = apply(f, values, kInputs);
+    for (int k = 0; k < Inputs; ++k) in_one[k] = static_cast<const One*>(pointers.in[k])[tail];
+    apply(f, in_one, out_one);
+#pragma unroll
+    for (int k = 0; k < Outputs; ++k) static_cast<One*>(pointers.out[k])[tail] = out_one[k];
   }
 }
 
@@ -134,36 +207,45 @@ struct Divider {
   }
 };
 
-template <int Inputs>
+// A walk over packs of `pack` elements along the fastest dim. Strides are in
+// elements all the same.
+template <int Inputs, int Outputs>
 struct Walk {
-  Pointers<Inputs> pointers;
-  uint32_t numel;
+  Pointers<Inputs, Outputs> pointers;
+  uint32_t packs;
   int dims;
+  uint32_t same_along_pack = 0;  // bit k: input k has stride 0 there
   Divider sizes[kMaxDims];
-  uint32_t strides[kMaxDims][Inputs + 1];  // of the output, then of the inputs
+  uint32_t strides[kMaxDims][Outputs + Inputs];
 
-  explicit Walk(const Strided<Inputs>& problem)
-      : pointers(problem), numel(uint32_t(problem.numel)), dims(problem.dims) {
+  Walk(const Strided<Inputs, Outputs>& problem, int pack)
+      : pointers(problem), packs(uint32_t(problem.numel / pack)), dims(problem.dims) {
     for (int d = 0; d < dims; ++d) {
-      sizes[d] = Divider(uint32_t(problem.sizes[d]));
-      for (int k = 0; k <= Inputs; ++k) strides[d][k] = uint32_t(problem.operands[k].strides[d]);
+      const int step = d == 0 ? pack : 1;
+      sizes[d] = Divider(uint32_t(problem.sizes[d] / step));
+      for (int k = 0; k < problem.kOperands; ++k) {
+        strides[d][k] = uint32_t(problem.operands[k].strides[d] * step);
+      }
+    }
+    for (int k = 0; k < Inputs; ++k) {
+      if (dims > 0 && problem.input(k).strides[0] == 0) same_along_pack |= 1u << k;
     }
   }
 };
 
-template <class T, int Inputs, class F>
+template <int kBytes, class T, int Inputs, int Outputs, class F>
 __global__ void __launch_bounds__(kElementwiseThreads)
-    strided_kernel(const __grid_constant__ Walk<Inputs> walk, F f) {
-  constexpr auto kInputs = std::make_index_sequence<Inputs>{};
-  constexpr int kUnroll = unroll_for(sizeof(T), Inputs);
+    strided_kernel(const __grid_constant__ Walk<Inputs, Outputs> walk, F f) {
+  using P = Pack<T, kBytes>;
+  constexpr int kUnroll = unroll_for(kBytes, sizeof(T), Inputs);
   constexpr int kTile = kElementwiseThreads * kUnroll;
-  for (uint32_t tile = blockIdx.x * kTile; tile < walk.numel; tile += gridDim.x * kTile) {
+  for (uint32_t tile = blockIdx.x * kTile; tile < walk.packs; tile += gridDim.x * kTile) {
     uint32_t rest[kUnroll];
-    uint32_t offsets[kUnroll][Inputs + 1] = {};
+    uint32_t offsets[kUnroll][Outputs + Inputs] = {};
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      // Past the end the last element is loaded once more, and not stored.
-      rest[u] = min(tile + u * kElementwiseThreads + threadIdx.x, walk.numel - 1);
+      // Past the end the last pack is loaded once more, and not stored.
+      rest[u] = min(tile + u * kElementwiseThreads + threadIdx.x, walk.packs - 1);
     }
 #pragma unroll 1
     for (int d = 0; d < walk.dims; ++d) {
@@ -173,21 +255,34 @@ __global__ void __launch_bounds__(kElementwiseThreads)
         const uint32_t i = rest[u] - above * walk.sizes[d].divisor;
         rest[u] = above;
 #pragma unroll
-        for (int k = 0; k <= Inputs; ++k) offsets[u][k] += i * walk.strides[d][k];
+        for (int k = 0; k < Outputs + Inputs; ++k) offsets[u][k] += i * walk.strides[d][k];
       }
     }
-    T values[kUnroll][Inputs];
+    P in[kUnroll][Inputs];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
 #pragma unroll
       for (int k = 0; k < Inputs; ++k) {
-        values[u][k] = static_cast<const T*>(walk.pointers.in[k])[offsets[u][k + 1]];
+        const T* at = static_cast<const T*>(walk.pointers.in[k]) + offsets[u][Outputs + k];
+        if (P::kSize > 1 && (walk.same_along_pack >> k & 1)) {
+          const T value = *at;
+#pragma unroll
+          for (int v = 0; v < P::kSize; ++v) in[u][k].values[v] = value;
+        } else {
+          in[u][k] = *reinterpret_cast<const P*>(at);
+        }
       }
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (tile + u * kElementwiseThreads + threadIdx.x >= walk.numel) break;
-      static_cast<T*>(walk.pointers.out)[offsets[u][0]] = apply(f, values[u], kInputs);
+      if (tile + u * kElementwiseThreads + threadIdx.x >= walk.packs) break;
+      P out[Outputs];
+      apply(f, in[u], out);
+#pragma unroll
+      for (int k = 0; k < Outputs; ++k) {
+        T* at = static_cast<T*>(walk.pointers.out[k]) + offsets[u][k];
+        *reinterpret_cast<P*>(at) = out[k];
+      }
     }
   }
 }
@@ -195,47 +290,50 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 // --- launchers ----------------------------------------------------------------
 
 // The kernels of one dtype, by address: everything from here on is compiled
-// once per number of inputs, not once per dtype and function.
+// once per number of operands, not once per dtype and function.
 struct ElementwiseKernels {
   const void* by_path[3] = {};  // indexed by ElementwiseConfig::Path
   int element_bytes = 0;
 };
 
-template <int Inputs>
-cudaError_t launch_elementwise(Strided<Inputs> problem, const ElementwiseKernels& kernels, void* f,
-                               cudaStream_t stream) {
+template <int Inputs, int Outputs>
+cudaError_t launch_elementwise(Strided<Inputs, Outputs> problem, const ElementwiseKernels& kernels,
+                               void* f, cudaStream_t stream) {
   const ElementwiseConfig config = elementwise_config(problem, kernels.element_bytes);
-  if (config.path == ElementwiseConfig::kStrided && !problem.fits(INT32_MAX)) {
+  if (config.path != ElementwiseConfig::kFlat && !problem.fits(INT32_MAX)) {
     // 64-bit division would cost 100 instructions per dim and element. Two
     // halves with 32-bit indices cost one more launch.
-    Strided<Inputs> upper = problem.split();
+    Strided<Inputs, Outputs> upper = problem.split();
     const cudaError_t error = launch_elementwise(problem, kernels, f, stream);
     return error != cudaSuccess ? error : launch_elementwise(upper, kernels, f, stream);
   }
   const void* kernel = kernels.by_path[config.path];
   const dim3 blocks(static_cast<unsigned>(config.blocks)), threads(kElementwiseThreads);
-  if (config.path == ElementwiseConfig::kStrided) {
-    Walk<Inputs> walk(problem);
-    void* arguments[] = {&walk, f};
+  if (config.path == ElementwiseConfig::kFlat) {
+    Pointers<Inputs, Outputs> pointers(problem);
+    int unroll = config.unroll;
+    void* arguments[] = {&pointers, &problem.numel, &unroll, f};
     return cudaLaunchKernel(kernel, blocks, threads, arguments, 0, stream);
   }
-  Pointers<Inputs> pointers(problem);
-  void* arguments[] = {&pointers, &problem.numel, f};
+  const bool rows = config.path == ElementwiseConfig::kRows;
+  Walk<Inputs, Outputs> walk(problem, rows ? kPackBytes / kernels.element_bytes : 1);
+  void* arguments[] = {&walk, f};
   return cudaLaunchKernel(kernel, blocks, threads, arguments, 0, stream);
 }
 
-// out[i] = f(inputs[i]...) on the device. `f` takes and returns compute types.
-template <int Inputs, class F>
-cudaError_t map_cuda(const Strided<Inputs>& problem, cudaStream_t stream, F f) {
+// (out[i], ...) = f(in[i]...) on the device. `f` takes compute types and returns
+// one, or Results of them.
+template <int Inputs, int Outputs, class F>
+cudaError_t map_cuda(const Strided<Inputs, Outputs>& problem, cudaStream_t stream, F f) {
   if (problem.numel == 0) return cudaSuccess;
   ElementwiseKernels kernels;
   const cudaError_t error = visit_floating(problem.dtype, [&](auto tag) {
     using T = decltype(tag);
-    auto* vector = flat_kernel<16, T, Inputs, F>;
-    auto* scalar = flat_kernel<sizeof(T), T, Inputs, F>;
-    auto* strided = strided_kernel<T, Inputs, F>;
-    kernels = {{reinterpret_cast<const void*>(vector), reinterpret_cast<const void*>(scalar),
-                reinterpret_cast<const void*>(strided)},
+    auto* flat = flat_kernel<T, Inputs, Outputs, F>;
+    auto* rows = strided_kernel<kPackBytes, T, Inputs, Outputs, F>;
+    auto* points = strided_kernel<sizeof(T), T, Inputs, Outputs, F>;
+    kernels = {{reinterpret_cast<const void*>(flat), reinterpret_cast<const void*>(rows),
+                reinterpret_cast<const void*>(points)},
                sizeof(T)};
     return cudaSuccess;
   });

@@ -6,53 +6,57 @@
 #include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
+#include <cmath>
+#include <tuple>
 
+#include "launch.h"
 #include "strided.h"
-#include "tensor.h"
 
 namespace cuda_ops {
 namespace detail {
 
 // Every element of the storage span is used exactly once.
-inline bool is_dense(const Tensor& tensor) {
-  if (tensor.is_contiguous()) return true;
-  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
-  for (int64_t d = 0; d < tensor.dim(); ++d) {
-    if (tensor.size(d) > 1) dims.emplace_back(tensor.stride(d), tensor.size(d));
+inline bool is_dense(const View& view) {
+  std::pair<int64_t, int64_t> dims[kMaxDims];  // stride, size
+  int count = 0;
+  for (int d = 0; d < view.dims; ++d) {
+    if (view.size(d) == 0) return true;
+    if (view.size(d) == 1) continue;
+    if (count == kMaxDims) return false;
+    dims[count++] = {view.strides[d], view.size(d)};
   }
-  std::sort(dims.begin(), dims.end());
+  std::sort(dims, dims + count);
   int64_t expected = 1;
-  for (const auto& [stride, size] : dims) {
-    if (stride != expected) return false;
-    expected *= size;
+  for (int d = 0; d < count; ++d) {
+    if (dims[d].first != expected) return false;
+    expected *= dims[d].second;
   }
   return true;
 }
 
-inline bool same_layout(const Tensor& a, const Tensor& b) {
-  if (a.dim() != b.dim()) return false;
-  for (int64_t d = 0; d < a.dim(); ++d) {
-    if (a.size(d) != b.size(d) || a.stride(d) != b.stride(d)) return false;
+inline bool same_layout(const View& a, const View& b) {
+  if (a.dims != b.dims) return false;
+  for (int d = 0; d < a.dims; ++d) {
+    if (a.size(d) != b.size(d) || a.strides[d] != b.strides[d]) return false;
   }
   return true;
 }
 
 // The shape that the inputs broadcast to, their last `core_dims` left out.
-inline std::vector<int64_t> broadcast_shape(const char* op,
-                                            std::initializer_list<const Tensor*> inputs,
-                                            int64_t core_dims = 0) {
+template <size_t N>
+std::vector<int64_t> broadcast_shape(const char* op, const View (&inputs)[N], int core_dims = 0) {
   std::vector<int64_t> shape;
-  for (const Tensor* input : inputs) {
-    const auto rank = static_cast<size_t>(input->dim() - core_dims);
+  for (const View& input : inputs) {
+    const auto rank = static_cast<size_t>(input.dims - core_dims);
     if (rank > shape.size()) shape.insert(shape.begin(), rank - shape.size(), 1);
     for (size_t d = 0; d < rank; ++d) {
       int64_t& size = shape[shape.size() - rank + d];
-      const int64_t actual = input->size(static_cast<int64_t>(d));
+      const int64_t actual = input.size(static_cast<int>(d));
       if (size == 1) {
         size = actual;
       } else if (actual != 1 && actual != size) {
         throw std::runtime_error(std::string("cuda_ops::") + op + ": shapes " +
-                                 shape_name(**inputs.begin()) + " and " + shape_name(*input) +
+                                 shape_name(inputs[0]) + " and " + shape_name(input) +
                                  " do not broadcast");
       }
     }
@@ -65,39 +69,46 @@ inline std::vector<int64_t> broadcast_shape(const char* op,
 // The output of an elementwise operator: the shape its inputs broadcast to.
 // Where all inputs share one dense layout the output keeps it, as torch does
 // (channels_last in, channels_last out); otherwise it is contiguous.
-template <class... Inputs>
-Tensor empty_elementwise(const char* op, const Tensor& first, const Inputs&... rest) {
-  if ((detail::same_layout(first, rest) && ...) && detail::is_dense(first)) {
-    return empty_strided(first.sizes().data(), first.strides().data(), first.dim(), dtype_of(first),
-                         device_of(first));
+template <size_t N>
+Tensor empty_elementwise(const char* op, const View (&inputs)[N], const Tensor& like) {
+  const View& first = inputs[0];
+  bool alike = detail::is_dense(first);
+  for (size_t k = 1; k < N; ++k) alike = alike && detail::same_layout(first, inputs[k]);
+  if (alike) {
+    return empty_strided(first.sizes, first.strides, first.dims, first.dtype, device_of(like));
   }
-  return empty(detail::broadcast_shape(op, {&first, &rest...}), first);
+  return empty(detail::broadcast_shape(op, inputs), first.dtype, like);
 }
 
-namespace detail {
-
-// Inputs broadcast to `out`, all of them without their last `core_dims`.
 template <class... Inputs>
-Strided<sizeof...(Inputs)> strided_loop(int64_t core_dims, const Tensor& out,
-                                        const Inputs&... inputs) {
-  Strided<sizeof...(Inputs)> problem;
-  problem.dtype = dtype_of(out);
+Tensor empty_elementwise(const char* op, const Tensor& first, const Inputs&... rest) {
+  const View inputs[] = {first, rest...};
+  return empty_elementwise(op, inputs, first);
+}
+
+// The problem (outputs...) = f(inputs...), inputs broadcast to the outputs; the
+// last `core_dims` of each are left out.
+template <size_t Outputs, size_t Inputs>
+Strided<Inputs, Outputs> strided(const View (&outputs)[Outputs], const View (&inputs)[Inputs],
+                                 int core_dims = 0) {
+  Strided<Inputs, Outputs> problem;
+  const View& out = outputs[0];
+  problem.dtype = out.dtype;
   problem.numel = 1;
-  problem.dims = static_cast<int>(out.dim() - core_dims);
+  problem.dims = out.dims - core_dims;
   if (problem.dims > kMaxDims) {
     throw std::runtime_error("cuda_ops: at most " + std::to_string(kMaxDims) +
                              (core_dims > 0 ? " batch dims, got " : " dims, got ") +
                              std::to_string(problem.dims));
   }
-  const Tensor* tensors[] = {&out, &inputs...};
-  for (size_t k = 0; k <= sizeof...(Inputs); ++k) {
-    const Tensor& tensor = *tensors[k];
+  for (size_t k = 0; k < Outputs + Inputs; ++k) {
+    const View& view = k < Outputs ? outputs[k] : inputs[k - Outputs];
     Operand& operand = problem.operands[k];
-    operand.data = k == 0 ? tensor.mutable_data_ptr() : const_cast<void*>(tensor.const_data_ptr());
-    const int lead = problem.dims - static_cast<int>(tensor.dim() - core_dims);
+    operand.data = view.data;
+    const int lead = problem.dims - (view.dims - core_dims);
     for (int d = lead; d < problem.dims; ++d) {
-      const bool broadcast = tensor.size(d - lead) == 1;
-      operand.strides[problem.dims - 1 - d] = broadcast ? 0 : tensor.stride(d - lead);
+      const bool broadcast = view.size(d - lead) == 1;
+      operand.strides[problem.dims - 1 - d] = broadcast ? 0 : view.strides[d - lead];
     }
   }
   for (int d = 0; d < problem.dims; ++d) {
@@ -108,29 +119,31 @@ Strided<sizeof...(Inputs)> strided_loop(int64_t core_dims, const Tensor& out,
   return problem;
 }
 
-}  // namespace detail
-
-// The problem out = f(inputs...), inputs broadcast to `out`.
 template <class... Inputs>
 Strided<sizeof...(Inputs)> strided(const Tensor& out, const Inputs&... inputs) {
-  return detail::strided_loop(0, out, inputs...);
+  return strided({written(out)}, {View(inputs)...});
 }
 
 namespace detail {
 
-template <class T, int Inputs, class F, size_t... I>
-void cpu_rows(const Strided<Inputs>& problem, int64_t begin, int64_t end, const F& f,
+template <class T, int Inputs, int Outputs, class F, size_t... I>
+void cpu_rows(const Strided<Inputs, Outputs>& problem, int64_t begin, int64_t end, const F& f,
               std::index_sequence<I...>) {
   const int64_t row = problem.dims > 0 ? problem.sizes[0] : 1;
   const auto& operands = problem.operands;
   while (begin < end) {
-    const auto at = problem.offsets_at(begin);
+    const auto first = problem.offsets_at(begin);
     const int64_t count = std::min(row - begin % row, end - begin);
-    T* out = static_cast<T*>(operands[0].data) + at[0];
-    const T* in[] = {static_cast<const T*>(operands[I + 1].data) + at[I + 1]...};
+    const auto at = [&](size_t k, int64_t i) {
+      return static_cast<T*>(operands[k].data) + first[k] + i * operands[k].strides[0];
+    };
     for (int64_t i = 0; i < count; ++i) {
-      out[i * operands[0].strides[0]] =
-          static_cast<T>(f(static_cast<double>(in[I][i * operands[I + 1].strides[0]])...));
+      const auto result = f(static_cast<double>(*at(Outputs + I, i))...);
+      if constexpr (Outputs == 1) {
+        *at(0, i) = static_cast<T>(result);
+      } else {
+        for (int k = 0; k < Outputs; ++k) *at(k, i) = static_cast<T>(result.values[k]);
+      }
     }
     begin += count;
   }
@@ -161,10 +174,11 @@ void visit_floating_cpu(DType dtype, Body&& body) {
   }
 }
 
-// out[i] = f(inputs[i]...), computed in float64 whatever the dtype: the CPU
-// kernel is also the reference that the CUDA kernel is compared with.
-template <int Inputs, class F>
-void map_cpu(const Strided<Inputs>& problem, F f) {
+// (out[i], ...) = f(in[i]...), computed in float64 whatever the dtype: the CPU
+// kernel is also the reference that the CUDA kernel is compared with. `f` takes
+// doubles and returns a double, or Results<double, Outputs>.
+template <int Inputs, int Outputs, class F>
+void map_cpu(const Strided<Inputs, Outputs>& problem, F f) {
   constexpr int64_t kGrain = 16384;
   visit_floating_cpu(problem.dtype, [&](auto tag) {
     using T = decltype(tag);
@@ -172,6 +186,46 @@ void map_cpu(const Strided<Inputs>& problem, F f) {
       detail::cpu_rows<T>(problem, begin, end, f, std::make_index_sequence<Inputs>{});
     });
   });
+}
+
+inline double sigmoid(double v) { return 1 / (1 + std::exp(-v)); }
+
+namespace detail {
+
+template <int Outputs, class Run, class... Inputs>
+auto elementwise(const char* op, Run run, const Tensor& first, const Inputs&... rest) {
+  const View inputs[] = {first, rest...};
+  if constexpr (Outputs == 1) {
+    Tensor out = empty_elementwise(op, inputs, first);
+    run(strided({written(out)}, inputs));
+    return out;
+  } else {
+    static_assert(Outputs == 2, "one output or two");
+    std::tuple<Tensor, Tensor> out{empty_elementwise(op, inputs, first),
+                                   empty_elementwise(op, inputs, first)};
+    run(strided({written(std::get<0>(out)), written(std::get<1>(out))}, inputs));
+    return out;
+  }
+}
+
+}  // namespace detail
+
+// The whole CPU entry of an elementwise operator: allocate the outputs, map_cpu.
+template <int Outputs = 1, class F, class... Inputs>
+auto elementwise_cpu(const char* op, F f, const Inputs&... inputs) {
+  return detail::elementwise<Outputs>(
+      op, [&](const auto& problem) { map_cpu(problem, f); }, inputs...);
+}
+
+// The whole CUDA entry: allocate the outputs, call `launcher(problem, stream)`
+// with the right device and stream.
+template <int Outputs = 1, class Launcher, class... Inputs>
+auto elementwise_cuda(const char* op, Launcher launcher, const Tensor& first,
+                      const Inputs&... rest) {
+  const auto run = [&](const auto& problem) {
+    launch(op, first, [&](cudaStream_t stream) { return launcher(problem, stream); });
+  };
+  return detail::elementwise<Outputs>(op, run, first, rest...);
 }
 
 }  // namespace cuda_ops

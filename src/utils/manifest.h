@@ -22,6 +22,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "checks.h"
 #include "launch.h"
 
 #ifndef CUDA_OPS_SOURCE_HASH
@@ -74,96 +75,6 @@ template <class... R> struct Returns<std::tuple<R...>> {
           ((stack[i++] = torch::stable::detail::from<R>(value)), ...);
         },
         values);
-  }
-};
-
-// --- what is checked before a kernel sees its arguments ----------------------
-
-// Built from the schema's argument names, the signature line and dtypes().
-struct Checks {
-  std::string op;
-  std::vector<std::string> tensor_names;            // tensor arguments, in order
-  std::vector<std::vector<std::string>> core_dims;  // per tensor argument; empty: no signature
-  std::vector<DType> dtypes;                        // empty: the binding checks on its own
-
-  void run(const Tensor* const* tensors, size_t count) const {
-    const Tensor* first = nullptr;
-    size_t first_index = 0;
-    std::array<std::pair<const std::string*, int64_t>, 16> bound;
-    size_t bound_count = 0;
-    for (size_t i = 0; i < count; ++i) {
-      if (tensors[i] == nullptr || !tensors[i]->defined()) continue;
-      const Tensor& tensor = *tensors[i];
-      if (first == nullptr) {
-        first = &tensor;
-        first_index = i;
-        if (!dtypes.empty()) check_dtype(tensor, i);
-      } else {
-        if (device_of(tensor) != device_of(*first)) {
-          refuse(op, tensor_names[i],
-                 "a tensor on " + name(device_of(*first)) + " like '" + tensor_names[first_index] +
-                     "'",
-                 "one on " + name(device_of(tensor)));
-        }
-        if (!dtypes.empty() && dtype_of(tensor) != dtype_of(*first)) {
-          refuse(op, tensor_names[i],
-                 std::string("dtype ") + cuda_ops::name(dtype_of(*first)) + " like '" +
-                     tensor_names[first_index] + "'",
-                 cuda_ops::name(dtype_of(tensor)));
-        }
-      }
-      if (i < core_dims.size() && !core_dims[i].empty()) {
-        check_dims(tensor, i, bound.data(), bound_count);
-      }
-    }
-  }
-
- private:
-  void check_dtype(const Tensor& tensor, size_t i) const {
-    const DType actual = dtype_of(tensor);
-    std::string expected;
-    for (size_t k = 0; k < dtypes.size(); ++k) {
-      if (dtypes[k] == actual) return;
-      expected += std::string(k == 0                   ? ""
-                              : k + 1 == dtypes.size() ? " or "
-                                                       : ", ") +
-                  cuda_ops::name(dtypes[k]);
-    }
-    refuse(op, tensor_names[i], "dtype " + expected, cuda_ops::name(actual));
-  }
-
-  void check_dims(const Tensor& tensor, size_t i, std::pair<const std::string*, int64_t>* bound,
-                  size_t& bound_count) const {
-    const auto& dims = core_dims[i];
-    const int64_t rank = tensor.dim();
-    const auto count = static_cast<int64_t>(dims.size());
-    if (rank < count) {
-      refuse(op, tensor_names[i],
-             "at least " + std::to_string(count) + " dims (..., " + joined(dims) + ")",
-             "shape " + shape_name(tensor));
-    }
-    for (int64_t d = 0; d < count; ++d) {
-      const std::string& dim = dims[d];
-      const int64_t actual = tensor.size(rank - count + d);
-      int64_t expected = -1;
-      if (dim[0] >= '0' && dim[0] <= '9') expected = std::stoll(dim);
-      for (size_t k = 0; k < bound_count; ++k) {
-        if (*bound[k].first == dim) expected = bound[k].second;
-      }
-      if (expected < 0 && bound_count < 16) {
-        bound[bound_count++] = {&dim, actual};
-      } else if (expected != actual) {
-        refuse(op, tensor_names[i],
-               "dim '" + dim + "' of (..., " + joined(dims) + ") to be " + std::to_string(expected),
-               "shape " + shape_name(tensor));
-      }
-    }
-  }
-
-  static std::string joined(const std::vector<std::string>& parts) {
-    std::string text;
-    for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
-    return text;
   }
 };
 
@@ -331,21 +242,16 @@ class Op {
 
   // "(m,k),(k,n)->(m,n)" : {m, k}, {k, n}
   void read_core_dims() {
-    bool open = false;
+    std::string dim;
     const size_t end = std::min(signature_.find("->"), signature_.size());
     for (size_t i = 0; i < end; ++i) {
       const char c = signature_[i];
       if (c == '(') {
         checks_.core_dims.emplace_back();
-        open = true;
-      } else if (c == ')') {
-        open = false;
-      } else if (open && c == ',') {
-        checks_.core_dims.back().emplace_back();
-      } else if (open && c != ' ') {
-        auto& dims = checks_.core_dims.back();
-        if (dims.empty()) dims.emplace_back();
-        dims.back() += c;
+      } else if ((c == ',' || c == ')') && !dim.empty()) {
+        checks_.core_dims.back().emplace_back(std::exchange(dim, ""));
+      } else if (c != ',' && c != ')' && c != ' ') {
+        dim += c;
       }
     }
   }

@@ -12,6 +12,12 @@ namespace cuda_ops {
 
 constexpr int kMaxDims = 16;
 
+// What a function of more than one output returns.
+template <class T, int Outputs>
+struct Results {
+  T values[Outputs];
+};
+
 // One operand: where it starts and how many elements to step per dim. A
 // broadcast dim has stride 0.
 struct Operand {
@@ -19,18 +25,20 @@ struct Operand {
   std::array<int64_t, kMaxDims> strides{};
 };
 
-// out[i] = f(in_0[i], ..., in_{Inputs-1}[i]) over `numel` points of one dtype.
-// operands[0] is written, the rest are read. After coalesce() dims run from
-// the fastest to the slowest in the output and are merged wherever the memory
-// of every operand allows it, so a dense problem always arrives as one dim.
-template <int Inputs>
+// (out_0[i], ...) = f(in_0[i], ...) over `numel` points of one dtype. The first
+// `Outputs` operands are written, the rest are read. After coalesce() dims run
+// from the fastest to the slowest in the output and are merged wherever the
+// memory of every operand allows it, so a dense problem always arrives as one dim.
+template <int Inputs, int Outputs = 1>
 struct Strided {
-  static constexpr int kOperands = Inputs + 1;
+  static constexpr int kOperands = Outputs + Inputs;
   DType dtype = DType::kUnsupported;
   int64_t numel = 0;
   int dims = 0;
   std::array<int64_t, kMaxDims> sizes{};
   std::array<Operand, kOperands> operands{};
+
+  const Operand& input(int k) const { return operands[Outputs + k]; }
 
   // All operands dense in the same order: the index is the offset.
   bool is_flat() const {

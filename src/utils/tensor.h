@@ -75,11 +75,51 @@ inline std::string name(DeviceId device) {
   return (cuda ? "cuda:" : "device:") + std::to_string(device.index);
 }
 
-inline std::string shape_name(const Tensor& tensor) {
-  std::string text = "[";
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    text += (i ? ", " : "") + std::to_string(tensor.size(i));
+// A tensor, or a chunk of its last dim, as plain numbers. Shape and strides stay
+// the tensor's, so it must outlive the view.
+struct View {
+  void* data = nullptr;
+  DType dtype = DType::kUnsupported;
+  int dims = 0;
+  const int64_t* sizes = nullptr;  // of the tensor; size() knows of chunks
+  const int64_t* strides = nullptr;
+  int64_t last_size = 1;
+
+  View() = default;
+  // To read from. Writing goes through `written`.
+  View(const Tensor& tensor) : View(tensor, const_cast<void*>(tensor.const_data_ptr())) {}
+
+  int64_t size(int d) const { return d == dims - 1 ? last_size : sizes[d]; }
+
+  // Part `index` of `parts` equal ones of the last dim, as torch.chunk has them.
+  View chunk(int parts, int index) const {
+    View part = *this;
+    part.last_size = last_size / parts;
+    const int64_t skipped = index * part.last_size * strides[dims - 1];
+    part.data = static_cast<char*>(data) + skipped * size_of(dtype);
+    return part;
   }
+
+ private:
+  friend View written(const Tensor& tensor);
+
+  View(const Tensor& tensor, void* at)
+      : data(at), dtype(dtype_of(tensor)), dims(static_cast<int>(tensor.dim())) {
+    int64_t *shape = nullptr, *steps = nullptr;
+    detail::check_torch(aoti_torch_get_sizes(tensor.get(), &shape), "read a shape");
+    detail::check_torch(aoti_torch_get_strides(tensor.get(), &steps), "read strides");
+    sizes = shape;
+    strides = steps;
+    if (dims > 0) last_size = sizes[dims - 1];
+  }
+};
+
+// The view of an output.
+inline View written(const Tensor& tensor) { return View(tensor, tensor.mutable_data_ptr()); }
+
+inline std::string shape_name(const View& view) {
+  std::string text = "[";
+  for (int d = 0; d < view.dims; ++d) text += (d ? ", " : "") + std::to_string(view.size(d));
   return text + "]";
 }
 

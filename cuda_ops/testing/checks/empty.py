@@ -16,8 +16,7 @@ _LOOP = (3, 4)
 def _each_dim_empty(op: OpSpec) -> list[Sample]:
     """Every loop dim and every named core dim in turn."""
     assert op.signature is not None
-    groups = (*op.signature.inputs, *op.signature.outputs)
-    core = {dim: 5 for group in groups for dim in group if not dim.isdigit()}
+    core = dict.fromkeys(op.signature.names, 5)
     loops = [(0,), *(tuple(0 if i == d else s for i, s in enumerate(_LOOP)) for d in range(2))]
     empty_loops = [shaped(op, loop, core=core) for loop in loops]
     return empty_loops + [shaped(op, _LOOP, core={**core, dim: 0}) for dim in sorted(core)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import BenchmarkCase, OpSpec
 
@@ -27,10 +28,17 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    return [_case(2**n) for n in (16, 20, 26)] if op.name == "leaky_clip" else None
+    return [_case(*point) for point in _POINTS] if op.name == "leaky_clip" else None
 
 
-def _case(numel: int) -> BenchmarkCase:
+_POINTS = (
+    (2**16, "the launch is most of it"),
+    (2**20, "inside the cache"),
+    (2**26, "memory bandwidth"),
+)
+
+
+def _case(numel: int, reason: str) -> BenchmarkCase:
     def inputs(device: torch.device) -> tuple[Any, ...]:
         return torch.randn(numel, device=device, dtype=torch.bfloat16), SLOPE, LIMIT
 
@@ -39,7 +47,9 @@ def _case(numel: int) -> BenchmarkCase:
         make_inputs=inputs,
         bytes=2 * numel * 2,  # x in, out out
         flops=2 * numel,
-        peers={"torch": torch_leaky_clip},
+        peers=torch_peers(torch_leaky_clip),
+        reason=reason,
+        dtype=torch.bfloat16,
     )
 
 

@@ -13,39 +13,35 @@ namespace {
 double leaky(double x, double slope) { return x < 0 ? slope * x : x; }
 
 Tensor leaky_clip_cpu(const Tensor& x, double slope, double limit) {
-  Tensor out = empty_elementwise("leaky_clip", x);
-  map_cpu(strided(out, x), [=](double v) {
+  const auto f = [=](double v) {
     const double value = leaky(v, slope);
     return value > limit ? limit : value;
-  });
-  return out;
+  };
+  return elementwise_cpu("leaky_clip", f, x);
 }
 
 Tensor leaky_clip_cuda(const Tensor& x, double slope, double limit) {
-  Tensor out = empty_elementwise("leaky_clip", x);
-  launch("leaky_clip", x, [&](cudaStream_t stream) {
-    return leaky_clip_launch(strided(out, x), slope, limit, stream);
-  });
-  return out;
+  const auto launcher = [=](const Strided<1>& problem, cudaStream_t stream) {
+    return leaky_clip_launch(problem, slope, limit, stream);
+  };
+  return elementwise_cuda("leaky_clip", launcher, x);
 }
 
 Tensor leaky_clip_backward_cpu(const Tensor& grad_out, const Tensor& x, double slope,
                                double limit) {
-  Tensor grad_x = empty_elementwise("leaky_clip_backward", grad_out, x);
-  map_cpu(strided(grad_x, grad_out, x), [=](double g, double v) {
+  const auto f = [=](double g, double v) {
     if (leaky(v, slope) > limit) return 0.0;
     return v < 0 ? slope * g : g;
-  });
-  return grad_x;
+  };
+  return elementwise_cpu("leaky_clip_backward", f, grad_out, x);
 }
 
 Tensor leaky_clip_backward_cuda(const Tensor& grad_out, const Tensor& x, double slope,
                                 double limit) {
-  Tensor grad_x = empty_elementwise("leaky_clip_backward", grad_out, x);
-  launch("leaky_clip_backward", x, [&](cudaStream_t stream) {
-    return leaky_clip_backward_launch(strided(grad_x, grad_out, x), slope, limit, stream);
-  });
-  return grad_x;
+  const auto launcher = [=](const Strided<2>& problem, cudaStream_t stream) {
+    return leaky_clip_backward_launch(problem, slope, limit, stream);
+  };
+  return elementwise_cuda("leaky_clip_backward", launcher, grad_out, x);
 }
 
 }  // namespace

@@ -1,0 +1,248 @@
+"""The tables of README.md and docs/, made from the committed runs and never typed.
+
+``python -m benchmarks.tables`` writes them, ``--check`` fails where one differs, and
+``--keep RUN.json`` first takes over a run of ``python -m benchmarks --json RUN.json``.
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import REPO
+from cuda_ops.benchmarking import plots
+from cuda_ops.benchmarking.results import CaseResult, PeerResult, Report, mean_ratio, peer_names
+from cuda_ops.benchmarking.table import footnotes, rate_text, ratio_text, scaled, time_text
+from cuda_ops.errors import BenchmarkError
+
+RESULTS = REPO / "benchmarks" / "results" / "h200"
+_BLOCK = re.compile(r"(<!-- table: (.+?) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
+
+
+def documents() -> list[Path]:
+    """Every document that may hold a table."""
+    return [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
+
+
+def updated(text: str, base: Path) -> str:
+    """The text with every table made anew; links are relative to the folder ``base``.
+
+    Raises:
+        BenchmarkError: a table of an unknown name, or one without an end.
+    """
+    if text.count("<!-- table:") != len(_BLOCK.findall(text)):
+        raise BenchmarkError("a <!-- table: NAME --> has no <!-- end of table -->")
+
+    def made(match: re.Match[str]) -> str:
+        name = match[2]
+        if name not in _TABLES:
+            known = ", ".join(map(repr, _TABLES))
+            raise BenchmarkError(f"no table {name!r}; known: {known}")
+        return f"{match[1]}{_TABLES[name](base).strip()}\n{match[4]}"
+
+    return _BLOCK.sub(made, text)
+
+
+def keep(run: Path, results: Path = RESULTS) -> list[Path]:
+    """Store a run, one file a pair, with its pictures; returns what was written.
+
+    Raises:
+        BenchmarkError: a case of the run failed, it was a ``--quick`` one, or it is of another
+            device than ``results``.
+    """
+    report = Report.load(run)
+    if report.errors:
+        first = report.errors[0]
+        raise BenchmarkError(f"{run}: {first.op} {first.case} failed: {first.error}")
+    if report.settings["precision"] > 0.01:
+        raise BenchmarkError(f"{run} is of a quick run; measure without --quick to keep it")
+    device = report.environment["device"].split()[-1].lower()
+    if device != results.name:
+        raise BenchmarkError(f"{run} was measured on {device}, {results} is of another device")
+    written = []
+    for pair in report.pairs():
+        mine = [result for result in report.results if result.pair == pair]
+        ours = {result.op for result in mine}
+        left_out = {k: v for k, v in report.left_out.items() if k.split()[0] in ours}
+        part = replace(report, results=mine, left_out=left_out)
+        path = results / "operators" / f"{pair}.json"
+        part.save(path)
+        for old in (results / "plots" / pair).glob("*.svg"):
+            old.unlink()
+        written += [path, *plots.draw(part, results / "plots" / pair)]
+    return written
+
+
+# --- what the tables say ---------------------------------------------------------------
+
+
+def _measured(base: Path) -> str:
+    """The README's: the dev loop, the call, and one line an operator."""
+    loop, calls = _json("dev_loop"), _json("call_overhead")
+    environment = loop["environment"]
+    median = {k: statistics.median(v) for k, v in loop["results"]["seconds"].items()}
+    ratio = {entry["mode"]: entry["ratio"] for entry in calls["results"]}
+    rows = [
+        (
+            "save of a kernel until it has run",
+            (
+                f"{median['kernel edit']:.2f} s; tutorial form through `cpp_extension.load` "
+                f"{median['tutorial, kernel edit']:.1f} s: {loop['results']['ratio']:.1f}x"
+            ),
+            "`python -m benchmarks.dev_loop`",
+        ),
+        (
+            "`compile_dev.py` with nothing changed",
+            f"{loop['results']['no_op_ratio']:.2f}x `import torch`",
+            "the same",
+        ),
+        (
+            "eager call at 1K elements against `F.silu`",
+            (
+                f"{ratio['grad mode']:.2f}x; no_grad {ratio['no_grad']:.2f}x, "
+                f"inference_mode {ratio['inference_mode']:.2f}x"
+            ),
+            "`python -m benchmarks.call_overhead`",
+        ),
+        ("the same with a gradient wanted", f"{ratio['requires_grad']:.2f}x", "the same"),
+    ]
+    for pair, report in reports().items():
+        rows.append((f"`{pair}`", _summary(report.of(pair)), f"`python -m benchmarks {pair}`"))
+    heading = (
+        f"{environment['device']}, {environment['date']}, torch {environment['torch']}, "
+        f"CUDA {environment['cuda']}; each number\nfrom the command beside it. Peer time over ours "
+        "is above 1 where we are faster."
+    )
+    return f"{heading}\n\n{_markdown(('what', 'measured', 'command'), rows)}"
+
+
+def _summary(results: list[CaseResult]) -> str:
+    """``"up to 4.1 TB/s, 97 % of a copy; eager 1.03x, compile 0.95x (11 cases)"``."""
+    best = max(results, key=lambda result: result.of_ceiling)
+    ceiling = f"the {best.arithmetic} ceiling" if best.bound == "compute" else "a copy"
+    unit = "FLOP/s" if best.bound == "compute" else "B/s"
+    means = [f"{p} {m:.2f}x" for p in peer_names(results) if (m := mean_ratio(results, p))]
+    return (
+        f"up to {scaled(best.rate, unit)}, {best.of_ceiling:.0%} of {ceiling}; peer time / ours: "
+        f"{', '.join(means)} (mean of {len(results)} cases)"
+    )
+
+
+def _cases(base: Path) -> str:
+    """Every case of every operator, with the pictures."""
+    return "\n\n".join(_of_pair(pair, report, base) for pair, report in reports().items())
+
+
+def _of_pair(pair: str, report: Report, base: Path) -> str:
+    known = report.environment
+    ceilings = ", ".join(
+        f"{kind} {scaled(rate.value, 'B/s' if kind == 'memory' else 'FLOP/s')}"
+        for kind, rate in report.ceilings.items()
+    )
+    parts = [
+        f"## {pair}",
+        (
+            f"{known['device']}, driver {known['driver']}, torch {known['torch']}, "
+            f"{known['date']}, commit {known['commit']}.\nMeasured ceilings: {ceilings}."
+        ),
+    ]
+    for op in report.operators():
+        results = report.of(op)
+        peers = peer_names(results)
+        header = ("case", "why", "time", "rate", "ceiling", "host us", *peers)
+        rows = [_row(result, peers) for result in results]
+        means = [f"**{m:.2f}**" if (m := mean_ratio(results, p)) else "" for p in peers]
+        rows.append(("**geometric mean**", "", "", "", "", "", *means))
+        parts.append(f"### {op}\n\n{_markdown(header, rows)}")
+    notes = list(footnotes(report))
+    if notes:
+        parts.append("\n".join(f"- {note}" for note in notes))
+    for picture in sorted((RESULTS / "plots" / pair).glob("*.svg")):
+        title = f"{pair}: {picture.stem.replace('_', ' ')}"
+        parts.append(f"![{title}]({_relative(picture, base)})")
+    return "\n\n".join(parts)
+
+
+def _row(result: CaseResult, peers: Sequence[str]) -> tuple[str, ...]:
+    assert result.seconds is not None  # keep() refuses runs with errors
+    mark = "" if result.converged else " ~"
+    host = f"{result.host.value * 1e6:.1f}" if result.host else ""
+    return (
+        result.case,
+        result.reason,
+        time_text(result.seconds.value) + mark,
+        rate_text(result),
+        f"{result.of_ceiling:.0%}",
+        host,
+        *(_peer(result.peers.get(peer)) for peer in peers),
+    )
+
+
+def _peer(peer: PeerResult | None) -> str:
+    if peer is None or peer.ratio is None:
+        return "" if peer is None else "missing"
+    host = f", host {peer.host.value * 1e6:.1f}" if peer.host else ""
+    return ratio_text(peer.ratio) + host
+
+
+_TABLES = {"measured": _measured, "cases": _cases}
+
+
+# --- reading and writing ---------------------------------------------------------------
+
+
+def reports() -> dict[str, Report]:
+    """The committed run of each pair, by name."""
+    return {path.stem: Report.load(path) for path in sorted((RESULTS / "operators").glob("*.json"))}
+
+
+def _json(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _relative(path: Path, base: Path) -> str:
+    up = 0
+    while not path.is_relative_to(base):
+        base, up = base.parent, up + 1
+    return "../" * up + path.relative_to(base).as_posix()
+
+
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a table differs")
+    parser.add_argument("--keep", metavar="RUN.json", type=Path, help="store this run first")
+    arguments = parser.parse_args(argv)
+    try:
+        for path in keep(arguments.keep) if arguments.keep else []:
+            print(f"wrote {path}")
+        differing = []
+        for path in documents():
+            text = path.read_text(encoding="utf-8")
+            new = updated(text, path.parent)
+            if new != text:
+                differing.append(path)
+                if not arguments.check:
+                    path.write_text(new, encoding="utf-8")
+    except BenchmarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for path in differing:
+        print(f"{path.relative_to(REPO)} {'differs' if arguments.check else 'updated'}")
+    return int(arguments.check and bool(differing))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

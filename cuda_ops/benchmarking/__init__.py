@@ -1,0 +1,18 @@
+"""The benchmark kit: how long an operator takes, against its peers and against the device.
+
+``python -m cuda_ops.benchmarking [op...]`` measures every operator that is
+installed; from a checkout ``python -m benchmarks`` is the same. An operator
+says what to measure through ``cuda_ops_benchmarks``; nothing here knows any
+operator, and no operator has a timing loop.
+
+=============  ==================================================================
+``clock``      one measurement: a train of calls, caches cold
+``rotation``   the arguments of a train, with other values each time
+``verify``     whether what was timed is right
+``compare``    rounds of operator and peers, until the interval is narrow
+``ceilings``   what the device can do: measured, and physically
+``kit``        all of the above for one operator
+``results``    what was found, as values and as JSON
+``table``, ``plots``, ``regression``, ``command``: what is made of it
+=============  ==================================================================
+"""

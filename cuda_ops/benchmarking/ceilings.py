@@ -1,0 +1,198 @@
+"""What the device can do: measured in the same run, and physically at most.
+
+The measured ceilings are what a percentage refers to: a large copy by torch, and large matrix
+products by its BLAS. The physical ones are what no measurement may exceed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cuda_ops.errors import BenchmarkError
+from cuda_ops.spec import BenchmarkCase
+
+from .clock import Clock, cache_bytes
+from .stats import Interval, median_interval
+
+#: The kinds of arithmetic, with the operands that a matrix product of this kind has.
+ARITHMETIC = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "tf32": torch.float32,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+# Dense FLOPs a clock and SM, by compute capability, from NVIDIA's architecture whitepapers:
+# published peak / (SMs x boost clock).
+_FLOPS_PER_CLOCK = {
+    (8, 0): {"bf16": 2048, "fp16": 2048, "tf32": 1024, "fp32": 128, "fp64": 128},
+    (8, 6): {"bf16": 1024, "fp16": 1024, "tf32": 512, "fp32": 256, "fp64": 4},
+    (8, 9): {"bf16": 1024, "fp16": 1024, "tf32": 512, "fp32": 256, "fp64": 4},
+    (9, 0): {"bf16": 4096, "fp16": 4096, "tf32": 2048, "fp32": 256, "fp64": 256},
+    (10, 0): {"bf16": 8192, "fp16": 8192, "tf32": 4096, "fp32": 256, "fp64": 256},
+}
+# How far above the measured ceiling a result may be where the physical one is not known. A CPU's
+# caches hold what a flush does not reach, and its clock is its own.
+_SLACK = {"cuda": 1.5, "cpu": 4.0}
+_ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The shortest time a case can take at the measured ceilings."""
+
+    seconds: float
+    #: ``"memory"`` or ``"compute"``, whichever takes longer.
+    bound: str
+
+
+class Ceilings:
+    """The ceilings of one device; each is measured when it is first asked for."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        #: Bytes read and written per second, or FLOPs per second, by kind.
+        self.measured: dict[str, Interval] = {}
+        #: The same, as far as it is known; no measurement can be above it.
+        self.physical: dict[str, float] = _physical(clock.device)
+
+    def rate(self, kind: str) -> float:
+        """The measured ceiling of ``"memory"`` in bytes/s, or of an arithmetic in FLOP/s."""
+        if kind not in self.measured:
+            self.measured[kind] = (
+                _copy_rate(self._clock) if kind == "memory" else _matmul_rate(self._clock, kind)
+            )
+        return self.measured[kind].value
+
+    def limit(self, kind: str) -> float:
+        """The physical ceiling, or the measured one with slack."""
+        if kind in self.physical:
+            return self.physical[kind]
+        measured = self.rate(kind)
+        if kind != "memory":
+            # A library may be slow in one kind; what a device does in float32 it does in others.
+            measured = max(measured, self.rate("fp32"))
+        return measured * _SLACK[self._clock.device.type]
+
+    def floor(self, case: BenchmarkCase) -> Floor:
+        memory = case.bytes / self.rate("memory")
+        compute = case.flops / self.rate(arithmetic(case)) if case.flops else 0.0
+        return Floor(max(memory, compute), "compute" if compute > memory else "memory")
+
+    def refuse_impossible(self, case: BenchmarkCase, seconds: float, calls: int) -> None:
+        """Refuse a time per call, in a train of ``calls``, that the device cannot reach.
+
+        Raises:
+            BenchmarkError: more bytes or FLOPs a second than the device can move or do.
+        """
+        # What the last calls wrote may still be in the cache: it was not paid for.
+        moved = case.bytes - cache_bytes(self._clock.device) / calls
+        done = {"memory": moved, arithmetic(case): float(case.flops)}
+        for kind, amount in done.items():
+            if amount > 0 and amount / seconds > self.limit(kind):
+                unit = "B" if kind == "memory" else "FLOP"
+                what = "bytes" if kind == "memory" else "flops"
+                raise BenchmarkError(
+                    f"{seconds * 1e6:.3g} us a call would be {amount / seconds / 1e12:.3g} "
+                    f"T{unit}/s, above the {self.limit(kind) / 1e12:.3g} T{unit}/s of the device "
+                    f"({kind}): work is left out or not timed, or the case states too many {what}"
+                )
+
+
+def arithmetic(case: BenchmarkCase) -> str:
+    """The kind of arithmetic that bounds a case."""
+    if case.arithmetic:
+        if case.arithmetic not in ARITHMETIC:
+            known = ", ".join(map(repr, ARITHMETIC))
+            raise BenchmarkError(
+                f"case {case.label!r}: arithmetic is one of {known}, got {case.arithmetic!r}"
+            )
+        return case.arithmetic
+    by_dtype = {dtype: kind for kind, dtype in ARITHMETIC.items()}  # float32: fp32, the later one
+    return by_dtype.get(case.dtype or torch.float32, "fp32")
+
+
+def _copy_rate(clock: Clock) -> Interval:
+    numel = 2**28 if clock.device.type == "cuda" else 2**24
+    source = torch.randn(numel, device=clock.device)
+    target = torch.empty_like(source)
+    taken = _times(clock, target.copy_, (source,))
+    return _rate(2 * source.nbytes, taken)
+
+
+def _matmul_rate(clock: Clock, kind: str) -> Interval:
+    size = (8192 if kind in ("bf16", "fp16", "tf32") else 4096) if _is_gpu(clock) else 512
+    a, b = (torch.randn(size, size, device=clock.device, dtype=ARITHMETIC[kind]) for _ in range(2))
+    out = torch.empty_like(a)
+    with allow_tf32(kind == "tf32"):
+        taken = _times(clock, lambda x, y: torch.mm(x, y, out=out), (a, b))
+    return _rate(2 * size**3, taken)
+
+
+def _times(clock: Clock, function: Any, arguments: tuple[Any, ...]) -> Interval:
+    for _ in range(3):
+        clock.train(function, [arguments])
+    return median_interval([clock.train(function, [arguments]).seconds for _ in range(_ROUNDS)])
+
+
+def _rate(amount: int, taken: Interval) -> Interval:
+    return Interval(amount / taken.value, amount / taken.high, amount / taken.low)
+
+
+@contextlib.contextmanager
+def allow_tf32(allowed: bool) -> Iterator[None]:
+    """Matrix products of float32 in TF32, or strictly in float32; as before afterwards."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _is_gpu(clock: Clock) -> bool:
+    return clock.device.type == "cuda"
+
+
+# --- physical ----------------------------------------------------------------------
+
+# CUdevice_attribute, from cuda.h
+_CLOCK_KHZ, _MEMORY_CLOCK_KHZ, _MEMORY_BUS_BITS = 13, 36, 37
+
+
+def _physical(device: torch.device) -> dict[str, float]:
+    if device.type != "cuda":
+        return {}
+    limits: dict[str, float] = {}
+    # Two transfers a clock: DDR. H200: 2 x 3.201 GHz x 6144 bits = 4.92 TB/s.
+    memory = 2 * _attribute(device, _MEMORY_CLOCK_KHZ) * 1e3
+    if rate := memory * _attribute(device, _MEMORY_BUS_BITS) / 8:
+        limits["memory"] = rate
+    properties = torch.cuda.get_device_properties(device)
+    clocks = properties.multi_processor_count * _attribute(device, _CLOCK_KHZ) * 1e3
+    if clocks:
+        per_clock = _FLOPS_PER_CLOCK.get((properties.major, properties.minor), {})
+        limits |= {kind: clocks * flops for kind, flops in per_clock.items()}
+    return limits
+
+
+def _attribute(device: torch.device, number: int) -> int:
+    """An attribute of the device, as the driver tells it; 0 where it does not."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    handle, value = ctypes.c_int(), ctypes.c_int()
+    with torch.cuda.device(device):
+        index = torch.cuda.current_device()
+    if driver.cuDeviceGet(ctypes.byref(handle), index):
+        return 0
+    if driver.cuDeviceGetAttribute(ctypes.byref(value), number, handle):
+        return 0
+    return value.value

@@ -1,0 +1,124 @@
+"""The command line of the kit: ``python -m cuda_ops.benchmarking``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+
+from cuda_ops.dev import compile_ops
+from cuda_ops.discovery import Kind
+from cuda_ops.errors import BenchmarkError, CudaOpsError
+from cuda_ops.registry import registry
+from cuda_ops.spec import OpSpec
+
+from .compare import QUICK, Settings
+from .kit import Kit
+from .plots import draw
+from .regression import regressions
+from .results import CaseResult, Report
+from .table import render
+
+#: Exit statuses beside 0: something is wrong or slower, and the question makes no sense.
+FAILED, REFUSED = 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, save, draw, compare; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    # What is piped has no width; tables need some.
+    width = None if sys.stdout.isatty() else 160
+    console = Console(highlight=False, soft_wrap=True, width=width)
+    try:
+        # Read first: a base that cannot be used must not cost a run.
+        base = Report.load(arguments.fail_if_regressed) if arguments.fail_if_regressed else None
+        report = _measured(arguments, console)
+        console.print(render(report))
+        if arguments.plot:
+            for path in draw(report, arguments.plot):
+                console.print(f"wrote {path}", markup=False)
+        slower = regressions(base, report) if base else []
+        for regression in slower:
+            console.print(f"[red]slower[/] {escape(str(regression))}")
+        if base and not slower:
+            console.print(f"not slower than {arguments.fail_if_regressed}", markup=False)
+        return FAILED if report.errors or slower else 0
+    except (CudaOpsError, ValueError) as error:
+        console.print(f"[red]error:[/] {escape(str(error))}")
+        return REFUSED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _measured(arguments: argparse.Namespace, console: Console) -> Report:
+    for root in arguments.root:
+        registry().add_root(root)
+    names = None if arguments.peers is None else {n for n in arguments.peers.split(",") if n}
+    if names == {"none"}:
+        names = set()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with console.status("building") as status:
+        ops, left_out = _operators(arguments.ops)
+        status.update("measuring the device")
+        kit = Kit(device, QUICK if arguments.quick else Settings(), names)
+        kit.left_out |= left_out
+        results: list[CaseResult] = []
+        for op in ops:
+            begin = time.monotonic()
+            mine = kit.measure(op, registry().plugins, few=arguments.quick, progress=status.update)
+            results += mine
+            seconds = time.monotonic() - begin
+            console.print(f"measured {op.name}: {len(mine)} cases in {seconds:.1f} s")
+            if arguments.json:  # a run that is interrupted keeps what it has
+                kit.report(results).save(arguments.json)
+    if unknown := (names or set()) - kit.known_peers:
+        known = ", ".join(sorted(kit.known_peers)) or "none"
+        raise BenchmarkError(f"no case has a peer {', '.join(sorted(unknown))}; known: {known}")
+    return kit.report(results)
+
+
+def _operators(names: Sequence[str]) -> tuple[list[OpSpec], dict[str, str]]:
+    """The operators of the named pairs, built and loaded, and why others cannot be measured."""
+    ops: list[OpSpec] = []
+    left_out: dict[str, str] = {}
+    for row in compile_ops(names):
+        if row.error:
+            left_out[row.op] = row.error.splitlines()[0]
+        elif registry().pairs()[row.op].kind is not Kind.NATIVE:
+            left_out[row.op] = "a guest: it declares nothing to measure"
+        else:
+            ops += [operator.spec for operator in registry().operators(row.op).values()]
+    return ops, left_out
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Time operators against their peers and against the device, and check them.",
+        epilog=f"exit status: {FAILED} if a case failed or became slower, {REFUSED} if nothing "
+        "could be measured or compared",
+    )
+    parser.add_argument("ops", nargs="*", metavar="OP", help="pairs to measure (default: all)")
+    parser.add_argument(
+        "--peers", metavar="NAMES", help="such as eager,compile; none (default: all of a case)"
+    )
+    parser.add_argument("--quick", action="store_true", help="few cases, wider intervals")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured")
+    parser.add_argument("--plot", metavar="DIR", type=Path, help="draw roofline, ratios, bandwidth")
+    parser.add_argument(
+        "--fail-if-regressed",
+        metavar="BASE.json",
+        type=Path,
+        help="fail if a case is slower than in this earlier --json, beyond noise",
+    )
+    parser.add_argument(
+        "--root", metavar="DIR", type=Path, action="append", default=[],
+        help="a folder with kernels/ and bindings/ outside this project; repeatable",
+    )  # fmt: skip
+    return parser

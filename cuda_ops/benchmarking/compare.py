@@ -1,0 +1,160 @@
+"""Operator and peers in turn, round after round, until the intervals are narrow or time is up."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from cuda_ops.errors import BenchmarkError
+
+from .clock import Clock, Train, rotated, undisturbed
+from .rotation import Rotation
+from .stats import LEAST_SAMPLES, Interval, median_interval, ratio_interval
+from .verify import Verifier, poison
+
+#: The operator's own name among those that are compared.
+OURS = "cuda_ops"
+#: Calls in a train, at most.
+MOST_CALLS = 64
+_MOST_ROUNDS = 300
+# A device that works on for longer than this after the last call, by the larger of the two.
+_TAIL_SECONDS, _TAIL_SHARE = 50e-6, 0.2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """When a comparison is done."""
+
+    #: Relative half-width that every interval must reach.
+    precision: float = 0.01
+    #: Seconds after which a case ends all the same, marked as not converged.
+    seconds: float = 3.0
+    #: Samples of the host's latency, and calls in each.
+    latency_rounds: int = 20
+    latency_calls: int = 100
+
+
+#: For ``--quick``: enough to see whether something is badly off.
+QUICK = Settings(precision=0.05, seconds=0.3, latency_rounds=8, latency_calls=50)
+
+
+@dataclass
+class Comparison:
+    """What the rounds gave."""
+
+    seconds: dict[str, Interval]
+    #: Peer time over ours, by peer.
+    ratios: dict[str, Interval]
+    rounds: int
+    converged: bool
+    #: Why a peer could not be compared, by peer.
+    missing: dict[str, str] = field(default_factory=dict)
+    #: Who made the GPU wait for the host, so that the host's time is in the measurement.
+    waiting: list[str] = field(default_factory=list)
+
+
+def compare(
+    functions: Mapping[str, Callable[..., Any]],
+    rotation: Rotation,
+    verifier: Verifier,
+    clock: Clock,
+    settings: Settings,
+) -> Comparison:
+    """Time ``functions``, of which :data:`OURS` is one, on the same arguments.
+
+    Every train of every function is checked. A peer that fails before the rounds start is left
+    out and named.
+
+    Raises:
+        BenchmarkError: a result of ours is wrong, or one that a peer gave later on; work goes on
+            after the last call has ended.
+    """
+    alive = dict(functions)
+    missing: dict[str, str] = {}
+
+    def run(name: str) -> Train:
+        train = clock.train(alive[name], rotation.arguments, rotation.advance)
+        try:
+            verifier.check(train.outputs)
+        except BenchmarkError as error:
+            raise BenchmarkError(f"{name} {error}") from error
+        poison(train.outputs)
+        return train
+
+    for name in functions:
+        try:
+            run(name), run(name)
+        except Exception as error:
+            if name == OURS:
+                raise
+            del alive[name]
+            missing[name] = _reason(error)
+    trains: dict[str, list[Train]] = {name: [] for name in alive}
+    begin, round_ = perf_counter(), 0
+    with undisturbed():
+        while True:
+            for name in rotated(list(alive), round_):
+                train = run(name)
+                train.outputs.clear()
+                trains[name].append(train)
+            round_ += 1
+            comparison = _summary(trains, round_, missing, settings)
+            over = perf_counter() - begin > settings.seconds or round_ >= _MOST_ROUNDS
+            if comparison.converged or (over and round_ >= LEAST_SAMPLES):
+                break
+    for name in alive:
+        _refuse_tail(name, trains[name], len(rotation.arguments))
+    return comparison
+
+
+def _summary(
+    trains: dict[str, list[Train]], rounds: int, missing: dict[str, str], settings: Settings
+) -> Comparison:
+    times = {name: [train.seconds for train in mine] for name, mine in trains.items()}
+    seconds = {name: median_interval(mine) for name, mine in times.items()}
+    ratios = {
+        name: ratio_interval(theirs, times[OURS]) for name, theirs in times.items() if name != OURS
+    }
+    # Our time and every ratio; a peer's time alone is not what a table is read for.
+    widest = max(i.half_width for i in (seconds[OURS], *ratios.values()))
+    converged = rounds >= LEAST_SAMPLES and widest <= settings.precision
+    waiting = [name for name, mine in trains.items() if not all(train.backlogged for train in mine)]
+    return Comparison(seconds, ratios, rounds, converged, missing, waiting)
+
+
+def _refuse_tail(name: str, trains: list[Train], calls: int) -> None:
+    tail = statistics.median(train.tail for train in trains)
+    timed = statistics.median(train.seconds for train in trains) * calls
+    if tail > max(_TAIL_SECONDS, _TAIL_SHARE * timed):
+        raise BenchmarkError(
+            f"{name} leaves the device working for {tail * 1e6:.0f} us after its last call has "
+            "ended on the current stream: it uses another stream and does not wait for it"
+        )
+
+
+def calls_for(seconds: float, clock: Clock) -> int:
+    """How many calls of this length make a train: long enough for the clock, and at least two."""
+    return max(2, min(MOST_CALLS, math.ceil(clock.train_seconds / max(seconds, 1e-9))))
+
+
+def quick_seconds(
+    function: Callable[..., Any], rotation: Rotation, clock: Clock, budget: float
+) -> float:
+    """Median seconds of a call, unchecked, within about ``budget`` seconds; for a first estimate
+    and for whoever watches a kernel change.
+    """
+    clock.train(function, rotation.arguments, rotation.advance)
+    times: list[float] = []
+    begin = perf_counter()
+    while len(times) < 3 or (perf_counter() - begin < budget and len(times) < _MOST_ROUNDS):
+        times.append(clock.train(function, rotation.arguments, rotation.advance).seconds)
+    return statistics.median(times)
+
+
+def _reason(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return first if isinstance(error, BenchmarkError) else f"{type(error).__name__}: {first}"

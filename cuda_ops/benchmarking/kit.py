@@ -1,0 +1,226 @@
+"""One device, and operators measured on it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from cuda_ops.errors import BenchmarkError
+from cuda_ops.spec import BenchmarkCase, OpSpec
+from cuda_ops.testing.subject import Plugins, why_not
+
+from .ceilings import Ceilings, arithmetic
+from .clock import host_latency, make_clock, prove_cold
+from .compare import OURS, Settings, calls_for, compare, quick_seconds
+from .environment import environment
+from .peers import load_peers
+from .results import CaseResult, PeerResult, Report
+from .rotation import Rotation
+from .stats import Interval, median_interval
+from .verify import Verifier
+
+#: Where the device takes longer than this, the host's latency is hidden behind it.
+HOST_BOUND_SECONDS = 20e-6
+#: What a CPU can do in reasonable time.
+_MOST_CPU_BYTES, _MOST_CPU_FLOPS = 300 << 20, 10**9
+#: The largest of few cases on a CPU, if there is a smaller one: the rest takes most of the time.
+_FEW_CPU_BYTES = 32 << 20
+
+
+class Kit:
+    """Measures operators on one device, under the same ceilings and settings."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        settings: Settings | None = None,
+        peers: Collection[str] | None = None,
+    ) -> None:
+        """Args:
+            device: where to measure.
+            settings: when a comparison is done.
+            peers: the names of the peers to compare with; ``None`` for all that a case has.
+
+        Raises:
+            BenchmarkError: on a GPU, if flushing its cache has no effect.
+        """
+        self.device, self.settings, self._peers = device, settings or Settings(), peers
+        self.clock = make_clock(device)
+        self.cold_over_warm = prove_cold(self.clock) if device.type == "cuda" else None
+        self.ceilings = Ceilings(self.clock)
+        self.left_out: dict[str, str] = {}
+        #: Peers that some case has; what ``peers`` names beyond these does not exist.
+        self.known_peers: set[str] = set()
+
+    def measure(
+        self,
+        op: OpSpec,
+        plugins: Plugins,
+        *,
+        few: bool = False,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> list[CaseResult]:
+        """Every case of an operator, in order; a case that fails has its error in its result.
+
+        What is not measured is in :attr:`left_out` afterwards.
+
+        Args:
+            op: the operator, registered.
+            plugins: answers the hooks.
+            few: of each dtype the smallest and the largest case alone.
+            progress: told which case comes next.
+        """
+        reason = why_not(op, self.device.type)
+        cases: list[BenchmarkCase] = plugins.ask("cuda_ops_benchmarks", op) or []
+        reference = plugins.ask("cuda_ops_reference", op)
+        if reason is None and not cases:
+            reason = "no cases: give a signature line or implement cuda_ops_benchmarks"
+        if reason is None and reference is None:
+            reason = "nothing to check results with: implement cuda_ops_reference"
+        if reason is not None:
+            self.left_out[op.name] = reason
+            return []
+        fitting = []
+        for case in cases:
+            self.known_peers |= set(case.peers)
+            if too_large := self._too_large(case):
+                self.left_out[f"{op.name} {case.label}"] = too_large
+            else:
+                fitting.append(case)
+        results = []
+        with warnings.catch_warnings():
+            # Strict float32 is what a float32 case is about.
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+            for case in self._few(fitting) if few else fitting:
+                progress(f"{op.name} {case.label}")
+                results.append(self._measure_case(op, case, reference))
+        return results
+
+    def report(self, results: list[CaseResult]) -> Report:
+        """The results with all that one needs to judge them."""
+        return Report(
+            environment=environment(self.device),
+            ceilings=self.ceilings.measured,
+            physical=self.ceilings.physical,
+            cold_over_warm=self.cold_over_warm,
+            settings=asdict(self.settings),
+            results=results,
+            left_out=self.left_out,
+        )
+
+    # --- one case --------------------------------------------------------------------
+
+    def _measure_case(
+        self, op: OpSpec, case: BenchmarkCase, reference: Callable[..., Any]
+    ) -> CaseResult:
+        dtype = "" if case.dtype is None else str(case.dtype).removeprefix("torch.")
+        result = CaseResult(
+            op.name, op.stem, case.label, case.reason, dtype, case.bytes, case.flops, ""
+        )
+        try:
+            result = replace(result, arithmetic=arithmetic(case))
+            return self._compared(op, case, reference, result)
+        except BenchmarkError as error:
+            return replace(result, error=str(error))
+        except Exception as error:  # the operator's own code, or out of memory
+            return replace(result, error=f"{type(error).__name__}: {error}")
+
+    def _compared(
+        self,
+        op: OpSpec,
+        case: BenchmarkCase,
+        reference: Callable[..., Any],
+        result: CaseResult,
+    ) -> CaseResult:
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # the case before may have left little
+        wanted = {n: p for n, p in case.peers.items() if self._peers is None or n in self._peers}
+        peers, missing = load_peers(wanted)
+        functions = {OURS: op.function, **peers}
+        pair = Rotation(case, self.device, 2)
+        estimate = quick_seconds(op.function, pair, self.clock, budget=0.0)
+        calls = min(calls_for(estimate, self.clock), max(2, self._room() // _footprint(case)))
+        rotation = pair if calls == 2 else Rotation(case, self.device, calls)
+        verifier = Verifier(op, reference, rotation, case.flops)
+        found = compare(functions, rotation, verifier, self.clock, self.settings)
+        for seconds in found.seconds.values():
+            self.ceilings.refuse_impossible(case, seconds.value, calls)
+        missing |= found.missing
+        latencies = self._latencies(
+            {name: functions[name] for name in found.seconds},
+            rotation.arguments[0],
+            found.seconds[OURS].value,
+        )
+        floor = self.ceilings.floor(case)
+        waiting = [f"{name} waits for the device: host time is included" for name in found.waiting]
+        return replace(
+            result,
+            seconds=found.seconds[OURS],
+            host=latencies.get(OURS),
+            floor_seconds=floor.seconds,
+            bound=floor.bound,
+            calls=calls,
+            rounds=found.rounds,
+            converged=found.converged,
+            peers={
+                name: PeerResult(missing=missing[name])
+                if name in missing
+                else PeerResult(found.seconds[name], found.ratios[name], latencies.get(name))
+                for name in wanted
+            },
+            notes=tuple(waiting),
+        )
+
+    def _latencies(
+        self, functions: dict[str, Callable[..., Any]], args: tuple[Any, ...], seconds: float
+    ) -> dict[str, Interval]:
+        # On a CPU a call is its own latency.
+        if self.device.type != "cuda" or seconds > HOST_BOUND_SECONDS:
+            return {}
+        times = host_latency(
+            {name: partial(function, *args) for name, function in functions.items()},
+            self.device,
+            rounds=self.settings.latency_rounds,
+            calls=self.settings.latency_calls,
+        )
+        return {name: median_interval(taken) for name, taken in times.items()}
+
+    def _few(self, cases: list[BenchmarkCase]) -> list[BenchmarkCase]:
+        """Of each dtype the smallest and the largest."""
+        if self.device.type == "cpu":
+            cases = [case for case in cases if case.bytes <= _FEW_CPU_BYTES] or cases
+        by_dtype: dict[torch.dtype | None, list[BenchmarkCase]] = {}
+        for case in cases:
+            by_dtype.setdefault(case.dtype, []).append(case)
+        ends = [
+            end(group, key=lambda case: (case.bytes, case.flops))
+            for group in by_dtype.values()
+            for end in (min, max)
+        ]
+        return [case for case in cases if any(case is end for end in ends)]
+
+    def _room(self) -> int:
+        """Bytes that the copies of a case may take."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self.device)[0] * 0.6)
+        return 4 * _MOST_CPU_BYTES
+
+    def _too_large(self, case: BenchmarkCase) -> str:
+        if self.device.type == "cpu":
+            if case.bytes > _MOST_CPU_BYTES:
+                return f"{case.bytes >> 20} MiB, too large for a CPU ({_MOST_CPU_BYTES >> 20} MiB)"
+            if case.flops > _MOST_CPU_FLOPS:
+                return f"{case.flops:.1e} FLOPs, too many for a CPU ({_MOST_CPU_FLOPS:.0e})"
+        elif 2 * _footprint(case) > self._room():
+            return f"{2 * _footprint(case) >> 30} GiB, too large for the memory that is free"
+        return ""
+
+
+def _footprint(case: BenchmarkCase) -> int:
+    """Bytes of one copy, at most: arguments, their values, outputs, a peer's intermediates."""
+    return max(1, 3 * case.bytes)

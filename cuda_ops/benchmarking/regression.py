@@ -1,0 +1,74 @@
+"""Whether a run is slower than an earlier one, beyond noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cuda_ops.errors import BenchmarkError
+
+from .results import CaseResult, Report
+from .stats import Interval
+from .table import time_text
+
+#: Two runs of the same code differ by this much, which no interval of one run can know.
+BETWEEN_RUNS = 0.03
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A case that became slower; prints as the line that a person needs."""
+
+    op: str
+    case: str
+    before: Interval
+    after: Interval
+
+    def __str__(self) -> str:
+        change = self.after.value / self.before.value - 1
+        return (
+            f"{self.op} {self.case}: {_text(self.before)} before, {_text(self.after)} now "
+            f"({change:+.0%})"
+        )
+
+
+def regressions(before: Report, now: Report) -> list[Regression]:
+    """The cases of both runs whose intervals lie apart, the later one above, by more than
+    :data:`BETWEEN_RUNS`.
+
+    Raises:
+        BenchmarkError: the runs are of two devices, have no case in common, or the later run
+            failed at a case or lost one that the earlier one had.
+    """
+    devices = [report.environment.get("device", "unknown") for report in (before, now)]
+    if devices[0] != devices[1]:
+        raise BenchmarkError(
+            f"cannot compare: the base was measured on {devices[0]}, this run on {devices[1]}"
+        )
+    base, current = _timed(before.results), _timed(now.results)
+    common = [key for key in base if key in current]
+    if not common:
+        raise BenchmarkError("cannot compare: no case is in both runs")
+    # Only of operators that this run was asked for.
+    measured = {result.op for result in now.results}
+    lost = [
+        f"{op} {case}"
+        for op, case in base
+        if op in measured and (op, case) not in current and not _left_out(now, op, case)
+    ]
+    if lost:
+        raise BenchmarkError(f"cannot compare: measured before and not now: {', '.join(lost)}")
+    found = (Regression(*key, base[key], current[key]) for key in common)
+    return [r for r in found if r.after.low > r.before.high * (1 + BETWEEN_RUNS)]
+
+
+def _timed(results: Iterable[CaseResult]) -> dict[tuple[str, str], Interval]:
+    return {(r.op, r.case): r.seconds for r in results if r.seconds is not None}
+
+
+def _left_out(report: Report, op: str, case: str) -> bool:
+    return f"{op} {case}" in report.left_out
+
+
+def _text(interval: Interval) -> str:
+    return f"{time_text(interval.value)} ({time_text(interval.low)} to {time_text(interval.high)})"

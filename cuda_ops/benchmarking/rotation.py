@@ -1,0 +1,117 @@
+"""The arguments of a train: copies that share nothing, holding other values in every train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from cuda_ops.errors import BenchmarkError
+from cuda_ops.spec import BenchmarkCase
+
+
+class Rotation:
+    """``copies`` sets of arguments, and as many sets of values that move round among them.
+
+    In train ``t`` copy ``i`` holds the values ``(i + t) % copies``. So a result that was kept from
+    an earlier call is wrong, and one that was written over an argument is undone.
+    """
+
+    def __init__(self, case: BenchmarkCase, device: torch.device, copies: int) -> None:
+        if copies < 2:
+            raise ValueError(f"Rotation: expected at least 2 copies, got {copies}")
+        self.values = [_seeded(case, device, seed) for seed in range(copies)]
+        self.arguments = [_seeded(case, device, seed) for seed in range(copies)]
+        shapes = {_shapes(args) for args in (*self.values, *self.arguments)}
+        if len(shapes) > 1:
+            raise BenchmarkError(
+                f"case {case.label!r}: make_inputs must return the same shapes at each call, "
+                f"got {' and then '.join(sorted(map(str, shapes)))}"
+            )
+        self.device = device
+        self._train = 0
+
+    def advance(self) -> None:
+        """Move the values on by one copy: before every train."""
+        self._train += 1
+        for i, args in enumerate(self.arguments):
+            for argument, value in zip(_tensors(args), _tensors(self._values_in(i)), strict=True):
+                _once(argument).copy_(_once(value))
+
+    def copy_with(self, value: int) -> int:
+        """Which copy holds the values of this number now."""
+        return (value - self._train) % len(self.values)
+
+    def changed_argument(self, copy: int, writable: frozenset[int]) -> int | None:
+        """The position of an argument that no longer has its values, leaving out ``writable``."""
+        given, now = self._values_in(copy), self.arguments[copy]
+        for position, (before, after) in enumerate(zip(given, now, strict=True)):
+            pairs = zip(_tensors(before), _tensors(after), strict=True)
+            if position not in writable and not all(_same(b, a) for b, a in pairs):
+                return position
+        return None
+
+    def _values_in(self, copy: int) -> tuple[Any, ...]:
+        return self.values[(copy + self._train) % len(self.values)]
+
+
+def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What is timed unless a case says otherwise: N(0, 1), or all integers of the dtype alike."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, dtype=dtype, device=device)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, device=device).to(dtype)
+    limits = torch.iinfo(dtype)
+    return torch.randint(limits.min, limits.max, shape, dtype=dtype, device=device)
+
+
+def maker(arguments: tuple[Any, ...]) -> Callable[[torch.device], tuple[Any, ...]]:
+    """``make_inputs`` for a case: ``(shape, dtype)`` stands for a random tensor."""
+
+    def make_inputs(device: torch.device) -> tuple[Any, ...]:
+        return tuple(
+            random_tensor(argument[0], argument[1], device)
+            if _is_description(argument)
+            else argument
+            for argument in arguments
+        )
+
+    return make_inputs
+
+
+def _is_description(argument: Any) -> bool:
+    return (
+        isinstance(argument, tuple) and len(argument) == 2 and isinstance(argument[1], torch.dtype)
+    )
+
+
+def _seeded(case: BenchmarkCase, device: torch.device, seed: int) -> tuple[Any, ...]:
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        return tuple(case.make_inputs(device))
+
+
+def _tensors(args: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+
+
+def _shapes(args: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(tensor.shape) for tensor in _tensors(args))
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """Each element in memory once: an expanded dim is one element."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bitwise for all that matters: NaN equals NaN."""
+    a, b = _once(a), _once(b)
+    if torch.equal(a, b):
+        return True
+    return a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all())

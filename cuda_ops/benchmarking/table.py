@@ -1,0 +1,138 @@
+"""Results for the terminal, and the words and numbers that every other output uses too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from .results import CaseResult, PeerResult, Report, mean_ratio, peer_names
+from .stats import Interval
+
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+
+def rate_text(result: CaseResult) -> str:
+    """``"3920 GB/s"`` or ``"612 TFLOP/s"``, whichever bounds the case."""
+    if result.bound == "compute":
+        return scaled(result.rate, "FLOP/s")
+    return f"{result.rate / 1e9:.{0 if result.rate >= 1e11 else 1}f} GB/s"
+
+
+def scaled(rate: float, unit: str) -> str:
+    """``"4.25 TB/s"``: three digits and the prefix that fits."""
+    factor, prefix = next((p for p in _PREFIXES if rate >= p[0]), _PREFIXES[-1])
+    return f"{rate / factor:.3g} {prefix}{unit}"
+
+
+def time_text(seconds: float) -> str:
+    """``"3.21 us"``, ``"45.6 us"`` or ``"1.23 ms"``: three digits."""
+    # Below the next unit even when rounded.
+    factor, unit = next(
+        (u for u in ((1e6, "us"), (1e3, "ms")) if seconds * u[0] < 999.5), (1.0, "s")
+    )
+    return f"{seconds * factor:#.3g}".rstrip(".") + f" {unit}"
+
+
+def ratio_text(ratio: Interval) -> str:
+    """``"1.04 ±0.01"``, the larger side of the interval."""
+    side = max(ratio.high - ratio.value, ratio.value - ratio.low)
+    return f"{ratio.value:.2f} ±{side:.2f}"
+
+
+def render(report: Report) -> Group:
+    """One table an operator, then what is missing, wrong or left out."""
+    parts: list[RenderableType] = [Text(heading(report))]
+    for op in report.operators():
+        parts += ["", _table(report, op)]
+    parts += [Text(line) for line in ("", *footnotes(report))]
+    for result in report.errors:
+        where = f"[red]error[/] {escape(f'{result.op} {result.case}: {result.error}')}"
+        parts.append(Text.from_markup(where))
+    return Group(*parts)
+
+
+def heading(report: Report) -> str:
+    """Device, versions, and the ceilings that percentages refer to."""
+    known = report.environment
+    ceilings = [
+        f"{kind} {scaled(rate.value, 'B/s' if kind == 'memory' else 'FLOP/s')}"
+        for kind, rate in report.ceilings.items()
+    ]
+    clocks = f", {known['sm_clock_mhz']} MHz" if "sm_clock_mhz" in known else ""
+    cold = report.cold_over_warm
+    flushed = f"; cold reads take {cold:.2f}x as long as warm ones" if cold else ""
+    return (
+        f"{known['device']}{clocks}, torch {known['torch']}, {known['date']}, "
+        f"commit {known['commit']}\n"
+        f"measured ceilings: {', '.join(ceilings) or 'none'}{flushed}\n"
+        "ceiling: the share of it that is reached; peers: their time / ours, above 1 we are faster"
+    )
+
+
+def _table(report: Report, op: str) -> Table:
+    results = report.of(op)
+    peers = peer_names(results)
+    timed_host = any(result.host for result in results)
+    host = ["host us"] if timed_host else []
+    grid = Table(box=None, pad_edge=False, title_justify="left", title=f"[bold]{escape(op)}[/]")
+    grid.add_column("case", no_wrap=True)
+    for column in ("time", "rate", "ceiling", *host, *peers):
+        grid.add_column(column, justify="right", no_wrap=True)
+    for result in results:
+        if result.seconds is None:
+            grid.add_row(escape(result.case), "[red]error[/]")
+            continue
+        mark = "" if result.converged else " ~"
+        cells = [time_text(result.seconds.value) + mark, rate_text(result)]
+        cells.append(f"{result.of_ceiling:.0%}")
+        if timed_host:
+            cells.append(host_text(result))
+        cells += [peer_text(result.peers.get(peer)) for peer in peers]
+        grid.add_row(escape(result.case), *cells)
+    means = [mean_ratio(results, peer) for peer in peers]
+    if any(mean is not None for mean in means):
+        blank = [""] * (3 + timed_host)
+        grid.add_row(
+            "[dim]geometric mean[/]", *blank, *(f"{m:.2f}" if m else "" for m in means)
+        )  # fmt: skip
+    return grid
+
+
+def host_text(result: CaseResult) -> str:
+    """Our host latency, and the first peer's: ``"6.9 (eager 6.3)"``."""
+    if result.host is None:
+        return ""
+    for name, peer in result.peers.items():
+        if peer.host is not None:
+            return f"{result.host.value * 1e6:.1f} ({name} {peer.host.value * 1e6:.1f})"
+    return f"{result.host.value * 1e6:.1f}"
+
+
+def peer_text(peer: PeerResult | None) -> str:
+    """The ratio, or that there is none."""
+    if peer is None:
+        return ""
+    return "missing" if peer.ratio is None else ratio_text(peer.ratio)
+
+
+def footnotes(report: Report) -> Iterator[str]:
+    """What the tables leave open, each said once."""
+    if any(result.seconds and not result.converged for result in report.results):
+        yield (
+            f"~ an interval is wider than {report.settings['precision']:.0%} "
+            f"after {report.settings['seconds']:g} s"
+        )
+    reasons = {
+        f"{result.op}: peer {name} is missing: {peer.missing}"
+        for result in report.results
+        for name, peer in result.peers.items()
+        if peer.missing
+    }
+    notes = {f"{r.op} {r.case}: {note}" for r in report.results for note in r.notes}
+    yield from sorted(reasons | notes)
+    for what, why in report.left_out.items():
+        yield f"left out: {what}: {why}"

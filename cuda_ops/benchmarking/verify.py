@@ -1,0 +1,213 @@
+"""Whether what was timed is right: the outputs of every train against the float64 reference.
+
+The reference is asked for two of the sets of values that move round among the copies, so any call
+of a train may be the one that is looked at. Large outputs are compared at
+positions drawn at random, ends included; where loop dims make parts independent of each other, the
+reference computes only parts drawn at random. All of the memory that comes back is looked at in
+another way: it is overwritten before it is given up, so what a kernel leaves out stays wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from cuda_ops.errors import BenchmarkError
+from cuda_ops.shapes import bind, broadcast, core_dims
+from cuda_ops.spec import OpSpec
+from cuda_ops.testing.compare import errors, is_floating, largest, outputs, reduction_length
+from cuda_ops.testing.samples import Sample, TensorArg
+
+from .rotation import Rotation
+
+#: Elements of an output that are compared after each train, at most.
+MOST_COMPARED = 2**18
+#: Elements of an output that the reference computes, at most, where loop dims allow a choice.
+MOST_COMPUTED = 2**20
+_PARTS = 8
+#: Above this many FLOPs the reference runs on the device that is measured, still in float64: a CPU
+#: would take longer for it than all timing does.
+_EXPENSIVE_FLOPS = 10**10
+# Seeded by the operating system: what is looked at cannot be known beforehand.
+_CHANCE = torch.Generator()
+_CHANCE.seed()
+
+
+class Verifier:
+    """The expected results of one case, and the comparison with them."""
+
+    def __init__(
+        self, op: OpSpec, reference: Callable[..., Any], rotation: Rotation, flops: int = 0
+    ) -> None:
+        self._op, self._rotation = op, rotation
+        self._writable = frozenset(
+            i for i, a in enumerate(op.parsed.arguments) if a.alias_info and a.alias_info.is_write
+        )
+        # The derived reference is the operator's own CPU kernel, no judge of the one on the device.
+        on_cpu = flops <= _EXPENSIVE_FLOPS or reference is op.overload
+        self._device = torch.device("cpu") if on_cpu else rotation.device
+        chosen = torch.randperm(len(rotation.values), generator=_CHANCE)[:2].tolist()
+        self._parts = _draw_parts(op, rotation.values[0])
+        self._length = reduction_length(op, _shapes_of(rotation.values[0]))
+        self._expected = {value: self._compute(reference, value) for value in chosen}
+        self._positions: dict[int, torch.Tensor] = {}
+
+    def _compute(self, reference: Callable[..., Any], value: int) -> tuple[Any, float]:
+        args = self._rotation.values[value]
+        if self._parts is not None:
+            args = self._parts.of_arguments(args)
+        wide = [_widened(arg, self._device) for arg in args]
+        expected = reference(*wide)
+        if self._length > 1:
+            magnitudes = [v.abs() if is_floating(v) else v for v in wide]
+            return expected, largest(reference(*magnitudes))
+        return expected, min(1.0, largest(wide))
+
+    def check(self, outputs: Sequence[Any]) -> float:
+        """Compare a train's outputs; returns the largest error in units of the tolerance.
+
+        Raises:
+            BenchmarkError: a wrong result, an output that is no plain tensor or no memory of its
+                own, an argument that has changed.
+        """
+        _check_memory(outputs, self._rotation.arguments, bool(self._writable))
+        worst = 0.0
+        for value, (expected, magnitude) in self._expected.items():
+            copy = self._rotation.copy_with(value)
+            position = self._rotation.changed_argument(copy, self._writable)
+            if position is not None:
+                name = self._op.argument_names[position]
+                raise BenchmarkError(f"changes its argument {name!r}, which its schema denies")
+            worst = max(worst, self._compare(outputs[copy], expected, magnitude))
+        return worst
+
+    def _compare(self, output: Any, expected: Any, magnitude: float) -> float:
+        worst = 0.0
+        actuals, expecteds = outputs(output), outputs(expected)
+        if len(actuals) != len(expecteds):
+            raise BenchmarkError(f"returns {len(actuals)} results, expected {len(expecteds)}")
+        for i, (a, e) in enumerate(zip(actuals, expecteds, strict=True)):
+            if self._parts is not None:
+                a = self._parts.of_tensor(a)
+            if a.shape != e.shape:
+                raise BenchmarkError(f"returns shape {list(a.shape)}, expected {list(e.shape)}")
+            if a.numel() > MOST_COMPARED:
+                at = self._positions.setdefault(i, _draw_positions(a.numel()))
+                a, e = torch.take(a, at.to(a.device)), torch.take(e, at.to(e.device))
+            try:
+                worst = max(worst, errors([a], [e], magnitude, math.sqrt(self._length)))
+            except AssertionError as error:  # integers differ
+                raise BenchmarkError(str(error)) from error
+        if not worst <= 1:
+            raise BenchmarkError(f"differs from the reference by {worst:.3g} times the tolerance")
+        return worst
+
+
+def poison(outputs: Sequence[Any]) -> None:
+    """Overwrite results that nobody needs any more: the next one in this memory starts wrong."""
+    for output in outputs:
+        for tensor in outputs(output):
+            if isinstance(tensor, torch.Tensor):
+                tensor.fill_(math.nan if tensor.is_floating_point() else 1)
+
+
+def _check_memory(
+    outputs: Sequence[Any], arguments: Sequence[tuple[Any, ...]], may_write: bool
+) -> None:
+    starts: set[int] = set()
+    if not may_write:
+        starts |= {a.data_ptr() for args in arguments for a in args if isinstance(a, torch.Tensor)}
+    for output in outputs:
+        for tensor in outputs(output):
+            if type(tensor) is not torch.Tensor:
+                raise BenchmarkError(
+                    f"returns {type(tensor).__name__}, expected a plain Tensor: work may be left"
+                )
+            if tensor.numel() and not may_write:
+                if tensor.data_ptr() in starts:
+                    raise BenchmarkError(
+                        "returns memory that an argument or another result still uses"
+                    )
+                starts.add(tensor.data_ptr())
+
+
+class _Shapes(Sample):
+    """Arguments without data, for those who ask for their shapes alone."""
+
+    def make(self, device: torch.device | str = "meta") -> tuple[Any, ...]:
+        return tuple(
+            torch.empty(arg.shape, dtype=arg.dtype, device="meta")
+            if isinstance(arg, TensorArg)
+            else arg
+            for arg in self.args
+        )
+
+
+def _shapes_of(args: Sequence[Any]) -> Sample:
+    return _Shapes(
+        tuple(
+            TensorArg(tuple(arg.shape), arg.dtype) if isinstance(arg, torch.Tensor) else arg
+            for arg in args
+        )
+    )
+
+
+class _Parts:
+    """Slices of the first loop dim, joined."""
+
+    def __init__(self, op: OpSpec, rank: int, size: int, slices: list[tuple[int, int]]) -> None:
+        self._op, self._rank, self._size, self._slices = op, rank, size, slices
+
+    def of_arguments(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        positions = self._op.tensor_positions
+        return tuple(
+            self.of_tensor(arg, len(core_dims(self._op, positions.index(i))))
+            if i in positions and arg is not None
+            else arg
+            for i, arg in enumerate(args)
+        )
+
+    def of_tensor(self, tensor: torch.Tensor, core: int | None = None) -> torch.Tensor:
+        loops = tensor.dim() - core if core is not None else self._rank
+        if loops < self._rank or tensor.shape[0] != self._size:
+            return tensor  # broadcast along it
+        return torch.cat([tensor.narrow(0, start, length) for start, length in self._slices])
+
+
+def _draw_parts(op: OpSpec, args: tuple[Any, ...]) -> _Parts | None:
+    """Random parts of the first loop dim, first and last included; ``None``: take everything."""
+    if op.signature is None or op.parsed.is_mutable:
+        return None
+    values = bind(op, args, {})
+    shapes = [
+        values[i].shape[: values[i].dim() - len(core_dims(op, k))]
+        for k, i in enumerate(op.tensor_positions)
+        if values[i] is not None
+    ]
+    loop = broadcast(op, shapes)
+    numel = max(values[i].numel() for i in op.tensor_positions if values[i] is not None)
+    if not loop or numel <= MOST_COMPUTED:
+        return None
+    length = max(1, MOST_COMPUTED * loop[0] // numel // _PARTS)
+    if length * _PARTS >= loop[0]:
+        return None
+    last = loop[0] - length
+    between = torch.randint(0, last + 1, (_PARTS - 2,), generator=_CHANCE).tolist()
+    starts = sorted([0, *between, last])  # so that the end of the output stays the end
+    return _Parts(op, len(loop), loop[0], [(start, length) for start in starts])
+
+
+def _draw_positions(numel: int) -> torch.Tensor:
+    positions = torch.randint(0, numel, (MOST_COMPARED,), generator=_CHANCE)
+    positions[0], positions[-1] = 0, numel - 1
+    return positions
+
+
+def _widened(value: Any, device: torch.device) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.to(device)
+    return value.to(torch.float64) if value.is_floating_point() else value

@@ -1,0 +1,41 @@
+"""``gelu_approx``: its reference is PyTorch's own, and PyTorch is its peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from cuda_ops import derive
+from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.spec import BenchmarkCase, OpSpec
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """PyTorch's own, in the approximation that the operator uses."""
+    return F.gelu(x, approximate="tanh")
+
+
+@hookimpl
+def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
+    return gelu_tanh if op.name == "gelu_approx" else None
+
+
+@hookimpl
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
+    peers: dict[str, Callable[..., Any]] = {
+        "gelu_approx": gelu_tanh,
+        "gelu_approx_backward": torch_gelu_backward,
+    }
+    if op.name not in peers:
+        return None
+    return derive.with_peers(derive.cuda_ops_benchmarks(op), torch_peers(peers[op.name]))
+
+
+def torch_gelu_backward(grad_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """PyTorch's own kernel."""
+    grad_x: torch.Tensor = torch.ops.aten.gelu_backward(grad_out, x, approximate="tanh")
+    return grad_x

@@ -1,0 +1,33 @@
+// add(a, b) = a + b, with broadcasting. Its gradient needs no kernel: see cuda_ops/ops/add.py.
+#include "binding.h"
+
+using namespace cuda_ops;
+
+cudaError_t add_launch(const Strided<2>& problem, cudaStream_t stream);
+
+namespace {
+
+Tensor add_cpu(const Tensor& a, const Tensor& b) {
+  return elementwise_cpu("add", [](double x, double y) { return x + y; }, a, b);
+}
+
+Tensor add_cuda(const Tensor& a, const Tensor& b) {
+  return elementwise_cuda("add", add_launch, a, b);
+}
+
+}  // namespace
+
+CUDA_OPS(library) {
+  library.op("add(Tensor a, Tensor b) -> Tensor", "(),()->()")
+      .dtypes(kFloating)
+      .doc(R"(Sum of two tensors, elementwise.
+
+Shapes: a and b (...), broadcast; the result has the broadcast shape, and the layout of a and b
+where they share a dense one.
+Dtypes: float64, float32, float16 or bfloat16, the same for both. The sum is taken in float64 for
+float64 and in float32 for the others, and rounded once.
+Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not broadcast.
+Formula: a + b; as torch.add without type promotion and without alpha.)")
+      .cpu<add_cpu>()
+      .cuda<add_cuda>();
+}

@@ -1,0 +1,102 @@
+// gelu_approx(x), the tanh approximation of gelu, its gradient, and the gradient of that.
+#include "binding.h"
+
+using namespace cuda_ops;
+
+cudaError_t gelu_approx_launch(const Strided<1>& problem, cudaStream_t stream);
+cudaError_t gelu_approx_backward_launch(const Strided<2>& problem, cudaStream_t stream);
+cudaError_t gelu_approx_backward_backward_launch(const Strided<3, 2>& problem, cudaStream_t stream);
+
+namespace {
+
+constexpr double kScale = 0.7978845608028654;  // sqrt(2 / pi)
+constexpr double kCubic = 0.044715;
+
+double value(double v) { return 0.5 * v * (1 + std::tanh(kScale * (v + kCubic * v * v * v))); }
+
+double first(double v) {
+  const double t = std::tanh(kScale * (v + kCubic * v * v * v));
+  const double inner = kScale * (1 + 3 * kCubic * v * v);
+  return 0.5 * (1 + t) + (std::fabs(t) == 1 ? 0 : 0.5 * v * (1 - t * t) * inner);
+}
+
+double second(double v) {
+  const double t = std::tanh(kScale * (v + kCubic * v * v * v));
+  const double inner = kScale * (1 + 3 * kCubic * v * v);
+  const double bend = 6 * kScale * kCubic * v - 2 * t * inner * inner;
+  return std::fabs(t) == 1 ? 0 : (1 - t * t) * (inner + 0.5 * v * bend);
+}
+
+Results<double, 2> second_order(double gg, double g, double v) {
+  return {gg * first(v), gg * g * second(v)};
+}
+
+Tensor gelu_approx_cpu(const Tensor& x) { return elementwise_cpu("gelu_approx", value, x); }
+
+Tensor gelu_approx_cuda(const Tensor& x) {
+  return elementwise_cuda("gelu_approx", gelu_approx_launch, x);
+}
+
+Tensor gelu_approx_backward_cpu(const Tensor& grad_out, const Tensor& x) {
+  const auto f = [](double g, double v) { return g * first(v); };
+  return elementwise_cpu("gelu_approx_backward", f, grad_out, x);
+}
+
+Tensor gelu_approx_backward_cuda(const Tensor& grad_out, const Tensor& x) {
+  return elementwise_cuda("gelu_approx_backward", gelu_approx_backward_launch, grad_out, x);
+}
+
+std::tuple<Tensor, Tensor> gelu_approx_backward_backward_cpu(const Tensor& grad_grad_x,
+                                                             const Tensor& grad_out,
+                                                             const Tensor& x) {
+  return elementwise_cpu<2>("gelu_approx_backward_backward", second_order, grad_grad_x, grad_out,
+                            x);
+}
+
+std::tuple<Tensor, Tensor> gelu_approx_backward_backward_cuda(const Tensor& grad_grad_x,
+                                                              const Tensor& grad_out,
+                                                              const Tensor& x) {
+  return elementwise_cuda<2>("gelu_approx_backward_backward", gelu_approx_backward_backward_launch,
+                             grad_grad_x, grad_out, x);
+}
+
+}  // namespace
+
+CUDA_OPS(library) {
+  library.op("gelu_approx(Tensor x) -> Tensor", "()->()")
+      .dtypes(kFloating)
+      .doc(R"(Gaussian error linear unit in its tanh approximation, elementwise.
+
+Shapes: x (...); the result has the shape of x, and its layout where x is dense.
+Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. The arithmetic runs in
+float64 for float64 and in float32 for the others.
+Errors: RuntimeError for any other dtype.
+Formula: 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), Hendrycks and Gimpel,
+https://arxiv.org/abs/1606.08415; as torch.nn.functional.gelu(x, approximate="tanh").)")
+      .cpu<gelu_approx_cpu>()
+      .cuda<gelu_approx_cuda>();
+  library.op("gelu_approx_backward(Tensor grad_out, Tensor x) -> Tensor grad_x", "(),()->()")
+      .dtypes(kFloating)
+      .doc(R"(Gradient of gelu_approx.
+
+Shapes: grad_out and x (...), broadcast; the result has the broadcast shape.
+Dtypes: float64, float32, float16 or bfloat16, the same for all.
+Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not broadcast.
+Formula: the derivative by the product rule; where tanh has reached 1 it is 1 or 0, even where
+x^2 would overflow.)")
+      .cpu<gelu_approx_backward_cpu>()
+      .cuda<gelu_approx_backward_cuda>();
+  library
+      .op("gelu_approx_backward_backward(Tensor grad_grad_x, Tensor grad_out, Tensor x) -> (Tensor "
+          "grad_grad_out, Tensor grad_x)",
+          "(),(),()->(),()")
+      .dtypes(kFloating)
+      .doc(R"(Gradients of gelu_approx_backward: how its result changes with grad_out and with x.
+
+Shapes: grad_grad_x, grad_out and x (...), broadcast; the result has the broadcast shape.
+Dtypes: float64, float32, float16 or bfloat16, the same for all.
+Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not broadcast.
+Formula: f'(x) and grad_out * f''(x), times grad_grad_x, for f = gelu_approx.)")
+      .cpu<gelu_approx_backward_backward_cpu>()
+      .cuda<gelu_approx_backward_backward_cuda>();
+}

@@ -1,0 +1,88 @@
+// silu_and_mul(x) = silu(gate) * up for x = [gate, up], and its gradient.
+#include "binding.h"
+
+using namespace cuda_ops;
+
+cudaError_t silu_and_mul_launch(const Strided<2>& problem, cudaStream_t stream);
+cudaError_t silu_and_mul_backward_launch(const Strided<3, 2>& problem, cudaStream_t stream);
+
+namespace {
+
+Tensor empty_half(const View& x, const Tensor& like) {
+  std::vector<int64_t> shape(x.sizes, x.sizes + x.dims);
+  shape.back() /= 2;
+  return empty(shape, like);
+}
+
+Strided<2> problem(const Tensor& out, const View& x) {
+  return strided({written(out)}, {x.chunk(2, 0), x.chunk(2, 1)});
+}
+
+Strided<3, 2> gradient_problem(const View& grad_x, const Tensor& grad_out, const View& x) {
+  return strided({grad_x.chunk(2, 0), grad_x.chunk(2, 1)},
+                 {grad_out, x.chunk(2, 0), x.chunk(2, 1)});
+}
+
+Tensor silu_and_mul_cpu(const Tensor& x) {
+  Tensor out = empty_half(x, x);
+  map_cpu(problem(out, x), [](double gate, double up) { return gate * sigmoid(gate) * up; });
+  return out;
+}
+
+Tensor silu_and_mul_cuda(const Tensor& x) {
+  Tensor out = empty_half(x, x);
+  launch("silu_and_mul", x,
+         [&](cudaStream_t stream) { return silu_and_mul_launch(problem(out, x), stream); });
+  return out;
+}
+
+// grad_out broadcasts against x along the loop dims.
+Tensor empty_gradient(const Tensor& grad_out, const Tensor& x) {
+  auto shape = detail::broadcast_shape("silu_and_mul_backward", {grad_out, x}, 1);
+  shape.push_back(x.size(x.dim() - 1));
+  return empty(shape, x);
+}
+
+Tensor silu_and_mul_backward_cpu(const Tensor& grad_out, const Tensor& x) {
+  Tensor grad_x = empty_gradient(grad_out, x);
+  map_cpu(gradient_problem(written(grad_x), grad_out, x), [](double g, double gate, double up) {
+    const double s = sigmoid(gate);
+    return Results<double, 2>{g * up * s * (1 + gate * (1 - s)), g * gate * s};
+  });
+  return grad_x;
+}
+
+Tensor silu_and_mul_backward_cuda(const Tensor& grad_out, const Tensor& x) {
+  Tensor grad_x = empty_gradient(grad_out, x);
+  launch("silu_and_mul_backward", x, [&](cudaStream_t stream) {
+    return silu_and_mul_backward_launch(gradient_problem(written(grad_x), grad_out, x), stream);
+  });
+  return grad_x;
+}
+
+}  // namespace
+
+CUDA_OPS(library) {
+  library.op("silu_and_mul(Tensor x) -> Tensor", "(2d)->(d)")
+      .dtypes(kFloating)
+      .doc(
+          R"(Gated linear unit of a SwiGLU layer: silu(gate) * up, where x is [gate, up] along its last dim.
+
+Shapes: x (..., 2 D); the result (..., D) is contiguous.
+Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. The arithmetic runs in
+float64 for float64 and in float32 for the others, rounded once.
+Errors: RuntimeError for any other dtype, no dims, or an odd last dim.
+Formula: Shazeer, https://arxiv.org/abs/2002.05202: x[..., :D] * sigmoid(x[..., :D]) * x[..., D:].)")
+      .cpu<silu_and_mul_cpu>()
+      .cuda<silu_and_mul_cuda>();
+  library.op("silu_and_mul_backward(Tensor grad_out, Tensor x) -> Tensor grad_x", "(d),(2d)->(2d)")
+      .dtypes(kFloating)
+      .doc(R"(Gradient of silu_and_mul: for the gate and for the factor, side by side as in x.
+
+Shapes: grad_out (..., D), x (..., 2 D); grad_x (..., 2 D) is contiguous. Loop dims broadcast.
+Dtypes: float64, float32, float16 or bfloat16, the same for both.
+Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not fit.
+Formula: grad_out * up * silu'(gate) and grad_out * silu(gate).)")
+      .cpu<silu_and_mul_backward_cpu>()
+      .cuda<silu_and_mul_backward_cuda>();
+}

@@ -1,0 +1,36 @@
+// silu_and_mul(x) = silu(gate) * up for x = [gate, up] along the last dim: the
+// middle of a SwiGLU layer. Three bytes of traffic per byte of output, where
+// chunk, silu and a multiplication move five.
+#include "elementwise.cuh"
+#include "math.cuh"
+
+using namespace cuda_ops;
+
+namespace {
+
+struct SiluAndMul {
+  template <class C>
+  __device__ C operator()(C gate, C up) const {
+    return gate * sigmoid(gate) * up;
+  }
+};
+
+struct SiluAndMulBackward {
+  template <class C>
+  __device__ Results<C, 2> operator()(C grad_out, C gate, C up) const {
+    const C s = sigmoid(gate);
+    return {grad_out * up * s * (1 + gate * (1 - s)), grad_out * gate * s};
+  }
+};
+
+}  // namespace
+
+// -----------------------------------------------------------------------------
+
+cudaError_t silu_and_mul_launch(const Strided<2>& problem, cudaStream_t stream) {
+  return map_cuda(problem, stream, SiluAndMul{});
+}
+
+cudaError_t silu_and_mul_backward_launch(const Strided<3, 2>& problem, cudaStream_t stream) {
+  return map_cuda(problem, stream, SiluAndMulBackward{});
+}

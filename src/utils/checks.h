@@ -1,0 +1,122 @@
+// What is checked before a kernel sees its arguments: one device, the dtypes
+// that the binding listed, and dims that fit the signature line.
+#pragma once
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tensor.h"
+
+namespace cuda_ops {
+namespace detail {
+
+// "d", "2d" or "3" of a signature line: a size is factor * the size of `name`.
+struct CoreDim {
+  std::string text;
+  int64_t factor = 1;
+  std::string name;  // empty for a plain number
+
+  explicit CoreDim(std::string written) : text(std::move(written)) {
+    size_t digits = 0;
+    while (digits < text.size() && text[digits] >= '0' && text[digits] <= '9') ++digits;
+    if (digits > 0) factor = std::stoll(text.substr(0, digits));
+    name = text.substr(digits);
+  }
+};
+
+// Built from the schema's argument names, the signature line and dtypes().
+struct Checks {
+  std::string op;
+  std::vector<std::string> tensor_names;        // tensor arguments, in order
+  std::vector<std::vector<CoreDim>> core_dims;  // per tensor argument; empty: no signature
+  std::vector<DType> dtypes;                    // empty: the binding checks on its own
+
+  void run(const Tensor* const* tensors, size_t count) const {
+    const Tensor* first = nullptr;
+    size_t first_index = 0;
+    std::array<std::pair<const std::string*, int64_t>, 16> bound;
+    size_t bound_count = 0;
+    for (size_t i = 0; i < count; ++i) {
+      if (tensors[i] == nullptr || !tensors[i]->defined()) continue;
+      const Tensor& tensor = *tensors[i];
+      if (first == nullptr) {
+        first = &tensor;
+        first_index = i;
+        if (!dtypes.empty()) check_dtype(tensor, i);
+      } else {
+        if (device_of(tensor) != device_of(*first)) {
+          refuse(op, tensor_names[i],
+                 "a tensor on " + name(device_of(*first)) + " like '" + tensor_names[first_index] +
+                     "'",
+                 "one on " + name(device_of(tensor)));
+        }
+        if (!dtypes.empty() && dtype_of(tensor) != dtype_of(*first)) {
+          refuse(op, tensor_names[i],
+                 std::string("dtype ") + cuda_ops::name(dtype_of(*first)) + " like '" +
+                     tensor_names[first_index] + "'",
+                 cuda_ops::name(dtype_of(tensor)));
+        }
+      }
+      if (i < core_dims.size() && !core_dims[i].empty()) {
+        check_dims(tensor, i, bound.data(), bound_count);
+      }
+    }
+  }
+
+ private:
+  void check_dtype(const Tensor& tensor, size_t i) const {
+    const DType actual = dtype_of(tensor);
+    std::string expected;
+    for (size_t k = 0; k < dtypes.size(); ++k) {
+      if (dtypes[k] == actual) return;
+      expected += std::string(k == 0                   ? ""
+                              : k + 1 == dtypes.size() ? " or "
+                                                       : ", ") +
+                  cuda_ops::name(dtypes[k]);
+    }
+    refuse(op, tensor_names[i], "dtype " + expected, cuda_ops::name(actual));
+  }
+
+  void check_dims(const Tensor& tensor, size_t i, std::pair<const std::string*, int64_t>* bound,
+                  size_t& bound_count) const {
+    const auto& dims = core_dims[i];
+    const int64_t rank = tensor.dim();
+    const auto count = static_cast<int64_t>(dims.size());
+    if (rank < count) {
+      refuse(op, tensor_names[i],
+             "at least " + std::to_string(count) + " dims (..., " + joined(dims) + ")",
+             "shape " + shape_name(tensor));
+    }
+    for (int64_t d = 0; d < count; ++d) {
+      const CoreDim& dim = dims[d];
+      const int64_t actual = tensor.size(rank - count + d);
+      const auto refuse_size = [&](const std::string& expected) {
+        refuse(op, tensor_names[i],
+               "dim '" + dim.text + "' of (..., " + joined(dims) + ") to be " + expected,
+               "shape " + shape_name(tensor));
+      };
+      int64_t expected = dim.name.empty() ? dim.factor : -1;
+      for (size_t k = 0; k < bound_count; ++k) {
+        if (*bound[k].first == dim.name) expected = dim.factor * bound[k].second;
+      }
+      if (expected >= 0) {
+        if (actual != expected) refuse_size(std::to_string(expected));
+      } else if (actual % dim.factor != 0) {
+        refuse_size("a multiple of " + std::to_string(dim.factor));
+      } else if (bound_count < 16) {
+        bound[bound_count++] = {&dim.name, actual / dim.factor};
+      }
+    }
+  }
+
+  static std::string joined(const std::vector<CoreDim>& dims) {
+    std::string text;
+    for (const CoreDim& dim : dims) text += (text.empty() ? "" : ", ") + dim.text;
+    return text;
+  }
+};
+
+}  // namespace detail
+}  // namespace cuda_ops
