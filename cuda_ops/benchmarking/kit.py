@@ -78,11 +78,11 @@ class Kit:
         reason = why_not(op, self.device.type)
         cases: list[BenchmarkCase] = plugins.ask("cuda_ops_benchmarks", op) or []
         reference = plugins.ask("cuda_ops_reference", op)
-        if reason is None and not cases:
+        if not reason and not cases:
             reason = "no cases: give a signature line or implement cuda_ops_benchmarks"
-        if reason is None and reference is None:
+        if not reason and reference is None:
             reason = "nothing to check results with: implement cuda_ops_reference"
-        if reason is not None:
+        if reason:
             self.left_out[op.name] = reason
             return []
         fitting = []

@@ -210,8 +210,8 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
     core = dict.fromkeys(op.signature.names, 1)
 
     def room_beside(fitted: Iterable[tuple[str, ...]]) -> int:
-        taken = [math.prod(size_of(d, core) for d in group) for group in fitted]
-        return max(1, MAX_NUMEL // max(1, *taken, 1))
+        taken: list[int] = [math.prod(size_of(d, core) for d in group) for group in fitted]
+        return max(1, MAX_NUMEL // max([1, *taken]))
 
     everything = (*groups, *op.signature.outputs)
     for name in op.signature.names:
