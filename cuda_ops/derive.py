@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 import torch
 from hypothesis.strategies import SearchStrategy
 
-from cuda_ops import samples
 from cuda_ops.benchmarking import rotation
 from cuda_ops.errors import ManifestError
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.shapes import bind, broadcast, core_dims, empty_outputs, tensor_arguments
 from cuda_ops.signature import size_of
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
+from cuda_ops.testing import samples
 
 #: What is timed without core dims: the number of elements, and why.
 _LOOP_NUMEL = {

@@ -159,7 +159,7 @@ def _max_error(operator: Operator, built: builder.Built, device: str) -> float:
     except (OSError, ValueError):
         known = {}
     if key not in known:
-        from cuda_ops.check import quick_error
+        from cuda_ops.testing import quick_error
 
         try:
             known[key] = quick_error(operator.spec, registry().plugins, device)
@@ -260,17 +260,19 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
 
 
 def _check(rows: Sequence[Row], console: Console) -> bool:
-    from cuda_ops.check import check_op
+    from cuda_ops.testing import PROFILES, check_op
+    from cuda_ops.testing.checks import QUICK
+    from cuda_ops.testing.child import Worker
 
-    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     good = True
-    for row in rows:
-        if row.error or registry().pairs()[row.op].kind is not Kind.NATIVE:
-            continue
-        for operator in registry().operators(row.op).values():
-            report = check_op(operator.spec, registry().plugins, devices=devices)
-            console.print(str(report), markup=False)
-            good &= report.passed
+    with Worker(PROFILES["quick"].timeout) as worker:
+        for row in rows:
+            if row.error or registry().pairs()[row.op].kind is not Kind.NATIVE:
+                continue
+            for name in registry().operators(row.op):
+                report = check_op(name, checks=QUICK, isolate=worker)
+                console.print(str(report), markup=False)
+                good &= report.passed
     return good
 
 

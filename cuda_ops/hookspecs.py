@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, ShardingRule
+from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, Claims, OpSpec, ShardingRule
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -95,7 +95,15 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookspec(firstresult=True)
 def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Any] | None:
-    """Inputs to test with: a Hypothesis strategy of :class:`cuda_ops.samples.Sample`.
+    """Inputs to test with: a Hypothesis strategy of :class:`cuda_ops.testing.Sample`.
+
+    Fires when an operator is checked.
+    """
+
+
+@hookspec(firstresult=True)
+def cuda_ops_claims(op: OpSpec) -> Claims | None:
+    """What the checks may expect: equal bits on each call, or not; a wider tolerance, and why.
 
     Fires when an operator is checked.
     """

@@ -43,16 +43,18 @@ class OpSpec:
     has_cuda: bool
     #: Other operators of the same pair, by name; how ``<op>_backward`` is found.
     siblings: dict[str, OpSpec] = field(default_factory=dict, repr=False, compare=False)
+    #: Of another library's operator, where the test kit was told about one.
+    namespace: str = "cuda_ops"
 
     @property
     def qualname(self) -> str:
         """Name in the dispatcher, ``"cuda_ops::silu"``."""
-        return f"cuda_ops::{self.name}"
+        return f"{self.namespace}::{self.name}"
 
     @property
     def overload(self) -> torch._ops.OpOverload[Any, Any]:
         """The dispatcher's handle, ``torch.ops.cuda_ops.silu.default``."""
-        packet = getattr(torch.ops.cuda_ops, self.name)
+        packet = getattr(getattr(torch.ops, self.namespace), self.name)
         overload: torch._ops.OpOverload[Any, Any] = packet.default
         return overload
 
@@ -63,7 +65,7 @@ class OpSpec:
         """
         from cuda_ops.registry import registry
 
-        operator = registry().loaded(self.name)
+        operator = registry().loaded(self.name) if self.namespace == "cuda_ops" else None
         return self.overload if operator is None else operator.public
 
     @property
@@ -103,6 +105,24 @@ class Autograd:
 
     setup_context: Callable[[Any, tuple[Any, ...], Any], None]
     backward: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What an operator promises to its tests beyond agreeing with its reference.
+
+    Anything but the defaults needs a ``reason``.
+    """
+
+    #: The same arguments give the same bits on each call.
+    deterministic: bool = True
+    #: Factor on the tolerances of :mod:`cuda_ops.testing.compare`.
+    tolerance: float = 1.0
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.reason and (not self.deterministic or self.tolerance != 1.0):
+            raise ValueError("Claims: give the reason why the defaults do not hold")
 
 
 @dataclass(frozen=True)

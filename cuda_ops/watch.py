@@ -17,12 +17,12 @@ from cuda_ops import build as builder
 from cuda_ops.benchmarking.clock import make_clock
 from cuda_ops.benchmarking.compare import quick_seconds
 from cuda_ops.benchmarking.rotation import Rotation
-from cuda_ops.check import quick_error
 from cuda_ops.discovery import INCLUDE_DIR, Kind, Pair
 from cuda_ops.errors import CudaOpsError, DiscoveryError
 from cuda_ops.plugins import plugin_file
 from cuda_ops.registry import registry
 from cuda_ops.spec import BenchmarkCase, OpSpec
+from cuda_ops.testing import quick_error
 
 #: The largest case that is timed after a save.
 _MOST_BYTES = {"cuda": 4 << 30, "cpu": 16 << 20}

@@ -15,12 +15,12 @@ import torch
 from hypothesis import given, settings
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cuda_ops import derive, samples, shapes
-from cuda_ops.check import check_op, quick_error
+from cuda_ops import derive, shapes
 from cuda_ops.errors import ManifestError
-from cuda_ops.samples import Sample, TensorArg
 from cuda_ops.signature import parse_signature
 from cuda_ops.spec import OpSpec
+from cuda_ops.testing import Sample, TensorArg, check_op, quick_error, samples
+from cuda_ops.testing.subject import subject_of
 
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 LIBRARY = torch.library.Library("cuda_ops", "FRAGMENT")
@@ -48,7 +48,7 @@ class Plugins:
     def ask(self, hook_name, op):
         if hook_name in self.answers:
             return self.answers[hook_name]
-        return getattr(derive, hook_name)(op)
+        return getattr(derive, hook_name, lambda op: None)(op)
 
 
 def register(op, kernel, plugins=None):
@@ -458,33 +458,40 @@ def test_benchmarks_count_bytes_in_and_out():
 
 
 def failures(op, **answers):
-    report = check_op(op, Plugins(**answers), examples=25, devices=("cpu",))
-    return {entry.name for entry in report.entries if entry.passed is False}, report
+    report = check_op(subject_of(op, Plugins(**answers)), devices=("cpu",), isolate=False)
+    return [entry.name for entry in report.failures], report
 
 
 def test_the_check_passes_good_operators(scaled_product, product):
     for op in (scaled_product, product):
-        failed, report = failures(op)
+        failed, report = failures(op, cuda_ops_sharding=None)  # not registered with DTensor
         assert not failed, str(report)
-        assert all(entry.passed for entry in report.entries)
         assert quick_error(op, Plugins(), "cpu") < 1e-5
 
 
 def test_the_check_says_what_it_did_not_run(product):
-    report = check_op(product, Plugins(cuda_ops_reference=None), examples=2, devices=("cpu", "xpu"))
+    subject = subject_of(product, Plugins())
+    report = check_op(subject, devices=("cpu", "xpu"), isolate=False)
     skipped = {entry.name: entry.detail for entry in report.entries if entry.passed is None}
-    assert skipped["reference cpu"] == "no reference: implement cuda_ops_reference"
-    assert skipped["fake xpu"] == "no XPU kernel in this build"
-    assert "not run reference cpu: no reference" in str(report)
+    assert skipped["abi[any]"] == "not built from a pair"
+    assert "layouts[xpu]" not in skipped  # no check knows that device
+    assert "not run abi[any]: not built from a pair" in str(report)
+    assert f"{len(skipped)} not run" in str(report)
+
+
+def test_an_operator_that_nothing_compares_fails(product):
+    failed, report = failures(product, cuda_ops_reference=None)
+    assert failed == ["compared[any]"]
+    assert "nothing compares this operator; no reference: implement cuda_ops_ref" in str(report)
     assert math.isnan(quick_error(product, Plugins(cuda_ops_reference=None), "cpu"))
 
 
 def test_a_wrong_result_is_reported_with_its_sample(product):
     failed, report = failures(product, cuda_ops_reference=lambda a, b: a @ b + 1e-2)
-    assert failed == {"reference cpu"}
-    entry = report.entries[0]
+    assert failed[0] == "empty[cpu]" and "reference[cpu]" in failed
+    entry = next(entry for entry in report.failures if entry.check == "reference")
     assert "times the tolerance" in entry.detail
-    assert entry.sample.startswith("Sample(args=(TensorArg(shape=")
+    assert "replay 'derive_mm::reference[cpu] Sample((TensorArg((" in entry.reproduce
 
 
 def test_a_wrong_fake_gradient_and_batching_rule_are_found():
@@ -498,4 +505,4 @@ def test_a_wrong_fake_gradient_and_batching_rule_are_found():
     )
     register(op, lambda x: x * x, wrong)
     failed, report = failures(op)
-    assert failed >= {"fake cpu", "gradient", "vmap"}, str(report)
+    assert {"registration[cpu]", "gradcheck[cpu]", "vmap[cpu]"} <= set(failed), str(report)

@@ -5,7 +5,6 @@ There is no list of names here: an operator that is added is tested.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -15,14 +14,14 @@ import torch
 import torch.nn.functional as F
 
 import cuda_ops
-from cuda_ops.check import check_op
 from cuda_ops.derive import NoGradient
 from cuda_ops.dev import compile_ops
 from cuda_ops.discovery import BUILTIN_ROOT, Kind
 from cuda_ops.operator import Operator
 from cuda_ops.registry import all_operators, registry
-from cuda_ops.samples import LAYOUTS, Sample, TensorArg, example_scalar
-from cuda_ops.signature import size_of
+from cuda_ops.testing import PROFILES, check_op
+from cuda_ops.testing.child import Worker
+from cuda_ops.testing.samples import shaped
 
 
 def _shipped() -> dict[str, Operator]:
@@ -60,33 +59,9 @@ TORCH: dict[str, Callable[..., Any]] = {
 }
 
 
-def call_with(
-    name: str,
-    *,
-    loop: tuple[int, ...] = (3, 4),
-    dtype: torch.dtype | None = None,
-    layout: Any = "contiguous",
-    core: int = 5,
-    seed: int = 0,
-) -> list[Any]:
-    """Arguments that fit the signature line: loop dims as given, core dims of different sizes."""
-    op = OPERATORS[name].spec
-    assert op.signature is not None
-    preferred = (torch.float32, *op.dtypes)
-    dtype = dtype or next(d for d in preferred if d in op.dtypes or not op.dtypes)
-    sizes = {dim: core and core + i for i, dim in enumerate(op.signature.names)}
-    groups = iter(op.signature.inputs)
-
-    def shape(group: tuple[str, ...]) -> tuple[int, ...]:
-        return (*loop, *(size_of(dim, sizes) for dim in group))
-
-    arguments = tuple(
-        TensorArg(shape(next(groups)), dtype, layout)
-        if i in op.tensor_positions
-        else example_scalar(argument)
-        for i, argument in enumerate(op.parsed.arguments)
-    )  # fmt: skip
-    return list(Sample(arguments, seed=seed).make())
+def call_with(name: str, dtype: torch.dtype | None = None, seed: int = 0) -> list[Any]:
+    """Arguments that fit the signature line."""
+    return list(shaped(OPERATORS[name].spec, (3, 4), dtype=dtype, seed=seed).make())
 
 
 def tensors(values: Any) -> list[torch.Tensor]:
@@ -115,13 +90,19 @@ def gradients(function: Callable[..., Any], arguments: list[Any]) -> list[torch.
     return list(torch.autograd.grad(total(function(*leaves)), tensors(leaves)))
 
 
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker(PROFILES["ci"].timeout) as worker:
+        yield worker
+
+
 def test_operators_were_found() -> None:
     assert FORWARD and set(TORCH) <= set(OPERATORS)
 
 
 @each
-def test_every_check_passes(name: str) -> None:
-    report = check_op(OPERATORS[name].spec, registry().plugins)
+def test_every_check_passes(name: str, worker: Worker) -> None:
+    report = check_op(name, profile=PROFILES["ci"], isolate=worker)
     assert report.passed, str(report)
 
 
@@ -150,49 +131,6 @@ def test_the_result_and_gradient_are_torchs(name: str, dtype: torch.dtype) -> No
             torch.testing.assert_close(actual, wanted, **tolerance)
 
 
-# --- layouts and sizes -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@each
-def test_the_layout_changes_nothing_but_the_layout(name: str, layout: str) -> None:
-    function = getattr(cuda_ops, name)
-    dims = 4 - max(map(len, OPERATORS[name].spec.signature.inputs))  # channels_last needs four
-    arguments = call_with(name, loop=(2, 3, 4, 5)[:dims], layout=layout)
-    plain = [a.contiguous().clone() if torch.is_tensor(a) else a for a in arguments]
-    kept = [a.clone() if torch.is_tensor(a) else a for a in arguments]
-    result = tensors(function(*arguments))
-    for actual, expected in zip(result, tensors(function(*plain)), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-    for before, after in zip(tensors(kept), tensors(arguments), strict=True):
-        assert torch.equal(before, after)  # inputs are left alone
-    if differentiable(name):
-        for actual, expected in zip(
-            gradients(function, arguments), gradients(function, plain), strict=True
-        ):
-            torch.testing.assert_close(actual, expected)
-
-
-@pytest.mark.parametrize(
-    ("loop", "core"), [((0,), 5), ((3, 0, 2), 5), ((2,), 0), ((), 5), ((1,), 1)]
-)
-@each
-def test_empty_and_single_sizes(name: str, loop: tuple[int, ...], core: int) -> None:
-    function, arguments = getattr(cuda_ops, name), call_with(name, loop=loop, core=core)
-    fakes = [a.to("meta") if torch.is_tensor(a) else a for a in arguments]
-    result = tensors(function(*arguments))
-    for actual, expected in zip(result, tensors(function(*fakes)), strict=True):
-        assert actual.shape == expected.shape and actual.dtype == expected.dtype
-        assert actual.numel() == 0 or 0 not in loop
-    if name in TORCH:
-        torch.testing.assert_close(result, tensors(TORCH[name](*arguments)))
-    if differentiable(name):
-        for gradient, argument in zip(
-            gradients(function, arguments), tensors(arguments), strict=True
-        ):
-            assert gradient.shape == argument.shape
-
-
 # --- transforms ----------------------------------------------------------------------------
 
 
@@ -207,26 +145,6 @@ def test_func_grad_agrees_with_autograd(name: str) -> None:
     actual = torch.func.grad(loss, argnums=positions)(*arguments)
     for one, expected in zip(actual, gradients(function, arguments), strict=True):
         torch.testing.assert_close(one, expected)
-
-
-@each
-def test_vmap_agrees_with_a_loop(name: str) -> None:
-    function = getattr(cuda_ops, name)
-    positions = OPERATORS[name].spec.tensor_positions
-    calls = [call_with(name, seed=seed) for seed in range(3)]
-    for mapped in [positions, *((position,) for position in positions)]:
-        in_dims = tuple(0 if i in mapped else None for i in range(len(calls[0])))
-        stacked = [
-            torch.stack([c[i] for c in calls]) if i in mapped else value
-            for i, value in enumerate(calls[0])
-        ]
-        looped = [
-            tensors(function(*((c if i in mapped else calls[0])[i] for i in range(len(c)))))
-            for c in calls
-        ]
-        batched = tensors(torch.vmap(function, in_dims=in_dims)(*stacked))
-        for actual, parts in zip(batched, zip(*looped, strict=True), strict=True):
-            torch.testing.assert_close(actual, torch.stack(parts))
 
 
 @each_forward
@@ -249,61 +167,7 @@ def test_gradients_per_sample(name: str) -> None:
         torch.testing.assert_close(actual, expected)
 
 
-@each
-def test_compiled_code_is_one_graph_that_serves_every_size(name: str) -> None:
-    function = getattr(cuda_ops, name)
-    graphs = 0
-
-    def backend(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        nonlocal graphs
-        graphs += 1
-        return graph
-
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda *a: function(*a), fullgraph=True, dynamic=True, backend=backend)
-    for loop, core in (((3, 4), 5), ((7, 2), 6), ((2, 9), 8)):
-        arguments = call_with(name, loop=loop, core=core)
-        torch.testing.assert_close(compiled(*arguments), function(*arguments))
-    assert graphs == 1
-
-
-@each_forward
-def test_compiled_code_has_the_gradient(name: str) -> None:
-    if not differentiable(name):
-        assert f"{name}_backward" not in OPERATORS
-        return
-    function = getattr(cuda_ops, name)
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda *a: function(*a), fullgraph=True, dynamic=True, backend="aot_eager"
-    )
-    for loop, core in (((3, 4), 5), ((7, 2), 6)):
-        arguments = call_with(name, loop=loop, core=core)
-        for actual, expected in zip(
-            gradients(compiled, arguments), gradients(function, arguments), strict=True
-        ):
-            torch.testing.assert_close(actual, expected)
-
-
 # --- autocast ---------------------------------------------------------------------------------
-
-
-@each
-def test_autocast_does_what_the_operator_declares(name: str) -> None:
-    function, policy = getattr(cuda_ops, name), OPERATORS[name].now.autocast
-    for dtype in (torch.float32, torch.float16, torch.float64):
-        arguments = call_with(name, dtype=dtype)
-        wide = dtype is torch.float64
-        target = {"lower_precision": torch.bfloat16, "float32": torch.float32}.get(
-            policy or "", dtype
-        )
-        target = dtype if wide else target
-        expected = function(*(a.to(target) if torch.is_tensor(a) else a for a in arguments))
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            actual = function(*arguments)
-            assert [t.dtype for t in tensors(actual)] == [target] * len(tensors(actual))
-            torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-        assert tensors(function(*arguments))[0].dtype is dtype
 
 
 def test_autocast_of_matmul_follows_torch() -> None:
@@ -315,37 +179,3 @@ def test_autocast_of_matmul_follows_torch() -> None:
     torch.testing.assert_close(ours, theirs)
     for gradient in torch.autograd.grad(ours.sum(), [a, b]):
         assert gradient.dtype is torch.float32
-
-
-# --- DTensor -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield init_device_mesh("cpu", (2,))
-    torch.distributed.destroy_process_group()
-
-
-@each
-def test_loop_dims_stay_sharded_and_are_not_communicated(name: str, mesh: Any) -> None:
-    from torch.distributed.tensor import DTensor, Shard
-    from torch.distributed.tensor.debug import CommDebugMode
-
-    function = getattr(cuda_ops, name)
-    arguments = call_with(name, loop=(4, 6))
-    local = [a[:2].clone() if torch.is_tensor(a) else a for a in arguments]
-    sharded = [
-        DTensor.from_local(a, mesh, [Shard(0)], run_check=False) if torch.is_tensor(a) else a
-        for a in local
-    ]
-    with CommDebugMode() as communication:
-        results = tensors(function(*sharded))
-    assert communication.get_total_counts() == 0
-    for result, expected in zip(results, tensors(function(*local)), strict=True):
-        assert isinstance(result, DTensor) and result.placements == (Shard(0),)
-        assert result.shape[0] == 4 and math.prod(result.to_local().shape) == expected.numel()
-        torch.testing.assert_close(result.to_local(), expected)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from cuda_ops.check import Plugins, _why_not
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import BenchmarkCase, OpSpec
+from cuda_ops.testing.subject import Plugins, why_not
 
 from .ceilings import Ceilings, arithmetic
 from .clock import host_latency, make_clock, prove_cold
@@ -75,14 +75,14 @@ class Kit:
             few: of each dtype the smallest and the largest case alone.
             progress: told which case comes next.
         """
-        reason = _why_not(op, self.device.type)
+        reason = why_not(op, self.device.type)
         cases: list[BenchmarkCase] = plugins.ask("cuda_ops_benchmarks", op) or []
         reference = plugins.ask("cuda_ops_reference", op)
-        if reason is None and not cases:
+        if not reason and not cases:
             reason = "no cases: give a signature line or implement cuda_ops_benchmarks"
-        if reason is None and reference is None:
+        if not reason and reference is None:
             reason = "nothing to check results with: implement cuda_ops_reference"
-        if reason is not None:
+        if reason:
             self.left_out[op.name] = reason
             return []
         fitting = []

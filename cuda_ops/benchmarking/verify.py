@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from cuda_ops.check import _deviation, _is_floating, _largest, _outputs, _reduction_length
 from cuda_ops.errors import BenchmarkError
-from cuda_ops.samples import Sample, TensorArg
 from cuda_ops.shapes import bind, broadcast, core_dims
 from cuda_ops.spec import OpSpec
+from cuda_ops.testing import compare
+from cuda_ops.testing.samples import Sample, TensorArg
 
 from .rotation import Rotation
 
@@ -51,7 +51,7 @@ class Verifier:
         self._device = torch.device("cpu") if on_cpu else rotation.device
         chosen = torch.randperm(len(rotation.values), generator=_CHANCE)[:2].tolist()
         self._parts = _draw_parts(op, rotation.values[0])
-        self._length = _reduction_length(op, _shapes_of(rotation.values[0]))
+        self._length = compare.reduction_length(op, _shapes_of(rotation.values[0]))
         self._expected = {value: self._compute(reference, value) for value in chosen}
         self._positions: dict[int, torch.Tensor] = {}
 
@@ -62,9 +62,9 @@ class Verifier:
         wide = [_widened(arg, self._device) for arg in args]
         expected = reference(*wide)
         if self._length > 1:
-            magnitudes = [v.abs() if _is_floating(v) else v for v in wide]
-            return expected, _largest(reference(*magnitudes))
-        return expected, min(1.0, _largest(wide))
+            magnitudes = [v.abs() if compare.is_floating(v) else v for v in wide]
+            return expected, compare.largest(reference(*magnitudes))
+        return expected, min(1.0, compare.largest(wide))
 
     def check(self, outputs: Sequence[Any]) -> float:
         """Compare a train's outputs; returns the largest error in units of the tolerance.
@@ -86,7 +86,7 @@ class Verifier:
 
     def _compare(self, output: Any, expected: Any, magnitude: float) -> float:
         worst = 0.0
-        actuals, expecteds = _outputs(output), _outputs(expected)
+        actuals, expecteds = compare.outputs(output), compare.outputs(expected)
         if len(actuals) != len(expecteds):
             raise BenchmarkError(f"returns {len(actuals)} results, expected {len(expecteds)}")
         for i, (a, e) in enumerate(zip(actuals, expecteds, strict=True)):
@@ -98,7 +98,7 @@ class Verifier:
                 at = self._positions.setdefault(i, _draw_positions(a.numel()))
                 a, e = torch.take(a, at.to(a.device)), torch.take(e, at.to(e.device))
             try:
-                worst = max(worst, _deviation(a, e.cpu(), magnitude, self._length))
+                worst = max(worst, compare.errors([a], [e], magnitude, math.sqrt(self._length)))
             except AssertionError as error:  # integers differ
                 raise BenchmarkError(str(error)) from error
         if not worst <= 1:
@@ -109,7 +109,7 @@ class Verifier:
 def poison(outputs: Sequence[Any]) -> None:
     """Overwrite results that nobody needs any more: the next one in this memory starts wrong."""
     for output in outputs:
-        for tensor in _outputs(output):
+        for tensor in compare.outputs(output):
             if isinstance(tensor, torch.Tensor):
                 tensor.fill_(math.nan if tensor.is_floating_point() else 1)
 
@@ -121,7 +121,7 @@ def _check_memory(
     if not may_write:
         starts |= {a.data_ptr() for args in arguments for a in args if isinstance(a, torch.Tensor)}
     for output in outputs:
-        for tensor in _outputs(output):
+        for tensor in compare.outputs(output):
             if type(tensor) is not torch.Tensor:
                 raise BenchmarkError(
                     f"returns {type(tensor).__name__}, expected a plain Tensor: work may be left"

@@ -8,14 +8,14 @@ line of Python that makes the same tensors again on any machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
 from hypothesis import strategies as st
 
-from cuda_ops.signature import size_of
+from cuda_ops.signature import factor_and_name, size_of
 from cuda_ops.spec import OpSpec
 
 Layout = Literal[
@@ -39,16 +39,31 @@ _EMPTY_EVERY = 8
 _LOOP_DIMS = (1, 2, 3, 4, 0)
 
 
-@dataclass(frozen=True)
+def _short(value: Any) -> str:
+    """Python that makes a description again: no defaults, and no quotes that a shell minds."""
+    shown = [
+        repr(part) if field.name in ("shape", "args") else f"{field.name}={part!r}"
+        for field in fields(value)
+        if (part := getattr(value, field.name)) != field.default
+    ]
+    return f"{type(value).__name__}({', '.join(shown)})".replace("'", '"')
+
+
+@dataclass(frozen=True, repr=False)
 class TensorArg:
     """One tensor without its data."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     layout: Layout = "contiguous"
+    #: For an integer tensor that indexes a dim: the size of that dim. Values are then drawn from
+    #: ``range(below)``, and the checks also try what lies outside.
+    below: int | None = None
+
+    __repr__ = _short
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sample:
     """The arguments of one call; ``repr`` is the line that reproduces it.
 
@@ -58,6 +73,25 @@ class Sample:
     args: tuple[Any, ...]
     values: Values = "normal"
     seed: int = 0
+
+    __repr__ = _short
+
+    @staticmethod
+    def parse(line: str) -> Sample:
+        """The sample that prints as ``line``.
+
+        Raises:
+            ValueError: the line is something else.
+        """
+        known = {"Sample": Sample, "TensorArg": TensorArg, "torch": torch}
+        numbers = {"inf": math.inf, "nan": math.nan}
+        try:
+            sample = eval(line, {"__builtins__": {}, **known, **numbers})
+        except Exception as error:
+            raise ValueError(f"{line!r} does not describe a sample: {error}") from error
+        if not isinstance(sample, Sample):
+            raise ValueError(f"{line!r} does not describe a sample")
+        return sample
 
     def make(self, device: torch.device | str = "cpu") -> tuple[Any, ...]:
         """The arguments themselves; the same values on every device."""
@@ -72,6 +106,11 @@ class Sample:
     @property
     def tensors(self) -> tuple[TensorArg, ...]:
         return tuple(arg for arg in self.args if isinstance(arg, TensorArg))
+
+    @property
+    def numel(self) -> int:
+        """Elements of all tensors together."""
+        return sum(math.prod(arg.shape) for arg in self.tensors)
 
     def with_tensors(
         self, change: Callable[[TensorArg], TensorArg], values: Values | None = None
@@ -88,6 +127,9 @@ def _make_tensor(
     arg: TensorArg, values: Values, generator: torch.Generator, device: torch.device
 ) -> torch.Tensor:
     def fill(*shape: int) -> torch.Tensor:
+        if arg.below is not None:
+            drawn = torch.randint(0, max(1, arg.below), shape, generator=generator)
+            return drawn.to(arg.dtype).to(device)
         return _fill(shape, arg.dtype, values, generator).to(device)
 
     shape, layout = arg.shape, arg.layout
@@ -165,10 +207,18 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
 def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrategy[Any]]) -> Sample:
     assert op.signature is not None
     groups = op.signature.inputs
-    core = {d: draw(st.sampled_from(_CORE_SIZES), label=d) for d in op.signature.names}
-    room = MAX_NUMEL // max(
-        1, *(math.prod(size_of(d, core) for d in g) for g in (*groups, *op.signature.outputs))
-    )
+    core = dict.fromkeys(op.signature.names, 1)
+
+    def room_beside(fitted: Iterable[tuple[str, ...]]) -> int:
+        taken: list[int] = [math.prod(size_of(d, core) for d in group) for group in fitted]
+        return max(1, MAX_NUMEL // max([1, *taken]))
+
+    everything = (*groups, *op.signature.outputs)
+    for name in op.signature.names:
+        having = [g for g in everything if name in (factor_and_name(d)[1] for d in g)]
+        fitting = [size for size in _CORE_SIZES if size <= room_beside(having)]
+        core[name] = draw(st.sampled_from(fitting), label=name)
+    room = room_beside(everything)
     loop: list[int] = []
     for _ in range(draw(st.sampled_from(_LOOP_DIMS))):
         fitting = [size for size in _LOOP_SIZES if size * math.prod(loop) <= room]
@@ -222,6 +272,46 @@ def _scalar(argument: Any) -> st.SearchStrategy[Any] | None:
     if plain not in drawn:
         return st.just(argument.default_value) if argument.has_default_value() else None
     return st.one_of(st.none(), drawn[plain]) if plain != kind else drawn[plain]
+
+
+def shaped(
+    op: OpSpec,
+    loop: tuple[int, ...],
+    *,
+    core: Mapping[str, int] | int = 5,
+    dtype: torch.dtype | None = None,
+    layout: Layout = "contiguous",
+    seed: int = 0,
+) -> Sample:
+    """One call of a given size: every tensor has these loop dims, and ordinary values.
+
+    Args:
+        op: an operator with a signature line.
+        loop: the loop dims of all tensors.
+        core: the size of each core dim by name; or a number, from which on they get different
+            sizes.
+        dtype: of all tensors; float32 where the operator takes it.
+        layout: of all tensors.
+        seed: of the values.
+    """
+    assert op.signature is not None
+    names = op.signature.names
+    sizes = {d: core + i for i, d in enumerate(names)} if isinstance(core, int) else core
+    if dtype is None:
+        preferred = (torch.float32, *op.dtypes)
+        dtype = next(d for d in preferred if d in op.dtypes or not op.dtypes)
+    groups = iter(op.signature.inputs)
+
+    def shape(group: tuple[str, ...]) -> tuple[int, ...]:
+        return (*loop, *(size_of(d, sizes) for d in group))
+
+    args = tuple(
+        TensorArg(shape(next(groups)), dtype, layout)
+        if i in op.tensor_positions
+        else example_scalar(argument)
+        for i, argument in enumerate(op.parsed.arguments)
+    )
+    return Sample(args, seed=seed)
 
 
 def example_scalar(argument: Any) -> Any:

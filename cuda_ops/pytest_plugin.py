@@ -1,0 +1,217 @@
+"""``pytest --cuda-ops``: every check of every operator as a test of its own.
+
+Outside of :mod:`cuda_ops.testing`, and importing nothing of it at once: pytest loads this in every
+run of an environment where cuda_ops is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from cuda_ops.testing import CheckEntry, Profile
+    from cuda_ops.testing.case import Check
+    from cuda_ops.testing.child import Worker
+
+#: A file that pytest can be pointed at and nobody else collects: what is under test are operators.
+_ANCHOR = Path(__file__).parent / "py.typed"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("cuda_ops", "checks of operators")
+    group.addoption("--cuda-ops", nargs="?", const="all", metavar="OP[,OP]",
+                    help="check these operators, or all, in place of other tests")  # fmt: skip
+    group.addoption("--cuda-ops-root", action="append", default=[], metavar="DIR",
+                    help="a folder with kernels/ and bindings/; repeatable")  # fmt: skip
+    group.addoption("--cuda-ops-file", default="", metavar="FILE",
+                    help="a Python file that describes operators of other libraries")  # fmt: skip
+    group.addoption("--cuda-ops-profile", metavar="NAME",
+                    help="quick, ci, dev or nightly; default: ci where CI is set, else dev",
+                    )  # fmt: skip
+    group.addoption("--sanitize", action="store_true",
+                    help="with --cuda-ops: compute-sanitizer's tools, not the checks")  # fmt: skip
+    parser.addini("cuda_ops_ledger", "known false findings of compute-sanitizer", "string", "")
+    parser.addini("cuda_ops_regressions", "lines that once failed, replayed first", "string", "")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--cuda-ops"):
+        config.args = [str(_ANCHOR)]
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    if file_path == _ANCHOR and parent.config.getoption("--cuda-ops"):
+        collected: pytest.Collector = _Operators.from_parent(parent, path=file_path, nodeid="")
+        return collected
+    return None
+
+
+class _Operators(pytest.File):
+    """The chosen operators, built if need be."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        from cuda_ops.testing.checks import CHECKS
+        from cuda_ops.testing.runner import planned, visible_devices
+        from cuda_ops.testing.subject import find
+
+        names = _chosen(self.config)
+        incomparable = [f"{name}: {why}" for name in names if (why := find(name).incomparable)]
+        if incomparable:
+            raise self.CollectError(
+                "nothing compares these operators, so no check can judge them:\n  "
+                + "\n  ".join(incomparable)
+            )
+        if self.config.getoption("--sanitize"):
+            from cuda_ops.testing.sanitizer import TOOLS
+
+            for tool in TOOLS:
+                yield _SanitizerItem.from_parent(self, name=f"sanitize::{tool}", names=names)
+            return
+        for number, line in _regressions(self.config, names):
+            yield _RegressionItem.from_parent(self, name=f"regression::{number}", line=line)
+        for name in names:
+            for check, device in planned(CHECKS, visible_devices()):
+                item = f"{name}::{check.name}[{device}]"
+                yield _CheckItem.from_parent(self, name=item, op=name, check=check, device=device)
+
+
+class _Item(pytest.Item):
+    def __init__(self, *, name: str, parent: Any, **extra: Any) -> None:
+        super().__init__(name, parent, nodeid=name, **extra)
+
+    def _settle(self, entry: CheckEntry) -> None:
+        self.user_properties.append(("cuda_ops_entry", entry))
+        if entry.passed is None:
+            pytest.skip(entry.detail)
+        if not entry.passed:
+            pytest.fail(str(entry), pytrace=False)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.name
+
+
+class _CheckItem(_Item):
+    def __init__(self, *, op: str, check: Check, device: str, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._op, self._check, self._device = op, check, device
+
+    def runtest(self) -> None:
+        from cuda_ops.testing.runner import run_check
+        from cuda_ops.testing.subject import find
+
+        worker, profile = _worker(self.config)
+        self._settle(run_check(self._check, find(self._op), self._device, profile, worker))
+
+
+class _RegressionItem(_Item):
+    def __init__(self, *, line: str, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._line = line
+
+    def runtest(self) -> None:
+        from cuda_ops.testing.__main__ import replay
+
+        self._settle(replay(self._line))
+
+
+class _SanitizerItem(_Item):
+    def __init__(self, *, names: list[str], **rest: Any) -> None:
+        super().__init__(**rest)
+        self._names = names
+
+    def runtest(self) -> None:
+        from cuda_ops.testing import sanitizer
+
+        reason = sanitizer.why_not()
+        if reason:
+            pytest.skip(reason)
+        ledger = self.config.getini("cuda_ops_ledger")
+        entries = sanitizer.read_ledger(self.config.rootpath / ledger) if ledger else []
+        tool = self.name.rpartition("::")[2]
+        verdict = sanitizer.judge(sanitizer.run(self._names, [tool]), entries)
+        if not verdict.passed:
+            pytest.fail(str(verdict), pytrace=False)
+
+
+# --- what a run shares ----------------------------------------------------------------
+
+_WORKER: pytest.StashKey[tuple[Worker, Profile]] = pytest.StashKey()
+
+
+def _worker(config: pytest.Config) -> tuple[Worker, Profile]:
+    """One process for all checks of a run, replaced when one of them breaks it."""
+    from cuda_ops.testing.child import Worker
+
+    if _WORKER not in config.stash:
+        profile = _profile(config)
+        config.stash[_WORKER] = Worker(profile.timeout), profile
+    return config.stash[_WORKER]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _WORKER in config.stash:
+        config.stash[_WORKER][0].close()
+
+
+def _profile(config: pytest.Config) -> Profile:
+    from cuda_ops.testing.profiles import PROFILES, default
+
+    name = config.getoption("--cuda-ops-profile")
+    if name and name not in PROFILES:
+        raise pytest.UsageError(f"--cuda-ops-profile {name}: known are {', '.join(PROFILES)}")
+    return PROFILES[name] if name else default()
+
+
+def _chosen(config: pytest.Config) -> list[str]:
+    from cuda_ops.dev import compile_ops
+    from cuda_ops.discovery import Kind
+    from cuda_ops.errors import CudaOpsError
+    from cuda_ops.registry import registry
+    from cuda_ops.testing.child import arrive
+    from cuda_ops.testing.subject import Origin, described
+
+    roots = tuple(config.getoption("--cuda-ops-root"))
+    wanted = config.getoption("--cuda-ops")
+    try:
+        arrive(Origin(roots, config.getoption("--cuda-ops-file")))
+        pairs = {s: p for s, p in registry().rescan().items() if p.kind is Kind.NATIVE}
+        names = list(pairs) + list(described()) if wanted == "all" else wanted.split(",")
+        stems = [name for name in names if name in pairs]
+        for row in compile_ops(stems) if stems else []:
+            if row.error:
+                raise pytest.UsageError(row.error)
+    except CudaOpsError as error:
+        raise pytest.UsageError(str(error)) from error
+    # A pair is checked with all operators that it defines.
+    return [op for n in names for op in (registry().operators(n) if n in pairs else [n])]
+
+
+def _regressions(config: pytest.Config, names: list[str]) -> list[tuple[int, str]]:
+    """Numbered lines of the file, of the operators under test."""
+    file = config.getini("cuda_ops_regressions")
+    if not file:
+        return []
+    lines = (config.rootpath / file).read_text(encoding="utf-8").splitlines()
+    return [(i, x) for i, x in enumerate(lines, 1) if x.partition("::")[0] in names]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What was checked, in one line, and what was not run, by reason."""
+    from_reports = [
+        value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for key, value in getattr(report, "user_properties", ())
+        if key == "cuda_ops_entry" and getattr(report, "when", "") == "call"
+    ]
+    if from_reports:
+        from cuda_ops.testing.report import counts, not_run_counts
+
+        terminalreporter.section("cuda_ops")
+        terminalreporter.line(counts(from_reports))
+        for line in not_run_counts(from_reports):
+            terminalreporter.line(line)

@@ -1,0 +1,56 @@
+"""The test kit: what must hold for any operator with a schema, a signature line, a reference.
+
+    from cuda_ops.testing import check_op
+
+    report = check_op("silu")
+    assert report.passed, report
+
+The same checks run as ``python compile_dev.py --check OP`` (those that take seconds) and as
+``pytest --cuda-ops OP`` (all of them). An operator of another library is told about with
+:func:`describe`. docs/testing.md says what each check finds.
+
+Nothing is imported before it is used: the samples alone belong to the hooks' vocabulary.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cuda_ops.testing.checks import CHECKS as CHECKS
+    from cuda_ops.testing.compare import EPSILONS as EPSILONS
+    from cuda_ops.testing.compare import quick_error as quick_error
+    from cuda_ops.testing.profiles import PROFILES as PROFILES
+    from cuda_ops.testing.profiles import Profile as Profile
+    from cuda_ops.testing.report import CheckEntry as CheckEntry
+    from cuda_ops.testing.report import CheckReport as CheckReport
+    from cuda_ops.testing.runner import check_op as check_op
+    from cuda_ops.testing.samples import Sample as Sample
+    from cuda_ops.testing.samples import TensorArg as TensorArg
+    from cuda_ops.testing.samples import strategy as strategy
+    from cuda_ops.testing.subject import Subject as Subject
+    from cuda_ops.testing.subject import describe as describe
+
+_HOMES = {
+    "CHECKS": "checks",
+    "EPSILONS": "compare",
+    "quick_error": "compare",
+    "PROFILES": "profiles",
+    "Profile": "profiles",
+    "CheckEntry": "report",
+    "CheckReport": "report",
+    "check_op": "runner",
+    "Sample": "samples",
+    "TensorArg": "samples",
+    "strategy": "samples",
+    "Subject": "subject",
+    "describe": "subject",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'cuda_ops.testing' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"cuda_ops.testing.{_HOMES[name]}"), name)

@@ -1,0 +1,145 @@
+"""``python -m cuda_ops.testing``: replay a failed sample, write the report, run the sanitizer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cuda_ops.errors import CudaOpsError
+from cuda_ops.testing.case import Case
+from cuda_ops.testing.checks import by_name
+from cuda_ops.testing.child import Worker, arrive, perform
+from cuda_ops.testing.profiles import PROFILES
+from cuda_ops.testing.report import CheckEntry, CheckReport, command, markdown
+from cuda_ops.testing.runner import check_op, gpu_name, why_not
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.subject import Origin, described, find
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; exit status 0 if all that ran has passed, 1 if not, 2 for a wrong call."""
+    arguments = _parser().parse_args(argv)
+    try:
+        arrive(Origin(tuple(arguments.root), arguments.file))
+        status: int = arguments.run(arguments)
+        return status
+    except (CudaOpsError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def parse_line(line: str) -> tuple[str, str, str, Sample]:
+    """Operator, check, device and sample of ``silu::layouts[cpu] Sample(...)``.
+
+    Raises:
+        ValueError: the line has another form.
+    """
+    where, _, sample = line.strip().partition(" ")
+    operator, _, rest = where.rpartition("::")
+    check, _, device = rest.partition("[")
+    if not operator or not device.endswith("]"):
+        raise ValueError(f"{line!r}: expected OP::CHECK[DEVICE] Sample(...)")
+    return operator, check, device[:-1], Sample.parse(sample) if sample else Sample(())
+
+
+def replay(line: str, *, isolate: bool = True) -> CheckEntry:
+    """Run the one case that a failure printed.
+
+    Raises:
+        CudaOpsError: the operator is unknown or cannot be used.
+        ValueError: the line names no check or no sample.
+    """
+    name, check_name, device, sample = parse_line(line)
+    check, subject = by_name(check_name), find(name)
+    if reason := why_not(check, subject, device):
+        return CheckEntry(check.name, device, None, reason)
+    case = Case(subject, device, sample)
+    if isolate:
+        with Worker(PROFILES["dev"].timeout) as worker:
+            outcome = worker(check, case)
+    else:
+        outcome = perform(check, case)
+    passed = {"passed": True, "failed": False, "not run": None}[outcome.status]
+    again = command(subject, check.name, device, sample)
+    return CheckEntry(check.name, device, passed, outcome.detail, check.label, 1, again)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    entry = replay(arguments.line, isolate=not arguments.here)
+    print(entry)
+    return 0 if entry.passed else 1
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    reports = []
+    profile = PROFILES[arguments.profile]
+    for name in _names(arguments.ops):
+        print(f"checking {name}", file=sys.stderr, flush=True)
+        reports.append(check_op(name, profile=profile))
+    if arguments.json:
+        print(json.dumps([report.as_json() for report in reports], indent=2))
+    else:
+        print(_page(reports, arguments.profile), end="")
+    for report in reports:
+        for failure in report.failures:
+            print(f"{report.op}\n{failure}", file=sys.stderr)
+    return int(not all(report.passed for report in reports))
+
+
+def _page(reports: Sequence[CheckReport], profile: str) -> str:
+    import torch
+
+    return (
+        f"Profile `{profile}`, {gpu_name()}, torch {torch.__version__}. "
+        "Each cell is the number of samples that passed.\n\n" + markdown(reports)
+    )
+
+
+def _sanitize(arguments: argparse.Namespace) -> int:
+    from cuda_ops.testing import sanitizer
+
+    ledger = sanitizer.read_ledger(Path(arguments.ledger)) if arguments.ledger else []
+    findings = sanitizer.run(_names(arguments.ops), arguments.tool or sanitizer.TOOLS)
+    verdict = sanitizer.judge(findings, ledger)
+    print(verdict)
+    return int(not verdict.passed)
+
+
+def _names(chosen: Sequence[str]) -> list[str]:
+    from cuda_ops.registry import all_operators
+
+    return list(chosen) or [*all_operators(), *described()]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cuda_ops.testing", description=__doc__)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--root", action="append", default=[], metavar="DIR",
+                        help="a folder with kernels/ and bindings/; repeatable")  # fmt: skip
+    common.add_argument("--file", default="", help="a Python file that describes operators")
+    commands = parser.add_subparsers(required=True)
+
+    one = commands.add_parser("replay", parents=[common], help="run a failed sample again")
+    one.add_argument("line", help="what a failure printed: OP::CHECK[DEVICE] Sample(...)")
+    one.add_argument("--here", action="store_true", help="in this process, for a debugger")
+    one.set_defaults(run=_replay)
+
+    table = commands.add_parser("report", parents=[common], help="a table operator x check")
+    table.add_argument("ops", nargs="*", metavar="OP")
+    table.add_argument("--profile", choices=PROFILES, default="ci")
+    table.add_argument("--json", action="store_true")
+    table.set_defaults(run=_report)
+
+    tools = commands.add_parser("sanitize", parents=[common], help="compute-sanitizer, four tools")
+    tools.add_argument("ops", nargs="*", metavar="OP")
+    tools.add_argument("--tool", action="append", help="memcheck, racecheck, initcheck, synccheck")
+    tools.add_argument("--ledger", default="", help="a file of known false findings")
+    tools.set_defaults(run=_sanitize)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

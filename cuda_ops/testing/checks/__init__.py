@@ -1,0 +1,79 @@
+"""The checks, in the order in which they run: what is specific comes before what it would break.
+
+An operator that ignores strides fails ``layouts`` and must not fail ``reference`` first; so each
+check leaves to the others what is theirs. One module per class of mistake.
+"""
+
+from __future__ import annotations
+
+from cuda_ops.testing.case import Check
+from cuda_ops.testing.checks.abi import abi
+from cuda_ops.testing.checks.alignment import alignment
+from cuda_ops.testing.checks.autocast import autocast
+from cuda_ops.testing.checks.bounds import bounds, indices
+from cuda_ops.testing.checks.compiled import compile_dynamic, compile_static
+from cuda_ops.testing.checks.devices import devices
+from cuda_ops.testing.checks.dtensor import dtensor
+from cuda_ops.testing.checks.empty import empty
+from cuda_ops.testing.checks.gradient_layouts import gradient_layouts
+from cuda_ops.testing.checks.gradients import gradcheck, gradient_declared
+from cuda_ops.testing.checks.graphs import graphs
+from cuda_ops.testing.checks.index_width import far_strides, many_elements
+from cuda_ops.testing.checks.launches import launches
+from cuda_ops.testing.checks.layouts import layouts
+from cuda_ops.testing.checks.leaks import leaks
+from cuda_ops.testing.checks.numerics import numerics, reference
+from cuda_ops.testing.checks.opcheck import opcheck
+from cuda_ops.testing.checks.public import public
+from cuda_ops.testing.checks.races import repeats
+from cuda_ops.testing.checks.registration import mutation, registration
+from cuda_ops.testing.checks.streams import streams
+from cuda_ops.testing.checks.unwritten import unwritten
+from cuda_ops.testing.checks.vmap import vmap
+
+CHECKS: tuple[Check, ...] = (
+    abi,
+    empty,
+    mutation,
+    repeats,
+    bounds,
+    unwritten,
+    alignment,
+    devices,
+    registration,
+    reference,
+    indices,
+    layouts,
+    numerics,
+    launches,
+    far_strides,
+    many_elements,
+    streams,
+    graphs,
+    gradient_declared,
+    gradcheck,
+    gradient_layouts,
+    public,
+    autocast,
+    vmap,
+    dtensor,
+    opcheck,
+    compile_static,
+    compile_dynamic,
+    leaks,
+)
+
+#: What ``compile_dev.py --check`` runs: those that take seconds.
+QUICK = tuple(check for check in CHECKS if check.quick)
+
+
+def by_name(name: str) -> Check:
+    """The check of this name.
+
+    Raises:
+        ValueError: there is none; lists those there are.
+    """
+    for check in CHECKS:
+        if check.name == name:
+            return check
+    raise ValueError(f"no check {name!r}; known: {', '.join(c.name for c in CHECKS)}")

@@ -1,0 +1,55 @@
+"""``torch.autocast``, with dtypes that are mixed before it sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cuda_ops.autocast import cast
+from cuda_ops.testing.case import Case, check
+from cuda_ops.testing.compare import is_floating, same
+from cuda_ops.testing.draw import Draw
+
+
+@check("autocast", None, "wrong under autocast or with mixed dtypes",
+       Draw(3, range(1, 513), torch.float32), quick=True)  # fmt: skip
+def autocast(case: Case) -> None:
+    """Inside, arguments are cast by the policy; without one, nothing differs from outside."""
+    kind = case.device.partition(":")[0]
+    lower = torch.bfloat16
+    args = case.arguments()
+    floating = [i for i, value in enumerate(args) if is_floating(value)]
+    for lowered in [None, *(floating if len(floating) > 1 else [])]:
+        mixed = tuple(v.to(lower) if k == lowered else v for k, v in enumerate(args))
+        with torch.autocast(kind, dtype=lower):
+            wanted, _ = cast(case.subject.autocast, kind, mixed, {})
+        expected = _called(case, wanted)
+        with torch.autocast(kind, dtype=lower):
+            actual = _called(case, mixed)
+        dtypes = ", ".join(str(mixed[i].dtype).removeprefix("torch.") for i in floating)
+        assert (actual is None) == (expected is None), (
+            f"with {dtypes} it is {'refused' if actual is None else 'accepted'} under autocast, "
+            "and not outside"
+        )
+        if actual is None or expected is None:
+            continue
+        inside, outside = [a.dtype for a in actual], [e.dtype for e in expected]
+        assert inside == outside, f"with {dtypes} the result is {inside}, expected {outside}"
+        same(actual, expected, f"with {dtypes} under autocast", case.slack)
+        if lowered is not None and case.subject.autocast is None:
+            # Accepted as it is: then a wider dtype with the same values says what is right, up
+            # to the rounding of the narrower one.
+            rounded = tuple(v.float() if k == lowered else v for k, v in enumerate(mixed))
+            narrow = [a.to(lower) if is_floating(a) else a for a in actual]
+            same(narrow, case.call(*rounded), f"with {dtypes}", case.slack)
+
+
+def _called(case: Case, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None:
+    """The outputs; ``None`` where the operator refuses."""
+    try:
+        return case.call(*args)
+    except (RuntimeError, ValueError) as refusal:
+        if "CUDA error" in str(refusal):
+            raise
+        return None

@@ -1,0 +1,106 @@
+"""Class 3: reads and writes outside of the tensors, on tails or at bad indices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.compare import errors, same_bits, tensors, widened
+from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.guards import behind, guard
+from cuda_ops.testing.poison import POISONS, poisoned
+from cuda_ops.testing.subject import Subject
+
+
+@check("bounds", 3, "out-of-bounds access", Draw(8, range(1, 4097)), quick=True)
+def bounds(case: Case) -> None:
+    """Guard zones around the inputs, and behind CUDA outputs, are neither used nor changed."""
+    results = []
+    for byte in POISONS:
+        args, guards = guard(case.arguments(), byte)
+        with poisoned(case.device, POISONS[0]):
+            allocations = _allocations(case)
+            outputs = case.call(*args)
+            # Behind an output that lies where a temporary was is what the temporary left there.
+            reused = _allocations(case) - allocations > len(outputs)
+            for k, output in enumerate(outputs):
+                zone = None if reused else behind(output)
+                assert zone is None or bool((zone == POISONS[0]).all()), (
+                    f"memory behind output {k} was written"
+                )
+            results.append([output.clone() for output in outputs])
+        for i, zones in guards.items():
+            name = case.subject.op.argument_names[i]
+            assert zones.intact(), f"memory around argument '{name}' was written"
+    for k, (a, b) in enumerate(zip(*results, strict=True)):
+        assert same_bits(a, b) or not case.subject.claims.deterministic, (
+            f"output {k} changes with memory around the arguments"
+        )
+
+
+def _allocations(case: Case) -> int:
+    """How many there were so far, of the allocator whose outputs :func:`behind` can look behind."""
+    statistics = torch.cuda.memory_stats(case.device) if case.on_cuda else {}
+    return int(statistics.get("allocation.all.allocated", 0))
+
+
+_NO_INDEX = "no index tensors: no TensorArg(below=...) in its samples"
+
+
+def _no_index(subject: Subject, device: str) -> str:
+    """A signature line draws no indices: which dim would they be of?"""
+    return (
+        "no index tensors: no TensorArg(below=...) in its samples" if subject.op.signature else ""
+    )
+
+
+@check("indices", 3, "out-of-bounds access by an index", Draw(6, range(1, 4097)),
+       excuse=_no_index)  # fmt: skip
+def indices(case: Case) -> None:
+    """Indices at the last element, all the same, and outside: a right result, or an error."""
+    at = [i for i, arg in enumerate(case.sample.args) if getattr(arg, "below", None) is not None]
+    if not at:
+        raise NotRunError(_NO_INDEX)
+    for i in at:
+        name, below = case.subject.op.argument_names[i], case.sample.args[i].below
+        for value in (below - 1, 0):
+            _is_right(case, i, value, f"'{name}' filled with {value}")
+        for value in (-1, below):
+            _stays_inside(case, i, value, f"'{name}' filled with {value}, outside of {below},")
+
+
+def _filled(args: tuple[Any, ...] | list[Any], position: int, value: int) -> tuple[Any, ...]:
+    filled = torch.full_like(args[position], value)
+    return tuple(filled if i == position else v for i, v in enumerate(args))
+
+
+def _is_right(case: Case, position: int, value: int, what: str) -> None:
+    assert case.subject.reference is not None
+    actual = case.call(*_filled(case.arguments(), position, value))
+    expected = case.subject.reference(*_filled(widened(case.sample), position, value))
+    worst = errors(tensors(actual), tensors(expected), 1.0, case.slack)
+    assert worst <= 1, f"{what}: the error is {worst:.3g} times the tolerance"
+
+
+def _stays_inside(case: Case, position: int, value: int, what: str) -> None:
+    """Whether it refuses, or has a meaning of its own for such indices: nothing outside counts."""
+    results = []
+    for byte in POISONS:
+        args, guards = guard(_filled(case.arguments(), position, value), byte)
+        try:
+            results.append([output.clone() for output in case.call(*args)])
+            if case.on_cuda:
+                torch.cuda.synchronize()
+        except (RuntimeError, IndexError, ValueError) as refusal:
+            if "device-side assert" in str(refusal):
+                raise NotRunError(f"{what} ends the process by a device-side assert") from refusal
+            if "CUDA error" in str(refusal):
+                raise
+            results.append([])
+        assert all(zones.intact() for zones in guards.values()), f"{what} writes out of bounds"
+    first, second = results
+    assert len(first) == len(second) and all(map(same_bits, first, second)), (
+        f"{what} reads out of bounds"
+    )

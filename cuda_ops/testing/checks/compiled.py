@@ -1,0 +1,62 @@
+"""``torch.compile`` without graph breaks, gradient included, for one size and for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from cuda_ops.spec import OpSpec
+from cuda_ops.testing.case import Case, check, wanting
+from cuda_ops.testing.compare import outputs, same
+from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.samples import Sample, shaped
+
+
+@check("compile_static", None, "wrong under torch.compile", Draw(2, range(2, 513)), quick=True)
+def compile_static(case: Case) -> None:
+    """One graph for these sizes, against eager."""
+    _agrees(case)
+
+
+def _small(op: OpSpec) -> list[Sample]:
+    return [shaped(op, (11, 13), core=5)]
+
+
+@check("compile_dynamic", None, "wrong under torch.compile with dynamic shapes",
+       Draw(1, range(2, 513), listed=_small), quick=True)  # fmt: skip
+def compile_dynamic(case: Case) -> None:
+    """One graph for these sizes and, without tracing again, for others."""
+    op = case.subject.op
+    others = [shaped(op, (7, 2), core=8)] if op.signature is not None else []
+    _agrees(case, *(replace(case, sample=other) for other in others), dynamic=True)
+
+
+def _agrees(*cases: Case, dynamic: bool = False) -> None:
+    op = cases[0].subject.op.overload
+
+    def called(*args: Any) -> Any:
+        return op(*args)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(called, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for i, case in enumerate(cases):
+        with torch.compiler.set_stance("fail_on_recompile" if i else "default"):
+            actual = _results(compiled, case)
+        what = f"compiled for {cases[0].sample}, called with {case.sample}"
+        same(actual, _results(op, case), what, case.slack)
+
+
+def _results(function: Callable[..., Any], case: Case) -> list[torch.Tensor]:
+    """Outputs and gradients."""
+    declared = case.subject.gradient == "declared"
+    args = case.leaves() if declared else case.arguments()
+    values = list(outputs(function(*args)))
+    sums = [value.sum() for value in values if value.requires_grad]
+    if sums and declared:
+        found = torch.autograd.grad(sums, wanting(args), allow_unused=True)
+        # allow_unused gives None, which torch's own types do not know.
+        values += filter(torch.is_tensor, found)
+    return values

@@ -1,0 +1,41 @@
+"""Class 9: the wrong device."""
+
+from __future__ import annotations
+
+import torch
+
+from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.compare import same
+from cuda_ops.testing.draw import Draw
+
+
+@check("devices", 9, "wrong device", Draw(2, range(1, 4097)), devices=("cuda",))
+def devices(case: Case) -> None:
+    """Outputs are where inputs are, a mix is refused, device 1 works while 0 is current."""
+    args = case.arguments()
+    expected = case.call(*args)
+    home = next(v.device for v in args if isinstance(v, torch.Tensor))
+    for k, output in enumerate(expected):
+        assert output.device == home, f"output {k} is on {output.device}, the inputs on {home}"
+    at = [i for i, v in enumerate(args) if isinstance(v, torch.Tensor) and v.dim()]
+    for i in at if len(at) > 1 else []:
+        mixed = [v.cpu() if k == i else v for k, v in enumerate(args)]
+        name = case.subject.op.argument_names[i]
+        try:
+            case.call(*mixed)
+            torch.cuda.synchronize()
+        except RuntimeError as refusal:
+            if "CUDA error" in str(refusal):
+                raise
+        else:
+            raise AssertionError(f"'{name}' on the CPU and the rest on {home} is not refused")
+    if torch.cuda.device_count() > 1:
+        elsewhere = [v.to("cuda:1") if isinstance(v, torch.Tensor) else v for v in args]
+        with torch.cuda.device(0):
+            actual = case.call(*elsewhere)
+            torch.cuda.synchronize("cuda:1")
+        for k, output in enumerate(actual):
+            assert output.device.index == 1, f"inputs on cuda:1, output {k} on {output.device}"
+        same(actual, expected, "on cuda:1 while cuda:0 is current", case.slack)
+    elif len(at) < 2:
+        raise NotRunError("one tensor and one GPU: only the device of the outputs was looked at")

@@ -1,0 +1,99 @@
+"""DTensor rules: a sharded run against a replicated one, in a process group of one pretender."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cuda_ops.spec import OpSpec
+from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.compare import outputs, same, tensors
+from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.samples import Sample, shaped
+from cuda_ops.testing.subject import Subject
+
+_WORLD = 2
+
+
+def _divisible(op: OpSpec) -> list[Sample]:
+    return [shaped(op, (4, 6), core=4)]
+
+
+def _no_rule(subject: Subject, device: str) -> str:
+    if subject.op.is_composite:
+        return "composed: the rules are those of its parts"
+    return "" if subject.sharding is not None else "no sharding rule: implement cuda_ops_sharding"
+
+
+@check("dtensor", None, "the sharding rule is wrong", Draw(2, range(1, 513), listed=_divisible),
+       excuse=_no_rule)  # fmt: skip
+def dtensor(case: Case) -> None:
+    """Every rank's run of its shards, put together, is the run of the whole; so is DTensor's."""
+    from torch.distributed.tensor import Shard
+
+    assert case.subject.sharding is not None
+    args = case.arguments()
+    whole = case.call(*args)
+    for out_placements, placements in case.subject.sharding(*args):
+        sharded = [p for p in placements if isinstance(p, Shard)]
+        sizes = [args[i].shape[p.dim] for i, p in enumerate(placements) if isinstance(p, Shard)]
+        if not sharded or any(size % _WORLD for size in sizes):
+            continue
+        ranks = [
+            case.call(*(_part(v, p, rank) for v, p in zip(args, placements, strict=True)))
+            for rank in range(_WORLD)
+        ]
+        what = f"placements {list(placements)} -> {list(out_placements)}"
+        for k, (full, placement) in enumerate(zip(whole, out_placements, strict=True)):
+            parts = [rank[k] for rank in ranks]
+            joined = torch.cat(parts, placement.dim) if isinstance(placement, Shard) else parts[0]
+            assert joined.shape == full.shape, f"{what}: shape {list(joined.shape)}"
+            same([joined], [full], what, case.slack)
+        _as_dtensors(case, args, placements, whole, what)
+
+
+def _part(value: Any, placement: Any, rank: int) -> Any:
+    """The shard of a rank; the whole where it is replicated."""
+    dim = getattr(placement, "dim", None)
+    return value if dim is None else value.chunk(_WORLD, dim)[rank].contiguous()
+
+
+def _as_dtensors(
+    case: Case, args: tuple[Any, ...], placements: Any, whole: tuple[Any, ...], what: str
+) -> None:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    with _mesh(case.device) as mesh, CommDebugMode() as communication:
+        distributed = [
+            DTensor.from_local(_part(v, p, 0), mesh, [p], run_check=False) if p is not None else v
+            for v, p in zip(args, placements, strict=True)
+        ]
+        results: list[Any] = tensors(outputs(case.subject.op.overload(*distributed)))
+        assert communication.get_total_counts() == 0, f"{what}: communicates"
+        for result, full in zip(results, whole, strict=True):
+            (placement,) = result.placements
+            same(
+                [result.to_local()], [_part(full, placement, 0)], f"{what}, as DTensor", case.slack
+            )
+
+
+@contextmanager
+def _mesh(device: str) -> Iterator[Any]:
+    """Two ranks, of which this process plays the first; nobody answers for the other."""
+    try:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+    except ImportError as error:
+        raise NotRunError(f"needs torch.distributed: {error}") from error
+    if torch.distributed.is_initialized():
+        yield init_device_mesh(device.partition(":")[0], (_WORLD,))
+        return
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=_WORLD)
+    try:
+        yield init_device_mesh(device.partition(":")[0], (_WORLD,))
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,40 @@
+"""Class 12: empty inputs, whose grid of 0 blocks is an error that shows up elsewhere."""
+
+from __future__ import annotations
+
+import torch
+
+from cuda_ops.spec import OpSpec
+from cuda_ops.testing.case import Case, check, wanting
+from cuda_ops.testing.compare import deviation
+from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.samples import Sample, shaped
+
+_LOOP = (3, 4)
+
+
+def _each_dim_empty(op: OpSpec) -> list[Sample]:
+    """Every loop dim and every named core dim in turn."""
+    assert op.signature is not None
+    core = dict.fromkeys(op.signature.names, 5)
+    loops = [(0,), *(tuple(0 if i == d else s for i, s in enumerate(_LOOP)) for d in range(2))]
+    empty_loops = [shaped(op, loop, core=core) for loop in loops]
+    return empty_loops + [shaped(op, _LOOP, core={**core, dim: 0}) for dim in sorted(core)]
+
+
+@check("empty", 12, "empty input", Draw(4, range(1), listed=_each_dim_empty), quick=True)
+def empty(case: Case) -> None:
+    """The result is the reference's, the gradient has its shape, and the device is unharmed."""
+    result = case.call(*case.arguments())
+    worst = deviation(case.subject, case.sample, result)
+    assert worst <= 1, f"the error is {worst:.3g} times the tolerance"
+    if case.subject.gradient == "declared":
+        leaves = case.leaves()
+        sums = [output.sum() for output in case.call(*leaves) if output.requires_grad]
+        wanted = wanting(leaves)
+        found = torch.autograd.grad(sums, wanted, allow_unused=True)
+        pairs = zip(wanted, filter(torch.is_tensor, found), strict=False)
+        shapes = [(leaf.shape, gradient.shape) for leaf, gradient in pairs]
+        assert all(a == b for a, b in shapes), f"inputs and their gradients have shapes {shapes}"
+    unrelated = torch.ones(3, device=case.device).sum().item()
+    assert unrelated == 3, "an unrelated operator is wrong afterwards"

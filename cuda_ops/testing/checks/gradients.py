@@ -1,0 +1,55 @@
+"""Gradients: declared or refused, never silently missing; and right, by finite differences."""
+
+from __future__ import annotations
+
+import torch
+
+from cuda_ops.testing.case import (
+    Case,
+    NotRunError,
+    check,
+    wanting,
+    without_float64,
+)
+from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.subject import Subject
+
+
+def _nothing_claimed(subject: Subject, device: str) -> str:
+    silent = subject.gradient == "none"
+    return "the operator does not claim to be differentiable" if silent else ""
+
+
+@check("gradient_declared", None, "undeclared autograd: a gradient is silently lost",
+       Draw(2, range(1, 513)), quick=True, excuse=_nothing_claimed)  # fmt: skip
+def gradient_declared(case: Case) -> None:
+    """Each floating input gets a gradient, or asking for one is an error."""
+    leaves = case.leaves()
+    outputs = [output for output in case.call(*leaves) if output.is_floating_point()]
+    if not wanting(leaves) or not outputs:
+        raise NotRunError("no floating inputs and outputs")
+    silent = [k for k, output in enumerate(outputs) if not output.requires_grad]
+    assert not silent, f"output {silent[0]} does not know that an input wants a gradient"
+    sums = [output.sum() for output in outputs]
+    if case.subject.gradient == "refused":
+        try:
+            torch.autograd.grad(sums, wanting(leaves), allow_unused=True)
+        except RuntimeError:
+            return
+        raise AssertionError("no gradient is declared, and asking for one is not refused")
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            name = case.subject.op.argument_names[i]
+            try:
+                (found,) = torch.autograd.grad(sums, [leaf], retain_graph=True, allow_unused=True)
+            except RuntimeError:
+                continue  # a refusal
+            assert found is not None, f"'{name}' gets no gradient, and nobody says so"
+
+
+@check("gradcheck", None, "the gradient is wrong", Draw(3, range(1, 41), torch.float64), quick=True,
+       excuse=without_float64)  # fmt: skip
+def gradcheck(case: Case) -> None:
+    """Against finite differences, in float64."""
+    loose = 0.0 if case.subject.claims.deterministic else 1e-4
+    torch.autograd.gradcheck(case.subject.op.overload, case.leaves(), nondet_tol=loose)

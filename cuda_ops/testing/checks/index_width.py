@@ -1,0 +1,81 @@
+"""Class 6: offsets that do not fit 32 bits."""
+
+from __future__ import annotations
+
+import torch
+
+from cuda_ops.spec import OpSpec
+from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.compare import same
+from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.samples import Sample, shaped
+
+_INT32 = 2**31
+
+
+def _smallest(op: OpSpec) -> torch.dtype | None:
+    """Fewer bytes for as many elements."""
+    return min(op.dtypes, key=lambda dtype: dtype.itemsize, default=None)
+
+
+def _few(op: OpSpec) -> list[Sample]:
+    return [shaped(op, (3,), core=3, dtype=_smallest(op))]
+
+
+def _block(op: OpSpec) -> list[Sample]:
+    return [shaped(op, (1 << 16,), core=4, dtype=_smallest(op))]
+
+
+@check("far_strides", 6, "32-bit index overflow", Draw(1, range(3, 4097), listed=_few))
+def far_strides(case: Case) -> None:
+    """A few elements, each argument in turn with strides that lead beyond 2^31."""
+    args = case.arguments()
+    expected = case.call(*args)
+    for i, value in enumerate(args):
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] > 1:
+            name = case.subject.op.argument_names[i]
+            stretched = [_stretched(v) if k == i else v for k, v in enumerate(args)]
+            try:
+                actual = case.call(*stretched)
+            except RuntimeError as refusal:
+                if "CUDA error" in str(refusal):
+                    raise
+                raise NotRunError(f"the operator refuses such strides: {refusal}") from refusal
+            same(actual, expected, f"'{name}' with strides beyond 2^31", case.slack)
+            del stretched
+
+
+def _stretched(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, with the outermost dim stepping so far that its last offset needs 33 bits.
+
+    Memory between them is never touched, so on a CPU it is never there.
+    """
+    step = _INT32 // (tensor.shape[0] - 1) + 64
+    try:
+        storage = tensor.new_empty(step * (tensor.shape[0] - 1) + tensor.numel())
+    except RuntimeError as error:  # out of memory, and on a CPU overcommitting forbidden
+        raise NotRunError("not enough memory for 2^31 elements") from error
+    far = storage.as_strided(tensor.shape, (step, *tensor.stride()[1:]))
+    return far.copy_(tensor)
+
+
+@check("many_elements", 6, "32-bit index overflow", Draw(1, range(1 << 8, 4097), listed=_block),
+       devices=("cuda",))  # fmt: skip
+def many_elements(case: Case) -> None:
+    """More than 2^31 elements, made of one block again and again, as is the result."""
+    args = case.arguments()
+    expected = case.call(*args)
+    tensors = [v for v in (*args, *expected) if isinstance(v, torch.Tensor)]
+    if any(not t.dim() or t.shape[0] != tensors[0].shape[0] for t in tensors):
+        raise NotRunError("no common outermost dim to grow")
+    times = _INT32 // max(t.numel() for t in tensors) + 2
+    free, _ = torch.cuda.mem_get_info(case.device)
+    if free < 1.2 * times * sum(t.nbytes for t in tensors):
+        raise NotRunError("not enough memory for 2^31 elements")
+    grown = [
+        v.repeat(times, *[1] * (v.dim() - 1)) if isinstance(v, torch.Tensor) else v for v in args
+    ]
+    actual = case.call(*grown)
+    for block in (0, times // 2, times - 1):
+        parts = [a.unflatten(0, (times, -1))[block] for a in actual]
+        same(parts, expected, f"block {block} of {times} equal ones", case.slack)

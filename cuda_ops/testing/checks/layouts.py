@@ -1,0 +1,37 @@
+"""Class 4: a forward that assumes contiguous inputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.compare import same
+from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.samples import Sample, TensorArg
+
+
+def _strided(sample: Sample) -> Sample:
+    """Ordinary values in any layout but a mere offset, which is another check's."""
+
+    def adapted(arg: TensorArg) -> TensorArg:
+        return replace(arg, layout="transposed") if arg.layout == "offset" else arg
+
+    return sample.with_tensors(adapted, "normal")
+
+
+@check("layouts", 4, "the forward assumes contiguous inputs", Draw(adapt=_strided), quick=True)
+def layouts(case: Case) -> None:
+    """Equal values in another layout: an equal result, or a clear error."""
+    args = case.arguments()
+    dense = [v.contiguous().clone() if isinstance(v, torch.Tensor) else v for v in args]
+    expected = case.call(*dense)
+    try:
+        actual = case.call(*args)
+    except (RuntimeError, ValueError) as refusal:
+        if "CUDA error" in str(refusal):
+            raise
+        raise NotRunError(f"the operator refuses some layouts: {refusal}") from refusal
+    used = ", ".join(arg.layout for arg in case.sample.tensors)
+    same(actual, expected, f"not the result of contiguous inputs ({used})", case.slack)

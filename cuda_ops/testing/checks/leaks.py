@@ -1,0 +1,67 @@
+"""Memory that a call does not give back."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from typing import Any
+
+import torch
+
+from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.draw import Draw
+
+_CALLS, _ROUNDS = 1000, 3
+#: Bytes per call below which growth is caches and counters, not a leak.
+_NOISE = 8
+#: The driver itself keeps 37 bytes for each launch (torch's own operators; H200, 2026-11-21).
+_LAUNCH_NOISE = 512
+
+
+class _Mallinfo2(ctypes.Structure):
+    """glibc's view of its heap: ``hblkhd`` is in use in mappings, ``uordblks`` elsewhere."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd",
+            "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+@check("leaks", None, "memory leak", Draw(1, range(64, 4097)))
+def leaks(case: Case) -> None:
+    """1,000 calls, once more and once more, each time leave memory in use."""
+    args = case.arguments()
+    grown = [_growth(case, args) for _ in range(_ROUNDS)]
+    # Caches grow once, a leak grows each time.
+    heap, *gpu = map(min, zip(*grown, strict=True))
+    noise = _LAUNCH_NOISE if case.on_cuda else _NOISE
+    assert heap < noise, f"each call keeps {heap:.0f} bytes of memory"
+    assert max(gpu, default=0) < _NOISE, f"each call keeps {max(gpu):.0f} bytes of GPU memory"
+
+
+def _growth(case: Case, args: tuple[Any, ...]) -> list[float]:
+    """Bytes per call, of the heap and of the GPU."""
+    before = _in_use(case)
+    for _ in range(_CALLS):
+        case.call(*args)
+    return [(after - was) / _CALLS for was, after in zip(before, _in_use(case), strict=True)]
+
+
+def _in_use(case: Case) -> list[int]:
+    gc.collect()
+    if case.on_cuda:
+        torch.cuda.synchronize()
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        raise NotRunError("needs a C library with mallinfo2") from None
+    mallinfo2.restype = _Mallinfo2
+    heap = mallinfo2()
+    found = [heap.uordblks + heap.hblkhd]
+    if case.on_cuda:
+        free, total = torch.cuda.mem_get_info(case.device)
+        found += [torch.cuda.memory_allocated(case.device), total - free]
+    return found

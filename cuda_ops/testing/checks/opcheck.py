@@ -1,0 +1,20 @@
+"""The four tests that torch has of a registration."""
+
+from __future__ import annotations
+
+import torch
+
+from cuda_ops.testing.case import Case, check
+from cuda_ops.testing.checks.registration import TITLE
+from cuda_ops.testing.draw import Draw
+
+
+@check("opcheck", 13, TITLE,
+       Draw(3, range(1, 513)), quick=True)  # fmt: skip
+def opcheck(case: Case) -> None:
+    """Schema, autograd registration, fake, and AOT dispatch with dynamic shapes."""
+    declared = case.subject.gradient == "declared"
+    args = case.leaves() if declared else case.arguments()
+    results = torch.library.opcheck(case.subject.op.overload, args, raise_exception=False)
+    wrong = [f"{test}: {text}" for test, text in results.items() if text != "SUCCESS"]
+    assert not wrong, "; ".join(wrong)

@@ -1,0 +1,40 @@
+"""The public function, which goes past the dispatcher where it may, against the dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cuda_ops.testing.case import Case, check, wanting
+from cuda_ops.testing.compare import outputs, same
+from cuda_ops.testing.draw import Draw, ordinary
+from cuda_ops.testing.subject import Subject
+
+
+def _not_ours(subject: Subject, device: str) -> str:
+    return "" if subject.op.namespace == "cuda_ops" else "not an operator of cuda_ops"
+
+
+@check("public", None, "the public function differs from the operator",
+       Draw(4, adapt=ordinary), quick=True, excuse=_not_ours)  # fmt: skip
+def public(case: Case) -> None:
+    """The same result and gradient, with autograd, without it, and in inference mode."""
+    function, op = case.subject.op.function, case.subject.op.overload
+    same(_results(function, case), _results(op, case), "cuda_ops.<op>", case.slack)
+    args = case.arguments()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            actual, expected = outputs(function(*args)), outputs(op(*args))
+        same(actual, expected, f"cuda_ops.<op> under {mode.__name__}", case.slack)
+
+
+def _results(function: Callable[..., Any], case: Case) -> list[torch.Tensor]:
+    """Outputs and, where there are any, gradients."""
+    leaves = case.leaves()
+    values = list(outputs(function(*leaves)))
+    sums = [value.sum() for value in values if value.requires_grad]
+    if sums and case.subject.gradient == "declared":
+        values += filter(torch.is_tensor, torch.autograd.grad(sums, wanting(leaves)))
+    return values

@@ -1,0 +1,53 @@
+"""Class 13: what torch was told about an operator, and what the operator does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from cuda_ops.testing.case import Case, check
+from cuda_ops.testing.compare import described, same_bits, tensors
+from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.samples import Sample
+
+#: How other checks of this class name it too.
+TITLE = "fake, schema or mutation wrong"
+
+
+def _as_drawn(sample: Sample) -> Sample:
+    return replace(sample)
+
+
+@check("mutation", 13, TITLE, Draw(), quick=True)
+def mutation(case: Case) -> None:
+    """Inputs keep their bits, and outputs share no memory with them or with each other."""
+    args = case.arguments()
+    before = [value.clone() if isinstance(value, torch.Tensor) else value for value in args]
+    real = tensors(case.call(*args))
+    memory = {}
+    for argument, old, new in zip(case.subject.op.parsed.arguments, before, args, strict=True):
+        if isinstance(new, torch.Tensor) and argument.alias_info is None:
+            what = f"argument '{argument.name}'"
+            assert same_bits(old, new), f"{what} was changed, and the schema does not say so"
+            memory[new.untyped_storage().data_ptr()] = what
+    for k, output in enumerate(real):
+        place = output.untyped_storage().data_ptr()
+        assert not output.numel() or place not in memory, (
+            f"output {k} is memory of {memory[place]}, and the schema does not say so"
+        )
+        memory[place] = f"output {k}"
+
+
+@check("registration", 13, TITLE, Draw(adapt=_as_drawn), quick=True)
+def registration(case: Case) -> None:
+    """The fake foretells shape, strides, dtype and device of each output."""
+    args = case.arguments()
+    actual = [described(output) for output in tensors(case.call(*args))]
+    with FakeTensorMode() as mode:
+        fakes = [
+            mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in args
+        ]
+        foretold = [described(output) for output in tensors(case.call(*fakes))]
+    assert foretold == actual, f"the fake says {foretold}, the real output is {actual}"

@@ -1,0 +1,55 @@
+"""Class 8: work on another stream than the current one."""
+
+from __future__ import annotations
+
+import torch
+
+from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.compare import same
+from cuda_ops.testing.draw import Draw
+
+#: About 0.1 s of GPU clock cycles: any launch that does not wait for it comes too early.
+_CYCLES = 200_000_000
+
+
+@check("streams", 8, "wrong stream", Draw(2, range(1, 4097)), devices=("cuda",))
+def streams(case: Case) -> None:
+    """Inputs arrive late on a side stream; the result is right, and every kernel ran there."""
+    args = case.arguments()
+    expected = case.call(*args)
+    late = [torch.zeros_like(v) if isinstance(v, torch.Tensor) else v for v in args]
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream(case.device)
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(_CYCLES)
+        for buffer, value in zip(late, args, strict=True):
+            if isinstance(value, torch.Tensor):
+                buffer.copy_(value, non_blocking=True)
+        actual = case.call(*late)
+        kept = [output.clone() for output in actual]
+    side.synchronize()
+    same(kept, expected, "inputs that arrive late on a side stream", case.slack)
+    _runs_on(side, case, args)
+
+
+def _runs_on(side: torch.cuda.Stream, case: Case, args: tuple[object, ...]) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        with torch.cuda.stream(side):
+            case.call(*args)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.zeros(8, device=case.device)
+        torch.cuda.synchronize()
+    if profile.profiler is None or profile.profiler.kineto_results is None:
+        raise NotRunError("the profiler gives no events")
+    events = [
+        event
+        for event in profile.profiler.kineto_results.events()
+        if event.device_type() == torch._C._autograd.DeviceType.CUDA and event.duration_ns() > 0
+    ]
+    kernels = [e for e in events if not e.name().startswith(("Mem", "Context", "Event", "Stream"))]
+    if not kernels:
+        raise NotRunError("the profiler gives no events")
+    last = max(kernels, key=lambda event: event.start_ns())  # of torch.zeros, on the side stream
+    strays = {e.name() for e in kernels if e.device_resource_id() != last.device_resource_id()}
+    assert not strays, f"not on the current stream: {', '.join(sorted(strays))}"

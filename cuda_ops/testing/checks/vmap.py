@@ -1,0 +1,50 @@
+"""``torch.vmap`` against a loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from cuda_ops.testing.case import Case, check
+from cuda_ops.testing.compare import outputs, same
+from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.samples import Sample, TensorArg
+from cuda_ops.testing.subject import Subject
+
+
+def _no_rule(subject: Subject, device: str) -> str:
+    return "" if subject.vmap else "no batching rule: implement cuda_ops_vmap"
+
+
+@check("vmap", None, "the batching rule is wrong", Draw(4, range(1, 513)), quick=True,
+       excuse=_no_rule)  # fmt: skip
+def vmap(case: Case) -> None:
+    """The mapped dim first, last, and on some tensors only."""
+    op, sample = case.subject.op.overload, case.sample
+    # copies[i] are the arguments of the i-th call
+    copies = [replace(sample, seed=sample.seed + i).make(case.device) for i in range(3)]
+    for in_dims in _mappings(sample):
+        args = [
+            copies[0][k]
+            if dim is None
+            else torch.stack([copy[k] for copy in copies], 0 if dim == 0 else -1)
+            for k, dim in enumerate(in_dims)
+        ]
+        looped = [
+            case.call(*(copies[0 if dim is None else i][k] for k, dim in enumerate(in_dims)))
+            for i in range(3)
+        ]
+        batched = outputs(torch.vmap(op, in_dims=in_dims)(*args))
+        expected = [torch.stack(parts) for parts in zip(*looped, strict=True)]
+        same(batched, expected, f"vmap with in_dims={in_dims}", case.slack)
+
+
+def _mappings(sample: Sample) -> list[tuple[Any, ...]]:
+    """Which dim of which argument to map: all first, all last, then each tensor alone."""
+    tensors = [k for k, arg in enumerate(sample.args) if isinstance(arg, TensorArg)]
+    positions = range(len(sample.args))
+    everything = [tuple(dim if k in tensors else None for k in positions) for dim in (0, -1)]
+    alone = [tuple(0 if k == mapped else None for k in positions) for mapped in tensors]
+    return everything + (alone if len(tensors) > 1 else [])

@@ -1,0 +1,250 @@
+"""One case at a time in another process, which may crash, hang or lose its GPU context.
+
+The parent draws and shrinks; the child only runs. They exchange one line of JSON each way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib.util
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal
+
+import torch
+
+from cuda_ops.testing.case import Case, Check, NotRunError
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.subject import Origin, Subject, find
+
+#: Lines of a crashed or hung process's last words that are worth showing.
+_LAST_WORDS = 16
+_START_TIMEOUT = 300.0
+#: Set in the environment of the processes that run cases.
+CHILD = "CUDA_OPS_TESTING_CHILD"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case."""
+
+    status: Literal["passed", "failed", "not run"]
+    detail: str = ""
+    #: The process did not survive it, or its GPU context did not.
+    fatal: bool = False
+    #: It took longer than it may.
+    hung: bool = False
+
+
+def perform(check: Check, case: Case) -> Outcome:
+    """Run a case here."""
+    try:
+        check.body(case)
+        if case.on_cuda:
+            torch.cuda.synchronize()  # what the kernels did wrong belongs to this case
+        return Outcome("passed")
+    except NotRunError as reason:
+        return Outcome("not run", str(reason), case.on_cuda and _context_is_lost())
+    except AssertionError as failure:
+        return Outcome("failed", str(failure))
+    except Exception as error:
+        # On a GPU an error may leave anything behind: a lost context, a capture under way.
+        return Outcome("failed", f"{type(error).__name__}: {error}".strip(), case.on_cuda)
+
+
+def _context_is_lost() -> bool:
+    try:
+        torch.cuda.synchronize()
+        torch.ones(1, device="cuda").sum().item()
+    except Exception:
+        return True
+    return False
+
+
+class Worker:
+    """A process that runs cases, started when needed and replaced when lost."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._words: IO[bytes] | None = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __call__(self, check: Check, case: Case) -> Outcome:
+        """Run a case there; a crash or a hang is an outcome too."""
+        process, words = self._started()
+        start = words.seek(0, os.SEEK_END)
+        message = {
+            "name": case.subject.name,
+            "stem": case.subject.op.stem,
+            "origin": asdict(case.subject.origin),
+            "check": check.name,
+            "device": case.device,
+            "sample": repr(case.sample),
+        }
+        answer = self._exchange(process, message, self.timeout)
+        if answer is not None:
+            outcome = Outcome(**answer)
+            if outcome.fatal:
+                self.close()
+            return outcome
+        hung = False
+        try:
+            what = f"the process died of {_cause(process.wait(0.5))}; its last words"
+        except subprocess.TimeoutExpired:
+            hung = True
+            process.send_signal(signal.SIGUSR1)  # faulthandler prints the stack
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+            what = f"still running after {self.timeout:.0f} s; its stack"
+        words.seek(start)
+        said = words.read().decode(errors="replace").strip().splitlines()
+        self.close()
+        lines = "\n".join(f"  {line}" for line in said[:_LAST_WORDS])
+        return Outcome("failed", f"{case.subject.name}: {what}:\n{lines}", True, hung)
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, self._words):
+                if stream is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
+
+    def _started(self) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "cuda_ops.testing.child"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._words,
+                env=_environment(),
+            )
+            if self._exchange(self._process, None, _START_TIMEOUT) is None:
+                self._words.seek(0)
+                said = self._words.read().decode(errors="replace")
+                raise RuntimeError(f"the process for the checks does not start:\n{said}")
+        assert self._words is not None
+        return self._process, self._words
+
+    def _exchange(
+        self, process: subprocess.Popen[bytes], message: dict[str, Any] | None, timeout: float
+    ) -> dict[str, Any] | None:
+        """The child's next line, after sending it one; ``None`` if it gives none in time."""
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            if message is not None:
+                process.stdin.write(json.dumps(message).encode() + b"\n")
+                process.stdin.flush()
+        if not select.select([process.stdout], [], [], timeout)[0]:
+            return None
+        line = process.stdout.readline()
+        answer: dict[str, Any] | None = json.loads(line) if line else None
+        return answer
+
+
+def _environment() -> dict[str, str]:
+    """The parent's search path; and a malloc that keeps no freed blocks aside.
+
+    Such blocks would come back with what was in them, past what :mod:`poison` asks for.
+    """
+    tunables = [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.tcache_count=0"]
+    return {
+        **os.environ,
+        CHILD: "1",
+        "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
+        "GLIBC_TUNABLES": ":".join(filter(None, tunables)),
+    }
+
+
+def _cause(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
+
+
+# --- the child's side -----------------------------------------------------------------
+
+
+def arrive(origin: Origin) -> None:
+    """Make the operators of an origin known to this process."""
+    from cuda_ops.registry import registry
+
+    for root in origin.roots:
+        registry().add_root(Path(root))
+    if origin.file and origin.file not in _ran:
+        spec = importlib.util.spec_from_file_location(Path(origin.file).stem, origin.file)
+        if spec is None or spec.loader is None:
+            raise ValueError(f"{origin.file} is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        _ran[origin.file] = sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+
+
+_ran: dict[str, Any] = {}
+_subjects: dict[tuple[str, Origin], Subject] = {}
+
+
+def _subject(name: str, stem: str, origin: Origin) -> Subject:
+    """Loaded once, from the library that the parent runs."""
+    if (name, origin) not in _subjects:
+        from cuda_ops.registry import registry
+
+        arrive(origin)
+        if origin.library and registry().library_of(stem) != Path(origin.library):
+            registry().load(stem, Path(origin.library))
+        _subjects[name, origin] = find(name)
+    return _subjects[name, origin]
+
+
+def _main() -> None:
+    from cuda_ops.testing.checks import by_name
+
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    # The protocol has stdout for itself: what an operator prints goes with its last words.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(outcome: Outcome) -> None:
+        answers.write(json.dumps(asdict(outcome)) + "\n")
+        answers.flush()
+
+    say(Outcome("passed"))
+    for line in sys.stdin:
+        message = json.loads(line)
+        place = message["origin"]
+        origin = Origin(tuple(place["roots"]), place["file"], place["library"])
+        try:
+            subject = _subject(message["name"], message["stem"], origin)
+            case = Case(subject, message["device"], Sample.parse(message["sample"]))
+            outcome = perform(by_name(message["check"]), case)
+        except Exception as error:
+            outcome = Outcome("failed", f"{type(error).__name__}: {error}")
+        say(outcome)
+
+
+if __name__ == "__main__":
+    _main()

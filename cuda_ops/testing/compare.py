@@ -1,0 +1,165 @@
+"""When two results are the same: one table of tolerances, by dtype and reduction length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cuda_ops.shapes import check_arguments, tensor_arguments
+from cuda_ops.spec import OpSpec
+from cuda_ops.testing.samples import MAX_NUMEL, Sample
+from cuda_ops.testing.subject import Plugins, Subject, subject_of
+
+#: Error allowed of one result, in units of the dtype's epsilon. Half precision
+#: is rounded once from float32; wider dtypes are computed in themselves, with
+#: a device's own exp. Times sqrt(reduction length), as rounding errors add up.
+EPSILONS = {torch.float64: 32.0, torch.float32: 32.0, torch.float16: 4.0, torch.bfloat16: 4.0}
+#: For every other floating dtype, float8 among them.
+_OTHER_EPSILONS = 2.0
+
+
+def outputs(result: Any) -> tuple[Any, ...]:
+    """What an operator returned, always as a tuple."""
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    """The tensors among arguments or outputs."""
+    return [value for value in outputs(values) if isinstance(value, torch.Tensor)]
+
+
+def is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def described(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What a fake must get right; the stride of a dim that is never stepped along means nothing."""
+    used = zip(tensor.shape, tensor.stride(), strict=True)
+    strides = tuple(stride if size > 1 and tensor.numel() else None for size, stride in used)
+    return tuple(tensor.shape), strides, tensor.dtype, str(tensor.device)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal to the bit: NaN equals itself, and -0.0 is not 0.0."""
+
+    def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+        flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+        return flat.copy_(tensor.detach().reshape(-1)).view(torch.uint8)
+
+    alike = (a.shape, a.dtype) == (b.shape, b.dtype)
+    return alike and (not a.numel() or torch.equal(as_bytes(a), as_bytes(b)))
+
+
+def widened(sample: Sample) -> list[Any]:
+    """The sample's arguments on the CPU, floating ones in float64."""
+    return [v.to(torch.float64) if is_floating(v) else v for v in sample.make("cpu")]
+
+
+def deviation(subject: Subject, sample: Sample, actual: Any) -> float:
+    """The largest error against the reference, in units of the tolerance; more than 1 is wrong.
+
+    NaN equals NaN, an infinity only itself.
+
+    Raises:
+        AssertionError: a shape differs, or a result that is not floating.
+    """
+    reference = subject.reference
+    assert reference is not None
+    wide = widened(sample)
+    expected = reference(*wide)
+    length = reduction_length(subject.op, sample)
+    if length > 1:
+        # Cancellation makes a small result as wrong as its summands.
+        magnitude = largest(reference(*(v.abs() if is_floating(v) else v for v in wide)))
+    else:
+        magnitude = min(1.0, largest(wide))
+    allowed = subject.claims.tolerance * math.sqrt(length)
+    return errors(outputs(actual), outputs(expected), magnitude, allowed)
+
+
+def errors(
+    actual: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor],
+    magnitude: float,
+    factor: float = 1.0,
+) -> float:
+    """The largest error in units of ``factor`` times the table's tolerance.
+
+    ``magnitude`` is the size of what was added up; results are judged relative
+    to themselves and to that.
+    """
+    worst = 0.0
+    for a, e in zip(actual, expected, strict=True):
+        assert a.shape == e.shape, f"shape {list(a.shape)}, expected {list(e.shape)}"
+        a, e = a.detach().cpu(), e.detach().cpu()
+        if not a.is_floating_point():
+            assert torch.equal(a, e.to(a.dtype)), "the result differs"
+            continue
+        info = torch.finfo(a.dtype)
+        # What overflows the dtype is infinite in the reference too.
+        e = e.to(a.dtype).to(torch.float64)
+        epsilons = factor * EPSILONS.get(a.dtype, _OTHER_EPSILONS)
+        allowed = epsilons * info.eps * (e.abs() + magnitude)
+        a = a.to(torch.float64)
+        same = (a == e) | (a.isnan() & e.isnan())
+        error = torch.where(same, 0.0, (a - e).abs() / (allowed + info.tiny))
+        error = torch.where(same | (a.isfinite() & e.isfinite()), error, math.inf)
+        worst = max(worst, error.max().item() if error.numel() else 0.0)
+    return worst
+
+
+def same(actual: Any, expected: Any, what: str, factor: float = 1.0) -> None:
+    """Two runs of the same arithmetic, in another order at most.
+
+    Raises:
+        AssertionError: they differ by more than the table allows; starts with ``what``.
+    """
+    magnitude = largest(tensors(expected))
+    worst = errors(tensors(actual), tensors(expected), magnitude, factor)
+    assert worst <= 1, f"{what}: the error is {worst:.3g} times the tolerance"
+
+
+def largest(values: Any) -> float:
+    """The largest finite magnitude among floating tensors."""
+    floating = [v.detach() for v in outputs(values) if is_floating(v)]
+    finite = [v.to(torch.float64).abs()[v.isfinite()] for v in floating]
+    return max((v.max().item() for v in finite if v.numel()), default=0.0)
+
+
+def reduction_length(op: OpSpec, sample: Sample) -> int:
+    """How many elements one result may be summed from: 1 if elementwise, else by the core dims."""
+    if op.signature is None:
+        return max((size for arg in sample.tensors for size in arg.shape), default=1)
+    if op.signature.is_elementwise:
+        return 1
+    bound = check_arguments(op, tensor_arguments(op, sample.make("meta")))
+    kept = {dim for dims in op.signature.outputs for dim in dims}
+    summed = math.prod(size for dim, size in bound.items() if dim not in kept)
+    longest: int = max(2, summed, *bound.values())
+    return longest
+
+
+def quick_error(op: OpSpec, plugins: Plugins, device: str) -> float:
+    """Largest error, relative above 1 and absolute below, over a handful of fixed samples.
+
+    In float32 where the operator takes it.
+    ``nan`` where the operator has no reference, no samples or no kernel for the device.
+    """
+    from cuda_ops.testing.draw import Draw, chosen
+
+    subject = subject_of(op, plugins)
+    if subject.incomparable or subject.why_not(device) or subject.reference is None:
+        return math.nan
+    worst = 0.0
+    dtype = torch.float32 if torch.float32 in op.dtypes else None
+    for sample in chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype)):
+        actual = op.overload(*sample.make(device))
+        expected = subject.reference(*widened(sample))
+        for a, e in zip(outputs(actual), outputs(expected), strict=True):
+            a, e = a.cpu().to(torch.float64), e.to(torch.float64)
+            error = (a - e).abs() / e.abs().clamp(min=1.0)
+            worst = max(worst, error.max().item() if error.numel() else 0.0)
+    return worst

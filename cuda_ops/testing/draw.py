@@ -1,0 +1,90 @@
+"""Which samples a check sees: a few chosen ones, or as many as the profile says."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from hypothesis.strategies import SearchStrategy
+
+from cuda_ops.spec import OpSpec
+from cuda_ops.testing.profiles import PROFILES
+from cuda_ops.testing.samples import MAX_NUMEL, Sample, TensorArg
+from cuda_ops.testing.subject import Subject
+
+
+class EnoughError(BaseException):
+    """Ends Hypothesis, which goes on after any Exception."""
+
+
+#: Looked through to find a few that fit.
+_TRIED = 200
+
+
+def plain(sample: Sample) -> Sample:
+    """Ordinary values in contiguous tensors: layouts and edges are other checks' business."""
+    return sample.with_tensors(lambda arg: replace(arg, layout="contiguous"), "normal")
+
+
+def ordinary(sample: Sample) -> Sample:
+    """Ordinary values in any layout."""
+    return sample.with_tensors(lambda arg: arg, "normal")
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What to draw for one check."""
+
+    #: So many different samples; ``None``: as many as the profile says.
+    count: int | None = None
+    #: The size of each tensor, in elements.
+    numel: range = range(MAX_NUMEL + 1)
+    #: Where the operator takes it; a floating dtype.
+    dtype: torch.dtype | None = None
+    adapt: Callable[[Sample], Sample] = plain
+    #: These instead, where the operator has a signature line to make them from.
+    listed: Callable[[OpSpec], list[Sample]] | None = None
+
+    def strategy(self, drawn: SearchStrategy[Sample]) -> SearchStrategy[Sample]:
+        def retyped(arg: TensorArg) -> TensorArg:
+            if self.dtype is None or not arg.dtype.is_floating_point:
+                return arg
+            return replace(arg, dtype=self.dtype)
+
+        def adapted(sample: Sample) -> Sample:
+            return self.adapt(sample.with_tensors(retyped))
+
+        def fits(sample: Sample) -> bool:
+            return all(math.prod(arg.shape) in self.numel for arg in sample.tensors)
+
+        return drawn.map(adapted).filter(fits)
+
+
+#: For a check that needs no arguments.
+NOTHING = Draw(0)
+
+
+def chosen(subject: Subject, draw: Draw) -> list[Sample]:
+    """Up to ``draw.count`` different samples, the same ones each time; the smallest first."""
+    if draw.count == 0:
+        return [Sample(())]
+    if draw.listed is not None and subject.op.signature is not None:
+        return draw.listed(subject.op)
+    found: list[Sample] = []
+
+    def collect(sample: Sample) -> None:
+        if sample not in found:
+            found.append(sample)
+        if len(found) == draw.count:
+            raise EnoughError
+
+    assert subject.strategy is not None
+    fixed = settings(PROFILES["quick"].settings(), max_examples=_TRIED, phases=[Phase.generate])
+    with contextlib.suppress(EnoughError, Unsatisfiable):
+        fixed(given(draw.strategy(subject.strategy))(collect))()
+    return sorted(found, key=lambda sample: sample.numel)

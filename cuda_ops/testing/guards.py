@@ -1,0 +1,53 @@
+"""Tensors between zones of known bytes, for checks of what an operator reads and writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+#: Bytes on either side; a multiple of every alignment that kernels ask for.
+_GUARD = 4096
+#: The CUDA caching allocator rounds up to this, and nobody owns what is between.
+_ROUNDED = 512
+
+
+class Guarded:
+    """A contiguous copy of a tensor between two zones of one byte."""
+
+    def __init__(self, tensor: torch.Tensor, byte: int) -> None:
+        # Integers and bools as small as an index may be: reading one must not lead far away.
+        self._byte = byte if tensor.is_floating_point() else byte & 1
+        size = tensor.nbytes + 2 * _GUARD
+        self._bytes = torch.full((size,), self._byte, dtype=torch.uint8, device=tensor.device)
+        self._end = _GUARD + tensor.nbytes
+        inner = self._bytes[_GUARD : self._end].view(tensor.dtype)
+        self.tensor = inner.view(tensor.shape).copy_(tensor)
+
+    def intact(self) -> bool:
+        zones = torch.cat([self._bytes[:_GUARD], self._bytes[self._end :]])
+        return bool((zones == self._byte).all())
+
+
+def guard(args: tuple[Any, ...], byte: int) -> tuple[list[Any], dict[int, Guarded]]:
+    """The arguments with every tensor guarded, and the guards by position."""
+    guards = {i: Guarded(v, byte) for i, v in enumerate(args) if isinstance(v, torch.Tensor)}
+    return [guards[i].tensor if i in guards else v for i, v in enumerate(args)], guards
+
+
+def behind(output: torch.Tensor) -> torch.Tensor | None:
+    """The bytes by which CUDA's allocator rounded an output up; ``None`` where there are none."""
+    nbytes = output.untyped_storage().nbytes()
+    length = -nbytes % _ROUNDED
+    if output.device.type != "cuda" or not nbytes or not length:
+        return None
+
+    class Memory:
+        __cuda_array_interface__ = {  # noqa: RUF012 - a protocol's attribute
+            "shape": (length,),
+            "typestr": "|u1",
+            "data": (output.untyped_storage().data_ptr() + nbytes, False),
+            "version": 2,
+        }
+
+    return torch.as_tensor(Memory(), device=output.device)

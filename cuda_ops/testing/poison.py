@@ -1,0 +1,56 @@
+"""Memory that is known before an operator gets it: allocations filled with a chosen byte."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+
+import torch
+
+from cuda_ops.testing.case import NotRunError
+
+#: Huge or NaN in every floating dtype, and tiny in each. Not 0xFF: glibc cannot fill with it.
+POISONS = (0xFE, 0x2A)
+# malloc.h
+_M_PERTURB, _M_MXFAST = -6, 1
+# More than the outputs and temporaries of any sample need, in both of the CUDA allocator's pools.
+_BLOCKS = (*[512 << 10] * 32, 64 << 20)
+
+
+@contextlib.contextmanager
+def poisoned(device: str, byte: int) -> Iterator[None]:
+    """What is allocated inside starts out as ``byte`` everywhere.
+
+    Raises:
+        NotRunError: the C library cannot do this.
+    """
+    with _cuda(device, byte) if device.startswith("cuda") else _malloc(byte):
+        yield
+
+
+@contextlib.contextmanager
+def _malloc(byte: int) -> Iterator[None]:
+    """glibc fills what it hands out with the complement of M_PERTURB."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        raise NotRunError("needs a C library with mallopt") from None
+    mallopt(_M_MXFAST, 0)
+    mallopt(_M_PERTURB, byte ^ 0xFF)
+    try:
+        yield
+    finally:
+        mallopt(_M_PERTURB, 0)
+
+
+@contextlib.contextmanager
+def _cuda(device: str, byte: int) -> Iterator[None]:
+    """A fresh pool of the caching allocator, filled and given back before the operator runs."""
+    index = torch.device(device).index if ":" in device else torch.cuda.current_device()
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool(), index):
+        blocks = [torch.full((size,), byte, dtype=torch.uint8, device=device) for size in _BLOCKS]
+        torch.cuda.synchronize(device)
+        del blocks
+        yield
+        torch.cuda.synchronize(device)

@@ -1,0 +1,127 @@
+"""What was checked, what failed and what was not run: as lines, as JSON, as a table."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.subject import Subject
+
+
+@dataclass(frozen=True)
+class CheckEntry:
+    """One check on one device: passed, failed, or (``None``) not run; ``detail`` says why."""
+
+    check: str
+    device: str
+    passed: bool | None
+    detail: str = ""
+    #: How a failure names its class.
+    label: str = ""
+    #: Samples that ran.
+    count: int = 0
+    #: Command that runs the failed sample again.
+    reproduce: str = ""
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.check}[{self.device}]"
+
+    def __str__(self) -> str:
+        if self.passed:
+            samples = f"{self.count} sample" + ("s" if self.count != 1 else "")
+            return f"ok      {self.name}: {samples}{', ' if self.detail else ''}{self.detail}"
+        if self.passed is None:
+            return f"not run {self.name}: {self.detail}"
+        lines = [f"FAILED  {self.name}: {self.label}", *_indented(self.detail)]
+        return "\n".join([*lines, f"        reproduce: {self.reproduce}"])
+
+
+def _indented(text: str) -> list[str]:
+    return [f"        {line}" for line in text.splitlines()]
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """All checks of one operator; the first failure is the most specific one."""
+
+    op: str
+    entries: tuple[CheckEntry, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(entry.passed is not False for entry in self.entries)
+
+    @property
+    def failures(self) -> tuple[CheckEntry, ...]:
+        return tuple(entry for entry in self.entries if entry.passed is False)
+
+    def __str__(self) -> str:
+        ran = [str(entry) for entry in self.entries if entry.passed is not None]
+        return "\n".join([self.op, *ran, *not_run(self.entries), counts(self.entries)])
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def not_run(entries: Iterable[CheckEntry]) -> list[str]:
+    """One line for each reason, with the checks that it kept from running."""
+    reasons: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.passed is None:
+            reasons.setdefault(entry.detail, []).append(entry.name)
+    return [f"not run {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+
+
+def not_run_counts(entries: Iterable[CheckEntry]) -> list[str]:
+    """One line for each reason, with how many checks it kept from running."""
+    reasons = Counter(entry.detail for entry in entries if entry.passed is None)
+    return [f"not run {number}: {reason}" for reason, number in reasons.most_common()]
+
+
+def counts(entries: Iterable[CheckEntry]) -> str:
+    """``20 passed, 1 failed, 9 not run``."""
+    told = Counter(entry.passed for entry in entries)
+    return f"{told[True]} passed, {told[False]} failed, {told[None]} not run"
+
+
+def command(subject: Subject, check: str, device: str, sample: Sample) -> str:
+    """The one line that runs a sample again, in a process of its own."""
+    line = f"{subject.name}::{check}[{device}]" + (f" {sample}" if sample.args else "")
+    words = ["python", "-m", "cuda_ops.testing", "replay", *subject.origin.options, line]
+    return shlex.join(words)
+
+
+def markdown(reports: Sequence[CheckReport]) -> str:
+    """A table operator x check: samples that passed, FAILED, or a dash where it was not run."""
+    names = list(dict.fromkeys(entry.name for report in reports for entry in report.entries))
+    ran = [
+        name
+        for name in names
+        if any(e.name == name and e.passed is not None for r in reports for e in r.entries)
+    ]
+    lines = ["| check | " + " | ".join(report.op for report in reports) + " |"]
+    lines.append("|---" * (len(reports) + 1) + "|")
+    for name in ran:
+        cells = [_cell(next((e for e in r.entries if e.name == name), None)) for r in reports]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    reasons = Counter(
+        (entry.name, entry.detail)
+        for report in reports
+        for entry in report.entries
+        if entry.passed is None
+    )
+    lines += ["", "Not run:", ""]
+    lines += [f"- {name}: {reason} ({n} operators)" for (name, reason), n in reasons.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(entry: CheckEntry | None) -> str:
+    if entry is None or entry.passed is None:
+        return "-"
+    return str(entry.count) if entry.passed else "**FAILED**"

@@ -1,0 +1,185 @@
+"""Run checks on an operator: draw samples, run each in its process, keep the smallest failure."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from hypothesis import given
+from hypothesis.errors import Unsatisfiable
+
+from cuda_ops.testing.case import Case, Check
+from cuda_ops.testing.checks import CHECKS
+from cuda_ops.testing.child import CHILD, Outcome, Worker, perform
+from cuda_ops.testing.draw import EnoughError, chosen
+from cuda_ops.testing.profiles import PROFILES, Profile
+from cuda_ops.testing.report import CheckEntry, CheckReport, command
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.subject import Subject, find
+
+#: A process that dies costs seconds, so shrinking ends after so many.
+_MOST_DEATHS = 3
+
+Run = Callable[[Check, Case], Outcome]
+
+
+def visible_devices() -> tuple[str, ...]:
+    """``("cpu", "cuda")``; without a GPU the checks on ``cuda`` say that they were not run."""
+    return ("cpu", "cuda")
+
+
+def check_op(
+    op: str | Subject,
+    *,
+    checks: Iterable[Check] = CHECKS,
+    devices: Sequence[str] = visible_devices(),
+    profile: Profile = PROFILES["quick"],
+    isolate: bool | Worker = True,
+) -> CheckReport:
+    """Run checks on one operator.
+
+    Args:
+        op: name of an operator of cuda_ops, or what :func:`cuda_ops.testing.describe` returned.
+        checks: which of :data:`cuda_ops.testing.CHECKS`, the most specific first.
+        devices: where to run it.
+        profile: how much to draw, and how long a sample may take.
+        isolate: run it in a process of its own, so that this one survives crashes, hangs and
+            lost GPU contexts; or in the given one. Without it a debugger sees the calls.
+
+    Raises:
+        CudaOpsError: no such operator, or it cannot be used.
+        RuntimeError: called at the top level of a file that describes operators.
+    """
+    if isolate and CHILD in os.environ:
+        raise RuntimeError(
+            "check_op was called while a process of the test kit ran this file; "
+            'put the call below if __name__ == "__main__"'
+        )
+    subject = find(op) if isinstance(op, str) else op
+    entries = []
+    if subject.incomparable:
+        nothing = f"nothing compares this operator; {subject.incomparable}"
+        entries.append(CheckEntry("compared", "any", False, nothing, "no check can judge it"))
+    with contextlib.ExitStack() as stack:
+        run: Run = perform
+        if isinstance(isolate, Worker):
+            run = isolate
+        elif isolate:
+            run = stack.enter_context(Worker(profile.timeout))
+        for check, device in planned(checks, devices):
+            entries.append(run_check(check, subject, device, profile, run))
+    return CheckReport(subject.name, tuple(entries))
+
+
+def planned(checks: Iterable[Check], devices: Sequence[str]) -> list[tuple[Check, str]]:
+    """Each check on each device that it can show anything on, in the order of the checks."""
+    return [
+        (check, device)
+        for check in checks
+        for device in (check.devices if check.devices == ("any",) else devices)
+        if device.partition(":")[0] in check.devices
+    ]
+
+
+def run_check(
+    check: Check, subject: Subject, device: str, profile: Profile, run: Run
+) -> CheckEntry:
+    """One check on one device; ``run`` decides in which process."""
+    if reason := why_not(check, subject, device):
+        return CheckEntry(check.name, device, None, reason)
+    start = time.monotonic()
+    found = _Found(check, subject, device, run)
+    if check.draw.count is None:
+        found.draw(profile)
+    else:
+        for sample in chosen(subject, check.draw):
+            if not found.holds(sample):
+                break
+    return replace(found.entry(), seconds=time.monotonic() - start)
+
+
+def why_not(check: Check, subject: Subject, device: str) -> str:
+    """Why a check says nothing about an operator on a device; empty where it does."""
+    if device == "any":
+        return check.excuse(subject, device)
+    needs_samples = check.draw.count != 0
+    return (
+        subject.why_not(device)
+        or (subject.incomparable if needs_samples else "")
+        or check.excuse(subject, device)
+    )
+
+
+class _FailedError(Exception):
+    """One sample failed."""
+
+
+class _Found:
+    """What the samples of one check showed."""
+
+    def __init__(self, check: Check, subject: Subject, device: str, run: Run) -> None:
+        self.check, self.subject, self.device, self.run = check, subject, device, run
+        self.passed = 0
+        self.deaths = 0
+        self.failures: list[tuple[Sample, str]] = []
+        self.skipped: dict[str, None] = {}
+
+    def holds(self, sample: Sample) -> bool:
+        outcome = self.run(self.check, Case(self.subject, self.device, sample))
+        if outcome.status == "not run":
+            self.skipped[outcome.detail] = None
+        elif outcome.status == "passed":
+            self.passed += 1
+        else:
+            self.failures.append((sample, outcome.detail))
+            # Nobody wants to wait for a smaller sample that hangs.
+            self.deaths += _MOST_DEATHS if outcome.hung else outcome.fatal
+            return False
+        return True
+
+    def draw(self, profile: Profile) -> None:
+        """As many samples as the profile says; of those that fail, ever smaller ones."""
+
+        def body(sample: Sample) -> None:
+            if not self.holds(sample):
+                if self.deaths >= _MOST_DEATHS:
+                    raise EnoughError
+                raise _FailedError
+
+        # The name is part of what Hypothesis seeds from and stores failures under.
+        name = f"{self.subject.name}_{self.check.name}_{self.device}"
+        body.__name__ = re.sub(r"\W", "_", name)
+        assert self.subject.strategy is not None
+        try:
+            drawn = self.check.draw.strategy(self.subject.strategy)
+            profile.settings()(given(drawn)(body))()
+        except Unsatisfiable:
+            pass
+        except (Exception, EnoughError):
+            if not self.failures:  # a strategy of a plugin, not the operator
+                raise
+
+    def entry(self) -> CheckEntry:
+        name, skipped = self.check.name, "; ".join(self.skipped)
+        if self.failures:
+            sample, detail = min(self.failures, key=lambda failure: _size(failure[0]))
+            line = command(self.subject, name, self.device, sample)
+            return CheckEntry(name, self.device, False, detail, self.check.label, self.passed, line)
+        if not self.passed:
+            reason = skipped or "no sample of the operator fits this check"
+            return CheckEntry(name, self.device, None, reason)
+        return CheckEntry(name, self.device, True, skipped, self.check.label, self.passed)
+
+
+def _size(sample: Sample) -> tuple[int, int]:
+    return sample.numel, len(repr(sample))
+
+
+def gpu_name() -> str:
+    """For headings: the device that ``cuda`` means here."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"

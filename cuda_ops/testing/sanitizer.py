@@ -1,0 +1,202 @@
+"""compute-sanitizer on small calls of operators, one process per tool.
+
+python -m cuda_ops.testing sanitize silu
+pytest --cuda-ops silu --sanitize
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cuda_ops import toolchain
+from cuda_ops.errors import CudaOpsError
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+#: Seconds for one tool on all operators.
+_TIMEOUT = 540
+#: What the watched process prints before it calls an operator.
+MARK = "cuda_ops checks "
+_PREFIX = re.compile(r"^========= ?")
+_NOISE = re.compile(r"COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY|LEAK SUMMARY")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One block of a tool's output: what, where, and in which operator's call."""
+
+    tool: str
+    op: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.tool}, {self.op}:\n" + "\n".join(f"    {s}" for s in self.text.splitlines())
+
+
+@dataclass(frozen=True)
+class Known:
+    """A false finding: ``pattern`` is part of its text."""
+
+    tool: str
+    op: str
+    pattern: str
+    reason: str
+
+    def covers(self, finding: Finding) -> bool:
+        return (self.tool, self.op) == (finding.tool, finding.op) and self.pattern in finding.text
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was looked at, and what was found."""
+
+    tools: tuple[str, ...]
+    ops: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Findings that the ledger does not know, and entries of the ledger that were not found."""
+
+    run: Run
+    new: tuple[Finding, ...]
+    outdated: tuple[Known, ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.new and not self.outdated
+
+    def __str__(self) -> str:
+        lines = [str(finding) for finding in self.new]
+        lines += [
+            f"the ledger expects of {known.tool}, {known.op}: {known.pattern!r}; it was not found: "
+            "delete the entry"
+            for known in self.outdated
+        ]
+        tools, ops = ", ".join(self.run.tools), len(self.run.ops)
+        known = len(self.run.findings) - len(self.new)
+        lines.append(f"{tools} on {ops} operators: {len(self.new)} findings, {known} known false")
+        return "\n".join(lines)
+
+
+def why_not() -> str:
+    """Why the tools cannot run here; empty where they can."""
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    return "" if _program() else "no compute-sanitizer on PATH or in the CUDA toolkit"
+
+
+def _program() -> str | None:
+    home = toolchain.cuda_home()
+    places = [home / "bin", home / "compute-sanitizer"] if home else []
+    beside = os.pathsep.join(map(str, places))
+    return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=beside)
+
+
+def run(ops: Sequence[str], tools: Iterable[str] = TOOLS) -> Run:
+    """Call every operator under every tool.
+
+    Raises:
+        CudaOpsError: the tools cannot run here, or the calls themselves fail.
+    """
+    if reason := why_not():
+        raise CudaOpsError(f"compute-sanitizer was not run: {reason}")
+    with_cuda = [op for op in ops if _runs_on_cuda(op)]
+    tools = tuple(tools)
+    findings = [finding for tool in tools for finding in _run_tool(tool, with_cuda)]
+    return Run(tools, tuple(with_cuda), tuple(findings))
+
+
+def _runs_on_cuda(op: str) -> bool:
+    from cuda_ops.testing.subject import find
+
+    return not find(op).why_not("cuda")
+
+
+def _run_tool(tool: str, ops: Sequence[str]) -> list[Finding]:
+    from cuda_ops.testing.subject import find
+
+    options = dict.fromkeys(tuple(find(op).origin.options) for op in ops)
+    told = [word for option in options for word in option]
+    done = subprocess.run(
+        [
+            str(_program()), "--tool", tool, "--print-limit", "20", "--num-callers-host", "4",
+            sys.executable, "-m", "cuda_ops.testing.exercise", *told, *ops,
+        ],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
+            # Every tensor is an allocation of its own, so that its ends are known; and not of
+            # expandable segments, of which the tools report errors that are none.
+            "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
+        },
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT,
+        check=False,
+    )  # fmt: skip
+    findings = parse(tool, done.stdout)
+    if done.returncode and not findings:
+        last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:])
+        raise CudaOpsError(f"{tool}: the calls end with exit status {done.returncode}:\n{last}")
+    return findings
+
+
+def parse(tool: str, output: str) -> list[Finding]:
+    """The findings in a tool's output; the calls print which operator is next."""
+    findings: list[Finding] = []
+    block: list[str] = []
+    op = ""
+
+    def close() -> None:
+        if block and not _NOISE.search(block[0]):
+            findings.append(Finding(tool, op, "\n".join(block)))
+        block.clear()
+
+    for line in output.splitlines():
+        if line.startswith(MARK):
+            close()
+            op = line.removeprefix(MARK)
+        elif not _PREFIX.match(line):
+            close()
+        elif text := _PREFIX.sub("", line).rstrip():
+            block.append(text)
+        else:
+            close()
+    close()
+    return findings
+
+
+def read_ledger(path: Path) -> list[Known]:
+    """Lines of ``tool | operator | part of the finding | reason``; ``#`` starts a comment.
+
+    Raises:
+        ValueError: a line of another form, or without a reason.
+    """
+    entries = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) != 4 or not all(fields) or fields[0] not in TOOLS:
+            raise ValueError(f"{path}:{number}: expected TOOL | OP | PART OF THE TEXT | REASON")
+        entries.append(Known(*fields))
+    return entries
+
+
+def judge(run: Run, ledger: Sequence[Known]) -> Verdict:
+    """A known finding passes; one that is not found any more fails, as a new one does."""
+    new = [f for f in run.findings if not any(known.covers(f) for known in ledger)]
+    asked = [known for known in ledger if known.tool in run.tools and known.op in run.ops]
+    outdated = [known for known in asked if not any(map(known.covers, run.findings))]
+    return Verdict(run, tuple(new), tuple(outdated))

@@ -1,0 +1,230 @@
+"""The operator under test: its spec, and what its hooks (or its describer) say about it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from hypothesis.strategies import SearchStrategy
+
+from cuda_ops.derive import NoGradient
+from cuda_ops.discovery import BUILTIN_ROOT
+from cuda_ops.errors import CudaOpsError
+from cuda_ops.signature import parse_signature
+from cuda_ops.spec import AutocastPolicy, Claims, OpSpec
+from cuda_ops.testing import samples
+from cuda_ops.testing.samples import Sample
+
+#: ``declared``: there is a formula; ``refused``: asking for a gradient raises and says so;
+#: ``none``: the operator does not claim to be differentiable.
+Gradient = Literal["declared", "refused", "none"]
+
+
+class Plugins(Protocol):
+    """Whatever answers hooks: the plugin manager, or a stand-in."""
+
+    def ask(self, hook_name: str, op: OpSpec, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How another process comes by the same operator."""
+
+    #: Operator roots to add, and a Python file to run.
+    roots: tuple[str, ...] = ()
+    file: str = ""
+    #: The library to load, for an operator that cuda_ops loads.
+    library: str = ""
+
+    @property
+    def options(self) -> list[str]:
+        """Of ``python -m cuda_ops.testing``; the library is found by the sources."""
+        named = [("--root", root) for root in self.roots]
+        named += [("--file", self.file)] if self.file else []
+        return [word for option in named for word in option]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Everything that a check may ask about an operator."""
+
+    op: OpSpec
+    strategy: SearchStrategy[Sample] | None
+    reference: Callable[..., Any] | None
+    gradient: Gradient
+    autocast: AutocastPolicy | None
+    vmap: bool
+    sharding: Callable[..., Any] | None
+    claims: Claims
+    origin: Origin
+
+    @property
+    def name(self) -> str:
+        """``silu``, or with its namespace where that is not ours."""
+        return self.op.name if self.op.namespace == "cuda_ops" else self.op.qualname
+
+    @property
+    def incomparable(self) -> str:
+        """Why nothing compares the operator's results; empty where something does."""
+        if self.strategy is None:
+            return "no samples: give a signature line or implement cuda_ops_samples"
+        if self.reference is None:
+            return "no reference: implement cuda_ops_reference"
+        return ""
+
+    def why_not(self, device: str) -> str:
+        """Why the operator cannot run on a device; empty where it can."""
+        return why_not(self.op, device)
+
+
+def why_not(op: OpSpec, device: str) -> str:
+    """Why an operator cannot run on a device; empty where it can."""
+    kind = device.partition(":")[0]
+    if kind == "cuda" and not torch.cuda.is_available():
+        return "no CUDA device"
+    if op.is_composite or kind.upper() in op.keys:
+        return ""
+    return f"no {kind.upper()} kernel in this build"
+
+
+def subject_of(op: OpSpec, plugins: Plugins, origin: Origin | None = None) -> Subject:
+    """What the hooks say about a registered operator."""
+    autograd = plugins.ask("cuda_ops_autograd", op)
+    gradient: Gradient = "none"
+    if op.is_composite:
+        gradient = "declared"
+    elif autograd is not None:
+        gradient = "refused" if isinstance(autograd.backward, NoGradient) else "declared"
+    return Subject(
+        op=op,
+        strategy=plugins.ask("cuda_ops_samples", op),
+        reference=plugins.ask("cuda_ops_reference", op),
+        gradient=gradient,
+        autocast=plugins.ask("cuda_ops_autocast", op),
+        vmap=plugins.ask("cuda_ops_vmap", op) is not None,
+        sharding=plugins.ask("cuda_ops_sharding", op),
+        claims=plugins.ask("cuda_ops_claims", op) or Claims(),
+        origin=origin or Origin(),
+    )
+
+
+def find(name: str) -> Subject:
+    """The operator of this name, ours loaded if need be, others as described.
+
+    Raises:
+        CudaOpsError: there is none, or it cannot be used.
+    """
+    if "::" in name:
+        if name not in _described:
+            raise CudaOpsError(f"{name} is not described; call cuda_ops.testing.describe({name!r})")
+        return _described[name]
+    from cuda_ops.registry import registry
+
+    try:
+        registry().public(name)
+    except AttributeError:
+        known = ", ".join(registry().pairs())
+        raise CudaOpsError(f"no operator {name!r}; known: {known}") from None
+    operator = registry().loaded(name)
+    if operator is None:
+        raise CudaOpsError(f"{name} registers itself; describe it with cuda_ops.testing.describe")
+    op = operator.spec
+    pair, library = registry().pairs()[op.stem], registry().library_of(op.stem)
+    found_anyway = [BUILTIN_ROOT, *(root.resolve() for root in registry().plugins.roots())]
+    roots = () if pair.root in found_anyway else (str(pair.root),)
+    return subject_of(op, registry().plugins, Origin(roots, library=str(library or "")))
+
+
+# --- operators of other libraries ------------------------------------------------------
+
+_described: dict[str, Subject] = {}
+
+
+def described() -> dict[str, Subject]:
+    """All subjects that :func:`describe` made, by name."""
+    return dict(_described)
+
+
+def describe(
+    name: str,
+    signature: str = "",
+    *,
+    reference: Callable[..., Any],
+    dtypes: Sequence[torch.dtype] = (torch.float64, torch.float32),
+    strategy: SearchStrategy[Sample] | None = None,
+    differentiable: bool = True,
+    autocast: AutocastPolicy | None = None,
+    sharding: Callable[..., Any] | None = None,
+    claims: Claims | None = None,
+) -> Subject:
+    """An operator that cuda_ops did not make, for the same checks.
+
+    Call it at the top of a module: another process runs that file to come by the operator.
+
+    Args:
+        name: ``"mylib::softmax"``, registered with ``torch.library``.
+        signature: its NumPy-style line, ``"(n)->(n)"``; or give a ``strategy`` instead.
+        reference: a slow, obvious function of CPU tensors, floating ones in float64.
+        dtypes: of its tensor arguments.
+        strategy: inputs to draw, as the hook ``cuda_ops_samples`` gives them.
+        differentiable: whether a floating operator claims a gradient.
+        autocast: the policy that it claims; ``None`` claims that autocast changes nothing.
+        sharding: its DTensor rule, as for ``register_sharding``.
+        claims: what else it promises, or does not.
+
+    Raises:
+        ValueError: the signature line does not fit the schema, or leaves nothing to draw from.
+    """
+    namespace, _, short = name.partition("::")
+    parsed = getattr(getattr(torch.ops, namespace), short).default._schema
+    line = parse_signature(signature) if signature else None
+    keys = tuple(k for k in ("CPU", "CUDA", "CompositeImplicitAutograd") if _has_kernel(name, k))
+    op = OpSpec(
+        name=short,
+        stem=short,
+        schema=str(parsed).removeprefix(f"{namespace}::"),
+        parsed=parsed,
+        signature=line,
+        dtypes=tuple(dtypes),
+        doc="",
+        keys=keys,
+        has_cuda="CUDA" in keys,
+        namespace=namespace,
+    )
+    if line is not None and len(line.inputs) != len(op.tensor_positions):
+        raise ValueError(
+            f"{name}: signature {signature!r} has {len(line.inputs)} tensor arguments, the schema "
+            f"has {len(op.tensor_positions)}"
+        )
+    if strategy is None:
+        strategy = samples.strategy(op)
+    if strategy is None:
+        raise ValueError(f"{name}: give a signature line, or a strategy for its arguments")
+    floating = any(dtype.is_floating_point for dtype in dtypes)
+    subject = Subject(
+        op=op,
+        strategy=strategy,
+        reference=reference,
+        gradient="declared" if differentiable and floating else "none",
+        autocast=autocast,
+        vmap=op.is_composite or _has_kernel(name, "FuncTorchBatched"),
+        sharding=sharding,
+        claims=claims or Claims(),
+        origin=Origin(file=str(Path(sys._getframe(1).f_globals.get("__file__", "")).resolve())),
+    )
+    _described[name] = subject
+    return subject
+
+
+def _has_kernel(name: str, key: str) -> bool:
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+        or (
+            torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeExplicitAutograd")
+            and key in ("CPU", "CUDA")
+        )
+    )

@@ -1,0 +1,23 @@
+// Class 11: the kernel reads pairs wherever the number of elements is even.
+#include "bad.h"
+
+using namespace cuda_ops;
+
+cudaError_t bad_alignment_launch(const Raw& problem, cudaStream_t stream);
+
+namespace {
+
+Tensor bad_alignment_cpu(const Tensor& x) { return copied("bad_alignment", x); }
+
+Tensor bad_alignment_cuda(const Tensor& x) {
+  return flattened("bad_alignment", x, bad_alignment_launch);
+}
+
+}  // namespace
+
+CUDA_OPS(library) {
+  library.op("bad_alignment(Tensor x) -> Tensor", "()->()")
+      .dtypes(kWide)
+      .cpu<bad_alignment_cpu>()
+      .cuda<bad_alignment_cuda>();
+}

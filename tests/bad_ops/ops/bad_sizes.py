@@ -1,0 +1,14 @@
+from cuda_ops import derive
+from cuda_ops.hookspecs import hookimpl
+
+
+@hookimpl
+def cuda_ops_fake(op):
+    right = derive.cuda_ops_fake(op)
+
+    def fake(x):
+        for size in x.shape:
+            int(size)  # a symbol becomes the number that it stands for just now
+        return right(x)
+
+    return fake

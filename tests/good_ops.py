@@ -1,0 +1,159 @@
+"""Operators that are right, made with torch.library alone: the kit must pass every one.
+
+Each is described to the kit in one call. The child processes of the kit run this file too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cuda_ops.spec import Claims
+from cuda_ops.testing import Sample, TensorArg, describe
+
+LIBRARY = torch.library.Library("good", "DEF")
+WIDE = (torch.float64, torch.float32)
+ALL = (*WIDE, torch.float16, torch.bfloat16)
+
+
+def good(
+    schema: str,
+    signature: str,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any] | None = None,
+    *,
+    saved: Callable[..., Sequence[Any]] = lambda inputs, output: inputs,
+    reference: Callable[..., Any] | None = None,
+    dtypes: Sequence[torch.dtype] = WIDE,
+    **described: Any,
+) -> None:
+    """Define ``good::<name>``: results in memory of their own, contiguous, as the fake says."""
+    name = schema.partition("(")[0]
+
+    def fresh(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(fresh, value))
+        return value.clone(memory_format=torch.contiguous_format)
+
+    def kernel(*args: Any) -> Any:
+        return fresh(forward(*args))
+
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"good::{name}", kernel, lib=LIBRARY)
+    if backward is not None:
+
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            values = saved(inputs, output)
+            ctx.save_for_backward(*(v for v in values if isinstance(v, Tensor)))
+            ctx.plain = [v for v in values if not isinstance(v, Tensor)]
+
+        def gradients(ctx: Any, *grads: Any) -> Any:
+            return backward(*grads, *ctx.saved_tensors, *ctx.plain)
+
+        torch.library.register_autograd(
+            f"good::{name}", gradients, setup_context=setup_context, lib=LIBRARY
+        )
+    describe(
+        f"good::{name}",
+        signature,
+        reference=reference or forward,
+        dtypes=dtypes,
+        differentiable=backward is not None,
+        **described,
+    )
+
+
+def output(inputs: Any, output: Any) -> Sequence[Any]:
+    return (output,)
+
+
+# --- elementwise -------------------------------------------------------------------------
+
+good("exp(Tensor x) -> Tensor", "()->()", torch.exp, lambda g, y: g * y, saved=output)
+good("tanh(Tensor x) -> Tensor", "()->()", torch.tanh, lambda g, y: g * (1 - y * y), saved=output,
+     dtypes=ALL)  # fmt: skip
+good("relu(Tensor x) -> Tensor", "()->()", torch.relu, lambda g, x: g * (x > 0), dtypes=ALL)
+good("square(Tensor x) -> Tensor", "()->()", torch.square, lambda g, x: 2 * x * g)
+good("sign(Tensor x) -> Tensor", "()->()", torch.sign, dtypes=ALL)
+good("isfinite(Tensor x) -> Tensor", "()->()", torch.isfinite)
+good("absolute(Tensor x) -> Tensor", "()->()", torch.abs, dtypes=(torch.int32, torch.int64))
+good("bitwise_not(Tensor x) -> Tensor", "()->()", torch.bitwise_not, dtypes=(torch.uint8,))
+good("logical_not(Tensor x) -> Tensor", "()->()", torch.logical_not, dtypes=(torch.bool,))
+good("scale(Tensor x, float factor=2.0) -> Tensor", "()->()", lambda x, factor=2.0: x * factor,
+     lambda g, x, factor=2.0: (g * factor, None))  # fmt: skip
+good("power(Tensor x, int exponent) -> Tensor", "()->()", lambda x, exponent: x ** abs(exponent))
+
+# --- broadcasting ------------------------------------------------------------------------
+
+
+def _to(gradient: Tensor, like: Tensor) -> Tensor:
+    return gradient.sum_to_size(like.shape)
+
+
+good("mul(Tensor x, Tensor y) -> Tensor", "(),()->()", torch.mul,
+     lambda g, x, y: (_to(g * y, x), _to(g * x, y)))  # fmt: skip
+good("hypot2(Tensor x, Tensor y) -> Tensor", "(),()->()", lambda x, y: x * x + y * y,
+     lambda g, x, y: (_to(2 * g * x, x), _to(2 * g * y, y)))  # fmt: skip
+good("minimum(Tensor x, Tensor y) -> Tensor", "(),()->()", torch.minimum, dtypes=ALL)
+good("addcmul(Tensor x, Tensor y, Tensor z) -> Tensor", "(),(),()->()",
+     lambda x, y, z: x + y * z)  # fmt: skip
+
+# --- reductions ----------------------------------------------------------------------------
+
+good("sum(Tensor x) -> Tensor", "(n)->()", lambda x: x.sum(-1),
+     lambda g, x: g[..., None].expand(x.shape))  # fmt: skip
+good("mean_square(Tensor x) -> Tensor", "(n)->()", lambda x: (x * x).sum(-1),
+     lambda g, x: 2 * x * g[..., None])  # fmt: skip
+good("cumsum(Tensor x) -> Tensor", "(n)->(n)", lambda x: x.cumsum(-1),
+     lambda g, x: g.flip(-1).cumsum(-1).flip(-1))  # fmt: skip
+good("softmax(Tensor x) -> Tensor", "(n)->(n)", lambda x: F.softmax(x, -1),
+     lambda g, y: y * (g - (g * y).sum(-1, keepdim=True)), saved=output)  # fmt: skip
+good("total_variation(Tensor x) -> Tensor", "(h,w)->()",
+     lambda x: x.diff(dim=-1).abs().sum((-2, -1)) + x.diff(dim=-2).abs().sum((-2, -1)))  # fmt: skip
+good("rgb_to_gray(Tensor x) -> Tensor", "(h,w,3)->(h,w)",
+     lambda x: 0.5 * x[..., 0] + 0.25 * x[..., 1] + 0.25 * x[..., 2])  # fmt: skip
+
+# --- products --------------------------------------------------------------------------------
+
+good("dot(Tensor x, Tensor y) -> Tensor", "(n),(n)->()", lambda x, y: (x * y).sum(-1))
+good("outer(Tensor x, Tensor y) -> Tensor", "(m),(n)->(m,n)",
+     lambda x, y: x[..., :, None] * y[..., None, :])  # fmt: skip
+good("bilinear(Tensor x, Tensor a, Tensor y) -> Tensor", "(m),(m,n),(n)->()",
+     lambda x, a, y: (x[..., :, None] * a * y[..., None, :]).sum((-2, -1)))  # fmt: skip
+
+# --- sorts, several outputs, indices ----------------------------------------------------------
+
+
+def _sort(x: Tensor) -> tuple[Tensor, Tensor]:
+    values, indices = torch.sort(x, dim=-1, stable=True)
+    return values, indices
+
+
+good("sort(Tensor x) -> (Tensor, Tensor)", "(n)->(n),(n)", _sort)
+good("argsort(Tensor x) -> Tensor", "(n)->(n)", lambda x: torch.argsort(x, dim=-1, stable=True))
+good("extrema(Tensor x, Tensor y) -> (Tensor, Tensor)", "(),()->(),()",
+     lambda x, y: (torch.minimum(x, y), torch.maximum(x, y)))  # fmt: skip
+good("frexp(Tensor x) -> (Tensor, Tensor)", "()->(),()", lambda x: tuple(torch.frexp(x)))
+
+
+def _rows(rows: int, cols: int, count: int, seed: int) -> Sample:
+    index = TensorArg((count,), torch.int64, below=rows)
+    return Sample((TensorArg((rows, cols)), index), seed=seed)
+
+
+SIZES = st.integers(1, 17)
+good("take_rows(Tensor table, Tensor index) -> Tensor", "",
+     lambda table, index: table.index_select(0, index),
+     strategy=st.builds(_rows, SIZES, SIZES, SIZES, st.integers(0, 1000)))  # fmt: skip
+
+# --- what is claimed, and allowed --------------------------------------------------------------
+
+good("dither(Tensor x) -> Tensor", "()->()", lambda x: x * (1 + 1e-6 * torch.rand_like(x)),
+     reference=lambda x: x.clone(), dtypes=(torch.float32,),
+     claims=Claims(deterministic=False, reason="it adds noise, by purpose"))  # fmt: skip

@@ -1,0 +1,142 @@
+"""The kit is tested on operators that are wrong: it must reject each, and name the right class."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuda_ops.build import build
+from cuda_ops.registry import registry
+from cuda_ops.testing import CHECKS, PROFILES, CheckEntry
+from cuda_ops.testing.__main__ import parse_line
+from cuda_ops.testing.child import Worker
+from cuda_ops.testing.runner import planned, run_check
+from cuda_ops.testing.subject import find
+
+ROOT = Path(__file__).parent / "bad_ops"
+#: The check that must fail first, by operator, on a CPU and on a GPU; ``None``: cannot show there.
+EXPECTED: dict[str, tuple[str | None, str | None]] = {
+    "bad_abi": ("abi", "abi"),
+    "bad_races": ("repeats", "repeats"),
+    "bad_bounds": ("bounds", "bounds"),
+    "bad_index": ("indices", None),
+    "bad_layouts": ("layouts", "layouts"),
+    "bad_gradient_layouts": ("gradient_layouts", "gradient_layouts"),
+    "bad_index_width": ("far_strides", "far_strides"),
+    "bad_numerics": ("numerics", "numerics"),
+    "bad_streams": (None, "streams"),
+    "bad_devices": (None, "devices"),
+    "bad_graphs": (None, "graphs"),
+    "bad_alignment": (None, "alignment"),
+    "bad_empty": ("empty", "empty"),
+    "bad_fake": ("registration", None),
+    "bad_mutation": ("mutation", None),
+    "bad_launches": (None, "launches"),
+    "bad_unwritten": ("unwritten", "unwritten"),
+    "bad_autograd": ("gradient_declared", None),
+    "bad_gradient": ("gradcheck", None),
+    "bad_dtypes": ("autocast", None),
+    "bad_vmap": ("vmap", None),
+    "bad_sharding": ("dtensor", None),
+    "bad_sizes": ("compile_dynamic", None),
+    "bad_leak": ("leaks", None),
+    "bad_result": ("reference", None),
+    "bad_hang": ("reference", None),
+}
+ON_CPU = [name for name, (cpu, _) in EXPECTED.items() if cpu and name != "bad_hang"]
+ON_CUDA = [name for name, (_, cuda) in EXPECTED.items() if cuda]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    # Not through compile_ops, which calls each operator in this process.
+    registry().add_root(ROOT)
+    pairs = registry().rescan()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in pool.map(build, (pairs[name] for name in EXPECTED)):
+            registry().load(done.pair.stem, done.path)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker(60) as worker:
+        yield worker
+
+
+def first_failure(name: str, device: str, worker: Worker) -> CheckEntry:
+    """What a user sees first."""
+    for check, where in planned(CHECKS, [device]):
+        entry = run_check(check, find(name), where, PROFILES["ci"], worker)
+        if entry.passed is False:
+            return entry
+    raise AssertionError(f"{name} passes every check on {device}")
+
+
+def test_every_wrong_operator_is_expected_to_fail_somewhere() -> None:
+    assert set(EXPECTED) == {path.stem for path in (ROOT / "bindings").glob("*.cpp")}
+    classes = {check.name: check.number for check in CHECKS}
+    caught = {classes[name] for pair in EXPECTED.values() for name in pair if name}
+    assert set(range(1, 16)) <= caught
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_is_rejected_on_the_cpu(name: str, worker: Worker) -> None:
+    _is_rejected(name, "cpu", EXPECTED[name][0], worker)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_is_rejected_on_a_gpu(name: str, worker: Worker) -> None:
+    _is_rejected(name, "cuda", EXPECTED[name][1], worker)
+
+
+def _is_rejected(name: str, device: str, check: str | None, worker: Worker) -> None:
+    entry = first_failure(name, device, worker)
+    assert entry.check == check, str(entry)
+    first_line = (ROOT / "bindings" / f"{name}.cpp").read_text().splitlines()[0]
+    if number := re.match(r"// Class (\d+):", first_line):
+        assert f"class {number[1]}, " in str(entry)
+
+
+def test_the_printed_line_reproduces_the_failure_in_a_new_process(worker: Worker) -> None:
+    entry = first_failure("bad_unwritten", "cpu", worker)
+    words = shlex.split(entry.reproduce)
+    assert words[:4] == ["python", "-m", "cuda_ops.testing", "replay"]
+    done = subprocess.run(
+        [sys.executable, *words[1:]], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "FAILED  unwritten[cpu]: class 15, unwritten output" in done.stdout
+
+
+def test_shrinking_works_across_the_process_boundary(worker: Worker) -> None:
+    entry = first_failure("bad_numerics", "cpu", worker)
+    _, _, _, sample = parse_line(shlex.split(entry.reproduce)[-1])
+    assert sample.values == "special" and sample.numel <= 8
+
+
+def test_a_crash_is_reported_and_survived(worker: Worker) -> None:
+    entry = first_failure("bad_empty", "cpu", worker)
+    assert "the process died of SIG" in entry.detail
+    assert "bad_empty" in entry.detail
+    assert first_failure("bad_result", "cpu", worker).check == "reference"
+
+
+def test_a_hang_is_reported_with_the_operator_and_the_stack() -> None:
+    profile = replace(PROFILES["ci"], timeout=3.0)
+    with Worker(profile.timeout) as worker:
+        check = next(check for check in CHECKS if check.name == "reference")
+        entry = run_check(check, find("bad_hang"), "cpu", profile, worker)
+    assert entry.passed is False
+    assert "bad_hang: still running after 3 s; its stack:" in entry.detail
+    assert "checks/numerics.py" in entry.detail

@@ -1,0 +1,31 @@
+"""The kit is tested on operators that are right: a false alarm is a mistake of the kit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import good_ops  # describes them
+import pytest
+
+from cuda_ops.testing import PROFILES, check_op
+from cuda_ops.testing.child import Worker
+from cuda_ops.testing.subject import described
+
+GOOD = [name for name in described() if name.startswith("good::")]
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker(PROFILES["quick"].timeout) as worker:
+        yield worker
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(GOOD) >= 25 and good_ops.LIBRARY.ns == "good"
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_no_false_alarm(name: str, worker: Worker) -> None:
+    report = check_op(described()[name], isolate=worker)
+    assert report.passed, str(report)
+    assert sum(entry.passed is True for entry in report.entries) >= 12

@@ -1,0 +1,280 @@
+"""The machinery of the test kit: samples that print, processes that die, reports, the plugin."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuda_ops.build import build
+from cuda_ops.errors import CudaOpsError
+from cuda_ops.registry import registry
+from cuda_ops.spec import Claims
+from cuda_ops.testing import CHECKS, EPSILONS, PROFILES, Sample, TensorArg, check_op, describe
+from cuda_ops.testing.__main__ import main, parse_line
+from cuda_ops.testing.checks import QUICK, by_name
+from cuda_ops.testing.checks.abi import runs_on, undefined_symbols
+from cuda_ops.testing.child import CHILD
+from cuda_ops.testing.compare import errors
+from cuda_ops.testing.report import CheckEntry, CheckReport, markdown
+from cuda_ops.testing.sanitizer import Finding, Known, Run, judge, parse, read_ledger
+from cuda_ops.testing.subject import find
+
+REPO = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def silu() -> None:
+    registry().load("silu", build(registry().pairs()["silu"]).path)
+
+
+# --- samples and lines ------------------------------------------------------------------
+
+
+def test_a_sample_prints_without_defaults_or_quotes_that_a_shell_minds() -> None:
+    sample = Sample((TensorArg((2, 3), layout="sliced"), 0.5, None), "special", 7)
+    assert repr(sample) == (
+        'Sample((TensorArg((2, 3), layout="sliced"), 0.5, None), values="special", seed=7)'
+    )
+    assert Sample.parse(repr(sample)) == sample
+    infinite = Sample((float("inf"),))
+    assert Sample.parse(repr(infinite)) == infinite
+
+
+@pytest.mark.parametrize("line", ["1", "Sample(", "__import__('os')", "Sample((nothing,))"])
+def test_what_is_no_sample_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match="does not describe a sample"):
+        Sample.parse(line)
+
+
+def test_a_line_names_operator_check_device_and_sample() -> None:
+    line = "good::exp::layouts[cuda:1] Sample((TensorArg((3,)),))"
+    assert parse_line(line) == ("good::exp", "layouts", "cuda:1", Sample((TensorArg((3,)),)))
+    assert parse_line("silu::abi[any]") == ("silu", "abi", "any", Sample(()))
+    with pytest.raises(ValueError, match=r"expected OP::CHECK\[DEVICE\] Sample"):
+        parse_line("silu layouts")
+
+
+def test_replay_says_what_became_of_the_sample(capsys: pytest.CaptureFixture[str]) -> None:
+    line = 'silu::layouts[cpu] Sample((TensorArg((2, 3), layout="stepped"),))'
+    assert main(["replay", line]) == 0
+    assert main(["replay", "--here", line]) == 0
+    assert capsys.readouterr().out == "ok      layouts[cpu]: 1 sample\n" * 2
+    assert main(["replay", "silu::nothing[cpu]"]) == 2
+    assert "no check 'nothing'; known: abi, " in capsys.readouterr().err
+    assert main(["replay", "sillu::layouts[cpu]"]) == 2
+    assert "no operator 'sillu'; known: " in capsys.readouterr().err
+    assert main(["replay", "elsewhere::f::layouts[cpu]"]) == 2
+    assert "elsewhere::f is not described" in capsys.readouterr().err
+
+
+# --- tolerances ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", EPSILONS)
+def test_the_table_is_what_is_allowed(dtype: torch.dtype) -> None:
+    one = torch.ones(3, dtype=torch.float64)
+    allowed = EPSILONS[dtype] * torch.finfo(dtype).eps
+    near, far = (one + f * allowed for f in (0.9, 2.2))
+    assert errors([near.to(dtype)], [one], 0.0) <= 1 < errors([far.to(dtype)], [one], 0.0)
+    assert errors([far.to(dtype)], [one], 0.0, factor=3.0) <= 1
+
+
+def test_special_values_equal_only_themselves() -> None:
+    nan, inf = torch.tensor([torch.nan]), torch.tensor([torch.inf])
+    assert errors([nan], [nan], 1.0) == errors([inf], [inf], 1.0) == 0
+    for other in (inf, torch.zeros(1)):
+        assert errors([nan], [other], 1.0) == errors([other], [nan], 1.0) == torch.inf
+    assert errors([inf], [-inf], 1.0) == torch.inf
+    with pytest.raises(AssertionError, match=r"shape \[1\], expected \[2\]"):
+        errors([nan], [torch.zeros(2)], 1.0)
+
+
+def test_a_claim_needs_its_reason() -> None:
+    with pytest.raises(ValueError, match="give the reason"):
+        Claims(deterministic=False)
+    assert not Claims(deterministic=False, reason="atomics").deterministic
+
+
+# --- the list of checks ----------------------------------------------------------------------
+
+
+def test_every_class_has_a_check_and_a_row_in_the_document() -> None:
+    assert {check.number for check in CHECKS} == {None, *range(1, 16)}
+    assert len({check.name for check in CHECKS}) == len(CHECKS) > len(QUICK) > 10
+    text = (REPO / "docs" / "testing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d*) ?\| `(\w+)` \|", text, re.MULTILINE)
+    assert sorted(rows) == sorted((str(check.number or ""), check.name) for check in CHECKS)
+
+
+def test_every_profile_is_in_the_document() -> None:
+    text = (REPO / "docs" / "testing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (yes|no) \|", text, re.MULTILINE)
+    assert rows == [
+        (p.name, str(p.examples), "yes" if p.derandomize else "no") for p in PROFILES.values()
+    ]
+
+
+# --- the library and the GPU -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("archs", "capability", "runs"),
+    [
+        ("9.0a", (9, 0), True),
+        ("9.0a", (10, 0), False),
+        ("8.0", (8, 9), True),
+        ("8.9", (8, 0), False),
+        ("8.0", (9, 0), False),
+        ("8.0 8.6+PTX", (12, 0), True),
+        ("12.0+PTX", (9, 0), False),
+    ],
+)
+def test_code_for_a_gpu(archs: str, capability: tuple[int, int], runs: bool) -> None:
+    assert runs_on(archs, capability) is runs
+
+
+def test_a_library_leaves_only_stable_symbols_open() -> None:
+    path = Path(find("silu").origin.library)
+    names = dict(undefined_symbols(path.read_bytes()))
+    assert "torch_library_impl" in names and "aoti_torch_empty_strided" in names
+
+
+# --- running -------------------------------------------------------------------------------------
+
+
+def test_an_operator_can_be_checked_by_name_in_a_process_of_its_own() -> None:
+    report = check_op("silu", checks=[by_name("layouts")])
+    assert report.passed and report.entries[0].count == PROFILES["quick"].examples
+    with pytest.raises(CudaOpsError, match="no operator 'sillu'"):
+        check_op("sillu")
+
+
+def test_checks_at_the_top_of_a_describing_file_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(CHILD, "1")
+    with pytest.raises(RuntimeError, match="__name__"):
+        check_op("silu")
+
+
+def test_a_report_counts_what_was_not_run() -> None:
+    entries = (
+        CheckEntry("layouts", "cpu", True, count=3),
+        CheckEntry("layouts", "cuda", None, "no CUDA device"),
+        CheckEntry("vmap", "cuda", None, "no CUDA device"),
+        CheckEntry("vmap", "cpu", False, "wrong", "the rule", reproduce="python ..."),
+    )
+    report = CheckReport("f", entries)
+    assert not report.passed and report.failures == entries[3:]
+    assert "not run layouts[cuda], vmap[cuda]: no CUDA device" in str(report)
+    assert str(report).endswith("1 passed, 1 failed, 2 not run")
+    table = markdown([report, CheckReport("g", (replace(entries[0], count=5),))])
+    assert "| layouts[cpu] | 3 | 5 |\n| vmap[cpu] | **FAILED** | - |" in table
+    assert "- layouts[cuda]: no CUDA device (1 operators)" in table
+
+
+def test_describe_compares_the_signature_with_the_schema() -> None:
+    library = torch.library.Library("kit", "FRAGMENT")
+    library.define("two(Tensor x, Tensor y) -> Tensor")
+    with pytest.raises(ValueError, match="has 1 tensor arguments, the schema has 2"):
+        describe("kit::two", "()->()", reference=torch.add)
+    with pytest.raises(ValueError, match="give a signature line, or a strategy"):
+        describe("kit::two", reference=torch.add)
+
+
+# --- the sanitizer's output -----------------------------------------------------------------------
+
+OUTPUT = """\
+========= COMPUTE-SANITIZER
+cuda_ops checks silu
+cuda_ops checks bad
+========= Invalid __global__ read of size 4 bytes
+=========     at void neighbour_kernel<float>(const T1 *, T1 *, long)+0x90 in bad.cu:12
+=========     by thread (3,0,0) in block (0,0,0)
+=========
+========= Invalid __global__ read of size 8 bytes
+=========     at void neighbour_kernel<double>(const T1 *, T1 *, long)+0x90 in bad.cu:12
+=========
+========= ERROR SUMMARY: 2 errors
+"""
+
+
+def test_findings_name_operator_and_source_line() -> None:
+    first, second = parse("memcheck", OUTPUT)
+    assert (first.tool, first.op) == ("memcheck", "bad") and "in bad.cu:12" in str(first)
+    assert second.text.startswith("Invalid __global__ read of size 8 bytes")
+
+
+def test_the_ledger_excuses_findings_and_expires(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.txt"
+    ledger.write_text("# known\nmemcheck | bad | size 4 bytes | padded by the test\n")
+    (known,) = read_ledger(ledger)
+    assert known == Known("memcheck", "bad", "size 4 bytes", "padded by the test")
+    run = Run(("memcheck",), ("silu", "bad"), tuple(parse("memcheck", OUTPUT)))
+    assert judge(run, [known]).new == run.findings[1:]
+    assert judge(replace(run, findings=run.findings[:1]), [known]).passed
+    clean = judge(replace(run, findings=()), [known])
+    assert not clean.passed and "it was not found: delete the entry" in str(clean)
+    assert judge(replace(run, findings=(), ops=("silu",)), [known]).passed
+    assert not judge(Run(("memcheck",), ("f",), (Finding("memcheck", "f", "x"),)), []).passed
+    ledger.write_text("memcheck | bad | size 4 bytes |\n")
+    with pytest.raises(ValueError, match=r"ledger.txt:1: expected TOOL \| OP"):
+        read_ledger(ledger)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_the_sanitizer_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sanitize", "silu"]) == 2
+    assert "compute-sanitizer was not run: no CUDA device" in capsys.readouterr().err
+
+
+# --- pytest --cuda-ops -------------------------------------------------------------------------
+
+
+def run_pytest(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "cuda_ops.pytest_plugin", *options]
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "CI": "1"}
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_the_plugin_checks_a_described_operator_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "test_never_collected.py").write_text("def test_wrong(): assert False\n")
+    good = str(REPO / "tests" / "good_ops.py")
+    done = run_pytest("--cuda-ops", "good::relu", "--cuda-ops-file", good, "-v", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "good::relu::layouts[cpu] PASSED" in done.stdout
+    if not torch.cuda.is_available():
+        assert "good::relu::streams[cuda] SKIPPED" in done.stdout
+        assert re.search(r"not run \d+: no CUDA device", done.stdout)
+    assert re.search(r"\d+ passed, 0 failed, \d+ not run", done.stdout)
+
+
+def test_collection_fails_for_an_operator_that_nothing_compares(tmp_path: Path) -> None:
+    root = tmp_path / "src"
+    (root / "bindings").mkdir(parents=True)
+    (root / "bindings" / "kit_untold.cpp").write_text(
+        '#include "binding.h"\n'
+        "using namespace cuda_ops;\n"
+        "namespace { Tensor f(const Tensor& x) { return contiguous(x); } }\n"
+        'CUDA_OPS(library) { library.op("kit_untold(Tensor x) -> Tensor", "").cpu<f>(); }\n'
+    )
+    done = run_pytest("--cuda-ops", "kit_untold", "--cuda-ops-root", str(root), cwd=tmp_path)
+    assert done.returncode != 0
+    assert "nothing compares these operators" in done.stdout
+    assert "kit_untold: no samples: give a signature line" in done.stdout
+
+
+def test_the_plugin_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+    done = run_pytest("--cuda-ops", "sillu", cwd=tmp_path)
+    assert done.returncode != 0 and "no operator 'sillu'" in done.stdout + done.stderr
+    done = run_pytest("--cuda-ops", "silu", "--cuda-ops-profile", "weekly", cwd=tmp_path)
+    assert done.returncode != 0 and "known are quick, ci, dev, nightly" in done.stdout + done.stderr
