@@ -21,6 +21,7 @@ from rich.table import Table
 
 from cuda_ops import build as builder
 from cuda_ops import clangd, guests, toolchain
+from cuda_ops.derive import NoGradient
 from cuda_ops.discovery import Kind, Pair
 from cuda_ops.errors import BuildError, CudaOpsError
 from cuda_ops.operator import Operator
@@ -138,7 +139,8 @@ def _load(built: builder.Built, row: Row) -> None:
     row.devices = _devices(pair, op.keys, op.has_cuda)
     composed = "composed" if op.is_composite else ""
     row.fake = composed or ("yes" if operator.now.fake else "no")
-    differentiable = f"{op.name}_backward" in op.siblings
+    autograd = operator.now.autograd
+    differentiable = autograd is not None and not isinstance(autograd.backward, NoGradient)
     row.autograd = composed or ("yes" if differentiable else "no")
     device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
     error = _max_error(operator, built, device)

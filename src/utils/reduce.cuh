@@ -1,0 +1,204 @@
+// Sums over rows on the device: the pieces, and the kernels for rows that are
+// worth a warp or more. The order of additions follows from the sizes and the
+// alignment alone, never from which block is first, so a sum has the same bits
+// in every run.
+#pragma once
+
+#include "dtype.cuh"
+#include "reduce.h"
+
+namespace cuda_ops {
+
+template <class T>
+struct alignas(16) Vector {
+  static constexpr int kSize = 16 / int(sizeof(T));
+  T values[kSize];
+};
+
+template <class T>
+__device__ compute_t<T> total_of(const Vector<T>& vector) {
+  compute_t<T> sum = to_compute(vector.values[0]);
+#pragma unroll
+  for (int v = 1; v < Vector<T>::kSize; ++v) sum += to_compute(vector.values[v]);
+  return sum;
+}
+
+// Over `lanes` neighbouring threads of a warp, a power of two; all get the sum.
+template <class C>
+__device__ C lanes_total(C value, int lanes) {
+  for (int lane = lanes / 2; lane > 0; lane /= 2) value += __shfl_xor_sync(~0u, value, lane);
+  return value;
+}
+
+// Thread 0 gets the sum.
+template <class C>
+__device__ C block_total(C value) {
+  __shared__ C shared[kSumThreads / 32];
+  value = lanes_total(value, 32);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  return lanes_total(threadIdx.x % 32 < kSumThreads / 32 ? shared[threadIdx.x % 32] : C(0), 32);
+}
+
+// What thread `at` of `threads` sees of n neighbours: 16-byte loads, four in
+// flight, and single ones before the first and after the last aligned address.
+template <class T>
+__device__ compute_t<T> run_total(const T* data, int64_t n, int at, int threads) {
+  using C = compute_t<T>;
+  using V = Vector<T>;
+  C sums[4] = {};
+  const int64_t gap = (16 - reinterpret_cast<uintptr_t>(data) % 16) % 16 / sizeof(T);
+  const int64_t head = gap < n ? gap : n;
+  if (at < head) sums[0] += to_compute(data[at]);
+  const V* vectors = reinterpret_cast<const V*>(data + head);
+  const int64_t count = (n - head) / V::kSize;
+  int64_t i = at;
+  for (; i + 3 * threads < count; i += 4 * threads) {
+    V loaded[4];
+#pragma unroll
+    for (int u = 0; u < 4; ++u) loaded[u] = vectors[i + u * threads];
+#pragma unroll
+    for (int u = 0; u < 4; ++u) sums[u] += total_of(loaded[u]);
+  }
+  for (; i < count; i += threads) sums[0] += total_of(vectors[i]);
+  const int64_t tail = head + count * V::kSize + at;
+  if (tail < n) sums[1] += to_compute(data[tail]);
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// --- a second kernel that starts before the first one's end -------------------
+
+// The next kernel's launch overlaps with this one (PTX ISA, griddepcontrol);
+// what it reads of this one it waits for.
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// --- kernels ------------------------------------------------------------------
+
+// A result, or a partial one in the type that sums.
+template <class T>
+__device__ void store_sum(const RowSums& p, compute_t<T>* partials, int64_t at, compute_t<T> sum) {
+  if (partials != nullptr) {
+    partials[at] = sum;
+  } else {
+    static_cast<T*>(p.out)[at] = from_compute<T>(sum);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kSumThreads)
+    runs_kernel(const __grid_constant__ RowSums p, const RowSumsConfig config,
+                compute_t<T>* partials) {
+  let_next_start();
+  const int lanes = config.lanes, lane = int(threadIdx.x) % lanes;
+  const int64_t split = config.splits > 1 ? blockIdx.x % config.splits : 0;
+  const int64_t block = config.splits > 1 ? blockIdx.x / config.splits : blockIdx.x;
+  const int64_t row = block * (kSumThreads / lanes) + threadIdx.x / lanes;
+  compute_t<T> sum = 0;
+  if (row < p.rows.numel) {
+    const int64_t first = split * config.chunk, left = p.n - first;
+    const T* data = static_cast<const T*>(p.rows.data) + p.rows.offset_at(row) + first;
+    sum = run_total(data, left < config.chunk ? left : config.chunk, lane, lanes);
+  }
+  sum = lanes > 32 ? block_total(sum) : lanes_total(sum, 32);
+  if (lane == 0 && row < p.rows.numel) {
+    store_sum<T>(p, partials, row * config.splits + split, sum);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kSumThreads)
+    strided_kernel(const __grid_constant__ RowSums p, const RowSumsConfig config,
+                   compute_t<T>* partials) {
+  let_next_start();
+  using C = compute_t<T>;
+  __shared__ C shared[kSumThreads];
+  const int lanes = config.lanes, rows = kSumThreads / lanes;
+  const int thread = int(threadIdx.x);
+  const int lane = config.along_rows ? thread / rows : thread % lanes;
+  const int64_t split = blockIdx.x % config.splits;
+  const int64_t first_row = blockIdx.x / config.splits * rows;
+  const int64_t row = first_row + (config.along_rows ? thread % rows : thread / lanes);
+  C sum = 0;
+  if (row < p.rows.numel) {
+    const T* data = static_cast<const T*>(p.rows.data) + p.rows.offset_at(row);
+    const int64_t begin = split * config.chunk;
+    const int64_t end = begin + config.chunk < p.n ? begin + config.chunk : p.n;
+#pragma unroll 4
+    for (int64_t k = begin + lane; k < end; k += lanes) sum += to_compute(data[k * p.stride]);
+  }
+  shared[thread] = sum;
+  __syncthreads();
+  if (thread >= rows || first_row + thread >= p.rows.numel) return;
+  sum = 0;
+  for (int k = 0; k < lanes; ++k) {
+    sum += shared[config.along_rows ? k * rows + thread : thread * lanes + k];
+  }
+  store_sum<T>(p, partials, (first_row + thread) * config.splits + split, sum);
+}
+
+// out[i] = the sum of `count` partial sums, one block each.
+template <class T>
+__global__ void __launch_bounds__(kSumThreads)
+    finish_kernel(T* out, const compute_t<T>* partials, int64_t count) {
+  wait_for_previous();
+  partials += blockIdx.x * count;
+  compute_t<T> sum = 0;
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < count; i += kSumThreads) sum += partials[i];
+  sum = block_total(sum);
+  if (threadIdx.x == 0) out[blockIdx.x] = from_compute<T>(sum);
+}
+
+// --- launchers ----------------------------------------------------------------
+
+// The sums, or `splits` partial ones per row if `partials` is not null.
+template <class T>
+cudaError_t launch_partial_sums(const RowSums& p, const RowSumsConfig& config,
+                                compute_t<T>* partials, cudaStream_t stream) {
+  if (config.blocks == 0) return cudaSuccess;
+  auto* kernel = config.path == RowSumsConfig::kRuns ? runs_kernel<T> : strided_kernel<T>;
+  kernel<<<unsigned(config.blocks), kSumThreads, 0, stream>>>(p, config, partials);
+  return cudaGetLastError();
+}
+
+template <class T>
+cudaError_t launch_finish(T* out, const compute_t<T>* partials, int64_t rows, int64_t count,
+                          cudaStream_t stream) {
+  int device = 0, major = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<unsigned>(rows));
+  launch.blockDim = dim3(kSumThreads);
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = major >= 9 ? 1 : 0;
+  return cudaLaunchKernelEx(&launch, finish_kernel<T>, out, partials, count);
+}
+
+template <class T>
+cudaError_t launch_row_sums(const RowSums& p, cudaStream_t stream) {
+  const RowSumsConfig config = row_sums_config(p);
+  if (config.splits == 1) return launch_partial_sums<T>(p, config, nullptr, stream);
+  auto* partials = static_cast<compute_t<T>*>(p.partials);
+  const cudaError_t error = launch_partial_sums<T>(p, config, partials, stream);
+  if (error != cudaSuccess) return error;
+  return launch_finish(static_cast<T*>(p.out), partials, p.rows.numel, config.splits, stream);
+}
+
+}  // namespace cuda_ops
