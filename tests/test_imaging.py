@@ -101,10 +101,14 @@ def test_gray_of_no_pixels(shape: tuple[int, ...], device: str) -> None:
     ],
 )
 @on_each_device
-def test_gray_refuses(shape: tuple[int, ...], dtype: torch.dtype, message: str, device: str) -> None:
+def test_gray_refuses(
+    shape: tuple[int, ...], dtype: torch.dtype, message: str, device: str
+) -> None:
     image = torch.zeros(shape, dtype=dtype, device=device)
     for given in (image, image.to("meta")):
-        with pytest.raises(RuntimeError, match=f"rgb_to_gray: argument 'image': expected {message}"):
+        with pytest.raises(
+            RuntimeError, match=f"rgb_to_gray: argument 'image': expected {message}"
+        ):
             cuda_ops.rgb_to_gray(given)
 
 

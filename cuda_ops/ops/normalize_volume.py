@@ -1,4 +1,4 @@
-"""``normalize_volume``: an output dtype and rules about its arguments that no signature line says."""
+"""``normalize_volume``: an output dtype and rules for arguments that no signature line says."""
 
 from __future__ import annotations
 
@@ -93,9 +93,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any] | None:
         st.sampled_from(op.dtypes),
         st.sampled_from(layouts),
     )
-    return st.builds(
-        Sample, st.tuples(tensors), st.sampled_from(VALUES), st.integers(0, 2**16)
-    )
+    return st.builds(Sample, st.tuples(tensors), st.sampled_from(VALUES), st.integers(0, 2**16))
 
 
 @hookimpl

@@ -75,7 +75,9 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
 @hookimpl
 def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     sizes = st.sampled_from((1, 2, 3, 5, 7, 16, 33, 129))
-    shapes_ = st.lists(sizes, max_size=4).filter(lambda s: torch.Size(s).numel() <= samples.MAX_NUMEL)
+    shapes_ = st.lists(sizes, max_size=4).filter(
+        lambda s: torch.Size(s).numel() <= samples.MAX_NUMEL
+    )
     layouts = st.sampled_from(LAYOUTS)
     tensors = st.builds(
         lambda shape, dtype, layout: TensorArg(tuple(shape), dtype, layout),

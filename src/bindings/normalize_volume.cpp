@@ -97,9 +97,9 @@ void normalize(const NormalizeVolume& p) {
     Scaling scaling = p.given;
     if (p.own_statistics) {
       const Moments m = moments_cpu<In>(p, first);
-      const auto n = static_cast<double>(p.each);
-      const double spread = variance_numerator(m, static_cast<uint64_t>(p.each));
-      scaling = {static_cast<double>(m.sum) / n, spread > 0 ? std::sqrt(spread) / n : 1};
+      const double spread = variance(m, static_cast<uint64_t>(p.each));
+      scaling.mean = static_cast<double>(m.sum) / static_cast<double>(p.each);
+      scaling.divisor = spread > 0 ? std::sqrt(spread) : 1;  // constant: x - mean is 0
     }
     detail::parallel_for(p.each, 16384, [&](int64_t begin, int64_t end) {
       for (int64_t i = first + begin; i < first + end; ++i) {

@@ -6,15 +6,15 @@
 
 #include <cooperative_groups.h>
 
-#include "dtype.cuh"
+#include "reduce.cuh"
 
 using namespace cuda_ops;
 
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kThreads = kSumThreads;
 constexpr int kUnroll = 4;  // 16-byte loads of a thread in flight
-constexpr int kBlocksPerSm = 2;
+constexpr int kBlocksPerSm = 4;
 
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
@@ -28,10 +28,10 @@ struct NormalizeConfig {
 NormalizeConfig normalize_config(const NormalizeVolume& p, int sms) {
   NormalizeConfig config;
   const bool whole = p.volumes == 1 || p.each % 16 == 0;
-  config.packed = whole && p.voxels.is_line(1) &&
-                  reinterpret_cast<uintptr_t>(p.voxels.data) % 16 == 0;
-  const int64_t tile = int64_t(kThreads) * (config.packed ? 16 * kUnroll / size_of(p.voxels.dtype)
-                                                          : kUnroll);
+  config.packed =
+      whole && p.voxels.is_line(1) && reinterpret_cast<uintptr_t>(p.voxels.data) % 16 == 0;
+  const int64_t tile =
+      int64_t(kThreads) * (config.packed ? 16 * kUnroll / size_of(p.voxels.dtype) : kUnroll);
   const int64_t tiles = (p.each + tile - 1) / tile;
   if (!p.own_statistics) {
     config.team = config.blocks = tiles < INT32_MAX ? tiles : INT32_MAX;
@@ -56,24 +56,6 @@ __device__ void add_voxels(Moments& m, uint32_t word, uint16_t) {
   m.sum += low + high;
   m.squares += uint64_t(low) * low;
   m.squares += uint64_t(high) * high;
-}
-
-__device__ Moments plus(Moments a, Moments b) { return {a.sum + b.sum, a.squares + b.squares}; }
-
-__device__ Moments warp_total(Moments m) {
-#pragma unroll
-  for (int lane = 16; lane > 0; lane /= 2) {
-    m = plus(m, {__shfl_xor_sync(~0u, m.sum, lane), __shfl_xor_sync(~0u, m.squares, lane)});
-  }
-  return m;
-}
-
-__device__ Moments block_total(Moments m, Moments (&shared)[kThreads / 32]) {
-  m = warp_total(m);
-  __syncthreads();  // the last total has been read
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = m;
-  __syncthreads();
-  return warp_total(threadIdx.x % 32 < kThreads / 32 ? shared[threadIdx.x % 32] : Moments{});
 }
 
 // What this thread sees of the voxels from `first` on, as thread `at` of `threads`.
@@ -106,14 +88,15 @@ __device__ Moments thread_total(const NormalizeVolume& p, int64_t first, int64_t
   }
   for (int64_t i = rest + at; i < p.each; i += threads) {
     const uint64_t v = data[p.voxels.offset_at(first + i)];
-    total = plus(total, {v, v * v});
+    total.sum += v;
+    total.squares += v * v;
   }
   return total;
 }
 
 // --- scaling ------------------------------------------------------------------
 
-// A mean in one float32 is off by up to 2^-9, much beside a small deviation; in
+// A mean in one float32 may be off by 2^-9, much beside a small deviation; in
 // two parts it is not, and x - whole is exact. The quotient is that of an IEEE
 // division (Markstein, 1990) in 3 instructions instead of 10.
 struct Affine {
@@ -142,8 +125,12 @@ __device__ void scale(const NormalizeVolume& p, const Scaling& scaling, int64_t 
   if constexpr (kPacked) {
     // A store of 16 bytes, and the voxels that go into it; last read, first scaled.
     constexpr int kPack = 16 / int(sizeof(Out));
-    struct alignas(kPack * sizeof(In)) Source { In values[kPack]; };
-    struct alignas(16) Target { Out values[kPack]; };
+    struct alignas(kPack * sizeof(In)) Source {
+      In values[kPack];
+    };
+    struct alignas(16) Target {
+      Out values[kPack];
+    };
     const int64_t count = p.each / kPack;
     for (int64_t i = at; i < count; i += 2 * kUnroll * threads) {
       Source loaded[2 * kUnroll];
@@ -176,54 +163,46 @@ __device__ void scale(const NormalizeVolume& p, const Scaling& scaling, int64_t 
 
 template <class In, class Out, bool kPacked>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    given_kernel(const __grid_constant__ NormalizeVolume p, const NormalizeConfig config) {
-  scale<In, Out, kPacked>(p, p.given, 0, int64_t(blockIdx.x) * kThreads + threadIdx.x,
-                          int64_t(gridDim.x) * kThreads);
-}
-
-template <class In, class Out, bool kPacked>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    own_kernel(const __grid_constant__ NormalizeVolume p, const NormalizeConfig config) {
-  __shared__ Moments shared[kThreads / 32];
-  const int64_t team = config.team, teams = gridDim.x / team;
+    normalize_kernel(const __grid_constant__ NormalizeVolume p, const NormalizeConfig config) {
+  const int64_t team = config.team, teams = gridDim.x / team, threads = team * kThreads;
   const int64_t at = blockIdx.x % team * kThreads + threadIdx.x;
   Moments* partials = p.partials;
   // As many rounds for every block, since all of them meet in each.
   for (int64_t first = 0; first < p.volumes; first += teams) {
-    const int64_t volume = first + blockIdx.x / team;
+    const int64_t volume = first + blockIdx.x / team, start = volume * p.each;
     const bool here = volume < p.volumes;
-    Moments total;
-    if (here) total = thread_total<In, kPacked>(p, volume * p.each, at, team * kThreads);
-    total = block_total(total, shared);
-    if (team > 1) {
-      if (threadIdx.x == 0) partials[blockIdx.x] = total;
-      cooperative_groups::this_grid().sync();
-      total = {};
-      for (int64_t i = threadIdx.x; i < team; i += kThreads) {
-        total = plus(total, partials[blockIdx.x / team * team + i]);
+    Scaling scaling = p.given;
+    if (p.own_statistics) {
+      Moments total;
+      if (here) total = thread_total<In, kPacked>(p, start, at, threads);
+      total = {block_total(total.sum), block_total(total.squares)};
+      if (team > 1) {
+        if (threadIdx.x == 0) partials[blockIdx.x] = total;
+        cooperative_groups::this_grid().sync();
+        total = {};
+        for (int64_t i = threadIdx.x; i < team; i += kThreads) {
+          total.sum += partials[blockIdx.x / team * team + i].sum;
+          total.squares += partials[blockIdx.x / team * team + i].squares;
+        }
+        total = {block_total(total.sum), block_total(total.squares)};
+        // The next round writes elsewhere, while others still read these.
+        partials = partials == p.partials ? p.partials + kMostPartials / 2 : p.partials;
       }
-      total = block_total(total, shared);
-      // The next round writes elsewhere, while others still read these.
-      partials = partials == p.partials ? p.partials + kMostPartials / 2 : p.partials;
+      const double spread = variance(total, uint64_t(p.each));
+      scaling.mean = double(total.sum) / double(p.each);
+      scaling.divisor = spread > 0 ? sqrt(spread) : 1;  // constant: x - mean is 0
     }
-    if (here) {
-      const double n = double(p.each), spread = variance_numerator(total, uint64_t(p.each));
-      const Scaling own{double(total.sum) / n, spread > 0 ? sqrt(spread) / n : 1};
-      scale<In, Out, kPacked>(p, own, volume * p.each, at, team * kThreads);
-    }
+    if (here) scale<In, Out, kPacked>(p, scaling, start, at, threads);
   }
-}
-
-template <class In, class Out, bool kPacked>
-const void* kernel_of(const NormalizeVolume& p) {
-  return p.own_statistics ? reinterpret_cast<const void*>(own_kernel<In, Out, kPacked>)
-                          : reinterpret_cast<const void*>(given_kernel<In, Out, kPacked>);
 }
 
 template <class In>
 const void* kernel_of(const NormalizeVolume& p, bool packed) {
-  if (p.to_half) return packed ? kernel_of<In, Half, true>(p) : kernel_of<In, Half, false>(p);
-  return packed ? kernel_of<In, float, true>(p) : kernel_of<In, float, false>(p);
+  const auto kernel =
+      p.to_half ? packed ? normalize_kernel<In, Half, true> : normalize_kernel<In, Half, false>
+      : packed  ? normalize_kernel<In, float, true>
+                : normalize_kernel<In, float, false>;
+  return reinterpret_cast<const void*>(kernel);
 }
 
 }  // namespace

@@ -41,7 +41,6 @@ cudaError_t launch_full_sum(const RowSums& p, cudaStream_t stream) {
 // -----------------------------------------------------------------------------
 
 cudaError_t reduce_sum_launch(const RowSums& problem, cudaStream_t stream) {
-  return visit_floating(problem.rows.dtype, [&](auto tag) {
-    return launch_full_sum<decltype(tag)>(problem, stream);
-  });
+  return visit_floating(problem.rows.dtype,
+                        [&](auto tag) { return launch_full_sum<decltype(tag)>(problem, stream); });
 }

@@ -55,7 +55,8 @@ __global__ void __launch_bounds__(kThreads) packed_kernel(const __grid_constant_
   const int64_t packs = p.pixels.numel / kPixels;
   const int64_t pack = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (pack < packs) {
-    const auto* at = static_cast<const uint8_t*>(p.pixels.data) + p.pixels.offset_at(pack * kPixels);
+    const auto* at =
+        static_cast<const uint8_t*>(p.pixels.data) + p.pixels.offset_at(pack * kPixels);
     uint4 loaded[3];
 #pragma unroll
     for (int i = 0; i < 3; ++i) {

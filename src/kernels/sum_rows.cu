@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(kSumThreads)
 #pragma unroll
   for (int r = 0; r < kLoads; ++r) {
     const int64_t row = first + r * step < p.rows.numel ? first + r * step : p.rows.numel - 1;
-    rows[r] = reinterpret_cast<const V*>(static_cast<const T*>(p.rows.data) +
-                                         p.rows.offset_at(row));
+    rows[r] =
+        reinterpret_cast<const V*>(static_cast<const T*>(p.rows.data) + p.rows.offset_at(row));
   }
   compute_t<T> sums[kLoads] = {};
   const int count = int(p.n / V::kSize);

@@ -21,14 +21,14 @@ struct Scaling {
   double mean = 0, divisor = 1;
 };
 
-__extension__ using Wide = unsigned __int128;
-
-// The mean and the population's standard deviation. The variance's numerator
-// n * sum(x^2) - sum(x)^2 is exact, so it is 0 for a constant volume and for no
-// other; that one is divided by 1, and its result is 0 as x - mean is.
-constexpr double variance_numerator(const Moments& m, uint64_t n) {
+// The population's variance. Its numerator n * sum(x^2) - sum(x)^2 is exact in
+// 128 bits, so it is 0 for a constant volume and for no other.
+constexpr double variance(const Moments& m, uint64_t n) {
+  __extension__ using Wide = unsigned __int128;
   const Wide exact = Wide(m.squares) * n - Wide(m.sum) * m.sum;
-  return double(uint64_t(exact >> 64)) * 18446744073709551616.0 + double(uint64_t(exact));
+  const double numerator =
+      double(uint64_t(exact >> 64)) * 18446744073709551616.0 + double(uint64_t(exact));
+  return numerator / double(n) / double(n);
 }
 
 struct NormalizeVolume {

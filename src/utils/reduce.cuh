@@ -30,11 +30,12 @@ __device__ C lanes_total(C value, int lanes) {
   return value;
 }
 
-// Thread 0 gets the sum.
+// Over a block of kSumThreads; all get the sum.
 template <class C>
 __device__ C block_total(C value) {
   __shared__ C shared[kSumThreads / 32];
   value = lanes_total(value, 32);
+  __syncthreads();  // whoever was here before has read
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
   return lanes_total(threadIdx.x % 32 < kSumThreads / 32 ? shared[threadIdx.x % 32] : C(0), 32);

@@ -11,8 +11,8 @@ namespace cuda_ops {
 // The points of `tensor` in row-major order; dim `dropped` stays at index 0.
 inline View view_of(const Tensor& tensor, int64_t dropped = -1) {
   if (tensor.dim() > View::kMaxDims) {
-    throw std::runtime_error("cuda_ops: at most " + std::to_string(View::kMaxDims) +
-                             " dims, got " + std::to_string(tensor.dim()));
+    throw std::runtime_error("cuda_ops: at most " + std::to_string(View::kMaxDims) + " dims, got " +
+                             std::to_string(tensor.dim()));
   }
   View view;
   view.data = tensor.const_data_ptr();
