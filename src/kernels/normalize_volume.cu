@@ -30,8 +30,8 @@ NormalizeConfig normalize_config(const NormalizeVolume& p, int sms) {
   const bool whole = p.volumes == 1 || p.each % 16 == 0;
   config.packed =
       whole && p.voxels.is_line(1) && reinterpret_cast<uintptr_t>(p.voxels.data) % 16 == 0;
-  const int64_t tile =
-      int64_t(kThreads) * (config.packed ? 16 * kUnroll / size_of(p.voxels.dtype) : kUnroll);
+  const int pack = p.own_statistics ? 16 / int(size_of(p.voxels.dtype)) : p.to_half ? 8 : 4;
+  const int64_t tile = int64_t(kThreads) * kUnroll * (config.packed ? pack : 1);
   const int64_t tiles = (p.each + tile - 1) / tile;
   if (!p.own_statistics) {
     config.team = config.blocks = tiles < INT32_MAX ? tiles : INT32_MAX;
@@ -123,33 +123,36 @@ __device__ void scale(const NormalizeVolume& p, const Scaling& scaling, int64_t 
   Out* out = static_cast<Out*>(p.out) + first;
   int64_t rest = 0;
   if constexpr (kPacked) {
-    // A store of 16 bytes, and the voxels that go into it; last read, first scaled.
+    // A store of 16 bytes, and the voxels that go into it, kept as they came:
+    // a register each would be too many. Last read, first scaled.
     constexpr int kPack = 16 / int(sizeof(Out));
     struct alignas(kPack * sizeof(In)) Source {
-      In values[kPack];
+      uint32_t words[kPack * sizeof(In) / 4];
     };
     struct alignas(16) Target {
       Out values[kPack];
     };
+    const auto* sources = reinterpret_cast<const Source*>(data + first);
     const int64_t count = p.each / kPack;
-    for (int64_t i = at; i < count; i += 2 * kUnroll * threads) {
-      Source loaded[2 * kUnroll];
+    for (int64_t i = count - 1 - at; i >= 0; i -= kUnroll * threads) {
+      Source loaded[kUnroll];
 #pragma unroll
-      for (int u = 0; u < 2 * kUnroll; ++u) {
-        const int64_t pack = count - 1 - (i + u * threads);
-        if (pack >= 0) loaded[u] = reinterpret_cast<const Source*>(data + first)[pack];
+      for (int u = 0; u < kUnroll; ++u) {
+        if (i - u * threads >= 0) loaded[u] = sources[i - u * threads];
       }
 #pragma unroll
-      for (int u = 0; u < 2 * kUnroll; ++u) {
-        const int64_t pack = count - 1 - (i + u * threads);
+      for (int u = 0; u < kUnroll; ++u) {
+        if (i - u * threads < 0) break;
         Target target;
 #pragma unroll
         for (int k = 0; k < kPack; ++k) {
-          target.values[k] = from_compute<Out>(affine(float(loaded[u].values[k])));
+          const int byte = k * int(sizeof(In));
+          const In voxel = In(loaded[u].words[byte / 4] >> (byte % 4 * 8));
+          target.values[k] = from_compute<Out>(affine(float(voxel)));
         }
         // Written once: out of the voxels' way in the cache.
         const uint4 bits = reinterpret_cast<const uint4&>(target);
-        if (pack >= 0) __stcs(reinterpret_cast<uint4*>(out) + pack, bits);
+        __stcs(reinterpret_cast<uint4*>(out) + i - u * threads, bits);
       }
     }
     rest = count * kPack;
@@ -210,6 +213,7 @@ const void* kernel_of(const NormalizeVolume& p, bool packed) {
 // -----------------------------------------------------------------------------
 
 cudaError_t normalize_volume_launch(const NormalizeVolume& problem, cudaStream_t stream) {
+  if (problem.voxels.numel == 0) return cudaSuccess;
   int device = 0, sms = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
@@ -218,7 +222,6 @@ cudaError_t normalize_volume_launch(const NormalizeVolume& problem, cudaStream_t
   if (error != cudaSuccess) return error;
   NormalizeVolume p = problem;
   NormalizeConfig config = normalize_config(p, sms);
-  if (config.blocks == 0) return cudaSuccess;
   const void* kernel = p.voxels.dtype == DType::kUInt8 ? kernel_of<uint8_t>(p, config.packed)
                                                        : kernel_of<uint16_t>(p, config.packed);
   void* arguments[] = {&p, &config};

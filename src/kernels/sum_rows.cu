@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kTileBytes = 16384;  // 4 loads of 16 bytes per thread
 constexpr int kLoads = 4;
+constexpr int64_t kManyRows = 32768;  // for which a few threads a row fill a GPU
 
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
@@ -27,9 +28,12 @@ ShortRowsConfig short_rows_config(const RowSums& p) {
   const int64_t bytes = p.n * size_of(p.rows.dtype);
   const bool runs = p.stride == 1 || p.n == 1;
   if (!runs || bytes == 0) return config;
-  if (bytes % 16 == 0 && bytes <= 2048 && p.rows.is_aligned(16)) {
+  const int64_t vectors = bytes / 16;
+  if (bytes % 16 == 0 && vectors <= 128 && p.rows.is_aligned(16) &&
+      (vectors <= 16 || p.rows.numel >= kManyRows)) {
     config.path = Config::kVectors;
-    while (config.lanes < 32 && config.lanes * 16 < bytes) config.lanes *= 2;
+    while (config.lanes < 4 && config.lanes < vectors) config.lanes *= 2;
+    while (config.lanes < 32 && 4 * config.lanes < vectors) config.lanes *= 2;
     config.rows = kLoads * (kSumThreads / config.lanes);
   } else if (bytes <= 1024 && p.rows.is_line(p.n) &&
              reinterpret_cast<uintptr_t>(p.rows.data) % 16 == 0) {
@@ -43,35 +47,39 @@ ShortRowsConfig short_rows_config(const RowSums& p) {
 
 // --- kernels ------------------------------------------------------------------
 
-// kLoads rows per thread, so that as many loads are in flight.
+// kLoads rows per thread, so that as many loads are in flight. Few lanes a row:
+// adding up across lanes takes more instructions than loading does.
 template <class T>
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kSumThreads, 5)
     vectors_kernel(const __grid_constant__ RowSums p, const ShortRowsConfig config) {
-  using V = Vector<T>;
   const int lanes = config.lanes, lane = int(threadIdx.x) % lanes;
   const int step = kSumThreads / lanes;
   const int64_t first = blockIdx.x * config.rows + threadIdx.x / lanes;
-  const V* rows[kLoads];
+  const uint4* rows[kLoads];
 #pragma unroll
   for (int r = 0; r < kLoads; ++r) {
     const int64_t row = first + r * step < p.rows.numel ? first + r * step : p.rows.numel - 1;
-    rows[r] =
-        reinterpret_cast<const V*>(static_cast<const T*>(p.rows.data) + p.rows.offset_at(row));
+    const T* data = static_cast<const T*>(p.rows.data) + p.rows.offset_at(row);
+    rows[r] = reinterpret_cast<const uint4*>(data);
   }
   compute_t<T> sums[kLoads] = {};
-  const int count = int(p.n / V::kSize);
+  const int count = int(p.n / kVector<T>);
+#pragma unroll 1
   for (int i = lane; i < count; i += lanes) {
-    V loaded[kLoads];
+    uint4 loaded[kLoads];
 #pragma unroll
     for (int r = 0; r < kLoads; ++r) loaded[r] = rows[r][i];
 #pragma unroll
-    for (int r = 0; r < kLoads; ++r) sums[r] += total_of(loaded[r]);
+    for (int r = 0; r < kLoads; ++r) sums[r] += total_of<T>(loaded[r]);
   }
+  for (int other = lanes / 2; other > 0; other /= 2) {
+#pragma unroll
+    for (int r = 0; r < kLoads; ++r) sums[r] += __shfl_xor_sync(~0u, sums[r], other);
+  }
+  if (lane != 0) return;
 #pragma unroll
   for (int r = 0; r < kLoads; ++r) {
-    const auto sum = lanes_total(sums[r], lanes);
-    const int64_t row = first + r * step;
-    if (lane == 0 && row < p.rows.numel) store_sum<T>(p, nullptr, row, sum);
+    if (first + r * step < p.rows.numel) store_sum<T>(p, nullptr, first + r * step, sums[r]);
   }
 }
 
@@ -80,25 +88,24 @@ __global__ void __launch_bounds__(kSumThreads)
 template <class T>
 __global__ void __launch_bounds__(kSumThreads)
     tile_kernel(const __grid_constant__ RowSums p, const ShortRowsConfig config) {
-  using V = Vector<T>;
   alignas(16) __shared__ T tile[kTileBytes / sizeof(T)];
   const int thread = int(threadIdx.x);
   const int64_t first = blockIdx.x * config.rows, left = p.rows.numel - first;
   const int rows = int(left < config.rows ? left : config.rows), n = int(p.n);
   const T* data = static_cast<const T*>(p.rows.data) + first * p.n;
-  const int elements = rows * n, count = elements / V::kSize;
-  V loaded[kLoads];
+  const int elements = rows * n, count = elements / kVector<T>;
+  uint4 loaded[kLoads];
 #pragma unroll
   for (int u = 0; u < kLoads; ++u) {
     const int i = u * kSumThreads + thread;
-    if (i < count) loaded[u] = reinterpret_cast<const V*>(data)[i];
+    if (i < count) loaded[u] = reinterpret_cast<const uint4*>(data)[i];
   }
 #pragma unroll
   for (int u = 0; u < kLoads; ++u) {
     const int i = u * kSumThreads + thread;
-    if (i < count) reinterpret_cast<V*>(tile)[i] = loaded[u];
+    if (i < count) reinterpret_cast<uint4*>(tile)[i] = loaded[u];
   }
-  const int tail = count * V::kSize + thread;
+  const int tail = count * kVector<T> + thread;
   if (tail < elements) tile[tail] = data[tail];
   __syncthreads();
   const int lanes = config.lanes, lane = thread % lanes;

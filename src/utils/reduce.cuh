@@ -9,18 +9,24 @@
 
 namespace cuda_ops {
 
+// The 16 bytes of a load stay as they came until they are added: a register for
+// each 16-bit element would be twice as many.
 template <class T>
-struct alignas(16) Vector {
-  static constexpr int kSize = 16 / int(sizeof(T));
-  T values[kSize];
-};
+constexpr int kVector = 16 / int(sizeof(T));
 
 template <class T>
-__device__ compute_t<T> total_of(const Vector<T>& vector) {
-  compute_t<T> sum = to_compute(vector.values[0]);
-#pragma unroll
-  for (int v = 1; v < Vector<T>::kSize; ++v) sum += to_compute(vector.values[v]);
-  return sum;
+__device__ compute_t<T> total_of(uint4 vector) {
+  if constexpr (sizeof(T) == 8) {
+    return __hiloint2double(vector.y, vector.x) + __hiloint2double(vector.w, vector.z);
+  } else if constexpr (sizeof(T) == 4) {
+    return (__uint_as_float(vector.x) + __uint_as_float(vector.y)) +
+           (__uint_as_float(vector.z) + __uint_as_float(vector.w));
+  } else {
+    const auto pair = [](uint32_t word) {
+      return to_compute(T{uint16_t(word)}) + to_compute(T{uint16_t(word >> 16)});
+    };
+    return (pair(vector.x) + pair(vector.y)) + (pair(vector.z) + pair(vector.w));
+  }
 }
 
 // Over `lanes` neighbouring threads of a warp, a power of two; all get the sum.
@@ -41,30 +47,43 @@ __device__ C block_total(C value) {
   return lanes_total(threadIdx.x % 32 < kSumThreads / 32 ? shared[threadIdx.x % 32] : C(0), 32);
 }
 
-// What thread `at` of `threads` sees of n neighbours: 16-byte loads, four in
-// flight, and single ones before the first and after the last aligned address.
+// So many 16-byte loads of a thread are in flight: then four blocks fill an SM of
+// an H200 with requests, and what is left of a grid at its end does still well.
+constexpr int kRunLoads = 8;
+
+// The sum of vectors i, i + step, ... below `count`, kRunLoads of them.
+template <class T, bool kAll>
+__device__ compute_t<T> vectors_total(const uint4* vectors, int64_t i, int64_t step,
+                                      int64_t count) {
+  uint4 loaded[kRunLoads];
+#pragma unroll
+  for (int u = 0; u < kRunLoads; ++u) {
+    if (kAll || i + u * step < count) loaded[u] = vectors[i + u * step];
+  }
+  compute_t<T> sums[2] = {};
+#pragma unroll
+  for (int u = 0; u < kRunLoads; ++u) {
+    if (kAll || i + u * step < count) sums[u % 2] += total_of<T>(loaded[u]);
+  }
+  return sums[0] + sums[1];
+}
+
+// What thread `at` of `threads` sees of n neighbours: single elements before the
+// first and after the last aligned address, and vectors between.
 template <class T>
 __device__ compute_t<T> run_total(const T* data, int64_t n, int at, int threads) {
-  using C = compute_t<T>;
-  using V = Vector<T>;
-  C sums[4] = {};
   const int64_t gap = (16 - reinterpret_cast<uintptr_t>(data) % 16) % 16 / sizeof(T);
   const int64_t head = gap < n ? gap : n;
-  if (at < head) sums[0] += to_compute(data[at]);
-  const V* vectors = reinterpret_cast<const V*>(data + head);
-  const int64_t count = (n - head) / V::kSize;
+  const auto* vectors = reinterpret_cast<const uint4*>(data + head);
+  const int64_t count = (n - head) / kVector<T>;
+  compute_t<T> sum = at < head ? to_compute(data[at]) : compute_t<T>(0);
   int64_t i = at;
-  for (; i + 3 * threads < count; i += 4 * threads) {
-    V loaded[4];
-#pragma unroll
-    for (int u = 0; u < 4; ++u) loaded[u] = vectors[i + u * threads];
-#pragma unroll
-    for (int u = 0; u < 4; ++u) sums[u] += total_of(loaded[u]);
+  for (; i + (kRunLoads - 1) * threads < count; i += kRunLoads * threads) {
+    sum += vectors_total<T, true>(vectors, i, threads, count);
   }
-  for (; i < count; i += threads) sums[0] += total_of(vectors[i]);
-  const int64_t tail = head + count * V::kSize + at;
-  if (tail < n) sums[1] += to_compute(data[tail]);
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  if (i < count) sum += vectors_total<T, false>(vectors, i, threads, count);
+  const int64_t tail = head + count * kVector<T> + at;
+  return tail < n ? sum + to_compute(data[tail]) : sum;
 }
 
 // --- a second kernel that starts before the first one's end -------------------
@@ -95,7 +114,7 @@ __device__ void store_sum(const RowSums& p, compute_t<T>* partials, int64_t at, 
 }
 
 template <class T>
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kSumThreads, 4)
     runs_kernel(const __grid_constant__ RowSums p, const RowSumsConfig config,
                 compute_t<T>* partials) {
   let_next_start();
@@ -133,7 +152,7 @@ __global__ void __launch_bounds__(kSumThreads)
     const T* data = static_cast<const T*>(p.rows.data) + p.rows.offset_at(row);
     const int64_t begin = split * config.chunk;
     const int64_t end = begin + config.chunk < p.n ? begin + config.chunk : p.n;
-#pragma unroll 4
+#pragma unroll 8
     for (int64_t k = begin + lane; k < end; k += lanes) sum += to_compute(data[k * p.stride]);
   }
   shared[thread] = sum;

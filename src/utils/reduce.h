@@ -28,29 +28,28 @@ struct RowSumsConfig {
   int64_t blocks = 0;
 };
 
-// A row is split while blocks are fewer than two waves of 8 on each of 132 SMs
-// and a split still gives each thread four 16-byte loads: its partial sums are
-// added by a second kernel, whose launch only that much work pays for.
+// A row is split while blocks are fewer than two waves of four on each of 132 SMs
+// and a split gives each thread eight 16-byte loads: its partial sums are added
+// by a second kernel, whose launch less work would not pay for.
 inline RowSumsConfig row_sums_config(const RowSums& p) {
-  constexpr int64_t kBlocks = 2 * 8 * 132, kSplitBytes = 64 * kSumThreads;
+  constexpr int64_t kSms = 132, kBlocks = 2 * 4 * kSms, kSplitBytes = 128 * kSumThreads;
   const int64_t bytes = p.n * size_of(p.rows.dtype);
   RowSumsConfig config;
-  int64_t row_blocks = p.rows.numel;
-  if (p.n > 1 && p.stride != 1) config.path = RowSumsConfig::kStrided;
-  if (bytes < 1024 || (bytes < 8192 && p.rows.numel >= 8 * 132)) config.lanes = 32;
-  if (config.path == RowSumsConfig::kStrided) {
+  if (p.n > 1 && p.stride != 1) {
+    config.path = RowSumsConfig::kStrided;
     config.along_rows = p.rows.dims > 0 && p.rows.strides[0] < p.stride;
     config.lanes = config.along_rows ? kSumThreads / 32 : 32;
+  } else if (bytes < 2048 || (bytes < 16384 && p.rows.numel >= 8 * kSms)) {
+    config.lanes = 32;
   }
-  const int rows_per_block = kSumThreads / config.lanes;
-  row_blocks = (p.rows.numel + rows_per_block - 1) / rows_per_block;
-  if (row_blocks > 0 && row_blocks < kBlocks) {
-    const int64_t most = bytes * rows_per_block / kSplitBytes;
+  const int64_t rows = kSumThreads / config.lanes;  // of a block
+  const int64_t row_blocks = (p.rows.numel + rows - 1) / rows;
+  const int64_t most = bytes * rows / kSplitBytes;
+  if (most >= 4 && row_blocks > 0 && row_blocks < kBlocks) {
     config.splits = kBlocks / row_blocks < most ? kBlocks / row_blocks : most;
-    if (config.splits < 1) config.splits = 1;
   }
   // Whole passes of the threads, so that every split starts as aligned as its row.
-  const int64_t pass = 4 * config.lanes * (config.path == RowSumsConfig::kRuns ? 4 : 1);
+  const int64_t pass = config.path == RowSumsConfig::kRuns ? 16 * config.lanes : 8 * config.lanes;
   config.chunk = ((p.n + config.splits - 1) / config.splits + pass - 1) / pass * pass;
   config.splits = p.n > 0 ? (p.n + config.chunk - 1) / config.chunk : 1;
   config.blocks = row_blocks * config.splits;

@@ -36,7 +36,7 @@ struct View {
   // Where point `index` lies, in elements. constexpr, so that kernels can call
   // it too; a 64-bit division costs them five times a 32-bit one.
   constexpr int64_t offset_at(int64_t index) const {
-    if (dims == 0) return 0;
+    if (dims <= 1) return index * strides[0];
     return numel <= UINT32_MAX ? walk(static_cast<uint32_t>(index)) : walk(index);
   }
 
