@@ -150,9 +150,14 @@ __device__ void scale(const NormalizeVolume& p, const Scaling& scaling, int64_t 
           const In voxel = In(loaded[u].words[byte / 4] >> (byte % 4 * 8));
           target.values[k] = from_compute<Out>(affine(float(voxel)));
         }
-        // Written once: out of the voxels' way in the cache.
+        uint4* to = reinterpret_cast<uint4*>(out) + i - u * threads;
         const uint4 bits = reinterpret_cast<const uint4&>(target);
-        __stcs(reinterpret_cast<uint4*>(out) + i - u * threads, bits);
+        // Out of the way of voxels in the cache that are still to be read again.
+        if (p.own_statistics) {
+          __stcs(to, bits);
+        } else {
+          *to = bits;
+        }
       }
     }
     rest = count * kPack;

@@ -9,13 +9,15 @@ using namespace cuda_ops;
 
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kPixels = 16;  // of a thread: three 16-byte loads, one 16-byte store
+constexpr int kThreads = 256;
+constexpr int kPixels = 16;          // of a thread: three 16-byte loads, one 16-byte store
+constexpr int64_t kSmall = 1 << 22;  // fewer pixels do not fill a GPU with such threads
 
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
 struct RgbToGrayConfig {
   enum Path { kInterleaved, kPlanar, kScalar } path = kScalar;
+  int pixels = 1;  // of a thread
   int64_t blocks = 0;
 };
 
@@ -36,7 +38,10 @@ RgbToGrayConfig rgb_to_gray_config(const RgbToGray& p) {
   Config config;
   if (p.channel == 1 && has_packs(p, 3)) config.path = Config::kInterleaved;
   if (p.channel % kPixels == 0 && has_packs(p, 1)) config.path = Config::kPlanar;
-  const int64_t tile = int64_t(kThreads) * (config.path == Config::kScalar ? 1 : kPixels);
+  if (config.path != Config::kScalar) {
+    config.pixels = p.pixels.numel < kSmall ? kPixels / 2 : kPixels;
+  }
+  const int64_t tile = int64_t(kThreads) * config.pixels;
   config.blocks = (p.pixels.numel + tile - 1) / tile;
   // 2^31 - 1 blocks end a grid; the scalar path steps over what is left.
   if (config.blocks > INT32_MAX) config.blocks = INT32_MAX;
@@ -50,40 +55,42 @@ __device__ uint8_t gray_at(const RgbToGray& p, int64_t pixel) {
   return uint8_t(weighted(at[0], at[p.channel], at[2 * p.channel]) >> 24);
 }
 
-template <bool kPlanar>
+template <int kBytes>
+struct alignas(kBytes) Words {
+  uint32_t words[kBytes / 4];
+};
+
+template <bool kPlanar, int kPack>
 __global__ void __launch_bounds__(kThreads) packed_kernel(const __grid_constant__ RgbToGray p) {
-  const int64_t packs = p.pixels.numel / kPixels;
+  using W = Words<kPack>;
+  const int64_t packs = p.pixels.numel / kPack;
   const int64_t pack = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (pack < packs) {
-    const auto* at =
-        static_cast<const uint8_t*>(p.pixels.data) + p.pixels.offset_at(pack * kPixels);
-    uint4 loaded[3];
+    const auto* at = static_cast<const uint8_t*>(p.pixels.data) + p.pixels.offset_at(pack * kPack);
+    W in[3];
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
-      loaded[i] = *reinterpret_cast<const uint4*>(at + i * (kPlanar ? p.channel : kPixels));
+      in[i] = *reinterpret_cast<const W*>(at + i * (kPlanar ? p.channel : kPack));
     }
-    const uint32_t words[12] = {loaded[0].x, loaded[0].y, loaded[0].z, loaded[0].w,
-                                loaded[1].x, loaded[1].y, loaded[1].z, loaded[1].w,
-                                loaded[2].x, loaded[2].y, loaded[2].z, loaded[2].w};
     const auto byte = [&](int pixel, int channel) {
-      const int i = kPlanar ? channel * kPixels + pixel : 3 * pixel + channel;
-      return words[i / 4] >> (i % 4 * 8) & 255;
+      const int i = kPlanar ? channel * kPack + pixel : 3 * pixel + channel;
+      return in[i / kPack].words[i % kPack / 4] >> (i % 4 * 8) & 255;
     };
-    uint32_t out[4];
+    W out;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kPack / 4; ++i) {
       uint32_t sums[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         sums[j] = weighted(byte(4 * i + j, 0), byte(4 * i + j, 1), byte(4 * i + j, 2));
       }
       // The four top bytes, side by side.
-      out[i] = __byte_perm(__byte_perm(sums[0], sums[1], 0x0073),
-                           __byte_perm(sums[2], sums[3], 0x0073), 0x5410);
+      out.words[i] = __byte_perm(__byte_perm(sums[0], sums[1], 0x0073),
+                                 __byte_perm(sums[2], sums[3], 0x0073), 0x5410);
     }
-    reinterpret_cast<uint4*>(p.out)[pack] = make_uint4(out[0], out[1], out[2], out[3]);
+    reinterpret_cast<W*>(p.out)[pack] = out;
   }
-  const int64_t tail = packs * kPixels + threadIdx.x;
+  const int64_t tail = packs * kPack + threadIdx.x;
   if (blockIdx.x == gridDim.x - 1 && tail < p.pixels.numel) p.out[tail] = gray_at(p, tail);
 }
 
@@ -102,9 +109,14 @@ cudaError_t rgb_to_gray_launch(const RgbToGray& problem, cudaStream_t stream) {
   using Config = RgbToGrayConfig;
   const Config config = rgb_to_gray_config(problem);
   if (config.blocks == 0) return cudaSuccess;
-  const auto kernel = config.path == Config::kInterleaved ? packed_kernel<false>
-                      : config.path == Config::kPlanar    ? packed_kernel<true>
-                                                          : scalar_kernel;
+  auto* kernel = scalar_kernel;
+  if (config.path == Config::kInterleaved) {
+    kernel =
+        config.pixels < kPixels ? packed_kernel<false, kPixels / 2> : packed_kernel<false, kPixels>;
+  } else if (config.path == Config::kPlanar) {
+    kernel =
+        config.pixels < kPixels ? packed_kernel<true, kPixels / 2> : packed_kernel<true, kPixels>;
+  }
   kernel<<<unsigned(config.blocks), kThreads, 0, stream>>>(problem);
   return cudaGetLastError();
 }

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kTileBytes = 16384;  // 4 loads of 16 bytes per thread
 constexpr int kLoads = 4;
+constexpr int64_t kMostTileRows = 2048;
 constexpr int64_t kManyRows = 32768;  // for which a few threads a row fill a GPU
 
 // --- the launch configuration: a value, chosen without a GPU ------------------
@@ -35,11 +36,14 @@ ShortRowsConfig short_rows_config(const RowSums& p) {
     while (config.lanes < 4 && config.lanes < vectors) config.lanes *= 2;
     while (config.lanes < 32 && 4 * config.lanes < vectors) config.lanes *= 2;
     config.rows = kLoads * (kSumThreads / config.lanes);
-  } else if (bytes <= 1024 && p.rows.is_line(p.n) &&
+  } else if (bytes <= kTileBytes / 16 * size_of(p.rows.dtype) && p.rows.is_line(p.n) &&
              reinterpret_cast<uintptr_t>(p.rows.data) % 16 == 0) {
     config.path = Config::kTile;
-    config.rows = kTileBytes / bytes / 16 * 16;  // so that every tile starts aligned
-    while (2 * config.lanes * config.rows <= kSumThreads) config.lanes *= 2;
+    int64_t whole = 1;  // so many rows are a multiple of 16 bytes: every tile starts aligned
+    while (whole * bytes % 16 != 0) whole *= 2;
+    config.rows = kTileBytes / bytes < kMostTileRows ? kTileBytes / bytes : kMostTileRows;
+    config.rows = config.rows / whole * whole;
+    while (config.lanes < 32 && 2 * config.lanes * config.rows <= kSumThreads) config.lanes *= 2;
   }
   if (config.rows > 0) config.blocks = (p.rows.numel + config.rows - 1) / config.rows;
   return config;

@@ -51,19 +51,23 @@ __device__ C block_total(C value) {
 // an H200 with requests, and what is left of a grid at its end does still well.
 constexpr int kRunLoads = 8;
 
-// The sum of vectors i, i + step, ... below `count`, kRunLoads of them.
+// The sum of vectors i, i + step, ... kRunLoads of them, or those below `count`.
+// What is past the end is the last one loaded once more: a branch around each
+// load would keep the next one waiting.
 template <class T, bool kAll>
 __device__ compute_t<T> vectors_total(const uint4* vectors, int64_t i, int64_t step,
                                       int64_t count) {
   uint4 loaded[kRunLoads];
 #pragma unroll
   for (int u = 0; u < kRunLoads; ++u) {
-    if (kAll || i + u * step < count) loaded[u] = vectors[i + u * step];
+    const int64_t at = i + u * step;
+    loaded[u] = vectors[kAll || at < count ? at : count - 1];
   }
   compute_t<T> sums[2] = {};
 #pragma unroll
   for (int u = 0; u < kRunLoads; ++u) {
-    if (kAll || i + u * step < count) sums[u % 2] += total_of<T>(loaded[u]);
+    const compute_t<T> sum = total_of<T>(loaded[u]);
+    sums[u % 2] += kAll || i + u * step < count ? sum : compute_t<T>(0);
   }
   return sums[0] + sums[1];
 }
@@ -77,11 +81,11 @@ __device__ compute_t<T> run_total(const T* data, int64_t n, int at, int threads)
   const auto* vectors = reinterpret_cast<const uint4*>(data + head);
   const int64_t count = (n - head) / kVector<T>;
   compute_t<T> sum = at < head ? to_compute(data[at]) : compute_t<T>(0);
-  int64_t i = at;
-  for (; i + (kRunLoads - 1) * threads < count; i += kRunLoads * threads) {
-    sum += vectors_total<T, true>(vectors, i, threads, count);
+  int64_t first = 0;  // the same for all threads, so that they stay together
+  for (; first + kRunLoads * threads <= count; first += kRunLoads * threads) {
+    sum += vectors_total<T, true>(vectors, first + at, threads, count);
   }
-  if (i < count) sum += vectors_total<T, false>(vectors, i, threads, count);
+  if (first < count) sum += vectors_total<T, false>(vectors, first + at, threads, count);
   const int64_t tail = head + count * kVector<T> + at;
   return tail < n ? sum + to_compute(data[tail]) : sum;
 }
