@@ -6,6 +6,8 @@
 
 #include <cooperative_groups.h>
 
+#include <type_traits>
+
 #include "reduce.cuh"
 
 using namespace cuda_ops;
@@ -169,8 +171,8 @@ __device__ void scale(const NormalizeVolume& p, const Scaling& scaling, int64_t 
 
 // --- kernels ------------------------------------------------------------------
 
-template <class In, class Out, bool kPacked>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+template <class In, class Out, bool kPacked, bool kOwn>
+__global__ void __launch_bounds__(kThreads, kOwn ? kBlocksPerSm : 5)
     normalize_kernel(const __grid_constant__ NormalizeVolume p, const NormalizeConfig config) {
   const int64_t team = config.team, teams = gridDim.x / team, threads = team * kThreads;
   const int64_t at = blockIdx.x % team * kThreads + threadIdx.x;
@@ -180,7 +182,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     const int64_t volume = first + blockIdx.x / team, start = volume * p.each;
     const bool here = volume < p.volumes;
     Scaling scaling = p.given;
-    if (p.own_statistics) {
+    if constexpr (kOwn) {
       Moments total;
       if (here) total = thread_total<In, kPacked>(p, start, at, threads);
       total = {block_total(total.sum), block_total(total.squares)};
@@ -204,13 +206,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
 }
 
-template <class In>
+template <class In, class Out>
 const void* kernel_of(const NormalizeVolume& p, bool packed) {
-  const auto kernel =
-      p.to_half ? packed ? normalize_kernel<In, Half, true> : normalize_kernel<In, Half, false>
-      : packed  ? normalize_kernel<In, float, true>
-                : normalize_kernel<In, float, false>;
-  return reinterpret_cast<const void*>(kernel);
+  const auto of = [&](auto own) {
+    return packed ? reinterpret_cast<const void*>(normalize_kernel<In, Out, true, own.value>)
+                  : reinterpret_cast<const void*>(normalize_kernel<In, Out, false, own.value>);
+  };
+  return p.own_statistics ? of(std::true_type{}) : of(std::false_type{});
+}
+
+template <class In>
+const void* kernel_of_input(const NormalizeVolume& p, bool packed) {
+  return p.to_half ? kernel_of<In, Half>(p, packed) : kernel_of<In, float>(p, packed);
 }
 
 }  // namespace
@@ -227,8 +234,9 @@ cudaError_t normalize_volume_launch(const NormalizeVolume& problem, cudaStream_t
   if (error != cudaSuccess) return error;
   NormalizeVolume p = problem;
   NormalizeConfig config = normalize_config(p, sms);
-  const void* kernel = p.voxels.dtype == DType::kUInt8 ? kernel_of<uint8_t>(p, config.packed)
-                                                       : kernel_of<uint16_t>(p, config.packed);
+  const void* kernel = p.voxels.dtype == DType::kUInt8
+                           ? kernel_of_input<uint8_t>(p, config.packed)
+                           : kernel_of_input<uint16_t>(p, config.packed);
   void* arguments[] = {&p, &config};
   const dim3 blocks(static_cast<unsigned>(config.blocks)), threads(kThreads);
   // Blocks that wait for each other must all be resident.

@@ -51,21 +51,21 @@ __device__ C block_total(C value) {
 // an H200 with requests, and what is left of a grid at its end does still well.
 constexpr int kRunLoads = 8;
 
-// The sum of vectors i, i + step, ... kRunLoads of them, or those below `count`.
+// The sum of vectors i, i + step, ... kLoads of them, or those below `count`.
 // What is past the end is the last one loaded once more: a branch around each
 // load would keep the next one waiting.
-template <class T, bool kAll>
+template <class T, int kLoads, bool kAll>
 __device__ compute_t<T> vectors_total(const uint4* vectors, int64_t i, int64_t step,
                                       int64_t count) {
-  uint4 loaded[kRunLoads];
+  uint4 loaded[kLoads];
 #pragma unroll
-  for (int u = 0; u < kRunLoads; ++u) {
+  for (int u = 0; u < kLoads; ++u) {
     const int64_t at = i + u * step;
     loaded[u] = vectors[kAll || at < count ? at : count - 1];
   }
   compute_t<T> sums[2] = {};
 #pragma unroll
-  for (int u = 0; u < kRunLoads; ++u) {
+  for (int u = 0; u < kLoads; ++u) {
     const compute_t<T> sum = total_of<T>(loaded[u]);
     sums[u % 2] += kAll || i + u * step < count ? sum : compute_t<T>(0);
   }
@@ -83,9 +83,16 @@ __device__ compute_t<T> run_total(const T* data, int64_t n, int at, int threads)
   compute_t<T> sum = at < head ? to_compute(data[at]) : compute_t<T>(0);
   int64_t first = 0;  // the same for all threads, so that they stay together
   for (; first + kRunLoads * threads <= count; first += kRunLoads * threads) {
-    sum += vectors_total<T, true>(vectors, first + at, threads, count);
+    sum += vectors_total<T, kRunLoads, true>(vectors, first + at, threads, count);
   }
-  if (first < count) sum += vectors_total<T, false>(vectors, first + at, threads, count);
+  const int64_t left = count - first;
+  if (left > kRunLoads / 2 * threads) {
+    sum += vectors_total<T, kRunLoads, false>(vectors, first + at, threads, count);
+  } else if (left > threads) {
+    sum += vectors_total<T, kRunLoads / 2, false>(vectors, first + at, threads, count);
+  } else if (at < left) {
+    sum += total_of<T>(vectors[first + at]);
+  }
   const int64_t tail = head + count * kVector<T> + at;
   return tail < n ? sum + to_compute(data[tail]) : sum;
 }
