@@ -6,6 +6,7 @@
 
 #include <cooperative_groups.h>
 
+#include <cstring>
 #include <type_traits>
 
 #include "reduce.cuh"
@@ -153,7 +154,8 @@ __device__ void scale(const NormalizeVolume& p, const Scaling& scaling, int64_t 
           target.values[k] = from_compute<Out>(affine(float(voxel)));
         }
         uint4* to = reinterpret_cast<uint4*>(out) + i - u * threads;
-        const uint4 bits = reinterpret_cast<const uint4&>(target);
+        uint4 bits;
+        memcpy(&bits, &target, sizeof bits);
         // Out of the way of voxels in the cache that are still to be read again.
         if (p.own_statistics) {
           __stcs(to, bits);
