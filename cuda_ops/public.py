@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cuda_ops.shapes import bind
 from cuda_ops.spec import OpSpec
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ def renew(operator: Operator) -> None:
 def _generate(operator: Operator) -> FunctionType:
     op = operator.spec
     parameters, defaults = _parameters(op)
-    arguments = ", ".join(op.argument_names)
+    arguments = ", ".join(
+        f"{a.name}={a.name}" if a.kwarg_only else a.name for a in op.parsed.arguments
+    )
     # A real module: torch.compile finds the globals of a function through sys.modules.
     module = ModuleType(f"cuda_ops.public.{op.name}")
     names = sys.modules.setdefault(module.__name__, module).__dict__
@@ -148,11 +151,31 @@ def transformed(operator: Operator) -> Any:
     registered where the dispatcher meets the outermost transform.
     """
 
+    def split(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Function.apply takes no keywords: keyword-only arguments come at the end."""
+        arguments = operator.spec.parsed.arguments
+        count = sum(not argument.kwarg_only for argument in arguments)
+        names = [argument.name for argument in arguments[count:]]
+        return args[:count], dict(zip(names, args[count:], strict=False))
+
     def forward(*args: Any) -> Any:
-        return operator.spec.overload(*args)
+        positional, keywords = split(args)
+        return operator.spec.overload(*positional, **keywords)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        operator._setup_context(ctx, inputs, output)
+        positional, keywords = split(inputs)
+        ctx.keywords = len(keywords)
+        extra = {"keyword_only_inputs": keywords} if keywords else {}
+        operator._setup_context(ctx, positional, output, **extra)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        gradients = operator._backward(ctx, *grads)
+        gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+        return (*gradients, *[None] * ctx.keywords)
+
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        positional, keywords = split(args)
+        return operator._vmap(info, in_dims[: len(positional)], *positional, **keywords)
 
     function = type(
         f"{operator.spec.name}_transformed",
@@ -160,12 +183,17 @@ def transformed(operator: Operator) -> Any:
         {
             "forward": staticmethod(forward),
             "setup_context": staticmethod(setup_context),
-            "backward": staticmethod(lambda ctx, *grads: operator._backward(ctx, *grads)),
-            "vmap": staticmethod(operator._vmap),
+            "backward": staticmethod(backward),
+            "vmap": staticmethod(vmap),
         },
     )
-    # Nor the attributes it inherits.
-    return function.apply  # type: ignore[attr-defined]
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        values = bind(operator.spec, args, kwargs) if kwargs else args
+        # mypy cannot see what a class that type() makes inherits.
+        return function.apply(*values)  # type: ignore[attr-defined]
+
+    return apply
 
 
 def _parameters(op: OpSpec) -> tuple[str, dict[str, Any]]:

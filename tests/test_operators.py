@@ -40,7 +40,6 @@ OPERATORS = _shipped()
 #: Those that a caller uses; the others are their gradients.
 FORWARD = {n: o for n, o in OPERATORS.items() if not n.endswith("_backward")}
 each = pytest.mark.parametrize("name", OPERATORS)
-each_forward = pytest.mark.parametrize("name", FORWARD)
 
 #: What torch itself computes, for operators that have a counterpart there.
 TORCH: dict[str, Callable[..., Any]] = {
@@ -56,6 +55,8 @@ TORCH: dict[str, Callable[..., Any]] = {
     "add": torch.add,
     "fused_relu_scale": lambda x, alpha: F.relu(x) * alpha,
     "scale_relu": lambda x, scale: F.relu(x * scale + 1),
+    "sum_rows": lambda x: x.sum(-1),
+    "reduce_sum": torch.sum,
 }
 
 
@@ -83,6 +84,9 @@ def differentiable(name: str) -> bool:
     return operator.spec.is_composite or (
         autograd is not None and not isinstance(autograd.backward, NoGradient)
     )
+
+
+each_differentiable = pytest.mark.parametrize("name", [n for n in FORWARD if differentiable(n)])
 
 
 def gradients(function: Callable[..., Any], arguments: list[Any]) -> list[torch.Tensor]:
@@ -134,7 +138,7 @@ def test_the_result_and_gradient_are_torchs(name: str, dtype: torch.dtype) -> No
 # --- transforms ----------------------------------------------------------------------------
 
 
-@each_forward
+@each_differentiable
 def test_func_grad_agrees_with_autograd(name: str) -> None:
     function, arguments = getattr(cuda_ops, name), call_with(name)
     positions = OPERATORS[name].spec.tensor_positions
@@ -147,7 +151,7 @@ def test_func_grad_agrees_with_autograd(name: str) -> None:
         torch.testing.assert_close(one, expected)
 
 
-@each_forward
+@each_differentiable
 def test_gradients_per_sample(name: str) -> None:
     function = getattr(cuda_ops, name)
     positions = OPERATORS[name].spec.tensor_positions

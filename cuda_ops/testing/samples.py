@@ -286,7 +286,7 @@ def shaped(
     """One call of a given size: every tensor has these loop dims, and ordinary values.
 
     Args:
-        op: an operator with a signature line.
+        op: an operator; without a signature line it has loop dims alone.
         loop: the loop dims of all tensors.
         core: the size of each core dim by name; or a number, from which on they get different
             sizes.
@@ -294,22 +294,26 @@ def shaped(
         layout: of all tensors.
         seed: of the values.
     """
-    assert op.signature is not None
-    names = op.signature.names
+    inputs: tuple[tuple[str, ...], ...] = ((),) * len(op.tensor_positions)
+    names: tuple[str, ...] = ()
+    if op.signature is not None:
+        inputs, names = op.signature.inputs, op.signature.names
     sizes = {d: core + i for i, d in enumerate(names)} if isinstance(core, int) else core
     if dtype is None:
         preferred = (torch.float32, *op.dtypes)
         dtype = next(d for d in preferred if d in op.dtypes or not op.dtypes)
-    groups = iter(op.signature.inputs)
+    groups = iter(inputs)
 
     def shape(group: tuple[str, ...]) -> tuple[int, ...]:
         return (*loop, *(size_of(d, sizes) for d in group))
 
+    # Keyword-only arguments keep their defaults.
     args = tuple(
         TensorArg(shape(next(groups)), dtype, layout)
         if i in op.tensor_positions
         else example_scalar(argument)
         for i, argument in enumerate(op.parsed.arguments)
+        if not argument.kwarg_only
     )
     return Sample(args, seed=seed)
 

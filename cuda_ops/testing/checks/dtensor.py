@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,11 +48,31 @@ def dtensor(case: Case) -> None:
         ]
         what = f"placements {list(placements)} -> {list(out_placements)}"
         for k, (full, placement) in enumerate(zip(whole, out_placements, strict=True)):
-            parts = [rank[k] for rank in ranks]
-            joined = torch.cat(parts, placement.dim) if isinstance(placement, Shard) else parts[0]
+            joined = _joined([rank[k] for rank in ranks], placement)
             assert joined.shape == full.shape, f"{what}: shape {list(joined.shape)}"
             same([joined], [full], what, case.slack)
-        _as_dtensors(case, args, placements, whole, what)
+        _as_dtensors(case, args, placements, whole, ranks[0], what)
+
+
+def _joined(parts: list[torch.Tensor], placement: Any) -> torch.Tensor:
+    """What the ranks hold together."""
+    from torch.distributed.tensor import Partial, Shard
+
+    if isinstance(placement, Shard):
+        return torch.cat(parts, placement.dim)
+    if isinstance(placement, Partial):
+        stacked = torch.stack(parts)
+        reductions: dict[str, Callable[..., torch.Tensor]] = {
+            "sum": stacked.sum,
+            "avg": stacked.mean,
+            "max": stacked.amax,
+            "min": stacked.amin,
+            "product": stacked.prod,
+        }
+        if placement.reduce_op not in reductions:
+            raise NotRunError(f"does not know how ranks join {placement}")
+        return reductions[placement.reduce_op](0)
+    return parts[0]
 
 
 def _part(value: Any, placement: Any, rank: int) -> Any:
@@ -62,9 +82,14 @@ def _part(value: Any, placement: Any, rank: int) -> Any:
 
 
 def _as_dtensors(
-    case: Case, args: tuple[Any, ...], placements: Any, whole: tuple[Any, ...], what: str
+    case: Case,
+    args: tuple[Any, ...],
+    placements: Any,
+    whole: tuple[Any, ...],
+    first: tuple[Any, ...],
+    what: str,
 ) -> None:
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Partial
     from torch.distributed.tensor.debug import CommDebugMode
 
     with _mesh(case.device) as mesh, CommDebugMode() as communication:
@@ -74,11 +99,10 @@ def _as_dtensors(
         ]
         results: list[Any] = tensors(outputs(case.subject.op.overload(*distributed)))
         assert communication.get_total_counts() == 0, f"{what}: communicates"
-        for result, full in zip(results, whole, strict=True):
+        for result, full, own in zip(results, whole, first, strict=True):
             (placement,) = result.placements
-            same(
-                [result.to_local()], [_part(full, placement, 0)], f"{what}, as DTensor", case.slack
-            )
+            expected = own if isinstance(placement, Partial) else _part(full, placement, 0)
+            same([result.to_local()], [expected], f"{what}, as DTensor", case.slack)
 
 
 @contextmanager

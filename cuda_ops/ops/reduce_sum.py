@@ -1,0 +1,112 @@
+"""``reduce_sum``: a signature line has no word for "all dims", so everything is said here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from cuda_ops import shapes
+from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, ShardingRule
+from cuda_ops.testing import samples
+from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
+
+
+@hookimpl
+def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
+    def fake(x: torch.Tensor) -> torch.Tensor:
+        shapes.check_arguments(op, [x])
+        return x.new_empty(())
+
+    return fake
+
+
+@hookimpl
+def cuda_ops_autograd(op: OpSpec) -> Autograd:
+    """A broadcast view, as torch has it: no kernel, no memory, and a gradient of its own."""
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
+        ctx.shape = inputs[0].shape
+
+    def backward(ctx: Any, grad_out: torch.Tensor) -> torch.Tensor:
+        return grad_out.expand(ctx.shape)
+
+    return Autograd(setup_context, backward)
+
+
+@hookimpl
+def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
+    return "float32"
+
+
+@hookimpl
+def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
+    """One sum per index of the mapped dim. That is torch's own sum of rows, so that this
+    operator does not need another one of this project to be built.
+    """
+
+    def rule(info: Any, in_dims: tuple[Any, ...], x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return x.movedim(in_dims[0], 0).unsqueeze(-1).flatten(1).sum(1), 0
+
+    return rule
+
+
+@hookimpl
+def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
+    """Shards of any dim give partial sums."""
+
+    def rule(x: Any) -> list[ShardingRule]:
+        from torch.distributed.tensor import Partial, Replicate, Shard
+
+        shards = [([Partial()], [Shard(d)]) for d, size in enumerate(x.shape) if size != 1]
+        return [([Replicate()], [Replicate()]), *shards]
+
+    return rule
+
+
+@hookimpl
+def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
+    return torch_sum
+
+
+@hookimpl
+def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
+    sizes = st.sampled_from((1, 2, 3, 5, 7, 16, 33, 129))
+    shapes_ = st.lists(sizes, max_size=4).filter(
+        lambda s: torch.Size(s).numel() <= samples.MAX_NUMEL
+    )
+    layouts = st.sampled_from(LAYOUTS)
+    tensors = st.builds(
+        lambda shape, dtype, layout: TensorArg(tuple(shape), dtype, layout),
+        st.one_of(shapes_, st.sampled_from(([0], [3, 0]))),
+        st.sampled_from(op.dtypes),
+        layouts,
+    )
+    return st.builds(Sample, st.tuples(tensors), st.sampled_from(VALUES), st.integers(0, 2**16))
+
+
+@hookimpl
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
+    sizes = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 28)
+    return [_case(numel, dtype) for dtype in (torch.float32, torch.bfloat16) for numel in sizes]
+
+
+def _case(numel: int, dtype: torch.dtype) -> BenchmarkCase:
+    def inputs(device: torch.device) -> tuple[torch.Tensor]:
+        return (torch.randn(numel, device=device, dtype=dtype),)
+
+    return BenchmarkCase(
+        f"{numel} {str(dtype).removeprefix('torch.')}",
+        inputs,
+        bytes=numel * dtype.itemsize,
+        flops=numel,
+        peers=torch_peers(torch_sum),
+    )
+
+
+def torch_sum(x: torch.Tensor) -> torch.Tensor:
+    return torch.sum(x)

@@ -1,0 +1,80 @@
+"""``sum_rows``: its gradient is a view, and a sharded row is summed where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cuda_ops import derive
+from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, ShardingRule
+
+
+@hookimpl
+def cuda_ops_autograd(op: OpSpec) -> Autograd:
+    """A broadcast view, as torch has it: no kernel, no memory, and a gradient of its own."""
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
+        ctx.shape = inputs[0].shape
+
+    def backward(ctx: Any, grad_out: torch.Tensor) -> torch.Tensor:
+        return grad_out.unsqueeze(-1).expand(ctx.shape)
+
+    return Autograd(setup_context, backward)
+
+
+@hookimpl
+def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
+    return "float32"
+
+
+@hookimpl
+def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
+    """The derived placements, and shards of rows give partial sums."""
+    derived = derive.cuda_ops_sharding(op)
+    if derived is None:
+        return None
+
+    def rule(x: Any) -> list[ShardingRule]:
+        from torch.distributed.tensor import Partial, Shard
+
+        return [*derived(x), ([Partial()], [Shard(len(x.shape) - 1)])]
+
+    return rule
+
+
+@hookimpl
+def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
+    return torch_sum
+
+
+@hookimpl
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
+    return [_case(*point, dtype) for dtype in (torch.float32, torch.bfloat16) for point in _POINTS]
+
+
+#: Rows and their length: short, medium, long.
+_POINTS = (
+    (1 << 22, 8), (1 << 20, 31), (1 << 18, 256), (1 << 16, 1000), (1 << 12, 1 << 14),
+    (32, 1 << 21), (1, 1 << 26),
+)  # fmt: skip
+
+
+def _case(rows: int, n: int, dtype: torch.dtype) -> BenchmarkCase:
+    def inputs(device: torch.device) -> tuple[torch.Tensor]:
+        return (torch.randn(rows, n, device=device, dtype=dtype),)
+
+    return BenchmarkCase(
+        f"{rows}x{n} {str(dtype).removeprefix('torch.')}",
+        inputs,
+        bytes=rows * (n + 1) * dtype.itemsize,
+        flops=rows * n,
+        peers=torch_peers(torch_sum),
+    )
+
+
+def torch_sum(x: torch.Tensor) -> torch.Tensor:
+    return torch.sum(x, -1)

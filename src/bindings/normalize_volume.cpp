@@ -1,0 +1,161 @@
+// normalize_volume(x): 8- or 16-bit volumes as floating numbers, by a maximum,
+// by a mean and a standard deviation, or by each volume's own.
+#include "normalize_volume.h"
+
+#include "binding.h"
+#include "tensor_points.h"
+
+using namespace cuda_ops;
+
+cudaError_t normalize_volume_launch(const NormalizeVolume& problem, cudaStream_t stream);
+
+namespace {
+
+constexpr const char* kOp = "normalize_volume";
+constexpr DType kVoxels[] = {DType::kUInt16, DType::kUInt8};
+using Number = std::optional<double>;
+using Code = std::optional<int64_t>;  // of a torch dtype
+
+DType output_dtype(const Code& code) {
+  if (!code || *code == detail::torch_code(DType::kFloat32)) return DType::kFloat32;
+  if (*code == detail::torch_code(DType::kFloat16)) return DType::kFloat16;
+  refuse(kOp, "dtype", "float32 or float16", "another dtype");
+}
+
+// Wide enough for any image, and nothing on the way to the result overflows.
+void check_divisor(const char* argument, const Number& value) {
+  if (value && !(*value >= 1e-30 && *value <= 1e30)) {
+    refuse(kOp, argument, "a number from 1e-30 to 1e30", std::to_string(*value));
+  }
+}
+
+Scaling given_scaling(const Number& maximum, const Number& mean, const Number& std) {
+  if (maximum && (mean || std)) refuse(kOp, "maximum", "None beside mean and std", "both");
+  if (mean && !std) refuse(kOp, "std", "a number beside mean", "None");
+  if (std && !mean) refuse(kOp, "mean", "a number beside std", "None");
+  check_divisor("maximum", maximum);
+  check_divisor("std", std);
+  if (mean && !(std::abs(*mean) <= 1e30)) {
+    refuse(kOp, "mean", "a number from -1e30 to 1e30", std::to_string(*mean));
+  }
+  if (maximum) return {0, *maximum};
+  return std ? Scaling{*mean, *std} : Scaling{};
+}
+
+NormalizeVolume problem_of(const Tensor& x, const Number& maximum, const Number& mean,
+                           const Number& std, const Code& dtype) {
+  NormalizeVolume p;
+  p.to_half = output_dtype(dtype) == DType::kFloat16;
+  p.given = given_scaling(maximum, mean, std);
+  p.own_statistics = !maximum && !std;
+  p.voxels = points_of(x);
+  p.each = x.size(x.dim() - 3) * x.size(x.dim() - 2) * x.size(x.dim() - 1);
+  if (p.own_statistics) {
+    p.volumes = p.each > 0 ? p.voxels.numel / p.each : 0;
+    if (p.each > kMostVoxels) {
+      refuse(kOp, "x", "at most 2^32 voxels a volume", "shape " + shape_name(x));
+    }
+  } else {
+    p.each = p.voxels.numel;
+  }
+  return p;
+}
+
+Tensor empty_result(const Tensor& x, NormalizeVolume& p) {
+  const auto sizes = x.sizes();
+  Tensor out =
+      empty({sizes.begin(), sizes.end()}, p.to_half ? DType::kFloat16 : DType::kFloat32, x);
+  p.out = out.mutable_data_ptr();
+  return out;
+}
+
+// --- CPU ----------------------------------------------------------------------
+
+template <class In>
+Moments moments_cpu(const NormalizeVolume& p, int64_t first) {
+  constexpr int64_t kChunk = 65536;
+  std::vector<Moments> parts((p.each + kChunk - 1) / kChunk);
+  detail::parallel_for(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin * kChunk; i < std::min(end * kChunk, p.each); ++i) {
+      const uint64_t v = static_cast<const In*>(p.voxels.data)[p.voxels.offset_at(first + i)];
+      parts[i / kChunk].sum += v;
+      parts[i / kChunk].squares += v * v;
+    }
+  });
+  Moments total;
+  for (const Moments& part : parts) {
+    total.sum += part.sum;
+    total.squares += part.squares;
+  }
+  return total;
+}
+
+template <class In, class Out>
+void normalize(const NormalizeVolume& p) {
+  for (int64_t volume = 0; volume < p.volumes; ++volume) {
+    const int64_t first = volume * p.each;
+    Scaling scaling = p.given;
+    if (p.own_statistics) {
+      const Moments m = moments_cpu<In>(p, first);
+      const double spread = variance(m, static_cast<uint64_t>(p.each));
+      scaling.mean = static_cast<double>(m.sum) / static_cast<double>(p.each);
+      scaling.divisor = spread > 0 ? std::sqrt(spread) : 1;  // constant: x - mean is 0
+    }
+    detail::parallel_for(p.each, 16384, [&](int64_t begin, int64_t end) {
+      for (int64_t i = first + begin; i < first + end; ++i) {
+        const double v = static_cast<const In*>(p.voxels.data)[p.voxels.offset_at(i)];
+        static_cast<Out*>(p.out)[i] = static_cast<Out>((v - scaling.mean) / scaling.divisor);
+      }
+    });
+  }
+}
+
+Tensor normalize_volume_cpu(const Tensor& x, Number maximum, Number mean, Number std, Code dtype) {
+  using torch::headeronly::Half;
+  NormalizeVolume p = problem_of(x, maximum, mean, std, dtype);
+  Tensor out = empty_result(x, p);
+  if (p.voxels.dtype == DType::kUInt8) {
+    p.to_half ? normalize<uint8_t, Half>(p) : normalize<uint8_t, float>(p);
+  } else {
+    p.to_half ? normalize<uint16_t, Half>(p) : normalize<uint16_t, float>(p);
+  }
+  return out;
+}
+
+// --- CUDA ---------------------------------------------------------------------
+
+Tensor normalize_volume_cuda(const Tensor& x, Number maximum, Number mean, Number std, Code dtype) {
+  NormalizeVolume p = problem_of(x, maximum, mean, std, dtype);
+  Tensor out = empty_result(x, p);
+  // Written before it is read, so it need not be zero; kept until the launch is queued.
+  const Tensor partials = empty({p.own_statistics ? 2 * kMostPartials : 0}, DType::kInt64, x);
+  p.partials = static_cast<Moments*>(partials.mutable_data_ptr());
+  launch(kOp, x, [&](cudaStream_t stream) { return normalize_volume_launch(p, stream); });
+  return out;
+}
+
+}  // namespace
+
+CUDA_OPS(library) {
+  library
+      .op("normalize_volume(Tensor x, *, float? maximum=None, float? mean=None, float? std=None, "
+          "ScalarType? dtype=None) -> Tensor",
+          "(d,h,w)->(d,h,w)")
+      .dtypes(kVoxels)
+      .doc(R"(Volumes of 8 or 16 bits as floating numbers.
+
+With maximum: x / maximum. With mean and std: (x - mean) / std. With neither each volume is
+normalised by its own mean and population standard deviation (divided by N, not N - 1), in one
+pass over memory where the volume stays in the cache; a constant volume gives zeros.
+
+Shapes: x (..., D, H, W) of any strides; the result has the same shape and is contiguous.
+Dtypes: uint16 or uint8; the result is float32 (the default) or float16, by dtype. Integers have no
+gradient. Statistics are exact integer sums, so a result is the same in every run; the rest is
+float32, rounded to within 2 units in the last place, and x / maximum as if computed exactly.
+Errors: RuntimeError for another dtype, fewer than three dims, maximum together with mean or std,
+mean without std or std without mean, maximum or std outside of 1e-30 to 1e30 (0 and NaN among
+them), mean beyond 1e30, and, without any of them, volumes of more than 2^32 voxels.
+Formula: the standard score, (x - mean) / std.)")
+      .cpu<normalize_volume_cpu>()
+      .cuda<normalize_volume_cuda>();
+}

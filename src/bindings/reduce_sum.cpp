@@ -1,0 +1,67 @@
+// reduce_sum(x): the sum of all elements.
+#include "binding.h"
+#include "reduce_cpu.h"
+#include "tensor_points.h"
+
+using namespace cuda_ops;
+
+cudaError_t reduce_sum_launch(const RowSums& problem, cudaStream_t stream);
+
+namespace {
+
+// All points of `points` as rows along a dim of neighbours if there is one.
+RowSums rows_of(const Points& points, const Tensor& out) {
+  RowSums p;
+  p.out = out.mutable_data_ptr();
+  p.rows.data = points.data;
+  p.rows.dtype = points.dtype;
+  p.n = points.numel > 0 ? 1 : 0;
+  if (points.numel <= 1) return p;
+  int along = 0;
+  for (int d = 0; d < points.dims; ++d) {
+    if (points.strides[d] == 1) along = d;
+  }
+  p.n = points.sizes[along];
+  p.stride = points.strides[along];
+  for (int d = 0; d < points.dims; ++d) {
+    if (d != along) p.rows.add_dim(points.sizes[d], points.strides[d]);
+  }
+  return p;
+}
+
+// In row-major order whatever the layout, so that it does not matter.
+Tensor reduce_sum_cpu(const Tensor& x) {
+  Tensor out = empty({}, x);
+  total_cpu(points_of(x), out.mutable_data_ptr());
+  return out;
+}
+
+Tensor reduce_sum_cuda(const Tensor& x) {
+  Tensor out = empty({}, x);
+  RowSums problem = rows_of(in_memory_order(points_of(x)), out);
+  // Freed when this returns: torch's allocator gives it to later work of this stream only.
+  const int64_t count = full_partial_sums(problem);
+  const Tensor partials = count > 0 ? empty({count}, DType::kFloat64, x) : out;
+  problem.partials = partials.mutable_data_ptr();
+  launch("reduce_sum", x, [&](cudaStream_t stream) { return reduce_sum_launch(problem, stream); });
+  return out;
+}
+
+}  // namespace
+
+CUDA_OPS(library) {
+  library.op("reduce_sum(Tensor x) -> Tensor", "")
+      .dtypes(kFloating)
+      .doc(R"(Sum of all elements.
+
+The order of additions depends on sizes, strides and alignment alone: the same call gives the same
+bits every time. Its gradient is a broadcast view that takes no memory.
+
+Shapes: x of any shape and strides; the result has no dims. No elements give 0.
+Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. Sums run in float64
+for float64 and in float32 for the others, and are rounded once. autocast: in float32.
+Errors: RuntimeError for another dtype.
+Formula: the sum of x[i] over all i, as torch.sum(x).)")
+      .cpu<reduce_sum_cpu>()
+      .cuda<reduce_sum_cuda>();
+}

@@ -1,0 +1,56 @@
+// sum_rows(x): sums over the last dim.
+#include "binding.h"
+#include "reduce_cpu.h"
+#include "tensor_points.h"
+
+using namespace cuda_ops;
+
+cudaError_t sum_rows_launch(const RowSums& problem, cudaStream_t stream);
+
+namespace {
+
+Tensor empty_sums(const Tensor& x) {
+  const auto sizes = x.sizes();
+  return empty({sizes.begin(), sizes.end() - 1}, x);
+}
+
+RowSums sums_of(const Tensor& out, const Tensor& x) {
+  const int64_t last = x.dim() - 1;
+  return {points_of(x, last), x.size(last), x.stride(last), out.mutable_data_ptr(), nullptr};
+}
+
+Tensor sum_rows_cpu(const Tensor& x) {
+  Tensor out = empty_sums(x);
+  row_sums_cpu(sums_of(out, x));
+  return out;
+}
+
+Tensor sum_rows_cuda(const Tensor& x) {
+  Tensor out = empty_sums(x);
+  RowSums problem = sums_of(out, x);
+  // Freed when this returns: torch's allocator gives it to later work of this stream only.
+  const int64_t count = partial_sums(problem);
+  const Tensor partials = count > 0 ? empty({count}, DType::kFloat64, x) : out;
+  problem.partials = partials.mutable_data_ptr();
+  launch("sum_rows", x, [&](cudaStream_t stream) { return sum_rows_launch(problem, stream); });
+  return out;
+}
+
+}  // namespace
+
+CUDA_OPS(library) {
+  library.op("sum_rows(Tensor x) -> Tensor", "(n)->()")
+      .dtypes(kFloating)
+      .doc(R"(Sum over the last dim.
+
+The order of additions depends on sizes, strides and alignment alone: the same call gives the same
+bits every time. Its gradient is a broadcast view that takes no memory.
+
+Shapes: x (..., N) of any strides; the result (...) is contiguous. N = 0 gives zeros.
+Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. Sums run in float64
+for float64 and in float32 for the others, and are rounded once. autocast: in float32.
+Errors: RuntimeError for another dtype or no dim.
+Formula: out = sum over n of x[..., n], as torch.sum(x, -1).)")
+      .cpu<sum_rows_cpu>()
+      .cuda<sum_rows_cuda>();
+}

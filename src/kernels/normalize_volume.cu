@@ -1,0 +1,248 @@
+// (x - mean) / divisor of 8- and 16-bit volumes. Six bytes of traffic per
+// uint16 voxel to float32. With a volume's own statistics one launch adds up,
+// waits for all blocks and normalises: the second read comes from the cache as
+// far as the volume fits (60 MB of L2 on an H200), which is why it runs backwards.
+#include "normalize_volume.h"
+
+#include <cooperative_groups.h>
+
+#include <cstring>
+#include <type_traits>
+
+#include "reduce.cuh"
+
+using namespace cuda_ops;
+
+namespace {
+
+constexpr int kThreads = kSumThreads;
+constexpr int kUnroll = 4;  // 16-byte loads of a thread in flight
+constexpr int kBlocksPerSm = 4;
+
+// --- the launch configuration: a value, chosen without a GPU ------------------
+
+struct NormalizeConfig {
+  bool packed = false;  // 16-byte accesses
+  int64_t team = 1;     // blocks that share a volume
+  int64_t blocks = 0;
+};
+
+// A thread less than 64 bytes of a volume is not worth the wait for it.
+NormalizeConfig normalize_config(const NormalizeVolume& p, int sms) {
+  NormalizeConfig config;
+  const bool whole = p.volumes == 1 || p.each % 16 == 0;
+  config.packed =
+      whole && p.voxels.is_line(1) && reinterpret_cast<uintptr_t>(p.voxels.data) % 16 == 0;
+  const int pack = p.own_statistics ? 16 / int(size_of(p.voxels.dtype)) : p.to_half ? 8 : 4;
+  const int64_t tile = int64_t(kThreads) * kUnroll * (config.packed ? pack : 1);
+  const int64_t tiles = (p.each + tile - 1) / tile;
+  if (!p.own_statistics) {
+    config.team = config.blocks = tiles < INT32_MAX ? tiles : INT32_MAX;
+    return config;
+  }
+  const int64_t resident = sms * kBlocksPerSm < 1024 ? sms * kBlocksPerSm : 1024;
+  const int64_t share = p.volumes < resident ? resident / p.volumes : 1;
+  config.team = tiles < share ? tiles : share;
+  const int64_t teams = config.team > 1 ? resident / config.team : INT32_MAX;
+  config.blocks = config.team * (p.volumes < teams ? p.volumes : teams);
+  return config;
+}
+
+// --- sums ---------------------------------------------------------------------
+
+__device__ void add_voxels(Moments& m, uint32_t word, uint8_t) {
+  m.sum += __dp4a(word, 0x01010101u, 0u);
+  m.squares += __dp4a(word, word, 0u);
+}
+__device__ void add_voxels(Moments& m, uint32_t word, uint16_t) {
+  const uint32_t low = word & 0xffff, high = word >> 16;
+  m.sum += low + high;
+  m.squares += uint64_t(low) * low;
+  m.squares += uint64_t(high) * high;
+}
+
+// What this thread sees of the voxels from `first` on, as thread `at` of `threads`.
+template <class In, bool kPacked>
+__device__ Moments thread_total(const NormalizeVolume& p, int64_t first, int64_t at,
+                                int64_t threads) {
+  Moments total;
+  const In* data = static_cast<const In*>(p.voxels.data);
+  int64_t rest = 0;
+  if constexpr (kPacked) {
+    constexpr int kPack = 16 / int(sizeof(In));
+    const uint4* packs = reinterpret_cast<const uint4*>(data + first);
+    const int64_t count = p.each / kPack;
+    for (int64_t i = at; i < count; i += kUnroll * threads) {
+      uint4 loaded[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int64_t pack = i + u * threads;
+        loaded[u] = pack < count ? packs[pack] : uint4{};
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        add_voxels(total, loaded[u].x, In());
+        add_voxels(total, loaded[u].y, In());
+        add_voxels(total, loaded[u].z, In());
+        add_voxels(total, loaded[u].w, In());
+      }
+    }
+    rest = count * kPack;
+  }
+  for (int64_t i = rest + at; i < p.each; i += threads) {
+    const uint64_t v = data[p.voxels.offset_at(first + i)];
+    total.sum += v;
+    total.squares += v * v;
+  }
+  return total;
+}
+
+// --- scaling ------------------------------------------------------------------
+
+// A mean in one float32 may be off by 2^-9, much beside a small deviation; in
+// two parts it is not, and x - whole is exact. The quotient is that of an IEEE
+// division (Markstein, 1990) in 3 instructions instead of 10.
+struct Affine {
+  float whole, rest, divisor, reciprocal;
+
+  __device__ explicit Affine(const Scaling& scaling)
+      : whole(float(rint(scaling.mean))),
+        rest(float(scaling.mean - double(whole))),
+        divisor(float(scaling.divisor)),
+        reciprocal(1 / divisor) {}
+
+  __device__ float operator()(float x) const {
+    const float centred = (x - whole) - rest;
+    const float quotient = centred * reciprocal;
+    return fmaf(fmaf(-quotient, divisor, centred), reciprocal, quotient);
+  }
+};
+
+template <class In, class Out, bool kPacked>
+__device__ void scale(const NormalizeVolume& p, const Scaling& scaling, int64_t first, int64_t at,
+                      int64_t threads) {
+  const Affine affine(scaling);
+  const In* data = static_cast<const In*>(p.voxels.data);
+  Out* out = static_cast<Out*>(p.out) + first;
+  int64_t rest = 0;
+  if constexpr (kPacked) {
+    // A store of 16 bytes, and the voxels that go into it, kept as they came:
+    // a register each would be too many. Last read, first scaled.
+    constexpr int kPack = 16 / int(sizeof(Out));
+    struct alignas(kPack * sizeof(In)) Source {
+      uint32_t words[kPack * sizeof(In) / 4];
+    };
+    struct alignas(16) Target {
+      Out values[kPack];
+    };
+    const auto* sources = reinterpret_cast<const Source*>(data + first);
+    const int64_t count = p.each / kPack;
+    for (int64_t i = count - 1 - at; i >= 0; i -= kUnroll * threads) {
+      Source loaded[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (i - u * threads >= 0) loaded[u] = sources[i - u * threads];
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (i - u * threads < 0) break;
+        Target target;
+#pragma unroll
+        for (int k = 0; k < kPack; ++k) {
+          const int byte = k * int(sizeof(In));
+          const In voxel = In(loaded[u].words[byte / 4] >> (byte % 4 * 8));
+          target.values[k] = from_compute<Out>(affine(float(voxel)));
+        }
+        uint4* to = reinterpret_cast<uint4*>(out) + i - u * threads;
+        uint4 bits;
+        memcpy(&bits, &target, sizeof bits);
+        // Out of the way of voxels in the cache that are still to be read again.
+        if (p.own_statistics) {
+          __stcs(to, bits);
+        } else {
+          *to = bits;
+        }
+      }
+    }
+    rest = count * kPack;
+  }
+  for (int64_t i = rest + at; i < p.each; i += threads) {
+    out[i] = from_compute<Out>(affine(float(data[p.voxels.offset_at(first + i)])));
+  }
+}
+
+// --- kernels ------------------------------------------------------------------
+
+template <class In, class Out, bool kPacked, bool kOwn>
+__global__ void __launch_bounds__(kThreads, kOwn ? kBlocksPerSm : 5)
+    normalize_kernel(const __grid_constant__ NormalizeVolume p, const NormalizeConfig config) {
+  const int64_t team = config.team, teams = gridDim.x / team, threads = team * kThreads;
+  const int64_t at = blockIdx.x % team * kThreads + threadIdx.x;
+  Moments* partials = p.partials;
+  // As many rounds for every block, since all of them meet in each.
+  for (int64_t first = 0; first < p.volumes; first += teams) {
+    const int64_t volume = first + blockIdx.x / team, start = volume * p.each;
+    const bool here = volume < p.volumes;
+    Scaling scaling = p.given;
+    if constexpr (kOwn) {
+      Moments total;
+      if (here) total = thread_total<In, kPacked>(p, start, at, threads);
+      total = {block_total(total.sum), block_total(total.squares)};
+      if (team > 1) {
+        if (threadIdx.x == 0) partials[blockIdx.x] = total;
+        cooperative_groups::this_grid().sync();
+        total = {};
+        for (int64_t i = threadIdx.x; i < team; i += kThreads) {
+          total.sum += partials[blockIdx.x / team * team + i].sum;
+          total.squares += partials[blockIdx.x / team * team + i].squares;
+        }
+        total = {block_total(total.sum), block_total(total.squares)};
+        // The next round writes elsewhere, while others still read these.
+        partials = partials == p.partials ? p.partials + kMostPartials / 2 : p.partials;
+      }
+      const double spread = variance(total, uint64_t(p.each));
+      scaling.mean = double(total.sum) / double(p.each);
+      scaling.divisor = spread > 0 ? sqrt(spread) : 1;  // constant: x - mean is 0
+    }
+    if (here) scale<In, Out, kPacked>(p, scaling, start, at, threads);
+  }
+}
+
+template <class In, class Out>
+const void* kernel_of(const NormalizeVolume& p, bool packed) {
+  const auto of = [&](auto own) {
+    return packed ? reinterpret_cast<const void*>(normalize_kernel<In, Out, true, own.value>)
+                  : reinterpret_cast<const void*>(normalize_kernel<In, Out, false, own.value>);
+  };
+  return p.own_statistics ? of(std::true_type{}) : of(std::false_type{});
+}
+
+template <class In>
+const void* kernel_of_input(const NormalizeVolume& p, bool packed) {
+  return p.to_half ? kernel_of<In, Half>(p, packed) : kernel_of<In, float>(p, packed);
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------
+
+cudaError_t normalize_volume_launch(const NormalizeVolume& problem, cudaStream_t stream) {
+  if (problem.voxels.numel == 0) return cudaSuccess;
+  int device = 0, sms = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error != cudaSuccess) return error;
+  NormalizeVolume p = problem;
+  NormalizeConfig config = normalize_config(p, sms);
+  const void* kernel = p.voxels.dtype == DType::kUInt8
+                           ? kernel_of_input<uint8_t>(p, config.packed)
+                           : kernel_of_input<uint16_t>(p, config.packed);
+  void* arguments[] = {&p, &config};
+  const dim3 blocks(static_cast<unsigned>(config.blocks)), threads(kThreads);
+  // Blocks that wait for each other must all be resident.
+  return p.own_statistics && config.team > 1
+             ? cudaLaunchCooperativeKernel(kernel, blocks, threads, arguments, 0, stream)
+             : cudaLaunchKernel(kernel, blocks, threads, arguments, 0, stream);
+}

@@ -1,0 +1,235 @@
+// Sums over rows on the device: the pieces, and the kernels for rows that are
+// worth a warp or more. The order of additions follows from the sizes and the
+// alignment alone, never from which block is first, so a sum has the same bits
+// in every run.
+#pragma once
+
+#include "dtype.cuh"
+#include "reduce.h"
+
+namespace cuda_ops {
+
+// The 16 bytes of a load stay as they came until they are added: a register for
+// each 16-bit element would be twice as many.
+template <class T>
+constexpr int kVector = 16 / int(sizeof(T));
+
+template <class T>
+__device__ compute_t<T> total_of(uint4 vector) {
+  if constexpr (sizeof(T) == 8) {
+    return __hiloint2double(vector.y, vector.x) + __hiloint2double(vector.w, vector.z);
+  } else if constexpr (sizeof(T) == 4) {
+    return (__uint_as_float(vector.x) + __uint_as_float(vector.y)) +
+           (__uint_as_float(vector.z) + __uint_as_float(vector.w));
+  } else {
+    const auto pair = [](uint32_t word) {
+      return to_compute(T{uint16_t(word)}) + to_compute(T{uint16_t(word >> 16)});
+    };
+    return (pair(vector.x) + pair(vector.y)) + (pair(vector.z) + pair(vector.w));
+  }
+}
+
+// Over `lanes` neighbouring threads of a warp, a power of two; all get the sum.
+template <class C>
+__device__ C lanes_total(C value, int lanes) {
+  for (int lane = lanes / 2; lane > 0; lane /= 2) value += __shfl_xor_sync(~0u, value, lane);
+  return value;
+}
+
+// Over a block of kSumThreads; all get the sum.
+template <class C>
+__device__ C block_total(C value) {
+  __shared__ C shared[kSumThreads / 32];
+  value = lanes_total(value, 32);
+  __syncthreads();  // whoever was here before has read
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  return lanes_total(threadIdx.x % 32 < kSumThreads / 32 ? shared[threadIdx.x % 32] : C(0), 32);
+}
+
+// So many 16-byte loads of a thread are in flight: then four blocks fill an SM of
+// an H200 with requests, and what is left of a grid at its end does still well.
+constexpr int kRunLoads = 8;
+
+// The sum of vectors i, i + step, ... kLoads of them, or those below `count`.
+// What is past the end is the last one loaded once more: a branch around each
+// load would keep the next one waiting.
+template <class T, int kLoads, bool kAll>
+__device__ compute_t<T> vectors_total(const uint4* vectors, int64_t i, int64_t step,
+                                      int64_t count) {
+  uint4 loaded[kLoads];
+#pragma unroll
+  for (int u = 0; u < kLoads; ++u) {
+    const int64_t at = i + u * step;
+    loaded[u] = vectors[kAll || at < count ? at : count - 1];
+  }
+  compute_t<T> sums[2] = {};
+#pragma unroll
+  for (int u = 0; u < kLoads; ++u) {
+    const compute_t<T> sum = total_of<T>(loaded[u]);
+    sums[u % 2] += kAll || i + u * step < count ? sum : compute_t<T>(0);
+  }
+  return sums[0] + sums[1];
+}
+
+// What thread `at` of `threads` sees of n neighbours: single elements before the
+// first and after the last aligned address, and vectors between.
+template <class T>
+__device__ compute_t<T> run_total(const T* data, int64_t n, int at, int threads) {
+  const int64_t gap = (16 - reinterpret_cast<uintptr_t>(data) % 16) % 16 / sizeof(T);
+  const int64_t head = gap < n ? gap : n;
+  const auto* vectors = reinterpret_cast<const uint4*>(data + head);
+  const int64_t count = (n - head) / kVector<T>;
+  compute_t<T> sum = at < head ? to_compute(data[at]) : compute_t<T>(0);
+  int64_t first = 0;  // the same for all threads, so that they stay together
+  for (; first + kRunLoads * threads <= count; first += kRunLoads * threads) {
+    sum += vectors_total<T, kRunLoads, true>(vectors, first + at, threads, count);
+  }
+  const int64_t left = count - first;
+  if (left > kRunLoads / 2 * threads) {
+    sum += vectors_total<T, kRunLoads, false>(vectors, first + at, threads, count);
+  } else if (left > threads) {
+    sum += vectors_total<T, kRunLoads / 2, false>(vectors, first + at, threads, count);
+  } else if (at < left) {
+    sum += total_of<T>(vectors[first + at]);
+  }
+  const int64_t tail = head + count * kVector<T> + at;
+  return tail < n ? sum + to_compute(data[tail]) : sum;
+}
+
+// --- a second kernel that starts before the first one's end -------------------
+
+// The next kernel's launch overlaps with this one (PTX ISA, griddepcontrol);
+// what it reads of this one it waits for.
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// --- kernels ------------------------------------------------------------------
+
+// A result, or a partial one in the type that sums.
+template <class T>
+__device__ void store_sum(const RowSums& p, compute_t<T>* partials, int64_t at, compute_t<T> sum) {
+  if (partials != nullptr) {
+    partials[at] = sum;
+  } else {
+    static_cast<T*>(p.out)[at] = from_compute<T>(sum);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kSumThreads, 4)
+    runs_kernel(const __grid_constant__ RowSums p, const RowSumsConfig config,
+                compute_t<T>* partials) {
+  let_next_start();
+  const int lanes = config.lanes, lane = int(threadIdx.x) % lanes;
+  const int64_t split = config.splits > 1 ? blockIdx.x % config.splits : 0;
+  const int64_t block = config.splits > 1 ? blockIdx.x / config.splits : blockIdx.x;
+  const int64_t row = block * (kSumThreads / lanes) + threadIdx.x / lanes;
+  compute_t<T> sum = 0;
+  if (row < p.rows.numel) {
+    const int64_t first = split * config.chunk, left = p.n - first;
+    const T* data = static_cast<const T*>(p.rows.data) + p.rows.offset_at(row) + first;
+    sum = run_total(data, left < config.chunk ? left : config.chunk, lane, lanes);
+  }
+  sum = lanes > 32 ? block_total(sum) : lanes_total(sum, 32);
+  if (lane == 0 && row < p.rows.numel) {
+    store_sum<T>(p, partials, row * config.splits + split, sum);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kSumThreads)
+    strided_kernel(const __grid_constant__ RowSums p, const RowSumsConfig config,
+                   compute_t<T>* partials) {
+  let_next_start();
+  using C = compute_t<T>;
+  __shared__ C shared[kSumThreads];
+  const int lanes = config.lanes, rows = kSumThreads / lanes;
+  const int thread = int(threadIdx.x);
+  const int lane = config.along_rows ? thread / rows : thread % lanes;
+  const int64_t split = blockIdx.x % config.splits;
+  const int64_t first_row = blockIdx.x / config.splits * rows;
+  const int64_t row = first_row + (config.along_rows ? thread % rows : thread / lanes);
+  C sum = 0;
+  if (row < p.rows.numel) {
+    const T* data = static_cast<const T*>(p.rows.data) + p.rows.offset_at(row);
+    const int64_t begin = split * config.chunk;
+    const int64_t end = begin + config.chunk < p.n ? begin + config.chunk : p.n;
+#pragma unroll 8
+    for (int64_t k = begin + lane; k < end; k += lanes) sum += to_compute(data[k * p.stride]);
+  }
+  shared[thread] = sum;
+  __syncthreads();
+  if (thread >= rows || first_row + thread >= p.rows.numel) return;
+  sum = 0;
+  for (int k = 0; k < lanes; ++k) {
+    sum += shared[config.along_rows ? k * rows + thread : thread * lanes + k];
+  }
+  store_sum<T>(p, partials, (first_row + thread) * config.splits + split, sum);
+}
+
+// out[i] = the sum of `count` partial sums, one block each.
+template <class T>
+__global__ void __launch_bounds__(kSumThreads)
+    finish_kernel(T* out, const compute_t<T>* partials, int64_t count) {
+  wait_for_previous();
+  partials += blockIdx.x * count;
+  compute_t<T> sum = 0;
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < count; i += kSumThreads) sum += partials[i];
+  sum = block_total(sum);
+  if (threadIdx.x == 0) out[blockIdx.x] = from_compute<T>(sum);
+}
+
+// --- launchers ----------------------------------------------------------------
+
+// The sums, or `splits` partial ones per row if `partials` is not null.
+template <class T>
+cudaError_t launch_partial_sums(const RowSums& p, const RowSumsConfig& config,
+                                compute_t<T>* partials, cudaStream_t stream) {
+  if (config.blocks == 0) return cudaSuccess;
+  auto* kernel = config.path == RowSumsConfig::kRuns ? runs_kernel<T> : strided_kernel<T>;
+  kernel<<<unsigned(config.blocks), kSumThreads, 0, stream>>>(p, config, partials);
+  return cudaGetLastError();
+}
+
+template <class T>
+cudaError_t launch_finish(T* out, const compute_t<T>* partials, int64_t rows, int64_t count,
+                          cudaStream_t stream) {
+  int device = 0, major = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<unsigned>(rows));
+  launch.blockDim = dim3(kSumThreads);
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = major >= 9 ? 1 : 0;
+  return cudaLaunchKernelEx(&launch, finish_kernel<T>, out, partials, count);
+}
+
+template <class T>
+cudaError_t launch_row_sums(const RowSums& p, cudaStream_t stream) {
+  const RowSumsConfig config = row_sums_config(p);
+  if (config.splits == 1) return launch_partial_sums<T>(p, config, nullptr, stream);
+  auto* partials = static_cast<compute_t<T>*>(p.partials);
+  const cudaError_t error = launch_partial_sums<T>(p, config, partials, stream);
+  if (error != cudaSuccess) return error;
+  return launch_finish(static_cast<T*>(p.out), partials, p.rows.numel, config.splits, stream);
+}
+
+}  // namespace cuda_ops

@@ -1,0 +1,77 @@
+// The plain description of sums over rows, shared by bindings and kernels. No
+// torch, no CUDA.
+#pragma once
+
+#include "points.h"
+
+namespace cuda_ops {
+
+// out[i] = the sum of `n` elements, `stride` apart, from point i of `rows` on.
+struct RowSums {
+  Points rows;
+  int64_t n = 0;
+  int64_t stride = 1;
+  void* out = nullptr;       // of the dtype of rows
+  void* partials = nullptr;  // workspace of as many values as partial_sums() says
+};
+
+// --- the launch configuration: a value, chosen without a GPU ------------------
+
+constexpr int kSumThreads = 256;
+
+struct RowSumsConfig {
+  enum Path { kRuns, kStrided } path = kRuns;
+  bool along_rows = false;  // kStrided: neighbouring threads on neighbouring rows
+  int lanes = kSumThreads;  // threads per row: a warp or a block
+  int64_t splits = 1;       // of each row, with one partial sum each
+  int64_t chunk = 0;        // elements of a split
+  int64_t blocks = 0;
+};
+
+// A row is split while blocks are fewer than two waves of four on each of 132 SMs
+// and a split gives each thread eight 16-byte loads: its partial sums are added
+// by a second kernel, whose launch less work would not pay for.
+inline RowSumsConfig row_sums_config(const RowSums& p) {
+  constexpr int64_t kSms = 132, kBlocks = 2 * 4 * kSms, kSplitBytes = 128 * kSumThreads;
+  const int64_t bytes = p.n * size_of(p.rows.dtype);
+  RowSumsConfig config;
+  if (p.n > 1 && p.stride != 1) {
+    config.path = RowSumsConfig::kStrided;
+    config.along_rows = p.rows.dims > 0 && p.rows.strides[0] < p.stride;
+    config.lanes = config.along_rows ? kSumThreads / 32 : 32;
+  } else if (bytes < 2048 || (bytes < 32768 && p.rows.numel >= 8 * kSms)) {
+    config.lanes = 32;
+  }
+  const int64_t rows = kSumThreads / config.lanes;  // of a block
+  const int64_t row_blocks = (p.rows.numel + rows - 1) / rows;
+  const int64_t most = bytes * rows / kSplitBytes;
+  if (most >= 4 && row_blocks > 0 && row_blocks < kBlocks) {
+    config.splits = kBlocks / row_blocks < most ? kBlocks / row_blocks : most;
+  }
+  // Whole passes of the threads, so that every split starts as aligned as its row.
+  const int64_t pass = config.path == RowSumsConfig::kRuns ? 16 * config.lanes : 8 * config.lanes;
+  config.chunk = ((p.n + config.splits - 1) / config.splits + pass - 1) / pass * pass;
+  config.splits = p.n > 0 ? (p.n + config.chunk - 1) / config.chunk : 1;
+  config.blocks = row_blocks * config.splits;
+  return config;
+}
+
+// Values of 8 bytes that the sums need besides their output.
+inline int64_t partial_sums(const RowSums& p) {
+  const RowSumsConfig config = row_sums_config(p);
+  return config.splits > 1 ? p.rows.numel * config.splits : 0;
+}
+
+// --- one sum of everything ----------------------------------------------------
+
+// The rows' partial sums are added by one block if they are at most this many;
+// more are a row themselves, whose partial sums are.
+constexpr int64_t kMostFinished = 4096;
+
+// Partial sums of the rows, and after them room for those of these.
+inline int64_t full_partial_sums(const RowSums& p) {
+  const int64_t count = p.rows.numel * row_sums_config(p).splits;
+  return count == 1 ? 0 : count + (count > kMostFinished ? kMostFinished : 0);
+}
+
+}  // namespace cuda_ops

@@ -1,0 +1,41 @@
+// From a tensor to its Points: the binding's side of points.h.
+#pragma once
+
+#include <algorithm>
+
+#include "tensor.h"
+#include "points.h"
+
+namespace cuda_ops {
+
+// The points of `tensor` in row-major order; dim `dropped` stays at index 0.
+inline Points points_of(const Tensor& tensor, int64_t dropped = -1) {
+  if (tensor.dim() > Points::kMaxDims) {
+    throw std::runtime_error("cuda_ops: at most " + std::to_string(Points::kMaxDims) +
+                             " dims, got " + std::to_string(tensor.dim()));
+  }
+  Points points;
+  points.data = tensor.const_data_ptr();
+  points.dtype = dtype_of(tensor);
+  for (int64_t d = tensor.dim(); d-- > 0;) {
+    if (d != dropped) points.add_dim(tensor.size(d), tensor.stride(d));
+  }
+  return points;
+}
+
+// The same points in the order of memory: any dense tensor becomes one line.
+inline Points in_memory_order(const Points& points) {
+  std::array<int, Points::kMaxDims> order{};
+  for (int d = 0; d < points.dims; ++d) order[d] = d;
+  std::stable_sort(order.begin(), order.begin() + points.dims,
+                   [&](int a, int b) { return points.strides[a] < points.strides[b]; });
+  Points sorted;
+  sorted.data = points.data;
+  sorted.dtype = points.dtype;
+  for (int d = 0; d < points.dims; ++d)
+    sorted.add_dim(points.sizes[order[d]], points.strides[order[d]]);
+  sorted.numel = points.numel;
+  return sorted;
+}
+
+}  // namespace cuda_ops
