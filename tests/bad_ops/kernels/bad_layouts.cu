@@ -3,16 +3,6 @@
 
 using namespace cuda_ops;
 
-namespace {
-
-template <class T>
-__global__ void copy_kernel(const T* x, T* out, int64_t numel) {
-  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < numel) out[i] = x[i];
-}
-
-}  // namespace
-
 cudaError_t bad_layouts_launch(const Raw& problem, cudaStream_t stream) {
   return visit_raw(problem, [&](auto* x, auto* out) {
     if (problem.numel > 0)

@@ -6,7 +6,7 @@ using namespace cuda_ops;
 namespace {
 
 template <class T>
-__global__ void copy_kernel(const T* x, T* out, int64_t numel) {
+__global__ void copy_pairs_kernel(const T* x, T* out, int64_t numel) {
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (i < numel - numel % 2) out[i] = x[i];
 }
@@ -16,6 +16,6 @@ __global__ void copy_kernel(const T* x, T* out, int64_t numel) {
 cudaError_t bad_unwritten_launch(const Raw& problem, cudaStream_t stream) {
   return visit_raw(problem, [&](auto* x, auto* out) {
     if (problem.numel > 0)
-      copy_kernel<<<blocks_for(problem.numel), kThreads, 0, stream>>>(x, out, problem.numel);
+      copy_pairs_kernel<<<blocks_for(problem.numel), kThreads, 0, stream>>>(x, out, problem.numel);
   });
 }
