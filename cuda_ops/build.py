@@ -308,14 +308,14 @@ class _CompilerEnvironment:
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         with self._lock:
-            self._builds += 1
-            if self._builds == 1:
+            if self._builds == 0:
                 # Native libraries share no C++ types with torch; asking the compiler costs 0.1 s.
                 wanted = {"TORCH_DONT_CHECK_COMPILER_ABI": "1"}
                 if (home := toolchain.cuda_home()) is not None:
                     wanted["PYTORCH_NVCC"] = str(_nvcc_script(home))
                 self._ours = [name for name in wanted if name not in os.environ]
                 os.environ.update({name: wanted[name] for name in self._ours})
+            self._builds += 1  # last: on a full disk the script cannot be written
         try:
             yield
         finally:

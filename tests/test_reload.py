@@ -299,3 +299,21 @@ def test_building_leaves_the_environment_as_it_was(scratch_op: ScratchOp) -> Non
     scratch_op.write("v * 2")
     scratch_op.build()
     assert dict(os.environ) == before
+
+
+def test_an_environment_that_could_not_be_set_does_not_disturb_the_next_build(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = dict(os.environ)
+
+    def full(home: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(builder.toolchain, "cuda_home", lambda: Path("/nowhere"))
+        patched.setattr(builder, "_nvcc_script", full)
+        with pytest.raises(OSError, match="No space left"), builder._compiler_environment():
+            pass
+    with builder._compiler_environment():
+        assert os.environ["TORCH_DONT_CHECK_COMPILER_ABI"] == "1"
+    assert dict(os.environ) == before
