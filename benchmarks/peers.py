@@ -1,16 +1,24 @@
-"""Peers of the operators that have no Python file of their own, from outside: as a plugin."""
+"""Peers from outside: what only this checkout has, or what another package must bring.
+
+A plugin about every operator; those of PyTorch itself are with the operators.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from cuda_ops import derive
-from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.benchmarking.peers import from_pair, imported, torch_peers
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import BenchmarkCase, OpSpec
+from cuda_ops.spec import OpSpec, Peer
+
+_CUB = Path(__file__).parent / "cub"
+
+
+# --- operators that have no Python file of their own ------------------------------------
 
 
 def relu_scale(x: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -29,15 +37,46 @@ def scale_relu(x: torch.Tensor, scale: float) -> torch.Tensor:
     return torch.relu(x * scale + 1)
 
 
-CHAINS: dict[str, Callable[..., Any]] = {
-    "fused_relu_scale": relu_scale,
-    "fused_relu_scale_backward": relu_scale_backward,
-    "scale_relu": scale_relu,
+# --- packages, adapted to our arguments -------------------------------------------------
+
+
+def of_halves(swiglu_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Liger's kernel takes two tensors, each contiguous: the halves of one must be copied."""
+
+    def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        out: torch.Tensor = swiglu_forward(gate.contiguous(), up.contiguous())[2]
+        return out
+
+    return silu_and_mul
+
+
+def planar(rgb_to_grayscale: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda image: rgb_to_grayscale(image).squeeze(-3)
+
+
+def interleaved(rgb_to_grayscale: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda image: rgb_to_grayscale(image.movedim(-1, -3)).squeeze(-3)
+
+
+_TORCHVISION = "torchvision.transforms.v2.functional:rgb_to_grayscale"
+
+PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
+    "fused_relu_scale": torch_peers(relu_scale),
+    "fused_relu_scale_backward": torch_peers(relu_scale_backward),
+    "scale_relu": torch_peers(scale_relu),
+    "silu": {"triton": imported("benchmarks.triton_kernels:silu")},
+    "silu_and_mul": {
+        "triton": imported("benchmarks.triton_kernels:silu_and_mul"),
+        "liger": imported("liger_kernel.ops.swiglu:swiglu_forward", of_halves),
+    },
+    "rgb_to_gray": {"torchvision": imported(_TORCHVISION, interleaved, off_by=1)},
+    "rgb_to_gray_chw": {"torchvision": imported(_TORCHVISION, planar, off_by=1)},
+    "sum_rows": {"cub": from_pair(_CUB, "cub_sum", "cub_sum_rows")},
+    "reduce_sum": {"cub": from_pair(_CUB, "cub_sum")},
 }
 
 
 @hookimpl
-def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    if op.name not in CHAINS:
-        return None
-    return derive.with_peers(derive.cuda_ops_benchmarks(op), torch_peers(CHAINS[op.name]))
+def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
+    return PEERS.get(op.name)

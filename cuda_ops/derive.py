@@ -9,8 +9,8 @@ returns ``grad_<input>`` say where the gradients go.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -21,7 +21,7 @@ from cuda_ops.errors import ManifestError
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.shapes import bind, broadcast, core_dims, empty_outputs, tensor_arguments
 from cuda_ops.signature import size_of
-from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
+from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, ShardingRule
 from cuda_ops.testing import samples
 
 #: What is timed without core dims: the number of elements, and why.
@@ -31,6 +31,7 @@ _LOOP_NUMEL = {
     "1M": (2**20, "one short kernel, inside any cache"),
     "16M": (2**24, "beyond the cache, launch still visible"),
     "256M": (2**28, "memory bandwidth alone"),
+    "1G": (2**30, "half of what 32 bits count"),
 }
 #: With one core dim: rows and their length. With several: all of them this long.
 _ROW_SIZES = {
@@ -300,13 +301,6 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
     ]
     extra, size = _ONE_MORE
     return cases + [_case(op, *p, extra) for p in points if p[0] == size and extra in op.dtypes]
-
-
-def with_peers(
-    cases: list[BenchmarkCase] | None, peers: Mapping[str, Callable[..., Any] | Peer]
-) -> list[BenchmarkCase] | None:
-    """The same cases, each compared with ``peers``; for plugins."""
-    return None if cases is None else [replace(case, peers=peers) for case in cases]
 
 
 def _case(

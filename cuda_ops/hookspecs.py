@@ -7,18 +7,27 @@ entry-point group ``cuda_ops`` and are asked about every operator. The
 derivation plugin (``cuda_ops/derive.py``) answers last, from the schema and
 the signature line, so a plugin says only what is special about an operator.
 
-Every hook that takes ``op`` stops at the first answer that is not ``None``.
+A hook about one operator stops at the first answer that is not ``None``;
+``cuda_ops_peers`` joins all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, Claims, OpSpec, ShardingRule
+from cuda_ops.spec import (
+    AutocastPolicy,
+    Autograd,
+    BenchmarkCase,
+    Claims,
+    OpSpec,
+    Peer,
+    ShardingRule,
+)
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -111,9 +120,18 @@ def cuda_ops_claims(op: OpSpec) -> Claims | None:
 
 @hookspec(firstresult=True)
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    """Shapes worth measuring, each with its bytes, FLOPs and peers.
+    """Shapes worth measuring, each with its bytes and FLOPs.
 
     Fires when an operator is timed.
+    """
+
+
+@hookspec
+def cuda_ops_peers(op: OpSpec) -> Mapping[str, Callable[..., Any] | Peer] | None:
+    """Who else computes it, by name: callables that take the operator's arguments.
+
+    All answers are joined, so that anyone can add a peer; of two with one name
+    the first plugin's counts. Fires when an operator is timed.
     """
 
 

@@ -160,16 +160,24 @@ class Plugins:
         Raises:
             PluginError: a plugin raised; names plugin, hook and operator.
         """
-        order = [self._of_pair.get(op.stem), *reversed(self._installed), self._derive]
-        for plugin in order:
-            if plugin is None:
-                continue
-            answer = self._call(hook, plugin, f"operator {op.name!r}", op=op)
-            if isinstance(answer, list):  # pluggy answers [] where a plugin has no such hook
-                answer = answer[0] if answer else None
-            if answer is not None:
-                return answer
-        return None
+        return next(self._answers(hook, op), None)
+
+    def peers(self, op: OpSpec) -> dict[str, Any]:
+        """All answers to ``cuda_ops_peers``; the one asked first wins where names are the same.
+
+        Raises:
+            PluginError: a plugin raised; names plugin, hook and operator.
+        """
+        found: dict[str, Any] = {}
+        for answer in self._answers("cuda_ops_peers", op):
+            found = {**found, **{n: peer for n, peer in answer.items() if n not in found}}
+        return found
+
+    def _answers(self, hook: str, op: OpSpec) -> Iterator[Any]:
+        """What is not ``None``, from the plugins in their order."""
+        for plugin in (self._of_pair.get(op.stem), *reversed(self._installed), self._derive):
+            if plugin is not None:
+                yield from self._call(hook, plugin, f"operator {op.name!r}", op=op)
 
     def tell_loaded(self, op: OpSpec, library: Path, generation: int) -> None:
         """Fire ``cuda_ops_op_loaded``: in the plugin of the pair and in those of all operators.
@@ -196,7 +204,8 @@ class Plugins:
     def _tell(self, plugin: Any, load: dict[str, Any]) -> None:
         self._call("cuda_ops_op_loaded", plugin, f"operator {load['op'].name!r}", **load)
 
-    def _call(self, hook: str, plugin: Any, about: str, **arguments: Any) -> Any:
+    def _call(self, hook: str, plugin: Any, about: str, **arguments: Any) -> list[Any]:
+        """The plugin's answer, or none: it has no such hook or answers ``None``."""
         caller = getattr(self._manager.hook, hook)
         for implementation in caller.get_hookimpls():
             if implementation.plugin is plugin:

@@ -134,6 +134,8 @@ class Peer:
     """
 
     load: Callable[[], Callable[..., Any]]
+    #: How far its integers may be from the reference, where it rounds by another rule.
+    off_by: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,9 @@ class BenchmarkCase:
     bytes: int
     #: Arithmetic in floating-point operations, a multiply-add counting as two.
     flops: int = 0
-    #: What to compare with, by name: callables that take the same arguments, or a :class:`Peer`.
+    #: Keyword arguments for the operator, its reference and its peers.
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    #: What to compare this case with, beside the operator's peers (``cuda_ops_peers``), by name.
     peers: Mapping[str, Callable[..., Any] | Peer] = field(default_factory=dict)
     #: Why this point is worth measuring, in a few words.
     reason: str = ""

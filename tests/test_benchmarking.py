@@ -192,9 +192,11 @@ def silu() -> Any:
     return registry().operators("silu")["silu"].spec
 
 
-def plugins(cases: list[BenchmarkCase] | None, reference: Any = F.silu) -> Any:
+def plugins(
+    cases: list[BenchmarkCase] | None, reference: Any = F.silu, peers: dict[str, Any] | None = None
+) -> Any:
     answers = {"cuda_ops_benchmarks": cases, "cuda_ops_reference": reference}
-    return SimpleNamespace(ask=lambda hook, op: answers[hook])
+    return SimpleNamespace(ask=lambda hook, op: answers[hook], peers=lambda op: peers or {})
 
 
 def small(numel: int = 4096, **more: Any) -> BenchmarkCase:
@@ -215,6 +217,48 @@ def test_a_run_measures_checks_and_names_what_is_missing(silu: Any) -> None:
     text = rendered(kit.report([found]))
     assert "silu: peer absent is missing: ModuleNotFoundError" in text
     assert re.search(r"^4096 +[\d.]+ us +[\d.]+ GB/s +\d+% +[\d.]+ ±[\d.]+ +missing", text, re.M)
+
+
+def test_peers_of_the_operator_join_those_of_a_case(silu: Any) -> None:
+    kit = Kit(CPU, Settings(precision=1.0, seconds=0.0))
+    answers = plugins([small(peers={"p": torch.relu})], peers={"p": F.silu, "eager": F.silu})
+    (found,) = kit.measure(silu, answers)
+    assert list(found.peers) == ["p", "eager"]
+    assert found.peers["p"].missing  # the case's own goes before
+
+
+def test_keywords_reach_operator_peers_and_reference() -> None:
+    reload("normalize_volume")
+    op = registry().operators("normalize_volume")["normalize_volume"].spec
+    case = BenchmarkCase(
+        "8^3", maker((((8, 8, 8), torch.uint8),)), bytes=8**3 * 5, keywords={"maximum": 255.0}
+    )  # fmt: skip
+
+    def scaled(x: torch.Tensor, *, maximum: float) -> torch.Tensor:
+        return x / maximum
+
+    (found,) = Kit(CPU, Settings(precision=1.0, seconds=0.0)).measure(
+        op, plugins([case], scaled, {"eager": scaled})
+    )
+    assert not found.error
+    assert found.peers["eager"].ratio is not None
+
+
+def test_a_peer_that_rounds_by_another_rule_may_be_off_and_says_so() -> None:
+    reload("rgb_to_gray")
+    op = registry().operators("rgb_to_gray")["rgb_to_gray"].spec
+    case = BenchmarkCase("9x9", maker((((9, 9, 3), torch.uint8),)), bytes=9 * 9 * 4)
+    reference = registry().plugins.ask("cuda_ops_reference", op)
+
+    def darker(by: int) -> Any:
+        return Peer(lambda: lambda image: reference(image).clamp(min=by) - by, off_by=1)
+
+    peers = {"one": darker(1), "two": darker(2)}
+    kit = Kit(CPU, Settings(precision=1.0, seconds=0.0))
+    (found,) = kit.measure(op, plugins([case], reference, peers))
+    assert found.peers["one"].ratio is not None
+    assert "differs" in found.peers["two"].missing
+    assert "one rounds by another rule: 1 off at most" in found.notes
 
 
 def test_a_chosen_peer_is_the_only_one(silu: Any) -> None:

@@ -437,7 +437,7 @@ def test_benchmarks_count_bytes_in_and_out():
     ]
     scale = spec("f(Tensor x, float alpha) -> Tensor", "()->()")
     cases = derive.cuda_ops_benchmarks(scale)
-    sizes = [2**10, 2**15, 2**20, 2**24, 2**28]
+    sizes = [2**10, 2**15, 2**20, 2**24, 2**28, 2**30]
     assert [case.bytes for case in cases] == [
         *(8 * n for n in sizes),
         *(4 * n for n in sizes),

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cuda_ops
 from cuda_ops.dev import reload
-from cuda_ops.ops.normalize_volume import by_own_statistics
+from cuda_ops.ops.normalize_volume import normalized
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -153,7 +153,7 @@ def test_normalized_by_its_own_statistics(
     actual = cuda_ops.normalize_volume(x.to(device), dtype=out_dtype)
     assert actual.dtype == out_dtype and actual.is_contiguous()
     torch.testing.assert_close(
-        actual.cpu().double(), by_own_statistics(x), rtol=2 * torch.finfo(out_dtype).eps, atol=1e-6
+        actual.cpu().double(), normalized(x), rtol=2 * torch.finfo(out_dtype).eps, atol=1e-6
     )
 
 
@@ -177,7 +177,7 @@ def test_a_constant_volume_gives_zeros(value: int, device: str) -> None:
 @on_each_device
 def test_a_small_deviation_beside_a_large_mean_keeps_its_digits(device: str) -> None:
     x = (volume(16, 64, 64).to(torch.int32) % 3 + 60000).to(torch.uint16)
-    exact = by_own_statistics(x)
+    exact = normalized(x)
     actual = cuda_ops.normalize_volume(x.to(device)).cpu()
     assert ulps(actual, exact) < 2
     mean, std = 60001.00001, 0.8

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cuda_ops.errors import BenchmarkError
-from cuda_ops.spec import BenchmarkCase, OpSpec
+from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
 from cuda_ops.testing.subject import Plugins, why_not
 
 from .ceilings import Ceilings, arithmetic
@@ -86,7 +86,8 @@ class Kit:
             self.left_out[op.name] = reason
             return []
         fitting = []
-        for case in cases:
+        peers = plugins.peers(op)
+        for case in (replace(case, peers={**peers, **case.peers}) for case in cases):
             self.known_peers |= set(case.peers)
             if too_large := self._too_large(case):
                 self.left_out[f"{op.name} {case.label}"] = too_large
@@ -142,12 +143,16 @@ class Kit:
         wanted = {n: p for n, p in case.peers.items() if self._peers is None or n in self._peers}
         peers, missing = load_peers(wanted)
         functions = {OURS: op.function, **peers}
+        if case.keywords:
+            functions = {name: partial(f, **case.keywords) for name, f in functions.items()}
+            reference = partial(reference, **case.keywords)
         pair = Rotation(case, self.device, 2)
-        estimate = quick_seconds(op.function, pair, self.clock, budget=0.0)
+        estimate = quick_seconds(functions[OURS], pair, self.clock, budget=0.0)
         calls = min(calls_for(estimate, self.clock), max(2, self._room() // _footprint(case)))
         rotation = pair if calls == 2 else Rotation(case, self.device, calls)
         verifier = Verifier(op, reference, rotation, case.flops)
-        found = compare(functions, rotation, verifier, self.clock, self.settings)
+        off_by = {name: p.off_by for name, p in wanted.items() if isinstance(p, Peer) and p.off_by}
+        found = compare(functions, rotation, verifier, self.clock, self.settings, off_by)
         for seconds in found.seconds.values():
             self.ceilings.refuse_impossible(case, seconds.value, calls)
         missing |= found.missing
@@ -157,7 +162,12 @@ class Kit:
             found.seconds[OURS].value,
         )
         floor = self.ceilings.floor(case)
-        waiting = [f"{name} waits for the device: host time is included" for name in found.waiting]
+        notes = [f"{name} waits for the device: host time is included" for name in found.waiting]
+        notes += [
+            f"{name} rounds by another rule: {by} off at most"
+            for name, by in off_by.items()
+            if name in found.ratios
+        ]
         return replace(
             result,
             seconds=found.seconds[OURS],
@@ -173,7 +183,7 @@ class Kit:
                 else PeerResult(found.seconds[name], found.ratios[name], latencies.get(name))
                 for name in wanted
             },
-            notes=tuple(waiting),
+            notes=tuple(notes),
         )
 
     def _latencies(

@@ -41,10 +41,13 @@ def compiled(function: Callable[..., Any], **options: Any) -> Peer:
     return Peer(load)
 
 
-def imported(path: str, adapt: Callable[[Any], Callable[..., Any]] | None = None) -> Peer:
+def imported(
+    path: str, adapt: Callable[[Any], Callable[..., Any]] | None = None, *, off_by: int = 0
+) -> Peer:
     """What ``"package.module:name"`` is, or the callable that ``adapt`` makes of it.
 
-    Missing where the module does not import or has no such name.
+    Missing where the module does not import or has no such name. ``off_by`` is that of
+    :class:`~cuda_ops.spec.Peer`.
     """
     module, _, name = path.partition(":")
 
@@ -55,11 +58,11 @@ def imported(path: str, adapt: Callable[[Any], Callable[..., Any]] | None = None
         made: Callable[..., Any] = adapt(found) if adapt else found
         return made
 
-    return Peer(load)
+    return Peer(load, off_by)
 
 
-def from_pair(root: Path, name: str) -> Peer:
-    """The operator ``name`` of the pairs under ``root``, built when it is needed.
+def from_pair(root: Path, stem: str, name: str | None = None) -> Peer:
+    """The operator ``name``, by default ``stem``, of a pair under ``root``, built when needed.
 
     So a peer may be a ``.cu`` with its binding: one call of CUB, for instance. Missing where it
     does not build, for want of a CUDA toolkit perhaps.
@@ -71,8 +74,8 @@ def from_pair(root: Path, name: str) -> Peer:
         from cuda_ops.registry import registry
 
         registry().add_root(root)
-        reload(name)
-        made: Callable[..., Any] = registry().public(name)
+        reload(stem)
+        made: Callable[..., Any] = registry().public(name or stem)
         return made
 
     return Peer(load)

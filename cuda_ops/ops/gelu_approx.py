@@ -8,10 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cuda_ops import derive
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import BenchmarkCase, OpSpec
+from cuda_ops.spec import OpSpec, Peer
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -25,14 +24,12 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 
 @hookimpl
-def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    peers: dict[str, Callable[..., Any]] = {
+def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
+    theirs: dict[str, Callable[..., Any]] = {
         "gelu_approx": gelu_tanh,
         "gelu_approx_backward": torch_gelu_backward,
     }
-    if op.name not in peers:
-        return None
-    return derive.with_peers(derive.cuda_ops_benchmarks(op), torch_peers(peers[op.name]))
+    return torch_peers(theirs[op.name]) if op.name in theirs else None
 
 
 def torch_gelu_backward(grad_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from cuda_ops import shapes
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec
+from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer
 
 
 @hookimpl
@@ -61,6 +61,11 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 
 @hookimpl
+def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    return torch_peers(torch.matmul if op.name == "matmul" else torch_backward)
+
+
+@hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
     backward = op.name == "matmul_backward"
     dtypes = (torch.bfloat16, torch.float32)
@@ -86,7 +91,6 @@ def _case(m: int, n: int, k: int, reason: str, dtype: torch.dtype, backward: boo
         # The gradient reads three matrices, writes two and multiplies twice.
         bytes=(numel * (1 + backward) + m * n) * dtype.itemsize,
         flops=2 * m * n * k * (1 + backward),
-        peers=torch_peers(torch_backward if backward else torch.matmul),
         reason=reason,
         dtype=dtype,
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cuda_ops import shapes
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import BenchmarkCase, OpSpec
+from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
 from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
 
 _DIVISORS = (1e-30, 1e30)
@@ -67,18 +67,29 @@ def _check(
 
 @hookimpl
 def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
-    return by_own_statistics
+    return normalized
 
 
-def by_own_statistics(x: torch.Tensor) -> torch.Tensor:
-    """Each volume with mean 0 and population standard deviation 1; zeros where it is constant."""
-    if x.numel() == 0:
-        return torch.empty(x.shape, dtype=torch.float64)
+def normalized(
+    x: torch.Tensor,
+    *,
+    maximum: float | None = None,
+    mean: float | None = None,
+    std: float | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """In float64, whatever ``dtype`` says; zeros where a volume is constant."""
     wide = x.to(torch.float64)
+    if maximum is not None:
+        return wide / maximum
+    if mean is not None and std is not None:
+        return (wide - mean) / std
+    if x.numel() == 0:
+        return wide
     dims = (-3, -2, -1)
-    std = wide.std(dims, correction=0, keepdim=True)
+    spread = wide.std(dims, correction=0, keepdim=True)
     constant = wide.amax(dims, keepdim=True) == wide.amin(dims, keepdim=True)
-    return torch.where(constant, 0.0, (wide - wide.mean(dims, keepdim=True)) / std)
+    return torch.where(constant, 0.0, (wide - wide.mean(dims, keepdim=True)) / spread)
 
 
 @hookimpl
@@ -98,20 +109,53 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any] | None:
 
 
 @hookimpl
-def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    return [_case(side) for side in (64, 128, 256, 512)]
+def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    return torch_peers(composed)
 
 
-def _case(side: int) -> BenchmarkCase:
-    def inputs(device: torch.device) -> tuple[torch.Tensor]:
-        shape = (side, side, side)
-        return (torch.randint(0, 4096, shape, device=device, dtype=torch.int32).to(torch.uint16),)
-
-    moved = side**3 * (2 + 4)  # uint16 once, float32 once
-    return BenchmarkCase(f"{side}^3 uint16", inputs, bytes=moved, peers=torch_peers(composed))
-
-
-def composed(x: torch.Tensor) -> torch.Tensor:
-    """The same in PyTorch, for one volume."""
+def composed(
+    x: torch.Tensor, *, maximum: float | None = None, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """The same in PyTorch, by a maximum or for one volume by its own statistics."""
     wide = x.to(torch.float32)
-    return (wide - wide.mean()) / wide.std(correction=0)
+    if maximum is not None:
+        return (wide / maximum).to(dtype)
+    return ((wide - wide.mean()) / wide.std(correction=0)).to(dtype)
+
+
+#: Side of the cube and why.
+_SIDES = (
+    (64, "a patch: the launch is much of the cost"),
+    (128, "a small scan, inside any cache"),
+    (256, "a scan that just fits a cache"),
+    (512, "a scan beyond the cache"),
+)
+
+
+@hookimpl
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
+    cases = [
+        _case(*side, torch.uint16, torch.float32, how)
+        for how in ({}, {"maximum": 65535.0})
+        for side in _SIDES
+    ]
+    side = (256, "the fewest bytes a voxel")
+    return [*cases, _case(*side, torch.uint8, torch.float16, {"maximum": 255.0})]
+
+
+def _case(
+    side: int, reason: str, voxel: torch.dtype, result: torch.dtype, how: dict[str, float]
+) -> BenchmarkCase:
+    def inputs(device: torch.device) -> tuple[torch.Tensor]:
+        most = min(4096, torch.iinfo(voxel).max + 1)  # 12 bits, as scanners have
+        return (torch.randint(0, most, (side,) * 3, device=device, dtype=torch.int32).to(voxel),)
+
+    names = [str(dtype).removeprefix("torch.") for dtype in (voxel, result)]
+    return BenchmarkCase(
+        f"{side}^3 {' to '.join(names)}, by {'maximum' if how else 'own statistics'}",
+        inputs,
+        bytes=side**3 * (voxel.itemsize + result.itemsize),
+        keywords={**how, "dtype": result},
+        reason=reason,
+        dtype=voxel,
+    )

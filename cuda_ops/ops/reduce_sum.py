@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from cuda_ops import shapes
 from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, ShardingRule
+from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 from cuda_ops.testing import samples
 from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
 
@@ -90,21 +91,35 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 
 
 @hookimpl
+def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    return torch_peers(torch_sum)
+
+
+@hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
-    sizes = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 28)
-    return [_case(numel, dtype) for dtype in (torch.float32, torch.bfloat16) for numel in sizes]
+    return [_case(*point, dtype) for dtype in (torch.float32, torch.bfloat16) for point in _POINTS]
 
 
-def _case(numel: int, dtype: torch.dtype) -> BenchmarkCase:
-    def inputs(device: torch.device) -> tuple[torch.Tensor]:
-        return (torch.randn(numel, device=device, dtype=dtype),)
+#: Elements and why.
+_POINTS = (
+    (1 << 10, "the launch is the whole cost"),
+    (1 << 16, "one block would be slow, many need a second launch"),
+    (1 << 20, "inside any cache"),
+    (1 << 24, "beyond the cache, launches still visible"),
+    (1 << 28, "memory bandwidth alone"),
+    (1 << 30, "half of what 32 bits count"),
+)
 
+
+def _case(numel: int, reason: str, dtype: torch.dtype) -> BenchmarkCase:
     return BenchmarkCase(
         f"{numel} {str(dtype).removeprefix('torch.')}",
-        inputs,
+        maker((((numel,), dtype),)),
         bytes=numel * dtype.itemsize,
         flops=numel,
-        peers=torch_peers(torch_sum),
+        reason=reason,
+        dtype=dtype,
+        arithmetic="fp32",
     )
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from cuda_ops import derive
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec
+from cuda_ops.spec import Autograd, OpSpec, Peer
 
 
 @hookimpl
@@ -37,9 +36,9 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 
 @hookimpl
-def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
+def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
     peer = threshold_backward if op.name == "relu_backward" else torch.relu
-    return derive.with_peers(derive.cuda_ops_benchmarks(op), torch_peers(peer))
+    return torch_peers(peer)
 
 
 def threshold_backward(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from cuda_ops import derive
 from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import BenchmarkCase, OpSpec
+from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
 
 
 @hookimpl
@@ -26,18 +26,48 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 
 @hookimpl
-def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    return derive.with_peers(derive.cuda_ops_benchmarks(op), torch_peers(composed(_channels(op))))
+def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    return torch_peers(composed(_channels(op)))
 
 
 def composed(channels: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What one writes in PyTorch, torchvision too: every step a kernel, truncated at the end."""
+    """What one writes in PyTorch, and rounds as we do: what is beyond a half lifts ties over it,
+    and is less than the 0.001 that lies between two different sums.
+    """
 
     def gray(image: torch.Tensor) -> torch.Tensor:
         red, green, blue = image.unbind(channels)
-        return (0.299 * red + 0.587 * green + 0.114 * blue).to(image.dtype)
+        return (0.299 * red + 0.587 * green + 0.114 * blue + 0.5002).to(image.dtype)
 
     return gray
+
+
+#: Images, height, width and why.
+_POINTS = (
+    (1, 720, 1280, "one camera frame: the launch is much of the cost"),
+    (1, 1080, 1920, "Full HD"),
+    (1, 2160, 3840, "4K"),
+    (1, 4320, 7680, "8K: beyond the cache"),
+    (16, 720, 1280, "a batch of camera frames"),
+    (64, 1080, 1920, "memory bandwidth alone"),
+)
+
+
+@hookimpl
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
+    return [_case(op, *point) for point in _POINTS]
+
+
+def _case(op: OpSpec, images: int, height: int, width: int, reason: str) -> BenchmarkCase:
+    shape = [images, height, width]
+    shape.insert(len(shape) + 1 + _channels(op), 3)
+    return BenchmarkCase(
+        "x".join(map(str, shape)) + " uint8",
+        maker(((tuple(shape), torch.uint8),)),
+        bytes=images * height * width * (3 + 1),
+        reason=reason,
+        dtype=torch.uint8,
+    )
 
 
 def _channels(op: OpSpec) -> int:

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cuda_ops import derive
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import BenchmarkCase, OpSpec
+from cuda_ops.spec import OpSpec, Peer
 
 
 @hookimpl
@@ -20,9 +19,9 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 
 @hookimpl
-def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    peer = torch_silu_backward if op.name == "silu_backward" else F.silu
-    return derive.with_peers(derive.cuda_ops_benchmarks(op), torch_peers(peer))
+def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
+    theirs: dict[str, Callable[..., Any]] = {"silu": F.silu, "silu_backward": torch_silu_backward}
+    return torch_peers(theirs[op.name]) if op.name in theirs else None
 
 
 def torch_silu_backward(grad_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

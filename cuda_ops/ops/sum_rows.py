@@ -9,8 +9,9 @@ import torch
 
 from cuda_ops import derive
 from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, ShardingRule
+from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 
 
 @hookimpl
@@ -52,27 +53,36 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
 
 
 @hookimpl
+def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    return torch_peers(torch_sum)
+
+
+@hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
     return [_case(*point, dtype) for dtype in (torch.float32, torch.bfloat16) for point in _POINTS]
 
 
-#: Rows and their length: short, medium, long.
+#: Rows, their length and why.
 _POINTS = (
-    (1 << 22, 8), (1 << 20, 31), (1 << 18, 256), (1 << 16, 1000), (1 << 12, 1 << 14),
-    (32, 1 << 21), (1, 1 << 26),
-)  # fmt: skip
+    (1 << 22, 8, "a vector or two a row"),
+    (1 << 20, 31, "no row starts aligned"),
+    (1 << 18, 256, "short rows"),
+    (1 << 16, 1000, "the classes of an image network"),
+    (1 << 12, 1 << 14, "hidden states of many tokens"),
+    (32, 1 << 21, "fewer rows than multiprocessors"),
+    (1, 1 << 26, "one very long row"),
+)
 
 
-def _case(rows: int, n: int, dtype: torch.dtype) -> BenchmarkCase:
-    def inputs(device: torch.device) -> tuple[torch.Tensor]:
-        return (torch.randn(rows, n, device=device, dtype=dtype),)
-
+def _case(rows: int, n: int, reason: str, dtype: torch.dtype) -> BenchmarkCase:
     return BenchmarkCase(
         f"{rows}x{n} {str(dtype).removeprefix('torch.')}",
-        inputs,
+        maker((((rows, n), dtype),)),
         bytes=rows * (n + 1) * dtype.itemsize,
         flops=rows * n,
-        peers=torch_peers(torch_sum),
+        reason=reason,
+        dtype=dtype,
+        arithmetic="fp32",
     )
 
 

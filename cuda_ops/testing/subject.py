@@ -29,6 +29,8 @@ class Plugins(Protocol):
 
     def ask(self, hook_name: str, op: OpSpec, /) -> Any: ...
 
+    def peers(self, op: OpSpec, /) -> dict[str, Any]: ...
+
 
 @dataclass(frozen=True)
 class Origin:

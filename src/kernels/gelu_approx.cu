@@ -38,8 +38,8 @@ struct GeluApproxBackward {
   template <class C>
   __device__ C operator()(C grad_out, C x) const {
     const Inner<C> v(x);
-    const C s = sigmoid(v.value);
-    return grad_out * (s + flattened(s * (1 - s), x * v.first));
+    const Sigmoid<C> s(v.value);
+    return grad_out * (s.value + flattened(s.value * s.complement, x * v.first));
   }
 };
 
@@ -47,9 +47,10 @@ struct GeluApproxBackwardBackward {
   template <class C>
   __device__ Results<C, 2> operator()(C grad_grad_x, C grad_out, C x) const {
     const Inner<C> v(x);
-    const C s = sigmoid(v.value), slope = s * (1 - s);
-    const C first = s + flattened(slope, x * v.first);
-    const C bend = v.second + (1 - 2 * s) * v.first * v.first;
+    const Sigmoid<C> s(v.value);
+    const C slope = s.value * s.complement;
+    const C first = s.value + flattened(slope, x * v.first);
+    const C bend = v.second + (s.complement - s.value) * v.first * v.first;
     const C second = flattened(slope, 2 * v.first + x * bend);
     return {grad_grad_x * first, grad_grad_x * grad_out * second};
   }

@@ -7,7 +7,6 @@
 #include <cooperative_groups.h>
 
 #include <cstring>
-#include <type_traits>
 
 #include "reduce.cuh"
 
@@ -16,8 +15,11 @@ using namespace cuda_ops;
 namespace {
 
 constexpr int kThreads = kSumThreads;
-constexpr int kUnroll = 4;  // 16-byte loads of a thread in flight
 constexpr int kBlocksPerSm = 4;
+
+// 16-byte accesses of a thread in flight: many where one wave of blocks does all
+// of it, one where each block ends with its tile (as in elementwise.cuh).
+constexpr int unroll_for(bool own_statistics) { return own_statistics ? 4 : 1; }
 
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
@@ -34,7 +36,8 @@ NormalizeConfig normalize_config(const NormalizeVolume& p, int sms) {
   config.packed =
       whole && p.voxels.is_line(1) && reinterpret_cast<uintptr_t>(p.voxels.data) % 16 == 0;
   const int pack = p.own_statistics ? 16 / int(size_of(p.voxels.dtype)) : p.to_half ? 8 : 4;
-  const int64_t tile = int64_t(kThreads) * kUnroll * (config.packed ? pack : 1);
+  const int64_t tile =
+      int64_t(kThreads) * unroll_for(p.own_statistics) * (config.packed ? pack : 1);
   const int64_t tiles = (p.each + tile - 1) / tile;
   if (!p.own_statistics) {
     config.team = config.blocks = tiles < INT32_MAX ? tiles : INT32_MAX;
@@ -69,7 +72,7 @@ __device__ Moments thread_total(const NormalizeVolume& p, int64_t first, int64_t
   const In* data = static_cast<const In*>(p.voxels.data);
   int64_t rest = 0;
   if constexpr (kPacked) {
-    constexpr int kPack = 16 / int(sizeof(In));
+    constexpr int kPack = 16 / int(sizeof(In)), kUnroll = unroll_for(true);
     const uint4* packs = reinterpret_cast<const uint4*>(data + first);
     const int64_t count = p.each / kPack;
     for (int64_t i = at; i < count; i += kUnroll * threads) {
@@ -105,7 +108,7 @@ __device__ Moments thread_total(const NormalizeVolume& p, int64_t first, int64_t
 struct Affine {
   float whole, rest, divisor, reciprocal;
 
-  __device__ explicit Affine(const Scaling& scaling)
+  __host__ __device__ explicit Affine(const Scaling& scaling)
       : whole(float(rint(scaling.mean))),
         rest(float(scaling.mean - double(whole))),
         divisor(float(scaling.divisor)),
@@ -118,17 +121,16 @@ struct Affine {
   }
 };
 
-template <class In, class Out, bool kPacked>
-__device__ void scale(const NormalizeVolume& p, const Scaling& scaling, int64_t first, int64_t at,
+template <class In, class Out, bool kPacked, bool kOwn>
+__device__ void scale(const NormalizeVolume& p, const Affine& affine, int64_t first, int64_t at,
                       int64_t threads) {
-  const Affine affine(scaling);
   const In* data = static_cast<const In*>(p.voxels.data);
   Out* out = static_cast<Out*>(p.out) + first;
   int64_t rest = 0;
   if constexpr (kPacked) {
     // A store of 16 bytes, and the voxels that go into it, kept as they came:
     // a register each would be too many. Last read, first scaled.
-    constexpr int kPack = 16 / int(sizeof(Out));
+    constexpr int kPack = 16 / int(sizeof(Out)), kUnroll = unroll_for(kOwn);
     struct alignas(kPack * sizeof(In)) Source {
       uint32_t words[kPack * sizeof(In) / 4];
     };
@@ -157,7 +159,7 @@ __device__ void scale(const NormalizeVolume& p, const Scaling& scaling, int64_t 
         uint4 bits;
         memcpy(&bits, &target, sizeof bits);
         // Out of the way of voxels in the cache that are still to be read again.
-        if (p.own_statistics) {
+        if constexpr (kOwn) {
           __stcs(to, bits);
         } else {
           *to = bits;
@@ -173,53 +175,70 @@ __device__ void scale(const NormalizeVolume& p, const Scaling& scaling, int64_t 
 
 // --- kernels ------------------------------------------------------------------
 
-template <class In, class Out, bool kPacked, bool kOwn>
-__global__ void __launch_bounds__(kThreads, kOwn ? kBlocksPerSm : 5)
-    normalize_kernel(const __grid_constant__ NormalizeVolume p, const NormalizeConfig config) {
-  const int64_t team = config.team, teams = gridDim.x / team, threads = team * kThreads;
+template <class In, class Out, bool kPacked>
+__global__ void __launch_bounds__(kThreads, 8)
+    scale_kernel(const __grid_constant__ NormalizeVolume p, const Affine affine) {
+  const int64_t at = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  scale<In, Out, kPacked, false>(p, affine, 0, at, int64_t(gridDim.x) * kThreads);
+}
+
+template <class In, class Out, bool kPacked>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    normalize_kernel(const __grid_constant__ NormalizeVolume p, const int64_t team) {
+  const int64_t teams = gridDim.x / team, threads = team * kThreads;
   const int64_t at = blockIdx.x % team * kThreads + threadIdx.x;
   Moments* partials = p.partials;
   // As many rounds for every block, since all of them meet in each.
   for (int64_t first = 0; first < p.volumes; first += teams) {
     const int64_t volume = first + blockIdx.x / team, start = volume * p.each;
     const bool here = volume < p.volumes;
-    Scaling scaling = p.given;
-    if constexpr (kOwn) {
-      Moments total;
-      if (here) total = thread_total<In, kPacked>(p, start, at, threads);
-      total = {block_total(total.sum), block_total(total.squares)};
-      if (team > 1) {
-        if (threadIdx.x == 0) partials[blockIdx.x] = total;
-        cooperative_groups::this_grid().sync();
-        total = {};
-        for (int64_t i = threadIdx.x; i < team; i += kThreads) {
-          total.sum += partials[blockIdx.x / team * team + i].sum;
-          total.squares += partials[blockIdx.x / team * team + i].squares;
-        }
-        total = {block_total(total.sum), block_total(total.squares)};
-        // The next round writes elsewhere, while others still read these.
-        partials = partials == p.partials ? p.partials + kMostPartials / 2 : p.partials;
+    Moments total;
+    if (here) total = thread_total<In, kPacked>(p, start, at, threads);
+    total = {block_total(total.sum), block_total(total.squares)};
+    if (team > 1) {
+      if (threadIdx.x == 0) partials[blockIdx.x] = total;
+      cooperative_groups::this_grid().sync();
+      total = {};
+      for (int64_t i = threadIdx.x; i < team; i += kThreads) {
+        total.sum += partials[blockIdx.x / team * team + i].sum;
+        total.squares += partials[blockIdx.x / team * team + i].squares;
       }
-      const double spread = variance(total, uint64_t(p.each));
-      scaling.mean = double(total.sum) / double(p.each);
-      scaling.divisor = spread > 0 ? sqrt(spread) : 1;  // constant: x - mean is 0
+      total = {block_total(total.sum), block_total(total.squares)};
+      // The next round writes elsewhere, while others still read these.
+      partials = partials == p.partials ? p.partials + kMostPartials / 2 : p.partials;
     }
-    if (here) scale<In, Out, kPacked>(p, scaling, start, at, threads);
+    const double spread = variance(total, uint64_t(p.each));
+    Scaling scaling;
+    scaling.mean = double(total.sum) / double(p.each);
+    scaling.divisor = spread > 0 ? sqrt(spread) : 1;  // constant: x - mean is 0
+    if (here) scale<In, Out, kPacked, true>(p, Affine(scaling), start, at, threads);
   }
 }
 
 template <class In, class Out>
-const void* kernel_of(const NormalizeVolume& p, bool packed) {
-  const auto of = [&](auto own) {
-    return packed ? reinterpret_cast<const void*>(normalize_kernel<In, Out, true, own.value>)
-                  : reinterpret_cast<const void*>(normalize_kernel<In, Out, false, own.value>);
-  };
-  return p.own_statistics ? of(std::true_type{}) : of(std::false_type{});
+cudaError_t start(NormalizeVolume p, const NormalizeConfig& config, cudaStream_t stream) {
+  const dim3 blocks(static_cast<unsigned>(config.blocks)), threads(kThreads);
+  if (!p.own_statistics) {
+    const auto kernel = config.packed ? scale_kernel<In, Out, true> : scale_kernel<In, Out, false>;
+    kernel<<<blocks, threads, 0, stream>>>(p, Affine(p.given));
+    return cudaGetLastError();
+  }
+  const auto kernel =
+      config.packed ? normalize_kernel<In, Out, true> : normalize_kernel<In, Out, false>;
+  if (config.team == 1) {
+    kernel<<<blocks, threads, 0, stream>>>(p, 1);
+    return cudaGetLastError();
+  }
+  // Blocks that wait for each other must all be resident.
+  int64_t team = config.team;
+  void* arguments[] = {&p, &team};
+  const void* address = reinterpret_cast<const void*>(kernel);
+  return cudaLaunchCooperativeKernel(address, blocks, threads, arguments, 0, stream);
 }
 
 template <class In>
-const void* kernel_of_input(const NormalizeVolume& p, bool packed) {
-  return p.to_half ? kernel_of<In, Half>(p, packed) : kernel_of<In, float>(p, packed);
+cudaError_t start(const NormalizeVolume& p, const NormalizeConfig& config, cudaStream_t stream) {
+  return p.to_half ? start<In, Half>(p, config, stream) : start<In, float>(p, config, stream);
 }
 
 }  // namespace
@@ -234,15 +253,7 @@ cudaError_t normalize_volume_launch(const NormalizeVolume& problem, cudaStream_t
     error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
   }
   if (error != cudaSuccess) return error;
-  NormalizeVolume p = problem;
-  NormalizeConfig config = normalize_config(p, sms);
-  const void* kernel = p.voxels.dtype == DType::kUInt8
-                           ? kernel_of_input<uint8_t>(p, config.packed)
-                           : kernel_of_input<uint16_t>(p, config.packed);
-  void* arguments[] = {&p, &config};
-  const dim3 blocks(static_cast<unsigned>(config.blocks)), threads(kThreads);
-  // Blocks that wait for each other must all be resident.
-  return p.own_statistics && config.team > 1
-             ? cudaLaunchCooperativeKernel(kernel, blocks, threads, arguments, 0, stream)
-             : cudaLaunchKernel(kernel, blocks, threads, arguments, 0, stream);
+  const NormalizeConfig config = normalize_config(problem, sms);
+  return problem.voxels.dtype == DType::kUInt8 ? start<uint8_t>(problem, config, stream)
+                                               : start<uint16_t>(problem, config, stream);
 }

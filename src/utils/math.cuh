@@ -18,4 +18,17 @@ __device__ C sigmoid(C x) {
   return reciprocal(1 + exp(-x));  // exp(float) is expf: 1 ulp, and inf where it overflows
 }
 
+// sigmoid(x) and 1 - sigmoid(x), each to its last bits: for large x the
+// difference would have lost all of them, and gradients scale what is left.
+template <class C>
+struct Sigmoid {
+  C value, complement;
+
+  __device__ explicit Sigmoid(C x) {
+    const C small = exp(-fabs(x)), large = reciprocal(1 + small);
+    value = x < 0 ? small * large : large;
+    complement = x < 0 ? large : small * large;
+  }
+};
+
 }  // namespace cuda_ops
