@@ -18,8 +18,8 @@ constexpr int kThreads = kSumThreads;
 constexpr int kBlocksPerSm = 4;
 
 // 16-byte accesses of a thread in flight: many where one wave of blocks does all
-// of it, one where each block ends with its tile (as in elementwise.cuh).
-constexpr int unroll_for(bool own_statistics) { return own_statistics ? 4 : 1; }
+// of it, few where each block ends with its tile (as in elementwise.cuh).
+constexpr int unroll_for(bool own_statistics) { return own_statistics ? 4 : 2; }
 
 // --- the launch configuration: a value, chosen without a GPU ------------------
 

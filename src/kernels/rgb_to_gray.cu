@@ -9,7 +9,7 @@ using namespace cuda_ops;
 
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
 constexpr int kPixels = 16;          // of a thread: three 16-byte loads, one 16-byte store
 constexpr int64_t kSmall = 1 << 22;  // fewer pixels do not fill a GPU with such threads
 

@@ -35,7 +35,7 @@ struct ElementwiseConfig {
   // apart, 16-byte accesses along the fastest dim. kPoints: one by one.
   enum Path { kFlat, kRows, kPoints } path = kFlat;
   int unroll = 1;
-  int64_t tile = 0;  // elements per block and pass
+  int64_t tile = 0;  // elements per block
   int64_t blocks = 0;
 };
 
@@ -56,8 +56,8 @@ bool has_packed_rows(const Strided<Inputs, Outputs>& problem, int pack) {
   return true;
 }
 
-// Flat kernels take one tile per block, and 2^31 blocks hold 2^41 elements; the
-// others step over what exceeds 32 blocks for each of 256 SMs.
+// One tile per block. 2^31 blocks hold 2^41 elements on the flat path; the others
+// get at most 2^31 elements at a time.
 template <int Inputs, int Outputs>
 ElementwiseConfig elementwise_config(const Strided<Inputs, Outputs>& problem, int element_bytes) {
   using Config = ElementwiseConfig;
@@ -75,7 +75,6 @@ ElementwiseConfig elementwise_config(const Strided<Inputs, Outputs>& problem, in
   config.unroll = whole ? unroll_for(bytes, element_bytes, Inputs) : 1;
   config.tile = int64_t(kElementwiseThreads) * (bytes / element_bytes) * config.unroll;
   config.blocks = (problem.numel + config.tile - 1) / config.tile;
-  if (config.path != Config::kFlat && config.blocks > 32 * 256) config.blocks = 32 * 256;
   return config;
 }
 
@@ -215,16 +214,20 @@ struct Walk {
   uint32_t packs;
   int dims;
   uint32_t same_along_pack = 0;  // bit k: input k has stride 0 there
-  Divider sizes[kMaxDims];
-  uint32_t strides[kMaxDims][Outputs + Inputs];
+  // Side by side what is used together: each line of parameters is a cache miss
+  // for a kernel that has just started.
+  struct Dim {
+    Divider size;
+    uint32_t strides[Outputs + Inputs];
+  } by_dim[kMaxDims];
 
   Walk(const Strided<Inputs, Outputs>& problem, int pack)
       : pointers(problem), packs(uint32_t(problem.numel / pack)), dims(problem.dims) {
     for (int d = 0; d < dims; ++d) {
       const int step = d == 0 ? pack : 1;
-      sizes[d] = Divider(uint32_t(problem.sizes[d] / step));
+      by_dim[d].size = Divider(uint32_t(problem.sizes[d] / step));
       for (int k = 0; k < problem.kOperands; ++k) {
-        strides[d][k] = uint32_t(problem.operands[k].strides[d] * step);
+        by_dim[d].strides[k] = uint32_t(problem.operands[k].strides[d] * step);
       }
     }
     for (int k = 0; k < Inputs; ++k) {
@@ -239,50 +242,50 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   using P = Pack<T, kBytes>;
   constexpr int kUnroll = unroll_for(kBytes, sizeof(T), Inputs);
   constexpr int kTile = kElementwiseThreads * kUnroll;
-  for (uint32_t tile = blockIdx.x * kTile; tile < walk.packs; tile += gridDim.x * kTile) {
-    uint32_t rest[kUnroll];
-    uint32_t offsets[kUnroll][Outputs + Inputs] = {};
+  const uint32_t first = blockIdx.x * kTile + threadIdx.x;
+  uint32_t rest[kUnroll];
+  uint32_t offsets[kUnroll][Outputs + Inputs] = {};
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      // Past the end the last pack is loaded once more, and not stored.
-      rest[u] = min(tile + u * kElementwiseThreads + threadIdx.x, walk.packs - 1);
-    }
+  for (int u = 0; u < kUnroll; ++u) {
+    // Past the end the last pack is loaded once more, and not stored.
+    rest[u] = min(first + u * kElementwiseThreads, walk.packs - 1);
+  }
 #pragma unroll 1
-    for (int d = 0; d < walk.dims; ++d) {
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const uint32_t above = walk.sizes[d](rest[u]);
-        const uint32_t i = rest[u] - above * walk.sizes[d].divisor;
-        rest[u] = above;
-#pragma unroll
-        for (int k = 0; k < Outputs + Inputs; ++k) offsets[u][k] += i * walk.strides[d][k];
-      }
-    }
-    P in[kUnroll][Inputs];
+  for (int d = 0; d < walk.dims; ++d) {
+    const auto& dim = walk.by_dim[d];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
+      const uint32_t above = d < walk.dims - 1 ? dim.size(rest[u]) : 0;
+      const uint32_t i = rest[u] - above * dim.size.divisor;
+      rest[u] = above;
 #pragma unroll
-      for (int k = 0; k < Inputs; ++k) {
-        const T* at = static_cast<const T*>(walk.pointers.in[k]) + offsets[u][Outputs + k];
-        if (P::kSize > 1 && (walk.same_along_pack >> k & 1)) {
-          const T value = *at;
+      for (int k = 0; k < Outputs + Inputs; ++k) offsets[u][k] += i * dim.strides[k];
+    }
+  }
+  P in[kUnroll][Inputs];
 #pragma unroll
-          for (int v = 0; v < P::kSize; ++v) in[u][k].values[v] = value;
-        } else {
-          in[u][k] = *reinterpret_cast<const P*>(at);
-        }
+  for (int u = 0; u < kUnroll; ++u) {
+#pragma unroll
+    for (int k = 0; k < Inputs; ++k) {
+      const T* at = static_cast<const T*>(walk.pointers.in[k]) + offsets[u][Outputs + k];
+      if (P::kSize > 1 && (walk.same_along_pack >> k & 1)) {
+        const T value = *at;
+#pragma unroll
+        for (int v = 0; v < P::kSize; ++v) in[u][k].values[v] = value;
+      } else {
+        in[u][k] = *reinterpret_cast<const P*>(at);
       }
     }
+  }
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (tile + u * kElementwiseThreads + threadIdx.x >= walk.packs) break;
-      P out[Outputs];
-      apply(f, in[u], out);
+  for (int u = 0; u < kUnroll; ++u) {
+    if (first + u * kElementwiseThreads >= walk.packs) break;
+    P out[Outputs];
+    apply(f, in[u], out);
 #pragma unroll
-      for (int k = 0; k < Outputs; ++k) {
-        T* at = static_cast<T*>(walk.pointers.out[k]) + offsets[u][k];
-        *reinterpret_cast<P*>(at) = out[k];
-      }
+    for (int k = 0; k < Outputs; ++k) {
+      T* at = static_cast<T*>(walk.pointers.out[k]) + offsets[u][k];
+      *reinterpret_cast<P*>(at) = out[k];
     }
   }
 }

@@ -29,10 +29,10 @@ struct RowSumsConfig {
 };
 
 // A row is split while blocks are fewer than two waves of four on each of 132 SMs
-// and a split gives each thread eight 16-byte loads: its partial sums are added
+// and a split gives each thread four 16-byte loads: its partial sums are added
 // by a second kernel, whose launch less work would not pay for.
 inline RowSumsConfig row_sums_config(const RowSums& p) {
-  constexpr int64_t kSms = 132, kBlocks = 2 * 4 * kSms, kSplitBytes = 128 * kSumThreads;
+  constexpr int64_t kSms = 132, kBlocks = 2 * 4 * kSms, kSplitBytes = 64 * kSumThreads;
   const int64_t bytes = p.n * size_of(p.rows.dtype);
   RowSumsConfig config;
   if (p.n > 1 && p.stride != 1) {

@@ -1,0 +1,100 @@
+// What the launch configurations are for a few problems, one line each. They are
+// values chosen without a GPU; test_launch_config.py says what they should be.
+#include "../src/kernels/normalize_volume.cu"
+// Both keep the name to themselves.
+#define kThreads kGrayThreads
+#include "../src/kernels/rgb_to_gray.cu"
+#undef kThreads
+
+#include <cstdio>
+
+#include "elementwise.cuh"
+#include "reduce.h"
+
+namespace {
+
+void* address(int64_t misaligned) { return reinterpret_cast<void*>(4096 + misaligned); }
+
+void elementwise(const char* name, int64_t rows, int64_t columns, int64_t row_stride,
+                 int64_t misaligned, DType dtype) {
+  Strided<1> p;
+  p.dtype = dtype;
+  p.numel = rows * columns;
+  p.dims = 2;
+  p.sizes = {columns, rows};
+  p.operands[0] = {address(0), {1, columns}};
+  p.operands[1] = {address(misaligned), {1, row_stride}};
+  p.coalesce();
+  const auto c = elementwise_config(p, int(size_of(dtype)));
+  const char* paths[] = {"flat", "rows", "points"};
+  std::printf("%s: %s, unroll %d, tile %lld, blocks %lld\n", name, paths[c.path], c.unroll,
+              (long long)c.tile, (long long)c.blocks);
+}
+
+void rows(const char* name, int64_t count, int64_t n, int64_t stride, DType dtype) {
+  RowSums p;
+  p.rows.dtype = dtype;
+  p.rows.add_dim(count, stride == 1 ? n : 1);
+  p.n = n;
+  p.stride = stride;
+  const auto c = row_sums_config(p);
+  std::printf("%s: %s, lanes %d, splits %lld, blocks %lld\n", name,
+              c.path == RowSumsConfig::kStrided ? "strided" : "runs", c.lanes, (long long)c.splits,
+              (long long)c.blocks);
+}
+
+void gray(const char* name, int64_t pixels, int64_t step, int64_t channel, int64_t misaligned) {
+  RgbToGray p;
+  p.pixels.data = address(misaligned);
+  p.pixels.dtype = DType::kUInt8;
+  p.pixels.add_dim(pixels, step);
+  p.channel = channel;
+  const auto c = rgb_to_gray_config(p);
+  const char* paths[] = {"interleaved", "planar", "scalar"};
+  std::printf("%s: %s, pixels %d, blocks %lld\n", name, paths[c.path], c.pixels,
+              (long long)c.blocks);
+}
+
+void volume(const char* name, int64_t volumes, int64_t each, bool own_statistics,
+            int64_t misaligned) {
+  NormalizeVolume p;
+  p.voxels.data = address(misaligned);
+  p.voxels.dtype = DType::kUInt16;
+  p.voxels.add_dim(volumes * each, 1);
+  p.volumes = volumes;
+  p.each = each;
+  p.own_statistics = own_statistics;
+  const auto c = normalize_config(p, 132);
+  std::printf("%s: %s, team %lld, blocks %lld\n", name, c.packed ? "packed" : "scalar",
+              (long long)c.team, (long long)c.blocks);
+}
+
+}  // namespace
+
+int main() {
+  const int64_t M = 1 << 20;
+  elementwise("dense f32 1K", 1, 1024, 1024, 0, DType::kFloat32);
+  elementwise("dense f32 256M", 1, 256 * M, 256 * M, 0, DType::kFloat32);
+  elementwise("dense bf16 1M", 1, M, M, 0, DType::kBFloat16);
+  elementwise("dense bf16 8M", 1, 8 * M, 8 * M, 0, DType::kBFloat16);
+  elementwise("dense, off by one", 1, M, M, 4, DType::kFloat32);
+  elementwise("rows of a wider matrix", 4096, 1024, 2048, 0, DType::kFloat32);
+  elementwise("rows of an odd width", 4096, 1023, 2048, 0, DType::kFloat32);
+  rows("many short rows", 1 << 20, 31, 1, DType::kFloat32);
+  rows("rows of 16 KB", 4096, 4096, 1, DType::kFloat32);
+  rows("few rows of 16 KB", 16, 4096, 1, DType::kFloat32);
+  rows("32 long rows", 32, 2 * M, 1, DType::kFloat32);
+  rows("one row of 1 KB", 1, 256, 1, DType::kFloat32);
+  rows("columns", 4096, 4096, 4096, DType::kFloat32);
+  gray("720p", 720 * 1280, 3, 1, 0);
+  gray("8K", 4320 * 7680, 3, 1, 0);
+  gray("planar 720p", 720 * 1280, 1, 720 * 1280, 0);
+  gray("off by one byte, gray", 720 * 1280, 3, 1, 1);
+  gray("nothing", 0, 3, 1, 0);
+  volume("64^3 by a maximum", 1, 64 * 64 * 64, false, 0);
+  volume("64^3 by its own statistics", 1, 64 * 64 * 64, true, 0);
+  volume("512^3 by its own statistics", 1, 128 * M, true, 0);
+  volume("1000 of 8^3", 1000, 512, true, 0);
+  volume("2000 of 8^3", 2000, 512, true, 0);
+  volume("off by one byte, volume", 1, 64 * 64 * 64, true, 2);
+}

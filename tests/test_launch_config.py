@@ -1,0 +1,65 @@
+"""Launch configurations are values: what the kernels would do, without a GPU to do it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cuda_ops import toolchain
+
+HERE = Path(__file__).parent
+
+EXPECTED = {
+    # 128 threads, one 16-byte access each; two where one input has two bytes an element.
+    "dense f32 1K": "flat, unroll 1, tile 512, blocks 2",
+    "dense f32 256M": "flat, unroll 1, tile 512, blocks 524288",
+    "dense bf16 1M": "flat, unroll 1, tile 1024, blocks 1024",
+    "dense bf16 8M": "flat, unroll 2, tile 2048, blocks 4096",
+    "dense, off by one": "points, unroll 4, tile 512, blocks 2048",
+    "rows of a wider matrix": "rows, unroll 1, tile 512, blocks 8192",
+    "rows of an odd width": "points, unroll 4, tile 512, blocks 8184",
+    # A warp a row, a block where rows are long, several where they are few.
+    "many short rows": "runs, lanes 32, splits 1, blocks 131072",
+    "rows of 16 KB": "runs, lanes 32, splits 2, blocks 1024",
+    "few rows of 16 KB": "runs, lanes 256, splits 1, blocks 16",
+    "32 long rows": "runs, lanes 256, splits 32, blocks 1024",
+    "one row of 1 KB": "runs, lanes 32, splits 1, blocks 1",
+    "columns": "strided, lanes 8, splits 8, blocks 1024",
+    # Half as many pixels a thread where there are few.
+    "720p": "interleaved, pixels 8, blocks 900",
+    "8K": "interleaved, pixels 16, blocks 16200",
+    "planar 720p": "planar, pixels 8, blocks 900",
+    "off by one byte, gray": "scalar, pixels 1, blocks 7200",
+    "nothing": "scalar, pixels 1, blocks 0",
+    # Blocks that wait for each other are all resident: four on each of 132 multiprocessors.
+    "64^3 by a maximum": "packed, team 128, blocks 128",
+    "64^3 by its own statistics": "packed, team 32, blocks 32",
+    "512^3 by its own statistics": "packed, team 528, blocks 528",
+    "1000 of 8^3": "packed, team 1, blocks 1000",
+    "2000 of 8^3": "packed, team 1, blocks 2000",
+    "off by one byte, volume": "scalar, team 256, blocks 256",
+}
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    home = toolchain.cuda_home()
+    if home is None:
+        pytest.skip("needs nvcc")
+    program = tmp_path_factory.mktemp("launch_config") / "launch_config"
+    flags = ["-std=c++17", "--expt-relaxed-constexpr", "-arch=sm_90a", f"-I{HERE.parent}/src/utils"]
+    command = [home / "bin" / "nvcc", *flags, HERE / "launch_config.cu", "-o", program]
+    subprocess.run(command, check=True)
+    lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    return dict(line.split(": ", 1) for line in lines.splitlines())
+
+
+@pytest.mark.parametrize("problem", EXPECTED)
+def test_configuration(printed: dict[str, str], problem: str) -> None:
+    assert printed[problem] == EXPECTED[problem]
+
+
+def test_every_printed_problem_is_expected(printed: dict[str, str]) -> None:
+    assert printed.keys() == EXPECTED.keys()
