@@ -6,6 +6,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 from cuda_ops.errors import CudaOpsError
@@ -74,11 +77,14 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    reports = []
-    profile = PROFILES[arguments.profile]
-    for name in _names(arguments.ops):
-        print(f"checking {name}", file=sys.stderr, flush=True)
-        reports.append(check_op(name, profile=profile))
+    origin = Origin(tuple(arguments.root), arguments.file)
+    # Processes that are started afresh: CUDA does not survive a fork.
+    with ProcessPoolExecutor(arguments.jobs, get_context("spawn"), arrive, (origin,)) as pool:
+        checked = partial(check_op, profile=PROFILES[arguments.profile])
+        reports = []
+        for report in pool.map(checked, _names(arguments.ops)):
+            print(f"checked {report.op}", file=sys.stderr, flush=True)
+            reports.append(report)
     if arguments.json:
         print(json.dumps([report.as_json() for report in reports], indent=2))
     else:
@@ -130,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     table = commands.add_parser("report", parents=[common], help="a table operator x check")
     table.add_argument("ops", nargs="*", metavar="OP")
     table.add_argument("--profile", choices=PROFILES, default="ci")
+    table.add_argument("--jobs", type=int, default=1, help="operators at a time")
     table.add_argument("--json", action="store_true")
     table.set_defaults(run=_report)
 
