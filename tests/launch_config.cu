@@ -26,7 +26,7 @@ void elementwise(const char* name, int64_t rows, int64_t columns, int64_t row_st
   p.operands[1] = {address(misaligned), {1, row_stride}};
   p.coalesce();
   const auto c = elementwise_config(p, int(size_of(dtype)));
-  const char* paths[] = {"flat", "rows", "points"};
+  const char* paths[] = {"flat", "small", "rows", "points"};
   std::printf("%s: %s, unroll %d, tile %lld, blocks %lld\n", name, paths[c.path], c.unroll,
               (long long)c.tile, (long long)c.blocks);
 }

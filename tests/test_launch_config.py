@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 EXPECTED = {
     # 128 threads, one 16-byte access each; two where one input has two bytes an element.
-    "dense f32 1K": "flat, unroll 1, tile 512, blocks 2",
+    "dense f32 1K": "small, unroll 1, tile 128, blocks 8",
     "dense f32 256M": "flat, unroll 1, tile 512, blocks 524288",
     "dense bf16 1M": "flat, unroll 1, tile 1024, blocks 1024",
     "dense bf16 8M": "flat, unroll 2, tile 2048, blocks 4096",

@@ -20,6 +20,13 @@ namespace cuda_ops {
 // docs/kernels/elementwise.md has the table.
 constexpr int kElementwiseThreads = 128;
 constexpr int kPackBytes = 16;
+// Small tensors are cut into packs of these instead: more threads with less to
+// do one after the other, as long as all of them run at once on 132 SMs.
+constexpr int kSmallPackBytes = 4;
+constexpr int64_t kSmallBytes = int64_t(1) << 20;
+constexpr int small_pack_bytes(int element_bytes) {
+  return element_bytes > kSmallPackBytes ? element_bytes : kSmallPackBytes;
+}
 
 // Accesses per input that one thread issues before it uses any. One input of two
 // bytes per element has the most arithmetic per access; large tensors of it gain
@@ -31,13 +38,18 @@ constexpr int unroll_for(int bytes, int element_bytes, int inputs) {
 constexpr int64_t kUnrollFrom = int64_t(1) << 23;  // elements; below, SMs would idle
 
 struct ElementwiseConfig {
-  // kFlat: the index is the offset, 16-byte accesses. kRows: the index is taken
-  // apart, 16-byte accesses along the fastest dim. kPoints: one by one.
-  enum Path { kFlat, kRows, kPoints } path = kFlat;
+  // kFlat: the index is the offset, 16-byte accesses. kSmall: the same with 4-byte
+  // ones. kRows: the index is taken apart, 16-byte accesses along the fastest
+  // dim. kPoints: one by one.
+  enum Path { kFlat, kSmall, kRows, kPoints } path = kFlat;
   int unroll = 1;
   int64_t tile = 0;  // elements per block
   int64_t blocks = 0;
 };
+
+constexpr bool is_flat(ElementwiseConfig::Path path) {
+  return path == ElementwiseConfig::kFlat || path == ElementwiseConfig::kSmall;
+}
 
 // Whether packs of `pack` elements along the fastest dim are whole and aligned.
 // An input that is the same all along that dim is read as one element instead.
@@ -67,11 +79,14 @@ ElementwiseConfig elementwise_config(const Strided<Inputs, Outputs>& problem, in
     aligned = aligned && reinterpret_cast<uintptr_t>(operand.data) % kPackBytes == 0;
   }
   Config config;
-  config.path = aligned && problem.is_flat()     ? Config::kFlat
+  const bool small = problem.numel * element_bytes <= kSmallBytes;
+  config.path = aligned && problem.is_flat()     ? (small ? Config::kSmall : Config::kFlat)
                 : has_packed_rows(problem, pack) ? Config::kRows
                                                  : Config::kPoints;
-  const int bytes = config.path == Config::kPoints ? element_bytes : kPackBytes;
-  const bool whole = config.path != Config::kFlat || problem.numel >= kUnrollFrom;
+  const int bytes = config.path == Config::kSmall    ? small_pack_bytes(element_bytes)
+                    : config.path == Config::kPoints ? element_bytes
+                                                     : kPackBytes;
+  const bool whole = !is_flat(config.path) || problem.numel >= kUnrollFrom;
   config.unroll = whole ? unroll_for(bytes, element_bytes, Inputs) : 1;
   config.tile = int64_t(kElementwiseThreads) * (bytes / element_bytes) * config.unroll;
   config.blocks = (problem.numel + config.tile - 1) / config.tile;
@@ -148,11 +163,11 @@ __device__ void apply(const F& f, const Pack<T, kBytes> (&in)[Inputs],
 
 // --- flat: the index is the offset --------------------------------------------
 
-template <class T, int Inputs, int Outputs, class F>
+template <int kBytes, class T, int Inputs, int Outputs, class F>
 __global__ void __launch_bounds__(kElementwiseThreads)
     flat_kernel(Pointers<Inputs, Outputs> pointers, int64_t numel, int unroll, F f) {
-  using P = Pack<T, kPackBytes>;
-  constexpr int kUnroll = unroll_for(kPackBytes, sizeof(T), Inputs);
+  using P = Pack<T, kBytes>;
+  constexpr int kUnroll = kBytes < kPackBytes ? 1 : unroll_for(kBytes, sizeof(T), Inputs);
   const int64_t packs = numel / P::kSize;
   const int64_t first = int64_t(blockIdx.x) * (kElementwiseThreads * unroll) + threadIdx.x;
 
@@ -295,7 +310,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 // The kernels of one dtype, by address: everything from here on is compiled
 // once per number of operands, not once per dtype and function.
 struct ElementwiseKernels {
-  const void* by_path[3] = {};  // indexed by ElementwiseConfig::Path
+  const void* by_path[4] = {};  // indexed by ElementwiseConfig::Path
   int element_bytes = 0;
 };
 
@@ -303,7 +318,7 @@ template <int Inputs, int Outputs>
 cudaError_t launch_elementwise(Strided<Inputs, Outputs> problem, const ElementwiseKernels& kernels,
                                void* f, cudaStream_t stream) {
   const ElementwiseConfig config = elementwise_config(problem, kernels.element_bytes);
-  if (config.path != ElementwiseConfig::kFlat && !problem.fits(INT32_MAX)) {
+  if (!is_flat(config.path) && !problem.fits(INT32_MAX)) {
     // 64-bit division would cost 100 instructions per dim and element. Two
     // halves with 32-bit indices cost one more launch.
     Strided<Inputs, Outputs> upper = problem.split();
@@ -312,7 +327,7 @@ cudaError_t launch_elementwise(Strided<Inputs, Outputs> problem, const Elementwi
   }
   const void* kernel = kernels.by_path[config.path];
   const dim3 blocks(static_cast<unsigned>(config.blocks)), threads(kElementwiseThreads);
-  if (config.path == ElementwiseConfig::kFlat) {
+  if (is_flat(config.path)) {
     Pointers<Inputs, Outputs> pointers(problem);
     int unroll = config.unroll;
     void* arguments[] = {&pointers, &problem.numel, &unroll, f};
@@ -332,11 +347,12 @@ cudaError_t map_cuda(const Strided<Inputs, Outputs>& problem, cudaStream_t strea
   ElementwiseKernels kernels;
   const cudaError_t error = visit_floating(problem.dtype, [&](auto tag) {
     using T = decltype(tag);
-    auto* flat = flat_kernel<T, Inputs, Outputs, F>;
+    auto* flat = flat_kernel<kPackBytes, T, Inputs, Outputs, F>;
+    auto* small = flat_kernel<small_pack_bytes(sizeof(T)), T, Inputs, Outputs, F>;
     auto* rows = strided_kernel<kPackBytes, T, Inputs, Outputs, F>;
     auto* points = strided_kernel<sizeof(T), T, Inputs, Outputs, F>;
-    kernels = {{reinterpret_cast<const void*>(flat), reinterpret_cast<const void*>(rows),
-                reinterpret_cast<const void*>(points)},
+    kernels = {{reinterpret_cast<const void*>(flat), reinterpret_cast<const void*>(small),
+                reinterpret_cast<const void*>(rows), reinterpret_cast<const void*>(points)},
                sizeof(T)};
     return cudaSuccess;
   });
