@@ -7,6 +7,7 @@ run of an environment where cuda_ops is installed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,8 @@ class _Item(pytest.Item):
         super().__init__(name, parent, nodeid=name, **extra)
 
     def _settle(self, entry: CheckEntry) -> None:
-        self.user_properties.append(("cuda_ops_entry", entry))
+        # As plain values, which pytest-xdist can send.
+        self.user_properties.append(("cuda_ops_entry", asdict(entry)))
         if entry.passed is None:
             pytest.skip(entry.detail)
         if not entry.passed:
@@ -201,17 +203,18 @@ def _regressions(config: pytest.Config, names: list[str]) -> list[tuple[int, str
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What was checked, in one line, and what was not run, by reason."""
-    from_reports = [
+    found = [
         value
         for reports in terminalreporter.stats.values()
         for report in reports
         for key, value in getattr(report, "user_properties", ())
         if key == "cuda_ops_entry" and getattr(report, "when", "") == "call"
     ]
-    if from_reports:
-        from cuda_ops.testing.report import counts, not_run_counts
+    if found:
+        from cuda_ops.testing.report import CheckEntry, counts, not_run_counts
 
+        entries = [CheckEntry(**value) for value in found]
         terminalreporter.section("cuda_ops")
-        terminalreporter.line(counts(from_reports))
-        for line in not_run_counts(from_reports):
+        terminalreporter.line(counts(entries))
+        for line in not_run_counts(entries):
             terminalreporter.line(line)

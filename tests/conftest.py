@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ import torch
 
 from cuda_ops import build as builder
 from cuda_ops.registry import registry
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # As many workers as cores: one thread for each, and for what it starts.
+    torch.set_num_threads(1)
+    os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 _BINDING = """
 #include "binding.h"
