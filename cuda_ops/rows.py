@@ -1,4 +1,4 @@
-"""What operators along a dim that is an argument have in common: ``bitonic_sort``, ``bitonic_topk``.
+"""What ``bitonic_sort`` and ``bitonic_topk`` have in common: the dim is an argument.
 
 Their results are values and indices whose elements along the dim are neighbours in memory, as
 ``sort_rows.h`` lays them out, and the gradient goes back to where the values came from.

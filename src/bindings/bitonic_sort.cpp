@@ -4,7 +4,7 @@
 
 using namespace cuda_ops;
 
-cudaError_t bitonic_sort_plan(const SortRows& problem, SortConfig& config, int64_t& workspace);
+cudaError_t bitonic_sort_plan(const SortRows& problem, SortConfig& config);
 cudaError_t bitonic_sort_launch(const SortRows& problem, const SortConfig& config,
                                 cudaStream_t stream);
 
@@ -43,8 +43,8 @@ std::tuple<Tensor, Tensor> bitonic_sort_cuda(const Tensor& x, int64_t dim, bool 
     refuse(kOp, "x", "fewer than 2^32 elements along the dim", "shape " + shape_name(x));
   }
   SortConfig config;
-  int64_t bytes = 0;
-  launch(kOp, x, [&](cudaStream_t) { return bitonic_sort_plan(out.problem, config, bytes); });
+  launch(kOp, x, [&](cudaStream_t) { return bitonic_sort_plan(out.problem, config); });
+  const int64_t bytes = sort_workspace_bytes(config, out.problem.n, size_of(dtype_of(x)));
   // Freed when this returns: torch's allocator gives it to later work of this stream only.
   const Tensor workspace = bytes > 0 ? empty({bytes}, DType::kUInt8, x) : out.values;
   out.problem.workspace = workspace.mutable_data_ptr();

@@ -4,19 +4,13 @@
 //
 //   up to 1024    a warp sorts a row or several in registers (sort_network.cuh)
 //   up to 32768   a block sorts runs of 1024 so, and merges them in shared memory
-//   longer        CUB's radix sort (sort_radix.cuh)
+//   longer        a radix sort of all rows together (sort_radix.cuh)
 #include "sort_network.cuh"
 #include "sort_radix.cuh"
 
 using namespace cuda_ops;
 
 namespace {
-
-// The element with this key: made from it, or read again where others share the key.
-template <class U>
-__device__ U value_of(U key, const Order<U>& order, const U* row, int index) {
-  return order.is_unique(key) ? order.bits(key) : row[index];
-}
 
 // --- rows of up to 1024: several per warp if they are short ------------------------
 
@@ -207,8 +201,8 @@ cudaError_t launch_warps(const SortRows& p, const SortConfig& config, cudaStream
 template <class U>
 cudaError_t launch_blocks(const SortRows& p, const SortConfig& config, cudaStream_t stream) {
   const auto kernel = config.items == 32 ? block_sort_kernel<U, 32> : block_sort_kernel<U, 64>;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                 int(config.shared_bytes));
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(config.shared_bytes));
   if (error != cudaSuccess) return error;
   kernel<<<unsigned(config.blocks), config.threads, config.shared_bytes, stream>>>(
       p, order_of<U>(p.rows.dtype, p.descending));
@@ -221,17 +215,7 @@ cudaError_t launch_sort(const SortRows& p, const SortConfig& config, cudaStream_
     case SortConfig::kNothing: return cudaSuccess;
     case SortConfig::kWarp: return launch_warps<U>(p, config, stream);
     case SortConfig::kBlock: return launch_blocks<U>(p, config, stream);
-    default: return launch_radix<U>(p, config, stream);
-  }
-}
-
-template <class Body>
-cudaError_t visit_width(const SortRows& p, Body&& body) {
-  switch (size_of(p.rows.dtype)) {
-    case 1: return body(uint8_t{});
-    case 2: return body(uint16_t{});
-    case 4: return body(uint32_t{});
-    case 8: return body(uint64_t{});
+    case SortConfig::kRadix: return launch_radix<U>(p, config, stream);
     default: return cudaErrorInvalidValue;
   }
 }
@@ -240,28 +224,23 @@ cudaError_t visit_width(const SortRows& p, Body&& body) {
 
 // ----------------------------------------------------------------------------------
 
-// How, and with how many bytes of workspace, on the current device.
-cudaError_t bitonic_sort_plan(const SortRows& problem, SortConfig& config, int64_t& workspace) {
+// How on the current device.
+cudaError_t bitonic_sort_plan(const SortRows& p, SortConfig& config) {
   int device = 0, shared_memory = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   }
-  if (error != cudaSuccess) return error;
-  config = sort_config(problem.rows.numel, problem.n, size_of(problem.rows.dtype), shared_memory);
-  workspace = 0;
-  if (config.path < SortConfig::kRadix) return cudaSuccess;
-  return visit_width(problem, [&](auto width) {
-    RadixBuffers<decltype(width)> buffers;
-    const cudaError_t error = radix_buffers(problem, config, buffers);
-    workspace = buffers.bytes;
-    return error;
-  });
+  config = sort_config(p.rows.numel, p.n, size_of(p.rows.dtype), shared_memory);
+  return error;
 }
 
-cudaError_t bitonic_sort_launch(const SortRows& problem, const SortConfig& config,
-                                cudaStream_t stream) {
-  return visit_width(problem, [&](auto width) {
-    return launch_sort<decltype(width)>(problem, config, stream);
-  });
+cudaError_t bitonic_sort_launch(const SortRows& p, const SortConfig& config, cudaStream_t stream) {
+  switch (size_of(p.rows.dtype)) {
+    case 1: return launch_sort<uint8_t>(p, config, stream);
+    case 2: return launch_sort<uint16_t>(p, config, stream);
+    case 4: return launch_sort<uint32_t>(p, config, stream);
+    case 8: return launch_sort<uint64_t>(p, config, stream);
+    default: return cudaErrorInvalidValue;
+  }
 }

@@ -14,7 +14,7 @@ struct SortRows {
   bool descending = false;
   void* values = nullptr;  // of the dtype of rows
   int64_t* indices = nullptr;
-  void* workspace = nullptr;  // as many bytes as sort_config() says
+  void* workspace = nullptr;  // as many bytes as sort_workspace_bytes() says
 };
 
 // --- the order: bits of any dtype as unsigned integers that compare alike ------
@@ -77,13 +77,14 @@ constexpr int kSortRun = 1024;     // elements that a warp sorts at once
 constexpr int kSortThreads = 512;  // at most, of a block that sorts a row
 
 struct SortConfig {
-  enum Path { kNothing, kWarp, kBlock, kRadix, kSegments } path = kNothing;
+  enum Path { kNothing, kWarp, kBlock, kRadix } path = kNothing;
   int width = 0;             // kWarp: the row's length, rounded up to a size there is code for
   int items = 0;             // kBlock: elements of a thread
   int threads = 0;           // of a block
   int64_t blocks = 0;        //
   int64_t shared_bytes = 0;  // kBlock
-  int64_t rows_at_once = 0;  // kRadix and kSegments
+  int64_t rows_at_once = 0;  // kRadix
+  int64_t tiles = 0;         // kRadix: of a row
 };
 
 // Keys of up to 16 bits share a 32-bit word with the index, in the sorted list
@@ -95,8 +96,14 @@ constexpr int64_t sort_shared_bytes(int64_t elements, int64_t size) {
   return list + list / 32 + (size <= 2 ? 0 : elements * size);
 }
 
-// Elements that the radix sort takes at once: what its workspace is bounded by.
+// Elements that the radix sort takes at once: what its workspace is bounded by,
+// if a row is no longer.
 constexpr int64_t kRadixElements = int64_t(1) << 28;
+constexpr int kRadixThreads = 512;
+
+// Keys of a block, by their size.
+template <int kSize>
+constexpr int kRadixTile = kSize == 8 ? 4096 : 8192;
 
 constexpr SortConfig sort_config(int64_t rows, int64_t n, int64_t size, int64_t shared_memory) {
   SortConfig config;
@@ -121,14 +128,34 @@ constexpr SortConfig sort_config(int64_t rows, int64_t n, int64_t size, int64_t 
     config.shared_bytes = shared_bytes;
     return config;
   }
-  // A pass over one row takes all the GPU if it is long; otherwise all rows make
-  // the pass together, a block each.
-  const bool together = rows > 1 && n < (1 << 20);
-  config.path = together ? SortConfig::kSegments : SortConfig::kRadix;
-  config.rows_at_once = 1;
-  if (together && kRadixElements / n > 1) config.rows_at_once = kRadixElements / n;
+  const int64_t tile = size == 8 ? kRadixTile<8> : kRadixTile<4>;
+  config.path = SortConfig::kRadix;
+  config.threads = kRadixThreads;
+  config.tiles = (n + tile - 1) / tile;
+  config.rows_at_once = kRadixElements / n > 1 ? kRadixElements / n : 1;
   if (config.rows_at_once > rows) config.rows_at_once = rows;
+  config.blocks = config.rows_at_once * config.tiles;
   return config;
+}
+
+// Where the parts of a radix sort's workspace begin, and how long it is. Sums of
+// the digits come first; one pass needs no second place for keys and indices.
+struct RadixWorkspace {
+  int64_t counts = 0, keys = 0, indices = 0, bytes = 0;
+};
+
+constexpr RadixWorkspace radix_workspace(const SortConfig& config, int64_t n, int64_t size) {
+  const int64_t elements = size == 1 ? 0 : config.rows_at_once * n;
+  RadixWorkspace w;
+  w.counts = config.rows_at_once * 256 * 4;
+  w.keys = w.counts + w.counts * config.tiles;
+  w.indices = w.keys + (elements * size + 255) / 256 * 256;
+  w.bytes = w.indices + elements * 4;
+  return w;
+}
+
+constexpr int64_t sort_workspace_bytes(const SortConfig& config, int64_t n, int64_t size) {
+  return config.path == SortConfig::kRadix ? radix_workspace(config, n, size).bytes : 0;
 }
 
 }  // namespace cuda_ops

@@ -1,4 +1,4 @@
-// Sorting in registers: a network on 32-bit words over the lanes of a warp, and
+// Sorting in registers: a network on words over the lanes of a warp, and
 // on top of it a stable sort of up to 1024 keys of any width.
 //
 // A word is as many bits of a key as fit beside the key's position. Words are
@@ -16,19 +16,46 @@
 
 namespace cuda_ops {
 
+// The element with this key: made from it, or read again where others share the key.
+template <class U>
+__device__ U value_of(U key, const Order<U>& order, const U* row, int64_t index) {
+  return order.is_unique(key) ? order.bits(key) : row[index];
+}
+
 // --- the network ---------------------------------------------------------------
 
-__device__ inline void compare_exchange(uint32_t& a, uint32_t& b) {
-  const uint32_t low = min(a, b);
-  b = max(a, b);
+template <class W>
+__device__ W lower(W a, W b) {
+  return a < b ? a : b;
+}
+template <class W>
+__device__ W higher(W a, W b) {
+  return a < b ? b : a;
+}
+
+template <class W>
+__device__ void compare_exchange(W& a, W& b) {
+  const W low = lower(a, b);
+  b = higher(a, b);
   a = low;
+}
+
+// The word of the lane whose number differs in the bits of `mask`.
+template <class W>
+__device__ W exchange(W word, int mask) {
+  if constexpr (sizeof(W) == 16) {
+    const uint64_t low = __shfl_xor_sync(~0u, uint64_t(word), mask);
+    return W(__shfl_xor_sync(~0u, uint64_t(word >> 64), mask)) << 64 | low;
+  } else {
+    return __shfl_xor_sync(~0u, word, mask);
+  }
 }
 
 // Batcher's odd-even merge sort: of 32 words 191 comparisons, bitonic 240. A
 // template for each step: the compiler gives up on unrolling these loops, and
 // registers must have constant indices.
-template <int kSize, int kStep, int R>
-__device__ void sort_registers(uint32_t (&words)[R]) {
+template <int kSize, int kStep, class W, int R>
+__device__ void sort_registers(W (&words)[R]) {
 #pragma unroll
   for (int i = 0; i + kStep < R; ++i) {
     const int from = i - kStep % kSize;
@@ -48,27 +75,27 @@ __device__ void sort_registers(uint32_t (&words)[R]) {
 // number l * R + r. Merges are bitonic, so that the last log2(R) steps of each
 // stay within a lane; the first compares with the mirror image, so that all
 // steps have the same direction.
-template <int R, int L>
-__device__ void sort_network(uint32_t (&words)[R]) {
+template <int R, int L, class W>
+__device__ void sort_network(W (&words)[R]) {
   sort_registers<1, 1>(words);
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int lanes = 2; lanes <= L; lanes *= 2) {
-    const bool lower = (lane & (lanes / 2)) == 0;
+    const bool low = (lane & (lanes / 2)) == 0;
 #pragma unroll
     for (int r = 0; r < R / 2; ++r) {
-      const uint32_t mirror = __shfl_xor_sync(~0u, words[R - 1 - r], lanes - 1);
-      const uint32_t other = __shfl_xor_sync(~0u, words[r], lanes - 1);
-      words[r] = lower ? min(words[r], mirror) : max(words[r], mirror);
-      words[R - 1 - r] = lower ? min(words[R - 1 - r], other) : max(words[R - 1 - r], other);
+      const W mirror = exchange(words[R - 1 - r], lanes - 1);
+      const W other = exchange(words[r], lanes - 1);
+      words[r] = low ? lower(words[r], mirror) : higher(words[r], mirror);
+      words[R - 1 - r] = low ? lower(words[R - 1 - r], other) : higher(words[R - 1 - r], other);
     }
 #pragma unroll
     for (int step = lanes / 4; step > 0; step /= 2) {
       const bool low = (lane & step) == 0;
 #pragma unroll
       for (int r = 0; r < R; ++r) {
-        const uint32_t other = __shfl_xor_sync(~0u, words[r], step);
-        words[r] = low ? min(words[r], other) : max(words[r], other);
+        const W other = exchange(words[r], step);
+        words[r] = low ? lower(words[r], other) : higher(words[r], other);
       }
     }
 #pragma unroll

@@ -1,149 +1,280 @@
-// Long rows: CUB's radix sort, fed with keys in the order of sort.h and 32-bit
-// indices, so that a pass moves 4 bytes less per index than torch's, and 8- and
-// 16-bit keys take one and two passes. Its headers take most of the build.
+// Long rows: a radix sort of 8 bits a pass, by three kernels each. Tiles count
+// their digits, the counts are added up, tiles are sorted by digit in shared
+// memory and go where the sums say. Nothing waits for another block, and the same
+// input takes the same way every time.
+//
+// The first pass reads the input itself and knows the indices without reading any,
+// the last one writes the results: 28 bytes a 16-bit key in two passes, 80 a 32-bit
+// key in four. A library's sort of pairs is fed with indices and a copy of the
+// keys first, and its indices are widened in the end.
 #pragma once
 
-#include <cub/device/device_radix_sort.cuh>
-#include <cub/device/device_segmented_radix_sort.cuh>
+#include <cuda_runtime.h>
 
-#include "sort.h"
+#include "sort_network.cuh"
 
 namespace cuda_ops {
 
-constexpr int kRadixThreads = 256, kRadixItems = 8;
-
-// Rows first, first + 1, ...: the keys, each element's place in its row, and
-// where rows begin, the last one's end included.
+// What one pass reads and writes. Without `keys` it is the first one, without
+// `out_keys` the last.
 template <class U>
-__global__ void __launch_bounds__(kRadixThreads)
-    radix_keys_kernel(const __grid_constant__ SortRows p, const Order<U> order, int64_t first,
-                      int64_t count, U* keys, uint32_t* indices, int* starts) {
-  const int64_t base = int64_t(blockIdx.x) * kRadixThreads * kRadixItems + threadIdx.x;
-  const U* data = static_cast<const U*>(p.rows.data);
-  U loaded[kRadixItems];
-#pragma unroll
-  for (int k = 0; k < kRadixItems; ++k) {
-    const int64_t i = base + k * kRadixThreads;
-    const int64_t row = count > p.n ? i / p.n : 0;
-    loaded[k] = i < count ? data[p.rows.offset_at(first + row) + i - row * p.n] : U(0);
-  }
-#pragma unroll
-  for (int k = 0; k < kRadixItems; ++k) {
-    const int64_t i = base + k * kRadixThreads;
-    if (i >= count) break;
-    const int64_t row = count > p.n ? i / p.n : 0;
-    keys[i] = order.key(loaded[k]);
-    indices[i] = uint32_t(i - row * p.n);
-    if (starts != nullptr && i == row * p.n) starts[row] = int(i);
-    if (starts != nullptr && i == count - 1) starts[row + 1] = int(count);
-  }
-}
-
-template <class U>
-__global__ void __launch_bounds__(kRadixThreads)
-    radix_values_kernel(const __grid_constant__ SortRows p, const Order<U> order, int64_t first,
-                        int64_t count, const U* keys, const uint32_t* indices) {
-  const int64_t base = int64_t(blockIdx.x) * kRadixThreads * kRadixItems + threadIdx.x;
-  const U* data = static_cast<const U*>(p.rows.data);
-#pragma unroll
-  for (int k = 0; k < kRadixItems; ++k) {
-    const int64_t i = base + k * kRadixThreads;
-    if (i >= count) break;
-    const U key = keys[i];
-    const uint32_t index = indices[i];
-    U value = order.bits(key);
-    if (!order.is_unique(key)) {
-      value = data[p.rows.offset_at(first + (count > p.n ? i / p.n : 0)) + index];
-    }
-    static_cast<U*>(p.values)[first * p.n + i] = value;
-    p.indices[first * p.n + i] = index;
-  }
-}
-
-// Each sort goes back and forth between two buffers. One of the keys' is the
-// output of values, one of the indices' that of indices; the workspace holds the
-// other ones, where rows begin, and what CUB needs.
-template <class U>
-struct RadixBuffers {
-  U *keys = nullptr, *other_keys = nullptr;
-  uint32_t *indices = nullptr, *other_indices = nullptr;
-  int* starts = nullptr;
-  void* temporary = nullptr;
-  size_t temporary_bytes = 0;
-  int64_t bytes = 0;
+struct RadixPass {
+  const U* keys = nullptr;
+  const uint32_t* indices = nullptr;
+  U* out_keys = nullptr;
+  uint32_t* out_indices = nullptr;
+  uint32_t* counts = nullptr;  // of row, digit and tile; then of what is before it in its digit
+  uint32_t* totals = nullptr;  // of row and digit
+  int64_t first = 0;           // row
+  int tiles = 0;               // of a row
+  int shift = 0;
 };
 
 template <class U>
-cudaError_t radix_sort(const SortConfig& config, RadixBuffers<U>& b, int64_t n, int64_t rows,
-                       bool& swapped, cudaStream_t stream) {
-  cub::DoubleBuffer<U> keys(b.keys, b.other_keys);
-  cub::DoubleBuffer<uint32_t> indices(b.indices, b.other_indices);
-  const cudaError_t error =
-      config.path == SortConfig::kSegments
-          ? cub::DeviceSegmentedRadixSort::SortPairs(b.temporary, b.temporary_bytes, keys, indices,
-                                                     int(rows * n), int(rows), b.starts,
-                                                     b.starts + 1, 0, 8 * sizeof(U), stream)
-          : cub::DeviceRadixSort::SortPairs(b.temporary, b.temporary_bytes, keys, indices,
-                                            uint32_t(n), 0, 8 * sizeof(U), stream);
-  swapped = keys.selector != 0;
-  return error;
+constexpr int kRadixItems = kRadixTile<sizeof(U)> / kRadixThreads;
+
+// The tile's row, its first element there, and how many it has.
+template <class U>
+struct RadixTile {
+  int64_t row, begin;
+  int tile, count;
+
+  __device__ RadixTile(const SortRows& p, const RadixPass<U>& pass)
+      : row(blockIdx.x / pass.tiles), tile(blockIdx.x % pass.tiles) {
+    constexpr int kTile = kRadixTile<sizeof(U)>;
+    begin = int64_t(tile) * kTile;
+    count = p.n - begin < kTile ? int(p.n - begin) : kTile;
+  }
+};
+
+// Keys of a thread: a warp has neighbours, and its round r comes before round r + 1.
+template <class U>
+__device__ void load_keys(U (&keys)[kRadixItems<U>], const SortRows& p, const Order<U>& order,
+                          const RadixPass<U>& pass, const RadixTile<U>& t) {
+  const int first = threadIdx.x / 32 * 32 * kRadixItems<U> + threadIdx.x % 32;
+  const U* from = pass.keys != nullptr
+                      ? pass.keys + t.row * p.n
+                      : static_cast<const U*>(p.rows.data) + p.rows.offset_at(pass.first + t.row);
+#pragma unroll
+  for (int r = 0; r < kRadixItems<U>; ++r) {
+    const int i = first + r * 32;
+    keys[r] = i < t.count ? from[t.begin + i] : U(0);
+  }
+  if (pass.keys != nullptr) return;
+#pragma unroll
+  for (int r = 0; r < kRadixItems<U>; ++r) keys[r] = order.key(keys[r]);
 }
 
 template <class U>
-cudaError_t radix_buffers(const SortRows& p, const SortConfig& config, RadixBuffers<U>& b) {
-  const int64_t count = config.rows_at_once * p.n;
-  bool swapped = false;
-  const cudaError_t error =
-      radix_sort<U>(config, b, p.n, config.rows_at_once, swapped, nullptr);
-  char* at = static_cast<char*>(p.workspace);
-  const auto take = [&](int64_t bytes) {
-    char* part = at + b.bytes;
-    b.bytes += (bytes + 255) / 256 * 256;
-    return part;
-  };
-  b.other_keys = reinterpret_cast<U*>(take(count * sizeof(U)));
-  b.other_indices = reinterpret_cast<uint32_t*>(take(count * 4));
-  b.starts = reinterpret_cast<int*>(take((config.rows_at_once + 1) * 4));
-  b.temporary = take(int64_t(b.temporary_bytes));
-  return error;
+__global__ void __launch_bounds__(kRadixThreads)
+    radix_count_kernel(const __grid_constant__ SortRows p, const Order<U> order,
+                       const RadixPass<U> pass) {
+  __shared__ uint32_t counts[256];
+  const RadixTile<U> t(p, pass);
+  if (threadIdx.x < 256) counts[threadIdx.x] = 0;
+  U keys[kRadixItems<U>];
+  load_keys(keys, p, order, pass, t);
+  __syncthreads();
+  const int first = threadIdx.x / 32 * 32 * kRadixItems<U> + threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < kRadixItems<U>; ++r) {
+    if (first + r * 32 < t.count) atomicAdd(&counts[uint32_t(keys[r] >> pass.shift) & 255], 1u);
+  }
+  __syncthreads();
+  if (threadIdx.x < 256) {
+    pass.counts[(t.row * 256 + threadIdx.x) * pass.tiles + t.tile] = counts[threadIdx.x];
+  }
 }
 
+// A warp for each row and digit: its counts become the sums of those before.
+constexpr int kScanWarps = 4, kScanItems = 8;
+
+__global__ inline void __launch_bounds__(32 * kScanWarps)
+    radix_scan_kernel(uint32_t* counts, uint32_t* totals, int tiles) {
+  const int64_t digit = int64_t(blockIdx.x) * kScanWarps + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  uint32_t* own = counts + digit * tiles;
+  uint32_t before = 0;
+  for (int begin = 0; begin < tiles; begin += 32 * kScanItems) {
+    uint32_t items[kScanItems], sum = 0;
+#pragma unroll
+    for (int k = 0; k < kScanItems; ++k) {
+      const int i = begin + lane * kScanItems + k;
+      items[k] = i < tiles ? own[i] : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < kScanItems; ++k) sum += items[k];
+    uint32_t up_to = sum;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const uint32_t other = __shfl_up_sync(~0u, up_to, step);
+      if (lane >= step) up_to += other;
+    }
+    uint32_t running = before + up_to - sum;
+#pragma unroll
+    for (int k = 0; k < kScanItems; ++k) {
+      const int i = begin + lane * kScanItems + k;
+      if (i < tiles) own[i] = running;
+      running += items[k];
+    }
+    before += __shfl_sync(~0u, up_to, 31);
+  }
+  if (lane == 0) totals[digit] = before;
+}
+
+// The sum of those before, over 256 threads of the block; all threads must call.
+__device__ inline uint64_t sum_before(uint64_t value) {
+  __shared__ uint64_t sums[8];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  uint64_t up_to = value;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint64_t other = __shfl_up_sync(~0u, up_to, step);
+    if (lane >= step) up_to += other;
+  }
+  if (lane == 31 && warp < 8) sums[warp] = up_to;
+  __syncthreads();
+  for (int w = 0; w < warp && w < 8; ++w) up_to += sums[w];
+  return up_to - value;
+}
+
+// Which lanes have the same digit.
+__device__ inline uint32_t same_digit(uint32_t digit) {
+  uint32_t same = ~0u;
+#pragma unroll
+  for (int bit = 0; bit < 8; ++bit) {
+    const bool set = digit >> bit & 1;
+    const uint32_t ballot = __ballot_sync(~0u, set);
+    same &= set ? ballot : ~ballot;
+  }
+  return same;
+}
+
+template <class U>
+struct RadixShared {
+  static constexpr int kTile = kRadixTile<sizeof(U)>;
+  U keys[kTile];
+  uint32_t indices[kTile];
+  uint16_t ranks[kRadixThreads / 32][256];  // of the next key of a warp with a digit
+  uint32_t places[256];                     // of the tile's first key with a digit, in the row
+};
+
+template <class U>
+__global__ void __launch_bounds__(kRadixThreads, 2)
+    radix_scatter_kernel(const __grid_constant__ SortRows p, const Order<U> order,
+                         const RadixPass<U> pass) {
+  constexpr int kItems = kRadixItems<U>, kWarps = kRadixThreads / 32;
+  extern __shared__ uint4 memory[];
+  auto& shared = *reinterpret_cast<RadixShared<U>*>(memory);
+  const RadixTile<U> t(p, pass);
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int first = warp * 32 * kItems + lane;
+  U keys[kItems];
+  load_keys(keys, p, order, pass, t);
+  for (int i = lane; i < 256; i += 32) shared.ranks[warp][i] = 0;
+  __syncwarp();
+
+  // What is behind the row's end has the last digit, and comes last among it.
+  uint16_t ranks[kItems];
+  const auto digit_of = [&](U key, int i) {
+    return i < t.count ? uint32_t(key >> pass.shift) & 255 : 255;
+  };
+#pragma unroll
+  for (int r = 0; r < kItems; ++r) {
+    const uint32_t digit = digit_of(keys[r], first + r * 32);
+    const uint32_t same = same_digit(digit);
+    const uint16_t before = shared.ranks[warp][digit];
+    ranks[r] = before + __popc(same & ((1u << lane) - 1));
+    __syncwarp();
+    if (same >> lane == 1) shared.ranks[warp][digit] = ranks[r] + 1;  // the last of them
+    __syncwarp();
+  }
+  __syncthreads();
+
+  // Both sums over the digits at once: of this tile, and of the whole row.
+  uint64_t counts = 0;
+  if (thread < 256) {
+    uint32_t of_tile = 0;
+    for (int w = 0; w < kWarps; ++w) {
+      const uint32_t of_warp = shared.ranks[w][thread];
+      shared.ranks[w][thread] = uint16_t(of_tile);
+      of_tile += of_warp;
+    }
+    counts = uint64_t(pass.totals[t.row * 256 + thread]) << 16 | of_tile;
+  }
+  counts = sum_before(counts);
+  if (thread < 256) {
+    const uint32_t in_tile = counts & 0xffff;
+    const uint32_t before = pass.counts[(t.row * 256 + thread) * pass.tiles + t.tile];
+    for (int w = 0; w < kWarps; ++w) shared.ranks[w][thread] += in_tile;
+    shared.places[thread] = uint32_t(counts >> 16) + before - in_tile;
+  }
+  __syncthreads();
+  // Read this late, since there are no registers for them before.
+  const uint32_t* indices = pass.keys != nullptr ? pass.indices + t.row * p.n + t.begin : nullptr;
+#pragma unroll
+  for (int r = 0; r < kItems; ++r) {
+    const int i = first + r * 32;
+    const int place = shared.ranks[warp][digit_of(keys[r], i)] + ranks[r];
+    shared.keys[place] = keys[r];
+    shared.indices[place] = indices != nullptr && i < t.count ? indices[i] : uint32_t(t.begin + i);
+  }
+  __syncthreads();
+
+  const U* row = static_cast<const U*>(p.rows.data) + p.rows.offset_at(pass.first + t.row);
+#pragma unroll 4
+  for (int i = thread; i < t.count; i += kRadixThreads) {
+    const U key = shared.keys[i];
+    const uint32_t index = shared.indices[i];
+    const uint32_t place = shared.places[uint32_t(key >> pass.shift) & 255] + i;
+    const int64_t out = t.row * p.n + place;
+    if (pass.out_keys != nullptr) {
+      pass.out_keys[out] = key;
+      pass.out_indices[out] = index;
+    } else {
+      static_cast<U*>(p.values)[pass.first * p.n + out] = value_of(key, order, row, index);
+      p.indices[pass.first * p.n + out] = index;
+    }
+  }
+}
+
+// Between two passes keys and indices are in the workspace, or in the memory of
+// the results, by turns; before the last one in the workspace.
 template <class U>
 cudaError_t launch_radix(const SortRows& p, const SortConfig& config, cudaStream_t stream) {
   const Order<U> order = order_of<U>(p.rows.dtype, p.descending);
-  RadixBuffers<U> b;
-  cudaError_t error = radix_buffers(p, config, b);
-  U* const spare_keys = b.other_keys;
-  uint32_t* const spare_indices = b.other_indices;
-  for (int64_t first = 0; first < p.rows.numel && error == cudaSuccess;
-       first += config.rows_at_once) {
-    const int64_t left = p.rows.numel - first;
+  char* at = static_cast<char*>(p.workspace);
+  const RadixWorkspace bytes = radix_workspace(config, p.n, sizeof(U));
+  U* keys = reinterpret_cast<U*>(at + bytes.keys);
+  auto* indices = reinterpret_cast<uint32_t*>(at + bytes.indices);
+  RadixPass<U> pass;
+  pass.counts = reinterpret_cast<uint32_t*>(at + bytes.counts);
+  pass.totals = reinterpret_cast<uint32_t*>(at);
+  pass.tiles = int(config.tiles);
+  const cudaError_t error =
+      cudaFuncSetAttribute(radix_scatter_kernel<U>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           int(sizeof(RadixShared<U>)));
+  if (error != cudaSuccess) return error;
+  for (pass.first = 0; pass.first < p.rows.numel; pass.first += config.rows_at_once) {
+    const int64_t left = p.rows.numel - pass.first;
     const int64_t rows = left < config.rows_at_once ? left : config.rows_at_once;
-    const int64_t count = rows * p.n;
-    const unsigned blocks = unsigned((count + kRadixThreads * kRadixItems - 1) /
-                                     (kRadixThreads * kRadixItems));
-    b.keys = static_cast<U*>(p.values) + first * p.n;
-    auto* widened = reinterpret_cast<uint32_t*>(p.indices + first * p.n);
-    // 8-bit keys take one pass, wider ones an even number: sorted indices had better
-    // be in the workspace, since they are not widened in place.
-    b.indices = sizeof(U) == 1 ? widened : spare_indices;
-    b.other_indices = sizeof(U) == 1 ? spare_indices : widened;
-    radix_keys_kernel<U><<<blocks, kRadixThreads, 0, stream>>>(
-        p, order, first, count, b.keys, b.indices,
-        config.path == SortConfig::kSegments ? b.starts : nullptr);
-    bool swapped = false;
-    error = radix_sort<U>(config, b, p.n, rows, swapped, stream);
-    if (error != cudaSuccess) break;
-    uint32_t* sorted = swapped ? b.other_indices : b.indices;
-    if (sorted == widened) {  // CUB took another number of passes, as it does for few elements
-      error = cudaMemcpyAsync(spare_indices, sorted, count * 4, cudaMemcpyDeviceToDevice, stream);
-      sorted = spare_indices;
+    const unsigned blocks = unsigned(rows * config.tiles);
+    pass.keys = nullptr;
+    for (int number = 0; number < int(sizeof(U)); ++number) {
+      const bool last = number + 1 == sizeof(U), here = number % 2 == 0;
+      pass.shift = 8 * number;
+      pass.out_keys = last ? nullptr : here ? keys : static_cast<U*>(p.values) + pass.first * p.n;
+      pass.out_indices = here ? indices : reinterpret_cast<uint32_t*>(p.indices + pass.first * p.n);
+      radix_count_kernel<U><<<blocks, kRadixThreads, 0, stream>>>(p, order, pass);
+      radix_scan_kernel<<<unsigned(rows * 256 / kScanWarps), 32 * kScanWarps, 0, stream>>>(
+          pass.counts, pass.totals, pass.tiles);
+      radix_scatter_kernel<U>
+          <<<blocks, kRadixThreads, sizeof(RadixShared<U>), stream>>>(p, order, pass);
+      pass.keys = pass.out_keys;
+      pass.indices = pass.out_indices;
     }
-    radix_values_kernel<U><<<blocks, kRadixThreads, 0, stream>>>(
-        p, order, first, count, swapped ? spare_keys : b.keys, sorted);
-    if (error == cudaSuccess) error = cudaGetLastError();
   }
-  return error;
+  return cudaGetLastError();
 }
 
 }  // namespace cuda_ops
