@@ -1,4 +1,4 @@
-"""bitonic_sort and bitonic_topk against torch.sort: order, stability, bits, every way of sorting."""
+"""bitonic_sort and bitonic_topk against torch.sort: order, stability, bits, every path."""
 
 from __future__ import annotations
 
@@ -188,10 +188,17 @@ def test_nan_payloads_and_signed_zeros_survive() -> None:
         values, indices = cuda_ops.bitonic_sort(x.to(device))
         assert indices.tolist() == [1, 2, 5, 0, 3, 4]
         assert torch.equal(values.cpu().view(torch.int32), x.view(torch.int32)[indices.cpu()])
-        assert cuda_ops.bitonic_sort(x.to(device), descending=True)[1].tolist() == [0, 3, 4, 5, 1, 2]
+        assert cuda_ops.bitonic_sort(x.to(device), descending=True)[1].tolist() == [
+            0,
+            3,
+            4,
+            5,
+            1,
+            2,
+        ]
 
 
-# --- properties ----------------------------------------------------------------------------------
+# --- properties -------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
@@ -220,7 +227,7 @@ def test_properties(rows: int, n: int, dtype: torch.dtype, kind: str, seed: int)
     assert torch.equal(indices, torch.sort(x, stable=True)[1])
 
 
-# --- gradients, batching, sharding ----------------------------------------------------------------
+# --- gradients, batching, sharding ------------------------------------------------------------
 
 
 @on_each_device
@@ -283,7 +290,7 @@ def test_shards_of_other_dims_stay_where_they_are(mesh: Any) -> None:
     assert torch.equal(values.to_local(), torch.sort(local)[0])
 
 
-# --- how rows are sorted ---------------------------------------------------------------------------
+# --- how rows are sorted ----------------------------------------------------------------------
 
 _PLANS = """
 #include <cstdio>
@@ -292,7 +299,8 @@ int main() {
   long long rows, n, size, shared;
   while (std::scanf("%lld %lld %lld %lld", &rows, &n, &size, &shared) == 4) {
     const auto c = cuda_ops::sort_config(rows, n, size, shared);
-    std::printf("%d width %d items %d threads %d blocks %lld shared %lld at once %lld, %lld bytes\\n",
+    std::printf("%d width %d items %d threads %d blocks %lld shared %lld at once %lld, "
+                "%lld bytes\\n",
                 int(c.path), c.width, c.items, c.threads, (long long)c.blocks,
                 (long long)c.shared_bytes, (long long)c.rows_at_once,
                 (long long)cuda_ops::sort_workspace_bytes(c, n, size));
@@ -333,7 +341,7 @@ def test_the_plan_of_each_length(tmp_path: Path) -> None:
         assert taken <= most * 2**28
 
 
-# --- on a GPU alone ---------------------------------------------------------------------------------
+# --- on a GPU alone ---------------------------------------------------------------------------
 
 
 @needs_gpu

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
 from cuda_ops import rows
-from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.benchmarking.peers import from_pair, torch_peers
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, ShardingRule
@@ -73,6 +74,9 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     return st.builds(sample, rows.tensors(op), st.sampled_from(VALUES), seeds, *flags)
 
 
+#: A pair of a checkout: cub::DeviceSegmentedSort, or cub::DeviceRadixSort for a single row.
+_CUB = from_pair(Path(__file__).resolve().parents[2] / "benchmarks" / "cub", "cub_sort")
+
 #: Rows and their length: each way of sorting, short to long.
 _POINTS = (
     (1 << 18, 16), (1 << 16, 64), (1 << 16, 128), (1 << 14, 256), (1 << 14, 1000), (1 << 14, 1024),
@@ -92,6 +96,6 @@ def _case(count: int, n: int, dtype: torch.dtype) -> BenchmarkCase:
         f"{count}x{n} {str(dtype).removeprefix('torch.')}",
         maker((((count, n), dtype), -1, False, True)),
         bytes=count * n * (2 * dtype.itemsize + 8),
-        peers=torch_peers(torch_sort),
+        peers={**torch_peers(torch_sort), "cub": _CUB},
         dtype=dtype,
     )
