@@ -74,8 +74,8 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     return st.builds(sample, rows.tensors(op), st.sampled_from(VALUES), seeds, *flags)
 
 
-#: A pair of a checkout: cub::DeviceSegmentedSort, or cub::DeviceRadixSort for a single row.
-_CUB = from_pair(Path(__file__).resolve().parents[2] / "benchmarks" / "cub", "cub_sort")
+#: cub::DeviceSegmentedSort, or cub::DeviceRadixSort for a single row; in a checkout alone.
+_CUB = Path(__file__).resolve().parents[2] / "benchmarks" / "cub"
 
 #: Rows and their length: each way of sorting, short to long.
 _POINTS = (
@@ -92,10 +92,11 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
 
 
 def _case(count: int, n: int, dtype: torch.dtype) -> BenchmarkCase:
+    cub = {"cub": from_pair(_CUB, "cub_sort")} if _CUB.is_dir() else {}
     return BenchmarkCase(
         f"{count}x{n} {str(dtype).removeprefix('torch.')}",
         maker((((count, n), dtype), -1, False, True)),
         bytes=count * n * (2 * dtype.itemsize + 8),
-        peers={**torch_peers(torch_sort), "cub": _CUB},
+        peers={**torch_peers(torch_sort), **cub},
         dtype=dtype,
     )
