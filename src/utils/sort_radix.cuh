@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kRadixThreads)
 // A warp for each row and digit: its counts become the sums of those before.
 constexpr int kScanWarps = 4, kScanItems = 8;
 
-__global__ inline void __launch_bounds__(32 * kScanWarps)
+static __global__ void __launch_bounds__(32 * kScanWarps)
     radix_scan_kernel(uint32_t* counts, uint32_t* totals, int tiles) {
   const int64_t digit = int64_t(blockIdx.x) * kScanWarps + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
