@@ -46,6 +46,8 @@ class Draw:
     numel: range = range(MAX_NUMEL + 1)
     #: Where the operator takes it; a floating dtype.
     dtype: torch.dtype | None = None
+    #: With a floating tensor: for checks of gradients, where an operator takes others too.
+    floating: bool = False
     adapt: Callable[[Sample], Sample] = plain
     #: These instead, where the operator has a signature line to make them from.
     listed: Callable[[OpSpec], list[Sample]] | None = None
@@ -60,6 +62,8 @@ class Draw:
             return self.adapt(sample.with_tensors(retyped))
 
         def fits(sample: Sample) -> bool:
+            if self.floating and not any(arg.dtype.is_floating_point for arg in sample.tensors):
+                return False
             return all(math.prod(arg.shape) in self.numel for arg in sample.tensors)
 
         return drawn.map(adapted).filter(fits)

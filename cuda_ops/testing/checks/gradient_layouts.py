@@ -23,7 +23,7 @@ _USES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @check("gradient_layouts", 5, "the backward assumes a contiguous gradient",
-       Draw(4, range(1, 513)), quick=True, excuse=without_gradient)  # fmt: skip
+       Draw(4, range(1, 513), floating=True), quick=True, excuse=without_gradient)  # fmt: skip
 def gradient_layouts(case: Case) -> None:
     """The same gradient in another layout gives the same result."""
     leaves = case.leaves()

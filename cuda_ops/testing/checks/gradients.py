@@ -21,7 +21,7 @@ def _nothing_claimed(subject: Subject, device: str) -> str:
 
 
 @check("gradient_declared", None, "undeclared autograd: a gradient is silently lost",
-       Draw(2, range(1, 513)), quick=True, excuse=_nothing_claimed)  # fmt: skip
+       Draw(2, range(1, 513), floating=True), quick=True, excuse=_nothing_claimed)  # fmt: skip
 def gradient_declared(case: Case) -> None:
     """Each floating input gets a gradient, or asking for one is an error."""
     leaves = case.leaves()
@@ -47,7 +47,8 @@ def gradient_declared(case: Case) -> None:
             assert found is not None, f"'{name}' gets no gradient, and nobody says so"
 
 
-@check("gradcheck", None, "the gradient is wrong", Draw(3, range(1, 41), torch.float64), quick=True,
+@check("gradcheck", None, "the gradient is wrong",
+       Draw(3, range(1, 41), torch.float64, floating=True), quick=True,
        excuse=without_float64)  # fmt: skip
 def gradcheck(case: Case) -> None:
     """Against finite differences, in float64."""

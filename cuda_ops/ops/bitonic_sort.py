@@ -1,0 +1,102 @@
+"""``bitonic_sort``: the dim is an argument, which no signature line can name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from cuda_ops import rows
+from cuda_ops.benchmarking.peers import from_pair, torch_peers
+from cuda_ops.benchmarking.rotation import maker
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, ShardingRule
+from cuda_ops.testing.samples import VALUES, Sample
+
+
+@hookimpl
+def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
+    def fake(
+        x: torch.Tensor, dim: int = -1, descending: bool = False, stable: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        dim = rows.checked_dim(op, x, dim)
+        length = x.shape[dim] if x.dim() else 1
+        return rows.empty(x, dim, length, x.dtype), rows.empty(x, dim, length, torch.int64)
+
+    return fake
+
+
+@hookimpl
+def cuda_ops_autograd(op: OpSpec) -> Autograd:
+    return rows.autograd(dim_at=1)
+
+
+@hookimpl
+def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
+    return rows.vmap(op, dim_at=1)
+
+
+@hookimpl
+def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
+    return rows.sharding(op, dim_at=1)
+
+
+@hookimpl
+def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
+    return torch_stable_sort
+
+
+def torch_stable_sort(
+    x: torch.Tensor, dim: int = -1, descending: bool = False, stable: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stable whatever is asked for, as the operator is."""
+    values, indices = torch.sort(x, stable=True, dim=dim, descending=descending)
+    return values, indices
+
+
+def torch_sort(
+    x: torch.Tensor, dim: int = -1, descending: bool = False, stable: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    values, indices = torch.sort(x, stable=stable, dim=dim, descending=descending)
+    return values, indices
+
+
+@hookimpl
+def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
+    def sample(drawn: tuple[Any, int], values: Any, seed: int, *flags: bool) -> Sample:
+        return Sample((*drawn, *flags), values, seed)
+
+    flags = st.booleans(), st.booleans()
+    seeds = st.integers(0, 2**16)
+    return st.builds(sample, rows.tensors(op), st.sampled_from(VALUES), seeds, *flags)
+
+
+#: cub::DeviceSegmentedSort, or cub::DeviceRadixSort for a single row; in a checkout alone.
+_CUB = Path(__file__).resolve().parents[2] / "benchmarks" / "cub"
+
+#: Rows and their length: each way of sorting, short to long.
+_POINTS = (
+    (1 << 18, 16), (1 << 16, 64), (1 << 16, 128), (1 << 14, 256), (1 << 14, 1000), (1 << 14, 1024),
+    (1 << 13, 2048), (1 << 12, 4096), (1 << 11, 8192), (1 << 10, 16384), (1 << 9, 32768),
+    (256, 65536), (1, 1 << 16), (1, 1 << 20), (1, 1 << 24), (1, 1 << 27),
+)  # fmt: skip
+
+
+@hookimpl
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
+    dtypes = (torch.float32, torch.bfloat16, torch.int64, torch.uint8)
+    return [_case(*point, dtype) for dtype in dtypes for point in _POINTS]
+
+
+def _case(count: int, n: int, dtype: torch.dtype) -> BenchmarkCase:
+    cub = {"cub": from_pair(_CUB, "cub_sort")} if _CUB.is_dir() else {}
+    return BenchmarkCase(
+        f"{count}x{n} {str(dtype).removeprefix('torch.')}",
+        maker((((count, n), dtype), -1, False, True)),
+        bytes=count * n * (2 * dtype.itemsize + 8),
+        peers={**torch_peers(torch_sort), **cub},
+        dtype=dtype,
+    )

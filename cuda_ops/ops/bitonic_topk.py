@@ -1,0 +1,113 @@
+"""``bitonic_topk``: the dim is an argument, which no signature line can name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from cuda_ops import rows
+from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.benchmarking.rotation import maker
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, ShardingRule
+from cuda_ops.testing.samples import VALUES, Sample
+
+_DIM_AT = 2
+
+
+@hookimpl
+def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
+    def fake(
+        x: torch.Tensor,
+        k: int,
+        dim: int = -1,
+        largest: bool = True,
+        sorted: bool = True,  # noqa: A002 (torch.topk's name)
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        dim = rows.checked_dim(op, x, dim)
+        length = x.shape[dim] if x.dim() else 1
+
+        def message() -> str:
+            expected = f"expected a number from 0 to the size of the dim, {length}"
+            return f"{op.qualname}: argument 'k': {expected}, got {k}"
+
+        torch._check(k >= 0, message)
+        torch._check(k <= length, message)
+        return rows.empty(x, dim, k, x.dtype), rows.empty(x, dim, k, torch.int64)
+
+    return fake
+
+
+@hookimpl
+def cuda_ops_autograd(op: OpSpec) -> Autograd:
+    return rows.autograd(_DIM_AT)
+
+
+@hookimpl
+def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
+    return rows.vmap(op, _DIM_AT)
+
+
+@hookimpl
+def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
+    return rows.sharding(op, _DIM_AT)
+
+
+@hookimpl
+def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
+    return first_of_stable_sort
+
+
+def first_of_stable_sort(
+    x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, in_order: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``torch.topk``, and which of equal elements it takes."""
+    results = torch.sort(x, stable=True, dim=dim, descending=largest)
+    if not x.dim():  # its one element, or none, which torch.topk refuses too
+        return results[0], results[1]
+    return results[0].narrow(dim, 0, k), results[1].narrow(dim, 0, k)
+
+
+@hookimpl
+def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
+    def sample(drawn: tuple[Any, int], wanted: int, values: Any, seed: int, *flags: bool) -> Sample:
+        tensor, dim = drawn
+        length = tensor.shape[dim] if tensor.shape else 1
+        k = min(wanted, length) if tensor.shape else 1
+        return Sample((tensor, k, dim, *flags), values, seed)
+
+    wanted = st.sampled_from((1, 2, 3, 8, 31, 32, 33, 64, 65, 0))
+    flags = st.booleans(), st.booleans()
+    seeds = st.integers(0, 2**16)
+    return st.builds(sample, rows.tensors(op), wanted, st.sampled_from(VALUES), seeds, *flags)
+
+
+#: Rows, their length, and k: routing, sampling, retrieval.
+_POINTS = (
+    (1 << 16, 64, 8), (1 << 16, 128, 8), (1 << 14, 1024, 1), (1 << 14, 1024, 8),
+    (1 << 14, 1024, 64), (1 << 12, 4096, 32), (1 << 10, 32768, 64), (64, 131072, 50),
+    (1, 1 << 20, 64), (1, 1 << 24, 16), (1, 1 << 27, 64),
+)  # fmt: skip
+
+
+@hookimpl
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
+    return [_case(*point, dtype) for dtype in (torch.float32, torch.bfloat16) for point in _POINTS]
+
+
+def _case(count: int, n: int, k: int, dtype: torch.dtype) -> BenchmarkCase:
+    return BenchmarkCase(
+        f"{count}x{n}, {k} {str(dtype).removeprefix('torch.')}",
+        maker((((count, n), dtype), k)),
+        bytes=count * (n * dtype.itemsize + k * (dtype.itemsize + 8)),
+        peers=torch_peers(torch_topk),
+        dtype=dtype,
+    )
+
+
+def torch_topk(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    values, indices = torch.topk(x, k)
+    return values, indices

@@ -1,0 +1,79 @@
+// bitonic_sort(x): elements in order along a dim, and where they were.
+#include "binding.h"
+#include "sort_rows.h"
+
+using namespace cuda_ops;
+
+cudaError_t bitonic_sort_plan(const SortRows& problem, SortConfig& config);
+cudaError_t bitonic_sort_launch(const SortRows& problem, const SortConfig& config,
+                                cudaStream_t stream);
+
+namespace {
+
+constexpr const char* kOp = "bitonic_sort";
+
+// Indices of one row have 32 bits on their way.
+constexpr int64_t kLongest = (int64_t(1) << 32) - 1;
+
+struct Sorted {
+  Tensor values, indices;
+  SortRows problem;
+
+  Sorted(const Tensor& x, int64_t dim, bool descending)
+      : values(empty_rows(x, dim, x.dim() > 0 ? x.size(dim) : 1, dtype_of(x))),
+        indices(empty_rows(x, dim, x.dim() > 0 ? x.size(dim) : 1, DType::kInt64)),
+        problem(rows_along(x, dim, descending)) {
+    problem.values = values.mutable_data_ptr();
+    problem.indices = static_cast<int64_t*>(indices.mutable_data_ptr());
+  }
+};
+
+std::tuple<Tensor, Tensor> bitonic_sort_cpu(const Tensor& x, int64_t dim, bool descending, bool) {
+  dim = checked_dim(kOp, x, dim);
+  Sorted out(x, dim, descending);
+  sort_rows_cpu(out.problem, x.dim() > 0 ? x.stride(dim) : 1, out.problem.n);
+  return {out.values, out.indices};
+}
+
+std::tuple<Tensor, Tensor> bitonic_sort_cuda(const Tensor& x, int64_t dim, bool descending, bool) {
+  dim = checked_dim(kOp, x, dim);
+  const Tensor rows = with_rows(x, dim);
+  Sorted out(rows, dim, descending);
+  if (out.problem.n > kLongest) {
+    refuse(kOp, "x", "fewer than 2^32 elements along the dim", "shape " + shape_name(x));
+  }
+  SortConfig config;
+  launch(kOp, x, [&](cudaStream_t) { return bitonic_sort_plan(out.problem, config); });
+  const int64_t bytes = sort_workspace_bytes(config, out.problem.n, size_of(dtype_of(x)));
+  // Freed when this returns: torch's allocator gives it to later work of this stream only.
+  const Tensor workspace = bytes > 0 ? empty({bytes}, DType::kUInt8, x) : out.values;
+  out.problem.workspace = workspace.mutable_data_ptr();
+  launch(kOp, x, [&](cudaStream_t s) { return bitonic_sort_launch(out.problem, config, s); });
+  return {out.values, out.indices};
+}
+
+}  // namespace
+
+CUDA_OPS(library) {
+  library
+      .op("bitonic_sort(Tensor x, int dim=-1, bool descending=False, bool stable=False) "
+          "-> (Tensor values, Tensor indices)",
+          "")
+      .dtypes(kSortable)
+      .doc(R"(The elements of x in order along a dim, and their indices there: torch.sort.
+
+The order is that of torch.sort: NaN is larger than any number, -0 equals 0. The sort is always
+stable, so `stable` changes nothing. Values are bit for bit those of x. The same call gives the
+same bits every time.
+
+Shapes: x of any shape and strides; both results have its shape. In memory the elements along the
+dim are neighbours, and the other dims are in row-major order.
+Dtypes: float64, float32, float16, bfloat16, uint8, int8, int16, int32, int64 or bool; values have
+the dtype of x, indices are int64. Values have a gradient.
+Memory: rows of up to 32768 elements (float64 and int64: 22528) need none beside the results; longer
+ones the size of the values and half the size of the indices, at least for 2^28 elements at once.
+Errors: RuntimeError for another dtype, a dim that x does not have, 2^32 elements along the dim.
+Formula: values[..., i] = x[..., indices[..., i]], values[..., i] <= values[..., i + 1].)")
+      .cpu<bitonic_sort_cpu>()
+      .cuda<bitonic_sort_cuda>();
+}

@@ -1,0 +1,113 @@
+// bitonic_topk(x, k): the k largest or smallest elements along a dim, in order.
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
+#include <torch/csrc/stable/stableivalue_conversions.h>
+
+#include "binding.h"
+#include "sort_rows.h"
+#include "topk.h"
+
+using namespace cuda_ops;
+
+cudaError_t bitonic_topk_launch(const TopkRows& problem, cudaStream_t stream);
+
+namespace {
+
+constexpr const char* kOp = "bitonic_topk";
+
+// Indices of a row have 32 bits on their way.
+constexpr int64_t kLongest = (int64_t(1) << 32) - 1;
+
+void check_k(const Tensor& x, int64_t dim, int64_t k) {
+  const int64_t n = x.dim() > 0 ? x.size(dim) : 1;
+  if (k < 0 || k > n) {
+    refuse(kOp, "k", "a number from 0 to the size of the dim, " + std::to_string(n),
+           std::to_string(k));
+  }
+}
+
+struct Kept {
+  Tensor values, indices;
+  TopkRows problem;
+
+  Kept(const Tensor& x, int64_t k, int64_t dim, bool largest)
+      : values(empty_rows(x, dim, k, dtype_of(x))),
+        indices(empty_rows(x, dim, k, DType::kInt64)),
+        problem{rows_along(x, dim, largest), k} {
+    problem.sort.values = values.mutable_data_ptr();
+    problem.sort.indices = static_cast<int64_t*>(indices.mutable_data_ptr());
+  }
+};
+
+// More than a warp keeps, or a longer row than it counts: torch's sort, and the first k of it.
+void keep_by_sorting(Kept& out, const Tensor& x, int64_t k, int64_t dim, bool largest) {
+  using torch::stable::detail::from;
+  using torch::stable::detail::to;
+  std::array<StableIValue, 4> stack{from(x), from(std::optional<bool>(true)), from(dim),
+                                    from(largest)};
+  detail::check_torch(
+      torch_call_dispatcher("aten::sort", "stable", stack.data(), TORCH_ABI_VERSION), "sort");
+  const Tensor sorted[] = {to<Tensor>(stack[0]), to<Tensor>(stack[1])};
+  const Tensor* const kept[] = {&out.values, &out.indices};
+  for (int i = 0; i < 2; ++i) {
+    std::array<StableIValue, 4> part{from(sorted[i]), from(dim), from(int64_t(0)), from(k)};
+    detail::check_torch(torch_call_dispatcher("aten::narrow", "", part.data(), TORCH_ABI_VERSION),
+                        "narrow a tensor");
+    const Tensor first = to<Tensor>(part[0]);
+    detail::check_torch(aoti_torch_copy_(kept[i]->get(), first.get(), 0), "copy a tensor");
+  }
+}
+
+std::tuple<Tensor, Tensor> bitonic_topk_cpu(const Tensor& x, int64_t k, int64_t dim, bool largest,
+                                            bool) {
+  dim = checked_dim(kOp, x, dim);
+  check_k(x, dim, k);
+  Kept out(x, k, dim, largest);
+  sort_rows_cpu(out.problem.sort, x.dim() > 0 ? x.stride(dim) : 1, k);
+  return {out.values, out.indices};
+}
+
+std::tuple<Tensor, Tensor> bitonic_topk_cuda(const Tensor& x, int64_t k, int64_t dim, bool largest,
+                                             bool) {
+  dim = checked_dim(kOp, x, dim);
+  check_k(x, dim, k);
+  const Tensor rows = with_rows(x, dim);
+  Kept out(rows, k, dim, largest);
+  SortRows& p = out.problem.sort;
+  if (k > kMostKept || p.n > kLongest) {
+    keep_by_sorting(out, x, k, dim, largest);
+    return {out.values, out.indices};
+  }
+  const int64_t bytes = topk_workspace_bytes(p.rows.numel, p.n, k, size_of(p.rows.dtype));
+  // Freed when this returns: torch's allocator gives it to later work of this stream only.
+  const Tensor workspace = bytes > 0 ? empty({bytes}, DType::kUInt8, x) : out.values;
+  p.workspace = workspace.mutable_data_ptr();
+  launch(kOp, x, [&](cudaStream_t stream) { return bitonic_topk_launch(out.problem, stream); });
+  return {out.values, out.indices};
+}
+
+}  // namespace
+
+CUDA_OPS(library) {
+  library
+      .op("bitonic_topk(Tensor x, int k, int dim=-1, bool largest=True, bool sorted=True) "
+          "-> (Tensor values, Tensor indices)",
+          "")
+      .dtypes(kSortable)
+      .doc(
+          R"(The k largest or smallest elements of x along a dim, and their indices there: torch.topk.
+
+The order is that of torch.topk: NaN is larger than any number. The result is always sorted, so
+`sorted` changes nothing; of equal elements the first come first, which torch leaves open. Values
+are bit for bit those of x. The same call gives the same bits every time.
+
+Shapes: x of any shape and strides; the results have k elements along the dim, which are neighbours
+in memory, and the other dims are in row-major order.
+Dtypes: float64, float32, float16, bfloat16, uint8, int8, int16, int32, int64 or bool; values have
+the dtype of x, indices are int64. Values have a gradient.
+Memory: for k up to 64 at most 16 bytes per kept element of a chunk of 4096; more are torch's stable
+sort, of which the first k are copied.
+Errors: RuntimeError for another dtype, a dim that x does not have, k below 0 or above its size.
+Formula: the first k of bitonic_sort(x, dim, descending=largest).)")
+      .cpu<bitonic_topk_cpu>()
+      .cuda<bitonic_topk_cuda>();
+}

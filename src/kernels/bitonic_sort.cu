@@ -1,0 +1,246 @@
+// Rows sorted with their indices. The floor is to read a key and to write it with
+// its 8-byte index, 16 bytes for float32, which an H200 does in one cycle of one
+// SM; so instructions decide, and what to do depends on the length of the row:
+//
+//   up to 1024    a warp sorts a row or several in registers (sort_network.cuh)
+//   up to 32768   a block sorts runs of 1024 so, and merges them in shared memory
+//   longer        a radix sort of all rows together (sort_radix.cuh)
+#include "sort_network.cuh"
+#include "sort_radix.cuh"
+
+using namespace cuda_ops;
+
+namespace {
+
+// --- rows of up to 1024: several per warp if they are short ------------------------
+
+template <class U, int R, int L>
+struct WarpShared {
+  static constexpr int kRows = 32 / L, kWidth = R * L;
+  static constexpr int kPitch = L < 32 ? kWidth + L : kWidth;  // lanes of all rows on all banks
+  U keys[kRows * kPitch];
+  alignas(4) Entry<U> list[kRows * kWidth * 33 / 32];
+};
+
+template <class U, int R, int L>
+__global__ void __launch_bounds__(32 * kSortWarps)
+    warp_sort_kernel(const __grid_constant__ SortRows p, const Order<U> order) {
+  using Shared = WarpShared<U, R, L>;
+  constexpr int kRows = Shared::kRows, kPitch = Shared::kPitch;
+  __shared__ Shared all[kSortWarps];
+  Shared& shared = all[threadIdx.x / 32];
+  const int lane = threadIdx.x % 32, n = int(p.n);
+  const int64_t first = (int64_t(blockIdx.x) * kSortWarps + threadIdx.x / 32) * kRows;
+  if (first >= p.rows.numel) return;
+  const int rows = int(p.rows.numel - first < kRows ? p.rows.numel - first : kRows);
+  const int64_t mine = p.rows.offset_at(first + (lane < rows ? lane : 0));
+  const U* data = static_cast<const U*>(p.rows.data);
+
+  // Element i of the rows together, i < 1024: the quotient is exact.
+  const uint32_t inverse = (1u << 20) / n + 1;
+  const auto row_of = [&](int i) { return kRows > 1 ? int(i * inverse >> 20) : 0; };
+  U loaded[R];
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    const int i = r * 32 + lane, row = row_of(i);
+    const int64_t offset = __shfl_sync(~0u, mine, row) + (i - row * n);
+    loaded[r] = i < rows * n ? data[offset] : U(0);
+  }
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    const int i = r * 32 + lane, row = row_of(i);
+    if (i < rows * n) shared.keys[row * kPitch + i - row * n] = order.key(loaded[r]);
+  }
+  __syncwarp();
+
+  uint32_t entries[R];
+  const int row = lane / L;
+  sort_run<R, L, U>(entries, shared.keys + row * kPitch, shared.list + row * R * L,
+                    row < rows ? n : 0);
+  __syncwarp();
+  store_entries<U, R>(shared.list, lane * R, entries);
+  __syncwarp();
+
+#pragma unroll 4
+  for (int r = 0; r < R; ++r) {
+    const int i = r * 32 + lane, row = row_of(i), place = i - row * n;
+    const int64_t offset = __shfl_sync(~0u, mine, row);
+    if (i >= rows * n) continue;
+    const Entry<U> entry = shared.list[padded<U>(row * R * L + place)];
+    const U key = key_of<U>(entry, shared.keys + row * kPitch);
+    const int index = entry & 0xffff;
+    static_cast<U*>(p.values)[first * n + i] = value_of(key, order, data + offset, index);
+    p.indices[first * n + i] = index;
+  }
+}
+
+// --- rows of up to 32768: a block each --------------------------------------------
+
+// Entries at, at + 1, ... kItems of the merger of two sorted lists that follow
+// each other: a of them and then b. All keys of the first come before equal ones
+// of the second, which is what makes it stable.
+template <int kItems, class U>
+__device__ void merge(uint32_t (&merged)[kItems], const Entry<U>* list, const U* keys, int begin,
+                      int a, int b, int at) {
+  // A whole entry is smaller where the key is, or the key is equal and the index.
+  const auto load = [&](int i, Entry<U>& entry) {
+    entry = list[padded<U>(i)];
+    if constexpr (kExact<U>) {
+      return entry;
+    } else {
+      return keys[entry];
+    }
+  };
+  Entry<U> entry_a, entry_b;
+  int low = at > b ? at - b : 0, high = at < a ? at : a;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (load(begin + middle, entry_a) <= load(begin + a + at - 1 - middle, entry_b)) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  int i = begin + low, j = begin + a + at - low;
+  const int end_i = begin + a, end_j = begin + a + b, last = end_j - 1;
+  auto key_a = load(i < last ? i : last, entry_a);
+  auto key_b = load(j < last ? j : last, entry_b);
+#pragma unroll
+  for (int k = 0; k < kItems; ++k) {
+    const bool take_a = j >= end_j || (i < end_i && key_a <= key_b);
+    merged[k] = take_a ? entry_a : entry_b;
+    const int next = take_a ? ++i : ++j;
+    Entry<U> entry;
+    const auto key = load(next < last ? next : last, entry);
+    key_a = take_a ? key : key_a;
+    entry_a = take_a ? entry : entry_a;
+    key_b = take_a ? key_b : key;
+    entry_b = take_a ? entry_b : entry;
+  }
+}
+
+template <class U, int kItems>
+__global__ void __launch_bounds__(kSortThreads)
+    block_sort_kernel(const __grid_constant__ SortRows p, const Order<U> order) {
+  constexpr int R = kSortRun / 32;
+  extern __shared__ uint4 shared[];
+  const int n = int(p.n), runs = (n + kSortRun - 1) / kSortRun;
+  const int thread = threadIdx.x, lane = thread % 32;
+  U* keys = reinterpret_cast<U*>(shared);
+  auto* list = reinterpret_cast<Entry<U>*>(keys + (kExact<U> ? 0 : runs * kSortRun));
+  const U* row = static_cast<const U*>(p.rows.data) + p.rows.offset_at(blockIdx.x);
+
+  for (int run = thread / 32; run < runs; run += blockDim.x / 32) {
+    const int first = run * kSortRun, length = n - first < kSortRun ? n - first : kSortRun;
+    // The list of narrow keys has room for the keys as well, until it is written.
+    U* own = kExact<U> ? reinterpret_cast<U*>(list + padded<U>(first)) : keys + first;
+    Entry<U>* entries_of_run = list + padded<U>(first);
+    U loaded[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const int i = r * 32 + lane;
+      loaded[r] = i < length ? row[first + i] : U(0);
+    }
+#pragma unroll
+    for (int r = 0; r < R; ++r) own[r * 32 + lane] = order.key(loaded[r]);
+    __syncwarp();
+    uint32_t entries[R];
+    sort_run<R, 32, U>(entries, own, entries_of_run, length);
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < R; ++r) entries[r] += first;
+    store_entries<U, R>(list, first + lane * R, entries);
+  }
+  __syncthreads();
+
+  for (int width = kSortRun; width < n; width *= 2) {
+    const int at = thread * kItems, begin = at / (2 * width) * (2 * width);
+    uint32_t merged[kItems];
+    if (at < n) {
+      const int a = n - begin < width ? n - begin : width;
+      const int b = n - begin - a < width ? n - begin - a : width;
+      merge<kItems, U>(merged, list, keys, begin, a, b, at - begin);
+    }
+    __syncthreads();
+    if (at < n) store_entries<U, kItems>(list, at, merged);
+    __syncthreads();
+  }
+
+  const int64_t out = int64_t(blockIdx.x) * n;
+#pragma unroll 4
+  for (int i = thread; i < n; i += blockDim.x) {
+    const Entry<U> entry = list[padded<U>(i)];
+    const int index = entry & 0xffff;
+    static_cast<U*>(p.values)[out + i] = value_of(key_of<U>(entry, keys), order, row, index);
+    p.indices[out + i] = index;
+  }
+}
+
+// --- launchers --------------------------------------------------------------------
+
+template <class U>
+cudaError_t launch_warps(const SortRows& p, const SortConfig& config, cudaStream_t stream) {
+  const Order<U> order = order_of<U>(p.rows.dtype, p.descending);
+  const auto run = [&](auto kernel) {
+    kernel<<<unsigned(config.blocks), config.threads, 0, stream>>>(p, order);
+    return cudaGetLastError();
+  };
+  switch (config.width) {
+    case 4: return run(warp_sort_kernel<U, 4, 1>);
+    case 16: return run(warp_sort_kernel<U, 16, 1>);
+    case 32: return run(warp_sort_kernel<U, 16, 2>);
+    case 64: return run(warp_sort_kernel<U, 16, 4>);
+    case 128: return run(warp_sort_kernel<U, 16, 8>);
+    case 256: return run(warp_sort_kernel<U, 16, 16>);
+    case 512: return run(warp_sort_kernel<U, 16, 32>);
+    case 1024: return run(warp_sort_kernel<U, 32, 32>);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+template <class U>
+cudaError_t launch_blocks(const SortRows& p, const SortConfig& config, cudaStream_t stream) {
+  const auto kernel = config.items == 32 ? block_sort_kernel<U, 32> : block_sort_kernel<U, 64>;
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(config.shared_bytes));
+  if (error != cudaSuccess) return error;
+  kernel<<<unsigned(config.blocks), config.threads, config.shared_bytes, stream>>>(
+      p, order_of<U>(p.rows.dtype, p.descending));
+  return cudaGetLastError();
+}
+
+template <class U>
+cudaError_t launch_sort(const SortRows& p, const SortConfig& config, cudaStream_t stream) {
+  switch (config.path) {
+    case SortConfig::kNothing: return cudaSuccess;
+    case SortConfig::kWarp: return launch_warps<U>(p, config, stream);
+    case SortConfig::kBlock: return launch_blocks<U>(p, config, stream);
+    case SortConfig::kRadix: return launch_radix<U>(p, config, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+// ----------------------------------------------------------------------------------
+
+// How on the current device.
+cudaError_t bitonic_sort_plan(const SortRows& p, SortConfig& config) {
+  int device = 0, shared_memory = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  config = sort_config(p.rows.numel, p.n, size_of(p.rows.dtype), shared_memory);
+  return error;
+}
+
+cudaError_t bitonic_sort_launch(const SortRows& p, const SortConfig& config, cudaStream_t stream) {
+  switch (size_of(p.rows.dtype)) {
+    case 1: return launch_sort<uint8_t>(p, config, stream);
+    case 2: return launch_sort<uint16_t>(p, config, stream);
+    case 4: return launch_sort<uint32_t>(p, config, stream);
+    case 8: return launch_sort<uint64_t>(p, config, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}

@@ -1,0 +1,165 @@
+// The plain description of a sort of rows, shared by bindings and kernels: the
+// problem, the order of its elements, and how it is launched. No torch, no CUDA.
+#pragma once
+
+#include "points.h"
+
+namespace cuda_ops {
+
+// Row i has `n` neighbouring elements from point i of `rows` on. Its order goes
+// to values[i * n...], and where each of them was to indices[i * n...].
+struct SortRows {
+  Points rows;
+  int64_t n = 0;
+  bool descending = false;
+  void* values = nullptr;  // of the dtype of rows
+  int64_t* indices = nullptr;
+  void* workspace = nullptr;  // as many bytes as sort_workspace_bytes() says
+};
+
+// --- the order: bits of any dtype as unsigned integers that compare alike ------
+
+// NaN is the largest whatever its sign and payload, and -0 equals +0, so that a
+// stable sort leaves them as they were. U is the unsigned integer of the dtype's
+// width. constexpr, so that kernels can call it too.
+template <class U> struct Order {
+  bool floating = false;
+  U sign = 0;      // the sign bit; 0 for unsigned dtypes
+  U infinity = 0;  // its bits, for floating dtypes
+  U flip = 0;      // all ones where the largest comes first
+
+  constexpr U key(U bits) const {
+    U ordered = bits ^ sign;
+    if (floating) {
+      const U magnitude = bits & U(~sign);
+      if (bits & sign) ordered = U(~bits);
+      if (magnitude == 0) ordered = sign;
+      if (magnitude > infinity) ordered = U(~U(0));
+    }
+    return ordered ^ flip;
+  }
+
+  // Only one value has this key: bits(key) is it. False for zeros and NaNs.
+  constexpr bool is_unique(U key) const {
+    const U ordered = key ^ flip;
+    return !floating || (ordered != sign && ordered != U(~U(0)));
+  }
+
+  constexpr U bits(U key) const {
+    const U ordered = key ^ flip;
+    return floating && !(ordered & sign) ? U(~ordered) : U(ordered ^ sign);
+  }
+};
+
+template <class U>
+constexpr Order<U> order_of(DType dtype, bool descending) {
+  Order<U> order;
+  const U top = U(U(1) << (8 * sizeof(U) - 1));
+  order.flip = descending ? U(~U(0)) : U(0);
+  order.sign = dtype == DType::kUInt8 || dtype == DType::kBool ? U(0) : top;
+  // clang-format off
+  switch (dtype) {
+    case DType::kFloat64: order.infinity = U(0x7ff0000000000000); break;
+    case DType::kFloat32: order.infinity = U(0x7f800000); break;
+    case DType::kFloat16: order.infinity = U(0x7c00); break;
+    case DType::kBFloat16: order.infinity = U(0x7f80); break;
+    default: return order;
+  }
+  // clang-format on
+  order.floating = true;
+  return order;
+}
+
+// --- the launch configuration: a value, chosen without a GPU ------------------
+
+constexpr int kSortWarps = 4;      // of a block that sorts a row per warp, or several
+constexpr int kSortRun = 1024;     // elements that a warp sorts at once
+constexpr int kSortThreads = 512;  // at most, of a block that sorts a row
+
+struct SortConfig {
+  enum Path { kNothing, kWarp, kBlock, kRadix } path = kNothing;
+  int width = 0;             // kWarp: the row's length, rounded up to a size there is code for
+  int items = 0;             // kBlock and kRadix: elements of a thread
+  int threads = 0;           // of a block
+  int64_t blocks = 0;        //
+  int64_t shared_bytes = 0;  // kBlock
+  int64_t rows_at_once = 0;  // kRadix
+  int64_t tiles = 0;         // kRadix: of a row
+};
+
+// Keys of up to 16 bits share a 32-bit word with the index, in the sorted list
+// itself. The list of wider ones holds 16-bit indices, and the keys stay beside it.
+// After every 128 bytes 4 are left out, so that threads which walk through
+// neighbouring runs meet different banks of shared memory.
+constexpr int64_t sort_shared_bytes(int64_t elements, int64_t size) {
+  const int64_t list = elements * (size <= 2 ? 4 : 2);
+  return list + list / 32 + (size <= 2 ? 0 : elements * size);
+}
+
+// Elements that the radix sort takes at once: what its workspace is bounded by,
+// if a row is no longer.
+constexpr int64_t kRadixElements = int64_t(1) << 28;
+constexpr int kRadixThreads = 512;
+
+// Keys of a block, by their size; and where there are too few to fill a GPU so.
+template <int kSize>
+constexpr int kRadixTile = kSize == 8 ? 4096 : 8192;
+constexpr int kSmallTile = 2048;
+
+constexpr SortConfig sort_config(int64_t rows, int64_t n, int64_t size, int64_t shared_memory) {
+  SortConfig config;
+  if (rows == 0 || n == 0) return config;
+  if (n <= kSortRun) {
+    config.path = SortConfig::kWarp;
+    config.width = n <= 4 ? 4 : 16;
+    while (config.width < n) config.width *= 2;
+    config.threads = 32 * kSortWarps;
+    const int lanes = config.width <= 16 ? 1 : config.width >= 512 ? 32 : config.width / 16;
+    const int64_t of_block = kSortWarps * (32 / lanes);
+    config.blocks = (rows + of_block - 1) / of_block;
+    return config;
+  }
+  const int64_t runs = (n + kSortRun - 1) / kSortRun;
+  const int64_t shared_bytes = sort_shared_bytes(runs * kSortRun, size);
+  if (n <= 64 * kSortThreads && shared_bytes <= shared_memory) {
+    config.path = SortConfig::kBlock;
+    config.items = n <= 32 * kSortThreads ? 32 : 64;
+    config.threads = int(config.items == 32 ? 32 * runs : 32 * ((runs + 1) / 2));
+    config.blocks = rows;
+    config.shared_bytes = shared_bytes;
+    return config;
+  }
+  config.path = SortConfig::kRadix;
+  config.threads = kRadixThreads;
+  const int64_t tile = rows * n <= (1 << 20) ? kSmallTile
+                       : size == 8           ? kRadixTile<8>
+                                             : kRadixTile<4>;
+  config.items = int(tile / kRadixThreads);
+  config.tiles = (n + tile - 1) / tile;
+  config.rows_at_once = kRadixElements / n > 1 ? kRadixElements / n : 1;
+  if (config.rows_at_once > rows) config.rows_at_once = rows;
+  config.blocks = config.rows_at_once * config.tiles;
+  return config;
+}
+
+// Where the parts of a radix sort's workspace begin, and how long it is. Sums of
+// the digits come first; one pass needs no second place for keys and indices.
+struct RadixWorkspace {
+  int64_t counts = 0, keys = 0, indices = 0, bytes = 0;
+};
+
+constexpr RadixWorkspace radix_workspace(const SortConfig& config, int64_t n, int64_t size) {
+  const int64_t elements = size == 1 ? 0 : config.rows_at_once * n;
+  RadixWorkspace w;
+  w.counts = config.rows_at_once * 256 * 4;
+  w.keys = w.counts + w.counts * config.tiles;
+  w.indices = w.keys + (elements * size + 255) / 256 * 256;
+  w.bytes = w.indices + elements * 4;
+  return w;
+}
+
+constexpr int64_t sort_workspace_bytes(const SortConfig& config, int64_t n, int64_t size) {
+  return config.path == SortConfig::kRadix ? radix_workspace(config, n, size).bytes : 0;
+}
+
+}  // namespace cuda_ops

@@ -1,0 +1,268 @@
+// Sorting in registers: a network on words over the lanes of a warp, and
+// on top of it a stable sort of up to 1024 keys of any width.
+//
+// A word is as many bits of a key as fit beside the key's position. Words are
+// all different, so the network, which is not stable, gives the one stable order;
+// and a compare-exchange is one `min` and one `max`, where a 64-bit pair of key
+// and position takes six instructions.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "sort.h"
+
+namespace cuda_ops {
+
+// The element with this key: made from it, or read again where others share the key.
+template <class U>
+__device__ U value_of(U key, const Order<U>& order, const U* row, int64_t index) {
+  return order.is_unique(key) ? order.bits(key) : row[index];
+}
+
+// --- the network ---------------------------------------------------------------
+
+template <class W>
+__device__ W lower(W a, W b) {
+  return a < b ? a : b;
+}
+template <class W>
+__device__ W higher(W a, W b) {
+  return a < b ? b : a;
+}
+
+template <class W>
+__device__ void compare_exchange(W& a, W& b) {
+  const W low = lower(a, b);
+  b = higher(a, b);
+  a = low;
+}
+
+// The word of the lane whose number differs in the bits of `mask`.
+template <class W>
+__device__ W exchange(W word, int mask) {
+  if constexpr (sizeof(W) == 16) {
+    const uint64_t low = __shfl_xor_sync(~0u, uint64_t(word), mask);
+    return W(__shfl_xor_sync(~0u, uint64_t(word >> 64), mask)) << 64 | low;
+  } else {
+    return __shfl_xor_sync(~0u, word, mask);
+  }
+}
+
+// Batcher's odd-even merge sort: of 32 words 191 comparisons, bitonic 240. A
+// template for each step: the compiler gives up on unrolling these loops, and
+// registers must have constant indices.
+template <int kSize, int kStep, class W, int R>
+__device__ void sort_registers(W (&words)[R]) {
+#pragma unroll
+  for (int i = 0; i + kStep < R; ++i) {
+    const int from = i - kStep % kSize;
+    const bool first = from >= 0 && from / kStep % 2 == 0;
+    if (first && i / (2 * kSize) == (i + kStep) / (2 * kSize)) {
+      compare_exchange(words[i], words[i + kStep]);
+    }
+  }
+  if constexpr (kStep > 1) {
+    sort_registers<kSize, kStep / 2>(words);
+  } else if constexpr (2 * kSize < R) {
+    sort_registers<2 * kSize, 2 * kSize>(words);
+  }
+}
+
+// Sorts the words of each L neighbouring lanes: afterwards words[r] of lane l is
+// number l * R + r. Merges are bitonic, so that the last log2(R) steps of each
+// stay within a lane; the first compares with the mirror image, so that all
+// steps have the same direction.
+template <int R, int L, class W>
+__device__ void sort_network(W (&words)[R]) {
+  sort_registers<1, 1>(words);
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int lanes = 2; lanes <= L; lanes *= 2) {
+    const bool low = (lane & (lanes / 2)) == 0;
+#pragma unroll
+    for (int r = 0; r < R / 2; ++r) {
+      const W mirror = exchange(words[R - 1 - r], lanes - 1);
+      const W other = exchange(words[r], lanes - 1);
+      words[r] = low ? lower(words[r], mirror) : higher(words[r], mirror);
+      words[R - 1 - r] = low ? lower(words[R - 1 - r], other) : higher(words[R - 1 - r], other);
+    }
+#pragma unroll
+    for (int step = lanes / 4; step > 0; step /= 2) {
+      const bool low = (lane & step) == 0;
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        const W other = exchange(words[r], step);
+        words[r] = low ? lower(words[r], other) : higher(words[r], other);
+      }
+    }
+#pragma unroll
+    for (int step = R / 2; step > 0; step /= 2) {
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        if ((r & step) == 0) compare_exchange(words[r], words[r + step]);
+      }
+    }
+  }
+}
+
+// --- the sorted list in shared memory -------------------------------------------
+
+// Keys of up to 16 bits are part of their entry; an entry for wider ones is the
+// position alone.
+template <class U>
+constexpr bool kExact = sizeof(U) <= 2;
+template <class U>
+using Entry = std::conditional_t<kExact<U>, uint32_t, uint16_t>;
+
+// Where entry i lies: see sort_shared_bytes().
+template <class U>
+__device__ int padded(int i) {
+  constexpr int kLine = 128 / sizeof(Entry<U>);
+  return i + i / kLine * (kLine / 32);
+}
+
+template <class U>
+__device__ U key_of(Entry<U> entry, const U* keys) {
+  if constexpr (kExact<U>) {
+    return U(entry >> 16);
+  } else {
+    return keys[entry];
+  }
+}
+
+// Entries first, first + 1, ... of a thread; `first` is a multiple of R.
+template <class U, int R>
+__device__ void store_entries(Entry<U>* list, int first, const uint32_t (&entries)[R]) {
+  if constexpr (kExact<U>) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) list[padded<U>(first) + r + (R > 32 ? r / 32 : 0)] = entries[r];
+  } else {
+    auto* pairs = reinterpret_cast<uint32_t*>(list) + padded<U>(first) / 2;
+#pragma unroll
+    for (int r = 0; r < R; r += 2) pairs[r / 2] = entries[r] | entries[r + 1] << 16;
+  }
+}
+
+// --- a stable sort of n <= R * L keys by L lanes ---------------------------------
+
+template <int L, class U>
+__device__ U lanes_min(U value) {
+#pragma unroll
+  for (int step = L / 2; step > 0; step /= 2) {
+    const U other = __shfl_xor_sync(~0u, value, step);
+    value = other < value ? other : value;
+  }
+  return value;
+}
+
+// Words are in the order of their prefixes. What random data leave to do is to
+// exchange a few neighbours, by whole keys. False if that does not come to an end.
+template <int R, int L, class U>
+__device__ bool repair(uint32_t (&words)[R], const U* keys, int n) {
+  constexpr int kPasses = 6;
+  const int lane = threadIdx.x % L;
+  U own[R];
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    words[r] &= R * L - 1;
+    own[r] = int(words[r]) < n ? keys[words[r]] : U(~U(0));
+  }
+  for (int pass = 0; pass < kPasses; ++pass) {
+    bool moved = false;
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+#pragma unroll
+      for (int r = odd; r + 1 < R; r += 2) {
+        const bool wrong = own[r] > own[r + 1];
+        const U key = own[r];
+        const uint32_t word = words[r];
+        own[r] = wrong ? own[r + 1] : key;
+        words[r] = wrong ? words[r + 1] : word;
+        own[r + 1] = wrong ? key : own[r + 1];
+        words[r + 1] = wrong ? word : words[r + 1];
+        moved |= wrong;
+      }
+    }
+    if constexpr (L > 1) {
+      const U next = __shfl_down_sync(~0u, own[0], 1), last = __shfl_up_sync(~0u, own[R - 1], 1);
+      const uint32_t next_word = __shfl_down_sync(~0u, words[0], 1);
+      const uint32_t last_word = __shfl_up_sync(~0u, words[R - 1], 1);
+      const bool from_next = lane < L - 1 && own[R - 1] > next, from_last = lane && last > own[0];
+      own[R - 1] = from_next ? next : own[R - 1];
+      words[R - 1] = from_next ? next_word : words[R - 1];
+      own[0] = from_last ? last : own[0];
+      words[0] = from_last ? last_word : words[0];
+      moved |= from_next;
+    }
+    if (!__any_sync(~0u, moved)) return true;
+  }
+  return false;
+}
+
+// entries[r] of lane l becomes the position of key number l * R + r, together with
+// the key where it fits. `keys` are in shared memory; `list` is room for R * L entries.
+//
+// The prefixes are taken from the range of the keys, so that 32-bit integers of
+// a small range are sorted at once. Keys that share too many prefixes are sorted
+// digit by digit, the last one first, each pass being stable.
+template <int R, int L, class U>
+__device__ void sort_run(uint32_t (&entries)[R], const U* keys, Entry<U>* list, int n) {
+  constexpr uint32_t kMask = R * L - 1;
+  const int lane = threadIdx.x % L;
+  if constexpr (kExact<U>) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const int i = r * L + lane;
+      entries[r] = i < n ? uint32_t(keys[i]) << 16 | i : ~0u;
+    }
+    sort_network<R, L>(entries);
+  } else {
+    U low = U(~U(0)), high = U(~U(0));  // the complement of the highest, to need only min
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const int i = r * L + lane;
+      const U key = i < n ? keys[i] : U(~U(0)), other = i < n ? U(~key) : U(~U(0));
+      low = key < low ? key : low;
+      high = other < high ? other : high;
+    }
+    low = lanes_min<L>(low);
+    high = U(~lanes_min<L>(high));
+    const U range = n > 0 ? U(high - low) : U(0);
+    const int bits = range == 0 ? 0 : sizeof(U) == 8 ? 64 - __clzll(range) : 32 - __clz(range);
+    constexpr int kDigit = 32 - (31 - __builtin_clz(R * L));
+    const int shift = bits > kDigit ? bits - kDigit : 0;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const int i = r * L + lane;
+      entries[r] = i < n ? uint32_t((keys[i] - low) >> shift) << (32 - kDigit) | i : ~0u;
+    }
+    sort_network<R, L>(entries);
+    if (__any_sync(~0u, shift > 0) && !repair<R, L>(entries, keys, n)) {
+#pragma unroll
+      for (int r = 0; r < R; ++r) list[r * L + lane] = r * L + lane;
+#pragma unroll 1
+      for (int done = 0; __any_sync(~0u, done < bits); done += kDigit) {
+        __syncwarp();
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          const int i = r * L + lane;
+          const U key = i < n ? keys[list[i]] - low : U(0);
+          entries[r] = i < n ? uint32_t(key >> done) << (32 - kDigit) | i : ~0u;
+        }
+        sort_network<R, L>(entries);
+#pragma unroll
+        for (int r = 0; r < R; ++r) entries[r] = list[entries[r] & kMask];
+        __syncwarp();
+#pragma unroll
+        for (int r = 0; r < R; ++r) list[lane * R + r] = entries[r];
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < R; ++r) entries[r] &= kMask;
+  }
+}
+
+}  // namespace cuda_ops

@@ -1,0 +1,293 @@
+// Long rows: a radix sort of 8 bits a pass, by three kernels each. Tiles count
+// their digits, the counts are added up, tiles are sorted by digit in shared
+// memory and go where the sums say. Nothing waits for another block, and the same
+// input takes the same way every time.
+//
+// The first pass reads the input itself and knows the indices without reading any,
+// the last one writes the results: 28 bytes a 16-bit key in two passes, 80 a 32-bit
+// key in four. A library's sort of pairs is fed with indices and a copy of the
+// keys first, and its indices are widened in the end.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "sort_network.cuh"
+
+namespace cuda_ops {
+
+// What one pass reads and writes. Without `keys` it is the first one, without
+// `out_keys` the last.
+template <class U>
+struct RadixPass {
+  const U* keys = nullptr;
+  const uint32_t* indices = nullptr;
+  U* out_keys = nullptr;
+  uint32_t* out_indices = nullptr;
+  uint32_t* counts = nullptr;  // of row, digit and tile; then of what is before it in its digit
+  uint32_t* totals = nullptr;  // of row and digit
+  int64_t first = 0;           // row
+  int tiles = 0;               // of a row
+  int shift = 0;
+};
+
+// The tile's row, its first element there, and how many it has.
+template <class U, int kItems>
+struct RadixTile {
+  int64_t row, begin;
+  int tile, count;
+
+  __device__ RadixTile(const SortRows& p, const RadixPass<U>& pass)
+      : row(blockIdx.x / pass.tiles), tile(blockIdx.x % pass.tiles) {
+    constexpr int kTile = kItems * kRadixThreads;
+    begin = int64_t(tile) * kTile;
+    count = p.n - begin < kTile ? int(p.n - begin) : kTile;
+  }
+};
+
+// Keys of a thread: a warp has neighbours, and its round r comes before round r + 1.
+template <class U, int kItems>
+__device__ void load_keys(U (&keys)[kItems], const SortRows& p, const Order<U>& order,
+                          const RadixPass<U>& pass, const RadixTile<U, kItems>& t) {
+  const int first = threadIdx.x / 32 * 32 * kItems + threadIdx.x % 32;
+  const U* from = pass.keys != nullptr
+                      ? pass.keys + t.row * p.n
+                      : static_cast<const U*>(p.rows.data) + p.rows.offset_at(pass.first + t.row);
+#pragma unroll
+  for (int r = 0; r < kItems; ++r) {
+    const int i = first + r * 32;
+    keys[r] = i < t.count ? from[t.begin + i] : U(0);
+  }
+  if (pass.keys != nullptr) return;
+#pragma unroll
+  for (int r = 0; r < kItems; ++r) keys[r] = order.key(keys[r]);
+}
+
+template <class U, int kItems>
+__global__ void __launch_bounds__(kRadixThreads)
+    radix_count_kernel(const __grid_constant__ SortRows p, const Order<U> order,
+                       const RadixPass<U> pass) {
+  __shared__ uint32_t counts[256];
+  const RadixTile<U, kItems> t(p, pass);
+  if (threadIdx.x < 256) counts[threadIdx.x] = 0;
+  U keys[kItems];
+  load_keys(keys, p, order, pass, t);
+  __syncthreads();
+  const int first = threadIdx.x / 32 * 32 * kItems + threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < kItems; ++r) {
+    if (first + r * 32 < t.count) atomicAdd(&counts[uint32_t(keys[r] >> pass.shift) & 255], 1u);
+  }
+  __syncthreads();
+  if (threadIdx.x < 256) {
+    pass.counts[(t.row * 256 + threadIdx.x) * pass.tiles + t.tile] = counts[threadIdx.x];
+  }
+}
+
+// A warp for each row and digit: its counts become the sums of those before.
+constexpr int kScanWarps = 4, kScanItems = 8;
+
+static __global__ void __launch_bounds__(32 * kScanWarps)
+    radix_scan_kernel(uint32_t* counts, uint32_t* totals, int tiles) {
+  const int64_t digit = int64_t(blockIdx.x) * kScanWarps + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  uint32_t* own = counts + digit * tiles;
+  uint32_t before = 0;
+  for (int begin = 0; begin < tiles; begin += 32 * kScanItems) {
+    uint32_t items[kScanItems], sum = 0;
+#pragma unroll
+    for (int k = 0; k < kScanItems; ++k) {
+      const int i = begin + lane * kScanItems + k;
+      items[k] = i < tiles ? own[i] : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < kScanItems; ++k) sum += items[k];
+    uint32_t up_to = sum;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const uint32_t other = __shfl_up_sync(~0u, up_to, step);
+      if (lane >= step) up_to += other;
+    }
+    uint32_t running = before + up_to - sum;
+#pragma unroll
+    for (int k = 0; k < kScanItems; ++k) {
+      const int i = begin + lane * kScanItems + k;
+      if (i < tiles) own[i] = running;
+      running += items[k];
+    }
+    before += __shfl_sync(~0u, up_to, 31);
+  }
+  if (lane == 0) totals[digit] = before;
+}
+
+// The sum of those before, over 256 threads of the block; all threads must call.
+__device__ inline uint64_t sum_before(uint64_t value) {
+  __shared__ uint64_t sums[8];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  uint64_t up_to = value;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint64_t other = __shfl_up_sync(~0u, up_to, step);
+    if (lane >= step) up_to += other;
+  }
+  if (lane == 31 && warp < 8) sums[warp] = up_to;
+  __syncthreads();
+  for (int w = 0; w < warp && w < 8; ++w) up_to += sums[w];
+  return up_to - value;
+}
+
+// Which lanes have the same digit.
+__device__ inline uint32_t same_digit(uint32_t digit) {
+  uint32_t same = ~0u;
+#pragma unroll
+  for (int bit = 0; bit < 8; ++bit) {
+    const bool set = digit >> bit & 1;
+    const uint32_t ballot = __ballot_sync(~0u, set);
+    same &= set ? ballot : ~ballot;
+  }
+  return same;
+}
+
+template <class U, int kItems>
+struct RadixShared {
+  static constexpr int kTile = kItems * kRadixThreads;
+  U keys[kTile];
+  uint32_t indices[kTile];
+  uint16_t ranks[kRadixThreads / 32][256];  // of the next key of a warp with a digit
+  uint32_t places[256];                     // of the tile's first key with a digit, in the row
+};
+
+template <class U, int kItems>
+__global__ void __launch_bounds__(kRadixThreads, 2)
+    radix_scatter_kernel(const __grid_constant__ SortRows p, const Order<U> order,
+                         const RadixPass<U> pass) {
+  constexpr int kWarps = kRadixThreads / 32;
+  extern __shared__ uint4 memory[];
+  auto& shared = *reinterpret_cast<RadixShared<U, kItems>*>(memory);
+  const RadixTile<U, kItems> t(p, pass);
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int first = warp * 32 * kItems + lane;
+  U keys[kItems];
+  load_keys(keys, p, order, pass, t);
+  uint32_t of_row = 0, before_tile = 0;  // on their way while keys are ranked
+  if (thread < 256) {
+    of_row = pass.totals[t.row * 256 + thread];
+    before_tile = pass.counts[(t.row * 256 + thread) * pass.tiles + t.tile];
+  }
+  for (int i = lane; i < 256; i += 32) shared.ranks[warp][i] = 0;
+  __syncwarp();
+
+  // What is behind the row's end has the last digit, and comes last among it.
+  uint16_t ranks[kItems];
+  const auto digit_of = [&](U key, int i) {
+    return i < t.count ? uint32_t(key >> pass.shift) & 255 : 255;
+  };
+#pragma unroll
+  for (int r = 0; r < kItems; ++r) {
+    const uint32_t digit = digit_of(keys[r], first + r * 32);
+    const uint32_t same = same_digit(digit);
+    const uint16_t before = shared.ranks[warp][digit];
+    ranks[r] = before + __popc(same & ((1u << lane) - 1));
+    __syncwarp();
+    if (same >> lane == 1) shared.ranks[warp][digit] = ranks[r] + 1;  // the last of them
+    __syncwarp();
+  }
+  __syncthreads();
+
+  // Both sums over the digits at once: of this tile, and of the whole row.
+  uint64_t counts = 0;
+  if (thread < 256) {
+    uint32_t of_tile = 0;
+    for (int w = 0; w < kWarps; ++w) {
+      const uint32_t of_warp = shared.ranks[w][thread];
+      shared.ranks[w][thread] = uint16_t(of_tile);
+      of_tile += of_warp;
+    }
+    counts = uint64_t(of_row) << 16 | of_tile;
+  }
+  counts = sum_before(counts);
+  if (thread < 256) {
+    const uint32_t in_tile = counts & 0xffff;
+    for (int w = 0; w < kWarps; ++w) shared.ranks[w][thread] += in_tile;
+    shared.places[thread] = uint32_t(counts >> 16) + before_tile - in_tile;
+  }
+  // Read this late, since there are no registers for them before; all at once.
+  uint32_t indices[kItems];
+#pragma unroll
+  for (int r = 0; r < kItems; ++r) {
+    const int64_t i = t.begin + first + r * 32;
+    indices[r] = pass.keys != nullptr && i < p.n ? pass.indices[t.row * p.n + i] : uint32_t(i);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < kItems; ++r) {
+    const int place = shared.ranks[warp][digit_of(keys[r], first + r * 32)] + ranks[r];
+    shared.keys[place] = keys[r];
+    shared.indices[place] = indices[r];
+  }
+  __syncthreads();
+
+  const U* row = static_cast<const U*>(p.rows.data) + p.rows.offset_at(pass.first + t.row);
+#pragma unroll 4
+  for (int i = thread; i < t.count; i += kRadixThreads) {
+    const U key = shared.keys[i];
+    const uint32_t index = shared.indices[i];
+    const uint32_t place = shared.places[uint32_t(key >> pass.shift) & 255] + i;
+    const int64_t out = t.row * p.n + place;
+    if (pass.out_keys != nullptr) {
+      pass.out_keys[out] = key;
+      pass.out_indices[out] = index;
+    } else {
+      static_cast<U*>(p.values)[pass.first * p.n + out] = value_of(key, order, row, index);
+      p.indices[pass.first * p.n + out] = index;
+    }
+  }
+}
+
+// Between two passes keys and indices are in the workspace, or in the memory of
+// the results, by turns; before the last one in the workspace.
+template <class U, int kItems>
+cudaError_t launch_radix_tiles(const SortRows& p, const SortConfig& config, cudaStream_t stream) {
+  const Order<U> order = order_of<U>(p.rows.dtype, p.descending);
+  char* at = static_cast<char*>(p.workspace);
+  const RadixWorkspace bytes = radix_workspace(config, p.n, sizeof(U));
+  U* keys = reinterpret_cast<U*>(at + bytes.keys);
+  auto* indices = reinterpret_cast<uint32_t*>(at + bytes.indices);
+  RadixPass<U> pass;
+  pass.counts = reinterpret_cast<uint32_t*>(at + bytes.counts);
+  pass.totals = reinterpret_cast<uint32_t*>(at);
+  pass.tiles = int(config.tiles);
+  const auto scatter = radix_scatter_kernel<U, kItems>;
+  constexpr int shared_bytes = int(sizeof(RadixShared<U, kItems>));
+  const cudaError_t error =
+      cudaFuncSetAttribute(scatter, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (error != cudaSuccess) return error;
+  for (pass.first = 0; pass.first < p.rows.numel; pass.first += config.rows_at_once) {
+    const int64_t left = p.rows.numel - pass.first;
+    const int64_t rows = left < config.rows_at_once ? left : config.rows_at_once;
+    const unsigned blocks = unsigned(rows * config.tiles);
+    pass.keys = nullptr;
+    for (int number = 0; number < int(sizeof(U)); ++number) {
+      const bool last = number + 1 == sizeof(U), here = number % 2 == 0;
+      pass.shift = 8 * number;
+      pass.out_keys = last ? nullptr : here ? keys : static_cast<U*>(p.values) + pass.first * p.n;
+      pass.out_indices = here ? indices : reinterpret_cast<uint32_t*>(p.indices + pass.first * p.n);
+      radix_count_kernel<U, kItems><<<blocks, kRadixThreads, 0, stream>>>(p, order, pass);
+      radix_scan_kernel<<<unsigned(rows * 256 / kScanWarps), 32 * kScanWarps, 0, stream>>>(
+          pass.counts, pass.totals, pass.tiles);
+      scatter<<<blocks, kRadixThreads, shared_bytes, stream>>>(p, order, pass);
+      pass.keys = pass.out_keys;
+      pass.indices = pass.out_indices;
+    }
+  }
+  return cudaGetLastError();
+}
+
+template <class U>
+cudaError_t launch_radix(const SortRows& p, const SortConfig& config, cudaStream_t stream) {
+  constexpr int kItems = kRadixTile<sizeof(U)> / kRadixThreads;
+  return config.items == kItems
+             ? launch_radix_tiles<U, kItems>(p, config, stream)
+             : launch_radix_tiles<U, kSmallTile / kRadixThreads>(p, config, stream);
+}
+
+}  // namespace cuda_ops
