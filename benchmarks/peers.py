@@ -72,6 +72,8 @@ PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
     },
     "rgb_to_gray": {"torchvision": imported(_TORCHVISION, interleaved, off_by=1)},
     "rgb_to_gray_chw": {"torchvision": imported(_TORCHVISION, planar, off_by=1)},
+    # DeviceSegmentedSort, and DeviceRadixSort for a single row.
+    "bitonic_sort": {"cub": from_pair(_CUB, "cub_sort")},
     "sum_rows": {"cub": from_pair(_CUB, "cub_sum", "cub_sum_rows")},
     "reduce_sum": {"cub": from_pair(_CUB, "cub_sum")},
 }

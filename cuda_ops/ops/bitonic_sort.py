@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
 from cuda_ops import rows
-from cuda_ops.benchmarking.peers import from_pair, torch_peers
+from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, ShardingRule
+from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 from cuda_ops.testing.samples import VALUES, Sample
 
 
@@ -74,8 +73,10 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     return st.builds(sample, rows.tensors(op), st.sampled_from(VALUES), seeds, *flags)
 
 
-#: cub::DeviceSegmentedSort, or cub::DeviceRadixSort for a single row; in a checkout alone.
-_CUB = Path(__file__).resolve().parents[2] / "benchmarks" / "cub"
+@hookimpl
+def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    return torch_peers(torch_sort)
+
 
 #: Rows and their length: each way of sorting, short to long.
 _POINTS = (
@@ -92,11 +93,9 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
 
 
 def _case(count: int, n: int, dtype: torch.dtype) -> BenchmarkCase:
-    cub = {"cub": from_pair(_CUB, "cub_sort")} if _CUB.is_dir() else {}
     return BenchmarkCase(
         f"{count}x{n} {str(dtype).removeprefix('torch.')}",
         maker((((count, n), dtype), -1, False, True)),
         bytes=count * n * (2 * dtype.itemsize + 8),
-        peers={**torch_peers(torch_sort), **cub},
         dtype=dtype,
     )

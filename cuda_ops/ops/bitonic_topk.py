@@ -12,7 +12,7 @@ from cuda_ops import rows
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, ShardingRule
+from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 from cuda_ops.testing.samples import VALUES, Sample
 
 _DIM_AT = 2
@@ -85,6 +85,11 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     return st.builds(sample, rows.tensors(op), wanted, st.sampled_from(VALUES), seeds, *flags)
 
 
+@hookimpl
+def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    return torch_peers(torch_topk)
+
+
 #: Rows, their length, and k: routing, sampling, retrieval.
 _POINTS = (
     (1 << 16, 64, 8), (1 << 16, 128, 8), (1 << 14, 1024, 1), (1 << 14, 1024, 8),
@@ -103,7 +108,6 @@ def _case(count: int, n: int, k: int, dtype: torch.dtype) -> BenchmarkCase:
         f"{count}x{n}, {k} {str(dtype).removeprefix('torch.')}",
         maker((((count, n), dtype), k)),
         bytes=count * (n * dtype.itemsize + k * (dtype.itemsize + 8)),
-        peers=torch_peers(torch_topk),
         dtype=dtype,
     )
 

@@ -79,7 +79,7 @@ constexpr int kSortThreads = 512;  // at most, of a block that sorts a row
 struct SortConfig {
   enum Path { kNothing, kWarp, kBlock, kRadix } path = kNothing;
   int width = 0;             // kWarp: the row's length, rounded up to a size there is code for
-  int items = 0;             // kBlock and kRadix: elements of a thread
+  int items = 0;             // kBlock: elements of a thread
   int threads = 0;           // of a block
   int64_t blocks = 0;        //
   int64_t shared_bytes = 0;  // kBlock
@@ -101,10 +101,9 @@ constexpr int64_t sort_shared_bytes(int64_t elements, int64_t size) {
 constexpr int64_t kRadixElements = int64_t(1) << 28;
 constexpr int kRadixThreads = 512;
 
-// Keys of a block, by their size; and where there are too few to fill a GPU so.
+// Keys of a block, by their size.
 template <int kSize>
 constexpr int kRadixTile = kSize == 8 ? 4096 : 8192;
-constexpr int kSmallTile = 2048;
 
 constexpr SortConfig sort_config(int64_t rows, int64_t n, int64_t size, int64_t shared_memory) {
   SortConfig config;
@@ -129,12 +128,9 @@ constexpr SortConfig sort_config(int64_t rows, int64_t n, int64_t size, int64_t 
     config.shared_bytes = shared_bytes;
     return config;
   }
+  const int64_t tile = size == 8 ? kRadixTile<8> : kRadixTile<4>;
   config.path = SortConfig::kRadix;
   config.threads = kRadixThreads;
-  const int64_t tile = rows * n <= (1 << 20) ? kSmallTile
-                       : size == 8           ? kRadixTile<8>
-                                             : kRadixTile<4>;
-  config.items = int(tile / kRadixThreads);
   config.tiles = (n + tile - 1) / tile;
   config.rows_at_once = kRadixElements / n > 1 ? kRadixElements / n : 1;
   if (config.rows_at_once > rows) config.rows_at_once = rows;

@@ -30,51 +30,54 @@ struct RadixPass {
   int shift = 0;
 };
 
+template <class U>
+constexpr int kRadixItems = kRadixTile<sizeof(U)> / kRadixThreads;
+
 // The tile's row, its first element there, and how many it has.
-template <class U, int kItems>
+template <class U>
 struct RadixTile {
   int64_t row, begin;
   int tile, count;
 
   __device__ RadixTile(const SortRows& p, const RadixPass<U>& pass)
       : row(blockIdx.x / pass.tiles), tile(blockIdx.x % pass.tiles) {
-    constexpr int kTile = kItems * kRadixThreads;
+    constexpr int kTile = kRadixTile<sizeof(U)>;
     begin = int64_t(tile) * kTile;
     count = p.n - begin < kTile ? int(p.n - begin) : kTile;
   }
 };
 
 // Keys of a thread: a warp has neighbours, and its round r comes before round r + 1.
-template <class U, int kItems>
-__device__ void load_keys(U (&keys)[kItems], const SortRows& p, const Order<U>& order,
-                          const RadixPass<U>& pass, const RadixTile<U, kItems>& t) {
-  const int first = threadIdx.x / 32 * 32 * kItems + threadIdx.x % 32;
+template <class U>
+__device__ void load_keys(U (&keys)[kRadixItems<U>], const SortRows& p, const Order<U>& order,
+                          const RadixPass<U>& pass, const RadixTile<U>& t) {
+  const int first = threadIdx.x / 32 * 32 * kRadixItems<U> + threadIdx.x % 32;
   const U* from = pass.keys != nullptr
                       ? pass.keys + t.row * p.n
                       : static_cast<const U*>(p.rows.data) + p.rows.offset_at(pass.first + t.row);
 #pragma unroll
-  for (int r = 0; r < kItems; ++r) {
+  for (int r = 0; r < kRadixItems<U>; ++r) {
     const int i = first + r * 32;
     keys[r] = i < t.count ? from[t.begin + i] : U(0);
   }
   if (pass.keys != nullptr) return;
 #pragma unroll
-  for (int r = 0; r < kItems; ++r) keys[r] = order.key(keys[r]);
+  for (int r = 0; r < kRadixItems<U>; ++r) keys[r] = order.key(keys[r]);
 }
 
-template <class U, int kItems>
+template <class U>
 __global__ void __launch_bounds__(kRadixThreads)
     radix_count_kernel(const __grid_constant__ SortRows p, const Order<U> order,
                        const RadixPass<U> pass) {
   __shared__ uint32_t counts[256];
-  const RadixTile<U, kItems> t(p, pass);
+  const RadixTile<U> t(p, pass);
   if (threadIdx.x < 256) counts[threadIdx.x] = 0;
-  U keys[kItems];
+  U keys[kRadixItems<U>];
   load_keys(keys, p, order, pass, t);
   __syncthreads();
-  const int first = threadIdx.x / 32 * 32 * kItems + threadIdx.x % 32;
+  const int first = threadIdx.x / 32 * 32 * kRadixItems<U> + threadIdx.x % 32;
 #pragma unroll
-  for (int r = 0; r < kItems; ++r) {
+  for (int r = 0; r < kRadixItems<U>; ++r) {
     if (first + r * 32 < t.count) atomicAdd(&counts[uint32_t(keys[r] >> pass.shift) & 255], 1u);
   }
   __syncthreads();
@@ -86,7 +89,7 @@ __global__ void __launch_bounds__(kRadixThreads)
 // A warp for each row and digit: its counts become the sums of those before.
 constexpr int kScanWarps = 4, kScanItems = 8;
 
-static __global__ void __launch_bounds__(32 * kScanWarps)
+__global__ inline void __launch_bounds__(32 * kScanWarps)
     radix_scan_kernel(uint32_t* counts, uint32_t* totals, int tiles) {
   const int64_t digit = int64_t(blockIdx.x) * kScanWarps + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -147,32 +150,27 @@ __device__ inline uint32_t same_digit(uint32_t digit) {
   return same;
 }
 
-template <class U, int kItems>
+template <class U>
 struct RadixShared {
-  static constexpr int kTile = kItems * kRadixThreads;
+  static constexpr int kTile = kRadixTile<sizeof(U)>;
   U keys[kTile];
   uint32_t indices[kTile];
   uint16_t ranks[kRadixThreads / 32][256];  // of the next key of a warp with a digit
   uint32_t places[256];                     // of the tile's first key with a digit, in the row
 };
 
-template <class U, int kItems>
+template <class U>
 __global__ void __launch_bounds__(kRadixThreads, 2)
     radix_scatter_kernel(const __grid_constant__ SortRows p, const Order<U> order,
                          const RadixPass<U> pass) {
-  constexpr int kWarps = kRadixThreads / 32;
+  constexpr int kItems = kRadixItems<U>, kWarps = kRadixThreads / 32;
   extern __shared__ uint4 memory[];
-  auto& shared = *reinterpret_cast<RadixShared<U, kItems>*>(memory);
-  const RadixTile<U, kItems> t(p, pass);
+  auto& shared = *reinterpret_cast<RadixShared<U>*>(memory);
+  const RadixTile<U> t(p, pass);
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int first = warp * 32 * kItems + lane;
   U keys[kItems];
   load_keys(keys, p, order, pass, t);
-  uint32_t of_row = 0, before_tile = 0;  // on their way while keys are ranked
-  if (thread < 256) {
-    of_row = pass.totals[t.row * 256 + thread];
-    before_tile = pass.counts[(t.row * 256 + thread) * pass.tiles + t.tile];
-  }
   for (int i = lane; i < 256; i += 32) shared.ranks[warp][i] = 0;
   __syncwarp();
 
@@ -202,27 +200,24 @@ __global__ void __launch_bounds__(kRadixThreads, 2)
       shared.ranks[w][thread] = uint16_t(of_tile);
       of_tile += of_warp;
     }
-    counts = uint64_t(of_row) << 16 | of_tile;
+    counts = uint64_t(pass.totals[t.row * 256 + thread]) << 16 | of_tile;
   }
   counts = sum_before(counts);
   if (thread < 256) {
     const uint32_t in_tile = counts & 0xffff;
+    const uint32_t before = pass.counts[(t.row * 256 + thread) * pass.tiles + t.tile];
     for (int w = 0; w < kWarps; ++w) shared.ranks[w][thread] += in_tile;
-    shared.places[thread] = uint32_t(counts >> 16) + before_tile - in_tile;
-  }
-  // Read this late, since there are no registers for them before; all at once.
-  uint32_t indices[kItems];
-#pragma unroll
-  for (int r = 0; r < kItems; ++r) {
-    const int64_t i = t.begin + first + r * 32;
-    indices[r] = pass.keys != nullptr && i < p.n ? pass.indices[t.row * p.n + i] : uint32_t(i);
+    shared.places[thread] = uint32_t(counts >> 16) + before - in_tile;
   }
   __syncthreads();
+  // Read this late, since there are no registers for them before.
+  const uint32_t* indices = pass.keys != nullptr ? pass.indices + t.row * p.n + t.begin : nullptr;
 #pragma unroll
   for (int r = 0; r < kItems; ++r) {
-    const int place = shared.ranks[warp][digit_of(keys[r], first + r * 32)] + ranks[r];
+    const int i = first + r * 32;
+    const int place = shared.ranks[warp][digit_of(keys[r], i)] + ranks[r];
     shared.keys[place] = keys[r];
-    shared.indices[place] = indices[r];
+    shared.indices[place] = indices != nullptr && i < t.count ? indices[i] : uint32_t(t.begin + i);
   }
   __syncthreads();
 
@@ -245,8 +240,8 @@ __global__ void __launch_bounds__(kRadixThreads, 2)
 
 // Between two passes keys and indices are in the workspace, or in the memory of
 // the results, by turns; before the last one in the workspace.
-template <class U, int kItems>
-cudaError_t launch_radix_tiles(const SortRows& p, const SortConfig& config, cudaStream_t stream) {
+template <class U>
+cudaError_t launch_radix(const SortRows& p, const SortConfig& config, cudaStream_t stream) {
   const Order<U> order = order_of<U>(p.rows.dtype, p.descending);
   char* at = static_cast<char*>(p.workspace);
   const RadixWorkspace bytes = radix_workspace(config, p.n, sizeof(U));
@@ -256,10 +251,9 @@ cudaError_t launch_radix_tiles(const SortRows& p, const SortConfig& config, cuda
   pass.counts = reinterpret_cast<uint32_t*>(at + bytes.counts);
   pass.totals = reinterpret_cast<uint32_t*>(at);
   pass.tiles = int(config.tiles);
-  const auto scatter = radix_scatter_kernel<U, kItems>;
-  constexpr int shared_bytes = int(sizeof(RadixShared<U, kItems>));
   const cudaError_t error =
-      cudaFuncSetAttribute(scatter, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+      cudaFuncSetAttribute(radix_scatter_kernel<U>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           int(sizeof(RadixShared<U>)));
   if (error != cudaSuccess) return error;
   for (pass.first = 0; pass.first < p.rows.numel; pass.first += config.rows_at_once) {
     const int64_t left = p.rows.numel - pass.first;
@@ -271,23 +265,16 @@ cudaError_t launch_radix_tiles(const SortRows& p, const SortConfig& config, cuda
       pass.shift = 8 * number;
       pass.out_keys = last ? nullptr : here ? keys : static_cast<U*>(p.values) + pass.first * p.n;
       pass.out_indices = here ? indices : reinterpret_cast<uint32_t*>(p.indices + pass.first * p.n);
-      radix_count_kernel<U, kItems><<<blocks, kRadixThreads, 0, stream>>>(p, order, pass);
+      radix_count_kernel<U><<<blocks, kRadixThreads, 0, stream>>>(p, order, pass);
       radix_scan_kernel<<<unsigned(rows * 256 / kScanWarps), 32 * kScanWarps, 0, stream>>>(
           pass.counts, pass.totals, pass.tiles);
-      scatter<<<blocks, kRadixThreads, shared_bytes, stream>>>(p, order, pass);
+      radix_scatter_kernel<U>
+          <<<blocks, kRadixThreads, sizeof(RadixShared<U>), stream>>>(p, order, pass);
       pass.keys = pass.out_keys;
       pass.indices = pass.out_indices;
     }
   }
   return cudaGetLastError();
-}
-
-template <class U>
-cudaError_t launch_radix(const SortRows& p, const SortConfig& config, cudaStream_t stream) {
-  constexpr int kItems = kRadixTile<sizeof(U)> / kRadixThreads;
-  return config.items == kItems
-             ? launch_radix_tiles<U, kItems>(p, config, stream)
-             : launch_radix_tiles<U, kSmallTile / kRadixThreads>(p, config, stream);
 }
 
 }  // namespace cuda_ops
