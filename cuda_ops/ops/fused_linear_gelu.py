@@ -11,13 +11,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from hypothesis import strategies as st
 
-from cuda_ops import shapes
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, ShardingRule
-from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
 
 FORWARD, KEEP, SLOPE = (
     "fused_linear_gelu",
@@ -68,71 +65,13 @@ Formula: Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415, section 2.
 """
 
 
-# --- shapes ------------------------------------------------------------------------------
-
-
-@hookimpl
-def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
-    def fake(*tensors: torch.Tensor | None) -> Any:
-        tensors = (*tensors, None) if len(tensors) < len(op.tensor_positions) else tensors
-        shapes.check_arguments(op, tensors)
-        x, weight, bias = tensors[-3:]
-        assert x is not None and weight is not None
-        _check_rank(op, "weight", weight, "2 dims (o, i)", 2)
-        if bias is not None:
-            _check_rank(op, "bias", bias, "1 dim (o)", 1)
-        out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-        return (out, torch.empty_like(out)) if op.name == KEEP else out
-
-    return fake
-
-
-def _check_rank(op: OpSpec, name: str, tensor: torch.Tensor, expected: str, rank: int) -> None:
-    if tensor.dim() != rank:
-        actual = f"shape {shapes.shape_name(tensor.shape)}"
-        raise RuntimeError(
-            f"{op.qualname}: argument '{name}': expected {expected}, got {actual}"
-        )
-
-
-@hookimpl
-def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
-    """A mapped dim of x is one more row dim. A weight or bias of its own for each index is
-    another product: one call each.
-    """
-    rows = 2 if op.name == SLOPE else 1
-
-    def rule(info: Any, in_dims: tuple[Any, ...], *args: torch.Tensor | None) -> Any:
-        if all(d is None for d in in_dims[rows:]):
-            moved = [
-                a.movedim(d, 0) if d is not None else a.expand(info.batch_size, *a.shape)
-                for a, d in zip(args[:rows], in_dims[:rows], strict=True)
-                if a is not None
-            ]
-            out = op.function(*moved, *args[rows:])
-        else:
-            calls = [
-                op.function(
-                    *(
-                        a if a is None or d is None else a.select(d, i)
-                        for a, d in zip(args, in_dims, strict=True)
-                    )
-                )
-                for i in range(info.batch_size)
-            ]
-            if op.name == KEEP:
-                out = tuple(torch.stack(each) for each in zip(*calls, strict=True))
-            else:
-                out = torch.stack(calls)
-        return out, ((0, 0) if op.name == KEEP else 0)
-
-    return rule
+# --- sharding ----------------------------------------------------------------------------
 
 
 @hookimpl
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
     """Rows of x, or the columns of out with their rows of the weight. Not I: gelu needs whole
-    sums.
+    sums. Weights of their own for each row stay whole.
     """
 
     def rule(*args: Any) -> list[ShardingRule]:
@@ -143,6 +82,10 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
         given = [None if a is None else Replicate() for a in args]
         last = len(x.shape) - 1
         rules: list[ShardingRule] = [([Replicate()] * outputs, given)]
+        alike = all(a.shape[:-1] == x.shape[:-1] for a in args[:grads])
+        one_weight = len(args[grads + 1].shape) == 2 and (bias is None or len(bias.shape) == 1)
+        if not (alike and one_weight):
+            return rules
         for d in range(last):
             rows = [Shard(d)] * (grads + 1)
             rules.append(([Shard(d)] * outputs, [*rows, *given[grads + 1 :]]))
@@ -172,23 +115,28 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    rows = x if x.dim() > 1 else x.unsqueeze(0)
-    product: torch.Tensor = _operator("matmul")(rows, weight.mT)
-    product = product if x.dim() > 1 else product.squeeze(0)
+    product: torch.Tensor = _operator("matmul")(x.unsqueeze(-2), weight.mT).squeeze(-2)
     return product if bias is None else product + bias
 
 
 def _linear_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
-    """Gradients of x, weight and bias from that of x @ weight^T + bias."""
-    matmul = _operator("matmul")
+    """Gradients of x, weight and bias from that of x @ weight^T + bias; autograd sums what was
+    broadcast.
+    """
+    matmul, sum_rows = _operator("matmul"), _operator("sum_rows")
+    if weight.dim() > 2 or x.shape[:-1] != grad.shape[:-1]:
+        return [
+            matmul(grad.unsqueeze(-2), weight).squeeze(-2) if wanted[0] else None,
+            matmul(grad.unsqueeze(-1), x.unsqueeze(-2)) if wanted[1] else None,
+            grad if len(wanted) > 2 and wanted[2] else None,
+        ]
     rows = grad.reshape(-1, grad.shape[-1])
-    columns = rows.mT
     return [
         matmul(rows, weight).reshape(x.shape) if wanted[0] else None,
-        matmul(columns, x.reshape(-1, x.shape[-1])) if wanted[1] else None,
-        _operator("sum_rows")(columns) if len(wanted) > 2 and wanted[2] else None,
+        matmul(rows.mT, x.reshape(-1, x.shape[-1])) if wanted[1] else None,
+        sum_rows(rows.mT) if len(wanted) > 2 and wanted[2] else None,
     ]
 
 
@@ -234,34 +182,6 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd:
 
 
 # --- testing and timing --------------------------------------------------------------------
-
-
-@hookimpl
-def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
-    """Rows of any rank, one weight, a bias or none."""
-
-    @st.composite
-    def drawn(draw: st.DrawFn) -> Sample:
-        sizes = st.sampled_from((1, 2, 3, 8, 17, 40))
-        i, o = draw(sizes), draw(sizes)
-        rows = tuple(draw(st.lists(st.sampled_from((1, 2, 5, 33)), max_size=2)))
-        empty = draw(st.integers(0, 11))
-        i, o = (0 if empty == 0 else i), (0 if empty == 1 else o)
-        rows = (0, *rows[1:]) if empty == 2 else rows
-        dtype = draw(st.sampled_from(op.dtypes))
-
-        def tensor(*shape: int) -> TensorArg:
-            fitting = [layout for layout in LAYOUTS if layout != "channels_last"]
-            if len(shape) < 2:
-                fitting.remove("transposed")
-            return TensorArg(shape, dtype, draw(st.sampled_from(fitting)))
-
-        grad = [tensor(*rows, o)] if op.name == SLOPE else []
-        bias = tensor(o) if draw(st.booleans()) else None
-        args = (*grad, tensor(*rows, i), tensor(o, i), bias)
-        return Sample(args, draw(st.sampled_from(VALUES)), draw(st.integers(0, 2**16)))
-
-    return drawn()
 
 
 def eager(

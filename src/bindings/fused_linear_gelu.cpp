@@ -13,135 +13,154 @@ namespace {
 
 using MaybeTensor = std::optional<Tensor>;
 
-void check(const char* op, const Tensor& weight, const MaybeTensor& bias) {
-  if (weight.dim() != 2) refuse(op, "weight", "2 dims (o, i)", "shape " + shape_name(weight));
-  if (bias && bias->dim() != 1) refuse(op, "bias", "1 dim (o)", "shape " + shape_name(*bias));
-}
+// The arguments of one call, outputs allocated. Kernels read neighbours of the bias
+// and of grad_out, so those are dense.
+struct Call {
+  Tensor x, weight, out;
+  MaybeTensor bias, grad_out, preactivation;
+  std::vector<View> views;  // x, weight, bias or x, grad_out or x; of each one core dim
 
-Tensor empty_like(const Tensor& x, const Tensor& weight) {
-  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
-  shape.back() = weight.size(0);
-  return empty(shape, x);
-}
-
-// x as matrices of its last two dims; a vector is a matrix of one row.
-LinearGelu problem(const Tensor& out, const Tensor& x, const Tensor& weight, const void* bias) {
-  LinearGelu p;
-  p.bias = bias;
-  const Matrix w = transposed(weight);
-  if (x.dim() > 1) {
-    p.product = product(out, x, w);
-    return p;
+  Call(const char* op, const Tensor& x_, const Tensor& weight_, const MaybeTensor& bias_,
+       const MaybeTensor& grad_out_, bool keep)
+      : x(x_), weight(weight_) {
+    if (bias_) bias = contiguous(*bias_);
+    if (grad_out_) grad_out = contiguous(*grad_out_);
+    View rows = weight;  // (..., O), each a line of I
+    --rows.dims;
+    rows.last_size = rows.sizes[rows.dims - 1];
+    const View inputs[] = {x, rows, bias ? *bias : x, grad_out ? *grad_out : x};
+    std::vector<int64_t> shape = detail::broadcast_shape(op, inputs, 1);
+    shape.push_back(rows.last_size);
+    out = empty(shape, x);
+    if (keep) preactivation = empty(shape, x);
+    views.assign(inputs, inputs + 4);
   }
-  Matmul& one = p.product;
-  one.m = 1;
-  one.n = w.cols;
-  one.k = w.rows;
-  one.batch.dtype = dtype_of(x);
-  one.batch.numel = 1;
-  one.batch.operands[0].data = written(out).data;
-  one.batch.operands[1].data = View(x).data;
-  one.batch.operands[2].data = View(weight).data;
-  one.out = {w.cols, 1};
-  one.a = {w.rows, x.stride(0)};
-  one.b = w.strides;
-  one.built_for_hopper = built_for_hopper();
-  return p;
-}
 
-// Kernels read neighbours of the bias; a copy of one row costs nothing.
-MaybeTensor dense(const MaybeTensor& bias) {
-  return bias ? MaybeTensor(contiguous(*bias)) : bias;
-}
+  static const void* at(const MaybeTensor& tensor, int64_t offset) {
+    if (!tensor) return nullptr;
+    return static_cast<const char*>(View(*tensor).data) + offset * size_of(dtype_of(*tensor));
+  }
 
-const void* data_of(const MaybeTensor& bias) { return bias ? View(*bias).data : nullptr; }
+  // One weight for all rows: the last two dims of x as matrices.
+  bool is_one_product() const {
+    if (weight.dim() != 2 || (bias && bias->dim() != 1) || x.dim() < 2) return false;
+    for (int64_t d = 0; d < x.dim() - 1; ++d) {
+      if (x.size(d) != out.size(d) || (grad_out && grad_out->size(d) != out.size(d))) return false;
+    }
+    return x.dim() == out.dim() && (!grad_out || grad_out->dim() == out.dim());
+  }
+
+  // Calls `run(problem)` until it returns false: once, or where weights or biases
+  // differ, once for each row.
+  template <class Run>
+  void for_each_product(Run run) const {
+    LinearGelu p;
+    const Matrix w = transposed(weight);
+    if (is_one_product()) {
+      p.product = product(out, x, w);
+      p.bias = at(bias, 0);
+      p.grad_out = at(grad_out, 0);
+      p.preactivation = const_cast<void*>(at(preactivation, 0));
+      run(p);
+      return;
+    }
+    const auto rows = strided({written(out)}, {views[0], views[1], views[2], views[3]}, 1);
+    Matmul& one = p.product;
+    one.m = 1;
+    one.n = w.cols;
+    one.k = w.rows;
+    one.batch.dtype = rows.dtype;
+    one.batch.numel = 1;
+    one.out = {w.cols, 1};
+    one.a = {w.rows, x.stride(x.dim() - 1)};
+    one.b = w.strides;
+    one.built_for_hopper = built_for_hopper();
+    for (int64_t i = 0; i < rows.numel; ++i) {
+      const auto offsets = rows.offsets_at(i);
+      for (int k = 0; k < 3; ++k) {
+        char* data = static_cast<char*>(rows.operands[k].data);
+        one.batch.operands[k].data = data + offsets[k] * size_of(rows.dtype);
+      }
+      p.bias = at(bias, offsets[3]);
+      p.grad_out = at(grad_out, offsets[4]);
+      p.preactivation = const_cast<void*>(at(preactivation, offsets[0]));
+      if (!run(p)) return;
+    }
+  }
+
+  void run_cpu() const {
+    for_each_product([](const LinearGelu& p) {
+      multiply(p.product, [&](auto tag, int64_t row, std::vector<double>& sums) {
+        using T = decltype(tag);
+        const auto* bias = static_cast<const T*>(p.bias);
+        const auto* grads = static_cast<const T*>(p.grad_out);
+        auto* kept = static_cast<T*>(p.preactivation);
+        for (size_t j = 0; j < sums.size(); ++j) {
+          double& sum = sums[j];
+          if (bias != nullptr) sum += static_cast<double>(bias[j]);
+          if (kept != nullptr) kept[row + j] = static_cast<T>(sum);
+          sum = grads != nullptr ? static_cast<double>(grads[row + j]) * gelu::first(sum)
+                                 : gelu::value(sum);
+        }
+      });
+      return true;
+    });
+  }
+
+  void run_cuda(const char* op) const {
+    launch(op, x, [&](cudaStream_t stream) {
+      cudaError_t error = cudaSuccess;
+      for_each_product([&](const LinearGelu& p) {
+        error = fused_linear_gelu_launch(p, stream);
+        return error == cudaSuccess;
+      });
+      return error;
+    });
+  }
+};
 
 // --- CPU ----------------------------------------------------------------------
 
-// finish(a tag of the element type, place of the row in out, column, x @ weight^T + bias).
-template <class Finish>
-void for_each_sum(const LinearGelu& p, Finish finish) {
-  multiply(p.product, [&](auto tag, int64_t out, std::vector<double>& sums) {
-    using T = decltype(tag);
-    for (size_t j = 0; j < sums.size(); ++j) {
-      if (p.bias != nullptr) sums[j] += static_cast<double>(static_cast<const T*>(p.bias)[j]);
-      sums[j] = finish(tag, out + static_cast<int64_t>(j), sums[j]);
-    }
-  });
-}
-
 Tensor fused_linear_gelu_cpu(const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
-  check("fused_linear_gelu", weight, bias);
-  Tensor out = empty_like(x, weight);
-  const MaybeTensor row = dense(bias);
-  for_each_sum(problem(out, x, weight, data_of(row)),
-               [](auto, int64_t, double sum) { return gelu::value(sum); });
-  return out;
+  const Call call("fused_linear_gelu", x, weight, bias, {}, false);
+  call.run_cpu();
+  return call.out;
 }
 
 std::tuple<Tensor, Tensor> fused_linear_gelu_keep_cpu(const Tensor& x, const Tensor& weight,
                                                       const MaybeTensor& bias) {
-  check("fused_linear_gelu_keep", weight, bias);
-  Tensor out = empty_like(x, weight), preactivation = empty_like(x, weight);
-  const MaybeTensor row = dense(bias);
-  void* kept = written(preactivation).data;
-  for_each_sum(problem(out, x, weight, data_of(row)), [&](auto tag, int64_t at, double sum) {
-    using T = decltype(tag);
-    static_cast<T*>(kept)[at] = static_cast<T>(sum);
-    return gelu::value(sum);
-  });
-  return {out, preactivation};
+  const Call call("fused_linear_gelu_keep", x, weight, bias, {}, true);
+  call.run_cpu();
+  return {call.out, *call.preactivation};
 }
 
 Tensor fused_linear_gelu_slope_cpu(const Tensor& grad_out, const Tensor& x, const Tensor& weight,
                                    const MaybeTensor& bias) {
-  check("fused_linear_gelu_slope", weight, bias);
-  Tensor out = empty_like(x, weight);
-  const Tensor grad = contiguous(grad_out);
-  const MaybeTensor row = dense(bias);
-  const void* grads = View(grad).data;
-  for_each_sum(problem(out, x, weight, data_of(row)), [&](auto tag, int64_t at, double sum) {
-    using T = decltype(tag);
-    return static_cast<double>(static_cast<const T*>(grads)[at]) * gelu::first(sum);
-  });
-  return out;
+  const Call call("fused_linear_gelu_slope", x, weight, bias, grad_out, false);
+  call.run_cpu();
+  return call.out;
 }
 
 // --- CUDA ---------------------------------------------------------------------
 
 Tensor fused_linear_gelu_cuda(const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
-  check("fused_linear_gelu", weight, bias);
-  Tensor out = empty_like(x, weight);
-  const MaybeTensor row = dense(bias);
-  const LinearGelu p = problem(out, x, weight, data_of(row));
-  launch("fused_linear_gelu", x,
-         [&](cudaStream_t stream) { return fused_linear_gelu_launch(p, stream); });
-  return out;
+  const Call call("fused_linear_gelu", x, weight, bias, {}, false);
+  call.run_cuda("fused_linear_gelu");
+  return call.out;
 }
 
 std::tuple<Tensor, Tensor> fused_linear_gelu_keep_cuda(const Tensor& x, const Tensor& weight,
                                                        const MaybeTensor& bias) {
-  check("fused_linear_gelu_keep", weight, bias);
-  Tensor out = empty_like(x, weight), preactivation = empty_like(x, weight);
-  const MaybeTensor row = dense(bias);
-  LinearGelu p = problem(out, x, weight, data_of(row));
-  p.preactivation = written(preactivation).data;
-  launch("fused_linear_gelu_keep", x,
-         [&](cudaStream_t stream) { return fused_linear_gelu_launch(p, stream); });
-  return {out, preactivation};
+  const Call call("fused_linear_gelu_keep", x, weight, bias, {}, true);
+  call.run_cuda("fused_linear_gelu_keep");
+  return {call.out, *call.preactivation};
 }
 
 Tensor fused_linear_gelu_slope_cuda(const Tensor& grad_out, const Tensor& x, const Tensor& weight,
                                     const MaybeTensor& bias) {
-  check("fused_linear_gelu_slope", weight, bias);
-  Tensor out = empty_like(x, weight);
-  const Tensor grad = contiguous(grad_out);
-  const MaybeTensor row = dense(bias);
-  LinearGelu p = problem(out, x, weight, data_of(row));
-  p.grad_out = View(grad).data;
-  launch("fused_linear_gelu_slope", x,
-         [&](cudaStream_t stream) { return fused_linear_gelu_launch(p, stream); });
-  return out;
+  const Call call("fused_linear_gelu_slope", x, weight, bias, grad_out, false);
+  call.run_cuda("fused_linear_gelu_slope");
+  return call.out;
 }
 
 }  // namespace

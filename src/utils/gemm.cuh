@@ -2,9 +2,11 @@
 #pragma once
 
 #include "gemm.h"
+#include "gemm_fma.cuh"
 #include "gemm_hopper.cuh"
 #include "gemm_mma.cuh"
 #include "gemm_simt.cuh"
+#include "gemv.cuh"
 
 namespace cuda_ops {
 
@@ -28,7 +30,13 @@ cudaError_t gemm(const Matmul& problem, const Epilogue& epilogue, void* second,
   const GemmPlan plan = gemm_plan(p, current_capability(), kLinear);
   switch (plan.family) {
     case GemmPlan::kNothing: return cudaSuccess;
-    case GemmPlan::kSimt: return gemm_simt<T>(p, epilogue, second, plan.tile, stream);
+    case GemmPlan::kSimt: return gemm_simt<T>(p, epilogue, second, stream);
+    case GemmPlan::kFma:
+      if constexpr (sizeof(T) == 4) return gemm_fma(p, epilogue, second, stream);
+      break;
+    case GemmPlan::kGemv:
+      if constexpr (sizeof(T) <= 4) return gemv<T>(p, epilogue, second, plan.swap, stream);
+      break;
     case GemmPlan::kHopper:
       if constexpr (sizeof(T) == 2) {
         return gemm_hopper<T, kLinear>(p, plan.hopper, epilogue, second, stream);

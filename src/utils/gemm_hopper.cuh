@@ -77,7 +77,7 @@ struct HopperTile {
   static constexpr int kShared = kStages * kStage + kStaging + 2048;
   // Partial sums for a split: lines of floats, padded by 16 bytes.
   static constexpr int kPitchRows = kTileM + 4, kPitchCols = kTileN + 4;
-  static_assert(kTileM * kPitchCols * 4 <= kStages * kStage || !kNarrow, "partial sums overflow");
+  static_assert(kTileM * kPitchCols * 4 <= kStages * kStage, "partial sums overflow");
 };
 
 // --- kernel -------------------------------------------------------------------
@@ -105,10 +105,9 @@ __device__ TilePlace tile_place(const HopperArgs& args, int tile, int rank) {
   return {((first + at % height) * kCluster + rank) * kHopperTileM, at / height * kTileN, z};
 }
 
-// One 64-row box of 128 bytes, as tma.cuh draws it, from the sums of a warpgroup:
-// columns kColumns * box and on.
+// One 64-row box of 128 bytes, as tma.cuh draws it, from the sums of a warpgroup.
 template <class Out, int kCount>
-__device__ void write_box(uint32_t box_at, const float (&sums)[kCount], int box) {
+__device__ void write_box(uint32_t box_at, const float (&sums)[kCount]) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4;
   if constexpr (sizeof(Out) == 2) {
     // stmatrix: lane l gives the address of row l % 8 of the 8 x 8 matrix l / 8, the
@@ -118,7 +117,7 @@ __device__ void write_box(uint32_t box_at, const float (&sums)[kCount], int box)
     for (int i = 0; i < 4; ++i) {
       const int chunk = 2 * i + lane / 16;
       const uint32_t at = box_at + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
-      const float* s = sums + box * 32 + 8 * i;
+      const float* s = sums + 8 * i;
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
                    "r"(from_compute(s[0], s[1], Out{})), "r"(from_compute(s[2], s[3], Out{})),
                    "r"(from_compute(s[4], s[5], Out{})), "r"(from_compute(s[6], s[7], Out{}))
@@ -131,8 +130,33 @@ __device__ void write_box(uint32_t box_at, const float (&sums)[kCount], int box)
       const int chunk = i / 2 * 2 + lane % 4 / 2;
       const uint32_t at = box_at + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16) +
                                             lane % 2 * 8);
-      const float* s = sums + box * 16 + 4 * (i / 2) + 2 * (i % 2);
+      const float* s = sums + 4 * (i / 2) + 2 * (i % 2);
       asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(s[0]), "f"(s[1]) : "memory");
+    }
+  }
+}
+
+// A box to rows of out that do not start at multiples of 16 bytes: by the
+// warpgroup's threads, each warp along one row at a time.
+template <class Out>
+__device__ void copy_box(Out* out, const HopperArgs& args, uint32_t box_at, int first_m,
+                         int first_n) {
+  constexpr int kColumns = kSwizzleBytes / int(sizeof(Out));
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4;
+  for (int row = warp; row < 64 && first_m + row < args.rows; row += 4) {
+#pragma unroll
+    for (int col = lane; col < kColumns; col += 32) {
+      const int byte = col * int(sizeof(Out)), chunk = byte / 16;
+      const uint32_t at =
+          box_at + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16) + byte % 16);
+      Out value;
+      if constexpr (sizeof(Out) == 2) {
+        asm volatile("ld.shared.b16 %0, [%1];" : "=h"(value.bits) : "r"(at) : "memory");
+      } else {
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
+      }
+      const int n = first_n + col;
+      if (n < args.cols) out[(first_m + row) * args.out_row + n] = value;
     }
   }
 }
@@ -159,8 +183,11 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
   const int group = int(threadIdx.x) / 128, lane = int(threadIdx.x) % 32;
   const int rank = int(cluster_rank());
   const int row_rank = kCluster > 1 ? rank : 0;
+  const bool swap = Tile::kNarrow && args.swap;  // wide tiles never are
 
   if (threadIdx.x == 0) {
+    tma_prefetch(map_a);
+    tma_prefetch(map_b);
     for (int s = 0; s < kStages; ++s) {
       mbarrier_init(full + 8 * s, 1);
       // Each consuming warp of every block that shares the stage's tile of b.
@@ -273,19 +300,19 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
       const TilePlace at = tile_place<kTileN, kCluster>(args, tile, row_rank);
       const int64_t matrix = at.z * args.out_batch;
       const auto place = [&](int row, int col) {
-        const int m = args.swap ? col : row, n = args.swap ? row : col;
-        const int ns = args.swap ? args.rows : args.cols, ms = args.swap ? args.cols : args.rows;
+        const int m = swap ? col : row, n = swap ? row : col;
+        const int ns = swap ? args.rows : args.cols, ms = swap ? args.cols : args.rows;
         return Place{matrix + m * args.out_row + n, m, n, m < ms && n < ns, m < ms && n + 1 < ns};
       };
       const int row = at.m + 64 * consumer + 16 * (thread / 32) + lane / 4;
       const int col = at.n + lane % 4 * 2;
 
-      if (Tile::kNarrow || (kTileN <= 128 && args.splits > 1)) {
-        if constexpr (kTileN <= 128) {
+      if (Tile::kNarrow || args.splits > 1) {
+        {
           // --- sums of all splits through shared memory, over the ring: this block's one
           // tile is done. Lines run along the rows of out, so that stores are coalesced.
-          const int row_step = args.swap ? 1 : Tile::kPitchCols;
-          const int col_step = args.swap ? Tile::kPitchRows : 1;
+          const int row_step = swap ? 1 : Tile::kPitchCols;
+          const int col_step = swap ? Tile::kPitchRows : 1;
           const int local = row - at.m;
           named_barrier(1, 128 * Tile::kConsumers);
           float* partial = reinterpret_cast<float*>(shared + (ring - shared_address(shared)));
@@ -299,45 +326,58 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
           } else {
             named_barrier(1, 128 * Tile::kConsumers);
           }
-          const int line_length = args.swap ? Tile::kTileM : kTileN;
-          constexpr int kQuads = Tile::kTileM * kTileN / 4;
-          const int stride = 128 * Tile::kConsumers * args.splits;
-          for (int q = split * 128 * Tile::kConsumers + int(threadIdx.x) - 128; q < kQuads;
-               q += stride) {
-            const int line = 4 * q / line_length, along = 4 * q % line_length;
-            const int pitch = args.swap ? Tile::kPitchRows : Tile::kPitchCols;
-            const uint32_t from = ring + uint32_t(4 * (line * pitch + along));
-            float total[4] = {};
+          const int line_length = swap ? Tile::kTileM : kTileN;
+          constexpr int kQuads = Tile::kTileM * kTileN / 4, kThreads = 128 * Tile::kConsumers;
+          constexpr int kBatch = kQuads / kThreads < 4 ? kQuads / kThreads : 4;
+          const int pitch = swap ? Tile::kPitchRows : Tile::kPitchCols;
+          const int stride = kThreads * args.splits;
+          // Distributed shared memory is far away: some reads of each block in flight.
+          for (int q = split * kThreads + int(threadIdx.x) - 128; q < kQuads; q += kBatch * stride) {
+            float totals[kBatch][4] = {};
             for (int r = 0; r < args.splits; ++r) {
-              float part[4];
-              asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                           : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3])
-                           : "r"(in_block(from, r)));
+              float parts[kBatch][4] = {};
 #pragma unroll
-              for (int i = 0; i < 4; ++i) total[i] += part[i];
+              for (int i = 0; i < kBatch; ++i) {
+                const int quad = q + i * stride;
+                if (quad >= kQuads) continue;
+                const int line = 4 * quad / line_length, along = 4 * quad % line_length;
+                const uint32_t from = ring + uint32_t(4 * (line * pitch + along));
+                asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                             : "=f"(parts[i][0]), "=f"(parts[i][1]), "=f"(parts[i][2]),
+                               "=f"(parts[i][3])
+                             : "r"(in_block(from, r)));
+              }
+#pragma unroll
+              for (int i = 0; i < 4 * kBatch; ++i) totals[i / 4][i % 4] += parts[i / 4][i % 4];
             }
 #pragma unroll
-            for (int i = 0; i < 4; i += 2) {
-              const int r = at.m + (args.swap ? along + i : line);
-              const int c = at.n + (args.swap ? line : along + i);
-              const Place p = place(r, c);
-              float pair[2] = {total[i], total[i + 1]};
+            for (int i = 0; i < 2 * kBatch; ++i) {
+              const int quad = q + i / 2 * stride;
+              if (quad >= kQuads) continue;
+              const int line = 4 * quad / line_length, along = 4 * quad % line_length + i % 2 * 2;
+              const Place p = place(at.m + (swap ? along : line),
+                                    at.n + (swap ? line : along));
+              float pair[2] = {totals[i / 2][i % 2 * 2], totals[i / 2][i % 2 * 2 + 1]};
               finish_pair<Out>(epilogue, pair, p, args.out, args.second);
             }
           }
         }
-      } else if (!Tile::kNarrow && args.by_tma) {
+      } else if constexpr (!Tile::kNarrow) {
         // --- boxes of 64 rows by 128 bytes, swizzled, two in flight
         constexpr int kColumns = kSwizzleBytes / int(sizeof(Out)), kPerBox = kColumns / 2;
-        const auto send = [&](const TensorMap& map, const float(&values)[kPerBox], int box) {
+        const auto send = [&](const TensorMap& map, void* out, const float(&values)[kPerBox],
+                              int box) {
           const uint32_t buffer = staging + uint32_t(2 * consumer + boxes++ % 2) * Tile::kBox;
           if (thread == 0) tma_store_wait_read<1>();
           named_barrier(1 + consumer, 128);
-          write_box<Out>(buffer, values, 0);
+          write_box<Out>(buffer, values);
           tma_store_fence();
           named_barrier(1 + consumer, 128);
-          if (thread == 0) {
-            tma_store(map, buffer, at.n + box * kColumns, at.m + 64 * consumer, at.z);
+          const int first_m = at.m + 64 * consumer, first_n = at.n + box * kColumns;
+          if (!args.by_tma) {
+            copy_box<Out>(static_cast<Out*>(out) + matrix, args, buffer, first_m, first_n);
+          } else if (thread == 0) {
+            tma_store(map, buffer, first_n, first_m, at.z);
             tma_store_commit();
           }
         };
@@ -346,22 +386,14 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
           float values[kPerBox], asides[kPerBox];
 #pragma unroll
           for (int i = 0; i < kPerBox; i += 2) {
-            float pair[2] = {sums[box * kPerBox + i], sums[box * kPerBox + i + 1]}, aside[2];
             const int j = box * kPerBox + i;
+            float pair[2] = {sums[j], sums[j + 1]}, aside[2];
             epilogue(pair, aside, place(row + j / 2 % 2 * 8, col + j / 4 * 8));
             values[i] = pair[0], values[i + 1] = pair[1];
             if constexpr (Epilogue::kSecond) asides[i] = aside[0], asides[i + 1] = aside[1];
           }
-          send(map_out, values, box);
-          if constexpr (Epilogue::kSecond) send(map_second, asides, box);
-        }
-      } else if (!Tile::kNarrow) {
-        // --- rows of out that do not start at multiples of 16 bytes
-#pragma unroll
-        for (int j = 0; j < kTileN / 2; j += 2) {
-          const Place p = place(row + j / 2 % 2 * 8, col + j / 4 * 8);
-          float pair[2] = {sums[j], sums[j + 1]};
-          finish_pair<Out>(epilogue, pair, p, args.out, args.second);
+          send(map_out, args.out, values, box);
+          if constexpr (Epilogue::kSecond) send(map_second, args.second, asides, box);
         }
       }
     }
@@ -492,6 +524,7 @@ cudaError_t gemm_hopper(const Matmul& p, const HopperConfig& config, const Epilo
       case 16: return hopper_launch<T, 16, kA, kB, 1>(p, config, epilogue, second, stream);
       case 64: return hopper_launch<T, 64, kA, kB, 1>(p, config, epilogue, second, stream);
       case 128: return hopper_launch<T, 128, kA, kB, 1>(p, config, epilogue, second, stream);
+      case 192: return hopper_launch<T, 192, kA, kB, 1>(p, config, epilogue, second, stream);
       case 256:
         return config.cluster == 2
                    ? hopper_launch<T, 256, kA, kB, 2>(p, config, epilogue, second, stream)

@@ -3,7 +3,7 @@
 // engine cannot read (rows that do not start at multiples of 16 bytes, steps in
 // both dims) and for tf32 of anything but two K-major operands.
 //
-//   block   256 threads, a tile of kTile x kTile of out, 3 stages of 64 bytes of K
+//   block   256 threads, a tile of kTile x kTile of out, 4 stages of 64 bytes of K
 //   warp    1/2 of the rows by 1/4 of the columns
 //
 // A stage holds each operand the way it lies in memory, so that its copies are
@@ -22,7 +22,7 @@ namespace cuda_ops {
 // adds three products: the lost one, low * low, is below the rounding of a float.
 enum class MmaMode { kHalves, kTF32, kTF32x3 };
 
-constexpr int kMmaThreads = 256, kMmaStages = 3, kMmaBytesK = 64;
+constexpr int kMmaThreads = 256, kMmaStages = 4, kMmaBytesK = 64;
 
 struct MmaArgs {
   int64_t tiles_m, tiles_n, tiles;
@@ -31,10 +31,26 @@ struct MmaArgs {
   bool vector_a, vector_b, line_major_a, line_major_b;
 };
 
+struct TileOrigin {
+  int64_t m, n, batch;
+};
+
+// Down a group of 8 tile rows, then to the next column: what the blocks at work read
+// stays in the L2 cache.
+template <int kTile>
+__device__ TileOrigin tile_origin(const MmaArgs& args, int64_t tile) {
+  constexpr int64_t kGroup = 8;
+  const int64_t matrix = args.tiles_m * args.tiles_n, in_matrix = tile % matrix;
+  const int64_t first = in_matrix / (kGroup * args.tiles_n) * kGroup;
+  const int64_t height = args.tiles_m - first < kGroup ? args.tiles_m - first : kGroup;
+  const int64_t at = in_matrix - first * args.tiles_n;
+  return {(first + at % height) * kTile, at / height * kTile, tile / matrix};
+}
+
 // --- global to shared ---------------------------------------------------------
 
-// One operand of one tile on its way: straight to shared memory by cp.async where
-// vectors are aligned, else element by element through registers.
+// One operand of one tile on its way, a vector of 16 bytes at a time: by cp.async
+// where vectors are aligned in memory, else element by element.
 template <class T, int kTile>
 struct MmaOperand {
   static constexpr int kSize = int(sizeof(T)), kVector = 16 / kSize, kBlockK = kMmaBytesK / kSize;
@@ -44,79 +60,88 @@ struct MmaOperand {
   static constexpr int kBytes =
       kTile * kPitchK > kBlockK * kPitchLines ? kTile * kPitchK : kBlockK * kPitchLines;
   static_assert(kVectors >= 1, "more threads than vectors");
+  // From one vector of a thread to its next: lines of K-major, k's of line-major.
+  static constexpr int kLineStep = kMmaThreads / (kBlockK / kVector);
+  static constexpr int kStepK = kMmaThreads / (kTile / kVector);
 
-  const T* data;
-  int64_t line_stride, k_stride, lines_left;
+  const T* from;  // the first vector of the next stage
+  int64_t line_stride, k_stride;
+  int64_t step;  // elements of memory, and
+  int offset, shared_step;  // bytes of shared memory, from one vector to the next
+  int k;
   bool vector, line_major;
-  T values[kVectors][kVector];
+  int left[kVectors];  // elements of the vector, or of its line, that are inside
 
   __device__ MmaOperand(const void* matrix, int64_t first, int64_t lines, int64_t line_stride_,
                         int64_t k_stride_, bool vector_, bool line_major_)
-      : data(static_cast<const T*>(matrix) + first * line_stride_),
-        line_stride(line_stride_),
+      : line_stride(line_stride_),
         k_stride(k_stride_),
-        lines_left(lines - first),
         vector(vector_),
-        line_major(line_major_) {}
-
-  // The vector `i` of this thread: its first line and k, where it goes.
-  __device__ void locate(int i, int& line, int& k, int& offset) const {
-    const int index = i * kMmaThreads + int(threadIdx.x);
+        line_major(line_major_) {
+    const int index = int(threadIdx.x);
+    int line;
     if (line_major) {
       line = index % (kTile / kVector) * kVector;
       k = index / (kTile / kVector);
       offset = k * kPitchLines + line * kSize;
+      shared_step = kStepK * kPitchLines;
+      step = kStepK * k_stride;
     } else {
       line = index / (kBlockK / kVector);
       k = index % (kBlockK / kVector) * kVector;
       offset = line * kPitchK + k * kSize;
+      shared_step = kLineStep * kPitchK;
+      step = kLineStep * line_stride;
     }
-  }
-
-  __device__ void fetch(uint32_t stage, int64_t k_begin, int64_t ks) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      int line, k, offset;
-      locate(i, line, k, offset);
-      const int64_t k_left = ks - k_begin - k;
-      const T* from = data + line * line_stride + (k_begin + k) * k_stride;
+      const int64_t rest = lines - first - line - (line_major ? 0 : i * kLineStep);
+      left[i] = rest <= 0 ? 0 : !line_major || rest > kVector ? kVector : int(rest);
+    }
+    from = static_cast<const T*>(matrix) + (first + line) * line_stride + k * k_stride;
+  }
+
+  // The next stage; `k_left` elements of K are left from its beginning on.
+  __device__ void fetch(uint32_t stage, int64_t k_left) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      int inside = left[i];
+      if (k_left < kBlockK) {
+        const int rest = int(k_left) - k - (line_major ? i * kStepK : 0);
+        if (line_major) {
+          inside = rest > 0 ? inside : 0;
+        } else {
+          inside = rest <= 0 ? 0 : rest < inside ? rest : inside;
+        }
+      }
+      const uint32_t to = stage + uint32_t(offset + i * shared_step);
+      const T* at = from + i * step;
       if (vector) {
-        int64_t left = line_major ? lines_left - line : k_left;
-        if ((line_major ? k_left : lines_left - line) <= 0) left = 0;
-        const int bytes = left >= kVector ? 16 : left > 0 ? int(left) * kSize : 0;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(stage + offset),
-                     "l"(bytes > 0 ? from : data), "r"(bytes)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
+                     "l"(at), "r"(inside * kSize)
                      : "memory");
       } else {
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) {
-          const bool inside = line_major ? line + e < lines_left && k_left > 0
-                                         : line < lines_left && e < k_left;
-          values[i][e] = inside ? from[e * (line_major ? line_stride : k_stride)] : T{};
-        }
+        store_elements(to, at, inside);
       }
     }
+    from += kBlockK * k_stride;
   }
 
-  __device__ void store(uint32_t stage) const {
-    if (vector) return;
+  __device__ void store_elements(uint32_t to, const T* at, int inside) const {
+    const int64_t next = line_major ? line_stride : k_stride;
+    uint32_t words[4] = {};
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      int line, k, offset;
-      locate(i, line, k, offset);
-      uint32_t words[4];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        if constexpr (kSize == 2) {
-          words[w] = values[i][2 * w].bits | uint32_t(values[i][2 * w + 1].bits) << 16;
-        } else {
-          words[w] = __float_as_uint(values[i][w]);
-        }
+    for (int e = 0; e < kVector; ++e) {
+      if (e >= inside) continue;
+      if constexpr (kSize == 2) {
+        words[e / 2] |= uint32_t(at[e * next].bits) << (e % 2 * 16);
+      } else {
+        words[e] = __float_as_uint(at[e * next]);
       }
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(stage + offset), "r"(words[0]),
-                   "r"(words[1]), "r"(words[2]), "r"(words[3])
-                   : "memory");
     }
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
   }
 };
 
@@ -214,36 +239,28 @@ __global__ void __launch_bounds__(kMmaThreads, kMode == MmaMode::kTF32x3 ? 1 : 2
   const int64_t k_tiles = (p.k + Operand::kBlockK - 1) / Operand::kBlockK;
 
   for (int64_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
-    const int64_t first_m = tile % args.tiles_m * kTile;
-    const int64_t first_n = tile / args.tiles_m % args.tiles_n * kTile;
-    const auto offsets = p.batch.offsets_at(tile / args.tiles_m / args.tiles_n);
+    const TileOrigin origin = tile_origin<kTile>(args, tile);
+    const auto offsets = p.batch.offsets_at(origin.batch);
     const auto matrix = [&](int i) {
       return static_cast<const T*>(p.batch.operands[i].data) + offsets[i];
     };
-    Operand a(matrix(1), first_m, p.m, p.a.row, p.a.col, args.vector_a, args.line_major_a);
-    Operand b(matrix(2), first_n, p.n, p.b.col, p.b.row, args.vector_b, args.line_major_b);
+    Operand a(matrix(1), origin.m, p.m, p.a.row, p.a.col, args.vector_a, args.line_major_a);
+    Operand b(matrix(2), origin.n, p.n, p.b.col, p.b.row, args.vector_b, args.line_major_b);
 
     float sums[kRows][kCols][4] = {};
     const auto stage_of = [&](int64_t k_tile) {
-      return ring + uint32_t(k_tile % kMmaStages) * 2 * Operand::kBytes;
+      return ring + uint32_t(k_tile) % kMmaStages * 2 * Operand::kBytes;
     };
     const auto fetch = [&](int64_t k_tile) {
-      if (k_tile >= k_tiles) return;
-      a.fetch(stage_of(k_tile), k_tile * Operand::kBlockK, p.k);
-      b.fetch(stage_of(k_tile) + Operand::kBytes, k_tile * Operand::kBlockK, p.k);
-    };
-    const auto store = [&](int64_t k_tile) {
-      if (k_tile < k_tiles) {
-        a.store(stage_of(k_tile));
-        b.store(stage_of(k_tile) + Operand::kBytes);
+      const int64_t k_left = p.k - k_tile * Operand::kBlockK;
+      if (k_left > 0) {
+        a.fetch(stage_of(k_tile), k_left);
+        b.fetch(stage_of(k_tile) + Operand::kBytes, k_left);
       }
       asm volatile("cp.async.commit_group;" ::: "memory");
     };
     __syncthreads();  // the last tile's stages have been read
-    for (int s = 0; s < kMmaStages - 1; ++s) {
-      fetch(s);
-      store(s);
-    }
+    for (int s = 0; s < kMmaStages - 1; ++s) fetch(s);
     for (int64_t k_tile = 0; k_tile < k_tiles; ++k_tile) {
       asm volatile("cp.async.wait_group %0;" ::"n"(kMmaStages - 2) : "memory");
       __syncthreads();
@@ -252,7 +269,7 @@ __global__ void __launch_bounds__(kMmaThreads, kMode == MmaMode::kTF32x3 ? 1 : 2
       const uint32_t stage_a = stage_of(k_tile), stage_b = stage_a + Operand::kBytes;
       // Tensor cores cut off where they add; sums of three products are kept short
       // and added by ordinary instructions, which round.
-      float parts[kRows][kCols][4] = {};
+      float parts[kMode == MmaMode::kTF32x3 ? kRows : 1][kCols][4] = {};
 #pragma unroll
       for (int step = 0; step < kMmaBytesK / 32; ++step) {
         uint32_t b_words[kCols / 2][4];
@@ -298,7 +315,6 @@ __global__ void __launch_bounds__(kMmaThreads, kMode == MmaMode::kTF32x3 ? 1 : 2
 #pragma unroll
         for (int i = 0; i < kRows * kCols * 4; ++i) (&sums[0][0][0])[i] += (&parts[0][0][0])[i];
       }
-      store(k_tile + kMmaStages - 1);
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 
@@ -308,8 +324,8 @@ __global__ void __launch_bounds__(kMmaThreads, kMode == MmaMode::kTF32x3 ? 1 : 2
       for (int j = 0; j < kCols; ++j) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int64_t m = first_m + warp_m + 16 * i + lane / 4 + 8 * half;
-          const int64_t n = first_n + warp_n + 8 * j + lane % 4 * 2;
+          const int64_t m = origin.m + warp_m + 16 * i + lane / 4 + 8 * half;
+          const int64_t n = origin.n + warp_n + 8 * j + lane % 4 * 2;
           const bool row = m < p.m;
           const Place at{offsets[0] + m * p.out.row + n, m, n, row && n < p.n, row && n + 1 < p.n};
           float pair[2] = {sums[i][j][2 * half], sums[i][j][2 * half + 1]};
@@ -323,17 +339,15 @@ __global__ void __launch_bounds__(kMmaThreads, kMode == MmaMode::kTF32x3 ? 1 : 2
 
 // --- launch -------------------------------------------------------------------
 
-template <class T, MmaMode kMode, int kTile, class Epilogue>
-cudaError_t mma_launch(const Matmul& p, const MmaArgs& args, const Epilogue& epilogue,
-                       cudaStream_t stream) {
-  const auto kernel = gemm_mma_kernel<T, kMode, kTile, Epilogue>;
-  constexpr int kShared = kMmaStages * 2 * MmaOperand<T, kTile>::kBytes;
+template <class Kernel, class Epilogue>
+cudaError_t mma_launch_kernel(Kernel kernel, int shared_bytes, const Matmul& p,
+                              const MmaArgs& args, const Epilogue& epilogue, cudaStream_t stream) {
   const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
   // One dim for everything: y and z end at 65535. Blocks step over the rest.
   const int64_t grid = args.tiles < INT32_MAX ? args.tiles : INT32_MAX;
-  kernel<<<unsigned(grid), kMmaThreads, kShared, stream>>>(p, args, epilogue);
+  kernel<<<unsigned(grid), kMmaThreads, unsigned(shared_bytes), stream>>>(p, args, epilogue);
   return cudaGetLastError();
 }
 
@@ -346,10 +360,7 @@ inline bool mma_vectors(const Matmul& p, int operand, int64_t stride, int bytes)
   return stride * bytes % 16 == 0;
 }
 
-template <class T, MmaMode kMode, class Epilogue>
-cudaError_t gemm_mma(const Matmul& p, const Epilogue& epilogue, void* second, int tile,
-                     cudaStream_t stream) {
-  constexpr int kBytes = int(sizeof(T));
+inline MmaArgs mma_args(const Matmul& p, void* second, int tile, int bytes) {
   MmaArgs args{};
   args.tiles_m = (p.m + tile - 1) / tile;
   args.tiles_n = (p.n + tile - 1) / tile;
@@ -357,12 +368,23 @@ cudaError_t gemm_mma(const Matmul& p, const Epilogue& epilogue, void* second, in
   args.second = second;
   args.line_major_a = p.a.row < p.a.col;
   args.line_major_b = p.b.col < p.b.row;
-  args.vector_a = args.line_major_a ? p.a.row == 1 && mma_vectors(p, 1, p.a.col, kBytes)
-                                    : p.a.col == 1 && mma_vectors(p, 1, p.a.row, kBytes);
-  args.vector_b = args.line_major_b ? p.b.col == 1 && mma_vectors(p, 2, p.b.row, kBytes)
-                                    : p.b.row == 1 && mma_vectors(p, 2, p.b.col, kBytes);
-  return tile == 128 ? mma_launch<T, kMode, 128>(p, args, epilogue, stream)
-                     : mma_launch<T, kMode, 64>(p, args, epilogue, stream);
+  args.vector_a = args.line_major_a ? p.a.row == 1 && mma_vectors(p, 1, p.a.col, bytes)
+                                    : p.a.col == 1 && mma_vectors(p, 1, p.a.row, bytes);
+  args.vector_b = args.line_major_b ? p.b.col == 1 && mma_vectors(p, 2, p.b.row, bytes)
+                                    : p.b.row == 1 && mma_vectors(p, 2, p.b.col, bytes);
+  return args;
+}
+
+template <class T, MmaMode kMode, class Epilogue>
+cudaError_t gemm_mma(const Matmul& p, const Epilogue& epilogue, void* second, int tile,
+                     cudaStream_t stream) {
+  const MmaArgs args = mma_args(p, second, tile, int(sizeof(T)));
+  const auto run = [&](auto kernel, int operand_bytes) {
+    return mma_launch_kernel(kernel, kMmaStages * 2 * operand_bytes, p, args, epilogue, stream);
+  };
+  return tile == 128
+             ? run(gemm_mma_kernel<T, kMode, 128, Epilogue>, MmaOperand<T, 128>::kBytes)
+             : run(gemm_mma_kernel<T, kMode, 64, Epilogue>, MmaOperand<T, 64>::kBytes);
 }
 
 }  // namespace cuda_ops

@@ -138,20 +138,16 @@ __global__ void __launch_bounds__(kSimtThreads, 2)
   }
 }
 
-// An 8 x 8 square per thread does 64 multiply-adds for 16 values from shared
-// memory, a 4 x 4 square 16 for 8; `block` is 128 (float32 alone) or 64 rows and columns.
 template <class T, class Epilogue>
-cudaError_t gemm_simt(const Matmul& p, const Epilogue& epilogue, void* second, int block,
+cudaError_t gemm_simt(const Matmul& p, const Epilogue& epilogue, void* second,
                       cudaStream_t stream) {
-  SimtArgs args{(p.m + block - 1) / block, (p.n + block - 1) / block, 0, second};
+  constexpr int kBlock = 4 * kSimtSide;
+  SimtArgs args{(p.m + kBlock - 1) / kBlock, (p.n + kBlock - 1) / kBlock, 0, second};
   args.tiles = args.tiles_m * args.tiles_n * p.batch.numel;
-  void (*kernel)(Matmul, SimtArgs, Epilogue) = gemm_simt_kernel<T, 4 * kSimtSide, Epilogue>;
-  if constexpr (sizeof(T) == 4) {
-    if (block == 8 * kSimtSide) kernel = gemm_simt_kernel<T, 8 * kSimtSide, Epilogue>;
-  }
   // One dim for everything: y and z end at 65535. Blocks step over the rest.
   const int64_t grid = args.tiles < INT32_MAX ? args.tiles : INT32_MAX;
-  kernel<<<unsigned(grid), kSimtThreads, 0, stream>>>(p, args, epilogue);
+  gemm_simt_kernel<T, kBlock, Epilogue>
+      <<<unsigned(grid), kSimtThreads, 0, stream>>>(p, args, epilogue);
   return cudaGetLastError();
 }
 
