@@ -64,6 +64,8 @@ class OpSpec:
         formulas and batching rules call, since unlike the dispatcher's handle it works inside
         ``torch.func`` transforms.
         """
+        if torch.compiler.is_dynamo_compiling():
+            return self.overload  # what the function comes down to there; traced without a look-up
         from cuda_ops.registry import registry
 
         operator = registry().loaded(self.name) if self.namespace == "cuda_ops" else None

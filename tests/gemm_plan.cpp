@@ -11,9 +11,7 @@ int main() {
   Matmul p;
   while (std::cin >> bytes >> precision >> capability >> p.m >> p.n >> p.k >> p.a.row >> p.a.col >>
          p.b.row >> p.b.col >> p.batch.numel >> aligned) {
-    p.batch.dtype = bytes == 8   ? DType::kFloat64
-                    : bytes == 4 ? DType::kFloat32
-                                 : DType::kBFloat16;
+    p.batch.dtype = bytes == 8 ? DType::kFloat64 : bytes == 4 ? DType::kFloat32 : DType::kBFloat16;
     p.precision = static_cast<Precision>(precision);
     p.built_for_hopper = true;
     p.out = {p.n, 1};

@@ -40,7 +40,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("a, b", SHAPES, ids=str)
+@pytest.mark.parametrize(("a", "b"), SHAPES, ids=str)
 @on_each_device
 def test_shapes_follow_torch_matmul(a: tuple[int, ...], b: tuple[int, ...], device: str) -> None:
     x = torch.randn(a, dtype=torch.float64, device=device, requires_grad=True)
@@ -160,21 +160,30 @@ class Case:
         return (a, b) if self.batch > 1 else (a[0], b[0])
 
 
-# The smallest sizes, and borders that are no multiples of anything, that reach each kernel.
-ROWS = (1, 2, 4, 7, 8, 9, 16, 24, 64, 100, 128, 200, 256, 384, 520, 1024, 2048, 4096)
-CASES = [
-    *(Case(m, n, k, layouts)
-      for m, (n, k), layouts in itertools.product(
-          ROWS, ((1024, 512), (1032, 2056), (4096, 4096)), ("kk", "kl", "lk", "ll"))),
+SIZES = (1, 8, 16, 32, 64, 128, 200, 256, 512, 1000, 1024, 2048, 3000, 4096, 8192, 14336)
+LAYOUTS = ("kk", "kl", "lk", "ll")
+#: What a model may bring along; each kernel's smallest case of these is run.
+ANYTHING = sorted(
+    (
+        Case(m, n, k, layouts, dtype, "tf32" if dtype is torch.float32 else "ieee")
+        for m, n, k in itertools.product(SIZES, SIZES, (64, 512, 1024, 4096, 14336))
+        for layouts in LAYOUTS
+        for dtype in (torch.bfloat16, torch.float32)
+    ),
+    key=lambda case: case.m * case.n * case.k,
+)
+#: Borders that are no multiples of anything, and what is not for Hopper's kernels.
+BORDERS = [
+    *(Case(m, n, 1032, layouts) for m in (3, 9, 24, 50, 100, 130, 260, 520, 1030)
+      for n in (8, 40, 136, 1032, 4104) for layouts in LAYOUTS),
     *(Case(m, n, 1032, dtype=torch.float16) for m in (5, 130, 700) for n in (16, 80, 1000)),
     *(Case(m, n, 300, layouts, torch.float32, precision)
       for m, n in ((1, 64), (8, 100), (70, 90), (100, 1400), (1300, 1500), (2000, 36))
-      for layouts in ("kk", "kl", "lk", "ll")
-      for precision in ("ieee", "tf32", "tf32x3")),
+      for layouts in LAYOUTS for precision in ("ieee", "tf32", "tf32x3")),
     *(Case(m, n, k, layouts, aligned=False)
-      for m, n, k in ((3, 5, 7), (64, 65, 127), (1537, 1411, 333))
-      for layouts in ("kk", "kl", "lk", "ll")),
-    Case(70, 1031, 64), Case(300, 2001, 520), Case(64, 48, 96, batch=5), Case(70, 90, 80, "ll", batch=3),
+      for m, n, k in ((3, 5, 7), (64, 65, 127), (1537, 1411, 333)) for layouts in LAYOUTS),
+    Case(70, 1031, 64), Case(300, 2001, 520), Case(64, 48, 96, batch=5),
+    Case(70, 96, 80, "ll", batch=3), Case(1, 777, 256, batch=4), Case(777, 2, 256),
     Case(65, 33, 17, dtype=torch.float64), Case(65, 33, 0), Case(0, 33, 8), Case(1, 1, 1),
 ]  # fmt: skip
 
@@ -196,11 +205,6 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return choose
 
 
-def kernels(plans_: list[str]) -> set[str]:
-    """Without the size of the grid."""
-    return {re.sub(r" grid \d+", "", plan) for plan in plans_}
-
-
 def test_the_choice(plans: Any) -> None:
     assert plans([Case(4096, 4096, 4096)])[0].startswith("hopper 128x256")
     assert plans([Case(1, 4096, 4096)]) == ["gemv"]
@@ -215,17 +219,24 @@ def test_the_choice(plans: Any) -> None:
     assert plans([Case(0, 8, 8), Case(8, 8, 0)]) == ["nothing", "simt 64"]
 
 
-def test_cases_reach_every_kernel(plans: Any) -> None:
-    """What any size can be given, the cases below, which run on a GPU, are given too."""
-    sizes = (1, 8, 16, 40, 64, 128, 200, 256, 512, 1000, 1024, 2048, 3000, 4096, 8192, 14336)
-    anything = [
-        Case(m, n, k, layouts)
-        for m, n, k in itertools.product(sizes, sizes, (64, 512, 1024, 4096, 14336))
-        for layouts in ("kk", "kl", "lk", "ll")
-    ]
-    reached = kernels(plans(CASES))
-    missed = kernels(plans(anything)) - reached
-    assert not missed, sorted(missed)
+def smallest(plans: Any) -> dict[str, Case]:
+    """Every kernel that any size is given, and the smallest case of it."""
+    found: dict[str, Case] = {}
+    for case, plan in zip(ANYTHING, plans(ANYTHING), strict=True):
+        found.setdefault(f"{re.sub(r' grid [0-9]+', '', plan)}, {case.dtype}", case)
+    return found
+
+
+def test_every_tile_and_layout_is_chosen_somewhere(plans: Any) -> None:
+    chosen = smallest(plans)
+    for tile, layout in itertools.product(
+        ("128x16", "128x32", "128x64", "128x128", "128x192", "128x256"),
+        ("", " A^T", " B^T", " A^T B^T"),
+    ):
+        pattern = re.compile(rf"hopper (swapped )?{tile}{re.escape(layout)} splits")
+        assert any(pattern.match(kernel) for kernel in chosen), tile + layout
+    for splits in (1, 2, 4):
+        assert any(f"splits {splits}" in kernel for kernel in chosen)
 
 
 @needs_gpu
@@ -233,7 +244,8 @@ def test_every_kernel_agrees_with_float64(plans: Any) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the cases are chosen for compute capability 9.0")
     failed = []
-    for case, plan in zip(CASES, plans(CASES), strict=True):
+    cases = [*BORDERS, *smallest(plans).values()]
+    for case, plan in zip(cases, plans(cases), strict=True):
         a, b = case.operands()
         actual = cuda_ops.matmul(a, b, precision=case.precision)
         exact = a.double() @ b.double()
@@ -241,7 +253,7 @@ def test_every_kernel_agrees_with_float64(plans: Any) -> None:
         allowed = {"ieee": 2e-6, "tf32": 1e-3, "tf32x3": 2e-6}[case.precision]
         if case.dtype is not torch.float32:
             allowed = torch.finfo(case.dtype).eps
-        if not actual.numel() == 0 and not error <= allowed:
+        if actual.numel() > 0 and not error <= allowed:
             failed.append(f"{case}: {plan}: {float(error):.2e}")
         if not torch.equal(actual, cuda_ops.matmul(a, b, precision=case.precision)):
             failed.append(f"{case}: {plan}: other bits the second time")

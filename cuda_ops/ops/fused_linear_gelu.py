@@ -177,23 +177,23 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd:
         grad_grad_out, grad_sum = second_order(grad, grad_out, preactivation)
         return grad_grad_out, *_linear_backward(grad_sum, x, weight, wanted[1:])[: len(wanted) - 1]
 
-    backward = {FORWARD: forward_backward, KEEP: keep_backward, SLOPE: slope_backward}[op.name]
-    return Autograd(setup_context, backward)
+    backwards: dict[str, Callable[..., Any]] = {
+        FORWARD: forward_backward,
+        KEEP: keep_backward,
+        SLOPE: slope_backward,
+    }
+    return Autograd(setup_context, backwards[op.name])
 
 
 # --- testing and timing --------------------------------------------------------------------
 
 
-def eager(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
+def eager(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Two kernels, and the values between them through memory."""
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")
 
 
-def addmm_activation(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
-) -> torch.Tensor:
+def addmm_activation(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """torch's own fused kernel, which is not differentiable."""
     out: torch.Tensor = torch._addmm_activation(bias, x, weight.mT, use_gelu=True)
     return out

@@ -25,7 +25,6 @@ from cuda_ops.spec import (
     ShardingRule,
 )
 
-
 #: The operator of each ``precision``; those other than the first take float32 alone.
 PRECISIONS = {"ieee": "matmul", "tf32": "matmul_tf32", "tf32x3": "matmul_tf32x3"}
 

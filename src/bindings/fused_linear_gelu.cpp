@@ -166,8 +166,9 @@ Tensor fused_linear_gelu_slope_cuda(const Tensor& grad_out, const Tensor& x, con
 }  // namespace
 
 CUDA_OPS(library) {
-  library.op("fused_linear_gelu(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
-             "(i),(o,i),(o)->(o)")
+  library
+      .op("fused_linear_gelu(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
+          "(i),(o,i),(o)->(o)")
       .dtypes(kFloating)
       .cpu<fused_linear_gelu_cpu>()
       .cuda<fused_linear_gelu_cuda>();
@@ -176,7 +177,8 @@ CUDA_OPS(library) {
           "Tensor preactivation)",
           "(i),(o,i),(o)->(o),(o)")
       .dtypes(kFloating)
-      .doc(R"(fused_linear_gelu, and x @ weight^T + bias beside it, from which gradients are cheaper.
+      .doc(
+          R"(fused_linear_gelu, and x @ weight^T + bias beside it, from which gradients are cheaper.
 
 Shapes, dtypes and errors: as fused_linear_gelu; both outputs are contiguous.)")
       .cpu<fused_linear_gelu_keep_cpu>()

@@ -9,7 +9,9 @@ namespace gelu {
 constexpr double kScale = 0.7978845608028654;  // sqrt(2 / pi)
 constexpr double kCubic = 0.044715;
 
-inline double value(double v) { return 0.5 * v * (1 + std::tanh(kScale * (v + kCubic * v * v * v))); }
+inline double value(double v) {
+  return 0.5 * v * (1 + std::tanh(kScale * (v + kCubic * v * v * v)));
+}
 
 inline double first(double v) {
   const double t = std::tanh(kScale * (v + kCubic * v * v * v));

@@ -1,7 +1,7 @@
 // Which kernel multiplies given matrices on a given GPU: a value, chosen by a pure
 // function of sizes, strides, alignment and device. No torch, no CUDA.
 //
-//   gemv     plain loads     up to 8 rows (or columns) of 16-bit or float32, K-major
+//   gemv     plain loads     up to 2 rows (or columns) of 16-bit or float32, K-major
 //   hopper   TMA + wgmma     16-bit and tf32 on compute capability 9.0
 //   mma      mma.sync        the same from 8.0 on; tf32x3; any alignment
 //   fma      multiply-adds   large float32 from 8.0 on
@@ -31,7 +31,9 @@ struct GemmPlan {
   }
 };
 
-constexpr int64_t kGemvVectors = 8;
+// Rows that plain loads keep up with; from 3 on tensor cores do (an H200: 4 rows by
+// plain loads took 1.6 times as long as torch).
+constexpr int64_t kGemvVectors = 2;
 
 // Whether gemv can read a line-by-K operand: dense K of whole aligned vectors.
 inline bool gemv_lines(const Matmul& p, int operand, int64_t line, int64_t k, int64_t lines) {

@@ -134,8 +134,7 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
 }
 
 template <class Epilogue>
-cudaError_t gemm_fma(const Matmul& p, const Epilogue& epilogue, void* second,
-                     cudaStream_t stream) {
+cudaError_t gemm_fma(const Matmul& p, const Epilogue& epilogue, void* second, cudaStream_t stream) {
   const MmaArgs args = mma_args(p, second, kFmaTile, 4);
   auto kernel = gemm_fma_kernel<false, false, Epilogue>;
   if (args.line_major_a) {

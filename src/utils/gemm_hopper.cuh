@@ -7,9 +7,9 @@
 //
 //   stage = tile of a (128 lines x 128 bytes of K) + tile of b (kTileN lines x 128 bytes)
 //
-// Wide tiles (128, 256): blocks stay and take tile after tile; the producer loads
+// Wide tiles (128, 192, 256): blocks stay and take tile after tile; the producer loads
 // the next tile's stages while the consumers still write this one's result, which
-// leaves through shared memory by TMA. Narrow tiles (16, 64) stream the large
+// leaves through shared memory by TMA. Narrow tiles (16, 32, 64) stream the large
 // operand, two blocks per SM. With `splits`, the blocks of a cluster share the K of
 // one tile and add their sums through distributed shared memory, in the order of
 // their ranks: the same bits every time, no workspace, no second launch.
@@ -94,15 +94,15 @@ struct TilePlace {
 
 // Down a group of tile rows, then to the next column: the tiles in flight are
 // about as high as wide, and what they read stays in the L2 cache.
-template <int kTileN, int kCluster>
-__device__ TilePlace tile_place(const HopperArgs& args, int tile, int rank) {
+template <int kTileN>
+__device__ TilePlace tile_place(const HopperArgs& args, int tile) {
   const int matrix = args.tiles_m * args.tiles_n;
   const int z = tile / matrix, in_matrix = tile % matrix;
   const int in_group = args.group * args.tiles_n;
   const int first = in_matrix / in_group * args.group, left = args.tiles_m - first;
   const int height = left < args.group ? left : args.group;
   const int at = in_matrix % in_group;
-  return {((first + at % height) * kCluster + rank) * kHopperTileM, at / height * kTileN, z};
+  return {(first + at % height) * kHopperTileM, at / height * kTileN, z};
 }
 
 // One 64-row box of 128 bytes, as tma.cuh draws it, from the sums of a warpgroup.
@@ -128,8 +128,8 @@ __device__ void write_box(uint32_t box_at, const float (&sums)[kCount]) {
     for (int i = 0; i < 8; ++i) {
       const int row = 16 * warp + lane / 4 + 8 * (i % 2);
       const int chunk = i / 2 * 2 + lane % 4 / 2;
-      const uint32_t at = box_at + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16) +
-                                            lane % 2 * 8);
+      const uint32_t at =
+          box_at + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16) + lane % 2 * 8);
       const float* s = sums + 4 * (i / 2) + 2 * (i % 2);
       asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(s[0]), "f"(s[1]) : "memory");
     }
@@ -161,7 +161,7 @@ __device__ void copy_box(Out* out, const HopperArgs& args, uint32_t box_at, int 
   }
 }
 
-template <class T, int kTileN, bool kLineMajorA, bool kLineMajorB, int kCluster, class Epilogue>
+template <class T, int kTileN, bool kLineMajorA, bool kLineMajorB, class Epilogue>
 __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
                                   HopperTile<T, kTileN, kLineMajorB>::kNarrow ? 2 : 1)
     gemm_hopper_kernel(const __grid_constant__ TensorMap map_a,
@@ -174,15 +174,12 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
   using Tile = HopperTile<T, kTileN, kLineMajorB>;
   using Out = typename HopperType<T>::Out;
   constexpr int kStages = Tile::kStages, kBlockK = Tile::kBlockK;
-  constexpr int kLinesB = Tile::kLinesB;
 
   extern __shared__ uint8_t shared[];
   const uint32_t ring = (shared_address(shared) + 1023) & ~1023u;
   const uint32_t staging = ring + kStages * Tile::kStage;
   const uint32_t full = staging + Tile::kStaging, empty = full + 8 * kStages;
   const int group = int(threadIdx.x) / 128, lane = int(threadIdx.x) % 32;
-  const int rank = int(cluster_rank());
-  const int row_rank = kCluster > 1 ? rank : 0;
   const bool swap = Tile::kNarrow && args.swap;  // wide tiles never are
 
   if (threadIdx.x == 0) {
@@ -190,21 +187,15 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
     tma_prefetch(map_b);
     for (int s = 0; s < kStages; ++s) {
       mbarrier_init(full + 8 * s, 1);
-      // Each consuming warp of every block that shares the stage's tile of b.
-      mbarrier_init(empty + 8 * s, 4 * Tile::kConsumers * kCluster);
+      mbarrier_init(empty + 8 * s, 4 * Tile::kConsumers);  // each consuming warp
     }
     mbarrier_init_fence();
   }
-  if constexpr (kCluster > 1) {
-    cluster_sync();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
 
-  // Blocks of a cluster walk through the same tiles.
-  const int together = kCluster > 1 ? kCluster : args.splits;
-  const int first_tile = int(blockIdx.x) / together, tile_step = int(gridDim.x) / together;
-  const int split = kCluster > 1 ? 0 : rank;
+  // The blocks of a cluster share one tile.
+  const int first_tile = int(blockIdx.x) / args.splits, tile_step = int(gridDim.x) / args.splits;
+  const int split = int(cluster_rank());
   const int k_begin = int(int64_t(args.k_blocks) * split / args.splits);
   const int k_end = int(int64_t(args.k_blocks) * (split + 1) / args.splits);
   int stage = 0;
@@ -221,7 +212,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
     if constexpr (!Tile::kNarrow) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) {
       for (int tile = first_tile; tile < args.tiles; tile += tile_step) {
-        const TilePlace at = tile_place<kTileN, kCluster>(args, tile, row_rank);
+        const TilePlace at = tile_place<kTileN>(args, tile);
         const int za = at.z * args.step_a, zb = at.z * args.step_b;
         for (int kb = k_begin; kb < k_end; ++kb, advance()) {
           const uint32_t a = ring + stage * Tile::kStage, b = a + Tile::kBytesA;
@@ -231,26 +222,18 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
           mbarrier_arrive_and_expect(arrived, Tile::kStage);
           if constexpr (kLineMajorA) {
 #pragma unroll
-            for (int i = 0; i < 2; ++i) tma_load(map_a, a + 8192 * i, arrived, at.m + 64 * i, k, za);
+            for (int i = 0; i < 2; ++i)
+              tma_load(map_a, a + 8192 * i, arrived, at.m + 64 * i, k, za);
           } else {
             tma_load(map_a, a, arrived, k, at.m, za);
           }
-          // Of a cluster each block brings its share of b, to all of them.
-          constexpr int kShare = kLinesB / kCluster;
-          const int skip = row_rank * kShare;
-          const auto load_b = [&](int lines, int x, int y) {
-            const uint32_t to = b + uint32_t((skip + lines) * kSwizzleBytes);
-            if constexpr (kCluster > 1) {
-              tma_load_multicast(map_b, to, arrived, x, y, zb, uint16_t((1 << kCluster) - 1));
-            } else {
-              tma_load(map_b, to, arrived, x, y, zb);
-            }
-          };
           if constexpr (kLineMajorB) {
 #pragma unroll
-            for (int i = 0; i < kShare; i += 64) load_b(i, at.n + skip + i, k);
+            for (int i = 0; i < Tile::kLinesB; i += 64) {
+              tma_load(map_b, b + uint32_t(i * kSwizzleBytes), arrived, at.n + i, k, zb);
+            }
           } else {
-            load_b(0, k, at.n + skip);
+            tma_load(map_b, b, arrived, k, at.n, zb);
           }
         }
       }
@@ -260,14 +243,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
     if constexpr (!Tile::kNarrow) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int consumer = group - 1, thread = int(threadIdx.x) % 128;
     const auto release = [&](int s) {
-      if (lane != 0) return;
-      const uint32_t barrier = empty + 8 * s;
-      if constexpr (kCluster > 1) {
-#pragma unroll
-        for (int r = 0; r < kCluster; ++r) mbarrier_arrive_remote(in_block(barrier, r));
-      } else {
-        mbarrier_arrive(barrier);
-      }
+      if (lane == 0) mbarrier_arrive(empty + 8 * s);
     };
     int boxes = 0;  // stores begun, for the parity of their buffers
     for (int tile = first_tile; tile < args.tiles; tile += tile_step) {
@@ -297,7 +273,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
       wgmma_fence_sums(sums);
       if (previous >= 0) release(previous);
 
-      const TilePlace at = tile_place<kTileN, kCluster>(args, tile, row_rank);
+      const TilePlace at = tile_place<kTileN>(args, tile);
       const int64_t matrix = at.z * args.out_batch;
       const auto place = [&](int row, int col) {
         const int m = swap ? col : row, n = swap ? row : col;
@@ -332,7 +308,8 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
           const int pitch = swap ? Tile::kPitchRows : Tile::kPitchCols;
           const int stride = kThreads * args.splits;
           // Distributed shared memory is far away: some reads of each block in flight.
-          for (int q = split * kThreads + int(threadIdx.x) - 128; q < kQuads; q += kBatch * stride) {
+          for (int q = split * kThreads + int(threadIdx.x) - 128; q < kQuads;
+               q += kBatch * stride) {
             float totals[kBatch][4] = {};
             for (int r = 0; r < args.splits; ++r) {
               float parts[kBatch][4] = {};
@@ -355,8 +332,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
               const int quad = q + i / 2 * stride;
               if (quad >= kQuads) continue;
               const int line = 4 * quad / line_length, along = 4 * quad % line_length + i % 2 * 2;
-              const Place p = place(at.m + (swap ? along : line),
-                                    at.n + (swap ? line : along));
+              const Place p = place(at.m + (swap ? along : line), at.n + (swap ? line : along));
               float pair[2] = {totals[i / 2][i % 2 * 2], totals[i / 2][i % 2 * 2 + 1]};
               finish_pair<Out>(epilogue, pair, p, args.out, args.second);
             }
@@ -365,7 +341,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
       } else if constexpr (!Tile::kNarrow) {
         // --- boxes of 64 rows by 128 bytes, swizzled, two in flight
         constexpr int kColumns = kSwizzleBytes / int(sizeof(Out)), kPerBox = kColumns / 2;
-        const auto send = [&](const TensorMap& map, void* out, const float(&values)[kPerBox],
+        const auto send = [&](const TensorMap& map, void* out, const float (&values)[kPerBox],
                               int box) {
           const uint32_t buffer = staging + uint32_t(2 * consumer + boxes++ % 2) * Tile::kBox;
           if (thread == 0) tma_store_wait_read<1>();
@@ -400,11 +376,9 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
     // The copy engine still reads this block's memory.
     if (thread == 0) tma_store_wait_read<0>();
   }
-  // No block leaves while another one of its cluster may signal it or read its
-  // sums. The consumers of a split have passed one such barrier already.
-  if constexpr (kCluster > 1) {
-    cluster_sync();
-  } else if (args.splits > 1) {
+  // No block leaves while another one of its cluster may read its sums. The consumers
+  // of a split have passed one such barrier already.
+  if (args.splits > 1) {
     if (group == 0) cluster_sync();
     cluster_sync();
   }
@@ -413,7 +387,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
 
 // --- launch -------------------------------------------------------------------
 
-template <class T, int kTileN, bool kLineMajorA, bool kLineMajorB, int kCluster, class Epilogue>
+template <class T, int kTileN, bool kLineMajorA, bool kLineMajorB, class Epilogue>
 cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epilogue& epilogue,
                           void* second, cudaStream_t stream) {
   using Tile = HopperTile<T, kTileN, kLineMajorB>;
@@ -439,12 +413,11 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   const int ia = config.swap ? 2 : 1, ib = 3 - ia;
   const int64_t lines_a = config.swap ? p.n : p.m, lines_b = config.swap ? p.m : p.n;
   const MatrixStrides &a = p.a, &b = p.b;
-  cudaError_t error =
-      map_of(map_a, ia, lines_a, config.swap ? b.col : a.row, config.swap ? b.row : a.col,
-             kLineMajorA, Tile::kTileM);
+  cudaError_t error = map_of(map_a, ia, lines_a, config.swap ? b.col : a.row,
+                             config.swap ? b.row : a.col, kLineMajorA, Tile::kTileM);
   if (error != cudaSuccess) return error;
   error = map_of(map_b, ib, lines_b, config.swap ? a.row : b.col, config.swap ? a.col : b.row,
-                 kLineMajorB, kTileN / kCluster);
+                 kLineMajorB, kTileN);
   if (error != cudaSuccess) return error;
 
   HopperArgs args{};
@@ -455,10 +428,10 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   args.rows = int(lines_a);
   args.cols = int(lines_b);
   args.k_blocks = int(detail::ceil_div(p.k, Tile::kBlockK));
-  args.tiles_m = int(detail::ceil_div(lines_a, Tile::kTileM * kCluster));
+  args.tiles_m = int(detail::ceil_div(lines_a, Tile::kTileM));
   args.tiles_n = int(detail::ceil_div(lines_b, kTileN));
   args.tiles = int(args.tiles_m * args.tiles_n * batch);
-  args.group = 16 / kCluster;
+  args.group = 16;
   args.splits = config.splits;
   args.step_a = batch_stride(ia) != 0;
   args.step_b = batch_stride(ib) != 0;
@@ -481,14 +454,13 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
     }
   }
 
-  const auto kernel =
-      gemm_hopper_kernel<T, kTileN, kLineMajorA, kLineMajorB, kCluster, Epilogue>;
+  const auto kernel = gemm_hopper_kernel<T, kTileN, kLineMajorA, kLineMajorB, Epilogue>;
   // Of the current device, and cheap when it holds already.
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kShared);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = unsigned(kCluster > 1 ? kCluster : config.splits);
+  attribute.val.clusterDim.x = unsigned(config.splits);
   attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(unsigned(config.grid));
@@ -521,14 +493,12 @@ cudaError_t gemm_hopper(const Matmul& p, const HopperConfig& config, const Epilo
   return visit_hopper_layout<kKMajor>(config, [&](auto line_major_a, auto line_major_b) {
     constexpr bool kA = decltype(line_major_a)::value, kB = decltype(line_major_b)::value;
     switch (config.tile_n) {
-      case 16: return hopper_launch<T, 16, kA, kB, 1>(p, config, epilogue, second, stream);
-      case 64: return hopper_launch<T, 64, kA, kB, 1>(p, config, epilogue, second, stream);
-      case 128: return hopper_launch<T, 128, kA, kB, 1>(p, config, epilogue, second, stream);
-      case 192: return hopper_launch<T, 192, kA, kB, 1>(p, config, epilogue, second, stream);
-      case 256:
-        return config.cluster == 2
-                   ? hopper_launch<T, 256, kA, kB, 2>(p, config, epilogue, second, stream)
-                   : hopper_launch<T, 256, kA, kB, 1>(p, config, epilogue, second, stream);
+      case 16: return hopper_launch<T, 16, kA, kB>(p, config, epilogue, second, stream);
+      case 32: return hopper_launch<T, 32, kA, kB>(p, config, epilogue, second, stream);
+      case 64: return hopper_launch<T, 64, kA, kB>(p, config, epilogue, second, stream);
+      case 128: return hopper_launch<T, 128, kA, kB>(p, config, epilogue, second, stream);
+      case 192: return hopper_launch<T, 192, kA, kB>(p, config, epilogue, second, stream);
+      case 256: return hopper_launch<T, 256, kA, kB>(p, config, epilogue, second, stream);
       default: return cudaErrorInvalidValue;
     }
   });

@@ -14,7 +14,6 @@ struct HopperConfig {
   bool line_major_a = false, line_major_b = false;
   bool swap = false;  // out^T = b^T a^T: the columns of out are the kernel's rows
   int tile_n = 0;     // columns of a tile, which has 128 rows
-  int cluster = 1;    // blocks below each other that share the tile of b
   int splits = 1;     // blocks of a cluster that share the K of one tile
   int64_t tiles = 0;
   int64_t grid = 0;
@@ -22,9 +21,9 @@ struct HopperConfig {
   std::string text() const {
     if (!possible) return "none";
     char line[128];
-    std::snprintf(line, sizeof line, "%s128x%d%s%s cluster %d splits %d grid %lld",
-                  swap ? "swapped " : "", tile_n, line_major_a ? " A^T" : "",
-                  line_major_b ? " B^T" : "", cluster, splits, static_cast<long long>(grid));
+    std::snprintf(line, sizeof line, "%s128x%d%s%s splits %d grid %lld", swap ? "swapped " : "",
+                  tile_n, line_major_a ? " A^T" : "", line_major_b ? " B^T" : "", splits,
+                  static_cast<long long>(grid));
     return line;
   }
 };
@@ -51,27 +50,31 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace detail
 
-// Estimated microseconds on an H200: waves of tiles at the rate of the tensor cores
-// or of one SM's loads, but never less than all bytes at the memory's bandwidth.
+// Microseconds that one block takes for a stage (128 bytes of K), alone on its SM:
+// measured on an H200, 2026-11-21, with inputs from memory. Wide tiles wait for the
+// tensor cores, narrow ones for one SM's loads, some 75 bytes a nanosecond.
+constexpr double hopper_stage_time(int tile_n) {
+  return tile_n == 256   ? 0.69
+         : tile_n == 192 ? 0.535
+         : tile_n == 128 ? 0.386
+         : tile_n == 64  ? 0.36
+         : tile_n == 32  ? 0.26
+                         : 0.21;
+}
+
+// Estimated microseconds on an H200: waves of tiles at that rate, but never less than
+// all bytes at the memory's bandwidth; 4 for the start and the end of the kernel, and
+// some for the exchange of partial sums.
 inline double hopper_estimate(const Matmul& p, const HopperConfig& config, int bytes) {
-  const double per_block_k = 128.0 / bytes;  // K of a stage: 128 bytes
-  const double k_blocks = double(detail::ceil_div(p.k * bytes, 128));
-  const bool narrow = config.tile_n < 128;
-  const double slots = kHopperSms * (narrow ? 2 : 1);
-  const double blocks = double(config.tiles) * config.splits;
-  const double waves = double(detail::ceil_div(int64_t(blocks), int64_t(slots)));
-  // 5.6 MFLOP/us is 740 TFLOP/s of the chip; a 128-wide tile reads more of shared
-  // memory per product. One SM takes in some 60 KB/us, shared by its blocks.
-  const double rate = (config.tile_n >= 256 ? 5.6e6 : 5.0e6) * (bytes == 4 ? 0.5 : 1);
-  const double flops = 2.0 * kHopperTileM * config.tile_n * per_block_k / rate;
-  const double loaded = (kHopperTileM + double(config.tile_n)) * 128 / 60e3;
-  const double one = (flops > loaded ? flops : loaded) * (narrow && blocks > kHopperSms ? 2 : 1);
+  const auto stages = double(detail::ceil_div(p.k * bytes, 128));
+  const double exchange = config.splits == 1 ? 0 : config.tile_n >= 128 ? 5 : 2.5;
+  const int64_t blocks = config.tiles * config.splits;
+  const auto waves = double(detail::ceil_div(blocks, kHopperSms));
+  const double busy = waves * (stages / config.splits * hopper_stage_time(config.tile_n) + 0.5);
   const double all = (double(p.m) * p.k + double(p.n) * p.k + double(p.m) * p.n) * bytes *
-                     double(p.batch.numel) / 4.2e6;
-  // The start of a wave, its epilogue, and the exchange of partial sums.
-  const double overhead = 1.0 + 0.004 * config.tile_n + (config.splits > 1 ? 1.5 : 0.0);
-  const double busy = waves * (k_blocks / config.splits * one + overhead);
-  return (busy > all ? busy : all + overhead) + 2;
+                     double(p.batch.numel) / 4.0e6;
+  // Of two that wait for memory, the one with less to do.
+  return (busy > all ? busy + 0.1 * all : all + 0.1 * busy) + exchange + 4;
 }
 
 inline HopperConfig hopper_config(const Matmul& p, int bytes) {
@@ -89,38 +92,40 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes) {
   if (a == Lines::kNone || b == Lines::kNone) return best;
 
   double least = 0;
-  const auto consider = [&](bool swap, int tile_n, int cluster, int splits) {
+  const auto consider = [&](bool swap, int tile_n, int splits) {
     HopperConfig config;
     config.possible = true;
     config.swap = swap;
     config.line_major_a = (swap ? b : a) == Lines::kLineMajor;
     config.line_major_b = (swap ? a : b) == Lines::kLineMajor;
     config.tile_n = tile_n;
-    config.cluster = cluster;
     config.splits = splits;
-    const int64_t tiles_m = detail::ceil_div(swap ? p.n : p.m, kHopperTileM * cluster) * cluster;
-    const int64_t tiles_n = detail::ceil_div(swap ? p.m : p.n, tile_n);
-    config.tiles = tiles_m * tiles_n * p.batch.numel;
-    if (config.tiles * splits >= 1LL << 31) return;
+    config.tiles = detail::ceil_div(swap ? p.n : p.m, kHopperTileM) *
+                   detail::ceil_div(swap ? p.m : p.n, tile_n) * p.batch.numel;
+    const int64_t blocks = config.tiles * splits;
+    // Blocks of a split have one tile each, all of them at work at once.
+    if (blocks >= 1LL << 31 || (splits > 1 && blocks > kHopperSms)) return;
     const bool one_each = splits > 1 || tile_n < 128;
-    const int64_t most = one_each ? 1LL << 31 : kHopperSms / cluster * cluster;
-    config.grid = config.tiles * splits < most ? config.tiles * splits : most;
+    config.grid = one_each || blocks < kHopperSms ? blocks : kHopperSms;
     const double time = hopper_estimate(p, config, bytes);
     if (!best.possible || time < least) {
       best = config;
       least = time;
     }
   };
-  const int64_t k_blocks = detail::ceil_div(p.k * bytes, 128);
-  // Two blocks share a tile of b where that leaves no SM idle.
-  const bool pair = detail::ceil_div(p.m, kHopperTileM) % 2 == 0 || p.m >= 32 * kHopperTileM;
-  consider(false, 256, pair ? 2 : 1, 1);
-  for (const int splits : {1, 2, 4, 8}) {
-    if (splits > 1 && k_blocks < 4 * splits) break;
-    consider(false, 128, 1, splits);
-    for (const int tile_n : {16, 64}) {
-      if (p.m <= 2 * tile_n) consider(true, tile_n, 1, splits);
-      if (p.n <= 2 * tile_n) consider(false, tile_n, 1, splits);
+  const int64_t stages = detail::ceil_div(p.k * bytes, 128);
+  for (const int splits : {1, 2, 4}) {
+    if (splits > 1 && stages < 4 * splits) break;
+    // Four large blocks of one cluster need an SM each of one part of the chip: 30 fit.
+    if (splits <= 2) {
+      // Few rows wait for memory; that wide tiles keep up with it was not measured.
+      if (p.m > 64 && p.n > 64) consider(false, 256, splits);
+      if (p.m > 64 && p.n > 64) consider(false, 192, splits);
+      consider(false, 128, splits);
+    }
+    for (const int tile_n : {16, 32, 64}) {
+      if (p.m <= tile_n) consider(true, tile_n, splits);
+      if (p.n <= tile_n) consider(false, tile_n, splits);
     }
   }
   return best;

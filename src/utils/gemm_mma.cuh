@@ -58,7 +58,7 @@ struct MmaOperand {
   static constexpr int kPitchK = kMmaBytesK + 16;
   static constexpr int kPitchLines = kTile * kSize + (kSize == 4 ? 32 : 16);
   static constexpr int kBytes =
-      kTile * kPitchK > kBlockK * kPitchLines ? kTile * kPitchK : kBlockK * kPitchLines;
+      kTile * kPitchK > kBlockK* kPitchLines ? kTile * kPitchK : kBlockK * kPitchLines;
   static_assert(kVectors >= 1, "more threads than vectors");
   // From one vector of a thread to its next: lines of K-major, k's of line-major.
   static constexpr int kLineStep = kMmaThreads / (kBlockK / kVector);
@@ -66,7 +66,7 @@ struct MmaOperand {
 
   const T* from;  // the first vector of the next stage
   int64_t line_stride, k_stride;
-  int64_t step;  // elements of memory, and
+  int64_t step;             // elements of memory, and
   int offset, shared_step;  // bytes of shared memory, from one vector to the next
   int k;
   bool vector, line_major;
@@ -74,10 +74,7 @@ struct MmaOperand {
 
   __device__ MmaOperand(const void* matrix, int64_t first, int64_t lines, int64_t line_stride_,
                         int64_t k_stride_, bool vector_, bool line_major_)
-      : line_stride(line_stride_),
-        k_stride(k_stride_),
-        vector(vector_),
-        line_major(line_major_) {
+      : line_stride(line_stride_), k_stride(k_stride_), vector(vector_), line_major(line_major_) {
     const int index = int(threadIdx.x);
     int line;
     if (line_major) {
@@ -117,8 +114,8 @@ struct MmaOperand {
       const uint32_t to = stage + uint32_t(offset + i * shared_step);
       const T* at = from + i * step;
       if (vector) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
-                     "l"(at), "r"(inside * kSize)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(at),
+                     "r"(inside * kSize)
                      : "memory");
       } else {
         store_elements(to, at, inside);
@@ -139,8 +136,8 @@ struct MmaOperand {
         words[e] = __float_as_uint(at[e * next]);
       }
     }
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]),
-                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
+                 "r"(words[2]), "r"(words[3])
                  : "memory");
   }
 };
@@ -184,10 +181,11 @@ __device__ void load_fragment(uint32_t stage, bool line_major, int line, int ste
 
 // --- the instruction ----------------------------------------------------------
 
-#define CUDA_OPS_MMA(SHAPE, TYPE)                                                                \
-  asm volatile("mma.sync.aligned." SHAPE ".row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, " \
-               "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                   \
-               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                      \
+#define CUDA_OPS_MMA(SHAPE, TYPE)                                           \
+  asm volatile("mma.sync.aligned." SHAPE ".row.col.f32." TYPE "." TYPE      \
+               ".f32 {%0, %1, %2, %3}, "                                    \
+               "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"              \
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
 __device__ inline void mma(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                            Half) {
@@ -340,8 +338,8 @@ __global__ void __launch_bounds__(kMmaThreads, kMode == MmaMode::kTF32x3 ? 1 : 2
 // --- launch -------------------------------------------------------------------
 
 template <class Kernel, class Epilogue>
-cudaError_t mma_launch_kernel(Kernel kernel, int shared_bytes, const Matmul& p,
-                              const MmaArgs& args, const Epilogue& epilogue, cudaStream_t stream) {
+cudaError_t mma_launch_kernel(Kernel kernel, int shared_bytes, const Matmul& p, const MmaArgs& args,
+                              const Epilogue& epilogue, cudaStream_t stream) {
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
@@ -382,9 +380,8 @@ cudaError_t gemm_mma(const Matmul& p, const Epilogue& epilogue, void* second, in
   const auto run = [&](auto kernel, int operand_bytes) {
     return mma_launch_kernel(kernel, kMmaStages * 2 * operand_bytes, p, args, epilogue, stream);
   };
-  return tile == 128
-             ? run(gemm_mma_kernel<T, kMode, 128, Epilogue>, MmaOperand<T, 128>::kBytes)
-             : run(gemm_mma_kernel<T, kMode, 64, Epilogue>, MmaOperand<T, 64>::kBytes);
+  return tile == 128 ? run(gemm_mma_kernel<T, kMode, 128, Epilogue>, MmaOperand<T, 128>::kBytes)
+                     : run(gemm_mma_kernel<T, kMode, 64, Epilogue>, MmaOperand<T, 64>::kBytes);
 }
 
 }  // namespace cuda_ops

@@ -33,7 +33,7 @@ struct SimtStage {
   T values[kLoads];
 
   __device__ SimtStage(const T* data, int64_t first_line, int64_t lines, int64_t line_stride,
-                   int64_t k_stride)
+                       int64_t k_stride)
       : along_k(k_stride < line_stride) {
     line = int(threadIdx.x) / (along_k ? kSimtBlockK : 1) % kBlock;
     k = along_k ? int(threadIdx.x) % kSimtBlockK : int(threadIdx.x) / kBlock;

@@ -16,7 +16,7 @@ namespace cuda_ops {
 constexpr int kGemvWarps = 8, kGemvLines = 4;
 
 struct GemvArgs {
-  int64_t lines, vectors;             // columns of out and its rows; the other way round if `swap`
+  int64_t lines, vectors;              // columns of out and its rows; the other way round if `swap`
   int64_t line_stride, vector_stride;  // elements; K is dense in both
   int64_t blocks;                      // of kGemvLines lines each, per matrix
   void* second;
@@ -48,8 +48,11 @@ __global__ void __launch_bounds__(32 * kGemvWarps)
   constexpr int kLoad = 16 / int(sizeof(T)), kStep = 32 * kGemvWarps * kLoad;
   __shared__ float partials[kGemvWarps][kVectors * kGemvLines];
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-  const auto offsets = p.batch.offsets_at(blockIdx.x / args.blocks);
-  const int64_t first = blockIdx.x % args.blocks * kGemvLines;
+  // Blocks live for a microsecond or two: no 64-bit division at their start.
+  const auto blocks = unsigned(args.blocks);
+  const auto offsets = p.batch.dims == 0 ? decltype(p.batch.offsets_at(0)){}
+                                         : p.batch.offsets_at(blockIdx.x / blocks);
+  const int64_t first = int64_t(blockIdx.x % blocks) * kGemvLines;
   const auto data = [&](int i) {
     return static_cast<const T*>(p.batch.operands[i].data) + offsets[i];
   };
@@ -120,10 +123,7 @@ cudaError_t gemv(const Matmul& p, const Epilogue& epilogue, void* second, bool s
   args.vector_stride = swap ? p.b.col : p.a.row;
   args.blocks = (args.lines + kGemvLines - 1) / kGemvLines;
   args.second = second;
-  void (*kernel)(Matmul, GemvArgs, Epilogue) = gemv_kernel<T, 8, Epilogue>;
-  if (args.vectors <= 4) kernel = gemv_kernel<T, 4, Epilogue>;
-  if (args.vectors <= 2) kernel = gemv_kernel<T, 2, Epilogue>;
-  if (args.vectors <= 1) kernel = gemv_kernel<T, 1, Epilogue>;
+  const auto kernel = args.vectors <= 1 ? gemv_kernel<T, 1, Epilogue> : gemv_kernel<T, 2, Epilogue>;
   kernel<<<unsigned(args.blocks * p.batch.numel), 32 * kGemvWarps, 0, stream>>>(p, args, epilogue);
   return cudaGetLastError();
 }

@@ -32,7 +32,7 @@ inline bool built_for_hopper() {
 }
 
 inline Matmul product(const Matrix& out, const Matrix& a, const Matrix& b,
-               Precision precision = Precision::kIeee) {
+                      Precision precision = Precision::kIeee) {
   return {out.rows,
           out.cols,
           a.cols,

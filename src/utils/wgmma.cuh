@@ -3,8 +3,9 @@
 //
 // Accumulators: thread t of the warpgroup holds, with lane = t % 32, warp = t / 32,
 //
-//   row = 16 * warp + lane / 4 (+ 8 for values 2, 3)     sums[4 * j + 0, 1]: row,     columns c, c + 1
-//   c   = 8 * j + 2 * (lane % 4)                          sums[4 * j + 2, 3]: row + 8, columns c, c + 1
+//   row = 16 * warp + lane / 4 (+ 8 for values 2, 3)     sums[4 * j + 0, 1]: row,     columns c, c
+//   + 1 c   = 8 * j + 2 * (lane % 4)                          sums[4 * j + 2, 3]: row + 8, columns
+//   c, c + 1
 //
 // Operands lie in shared memory as tma.cuh lays them down, in one of two ways,
 // both made of atoms of 8 rows of 128 swizzled bytes (1024 bytes):
