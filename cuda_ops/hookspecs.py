@@ -74,6 +74,15 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
 
 
 @hookspec(firstresult=True)
+def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
+    """What ``cuda_ops.<op>`` is, where that is more than the operator: other arguments or shapes.
+
+    The callable works through ``op.function`` and those of its siblings, and brings the
+    parameters and the docstring. Fires when the operator's library is loaded or reloaded.
+    """
+
+
+@hookspec(firstresult=True)
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
     """The batching rule, in the form of :func:`torch.library.register_vmap`.
 

@@ -35,6 +35,7 @@ class Generation:
     autocast: str | None
     vmap: Callable[..., Any] | None
     sharding: Callable[..., Any] | None
+    public: Callable[..., Any] | None
     #: Hash of what compiled graphs depend on: schema, signature, dtypes, plugin, siblings' schemas.
     fingerprint: str
 
@@ -48,7 +49,8 @@ class Operator:
         self._slots: dict[str, int] = {}
         self._autocast_registered = False
         self._define()
-        self.public = public.make(self)
+        #: ``cuda_ops.<op>``, and what formulas call: the same unless a plugin wraps it.
+        self.public, self.direct = public.make(self)
 
     @property
     def spec(self) -> OpSpec:
@@ -70,6 +72,7 @@ class Operator:
             autocast=plugins.ask("cuda_ops_autocast", op),
             vmap=plugins.ask("cuda_ops_vmap", op),
             sharding=plugins.ask("cuda_ops_sharding", op),
+            public=plugins.ask("cuda_ops_public", op),
             fingerprint=hashlib.sha256("\0".join(text + schemas).encode()).hexdigest(),
         )
 

@@ -10,6 +10,7 @@ dispatcher's way.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import textwrap
 from types import FunctionType, ModuleType
@@ -24,20 +25,44 @@ if TYPE_CHECKING:
     from cuda_ops.operator import Operator
 
 
-def make(operator: Operator) -> FunctionType:
-    """Generate the function. Its identity lasts; :func:`renew` changes what it does."""
-    return _generate(operator)
+def make(operator: Operator) -> tuple[FunctionType, FunctionType]:
+    """Generate ``cuda_ops.<op>``, and the operator alone as formulas call it.
+
+    Their identities last; :func:`renew` changes what they do.
+    """
+    return _public(operator), _generate(operator)
 
 
 def renew(operator: Operator) -> None:
-    """Bring the existing function up to the operator's present generation."""
-    new = _generate(operator)
-    old = operator.public
-    old.__code__ = new.__code__
-    old.__defaults__ = new.__defaults__
-    old.__kwdefaults__ = new.__kwdefaults__
-    old.__doc__ = new.__doc__
-    old.__annotations__ = new.__annotations__
+    """Bring the existing functions up to the operator's present generation."""
+    for old, new in zip((operator.public, operator.direct), make(operator), strict=True):
+        old.__code__ = new.__code__
+        old.__defaults__ = new.__defaults__
+        old.__kwdefaults__ = new.__kwdefaults__
+        old.__doc__ = new.__doc__
+        old.__annotations__ = new.__annotations__
+
+
+def _public(operator: Operator) -> FunctionType:
+    """What the plugin made of the operator, under a function whose identity lasts."""
+    wrapper = operator.now.public
+    if wrapper is None:
+        return _generate(operator)
+    parts: list[str] = []
+    passed: list[str] = []
+    defaults: dict[str, Any] = {"_wrapper": wrapper}
+    for parameter in inspect.signature(wrapper).parameters.values():
+        name, keyword = parameter.name, parameter.kind is parameter.KEYWORD_ONLY
+        if keyword and "*" not in parts:
+            parts.append("*")
+        passed.append(f"{name}={name}" if keyword else name)
+        if parameter.default is parameter.empty:
+            parts.append(name)
+        else:
+            defaults[f"_default_{name}"] = parameter.default
+            parts.append(f"{name}=_default_{name}")
+    call = f"return _wrapper({', '.join(passed)})"
+    return _function(operator.spec, ", ".join(parts), call, defaults, wrapper.__doc__)
 
 
 def _generate(operator: Operator) -> FunctionType:
@@ -46,10 +71,7 @@ def _generate(operator: Operator) -> FunctionType:
     arguments = ", ".join(
         f"{a.name}={a.name}" if a.kwarg_only else a.name for a in op.parsed.arguments
     )
-    # A real module: torch.compile finds the globals of a function through sys.modules.
-    module = ModuleType(f"cuda_ops.public.{op.name}")
-    names = sys.modules.setdefault(module.__name__, module).__dict__
-    names.update(defaults, _overload=op.overload)
+    names: dict[str, Any] = {**defaults, "_overload": op.overload}
     body = "return _overload(" + arguments + ")"
     # dtypes is non-empty exactly where the C++ side checks them all, floating or not.
     tensors = [op.argument_names[i] for i in op.tensor_positions]
@@ -77,10 +99,20 @@ def _generate(operator: Operator) -> FunctionType:
                     elif {tensors[0]}.is_cpu:
                         return _redispatch(_CPU, {arguments})
             {body}""")
+    return _function(op, parameters, body, names, op.doc)
+
+
+def _function(
+    op: OpSpec, parameters: str, body: str, names: dict[str, Any], doc: str | None
+) -> FunctionType:
+    # A real module: torch.compile finds the globals of a function through sys.modules.
+    module = ModuleType(f"cuda_ops.public.{op.name}")
+    scope = sys.modules.setdefault(module.__name__, module).__dict__
+    scope.update(names)
     source = f"def {op.name}({parameters}):\n" + textwrap.indent(body, "    ")
-    exec(compile(source, f"<cuda_ops.{op.name}>", "exec"), names)
-    function: FunctionType = names.pop(op.name)
-    function.__doc__ = op.doc or f"``cuda_ops::{op.schema}``"
+    exec(compile(source, f"<cuda_ops.{op.name}>", "exec"), scope)
+    function: FunctionType = scope.pop(op.name)
+    function.__doc__ = doc or f"``cuda_ops::{op.schema}``"
     function.__module__ = "cuda_ops"
     function.__qualname__ = op.name
     return function

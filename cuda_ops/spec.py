@@ -60,13 +60,16 @@ class OpSpec:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The public function, ``cuda_ops.silu``: what gradient formulas and batching rules call,
-        since unlike the dispatcher's handle it works inside ``torch.func`` transforms.
+        """The operator as a Python function, ``cuda_ops.silu`` where no plugin says otherwise: what
+        formulas and batching rules call, since unlike the dispatcher's handle it works inside
+        ``torch.func`` transforms.
         """
+        if torch.compiler.is_dynamo_compiling():
+            return self.overload  # what the function comes down to there; traced without a look-up
         from cuda_ops.registry import registry
 
         operator = registry().loaded(self.name) if self.namespace == "cuda_ops" else None
-        return self.overload if operator is None else operator.public
+        return self.overload if operator is None else operator.direct
 
     @property
     def is_composite(self) -> bool:

@@ -16,12 +16,75 @@ from cuda_ops import shapes
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer
+from cuda_ops.spec import (
+    AutocastPolicy,
+    Autograd,
+    BenchmarkCase,
+    Claims,
+    OpSpec,
+    Peer,
+    ShardingRule,
+)
+
+#: The operator of each ``precision``; those other than the first take float32 alone.
+PRECISIONS = {"ieee": "matmul", "tf32": "matmul_tf32", "tf32x3": "matmul_tf32x3"}
+
+
+@hookimpl
+def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
+    if op.name != "matmul":
+        return None
+    plain = op
+
+    def matmul(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
+        if precision == "ieee":
+            op = plain
+        elif precision not in PRECISIONS:
+            raise ValueError(
+                f"cuda_ops.matmul: argument 'precision': expected one of "
+                f"{', '.join(map(repr, PRECISIONS))}, got {precision!r}"
+            )
+        elif a.dtype is not torch.float32 or torch.is_autocast_enabled(a.device.type):
+            op = plain
+        else:
+            op = plain.siblings[PRECISIONS[precision]]
+        # A vector is a row on the left and a column on the right, as for torch.matmul.
+        if a.dim() == 1 and b.dim() >= 1:
+            row = matmul(a.unsqueeze(0), b, precision=precision)
+            return row.squeeze(-2 if b.dim() > 1 else -1)
+        if b.dim() == 1 and a.dim() >= 1:
+            return matmul(a, b.unsqueeze(-1), precision=precision).squeeze(-1)
+        product: torch.Tensor = op.function(a, b)
+        return product
+
+    matmul.__doc__ = _DOC
+    return matmul
+
+
+_DOC = """Matrix product a @ b, with torch.matmul's rules for shapes.
+
+Shapes: a (..., M, K) and b (..., K, N) of any strides; the result (..., M, N) is contiguous. Batch
+dims broadcast. A vector of K is a row as a and a column as b, and the dim it lacks is left out of
+the result. K = 0 gives zeros.
+Dtypes: float64, float32, float16 or bfloat16, the same for both. Sums run in float64 for float64
+and in float32 for the others, and are rounded once.
+
+Args:
+    a, b: the factors.
+    precision: of float32; other dtypes have one way alone. "ieee" multiplies float32; "tf32" rounds
+        the factors to 10 bits and is about seven times as fast; "tf32x3" adds three products of
+        such numbers and is about as exact as "ieee" on finite numbers.
+
+Raises:
+    RuntimeError: no dims, a K that differs, another dtype, two dtypes, two devices, or batch dims
+        that do not broadcast.
+    ValueError: another precision.
+"""
 
 
 @hookimpl
 def cuda_ops_fake(op: OpSpec) -> Callable[..., Any] | None:
-    if op.name != "matmul":
+    if op.name not in PRECISIONS.values():
         return None
 
     def fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -34,7 +97,7 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookimpl
 def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
-    if op.name != "matmul":
+    if op.name not in PRECISIONS.values():
         return None
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
@@ -52,21 +115,60 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
 
 @hookimpl
 def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
-    return "lower_precision"
+    return "lower_precision" if op.name in ("matmul", "matmul_backward") else None
+
+
+@hookimpl
+def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
+    """As torch.mm: a batch dim of both, rows of a, columns of b, or K of both, whose products
+    are partial sums.
+    """
+    if op.name not in PRECISIONS.values():
+        return None
+
+    def rule(a: Any, b: Any) -> list[ShardingRule]:
+        from torch.distributed.tensor import Partial, Replicate, Shard
+
+        rank_a, rank_b = len(a.shape), len(b.shape)
+        rank = max(rank_a, rank_b)
+        whole = Replicate()
+
+        def batch(shape: Any, d: int) -> Any:
+            own = d - (rank - len(shape))
+            return Shard(own) if own >= 0 and shape[own] != 1 else whole
+
+        return [
+            ([whole], [whole, whole]),
+            ([Shard(rank - 2)], [Shard(rank_a - 2), whole]),
+            ([Shard(rank - 1)], [whole, Shard(rank_b - 1)]),
+            ([Partial()], [Shard(rank_a - 1), Shard(rank_b - 2)]),
+            *(([Shard(d)], [batch(a.shape, d), batch(b.shape, d)]) for d in range(rank - 2)),
+        ]
+
+    return rule
 
 
 @hookimpl
 def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
-    return torch.matmul if op.name == "matmul" else None
+    return torch.matmul if op.name in PRECISIONS.values() else None
+
+
+@hookimpl
+def cuda_ops_claims(op: OpSpec) -> Claims | None:
+    if op.name == "matmul_tf32":
+        return Claims(tolerance=512.0, reason="factors are rounded to 2^-11, not to 2^-24")
+    return None
 
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
-    return torch_peers(torch.matmul if op.name == "matmul" else torch_backward)
+    return torch_peers(torch_backward if op.name == "matmul_backward" else torch.matmul)
 
 
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
+    if op.name in ("matmul_tf32", "matmul_tf32x3"):
+        return [_case(*point, torch.float32, False, op.name) for point in _POINTS]
     backward = op.name == "matmul_backward"
     dtypes = (torch.bfloat16, torch.float32)
     return [_case(*point, dtype, backward) for dtype in dtypes for point in _POINTS]
@@ -82,7 +184,9 @@ _POINTS = (
 )
 
 
-def _case(m: int, n: int, k: int, reason: str, dtype: torch.dtype, backward: bool) -> BenchmarkCase:
+def _case(
+    m: int, n: int, k: int, reason: str, dtype: torch.dtype, backward: bool, name: str = "matmul"
+) -> BenchmarkCase:
     a, b, out = ((m, k), dtype), ((k, n), dtype), ((m, n), dtype)
     numel = m * k + k * n
     return BenchmarkCase(
@@ -93,6 +197,7 @@ def _case(m: int, n: int, k: int, reason: str, dtype: torch.dtype, backward: boo
         flops=2 * m * n * k * (1 + backward),
         reason=reason,
         dtype=dtype,
+        arithmetic="tf32" if name == "matmul_tf32" else "",
     )
 
 

@@ -1,5 +1,6 @@
 // gelu_approx(x), the tanh approximation of gelu, its gradient, and the gradient of that.
 #include "binding.h"
+#include "gelu.h"
 
 using namespace cuda_ops;
 
@@ -9,36 +10,18 @@ cudaError_t gelu_approx_backward_backward_launch(const Strided<3, 2>& problem, c
 
 namespace {
 
-constexpr double kScale = 0.7978845608028654;  // sqrt(2 / pi)
-constexpr double kCubic = 0.044715;
-
-double value(double v) { return 0.5 * v * (1 + std::tanh(kScale * (v + kCubic * v * v * v))); }
-
-double first(double v) {
-  const double t = std::tanh(kScale * (v + kCubic * v * v * v));
-  const double inner = kScale * (1 + 3 * kCubic * v * v);
-  return 0.5 * (1 + t) + (std::fabs(t) == 1 ? 0 : 0.5 * v * (1 - t * t) * inner);
-}
-
-double second(double v) {
-  const double t = std::tanh(kScale * (v + kCubic * v * v * v));
-  const double inner = kScale * (1 + 3 * kCubic * v * v);
-  const double bend = 6 * kScale * kCubic * v - 2 * t * inner * inner;
-  return std::fabs(t) == 1 ? 0 : (1 - t * t) * (inner + 0.5 * v * bend);
-}
-
 Results<double, 2> second_order(double gg, double g, double v) {
-  return {gg * first(v), gg * g * second(v)};
+  return {gg * gelu::first(v), gg * g * gelu::second(v)};
 }
 
-Tensor gelu_approx_cpu(const Tensor& x) { return elementwise_cpu("gelu_approx", value, x); }
+Tensor gelu_approx_cpu(const Tensor& x) { return elementwise_cpu("gelu_approx", gelu::value, x); }
 
 Tensor gelu_approx_cuda(const Tensor& x) {
   return elementwise_cuda("gelu_approx", gelu_approx_launch, x);
 }
 
 Tensor gelu_approx_backward_cpu(const Tensor& grad_out, const Tensor& x) {
-  const auto f = [](double g, double v) { return g * first(v); };
+  const auto f = [](double g, double v) { return g * gelu::first(v); };
   return elementwise_cpu("gelu_approx_backward", f, grad_out, x);
 }
 

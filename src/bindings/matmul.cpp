@@ -1,37 +1,11 @@
 // matmul(a, b) over broadcasting batch dims, and its gradients.
-#include "matmul.h"
-
-#include "binding.h"
+#include "tensor_matmul.h"
 
 using namespace cuda_ops;
 
 cudaError_t matmul_launch(const Matmul& problem, cudaStream_t stream);
 
 namespace {
-
-// The last two dims of a tensor as a matrix, or as its transpose.
-struct Matrix {
-  const Tensor& tensor;
-  int64_t rows, cols;
-  MatrixStrides strides;
-
-  Matrix(const Tensor& t)
-      : tensor(t),
-        rows(t.size(t.dim() - 2)),
-        cols(t.size(t.dim() - 1)),
-        strides{t.stride(t.dim() - 2), t.stride(t.dim() - 1)} {}
-};
-
-Matrix transposed(Matrix matrix) {
-  std::swap(matrix.rows, matrix.cols);
-  std::swap(matrix.strides.row, matrix.strides.col);
-  return matrix;
-}
-
-Matmul product(const Matrix& out, const Matrix& a, const Matrix& b) {
-  return {out.rows,    out.cols,  a.cols,   strided({written(out.tensor)}, {a.tensor, b.tensor}, 2),
-          out.strides, a.strides, b.strides};
-}
 
 Tensor empty_matrices(std::vector<int64_t> shape, int64_t rows, int64_t cols, const Tensor& like) {
   shape.insert(shape.end(), {rows, cols});
@@ -52,34 +26,8 @@ std::tuple<Tensor, Tensor> empty_gradients(const Tensor& grad_out, const Tensor&
 
 // --- CPU ----------------------------------------------------------------------
 
-template <class T>
-void multiply_row(const Matmul& p, int64_t index, std::vector<double>& sums) {
-  const auto at = p.batch.offsets_at(index / p.m);
-  const int64_t row = index % p.m;
-  T* out = static_cast<T*>(p.batch.operands[0].data) + at[0] + row * p.out.row;
-  const T* a = static_cast<const T*>(p.batch.operands[1].data) + at[1] + row * p.a.row;
-  const T* b = static_cast<const T*>(p.batch.operands[2].data) + at[2];
-  std::fill(sums.begin(), sums.end(), 0.0);
-  for (int64_t i = 0; i < p.k; ++i) {
-    const auto value = static_cast<double>(a[i * p.a.col]);
-    for (int64_t j = 0; j < p.n; ++j) {
-      sums[j] += value * static_cast<double>(b[i * p.b.row + j * p.b.col]);
-    }
-  }
-  for (int64_t j = 0; j < p.n; ++j) out[j * p.out.col] = static_cast<T>(sums[j]);
-}
-
-void multiply(const Matmul& problem) {
-  if (problem.n == 0) return;
-  const int64_t grain = 1 + 32768 / (problem.n * (problem.k + 1));
-  visit_floating_cpu(problem.batch.dtype, [&](auto tag) {
-    detail::parallel_for(problem.batch.numel * problem.m, grain, [&](int64_t begin, int64_t end) {
-      std::vector<double> sums(problem.n);
-      for (int64_t i = begin; i < end; ++i) multiply_row<decltype(tag)>(problem, i, sums);
-    });
-  });
-}
-
+// A CPU is exact in every precision; each operator has a function of its own.
+template <Precision>
 Tensor matmul_cpu(const Tensor& a, const Tensor& b) {
   Tensor out = empty_product(a, b);
   multiply(product(out, a, b));
@@ -96,10 +44,12 @@ std::tuple<Tensor, Tensor> matmul_backward_cpu(const Tensor& grad_out, const Ten
 
 // --- CUDA ---------------------------------------------------------------------
 
+template <Precision kPrecision>
 Tensor matmul_cuda(const Tensor& a, const Tensor& b) {
   Tensor out = empty_product(a, b);
-  launch("matmul", a,
-         [&](cudaStream_t stream) { return matmul_launch(product(out, a, b), stream); });
+  launch("matmul", a, [&](cudaStream_t stream) {
+    return matmul_launch(product(out, a, b, kPrecision), stream);
+  });
   return out;
 }
 
@@ -116,6 +66,8 @@ std::tuple<Tensor, Tensor> matmul_backward_cuda(const Tensor& grad_out, const Te
 
 }  // namespace
 
+constexpr DType kFloat32Only[] = {DType::kFloat32};
+
 CUDA_OPS(library) {
   library.op("matmul(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
       .dtypes(kFloating)
@@ -128,8 +80,22 @@ and in float32 for the others, without TF32, and are rounded once.
 Errors: RuntimeError for fewer than two dims, a K that differs, another dtype, two dtypes, two
 devices, or batch dims that do not broadcast.
 Formula: out[m, n] = sum over k of a[m, k] * b[k, n].)")
-      .cpu<matmul_cpu>()
-      .cuda<matmul_cuda>();
+      .cpu<matmul_cpu<Precision::kIeee>>()
+      .cuda<matmul_cuda<Precision::kIeee>>();
+  library.op("matmul_tf32(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
+      .dtypes(kFloat32Only)
+      .doc(R"(matmul of float32 on tensor cores, factors rounded to tf32 (10 bits), sums in float32.
+
+Shapes, errors and formula: as matmul, which calls it for precision="tf32".)")
+      .cpu<matmul_cpu<Precision::kTF32>>()
+      .cuda<matmul_cuda<Precision::kTF32>>();
+  library.op("matmul_tf32x3(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
+      .dtypes(kFloat32Only)
+      .doc(R"(matmul of float32 on tensor cores, each factor a sum of two tf32, in three products.
+
+Shapes, errors and formula: as matmul, which calls it for precision="tf32x3".)")
+      .cpu<matmul_cpu<Precision::kTF32x3>>()
+      .cuda<matmul_cuda<Precision::kTF32x3>>();
   library
       .op("matmul_backward(Tensor grad_out, Tensor a, Tensor b) -> (Tensor grad_a, Tensor grad_b)",
           "(m,n),(m,k),(k,n)->(m,k),(k,n)")

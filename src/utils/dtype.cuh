@@ -45,9 +45,16 @@ template <> __device__ inline Half from_compute(float value) {
   return result;
 }
 template <> __device__ inline BFloat16 from_compute(float value) {
+#if __CUDA_ARCH__ >= 800
   BFloat16 result;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
   return result;
+#else
+  // Half a step and, of ties, the odd ones one more; a NaN stays one.
+  const uint32_t bits = __float_as_uint(value);
+  if (value != value) return {uint16_t(0x7fff)};
+  return {uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // Two neighbours at once, the first in the lower half of a 32-bit word. One
@@ -61,14 +68,22 @@ __device__ inline void to_compute(uint32_t word, BFloat16, float (&values)[2]) {
   values[1] = __uint_as_float(word & 0xffff0000u);
 }
 __device__ inline uint32_t from_compute(float first, float second, Half) {
+#if __CUDA_ARCH__ >= 800
   uint32_t word;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
   return word;
+#else
+  return from_compute<Half>(first).bits | uint32_t(from_compute<Half>(second).bits) << 16;
+#endif
 }
 __device__ inline uint32_t from_compute(float first, float second, BFloat16) {
+#if __CUDA_ARCH__ >= 800
   uint32_t word;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
   return word;
+#else
+  return from_compute<BFloat16>(first).bits | uint32_t(from_compute<BFloat16>(second).bits) << 16;
+#endif
 }
 
 // Returns `body(T{})` with the device type of a floating dtype.

@@ -12,12 +12,33 @@ struct MatrixStrides {
   int64_t col = 0;
 };
 
+// How float32 is multiplied. The others are opt-in: tf32 keeps 10 bits of each
+// factor, tf32x3 splits factors in two of those and is about as exact as float32.
+enum class Precision : int32_t { kIeee, kTF32, kTF32x3 };
+
 // out[m, n] = sum over k of a[m, k] * b[k, n], once per point of `batch`: the
 // batch is a strided problem whose operands (out, a, b) are matrices.
 struct Matmul {
   int64_t m = 0, n = 0, k = 0;
   Strided<2> batch;
   MatrixStrides out, a, b;
+  Precision precision = Precision::kIeee;
+  bool built_for_hopper = false;  // the library holds sm_90a code
 };
+
+// Where b is the same for all of the batch and the rows of a and out simply go on
+// from one matrix to the next, the batch is a taller matrix: (B, T, K) times a
+// weight. Rows then fill tiles across its borders.
+inline Matmul fold_batch(Matmul p) {
+  auto& batch = p.batch;
+  if (batch.dims != 1 || batch.operands[2].strides[0] != 0) return p;
+  const bool goes_on = batch.operands[1].strides[0] == p.m * p.a.row &&
+                       batch.operands[0].strides[0] == p.m * p.out.row;
+  if (!goes_on) return p;
+  p.m *= batch.numel;
+  batch.numel = 1;
+  batch.dims = 0;
+  return p;
+}
 
 }  // namespace cuda_ops

@@ -1,0 +1,237 @@
+"""``fused_linear_gelu``: three operators under one function, and gradients made of matmul's.
+
+``fused_linear_gelu`` keeps nothing beside its arguments and has ``fused_linear_gelu_slope``
+multiply once more for its gradient; ``fused_linear_gelu_keep`` also returns the values before gelu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
+
+FORWARD, KEEP, SLOPE = (
+    "fused_linear_gelu",
+    "fused_linear_gelu_keep",
+    "fused_linear_gelu_slope",
+)
+
+
+@hookimpl
+def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
+    if op.name != FORWARD:
+        return None
+
+    def fused_linear_gelu(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        save_preactivation: bool = False,
+    ) -> torch.Tensor:
+        if save_preactivation and torch.is_grad_enabled():
+            out: torch.Tensor = op.siblings[KEEP].function(x, weight, bias)[0]
+        else:
+            out = op.function(x, weight, bias)
+        return out
+
+    fused_linear_gelu.__doc__ = _DOC
+    return fused_linear_gelu
+
+
+_DOC = """gelu(x @ weight^T + bias) in its tanh approximation, without a second pass over memory.
+
+Shapes: x (..., I), weight (O, I) as nn.Linear keeps it, bias (O) or None, of any strides; the
+result (..., O) is contiguous.
+Dtypes: float64, float32, float16 or bfloat16, the same for all. Sums, bias and gelu run in float64
+for float64 and in float32 for the others, and are rounded once.
+
+Args:
+    x, weight, bias: as torch.nn.functional.linear takes them.
+    save_preactivation: keep x @ weight^T + bias for the gradient, as many bytes as the result has;
+        otherwise the gradient multiplies x and weight once more.
+
+Raises:
+    RuntimeError: an I or O that differs, another dtype, two dtypes, two devices, a weight that is
+        not a matrix or a bias that is not a vector.
+
+Formula: Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415, section 2.
+"""
+
+
+# --- sharding ----------------------------------------------------------------------------
+
+
+@hookimpl
+def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
+    """Rows of x, or the columns of out with their rows of the weight. Not I: gelu needs whole
+    sums. Weights of their own for each row stay whole.
+    """
+
+    def rule(*args: Any) -> list[ShardingRule]:
+        from torch.distributed.tensor import Replicate, Shard
+
+        outputs, grads = (2 if op.name == KEEP else 1), (1 if op.name == SLOPE else 0)
+        x, bias = args[grads], args[grads + 2] if len(args) > grads + 2 else None
+        given = [None if a is None else Replicate() for a in args]
+        last = len(x.shape) - 1
+        rules: list[ShardingRule] = [([Replicate()] * outputs, given)]
+        alike = all(a.shape[:-1] == x.shape[:-1] for a in args[:grads])
+        one_weight = len(args[grads + 1].shape) == 2 and (bias is None or len(bias.shape) == 1)
+        if not (alike and one_weight):
+            return rules
+        for d in range(last):
+            rows = [Shard(d)] * (grads + 1)
+            rules.append(([Shard(d)] * outputs, [*rows, *given[grads + 1 :]]))
+        columns: list[Any] = [*([Shard(last)] * grads), Replicate(), Shard(0)]
+        columns += [None if bias is None else Shard(0)] * (len(args) > grads + 2)
+        return [*rules, ([Shard(last)] * outputs, columns)]
+
+    return rule
+
+
+@hookimpl
+def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
+    return "lower_precision"
+
+
+# --- gradients ---------------------------------------------------------------------------
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    """Of another pair, as formulas call it."""
+    from cuda_ops.registry import registry
+
+    registry().public(name)
+    operator = registry().loaded(name)
+    assert operator is not None
+    return operator.direct
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    product: torch.Tensor = _operator("matmul")(x.unsqueeze(-2), weight.mT).squeeze(-2)
+    return product if bias is None else product + bias
+
+
+def _linear_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: tuple[bool, ...]
+) -> list[torch.Tensor | None]:
+    """Gradients of x, weight and bias from that of x @ weight^T + bias; autograd sums what was
+    broadcast.
+    """
+    matmul, sum_rows = _operator("matmul"), _operator("sum_rows")
+    if weight.dim() > 2 or x.shape[:-1] != grad.shape[:-1]:
+        return [
+            matmul(grad.unsqueeze(-2), weight).squeeze(-2) if wanted[0] else None,
+            matmul(grad.unsqueeze(-1), x.unsqueeze(-2)) if wanted[1] else None,
+            grad if len(wanted) > 2 and wanted[2] else None,
+        ]
+    rows = grad.reshape(-1, grad.shape[-1])
+    return [
+        matmul(rows, weight).reshape(x.shape) if wanted[0] else None,
+        matmul(rows.mT, x.reshape(-1, x.shape[-1])) if wanted[1] else None,
+        sum_rows(rows.mT) if len(wanted) > 2 and wanted[2] else None,
+    ]
+
+
+@hookimpl
+def cuda_ops_autograd(op: OpSpec) -> Autograd:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
+        kept = (output[1],) if op.name == KEEP else ()
+        ctx.save_for_backward(*inputs, *kept)
+        ctx.set_materialize_grads(False)
+
+    def keep_backward(ctx: Any, grad_out: Any, grad_preactivation: Any) -> tuple[Any, ...]:
+        *inputs, preactivation = ctx.saved_tensors
+        grad = grad_preactivation
+        if grad_out is not None:
+            through = _operator("gelu_approx_backward")(grad_out, preactivation)
+            grad = through if grad is None else through + grad
+        return finish(ctx, grad, inputs)
+
+    def forward_backward(ctx: Any, grad_out: Any) -> tuple[Any, ...]:
+        inputs = ctx.saved_tensors
+        if grad_out is None:
+            return finish(ctx, None, inputs)
+        return finish(ctx, op.siblings[SLOPE].function(grad_out, *inputs), inputs)
+
+    def finish(ctx: Any, grad: Any, inputs: Any) -> tuple[Any, ...]:
+        wanted = ctx.needs_input_grad
+        if grad is None:
+            return (None,) * len(wanted)
+        return tuple(_linear_backward(grad, inputs[0], inputs[1], wanted)[: len(wanted)])
+
+    def slope_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        grad_out, x, weight, *bias = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        if grad is None:
+            return (None,) * len(wanted)
+        preactivation = _linear(x, weight, bias[0] if bias else None)
+        second_order = _operator("gelu_approx_backward_backward")
+        grad_grad_out, grad_sum = second_order(grad, grad_out, preactivation)
+        return grad_grad_out, *_linear_backward(grad_sum, x, weight, wanted[1:])[: len(wanted) - 1]
+
+    backwards: dict[str, Callable[..., Any]] = {
+        FORWARD: forward_backward,
+        KEEP: keep_backward,
+        SLOPE: slope_backward,
+    }
+    return Autograd(setup_context, backwards[op.name])
+
+
+# --- testing and timing --------------------------------------------------------------------
+
+
+def eager(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Two kernels, and the values between them through memory."""
+    return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+
+
+def addmm_activation(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """torch's own fused kernel, which is not differentiable."""
+    out: torch.Tensor = torch._addmm_activation(bias, x, weight.mT, use_gelu=True)
+    return out
+
+
+@hookimpl
+def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
+    if op.name != FORWARD:
+        return None
+    return {**torch_peers(eager), "addmm_activation": addmm_activation}
+
+
+@hookimpl
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
+    if op.name != FORWARD:
+        return None
+    return [_case(*point) for point in _POINTS]
+
+
+#: Rows, O, I and why.
+_POINTS = (
+    (4096, 14336, 4096, "Llama-3 8B, up projection of 4096 tokens"),
+    (4096, 4096, 14336, "the same, down projection"),
+    (512, 14336, 4096, "512 tokens"),
+    (16, 14336, 4096, "16 tokens: weights are streamed"),
+)
+
+
+def _case(rows: int, o: int, i: int, reason: str) -> BenchmarkCase:
+    def inputs(device: torch.device) -> tuple[torch.Tensor, ...]:
+        shapes_ = ((rows, i), (o, i), (o,))
+        return tuple(torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes_)
+
+    return BenchmarkCase(
+        f"{rows}x{o}x{i} bfloat16",
+        inputs,
+        bytes=(rows * i + o * i + o + rows * o) * 2,
+        flops=2 * rows * o * i,
+        reason=reason,
+        dtype=torch.bfloat16,
+    )

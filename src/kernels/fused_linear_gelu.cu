@@ -1,0 +1,72 @@
+// gelu(x @ weight^T + bias) without a second pass over memory: bias and gelu are
+// applied to the sums while they are in registers. The kernels are those of matmul.
+#include "fused_linear_gelu.h"
+
+#include "gelu.cuh"
+#include "gemm.cuh"
+
+using namespace cuda_ops;
+
+namespace {
+
+// What all epilogues begin with: the sum of one column and its bias.
+template <class T>
+struct Bias {
+  const T* bias;  // of the columns, or null
+
+  template <class C>
+  __device__ void add(C (&sums)[2], const Place& at) const {
+    if (bias == nullptr) return;
+    if (at.first) sums[0] += to_compute(bias[at.n]);
+    if (at.second) sums[1] += to_compute(bias[at.n + 1]);
+  }
+};
+
+template <class T, bool kKeep>
+struct BiasGelu : Bias<T> {
+  static constexpr bool kSecond = kKeep;  // the sums before gelu
+
+  template <class C>
+  __device__ void operator()(C (&sums)[2], C (&aside)[2], const Place& at) const {
+    this->add(sums, at);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if constexpr (kKeep) aside[i] = sums[i];
+      sums[i] = GeluApprox{}(sums[i]);
+    }
+  }
+};
+
+// grad_out times the slope of gelu at the sums, which need not have been kept.
+template <class T>
+struct BiasGeluSlope : Bias<T> {
+  static constexpr bool kSecond = false;
+  const T* grad_out;  // laid out as out
+
+  template <class C>
+  __device__ void operator()(C (&sums)[2], C (&)[2], const Place& at) const {
+    this->add(sums, at);
+    const T* grad = grad_out + at.offset;
+    if (at.first) sums[0] = GeluApproxBackward{}(C(to_compute(grad[0])), sums[0]);
+    if (at.second) sums[1] = GeluApproxBackward{}(C(to_compute(grad[1])), sums[1]);
+  }
+};
+
+}  // namespace
+
+// -----------------------------------------------------------------------------
+
+cudaError_t fused_linear_gelu_launch(const LinearGelu& p, cudaStream_t stream) {
+  return visit_floating(p.product.batch.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const Bias<T> bias{static_cast<const T*>(p.bias)};
+    if (p.grad_out != nullptr) {
+      const BiasGeluSlope<T> slope{bias, static_cast<const T*>(p.grad_out)};
+      return gemm<T, true>(p.product, slope, nullptr, stream);
+    }
+    if (p.preactivation != nullptr) {
+      return gemm<T, true>(p.product, BiasGelu<T, true>{bias}, p.preactivation, stream);
+    }
+    return gemm<T, true>(p.product, BiasGelu<T, false>{bias}, nullptr, stream);
+  });
+}

@@ -1,0 +1,507 @@
+// The matrix product on Hopper: TMA copies, wgmma multiplies, and each warp does
+// one of the two.
+//
+//   warpgroup 0   producer: one thread fills a ring of stages (registers handed over)
+//   warpgroup 1   consumer: rows  0 to  63 of the tile, sums in registers
+//   warpgroup 2   consumer: rows 64 to 127
+//
+//   stage = tile of a (128 lines x 128 bytes of K) + tile of b (kTileN lines x 128 bytes)
+//
+// Wide tiles (128, 192, 256): blocks stay and take tile after tile; the producer loads
+// the next tile's stages while the consumers still write this one's result, which
+// leaves through shared memory by TMA. Narrow tiles (16, 32, 64) stream the large
+// operand, two blocks per SM. With `splits`, the blocks of a cluster share the K of
+// one tile and add their sums through distributed shared memory, in the order of
+// their ranks: the same bits every time, no workspace, no second launch.
+#pragma once
+
+#include <type_traits>
+
+#include "gemm_epilogue.cuh"
+#include "gemm_hopper.h"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+namespace cuda_ops {
+
+// What a wgmma type is in memory and in the output.
+template <class T> struct HopperType;
+template <> struct HopperType<Half> {
+  using Out = Half;
+  static constexpr CUtensorMapDataType kMap = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  static constexpr CUtensorMapDataType kOutMap = kMap;
+};
+template <> struct HopperType<BFloat16> {
+  using Out = BFloat16;
+  static constexpr CUtensorMapDataType kMap = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  static constexpr CUtensorMapDataType kOutMap = kMap;
+};
+template <> struct HopperType<TF32> {
+  using Out = float;
+  // The copy engine rounds to the nearest tf32; wgmma alone would cut bits off.
+  static constexpr CUtensorMapDataType kMap = CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+  static constexpr CUtensorMapDataType kOutMap = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+};
+
+struct HopperArgs {
+  void* out;
+  void* second;
+  int64_t out_row, out_batch;  // strides in elements; columns are next to each other
+  int rows, cols;              // of the kernel's product: swapped if `swap`
+  int k_blocks, tiles_m, tiles_n, tiles, group, splits;
+  int step_a, step_b;  // of the batch coordinate: 0 where an operand is broadcast
+  bool swap, by_tma;
+};
+
+// --- sizes --------------------------------------------------------------------
+
+template <class T, int kTileN, bool kLineMajorB>
+struct HopperTile {
+  static constexpr int kTileM = kHopperTileM;
+  static constexpr int kBlockK = kSwizzleBytes / int(sizeof(T));
+  static constexpr bool kNarrow = kTileN < 128;
+  // Line-major tiles come in blocks of 64 lines.
+  static constexpr int kLinesB = kLineMajorB && kTileN < 64 ? 64 : kTileN;
+  static constexpr int kBytesA = kTileM * kSwizzleBytes;
+  static constexpr int kConsumers = 2;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  // Two 64-row boxes of 128 bytes per consumer: one is written while the other leaves.
+  static constexpr int kBox = 64 * kSwizzleBytes;
+  static constexpr int kStaging = kNarrow ? 0 : 2 * kBox * kConsumers;
+  static constexpr int kBytesB = kLinesB * kSwizzleBytes;
+  static constexpr int kStage = kBytesA + kBytesB;
+  // A block may have 227 KB; of two blocks on an SM each has 113 KB. 2 KB for
+  // barriers and for the start's alignment.
+  static constexpr int kBudget = (kNarrow ? 113 : 227) * 1024 - 2048 - kStaging;
+  static constexpr int kStages = kBudget / kStage;
+  static constexpr int kShared = kStages * kStage + kStaging + 2048;
+  // Partial sums for a split: lines of floats, padded by 16 bytes.
+  static constexpr int kPitchRows = kTileM + 4, kPitchCols = kTileN + 4;
+  static_assert(kTileM * kPitchCols * 4 <= kStages * kStage, "partial sums overflow");
+};
+
+// --- kernel -------------------------------------------------------------------
+
+// wgmma exists in code for sm_90a alone; anything else gets an empty kernel, which
+// the choice of the family never launches.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define CUDA_OPS_HOPPER_CODE 1
+#endif
+
+struct TilePlace {
+  int m, n, z;
+};
+
+// Down a group of tile rows, then to the next column: the tiles in flight are
+// about as high as wide, and what they read stays in the L2 cache.
+template <int kTileN>
+__device__ TilePlace tile_place(const HopperArgs& args, int tile) {
+  const int matrix = args.tiles_m * args.tiles_n;
+  const int z = tile / matrix, in_matrix = tile % matrix;
+  const int in_group = args.group * args.tiles_n;
+  const int first = in_matrix / in_group * args.group, left = args.tiles_m - first;
+  const int height = left < args.group ? left : args.group;
+  const int at = in_matrix % in_group;
+  return {(first + at % height) * kHopperTileM, at / height * kTileN, z};
+}
+
+// One 64-row box of 128 bytes, as tma.cuh draws it, from the sums of a warpgroup.
+template <class Out, int kCount>
+__device__ void write_box(uint32_t box_at, const float (&sums)[kCount]) {
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4;
+  if constexpr (sizeof(Out) == 2) {
+    // stmatrix: lane l gives the address of row l % 8 of the 8 x 8 matrix l / 8, the
+    // matrices being rows 0-7, 8-15 of one 16-byte column and of the next.
+    const int row = 16 * warp + lane % 16;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int chunk = 2 * i + lane / 16;
+      const uint32_t at = box_at + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
+      const float* s = sums + 8 * i;
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                   "r"(from_compute(s[0], s[1], Out{})), "r"(from_compute(s[2], s[3], Out{})),
+                   "r"(from_compute(s[4], s[5], Out{})), "r"(from_compute(s[6], s[7], Out{}))
+                   : "memory");
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int row = 16 * warp + lane / 4 + 8 * (i % 2);
+      const int chunk = i / 2 * 2 + lane % 4 / 2;
+      const uint32_t at =
+          box_at + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16) + lane % 2 * 8);
+      const float* s = sums + 4 * (i / 2) + 2 * (i % 2);
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(s[0]), "f"(s[1]) : "memory");
+    }
+  }
+}
+
+// A box to rows of out that do not start at multiples of 16 bytes: by the
+// warpgroup's threads, each warp along one row at a time.
+template <class Out>
+__device__ void copy_box(Out* out, const HopperArgs& args, uint32_t box_at, int first_m,
+                         int first_n) {
+  constexpr int kColumns = kSwizzleBytes / int(sizeof(Out));
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4;
+  for (int row = warp; row < 64 && first_m + row < args.rows; row += 4) {
+#pragma unroll
+    for (int col = lane; col < kColumns; col += 32) {
+      const int byte = col * int(sizeof(Out)), chunk = byte / 16;
+      const uint32_t at =
+          box_at + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16) + byte % 16);
+      Out value;
+      if constexpr (sizeof(Out) == 2) {
+        asm volatile("ld.shared.b16 %0, [%1];" : "=h"(value.bits) : "r"(at) : "memory");
+      } else {
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
+      }
+      const int n = first_n + col;
+      if (n < args.cols) out[(first_m + row) * args.out_row + n] = value;
+    }
+  }
+}
+
+template <class T, int kTileN, bool kLineMajorA, bool kLineMajorB, class Epilogue>
+__global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
+                                  HopperTile<T, kTileN, kLineMajorB>::kNarrow ? 2 : 1)
+    gemm_hopper_kernel(const __grid_constant__ TensorMap map_a,
+                       const __grid_constant__ TensorMap map_b,
+                       const __grid_constant__ TensorMap map_out,
+                       const __grid_constant__ TensorMap map_second,
+                       const __grid_constant__ HopperArgs args,
+                       const __grid_constant__ Epilogue epilogue) {
+#ifdef CUDA_OPS_HOPPER_CODE
+  using Tile = HopperTile<T, kTileN, kLineMajorB>;
+  using Out = typename HopperType<T>::Out;
+  constexpr int kStages = Tile::kStages, kBlockK = Tile::kBlockK;
+
+  extern __shared__ uint8_t shared[];
+  const uint32_t ring = (shared_address(shared) + 1023) & ~1023u;
+  const uint32_t staging = ring + kStages * Tile::kStage;
+  const uint32_t full = staging + Tile::kStaging, empty = full + 8 * kStages;
+  const int group = int(threadIdx.x) / 128, lane = int(threadIdx.x) % 32;
+  const bool swap = Tile::kNarrow && args.swap;  // wide tiles never are
+
+  if (threadIdx.x == 0) {
+    tma_prefetch(map_a);
+    tma_prefetch(map_b);
+    for (int s = 0; s < kStages; ++s) {
+      mbarrier_init(full + 8 * s, 1);
+      mbarrier_init(empty + 8 * s, 4 * Tile::kConsumers);  // each consuming warp
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+
+  // The blocks of a cluster share one tile.
+  const int first_tile = int(blockIdx.x) / args.splits, tile_step = int(gridDim.x) / args.splits;
+  const int split = int(cluster_rank());
+  const int k_begin = int(int64_t(args.k_blocks) * split / args.splits);
+  const int k_end = int(int64_t(args.k_blocks) * (split + 1) / args.splits);
+  int stage = 0;
+  uint32_t phase = 0;
+  const auto advance = [&] {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  };
+
+  if (group == 0) {
+    // --- producer
+    if constexpr (!Tile::kNarrow) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      for (int tile = first_tile; tile < args.tiles; tile += tile_step) {
+        const TilePlace at = tile_place<kTileN>(args, tile);
+        const int za = at.z * args.step_a, zb = at.z * args.step_b;
+        for (int kb = k_begin; kb < k_end; ++kb, advance()) {
+          const uint32_t a = ring + stage * Tile::kStage, b = a + Tile::kBytesA;
+          const uint32_t arrived = full + 8 * stage;
+          const int k = kb * kBlockK;
+          mbarrier_wait(empty + 8 * stage, phase ^ 1);
+          mbarrier_arrive_and_expect(arrived, Tile::kStage);
+          if constexpr (kLineMajorA) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+              tma_load(map_a, a + 8192 * i, arrived, at.m + 64 * i, k, za);
+          } else {
+            tma_load(map_a, a, arrived, k, at.m, za);
+          }
+          if constexpr (kLineMajorB) {
+#pragma unroll
+            for (int i = 0; i < Tile::kLinesB; i += 64) {
+              tma_load(map_b, b + uint32_t(i * kSwizzleBytes), arrived, at.n + i, k, zb);
+            }
+          } else {
+            tma_load(map_b, b, arrived, k, at.n, zb);
+          }
+        }
+      }
+    }
+  } else {
+    // --- consumer
+    if constexpr (!Tile::kNarrow) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int consumer = group - 1, thread = int(threadIdx.x) % 128;
+    const auto release = [&](int s) {
+      if (lane == 0) mbarrier_arrive(empty + 8 * s);
+    };
+    int boxes = 0;  // stores begun, for the parity of their buffers
+    for (int tile = first_tile; tile < args.tiles; tile += tile_step) {
+      float sums[kTileN / 2];
+      int previous = -1;
+      for (int kb = k_begin; kb < k_end; ++kb, advance()) {
+        mbarrier_wait(full + 8 * stage, phase);
+        const uint32_t a = ring + stage * Tile::kStage, b = a + Tile::kBytesA;
+        const uint64_t at_a = wgmma_descriptor(a + uint32_t(consumer) * Tile::kBox, 8192);
+        const uint64_t at_b = wgmma_descriptor(b, 8192);
+        wgmma_fence_sums(sums);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          Wgmma<T, kTileN, kLineMajorA, kLineMajorB>::run(sums, at_a + i * kWgmmaStep<kLineMajorA>,
+                                                          at_b + i * kWgmmaStep<kLineMajorB>,
+                                                          kb > k_begin || i > 0);
+        }
+        wgmma_commit();
+        wgmma_fence_sums(sums);
+        // The stage before this one has been read once its products are done.
+        wgmma_wait<1>();
+        if (previous >= 0) release(previous);
+        previous = stage;
+      }
+      wgmma_wait<0>();
+      wgmma_fence_sums(sums);
+      if (previous >= 0) release(previous);
+
+      const TilePlace at = tile_place<kTileN>(args, tile);
+      const int64_t matrix = at.z * args.out_batch;
+      const auto place = [&](int row, int col) {
+        const int m = swap ? col : row, n = swap ? row : col;
+        const int ns = swap ? args.rows : args.cols, ms = swap ? args.cols : args.rows;
+        return Place{matrix + m * args.out_row + n, m, n, m < ms && n < ns, m < ms && n + 1 < ns};
+      };
+      const int row = at.m + 64 * consumer + 16 * (thread / 32) + lane / 4;
+      const int col = at.n + lane % 4 * 2;
+
+      if (Tile::kNarrow || args.splits > 1) {
+        {
+          // --- sums of all splits through shared memory, over the ring: this block's one
+          // tile is done. Lines run along the rows of out, so that stores are coalesced.
+          const int row_step = swap ? 1 : Tile::kPitchCols;
+          const int col_step = swap ? Tile::kPitchRows : 1;
+          const int local = row - at.m;
+          named_barrier(1, 128 * Tile::kConsumers);
+          float* partial = reinterpret_cast<float*>(shared + (ring - shared_address(shared)));
+#pragma unroll
+          for (int i = 0; i < kTileN / 2; ++i) {
+            const int r = local + i / 2 % 2 * 8, c = lane % 4 * 2 + i / 4 * 8 + i % 2;
+            partial[r * row_step + c * col_step] = sums[i];
+          }
+          if (args.splits > 1) {
+            cluster_sync();
+          } else {
+            named_barrier(1, 128 * Tile::kConsumers);
+          }
+          const int line_length = swap ? Tile::kTileM : kTileN;
+          constexpr int kQuads = Tile::kTileM * kTileN / 4, kThreads = 128 * Tile::kConsumers;
+          constexpr int kBatch = kQuads / kThreads < 4 ? kQuads / kThreads : 4;
+          const int pitch = swap ? Tile::kPitchRows : Tile::kPitchCols;
+          const int stride = kThreads * args.splits;
+          // Distributed shared memory is far away: some reads of each block in flight.
+          for (int q = split * kThreads + int(threadIdx.x) - 128; q < kQuads;
+               q += kBatch * stride) {
+            float totals[kBatch][4] = {};
+            for (int r = 0; r < args.splits; ++r) {
+              float parts[kBatch][4] = {};
+#pragma unroll
+              for (int i = 0; i < kBatch; ++i) {
+                const int quad = q + i * stride;
+                if (quad >= kQuads) continue;
+                const int line = 4 * quad / line_length, along = 4 * quad % line_length;
+                const uint32_t from = ring + uint32_t(4 * (line * pitch + along));
+                asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                             : "=f"(parts[i][0]), "=f"(parts[i][1]), "=f"(parts[i][2]),
+                               "=f"(parts[i][3])
+                             : "r"(in_block(from, r)));
+              }
+#pragma unroll
+              for (int i = 0; i < 4 * kBatch; ++i) totals[i / 4][i % 4] += parts[i / 4][i % 4];
+            }
+#pragma unroll
+            for (int i = 0; i < 2 * kBatch; ++i) {
+              const int quad = q + i / 2 * stride;
+              if (quad >= kQuads) continue;
+              const int line = 4 * quad / line_length, along = 4 * quad % line_length + i % 2 * 2;
+              const Place p = place(at.m + (swap ? along : line), at.n + (swap ? line : along));
+              float pair[2] = {totals[i / 2][i % 2 * 2], totals[i / 2][i % 2 * 2 + 1]};
+              finish_pair<Out>(epilogue, pair, p, args.out, args.second);
+            }
+          }
+        }
+      } else if constexpr (!Tile::kNarrow) {
+        // --- boxes of 64 rows by 128 bytes, swizzled, two in flight
+        constexpr int kColumns = kSwizzleBytes / int(sizeof(Out)), kPerBox = kColumns / 2;
+        const auto send = [&](const TensorMap& map, void* out, const float (&values)[kPerBox],
+                              int box) {
+          const uint32_t buffer = staging + uint32_t(2 * consumer + boxes++ % 2) * Tile::kBox;
+          if (thread == 0) tma_store_wait_read<1>();
+          named_barrier(1 + consumer, 128);
+          write_box<Out>(buffer, values);
+          tma_store_fence();
+          named_barrier(1 + consumer, 128);
+          const int first_m = at.m + 64 * consumer, first_n = at.n + box * kColumns;
+          if (!args.by_tma) {
+            copy_box<Out>(static_cast<Out*>(out) + matrix, args, buffer, first_m, first_n);
+          } else if (thread == 0) {
+            tma_store(map, buffer, first_n, first_m, at.z);
+            tma_store_commit();
+          }
+        };
+#pragma unroll
+        for (int box = 0; box < kTileN / kColumns; ++box) {
+          float values[kPerBox], asides[kPerBox];
+#pragma unroll
+          for (int i = 0; i < kPerBox; i += 2) {
+            const int j = box * kPerBox + i;
+            float pair[2] = {sums[j], sums[j + 1]}, aside[2];
+            epilogue(pair, aside, place(row + j / 2 % 2 * 8, col + j / 4 * 8));
+            values[i] = pair[0], values[i + 1] = pair[1];
+            if constexpr (Epilogue::kSecond) asides[i] = aside[0], asides[i + 1] = aside[1];
+          }
+          send(map_out, args.out, values, box);
+          if constexpr (Epilogue::kSecond) send(map_second, args.second, asides, box);
+        }
+      }
+    }
+    // The copy engine still reads this block's memory.
+    if (thread == 0) tma_store_wait_read<0>();
+  }
+  // No block leaves while another one of its cluster may read its sums. The consumers
+  // of a split have passed one such barrier already.
+  if (args.splits > 1) {
+    if (group == 0) cluster_sync();
+    cluster_sync();
+  }
+#endif
+}
+
+// --- launch -------------------------------------------------------------------
+
+template <class T, int kTileN, bool kLineMajorA, bool kLineMajorB, class Epilogue>
+cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epilogue& epilogue,
+                          void* second, cudaStream_t stream) {
+  using Tile = HopperTile<T, kTileN, kLineMajorB>;
+  using Type = HopperType<T>;
+  using Out = typename Type::Out;
+  constexpr int kElement = int(sizeof(T)), kOutElement = int(sizeof(Out));
+  const auto& operands = p.batch.operands;
+  const int64_t batch = p.batch.numel;
+  const auto batch_stride = [&](int i) { return p.batch.dims == 0 ? 0 : operands[i].strides[0]; };
+
+  // (lines, K) of one operand; the batch is one matrix where it is broadcast.
+  const auto map_of = [&](TensorMap& map, int i, int64_t lines, int64_t line, int64_t k,
+                          bool line_major, int box_lines) {
+    const int64_t step = batch_stride(i), outer = line_major ? k : line;
+    const int64_t x = line_major ? lines : p.k, y = line_major ? p.k : lines;
+    // The stride of a dim of one is free in torch, and must be a multiple of 16 here.
+    const int64_t row = y == 1 ? (x * kElement + 15) / 16 * 16 : outer * kElement;
+    const int64_t z = step == 0 ? 1 : batch;
+    return tensor_map(map, Type::kMap, kElement, operands[i].data, x, y, z, row,
+                      step == 0 ? row : step * kElement, line_major ? Tile::kBlockK : box_lines);
+  };
+  TensorMap map_a, map_b, map_out, map_second;
+  const int ia = config.swap ? 2 : 1, ib = 3 - ia;
+  const int64_t lines_a = config.swap ? p.n : p.m, lines_b = config.swap ? p.m : p.n;
+  const MatrixStrides &a = p.a, &b = p.b;
+  cudaError_t error = map_of(map_a, ia, lines_a, config.swap ? b.col : a.row,
+                             config.swap ? b.row : a.col, kLineMajorA, Tile::kTileM);
+  if (error != cudaSuccess) return error;
+  error = map_of(map_b, ib, lines_b, config.swap ? a.row : b.col, config.swap ? a.col : b.row,
+                 kLineMajorB, kTileN);
+  if (error != cudaSuccess) return error;
+
+  HopperArgs args{};
+  args.out = operands[0].data;
+  args.second = second;
+  args.out_row = p.out.row;
+  args.out_batch = batch_stride(0);
+  args.rows = int(lines_a);
+  args.cols = int(lines_b);
+  args.k_blocks = int(detail::ceil_div(p.k, Tile::kBlockK));
+  args.tiles_m = int(detail::ceil_div(lines_a, Tile::kTileM));
+  args.tiles_n = int(detail::ceil_div(lines_b, kTileN));
+  args.tiles = int(args.tiles_m * args.tiles_n * batch);
+  args.group = 16;
+  args.splits = config.splits;
+  args.step_a = batch_stride(ia) != 0;
+  args.step_b = batch_stride(ib) != 0;
+  args.swap = config.swap;
+
+  const auto whole = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
+  args.by_tma = !Tile::kNarrow && !config.swap && config.splits == 1 && whole(args.out) &&
+                whole(second) && (p.m == 1 || p.out.row * kOutElement % 16 == 0) &&
+                args.out_batch * kOutElement % 16 == 0;
+  if (args.by_tma) {
+    const int64_t row = p.m == 1 ? (p.n * kOutElement + 15) / 16 * 16 : p.out.row * kOutElement;
+    const int64_t z_stride = batch > 1 ? args.out_batch * kOutElement : row;
+    error = tensor_map(map_out, Type::kOutMap, kOutElement, args.out, p.n, p.m, batch, row,
+                       z_stride, 64);
+    if (error != cudaSuccess) return error;
+    if constexpr (Epilogue::kSecond) {
+      error = tensor_map(map_second, Type::kOutMap, kOutElement, second, p.n, p.m, batch, row,
+                         z_stride, 64);
+      if (error != cudaSuccess) return error;
+    }
+  }
+
+  const auto kernel = gemm_hopper_kernel<T, kTileN, kLineMajorA, kLineMajorB, Epilogue>;
+  // Of the current device, and cheap when it holds already.
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kShared);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = unsigned(config.splits);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(unsigned(config.grid));
+  launch.blockDim = dim3(Tile::kThreads);
+  launch.dynamicSmemBytes = Tile::kShared;
+  launch.stream = stream;
+  launch.attrs = &attribute;
+  launch.numAttrs = 1;
+  return cudaLaunchKernelEx(&launch, kernel, map_a, map_b, map_out, map_second, args, epilogue);
+}
+
+// Calls `body(integral constants of the two layouts)`; tf32 knows K-major alone.
+template <bool kKMajor, class Body>
+cudaError_t visit_hopper_layout(const HopperConfig& config, Body&& body) {
+  if constexpr (kKMajor) {
+    return body(std::false_type{}, std::false_type{});
+  } else {
+    if (config.line_major_a) {
+      return config.line_major_b ? body(std::true_type{}, std::true_type{})
+                                 : body(std::true_type{}, std::false_type{});
+    }
+    return config.line_major_b ? body(std::false_type{}, std::true_type{})
+                               : body(std::false_type{}, std::false_type{});
+  }
+}
+
+template <class T, bool kKMajor, class Epilogue>
+cudaError_t gemm_hopper(const Matmul& p, const HopperConfig& config, const Epilogue& epilogue,
+                        void* second, cudaStream_t stream) {
+  return visit_hopper_layout<kKMajor>(config, [&](auto line_major_a, auto line_major_b) {
+    constexpr bool kA = decltype(line_major_a)::value, kB = decltype(line_major_b)::value;
+    switch (config.tile_n) {
+      case 16: return hopper_launch<T, 16, kA, kB>(p, config, epilogue, second, stream);
+      case 32: return hopper_launch<T, 32, kA, kB>(p, config, epilogue, second, stream);
+      case 64: return hopper_launch<T, 64, kA, kB>(p, config, epilogue, second, stream);
+      case 128: return hopper_launch<T, 128, kA, kB>(p, config, epilogue, second, stream);
+      case 192: return hopper_launch<T, 192, kA, kB>(p, config, epilogue, second, stream);
+      case 256: return hopper_launch<T, 256, kA, kB>(p, config, epilogue, second, stream);
+      default: return cudaErrorInvalidValue;
+    }
+  });
+}
+
+}  // namespace cuda_ops

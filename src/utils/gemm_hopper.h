@@ -1,0 +1,134 @@
+// Which of the Hopper kernel's variants multiplies given matrices: a value,
+// chosen without a GPU by a pure function. No torch, no CUDA.
+#pragma once
+
+#include <cstdio>
+#include <string>
+
+#include "matmul.h"
+
+namespace cuda_ops {
+
+struct HopperConfig {
+  bool possible = false;  // what the copy engine can read
+  bool line_major_a = false, line_major_b = false;
+  bool swap = false;  // out^T = b^T a^T: the columns of out are the kernel's rows
+  int tile_n = 0;     // columns of a tile, which has 128 rows
+  int splits = 1;     // blocks of a cluster that share the K of one tile
+  int64_t tiles = 0;
+  int64_t grid = 0;
+
+  std::string text() const {
+    if (!possible) return "none";
+    char line[128];
+    std::snprintf(line, sizeof line, "%s128x%d%s%s splits %d grid %lld", swap ? "swapped " : "",
+                  tile_n, line_major_a ? " A^T" : "", line_major_b ? " B^T" : "", splits,
+                  static_cast<long long>(grid));
+    return line;
+  }
+};
+
+constexpr int kHopperTileM = 128;
+constexpr int kHopperSms = 132;  // of an H100 or H200: what the estimates were measured on
+
+namespace detail {
+
+enum class Lines { kNone, kKMajor, kLineMajor };
+
+// How the copy engine can read an operand whose lines (rows of a, columns of b)
+// are `line` elements apart and whose k are `k` apart.
+inline Lines hopper_lines(const void* data, int64_t line, int64_t k, int64_t batch, int bytes,
+                          int64_t lines, int64_t ks) {
+  const auto whole = [&](int64_t stride) { return stride * bytes % 16 == 0 && stride < 1LL << 36; };
+  if (reinterpret_cast<uintptr_t>(data) % 16 != 0 || !whole(batch)) return Lines::kNone;
+  if ((k == 1 || ks == 1) && (lines == 1 || (whole(line) && line > 0))) return Lines::kKMajor;
+  const bool line_major = (line == 1 || lines == 1) && (ks == 1 || (whole(k) && k > 0));
+  return line_major && bytes == 2 ? Lines::kLineMajor : Lines::kNone;
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace detail
+
+// Microseconds that one block takes for a stage (128 bytes of K), alone on its SM:
+// measured on an H200, 2026-11-21, with inputs from memory. Wide tiles wait for the
+// tensor cores, narrow ones for one SM's loads, some 75 bytes a nanosecond.
+constexpr double hopper_stage_time(int tile_n) {
+  return tile_n == 256   ? 0.69
+         : tile_n == 192 ? 0.535
+         : tile_n == 128 ? 0.386
+         : tile_n == 64  ? 0.36
+         : tile_n == 32  ? 0.26
+                         : 0.21;
+}
+
+// Estimated microseconds on an H200: waves of tiles at that rate, but never less than
+// all bytes at the memory's bandwidth; 4 for the start and the end of the kernel, and
+// some for the exchange of partial sums.
+inline double hopper_estimate(const Matmul& p, const HopperConfig& config, int bytes) {
+  const auto stages = double(detail::ceil_div(p.k * bytes, 128));
+  const double exchange = config.splits == 1 ? 0 : config.tile_n >= 128 ? 5 : 2.5;
+  const int64_t blocks = config.tiles * config.splits;
+  const auto waves = double(detail::ceil_div(blocks, kHopperSms));
+  const double busy = waves * (stages / config.splits * hopper_stage_time(config.tile_n) + 0.5);
+  const double all = (double(p.m) * p.k + double(p.n) * p.k + double(p.m) * p.n) * bytes *
+                     double(p.batch.numel) / 4.0e6;
+  // Of two that wait for memory, the one with less to do.
+  return (busy > all ? busy + 0.1 * all : all + 0.1 * busy) + exchange + 4;
+}
+
+inline HopperConfig hopper_config(const Matmul& p, int bytes) {
+  using detail::Lines;
+  HopperConfig best;
+  const auto small = [](int64_t size) { return size > 0 && size < 1LL << 31; };
+  if (!small(p.m) || !small(p.n) || !small(p.k) || p.batch.dims > 1) return best;
+  if (p.out.col != 1 && p.n != 1) return best;
+  const auto& operands = p.batch.operands;
+  const auto batch_of = [&](int i) { return p.batch.dims == 0 ? 0 : operands[i].strides[0]; };
+  const Lines a =
+      detail::hopper_lines(operands[1].data, p.a.row, p.a.col, batch_of(1), bytes, p.m, p.k);
+  const Lines b =
+      detail::hopper_lines(operands[2].data, p.b.col, p.b.row, batch_of(2), bytes, p.n, p.k);
+  if (a == Lines::kNone || b == Lines::kNone) return best;
+
+  double least = 0;
+  const auto consider = [&](bool swap, int tile_n, int splits) {
+    HopperConfig config;
+    config.possible = true;
+    config.swap = swap;
+    config.line_major_a = (swap ? b : a) == Lines::kLineMajor;
+    config.line_major_b = (swap ? a : b) == Lines::kLineMajor;
+    config.tile_n = tile_n;
+    config.splits = splits;
+    config.tiles = detail::ceil_div(swap ? p.n : p.m, kHopperTileM) *
+                   detail::ceil_div(swap ? p.m : p.n, tile_n) * p.batch.numel;
+    const int64_t blocks = config.tiles * splits;
+    // Blocks of a split have one tile each, all of them at work at once.
+    if (blocks >= 1LL << 31 || (splits > 1 && blocks > kHopperSms)) return;
+    const bool one_each = splits > 1 || tile_n < 128;
+    config.grid = one_each || blocks < kHopperSms ? blocks : kHopperSms;
+    const double time = hopper_estimate(p, config, bytes);
+    if (!best.possible || time < least) {
+      best = config;
+      least = time;
+    }
+  };
+  const int64_t stages = detail::ceil_div(p.k * bytes, 128);
+  for (const int splits : {1, 2, 4}) {
+    if (splits > 1 && stages < 4 * splits) break;
+    // Four large blocks of one cluster need an SM each of one part of the chip: 30 fit.
+    if (splits <= 2) {
+      // Few rows wait for memory; that wide tiles keep up with it was not measured.
+      if (p.m > 64 && p.n > 64) consider(false, 256, splits);
+      if (p.m > 64 && p.n > 64) consider(false, 192, splits);
+      consider(false, 128, splits);
+    }
+    for (const int tile_n : {16, 32, 64}) {
+      if (p.m <= tile_n) consider(true, tile_n, splits);
+      if (p.n <= tile_n) consider(false, tile_n, splits);
+    }
+  }
+  return best;
+}
+
+}  // namespace cuda_ops

@@ -1,0 +1,131 @@
+// A few vectors times a large matrix whose lines are K-major: nothing to reuse but
+// the vectors, so the matrix is streamed once at the memory's bandwidth, by ordinary
+// loads that are all in flight at once.
+//
+//   block   8 warps, kLines neighbouring lines of the matrix
+//   warp    an eighth of K: 32 lanes x 16 bytes x kLines loads before the first use
+//
+// Partial sums meet in shared memory and are added in the order of the warps.
+#pragma once
+
+#include "gemm_epilogue.cuh"
+#include "matmul.h"
+
+namespace cuda_ops {
+
+constexpr int kGemvWarps = 8, kGemvLines = 4;
+
+struct GemvArgs {
+  int64_t lines, vectors;              // columns of out and its rows; the other way round if `swap`
+  int64_t line_stride, vector_stride;  // elements; K is dense in both
+  int64_t blocks;                      // of kGemvLines lines each, per matrix
+  void* second;
+  bool swap;  // the matrix is a, the vectors are columns of b
+};
+
+// 16 bytes of T, read past the L1 cache: nobody reads them again.
+template <class T>
+__device__ void load_values(const T* from, bool stream, float (&values)[16 / sizeof(T)]) {
+  const uint4* at = reinterpret_cast<const uint4*>(from);
+  const uint4 word = stream ? __ldcs(at) : __ldg(at);
+  const uint32_t words[4] = {word.x, word.y, word.z, word.w};
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    if constexpr (sizeof(T) == 2) {
+      float pair[2];
+      to_compute(words[w], T{}, pair);
+      values[2 * w] = pair[0], values[2 * w + 1] = pair[1];
+    } else {
+      values[w] = __uint_as_float(words[w]);
+    }
+  }
+}
+
+template <class T, int kVectors, class Epilogue>
+__global__ void __launch_bounds__(32 * kGemvWarps)
+    gemv_kernel(const __grid_constant__ Matmul p, const __grid_constant__ GemvArgs args,
+                const __grid_constant__ Epilogue epilogue) {
+  constexpr int kLoad = 16 / int(sizeof(T)), kStep = 32 * kGemvWarps * kLoad;
+  __shared__ float partials[kGemvWarps][kVectors * kGemvLines];
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  // Blocks live for a microsecond or two: no 64-bit division at their start.
+  const auto blocks = unsigned(args.blocks);
+  const auto offsets = p.batch.dims == 0 ? decltype(p.batch.offsets_at(0)){}
+                                         : p.batch.offsets_at(blockIdx.x / blocks);
+  const int64_t first = int64_t(blockIdx.x % blocks) * kGemvLines;
+  const auto data = [&](int i) {
+    return static_cast<const T*>(p.batch.operands[i].data) + offsets[i];
+  };
+  const T* lines = data(args.swap ? 1 : 2);
+  const T* vectors = data(args.swap ? 2 : 1);
+
+  // A line or vector beyond the last one is that one again, and not stored.
+  const T *line[kGemvLines], *vector[kVectors];
+#pragma unroll
+  for (int i = 0; i < kGemvLines; ++i) {
+    const int64_t at = first + i < args.lines ? first + i : args.lines - 1;
+    line[i] = lines + at * args.line_stride;
+  }
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    vector[v] = vectors + (v < args.vectors ? v : args.vectors - 1) * args.vector_stride;
+  }
+
+  float sums[kVectors][kGemvLines] = {};
+#pragma unroll 2
+  for (int64_t k = int64_t(threadIdx.x) * kLoad; k < p.k; k += kStep) {
+    float weights[kGemvLines][kLoad];
+#pragma unroll
+    for (int i = 0; i < kGemvLines; ++i) load_values(line[i] + k, true, weights[i]);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      float values[kLoad];
+      load_values(vector[v] + k, false, values);
+#pragma unroll
+      for (int i = 0; i < kGemvLines; ++i) {
+#pragma unroll
+        for (int e = 0; e < kLoad; ++e) sums[v][i] = fmaf(weights[i][e], values[e], sums[v][i]);
+      }
+    }
+  }
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+    for (int i = 0; i < kGemvLines; ++i) {
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) {
+        sums[v][i] += __shfl_xor_sync(~0u, sums[v][i], step);
+      }
+      if (lane == 0) partials[warp][v * kGemvLines + i] = sums[v][i];
+    }
+  }
+  __syncthreads();
+  const int mine = int(threadIdx.x);
+  if (mine >= kVectors * kGemvLines) return;
+  float total[2] = {};
+#pragma unroll
+  for (int w = 0; w < kGemvWarps; ++w) total[0] += partials[w][mine];
+  const int64_t l = first + mine % kGemvLines, v = mine / kGemvLines;
+  const int64_t m = args.swap ? l : v, n = args.swap ? v : l;
+  const bool inside = l < args.lines && v < args.vectors;
+  const Place at{offsets[0] + m * p.out.row + n * p.out.col, m, n, inside, false};
+  finish_pair<T>(epilogue, total, at, p.batch.operands[0].data, args.second);
+}
+
+template <class T, class Epilogue>
+cudaError_t gemv(const Matmul& p, const Epilogue& epilogue, void* second, bool swap,
+                 cudaStream_t stream) {
+  GemvArgs args{};
+  args.swap = swap;
+  args.lines = swap ? p.m : p.n;
+  args.vectors = swap ? p.n : p.m;
+  args.line_stride = swap ? p.a.row : p.b.col;
+  args.vector_stride = swap ? p.b.col : p.a.row;
+  args.blocks = (args.lines + kGemvLines - 1) / kGemvLines;
+  args.second = second;
+  const auto kernel = args.vectors <= 1 ? gemv_kernel<T, 1, Epilogue> : gemv_kernel<T, 2, Epilogue>;
+  kernel<<<unsigned(args.blocks * p.batch.numel), 32 * kGemvWarps, 0, stream>>>(p, args, epilogue);
+  return cudaGetLastError();
+}
+
+}  // namespace cuda_ops

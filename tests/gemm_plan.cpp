@@ -1,0 +1,27 @@
+// Prints which kernel gemm.h chooses: one line for each line of input,
+//   element bytes, precision, capability, m, n, k, a's row and column strides, b's, batch,
+//   whether the address is aligned.
+#include "gemm.h"
+
+#include <iostream>
+
+int main() {
+  using namespace cuda_ops;
+  int bytes, precision, capability, aligned;
+  Matmul p;
+  while (std::cin >> bytes >> precision >> capability >> p.m >> p.n >> p.k >> p.a.row >> p.a.col >>
+         p.b.row >> p.b.col >> p.batch.numel >> aligned) {
+    p.batch.dtype = bytes == 8 ? DType::kFloat64 : bytes == 4 ? DType::kFloat32 : DType::kBFloat16;
+    p.precision = static_cast<Precision>(precision);
+    p.built_for_hopper = true;
+    p.out = {p.n, 1};
+    p.batch.dims = p.batch.numel > 1 ? 1 : 0;
+    p.batch.sizes[0] = p.batch.numel;
+    const int64_t sizes[] = {p.m * p.n, p.m * p.k, p.k * p.n};
+    for (int i = 0; i < 3; ++i) {
+      p.batch.operands[i].data = reinterpret_cast<void*>(aligned ? 1024 : 1026);
+      p.batch.operands[i].strides[0] = sizes[i];
+    }
+    std::cout << gemm_plan(fold_batch(p), capability).text() << "\n";
+  }
+}

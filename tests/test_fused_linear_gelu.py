@@ -1,0 +1,142 @@
+"""fused_linear_gelu: both ways to a gradient, of any order, batched and sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import needs_gpu
+
+import cuda_ops
+from cuda_ops.dev import reload
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    reload("fused_linear_gelu", "matmul", "sum_rows", "gelu_approx")
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
+on_each_device = pytest.mark.parametrize("device", DEVICES)
+either = pytest.mark.parametrize("keep", [False, True], ids=["recompute", "keep"])
+ROUNDING = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+
+
+def reference(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+
+
+def tensors(device: str, dtype: torch.dtype, *sizes: int, bias: bool = True) -> list[torch.Tensor]:
+    rows, o, i = sizes
+    x, weight = torch.randn(2, rows, i), torch.randn(o, i) / i**0.5
+    made = [x, weight, torch.randn(o)] if bias else [x, weight]
+    return [tensor.to(device, dtype).requires_grad_() for tensor in made]
+
+
+# Rows, O and I: vectors, narrow and wide tiles, and sizes that no vector fits.
+@pytest.mark.parametrize(
+    "sizes", [(1, 64, 64), (5, 72, 40), (33, 130, 64), (300, 1032, 520), (7, 5, 3), (129, 257, 65)]
+)
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("bias", [True, False])
+@either
+@on_each_device
+def test_values_and_gradients(
+    sizes: tuple[int, ...], dtype: torch.dtype, bias: bool, keep: bool, device: str
+) -> None:
+    inputs = tensors(device, dtype, *sizes, bias=bias)
+    exact_inputs = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    out, exact = (
+        cuda_ops.fused_linear_gelu(*inputs, save_preactivation=keep),
+        reference(*exact_inputs),
+    )
+    grad = torch.randn_like(exact)
+    actual = [out, *torch.autograd.grad(out, inputs, grad.to(dtype))]
+    expected = [exact, *torch.autograd.grad(exact, exact_inputs, grad)]
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert ours.dtype is dtype and ours.shape == theirs.shape
+        assert (ours.double() - theirs).norm() <= ROUNDING[dtype] * theirs.norm()
+
+
+@either
+def test_derivatives_of_any_order(keep: bool) -> None:
+    inputs = tensors("cpu", torch.float64, 2, 3, 4)
+
+    def function(*args: torch.Tensor) -> torch.Tensor:
+        return cuda_ops.fused_linear_gelu(*args, save_preactivation=keep)
+
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@either
+@on_each_device
+def test_one_row_and_weights_of_their_own(keep: bool, device: str) -> None:
+    x, weight, bias = tensors(device, torch.float64, 3, 5, 4)
+
+    def function(*args: torch.Tensor) -> torch.Tensor:
+        return cuda_ops.fused_linear_gelu(*args, save_preactivation=keep)
+
+    torch.testing.assert_close(function(x[0, 0], weight, bias), reference(x[0, 0], weight, bias))
+    torch.testing.assert_close(
+        torch.vmap(function, in_dims=(0, None, None))(x, weight, bias), reference(x, weight, bias)
+    )
+    weights = torch.stack([weight, 2 * weight])
+    each = torch.vmap(function, in_dims=(0, 0, None))(x, weights, bias)
+    expected = torch.stack([reference(x[i], weights[i], bias) for i in range(2)])
+    torch.testing.assert_close(each, expected)
+
+
+@either
+def test_compiled(keep: bool) -> None:
+    inputs = tensors("cpu", torch.float32, 3, 8, 4)
+
+    def loss(*args: torch.Tensor) -> torch.Tensor:
+        return cuda_ops.fused_linear_gelu(*args, save_preactivation=keep).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    ours = torch.autograd.grad(compiled(*inputs), inputs)
+    theirs = torch.autograd.grad(reference(*inputs).square().sum(), inputs)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_keeping_is_for_gradients_alone() -> None:
+    inputs = tensors("cpu", torch.float32, 3, 8, 4)
+    with torch.no_grad():
+        kept = cuda_ops.fused_linear_gelu(*inputs, save_preactivation=True)
+    torch.testing.assert_close(kept, reference(*inputs))
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+def test_shards_rows_and_columns(mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    for places, expected in (
+        ((Shard(0), Replicate(), Replicate()), Shard(0)),
+        ((Replicate(), Shard(0), Shard(0)), Shard(1)),
+    ):
+        locals_ = (torch.randn(4, 6), torch.randn(8, 6), torch.randn(8))
+        args = [
+            DTensor.from_local(tensor, mesh, [place], run_check=False)
+            for tensor, place in zip(locals_, places, strict=True)
+        ]
+        with CommDebugMode() as communication:
+            out = cuda_ops.fused_linear_gelu(*args)
+        assert communication.get_total_counts() == 0
+        assert out.placements == (expected,)
+        torch.testing.assert_close(out.to_local(), reference(*locals_))

@@ -1,0 +1,270 @@
+"""matmul: shapes, precisions, sharding, and every kernel that can be chosen."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import needs_gpu
+
+import cuda_ops
+from cuda_ops.dev import reload
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    reload("matmul")
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
+on_each_device = pytest.mark.parametrize("device", DEVICES)
+
+
+# --- the public function -------------------------------------------------------------------
+
+
+SHAPES = [
+    ((5,), (5,)), ((3, 5), (5,)), ((5,), (5, 4)), ((2, 3, 5), (5,)), ((5,), (2, 5, 4)),
+    ((2, 3, 5), (5, 4)), ((3, 5), (2, 5, 4)), ((2, 1, 3, 5), (4, 5, 6)), ((0, 5), (5, 4)),
+    ((3, 0), (0, 4)), ((0,), (0,)), ((2, 0, 5), (5,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("a", "b"), SHAPES, ids=str)
+@on_each_device
+def test_shapes_follow_torch_matmul(a: tuple[int, ...], b: tuple[int, ...], device: str) -> None:
+    x = torch.randn(a, dtype=torch.float64, device=device, requires_grad=True)
+    y = torch.randn(b, dtype=torch.float64, device=device, requires_grad=True)
+    ours, theirs = cuda_ops.matmul(x, y), torch.matmul(x, y)
+    torch.testing.assert_close(ours, theirs)
+    gradients = torch.autograd.grad(ours.sum(), (x, y))
+    torch.testing.assert_close(gradients, torch.autograd.grad(theirs.sum(), (x, y)))
+
+
+def test_no_dims_and_no_such_precision_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="at least 2 dims"):
+        cuda_ops.matmul(torch.tensor(1.0), torch.ones(3))
+    with pytest.raises(ValueError, match=r"'precision': expected one of 'ieee', .*got 'high'"):
+        cuda_ops.matmul(torch.ones(2, 2), torch.ones(2, 2), precision="high")
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
+@on_each_device
+def test_precisions(precision: str, device: str) -> None:
+    a, b = torch.randn(200, 3000, device=device), torch.randn(3000, 136, device=device)
+    exact = a.double() @ b.double()
+
+    def error(c: torch.Tensor) -> float:
+        return float((c.double() - exact).norm() / exact.norm())
+
+    allowed = {"ieee": 1.0, "tf32": 4096.0, "tf32x3": 2.0}[precision]
+    assert error(cuda_ops.matmul(a, b, precision=precision)) <= allowed * max(error(a @ b), 1e-7)
+    halves = cuda_ops.matmul(a.bfloat16(), b.bfloat16(), precision=precision)
+    assert halves.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
+def test_autocast_lowers_every_precision(precision: str) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = cuda_ops.matmul(torch.ones(2, 3), torch.ones(3, 2), precision=precision)
+    assert out.dtype is torch.bfloat16
+
+
+def test_compiled_with_vectors_and_precisions() -> None:
+    def both(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return cuda_ops.matmul(a, b) + cuda_ops.matmul(a, b, precision="tf32x3")
+
+    a, b = torch.randn(3, 5), torch.randn(5)
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(a, b), 2 * (a @ b))
+
+
+def test_derivatives_of_any_order() -> None:
+    a = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    b = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(cuda_ops.matmul, (a, b))
+    assert torch.autograd.gradgradcheck(cuda_ops.matmul, (a, b))
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+def test_shards_as_torch_mm_does(mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    cases = [
+        (Shard(0), Replicate(), Shard(0)),
+        (Replicate(), Shard(1), Shard(1)),
+        (Shard(1), Shard(0), Partial()),
+    ]
+    for place_a, place_b, expected in cases:
+        a = DTensor.from_local(torch.randn(4, 6), mesh, [place_a], run_check=False)
+        b = DTensor.from_local(torch.randn(6, 8), mesh, [place_b], run_check=False)
+        with CommDebugMode() as communication:
+            out = cuda_ops.matmul(a, b)
+        assert communication.get_total_counts() == 0
+        assert out.placements == (expected,)
+        torch.testing.assert_close(out.to_local(), a.to_local() @ b.to_local())
+
+
+# --- which kernel --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes and layouts of one product; a layout is "k" (K-major) or "l" (line-major)."""
+
+    m: int
+    n: int
+    k: int
+    layouts: str = "kk"
+    dtype: torch.dtype = torch.bfloat16
+    precision: str = "ieee"
+    batch: int = 1
+    aligned: bool = True
+
+    def line(self, capability: int) -> str:
+        a = (self.k, 1) if self.layouts[0] == "k" else (1, self.m)
+        b = (1, self.k) if self.layouts[1] == "k" else (self.n, 1)
+        precision = ("ieee", "tf32", "tf32x3").index(self.precision)
+        values = (self.dtype.itemsize, precision, capability, self.m, self.n, self.k, *a, *b)
+        return " ".join(map(str, (*values, self.batch, int(self.aligned))))
+
+    def operands(self) -> tuple[torch.Tensor, torch.Tensor]:
+        def made(lines: int, layout: str) -> torch.Tensor:
+            shape = (self.batch, lines, self.k) if layout == "k" else (self.batch, self.k, lines)
+            skip = 0 if self.aligned else 1
+            flat = torch.randn(skip + self.batch * lines * self.k, device="cuda").to(self.dtype)
+            matrix = flat[skip:].view(shape)
+            return matrix if layout == "k" else matrix.mT
+
+        a, b = made(self.m, self.layouts[0]), made(self.n, self.layouts[1]).mT
+        return (a, b) if self.batch > 1 else (a[0], b[0])
+
+
+SIZES = (1, 8, 16, 32, 64, 128, 200, 256, 512, 1000, 1024, 2048, 3000, 4096, 8192, 14336)
+LAYOUTS = ("kk", "kl", "lk", "ll")
+#: What a model may bring along; each kernel's smallest case of these is run.
+ANYTHING = sorted(
+    (
+        Case(m, n, k, layouts, dtype, "tf32" if dtype is torch.float32 else "ieee")
+        for m, n, k in itertools.product(SIZES, SIZES, (64, 512, 1024, 4096, 14336))
+        for layouts in LAYOUTS
+        for dtype in (torch.bfloat16, torch.float32)
+    ),
+    key=lambda case: case.m * case.n * case.k,
+)
+#: Borders that are no multiples of anything, and what is not for Hopper's kernels.
+BORDERS = [
+    *(Case(m, n, 1032, layouts) for m in (3, 9, 24, 50, 100, 130, 260, 520, 1030)
+      for n in (8, 40, 136, 1032, 4104) for layouts in LAYOUTS),
+    *(Case(m, n, 1032, dtype=torch.float16) for m in (5, 130, 700) for n in (16, 80, 1000)),
+    *(Case(m, n, 300, layouts, torch.float32, precision)
+      for m, n in ((1, 64), (8, 100), (70, 90), (100, 1400), (1300, 1500), (2000, 36))
+      for layouts in LAYOUTS for precision in ("ieee", "tf32", "tf32x3")),
+    *(Case(m, n, k, layouts, aligned=False)
+      for m, n, k in ((3, 5, 7), (64, 65, 127), (1537, 1411, 333)) for layouts in LAYOUTS),
+    Case(70, 1031, 64), Case(300, 2001, 520), Case(64, 48, 96, batch=5),
+    Case(70, 96, 80, "ll", batch=3), Case(1, 777, 256, batch=4), Case(777, 2, 256),
+    Case(65, 33, 17, dtype=torch.float64), Case(65, 33, 0), Case(0, 33, 8), Case(1, 1, 1),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The choice as a function of cases, compiled without CUDA."""
+    program = tmp_path_factory.mktemp("plan") / "plan"
+    compiler = os.environ.get("CXX", "c++")
+    source = ROOT / "tests" / "gemm_plan.cpp"
+    command = [compiler, "-std=c++17", "-I", ROOT / "src" / "utils", source, "-o", program]
+    subprocess.run(command, check=True)
+
+    def choose(cases: list[Case], capability: int = 90) -> list[str]:
+        lines = "\n".join(case.line(capability) for case in cases)
+        asked = subprocess.run([program], input=lines, capture_output=True, text=True, check=True)
+        return asked.stdout.splitlines()
+
+    return choose
+
+
+def test_the_choice(plans: Any) -> None:
+    assert plans([Case(4096, 4096, 4096)])[0].startswith("hopper 128x256")
+    assert plans([Case(1, 4096, 4096)]) == ["gemv"]
+    assert plans([Case(4096, 1, 4096)]) == ["gemv swapped"]
+    assert plans([Case(16, 4096, 4096)])[0].startswith("hopper swapped 128x16")
+    assert plans([Case(4096, 4096, 4096, aligned=False)]) == ["mma 128"]
+    assert plans([Case(4096, 4096, 4096)], capability=80) == ["mma 128"]
+    assert plans([Case(4096, 4096, 4096)], capability=75) == ["simt 64"]
+    assert plans([Case(4096, 4096, 4096, dtype=torch.float32)]) == ["fma 128"]
+    assert plans([Case(4096, 4096, 4096, dtype=torch.float32, precision="tf32x3")]) == ["mma 128"]
+    assert plans([Case(4096, 4096, 4096, dtype=torch.float64)]) == ["simt 64"]
+    assert plans([Case(0, 8, 8), Case(8, 8, 0)]) == ["nothing", "simt 64"]
+
+
+def smallest(plans: Any) -> dict[str, Case]:
+    """Every kernel that any size is given, and the smallest case of it."""
+    found: dict[str, Case] = {}
+    for case, plan in zip(ANYTHING, plans(ANYTHING), strict=True):
+        found.setdefault(f"{re.sub(r' grid [0-9]+', '', plan)}, {case.dtype}", case)
+    return found
+
+
+def test_every_tile_and_layout_is_chosen_somewhere(plans: Any) -> None:
+    chosen = smallest(plans)
+    for tile, layout in itertools.product(
+        ("128x16", "128x32", "128x64", "128x128", "128x192", "128x256"),
+        ("", " A^T", " B^T", " A^T B^T"),
+    ):
+        pattern = re.compile(rf"hopper (swapped )?{tile}{re.escape(layout)} splits")
+        assert any(pattern.match(kernel) for kernel in chosen), tile + layout
+    for splits in (1, 2, 4):
+        assert any(f"splits {splits}" in kernel for kernel in chosen)
+
+
+@needs_gpu
+def test_every_kernel_agrees_with_float64(plans: Any) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the cases are chosen for compute capability 9.0")
+    failed = []
+    cases = [*BORDERS, *smallest(plans).values()]
+    for case, plan in zip(cases, plans(cases), strict=True):
+        a, b = case.operands()
+        actual = cuda_ops.matmul(a, b, precision=case.precision)
+        exact = a.double() @ b.double()
+        error = (actual.double() - exact).norm() / exact.norm().clamp_min(1e-30)
+        allowed = {"ieee": 2e-6, "tf32": 1e-3, "tf32x3": 2e-6}[case.precision]
+        if case.dtype is not torch.float32:
+            allowed = torch.finfo(case.dtype).eps
+        if actual.numel() > 0 and not error <= allowed:
+            failed.append(f"{case}: {plan}: {float(error):.2e}")
+        if not torch.equal(actual, cuda_ops.matmul(a, b, precision=case.precision)):
+            failed.append(f"{case}: {plan}: other bits the second time")
+    assert not failed, "\n".join(failed)
+
+
+@needs_gpu
+def test_more_than_2_to_the_31_elements() -> None:
+    a = torch.randn(70_000, 64, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(64, 40_000, device="cuda", dtype=torch.bfloat16)
+    out = cuda_ops.matmul(a, b)
+    assert out.numel() > 2**31
+    torch.testing.assert_close(out[-100:], torch.matmul(a[-100:], b))
+    torch.testing.assert_close(out[:, -100:], torch.matmul(a, b[:, -100:]))
