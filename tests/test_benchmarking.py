@@ -205,7 +205,7 @@ def small(numel: int = 4096, **more: Any) -> BenchmarkCase:
 
 
 def test_a_run_measures_checks_and_names_what_is_missing(silu: Any) -> None:
-    kit = Kit(CPU, Settings(precision=1.0, seconds=0.1))
+    kit = Kit(CPU, Settings(precision=100.0, seconds=0.1))
     peers = {"eager": F.silu, "wrong": torch.relu, "absent": imported("no_such_package:silu")}
     (found,) = kit.measure(silu, plugins([small(reason="why", peers=peers)]))
     assert not found.error and found.converged and found.rounds >= 6
