@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from cuda_ops.testing.compare import errors
 from cuda_ops.testing.report import CheckEntry, CheckReport, markdown
 from cuda_ops.testing.sanitizer import Finding, Known, Run, judge, parse, read_ledger
 from cuda_ops.testing.subject import find
+from cuda_ops.testing.watchdog import announced
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -162,6 +164,17 @@ def test_checks_at_the_top_of_a_describing_file_are_refused(
     monkeypatch.setenv(CHILD, "1")
     with pytest.raises(RuntimeError, match="__name__"):
         check_op("silu")
+
+
+def test_what_takes_long_is_named_with_its_stack(capfd: pytest.CaptureFixture[str]) -> None:
+    with announced("silu: the comparison", seconds=0.05):
+        time.sleep(0.5)
+    said = capfd.readouterr().err
+    assert "silu: the comparison has taken 0.05 s" in said
+    assert "test_what_takes_long_is_named_with_its_stack" in said
+    with announced("silu: the comparison", seconds=60.0):
+        pass
+    assert not capfd.readouterr().err
 
 
 def test_a_report_counts_what_was_not_run() -> None:

@@ -12,6 +12,7 @@ from cuda_ops.shapes import check_arguments, tensor_arguments
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.samples import MAX_NUMEL, Sample
 from cuda_ops.testing.subject import Plugins, Subject, subject_of
+from cuda_ops.testing.watchdog import announced
 
 #: Error allowed of one result, in units of the dtype's epsilon. Half precision
 #: is rounded once from float32; wider dtypes are computed in themselves, with
@@ -155,11 +156,13 @@ def quick_error(op: OpSpec, plugins: Plugins, device: str) -> float:
         return math.nan
     worst = 0.0
     dtype = torch.float32 if torch.float32 in op.dtypes else None
-    for sample in chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype)):
-        actual = op.overload(*sample.make(device))
-        expected = subject.reference(*widened(sample))
-        for a, e in zip(outputs(actual), outputs(expected), strict=True):
-            a, e = a.cpu().to(torch.float64), e.to(torch.float64)
-            error = (a - e).abs() / e.abs().clamp(min=1.0)
-            worst = max(worst, error.max().item() if error.numel() else 0.0)
+    samples = chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype))
+    with announced(f"{op.name}: the comparison with its reference on {device}"):
+        for sample in samples:
+            actual = op.overload(*sample.make(device))
+            expected = subject.reference(*widened(sample))
+            for a, e in zip(outputs(actual), outputs(expected), strict=True):
+                a, e = a.cpu().to(torch.float64), e.to(torch.float64)
+                error = (a - e).abs() / e.abs().clamp(min=1.0)
+                worst = max(worst, error.max().item() if error.numel() else 0.0)
     return worst

@@ -1,0 +1,36 @@
+"""A word where there would be silence: what takes long, while it does."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import io
+import sys
+import threading
+from collections.abc import Iterator
+
+#: Longer than any quick comparison of an operator that works.
+_SECONDS = 20.0
+
+
+@contextlib.contextmanager
+def announced(what: str, seconds: float = _SECONDS) -> Iterator[None]:
+    """Say on stderr that ``what`` takes longer than ``seconds``, and where it is.
+
+    It goes on all the same: a kernel that does not end can only be ended with its process.
+    """
+    text = (
+        f"{what} has taken {seconds:g} s and may never end; Ctrl-C stops it. "
+        "compile_dev.py --check runs it in a process of its own, with a time limit."
+    )
+    timer = threading.Timer(seconds, print, (text,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    # From a thread that needs no interpreter: a kernel may keep that from everybody.
+    with contextlib.suppress(AttributeError, ValueError, io.UnsupportedOperation):
+        faulthandler.dump_traceback_later(seconds, file=sys.stderr)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
