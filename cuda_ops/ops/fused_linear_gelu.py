@@ -57,10 +57,8 @@ Args:
     save_preactivation: keep x @ weight^T + bias for the gradient, as many bytes as the result has;
         otherwise the gradient multiplies x and weight once more.
 
-Raises:
-    RuntimeError: an I or O that differs, another dtype, two dtypes, two devices, a weight that is
-        not a matrix or a bias that is not a vector.
-
+Errors: RuntimeError for an I or O that differs, another dtype, two dtypes, two devices, a weight
+that is not a matrix or a bias that is not a vector.
 Formula: Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415, section 2.
 """
 

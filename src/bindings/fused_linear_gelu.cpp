@@ -180,7 +180,10 @@ CUDA_OPS(library) {
       .doc(
           R"(fused_linear_gelu, and x @ weight^T + bias beside it, from which gradients are cheaper.
 
-Shapes, dtypes and errors: as fused_linear_gelu; both outputs are contiguous.)")
+Shapes: x (..., I), weight (O, I), bias (O) or None; out and preactivation (..., O) are contiguous.
+Dtypes: float64, float32, float16 or bfloat16, the same for all.
+Errors: RuntimeError as in fused_linear_gelu.
+Formula: that of fused_linear_gelu.)")
       .cpu<fused_linear_gelu_keep_cpu>()
       .cuda<fused_linear_gelu_keep_cuda>();
   library
@@ -191,7 +194,9 @@ Shapes, dtypes and errors: as fused_linear_gelu; both outputs are contiguous.)")
       .doc(R"(grad_out * gelu'(x @ weight^T + bias), the product recomputed instead of kept.
 
 Shapes: grad_out (..., O), x (..., I), weight (O, I), bias (O); the result (..., O) is contiguous.
-Dtypes and errors: as fused_linear_gelu.)")
+Dtypes: float64, float32, float16 or bfloat16, the same for all.
+Errors: RuntimeError as in fused_linear_gelu.
+Formula: the chain rule for fused_linear_gelu.)")
       .cpu<fused_linear_gelu_slope_cpu>()
       .cuda<fused_linear_gelu_slope_cuda>();
 }

@@ -86,14 +86,24 @@ Formula: out[m, n] = sum over k of a[m, k] * b[k, n].)")
       .dtypes(kFloat32Only)
       .doc(R"(matmul of float32 on tensor cores, factors rounded to tf32 (10 bits), sums in float32.
 
-Shapes, errors and formula: as matmul, which calls it for precision="tf32".)")
+matmul calls it for precision="tf32".
+
+Shapes: a (..., M, K), b (..., K, N); the result (..., M, N) is contiguous.
+Dtypes: float32.
+Errors: RuntimeError as in matmul.
+Formula: that of matmul.)")
       .cpu<matmul_cpu<Precision::kTF32>>()
       .cuda<matmul_cuda<Precision::kTF32>>();
   library.op("matmul_tf32x3(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
       .dtypes(kFloat32Only)
       .doc(R"(matmul of float32 on tensor cores, each factor a sum of two tf32, in three products.
 
-Shapes, errors and formula: as matmul, which calls it for precision="tf32x3".)")
+matmul calls it for precision="tf32x3".
+
+Shapes: a (..., M, K), b (..., K, N); the result (..., M, N) is contiguous.
+Dtypes: float32.
+Errors: RuntimeError as in matmul.
+Formula: (a1 + a2) @ (b1 + b2) without a2 @ b2, a1 being a rounded to tf32 and a2 the rest.)")
       .cpu<matmul_cpu<Precision::kTF32x3>>()
       .cuda<matmul_cuda<Precision::kTF32x3>>();
   library
