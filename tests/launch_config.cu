@@ -10,6 +10,7 @@
 
 #include "elementwise.cuh"
 #include "reduce.h"
+#include "topk.h"
 
 namespace {
 
@@ -69,6 +70,13 @@ void volume(const char* name, int64_t volumes, int64_t each, bool own_statistics
               (long long)c.team, (long long)c.blocks);
 }
 
+void topk(const char* name, int64_t count, int64_t n, int64_t k) {
+  const auto c = topk_config(count, n, k);
+  std::printf("%s: kept %d, chunk %lld, chunks %lld, workspace %lld\n", name, c.kept,
+              (long long)c.chunk, (long long)c.chunks,
+              (long long)topk_workspace_bytes(count, n, k, 4));
+}
+
 }  // namespace
 
 int main() {
@@ -97,4 +105,8 @@ int main() {
   volume("1000 of 8^3", 1000, 512, true, 0);
   volume("2000 of 8^3", 2000, 512, true, 0);
   volume("off by one byte, volume", 1, 64 * 64 * 64, true, 2);
+  topk("8 of 64 for many rows", 1 << 16, 64, 8);
+  topk("64 of one row of 1M", 1, M, 64);
+  topk("50 of a vocabulary", 64, 131072, 50);
+  topk("0 of nothing", 0, 0, 0);
 }

@@ -67,9 +67,8 @@ def compare(
 ) -> Comparison:
     """Time ``functions``, of which :data:`OURS` is one, on the same arguments.
 
-    Every train of every function is checked; ``off_by`` says by name how far integers may be off. A
-    peer that fails before the rounds start is left
-    out and named.
+    Every train of every function is checked; ``off_by`` says by name how far integers may be off.
+    A peer that fails before the rounds start is left out and named.
 
     Raises:
         BenchmarkError: a result of ours is wrong, or one that a peer gave later on; work goes on

@@ -1,8 +1,6 @@
 // bitonic_topk(x, k): the k largest or smallest elements along a dim, in order.
-#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
-#include <torch/csrc/stable/stableivalue_conversions.h>
-
 #include "binding.h"
+#include "compose.h"
 #include "sort_rows.h"
 #include "topk.h"
 
@@ -49,10 +47,7 @@ void keep_by_sorting(Kept& out, const Tensor& x, int64_t k, int64_t dim, bool la
   const Tensor sorted[] = {to<Tensor>(stack[0]), to<Tensor>(stack[1])};
   const Tensor* const kept[] = {&out.values, &out.indices};
   for (int i = 0; i < 2; ++i) {
-    std::array<StableIValue, 4> part{from(sorted[i]), from(dim), from(int64_t(0)), from(k)};
-    detail::check_torch(torch_call_dispatcher("aten::narrow", "", part.data(), TORCH_ABI_VERSION),
-                        "narrow a tensor");
-    const Tensor first = to<Tensor>(part[0]);
+    const Tensor first = call<Tensor>("aten::narrow", "", sorted[i], dim, int64_t(0), k);
     detail::check_torch(aoti_torch_copy_(kept[i]->get(), first.get(), 0), "copy a tensor");
   }
 }
