@@ -116,9 +116,9 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         ctx.set_materialize_grads(True)
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        wanted = ctx.needs_input_grad
+        wanted = ctx.needs_input_grad  # the dispatcher leaves out arguments equal to their default
         for i in op.tensor_positions:
-            if wanted[i] and i not in formula.targets:
+            if i < len(wanted) and wanted[i] and i not in formula.targets:
                 name = op.argument_names[i]
                 raise RuntimeError(
                     f"{op.qualname} has no gradient for '{name}': "
@@ -139,7 +139,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         for target, result in zip(formula.targets, results, strict=True):
             if wanted[target]:
                 gradients[target] = result
-        return tuple(gradients)
+        return tuple(gradients[: len(wanted)])
 
     return Autograd(setup_context=setup_context, backward=backward)
 

@@ -41,6 +41,8 @@ class OpSpec:
     keys: tuple[str, ...]
     #: Whether the binding has a CUDA entry, built or not.
     has_cuda: bool
+    #: Operators of other pairs that it calls, in C++ or in its gradients.
+    calls: tuple[str, ...] = ()
     #: Other operators of the same pair, by name; how ``<op>_backward`` is found.
     siblings: dict[str, OpSpec] = field(default_factory=dict, repr=False, compare=False)
     #: Of another library's operator, where the test kit was told about one.
@@ -121,10 +123,15 @@ class Claims:
     deterministic: bool = True
     #: Factor on the tolerances of :mod:`cuda_ops.testing.compare`.
     tolerance: float = 1.0
+    #: What is computed in between is kept in the dtype of the arguments: a result of a wider dtype
+    #: is no better than that.
+    rounds_between: bool = False
     reason: str = ""
 
     def __post_init__(self) -> None:
-        if not self.reason and (not self.deterministic or self.tolerance != 1.0):
+        if not self.reason and (
+            not self.deterministic or self.tolerance != 1.0 or self.rounds_between
+        ):
             raise ValueError("Claims: give the reason why the defaults do not hold")
 
 

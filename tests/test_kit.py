@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from xml.sax.saxutils import quoteattr
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ from cuda_ops.testing.checks import QUICK, by_name
 from cuda_ops.testing.checks.abi import runs_on, undefined_symbols
 from cuda_ops.testing.child import CHILD
 from cuda_ops.testing.compare import errors
-from cuda_ops.testing.report import CheckEntry, CheckReport, markdown
+from cuda_ops.testing.report import CheckEntry, CheckReport, markdown, read_junit
 from cuda_ops.testing.sanitizer import Finding, Known, Run, judge, parse, read_ledger
 from cuda_ops.testing.subject import find
 from cuda_ops.testing.watchdog import announced
@@ -177,6 +179,27 @@ def test_what_takes_long_is_named_with_its_stack(capfd: pytest.CaptureFixture[st
     assert not capfd.readouterr().err
 
 
+def test_reports_that_tests_recorded_come_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = (
+        CheckEntry("layouts", "cpu", True, count=3),
+        CheckEntry("streams", "cuda", None, "no"),
+    )
+    reports = [CheckReport("g", entries), CheckReport("f", entries)]
+    properties = "".join(
+        f"<property name='cuda_ops_report' value={quoteattr(json.dumps(report.as_json()))}/>"
+        for report in reports
+    )
+    file = tmp_path / "tests.xml"
+    file.write_text(
+        f"<testsuites><testcase><properties>{properties}</properties></testcase></testsuites>"
+    )
+    assert read_junit(file) == reports[::-1]
+    assert main(["report", "--junit", str(file)]) == 0
+    assert "| layouts[cpu] | 3 | 3 |" in capsys.readouterr().out
+
+
 def test_a_report_counts_what_was_not_run() -> None:
     entries = (
         CheckEntry("layouts", "cpu", True, count=3),
@@ -252,7 +275,9 @@ def test_without_a_gpu_the_sanitizer_says_so(capsys: pytest.CaptureFixture[str])
 
 
 def run_pytest(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "cuda_ops.pytest_plugin", *options]
+    # pytest-benchmark, where it is installed, warns of processes that this test starts.
+    plugins = ("-p", "cuda_ops.pytest_plugin", "-p", "no:benchmark")
+    command = [sys.executable, "-m", "pytest", *plugins, *options]
     environment = {**os.environ, "PYTHONPATH": str(REPO), "CI": "1"}
     environment.pop("PYTEST_XDIST_WORKER", None)  # it is no worker of those who run this test
     return subprocess.run(

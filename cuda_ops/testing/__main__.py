@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -16,7 +17,7 @@ from cuda_ops.testing.case import Case
 from cuda_ops.testing.checks import by_name
 from cuda_ops.testing.child import Worker, arrive, perform
 from cuda_ops.testing.profiles import PROFILES
-from cuda_ops.testing.report import CheckEntry, CheckReport, command, markdown
+from cuda_ops.testing.report import CheckEntry, CheckReport, command, markdown, read_junit
 from cuda_ops.testing.runner import check_op, gpu_name, why_not
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Origin, described, find
@@ -77,14 +78,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    origin = Origin(tuple(arguments.root), arguments.file)
-    # Processes that are started afresh: CUDA does not survive a fork.
-    with ProcessPoolExecutor(arguments.jobs, get_context("spawn"), arrive, (origin,)) as pool:
-        checked = partial(check_op, profile=PROFILES[arguments.profile])
-        reports = []
-        for report in pool.map(checked, _names(arguments.ops)):
-            print(f"checked {report.op}", file=sys.stderr, flush=True)
-            reports.append(report)
+    reports = read_junit(arguments.junit) if arguments.junit else _checked(arguments)
     if arguments.json:
         print(json.dumps([report.as_json() for report in reports], indent=2))
     else:
@@ -92,7 +86,22 @@ def _report(arguments: argparse.Namespace) -> int:
     for report in reports:
         for failure in report.failures:
             print(f"{report.op}\n{failure}", file=sys.stderr)
-    return int(not all(report.passed for report in reports))
+    return int(not reports or not all(report.passed for report in reports))
+
+
+def _checked(arguments: argparse.Namespace) -> list[CheckReport]:
+    origin = Origin(tuple(arguments.root), arguments.file)
+    # Many processes of many threads each would stand in each other's way.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // arguments.jobs)))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    # Processes that are started afresh: CUDA does not survive a fork.
+    with ProcessPoolExecutor(arguments.jobs, get_context("spawn"), arrive, (origin,)) as pool:
+        checked = partial(check_op, profile=PROFILES[arguments.profile])
+        reports = []
+        for report in pool.map(checked, _names(arguments.ops)):
+            print(f"checked {report.op}", file=sys.stderr, flush=True)
+            reports.append(report)
+    return reports
 
 
 def _page(reports: Sequence[CheckReport], profile: str) -> str:
@@ -137,6 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("ops", nargs="*", metavar="OP")
     table.add_argument("--profile", choices=PROFILES, default="ci")
     table.add_argument("--jobs", type=int, default=1, help="operators at a time")
+    table.add_argument("--junit", type=Path, metavar="FILE",
+                       help="what tests recorded in a pytest --junitxml")  # fmt: skip
     table.add_argument("--json", action="store_true")
     table.set_defaults(run=_report)
 

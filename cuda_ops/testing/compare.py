@@ -59,17 +59,20 @@ def widened(sample: Sample) -> list[Any]:
     return [v.to(torch.float64) if is_floating(v) else v for v in sample.make("cpu")]
 
 
-def deviation(subject: Subject, sample: Sample, actual: Any) -> float:
+def deviation(
+    subject: Subject, sample: Sample, actual: Any, wide: list[Any] | None = None
+) -> float:
     """The largest error against the reference, in units of the tolerance; more than 1 is wrong.
 
-    NaN equals NaN, an infinity only itself.
+    NaN equals NaN, an infinity only itself. ``wide``: what the operator was called with, as
+    :func:`widened` has it, where that is not the sample.
 
     Raises:
         AssertionError: a shape differs, or a result that is not floating.
     """
     reference = subject.reference
     assert reference is not None
-    wide = widened(sample)
+    wide = widened(sample) if wide is None else wide
     expected = reference(*wide)
     length = reduction_length(subject.op, sample)
     if length > 1:
@@ -77,8 +80,16 @@ def deviation(subject: Subject, sample: Sample, actual: Any) -> float:
         magnitude = largest(reference(*(v.abs() if is_floating(v) else v for v in wide)))
     else:
         magnitude = min(1.0, largest(wide))
-    allowed = subject.claims.tolerance * math.sqrt(length)
-    return errors(outputs(actual), outputs(expected), magnitude, allowed)
+    claims = subject.claims
+    allowed = claims.tolerance * math.sqrt(length)
+    given = [v.dtype for v in sample.make("meta") if is_floating(v)]
+    coarsest = max(given, key=_epsilon) if claims.rounds_between and given else None
+    return errors(outputs(actual), outputs(expected), magnitude, allowed, coarsest)
+
+
+def _epsilon(dtype: torch.dtype) -> float:
+    """The error allowed of one result of this dtype."""
+    return EPSILONS.get(dtype, _OTHER_EPSILONS) * torch.finfo(dtype).eps
 
 
 def errors(
@@ -86,11 +97,12 @@ def errors(
     expected: Sequence[torch.Tensor],
     magnitude: float,
     factor: float = 1.0,
+    coarsest: torch.dtype | None = None,
 ) -> float:
     """The largest error in units of ``factor`` times the table's tolerance.
 
     ``magnitude`` is the size of what was added up; results are judged relative
-    to themselves and to that.
+    to themselves and to that. None is better than one of dtype ``coarsest``.
     """
     worst = 0.0
     for a, e in zip(actual, expected, strict=True):
@@ -99,14 +111,14 @@ def errors(
         if not a.is_floating_point():
             assert torch.equal(a, e.to(a.dtype)), "the result differs"
             continue
-        info = torch.finfo(a.dtype)
+        tiny = torch.finfo(a.dtype).tiny
+        epsilon = max(_epsilon(dtype) for dtype in (a.dtype, coarsest or a.dtype))
         # What overflows the dtype is infinite in the reference too.
         e = e.to(a.dtype).to(torch.float64)
-        epsilons = factor * EPSILONS.get(a.dtype, _OTHER_EPSILONS)
-        allowed = epsilons * info.eps * (e.abs() + magnitude)
+        allowed = factor * epsilon * (e.abs() + magnitude)
         a = a.to(torch.float64)
         same = (a == e) | (a.isnan() & e.isnan())
-        error = torch.where(same, 0.0, (a - e).abs() / (allowed + info.tiny))
+        error = torch.where(same, 0.0, (a - e).abs() / (allowed + tiny))
         error = torch.where(same | (a.isfinite() & e.isfinite()), error, math.inf)
         worst = max(worst, error.max().item() if error.numel() else 0.0)
     return worst

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Subject
@@ -67,6 +70,18 @@ class CheckReport:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> CheckReport:
+        return cls(value["op"], tuple(CheckEntry(**entry) for entry in value["entries"]))
+
+
+def read_junit(path: Path) -> list[CheckReport]:
+    """What tests recorded as property ``cuda_ops_report`` of a ``pytest --junitxml``."""
+    properties = ElementTree.parse(path).iter("property")
+    texts = [p.get("value", "") for p in properties if p.get("name") == "cuda_ops_report"]
+    reports = [CheckReport.from_json(json.loads(text)) for text in texts]
+    return sorted(reports, key=lambda report: report.op)
 
 
 def not_run(entries: Iterable[CheckEntry]) -> list[str]:

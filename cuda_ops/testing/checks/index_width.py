@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import torch
 
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.samples import Sample, shaped
 
 _INT32 = 2**31
@@ -34,15 +38,22 @@ def far_strides(case: Case) -> None:
     for i, value in enumerate(args):
         if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] > 1:
             name = case.subject.op.argument_names[i]
-            stretched = [_stretched(v) if k == i else v for k, v in enumerate(args)]
-            try:
-                actual = case.call(*stretched)
-            except RuntimeError as refusal:
-                if "CUDA error" in str(refusal):
-                    raise
-                raise NotRunError(f"the operator refuses such strides: {refusal}") from refusal
-            same(actual, expected, f"'{name}' with strides beyond 2^31", case.slack)
-            del stretched
+            memory = 1.3 * _INT32 * value.element_size()
+            with much_memory(case.device, memory) if case.on_cuda else contextlib.nullcontext():
+                _far_apart(case, args, i, expected, f"'{name}' with strides beyond 2^31")
+
+
+def _far_apart(
+    case: Case, args: tuple[Any, ...], position: int, expected: tuple[Any, ...], what: str
+) -> None:
+    stretched = [_stretched(v) if i == position else v for i, v in enumerate(args)]
+    try:
+        actual = case.call(*stretched)
+    except RuntimeError as refusal:
+        if "CUDA error" in str(refusal):
+            raise
+        raise NotRunError(f"the operator refuses such strides: {refusal}") from refusal
+    same(actual, expected, what, case.slack)
 
 
 def _stretched(tensor: torch.Tensor) -> torch.Tensor:
@@ -69,9 +80,11 @@ def many_elements(case: Case) -> None:
     if any(not t.dim() or t.shape[0] != tensors[0].shape[0] for t in tensors):
         raise NotRunError("no common outermost dim to grow")
     times = _INT32 // max(t.numel() for t in tensors) + 2
-    free, _ = torch.cuda.mem_get_info(case.device)
-    if free < 1.2 * times * sum(t.nbytes for t in tensors):
-        raise NotRunError("not enough memory for 2^31 elements")
+    with much_memory(case.device, 1.3 * times * sum(t.nbytes for t in tensors)):
+        _repeated(case, args, expected, times)
+
+
+def _repeated(case: Case, args: tuple[Any, ...], expected: tuple[Any, ...], times: int) -> None:
     grown = [
         v.repeat(times, *[1] * (v.dim() - 1)) if isinstance(v, torch.Tensor) else v for v in args
     ]
