@@ -428,8 +428,9 @@ def test_the_command_from_end_to_end(
 ) -> None:
     run, pictures = tmp_path / "run.json", tmp_path / "plots"
     options = ["silu", "--quick", "--peers", "eager"]
-    assert command.main([*options, "--json", str(run), "--plot", str(pictures)]) == 0
+    status = command.main([*options, "--json", str(run), "--plot", str(pictures)])
     out = capsys.readouterr().out
+    assert status == 0, out
     assert re.search(r"measured silu_backward: 1 cases in \d+\.\d s", out)
     assert "1K float32" in out and f"wrote {pictures}" in out
     saved = Report.load(run)
@@ -444,10 +445,9 @@ def test_the_command_from_end_to_end(
             replace(r, seconds=r.seconds.scaled(factor)) for r in saved.results if r.seconds
         ])  # fmt: skip
         base.save(tmp_path / "base.json")
-        assert (
-            command.main([*options, "--fail-if-regressed", str(tmp_path / "base.json")]) == status
-        )
-        assert line in capsys.readouterr().out
+        actual = command.main([*options, "--fail-if-regressed", str(tmp_path / "base.json")])
+        out = capsys.readouterr().out
+        assert actual == status and line in out, out
 
 
 @pytest.mark.parametrize(
