@@ -21,14 +21,14 @@ constexpr int64_t kArena = int64_t(6) << 30;
 struct Silu {
   template <class C>
   __device__ C operator()(C x) const {
-    return x * sigmoid(x);
+    return x * sigmoid<Accurate>(x);
   }
 };
 
 struct SiluBackward {
   template <class C>
   __device__ C operator()(C g, C x) const {
-    const C s = sigmoid(x);
+    const C s = sigmoid<Accurate>(x);
     return g * s * (1 + x * (1 - s));
   }
 };

@@ -8,25 +8,28 @@ using namespace cuda_ops;
 
 namespace {
 
+template <class Math>
 struct Silu {
   template <class C>
   __device__ C operator()(C x) const {
-    return x * sigmoid(x);
+    return x * sigmoid<Math>(x);
   }
 };
 
+template <class Math>
 struct SiluBackward {
   template <class C>
   __device__ C operator()(C grad_out, C x) const {
-    const C s = sigmoid(x);
+    const C s = sigmoid<Math>(x);
     return grad_out * s * (1 + x * (1 - s));
   }
 };
 
+template <class Math>
 struct SiluBackwardBackward {
   template <class C>
   __device__ Results<C, 2> operator()(C grad_grad_x, C grad_out, C x) const {
-    const C s = sigmoid(x);
+    const C s = sigmoid<Math>(x);
     const C first = s * (1 + x * (1 - s));
     const C second = s * (1 - s) * (2 + x * (1 - 2 * s));
     return {grad_grad_x * first, grad_grad_x * grad_out * second};
@@ -38,13 +41,13 @@ struct SiluBackwardBackward {
 // -----------------------------------------------------------------------------
 
 cudaError_t silu_launch(const Strided<1>& problem, cudaStream_t stream) {
-  return map_cuda(problem, stream, Silu{});
+  return map_cuda<Silu>(problem, stream);
 }
 
 cudaError_t silu_backward_launch(const Strided<2>& problem, cudaStream_t stream) {
-  return map_cuda(problem, stream, SiluBackward{});
+  return map_cuda<SiluBackward>(problem, stream);
 }
 
 cudaError_t silu_backward_backward_launch(const Strided<3, 2>& problem, cudaStream_t stream) {
-  return map_cuda(problem, stream, SiluBackwardBackward{});
+  return map_cuda<SiluBackwardBackward>(problem, stream);
 }

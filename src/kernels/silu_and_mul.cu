@@ -8,17 +8,19 @@ using namespace cuda_ops;
 
 namespace {
 
+template <class Math>
 struct SiluAndMul {
   template <class C>
   __device__ C operator()(C gate, C up) const {
-    return gate * sigmoid(gate) * up;
+    return gate * sigmoid<Math>(gate) * up;
   }
 };
 
+template <class Math>
 struct SiluAndMulBackward {
   template <class C>
   __device__ Results<C, 2> operator()(C grad_out, C gate, C up) const {
-    const C s = sigmoid(gate);
+    const C s = sigmoid<Math>(gate);
     return {grad_out * up * s * (1 + gate * (1 - s)), grad_out * gate * s};
   }
 };
@@ -28,9 +30,9 @@ struct SiluAndMulBackward {
 // -----------------------------------------------------------------------------
 
 cudaError_t silu_and_mul_launch(const Strided<2>& problem, cudaStream_t stream) {
-  return map_cuda(problem, stream, SiluAndMul{});
+  return map_cuda<SiluAndMul>(problem, stream);
 }
 
 cudaError_t silu_and_mul_backward_launch(const Strided<3, 2>& problem, cudaStream_t stream) {
-  return map_cuda(problem, stream, SiluAndMulBackward{});
+  return map_cuda<SiluAndMulBackward>(problem, stream);
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dtype.cuh"
+#include "math.cuh"
 #include "strided.h"
 
 namespace cuda_ops {
@@ -339,24 +340,42 @@ cudaError_t launch_elementwise(Strided<Inputs, Outputs> problem, const Elementwi
   return cudaLaunchKernel(kernel, blocks, threads, arguments, 0, stream);
 }
 
-// (out[i], ...) = f(in[i]...) on the device. `f` takes compute types and returns
-// one, or Results of them.
-template <int Inputs, int Outputs, class F>
-cudaError_t map_cuda(const Strided<Inputs, Outputs>& problem, cudaStream_t stream, F f) {
+namespace detail {
+
+// `functor_for(tag)` is the functor of a dtype's elements.
+template <int Inputs, int Outputs, class FunctorFor>
+cudaError_t map_cuda(const Strided<Inputs, Outputs>& problem, cudaStream_t stream,
+                     FunctorFor functor_for) {
   if (problem.numel == 0) return cudaSuccess;
-  ElementwiseKernels kernels;
-  const cudaError_t error = visit_floating(problem.dtype, [&](auto tag) {
+  return visit_floating(problem.dtype, [&](auto tag) {
     using T = decltype(tag);
+    auto f = functor_for(tag);
+    using F = decltype(f);
     auto* flat = flat_kernel<kPackBytes, T, Inputs, Outputs, F>;
     auto* small = flat_kernel<small_pack_bytes(sizeof(T)), T, Inputs, Outputs, F>;
     auto* rows = strided_kernel<kPackBytes, T, Inputs, Outputs, F>;
     auto* points = strided_kernel<sizeof(T), T, Inputs, Outputs, F>;
-    kernels = {{reinterpret_cast<const void*>(flat), reinterpret_cast<const void*>(small),
-                reinterpret_cast<const void*>(rows), reinterpret_cast<const void*>(points)},
-               sizeof(T)};
-    return cudaSuccess;
+    const ElementwiseKernels kernels{
+        {reinterpret_cast<const void*>(flat), reinterpret_cast<const void*>(small),
+         reinterpret_cast<const void*>(rows), reinterpret_cast<const void*>(points)},
+        sizeof(T)};
+    return launch_elementwise(problem, kernels, &f, stream);
   });
-  return error != cudaSuccess ? error : launch_elementwise(problem, kernels, &f, stream);
+}
+
+}  // namespace detail
+
+// (out[i], ...) = f(in[i]...) on the device. `f` takes compute types and returns
+// one, or Results of them.
+template <int Inputs, int Outputs, class F>
+cudaError_t map_cuda(const Strided<Inputs, Outputs>& problem, cudaStream_t stream, F f) {
+  return detail::map_cuda(problem, stream, [&](auto) { return f; });
+}
+
+// The same with F<MathFor<dtype>>{}, for functors that need an exponential.
+template <template <class> class F, int Inputs, int Outputs>
+cudaError_t map_cuda(const Strided<Inputs, Outputs>& problem, cudaStream_t stream) {
+  return detail::map_cuda(problem, stream, [](auto tag) { return F<MathFor<decltype(tag)>>{}; });
 }
 
 }  // namespace cuda_ops

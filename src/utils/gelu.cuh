@@ -16,8 +16,8 @@ struct GeluInner {
   C value, first, second;  // v, dv/dx, d2v/dx2
 
   __device__ explicit GeluInner(C x)
-      : value(C(kGeluScale) * x * (1 + C(kGeluCubic) * x * x)),
-        first(C(kGeluScale) * (1 + C(3 * kGeluCubic) * x * x)),
+      : value(x * (C(kGeluScale) + C(kGeluScale * kGeluCubic) * (x * x))),
+        first(C(kGeluScale) + C(3 * kGeluScale * kGeluCubic) * (x * x)),
         second(C(6 * kGeluScale * kGeluCubic) * x) {}
 };
 
@@ -27,31 +27,33 @@ __device__ C flattened(C slope, C rest) {
   return slope == 0 ? C(0) : slope * rest;
 }
 
+template <class Math>
 struct GeluApprox {
   template <class C>
   __device__ C operator()(C x) const {
-    return x * sigmoid(GeluInner<C>(x).value);
+    return x * sigmoid<Math>(GeluInner<C>(x).value);
   }
 };
 
+template <class Math>
 struct GeluApproxBackward {
   template <class C>
   __device__ C operator()(C grad_out, C x) const {
     const GeluInner<C> v(x);
-    const Sigmoid<C> s(v.value);
-    return grad_out * (s.value + flattened(s.value * s.complement, x * v.first));
+    const Sigmoid<Math, C> s(v.value);
+    return grad_out * (s.value + flattened(s.slope, x * v.first));
   }
 };
 
+template <class Math>
 struct GeluApproxBackwardBackward {
   template <class C>
   __device__ Results<C, 2> operator()(C grad_grad_x, C grad_out, C x) const {
     const GeluInner<C> v(x);
-    const Sigmoid<C> s(v.value);
-    const C slope = s.value * s.complement;
-    const C first = s.value + flattened(slope, x * v.first);
+    const Sigmoid<Math, C> s(v.value);
+    const C first = s.value + flattened(s.slope, x * v.first);
     const C bend = v.second + (s.complement - s.value) * v.first * v.first;
-    const C second = flattened(slope, 2 * v.first + x * bend);
+    const C second = flattened(s.slope, 2 * v.first + x * bend);
     return {grad_grad_x * first, grad_grad_x * grad_out * second};
   }
 };

@@ -1,33 +1,67 @@
 // Scalar functions that several kernels share.
 #pragma once
 
+#include <type_traits>
+
 namespace cuda_ops {
 
-// 1 ulp over the whole range, denominators near 2^127 included (PTX ISA,
-// rcp.approx.f32). An IEEE division costs three times as much, and __fdividef
-// returns 0 from 2^126 on, which sigmoid reaches at x = -87.3.
-__device__ inline float reciprocal(float value) {
-  float result;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(value));
-  return result;
-}
-__device__ inline double reciprocal(double value) { return 1 / value; }
+// To the last bits: for results of four and eight bytes.
+struct Accurate {
+  // expf is within 1 ulp, and inf where it overflows.
+  template <class C>
+  __device__ static C exp(C x) {
+    return ::exp(x);
+  }
 
-template <class C>
+  // 1 ulp over the whole range, denominators near 2^127 included (PTX ISA,
+  // rcp.approx.f32). An IEEE division costs three times as much, and __fdividef
+  // returns 0 from 2^126 on, which sigmoid reaches at x = -87.3.
+  __device__ static float reciprocal(float value) {
+    float result;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+  }
+  __device__ static double reciprocal(double value) { return 1 / value; }
+};
+
+// For results of two bytes, at a third of the instructions: relative errors of
+// exp(x) stay below 2^-22 + |x| 2^-23, and what is below 2^-126 is 0. A bfloat16 has
+// 2^-9, a float16 2^-12, and where |x| is large the result is next to 0 or to 1.
+struct Coarse {
+  __device__ static float exp(float x) {
+    constexpr float kLog2E = 1.4426950408889634f;
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * kLog2E));
+    return result;
+  }
+  __device__ static float reciprocal(float value) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+  }
+};
+
+template <class T>
+using MathFor = std::conditional_t<sizeof(T) == 2, Coarse, Accurate>;
+
+template <class Math, class C>
 __device__ C sigmoid(C x) {
-  return reciprocal(1 + exp(-x));  // exp(float) is expf: 1 ulp, and inf where it overflows
+  return Math::reciprocal(1 + Math::exp(-x));
 }
 
-// sigmoid(x) and 1 - sigmoid(x), each to its last bits: for large x the
-// difference would have lost all of them, and gradients scale what is left.
-template <class C>
+// sigmoid(x), 1 - sigmoid(x) and their product, the derivative, each as exact as Math:
+// for large x the difference would have lost all of them, and gradients scale what is
+// left.
+template <class Math, class C>
 struct Sigmoid {
-  C value, complement;
+  C value, complement, slope;
 
   __device__ explicit Sigmoid(C x) {
-    const C small = exp(-fabs(x)), large = reciprocal(1 + small);
-    value = x < 0 ? small * large : large;
-    complement = x < 0 ? large : small * large;
+    const C small = Math::exp(-fabs(x)), large = Math::reciprocal(1 + small);
+    const C rest = small * large;
+    value = x < 0 ? rest : large;
+    complement = x < 0 ? large : rest;
+    slope = rest * large;
   }
 };
 
