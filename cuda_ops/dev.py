@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,8 @@ def compile_ops(
     verbose: bool = False,
     progress: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
-    """Build and load the named pairs (all without names), in parallel; rows sorted by name.
+    """Build and load the named pairs (all without names) and those that they call, in parallel;
+    rows sorted by name.
 
     A pair that fails has its error in its row and in ``registry().failures``;
     the others are usable, and what was loaded of it before goes on serving.
@@ -67,23 +68,44 @@ def compile_ops(
     unknown = [name for name in names if name not in pairs]
     if unknown:
         raise BuildError(f"no operator {', '.join(map(repr, unknown))}; known: {', '.join(pairs)}")
-    chosen = [pairs[name] for name in names] if names else list(pairs.values())
+    chosen = list(names or pairs)
     rows: list[Row] = []
+    waiting: list[tuple[builder.Built, Row]] = []
     with ThreadPoolExecutor(max_workers=_jobs(len(chosen))) as pool:
-        running = {pool.submit(builder.build, p, archs, verbose=verbose): p for p in chosen}
-        for future in as_completed(running):
-            pair = running[future]
-            row = Row(pair.stem)
-            try:
-                built = future.result()
-                row.seconds, row.built = built.seconds, "cached" if built.cached else "built"
-                row.warnings = built.warnings
-                _load(built, row)
-            except CudaOpsError as error:
-                registry().fail(pair.stem, error)
-                row.error = str(error)
-            rows.append(row)
-            progress(row)
+
+        def start(stem: str) -> tuple[Future[builder.Built], Row]:
+            return pool.submit(builder.build, pairs[stem], archs, verbose=verbose), Row(stem)
+
+        def done(loaded: list[tuple[builder.Built, Row]]) -> None:
+            for one in loaded:
+                waiting.remove(one)
+                progress(one[1])
+
+        running = dict(map(start, chosen))
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                row = running.pop(future)
+                rows.append(row)
+                try:
+                    built = future.result()
+                    row.seconds, row.built = built.seconds, "cached" if built.cached else "built"
+                    row.warnings = built.warnings
+                    called = [
+                        stem
+                        for stem in registry().called(built.pair, built.path)
+                        if stem not in chosen
+                    ]
+                except CudaOpsError as error:
+                    _fail(row, error)
+                    progress(row)
+                    continue
+                waiting.append((built, row))
+                chosen += called
+                running.update(map(start, called))
+            # One that calls another may be done before it.
+            while ready := [one for one in waiting if _load_or_wait(*one, patient=True)]:
+                done(ready)
+        done([one for one in waiting if _load_or_wait(*one, patient=False)])
     return sorted(rows, key=lambda row: row.op)
 
 
@@ -125,6 +147,24 @@ def _jobs(wanted: int) -> int:
     """As many builds at once as there are cores, and memory for their compilers."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(1, min(wanted, os.cpu_count() or 1, free // _BYTES_PER_JOB))
+
+
+def _load_or_wait(built: builder.Built, row: Row, patient: bool) -> bool:
+    """Whether the row is complete. Where ``patient``, what it calls may still come."""
+    try:
+        _load(built, row)
+    except BuildError as error:
+        if patient:
+            return False
+        _fail(row, error)
+    except CudaOpsError as error:
+        _fail(row, error)
+    return True
+
+
+def _fail(row: Row, error: CudaOpsError) -> None:
+    registry().fail(row.op, error)
+    row.error = str(error)
 
 
 def _load(built: builder.Built, row: Row) -> None:

@@ -162,6 +162,7 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         doc=entry["doc"],
         keys=tuple(kernel["key"] for kernel in entry["kernels"]),
         has_cuda=entry["has_cuda"],
+        calls=tuple(entry["calls"]),
         siblings=siblings,
     )
 

@@ -39,6 +39,7 @@ class Registry:
         self._stems: dict[str, dict[str, Operator]] = {}
         self._guests: dict[str, Any] = {}
         self._libraries: dict[str, Path] = {}
+        self._loading: list[str] = []
         #: Why a pair cannot be used, by stem; the text of the error that its use raises.
         self.failures: dict[str, CudaOpsError] = {}
 
@@ -110,7 +111,7 @@ class Registry:
         before goes on serving.
 
         Raises:
-            BuildError: nothing is built for this pair, or its build failed.
+            BuildError: nothing is built for this pair or one that it calls, or its build failed.
             ManifestError: the library contradicts itself or was refused.
             PluginError: a plugin of this operator failed.
         """
@@ -132,9 +133,39 @@ class Registry:
                     "run python compile_dev.py",
                     stacklevel=4,
                 )
+            self._load_called(opened)
             self._swap(pair, opened)
             self._libraries[stem] = path
             self.failures.pop(stem, None)
+
+    def _load_called(self, library: Library) -> None:
+        """The dispatcher must know what this library's functions call."""
+        self._loading.append(library.stem)
+        try:
+            for op in library.ops.values():
+                for name in op.calls:
+                    if self._stem_of(name) not in self._loading:  # pairs may call each other
+                        self._load_part(op.name, name)
+        finally:
+            self._loading.pop()
+
+    def _load_part(self, op: str, part: str) -> None:
+        try:
+            self.public(part)
+        except AttributeError as error:
+            raise ManifestError(
+                f"cuda_ops::{op} calls {part!r}, and there is no such operator"
+            ) from error
+        except CudaOpsError as error:
+            raise BuildError(f"cuda_ops::{op} calls {part!r}: {error}") from error
+
+    def called(self, pair: Pair, library: Path) -> list[str]:
+        """The stems of the other pairs that a library's operators call."""
+        if pair.kind is not Kind.NATIVE:
+            return []
+        ops = open_library(library, pair.stem).ops.values()
+        stems = [self._stem_of(name) for op in ops for name in op.calls]
+        return [stem for stem in dict.fromkeys(stems) if stem not in (None, pair.stem)]
 
     def fail(self, stem: str, error: CudaOpsError) -> None:
         """Remember why a pair cannot be used; an older library of it goes on serving."""
@@ -226,6 +257,17 @@ class Registry:
 def registry() -> Registry:
     """The process's registry."""
     return Registry()
+
+
+def function(name: str) -> Callable[..., Any]:
+    """The operator of any pair as formulas call it: see :attr:`OpSpec.function`."""
+    if torch.compiler.is_dynamo_compiling():
+        overload: Callable[..., Any] = getattr(torch.ops.cuda_ops, name).default
+        return overload
+    registry().public(name)
+    operator = registry().loaded(name)
+    assert operator is not None, f"{name} is no native operator"
+    return operator.direct
 
 
 def all_operators(where: Callable[[Pair], bool] = lambda _: True) -> dict[str, Operator]:

@@ -70,6 +70,39 @@ def test_one_failing_operator_is_status_1_with_its_compiler_lines_and_leaves_the
         other.binding.unlink()
 
 
+def test_what_an_operator_calls_is_built_and_loaded_with_it(
+    scratch_op: ScratchOp, capsys: Capture
+) -> None:
+    outer = ScratchOp(f"{scratch_op.name}outer", scratch_op.root)
+    text = f"""
+        #include "binding.h"
+        #include "compose.h"
+        using namespace cuda_ops;
+        namespace {{
+        Tensor f(const Tensor& x) {{ return call<Tensor>("cuda_ops::{scratch_op.name}", "", x); }}
+        }}
+        CUDA_OPS(library) {{
+          library.op("{outer.name}(Tensor x) -> Tensor", "()->()").calls("{scratch_op.name}")
+              .composite<f>();
+        }}"""
+    try:
+        outer.binding.write_text(text.replace(f'calls("{scratch_op.name}")', 'calls("no_such")'))
+        scratch_op.write("v * undeclared")
+        assert main([outer.name]) == 1
+        there_is_none = f"cuda_ops::{outer.name} calls 'no_such', and there is no such operator"
+        assert there_is_none in capsys.readouterr().out
+        outer.binding.write_text(text)
+        assert main([outer.name]) == 1
+        assert re.search(rf"{outer.name} calls '{scratch_op.name}': (.|\n)*undeclared",
+                         capsys.readouterr().out)  # fmt: skip
+        scratch_op.write("v * 2", "g * 2")
+        assert main([outer.name]) == 0, capsys.readouterr().out
+        assert torch.equal(outer.function(X), X * 2)
+        assert {row.op for row in compile_ops([outer.name])} == {scratch_op.name, outer.name}
+    finally:
+        outer.binding.unlink()
+
+
 def test_compiler_lines_with_brackets_are_printed_whole(
     scratch_op: ScratchOp, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

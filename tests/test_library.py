@@ -33,7 +33,7 @@ def entry(schema: str, signature: str = "", **changes: Any) -> dict[str, Any]:
     kernel.update({key: changes.pop(key) for key in ("arguments", "returns") if key in changes})
     return {
         "schema": schema, "signature": signature, "dtypes": ["float32"], "doc": "",
-        "has_cuda": False, "kernels": [kernel], **changes,
+        "has_cuda": False, "calls": [], "kernels": [kernel], **changes,
     }  # fmt: skip
 
 

@@ -36,19 +36,14 @@ struct Kept {
   }
 };
 
-// More than a warp keeps, or a longer row than it counts: torch's sort, and the first k of it.
+// More than a warp keeps, or a longer row than it counts: all sorted, and the first k.
 void keep_by_sorting(Kept& out, const Tensor& x, int64_t k, int64_t dim, bool largest) {
-  using torch::stable::detail::from;
-  using torch::stable::detail::to;
-  std::array<StableIValue, 4> stack{from(x), from(std::optional<bool>(true)), from(dim),
-                                    from(largest)};
-  detail::check_torch(
-      torch_call_dispatcher("aten::sort", "stable", stack.data(), TORCH_ABI_VERSION), "sort");
-  const Tensor sorted[] = {to<Tensor>(stack[0]), to<Tensor>(stack[1])};
-  const Tensor* const kept[] = {&out.values, &out.indices};
-  for (int i = 0; i < 2; ++i) {
-    const Tensor first = call<Tensor>("aten::narrow", "", sorted[i], dim, int64_t(0), k);
-    detail::check_torch(aoti_torch_copy_(kept[i]->get(), first.get(), 0), "copy a tensor");
+  const auto [values, indices] =
+      call<std::tuple<Tensor, Tensor>>("cuda_ops::bitonic_sort", "", x, dim, largest, true);
+  for (const auto& [kept, sorted] :
+       {std::tie(out.values, values), std::tie(out.indices, indices)}) {
+    const Tensor first = call<Tensor>("aten::narrow", "", sorted, dim, int64_t(0), k);
+    detail::check_torch(aoti_torch_copy_(kept.get(), first.get(), 0), "copy a tensor");
   }
 }
 
@@ -88,6 +83,7 @@ CUDA_OPS(library) {
           "-> (Tensor values, Tensor indices)",
           "")
       .dtypes(kSortable)
+      .calls("bitonic_sort")
       .doc(
           R"(The k largest or smallest elements of x along a dim, and their indices there: torch.topk.
 
@@ -99,8 +95,8 @@ Shapes: x of any shape and strides; the results have k elements along the dim, w
 in memory, and the other dims are in row-major order.
 Dtypes: float64, float32, float16, bfloat16, uint8, int8, int16, int32, int64 or bool; values have
 the dtype of x, indices are int64. Values have a gradient.
-Memory: for k up to 64 at most 16 bytes per kept element of a chunk of 4096; more are torch's stable
-sort, of which the first k are copied.
+Memory: for k up to 64 at most 16 bytes per kept element of a chunk of 4096; for more all of x is
+sorted by bitonic_sort, and the first k are copied.
 Errors: RuntimeError for another dtype, a dim that x does not have, k below 0 or above its size.
 Formula: the first k of bitonic_sort(x, dim, descending=largest).)")
       .cpu<bitonic_topk_cpu>()

@@ -5,21 +5,43 @@
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
 #include <torch/csrc/stable/stableivalue_conversions.h>
 
+#include <tuple>
+
 #include "tensor.h"
 
 namespace cuda_ops {
+
+namespace detail {
+
+template <class R>
+struct Returned {
+  static constexpr size_t kCount = 1;
+  static R from_stack(const StableIValue* stack) { return torch::stable::detail::to<R>(stack[0]); }
+};
+template <class... R>
+struct Returned<std::tuple<R...>> {
+  static constexpr size_t kCount = sizeof...(R);
+  static std::tuple<R...> from_stack(const StableIValue* stack) {
+    // Braces take the values in order.
+    return std::tuple<R...>{torch::stable::detail::to<R>(*stack++)...};
+  }
+};
+
+}  // namespace detail
 
 // `op` with its namespace, "aten::mul", and `overload`, "Tensor". Arguments
 // come in the order of the schema and all of them must be given. The stable
 // dispatcher passes no Scalar: hand over a tensor from scalar() where the
 // schema has room for one.
+// Several returns are a std::tuple.
 template <class R, class... Args>
 R call(const char* op, const char* overload, const Args&... args) {
+  static_assert(detail::Returned<R>::kCount <= sizeof...(Args), "returns need room");
   std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
   if (torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION) != TORCH_SUCCESS) {
     throw std::runtime_error(std::string("cuda_ops: torch failed to run ") + op);
   }
-  return torch::stable::detail::to<R>(stack[0]);
+  return detail::Returned<R>::from_stack(stack.data());
 }
 
 // A number as a 0-dim CPU tensor, which combines with `like` on any device and

@@ -178,6 +178,13 @@ class Op {
     return *this;
   }
 
+  // An operator of another pair that this one calls, here or in its gradients:
+  // loaded before it, built before it is compared with its reference.
+  Op& calls(const char* op) {
+    calls_.push_back(op);
+    return *this;
+  }
+
   template <auto Function>
   Op& cpu() {
     return kernel<Function>("CPU");
@@ -258,6 +265,7 @@ class Op {
 
   std::string schema_, signature_, doc_;
   detail::Checks checks_;
+  std::vector<const char*> calls_;
   std::vector<detail::Kernel> kernels_;
   bool has_cuda_ = false;
 };
@@ -281,7 +289,7 @@ class Library {
       for (size_t i = 0; i < op.checks_.dtypes.size(); ++i) {
         out += (i ? "," : "") + quoted(cuda_ops::name(op.checks_.dtypes[i]));
       }
-      out += "],\"kernels\":[";
+      out += "],\"calls\":" + list(op.calls_) + ",\"kernels\":[";
       for (const detail::Kernel& kernel : op.kernels_) {
         if (&kernel != &op.kernels_.front()) out += ',';
         out += "{\"key\":" + quoted(kernel.key) + ",\"arguments\":" + list(kernel.arguments) +

@@ -98,6 +98,14 @@ struct Strided {
     return upper;
   }
 
+  // Leaves dim d, and the points along it, to the caller.
+  void drop_dim(int d) {
+    numel = 1;
+    for (int other = 0; other < dims; ++other) numel *= other == d ? 1 : sizes[other];
+    for (int next = d + 1; next < dims; ++next) copy_dim(next, next - 1);
+    --dims;
+  }
+
   void coalesce() {
     for (int i = 1; i < dims; ++i) {
       for (int j = i; j > 0 && is_faster(j, j - 1); --j) swap_dims(j, j - 1);
