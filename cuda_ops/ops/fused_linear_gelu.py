@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
+from cuda_ops.registry import function
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 
 FORWARD, KEEP, SLOPE = (
@@ -102,18 +103,8 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
 # --- gradients ---------------------------------------------------------------------------
 
 
-def _operator(name: str) -> Callable[..., Any]:
-    """Of another pair, as formulas call it."""
-    from cuda_ops.registry import registry
-
-    registry().public(name)
-    operator = registry().loaded(name)
-    assert operator is not None
-    return operator.direct
-
-
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    product: torch.Tensor = _operator("matmul")(x.unsqueeze(-2), weight.mT).squeeze(-2)
+    product: torch.Tensor = function("matmul")(x.unsqueeze(-2), weight.mT).squeeze(-2)
     return product if bias is None else product + bias
 
 
@@ -123,7 +114,7 @@ def _linear_backward(
     """Gradients of x, weight and bias from that of x @ weight^T + bias; autograd sums what was
     broadcast.
     """
-    matmul, sum_rows = _operator("matmul"), _operator("sum_rows")
+    matmul, sum_rows = function("matmul"), function("sum_rows")
     if weight.dim() > 2 or x.shape[:-1] != grad.shape[:-1]:
         return [
             matmul(grad.unsqueeze(-2), weight).squeeze(-2) if wanted[0] else None,
@@ -149,7 +140,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd:
         *inputs, preactivation = ctx.saved_tensors
         grad = grad_preactivation
         if grad_out is not None:
-            through = _operator("gelu_approx_backward")(grad_out, preactivation)
+            through = function("gelu_approx_backward")(grad_out, preactivation)
             grad = through if grad is None else through + grad
         return finish(ctx, grad, inputs)
 
@@ -171,7 +162,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd:
         if grad is None:
             return (None,) * len(wanted)
         preactivation = _linear(x, weight, bias[0] if bias else None)
-        second_order = _operator("gelu_approx_backward_backward")
+        second_order = function("gelu_approx_backward_backward")
         grad_grad_out, grad_sum = second_order(grad, grad_out, preactivation)
         return grad_grad_out, *_linear_backward(grad_sum, x, weight, wanted[1:])[: len(wanted) - 1]
 

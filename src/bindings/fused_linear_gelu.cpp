@@ -13,109 +13,87 @@ namespace {
 
 using MaybeTensor = std::optional<Tensor>;
 
+// `tensor` as a dense tensor of this shape.
+Tensor dense(const Tensor& tensor, const std::vector<int64_t>& shape) {
+  const auto sizes = tensor.sizes();
+  if (std::equal(sizes.begin(), sizes.end(), shape.begin(), shape.end())) return contiguous(tensor);
+  Tensor copy = empty(shape, tensor);
+  detail::check_torch(aoti_torch_copy_(copy.get(), tensor.get(), 0), "copy a tensor");
+  return copy;
+}
+
 // The arguments of one call, outputs allocated. Kernels read neighbours of the bias
-// and of grad_out, so those are dense.
+// and of grad_out, so those are dense; a bias of each row is laid out as out is.
 struct Call {
   Tensor x, weight, out;
   MaybeTensor bias, grad_out, preactivation;
-  std::vector<View> views;  // x, weight, bias or x, grad_out or x; of each one core dim
+  LinearGelu problem;
 
   Call(const char* op, const Tensor& x_, const Tensor& weight_, const MaybeTensor& bias_,
        const MaybeTensor& grad_out_, bool keep)
       : x(x_), weight(weight_) {
-    if (bias_) bias = contiguous(*bias_);
-    if (grad_out_) grad_out = contiguous(*grad_out_);
-    View rows = weight;  // (..., O), each a line of I
-    --rows.dims;
-    rows.last_size = rows.sizes[rows.dims - 1];
-    const View inputs[] = {x, rows, bias ? *bias : x, grad_out ? *grad_out : x};
+    View lines = weight;  // (..., O), each a line of I
+    --lines.dims;
+    lines.last_size = lines.sizes[lines.dims - 1];
+    const View inputs[] = {x, lines, bias_ ? *bias_ : x, grad_out_ ? *grad_out_ : x};
     std::vector<int64_t> shape = detail::broadcast_shape(op, inputs, 1);
-    shape.push_back(rows.last_size);
+    shape.push_back(lines.last_size);
     out = empty(shape, x);
     if (keep) preactivation = empty(shape, x);
-    views.assign(inputs, inputs + 4);
+    if (grad_out_) grad_out = dense(*grad_out_, shape);
+    problem.bias_as_out = bias_ && bias_->dim() > 1;
+    if (bias_) bias = problem.bias_as_out ? dense(*bias_, shape) : contiguous(*bias_);
+
+    problem.product = rows_times_weights(lines);
+    if (bias) problem.bias = bias->const_data_ptr();
+    if (grad_out) problem.grad_out = grad_out->const_data_ptr();
+    if (preactivation) problem.preactivation = preactivation->mutable_data_ptr();
   }
 
-  static const void* at(const MaybeTensor& tensor, int64_t offset) {
-    if (!tensor) return nullptr;
-    return static_cast<const char*>(View(*tensor).data) + offset * size_of(dtype_of(*tensor));
-  }
-
-  // One weight for all rows: the last two dims of x as matrices.
-  bool is_one_product() const {
-    if (weight.dim() != 2 || (bias && bias->dim() != 1) || x.dim() < 2) return false;
-    for (int64_t d = 0; d < x.dim() - 1; ++d) {
-      if (x.size(d) != out.size(d) || (grad_out && grad_out->size(d) != out.size(d))) return false;
-    }
-    return x.dim() == out.dim() && (!grad_out || grad_out->dim() == out.dim());
-  }
-
-  // Calls `run(problem)` until it returns false: once, or where weights or biases
-  // differ, once for each row.
-  template <class Run>
-  void for_each_product(Run run) const {
-    LinearGelu p;
+  // Each row of x is a batch; those that one weight multiplies are rows of a matrix.
+  Matmul rows_times_weights(const View& lines) const {
     const Matrix w = transposed(weight);
-    if (is_one_product()) {
-      p.product = product(out, x, w);
-      p.bias = at(bias, 0);
-      p.grad_out = at(grad_out, 0);
-      p.preactivation = const_cast<void*>(at(preactivation, 0));
-      run(p);
-      return;
+    Matmul p;
+    p.batch = strided({written(out)}, {View(x), lines}, 1);
+    p.m = 1;
+    p.n = w.cols;
+    p.k = w.rows;
+    p.out = {w.cols, 1};
+    p.a = {w.rows, x.stride(x.dim() - 1)};
+    p.b = w.strides;
+    p.built_for_hopper = built_for_hopper();
+    int rows = -1;  // the longest dim along which the weight stays
+    for (int d = 0; d < p.batch.dims; ++d) {
+      const bool longer = rows < 0 || p.batch.sizes[d] > p.batch.sizes[rows];
+      if (p.batch.operands[2].strides[d] == 0 && longer) rows = d;
     }
-    const auto rows = strided({written(out)}, {views[0], views[1], views[2], views[3]}, 1);
-    Matmul& one = p.product;
-    one.m = 1;
-    one.n = w.cols;
-    one.k = w.rows;
-    one.batch.dtype = rows.dtype;
-    one.batch.numel = 1;
-    one.out = {w.cols, 1};
-    one.a = {w.rows, x.stride(x.dim() - 1)};
-    one.b = w.strides;
-    one.built_for_hopper = built_for_hopper();
-    for (int64_t i = 0; i < rows.numel; ++i) {
-      const auto offsets = rows.offsets_at(i);
-      for (int k = 0; k < 3; ++k) {
-        char* data = static_cast<char*>(rows.operands[k].data);
-        one.batch.operands[k].data = data + offsets[k] * size_of(rows.dtype);
-      }
-      p.bias = at(bias, offsets[3]);
-      p.grad_out = at(grad_out, offsets[4]);
-      p.preactivation = const_cast<void*>(at(preactivation, offsets[0]));
-      if (!run(p)) return;
-    }
+    if (rows < 0) return p;
+    p.m = p.batch.sizes[rows];
+    p.out.row = p.batch.operands[0].strides[rows];
+    p.a.row = p.batch.operands[1].strides[rows];
+    p.batch.drop_dim(rows);
+    return p;
   }
 
   void run_cpu() const {
-    for_each_product([](const LinearGelu& p) {
-      multiply(p.product, [&](auto tag, int64_t row, std::vector<double>& sums) {
-        using T = decltype(tag);
-        const auto* bias = static_cast<const T*>(p.bias);
-        const auto* grads = static_cast<const T*>(p.grad_out);
-        auto* kept = static_cast<T*>(p.preactivation);
-        for (size_t j = 0; j < sums.size(); ++j) {
-          double& sum = sums[j];
-          if (bias != nullptr) sum += static_cast<double>(bias[j]);
-          if (kept != nullptr) kept[row + j] = static_cast<T>(sum);
-          sum = grads != nullptr ? static_cast<double>(grads[row + j]) * gelu::first(sum)
-                                 : gelu::value(sum);
-        }
-      });
-      return true;
+    multiply(problem.product, [&](auto tag, int64_t row, std::vector<double>& sums) {
+      using T = decltype(tag);
+      const auto* biases = static_cast<const T*>(problem.bias);
+      const auto* grads = static_cast<const T*>(problem.grad_out);
+      auto* kept = static_cast<T*>(problem.preactivation);
+      const int64_t first_bias = problem.bias_as_out ? row : 0;
+      for (size_t j = 0; j < sums.size(); ++j) {
+        double& sum = sums[j];
+        if (biases != nullptr) sum += static_cast<double>(biases[first_bias + j]);
+        if (kept != nullptr) kept[row + j] = static_cast<T>(sum);
+        sum = grads != nullptr ? static_cast<double>(grads[row + j]) * gelu::first(sum)
+                               : gelu::value(sum);
+      }
     });
   }
 
   void run_cuda(const char* op) const {
-    launch(op, x, [&](cudaStream_t stream) {
-      cudaError_t error = cudaSuccess;
-      for_each_product([&](const LinearGelu& p) {
-        error = fused_linear_gelu_launch(p, stream);
-        return error == cudaSuccess;
-      });
-      return error;
-    });
+    launch(op, x, [&](cudaStream_t stream) { return fused_linear_gelu_launch(problem, stream); });
   }
 };
 
@@ -170,6 +148,9 @@ CUDA_OPS(library) {
       .op("fused_linear_gelu(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
           "(i),(o,i),(o)->(o)")
       .dtypes(kFloating)
+      .calls("matmul")  // these three in gradients
+      .calls("sum_rows")
+      .calls("gelu_approx")
       .cpu<fused_linear_gelu_cpu>()
       .cuda<fused_linear_gelu_cuda>();
   library

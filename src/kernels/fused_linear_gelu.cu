@@ -12,13 +12,15 @@ namespace {
 // What all epilogues begin with: the sum of one column and its bias.
 template <class T>
 struct Bias {
-  const T* bias;  // of the columns, or null
+  const T* bias;  // of the columns, or laid out as out, or null
+  bool as_out;
 
   template <class C>
   __device__ void add(C (&sums)[2], const Place& at) const {
     if (bias == nullptr) return;
-    if (at.first) sums[0] += to_compute(bias[at.n]);
-    if (at.second) sums[1] += to_compute(bias[at.n + 1]);
+    const T* of_pair = bias + (as_out ? at.offset : at.n);
+    if (at.first) sums[0] += to_compute(of_pair[0]);
+    if (at.second) sums[1] += to_compute(of_pair[1]);
   }
 };
 
@@ -32,7 +34,7 @@ struct BiasGelu : Bias<T> {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if constexpr (kKeep) aside[i] = sums[i];
-      sums[i] = GeluApprox{}(sums[i]);
+      sums[i] = GeluApprox<MathFor<T>>{}(sums[i]);
     }
   }
 };
@@ -47,8 +49,8 @@ struct BiasGeluSlope : Bias<T> {
   __device__ void operator()(C (&sums)[2], C (&)[2], const Place& at) const {
     this->add(sums, at);
     const T* grad = grad_out + at.offset;
-    if (at.first) sums[0] = GeluApproxBackward{}(C(to_compute(grad[0])), sums[0]);
-    if (at.second) sums[1] = GeluApproxBackward{}(C(to_compute(grad[1])), sums[1]);
+    if (at.first) sums[0] = GeluApproxBackward<MathFor<T>>{}(C(to_compute(grad[0])), sums[0]);
+    if (at.second) sums[1] = GeluApproxBackward<MathFor<T>>{}(C(to_compute(grad[1])), sums[1]);
   }
 };
 
@@ -59,7 +61,7 @@ struct BiasGeluSlope : Bias<T> {
 cudaError_t fused_linear_gelu_launch(const LinearGelu& p, cudaStream_t stream) {
   return visit_floating(p.product.batch.dtype, [&](auto tag) {
     using T = decltype(tag);
-    const Bias<T> bias{static_cast<const T*>(p.bias)};
+    const Bias<T> bias{static_cast<const T*>(p.bias), p.bias_as_out};
     if (p.grad_out != nullptr) {
       const BiasGeluSlope<T> slope{bias, static_cast<const T*>(p.grad_out)};
       return gemm<T, true>(p.product, slope, nullptr, stream);

@@ -21,8 +21,8 @@ inline int current_capability() {
 
 // For elements of T, the type of the problem's dtype. `second` is the output of an
 // epilogue with two, laid out as the first. kLinear is for x @ weight^T as a layer has
-// it: Hopper kernels for two K-major operands alone and no tf32, a fifth of the
-// kernels to compile; anything else is right by the other families.
+// it: Hopper kernels for two K-major operands alone, fewer tiles and no tf32, an eighth
+// of the kernels to compile; anything else is right by the other families.
 template <class T, bool kLinear = false, class Epilogue>
 cudaError_t gemm(const Matmul& problem, const Epilogue& epilogue, void* second,
                  cudaStream_t stream) {
@@ -41,7 +41,7 @@ cudaError_t gemm(const Matmul& problem, const Epilogue& epilogue, void* second,
       if constexpr (sizeof(T) == 2) {
         return gemm_hopper<T, kLinear>(p, plan.hopper, epilogue, second, stream);
       } else if constexpr (sizeof(T) == 4 && !kLinear) {
-        return gemm_hopper<TF32, true>(p, plan.hopper, epilogue, second, stream);
+        return gemm_hopper<TF32, false>(p, plan.hopper, epilogue, second, stream);
       }
       break;
     case GemmPlan::kMma:

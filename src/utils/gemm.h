@@ -47,9 +47,9 @@ inline bool gemv_lines(const Matmul& p, int operand, int64_t line, int64_t k, in
 }
 
 // `capability` is 90 for 9.0. Large tiles reuse more of what they load; small ones
-// serve where large ones would leave SMs idle. `k_major` leaves Hopper's kernels for
-// other layouts out.
-inline GemmPlan gemm_plan(const Matmul& p, int capability, bool k_major = false) {
+// serve where large ones would leave SMs idle. `linear`: of the kernels that gemm.cuh
+// has for a layer.
+inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) {
   GemmPlan plan;
   if (p.m == 0 || p.n == 0 || p.batch.numel == 0) return plan;
   const DType dtype = p.batch.dtype;
@@ -65,9 +65,9 @@ inline GemmPlan gemm_plan(const Matmul& p, int capability, bool k_major = false)
   const bool tensor_cores =
       p.k > 0 && (halves || (dtype == DType::kFloat32 && p.precision != Precision::kIeee));
   if (tensor_cores && p.precision != Precision::kTF32x3 && capability == 90 && p.built_for_hopper) {
-    plan.hopper = hopper_config(p, int(size_of(dtype)));
+    plan.hopper = hopper_config(p, int(size_of(dtype)), linear);
     const bool k_majors = !plan.hopper.line_major_a && !plan.hopper.line_major_b;
-    if (plan.hopper.possible && (k_majors || !k_major)) {
+    if (plan.hopper.possible && (k_majors || !linear)) {
       plan.family = GemmPlan::kHopper;
       return plan;
     }

@@ -472,7 +472,7 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   return cudaLaunchKernelEx(&launch, kernel, map_a, map_b, map_out, map_second, args, epilogue);
 }
 
-// Calls `body(integral constants of the two layouts)`; tf32 knows K-major alone.
+// Calls `body(integral constants of the two layouts)`.
 template <bool kKMajor, class Body>
 cudaError_t visit_hopper_layout(const HopperConfig& config, Body&& body) {
   if constexpr (kKMajor) {
@@ -487,21 +487,30 @@ cudaError_t visit_hopper_layout(const HopperConfig& config, Body&& body) {
   }
 }
 
-template <class T, bool kKMajor, class Epilogue>
+// tf32 knows K-major operands alone, and so does a layer.
+template <class T, bool kLinear, class Epilogue>
 cudaError_t gemm_hopper(const Matmul& p, const HopperConfig& config, const Epilogue& epilogue,
                         void* second, cudaStream_t stream) {
-  return visit_hopper_layout<kKMajor>(config, [&](auto line_major_a, auto line_major_b) {
-    constexpr bool kA = decltype(line_major_a)::value, kB = decltype(line_major_b)::value;
-    switch (config.tile_n) {
-      case 16: return hopper_launch<T, 16, kA, kB>(p, config, epilogue, second, stream);
-      case 32: return hopper_launch<T, 32, kA, kB>(p, config, epilogue, second, stream);
-      case 64: return hopper_launch<T, 64, kA, kB>(p, config, epilogue, second, stream);
-      case 128: return hopper_launch<T, 128, kA, kB>(p, config, epilogue, second, stream);
-      case 192: return hopper_launch<T, 192, kA, kB>(p, config, epilogue, second, stream);
-      case 256: return hopper_launch<T, 256, kA, kB>(p, config, epilogue, second, stream);
-      default: return cudaErrorInvalidValue;
-    }
-  });
+  return visit_hopper_layout < kLinear || std::is_same_v < T,
+         TF32 >> (config, [&](auto line_major_a, auto line_major_b) {
+           constexpr bool kA = decltype(line_major_a)::value, kB = decltype(line_major_b)::value;
+           const auto launched = [&](auto tile_n) {
+             constexpr int kTileN = decltype(tile_n)::value;
+             if constexpr (kLinear && !hopper_linear_tile(kTileN))
+               return cudaErrorInvalidValue;
+             else
+               return hopper_launch<T, kTileN, kA, kB>(p, config, epilogue, second, stream);
+           };
+           switch (config.tile_n) {
+             case 16: return launched(std::integral_constant<int, 16>{});
+             case 32: return launched(std::integral_constant<int, 32>{});
+             case 64: return launched(std::integral_constant<int, 64>{});
+             case 128: return launched(std::integral_constant<int, 128>{});
+             case 192: return launched(std::integral_constant<int, 192>{});
+             case 256: return launched(std::integral_constant<int, 256>{});
+             default: return cudaErrorInvalidValue;
+           }
+         });
 }
 
 }  // namespace cuda_ops

@@ -51,7 +51,8 @@ __device__ TileOrigin tile_origin(const MmaArgs& args, int64_t tile) {
 
 // One operand of one tile on its way, a vector of 16 bytes at a time: by cp.async
 // where vectors are aligned in memory, else element by element.
-template <class T, int kTile>
+// Lines are at equal distances, or `kGather`: K-major ones that lie anywhere.
+template <class T, int kTile, bool kGather = false>
 struct MmaOperand {
   static constexpr int kSize = int(sizeof(T)), kVector = 16 / kSize, kBlockK = kMmaBytesK / kSize;
   static constexpr int kVectors = kTile * kBlockK / kVector / kMmaThreads;
@@ -70,7 +71,8 @@ struct MmaOperand {
   int offset, shared_step;  // bytes of shared memory, from one vector to the next
   int k;
   bool vector, line_major;
-  int left[kVectors];  // elements of the vector, or of its line, that are inside
+  int left[kVectors];                     // elements of the vector, or of its line, that are inside
+  int64_t begin[kGather ? kVectors : 1];  // of each vector's line, where those lie anywhere
 
   __device__ MmaOperand(const void* matrix, int64_t first, int64_t lines, int64_t line_stride_,
                         int64_t k_stride_, bool vector_, bool line_major_)
@@ -98,6 +100,24 @@ struct MmaOperand {
     from = static_cast<const T*>(matrix) + (first + line) * line_stride + k * k_stride;
   }
 
+  // Line i begins at element line_at(i) of `memory`, and K is dense; below 0 there is none.
+  template <class LineAt>
+  __device__ MmaOperand(const void* memory, const LineAt& line_at, bool vector_)
+      : line_stride(0), k_stride(1), step(0), vector(vector_), line_major(false) {
+    static_assert(kGather, "lines at equal distances are given by their stride");
+    const int line = int(threadIdx.x) / (kBlockK / kVector);
+    k = int(threadIdx.x) % (kBlockK / kVector) * kVector;
+    offset = line * kPitchK + k * kSize;
+    shared_step = kLineStep * kPitchK;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int64_t at = line_at(line + i * kLineStep);
+      left[i] = at < 0 ? 0 : kVector;
+      begin[i] = at < 0 ? 0 : at;
+    }
+    from = static_cast<const T*>(memory) + k;
+  }
+
   // The next stage; `k_left` elements of K are left from its beginning on.
   __device__ void fetch(uint32_t stage, int64_t k_left) {
 #pragma unroll
@@ -112,20 +132,20 @@ struct MmaOperand {
         }
       }
       const uint32_t to = stage + uint32_t(offset + i * shared_step);
-      const T* at = from + i * step;
-      if (vector) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(at),
-                     "r"(inside * kSize)
-                     : "memory");
-      } else {
-        store_elements(to, at, inside);
-      }
+      const T* at = from + (kGather ? begin[kGather ? i : 0] : i * step);
+      copy(to, at, inside, vector, line_major ? line_stride : k_stride);
     }
     from += kBlockK * k_stride;
   }
 
-  __device__ void store_elements(uint32_t to, const T* at, int inside) const {
-    const int64_t next = line_major ? line_stride : k_stride;
+  // A vector of which `inside` elements are wanted, `next` apart in memory; zeros for the rest.
+  __device__ static void copy(uint32_t to, const T* at, int inside, bool vector, int64_t next) {
+    if (vector) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(at),
+                   "r"(inside * kSize)
+                   : "memory");
+      return;
+    }
     uint32_t words[4] = {};
 #pragma unroll
     for (int e = 0; e < kVector; ++e) {
@@ -220,6 +240,105 @@ __device__ inline uint32_t finite(uint32_t high) {
   return (high & 0x7f800000u) == 0x7f800000u ? 0 : high;
 }
 
+// --- a tile ---------------------------------------------------------------------
+
+// Which part of a tile a thread has.
+template <int kTile>
+struct MmaWarp {
+  static constexpr int kM = kTile / 2, kN = kTile / 4;
+  static constexpr int kRows = kM / 16, kCols = kN / 8;  // mma blocks of a warp
+
+  int lane = int(threadIdx.x) % 32;
+  int m = int(threadIdx.x) / 32 / 4 * kM, n = int(threadIdx.x) / 32 % 4 * kN;
+
+  // Where sums[i][j][2 * half] is; its neighbour in the row is sums[i][j][2 * half + 1].
+  __device__ int row(int i, int half) const { return m + 16 * i + lane / 4 + 8 * half; }
+  __device__ int col(int j) const { return n + 8 * j + lane % 4 * 2; }
+};
+
+// Adds a tile of a @ b, over all of K, to the sums. Whatever `a` and `b` are: fetch(stage,
+// k_left) starts the copies of the next stage.
+template <class T, MmaMode kMode, int kTile, class A, class B>
+__device__ __forceinline__ void mma_sums(
+    A& a, B& b, bool line_major_a, bool line_major_b, int64_t k, uint32_t ring,
+    float (&sums)[MmaWarp<kTile>::kRows][MmaWarp<kTile>::kCols][4]) {
+#if __CUDA_ARCH__ >= 800
+  using Operand = MmaOperand<T, kTile>;
+  constexpr int kRows = MmaWarp<kTile>::kRows, kCols = MmaWarp<kTile>::kCols;
+  const MmaWarp<kTile> warp;
+  const int64_t k_tiles = (k + Operand::kBlockK - 1) / Operand::kBlockK;
+  const auto stage_of = [&](int64_t k_tile) {
+    return ring + uint32_t(k_tile) % kMmaStages * 2 * Operand::kBytes;
+  };
+  const auto fetch = [&](int64_t k_tile) {
+    const int64_t k_left = k - k_tile * Operand::kBlockK;
+    if (k_left > 0) {
+      a.fetch(stage_of(k_tile), k_left);
+      b.fetch(stage_of(k_tile) + Operand::kBytes, k_left);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+  __syncthreads();  // the last tile's stages have been read
+  for (int s = 0; s < kMmaStages - 1; ++s) fetch(s);
+  for (int64_t k_tile = 0; k_tile < k_tiles; ++k_tile) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kMmaStages - 2) : "memory");
+    __syncthreads();
+    // Goes where the last k_tile was, which every warp has read by now.
+    fetch(k_tile + kMmaStages - 1);
+    const uint32_t stage_a = stage_of(k_tile), stage_b = stage_a + Operand::kBytes;
+    // Tensor cores cut off where they add; sums of three products are kept short
+    // and added by ordinary instructions, which round.
+    float parts[kMode == MmaMode::kTF32x3 ? kRows : 1][kCols][4] = {};
+#pragma unroll
+    for (int step = 0; step < kMmaBytesK / 32; ++step) {
+      uint32_t b_words[kCols / 2][4];
+#pragma unroll
+      for (int j = 0; j < kCols / 2; ++j) {
+        load_fragment<T, kTile>(stage_b, line_major_b, warp.n + 16 * j, step, b_words[j]);
+      }
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        uint32_t a_words[4];
+        load_fragment<T, kTile>(stage_a, line_major_a, warp.m + 16 * i, step, a_words);
+        if constexpr (kMode == MmaMode::kTF32x3) {
+          uint32_t a_high[4], a_low[4], a_finite[4];
+#pragma unroll
+          for (int w = 0; w < 4; ++w) {
+            split_tf32(a_words[w], a_high[w], a_low[w]);
+            a_finite[w] = finite(a_high[w]);
+          }
+#pragma unroll
+          for (int j = 0; j < kCols; ++j) {
+            uint32_t high[2], low[2];
+            split_tf32(b_words[j / 2][j % 2], high[0], low[0]);
+            split_tf32(b_words[j / 2][j % 2 + 2], high[1], low[1]);
+            mma(parts[i][j], a_low, finite(high[0]), finite(high[1]), T{});
+            mma(parts[i][j], a_finite, low[0], low[1], T{});
+            mma(parts[i][j], a_high, high[0], high[1], T{});
+          }
+        } else {
+          if constexpr (kMode == MmaMode::kTF32) {
+#pragma unroll
+            for (int w = 0; w < 4; ++w) a_words[w] = to_tf32(a_words[w]);
+          }
+#pragma unroll
+          for (int j = 0; j < kCols; ++j) {
+            uint32_t b0 = b_words[j / 2][j % 2], b1 = b_words[j / 2][j % 2 + 2];
+            if constexpr (kMode == MmaMode::kTF32) b0 = to_tf32(b0), b1 = to_tf32(b1);
+            mma(sums[i][j], a_words, b0, b1, T{});
+          }
+        }
+      }
+    }
+    if constexpr (kMode == MmaMode::kTF32x3) {
+#pragma unroll
+      for (int i = 0; i < kRows * kCols * 4; ++i) (&sums[0][0][0])[i] += (&parts[0][0][0])[i];
+    }
+  }
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+#endif
+}
+
 // --- kernel -------------------------------------------------------------------
 
 template <class T, MmaMode kMode, int kTile, class Epilogue>
@@ -228,13 +347,10 @@ __global__ void __launch_bounds__(kMmaThreads, kMode == MmaMode::kTF32x3 ? 1 : 2
                     const __grid_constant__ Epilogue epilogue) {
 #if __CUDA_ARCH__ >= 800
   using Operand = MmaOperand<T, kTile>;
-  constexpr int kWarpM = kTile / 2, kWarpN = kTile / 4;
-  constexpr int kRows = kWarpM / 16, kCols = kWarpN / 8;  // mma blocks of a warp
+  using Warp = MmaWarp<kTile>;
   extern __shared__ __align__(16) uint8_t shared[];
   const uint32_t ring = uint32_t(__cvta_generic_to_shared(shared));
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-  const int warp_m = warp / 4 * kWarpM, warp_n = warp % 4 * kWarpN;
-  const int64_t k_tiles = (p.k + Operand::kBlockK - 1) / Operand::kBlockK;
+  const Warp warp;
 
   for (int64_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
     const TileOrigin origin = tile_origin<kTile>(args, tile);
@@ -245,85 +361,16 @@ __global__ void __launch_bounds__(kMmaThreads, kMode == MmaMode::kTF32x3 ? 1 : 2
     Operand a(matrix(1), origin.m, p.m, p.a.row, p.a.col, args.vector_a, args.line_major_a);
     Operand b(matrix(2), origin.n, p.n, p.b.col, p.b.row, args.vector_b, args.line_major_b);
 
-    float sums[kRows][kCols][4] = {};
-    const auto stage_of = [&](int64_t k_tile) {
-      return ring + uint32_t(k_tile) % kMmaStages * 2 * Operand::kBytes;
-    };
-    const auto fetch = [&](int64_t k_tile) {
-      const int64_t k_left = p.k - k_tile * Operand::kBlockK;
-      if (k_left > 0) {
-        a.fetch(stage_of(k_tile), k_left);
-        b.fetch(stage_of(k_tile) + Operand::kBytes, k_left);
-      }
-      asm volatile("cp.async.commit_group;" ::: "memory");
-    };
-    __syncthreads();  // the last tile's stages have been read
-    for (int s = 0; s < kMmaStages - 1; ++s) fetch(s);
-    for (int64_t k_tile = 0; k_tile < k_tiles; ++k_tile) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(kMmaStages - 2) : "memory");
-      __syncthreads();
-      // Goes where the last k_tile was, which every warp has read by now.
-      fetch(k_tile + kMmaStages - 1);
-      const uint32_t stage_a = stage_of(k_tile), stage_b = stage_a + Operand::kBytes;
-      // Tensor cores cut off where they add; sums of three products are kept short
-      // and added by ordinary instructions, which round.
-      float parts[kMode == MmaMode::kTF32x3 ? kRows : 1][kCols][4] = {};
-#pragma unroll
-      for (int step = 0; step < kMmaBytesK / 32; ++step) {
-        uint32_t b_words[kCols / 2][4];
-#pragma unroll
-        for (int j = 0; j < kCols / 2; ++j) {
-          load_fragment<T, kTile>(stage_b, args.line_major_b, warp_n + 16 * j, step, b_words[j]);
-        }
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          uint32_t a_words[4];
-          load_fragment<T, kTile>(stage_a, args.line_major_a, warp_m + 16 * i, step, a_words);
-          if constexpr (kMode == MmaMode::kTF32x3) {
-            uint32_t a_high[4], a_low[4], a_finite[4];
-#pragma unroll
-            for (int w = 0; w < 4; ++w) {
-              split_tf32(a_words[w], a_high[w], a_low[w]);
-              a_finite[w] = finite(a_high[w]);
-            }
-#pragma unroll
-            for (int j = 0; j < kCols; ++j) {
-              uint32_t high[2], low[2];
-              split_tf32(b_words[j / 2][j % 2], high[0], low[0]);
-              split_tf32(b_words[j / 2][j % 2 + 2], high[1], low[1]);
-              mma(parts[i][j], a_low, finite(high[0]), finite(high[1]), T{});
-              mma(parts[i][j], a_finite, low[0], low[1], T{});
-              mma(parts[i][j], a_high, high[0], high[1], T{});
-            }
-          } else {
-            if constexpr (kMode == MmaMode::kTF32) {
-#pragma unroll
-              for (int w = 0; w < 4; ++w) a_words[w] = to_tf32(a_words[w]);
-            }
-#pragma unroll
-            for (int j = 0; j < kCols; ++j) {
-              uint32_t b0 = b_words[j / 2][j % 2], b1 = b_words[j / 2][j % 2 + 2];
-              if constexpr (kMode == MmaMode::kTF32) b0 = to_tf32(b0), b1 = to_tf32(b1);
-              mma(sums[i][j], a_words, b0, b1, T{});
-            }
-          }
-        }
-      }
-      if constexpr (kMode == MmaMode::kTF32x3) {
-#pragma unroll
-        for (int i = 0; i < kRows * kCols * 4; ++i) (&sums[0][0][0])[i] += (&parts[0][0][0])[i];
-      }
-    }
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    float sums[Warp::kRows][Warp::kCols][4] = {};
+    mma_sums<T, kMode, kTile>(a, b, args.line_major_a, args.line_major_b, p.k, ring, sums);
 
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < Warp::kRows; ++i) {
 #pragma unroll
-      for (int j = 0; j < kCols; ++j) {
+      for (int j = 0; j < Warp::kCols; ++j) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int64_t m = origin.m + warp_m + 16 * i + lane / 4 + 8 * half;
-          const int64_t n = origin.n + warp_n + 8 * j + lane % 4 * 2;
+          const int64_t m = origin.m + warp.row(i, half), n = origin.n + warp.col(j);
           const bool row = m < p.m;
           const Place at{offsets[0] + m * p.out.row + n, m, n, row && n < p.n, row && n + 1 < p.n};
           float pair[2] = {sums[i][j][2 * half], sums[i][j][2 * half + 1]};

@@ -13,7 +13,8 @@ namespace cuda_ops {
 constexpr int kSimtThreads = 256;  // 16 x 16, each with kSquare rows and columns
 constexpr int kSimtSide = 16;
 constexpr int kSimtBlockK = 8;  // more of K would spill: loads of the next tile wait in registers
-constexpr int kSimtQuad = 4;    // neighbouring outputs of a thread, read from shared memory at once
+constexpr int kSimtFlush = 128;
+constexpr int kSimtQuad = 4;  // neighbouring outputs of a thread, read from shared memory at once
 
 // One operand's way into shared memory: `lines` (rows of a, columns of b) by
 // kSimtBlockK. Threads run along whichever of the two has the smaller stride, so
@@ -92,13 +93,21 @@ __global__ void __launch_bounds__(kSimtThreads, 2)
     S a(operand(1), first_m, p.m, p.a.row, p.a.col);
     S b(operand(2), first_n, p.n, p.b.col, p.b.row);
 
-    C sums[kSquare][kSquare] = {};
+    // Sums of kSimtFlush products are added to totals, as in gemm_fma.cuh.
+    C sums[kSquare][kSquare] = {}, totals[kSquare][kSquare] = {};
+    const auto flush = [&] {
+#pragma unroll
+      for (int i = 0; i < kSquare * kSquare; ++i) {
+        totals[i / kSquare][i % kSquare] += sums[i / kSquare][i % kSquare];
+        sums[i / kSquare][i % kSquare] = 0;
+      }
+    };
     a.load(p.k, p.a.col);
     b.load(p.k, p.b.row);
     __syncthreads();  // the last tile's buffers have been read
     a.store(shared_a[0]);
     b.store(shared_b[0]);
-    int buffer = 0;
+    int buffer = 0, unflushed = 0;
     for (int64_t k_left = p.k; k_left > 0; k_left -= kSimtBlockK, buffer ^= 1) {
       __syncthreads();
       // The next tile travels while this one is multiplied.
@@ -120,7 +129,12 @@ __global__ void __launch_bounds__(kSimtThreads, 2)
       }
       a.store(shared_a[buffer ^ 1]);
       b.store(shared_b[buffer ^ 1]);
+      if (++unflushed == kSimtFlush / kSimtBlockK) {
+        flush();
+        unflushed = 0;
+      }
     }
+    flush();
 
 #pragma unroll
     for (int i = 0; i < kSquare; ++i) {
@@ -131,7 +145,7 @@ __global__ void __launch_bounds__(kSimtThreads, 2)
         const bool inside = m < p.m;
         const Place at{offsets[0] + m * p.out.row + n, m, n, inside && n < p.n,
                        inside && n + 1 < p.n};
-        C pair[2] = {sums[i][j], sums[i][j + 1]};
+        C pair[2] = {totals[i][j], totals[i][j + 1]};
         finish_pair<T>(epilogue, pair, at, p.batch.operands[0].data, args.second);
       }
     }
