@@ -5,7 +5,10 @@ There is no list of names here: an operator that is added is tested.
 
 from __future__ import annotations
 
+import inspect
+import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +24,10 @@ from cuda_ops.operator import Operator
 from cuda_ops.registry import all_operators, registry
 from cuda_ops.testing import PROFILES, check_op
 from cuda_ops.testing.child import Worker
-from cuda_ops.testing.samples import shaped
+from cuda_ops.testing.compare import is_floating
+from cuda_ops.testing.draw import Draw, chosen
+from cuda_ops.testing.samples import MAX_NUMEL, shaped
+from cuda_ops.testing.subject import subject_of
 
 
 def _shipped() -> dict[str, Operator]:
@@ -61,8 +67,37 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 
 def call_with(name: str, dtype: torch.dtype | None = None, seed: int = 0) -> list[Any]:
-    """Arguments that fit the signature line."""
-    return list(shaped(OPERATORS[name].spec, (3, 4), dtype=dtype, seed=seed).make())
+    """Arguments that fit the signature line, or that its plugin draws."""
+    spec = OPERATORS[name].spec
+    if spec.signature is not None or len(spec.tensor_positions) == 1:
+        return list(shaped(spec, (3, 4), dtype=dtype, seed=seed).make())
+    draw = Draw(20, range(2, MAX_NUMEL), dtype or torch.float32)
+    sample = chosen(subject_of(spec, registry().plugins), draw)[-1]
+    return list(replace(sample, seed=seed).make())
+
+
+def floating(arguments: list[Any]) -> tuple[int, ...]:
+    """Positions of the arguments that may have a gradient."""
+    return tuple(i for i, value in enumerate(arguments) if is_floating(value))
+
+
+def public(name: str) -> Callable[..., Any]:
+    """The public function, by the positions of the schema; what is no tensor may be left to it."""
+    function: Callable[..., Any] = getattr(cuda_ops, name)
+    names = OPERATORS[name].spec.argument_names
+    parameters = inspect.signature(function).parameters
+    if tuple(parameters) == names:
+        return function
+
+    def call(*values: Any) -> Any:
+        given = dict(zip(names, values, strict=False))
+        return function(**{
+            name: given[name]
+            for name, parameter in parameters.items()
+            if parameter.default is parameter.empty or torch.is_tensor(given.get(name))
+        })  # fmt: skip
+
+    return call
 
 
 def tensors(values: Any) -> list[torch.Tensor]:
@@ -90,8 +125,10 @@ each_differentiable = pytest.mark.parametrize("name", [n for n in FORWARD if dif
 
 
 def gradients(function: Callable[..., Any], arguments: list[Any]) -> list[torch.Tensor]:
-    leaves = [a.detach().clone().requires_grad_() if torch.is_tensor(a) else a for a in arguments]
-    return list(torch.autograd.grad(total(function(*leaves)), tensors(leaves)))
+    leaves = [a.detach().clone().requires_grad_() if is_floating(a) else a for a in arguments]
+    return list(
+        torch.autograd.grad(total(function(*leaves)), [a for a in leaves if is_floating(a)])
+    )
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +142,11 @@ def test_operators_were_found() -> None:
 
 
 @each
-def test_every_check_passes(name: str, worker: Worker) -> None:
+def test_every_check_passes(
+    name: str, worker: Worker, record_property: Callable[[str, object], None]
+) -> None:
     report = check_op(name, profile=PROFILES["ci"], isolate=worker)
+    record_property("cuda_ops_report", json.dumps(report.as_json()))
     assert report.passed, str(report)
 
 
@@ -140,8 +180,8 @@ def test_the_result_and_gradient_are_torchs(name: str, dtype: torch.dtype) -> No
 
 @each_differentiable
 def test_func_grad_agrees_with_autograd(name: str) -> None:
-    function, arguments = getattr(cuda_ops, name), call_with(name)
-    positions = OPERATORS[name].spec.tensor_positions
+    function, arguments = public(name), call_with(name)
+    positions = floating(arguments)
 
     def loss(*values: Any) -> torch.Tensor:
         return total(function(*values))
@@ -153,18 +193,19 @@ def test_func_grad_agrees_with_autograd(name: str) -> None:
 
 @each_differentiable
 def test_gradients_per_sample(name: str) -> None:
-    function = getattr(cuda_ops, name)
-    positions = OPERATORS[name].spec.tensor_positions
+    function = public(name)
     calls = [call_with(name, seed=seed) for seed in range(3)]
 
     def loss(*values: Any) -> torch.Tensor:
         return total(function(*values))
 
-    in_dims = tuple(0 if i in positions else None for i in range(len(calls[0])))
+    mapped = [torch.is_tensor(value) for value in calls[0]]
     stacked = [
-        torch.stack([c[i] for c in calls]) if i in positions else value
+        torch.stack([c[i] for c in calls]) if mapped[i] else value
         for i, value in enumerate(calls[0])
     ]
+    in_dims = tuple(0 if one else None for one in mapped)
+    positions = floating(calls[0])
     per_sample = torch.vmap(torch.func.grad(loss, argnums=positions), in_dims=in_dims)(*stacked)
     for k, actual in enumerate(per_sample):
         expected = torch.stack([gradients(function, c)[k] for c in calls])

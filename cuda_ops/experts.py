@@ -1,0 +1,153 @@
+"""What ``moe``, ``moe_route`` and ``moe_experts`` have in common: what each should compute, as slow
+and obvious functions, what they are checked with, and how mapped arguments become one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+
+from cuda_ops.spec import Claims
+from cuda_ops.testing.samples import LAYOUTS, Sample
+
+#: The codes of ``scoring``, in the order of ``Scoring`` in ``moe.h``.
+SCORINGS = ("softmax", "sigmoid")
+
+
+def scoring_code(op: str, scoring: str) -> int:
+    """The number that the operators know a scoring by."""
+    if scoring not in SCORINGS:
+        raise ValueError(
+            f"cuda_ops.{op}: argument 'scoring': expected one of "
+            f"{', '.join(map(repr, SCORINGS))}, got {scoring!r}"
+        )
+    return SCORINGS.index(scoring)
+
+
+# --- references ----------------------------------------------------------------------------
+
+
+def route(
+    logits: torch.Tensor,
+    top_k: int,
+    scoring: int = 0,
+    renormalize: bool = True,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores of all experts, a stable sort, and the first ``top_k`` of it."""
+    scores = logits.sigmoid() if scoring else logits.softmax(-1)
+    keys = logits if bias is None else scores.double() + bias.double()
+    order = torch.sort(keys, dim=-1, descending=True, stable=True).indices[:, :top_k]
+    if renormalize and not scoring:
+        return logits.gather(1, order).softmax(-1), order
+    weights = scores.gather(1, order)
+    return (weights / (weights.sum(-1, keepdim=True) + 1e-20) if renormalize else weights), order
+
+
+def mixture(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """A loop over experts, each with the tokens that chose it."""
+    return kept_mixture(x, w_gate_up, w_down, experts, weights)[0]
+
+
+def kept_mixture(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, and gate and up of every assignment."""
+    (tokens, hidden), top_k = x.shape, experts.shape[1]
+    gate_up = x.new_zeros(tokens, top_k, w_gate_up.shape[1])
+    results = x.new_zeros(tokens, top_k, hidden)
+    for e in range(w_down.shape[0]):
+        token, place = torch.where(experts == e)
+        both = x[token] @ w_gate_up[e].mT
+        gate, up = both.chunk(2, -1)
+        gate_up = gate_up.index_put((token, place), both)
+        results = results.index_put((token, place), (F.silu(gate) * up) @ w_down[e].mT)
+    return (results * weights.to(x.dtype).unsqueeze(-1)).sum(1), gate_up
+
+
+def mixture_backward(
+    grad_out: torch.Tensor,
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    wanted: int = 15,
+) -> tuple[torch.Tensor, ...]:
+    """The chain rule, an expert at a time."""
+    grads = [torch.zeros_like(v) for v in (x, w_gate_up, w_down, weights)]
+    for e in range(w_down.shape[0]):
+        token, place = torch.where(experts == e)
+        gate, up = gate_up[token, place].chunk(2, -1)
+        weight, slope = weights[token, place].unsqueeze(-1), gate.sigmoid()
+        through = grad_out[token] @ w_down[e]
+        activations = F.silu(gate) * up
+        grad_gate = weight * through * up * slope * (1 + gate * (1 - slope))
+        grad_both = torch.cat([grad_gate, weight * through * F.silu(gate)], -1)
+        grads[0] = grads[0].index_add(0, token, grad_both @ w_gate_up[e])
+        grads[1][e] = grad_both.mT @ x[token]
+        grads[2][e] = grad_out[token].mT @ (weight * activations)
+        grads[3][token, place] = (through * activations).sum(-1)
+    return tuple(g if wanted >> i & 1 else g.new_empty(0) for i, g in enumerate(grads))
+
+
+# --- checks ----------------------------------------------------------------------------------
+
+CLAIMS = Claims(
+    tolerance=4.0,
+    rounds_between=True,
+    reason="what two products pass on between them is rounded to the dtype, as model code does",
+)
+
+
+def samples(sample: Callable[..., Sample]) -> st.SearchStrategy[Sample]:
+    """``sample(tokens, hidden, inner, experts, k, dtype, layout, seed)`` of small mixtures."""
+    return st.builds(
+        sample,
+        st.sampled_from((1, 2, 3, 7, 33, 70, 0)),
+        st.sampled_from((1, 3, 8, 16, 24)),
+        st.sampled_from((1, 3, 8, 16)),
+        st.sampled_from((1, 2, 3, 5)),
+        st.sampled_from((1, 2, 3)),
+        st.sampled_from((torch.float64, torch.float32, torch.float16, torch.bfloat16)),
+        st.sampled_from(LAYOUTS),
+        st.integers(0, 2**16),
+    )
+
+
+# --- mapped arguments ------------------------------------------------------------------------
+
+
+def mapped(values: list[Any], in_dims: tuple[Any, ...], size: int) -> list[Any]:
+    """Every tensor with the mapped dim in front, of which those that lack it are views."""
+    dims = [*in_dims, *[None] * (len(values) - len(in_dims))]
+    return [
+        value
+        if not isinstance(value, torch.Tensor)
+        else value.expand(size, *value.shape)
+        if dim is None
+        else value.movedim(dim, 0)
+        for value, dim in zip(values, dims, strict=True)
+    ]
+
+
+def renumbered(experts: torch.Tensor, count: int) -> torch.Tensor:
+    """Of each part (B, T, k), indices into B * ``count`` experts."""
+    first = torch.arange(experts.shape[0], device=experts.device)[:, None, None] * count
+    known = (experts >= 0) & (experts < count)
+    return torch.where(known, experts + first, -1)

@@ -1,0 +1,213 @@
+"""``moe_experts``: shapes, gradients, sharding and samples of routed experts.
+
+``moe_experts`` keeps nothing beside its arguments and runs again for its gradient;
+``moe_experts_keep`` also returns the gates and ups that the gradient needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from cuda_ops import experts as of_experts
+from cuda_ops import shapes
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, Claims, OpSpec, ShardingRule
+from cuda_ops.testing.samples import Sample, TensorArg
+
+FORWARD, KEEP, BACKWARD = "moe_experts", "moe_experts_keep", "moe_experts_backward"
+_INPUTS = ("x", "w_gate_up", "w_down", "weights")  # as `wanted` counts them
+
+
+@hookimpl
+def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
+    def check(*tensors: torch.Tensor) -> tuple[Any, Any, Any]:
+        x, w_gate_up, w_down, experts, weights = tensors
+        shapes.check_arguments(op, [])
+        expected = {
+            "w_gate_up": (w_gate_up, (w_down.shape[0], 2 * w_down.shape[2], x.shape[1])),
+            "w_down": (w_down, (w_down.shape[0], x.shape[1], w_down.shape[2])),
+            "experts": (experts, (x.shape[0], experts.shape[1])),
+            "weights": (weights, tuple(experts.shape)),
+        }
+        for name, (tensor, shape) in expected.items():
+            for size, wanted in zip(tensor.shape, shape, strict=True):
+                torch._check(
+                    size == wanted,
+                    lambda n=name, t=tensor, s=shape: (
+                        f"{op.qualname}: argument '{n}': expected shape {list(s)}, "
+                        f"got shape {list(t.shape)}"
+                    ),
+                )
+        return x.shape[0], experts.shape[1], w_gate_up.shape[1]
+
+    def forward(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        check(x, *rest)
+        return x.new_empty(x.shape)
+
+    def keep(x: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes = check(x, *rest)
+        return x.new_empty(x.shape), x.new_empty(sizes)
+
+    def backward(grad_out: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+        x, w_gate_up, w_down, experts, weights, _, *flags = rest
+        check(x, w_gate_up, w_down, experts, weights)
+        wanted = flags[0] if flags else 15
+        like = (x, w_gate_up, w_down, weights)
+        return tuple(v.new_empty(v.shape if wanted >> i & 1 else 0) for i, v in enumerate(like))
+
+    fakes: dict[str, Callable[..., Any]] = {FORWARD: forward, KEEP: keep, BACKWARD: backward}
+    return fakes[op.name]
+
+
+@hookimpl
+def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
+    if op.name == BACKWARD:
+        return None
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, *((output[1],) if op.name == KEEP else ()))
+
+    def backward(ctx: Any, grad_out: Any, grad_gate_up: Any = None) -> tuple[Any, ...]:
+        inputs = ctx.saved_tensors[:5]
+        grads: list[Any] = [None] * 4
+        of_x, of_gate_up, of_down, _, of_weights = ctx.needs_input_grad
+        wanted = (of_x, of_gate_up, of_down, of_weights)
+        if grad_out is not None:
+            kept = (
+                ctx.saved_tensors[5] if op.name == KEEP else op.siblings[KEEP].function(*inputs)[1]
+            )
+            mask = sum(1 << i for i, one in enumerate(wanted) if one)
+            results = op.siblings[BACKWARD].function(grad_out, *inputs, kept, mask)
+            grads = [g if one else None for g, one in zip(results, wanted, strict=True)]
+        if grad_gate_up is not None:
+            for i, more in enumerate(
+                _through_gate_up(grad_gate_up, inputs[0], inputs[1], inputs[3])
+            ):
+                if wanted[i]:
+                    grads[i] = more if grads[i] is None else grads[i] + more
+        return grads[0], grads[1], grads[2], None, grads[3]
+
+    return Autograd(setup_context, backward)
+
+
+def _through_gate_up(
+    grad: torch.Tensor, x: torch.Tensor, w_gate_up: torch.Tensor, experts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of x and w_gate_up, where the kept gates and ups are themselves differentiated. Every token
+    through every expert: right, and not meant to be fast.
+    """
+    each = [
+        torch.where((experts == e).unsqueeze(-1), grad, 0).sum(1) for e in range(len(w_gate_up))
+    ]
+    grad_x = torch.stack([g @ w for g, w in zip(each, w_gate_up.unbind(), strict=True)]).sum(0)
+    return grad_x, torch.stack([g.mT @ x for g in each])
+
+
+@hookimpl
+def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
+    return "lower_precision"
+
+
+@hookimpl
+def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
+    """Mapped tokens are more tokens. Where matrices are mapped too, or gradients of them are asked
+    for, each part has experts of its own: B times as many.
+    """
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        size, first = info.batch_size, 1 if op.name == BACKWARD else 0
+        values = of_experts.mapped(shapes.bind(op, args, kwargs), in_dims, size)
+        matrices, count = (first + 1, first + 2), values[first + 2].shape[1]
+        apart = op.name == BACKWARD or any(in_dims[i] is not None for i in matrices)
+        if apart:
+            values[first + 3] = of_experts.renumbered(values[first + 3], count)
+        flat = [
+            v
+            if not isinstance(v, torch.Tensor)
+            else v[0]
+            if i in matrices and not apart
+            else v.flatten(0, 1)
+            for i, v in enumerate(values)
+        ]
+        results = op.function(*flat)
+        if isinstance(results, torch.Tensor):
+            return results.reshape(size, -1, *results.shape[1:]), 0
+        parted = tuple(r.reshape(size, r.shape[0] // size, *r.shape[1:]) for r in results)
+        return parted, (0,) * len(parted)
+
+    return rule
+
+
+@hookimpl
+def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
+    """Tokens shard, experts stay whole; gradients of those are then partial sums."""
+
+    def rule(*args: Any, **kwargs: Any) -> list[ShardingRule]:
+        from torch.distributed.tensor import Partial, Replicate, Shard
+
+        whole, tokens = Replicate(), Shard(0)
+        places = [tokens, whole, whole, tokens, tokens]
+        if op.name != BACKWARD:
+            outputs = 2 if op.name == KEEP else 1
+            return [([whole] * outputs, [whole] * 5), ([tokens] * outputs, places)]
+        wanted = args[7] if len(args) > 7 else kwargs.get("wanted", 15)
+        flags = [None] * (len(args) + len(kwargs) - 7)
+        rules: list[ShardingRule] = [([whole] * 4, [*[whole] * 7, *flags])]
+        if wanted == 15:  # a gradient without elements has nothing to shard
+            grads = [tokens, Partial(), Partial(), tokens]
+            rules.append((grads, [tokens, *places, tokens, *flags]))
+        return rules
+
+    return rule
+
+
+# --- testing and timing --------------------------------------------------------------------
+
+
+@hookimpl
+def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
+    references: dict[str, Callable[..., Any]] = {
+        FORWARD: of_experts.mixture,
+        KEEP: of_experts.kept_mixture,
+        BACKWARD: of_experts.mixture_backward,
+    }
+    return references[op.name]
+
+
+@hookimpl
+def cuda_ops_claims(op: OpSpec) -> Claims:
+    return of_experts.CLAIMS
+
+
+@hookimpl
+def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
+    """Any numbers below E are a routing: experts without tokens, one with all, one chosen twice."""
+
+    def sample(
+        tokens: int, hidden: int, inner: int, count: int, k: int, dtype: Any, layout: Any, seed: int
+    ) -> Sample:
+        wide = torch.float64 if dtype is torch.float64 else torch.float32
+        arguments: list[Any] = [
+            TensorArg((tokens, hidden), dtype, layout),
+            TensorArg((count, 2 * inner, hidden), dtype),
+            TensorArg((count, hidden, inner), dtype),
+            TensorArg((tokens, k), torch.int64, below=count),
+            TensorArg((tokens, k), wide),
+        ]
+        if op.name == BACKWARD:
+            arguments.insert(0, TensorArg((tokens, hidden), dtype, layout))
+            arguments.append(TensorArg((tokens, k, 2 * inner), dtype))
+        return Sample(tuple(arguments), seed=seed)
+
+    return of_experts.samples(sample)
+
+
+@hookimpl
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
+    """It is timed as a part of ``moe``."""
+    return []

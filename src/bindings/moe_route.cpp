@@ -1,0 +1,305 @@
+// moe_route(router_logits, top_k): which experts each token goes to and how much each
+// counts; moe_route_map: the same, sorted by expert.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "tensor_moe.h"
+
+using namespace cuda_ops;
+
+cudaError_t moe_route_launch(const MoeRoute& problem, cudaStream_t stream);
+cudaError_t moe_route_backward_launch(const MoeRouteBackward& problem, cudaStream_t stream);
+cudaError_t moe_route_map_launch(const MoeMap& problem, cudaStream_t stream);
+
+namespace {
+
+using MaybeTensor = std::optional<Tensor>;
+
+// The arguments of one call, outputs allocated.
+struct Routed {
+  Tensor logits, weights, experts;
+  MaybeTensor bias;
+  MoeRoute problem;
+
+  Routed(const char* op, const Tensor& logits_, int64_t top_k, int64_t scoring, bool renormalize,
+         const MaybeTensor& bias_)
+      : logits(logits_) {
+    if (logits.dim() != 2) {
+      refuse(op, "router_logits", "2 dims (T, E)", "shape " + shape_name(logits));
+    }
+    const int64_t count = logits.size(1);
+    check_floating(op, "router_logits", logits);
+    if (count < 1 || count > kMostExperts) {
+      refuse(op, "router_logits", "from 1 to " + std::to_string(kMostExperts) + " experts",
+             "shape " + shape_name(logits));
+    }
+    check_between(op, "top_k", top_k, 1, std::min(count, kMostChosen));
+    check_between(op, "scoring", scoring, 0, 1);
+    if (bias_) {
+      check_floating(op, "expert_bias", *bias_);
+      check_shape(op, "expert_bias", *bias_, "(E)", {count});
+      bias = dense_as(*bias_, DType::kFloat64);
+    }
+    const DType dtype = dtype_of(logits);
+    weights = empty({logits.size(0), top_k}, compute_dtype(dtype), logits);
+    experts = empty({logits.size(0), top_k}, DType::kInt64, logits);
+    problem.dtype = dtype;
+    problem.tokens = logits.size(0);
+    problem.experts = count;
+    problem.top_k = top_k;
+    problem.logits = logits.const_data_ptr();
+    problem.token_stride = logits.stride(0);
+    problem.expert_stride = logits.stride(1);
+    if (bias) problem.bias = static_cast<const double*>(bias->const_data_ptr());
+    problem.scoring = static_cast<Scoring>(scoring);
+    problem.renormalize = renormalize;
+    problem.weights = weights.mutable_data_ptr();
+    problem.chosen = static_cast<int64_t*>(experts.mutable_data_ptr());
+  }
+};
+
+struct Gradient {
+  Tensor grad_weights, weights, experts, grad_logits;
+  MoeRouteBackward problem;
+
+  Gradient(const Tensor& grad_weights_, const Tensor& logits, const Tensor& weights_,
+           const Tensor& experts_, int64_t scoring, bool renormalize)
+      : grad_weights(grad_weights_), weights(weights_), experts(experts_) {
+    constexpr const char* kOp = "moe_route_backward";
+    if (logits.dim() != 2 || experts.dim() != 2) {
+      refuse(kOp, "router_logits", "2 dims (T, E)", "shape " + shape_name(logits));
+    }
+    check_floating(kOp, "router_logits", logits);
+    const int64_t tokens = logits.size(0), top_k = experts.size(1);
+    check_between(kOp, "scoring", scoring, 0, 1);
+    if (logits.size(1) < 1 || logits.size(1) > kMostExperts) {
+      refuse(kOp, "router_logits", "from 1 to " + std::to_string(kMostExperts) + " experts",
+             "shape " + shape_name(logits));
+    }
+    if (top_k < 1 || top_k > kMostChosen) {
+      refuse(kOp, "experts", "from 1 to " + std::to_string(kMostChosen) + " a token",
+             "shape " + shape_name(experts));
+    }
+    check_dtype(kOp, "experts", experts, DType::kInt64);
+    check_shape(kOp, "experts", experts, "(T, k)", {tokens, top_k});
+    check_shape(kOp, "weights", weights, "(T, k)", {tokens, top_k});
+    check_shape(kOp, "grad_weights", grad_weights, "(T, k)", {tokens, top_k});
+    const DType dtype = dtype_of(logits);
+    grad_weights = dense_as(grad_weights, compute_dtype(dtype));
+    weights = dense_as(weights, compute_dtype(dtype));
+    experts = contiguous(experts);
+    grad_logits = empty({tokens, logits.size(1)}, logits);
+    MoeRoute& p = problem.route;
+    p.dtype = dtype;
+    p.tokens = tokens;
+    p.experts = logits.size(1);
+    p.top_k = top_k;
+    p.logits = logits.const_data_ptr();
+    p.token_stride = logits.stride(0);
+    p.expert_stride = logits.stride(1);
+    p.scoring = static_cast<Scoring>(scoring);
+    p.renormalize = renormalize;
+    p.weights = const_cast<void*>(weights.const_data_ptr());
+    p.chosen = const_cast<int64_t*>(static_cast<const int64_t*>(experts.const_data_ptr()));
+    problem.grad_weights = grad_weights.const_data_ptr();
+    problem.grad_logits = grad_logits.mutable_data_ptr();
+  }
+};
+
+Tensor checked_choice(const Tensor& experts, int64_t num_experts) {
+  constexpr const char* kOp = "moe_route_map";
+  check_dtype(kOp, "experts", experts, DType::kInt64);
+  check_between(kOp, "num_experts", num_experts, 1, kMostExperts);
+  if (experts.numel() >= kMostAssignments) {
+    refuse(kOp, "experts", "fewer than 2^31 elements", "shape " + shape_name(experts));
+  }
+  return contiguous(experts);
+}
+
+// --- CPU ----------------------------------------------------------------------
+
+// The scores of one row of logits, and the largest of it.
+std::vector<double> scores_of(const std::vector<double>& logits, Scoring scoring) {
+  std::vector<double> scores(logits.size());
+  if (scoring == Scoring::kSigmoid) {
+    std::transform(logits.begin(), logits.end(), scores.begin(), sigmoid);
+    return scores;
+  }
+  double largest = logits[0], sum = 0;
+  for (const double logit : logits) {
+    if (logit > largest || logit != logit) largest = logit;
+  }
+  for (size_t e = 0; e < logits.size(); ++e) sum += scores[e] = std::exp(logits[e] - largest);
+  for (double& score : scores) score /= sum;
+  return scores;
+}
+
+// NaN before every number, and of equals the lower expert.
+bool goes_before(double a, double b) { return a > b || (a != a && b == b); }
+
+template <class T>
+std::vector<double> logits_of(const MoeRoute& p, int64_t token) {
+  const T* row = static_cast<const T*>(p.logits) + token * p.token_stride;
+  std::vector<double> logits(p.experts);
+  for (int64_t e = 0; e < p.experts; ++e) logits[e] = double(row[e * p.expert_stride]);
+  return logits;
+}
+
+// Calls `body(tag, compute, token)` for each token.
+template <class Body>
+void for_each_token(const MoeRoute& p, Body body) {
+  visit_floating_cpu(p.dtype, [&](auto tag) {
+    using C = std::conditional_t<std::is_same_v<decltype(tag), double>, double, float>;
+    detail::parallel_for(p.tokens, 64, [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token) body(tag, C(), token);
+    });
+  });
+}
+
+std::tuple<Tensor, Tensor> moe_route_cpu(const Tensor& router_logits, int64_t top_k,
+                                         int64_t scoring, bool renormalize,
+                                         const MaybeTensor& expert_bias) {
+  Routed call("moe_route", router_logits, top_k, scoring, renormalize, expert_bias);
+  const MoeRoute& p = call.problem;
+  for_each_token(p, [&](auto tag, auto compute, int64_t token) {
+    using C = decltype(compute);
+    const std::vector<double> logits = logits_of<decltype(tag)>(p, token);
+    const std::vector<double> scores = scores_of(logits, p.scoring);
+    std::vector<double> keys = logits;
+    if (p.bias != nullptr) {
+      for (int64_t e = 0; e < p.experts; ++e) keys[e] = scores[e] + p.bias[e];
+    }
+    std::vector<int64_t> order(p.experts);
+    for (int64_t e = 0; e < p.experts; ++e) order[e] = e;
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t a, int64_t b) { return goes_before(keys[a], keys[b]); });
+    std::vector<double> weights(p.top_k);
+    for (int64_t j = 0; j < p.top_k; ++j) weights[j] = logits[order[j]];
+    if (p.renormalize && p.scoring == Scoring::kSoftmax) {
+      weights = scores_of(weights, p.scoring);
+    } else {
+      double sum = p.renormalize ? 1e-20 : 1;
+      for (int64_t j = 0; j < p.top_k; ++j) {
+        weights[j] = scores[order[j]];
+        if (p.renormalize) sum += weights[j];
+      }
+      for (double& weight : weights) weight /= sum;
+    }
+    for (int64_t j = 0; j < p.top_k; ++j) {
+      static_cast<C*>(p.weights)[token * p.top_k + j] = C(weights[j]);
+      p.chosen[token * p.top_k + j] = order[j];
+    }
+  });
+  return {call.weights, call.experts};
+}
+
+Tensor moe_route_backward_cpu(const Tensor& grad_weights, const Tensor& router_logits,
+                              const Tensor& weights, const Tensor& experts, int64_t scoring,
+                              bool renormalize) {
+  Gradient call(grad_weights, router_logits, weights, experts, scoring, renormalize);
+  const MoeRoute& p = call.problem.route;
+  for_each_token(p, [&](auto tag, auto compute, int64_t token) {
+    using T = decltype(tag);
+    using C = decltype(compute);
+    const C* grads = static_cast<const C*>(call.problem.grad_weights) + token * p.top_k;
+    const C* kept = static_cast<const C*>(p.weights) + token * p.top_k;
+    const int64_t* chosen = p.chosen + token * p.top_k;
+    const std::vector<double> logits = logits_of<T>(p, token);
+    const std::vector<double> scores = scores_of(logits, p.scoring);
+    std::vector<double> out(p.experts);
+    const auto known = [&](int64_t j) { return chosen[j] >= 0 && chosen[j] < p.experts; };
+    double along = 0, sum = 1e-20;
+    for (int64_t j = 0; j < p.top_k; ++j) {
+      along += double(grads[j]) * double(kept[j]);
+      if (known(j)) sum += scores[chosen[j]];
+    }
+    const bool sigmoids = p.scoring == Scoring::kSigmoid, everywhere = !sigmoids && !p.renormalize;
+    if (everywhere) {
+      for (int64_t e = 0; e < p.experts; ++e) out[e] = -scores[e] * along;
+    }
+    for (int64_t j = 0; j < p.top_k; ++j) {
+      if (!known(j)) continue;
+      const double logit = logits[chosen[j]], grad = grads[j];
+      const double factor = sigmoids ? sigmoid(logit) * sigmoid(-logit) : double(kept[j]);
+      const double inward = everywhere || (sigmoids && !p.renormalize) ? grad : grad - along;
+      out[chosen[j]] += factor * inward / (sigmoids && p.renormalize ? sum : 1);
+    }
+    T* row = static_cast<T*>(call.problem.grad_logits) + token * p.experts;
+    for (int64_t e = 0; e < p.experts; ++e) row[e] = static_cast<T>(out[e]);
+  });
+  return call.grad_logits;
+}
+
+std::tuple<Tensor, Tensor> moe_route_map_cpu(const Tensor& experts, int64_t num_experts) {
+  const Tensor chosen = checked_choice(experts, num_experts);
+  MapTensors made(chosen, num_experts);
+  moe_map_cpu(made.map);
+  return {made.order, made.offsets};
+}
+
+// --- CUDA ---------------------------------------------------------------------
+
+std::tuple<Tensor, Tensor> moe_route_cuda(const Tensor& router_logits, int64_t top_k,
+                                          int64_t scoring, bool renormalize,
+                                          const MaybeTensor& expert_bias) {
+  Routed call("moe_route", router_logits, top_k, scoring, renormalize, expert_bias);
+  launch("moe_route", router_logits,
+         [&](cudaStream_t stream) { return moe_route_launch(call.problem, stream); });
+  return {call.weights, call.experts};
+}
+
+Tensor moe_route_backward_cuda(const Tensor& grad_weights, const Tensor& router_logits,
+                               const Tensor& weights, const Tensor& experts, int64_t scoring,
+                               bool renormalize) {
+  Gradient call(grad_weights, router_logits, weights, experts, scoring, renormalize);
+  launch("moe_route_backward", router_logits,
+         [&](cudaStream_t stream) { return moe_route_backward_launch(call.problem, stream); });
+  return call.grad_logits;
+}
+
+std::tuple<Tensor, Tensor> moe_route_map_cuda(const Tensor& experts, int64_t num_experts) {
+  const Tensor chosen = checked_choice(experts, num_experts);
+  MapTensors made(chosen, num_experts);
+  launch("moe_route_map", experts,
+         [&](cudaStream_t stream) { return moe_route_map_launch(made.map, stream); });
+  return {made.order, made.offsets};
+}
+
+}  // namespace
+
+CUDA_OPS(library) {
+  library
+      .op("moe_route(Tensor router_logits, int top_k, int scoring=0, bool renormalize=True, "
+          "Tensor? expert_bias=None) -> (Tensor weights, Tensor experts)",
+          "")
+      .cpu<moe_route_cpu>()
+      .cuda<moe_route_cuda>();
+  library
+      .op("moe_route_backward(Tensor grad_weights, Tensor router_logits, Tensor weights, "
+          "Tensor experts, int scoring=0, bool renormalize=True) -> Tensor grad_router_logits",
+          "")
+      .doc(R"(The gradient of moe_route's weights, back to the logits.
+
+Shapes: grad_weights, weights and experts (T, k), router_logits (T, E); the result (T, E).
+Dtypes: router_logits float64, float32, float16 or bfloat16, which the result has too.
+Errors: RuntimeError for another shape or dtype.
+Formula: with s the scores, w the weights and g their gradient, w_j (g_j - <g, w>) for a renormalized
+softmax; s_e (g_e - <g, w>) for all e without; s_j (1 - s_j) (g_j - <g, w>) / sum(s) and
+s_j (1 - s_j) g_j for sigmoid.)")
+      .cpu<moe_route_backward_cpu>()
+      .cuda<moe_route_backward_cuda>();
+  library.op("moe_route_map(Tensor experts, int num_experts) -> (Tensor order, Tensor offsets)", "")
+      .doc(R"(Assignments by expert, without sorting keys and without waiting for the device.
+
+order[offsets[e]] ... order[offsets[e + 1] - 1] are the places of e in experts, counted in row-major
+order and ascending. Places of no expert, below 0 or from num_experts on, are behind offsets[-1].
+
+Shapes: experts of any shape with N elements; order (N), offsets (num_experts + 1).
+Dtypes: experts int64; both results int32.
+Errors: RuntimeError for another dtype, 2^31 elements, or num_experts outside of 1 to 512.
+Formula: order is a stable sort of the places by expert, offsets[e] = how many are of an expert
+below e.)")
+      .cpu<moe_route_map_cpu>()
+      .cuda<moe_route_map_cuda>();
+}

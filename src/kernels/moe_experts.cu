@@ -1,0 +1,197 @@
+// SwiGLU experts for routed tokens, and their gradients. Forward:
+//
+//   map       which assignments each expert has              moe_map.cuh
+//   gate_up   silu(gate) * up of rows of x                   gemm_grouped.cuh
+//   down      those rows times w_down                        gemm_grouped.cuh
+//   combine   each token's k results, weighted, in order     here
+//
+// Rows of x are gathered by the products themselves, and everything that is computed
+// of an assignment lies at its number: the sum over a token's results reads neighbours
+// and needs neither a map nor atomics.
+#include "gemm_grouped.cuh"
+#include "moe.h"
+
+using namespace cuda_ops;
+
+namespace {
+
+constexpr int kThreads = 256;
+
+// kVector elements that are read and written at once.
+template <class T, int kVector>
+struct alignas(sizeof(T) * kVector) Elements {
+  T values[kVector];
+};
+
+// out[t] = sum over j of weights[t, j] * results[t * k + j]; without weights they are 1.
+template <class T, int kVector>
+__global__ void __launch_bounds__(kThreads)
+    combine_kernel(T* out, const T* results, const compute_t<T>* weights, int64_t tokens,
+                   int64_t top_k, int64_t hidden) {
+  using C = compute_t<T>;
+  using V = Elements<T, kVector>;
+  const int64_t vectors = hidden / kVector, step = int64_t(gridDim.x) * kThreads;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < tokens * vectors; i += step) {
+    const int64_t token = i / vectors, column = i % vectors;
+    C sums[kVector] = {};
+    for (int64_t j = 0; j < top_k; ++j) {
+      const int64_t assignment = token * top_k + j;
+      const C weight = weights == nullptr ? C(1) : weights[assignment];
+      const V v = reinterpret_cast<const V*>(results)[assignment * vectors + column];
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) sums[e] += weight * to_compute(v.values[e]);
+    }
+    V v;
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) v.values[e] = from_compute<T>(sums[e]);
+    reinterpret_cast<V*>(out)[i] = v;
+  }
+}
+
+// Through silu(gate) * up, for one assignment a block. `activations` comes in as grad_out
+// @ w_down, without the weight, and leaves as weight * silu(gate) * up.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    swiglu_backward_kernel(const MoeExpertsBackward b, int64_t assignments) {
+  using C = compute_t<T>;
+  __shared__ C parts[kThreads / 32];
+  const int64_t inner = b.forward.inner;
+  const int thread = int(threadIdx.x);
+  for (int64_t i = blockIdx.x; i < assignments; i += gridDim.x) {
+    const C weight = static_cast<const C*>(b.forward.weights)[i];
+    const T* gates = static_cast<const T*>(b.forward.gate_up) + i * 2 * inner;
+    T* grad_gates = static_cast<T*>(b.grad_gate_up) + i * 2 * inner;
+    T* activations = static_cast<T*>(b.forward.activations) + i * inner;
+    C along = 0;
+    for (int64_t n = thread; n < inner; n += kThreads) {
+      const C gate = to_compute(gates[n]), up = to_compute(gates[inner + n]);
+      const C grad = to_compute(activations[n]);
+      const Sigmoid<MathFor<T>, C> s(gate);
+      const C silu = gate * s.value;
+      along += grad * silu * up;
+      grad_gates[n] = from_compute<T>(weight * grad * up * (s.value + silu * s.complement));
+      grad_gates[inner + n] = from_compute<T>(weight * grad * silu);
+      activations[n] = from_compute<T>(weight * silu * up);
+    }
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) along += __shfl_xor_sync(~0u, along, unsigned(mask));
+    __syncthreads();  // the last assignment's parts have been read
+    if (thread % 32 == 0) parts[thread / 32] = along;
+    __syncthreads();
+    if (thread == 0 && b.grad_weights != nullptr) {
+      C sum = 0;
+      for (int w = 0; w < kThreads / 32; ++w) sum += parts[w];
+      static_cast<C*>(b.grad_weights)[i] = sum;
+    }
+  }
+}
+
+template <class T>
+cudaError_t combine(const MoeExperts& p, void* out, const void* weights, cudaStream_t stream) {
+  constexpr int kVector = 16 / int(sizeof(T));
+  const auto run = [&](auto kernel, int vector) {
+    const int64_t blocks = (p.tokens * (p.hidden / vector) + kThreads - 1) / kThreads;
+    if (blocks == 0) return cudaSuccess;
+    kernel<<<grouped_grid(blocks), kThreads, 0, stream>>>(
+        static_cast<T*>(out), static_cast<const T*>(p.results),
+        static_cast<const compute_t<T>*>(weights), p.tokens, p.top_k, p.hidden);
+    return cudaGetLastError();
+  };
+  return p.hidden % kVector == 0 ? run(combine_kernel<T, kVector>, kVector)
+                                 : run(combine_kernel<T, 1>, 1);
+}
+
+// The products of one call; all but the first operands are the same.
+GroupedRows rows_of(const MoeExperts& p, int64_t n, int64_t k, int32_t share, const void* a,
+                    const void* b, bool line_major_b, void* out) {
+  return {p.map.order,
+          p.map.offsets,
+          int32_t(p.map.assignments),
+          int32_t(p.map.experts),
+          n,
+          k,
+          share,
+          a,
+          b,
+          line_major_b,
+          out};
+}
+GroupedWeights weights_of(const MoeExperts& p, int64_t m, int64_t n, int32_t share_a,
+                          int32_t share_b, const void* a, const void* b, void* out) {
+  return {p.map.order,
+          p.map.offsets,
+          int32_t(p.map.assignments),
+          int32_t(p.map.experts),
+          m,
+          n,
+          share_a,
+          share_b,
+          a,
+          b,
+          out};
+}
+
+template <class T>
+cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
+  cudaError_t error = moe_map(p.map, stream);
+  if (error != cudaSuccess) return error;
+  GroupedRows gate_up =
+      rows_of(p, p.inner, p.hidden, int32_t(p.top_k), p.x, p.w_gate_up, false, p.activations);
+  gate_up.second = p.gate_up;
+  error = grouped_rows<T, true>(gate_up, stream);
+  if (error != cudaSuccess) return error;
+  error = grouped_rows<T>(
+      rows_of(p, p.hidden, p.inner, 1, p.activations, p.w_down, false, p.results), stream);
+  return error == cudaSuccess ? combine<T>(p, p.out, p.weights, stream) : error;
+}
+
+// With g = grad_out and a = silu(gate) * up, of every assignment
+//   grad_a  = weight * (g @ w_down)        grad_weight = <g @ w_down, a>
+//   grad_x  = sum of grad_gate_up @ w_gate_up
+//   grad_w_down    = sum of g^T (weight * a)
+//   grad_w_gate_up = sum of grad_gate_up^T x
+template <class T>
+cudaError_t backward(const MoeExpertsBackward& b, cudaStream_t stream) {
+  const MoeExperts& p = b.forward;
+  const int64_t assignments = p.map.assignments;
+  cudaError_t error = moe_map(p.map, stream);
+  if (error != cudaSuccess) return error;
+  error = grouped_rows<T>(
+      rows_of(p, p.inner, p.hidden, int32_t(p.top_k), b.grad_out, p.w_down, true, p.activations),
+      stream);
+  if (error != cudaSuccess) return error;
+  if (assignments > 0) {
+    swiglu_backward_kernel<T><<<grouped_grid(assignments), kThreads, 0, stream>>>(b, assignments);
+    error = cudaGetLastError();
+    if (error != cudaSuccess) return error;
+  }
+  if (b.grad_x != nullptr) {
+    error = grouped_rows<T>(
+        rows_of(p, p.hidden, 2 * p.inner, 1, b.grad_gate_up, p.w_gate_up, true, p.results), stream);
+    if (error == cudaSuccess) error = combine<T>(p, b.grad_x, nullptr, stream);
+    if (error != cudaSuccess) return error;
+  }
+  if (b.grad_w_gate_up != nullptr) {
+    error = grouped_weights<T>(weights_of(p, 2 * p.inner, p.hidden, 1, int32_t(p.top_k),
+                                          b.grad_gate_up, p.x, b.grad_w_gate_up),
+                               stream);
+    if (error != cudaSuccess) return error;
+  }
+  if (b.grad_w_down == nullptr) return cudaSuccess;
+  return grouped_weights<T>(weights_of(p, p.hidden, p.inner, int32_t(p.top_k), 1, b.grad_out,
+                                       p.activations, b.grad_w_down),
+                            stream);
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------
+
+cudaError_t moe_experts_launch(const MoeExperts& p, cudaStream_t stream) {
+  return visit_floating(p.dtype, [&](auto tag) { return forward<decltype(tag)>(p, stream); });
+}
+
+cudaError_t moe_experts_backward_launch(const MoeExpertsBackward& b, cudaStream_t stream) {
+  return visit_floating(b.forward.dtype,
+                        [&](auto tag) { return backward<decltype(tag)>(b, stream); });
+}

@@ -1,0 +1,109 @@
+// The plain descriptions of a mixture of experts, shared by bindings and kernels:
+// T tokens choose k of E experts each. No torch, no CUDA.
+//
+// One choice of one token is an assignment, number t * k + j. What is computed of
+// an assignment lies at its number, so nothing is ever permuted: experts find their
+// assignments by an index map.
+#pragma once
+
+#include "dtype.h"
+
+namespace cuda_ops {
+
+constexpr int64_t kMostExperts = 512;  // what a warp keeps of a token: 16 a lane
+constexpr int64_t kMostChosen = 16;
+constexpr int64_t kMostAssignments = int64_t(1) << 31;  // a number has 32 bits
+
+enum class Scoring : int32_t { kSoftmax, kSigmoid };
+
+// What a router's logits say: for each token its top_k experts, best first, and how
+// much each counts.
+struct MoeRoute {
+  DType dtype = DType::kUnsupported;
+  int64_t tokens = 0, experts = 0, top_k = 0;
+  const void* logits = nullptr;  // T rows of E
+  int64_t token_stride = 0, expert_stride = 0;
+  const double* bias = nullptr;  // of experts, added to scores to choose by, or null
+  Scoring scoring = Scoring::kSoftmax;
+  bool renormalize = true;
+  void* weights = nullptr;  // T rows of top_k, in the type that dtype computes in
+  int64_t* chosen = nullptr;
+};
+
+// The gradient of the weights, back to the logits.
+struct MoeRouteBackward {
+  MoeRoute route;  // without bias; weights and chosen are inputs
+  const void* grad_weights = nullptr;
+  void* grad_logits = nullptr;  // dense
+};
+
+// Assignments by expert: order[offsets[e]] ... order[offsets[e + 1] - 1] are those of
+// expert e, in ascending order. Those of no expert, an index outside of range(E), are
+// behind offsets[E].
+struct MoeMap {
+  const int64_t* chosen = nullptr;
+  int64_t assignments = 0, experts = 0;
+  int32_t* order = nullptr;
+  int32_t* offsets = nullptr;  // E + 1
+  int32_t* counts = nullptr;   // moe_map_counts() of them
+};
+
+// A warp counts and places a chunk of assignments, so that few chunks are left to add
+// up and each is in order.
+constexpr int64_t moe_map_chunk(int64_t assignments) {
+  constexpr int64_t kShortest = 1024, kMostChunks = 512;
+  const int64_t even = (assignments + kMostChunks - 1) / kMostChunks;
+  return even <= kShortest ? kShortest : (even + 31) / 32 * 32;
+}
+constexpr int64_t moe_map_chunks(int64_t assignments) {
+  const int64_t chunk = moe_map_chunk(assignments);
+  return (assignments + chunk - 1) / chunk;
+}
+constexpr int64_t moe_map_counts(int64_t assignments, int64_t experts) {
+  return moe_map_chunks(assignments) * (experts + 1);
+}
+
+// out[t] = sum over j of weights[t, j] * expert(chosen[t, j])(x[t]), where
+//   expert(e)(x) = (silu(gate) * up) @ w_down[e]^T,   gate, up = x @ w_gate_up[e]^T.
+// All matrices are dense rows.
+struct MoeExperts {
+  DType dtype = DType::kUnsupported;
+  int64_t tokens = 0, top_k = 0, hidden = 0, inner = 0;
+  MoeMap map;
+  const void* x = nullptr;          // (T, H)
+  const void* weights = nullptr;    // (T, k), in the type that dtype computes in
+  const void* w_gate_up = nullptr;  // (E, 2I, H): gate is the first I rows
+  const void* w_down = nullptr;     // (E, H, I)
+  void* gate_up = nullptr;          // (T * k, 2I), or null: not kept
+  void* activations = nullptr;      // (T * k, I)
+  void* results = nullptr;          // (T * k, H)
+  void* out = nullptr;              // (T, H)
+};
+
+// Gradients of the same; null where one is not wanted.
+struct MoeExpertsBackward {
+  MoeExperts forward;              // gate_up is an input; activations and results are space
+  const void* grad_out = nullptr;  // (T, H)
+  void* grad_gate_up = nullptr;    // (T * k, 2I), space
+  void* grad_x = nullptr;
+  void* grad_weights = nullptr;
+  void* grad_w_gate_up = nullptr;
+  void* grad_w_down = nullptr;
+};
+
+// The side of a square tile of a product of gathered rows. Large tiles reuse more of
+// what they load; small ones waste less where experts have few assignments, and serve
+// where large ones would leave SMs idle.
+constexpr int grouped_tile(int64_t assignments, int64_t experts, int64_t columns) {
+  const int64_t large = assignments / 128 * ((columns + 127) / 128);
+  return assignments >= 96 * experts && large >= 132 ? 128 : 64;
+}
+
+// No routing has more tiles of rows than this: each expert, and those of none, may
+// leave one tile unfinished.
+constexpr int64_t grouped_row_tiles(int64_t assignments, int64_t experts, int tile) {
+  const int64_t most = assignments / tile + experts + 1;
+  return most < assignments ? most : assignments;
+}
+
+}  // namespace cuda_ops

@@ -1,0 +1,349 @@
+"""moe and its parts: routing, imbalance, gradients, properties, Hugging Face's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import needs_gpu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cuda_ops
+from cuda_ops import experts as references
+from cuda_ops.dev import reload
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    reload("moe_route", "moe_experts", "moe")
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
+on_each_device = pytest.mark.parametrize("device", DEVICES)
+ROUNDING = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 2.5e-2}
+
+
+def weights(
+    count: int, hidden: int, inner: int, dtype: torch.dtype = torch.float64, device: str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    gate_up = torch.randn(count, 2 * inner, hidden) / hidden**0.5
+    down = torch.randn(count, hidden, inner) / inner**0.5
+    return gate_up.to(device, dtype), down.to(device, dtype)
+
+
+def naive(x: torch.Tensor, logits: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    gate_up, down, top_k = rest
+    scoring = references.SCORINGS.index(options.pop("scoring", "softmax"))
+    chosen = references.route(
+        logits, top_k, scoring, options.get("renormalize", True), options.get("expert_bias")
+    )
+    return references.mixture(x, gate_up, down, chosen[1], chosen[0])
+
+
+# Tokens, H, I, E and top_k: one token, vectors that fit and none that does, tiles and a bit more.
+@pytest.mark.parametrize(
+    "sizes", [(1, 16, 8, 4, 2), (5, 7, 3, 3, 1), (70, 64, 40, 5, 4), (150, 33, 17, 64, 8)]
+)
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("scoring", references.SCORINGS)
+@pytest.mark.parametrize("renormalize", [True, False])
+@on_each_device
+def test_values_and_gradients(
+    sizes: tuple[int, ...], dtype: torch.dtype, scoring: str, renormalize: bool, device: str
+) -> None:
+    tokens, hidden, inner, count, top_k = sizes
+    torch.manual_seed(sum(sizes))
+    x, logits = torch.randn(tokens, hidden), torch.randn(tokens, count)
+    tensors = (x, logits, *weights(count, hidden, inner, torch.float32))
+    inputs = [t.to(device, dtype).requires_grad_() for t in tensors]
+    exact_inputs = [t.detach().double().requires_grad_() for t in inputs]
+    options: dict[str, Any] = {"scoring": scoring, "renormalize": renormalize}
+    out, exact = cuda_ops.moe(*inputs, top_k, **options), naive(*exact_inputs, top_k, **options)
+    grad = torch.randn_like(exact)
+    actual = [out, *torch.autograd.grad(out, inputs, grad.to(dtype))]
+    expected = [exact, *torch.autograd.grad(exact, exact_inputs, grad)]
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert ours.dtype is dtype and ours.shape == theirs.shape
+        assert (ours.double() - theirs).norm() <= ROUNDING[dtype] * theirs.norm() + 1e-14
+
+
+@on_each_device
+def test_imbalance(device: str) -> None:
+    """All tokens to one expert, experts without tokens, none at all, nowhere."""
+    gate_up, down = weights(6, 8, 4, device=device)
+    for tokens in (0, 1, 200):
+        x = torch.randn(tokens, 8, dtype=torch.float64, device=device, requires_grad=True)
+        for expert in (0, 5, -1, 6):
+            chosen = torch.full((tokens, 1), expert, device=device)
+            ones = torch.ones(tokens, 1, dtype=torch.float64, device=device)
+            mine = gate_up.requires_grad_(), down.requires_grad_()
+            out = cuda_ops.moe_experts(x, *mine, chosen, ones)
+            torch.testing.assert_close(out, references.mixture(x, *mine, chosen, ones))
+            grads = torch.autograd.grad(out.sum(), mine)
+            for e in range(6):
+                touched = tokens > 0 and e == expert
+                assert all(bool(grad[e].any()) == touched for grad in grads)
+
+
+@on_each_device
+def test_ties_go_to_the_lower_expert(device: str) -> None:
+    logits = torch.tensor([[1.0, 2, 2, 1, 2], [0.0, -0.0, 0, 0, 0]], device=device)
+    for scoring in references.SCORINGS:
+        assert cuda_ops.moe_route(logits, 4, scoring)[1].tolist() == [[1, 2, 4, 0], [0, 1, 2, 3]]
+
+
+@on_each_device
+def test_nan_stays_within_its_token(device: str) -> None:
+    logits = torch.randn(3, 5, dtype=torch.float64, device=device)
+    logits[1, 3] = torch.nan
+    weights_, experts = cuda_ops.moe_route(logits, 2)
+    assert experts[1, 0] == 3 and ((experts >= 0) & (experts < 5)).all()
+    assert weights_[1].isnan().all() and weights_[[0, 2]].isfinite().all()
+    x, matrices = torch.randn(3, 4, dtype=torch.float64, device=device), weights(5, 4, 2)
+    out = cuda_ops.moe(x, logits, *(m.to(device) for m in matrices), 2)
+    assert out[1].isnan().all() and out[[0, 2]].isfinite().all()
+
+
+@on_each_device
+def test_bias_chooses_and_does_not_weigh(device: str) -> None:
+    logits = torch.randn(50, 8, device=device)
+    bias = torch.zeros(8, device=device)
+    bias[6] = 100
+    for scoring in references.SCORINGS:
+        plain, biased = (cuda_ops.moe_route(logits, 3, scoring, False, b) for b in (None, bias))
+        assert (biased[1][:, 0] == 6).all()
+        scores = logits.sigmoid() if scoring == "sigmoid" else logits.softmax(-1)
+        torch.testing.assert_close(biased[0], scores.gather(1, biased[1]))
+        torch.testing.assert_close(plain[0], scores.gather(1, plain[1]))
+
+
+def test_derivatives() -> None:
+    x, logits = (torch.randn(3, n, dtype=torch.float64, requires_grad=True) for n in (4, 5))
+    matrices = [m.requires_grad_() for m in weights(5, 4, 2)]
+    for scoring in references.SCORINGS:
+        for renormalize in (True, False):
+
+            def function(*args: torch.Tensor, _s: str = scoring, _r: bool = renormalize) -> Any:
+                return cuda_ops.moe(*args, 2, scoring=_s, renormalize=_r)
+
+            assert torch.autograd.gradcheck(function, (x, logits, *matrices))
+
+
+def test_a_gradient_without_kept_values_runs_again() -> None:
+    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    chosen, ones = torch.randint(3, (5, 2)), torch.rand(5, 2, dtype=torch.float64)
+    matrices = weights(3, 4, 2)
+    plain = cuda_ops.moe_experts(x, *matrices, chosen, ones)
+    kept, _ = torch.ops.cuda_ops.moe_experts_keep(x, *matrices, chosen, ones)
+    for a, b in zip(*(torch.autograd.grad(y.sum(), x) for y in (plain, kept)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_saves_what_it_says() -> None:
+    """x, the matrices, gates and ups, and the routing: nothing of T * k * H elements."""
+    tokens, hidden, inner, count, top_k = 32, 64, 8, 4, 2
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        sizes[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    x, logits = (torch.randn(tokens, n, dtype=torch.bfloat16) for n in (hidden, count))
+    matrices = weights(count, hidden, inner, torch.bfloat16)
+    given = {t.data_ptr() for t in matrices}
+    inputs = [t.requires_grad_() for t in (x, logits, *matrices)]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        cuda_ops.moe(*inputs, top_k)
+    saved = sum(size for pointer, size in sizes.items() if pointer not in given)
+    routing = tokens * (2 * count + top_k * (4 + 8))
+    assert saved <= 2 * tokens * hidden + 4 * tokens * top_k * inner + routing
+
+
+# --- properties ------------------------------------------------------------------------------
+
+sizes = st.tuples(
+    st.integers(1, 20), st.integers(1, 6), st.integers(1, 4), st.integers(2, 6), st.integers(1, 2)
+)
+
+
+def drawn(sizes: tuple[int, ...], seed: int) -> tuple[Any, ...]:
+    tokens, hidden, inner, count, top_k = sizes
+    torch.manual_seed(seed)
+    x, logits = (torch.randn(tokens, n, dtype=torch.float64) for n in (hidden, count))
+    return x, logits, *weights(count, hidden, inner), top_k
+
+
+properties = settings(max_examples=30, deadline=None, derandomize=True)
+
+
+@properties
+@given(sizes, st.integers(0, 1000))
+def test_tokens_in_another_order(sizes: tuple[int, ...], seed: int) -> None:
+    x, logits, *rest = drawn(sizes, seed)
+    order = torch.randperm(len(x))
+    assert torch.equal(
+        cuda_ops.moe(x, logits, *rest)[order], cuda_ops.moe(x[order], logits[order], *rest)
+    )
+
+
+@properties
+@given(sizes, st.integers(0, 1000))
+def test_experts_by_another_number(sizes: tuple[int, ...], seed: int) -> None:
+    x, logits, gate_up, down, top_k = drawn(sizes, seed)
+    order = torch.randperm(len(down))
+    out = cuda_ops.moe(x, logits[:, order], gate_up[order], down[order], top_k)
+    torch.testing.assert_close(out, cuda_ops.moe(x, logits, gate_up, down, top_k))
+
+
+@properties
+@given(sizes, st.integers(0, 1000))
+def test_equal_experts_are_one(sizes: tuple[int, ...], seed: int) -> None:
+    x, logits, gate_up, down, top_k = drawn(sizes, seed)
+    alike = gate_up[:1].expand_as(gate_up), down[:1].expand_as(down)
+    one = cuda_ops.moe(x, logits[:, :1], gate_up[:1], down[:1], 1)
+    torch.testing.assert_close(cuda_ops.moe(x, logits, *alike, top_k), one)
+
+
+@properties
+@given(sizes, st.integers(0, 1000))
+def test_agrees_with_its_parts(sizes: tuple[int, ...], seed: int) -> None:
+    x, logits, gate_up, down, top_k = drawn(sizes, seed)
+    chosen, experts = cuda_ops.moe_route(logits, top_k)
+    whole = cuda_ops.moe(x, logits, gate_up, down, top_k)
+    assert torch.equal(whole, cuda_ops.moe_experts(x, gate_up, down, experts, chosen))
+    order, offsets = cuda_ops.moe_route_map(experts, len(down))
+    assert torch.equal(
+        experts.flatten()[order.long()].sort().values, experts.flatten()[order.long()]
+    )
+    for e in range(len(down)):
+        mine = order[offsets[e] : offsets[e + 1]]
+        assert torch.equal(mine.long(), torch.where(experts.flatten() == e)[0])
+
+
+@properties
+@given(sizes, st.integers(0, 1000))
+def test_zero_weights_give_zeros(sizes: tuple[int, ...], seed: int) -> None:
+    x, logits, gate_up, down, top_k = drawn(sizes, seed)
+    chosen, experts = cuda_ops.moe_route(logits, top_k)
+    assert not cuda_ops.moe_experts(x, gate_up, down, experts, 0 * chosen).any()
+    assert not cuda_ops.moe(x, logits, gate_up, 0 * down, top_k).any()
+
+
+# --- transforms ------------------------------------------------------------------------------
+
+
+def test_compiled_and_autocast() -> None:
+    tensors = [torch.randn(6, 8), torch.randn(6, 4), *weights(4, 8, 3, torch.float32)]
+    inputs = [t.requires_grad_() for t in tensors]
+
+    def loss(*args: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = cuda_ops.moe(*args, 2)
+        return out.square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(
+        torch.autograd.grad(compiled(*inputs), inputs), torch.autograd.grad(loss(*inputs), inputs)
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        assert cuda_ops.moe(*inputs, 2).dtype is torch.bfloat16
+        assert cuda_ops.moe_route(inputs[1].bfloat16(), 2)[0].dtype is torch.float32
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0, None, None), (None, 0, 0, 0), (0, 0, 0, 0)])
+def test_vmap(in_dims: tuple[int | None, ...]) -> None:
+    tensors = [torch.randn(3, 5, n, dtype=torch.float64) for n in (4, 6)]
+    tensors += [torch.stack(m) for m in zip(*(weights(6, 4, 2) for _ in range(3)), strict=True)]
+    args = [t if d == 0 else t[0] for t, d in zip(tensors, in_dims, strict=True)]
+
+    def function(*args: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = cuda_ops.moe(*args, 2)
+        return out
+
+    each = [
+        function(*(a[i] if d == 0 else a for a, d in zip(args, in_dims, strict=True)))
+        for i in range(3)
+    ]
+    torch.testing.assert_close(torch.vmap(function, in_dims)(*args), torch.stack(each))
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+def test_shards_tokens(mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    locals_ = (torch.randn(4, 6), torch.randn(4, 3), *weights(3, 6, 2, torch.float32))
+    places = (Shard(0), Shard(0), Replicate(), Replicate())
+    args = [
+        DTensor.from_local(tensor, mesh, [place], run_check=False).requires_grad_()
+        for tensor, place in zip(locals_, places, strict=True)
+    ]
+    with CommDebugMode() as communication:
+        out = cuda_ops.moe(*args, 2)
+    assert communication.get_total_counts() == 0
+    assert out.placements == (Shard(0),)
+    torch.testing.assert_close(out.to_local(), cuda_ops.moe(*locals_, 2))
+
+
+def test_errors_name_what_is_wrong() -> None:
+    x, logits, gate_up, down, _ = drawn((4, 6, 2, 3, 1), 0)
+    for arguments, text in (
+        ((x, logits, gate_up, down, 4), "'top_k': expected from 1 to 3, got 4"),
+        ((x, logits, gate_up[:2], down, 2), r"'w_gate_up': expected shape \(E, 2I, H\)"),
+        ((x, logits, gate_up, down.float(), 2), "'w_down': expected dtype float64"),
+        ((x[:3], logits, gate_up, down, 2), r"'experts': expected shape \(T, k\) = \[3, 2\]"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            cuda_ops.moe(*arguments)
+    with pytest.raises(ValueError, match="'scoring': expected one of"):
+        cuda_ops.moe(x, logits, gate_up, down, 1, scoring="tanh")
+
+
+# --- CUDA ------------------------------------------------------------------------------------
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_graph_for_every_routing(dtype: torch.dtype) -> None:
+    tokens, hidden, inner, count, top_k = 300, 64, 48, 16, 4
+    matrices = weights(count, hidden, inner, dtype, "cuda")
+    x = torch.randn(tokens, hidden, dtype=dtype, device="cuda")
+    logits = torch.randn(tokens, count, device="cuda")
+    cuda_ops.moe(x, logits, *matrices, top_k)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = cuda_ops.moe(x, logits, *matrices, top_k)
+    one = torch.zeros(count, device="cuda")
+    one[3] = 50
+    for new in (torch.randn_like(logits), torch.zeros_like(logits), torch.randn_like(logits) + one):
+        logits.copy_(new)
+        graph.replay()
+        assert torch.equal(out, cuda_ops.moe(x, logits, *matrices, top_k))
+
+
+# Tiles of 128 rows are for many assignments alone.
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_large_tiles(dtype: torch.dtype) -> None:
+    inputs = [
+        t.to("cuda", dtype).requires_grad_()
+        for t in (torch.randn(4096, 520), torch.randn(4096, 8), *weights(8, 520, 264))
+    ]
+    exact_inputs = [t.detach().double().requires_grad_() for t in inputs]
+    out, exact = cuda_ops.moe(*inputs, 2), naive(*exact_inputs, 2)
+    grad = torch.randn_like(exact)
+    actual = [out, *torch.autograd.grad(out, inputs, grad.to(dtype))]
+    expected = [exact, *torch.autograd.grad(exact, exact_inputs, grad)]
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert (ours.double() - theirs).norm() <= ROUNDING[dtype] * theirs.norm()
