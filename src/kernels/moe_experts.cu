@@ -8,8 +8,10 @@
 // Rows of x are gathered by the products themselves, and everything that is computed
 // of an assignment lies at its number: the sum over a token's results reads neighbours
 // and needs neither a map nor atomics.
+#include "gemm.cuh"
 #include "gemm_grouped.cuh"
-#include "moe.h"
+#include "gemm_grouped_stream.cuh"
+#include "moe_plan.h"
 
 using namespace cuda_ops;
 
@@ -131,17 +133,31 @@ GroupedWeights weights_of(const MoeExperts& p, int64_t m, int64_t n, int32_t sha
           out};
 }
 
+// Both products by the kernels of a plan, in order.
 template <class T>
 cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
-  cudaError_t error = moe_map(p.map, stream);
-  if (error != cudaSuccess) return error;
+  const MoePlan plan = moe_plan(p, current_capability());
   GroupedRows gate_up =
       rows_of(p, p.inner, p.hidden, int32_t(p.top_k), p.x, p.w_gate_up, false, p.activations);
   gate_up.second = p.gate_up;
-  error = grouped_rows<T, true>(gate_up, stream);
+  GroupedRows down = rows_of(p, p.hidden, p.inner, 1, p.activations, p.w_down, false, p.results);
+  cudaError_t error = plan.map ? moe_map(p.map, stream) : cudaSuccess;
   if (error != cudaSuccess) return error;
-  error = grouped_rows<T>(
-      rows_of(p, p.hidden, p.inner, 1, p.activations, p.w_down, false, p.results), stream);
+  if (plan.family == MoePlan::kStream) {
+    if constexpr (sizeof(T) == 2) {
+      const StreamRows first{gate_up, p.map, plan.map, plan.splits_gate_up};
+      error = stream_rows<T, true>(first, plan.tile, stream);
+      if (error != cudaSuccess) return error;
+      if (plan.token) {
+        down.out = p.out;
+        return stream_token<T>({down, p.map, plan.map, 1}, p.weights, stream);
+      }
+      error = stream_rows<T, false>({down, p.map, plan.map, plan.splits_down}, plan.tile, stream);
+    }
+  } else {
+    error = grouped_rows<T, true>(gate_up, stream);
+    if (error == cudaSuccess) error = grouped_rows<T>(down, stream);
+  }
   return error == cudaSuccess ? combine<T>(p, p.out, p.weights, stream) : error;
 }
 

@@ -47,14 +47,17 @@ __device__ int64_t gated_line(int64_t line, int64_t n) {
   return column >= n ? -1 : line % (2 * kGate) < kGate ? column : n + column;
 }
 
+template <class T, class C>
+__device__ C swiglu(C gate, C up) {
+  return gate * sigmoid<MathFor<T>>(gate) * up;
+}
+
 // Two neighbours of a gated row: silu(gate) * up, and what they were made of.
 template <class T, class C>
 __device__ void finish_gated(const GroupedRows& p, const C (&gate)[2], const C (&up)[2],
                              int64_t assignment, int64_t n) {
   Place at{assignment * p.n + n, assignment, n, n < p.n, n + 1 < p.n};
-  using Math = MathFor<T>;
-  const C out[2] = {gate[0] * sigmoid<Math>(gate[0]) * up[0],
-                    gate[1] * sigmoid<Math>(gate[1]) * up[1]};
+  const C out[2] = {swiglu<T>(gate[0], up[0]), swiglu<T>(gate[1], up[1])};
   store_pair<T>(p.out, at, out);
   if (p.second == nullptr) return;
   at.offset = assignment * 2 * p.n + n;

@@ -78,6 +78,7 @@ struct MoeExperts {
   void* activations = nullptr;      // (T * k, I)
   void* results = nullptr;          // (T * k, H)
   void* out = nullptr;              // (T, H)
+  bool built_for_hopper = false;    // the library holds sm_90a code
 };
 
 // Gradients of the same; null where one is not wanted.
