@@ -10,6 +10,7 @@
 // and needs neither a map nor atomics.
 #include "gemm.cuh"
 #include "gemm_grouped.cuh"
+#include "gemm_grouped_hopper.cuh"
 #include "gemm_grouped_stream.cuh"
 #include "moe_plan.h"
 
@@ -133,6 +134,14 @@ GroupedWeights weights_of(const MoeExperts& p, int64_t m, int64_t n, int32_t sha
           out};
 }
 
+template <class T, bool kGated = false>
+cudaError_t rows_product(const MoePlan& plan, const GroupedRows& p, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2) {
+    if (plan.family == MoePlan::kHopper) return grouped_rows_hopper<T, kGated>(p, stream);
+  }
+  return grouped_rows<T, kGated>(p, stream);
+}
+
 // Both products by the kernels of a plan, in order.
 template <class T>
 cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
@@ -155,8 +164,8 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
       error = stream_rows<T, false>({down, p.map, plan.map, plan.splits_down}, plan.tile, stream);
     }
   } else {
-    error = grouped_rows<T, true>(gate_up, stream);
-    if (error == cudaSuccess) error = grouped_rows<T>(down, stream);
+    error = rows_product<T, true>(plan, gate_up, stream);
+    if (error == cudaSuccess) error = rows_product<T>(plan, down, stream);
   }
   return error == cudaSuccess ? combine<T>(p, p.out, p.weights, stream) : error;
 }
@@ -170,9 +179,11 @@ template <class T>
 cudaError_t backward(const MoeExpertsBackward& b, cudaStream_t stream) {
   const MoeExperts& p = b.forward;
   const int64_t assignments = p.map.assignments;
+  const MoePlan plan = moe_plan(b, current_capability());
   cudaError_t error = moe_map(p.map, stream);
   if (error != cudaSuccess) return error;
-  error = grouped_rows<T>(
+  error = rows_product<T>(
+      plan,
       rows_of(p, p.inner, p.hidden, int32_t(p.top_k), b.grad_out, p.w_down, true, p.activations),
       stream);
   if (error != cudaSuccess) return error;
@@ -182,8 +193,9 @@ cudaError_t backward(const MoeExpertsBackward& b, cudaStream_t stream) {
     if (error != cudaSuccess) return error;
   }
   if (b.grad_x != nullptr) {
-    error = grouped_rows<T>(
-        rows_of(p, p.hidden, 2 * p.inner, 1, b.grad_gate_up, p.w_gate_up, true, p.results), stream);
+    error = rows_product<T>(
+        plan, rows_of(p, p.hidden, 2 * p.inner, 1, b.grad_gate_up, p.w_gate_up, true, p.results),
+        stream);
     if (error == cudaSuccess) error = combine<T>(p, b.grad_x, nullptr, stream);
     if (error != cudaSuccess) return error;
   }

@@ -87,8 +87,18 @@ __device__ inline void add_up_tiles(const int32_t* offsets, int experts, int32_t
   __syncthreads();
 }
 
-// Tile number `index` in the order group, column, row: blocks that run together share
-// a matrix's columns, which are read once, and all of a group's rows.
+// Tile number `index` in the order group, column, row, of a group that has it: blocks that
+// run together share a matrix's columns, which are read once, and all of a group's rows.
+__device__ inline RowTile row_tile_of(const int32_t* offsets, int experts, int32_t assignments,
+                                      int tile, const int32_t* starts, int64_t columns, int group,
+                                      int64_t index) {
+  const int64_t rows = starts[group + 1] - starts[group], in = index - starts[group] * columns;
+  const int64_t begin = offsets[group] + in % rows * tile;
+  const int64_t end = group < experts ? offsets[group + 1] : assignments;
+  return {group, begin, end - begin < tile ? end : begin + tile, in / rows};
+}
+
+// The same, whichever group has it.
 __device__ inline RowTile row_tile(const int32_t* offsets, int experts, int32_t assignments,
                                    int tile, const int32_t* starts, int64_t columns,
                                    int64_t index) {
@@ -101,10 +111,7 @@ __device__ inline RowTile row_tile(const int32_t* offsets, int experts, int32_t 
       high = middle - 1;
     }
   }
-  const int64_t rows = starts[low + 1] - starts[low], in = index - starts[low] * columns;
-  const int64_t begin = offsets[low] + in % rows * tile;
-  const int64_t end = low < experts ? offsets[low + 1] : assignments;
-  return {low, begin, end - begin < tile ? end : begin + tile, in / rows};
+  return row_tile_of(offsets, experts, assignments, tile, starts, columns, low, index);
 }
 
 // --- tensor cores ---------------------------------------------------------------

@@ -7,6 +7,7 @@
 //   simt     multiply-adds                             float32, float64
 #pragma once
 
+#include <initializer_list>
 #include <string>
 
 #include "moe.h"
@@ -63,34 +64,37 @@ constexpr int stream_splits(int64_t groups, int64_t lines, int64_t k, int tile) 
   return splits;
 }
 
-// Whether whole 16-byte vectors of every operand can be read.
-inline bool moe_vectors(const MoeExperts& p) {
-  const auto whole = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
-  return p.hidden % 8 == 0 && p.inner % 8 == 0 && whole(p.x) && whole(p.w_gate_up) &&
-         whole(p.w_down) && whole(p.gate_up) && whole(p.activations) && whole(p.results) &&
-         whole(p.out);
+namespace detail {
+
+inline bool whole_vectors(std::initializer_list<const void*> operands) {
+  for (const void* data : operands) {
+    if (reinterpret_cast<uintptr_t>(data) % 16 != 0) return false;
+  }
+  return true;
 }
 
-// `capability` is 90 for 9.0. `backward`: of the products of gathered rows in the
-// gradient, whose matrices lie the other way round.
-inline MoePlan moe_plan(const MoeExperts& p, int capability, bool backward = false) {
+}  // namespace detail
+
+// `capability` is 90 for 9.0.
+inline MoePlan moe_plan(const MoeExperts& p, int capability) {
   MoePlan plan;
   const int64_t assignments = p.map.assignments, experts = p.map.experts;
   if (p.tokens == 0 || p.hidden == 0) return plan;
-  if (size_of(p.dtype) != 2) {
-    plan.family = MoePlan::kSimt;
-    return plan;
-  }
-  plan.family = MoePlan::kMma;
+  plan.family = size_of(p.dtype) == 2 ? MoePlan::kMma : MoePlan::kSimt;
   // Numbers of lines, and of blocks, then have 31 bits.
   constexpr int64_t kWidest = 1 << 22;
-  const bool possible = p.inner > 0 && p.hidden < kWidest && p.inner < kWidest && moe_vectors(p);
-  if (capability < 80 || assignments == 0 || !possible) return plan;
+  const bool vectors = p.hidden % 8 == 0 && p.hidden < kWidest && p.inner % 8 == 0 &&
+                       p.inner < kWidest &&
+                       detail::whole_vectors({p.x, p.w_gate_up, p.w_down, p.gate_up, p.activations,
+                                              p.results, p.out});
+  if (plan.family == MoePlan::kSimt || capability < 80 || assignments == 0 || p.inner == 0 ||
+      !vectors) {
+    return plan;
+  }
   if (assignments > kMostStreamed * experts) {
     if (capability == 90 && p.built_for_hopper) plan.family = MoePlan::kHopper;
     return plan;
   }
-  if (backward) return plan;
   plan.family = MoePlan::kStream;
   plan.tile = stream_tile(assignments, experts);
   plan.map = assignments > kMostUnsorted;
@@ -98,6 +102,17 @@ inline MoePlan moe_plan(const MoeExperts& p, int capability, bool backward = fal
   const int64_t groups = assignments < experts ? assignments : experts;
   plan.splits_gate_up = stream_splits(groups, 2 * p.inner, p.hidden, plan.tile);
   plan.splits_down = stream_splits(groups, p.hidden, p.inner, plan.tile);
+  return plan;
+}
+
+// Of the gradient, whose matrices lie the other way round: they are not streamed.
+inline MoePlan moe_plan(const MoeExpertsBackward& b, int capability) {
+  MoePlan plan = moe_plan(b.forward, capability);
+  const bool whole = detail::whole_vectors({b.grad_out, b.grad_gate_up, b.grad_x});
+  if (plan.family == MoePlan::kStream || (plan.family == MoePlan::kHopper && !whole)) {
+    plan = MoePlan{};
+    plan.family = MoePlan::kMma;
+  }
   return plan;
 }
 
