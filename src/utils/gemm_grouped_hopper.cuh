@@ -104,6 +104,7 @@ __device__ __forceinline__ void grouped_sums(GroupedRing& ring, int blocks, int 
   if (!busy) {
     for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
       ring.wait_full();
+      __syncwarp();  // no lane may still wait for a phase that the release ends
       ring.release(ring.stage);
     }
     return;
