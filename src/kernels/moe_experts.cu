@@ -142,6 +142,14 @@ cudaError_t rows_product(const MoePlan& plan, const GroupedRows& p, cudaStream_t
   return grouped_rows<T, kGated>(p, stream);
 }
 
+template <class T>
+cudaError_t weights_product(const MoePlan& plan, const GroupedWeights& p, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2) {
+    if (plan.family == MoePlan::kHopper) return grouped_weights_hopper<T>(p, stream);
+  }
+  return grouped_weights<T>(p, stream);
+}
+
 // Both products by the kernels of a plan, in order.
 template <class T>
 cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
@@ -200,13 +208,15 @@ cudaError_t backward(const MoeExpertsBackward& b, cudaStream_t stream) {
     if (error != cudaSuccess) return error;
   }
   if (b.grad_w_gate_up != nullptr) {
-    error = grouped_weights<T>(weights_of(p, 2 * p.inner, p.hidden, 1, int32_t(p.top_k),
+    error = weights_product<T>(plan,
+                               weights_of(p, 2 * p.inner, p.hidden, 1, int32_t(p.top_k),
                                           b.grad_gate_up, p.x, b.grad_w_gate_up),
                                stream);
     if (error != cudaSuccess) return error;
   }
   if (b.grad_w_down == nullptr) return cudaSuccess;
-  return grouped_weights<T>(weights_of(p, p.hidden, p.inner, int32_t(p.top_k), 1, b.grad_out,
+  return weights_product<T>(plan,
+                            weights_of(p, p.hidden, p.inner, int32_t(p.top_k), 1, b.grad_out,
                                        p.activations, b.grad_w_down),
                             stream);
 }

@@ -309,7 +309,115 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
 #endif
 }
 
+// --- weights --------------------------------------------------------------------
+
+// Both operands are line-major, and their k's are assignments: a stage has the rows of 64
+// of them, of which a tile has 128 columns of a and 256 of b, in boxes of 64.
+template <class T>
+__global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
+    grouped_weights_hopper_kernel(const __grid_constant__ GroupedWeights p) {
+#ifdef CUDA_OPS_HOPPER_CODE
+  using Tile = GroupedHopper;
+  extern __shared__ uint8_t shared[];
+  GroupedRing ring(shared, 4);  // four warps that copy
+  __syncthreads();
+  const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128;
+  const int tiles_m = int((p.m + Tile::kTileM - 1) / Tile::kTileM);
+  const int tiles_n = int((p.n + Tile::kTileN - 1) / Tile::kTileN);
+  const int matrix = tiles_m * tiles_n, tiles = p.experts * matrix;
+  const auto first_m = [&](int index) { return index % matrix % tiles_m * Tile::kTileM; };
+  const auto first_n = [&](int index) { return index % matrix / tiles_m * Tile::kTileN; };
+
+  if (group == 0) {
+    // --- producer
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    // A thread has one 16-byte column, in each box, of 4 rows, 16 apart.
+    constexpr int kRows = 4, kStep = 16;
+    const int row = thread / 8, chunk = thread % 8;
+    const uint32_t to = uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
+    GroupedCopies copies;
+    for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
+      const int32_t begin = p.offsets[index / matrix], end = p.offsets[index / matrix + 1];
+      const int m = first_m(index) + chunk * 8, n = first_n(index) + chunk * 8;
+      int32_t numbers[kRows];  // of the next stage, read a stage ahead
+      const auto read_numbers = [&](int32_t at) {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          numbers[i] = at + row + kStep * i < end ? p.order[at + row + kStep * i] : -1;
+        }
+      };
+      read_numbers(begin);
+      copies.hand_over<0>();  // while those are read
+      for (int32_t at = begin; at < end; at += Tile::kBlockK, ring.advance()) {
+        int32_t current[kRows];
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) current[i] = numbers[i];
+        read_numbers(at + Tile::kBlockK);
+        ring.wait_empty();
+        const auto copy = [&](uint32_t boxes, int count, const void* rows, int32_t number,
+                              int64_t size, int line) {
+          const T* from = static_cast<const T*>(rows) + number * size + line;
+#pragma unroll
+          for (int b = 0; b < count; ++b) {
+            cp_async(boxes + to + uint32_t(b * Tile::kBox), from + 64 * b,
+                     number >= 0 && line + 64 * b < size ? 16 : 0);
+          }
+        };
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          const uint32_t a = ring.memory() + uint32_t(i * kStep * kSwizzleBytes);
+          const int32_t number = current[i];
+          copy(a, 2, p.a, number < 0 ? -1 : number / p.share_a, p.m, m);
+          copy(a + Tile::kBytesA, 4, p.b, number < 0 ? -1 : number / p.share_b, p.n, n);
+        }
+        copies.begun(ring);
+      }
+    }
+    copies.hand_over<0>();
+  } else {
+    // --- consumer
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    const int consumer = group - 1;
+    const uint32_t box = ring.staging() + uint32_t(consumer * Tile::kBox);
+    for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
+      const int expert = index / matrix, m = first_m(index) + 64 * consumer, n = first_n(index);
+      const int count = p.offsets[expert + 1] - p.offsets[expert];
+      int32_t rows[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rows[i] = m + grouped_row(i) < p.m ? m + grouped_row(i) : -1;
+      T* out = static_cast<T*>(p.out) + expert * p.m * p.n + n;
+      if (count == 0) {
+        clear_rows(out, p.n, rows, p.n - n < Tile::kTileN ? p.n - n : Tile::kTileN);
+        continue;
+      }
+      float sums[Tile::kSums];
+      grouped_sums<T, true, true>(ring, (count + Tile::kBlockK - 1) / Tile::kBlockK, consumer,
+                                  m < p.m, sums);
+      if (m >= p.m) continue;
+#pragma unroll
+      for (int i = 0; i < Tile::kTileN / 64; ++i) {
+        float values[32];
+#pragma unroll
+        for (int j = 0; j < 32; ++j) values[j] = sums[32 * i + j];
+        store_rows(box, values, out + 64 * i, p.n, rows, p.n - n - 64 * i);
+      }
+    }
+  }
+#endif
+}
+
 // --- launch -----------------------------------------------------------------------
+
+template <class Kernel, class... Arguments>
+cudaError_t grouped_hopper_launch(Kernel kernel, int64_t tiles, cudaStream_t stream,
+                                  const Arguments&... arguments) {
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, GroupedHopper::kShared);
+  if (error != cudaSuccess) return error;
+  const auto grid = unsigned(tiles < kHopperSms ? tiles : kHopperSms);
+  kernel<<<grid, GroupedHopper::kThreads, GroupedHopper::kShared, stream>>>(arguments...);
+  return cudaGetLastError();
+}
 
 template <class T, bool kGated, bool kLineMajorB>
 cudaError_t grouped_rows_hopper_launch(const GroupedRows& p, cudaStream_t stream) {
@@ -317,19 +425,14 @@ cudaError_t grouped_rows_hopper_launch(const GroupedRows& p, cudaStream_t stream
   const int64_t lines = kGated ? 2 * p.n : p.n;
   const int64_t x = kLineMajorB ? lines : p.k, y = kLineMajorB ? p.k : lines;
   TensorMap map;
-  cudaError_t error = tensor_map(map, HopperType<T>::kMap, int(sizeof(T)), p.b, x, y, p.experts,
-                                 x * int64_t(sizeof(T)), x * y * int64_t(sizeof(T)),
-                                 kLineMajorB ? GroupedHopper::kBlockK : 128);
-  if (error != cudaSuccess) return error;
-  const auto kernel = grouped_rows_hopper_kernel<T, kGated, kLineMajorB>;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               GroupedHopper::kShared);
+  const cudaError_t error = tensor_map(
+      map, HopperType<T>::kMap, int(sizeof(T)), p.b, x, y, p.experts, x * int64_t(sizeof(T)),
+      x * y * int64_t(sizeof(T)), kLineMajorB ? GroupedHopper::kBlockK : 128);
   if (error != cudaSuccess) return error;
   const int64_t tiles = grouped_row_tiles(p.assignments, p.experts, GroupedHopper::kTileM) *
                         ((p.n + kColumns - 1) / kColumns);
-  const auto grid = unsigned(tiles < kHopperSms ? tiles : kHopperSms);
-  kernel<<<grid, GroupedHopper::kThreads, GroupedHopper::kShared, stream>>>(map, p);
-  return cudaGetLastError();
+  return grouped_hopper_launch(grouped_rows_hopper_kernel<T, kGated, kLineMajorB>, tiles, stream,
+                               map, p);
 }
 
 // grouped_rows where a, b and out have rows of whole aligned 16-byte vectors.
@@ -340,6 +443,15 @@ cudaError_t grouped_rows_hopper(const GroupedRows& p, cudaStream_t stream) {
     if (p.line_major_b) return grouped_rows_hopper_launch<T, false, true>(p, stream);
   }
   return grouped_rows_hopper_launch<T, kGated, false>(p, stream);
+}
+
+// grouped_weights of the same.
+template <class T>
+cudaError_t grouped_weights_hopper(const GroupedWeights& p, cudaStream_t stream) {
+  const int64_t tiles = p.experts * ((p.m + GroupedHopper::kTileM - 1) / GroupedHopper::kTileM) *
+                        ((p.n + GroupedHopper::kTileN - 1) / GroupedHopper::kTileN);
+  if (tiles == 0) return cudaSuccess;
+  return grouped_hopper_launch(grouped_weights_hopper_kernel<T>, tiles, stream, p);
 }
 
 }  // namespace cuda_ops

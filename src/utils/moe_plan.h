@@ -108,7 +108,8 @@ inline MoePlan moe_plan(const MoeExperts& p, int capability) {
 // Of the gradient, whose matrices lie the other way round: they are not streamed.
 inline MoePlan moe_plan(const MoeExpertsBackward& b, int capability) {
   MoePlan plan = moe_plan(b.forward, capability);
-  const bool whole = detail::whole_vectors({b.grad_out, b.grad_gate_up, b.grad_x});
+  const bool whole = detail::whole_vectors(
+      {b.grad_out, b.grad_gate_up, b.grad_x, b.grad_w_gate_up, b.grad_w_down});
   if (plan.family == MoePlan::kStream || (plan.family == MoePlan::kHopper && !whole)) {
     plan = MoePlan{};
     plan.family = MoePlan::kMma;
