@@ -37,8 +37,13 @@ struct MoePlan {
 };
 
 // Up to so many assignments for each expert there is, a product waits for the matrices:
-// 132 SMs times 4 TB/s. Beyond, tiles of 128 rows keep the tensor cores about as long.
+// 132 SMs times 4 TB/s. Beyond, tiles of mma.sync keep the tensor cores about as long.
 constexpr int64_t kMostStreamed = 24;
+// The same where Hopper's kernel has tiles enough, kHopperTiles, to keep all SMs busy to
+// the end: its ring has twice as many bytes on their way, and it reads rows once for more
+// columns. An estimate, not measured.
+constexpr int64_t kMostStreamedHopper = 8, kHopperTiles = 3 * 132;
+
 // Assignments that each block of a streaming kernel looks through on its own: one word.
 constexpr int64_t kMostUnsorted = 64;
 
@@ -60,7 +65,7 @@ constexpr int kStreamWarps = 8;
 constexpr int stream_splits(int64_t groups, int64_t lines, int64_t k, int tile) {
   const int64_t warps = groups * ((lines + stream_lines(tile) - 1) / stream_lines(tile));
   int splits = 1;
-  while (splits < kStreamWarps && warps * splits < 132 * 64 && k / (2 * splits) >= 128) splits *= 2;
+  while (splits < kStreamWarps && warps * splits < 132 * 128 && k / (2 * splits) >= 128) splits *= 2;
   return splits;
 }
 
@@ -91,8 +96,10 @@ inline MoePlan moe_plan(const MoeExperts& p, int capability) {
       !vectors) {
     return plan;
   }
-  if (assignments > kMostStreamed * experts) {
-    if (capability == 90 && p.built_for_hopper) plan.family = MoePlan::kHopper;
+  const bool hopper = capability == 90 && p.built_for_hopper;
+  const bool filled = hopper && experts * ((p.inner + 127) / 128) >= kHopperTiles;
+  if (assignments > (filled ? kMostStreamedHopper : kMostStreamed) * experts) {
+    if (hopper) plan.family = MoePlan::kHopper;
     return plan;
   }
   plan.family = MoePlan::kStream;
