@@ -174,55 +174,35 @@ def grouped_mm(
     """
     weights, experts = torch.topk(torch.softmax(router_logits, -1, dtype=torch.float32), top_k)
     weights = weights / weights.sum(-1, keepdim=True)
-    order = torch.argsort(experts.flatten(), stable=True)
+    order, ends = of_experts.by_expert(experts, w_down.shape[0])
     token = order // top_k
-    ends = torch.histc(
-        experts.flatten().float(), bins=w_down.shape[0], min=0, max=w_down.shape[0] - 1
-    ).cumsum(0, dtype=torch.int32)
     gate, up = torch._grouped_mm(x[token], w_gate_up.mT, offs=ends).chunk(2, -1)
     rows = torch._grouped_mm(F.silu(gate) * up, w_down.mT, offs=ends)
     rows = rows * weights.flatten()[order].to(x.dtype).unsqueeze(-1)
     return torch.zeros_like(x).index_add_(0, token, rows)
 
 
-#: H, I, E, experts a token, and whose they are.
-_MODELS = {
-    "Qwen3-30B-A3B": (2048, 768, 128, 8),
-    "Mixtral 8x7B": (4096, 14336, 8, 2),
-    "OLMoE": (2048, 1024, 64, 8),
-    "DeepSeek-V3, 32 of its experts": (7168, 2048, 32, 8),
-}
-
-
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
-    tokens = (1, 64, 512, 4096, 16384)
-    return [_case(model, t) for model in _MODELS for t in tokens]
+    """Decoding, which streams matrices; few tokens an expert; and many, which multiply."""
+    tokens = (1, 8, 64, 512, 4096, 16384, 32768)
+    return [_case(model, t) for model in of_experts.MODELS for t in tokens]
 
 
 def _case(model: str, tokens: int) -> BenchmarkCase:
-    hidden, inner, count, top_k = _MODELS[model]
+    hidden, inner, count, top_k = of_experts.MODELS[model]
 
     def inputs(device: torch.device) -> tuple[Any, ...]:
-        def normal(*shape: int) -> torch.Tensor:
-            return rotation.random_tensor(shape, torch.bfloat16, device)
+        x, w_gate_up, w_down = of_experts.model_tensors(model, tokens, device)
+        logits = rotation.random_tensor((tokens, count), torch.bfloat16, device)
+        return x, logits, w_gate_up, w_down, top_k
 
-        return (
-            normal(tokens, hidden),
-            normal(tokens, count),
-            normal(count, 2 * inner, hidden) * hidden**-0.5,
-            normal(count, hidden, inner) * inner**-0.5,
-            top_k,
-        )
-
-    # As many experts as random choices are expected to meet.
-    active = count * (1 - (1 - top_k / count) ** tokens)
-    assignments = tokens * top_k
+    matrices = of_experts.active_experts(model, tokens) * 6 * inner * hidden
     return BenchmarkCase(
         f"{model}, T={tokens} bfloat16",
         inputs,
-        bytes=int(active * 6 * inner * hidden) + 4 * tokens * hidden + 2 * tokens * count,
-        flops=6 * assignments * hidden * inner,
+        bytes=int(matrices) + 4 * tokens * hidden + 2 * tokens * count,
+        flops=6 * tokens * top_k * hidden * inner,
         reason=model,
         dtype=torch.bfloat16,
     )
