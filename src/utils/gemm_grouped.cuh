@@ -92,8 +92,10 @@ __device__ inline void add_up_tiles(const int32_t* offsets, int experts, int32_t
 __device__ inline RowTile row_tile_of(const int32_t* offsets, int experts, int32_t assignments,
                                       int tile, const int32_t* starts, int64_t columns, int group,
                                       int64_t index) {
-  const int64_t rows = starts[group + 1] - starts[group], in = index - starts[group] * columns;
-  const int64_t begin = offsets[group] + in % rows * tile;
+  // Results of 2^32 tiles are larger than any memory: no 64-bit division.
+  const auto rows = unsigned(starts[group + 1] - starts[group]);
+  const auto in = unsigned(index - starts[group] * columns);
+  const int64_t begin = offsets[group] + int64_t(in % rows) * tile;
   const int64_t end = group < experts ? offsets[group + 1] : assignments;
   return {group, begin, end - begin < tile ? end : begin + tile, in / rows};
 }

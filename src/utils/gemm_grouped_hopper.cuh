@@ -187,7 +187,9 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
   using Tile = GroupedHopper;
   constexpr int kColumns = kGated ? Tile::kTileN / 2 : Tile::kTileN;
   extern __shared__ uint8_t shared[];
-  __shared__ int32_t starts[kMostBins + 1];
+  // Here, so that a tile begins without waiting for memory.
+  __shared__ int32_t starts[kMostBins + 1], offsets[kMostBins];
+  for (int i = int(threadIdx.x); i <= p.experts; i += Tile::kThreads) offsets[i] = p.offsets[i];
   // Four warps that copy, and what the copy engine brings.
   GroupedRing ring(shared, 4 + 1);
   add_up_tiles(p.offsets, p.experts, p.assignments, Tile::kTileM, starts);
@@ -199,13 +201,13 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
   int expert = 0;
   const auto tile_at = [&](int index) {
     while (starts[expert + 1] * columns <= index) ++expert;
-    return row_tile_of(p.offsets, p.experts, p.assignments, Tile::kTileM, starts, columns, expert,
+    return row_tile_of(offsets, p.experts, p.assignments, Tile::kTileM, starts, columns, expert,
                        index);
   };
 
   if (group == 0) {
     // --- producer
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
     // A thread has one 16-byte column of 8 rows, 16 apart.
     constexpr int kRows = 8, kStep = 16;
     const int row = thread / 8, chunk = thread % 8;
@@ -259,7 +261,7 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
     copies.hand_over<0>();
   } else {
     // --- consumer
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     const int consumer = group - 1;
     const uint32_t box = ring.staging() + uint32_t(consumer * Tile::kBox);
     for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
@@ -330,7 +332,7 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
 
   if (group == 0) {
     // --- producer
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
     // A thread has one 16-byte column, in each box, of 4 rows, 16 apart.
     constexpr int kRows = 4, kStep = 16;
     const int row = thread / 8, chunk = thread % 8;
@@ -376,7 +378,7 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
     copies.hand_over<0>();
   } else {
     // --- consumer
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     const int consumer = group - 1;
     const uint32_t box = ring.staging() + uint32_t(consumer * Tile::kBox);
     for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {

@@ -31,6 +31,16 @@ struct StreamRows {
 
 // --- sums ---------------------------------------------------------------------
 
+// The k's of part `part` of `parts`.
+struct StreamRange {
+  int begin, end;
+  __device__ StreamRange(int k, int part, int parts) {
+    const int share = ((k + 31) / 32 + parts - 1) / parts * 32;
+    begin = part * share;
+    end = k - begin < share ? k : begin + share;
+  }
+};
+
 // 16 bytes that nobody reads again, and the rest of their 128 into the L2 cache.
 __device__ inline uint4 load_once(const void* from) {
   uint4 word;
@@ -40,32 +50,35 @@ __device__ inline uint4 load_once(const void* from) {
   return word;
 }
 
-// Adds the products of k's begin to end. `lines[b]` are those of this lane in block b,
-// lines lane / 4 and lane / 4 + 8, `vectors[c]` is assignment 8 * c + lane / 4: all of
-// them from k = 8 * (lane % 4) on. The whole warp calls it.
+// Adds the products of a range of k. `lines[b]` are those of this lane in block b, lines
+// lane / 4 and lane / 4 + 8, `vectors[c]` is assignment 8 * c + lane / 4: all of them from
+// k = range.begin + 8 * (lane % 4) on. The whole warp calls it; moves the pointers.
 template <class T, int kBlocks, int kCols>
-__device__ __forceinline__ void stream_sums(const T* const (&lines)[kBlocks][2],
-                                            const T* const (&vectors)[kCols], int begin, int end,
+__device__ __forceinline__ void stream_sums(const T* (&lines)[kBlocks][2],
+                                            const T* (&vectors)[kCols], const StreamRange& range,
                                             float (&sums)[kBlocks][kCols][4]) {
   constexpr int kSteps = 4 / kBlocks, kLoad = 32 * kSteps;
   const int own = int(threadIdx.x) % 4 * 8;
 #pragma unroll 1
-  for (int first = begin; first < end; first += kLoad) {
+  for (int left = range.end - range.begin; left > 0; left -= kLoad) {
     uint4 line[kSteps][kBlocks][2], vector[kSteps][kCols];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      const int k = first + 32 * s;
-      const bool inside = k < end - own;
+      const bool inside = own + 32 * s < left;
 #pragma unroll
       for (int i = 0; i < 2 * kBlocks; ++i) {
-        line[s][i / 2][i % 2] = inside ? load_once(lines[i / 2][i % 2] + k) : uint4{};
+        line[s][i / 2][i % 2] = inside ? load_once(lines[i / 2][i % 2] + 32 * s) : uint4{};
       }
 #pragma unroll
       for (int c = 0; c < kCols; ++c) {
-        const auto* from = reinterpret_cast<const uint4*>(vectors[c] + k);
+        const auto* from = reinterpret_cast<const uint4*>(vectors[c] + 32 * s);
         vector[s][c] = inside ? __ldg(from) : uint4{};
       }
     }
+#pragma unroll
+    for (int i = 0; i < 2 * kBlocks; ++i) lines[i / 2][i % 2] += kLoad;
+#pragma unroll
+    for (int c = 0; c < kCols; ++c) vectors[c] += kLoad;
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
@@ -82,16 +95,6 @@ __device__ __forceinline__ void stream_sums(const T* const (&lines)[kBlocks][2],
     }
   }
 }
-
-// The k's of part `part` of `parts`.
-struct StreamRange {
-  int begin, end;
-  __device__ StreamRange(int k, int part, int parts) {
-    const int share = ((k + 31) / 32 + parts - 1) / parts * 32;
-    begin = part * share;
-    end = k - begin < share ? k : begin + share;
-  }
-};
 
 // --- which tile ---------------------------------------------------------------
 
@@ -155,6 +158,8 @@ __global__ void __launch_bounds__(32 * kStreamWarps, kCols == 1 ? 3 : 2)
   if (tile.count == 0) return;
 
   const int first = int(tile.column) * width + place * kBlocks * kStep, size = int(p.n);
+  const StreamRange range(int(p.k), part, s.splits);
+  const int from = range.begin + lane % 4 * 8;
   const T *lines[kBlocks][2], *vectors[kCols];
   const T* matrix = static_cast<const T*>(p.b) + tile.group * (kGated ? 2 * p.n : p.n) * p.k;
   // A line or an assignment beyond the last one is that one again, and not stored.
@@ -162,17 +167,16 @@ __global__ void __launch_bounds__(32 * kStreamWarps, kCols == 1 ? 3 : 2)
   for (int i = 0; i < 2 * kBlocks; ++i) {
     const int n = first + i / 2 * kStep + lane / 4 + (kGated ? 0 : i % 2 * 8);
     const int line = (n < size ? n : size - 1) + (kGated ? i % 2 * size : 0);
-    lines[i / 2][i % 2] = matrix + line * p.k + lane % 4 * 8;
+    lines[i / 2][i % 2] = matrix + line * p.k + from;
   }
 #pragma unroll
   for (int c = 0; c < kCols; ++c) {
     const int at = 8 * c + lane / 4, member = members[at < tile.count ? at : tile.count - 1];
-    vectors[c] = static_cast<const T*>(p.a) + member / p.share * p.k + lane % 4 * 8;
+    vectors[c] = static_cast<const T*>(p.a) + member / p.share * p.k + from;
   }
   float sums[kBlocks][kCols][4] = {};
-  const StreamRange range(int(p.k), part, s.splits);
   if (tile.group < p.experts && first < size) {
-    stream_sums(lines, vectors, range.begin, range.end, sums);
+    stream_sums(lines, vectors, range, sums);
   }
 
 #pragma unroll
@@ -226,16 +230,17 @@ __global__ void __launch_bounds__(32 * kTokenWarps)
     const int assignment = pair / parts, expert = bin_of(s.map, assignment);
     float sums[1][1][4] = {};
     if (expert < p.experts) {
+      const StreamRange range(int(p.k), pair % parts, parts);
+      const int from = range.begin + lane % 4 * 8;
       const T *lines[1][2], *vectors[1];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int64_t n = first + lane / 4 + 8 * half;
         const int64_t line = expert * p.n + (n < p.n ? n : p.n - 1);
-        lines[0][half] = static_cast<const T*>(p.b) + line * p.k + lane % 4 * 8;
+        lines[0][half] = static_cast<const T*>(p.b) + line * p.k + from;
       }
-      vectors[0] = static_cast<const T*>(p.a) + assignment * p.k + lane % 4 * 8;
-      const StreamRange range(int(p.k), pair % parts, parts);
-      stream_sums(lines, vectors, range.begin, range.end, sums);
+      vectors[0] = static_cast<const T*>(p.a) + assignment * p.k + from;
+      stream_sums(lines, vectors, range, sums);
     }
     // All eight columns are the same.
     if (lane % 4 == 0) {
