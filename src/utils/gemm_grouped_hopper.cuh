@@ -170,7 +170,11 @@ __device__ void store_rows(uint32_t box, const float (&values)[32], T* out, int6
                  : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
                  : "r"(box + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16)))
                  : "memory");
-    *reinterpret_cast<uint4*>(out + rows[i] * stride + chunk * 8) = word;
+    // Written out: the compiler makes four stores of some of them.
+    asm volatile(
+        "st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(out + rows[i] * stride + chunk * 8),
+        "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
+        : "memory");
   }
   __syncwarp();  // before the box is written again
 }

@@ -218,8 +218,9 @@ constexpr int kTokenWarps = 16;
 
 // The second product of one token and the sum of its results, which then need no memory: a
 // block has 16 lines of the matrices of all of the token's experts.
+// Bounds that ask for one block: without, registers are saved by loads one after the other.
 template <class T>
-__global__ void __launch_bounds__(32 * kTokenWarps)
+__global__ void __launch_bounds__(32 * kTokenWarps, 1)
     stream_token_kernel(const __grid_constant__ StreamRows s, const float* weights, int parts) {
 #if __CUDA_ARCH__ >= 800
   __shared__ float partials[kMostChosen * kTokenWarps][16];
