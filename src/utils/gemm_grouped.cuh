@@ -75,15 +75,16 @@ struct RowTile {
   int64_t begin, end, column;
 };
 
-// starts[g] = the first tile of rows of group g. The whole block calls it.
+// starts[g] = the first tile of rows of group g. The whole block calls it, and reads all
+// numbers at once: blocks with little to do are done when that is.
 __device__ inline void add_up_tiles(const int32_t* offsets, int experts, int32_t assignments,
                                     int tile, int32_t* starts) {
-  if (threadIdx.x < 32) {
-    warp_add_up(experts + 1, starts, [&](int g) {
-      const int32_t end = g < experts ? offsets[g + 1] : assignments;
-      return (end - offsets[g] + tile - 1) / tile;
-    });
+  for (int g = int(threadIdx.x); g <= experts; g += int(blockDim.x)) {
+    const int32_t end = g < experts ? offsets[g + 1] : assignments;
+    starts[g] = (end - offsets[g] + tile - 1) / tile;
   }
+  __syncthreads();
+  if (threadIdx.x < 32) warp_add_up(experts + 1, starts, [&](int g) { return starts[g]; });
   __syncthreads();
 }
 
@@ -94,10 +95,10 @@ __device__ inline RowTile row_tile_of(const int32_t* offsets, int experts, int32
                                       int64_t index) {
   // Results of 2^32 tiles are larger than any memory: no 64-bit division.
   const auto rows = unsigned(starts[group + 1] - starts[group]);
-  const auto in = unsigned(index - starts[group] * columns);
-  const int64_t begin = offsets[group] + int64_t(in % rows) * tile;
+  const auto in = unsigned(index - starts[group] * columns), column = in / rows;
+  const int64_t begin = offsets[group] + int64_t(in - column * rows) * tile;
   const int64_t end = group < experts ? offsets[group + 1] : assignments;
-  return {group, begin, end - begin < tile ? end : begin + tile, in / rows};
+  return {group, begin, end - begin < tile ? end : begin + tile, column};
 }
 
 // The same, whichever group has it.
@@ -167,9 +168,9 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   const Warp warp;
   const int64_t lines = kGated ? 2 * p.n : p.n, columns = (lines + kTile - 1) / kTile;
   add_up_tiles(p.offsets, p.experts, p.assignments, kTile, starts);
-  const int64_t tiles = starts[p.experts + 1] * columns;
 
-  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+  // How many there are is read again rather than kept: a register less.
+  for (int64_t index = blockIdx.x; index < starts[p.experts + 1] * columns; index += gridDim.x) {
     const RowTile tile =
         row_tile(p.offsets, p.experts, p.assignments, kTile, starts, columns, index);
     const int64_t first = tile.column * kTile, k = tile.group < p.experts ? p.k : 0;
