@@ -51,42 +51,56 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Through silu(gate) * up, for one assignment a block. `activations` comes in as grad_out
+// Through silu(gate) * up, for one assignment a warp. `activations` comes in as grad_out
 // @ w_down, without the weight, and leaves as weight * silu(gate) * up.
-template <class T>
+template <class T, int kVector>
 __global__ void __launch_bounds__(kThreads)
     swiglu_backward_kernel(const MoeExpertsBackward b, int64_t assignments) {
   using C = compute_t<T>;
-  __shared__ C parts[kThreads / 32];
-  const int64_t inner = b.forward.inner;
-  const int thread = int(threadIdx.x);
-  for (int64_t i = blockIdx.x; i < assignments; i += gridDim.x) {
+  using V = Elements<T, kVector>;
+  const int64_t vectors = b.forward.inner / kVector, step = int64_t(gridDim.x) * (kThreads / 32);
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  for (int64_t i = int64_t(blockIdx.x) * (kThreads / 32) + warp; i < assignments; i += step) {
     const C weight = static_cast<const C*>(b.forward.weights)[i];
-    const T* gates = static_cast<const T*>(b.forward.gate_up) + i * 2 * inner;
-    T* grad_gates = static_cast<T*>(b.grad_gate_up) + i * 2 * inner;
-    T* activations = static_cast<T*>(b.forward.activations) + i * inner;
+    const V* gates = static_cast<const V*>(b.forward.gate_up) + i * 2 * vectors;
+    V* grad_gates = static_cast<V*>(b.grad_gate_up) + i * 2 * vectors;
+    V* activations = static_cast<V*>(b.forward.activations) + i * vectors;
     C along = 0;
-    for (int64_t n = thread; n < inner; n += kThreads) {
-      const C gate = to_compute(gates[n]), up = to_compute(gates[inner + n]);
-      const C grad = to_compute(activations[n]);
-      const Sigmoid<MathFor<T>, C> s(gate);
-      const C silu = gate * s.value;
-      along += grad * silu * up;
-      grad_gates[n] = from_compute<T>(weight * grad * up * (s.value + silu * s.complement));
-      grad_gates[inner + n] = from_compute<T>(weight * grad * silu);
-      activations[n] = from_compute<T>(weight * silu * up);
+    for (int64_t n = lane; n < vectors; n += 32) {
+      V gate = gates[n], up = gates[vectors + n], grad = activations[n];
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        const C g = to_compute(gate.values[e]), u = to_compute(up.values[e]);
+        const C through = to_compute(grad.values[e]);
+        const Sigmoid<MathFor<T>, C> s(g);
+        const C silu = g * s.value;
+        along += through * silu * u;
+        gate.values[e] = from_compute<T>(weight * through * u * (s.value + silu * s.complement));
+        up.values[e] = from_compute<T>(weight * through * silu);
+        grad.values[e] = from_compute<T>(weight * silu * u);
+      }
+      grad_gates[n] = gate;
+      grad_gates[vectors + n] = up;
+      activations[n] = grad;
     }
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) along += __shfl_xor_sync(~0u, along, unsigned(mask));
-    __syncthreads();  // the last assignment's parts have been read
-    if (thread % 32 == 0) parts[thread / 32] = along;
-    __syncthreads();
-    if (thread == 0 && b.grad_weights != nullptr) {
-      C sum = 0;
-      for (int w = 0; w < kThreads / 32; ++w) sum += parts[w];
-      static_cast<C*>(b.grad_weights)[i] = sum;
-    }
+    if (lane == 0 && b.grad_weights != nullptr) static_cast<C*>(b.grad_weights)[i] = along;
   }
+}
+
+template <class T>
+cudaError_t swiglu_backward(const MoeExpertsBackward& b, cudaStream_t stream) {
+  constexpr int kVector = 16 / int(sizeof(T));
+  const int64_t assignments = b.forward.map.assignments;
+  const int64_t blocks = (assignments + kThreads / 32 - 1) / (kThreads / 32);
+  if (blocks == 0) return cudaSuccess;
+  const MoeExperts& p = b.forward;
+  const bool vectors =
+      p.inner % kVector == 0 && detail::whole_vectors({p.gate_up, b.grad_gate_up, p.activations});
+  const auto kernel = vectors ? swiglu_backward_kernel<T, kVector> : swiglu_backward_kernel<T, 1>;
+  kernel<<<grouped_grid(blocks), kThreads, 0, stream>>>(b, assignments);
+  return cudaGetLastError();
 }
 
 template <class T>
@@ -186,7 +200,6 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
 template <class T>
 cudaError_t backward(const MoeExpertsBackward& b, cudaStream_t stream) {
   const MoeExperts& p = b.forward;
-  const int64_t assignments = p.map.assignments;
   const MoePlan plan = moe_plan(b, current_capability());
   cudaError_t error = moe_map(p.map, stream);
   if (error != cudaSuccess) return error;
@@ -195,11 +208,8 @@ cudaError_t backward(const MoeExpertsBackward& b, cudaStream_t stream) {
       rows_of(p, p.inner, p.hidden, int32_t(p.top_k), b.grad_out, p.w_down, true, p.activations),
       stream);
   if (error != cudaSuccess) return error;
-  if (assignments > 0) {
-    swiglu_backward_kernel<T><<<grouped_grid(assignments), kThreads, 0, stream>>>(b, assignments);
-    error = cudaGetLastError();
-    if (error != cudaSuccess) return error;
-  }
+  error = swiglu_backward<T>(b, stream);
+  if (error != cudaSuccess) return error;
   if (b.grad_x != nullptr) {
     error = rows_product<T>(
         plan, rows_of(p, p.hidden, 2 * p.inner, 1, b.grad_gate_up, p.w_gate_up, true, p.results),
