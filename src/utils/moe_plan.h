@@ -65,7 +65,8 @@ constexpr int kStreamWarps = 8;
 constexpr int stream_splits(int64_t groups, int64_t lines, int64_t k, int tile) {
   const int64_t warps = groups * ((lines + stream_lines(tile) - 1) / stream_lines(tile));
   int splits = 1;
-  while (splits < kStreamWarps && warps * splits < 132 * 128 && k / (2 * splits) >= 128) splits *= 2;
+  while (splits < kStreamWarps && warps * splits < 132 * 128 && k / (2 * splits) >= 128)
+    splits *= 2;
   return splits;
 }
 
