@@ -171,6 +171,9 @@ class BenchmarkCase:
     #: The unit that does the ``flops``, which names their ceiling: ``"bf16"``, ``"fp16"``,
     #: ``"tf32"``, ``"fp32"`` or ``"fp64"``. Empty: the one of ``dtype``, without TF32.
     arithmetic: str = ""
+    #: Time a step of training: the call, then the gradients of all floating arguments, given the
+    #: results themselves as theirs. ``bytes`` and ``flops`` are those of both.
+    backward: bool = False
 
 
 #: One acceptable DTensor sharding: placements of the outputs, then of the arguments

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cuda_ops import experts as of_experts
 from cuda_ops import shapes
 from cuda_ops.benchmarking import rotation
+from cuda_ops.benchmarking.peers import compiled
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.registry import function
 from cuda_ops.spec import AutocastPolicy, BenchmarkCase, Claims, OpSpec, Peer
@@ -159,7 +160,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
-    return {"loop": naive, "grouped_mm": grouped_mm}
+    return {"grouped_mm": grouped_mm, "grouped_mm compiled": compiled(grouped_mm)}
 
 
 def grouped_mm(
@@ -194,13 +195,20 @@ _MODELS = {
 }
 
 
+#: Tokens of a step of training; longer where the float64 reference leaves room for them.
+_TRAINING = {"Qwen3-30B-A3B": (8192, 32768), "OLMoE": (8192, 32768)}
+
+
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
-    tokens = (1, 64, 512, 4096, 16384)
-    return [_case(model, t) for model in _MODELS for t in tokens]
+    forward = [_case(model, t) for model in _MODELS for t in (1, 8, 64, 512, 4096, 16384)]
+    training = [
+        _case(model, t, backward=True) for model in _MODELS for t in _TRAINING.get(model, (8192,))
+    ]
+    return forward + training
 
 
-def _case(model: str, tokens: int) -> BenchmarkCase:
+def _case(model: str, tokens: int, backward: bool = False) -> BenchmarkCase:
     hidden, inner, count, top_k = _MODELS[model]
 
     def inputs(device: torch.device) -> tuple[Any, ...]:
@@ -209,7 +217,8 @@ def _case(model: str, tokens: int) -> BenchmarkCase:
 
         return (
             normal(tokens, hidden),
-            normal(tokens, count),
+            # Of equal logits, which 16 bits often have, everyone chooses another expert.
+            rotation.random_tensor((tokens, count), torch.float32, device),
             normal(count, 2 * inner, hidden) * hidden**-0.5,
             normal(count, hidden, inner) * inner**-0.5,
             top_k,
@@ -217,12 +226,15 @@ def _case(model: str, tokens: int) -> BenchmarkCase:
 
     # As many experts as random choices are expected to meet.
     active = count * (1 - (1 - top_k / count) ** tokens)
-    assignments = tokens * top_k
+    matrices, rows = int(active * 6 * inner * hidden), 4 * tokens * hidden + 4 * tokens * count
+    forward = 6 * tokens * top_k * hidden * inner
     return BenchmarkCase(
-        f"{model}, T={tokens} bfloat16",
+        f"{model}, T={tokens} bfloat16" + (", forward and backward" if backward else ""),
         inputs,
-        bytes=int(active * 6 * inner * hidden) + 4 * tokens * hidden + 2 * tokens * count,
-        flops=6 * assignments * hidden * inner,
-        reason=model,
+        # Backward reads both matrices once more and writes a gradient of every argument.
+        bytes=2 * matrices + 6 * count * inner * hidden + 3 * rows if backward else matrices + rows,
+        flops=3 * forward if backward else forward,
+        reason=f"{model}, training" if backward else model,
         dtype=torch.bfloat16,
+        backward=backward,
     )

@@ -83,11 +83,11 @@ def deviation(
     claims = subject.claims
     allowed = claims.tolerance * math.sqrt(length)
     given = [v.dtype for v in sample.make("meta") if is_floating(v)]
-    coarsest = max(given, key=_epsilon) if claims.rounds_between and given else None
+    coarsest = max(given, key=epsilon) if claims.rounds_between and given else None
     return errors(outputs(actual), outputs(expected), magnitude, allowed, coarsest)
 
 
-def _epsilon(dtype: torch.dtype) -> float:
+def epsilon(dtype: torch.dtype) -> float:
     """The error allowed of one result of this dtype."""
     return EPSILONS.get(dtype, _OTHER_EPSILONS) * torch.finfo(dtype).eps
 
@@ -112,10 +112,10 @@ def errors(
             assert torch.equal(a, e.to(a.dtype)), "the result differs"
             continue
         tiny = torch.finfo(a.dtype).tiny
-        epsilon = max(_epsilon(dtype) for dtype in (a.dtype, coarsest or a.dtype))
+        unit = max(epsilon(dtype) for dtype in (a.dtype, coarsest or a.dtype))
         # What overflows the dtype is infinite in the reference too.
         e = e.to(a.dtype).to(torch.float64)
-        allowed = factor * epsilon * (e.abs() + magnitude)
+        allowed = factor * unit * (e.abs() + magnitude)
         a = a.to(torch.float64)
         same = (a == e) | (a.isnan() & e.isnan())
         error = torch.where(same, 0.0, (a - e).abs() / (allowed + tiny))
