@@ -123,8 +123,8 @@ class Claims:
     deterministic: bool = True
     #: Factor on the tolerances of :mod:`cuda_ops.testing.compare`.
     tolerance: float = 1.0
-    #: What is computed in between is kept in the dtype of the arguments: a result of a wider dtype
-    #: is no better than that.
+    #: What is computed in between is kept in the dtype of the arguments, so sums are of numbers
+    #: rounded to it, and a result of a wider dtype is no better than that.
     rounds_between: bool = False
     reason: str = ""
 

@@ -61,6 +61,7 @@ class Verifier:
         # Gradients of broadcast arguments are sums over all parts.
         whole = rotation.case.backward
         self._parts = None if whole else _draw_parts(op, rotation.values[0])
+        self._least = 4 * _TF32_EPS if rotation.case.arithmetic == "tf32" else 0.0
         self._length = compare.reduction_length(op, _shapes_of(rotation.values[0]))
         self._expected = {value: self._compute(reference, value) for value in chosen}
         self._positions: dict[int, torch.Tensor] = {}
@@ -113,7 +114,8 @@ class Verifier:
                 a, e = a.cpu().to(torch.int64), e.cpu().to(torch.int64)
                 a = torch.where((a - e).abs() <= off_by, e, a)
             try:
-                worst = max(worst, compare.errors([a], [e], magnitude, math.sqrt(self._length)))
+                error = compare.errors([a], [e], magnitude, self._length, least=self._least)
+                worst = max(worst, error)
                 spread = self._spread(a, e, magnitude)
             except AssertionError as error:  # integers differ
                 raise BenchmarkError(str(error)) from error
@@ -138,9 +140,7 @@ class Verifier:
         if a.numel() < _MANY:
             size = max(size, magnitude / math.sqrt(self._length))
         given = [v.dtype for v in self._rotation.values[0] if compare.is_floating(v)]
-        allowed = max(compare.epsilon(dtype) for dtype in (actual.dtype, *given))
-        if self._rotation.case.arithmetic == "tf32":
-            allowed = max(allowed, 4 * _TF32_EPS)
+        allowed = max(self._least, *(compare.epsilon(dtype) for dtype in (actual.dtype, *given)))
         return error / (allowed * size) if error else 0.0
 
 
