@@ -88,6 +88,23 @@ inline double hopper_estimate(const Matmul& p, const HopperConfig& config, int b
   return (busy > all ? busy + 0.1 * all : all + 0.1 * busy) + exchange + 4;
 }
 
+// A variant of the kernel, its grid and its estimate; not possible if no grid holds it.
+inline HopperConfig hopper_variant(const Matmul& p, int bytes, bool swap, int tile_n, int splits) {
+  HopperConfig config;
+  config.swap = swap;
+  config.tile_n = tile_n;
+  config.splits = splits;
+  config.tiles = detail::ceil_div(swap ? p.n : p.m, kHopperTileM) *
+                 detail::ceil_div(swap ? p.m : p.n, tile_n) * p.batch.numel;
+  const int64_t blocks = config.tiles * splits;
+  config.possible = blocks < 1LL << 31;
+  // Blocks of a split have one tile each, and those of narrow tiles do not stay.
+  const bool one_each = splits > 1 || tile_n < 128;
+  config.grid = one_each || blocks < kHopperSms ? blocks : kHopperSms;
+  config.time = hopper_estimate(p, config, bytes);
+  return config;
+}
+
 // `linear`: of the tiles that a layer has (hopper_linear_tile).
 inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
   using detail::Lines;
@@ -106,21 +123,11 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
   const auto consider = [&](bool swap, int tile_n, int splits) {
     if (linear && !hopper_linear_tile(tile_n)) return;
     if (is_split(p) && tile_n != kHopperSplitTile) return;
-    HopperConfig config;
-    config.possible = true;
-    config.swap = swap;
+    HopperConfig config = hopper_variant(p, bytes, swap, tile_n, splits);
     config.line_major_a = (swap ? b : a) == Lines::kLineMajor;
     config.line_major_b = (swap ? a : b) == Lines::kLineMajor;
-    config.tile_n = tile_n;
-    config.splits = splits;
-    config.tiles = detail::ceil_div(swap ? p.n : p.m, kHopperTileM) *
-                   detail::ceil_div(swap ? p.m : p.n, tile_n) * p.batch.numel;
-    const int64_t blocks = config.tiles * splits;
-    // Blocks of a split have one tile each, all of them at work at once.
-    if (blocks >= 1LL << 31 || (splits > 1 && blocks > kHopperSms)) return;
-    const bool one_each = splits > 1 || tile_n < 128;
-    config.grid = one_each || blocks < kHopperSms ? blocks : kHopperSms;
-    config.time = hopper_estimate(p, config, bytes);
+    // Splits are for SMs that would idle: all of their blocks at work at once.
+    if (!config.possible || (splits > 1 && config.grid > kHopperSms)) return;
     if (!best.possible || config.time < best.time) best = config;
   };
   const int64_t stages = detail::ceil_div(p.k * bytes, 128);
