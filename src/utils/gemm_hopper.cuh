@@ -223,35 +223,41 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
             named_barrier(1, 128 * Tile::kConsumers);
           }
           const int line_length = swap ? Tile::kTileM : kTileN;
+          // By constants: a division by what is known at run time alone is long.
+          const auto line_of = [&](int quad) {
+            return swap ? 4 * quad / Tile::kTileM : 4 * quad / kTileN;
+          };
           constexpr int kQuads = Tile::kTileM * kTileN / 4, kThreads = 128 * Tile::kConsumers;
-          constexpr int kBatch = kQuads / kThreads < 4 ? kQuads / kThreads : 4;
+          constexpr int kBatch = 2;  // and two blocks: more would not fit beside the sums
           const int pitch = swap ? Tile::kPitchRows : Tile::kPitchCols;
           const int stride = kThreads * args.splits;
-          // Distributed shared memory is far away: some reads of each block in flight.
+          // Distributed shared memory is far away: some reads of two blocks in flight.
           for (int q = split * kThreads + int(threadIdx.x) - 128; q < kQuads;
                q += kBatch * stride) {
             float totals[kBatch][4] = {};
-            for (int r = 0; r < args.splits; ++r) {
-              float parts[kBatch][4] = {};
+            for (int r = 0; r < args.splits; r += 2) {
+              float parts[2][kBatch][4] = {};
 #pragma unroll
-              for (int i = 0; i < kBatch; ++i) {
-                const int quad = q + i * stride;
-                if (quad >= kQuads) continue;
-                const int line = 4 * quad / line_length, along = 4 * quad % line_length;
+              for (int i = 0; i < 2 * kBatch; ++i) {
+                const int quad = q + i % kBatch * stride, block = r + i / kBatch;
+                if (quad >= kQuads || block >= args.splits) continue;
+                const int line = line_of(quad), along = 4 * quad - line * line_length;
                 const uint32_t from = memory + uint32_t(4 * (line * pitch + along));
+                float (&part)[4] = parts[i / kBatch][i % kBatch];
                 asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                             : "=f"(parts[i][0]), "=f"(parts[i][1]), "=f"(parts[i][2]),
-                               "=f"(parts[i][3])
-                             : "r"(in_block(from, r)));
+                             : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3])
+                             : "r"(in_block(from, block)));
               }
 #pragma unroll
-              for (int i = 0; i < 4 * kBatch; ++i) totals[i / 4][i % 4] += parts[i / 4][i % 4];
+              for (int i = 0; i < 8 * kBatch; ++i) {
+                totals[i / 4 % kBatch][i % 4] += parts[i / 4 / kBatch][i / 4 % kBatch][i % 4];
+              }
             }
 #pragma unroll
             for (int i = 0; i < 2 * kBatch; ++i) {
               const int quad = q + i / 2 * stride;
               if (quad >= kQuads) continue;
-              const int line = 4 * quad / line_length, along = 4 * quad % line_length + i % 2 * 2;
+              const int line = line_of(quad), along = 4 * quad - line * line_length + i % 2 * 2;
               const Place p = place(at.m + (swap ? along : line), at.n + (swap ? line : along));
               float pair[2] = {totals[i / 2][i % 2 * 2], totals[i / 2][i % 2 * 2 + 1]};
               finish_pair<Out>(epilogue, pair, p, args.out, args.second);
