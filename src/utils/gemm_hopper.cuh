@@ -207,15 +207,19 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
         {
           // --- sums of all splits through shared memory, over the ring: this block's one
           // tile is done. Lines run along the rows of out, so that stores are coalesced.
-          const int row_step = swap ? 1 : Tile::kPitchCols;
-          const int col_step = swap ? Tile::kPitchRows : 1;
           const int local = row - at.m;
           named_barrier(1, 128 * Tile::kConsumers);
           float* partial = reinterpret_cast<float*>(shared + (memory - shared_address(shared)));
 #pragma unroll
-          for (int i = 0; i < kTileN / 2; ++i) {
-            const int r = local + i / 2 % 2 * 8, c = lane % 4 * 2 + i / 4 * 8 + i % 2;
-            partial[r * row_step + c * col_step] = sums[i];
+          for (int i = 0; i < kTileN / 2; i += 2) {
+            const int r = local + i / 2 % 2 * 8, c = lane % 4 * 2 + i / 4 * 8;
+            if (swap) {
+              partial[c * Tile::kPitchRows + r] = sums[i];
+              partial[(c + 1) * Tile::kPitchRows + r] = sums[i + 1];
+            } else {
+              auto* pair = reinterpret_cast<float2*>(partial + r * Tile::kPitchCols + c);
+              *pair = make_float2(sums[i], sums[i + 1]);
+            }
           }
           if (args.splits > 1) {
             cluster_sync();

@@ -76,8 +76,9 @@ struct HopperTile {
   static constexpr int kBudget = (kNarrow ? 113 : 227) * 1024 - 2048 - kStaging;
   static constexpr int kStages = kBudget / kStage;
   static constexpr int kShared = kStages * kStage + kStaging + 2048;
-  // Partial sums for a split: lines of floats, padded by 16 bytes.
-  static constexpr int kPitchRows = kTileM + 4, kPitchCols = kTileN + 4;
+  // Partial sums for a split: lines of floats. A warp stores 8 rows by 4 pairs of columns,
+  // one float along the rows or two along the columns: none meet in a bank.
+  static constexpr int kPitchRows = kTileM + 4, kPitchCols = kTileN + 8;
   static_assert(kTileM * kPitchCols * 4 <= kStages * kStage, "partial sums overflow");
 };
 
