@@ -129,6 +129,7 @@ Shapes: grad_out (..., M, N), a (..., M, K), b (..., K, N); grad_a (..., M, K) a
 (..., K, N) are contiguous and keep the broadcast batch dims. Where an input was broadcast its
 gradient is the sum over those dims, which is left to the caller.
 Dtypes: float64, float32, float16 or bfloat16, the same for all; sums as in matmul.
+Memory: copies as in matmul, of one product at a time.
 Errors: RuntimeError as in matmul.
 Formula: Giles, https://people.maths.ox.ac.uk/gilesm/files/NA-08-01.pdf, section 2.2.2.)")
       .cpu<matmul_backward_cpu>()
