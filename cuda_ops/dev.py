@@ -88,7 +88,7 @@ def compile_ops(
                 rows.append(row)
                 try:
                     built = future.result()
-                    row.seconds, row.built = built.seconds, "cached" if built.cached else "built"
+                    row.seconds, row.built = built.seconds, built.origin
                     row.warnings = built.warnings
                     called = [
                         stem
@@ -236,9 +236,9 @@ def table(rows: Sequence[Row]) -> Table:
         if row.error:
             grid.add_row(row.op, "[red]failed[/]", "", "", "", "")
             continue
-        seconds = "cached" if row.built == "cached" else f"{row.seconds:.1f} s"
+        build = f"{row.seconds:.1f} s" if row.built == "built" else row.built
         error = "" if row.max_error is None else f"{row.max_error:.1e}"
-        grid.add_row(row.op, seconds, row.devices or row.note, row.fake, row.autograd, error)
+        grid.add_row(row.op, build, row.devices or row.note, row.fake, row.autograd, error)
     return grid
 
 
@@ -290,7 +290,7 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
     for row in rows:
         if row.error:
             console.print(f"\n[red]{row.op}[/] {escape(row.error)}")
-        elif row.warnings and row.built != "cached":
+        elif row.warnings and row.built == "built":
             console.print(f"\n[yellow]{row.op}[/] {escape(chr(10).join(row.warnings))}")
     for name, problem in registry().plugins.problems.items():
         console.print(f"\n[red]plugin {escape(name)}[/] {escape(problem)}")

@@ -6,6 +6,7 @@ Standard library only, so that ``setup.py`` can use it before torch is there.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import re
 import shutil
@@ -98,6 +99,11 @@ def arch_of_capability(major: int, minor: int) -> str:
     return f"{major}.{minor}" + ("a" if major >= 9 else "")
 
 
+def serves(built: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+    """Whether a library for the archs ``built`` holds all that one for ``wanted`` would."""
+    return {*wanted} <= {*built, *(arch.removesuffix("+PTX") for arch in built)}
+
+
 def gencode_flags(archs: tuple[str, ...]) -> list[str]:
     flags = []
     for arch in archs:
@@ -167,6 +173,14 @@ def nvcc_flags(pair: Pair, archs: tuple[str, ...]) -> list[str]:
         "-U__CUDA_NO_HALF2_OPERATORS__",
         *gencode_flags(archs),
     ]
+
+
+def recipe(pair: Pair, archs: tuple[str, ...]) -> str:
+    """Hex digest of the compilers and flags that make the pair's text a library."""
+    parts = [cxx_version(), *cxx_flags(pair, archs), *link_flags(pair)]
+    if uses_cuda(pair):
+        parts += [cuda_version(), *nvcc_flags(pair, archs)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def link_flags(pair: Pair) -> list[str]:

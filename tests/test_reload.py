@@ -56,11 +56,11 @@ def test_header_edit_and_instant_revert(scratch_op: ScratchOp) -> None:
     scratch_op.write("v * kFactor", include='#include "factor.h"')
     scratch_op.reload()
     header.write_text("constexpr double kFactor = 7;")
-    assert not scratch_op.reload().cached
+    assert scratch_op.reload().origin == "built"
     assert torch.equal(scratch_op.function(X), X * 7)
     header.write_text("constexpr double kFactor = 2;")
     reverted = scratch_op.reload()
-    assert reverted.cached and reverted.seconds < 0.5
+    assert reverted.origin == "cached" and reverted.seconds < 0.5
     assert torch.equal(scratch_op.function(X), X * 2)
 
 
