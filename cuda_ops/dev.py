@@ -27,9 +27,6 @@ from cuda_ops.errors import BuildError, CudaOpsError
 from cuda_ops.operator import Operator
 from cuda_ops.registry import registry
 
-#: A compiler of one of our files stays well below this.
-_BYTES_PER_JOB = 2 << 30
-
 
 @dataclass
 class Row:
@@ -71,7 +68,7 @@ def compile_ops(
     chosen = list(names or pairs)
     rows: list[Row] = []
     waiting: list[tuple[builder.Built, Row]] = []
-    with ThreadPoolExecutor(max_workers=_jobs(len(chosen))) as pool:
+    with ThreadPoolExecutor(toolchain.operators_at_once()) as pool:
 
         def start(stem: str) -> tuple[Future[builder.Built], Row]:
             return pool.submit(builder.build, pairs[stem], archs, verbose=verbose), Row(stem)
@@ -141,12 +138,6 @@ class CompiledOps(Mapping[str, Any]):
 
 
 compiled_ops = CompiledOps()
-
-
-def _jobs(wanted: int) -> int:
-    """As many builds at once as there are cores, and memory for their compilers."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(wanted, os.cpu_count() or 1, free // _BYTES_PER_JOB))
 
 
 def _load_or_wait(built: builder.Built, row: Row, patient: bool) -> bool:

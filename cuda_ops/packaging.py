@@ -127,9 +127,7 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
         # Not the frontend's temporary folder: a second install compiles only what changed.
         # Editable and release builds differ in archs and would evict each other.
         self.build_temp = f"build/{'editable' if self.inplace else 'release'}"
-        # Every operator is two compiler runs, which ninja starts together.
-        jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
-        self.parallel = max(1, jobs // 2) if self.use_ninja else None
+        self.parallel = toolchain.operators_at_once() if self.use_ninja else None
 
     def run(self) -> None:
         archs = editable_archs() if self.inplace else release_archs()

@@ -22,6 +22,8 @@ RELEASE_ARCHS = ("8.0", "8.6", "8.9", "9.0a", "10.0", "12.0+PTX")
 #: What the dev loop builds for on a machine without a GPU.
 DEFAULT_ARCH = "9.0a"
 
+#: The compilers of one operator stay well below this.
+_BYTES_PER_OPERATOR = 2 << 30
 _ARCH = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
 
 
@@ -173,6 +175,18 @@ def nvcc_flags(pair: Pair, archs: tuple[str, ...]) -> list[str]:
         "-U__CUDA_NO_HALF2_OPERATORS__",
         *gencode_flags(archs),
     ]
+
+
+def operators_at_once() -> int:
+    """As many as there are cores, and memory for their compilers.
+
+    An operator is two compiler runs, and nearly all of its time is the kernel's. ``MAX_JOBS``,
+    where it is set, counts both.
+    """
+    listed = os.environ.get("MAX_JOBS")
+    most = int(listed) // 2 if listed else os.cpu_count() or 1
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(most, free // _BYTES_PER_OPERATOR))
 
 
 def recipe(pair: Pair, archs: tuple[str, ...]) -> str:
