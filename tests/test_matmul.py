@@ -239,6 +239,9 @@ def test_the_choice(plans: Any) -> None:
     assert plans([Case(4096, 4096, 8, dtype=torch.float32, precision="tf32x3")]) == ["fma 128"]
     assert plans([Case(4096, 4096, 4096, dtype=torch.float64)]) == ["simt 64"]
     assert plans([Case(0, 8, 8), Case(8, 8, 0)]) == ["nothing", "simt 64"]
+    # What the Hopper kernel's ints would not hold: tiles plus the grid, and K of both parts.
+    assert plans([Case(3, 3, 8, batch=2**30)]) == ["mma 128"]
+    assert plans([Case(8, 8, 2**30, dtype=torch.float32, precision="tf32x3")]) == ["mma 64"]
 
 
 def test_copies_are_chosen_where_they_pay(plans: Any) -> None:

@@ -97,7 +97,8 @@ inline HopperConfig hopper_variant(const Matmul& p, int bytes, bool swap, int ti
   config.tiles = detail::ceil_div(swap ? p.n : p.m, kHopperTileM) *
                  detail::ceil_div(swap ? p.m : p.n, tile_n) * p.batch.numel;
   const int64_t blocks = config.tiles * splits;
-  config.possible = blocks < 1LL << 31;
+  // A block's tile plus the grid, where it looks for the next, is an int.
+  config.possible = blocks < 1LL << 30;
   // Blocks of a split have one tile each, and those of narrow tiles do not stay.
   const bool one_each = splits > 1 || tile_n < 128;
   config.grid = one_each || blocks < kHopperSms ? blocks : kHopperSms;
@@ -110,7 +111,8 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
   using detail::Lines;
   HopperConfig best;
   const auto small = [](int64_t size) { return size > 0 && size < 1LL << 31; };
-  if (!small(p.m) || !small(p.n) || !small(p.k) || p.batch.dims > 1) return best;
+  const int64_t parts_k = is_split(p) ? 2 * p.k : p.k;  // the copy engine's coordinates are ints
+  if (!small(p.m) || !small(p.n) || !small(parts_k) || p.batch.dims > 1) return best;
   if (p.out.col != 1 && p.n != 1) return best;
   const auto& operands = p.batch.operands;
   const auto batch_of = [&](int i) { return p.batch.dims == 0 ? 0 : operands[i].strides[0]; };

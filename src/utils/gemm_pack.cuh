@@ -83,10 +83,11 @@ __global__ void __launch_bounds__(kPackThreads)
       uint32_t low[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) split_tf32(words[w], high[w], low[w]);
-      *reinterpret_cast<uint4*>(to + args.part) = {low[0], low[1], low[2], low[3]};
+      __stwb(reinterpret_cast<uint4*>(to + args.part), make_uint4(low[0], low[1], low[2], low[3]));
 #endif
     }
-    *reinterpret_cast<uint4*>(to) = {high[0], high[1], high[2], high[3]};
+    // By name: nvcc makes four stores of a plain one here.
+    __stwb(reinterpret_cast<uint4*>(to), make_uint4(high[0], high[1], high[2], high[3]));
   }
 }
 
