@@ -59,6 +59,38 @@ def interleaved(rgb_to_grayscale: Callable[..., Any]) -> Callable[..., Any]:
     return lambda image: rgb_to_grayscale(image.movedim(-1, -3)).squeeze(-3)
 
 
+def of_routed(general: Callable[..., Any]) -> Callable[..., Any]:
+    """SonicMoE's experts after a router of torch's, with the matrices as they are."""
+
+    def moe(
+        x: torch.Tensor,
+        router_logits: torch.Tensor,
+        w_gate_up: torch.Tensor,
+        w_down: torch.Tensor,
+        top_k: int,
+    ) -> torch.Tensor:
+        weights, experts = torch.topk(torch.softmax(router_logits, -1, dtype=torch.float32), top_k)
+        weights = weights / weights.sum(-1, keepdim=True)
+        tokens = torch.arange(x.shape[0], dtype=torch.int32, device=x.device)
+        out: torch.Tensor = general(
+            x,
+            weights.flatten(),
+            tokens.repeat_interleave(top_k),
+            experts.flatten().int(),
+            w_gate_up.permute(1, 2, 0),
+            None,
+            w_down.permute(1, 2, 0),
+            None,
+            w_down.shape[0],
+            torch.cuda.current_stream().cuda_stream,
+            "swiglu",
+            is_concatenated_gate_up=True,
+        )[0]
+        return out
+
+    return moe
+
+
 _TORCHVISION = "torchvision.transforms.v2.functional:rgb_to_grayscale"
 
 PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
@@ -74,6 +106,10 @@ PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
     "rgb_to_gray_chw": {"torchvision": imported(_TORCHVISION, planar, off_by=1)},
     # DeviceSegmentedSort, and DeviceRadixSort for a single row.
     "bitonic_sort": {"cub": from_pair(_CUB, "cub_sort")},
+    "moe": {
+        "triton": imported("benchmarks.triton_kernels:moe"),
+        "sonicmoe": imported("sonicmoe.functional:moe_general_routing_inputs", of_routed),
+    },
     "sum_rows": {"cub": from_pair(_CUB, "cub_sum", "cub_sum_rows")},
     "reduce_sum": {"cub": from_pair(_CUB, "cub_sum")},
 }

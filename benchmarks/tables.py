@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.report import REPO
 from cuda_ops.benchmarking import plots
+from cuda_ops.benchmarking.peers import COMPILE, EAGER
 from cuda_ops.benchmarking.results import CaseResult, PeerResult, Report, mean_ratio, peer_names
 from cuda_ops.benchmarking.table import footnotes, rate_text, ratio_text, scaled, time_text
 from cuda_ops.errors import BenchmarkError
@@ -84,56 +85,81 @@ def keep(run: Path, results: Path = RESULTS) -> list[Path]:
 # --- what the tables say ---------------------------------------------------------------
 
 
-def _measured(base: Path) -> str:
-    """The README's: the dev loop, the call, and one line an operator."""
+def _working(base: Path) -> str:
+    """What it costs to write an operator and to call it."""
     loop, calls = _json("dev_loop"), _json("call_overhead")
-    environment = loop["environment"]
     median = {k: statistics.median(v) for k, v in loop["results"]["seconds"].items()}
     ratio = {entry["mode"]: entry["ratio"] for entry in calls["results"]}
     rows = [
         (
             "save of a kernel until it has run",
+            f"{median['kernel edit']:.2f} s",
             (
-                f"{median['kernel edit']:.2f} s; tutorial form through `cpp_extension.load` "
-                f"{median['tutorial, kernel edit']:.1f} s: {loop['results']['ratio']:.1f}x"
+                "the tutorials' form through `cpp_extension.load`: "
+                f"{median['tutorial, kernel edit']:.1f} s, {loop['results']['ratio']:.1f}x"
             ),
-            "`python -m benchmarks.dev_loop`",
         ),
         (
             "`compile_dev.py` with nothing changed",
-            f"{loop['results']['no_op_ratio']:.2f}x `import torch`",
-            "the same",
+            f"{loop['results']['no_op_ratio']:.2f}x",
+            "`import torch`",
         ),
         (
-            "eager call at 1K elements against `F.silu`",
+            "eager call at 1K elements",
+            f"{ratio['grad mode']:.2f}x",
             (
-                f"{ratio['grad mode']:.2f}x; no_grad {ratio['no_grad']:.2f}x, "
-                f"inference_mode {ratio['inference_mode']:.2f}x"
+                f"`F.silu`; no_grad {ratio['no_grad']:.2f}x, inference_mode "
+                f"{ratio['inference_mode']:.2f}x, with a gradient wanted "
+                f"{ratio['requires_grad']:.2f}x"
             ),
-            "`python -m benchmarks.call_overhead`",
         ),
-        ("the same with a gradient wanted", f"{ratio['requires_grad']:.2f}x", "the same"),
     ]
-    for pair, report in reports().items():
-        rows.append((f"`{pair}`", _summary(report.of(pair)), f"`python -m benchmarks {pair}`"))
+    return _markdown(("", "takes", "against"), rows)
+
+
+def _operators(base: Path) -> str:
+    """One line an operator that a page of docs/kernels names in its title."""
+    pages = {
+        pair: page
+        for page in sorted((REPO / "docs" / "kernels").glob("*.md"))
+        for pair in re.findall(r"`(\w+)`", page.read_text(encoding="utf-8").split("\n", 1)[0])
+    }
+    runs = reports()
+    links = {pair: f"[`{pair}`]({_relative(page, base)})" for pair, page in pages.items()}
+    rows = [(link, *_summary(runs[pair].of(pair))) for pair, link in links.items() if pair in runs]
+    header = ("operator", "at most", EAGER, COMPILE, "others")
+    waiting = ", ".join(link for pair, link in links.items() if pair not in runs)
+    made = {(e["device"], e["torch"], e["cuda"]) for e in (r.environment for r in runs.values())}
+    machines = "; ".join(f"{gpu}, torch {torch}, CUDA {cuda}" for gpu, torch, cuda in sorted(made))
     heading = (
-        f"{environment['device']}, {environment['date']}, torch {environment['torch']}, "
-        f"CUDA {environment['cuda']}; each number\nfrom the command beside it. Peer time over ours "
-        "is above 1 where we are faster."
+        f"{machines}. The peer's time over ours, so above 1 we are faster: the\ngeometric mean of "
+        "all cases and in brackets the least of them. `python -m benchmarks OP` measures one."
     )
-    return f"{heading}\n\n{_markdown(('what', 'measured', 'command'), rows)}"
+    waiting = f"\n\nWithout a committed run: {waiting}." if waiting else ""
+    return f"{heading}\n\n{_markdown(header, rows)}{waiting}"
 
 
-def _summary(results: list[CaseResult]) -> str:
-    """``"up to 4.1 TB/s, 97 % of a copy; eager 1.03x, compile 0.95x (11 cases)"``."""
+def _summary(results: list[CaseResult]) -> tuple[str, ...]:
+    """``("4.1 TB/s, 97% of a copy", "1.03x (0.98)", "0.99x (0.95)", "cub 1.2x (1.1)")``."""
     best = max(results, key=lambda result: result.of_ceiling)
     ceiling = f"the {best.arithmetic} ceiling" if best.bound == "compute" else "a copy"
     unit = "FLOP/s" if best.bound == "compute" else "B/s"
-    means = [f"{p} {m:.2f}x" for p in peer_names(results) if (m := mean_ratio(results, p))]
+    ratios = {peer: _mean_and_least(results, peer) for peer in peer_names(results)}
+    others = [f"{p} {text}" for p, text in ratios.items() if text and p not in (EAGER, COMPILE)]
     return (
-        f"up to {scaled(best.rate, unit)}, {best.of_ceiling:.0%} of {ceiling}; peer time / ours: "
-        f"{', '.join(means)} (mean of {len(results)} cases)"
+        f"{scaled(best.rate, unit)}, {best.of_ceiling:.0%} of {ceiling}",
+        ratios.get(EAGER, ""),
+        ratios.get(COMPILE, ""),
+        ", ".join(others),
     )
+
+
+def _mean_and_least(results: list[CaseResult], peer: str) -> str:
+    mean = mean_ratio(results, peer)
+    if mean is None:
+        return ""
+    found = [r.peers[peer].ratio for r in results if peer in r.peers]
+    return f"{mean:.2f}x ({min(ratio.value for ratio in found if ratio):.2f})"
 
 
 def _cases(base: Path) -> str:
@@ -193,7 +219,7 @@ def _peer(peer: PeerResult | None) -> str:
     return ratio_text(peer.ratio) + host
 
 
-_TABLES = {"measured": _measured, "cases": _cases}
+_TABLES = {"working": _working, "operators": _operators, "cases": _cases}
 
 
 # --- reading and writing ---------------------------------------------------------------

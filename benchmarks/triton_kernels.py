@@ -1,4 +1,6 @@
-"""The same operators as one writes them in Triton: blocks of 1024 elements, masked at the end."""
+"""The same operators as one writes them in Triton: elementwise ones in blocks of 1024 elements,
+masked at the end, and a mixture of experts in the way that inference engines run it.
+"""
 
 from __future__ import annotations
 
@@ -35,3 +37,133 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     out = x.new_empty((*x.shape[:-1], half))
     _silu_and_mul[(out.numel() // half, triton.cdiv(half, _BLOCK))](x, out, half, _BLOCK)
     return out
+
+
+# --- a mixture of experts ---------------------------------------------------------------
+
+# Assignments are sorted by expert, each expert's rounded up to whole blocks of rows with a number
+# that belongs to no assignment. Then one kernel serves both products: a program takes a block of
+# rows, gathers them, and multiplies by the matrix of the block's expert.
+
+#: Assignments that one program sorts; more are sorted by torch.
+_SORTED_AT_ONCE = 512
+
+
+@triton.jit
+def _blocks_of_few(
+    experts, starts, rows, block_experts, count, blocks, num_experts, block: tl.constexpr,
+    most: tl.constexpr, most_experts: tl.constexpr, most_blocks: tl.constexpr, chunk: tl.constexpr,
+):  # fmt: skip
+    at = tl.arange(0, most)
+    mine = tl.load(experts + at, mask=at < count, other=num_experts).to(tl.int32)
+    each = tl.arange(0, most_experts)
+    counts = tl.where(each < num_experts, tl.histogram(mine, most_experts), 0)
+    padded = (counts + block - 1) // block * block
+    ends = tl.cumsum(padded, 0)
+    tl.store(starts + each, ends - padded)
+    before = tl.zeros((most,), dtype=tl.int32)
+    for first in range(0, count, chunk):
+        number = first + tl.arange(0, chunk)
+        other = tl.load(experts + number, mask=number < count, other=-1).to(tl.int32)
+        earlier = (mine[:, None] == other[None, :]) & (number[None, :] < at[:, None])
+        before += tl.sum(earlier.to(tl.int32), 1)
+    tl.debug_barrier()
+    tl.store(rows + tl.load(starts + mine) + before, at, mask=at < count)
+    number = tl.arange(0, most_blocks)
+    owner = tl.sum((number[:, None] * block >= ends[None, :]).to(tl.int32), 1)
+    owner = tl.where(owner < num_experts, owner, -1)
+    tl.store(block_experts + number, owner, mask=number < blocks)
+
+
+@triton.jit
+def _experts_product(
+    x, w, out, rows, block_experts, scales, assignments, n, k, fan,
+    scaled: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
+    group: tl.constexpr, blocks,
+):  # fmt: skip
+    # Programs of a group share their columns of w while it is in the cache.
+    across = tl.cdiv(n, block_n)
+    per_group = group * across
+    first = tl.program_id(0) // per_group * group
+    height = min(blocks - first, group)
+    m_block = first + tl.program_id(0) % per_group % height
+    n_block = tl.program_id(0) % per_group // height
+    expert = tl.load(block_experts + m_block).to(tl.int64)
+    if expert < 0:
+        return
+    row = tl.load(rows + m_block * block_m + tl.arange(0, block_m))
+    valid = row < assignments
+    column = n_block * block_n + tl.arange(0, block_n)
+    along = tl.arange(0, block_k)
+    x_at = x + (row // fan).to(tl.int64)[:, None] * k + along[None, :]
+    w_at = w + expert * n * k + column.to(tl.int64)[None, :] * k + along[:, None]
+    total = tl.zeros((block_m, block_n), dtype=tl.float32)
+    for step in range(0, k, block_k):
+        inside = along < k - step
+        a = tl.load(x_at + step, mask=valid[:, None] & inside[None, :], other=0.0)
+        b = tl.load(w_at + step, mask=(column < n)[None, :] & inside[:, None], other=0.0)
+        total = tl.dot(a, b, total)
+    if scaled:
+        total *= tl.load(scales + row, mask=valid, other=0.0)[:, None]
+    out_at = out + row.to(tl.int64)[:, None] * n + column[None, :]
+    tl.store(out_at, total.to(out.dtype.element_ty), mask=valid[:, None] & (column < n)[None, :])
+
+
+def _blocks(
+    experts: torch.Tensor, num_experts: int, block: int
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Rows of all blocks, experts of the blocks (-1: none), and the number of blocks."""
+    chosen, count = experts.flatten(), experts.numel()
+    blocks = min(count, triton.cdiv(count, block) + num_experts)
+    rows = torch.full((blocks * block,), count, dtype=torch.int32, device=experts.device)
+    if count <= _SORTED_AT_ONCE:
+        owners = rows.new_empty(blocks)
+        sizes = [triton.next_power_of_2(v) for v in (count, num_experts + 1, blocks)]
+        starts = rows.new_empty(sizes[1])
+        _blocks_of_few[(1,)](
+            chosen, starts, rows, owners, count, blocks, num_experts, block, *sizes, 32, num_warps=8
+        )  # fmt: skip
+        return rows, owners, blocks
+    ordered, order = torch.sort(chosen, stable=True)
+    counts = torch.histc(ordered.float(), num_experts, 0, num_experts - 1)
+    padded = (counts + block - 1) // block * block
+    ends, before = padded.cumsum(0), counts.cumsum(0) - counts
+    place = torch.arange(count, device=rows.device) - before[ordered] + (ends - padded)[ordered]
+    rows[place.long()] = order.int()
+    starts = torch.arange(blocks, device=rows.device) * block
+    owners = torch.searchsorted(ends, starts.to(ends.dtype), right=True)
+    return rows, torch.where(owners < num_experts, owners, -1).int(), blocks
+
+
+def moe(
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    top_k: int,
+) -> torch.Tensor:
+    """Softmax routing, renormalised, and SwiGLU experts; without a gradient."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise NotImplementedError("for inference: it has no gradient")
+    weights, experts = torch.topk(torch.softmax(router_logits, -1, dtype=torch.float32), top_k)
+    weights = weights / weights.sum(-1, keepdim=True)
+    (tokens, hidden), count = x.shape, w_down.shape[0]
+    assignments = tokens * top_k
+    each = assignments / count
+    block_m = 16 if each <= 16 else 32 if each <= 32 else 64 if each <= 96 else 128
+    # Few rows wait for the matrices: narrow blocks for more programs, long steps.
+    block_n, block_k, group = (64, 128, 1) if block_m == 16 else (128, 64, 16)
+    rows, owners, blocks = _blocks(experts, count, block_m)
+
+    def product(source: torch.Tensor, w: torch.Tensor, fan: int, scaled: bool) -> torch.Tensor:
+        n, k = w.shape[1:]
+        out = source.new_empty(assignments, n)
+        _experts_product[(blocks * triton.cdiv(n, block_n),)](
+            source, w, out, rows, owners, weights, assignments, n, k, fan,
+            scaled, block_m, block_n, block_k, group, blocks,
+            num_warps=8 if block_m == 128 else 4, num_stages=4,
+        )  # fmt: skip
+        return out
+
+    activations = silu_and_mul(product(x, w_gate_up, top_k, False))
+    return product(activations, w_down, 1, True).view(tokens, top_k, hidden).sum(1)

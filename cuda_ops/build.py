@@ -3,7 +3,8 @@
 What is published is ``<cache>/lib/<op>-<key>.so``, where the key is a hash of
 everything that went in. It appears by an atomic rename, so a library that can
 be seen is whole, two processes cannot disturb each other, and going back to an
-earlier text of the sources finds its library again without a build.
+earlier text of the sources finds its library again without a build. What
+``pip install`` has built of the present text is published as it is.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import Literal
 
 import torch
 from filelock import FileLock, Timeout
 
-from cuda_ops import toolchain
+from cuda_ops import provenance, toolchain
 from cuda_ops.discovery import Kind, Pair, content_hash, files_of
 from cuda_ops.errors import BuildError
 
@@ -37,6 +39,9 @@ _NINJA_NOISE = re.compile(r"^(\[\d+/\d+\]|FAILED|ninja: |/\S*(g\+\+|nvcc|c\+\+) 
 _NVCC_WARNING = re.compile(r"\bwarning\b", re.IGNORECASE)
 _PTXAS_SPILL = re.compile(r"(\d+) bytes spill stores")
 _PTXAS_REGISTERS = re.compile(r"Used (\d+) registers")
+
+
+Origin = Literal["built", "cached", "installed"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ class Built:
     pair: Pair
     path: Path
     seconds: float
-    cached: bool
+    #: ``built`` now, ``cached`` by an earlier build, or ``installed`` by pip.
+    origin: Origin
     archs: tuple[str, ...]
     resources: KernelResources | None = None
     #: What nvcc warned of, line by line.
@@ -80,11 +86,16 @@ def visible_archs() -> tuple[str, ...]:
 
 def library_path(pair: Pair, archs: tuple[str, ...]) -> Path:
     """Where the library of the pair's present sources is, or would be, published."""
-    return cache_dir() / "lib" / f"{pair.stem}-{_key(pair, archs)}.so"
+    return _path(pair, archs, pair.source_hash())
+
+
+def _path(pair: Pair, archs: tuple[str, ...], source_hash: str) -> Path:
+    key = _digest(source_hash, _place(pair, archs))
+    return cache_dir() / "lib" / f"{pair.stem}-{key}.so"
 
 
 def build(pair: Pair, archs: tuple[str, ...] | None = None, *, verbose: bool = False) -> Built:
-    """Compile and link what changed, and publish the library.
+    """Publish the pair's library: what pip built where it fits, else compile and link what changed.
 
     Raises:
         BuildError: the compiler's own error lines; or a cache directory that
@@ -94,12 +105,12 @@ def build(pair: Pair, archs: tuple[str, ...] | None = None, *, verbose: bool = F
     start = monotonic()
     path = library_path(pair, archs)
     if path.exists():
-        return _built(pair, path, start, True, archs)
-    path = _publish_current(pair, archs, verbose)
-    return _built(pair, path, start, False, archs)
+        return _built(pair, path, start, "cached", archs)
+    path, origin = _publish_current(pair, archs, verbose)
+    return _built(pair, path, start, origin, archs)
 
 
-def _publish_current(pair: Pair, archs: tuple[str, ...], verbose: bool) -> Path:
+def _publish_current(pair: Pair, archs: tuple[str, ...], verbose: bool) -> tuple[Path, Origin]:
     """Build until what was compiled is what the files say: they may be saved meanwhile."""
     work = cache_dir() / "work" / f"{pair.stem}-{_place(pair, archs)}"
     try:
@@ -107,14 +118,40 @@ def _publish_current(pair: Pair, archs: tuple[str, ...], verbose: bool) -> Path:
         work.mkdir(parents=True, exist_ok=True)
         with _locked(work.with_suffix(".lock"), pair.stem):
             # Another process may have built it while this one waited.
+            origin: Origin = "cached"
             while not (path := library_path(pair, archs)).exists():
-                _compile(pair, archs, work, path, verbose)
-            return path
+                if _publish_installed(pair, archs, path):
+                    origin = "installed"
+                else:
+                    _compile(pair, archs, work, path, verbose)
+                    origin = "built"
+            return path, origin
     except OSError as error:
         raise BuildError(
             f"{pair.stem}: cannot build in {cache_dir()}: {error.strerror or error}; "
             "set CUDA_OPS_CACHE to a folder that can be written"
         ) from error
+
+
+def _publish_installed(pair: Pair, archs: tuple[str, ...], path: Path) -> bool:
+    """Publish the library that pip built, if it is what a build for ``path`` would make.
+
+    A copy: pip may replace the file under processes that have it open.
+    """
+    try:
+        library = pair.prebuilt.read_bytes()
+    except OSError:
+        return False
+    made_from = provenance.read(library)
+    fits = (
+        made_from is not None
+        and _path(pair, archs, made_from.source_hash) == path
+        and toolchain.recipe(pair, made_from.archs) == made_from.recipe
+        and (not toolchain.uses_cuda(pair) or toolchain.serves(made_from.archs, archs))
+    )
+    if fits:
+        _publish(library, path)
+    return fits
 
 
 def failing_lines(log: str, limit: int = 12) -> str:
@@ -171,7 +208,9 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
         (work / "objects.json").unlink(missing_ok=True)
         raise BuildError(f"{pair.stem}: {explain_failure(pair, str(error))}") from None
     if pair.source_hash() == before:  # else nobody knows which text was compiled
-        _publish(Path(linked), work / "nvcc.log", path)
+        if (log := work / "nvcc.log").exists():
+            shutil.copyfile(log, path.with_suffix(".nvcc.log"))
+        _publish(Path(linked).read_bytes(), path)
         _remember_objects(pair, work)
     Path(linked).unlink(missing_ok=True)
     marker.unlink(missing_ok=True)
@@ -189,23 +228,21 @@ def explain_failure(pair: Pair, log: str) -> str:
     return "does not compile:\n" + failing_lines(log)
 
 
-def _publish(linked: Path, log: Path, path: Path) -> None:
-    """Copy, flush and rename: after a crash the name leads to a whole file or to none."""
+def _publish(library: bytes, path: Path) -> None:
+    """Write, flush and rename: after a crash the name leads to a whole file or to none."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        with linked.open("rb") as source, temporary.open("wb") as target:
-            shutil.copyfileobj(source, target)
-            target.flush()
-            os.fsync(target.fileno())
+        with temporary.open("wb") as file:
+            file.write(library)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.chmod(0o755)
-        if log.exists():
-            shutil.copyfile(log, path.with_suffix(".nvcc.log"))
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _built(pair: Pair, path: Path, start: float, cached: bool, archs: tuple[str, ...]) -> Built:
+def _built(pair: Pair, path: Path, start: float, origin: Origin, archs: tuple[str, ...]) -> Built:
     try:
         log = path.with_suffix(".nvcc.log").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -214,30 +251,15 @@ def _built(pair: Pair, path: Path, start: float, cached: bool, archs: tuple[str,
     spilled = max(map(int, _PTXAS_SPILL.findall(log)), default=0)
     resources = KernelResources(max(registers), spilled) if registers else None
     warnings = tuple(line for line in log.splitlines() if _NVCC_WARNING.search(line))
-    return Built(pair, path, monotonic() - start, cached, archs, resources, warnings)
-
-
-def _key(pair: Pair, archs: tuple[str, ...]) -> str:
-    return _digest(pair.source_hash(), _place(pair, archs))
+    return Built(pair, path, monotonic() - start, origin, archs, resources, warnings)
 
 
 def _place(pair: Pair, archs: tuple[str, ...]) -> str:
     """Hash of everything but the text: folder, flags, compilers, torch where it matters."""
     # A native library fits every torch; a guest's is compiled against this one.
     against = "stable" if pair.kind is Kind.NATIVE else torch.__version__
-    flags = [
-        *toolchain.cxx_flags(pair, archs),
-        *toolchain.nvcc_flags(pair, archs),
-        *toolchain.link_flags(pair),
-    ]
-    return _digest(
-        str(pair.root),
-        against,
-        toolchain.cuda_version(),
-        toolchain.cxx_version(),
-        " ".join(flags),
-        str(torch.version.cuda),
-    )
+    recipe = toolchain.recipe(pair, archs)
+    return _digest(str(pair.root), against, recipe, str(torch.version.cuda))
 
 
 def _digest(*parts: str) -> str:

@@ -27,9 +27,6 @@ from cuda_ops.errors import BuildError, CudaOpsError
 from cuda_ops.operator import Operator
 from cuda_ops.registry import registry
 
-#: A compiler of one of our files stays well below this.
-_BYTES_PER_JOB = 2 << 30
-
 
 @dataclass
 class Row:
@@ -71,7 +68,7 @@ def compile_ops(
     chosen = list(names or pairs)
     rows: list[Row] = []
     waiting: list[tuple[builder.Built, Row]] = []
-    with ThreadPoolExecutor(max_workers=_jobs(len(chosen))) as pool:
+    with ThreadPoolExecutor(toolchain.operators_at_once()) as pool:
 
         def start(stem: str) -> tuple[Future[builder.Built], Row]:
             return pool.submit(builder.build, pairs[stem], archs, verbose=verbose), Row(stem)
@@ -88,7 +85,7 @@ def compile_ops(
                 rows.append(row)
                 try:
                     built = future.result()
-                    row.seconds, row.built = built.seconds, "cached" if built.cached else "built"
+                    row.seconds, row.built = built.seconds, built.origin
                     row.warnings = built.warnings
                     called = [
                         stem
@@ -141,12 +138,6 @@ class CompiledOps(Mapping[str, Any]):
 
 
 compiled_ops = CompiledOps()
-
-
-def _jobs(wanted: int) -> int:
-    """As many builds at once as there are cores, and memory for their compilers."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(wanted, os.cpu_count() or 1, free // _BYTES_PER_JOB))
 
 
 def _load_or_wait(built: builder.Built, row: Row, patient: bool) -> bool:
@@ -236,9 +227,9 @@ def table(rows: Sequence[Row]) -> Table:
         if row.error:
             grid.add_row(row.op, "[red]failed[/]", "", "", "", "")
             continue
-        seconds = "cached" if row.built == "cached" else f"{row.seconds:.1f} s"
+        build = f"{row.seconds:.1f} s" if row.built == "built" else row.built
         error = "" if row.max_error is None else f"{row.max_error:.1e}"
-        grid.add_row(row.op, seconds, row.devices or row.note, row.fake, row.autograd, error)
+        grid.add_row(row.op, build, row.devices or row.note, row.fake, row.autograd, error)
     return grid
 
 
@@ -290,7 +281,7 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
     for row in rows:
         if row.error:
             console.print(f"\n[red]{row.op}[/] {escape(row.error)}")
-        elif row.warnings and row.built != "cached":
+        elif row.warnings and row.built == "built":
             console.print(f"\n[yellow]{row.op}[/] {escape(chr(10).join(row.warnings))}")
     for name, problem in registry().plugins.problems.items():
         console.print(f"\n[red]plugin {escape(name)}[/] {escape(problem)}")

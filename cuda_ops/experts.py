@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 
-from cuda_ops.benchmarking import rotation
 from cuda_ops.spec import Claims
 from cuda_ops.testing.samples import LAYOUTS, Sample
 
@@ -129,44 +128,6 @@ def samples(sample: Callable[..., Sample]) -> st.SearchStrategy[Sample]:
         st.sampled_from(LAYOUTS),
         st.integers(0, 2**16),
     )
-
-
-# --- timing ----------------------------------------------------------------------------------
-
-#: H, I, E, experts a token, and whose they are.
-MODELS = {
-    "Qwen3-30B-A3B": (2048, 768, 128, 8),
-    "Mixtral 8x7B": (4096, 14336, 8, 2),
-    "OLMoE": (2048, 1024, 64, 8),
-    "DeepSeek-V3, 32 of its experts": (7168, 2048, 32, 8),
-}
-
-
-def model_tensors(model: str, tokens: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """x, w_gate_up and w_down of a model, bfloat16, with results of the size of x."""
-    hidden, inner, count, _ = MODELS[model]
-
-    def normal(*shape: int) -> torch.Tensor:
-        return rotation.random_tensor(shape, torch.bfloat16, device)
-
-    return (
-        normal(tokens, hidden),
-        normal(count, 2 * inner, hidden) * hidden**-0.5,
-        normal(count, hidden, inner) * inner**-0.5,
-    )
-
-
-def active_experts(model: str, tokens: int) -> float:
-    """As many as random choices are expected to meet."""
-    _, _, count, top_k = MODELS[model]
-    return count * (1 - (1 - top_k / count) ** tokens)
-
-
-def by_expert(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """For ``torch._grouped_mm``: assignments sorted by expert, and where each one's end."""
-    flat = experts.flatten()
-    ends = torch.histc(flat.float(), bins=count, min=0, max=count - 1).cumsum(0, dtype=torch.int32)
-    return torch.argsort(flat, stable=True), ends
 
 
 # --- mapped arguments ------------------------------------------------------------------------

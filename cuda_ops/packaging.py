@@ -6,7 +6,8 @@
     setup(**operators("my_package.src", "my_package/src"))
 
 Every operator becomes one library, ``<root>/lib/<op>.abi3.so``, with the flags
-of :mod:`cuda_ops.toolchain`. It is no Python module: the registry opens it.
+of :mod:`cuda_ops.toolchain`. It is no Python module: the registry opens it. It
+says what it was made from, so that the dev loop builds only what is edited.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import copy
 import os
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,9 @@ import setuptools
 import torch
 from torch.utils import cpp_extension
 
-from cuda_ops import toolchain
+from cuda_ops import provenance, toolchain
 from cuda_ops.discovery import Kind, Pair, content_hash, discover, files_of
+from cuda_ops.provenance import Provenance
 
 #: What a package carries beside the libraries, so that an operator can be rebuilt where it is used.
 FOLDERS = ("kernels", "bindings", "utils", "ops")
@@ -124,14 +127,13 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
         # Not the frontend's temporary folder: a second install compiles only what changed.
         # Editable and release builds differ in archs and would evict each other.
         self.build_temp = f"build/{'editable' if self.inplace else 'release'}"
-        # Every operator is two compiler runs, which ninja starts together.
-        jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
-        self.parallel = max(1, jobs // 2) if self.use_ninja else None
+        self.parallel = toolchain.operators_at_once() if self.use_ninja else None
 
     def run(self) -> None:
         archs = editable_archs() if self.inplace else release_archs()
         for ext in self.extensions:
-            ext.extra_compile_args = _compile_flags(ext.pair, archs)
+            ext.made_from = provenance.of(ext.pair, archs)
+            ext.extra_compile_args = _compile_flags(ext.pair, ext.made_from)
             if not self.inplace:
                 ext.extra_compile_args["cxx"].append("-g0")  # Python's own flags ask for -g
         if all(ext.pair.kind is Kind.NATIVE for ext in self.extensions):
@@ -143,8 +145,11 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
         # Commands are not made for threads; a copy has a build folder of its own.
         worker = copy.copy(self)
         worker.build_temp = f"{self.build_temp}/{ext.pair.stem}"
+        # What is up to date is ninja's to say: its commands hold the text, not its age.
+        worker.force = True
         try:
             super(build_ext, worker).build_extension(ext)
+            worker._write_provenance(ext)
         except Exception as error:
             if not ext.optional:
                 raise
@@ -153,6 +158,14 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
                 f"cuda_ops: {ext.pair.stem!r} ({ext.pair.kind.value}) does not compile here and is "
                 f"left out; its error is shown again when it is used: {_first_line(error)}"
             )
+
+    def _write_provenance(self, ext: Any) -> None:
+        if ext.pair.kind is not Kind.NATIVE:
+            return  # made for one torch
+        if ext.pair.source_hash() == ext.made_from.source_hash:
+            provenance.write(Path(self.get_ext_fullpath(ext.name)), ext.made_from)
+        else:  # saved meanwhile: nobody knows which text was compiled
+            shutil.rmtree(self.build_temp)
 
     def copy_extensions_to_source(self) -> None:
         for ext in self.extensions:
@@ -164,13 +177,15 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
         return fullname.replace(".", "/") + ".abi3.so"
 
 
-def _compile_flags(pair: Pair, archs: tuple[str, ...]) -> dict[str, list[str]]:
-    flags = {"cxx": toolchain.cxx_flags(pair, archs, pair.source_hash())}
+def _compile_flags(pair: Pair, made_from: Provenance) -> dict[str, list[str]]:
+    # What a command does not show (compilers, and for nvcc the headers, of which torch writes no
+    # dependencies when it was built without CUDA) ninja sees as a changed definition.
+    recipe = f"-DCUDA_OPS_RECIPE={made_from.recipe}"
+    flags = {"cxx": [*toolchain.cxx_flags(pair, made_from.archs, made_from.source_hash), recipe]}
     if toolchain.uses_cuda(pair) and pair.kernel is not None:
-        # torch writes no header dependencies for nvcc when it was built without
-        # CUDA; with the contents in the command, ninja sees an edited header.
         contents = content_hash(files_of(pair.kernel, pair))
-        flags["nvcc"] = [*toolchain.nvcc_flags(pair, archs), f"-DCUDA_OPS_KERNEL_HASH={contents}"]
+        text = f"-DCUDA_OPS_KERNEL_HASH={contents}"
+        flags["nvcc"] = [*toolchain.nvcc_flags(pair, made_from.archs), text, recipe]
     # The flags are quoted for a shell; here they are arguments, which torch quotes itself.
     return {tool: shlex.split(" ".join(listed)) for tool, listed in flags.items()}
 

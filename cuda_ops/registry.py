@@ -39,6 +39,7 @@ class Registry:
         self._stems: dict[str, dict[str, Operator]] = {}
         self._guests: dict[str, Any] = {}
         self._libraries: dict[str, Path] = {}
+        self._texts: dict[str, str] = {}
         self._loading: list[str] = []
         #: Why a pair cannot be used, by stem; the text of the error that its use raises.
         self.failures: dict[str, CudaOpsError] = {}
@@ -219,7 +220,7 @@ class Registry:
             for name, operator in before.items():
                 operator.drop_keys(library, {key for op, key in present if op == name})
         self._stems[pair.stem] = {name: self._operators[name] for name in prepared}
-        self._tag_compiler_caches()
+        self._tag_compiler_caches(pair)
         if changed:
             # Traced graphs hold the old shapes, gradients or schema.
             torch._dynamo.reset()
@@ -235,17 +236,19 @@ class Registry:
                     f"{owner.spec.stem!r}; rename one of them"
                 )
 
-    def _tag_compiler_caches(self) -> None:
+    def _tag_compiler_caches(self, loaded: Pair) -> None:
         """Make torch's on-disk compile caches depend on the operators' text.
 
         Without it a new process may be given the *old* gradient from the cache.
         """
         from torch.compiler import config
 
-        text = [f"{stem}:{pair.source_hash()}" for stem, pair in self.pairs().items()]
-        text += [
-            content_hash([f]) for p in self.pairs().values() if (f := plugin_file(p)).is_file()
-        ]
+        self._texts.pop(loaded.stem, None)  # the others' are as they were when last looked at
+        for stem, pair in self.pairs().items():
+            if stem not in self._texts:
+                own = [f] if (f := plugin_file(pair)).is_file() else []
+                self._texts[stem] = content_hash([*pair.files(), *own])
+        text = [f"{stem}:{self._texts[stem]}" for stem in self.pairs()]
         text.append(content_hash(self.plugins.installed_files()))
         tag = "cuda_ops-" + hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
         present = [part for part in config.cache_key_tag.split(";") if part]

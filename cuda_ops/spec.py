@@ -123,8 +123,8 @@ class Claims:
     deterministic: bool = True
     #: Factor on the tolerances of :mod:`cuda_ops.testing.compare`.
     tolerance: float = 1.0
-    #: What is computed in between is kept in the dtype of the arguments: a result of a wider dtype
-    #: is no better than that.
+    #: What is computed in between is kept in the dtype of the arguments, so sums are of numbers
+    #: rounded to it, and a result of a wider dtype is no better than that.
     rounds_between: bool = False
     reason: str = ""
 
@@ -171,6 +171,9 @@ class BenchmarkCase:
     #: The unit that does the ``flops``, which names their ceiling: ``"bf16"``, ``"fp16"``,
     #: ``"tf32"``, ``"fp32"`` or ``"fp64"``. Empty: the one of ``dtype``, without TF32.
     arithmetic: str = ""
+    #: Time a step of training: the call, then the gradients of all floating arguments, given the
+    #: results themselves as theirs. ``bytes`` and ``flops`` are those of both.
+    backward: bool = False
 
 
 #: One acceptable DTensor sharding: placements of the outputs, then of the arguments

@@ -6,6 +6,7 @@ Standard library only, so that ``setup.py`` can use it before torch is there.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import re
 import shutil
@@ -21,6 +22,8 @@ RELEASE_ARCHS = ("8.0", "8.6", "8.9", "9.0a", "10.0", "12.0+PTX")
 #: What the dev loop builds for on a machine without a GPU.
 DEFAULT_ARCH = "9.0a"
 
+#: The compilers of one operator stay well below this.
+_BYTES_PER_OPERATOR = 2 << 30
 _ARCH = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
 
 
@@ -98,6 +101,11 @@ def arch_of_capability(major: int, minor: int) -> str:
     return f"{major}.{minor}" + ("a" if major >= 9 else "")
 
 
+def serves(built: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+    """Whether a library for the archs ``built`` holds all that one for ``wanted`` would."""
+    return {*wanted} <= {*built, *(arch.removesuffix("+PTX") for arch in built)}
+
+
 def gencode_flags(archs: tuple[str, ...]) -> list[str]:
     flags = []
     for arch in archs:
@@ -167,6 +175,26 @@ def nvcc_flags(pair: Pair, archs: tuple[str, ...]) -> list[str]:
         "-U__CUDA_NO_HALF2_OPERATORS__",
         *gencode_flags(archs),
     ]
+
+
+def operators_at_once() -> int:
+    """As many as there are cores, and memory for their compilers.
+
+    An operator is two compiler runs, and nearly all of its time is the kernel's. ``MAX_JOBS``,
+    where it is set, counts both.
+    """
+    listed = os.environ.get("MAX_JOBS")
+    most = int(listed) // 2 if listed else os.cpu_count() or 1
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(most, free // _BYTES_PER_OPERATOR))
+
+
+def recipe(pair: Pair, archs: tuple[str, ...]) -> str:
+    """Hex digest of the compilers and flags that make the pair's text a library."""
+    parts = [cxx_version(), *cxx_flags(pair, archs), *link_flags(pair)]
+    if uses_cuda(pair):
+        parts += [cuda_version(), *nvcc_flags(pair, archs)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def link_flags(pair: Pair) -> list[str]:

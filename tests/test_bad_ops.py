@@ -51,6 +51,7 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_sizes": ("compile_dynamic", None),
     "bad_leak": ("leaks", None),
     "bad_result": ("reference", None),
+    "bad_sum": ("reference", None),
     "bad_hang": ("reference", None),
 }
 ON_CPU = [name for name, (cpu, _) in EXPECTED.items() if cpu and name != "bad_hang"]

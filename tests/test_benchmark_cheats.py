@@ -25,6 +25,7 @@ from cuda_ops.benchmarking.compare import Settings
 from cuda_ops.benchmarking.kit import Kit
 from cuda_ops.benchmarking.results import CaseResult
 from cuda_ops.benchmarking.rotation import Rotation, maker
+from cuda_ops.benchmarking.training import with_gradients
 from cuda_ops.benchmarking.verify import Verifier
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.signature import parse_signature
@@ -346,6 +347,40 @@ def test_values_move_on_with_every_train_and_arguments_keep_their_layout() -> No
     rotation.arguments[0][1][1].fill_(7)
     assert rotation.changed_argument(0, frozenset()) == 1
     assert rotation.changed_argument(0, frozenset({1})) is None
+
+
+PRODUCT = "(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)"
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ b
+
+
+def all_but_sixteen(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a[:, :-16] @ b[:-16]
+
+
+@on_every_device
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "training"])
+@pytest.mark.parametrize("kernel", [product, all_but_sixteen])
+def test_a_sum_that_leaves_a_part_out_is_rejected(
+    kits: dict[str, Kit], device: torch.device, kernel: Callable[..., Any], backward: bool
+) -> None:
+    """Of long sums in few bits a single result may be far off; all of them together may not."""
+    half = torch.bfloat16
+    inputs = maker((((64, 1024), half), ((1024, 64), half)))
+    case = BenchmarkCase("product", inputs, bytes=1, dtype=half, backward=backward)
+    # Without a registration of its own: the gradient is torch's.
+    op = replace(operator(kernel, *PRODUCT), dtypes=(half,))
+    rotation = Rotation(case, device, 2)
+    step = with_gradients(kernel) if backward else kernel
+    verifier = Verifier(op, with_gradients(product) if backward else product, rotation)
+    results = [step(*arguments) for arguments in rotation.arguments]
+    if kernel is product:
+        assert verifier.check(results) <= 1
+    else:
+        with pytest.raises(BenchmarkError, match="what rounding explains"):
+            verifier.check(results)
 
 
 def test_inputs_of_changing_shapes_are_refused() -> None:

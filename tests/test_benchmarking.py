@@ -480,11 +480,12 @@ def test_some_document_has_each_table() -> None:
 
 
 def test_a_typed_number_is_put_right_and_a_bad_marker_refused(tmp_path: Path) -> None:
-    text = "<!-- table: measured -->\n| typed | 9.99 |\n<!-- end of table -->\n"
+    text = "<!-- table: operators -->\n| typed | 9.99 |\n<!-- end of table -->\n"
     new = tables.updated(text, tables.REPO)
-    assert "9.99" not in new and "`python -m benchmarks.dev_loop`" in new
+    assert "9.99" not in new and "| [`silu`](docs/kernels/elementwise.md) |" in new
     assert tables.updated(new, tables.REPO) == new
-    with pytest.raises(BenchmarkError, match="no table 'nothing'; known: 'measured', 'cases'"):
+    known = "known: 'working', 'operators', 'cases'"
+    with pytest.raises(BenchmarkError, match=f"no table 'nothing'; {known}"):
         tables.updated("<!-- table: nothing -->\n<!-- end of table -->", tmp_path)
     with pytest.raises(BenchmarkError, match="has no <!-- end of table -->"):
         tables.updated("<!-- table: cases -->\n", tmp_path)

@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -153,15 +154,23 @@ def test_a_reference_that_raises_is_that_operators_error(
     assert torch.equal(scratch_op.function(X), X)
 
 
+@pytest.fixture
+def roots_for_now() -> Iterator[None]:
+    """The roots that a command line adds are gone after the test."""
+    before = list(registry()._extra_roots)
+    yield
+    registry()._extra_roots[:] = before
+    registry().rescan()
+
+
 def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, roots_for_now: None
 ) -> None:
     monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path / "cache"))
     root = ["--root", str(tmp_path / "mine")]
-    made = run("compile_dev.py", *root, "new", "swish_clip")
-    assert made.returncode == 0, made.stderr
+    assert main([*root, "new", "swish_clip"]) == 0
     next_line = f"next: python compile_dev.py --root {tmp_path / 'mine'} --watch swish_clip"
-    assert made.stdout.splitlines()[-1] == next_line
+    assert capsys.readouterr().out.splitlines()[-1] == next_line
     checked = run("compile_dev.py", *root, "--check", "swish_clip")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "FAILED" not in checked.stdout
@@ -169,9 +178,9 @@ def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
         report = checked.stdout.split(f"\n{name}\n")[1].partition(" not run\n")[0]
         assert re.search(r"ok +reference\[cpu\]: \d+ samples", report)
         assert re.search(r"ok +compile_dynamic\[cpu\]", report)
-    again = run("compile_dev.py", *root, "new", "swish_clip")
-    assert again.returncode == 1
-    assert re.search(r"error: .*swish_clip.cpp exists already; choose another name", again.stdout)
+    assert main([*root, "new", "swish_clip"]) == 1
+    error = r"error: .*swish_clip.cpp exists already; choose another name"
+    assert re.search(error, capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -212,14 +221,9 @@ def test_new_never_overwrites(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_unknown_is_an_error_of_one_line_and_status_1(
-    arguments: list[str], message: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, capsys: Capture, roots_for_now: None
 ) -> None:
-    monkeypatch.setattr(registry(), "_extra_roots", list(registry()._extra_roots))
-    try:
-        assert main(arguments) == 1
-    finally:
-        monkeypatch.undo()
-        registry().rescan()
+    assert main(arguments) == 1
     captured = capsys.readouterr()
     assert re.search(rf"error: (?s:.*){message}", captured.out)
     assert "Traceback" not in captured.out + captured.err

@@ -49,7 +49,19 @@ def tensors(device: str, dtype: torch.dtype, *sizes: int, bias: bool = True) -> 
 def test_values_and_gradients(
     sizes: tuple[int, ...], dtype: torch.dtype, bias: bool, keep: bool, device: str
 ) -> None:
-    inputs = tensors(device, dtype, *sizes, bias=bias)
+    agrees_with_float64(tensors(device, dtype, *sizes, bias=bias), keep)
+
+
+# Lines of 2049 start anywhere: on Hopper GPUs both operands are copied first.
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@either
+def test_lines_that_are_no_vectors(dtype: torch.dtype, keep: bool) -> None:
+    agrees_with_float64(tensors("cuda", dtype, 1025, 1100, 2049), keep)
+
+
+def agrees_with_float64(inputs: list[torch.Tensor], keep: bool) -> None:
+    dtype = inputs[0].dtype
     exact_inputs = [tensor.detach().double().requires_grad_() for tensor in inputs]
     out, exact = (
         cuda_ops.fused_linear_gelu(*inputs, save_preactivation=keep),

@@ -100,6 +100,15 @@ def test_special_values_equal_only_themselves() -> None:
         errors([nan], [torch.zeros(2)], 1.0)
 
 
+def test_sums_of_halves_are_judged_as_sums_in_float32() -> None:
+    length, magnitude = 64, 50.0
+    expected = torch.zeros(1)  # all of it cancelled
+    off = torch.full((1,), 0.1, dtype=torch.bfloat16)
+    assert errors([off], [expected], magnitude, length) > 1
+    rounded = EPSILONS[torch.bfloat16] * torch.finfo(torch.bfloat16).eps
+    assert errors([off], [expected], magnitude, length, least=rounded) <= 1
+
+
 def test_a_claim_needs_its_reason() -> None:
     with pytest.raises(ValueError, match="give the reason"):
         Claims(deterministic=False)

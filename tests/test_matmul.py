@@ -186,6 +186,16 @@ BORDERS = [
     Case(70, 96, 80, "ll", batch=3), Case(1, 777, 256, batch=4), Case(777, 2, 256),
     Case(65, 33, 17, dtype=torch.float64), Case(65, 33, 0), Case(0, 33, 8), Case(1, 1, 1),
 ]  # fmt: skip
+#: Large enough for copies of what the Hopper kernel cannot read.
+PACKED = [
+    *(Case(1000, 1500, 2100, layouts, torch.float32, "tf32") for layouts in ("kl", "lk", "ll")),
+    *(Case(m, n, 2100, layouts, torch.float32, "tf32x3")
+      for m, n in ((1000, 1500), (70, 4100)) for layouts in LAYOUTS),
+    *(Case(1025, 1100, 2049, layouts, aligned=aligned)
+      for layouts in LAYOUTS for aligned in (False, True)),
+    Case(1025, 1100, 2049, dtype=torch.float16), Case(16, 9001, 4095),
+    Case(520, 300, 1001, batch=9), Case(520, 300, 1001, "lk", torch.float32, "tf32x3", batch=9),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -210,13 +220,34 @@ def test_the_choice(plans: Any) -> None:
     assert plans([Case(1, 4096, 4096)]) == ["gemv"]
     assert plans([Case(4096, 1, 4096)]) == ["gemv swapped"]
     assert plans([Case(16, 4096, 4096)])[0].startswith("hopper swapped 128x16")
-    assert plans([Case(4096, 4096, 4096, aligned=False)]) == ["mma 128"]
+    unaligned = plans([Case(4096, 4096, 4096, aligned=False)])[0]
+    assert unaligned.startswith("pack a b, hopper 128x256 splits")
+    assert plans([Case(64, 64, 64, aligned=False)]) == ["mma 64"]
+    assert plans([Case(3000, 3000, 8, aligned=False)]) == ["mma 128"]
     assert plans([Case(4096, 4096, 4096)], capability=80) == ["mma 128"]
     assert plans([Case(4096, 4096, 4096)], capability=75) == ["simt 64"]
     assert plans([Case(4096, 4096, 4096, dtype=torch.float32)]) == ["fma 128"]
-    assert plans([Case(4096, 4096, 4096, dtype=torch.float32, precision="tf32x3")]) == ["mma 128"]
+    for precision, layouts, expected in (
+        ("tf32", "kk", "hopper 128x256"),
+        ("tf32", "kl", "pack b, hopper 128x256"),
+        ("tf32", "lk", "pack a, hopper 128x256"),
+        ("tf32x3", "kk", "pack a b, hopper 128x128"),
+    ):
+        case = Case(4096, 4096, 4096, layouts, torch.float32, precision)
+        assert plans([case])[0].startswith(expected)
+        assert plans([case], capability=80) == ["mma 128"]
+    assert plans([Case(4096, 4096, 8, dtype=torch.float32, precision="tf32x3")]) == ["fma 128"]
     assert plans([Case(4096, 4096, 4096, dtype=torch.float64)]) == ["simt 64"]
     assert plans([Case(0, 8, 8), Case(8, 8, 0)]) == ["nothing", "simt 64"]
+    # What the Hopper kernel's ints would not hold: tiles plus the grid, and K of both parts.
+    assert plans([Case(3, 3, 8, batch=2**30)]) == ["mma 128"]
+    assert plans([Case(8, 8, 2**30, dtype=torch.float32, precision="tf32x3")]) == ["mma 64"]
+
+
+def test_copies_are_chosen_where_they_pay(plans: Any) -> None:
+    for case, plan in zip(PACKED, plans(PACKED), strict=True):
+        assert plan.startswith("pack"), f"{case}: {plan}"
+    assert not any("pack" in plan for plan in plans(PACKED, capability=80))
 
 
 def smallest(plans: Any) -> dict[str, Case]:
@@ -244,7 +275,7 @@ def test_every_kernel_agrees_with_float64(plans: Any) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the cases are chosen for compute capability 9.0")
     failed = []
-    cases = [*BORDERS, *smallest(plans).values()]
+    cases = [*BORDERS, *PACKED, *smallest(plans).values()]
     for case, plan in zip(cases, plans(cases), strict=True):
         a, b = case.operands()
         actual = cuda_ops.matmul(a, b, precision=case.precision)
@@ -258,6 +289,61 @@ def test_every_kernel_agrees_with_float64(plans: Any) -> None:
         if not torch.equal(actual, cuda_ops.matmul(a, b, precision=case.precision)):
             failed.append(f"{case}: {plan}: other bits the second time")
     assert not failed, "\n".join(failed)
+
+
+@needs_gpu
+@pytest.mark.parametrize("k", [256, 4096, 16384])
+def test_tf32x3_is_as_exact_as_float32(k: int) -> None:
+    a, b = torch.randn(512, k, device="cuda"), torch.randn(k, 640, device="cuda")
+    exact = a.double() @ b.double()
+
+    def error(c: torch.Tensor) -> float:
+        return float((c.double() - exact).norm() / exact.norm())
+
+    assert error(cuda_ops.matmul(a, b, precision="tf32x3")) <= 2 * error(a @ b)
+
+
+@needs_gpu
+@pytest.mark.parametrize("size", [40, 1000])
+def test_tf32x3_of_infinities_and_huge_numbers(size: int) -> None:
+    a, b = torch.randn(2, size, size, device="cuda")
+    b = b.round()  # no low parts
+    inf, nan = float("inf"), float("nan")
+    for matrix, at, value in (
+        (a, (3, 5), inf), (a, (4, 6), -inf), (a, (7, 1), nan), (b, (9, 2), inf), (b, (5, 8), -inf),
+        (b, (11, 9), nan),
+    ):  # fmt: skip
+        matrix[at] = value
+    a[12], a[12, 0] = 0.0, torch.finfo(torch.float32).max  # rounds to infinity in tf32
+    b[0, :30] = 1.0
+    expected = a @ b
+    actual = cuda_ops.matmul(a, b, precision="tf32x3")
+    torch.testing.assert_close(actual, expected, equal_nan=True, rtol=1e-5, atol=1e-3)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_batches_that_no_single_step_walks(dtype: torch.dtype) -> None:
+    a = torch.randn(3, 1, 300, 521, device="cuda").to(dtype)
+    b = torch.randn(4, 521, 600, device="cuda").to(dtype)
+    for left, right in ((a, b), (a.mT.contiguous().mT, b.mT.contiguous().mT)):
+        actual = cuda_ops.matmul(left, right, precision="tf32x3")
+        torch.testing.assert_close(actual, torch.matmul(left, right), rtol=2e-2, atol=1e-3)
+
+
+@needs_gpu
+def test_copies_in_a_cuda_graph() -> None:
+    a = torch.randn(1025, 2049, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(2049, 1100, device="cuda", dtype=torch.bfloat16)
+    cuda_ops.matmul(a, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        first = cuda_ops.matmul(a, b)
+        second = cuda_ops.matmul(a, -b)
+    a.normal_()
+    graph.replay()
+    torch.testing.assert_close(first, torch.matmul(a, b), rtol=1.6e-2, atol=1e-2)
+    torch.testing.assert_close(second, -first, rtol=1.6e-2, atol=1e-2)
 
 
 @needs_gpu

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from cuda_ops import toolchain
+from cuda_ops import provenance, toolchain
 from cuda_ops.discovery import BUILTIN_ROOT, discover
 
 ROOT = Path(__file__).resolve().parent.parent
 packaging = pytest.importorskip(
     "cuda_ops.packaging", reason="setuptools is not installed", exc_type=ImportError
 )
+setuptools = pytest.importorskip("setuptools")
 
 NATIVE = '#include "binding.h"\nCUDA_OPS(library) {}\n'
 GUEST = "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}\n"
@@ -50,6 +51,7 @@ def no_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(toolchain, "cuda_home", lambda: tmp_path / "cuda")
+    monkeypatch.setattr(toolchain, "cuda_version", lambda: "13.0")
     monkeypatch.setattr(packaging.cpp_extension, "CUDA_HOME", None)
     return tmp_path / "cuda"
 
@@ -73,7 +75,8 @@ def test_without_a_toolkit_the_binding_is_built_alone(
 ) -> None:
     _, pair = packaging.extensions("pkg.src", "pkg/src")
     assert pair.sources == ["pkg/src/bindings/pair.cpp"]
-    assert "-DCUDA_OPS_CUDA=0" in packaging._compile_flags(pair.pair, ("9.0a",))["cxx"]
+    flags = packaging._compile_flags(pair.pair, provenance.of(pair.pair, ("9.0a",)))
+    assert "-DCUDA_OPS_CUDA=0" in flags["cxx"]
     assert "no CUDA toolkit found (set CUDA_HOME)" in capsys.readouterr().out
 
 
@@ -102,12 +105,46 @@ def test_the_sources_travel_with_the_package(project: Path, no_toolkit: None) ->
 
 def test_flags_are_arguments_and_hold_the_hashes(project: Path, toolkit: Path) -> None:
     pair = discover([project])[1]
-    flags = packaging._compile_flags(pair, ("8.0", "9.0a"))
+    made_from = provenance.of(pair, ("8.0", "9.0a"))
+    flags = packaging._compile_flags(pair, made_from)
     assert '-DCUDA_OPS_ARCHS="8.0 9.0a"' in flags["cxx"]
     assert f'-DCUDA_OPS_SOURCE_HASH="{pair.source_hash()}"' in flags["cxx"]
     assert "-gencode=arch=compute_90a,code=sm_90a" in flags["nvcc"]
+    for tool in ("cxx", "nvcc"):
+        assert f"-DCUDA_OPS_RECIPE={made_from.recipe}" in flags[tool]
     (project / "kernels" / "pair.cu").write_text("// edited\n")
-    assert packaging._compile_flags(pair, ("8.0", "9.0a"))["nvcc"] != flags["nvcc"]
+    edited = packaging._compile_flags(pair, provenance.of(pair, ("8.0", "9.0a")))
+    assert edited["cxx"] != flags["cxx"] and edited["nvcc"] != flags["nvcc"]
+
+
+@pytest.mark.parametrize("saved_meanwhile", [False, True])
+def test_a_library_says_what_it_was_made_from_unless_nobody_knows(
+    project: Path, toolkit: Path, monkeypatch: pytest.MonkeyPatch, saved_meanwhile: bool
+) -> None:
+    def link(command: Any, ext: Any) -> None:
+        library = Path(command.get_ext_fullpath(ext.name))
+        library.parent.mkdir(parents=True, exist_ok=True)
+        library.write_bytes(b"library")
+        (Path(command.build_temp) / "kernels").mkdir(parents=True)
+        if saved_meanwhile:
+            (project / "kernels" / "pair.cu").write_text("// edited\n")
+
+    monkeypatch.setattr(packaging.cpp_extension.BuildExtension, "build_extension", link)
+    (project / "bindings" / "guest.cpp").write_text(GUEST)
+    extensions = packaging.extensions("pkg.src", "pkg/src")
+    command = packaging.build_ext(setuptools.Distribution({"ext_modules": extensions}))
+    command.ensure_finalized()
+    _, guest, pair = extensions
+    for ext in (guest, pair):
+        ext.made_from = provenance.of(ext.pair, ("9.0a",))
+    for ext in (guest, pair):
+        command.build_extension(ext)
+    found = provenance.read(Path(command.get_ext_fullpath(pair.name)).read_bytes())
+    assert found == (None if saved_meanwhile else pair.made_from)
+    # Objects of an unknown text must not serve the next install.
+    assert (Path(command.build_temp) / "pair").exists() is not saved_meanwhile
+    # A guest's library is made for one torch.
+    assert provenance.read(Path(command.get_ext_fullpath(guest.name)).read_bytes()) is None
 
 
 def test_setup_lists_what_discovery_finds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from .peers import load_peers
 from .results import CaseResult, PeerResult, Report
 from .rotation import Rotation
 from .stats import Interval, median_interval
+from .training import with_gradients
 from .verify import Verifier
 
 #: Where the device takes longer than this, the host's latency is hidden behind it.
@@ -146,11 +147,16 @@ class Kit:
         if case.keywords:
             functions = {name: partial(f, **case.keywords) for name, f in functions.items()}
             reference = partial(reference, **case.keywords)
+        if case.backward:
+            functions = {name: with_gradients(f) for name, f in functions.items()}
+            reference = with_gradients(reference)
         pair = Rotation(case, self.device, 2)
         estimate = quick_seconds(functions[OURS], pair, self.clock, budget=0.0)
-        calls = min(calls_for(estimate, self.clock), max(2, self._room() // _footprint(case)))
+        # A case that reads a part of its arguments keeps all of them, and their values.
+        each = max(_footprint(case), 2 * pair.bytes_per_copy)
+        calls = min(calls_for(estimate, self.clock), max(2, self._room() // each))
         rotation = pair if calls == 2 else Rotation(case, self.device, calls)
-        verifier = Verifier(op, reference, rotation, case.flops)
+        verifier = Verifier(op, reference, rotation)
         off_by = {name: p.off_by for name, p in wanted.items() if isinstance(p, Peer) and p.off_by}
         found = compare(functions, rotation, verifier, self.clock, self.settings, off_by)
         for seconds in found.seconds.values():

@@ -22,6 +22,7 @@ class Rotation:
     def __init__(self, case: BenchmarkCase, device: torch.device, copies: int) -> None:
         if copies < 2:
             raise ValueError(f"Rotation: expected at least 2 copies, got {copies}")
+        self.case = case
         self.values = [_seeded(case, device, seed) for seed in range(copies)]
         self.arguments = [_seeded(case, device, seed) for seed in range(copies)]
         shapes = {_shapes(args) for args in (*self.values, *self.arguments)}
@@ -31,6 +32,8 @@ class Rotation:
                 f"got {' and then '.join(sorted(map(str, shapes)))}"
             )
         self.device = device
+        #: Of the arguments alone; the values that they take in turn are as large.
+        self.bytes_per_copy = sum(t.numel() * t.element_size() for t in _tensors(self.values[0]))
         self._train = 0
 
     def advance(self) -> None:

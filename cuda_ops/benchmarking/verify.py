@@ -1,5 +1,8 @@
 """Whether what was timed is right: the outputs of every train against the float64 reference.
 
+Each result within the table of tolerances, and all together within a few epsilons: the first finds
+a single wrong one, the second a part left out of long sums, where the table must allow much.
+
 The reference is asked for two of the sets of values that move round among the copies, so any call
 of a train may be the one that is looked at. Large outputs are compared at
 positions drawn at random, ends included; where loop dims make parts independent of each other, the
@@ -28,9 +31,13 @@ MOST_COMPARED = 2**18
 #: Elements of an output that the reference computes, at most, where loop dims allow a choice.
 MOST_COMPUTED = 2**20
 _PARTS = 8
-#: Above this many FLOPs the reference runs on the device that is measured, still in float64: a CPU
-#: would take longer for it than all timing does.
-_EXPENSIVE_FLOPS = 10**10
+#: Above this many FLOPs, or bytes of arguments, the reference runs on the device that is measured,
+#: still in float64: a CPU would take longer for it than all timing does.
+_EXPENSIVE_FLOPS, _EXPENSIVE_BYTES = 10**10, 2**29
+#: So many results that their root mean square says how large they are; of few it may be small.
+_MANY = 1024
+#: What TF32 keeps of a float32, as ``torch.finfo(...).eps`` has it for dtypes.
+_TF32_EPS = 2.0**-10
 # Seeded by the operating system: what is looked at cannot be known beforehand.
 _CHANCE = torch.Generator()
 _CHANCE.seed()
@@ -39,18 +46,22 @@ _CHANCE.seed()
 class Verifier:
     """The expected results of one case, and the comparison with them."""
 
-    def __init__(
-        self, op: OpSpec, reference: Callable[..., Any], rotation: Rotation, flops: int = 0
-    ) -> None:
+    def __init__(self, op: OpSpec, reference: Callable[..., Any], rotation: Rotation) -> None:
         self._op, self._rotation = op, rotation
         self._writable = frozenset(
             i for i, a in enumerate(op.parsed.arguments) if a.alias_info and a.alias_info.is_write
         )
         # The derived reference is the operator's own CPU kernel, no judge of the one on the device.
-        on_cpu = flops <= _EXPENSIVE_FLOPS or reference is op.overload
+        cheap = (
+            rotation.case.flops <= _EXPENSIVE_FLOPS and rotation.bytes_per_copy <= _EXPENSIVE_BYTES
+        )
+        on_cpu = cheap or reference is op.overload
         self._device = torch.device("cpu") if on_cpu else rotation.device
         chosen = torch.randperm(len(rotation.values), generator=_CHANCE)[:2].tolist()
-        self._parts = _draw_parts(op, rotation.values[0])
+        # Gradients of broadcast arguments are sums over all parts.
+        whole = rotation.case.backward
+        self._parts = None if whole else _draw_parts(op, rotation.values[0])
+        self._least = 4 * _TF32_EPS if rotation.case.arithmetic == "tf32" else 0.0
         self._length = compare.reduction_length(op, _shapes_of(rotation.values[0]))
         self._expected = {value: self._compute(reference, value) for value in chosen}
         self._positions: dict[int, torch.Tensor] = {}
@@ -103,12 +114,34 @@ class Verifier:
                 a, e = a.cpu().to(torch.int64), e.cpu().to(torch.int64)
                 a = torch.where((a - e).abs() <= off_by, e, a)
             try:
-                worst = max(worst, compare.errors([a], [e], magnitude, math.sqrt(self._length)))
+                error = compare.errors([a], [e], magnitude, self._length, least=self._least)
+                worst = max(worst, error)
+                spread = self._spread(a, e, magnitude)
             except AssertionError as error:  # integers differ
                 raise BenchmarkError(str(error)) from error
+            if not spread <= 1:
+                raise BenchmarkError(
+                    f"differs from the reference by {spread:.3g} times what rounding explains, "
+                    "by the root mean square"
+                )
         if not worst <= 1:
             raise BenchmarkError(f"differs from the reference by {worst:.3g} times the tolerance")
         return worst
+
+    def _spread(self, actual: torch.Tensor, expected: torch.Tensor, magnitude: float) -> float:
+        """The root mean square of the errors, relative to that of the results, in units of what the
+        table allows one of them. Rounding errors of long sums cancel, those of omissions do not.
+        """
+        if not actual.is_floating_point() or not actual.numel():
+            return 0.0
+        a, e = actual.detach().cpu().double(), expected.detach().cpu().double()
+        known = a.isfinite() & e.isfinite()
+        error, size = (v[known].square().mean().sqrt().item() for v in (a - e, e))
+        if a.numel() < _MANY:
+            size = max(size, magnitude / math.sqrt(self._length))
+        given = [v.dtype for v in self._rotation.values[0] if compare.is_floating(v)]
+        allowed = max(self._least, *(compare.epsilon(dtype) for dtype in (actual.dtype, *given)))
+        return error / (allowed * size) if error else 0.0
 
 
 def poison(outputs: Sequence[Any]) -> None:

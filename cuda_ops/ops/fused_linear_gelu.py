@@ -58,6 +58,8 @@ Args:
     save_preactivation: keep x @ weight^T + bias for the gradient, as many bytes as the result has;
         otherwise the gradient multiplies x and weight once more.
 
+Memory: on Hopper GPUs, during the call, copies of 16-bit x and weight whose lines of I do not start
+at multiples of 16 bytes, where that is faster.
 Errors: RuntimeError for an I or O that differs, another dtype, two dtypes, two devices, a weight
 that is not a matrix or a bias that is not a vector.
 Formula: Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415, section 2.

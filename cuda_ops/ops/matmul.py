@@ -75,6 +75,8 @@ Args:
         the factors to 10 bits and is about seven times as fast; "tf32x3" adds three products of
         such numbers and is about as exact as "ieee" on finite numbers.
 
+Memory: on Hopper GPUs, during the call, copies of inputs that the matrix units cannot read as they
+lie, where that is faster; for "tf32x3" twice the size of both.
 Errors: RuntimeError for no dims, a K that differs, another dtype, two dtypes, two devices, or batch
 dims that do not broadcast; ValueError for another precision.
 Formula: out[m, n] = sum over k of a[m, k] * b[k, n].

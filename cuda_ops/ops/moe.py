@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cuda_ops import experts as of_experts
 from cuda_ops import shapes
 from cuda_ops.benchmarking import rotation
+from cuda_ops.benchmarking.peers import compiled
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.registry import function
 from cuda_ops.spec import AutocastPolicy, BenchmarkCase, Claims, OpSpec, Peer
@@ -159,7 +160,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
-    return {"loop": naive, "grouped_mm": grouped_mm}
+    return {"grouped_mm": grouped_mm, "grouped_mm compiled": compiled(grouped_mm)}
 
 
 def grouped_mm(
@@ -174,35 +175,66 @@ def grouped_mm(
     """
     weights, experts = torch.topk(torch.softmax(router_logits, -1, dtype=torch.float32), top_k)
     weights = weights / weights.sum(-1, keepdim=True)
-    order, ends = of_experts.by_expert(experts, w_down.shape[0])
+    order = torch.argsort(experts.flatten(), stable=True)
     token = order // top_k
+    ends = torch.histc(
+        experts.flatten().float(), bins=w_down.shape[0], min=0, max=w_down.shape[0] - 1
+    ).cumsum(0, dtype=torch.int32)
     gate, up = torch._grouped_mm(x[token], w_gate_up.mT, offs=ends).chunk(2, -1)
     rows = torch._grouped_mm(F.silu(gate) * up, w_down.mT, offs=ends)
     rows = rows * weights.flatten()[order].to(x.dtype).unsqueeze(-1)
     return torch.zeros_like(x).index_add_(0, token, rows)
 
 
+#: H, I, E, experts a token, and whose they are.
+_MODELS = {
+    "Qwen3-30B-A3B": (2048, 768, 128, 8),
+    "Mixtral 8x7B": (4096, 14336, 8, 2),
+    "OLMoE": (2048, 1024, 64, 8),
+    "DeepSeek-V3, 32 of its experts": (7168, 2048, 32, 8),
+}
+
+
+#: Tokens of a step of training; longer where the float64 reference leaves room for them.
+_TRAINING = {"Qwen3-30B-A3B": (8192, 32768), "OLMoE": (8192, 32768)}
+
+
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
-    """Decoding, which streams matrices; few tokens an expert; and many, which multiply."""
-    tokens = (1, 8, 64, 512, 4096, 16384, 32768)
-    return [_case(model, t) for model in of_experts.MODELS for t in tokens]
+    forward = [_case(model, t) for model in _MODELS for t in (1, 8, 64, 512, 4096, 16384)]
+    training = [
+        _case(model, t, backward=True) for model in _MODELS for t in _TRAINING.get(model, (8192,))
+    ]
+    return forward + training
 
 
-def _case(model: str, tokens: int) -> BenchmarkCase:
-    hidden, inner, count, top_k = of_experts.MODELS[model]
+def _case(model: str, tokens: int, backward: bool = False) -> BenchmarkCase:
+    hidden, inner, count, top_k = _MODELS[model]
 
     def inputs(device: torch.device) -> tuple[Any, ...]:
-        x, w_gate_up, w_down = of_experts.model_tensors(model, tokens, device)
-        logits = rotation.random_tensor((tokens, count), torch.bfloat16, device)
-        return x, logits, w_gate_up, w_down, top_k
+        def normal(*shape: int) -> torch.Tensor:
+            return rotation.random_tensor(shape, torch.bfloat16, device)
 
-    matrices = of_experts.active_experts(model, tokens) * 6 * inner * hidden
+        return (
+            normal(tokens, hidden),
+            # Of equal logits, which 16 bits often have, everyone chooses another expert.
+            rotation.random_tensor((tokens, count), torch.float32, device),
+            normal(count, 2 * inner, hidden) * hidden**-0.5,
+            normal(count, hidden, inner) * inner**-0.5,
+            top_k,
+        )
+
+    # As many experts as random choices are expected to meet.
+    active = count * (1 - (1 - top_k / count) ** tokens)
+    matrices, rows = int(active * 6 * inner * hidden), 4 * tokens * hidden + 4 * tokens * count
+    forward = 6 * tokens * top_k * hidden * inner
     return BenchmarkCase(
-        f"{model}, T={tokens} bfloat16",
+        f"{model}, T={tokens} bfloat16" + (", forward and backward" if backward else ""),
         inputs,
-        bytes=int(matrices) + 4 * tokens * hidden + 2 * tokens * count,
-        flops=6 * tokens * top_k * hidden * inner,
-        reason=model,
+        # Backward reads both matrices once more and writes a gradient of every argument.
+        bytes=2 * matrices + 6 * count * inner * hidden + 3 * rows if backward else matrices + rows,
+        flops=3 * forward if backward else forward,
+        reason=f"{model}, training" if backward else model,
         dtype=torch.bfloat16,
+        backward=backward,
     )

@@ -10,22 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from hypothesis import strategies as st
 
 from cuda_ops import experts as of_experts
 from cuda_ops import shapes
-from cuda_ops.benchmarking import rotation
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import (
-    AutocastPolicy,
-    Autograd,
-    BenchmarkCase,
-    Claims,
-    OpSpec,
-    Peer,
-    ShardingRule,
-)
+from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, Claims, OpSpec, ShardingRule
 from cuda_ops.testing.samples import Sample, TensorArg
 
 FORWARD, KEEP, BACKWARD = "moe_experts", "moe_experts_keep", "moe_experts_backward"
@@ -218,73 +208,6 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 
 
 @hookimpl
-def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
-    if op.name != BACKWARD:
-        return {}
-    return {"loop": of_experts.mixture_backward, "grouped_mm": grouped_mm_backward}
-
-
-def grouped_mm_backward(
-    grad_out: torch.Tensor,
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    experts: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:
-    """What autograd composes of ``torch._grouped_mm``, with permuted copies of all rows."""
-    order, ends = of_experts.by_expert(experts, w_down.shape[0])
-    token = order // experts.shape[1]
-    gate, up = gate_up.flatten(0, 1)[order].chunk(2, -1)
-    weight = weights.flatten()[order].to(x.dtype).unsqueeze(-1)
-    rows, silu = grad_out[token], F.silu(gate)
-    through = torch._grouped_mm(rows, w_down, offs=ends)
-    grad_weights = torch.empty_like(weights).flatten()
-    grad_weights[order] = (through * silu * up).sum(-1, dtype=weights.dtype)
-    through = through * weight
-    grad_gate = torch.ops.aten.silu_backward(through * up, gate)
-    grad_both = torch.cat([grad_gate, through * silu], -1)
-    grad_rows = torch._grouped_mm(grad_both, w_gate_up, offs=ends)
-    return (
-        torch.zeros_like(x).index_add_(0, token, grad_rows),
-        torch._grouped_mm(grad_both.mT, x[token], offs=ends),
-        torch._grouped_mm(rows.mT, weight * silu * up, offs=ends),
-        grad_weights.view_as(weights),
-    )
-
-
-@hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
-    """The gradient; the rest is timed as a part of ``moe``."""
-    if op.name != BACKWARD:
-        return []
-    return [_case(model, t) for model in of_experts.MODELS for t in (8192, 16384, 32768)]
-
-
-def _case(model: str, tokens: int) -> BenchmarkCase:
-    hidden, inner, count, top_k = of_experts.MODELS[model]
-
-    def inputs(device: torch.device) -> tuple[Any, ...]:
-        def normal(*shape: int) -> torch.Tensor:
-            return rotation.random_tensor(shape, torch.bfloat16, device)
-
-        experts = torch.rand(tokens, count, device=device).topk(top_k).indices
-        return (
-            normal(tokens, hidden),
-            *of_experts.model_tensors(model, tokens, device),
-            experts,
-            torch.full((tokens, top_k), 1 / top_k, device=device),
-            normal(tokens, top_k, 2 * inner),
-        )
-
-    matrices = of_experts.active_experts(model, tokens) * 6 * inner * hidden
-    return BenchmarkCase(
-        f"{model}, T={tokens} bfloat16",
-        inputs,
-        # Matrices and their gradients, three times the tokens, gates and ups.
-        bytes=int(2 * matrices) + 6 * tokens * hidden + 4 * tokens * top_k * inner,
-        flops=12 * tokens * top_k * hidden * inner,
-        reason=model,
-        dtype=torch.bfloat16,
-    )
+    """It is timed as a part of ``moe``."""
+    return []

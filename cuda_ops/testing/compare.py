@@ -16,8 +16,11 @@ from cuda_ops.testing.watchdog import announced
 
 #: Error allowed of one result, in units of the dtype's epsilon. Half precision
 #: is rounded once from float32; wider dtypes are computed in themselves, with
-#: a device's own exp. Times sqrt(reduction length), as rounding errors add up.
+#: a device's own exp.
 EPSILONS = {torch.float64: 32.0, torch.float32: 32.0, torch.float16: 4.0, torch.bfloat16: 4.0}
+#: What sums of half precision are added up in, unless an operator claims to round in between.
+#: Their errors grow with the square root of how many are added.
+_SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 #: For every other floating dtype, float8 among them.
 _OTHER_EPSILONS = 2.0
 
@@ -81,13 +84,14 @@ def deviation(
     else:
         magnitude = min(1.0, largest(wide))
     claims = subject.claims
-    allowed = claims.tolerance * math.sqrt(length)
-    given = [v.dtype for v in sample.make("meta") if is_floating(v)]
-    coarsest = max(given, key=_epsilon) if claims.rounds_between and given else None
-    return errors(outputs(actual), outputs(expected), magnitude, allowed, coarsest)
+    given = [epsilon(v.dtype) for v in sample.make("meta") if is_floating(v)]
+    least = max(given, default=0.0) if claims.rounds_between else 0.0
+    return errors(
+        outputs(actual), outputs(expected), magnitude, length, factor=claims.tolerance, least=least
+    )
 
 
-def _epsilon(dtype: torch.dtype) -> float:
+def epsilon(dtype: torch.dtype) -> float:
     """The error allowed of one result of this dtype."""
     return EPSILONS.get(dtype, _OTHER_EPSILONS) * torch.finfo(dtype).eps
 
@@ -96,13 +100,15 @@ def errors(
     actual: Sequence[torch.Tensor],
     expected: Sequence[torch.Tensor],
     magnitude: float,
+    length: int = 1,
+    *,
     factor: float = 1.0,
-    coarsest: torch.dtype | None = None,
+    least: float = 0.0,
 ) -> float:
     """The largest error in units of ``factor`` times the table's tolerance.
 
-    ``magnitude`` is the size of what was added up; results are judged relative
-    to themselves and to that. None is better than one of dtype ``coarsest``.
+    Results are judged relative to themselves and, as sums of ``length`` numbers, to the size
+    ``magnitude`` of what was added up. No epsilon of the table is below ``least``.
     """
     worst = 0.0
     for a, e in zip(actual, expected, strict=True):
@@ -112,10 +118,11 @@ def errors(
             assert torch.equal(a, e.to(a.dtype)), "the result differs"
             continue
         tiny = torch.finfo(a.dtype).tiny
-        epsilon = max(_epsilon(dtype) for dtype in (a.dtype, coarsest or a.dtype))
+        unit = max(epsilon(a.dtype), least)
+        summed = max(epsilon(_SUMMED_IN.get(a.dtype, a.dtype)), least) if length > 1 else unit
         # What overflows the dtype is infinite in the reference too.
         e = e.to(a.dtype).to(torch.float64)
-        allowed = factor * epsilon * (e.abs() + magnitude)
+        allowed = factor * (unit * e.abs() + summed * math.sqrt(length) * magnitude)
         a = a.to(torch.float64)
         same = (a == e) | (a.isnan() & e.isnan())
         error = torch.where(same, 0.0, (a - e).abs() / (allowed + tiny))
@@ -131,7 +138,7 @@ def same(actual: Any, expected: Any, what: str, factor: float = 1.0) -> None:
         AssertionError: they differ by more than the table allows; starts with ``what``.
     """
     magnitude = largest(tensors(expected))
-    worst = errors(tensors(actual), tensors(expected), magnitude, factor)
+    worst = errors(tensors(actual), tensors(expected), magnitude, factor=factor)
     assert worst <= 1, f"{what}: the error is {worst:.3g} times the tolerance"
 
 

@@ -7,7 +7,9 @@
 
 using namespace cuda_ops;
 
-cudaError_t fused_linear_gelu_launch(const LinearGelu& problem, cudaStream_t stream);
+GemmPlan fused_linear_gelu_plan(const LinearGelu& problem);
+cudaError_t fused_linear_gelu_launch(const LinearGelu& problem, const GemmPlan& plan,
+                                     void* workspace, cudaStream_t stream);
 
 namespace {
 
@@ -93,7 +95,12 @@ struct Call {
   }
 
   void run_cuda(const char* op) const {
-    launch(op, x, [&](cudaStream_t stream) { return fused_linear_gelu_launch(problem, stream); });
+    launch(op, x, [&](cudaStream_t stream) {
+      const GemmPlan plan = fused_linear_gelu_plan(problem);
+      return with_workspace(x, plan, [&](void* workspace) {
+        return fused_linear_gelu_launch(problem, plan, workspace, stream);
+      });
+    });
   }
 };
 

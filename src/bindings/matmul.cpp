@@ -3,7 +3,9 @@
 
 using namespace cuda_ops;
 
-cudaError_t matmul_launch(const Matmul& problem, cudaStream_t stream);
+GemmPlan matmul_plan(const Matmul& problem);
+cudaError_t matmul_launch(const Matmul& problem, const GemmPlan& plan, void* workspace,
+                          cudaStream_t stream);
 
 namespace {
 
@@ -44,11 +46,17 @@ std::tuple<Tensor, Tensor> matmul_backward_cpu(const Tensor& grad_out, const Ten
 
 // --- CUDA ---------------------------------------------------------------------
 
+cudaError_t multiply_cuda(const Tensor& like, const Matmul& p, cudaStream_t stream) {
+  const GemmPlan plan = matmul_plan(p);
+  return with_workspace(like, plan,
+                        [&](void* workspace) { return matmul_launch(p, plan, workspace, stream); });
+}
+
 template <Precision kPrecision>
 Tensor matmul_cuda(const Tensor& a, const Tensor& b) {
   Tensor out = empty_product(a, b);
   launch("matmul", a, [&](cudaStream_t stream) {
-    return matmul_launch(product(out, a, b, kPrecision), stream);
+    return multiply_cuda(a, product(out, a, b, kPrecision), stream);
   });
   return out;
 }
@@ -57,9 +65,9 @@ std::tuple<Tensor, Tensor> matmul_backward_cuda(const Tensor& grad_out, const Te
                                                 const Tensor& b) {
   auto [grad_a, grad_b] = empty_gradients(grad_out, a, b);
   launch("matmul_backward", a, [&, &grad_a = grad_a, &grad_b = grad_b](cudaStream_t stream) {
-    const cudaError_t error = matmul_launch(product(grad_a, grad_out, transposed(b)), stream);
+    const cudaError_t error = multiply_cuda(a, product(grad_a, grad_out, transposed(b)), stream);
     if (error != cudaSuccess) return error;
-    return matmul_launch(product(grad_b, transposed(a), grad_out), stream);
+    return multiply_cuda(a, product(grad_b, transposed(a), grad_out), stream);
   });
   return {grad_a, grad_b};
 }
@@ -77,6 +85,8 @@ Shapes: a (..., M, K) and b (..., K, N) of any strides; the result (..., M, N) i
 batch dims are those that a's and b's broadcast to. K = 0 gives zeros.
 Dtypes: float64, float32, float16 or bfloat16, the same for both. Sums run in float64 for float64
 and in float32 for the others, without TF32, and are rounded once.
+Memory: on Hopper GPUs, during the call, a copy of each 16-bit input that is neither K-major nor
+line-major with rows at multiples of 16 bytes, if copying it makes the call faster.
 Errors: RuntimeError for fewer than two dims, a K that differs, another dtype, two dtypes, two
 devices, or batch dims that do not broadcast.
 Formula: out[m, n] = sum over k of a[m, k] * b[k, n].)")
@@ -90,6 +100,8 @@ matmul calls it for precision="tf32".
 
 Shapes: a (..., M, K), b (..., K, N); the result (..., M, N) is contiguous.
 Dtypes: float32.
+Memory: on Hopper GPUs, during the call, a copy of each input that is not K-major with rows at
+multiples of 16 bytes, if copying it makes the call faster.
 Errors: RuntimeError as in matmul.
 Formula: that of matmul.)")
       .cpu<matmul_cpu<Precision::kTF32>>()
@@ -102,6 +114,7 @@ matmul calls it for precision="tf32x3".
 
 Shapes: a (..., M, K), b (..., K, N); the result (..., M, N) is contiguous.
 Dtypes: float32.
+Memory: on Hopper GPUs, during the call, twice the size of both inputs, except for small ones.
 Errors: RuntimeError as in matmul.
 Formula: (a1 + a2) @ (b1 + b2) without a2 @ b2, a1 being a rounded to tf32 and a2 the rest.)")
       .cpu<matmul_cpu<Precision::kTF32x3>>()
@@ -116,6 +129,7 @@ Shapes: grad_out (..., M, N), a (..., M, K), b (..., K, N); grad_a (..., M, K) a
 (..., K, N) are contiguous and keep the broadcast batch dims. Where an input was broadcast its
 gradient is the sum over those dims, which is left to the caller.
 Dtypes: float64, float32, float16 or bfloat16, the same for all; sums as in matmul.
+Memory: copies as in matmul, of one product at a time.
 Errors: RuntimeError as in matmul.
 Formula: Giles, https://people.maths.ox.ac.uk/gilesm/files/NA-08-01.pdf, section 2.2.2.)")
       .cpu<matmul_backward_cpu>()

@@ -58,17 +58,20 @@ struct BiasGeluSlope : Bias<T> {
 
 // -----------------------------------------------------------------------------
 
-cudaError_t fused_linear_gelu_launch(const LinearGelu& p, cudaStream_t stream) {
+GemmPlan fused_linear_gelu_plan(const LinearGelu& p) { return current_plan<true>(p.product); }
+
+cudaError_t fused_linear_gelu_launch(const LinearGelu& p, const GemmPlan& plan, void* workspace,
+                                     cudaStream_t stream) {
   return visit_floating(p.product.batch.dtype, [&](auto tag) {
     using T = decltype(tag);
+    const auto run = [&](const auto& epilogue, void* second) {
+      return gemm<T, true>(p.product, plan, workspace, epilogue, second, stream);
+    };
     const Bias<T> bias{static_cast<const T*>(p.bias), p.bias_as_out};
     if (p.grad_out != nullptr) {
-      const BiasGeluSlope<T> slope{bias, static_cast<const T*>(p.grad_out)};
-      return gemm<T, true>(p.product, slope, nullptr, stream);
+      return run(BiasGeluSlope<T>{bias, static_cast<const T*>(p.grad_out)}, nullptr);
     }
-    if (p.preactivation != nullptr) {
-      return gemm<T, true>(p.product, BiasGelu<T, true>{bias}, p.preactivation, stream);
-    }
-    return gemm<T, true>(p.product, BiasGelu<T, false>{bias}, nullptr, stream);
+    if (p.preactivation != nullptr) return run(BiasGelu<T, true>{bias}, p.preactivation);
+    return run(BiasGelu<T, false>{bias}, nullptr);
   });
 }

@@ -68,9 +68,11 @@ struct Checks {
  private:
   void check_dtype(const Tensor& tensor, size_t i) const {
     const DType actual = dtype_of(tensor);
+    for (const DType dtype : dtypes) {
+      if (dtype == actual) return;
+    }
     std::string expected;
     for (size_t k = 0; k < dtypes.size(); ++k) {
-      if (dtypes[k] == actual) return;
       expected += std::string(k == 0                   ? ""
                               : k + 1 == dtypes.size() ? " or "
                                                        : ", ") +

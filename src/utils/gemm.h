@@ -2,13 +2,14 @@
 // function of sizes, strides, alignment and device. No torch, no CUDA.
 //
 //   gemv     plain loads     up to 2 rows (or columns) of 16-bit or float32, K-major
-//   hopper   TMA + wgmma     16-bit and tf32 on compute capability 9.0
-//   mma      mma.sync        the same from 8.0 on; tf32x3; any alignment
+//   hopper   TMA + wgmma     16-bit, tf32 and tf32x3 on compute capability 9.0; of copies where
+//                            it cannot read operands as they lie, and copying pays
+//   mma      mma.sync        the same from 8.0 on, whatever lies where
 //   fma      multiply-adds   large float32 from 8.0 on
 //   simt     multiply-adds   float64, small float32, and GPUs before 8.0
 #pragma once
 
-#include "gemm_hopper.h"
+#include "gemm_pack.h"
 
 namespace cuda_ops {
 
@@ -17,11 +18,15 @@ struct GemmPlan {
   int tile = 0;         // rows and columns, of kMma, kFma and kSimt
   bool swap = false;    // kGemv: the vectors are columns of b
   HopperConfig hopper;  // of kHopper
+  GemmPack pack;        // of kHopper, before it
 
   std::string text() const {
     switch (family) {
       case kNothing: return "nothing";
-      case kHopper: return "hopper " + hopper.text();
+      case kHopper: {
+        const std::string copied = pack.a ? pack.b ? "pack a b, " : "pack a, " : "pack b, ";
+        return (pack.any() ? copied : "") + "hopper " + hopper.text();
+      }
       case kGemv: return swap ? "gemv swapped" : "gemv";
       case kFma: return "fma 128";
       case kMma: return "mma " + std::to_string(tile);
@@ -46,9 +51,39 @@ inline bool gemv_lines(const Matmul& p, int operand, int64_t line, int64_t k, in
   return k == 1 && whole(p.k) && (lines == 1 || whole(line));
 }
 
-// `capability` is 90 for 9.0. Large tiles reuse more of what they load; small ones
-// serve where large ones would leave SMs idle. `linear`: of the kernels that gemm.cuh
-// has for a layer.
+// The kernels that read operands whichever way they lie. Large tiles reuse more of what
+// they load; small ones serve where large ones would leave SMs idle.
+inline GemmPlan tiled_plan(const Matmul& p, int capability, bool tensor_cores) {
+  GemmPlan plan;
+  plan.family = tensor_cores && capability >= 80 ? GemmPlan::kMma : GemmPlan::kSimt;
+  const int64_t large = detail::ceil_div(p.m, 128) * detail::ceil_div(p.n, 128) * p.batch.numel;
+  plan.tile = plan.family == GemmPlan::kMma && large >= 132 ? 128 : 64;
+  // On an H200 multiply-adds take half of the time of three products on mma.sync.
+  const bool float32 = p.batch.dtype == DType::kFloat32;
+  const bool multiply_adds =
+      float32 && (plan.family == GemmPlan::kSimt || (is_split(p) && capability == 90));
+  if (multiply_adds && large >= 64 && capability >= 80) {
+    plan.family = GemmPlan::kFma;
+    plan.tile = 128;
+  }
+  return plan;
+}
+
+// Estimated microseconds of such a plan on an H200: whole tiles at the rate, in TFLOP/s,
+// that 4096^3 reached there. Only that of tf32 without vectors was not measured.
+inline double tiled_time(const Matmul& p, const GemmPlan& plan) {
+  const bool vectors = whole_vectors(p, 1, p.a) && whole_vectors(p, 2, p.b);
+  const double rate = plan.family == GemmPlan::kFma ? 38
+                      : is_split(p)                 ? 21
+                      : size_of(p.batch.dtype) == 4 ? (vectors ? 101 : 50)
+                                                    : (vectors ? 239 : 55);
+  const double tiles = double(detail::ceil_div(p.m, plan.tile)) *
+                       double(detail::ceil_div(p.n, plan.tile)) * double(p.batch.numel);
+  const double busy = (tiles < kHopperSms ? kHopperSms : tiles) * plan.tile * plan.tile * p.k;
+  return 4 + 2 * busy / (rate * 1e6);
+}
+
+// `capability` is 90 for 9.0. `linear`: of the kernels that gemm.cuh has for a layer.
 inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) {
   GemmPlan plan;
   if (p.m == 0 || p.n == 0 || p.batch.numel == 0) return plan;
@@ -64,23 +99,18 @@ inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) 
   }
   const bool tensor_cores =
       p.k > 0 && (halves || (dtype == DType::kFloat32 && p.precision != Precision::kIeee));
-  if (tensor_cores && p.precision != Precision::kTF32x3 && capability == 90 && p.built_for_hopper) {
-    plan.hopper = hopper_config(p, int(size_of(dtype)), linear);
-    const bool k_majors = !plan.hopper.line_major_a && !plan.hopper.line_major_b;
-    if (plan.hopper.possible && (k_majors || !linear)) {
-      plan.family = GemmPlan::kHopper;
-      return plan;
-    }
+  const GemmPlan tiled = tiled_plan(p, capability, tensor_cores);
+  if (!tensor_cores || capability != 90 || !p.built_for_hopper || batch_step(p, 0) < 0) {
+    return tiled;
   }
-  plan.family = tensor_cores && capability >= 80 ? GemmPlan::kMma : GemmPlan::kSimt;
-  const int64_t large = detail::ceil_div(p.m, 128) * detail::ceil_div(p.n, 128) * p.batch.numel;
-  plan.tile = plan.family == GemmPlan::kMma && large >= 132 ? 128 : 64;
-  if (dtype == DType::kFloat32 && plan.family == GemmPlan::kSimt && large >= 64 &&
-      capability >= 80) {
-    plan.family = GemmPlan::kFma;
-    plan.tile = 128;
-  }
-  return plan;
+  plan.family = GemmPlan::kHopper;
+  plan.pack = needed_pack(p, linear);
+  // Fewer than 2^31 blocks copy, each at least 128 bytes.
+  if (plan.pack.bytes() >= 1LL << 38) return tiled;
+  plan.hopper = hopper_config(packed(p, plan.pack, nullptr), int(size_of(dtype)), linear);
+  const bool pays =
+      !plan.pack.any() || plan.hopper.time + pack_time(p, plan.pack) < tiled_time(p, tiled);
+  return plan.hopper.possible && pays ? plan : tiled;
 }
 
 }  // namespace cuda_ops

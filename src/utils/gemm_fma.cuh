@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 template <class Epilogue>
 cudaError_t gemm_fma(const Matmul& p, const Epilogue& epilogue, void* second, cudaStream_t stream) {
   return mma_launch_kernel(gemm_fma_kernel<Epilogue>, int(sizeof(FmaShared)), p,
-                           mma_args(p, second, kFmaTile, 4), epilogue, stream);
+                           mma_args(p, second, kFmaTile), epilogue, stream);
 }
 
 }  // namespace cuda_ops

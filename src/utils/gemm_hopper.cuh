@@ -5,8 +5,7 @@
 //   warpgroup 1   consumer: rows  0 to  63 of the tile, sums in registers
 //   warpgroup 2   consumer: rows 64 to 127
 //
-//   stage = tile of a (128 lines x 128 bytes of K) + tile of b (kTileN lines x 128 bytes)
-//
+// gemm_hopper_sums.cuh says what a stage is.
 // Wide tiles (128, 192, 256): blocks stay and take tile after tile; the producer loads
 // the next tile's stages while the consumers still write this one's result, which
 // leaves through shared memory by TMA. Narrow tiles (16, 32, 64) stream the large
@@ -15,33 +14,10 @@
 // their ranks: the same bits every time, no workspace, no second launch.
 #pragma once
 
-#include <type_traits>
-
 #include "gemm_epilogue.cuh"
-#include "gemm_hopper.h"
-#include "tma.cuh"
-#include "wgmma.cuh"
+#include "gemm_hopper_sums.cuh"
 
 namespace cuda_ops {
-
-// What a wgmma type is in memory and in the output.
-template <class T> struct HopperType;
-template <> struct HopperType<Half> {
-  using Out = Half;
-  static constexpr CUtensorMapDataType kMap = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  static constexpr CUtensorMapDataType kOutMap = kMap;
-};
-template <> struct HopperType<BFloat16> {
-  using Out = BFloat16;
-  static constexpr CUtensorMapDataType kMap = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  static constexpr CUtensorMapDataType kOutMap = kMap;
-};
-template <> struct HopperType<TF32> {
-  using Out = float;
-  // The copy engine rounds to the nearest tf32; wgmma alone would cut bits off.
-  static constexpr CUtensorMapDataType kMap = CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
-  static constexpr CUtensorMapDataType kOutMap = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-};
 
 struct HopperArgs {
   void* out;
@@ -51,33 +27,6 @@ struct HopperArgs {
   int k_blocks, tiles_m, tiles_n, tiles, group, splits;
   int step_a, step_b;  // of the batch coordinate: 0 where an operand is broadcast
   bool swap, by_tma;
-};
-
-// --- sizes --------------------------------------------------------------------
-
-template <class T, int kTileN, bool kLineMajorB>
-struct HopperTile {
-  static constexpr int kTileM = kHopperTileM;
-  static constexpr int kBlockK = kSwizzleBytes / int(sizeof(T));
-  static constexpr bool kNarrow = kTileN < 128;
-  // Line-major tiles come in blocks of 64 lines.
-  static constexpr int kLinesB = kLineMajorB && kTileN < 64 ? 64 : kTileN;
-  static constexpr int kBytesA = kTileM * kSwizzleBytes;
-  static constexpr int kConsumers = 2;
-  static constexpr int kThreads = 128 * (kConsumers + 1);
-  // Two 64-row boxes of 128 bytes per consumer: one is written while the other leaves.
-  static constexpr int kBox = 64 * kSwizzleBytes;
-  static constexpr int kStaging = kNarrow ? 0 : 2 * kBox * kConsumers;
-  static constexpr int kBytesB = kLinesB * kSwizzleBytes;
-  static constexpr int kStage = kBytesA + kBytesB;
-  // A block may have 227 KB; of two blocks on an SM each has 113 KB. 2 KB for
-  // barriers and for the start's alignment.
-  static constexpr int kBudget = (kNarrow ? 113 : 227) * 1024 - 2048 - kStaging;
-  static constexpr int kStages = kBudget / kStage;
-  static constexpr int kShared = kStages * kStage + kStaging + 2048;
-  // Partial sums for a split: lines of floats, padded by 16 bytes.
-  static constexpr int kPitchRows = kTileM + 4, kPitchCols = kTileN + 4;
-  static_assert(kTileM * kPitchCols * 4 <= kStages * kStage, "partial sums overflow");
 };
 
 // --- kernel -------------------------------------------------------------------
@@ -176,9 +125,10 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
   constexpr int kStages = Tile::kStages, kBlockK = Tile::kBlockK;
 
   extern __shared__ uint8_t shared[];
-  const uint32_t ring = (shared_address(shared) + 1023) & ~1023u;
-  const uint32_t staging = ring + kStages * Tile::kStage;
+  const uint32_t memory = (shared_address(shared) + 1023) & ~1023u;
+  const uint32_t staging = memory + kStages * Tile::kStage;
   const uint32_t full = staging + Tile::kStaging, empty = full + 8 * kStages;
+  HopperRing<Tile> ring{memory, full, empty};
   const int group = int(threadIdx.x) / 128, lane = int(threadIdx.x) % 32;
   const bool swap = Tile::kNarrow && args.swap;  // wide tiles never are
 
@@ -198,14 +148,6 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
   const int split = int(cluster_rank());
   const int k_begin = int(int64_t(args.k_blocks) * split / args.splits);
   const int k_end = int(int64_t(args.k_blocks) * (split + 1) / args.splits);
-  int stage = 0;
-  uint32_t phase = 0;
-  const auto advance = [&] {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  };
 
   if (group == 0) {
     // --- producer
@@ -214,26 +156,30 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
       for (int tile = first_tile; tile < args.tiles; tile += tile_step) {
         const TilePlace at = tile_place<kTileN>(args, tile);
         const int za = at.z * args.step_a, zb = at.z * args.step_b;
-        for (int kb = k_begin; kb < k_end; ++kb, advance()) {
-          const uint32_t a = ring + stage * Tile::kStage, b = a + Tile::kBytesA;
-          const uint32_t arrived = full + 8 * stage;
-          const int k = kb * kBlockK;
-          mbarrier_wait(empty + 8 * stage, phase ^ 1);
+        for (int kb = k_begin; kb < k_end; ++kb, ring.advance()) {
+          const uint32_t a = ring.a(), b = ring.b(), arrived = full + 8 * ring.stage;
+          ring.wait_empty();
           mbarrier_arrive_and_expect(arrived, Tile::kStage);
-          if constexpr (kLineMajorA) {
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
-              tma_load(map_a, a + 8192 * i, arrived, at.m + 64 * i, k, za);
-          } else {
-            tma_load(map_a, a, arrived, k, at.m, za);
-          }
-          if constexpr (kLineMajorB) {
+          for (int part = 0; part < Tile::kParts; ++part) {
+            const int k = (kb + part * args.k_blocks) * kBlockK;
+            const uint32_t a_part = a + uint32_t(part * Tile::kBytesA);
+            const uint32_t b_part = b + uint32_t(part * Tile::kBytesB);
+            if constexpr (kLineMajorA) {
 #pragma unroll
-            for (int i = 0; i < Tile::kLinesB; i += 64) {
-              tma_load(map_b, b + uint32_t(i * kSwizzleBytes), arrived, at.n + i, k, zb);
+              for (int i = 0; i < 2; ++i)
+                tma_load(map_a, a_part + 8192 * i, arrived, at.m + 64 * i, k, za);
+            } else {
+              tma_load(map_a, a_part, arrived, k, at.m, za);
             }
-          } else {
-            tma_load(map_b, b, arrived, k, at.n, zb);
+            if constexpr (kLineMajorB) {
+#pragma unroll
+              for (int i = 0; i < Tile::kLinesB; i += 64) {
+                tma_load(map_b, b_part + uint32_t(i * kSwizzleBytes), arrived, at.n + i, k, zb);
+              }
+            } else {
+              tma_load(map_b, b_part, arrived, k, at.n, zb);
+            }
           }
         }
       }
@@ -242,36 +188,10 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
     // --- consumer
     if constexpr (!Tile::kNarrow) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int consumer = group - 1, thread = int(threadIdx.x) % 128;
-    const auto release = [&](int s) {
-      if (lane == 0) mbarrier_arrive(empty + 8 * s);
-    };
     int boxes = 0;  // stores begun, for the parity of their buffers
     for (int tile = first_tile; tile < args.tiles; tile += tile_step) {
       float sums[kTileN / 2];
-      int previous = -1;
-      for (int kb = k_begin; kb < k_end; ++kb, advance()) {
-        mbarrier_wait(full + 8 * stage, phase);
-        const uint32_t a = ring + stage * Tile::kStage, b = a + Tile::kBytesA;
-        const uint64_t at_a = wgmma_descriptor(a + uint32_t(consumer) * Tile::kBox, 8192);
-        const uint64_t at_b = wgmma_descriptor(b, 8192);
-        wgmma_fence_sums(sums);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          Wgmma<T, kTileN, kLineMajorA, kLineMajorB>::run(sums, at_a + i * kWgmmaStep<kLineMajorA>,
-                                                          at_b + i * kWgmmaStep<kLineMajorB>,
-                                                          kb > k_begin || i > 0);
-        }
-        wgmma_commit();
-        wgmma_fence_sums(sums);
-        // The stage before this one has been read once its products are done.
-        wgmma_wait<1>();
-        if (previous >= 0) release(previous);
-        previous = stage;
-      }
-      wgmma_wait<0>();
-      wgmma_fence_sums(sums);
-      if (previous >= 0) release(previous);
+      hopper_sums<T, kTileN, kLineMajorA, kLineMajorB>(ring, k_end - k_begin, consumer, sums);
 
       const TilePlace at = tile_place<kTileN>(args, tile);
       const int64_t matrix = at.z * args.out_batch;
@@ -287,15 +207,19 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
         {
           // --- sums of all splits through shared memory, over the ring: this block's one
           // tile is done. Lines run along the rows of out, so that stores are coalesced.
-          const int row_step = swap ? 1 : Tile::kPitchCols;
-          const int col_step = swap ? Tile::kPitchRows : 1;
           const int local = row - at.m;
           named_barrier(1, 128 * Tile::kConsumers);
-          float* partial = reinterpret_cast<float*>(shared + (ring - shared_address(shared)));
+          float* partial = reinterpret_cast<float*>(shared + (memory - shared_address(shared)));
 #pragma unroll
-          for (int i = 0; i < kTileN / 2; ++i) {
-            const int r = local + i / 2 % 2 * 8, c = lane % 4 * 2 + i / 4 * 8 + i % 2;
-            partial[r * row_step + c * col_step] = sums[i];
+          for (int i = 0; i < kTileN / 2; i += 2) {
+            const int r = local + i / 2 % 2 * 8, c = lane % 4 * 2 + i / 4 * 8;
+            if (swap) {
+              partial[c * Tile::kPitchRows + r] = sums[i];
+              partial[(c + 1) * Tile::kPitchRows + r] = sums[i + 1];
+            } else {
+              auto* pair = reinterpret_cast<float2*>(partial + r * Tile::kPitchCols + c);
+              *pair = make_float2(sums[i], sums[i + 1]);
+            }
           }
           if (args.splits > 1) {
             cluster_sync();
@@ -303,35 +227,41 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
             named_barrier(1, 128 * Tile::kConsumers);
           }
           const int line_length = swap ? Tile::kTileM : kTileN;
+          // By constants: a division by what is known at run time alone is long.
+          const auto line_of = [&](int quad) {
+            return swap ? 4 * quad / Tile::kTileM : 4 * quad / kTileN;
+          };
           constexpr int kQuads = Tile::kTileM * kTileN / 4, kThreads = 128 * Tile::kConsumers;
-          constexpr int kBatch = kQuads / kThreads < 4 ? kQuads / kThreads : 4;
+          constexpr int kBatch = 2;  // and two blocks: more would not fit beside the sums
           const int pitch = swap ? Tile::kPitchRows : Tile::kPitchCols;
           const int stride = kThreads * args.splits;
-          // Distributed shared memory is far away: some reads of each block in flight.
+          // Distributed shared memory is far away: some reads of two blocks in flight.
           for (int q = split * kThreads + int(threadIdx.x) - 128; q < kQuads;
                q += kBatch * stride) {
             float totals[kBatch][4] = {};
-            for (int r = 0; r < args.splits; ++r) {
-              float parts[kBatch][4] = {};
+            for (int r = 0; r < args.splits; r += 2) {
+              float parts[2][kBatch][4] = {};
 #pragma unroll
-              for (int i = 0; i < kBatch; ++i) {
-                const int quad = q + i * stride;
-                if (quad >= kQuads) continue;
-                const int line = 4 * quad / line_length, along = 4 * quad % line_length;
-                const uint32_t from = ring + uint32_t(4 * (line * pitch + along));
+              for (int i = 0; i < 2 * kBatch; ++i) {
+                const int quad = q + i % kBatch * stride, block = r + i / kBatch;
+                if (quad >= kQuads || block >= args.splits) continue;
+                const int line = line_of(quad), along = 4 * quad - line * line_length;
+                const uint32_t from = memory + uint32_t(4 * (line * pitch + along));
+                float (&part)[4] = parts[i / kBatch][i % kBatch];
                 asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                             : "=f"(parts[i][0]), "=f"(parts[i][1]), "=f"(parts[i][2]),
-                               "=f"(parts[i][3])
-                             : "r"(in_block(from, r)));
+                             : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3])
+                             : "r"(in_block(from, block)));
               }
 #pragma unroll
-              for (int i = 0; i < 4 * kBatch; ++i) totals[i / 4][i % 4] += parts[i / 4][i % 4];
+              for (int i = 0; i < 8 * kBatch; ++i) {
+                totals[i / 4 % kBatch][i % 4] += parts[i / 4 / kBatch][i / 4 % kBatch][i % 4];
+              }
             }
 #pragma unroll
             for (int i = 0; i < 2 * kBatch; ++i) {
               const int quad = q + i / 2 * stride;
               if (quad >= kQuads) continue;
-              const int line = 4 * quad / line_length, along = 4 * quad % line_length + i % 2 * 2;
+              const int line = line_of(quad), along = 4 * quad - line * line_length + i % 2 * 2;
               const Place p = place(at.m + (swap ? along : line), at.n + (swap ? line : along));
               float pair[2] = {totals[i / 2][i % 2 * 2], totals[i / 2][i % 2 * 2 + 1]};
               finish_pair<Out>(epilogue, pair, p, args.out, args.second);
@@ -396,13 +326,16 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   constexpr int kElement = int(sizeof(T)), kOutElement = int(sizeof(Out));
   const auto& operands = p.batch.operands;
   const int64_t batch = p.batch.numel;
+  const int64_t k_blocks = detail::ceil_div(p.k, Tile::kBlockK);
   const auto batch_stride = [&](int i) { return p.batch.dims == 0 ? 0 : operands[i].strides[0]; };
 
-  // (lines, K) of one operand; the batch is one matrix where it is broadcast.
+  // (lines, K) of one operand, its parts next to each other; the batch is one matrix where
+  // it is broadcast.
   const auto map_of = [&](TensorMap& map, int i, int64_t lines, int64_t line, int64_t k,
                           bool line_major, int box_lines) {
     const int64_t step = batch_stride(i), outer = line_major ? k : line;
-    const int64_t x = line_major ? lines : p.k, y = line_major ? p.k : lines;
+    const int64_t ks = Tile::kParts == 1 ? p.k : Tile::kParts * k_blocks * Tile::kBlockK;
+    const int64_t x = line_major ? lines : ks, y = line_major ? p.k : lines;
     // The stride of a dim of one is free in torch, and must be a multiple of 16 here.
     const int64_t row = y == 1 ? (x * kElement + 15) / 16 * 16 : outer * kElement;
     const int64_t z = step == 0 ? 1 : batch;
@@ -427,7 +360,7 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   args.out_batch = batch_stride(0);
   args.rows = int(lines_a);
   args.cols = int(lines_b);
-  args.k_blocks = int(detail::ceil_div(p.k, Tile::kBlockK));
+  args.k_blocks = int(k_blocks);
   args.tiles_m = int(detail::ceil_div(lines_a, Tile::kTileM));
   args.tiles_n = int(detail::ceil_div(lines_b, kTileN));
   args.tiles = int(args.tiles_m * args.tiles_n * batch);
@@ -487,30 +420,32 @@ cudaError_t visit_hopper_layout(const HopperConfig& config, Body&& body) {
   }
 }
 
-// tf32 knows K-major operands alone, and so does a layer.
 template <class T, bool kLinear, class Epilogue>
 cudaError_t gemm_hopper(const Matmul& p, const HopperConfig& config, const Epilogue& epilogue,
                         void* second, cudaStream_t stream) {
-  return visit_hopper_layout < kLinear || std::is_same_v < T,
-         TF32 >> (config, [&](auto line_major_a, auto line_major_b) {
-           constexpr bool kA = decltype(line_major_a)::value, kB = decltype(line_major_b)::value;
-           const auto launched = [&](auto tile_n) {
-             constexpr int kTileN = decltype(tile_n)::value;
-             if constexpr (kLinear && !hopper_linear_tile(kTileN))
-               return cudaErrorInvalidValue;
-             else
-               return hopper_launch<T, kTileN, kA, kB>(p, config, epilogue, second, stream);
-           };
-           switch (config.tile_n) {
-             case 16: return launched(std::integral_constant<int, 16>{});
-             case 32: return launched(std::integral_constant<int, 32>{});
-             case 64: return launched(std::integral_constant<int, 64>{});
-             case 128: return launched(std::integral_constant<int, 128>{});
-             case 192: return launched(std::integral_constant<int, 192>{});
-             case 256: return launched(std::integral_constant<int, 256>{});
-             default: return cudaErrorInvalidValue;
-           }
-         });
+  constexpr bool kKMajor = kLinear || kHopperKMajor<T>;
+  return visit_hopper_layout<kKMajor>(config, [&](auto line_major_a, auto line_major_b) {
+    constexpr bool kA = decltype(line_major_a)::value, kB = decltype(line_major_b)::value;
+    const auto launched = [&](auto tile_n) {
+      constexpr int kTileN = decltype(tile_n)::value;
+      constexpr bool kSplit = HopperType<T>::kParts == 2;
+      if constexpr ((kLinear && !hopper_linear_tile(kTileN)) ||
+                    (kSplit && kTileN != kHopperSplitTile)) {
+        return cudaErrorInvalidValue;
+      } else {
+        return hopper_launch<T, kTileN, kA, kB>(p, config, epilogue, second, stream);
+      }
+    };
+    switch (config.tile_n) {
+      case 16: return launched(std::integral_constant<int, 16>{});
+      case 32: return launched(std::integral_constant<int, 32>{});
+      case 64: return launched(std::integral_constant<int, 64>{});
+      case 128: return launched(std::integral_constant<int, 128>{});
+      case 192: return launched(std::integral_constant<int, 192>{});
+      case 256: return launched(std::integral_constant<int, 256>{});
+      default: return cudaErrorInvalidValue;
+    }
+  });
 }
 
 }  // namespace cuda_ops

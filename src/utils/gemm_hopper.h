@@ -17,6 +17,7 @@ struct HopperConfig {
   int splits = 1;     // blocks of a cluster that share the K of one tile
   int64_t tiles = 0;
   int64_t grid = 0;
+  double time = 0;  // estimated microseconds
 
   std::string text() const {
     if (!possible) return "none";
@@ -29,7 +30,8 @@ struct HopperConfig {
 };
 
 constexpr int kHopperTileM = 128;
-constexpr int kHopperSms = 132;  // of an H100 or H200: what the estimates were measured on
+constexpr int kHopperSplitTile = 128;  // columns of 3xTF32's tiles: three sums of each in registers
+constexpr int kHopperSms = 132;        // of an H100 or H200: what the estimates were measured on
 
 namespace detail {
 
@@ -62,6 +64,10 @@ constexpr double hopper_stage_time(int tile_n) {
                          : 0.21;
 }
 
+// The same for 3xTF32, of three products of 128 x 128: an estimate from the shared
+// memory's bandwidth, which wide tiles come close to.
+constexpr double kHopperSplitTime = 1.05;
+
 // The tiles with a kernel for each epilogue of a layer: the others gain a few percent
 // on some shapes and would take half as long again to compile.
 constexpr bool hopper_linear_tile(int tile_n) { return tile_n != 32 && tile_n != 192; }
@@ -74,11 +80,30 @@ inline double hopper_estimate(const Matmul& p, const HopperConfig& config, int b
   const double exchange = config.splits == 1 ? 0 : config.tile_n >= 128 ? 5 : 2.5;
   const int64_t blocks = config.tiles * config.splits;
   const auto waves = double(detail::ceil_div(blocks, kHopperSms));
-  const double busy = waves * (stages / config.splits * hopper_stage_time(config.tile_n) + 0.5);
-  const double all = (double(p.m) * p.k + double(p.n) * p.k + double(p.m) * p.n) * bytes *
-                     double(p.batch.numel) / 4.0e6;
+  const double stage = is_split(p) ? kHopperSplitTime : hopper_stage_time(config.tile_n);
+  const double busy = waves * (stages / config.splits * stage + 0.5);
+  const double read = (double(p.m) * p.k + double(p.n) * p.k) * (is_split(p) ? 2 : 1);
+  const double all = (read + double(p.m) * p.n) * bytes * double(p.batch.numel) / 4.0e6;
   // Of two that wait for memory, the one with less to do.
   return (busy > all ? busy + 0.1 * all : all + 0.1 * busy) + exchange + 4;
+}
+
+// A variant of the kernel, its grid and its estimate; not possible if no grid holds it.
+inline HopperConfig hopper_variant(const Matmul& p, int bytes, bool swap, int tile_n, int splits) {
+  HopperConfig config;
+  config.swap = swap;
+  config.tile_n = tile_n;
+  config.splits = splits;
+  config.tiles = detail::ceil_div(swap ? p.n : p.m, kHopperTileM) *
+                 detail::ceil_div(swap ? p.m : p.n, tile_n) * p.batch.numel;
+  const int64_t blocks = config.tiles * splits;
+  // A block's tile plus the grid, where it looks for the next, is an int.
+  config.possible = blocks < 1LL << 30;
+  // Blocks of a split have one tile each, and those of narrow tiles do not stay.
+  const bool one_each = splits > 1 || tile_n < 128;
+  config.grid = one_each || blocks < kHopperSms ? blocks : kHopperSms;
+  config.time = hopper_estimate(p, config, bytes);
+  return config;
 }
 
 // `linear`: of the tiles that a layer has (hopper_linear_tile).
@@ -86,7 +111,8 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
   using detail::Lines;
   HopperConfig best;
   const auto small = [](int64_t size) { return size > 0 && size < 1LL << 31; };
-  if (!small(p.m) || !small(p.n) || !small(p.k) || p.batch.dims > 1) return best;
+  const int64_t parts_k = is_split(p) ? 2 * p.k : p.k;  // the copy engine's coordinates are ints
+  if (!small(p.m) || !small(p.n) || !small(parts_k) || p.batch.dims > 1) return best;
   if (p.out.col != 1 && p.n != 1) return best;
   const auto& operands = p.batch.operands;
   const auto batch_of = [&](int i) { return p.batch.dims == 0 ? 0 : operands[i].strides[0]; };
@@ -96,28 +122,15 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
       detail::hopper_lines(operands[2].data, p.b.col, p.b.row, batch_of(2), bytes, p.n, p.k);
   if (a == Lines::kNone || b == Lines::kNone) return best;
 
-  double least = 0;
   const auto consider = [&](bool swap, int tile_n, int splits) {
     if (linear && !hopper_linear_tile(tile_n)) return;
-    HopperConfig config;
-    config.possible = true;
-    config.swap = swap;
+    if (is_split(p) && tile_n != kHopperSplitTile) return;
+    HopperConfig config = hopper_variant(p, bytes, swap, tile_n, splits);
     config.line_major_a = (swap ? b : a) == Lines::kLineMajor;
     config.line_major_b = (swap ? a : b) == Lines::kLineMajor;
-    config.tile_n = tile_n;
-    config.splits = splits;
-    config.tiles = detail::ceil_div(swap ? p.n : p.m, kHopperTileM) *
-                   detail::ceil_div(swap ? p.m : p.n, tile_n) * p.batch.numel;
-    const int64_t blocks = config.tiles * splits;
-    // Blocks of a split have one tile each, all of them at work at once.
-    if (blocks >= 1LL << 31 || (splits > 1 && blocks > kHopperSms)) return;
-    const bool one_each = splits > 1 || tile_n < 128;
-    config.grid = one_each || blocks < kHopperSms ? blocks : kHopperSms;
-    const double time = hopper_estimate(p, config, bytes);
-    if (!best.possible || time < least) {
-      best = config;
-      least = time;
-    }
+    // Splits are for SMs that would idle: all of their blocks at work at once.
+    if (!config.possible || (splits > 1 && config.grid > kHopperSms)) return;
+    if (!best.possible || config.time < best.time) best = config;
   };
   const int64_t stages = detail::ceil_div(p.k * bytes, 128);
   for (const int splits : {1, 2, 4}) {

@@ -1,7 +1,7 @@
 // The matrix product on the tensor cores of every GPU from sm_80 on: cp.async
-// copies, mma.sync multiplies. Also what Hopper runs for matrices that its copy
+// copies, mma.sync multiplies. Also what Hopper runs for small matrices that its copy
 // engine cannot read (rows that do not start at multiples of 16 bytes, steps in
-// both dims) and for tf32 of anything but two K-major operands.
+// both dims), and in tf32 for small ones that are not K-major.
 //
 //   block   256 threads, a tile of kTile x kTile of out, 4 stages of 64 bytes of K
 //   warp    1/2 of the rows by 1/4 of the columns
@@ -15,6 +15,7 @@
 
 #include "gemm_epilogue.cuh"
 #include "matmul.h"
+#include "tf32.cuh"
 
 namespace cuda_ops {
 
@@ -221,25 +222,6 @@ __device__ inline void mma(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0
 }
 #undef CUDA_OPS_MMA
 
-__device__ inline uint32_t to_tf32(uint32_t word) {
-  uint32_t rounded;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(word)));
-  return rounded;
-}
-
-// high + low is the float, but for a rounding of 2^-22 of it.
-__device__ inline void split_tf32(uint32_t word, uint32_t& high, uint32_t& low) {
-  high = to_tf32(word);
-  const float rest = __uint_as_float(word) - __uint_as_float(high);
-  low = fabsf(rest) < INFINITY ? to_tf32(__float_as_uint(rest)) : 0;
-}
-
-// An infinity or NaN multiplies in high * high alone: times a low of 0 it would make
-// NaN of every infinity.
-__device__ inline uint32_t finite(uint32_t high) {
-  return (high & 0x7f800000u) == 0x7f800000u ? 0 : high;
-}
-
 // --- a tile ---------------------------------------------------------------------
 
 // Which part of a tile a thread has.
@@ -396,16 +378,7 @@ cudaError_t mma_launch_kernel(Kernel kernel, int shared_bytes, const Matmul& p, 
   return cudaGetLastError();
 }
 
-// Rows of 16-byte vectors, along K or along the lines.
-inline bool mma_vectors(const Matmul& p, int operand, int64_t stride, int bytes) {
-  if (reinterpret_cast<uintptr_t>(p.batch.operands[operand].data) % 16 != 0) return false;
-  for (int d = 0; d < p.batch.dims; ++d) {
-    if (p.batch.operands[operand].strides[d] * bytes % 16 != 0) return false;
-  }
-  return stride * bytes % 16 == 0;
-}
-
-inline MmaArgs mma_args(const Matmul& p, void* second, int tile, int bytes) {
+inline MmaArgs mma_args(const Matmul& p, void* second, int tile) {
   MmaArgs args{};
   args.tiles_m = (p.m + tile - 1) / tile;
   args.tiles_n = (p.n + tile - 1) / tile;
@@ -413,17 +386,15 @@ inline MmaArgs mma_args(const Matmul& p, void* second, int tile, int bytes) {
   args.second = second;
   args.line_major_a = p.a.row < p.a.col;
   args.line_major_b = p.b.col < p.b.row;
-  args.vector_a = args.line_major_a ? p.a.row == 1 && mma_vectors(p, 1, p.a.col, bytes)
-                                    : p.a.col == 1 && mma_vectors(p, 1, p.a.row, bytes);
-  args.vector_b = args.line_major_b ? p.b.col == 1 && mma_vectors(p, 2, p.b.row, bytes)
-                                    : p.b.row == 1 && mma_vectors(p, 2, p.b.col, bytes);
+  args.vector_a = whole_vectors(p, 1, p.a);
+  args.vector_b = whole_vectors(p, 2, p.b);
   return args;
 }
 
 template <class T, MmaMode kMode, class Epilogue>
 cudaError_t gemm_mma(const Matmul& p, const Epilogue& epilogue, void* second, int tile,
                      cudaStream_t stream) {
-  const MmaArgs args = mma_args(p, second, tile, int(sizeof(T)));
+  const MmaArgs args = mma_args(p, second, tile);
   const auto run = [&](auto kernel, int operand_bytes) {
     return mma_launch_kernel(kernel, kMmaStages * 2 * operand_bytes, p, args, epilogue, stream);
   };

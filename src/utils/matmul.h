@@ -26,6 +26,11 @@ struct Matmul {
   bool built_for_hopper = false;  // the library holds sm_90a code
 };
 
+// Whether factors are split in two.
+inline bool is_split(const Matmul& p) {
+  return p.batch.dtype == DType::kFloat32 && p.precision == Precision::kTF32x3;
+}
+
 // Where b is the same for all of the batch and the rows of a and out simply go on
 // from one matrix to the next, the batch is a taller matrix: (B, T, K) times a
 // weight. Rows then fill tiles across its borders.
@@ -39,6 +44,32 @@ inline Matmul fold_batch(Matmul p) {
   batch.numel = 1;
   batch.dims = 0;
   return p;
+}
+
+// Whether an operand, a matrix of `strides`, is made of aligned vectors of 16 bytes
+// along its rows or its columns.
+inline bool whole_vectors(const Matmul& p, int operand, const MatrixStrides& strides) {
+  const Operand& matrix = p.batch.operands[operand];
+  const auto whole = [&](int64_t stride) { return stride * size_of(p.batch.dtype) % 16 == 0; };
+  if (reinterpret_cast<uintptr_t>(matrix.data) % 16 != 0) return false;
+  for (int d = 0; d < p.batch.dims; ++d) {
+    if (!whole(matrix.strides[d])) return false;
+  }
+  const bool by_row = strides.row < strides.col;
+  return (by_row ? strides.row : strides.col) == 1 && whole(by_row ? strides.col : strides.row);
+}
+
+// Elements from one matrix of an operand to the next, all batch dims taken as one: 0
+// where it is the same for all, -1 where steps differ.
+inline int64_t batch_step(const Matmul& p, int operand) {
+  const auto& strides = p.batch.operands[operand].strides;
+  const int64_t step = p.batch.dims == 0 ? 0 : strides[0];
+  int64_t points = 1;
+  for (int d = 0; d < p.batch.dims; ++d) {
+    if (strides[d] != step * points) return -1;
+    points *= p.batch.sizes[d];
+  }
+  return step;
 }
 
 }  // namespace cuda_ops

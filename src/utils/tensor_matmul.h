@@ -3,7 +3,7 @@
 #pragma once
 
 #include "binding.h"
-#include "matmul.h"
+#include "gemm.h"
 
 namespace cuda_ops {
 
@@ -37,6 +37,15 @@ inline Matmul product(const Matrix& out, const Matrix& a, const Matrix& b,
           b.strides,
           precision,
           built_for_hopper()};
+}
+
+// Calls `run(workspace)` with the memory that a plan's copies need, or with none.
+template <class Run>
+cudaError_t with_workspace(const Tensor& like, const GemmPlan& plan, Run&& run) {
+  if (!plan.pack.any()) return run(nullptr);
+  // Freed when this returns: torch's allocator gives it to later work of this stream only.
+  const Tensor workspace = empty({plan.pack.bytes()}, DType::kUInt8, like);
+  return run(workspace.mutable_data_ptr());
 }
 
 // --- CPU ----------------------------------------------------------------------

@@ -1,0 +1,33 @@
+"""A step of training as one function, for cases that time forward and backward together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cuda_ops.testing.compare import is_floating, outputs
+
+
+def with_gradients(function: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """``function`` and the gradients of its floating arguments, after its results.
+
+    The loss is half the sum of the squared results, whose gradient costs nothing: the results.
+    """
+
+    def step(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        leaves = [a.detach().requires_grad_() if is_floating(a) else a for a in args]
+        with torch.enable_grad():
+            results = outputs(function(*leaves, **kwargs))
+        ends = [result for result in results if result.requires_grad]
+        detached = tuple(result.detach() for result in results)
+        gradients = torch.autograd.grad(
+            ends,
+            [leaf for leaf in leaves if is_floating(leaf)],
+            [end.detach() for end in ends],
+            materialize_grads=True,
+        )
+        return (*detached, *gradients)
+
+    return step

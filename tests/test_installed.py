@@ -1,0 +1,204 @@
+"""The dev build takes what ``pip install`` built, where that is what it would build itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ScratchOp
+
+from cuda_ops import build as builder
+from cuda_ops import provenance, toolchain
+from cuda_ops.dev import compile_ops, main
+from cuda_ops.discovery import Pair
+from cuda_ops.provenance import Provenance
+from cuda_ops.registry import registry
+
+REPO = Path(__file__).resolve().parent.parent
+X = torch.tensor([1.0, 2.0, 3.0])
+HERE = ("9.0a",)
+LIBRARY = b"\x7fELF of a library"
+
+
+def install(root: Path) -> None:
+    """What ``pip install -e .`` runs for the operators of a root."""
+    pytest.importorskip("setuptools", reason="setuptools is not installed")
+    (root / "setup.py").write_text(
+        "from setuptools import setup\n"
+        "from cuda_ops.packaging import operators\n"
+        'setup(name="scratch", **operators("scratch", "."))\n'
+    )
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_pip_built_is_loaded_until_an_edit_and_again_after_it(
+    scratch_op: ScratchOp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch_op.write("v * 2", "g * 2")
+    install(scratch_op.root)
+    assert main(["--json", scratch_op.name]) == 0
+    captured = capsys.readouterr()
+    (row,) = json.loads(captured.out)
+    assert row["built"] == "installed" and row["max_error"] < 1e-6
+    assert captured.err.splitlines()[-1].split()[:2] == [scratch_op.name, "installed"]
+    assert torch.equal(scratch_op.function(X), X * 2)
+
+    scratch_op.write("v * 3", "g * 3")
+    assert scratch_op.reload().origin == "built"
+    assert torch.equal(scratch_op.function(X), X * 3)
+    scratch_op.write("v * 2", "g * 2")
+    assert scratch_op.reload().origin == "cached"
+    assert torch.equal(scratch_op.function(X), X * 2)
+
+    scratch_op.write("v * 4", "g * 4")
+    install(scratch_op.root)  # replaces a file that this process has taken
+    assert scratch_op.reload().origin == "installed"
+    assert torch.equal(scratch_op.function(X), X * 4)
+    monkeypatch.setenv("CUDA_OPS_CACHE", str(scratch_op.root / "another_cache"))
+    scratch_op.write("v * 5", "g * 5")
+    (row,) = compile_ops([scratch_op.name])
+    assert row.built == "built" and row.max_error is not None and row.max_error < 1e-6
+    assert torch.equal(scratch_op.function(X), X * 5)
+
+
+@pytest.fixture
+def pair(scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pair:
+    """A pair with a kernel, on a machine with a toolkit; its builds publish nothing of use."""
+
+    def compiled(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose: bool) -> None:
+        path.write_bytes(b"compiled")
+
+    monkeypatch.setattr(builder, "_compile", compiled)
+    monkeypatch.setattr(toolchain, "cuda_home", lambda: tmp_path)
+    monkeypatch.setattr(toolchain, "cuda_version", lambda: "13.0")
+    scratch_op.write("v", include='#include "scratch_factor.h"')
+    (scratch_op.root / "utils" / "scratch_factor.h").write_text("// 1")
+    (scratch_op.root / "kernels" / f"{scratch_op.name}.cu").touch()
+    return registry().rescan()[scratch_op.name]
+
+
+def installed(pair: Pair, archs: tuple[str, ...] = HERE, contents: bytes = LIBRARY) -> Path:
+    """A library as pip leaves it."""
+    pair.prebuilt.parent.mkdir(exist_ok=True)
+    pair.prebuilt.write_bytes(contents)
+    provenance.write(pair.prebuilt, provenance.of(pair, archs))
+    return pair.prebuilt
+
+
+def test_a_library_that_fits_is_published_as_it_is(pair: Pair) -> None:
+    library = installed(pair)
+    built = builder.build(pair, HERE)
+    assert built.origin == "installed"
+    assert built.path.read_bytes() == library.read_bytes()
+    assert built.resources is None and built.warnings == ()  # pip keeps no log of nvcc's
+    assert builder.build(pair, HERE).origin == "cached"
+
+
+@pytest.mark.parametrize(
+    ("built", "wanted", "serves"),
+    [
+        (("8.0", "9.0a"), ("9.0a",), True),
+        (("8.0", "12.0+PTX"), ("12.0",), True),
+        (("9.0a",), ("9.0a", "8.0"), False),
+        (("12.0",), ("12.0+PTX",), False),
+        (("9.0",), ("9.0a",), False),
+        (("12.0+PTX",), ("12.0a",), False),
+    ],
+)
+def test_its_gpus_must_be_among_those_that_were_built_for(
+    pair: Pair, built: tuple[str, ...], wanted: tuple[str, ...], serves: bool
+) -> None:
+    installed(pair, built)
+    assert (builder.build(pair, wanted).origin == "installed") is serves
+
+
+def _edit(pair: Pair) -> None:
+    (pair.root / "utils" / "scratch_factor.h").write_text("// 2")
+
+
+def _cut_short(pair: Pair) -> None:
+    pair.prebuilt.write_bytes(pair.prebuilt.read_bytes()[:-8])
+
+
+def _damage(pair: Pair) -> None:
+    pair.prebuilt.write_bytes(pair.prebuilt.read_bytes().replace(b"ELF", b"elf"))
+
+
+def _without_provenance(pair: Pair) -> None:
+    pair.prebuilt.write_bytes(LIBRARY)
+
+
+def _empty(pair: Pair) -> None:
+    pair.prebuilt.write_bytes(b"")
+
+
+def _gone(pair: Pair) -> None:
+    pair.prebuilt.unlink()
+
+
+@pytest.mark.parametrize("change", [_edit, _cut_short, _damage, _without_provenance, _empty, _gone])
+def test_a_library_of_another_text_or_in_doubt_is_left_alone(
+    pair: Pair, change: Callable[[Pair], None]
+) -> None:
+    installed(pair)
+    change(pair)
+    assert builder.build(pair, HERE).path.read_bytes() == b"compiled"
+
+
+@pytest.mark.parametrize(
+    ("name", "now"),
+    [
+        ("cuda_version", lambda: "13.1"),
+        ("cxx_version", lambda: "another compiler"),
+        ("cuda_home", lambda: None),
+        ("nvcc_flags", lambda pair, archs: ["--use_fast_math"]),
+        ("link_flags", lambda pair: ["-lm"]),
+    ],
+)
+def test_other_compilers_or_flags_build_it_again(
+    pair: Pair, name: str, now: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(pair)
+    monkeypatch.setattr(toolchain, name, now)
+    assert builder.build(pair, HERE).origin == "built"
+
+
+def test_an_operator_without_a_kernel_fits_every_gpu_and_toolkit(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pair.kernel is not None
+    pair.kernel.unlink()
+    composed = registry().rescan()[pair.stem]
+    installed(composed, ("8.0",))
+    monkeypatch.setattr(toolchain, "cuda_version", lambda: "13.1")
+    assert builder.build(composed, HERE).origin == "installed"
+
+
+def test_files_saved_while_the_installed_library_is_looked_at(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = installed(pair).read_bytes()
+    read, edits = provenance.read, [lambda: _edit(pair)]
+
+    def edited_meanwhile(contents: bytes) -> Provenance | None:
+        if edits:
+            edits.pop()()
+        return read(contents)
+
+    monkeypatch.setattr(provenance, "read", edited_meanwhile)
+    built = builder.build(pair, HERE)
+    # The library is published for the text that it was made from, and the new text is built.
+    assert built.path == builder.library_path(pair, HERE)
+    assert built.path.read_bytes() == b"compiled"
+    libraries = {path.read_bytes() for path in built.path.parent.glob(f"{pair.stem}-*.so")}
+    assert libraries == {library, b"compiled"}
