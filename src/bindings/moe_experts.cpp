@@ -37,6 +37,7 @@ struct Call {
     problem.weights = weights.const_data_ptr();
     problem.w_gate_up = w_gate_up.const_data_ptr();
     problem.w_down = w_down.const_data_ptr();
+    problem.built_for_hopper = built_for_hopper();
   }
 
   static Tensor checked(const char* op, const Tensor& x, const Tensor& w_gate_up,

@@ -8,8 +8,11 @@
 // Rows of x are gathered by the products themselves, and everything that is computed
 // of an assignment lies at its number: the sum over a token's results reads neighbours
 // and needs neither a map nor atomics.
+#include "gemm.cuh"
 #include "gemm_grouped.cuh"
-#include "moe.h"
+#include "gemm_grouped_hopper.cuh"
+#include "gemm_grouped_stream.cuh"
+#include "moe_plan.h"
 
 using namespace cuda_ops;
 
@@ -48,42 +51,56 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Through silu(gate) * up, for one assignment a block. `activations` comes in as grad_out
+// Through silu(gate) * up, for one assignment a warp. `activations` comes in as grad_out
 // @ w_down, without the weight, and leaves as weight * silu(gate) * up.
-template <class T>
+template <class T, int kVector>
 __global__ void __launch_bounds__(kThreads)
     swiglu_backward_kernel(const MoeExpertsBackward b, int64_t assignments) {
   using C = compute_t<T>;
-  __shared__ C parts[kThreads / 32];
-  const int64_t inner = b.forward.inner;
-  const int thread = int(threadIdx.x);
-  for (int64_t i = blockIdx.x; i < assignments; i += gridDim.x) {
+  using V = Elements<T, kVector>;
+  const int64_t vectors = b.forward.inner / kVector, step = int64_t(gridDim.x) * (kThreads / 32);
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  for (int64_t i = int64_t(blockIdx.x) * (kThreads / 32) + warp; i < assignments; i += step) {
     const C weight = static_cast<const C*>(b.forward.weights)[i];
-    const T* gates = static_cast<const T*>(b.forward.gate_up) + i * 2 * inner;
-    T* grad_gates = static_cast<T*>(b.grad_gate_up) + i * 2 * inner;
-    T* activations = static_cast<T*>(b.forward.activations) + i * inner;
+    const V* gates = static_cast<const V*>(b.forward.gate_up) + i * 2 * vectors;
+    V* grad_gates = static_cast<V*>(b.grad_gate_up) + i * 2 * vectors;
+    V* activations = static_cast<V*>(b.forward.activations) + i * vectors;
     C along = 0;
-    for (int64_t n = thread; n < inner; n += kThreads) {
-      const C gate = to_compute(gates[n]), up = to_compute(gates[inner + n]);
-      const C grad = to_compute(activations[n]);
-      const Sigmoid<MathFor<T>, C> s(gate);
-      const C silu = gate * s.value;
-      along += grad * silu * up;
-      grad_gates[n] = from_compute<T>(weight * grad * up * (s.value + silu * s.complement));
-      grad_gates[inner + n] = from_compute<T>(weight * grad * silu);
-      activations[n] = from_compute<T>(weight * silu * up);
+    for (int64_t n = lane; n < vectors; n += 32) {
+      V gate = gates[n], up = gates[vectors + n], grad = activations[n];
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        const C g = to_compute(gate.values[e]), u = to_compute(up.values[e]);
+        const C through = to_compute(grad.values[e]);
+        const Sigmoid<MathFor<T>, C> s(g);
+        const C silu = g * s.value;
+        along += through * silu * u;
+        gate.values[e] = from_compute<T>(weight * through * u * (s.value + silu * s.complement));
+        up.values[e] = from_compute<T>(weight * through * silu);
+        grad.values[e] = from_compute<T>(weight * silu * u);
+      }
+      grad_gates[n] = gate;
+      grad_gates[vectors + n] = up;
+      activations[n] = grad;
     }
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) along += __shfl_xor_sync(~0u, along, unsigned(mask));
-    __syncthreads();  // the last assignment's parts have been read
-    if (thread % 32 == 0) parts[thread / 32] = along;
-    __syncthreads();
-    if (thread == 0 && b.grad_weights != nullptr) {
-      C sum = 0;
-      for (int w = 0; w < kThreads / 32; ++w) sum += parts[w];
-      static_cast<C*>(b.grad_weights)[i] = sum;
-    }
+    if (lane == 0 && b.grad_weights != nullptr) static_cast<C*>(b.grad_weights)[i] = along;
   }
+}
+
+template <class T>
+cudaError_t swiglu_backward(const MoeExpertsBackward& b, cudaStream_t stream) {
+  constexpr int kVector = 16 / int(sizeof(T));
+  const int64_t assignments = b.forward.map.assignments;
+  const int64_t blocks = (assignments + kThreads / 32 - 1) / (kThreads / 32);
+  if (blocks == 0) return cudaSuccess;
+  const MoeExperts& p = b.forward;
+  const bool vectors =
+      p.inner % kVector == 0 && detail::whole_vectors({p.gate_up, b.grad_gate_up, p.activations});
+  const auto kernel = vectors ? swiglu_backward_kernel<T, kVector> : swiglu_backward_kernel<T, 1>;
+  kernel<<<grouped_grid(blocks), kThreads, 0, stream>>>(b, assignments);
+  return cudaGetLastError();
 }
 
 template <class T>
@@ -131,17 +148,47 @@ GroupedWeights weights_of(const MoeExperts& p, int64_t m, int64_t n, int32_t sha
           out};
 }
 
+template <class T, bool kGated = false>
+cudaError_t rows_product(const MoePlan& plan, const GroupedRows& p, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2) {
+    if (plan.family == MoePlan::kHopper) return grouped_rows_hopper<T, kGated>(p, stream);
+  }
+  return grouped_rows<T, kGated>(p, stream);
+}
+
+template <class T>
+cudaError_t weights_product(const MoePlan& plan, const GroupedWeights& p, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2) {
+    if (plan.family == MoePlan::kHopper) return grouped_weights_hopper<T>(p, stream);
+  }
+  return grouped_weights<T>(p, stream);
+}
+
+// Both products by the kernels of a plan, in order.
 template <class T>
 cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
-  cudaError_t error = moe_map(p.map, stream);
-  if (error != cudaSuccess) return error;
+  const MoePlan plan = moe_plan(p, current_capability());
   GroupedRows gate_up =
       rows_of(p, p.inner, p.hidden, int32_t(p.top_k), p.x, p.w_gate_up, false, p.activations);
   gate_up.second = p.gate_up;
-  error = grouped_rows<T, true>(gate_up, stream);
+  GroupedRows down = rows_of(p, p.hidden, p.inner, 1, p.activations, p.w_down, false, p.results);
+  cudaError_t error = plan.map ? moe_map(p.map, stream) : cudaSuccess;
   if (error != cudaSuccess) return error;
-  error = grouped_rows<T>(
-      rows_of(p, p.hidden, p.inner, 1, p.activations, p.w_down, false, p.results), stream);
+  if (plan.family == MoePlan::kStream) {
+    if constexpr (sizeof(T) == 2) {
+      const StreamRows first{gate_up, p.map, plan.map, plan.splits_gate_up};
+      error = stream_rows<T, true>(first, plan.tile, stream);
+      if (error != cudaSuccess) return error;
+      if (plan.token) {
+        down.out = p.out;
+        return stream_token<T>({down, p.map, plan.map, 1}, p.weights, stream);
+      }
+      error = stream_rows<T, false>({down, p.map, plan.map, plan.splits_down}, plan.tile, stream);
+    }
+  } else {
+    error = rows_product<T, true>(plan, gate_up, stream);
+    if (error == cudaSuccess) error = rows_product<T>(plan, down, stream);
+  }
   return error == cudaSuccess ? combine<T>(p, p.out, p.weights, stream) : error;
 }
 
@@ -153,32 +200,33 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
 template <class T>
 cudaError_t backward(const MoeExpertsBackward& b, cudaStream_t stream) {
   const MoeExperts& p = b.forward;
-  const int64_t assignments = p.map.assignments;
+  const MoePlan plan = moe_plan(b, current_capability());
   cudaError_t error = moe_map(p.map, stream);
   if (error != cudaSuccess) return error;
-  error = grouped_rows<T>(
+  error = rows_product<T>(
+      plan,
       rows_of(p, p.inner, p.hidden, int32_t(p.top_k), b.grad_out, p.w_down, true, p.activations),
       stream);
   if (error != cudaSuccess) return error;
-  if (assignments > 0) {
-    swiglu_backward_kernel<T><<<grouped_grid(assignments), kThreads, 0, stream>>>(b, assignments);
-    error = cudaGetLastError();
-    if (error != cudaSuccess) return error;
-  }
+  error = swiglu_backward<T>(b, stream);
+  if (error != cudaSuccess) return error;
   if (b.grad_x != nullptr) {
-    error = grouped_rows<T>(
-        rows_of(p, p.hidden, 2 * p.inner, 1, b.grad_gate_up, p.w_gate_up, true, p.results), stream);
+    error = rows_product<T>(
+        plan, rows_of(p, p.hidden, 2 * p.inner, 1, b.grad_gate_up, p.w_gate_up, true, p.results),
+        stream);
     if (error == cudaSuccess) error = combine<T>(p, b.grad_x, nullptr, stream);
     if (error != cudaSuccess) return error;
   }
   if (b.grad_w_gate_up != nullptr) {
-    error = grouped_weights<T>(weights_of(p, 2 * p.inner, p.hidden, 1, int32_t(p.top_k),
+    error = weights_product<T>(plan,
+                               weights_of(p, 2 * p.inner, p.hidden, 1, int32_t(p.top_k),
                                           b.grad_gate_up, p.x, b.grad_w_gate_up),
                                stream);
     if (error != cudaSuccess) return error;
   }
   if (b.grad_w_down == nullptr) return cudaSuccess;
-  return grouped_weights<T>(weights_of(p, p.hidden, p.inner, int32_t(p.top_k), 1, b.grad_out,
+  return weights_product<T>(plan,
+                            weights_of(p, p.hidden, p.inner, int32_t(p.top_k), 1, b.grad_out,
                                        p.activations, b.grad_w_down),
                             stream);
 }

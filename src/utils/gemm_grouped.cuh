@@ -47,14 +47,17 @@ __device__ int64_t gated_line(int64_t line, int64_t n) {
   return column >= n ? -1 : line % (2 * kGate) < kGate ? column : n + column;
 }
 
+template <class T, class C>
+__device__ C swiglu(C gate, C up) {
+  return gate * sigmoid<MathFor<T>>(gate) * up;
+}
+
 // Two neighbours of a gated row: silu(gate) * up, and what they were made of.
 template <class T, class C>
 __device__ void finish_gated(const GroupedRows& p, const C (&gate)[2], const C (&up)[2],
                              int64_t assignment, int64_t n) {
   Place at{assignment * p.n + n, assignment, n, n < p.n, n + 1 < p.n};
-  using Math = MathFor<T>;
-  const C out[2] = {gate[0] * sigmoid<Math>(gate[0]) * up[0],
-                    gate[1] * sigmoid<Math>(gate[1]) * up[1]};
+  const C out[2] = {swiglu<T>(gate[0], up[0]), swiglu<T>(gate[1], up[1])};
   store_pair<T>(p.out, at, out);
   if (p.second == nullptr) return;
   at.offset = assignment * 2 * p.n + n;
@@ -72,20 +75,33 @@ struct RowTile {
   int64_t begin, end, column;
 };
 
-// starts[g] = the first tile of rows of group g. The whole block calls it.
+// starts[g] = the first tile of rows of group g. The whole block calls it, and reads all
+// numbers at once: blocks with little to do are done when that is.
 __device__ inline void add_up_tiles(const int32_t* offsets, int experts, int32_t assignments,
                                     int tile, int32_t* starts) {
-  if (threadIdx.x < 32) {
-    warp_add_up(experts + 1, starts, [&](int g) {
-      const int32_t end = g < experts ? offsets[g + 1] : assignments;
-      return (end - offsets[g] + tile - 1) / tile;
-    });
+  for (int g = int(threadIdx.x); g <= experts; g += int(blockDim.x)) {
+    const int32_t end = g < experts ? offsets[g + 1] : assignments;
+    starts[g] = (end - offsets[g] + tile - 1) / tile;
   }
+  __syncthreads();
+  if (threadIdx.x < 32) warp_add_up(experts + 1, starts, [&](int g) { return starts[g]; });
   __syncthreads();
 }
 
-// Tile number `index` in the order group, column, row: blocks that run together share
-// a matrix's columns, which are read once, and all of a group's rows.
+// Tile number `index` in the order group, column, row, of a group that has it: blocks that
+// run together share a matrix's columns, which are read once, and all of a group's rows.
+__device__ inline RowTile row_tile_of(const int32_t* offsets, int experts, int32_t assignments,
+                                      int tile, const int32_t* starts, int64_t columns, int group,
+                                      int64_t index) {
+  // Results of 2^32 tiles are larger than any memory: no 64-bit division.
+  const auto rows = unsigned(starts[group + 1] - starts[group]);
+  const auto in = unsigned(index - starts[group] * columns), column = in / rows;
+  const int64_t begin = offsets[group] + int64_t(in - column * rows) * tile;
+  const int64_t end = group < experts ? offsets[group + 1] : assignments;
+  return {group, begin, end - begin < tile ? end : begin + tile, column};
+}
+
+// The same, whichever group has it.
 __device__ inline RowTile row_tile(const int32_t* offsets, int experts, int32_t assignments,
                                    int tile, const int32_t* starts, int64_t columns,
                                    int64_t index) {
@@ -98,10 +114,7 @@ __device__ inline RowTile row_tile(const int32_t* offsets, int experts, int32_t 
       high = middle - 1;
     }
   }
-  const int64_t rows = starts[low + 1] - starts[low], in = index - starts[low] * columns;
-  const int64_t begin = offsets[low] + in % rows * tile;
-  const int64_t end = low < experts ? offsets[low + 1] : assignments;
-  return {low, begin, end - begin < tile ? end : begin + tile, in / rows};
+  return row_tile_of(offsets, experts, assignments, tile, starts, columns, low, index);
 }
 
 // --- tensor cores ---------------------------------------------------------------
@@ -155,9 +168,9 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   const Warp warp;
   const int64_t lines = kGated ? 2 * p.n : p.n, columns = (lines + kTile - 1) / kTile;
   add_up_tiles(p.offsets, p.experts, p.assignments, kTile, starts);
-  const int64_t tiles = starts[p.experts + 1] * columns;
 
-  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+  // How many there are is read again rather than kept: a register less.
+  for (int64_t index = blockIdx.x; index < starts[p.experts + 1] * columns; index += gridDim.x) {
     const RowTile tile =
         row_tile(p.offsets, p.experts, p.assignments, kTile, starts, columns, index);
     const int64_t first = tile.column * kTile, k = tile.group < p.experts ? p.k : 0;

@@ -21,6 +21,11 @@ enum cudaError_t : int { cudaSuccess = 0 };
 
 namespace cuda_ops {
 
+// Whether the kernels of this library include code for sm_90a.
+inline bool built_for_hopper() {
+  return std::string(CUDA_OPS_ARCHS).find("9.0a") != std::string::npos;
+}
+
 // What the loader lends a library. The current stream lives in libtorch_cuda,
 // which a CPU-only torch does not have, so a library must not link against it.
 struct Host {

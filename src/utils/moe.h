@@ -78,6 +78,7 @@ struct MoeExperts {
   void* activations = nullptr;      // (T * k, I)
   void* results = nullptr;          // (T * k, H)
   void* out = nullptr;              // (T, H)
+  bool built_for_hopper = false;    // the library holds sm_90a code
 };
 
 // Gradients of the same; null where one is not wanted.
@@ -99,11 +100,11 @@ constexpr int grouped_tile(int64_t assignments, int64_t experts, int64_t columns
   return assignments >= 96 * experts && large >= 132 ? 128 : 64;
 }
 
-// No routing has more tiles of rows than this: each expert, and those of none, may
-// leave one tile unfinished.
+// No routing has more tiles of rows than this: each expert with assignments, and those of
+// none, may leave all but one row of a tile empty.
 constexpr int64_t grouped_row_tiles(int64_t assignments, int64_t experts, int tile) {
-  const int64_t most = assignments / tile + experts + 1;
-  return most < assignments ? most : assignments;
+  const int64_t groups = experts + 1 < assignments ? experts + 1 : assignments;
+  return (assignments + (tile - 1) * groups) / tile;
 }
 
 }  // namespace cuda_ops

@@ -43,29 +43,48 @@ __device__ inline int bin_of(const MoeMap& p, int64_t assignment) {
   return expert >= 0 && expert < p.experts ? int(expert) : int(p.experts);
 }
 
+// Calls `body(assignment, bin)`, 32 neighbours at a time, in order; beyond the end the bin
+// is -1. By one warp, which is alone on its SM: it waits for memory once in eight rounds.
+template <class Body>
+__device__ void for_each_bin(const MoeMap& p, int64_t begin, int64_t end, const Body& body) {
+  constexpr int kRounds = 8;
+  const int lane = int(threadIdx.x) % 32;
+  for (int64_t first = begin; first < end; first += 32 * kRounds) {
+    int bins[kRounds];
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      const int64_t i = first + 32 * r + lane;
+      bins[r] = i < end ? bin_of(p, i) : -1;
+    }
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      if (first + 32 * r < end) body(first + 32 * r + lane, bins[r]);
+    }
+  }
+}
+
 // By one warp. `bins` is shared memory.
 __device__ inline void count_chunk(const MoeMap& p, int64_t begin, int64_t end, int32_t* bins) {
-  const int lane = int(threadIdx.x) % 32;
-  for (int i = lane; i <= p.experts; i += 32) bins[i] = 0;
+  for (int i = int(threadIdx.x) % 32; i <= p.experts; i += 32) bins[i] = 0;
   __syncwarp();
-  for (int64_t i = begin + lane; i < end; i += 32) atomicAdd(&bins[bin_of(p, i)], 1);
+  for_each_bin(p, begin, end, [&](int64_t, int bin) {
+    if (bin >= 0) atomicAdd(&bins[bin], 1);
+  });
   __syncwarp();
 }
 
 // By one warp. `next` is shared memory: where the next assignment of each bin goes.
 __device__ inline void place_chunk(const MoeMap& p, int64_t begin, int64_t end, int32_t* next) {
-  const int lane = int(threadIdx.x) % 32;
-  for (int64_t first = begin; first < end; first += 32) {
-    const bool inside = first + lane < end;
-    const int bin = inside ? bin_of(p, first + lane) : -1;
+  const uint32_t before = (1u << threadIdx.x % 32) - 1;  // the lanes before this one
+  for_each_bin(p, begin, end, [&](int64_t assignment, int bin) {
     const uint32_t alike = __match_any_sync(~0u, bin);
-    const int rank = __popc(alike & ((1u << lane) - 1));
-    const int32_t base = inside ? next[bin] : 0;
+    const int rank = __popc(alike & before);
+    const int32_t base = bin >= 0 ? next[bin] : 0;
     __syncwarp();
-    if (inside && rank == 0) next[bin] = base + __popc(alike);
-    if (inside) p.order[base + rank] = int32_t(first + lane);
+    if (bin >= 0 && rank == 0) next[bin] = base + __popc(alike);
+    if (bin >= 0) p.order[base + rank] = int32_t(assignment);
     __syncwarp();
-  }
+  });
 }
 
 __device__ inline int64_t chunk_end(const MoeMap& p, int64_t begin, int64_t chunk) {
@@ -87,12 +106,19 @@ static __global__ void __launch_bounds__(544) moe_add_up_kernel(const MoeMap p, 
   __shared__ int32_t bins[kMostBins], starts[kMostBins + 1];
   const int bin = int(threadIdx.x), count = int(p.experts) + 1;
   if (bin < count) {
+    constexpr int kAhead = 8;  // counts that are read at once
     int32_t sum = 0;
-    for (int64_t i = 0; i < chunks; ++i) {
-      int32_t& place = p.counts[i * count + bin];
-      const int32_t own = place;
-      place = sum;
-      sum += own;
+    for (int64_t first = 0; first < chunks; first += kAhead) {
+      int32_t own[kAhead];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        own[a] = first + a < chunks ? p.counts[(first + a) * count + bin] : 0;
+      }
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        if (first + a < chunks) p.counts[(first + a) * count + bin] = sum;
+        sum += own[a];
+      }
     }
     bins[bin] = sum;
   }

@@ -26,11 +26,6 @@ inline Matrix transposed(Matrix matrix) {
   return matrix;
 }
 
-// Whether the kernels of this library include code for sm_90a.
-inline bool built_for_hopper() {
-  return std::string(CUDA_OPS_ARCHS).find("9.0a") != std::string::npos;
-}
-
 inline Matmul product(const Matrix& out, const Matrix& a, const Matrix& b,
                       Precision precision = Precision::kIeee) {
   return {out.rows,

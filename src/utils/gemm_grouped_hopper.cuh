@@ -1,0 +1,463 @@
+// The products of gemm_grouped.cuh on Hopper: the loop of gemm_hopper.cuh, whose producer
+// also gathers. The copy engine cannot: it moves boxes of rows that follow each other.
+//
+//   warpgroup 0   producer: rows of assignments by cp.async, 16 bytes a thread, at the
+//                 places where the copy engine would put them; matrices by the copy engine
+//   warpgroup 1   consumer: rows  0 to  63 of the tile, sums in registers
+//   warpgroup 2   consumer: rows 64 to 127
+//
+//   stage = 128 lines of a x 128 bytes of K + 256 lines of b x 128 bytes
+//
+// A gated product's 256 lines are 128 gates and their 128 ups, so that sums[i] and
+// sums[64 + i] of a thread belong together. Blocks stay and take tile after tile: the
+// producer loads the next tile's stages while the consumers write this one's result.
+#pragma once
+
+#include "cp_async.cuh"
+#include "gemm_grouped.cuh"
+#include "gemm_hopper.cuh"
+
+namespace cuda_ops {
+
+// --- sizes and ring -------------------------------------------------------------
+
+struct GroupedHopper {
+  static constexpr int kTileM = 128, kTileN = 256, kBlockK = 64, kSums = kTileN / 2;
+  static constexpr int kThreads = 384, kConsumers = 2;
+  // 64 lines, or 64 k's, of 128 bytes.
+  static constexpr int kBox = 64 * kSwizzleBytes;
+  static constexpr int kBytesA = kTileM * kSwizzleBytes, kBytesB = kTileN * kSwizzleBytes;
+  static constexpr int kStage = kBytesA + kBytesB, kStages = 4;
+  static constexpr int kStaging = kConsumers * kBox;
+  // 1 KB for the start's alignment.
+  static constexpr int kShared = kStages * kStage + kStaging + 16 * kStages + 1024;
+};
+
+#ifdef CUDA_OPS_HOPPER_CODE
+
+// One warp's way around the stages, and the barriers that hand them over.
+struct GroupedRing {
+  uint32_t stages, full, empty;
+  int stage = 0;
+  uint32_t phase = 0;
+
+  // `arrivals`: how many there are when a stage is full.
+  __device__ GroupedRing(const uint8_t* shared, uint32_t arrivals)
+      : stages((shared_address(shared) + 1023) & ~1023u),
+        full(stages + GroupedHopper::kStages * GroupedHopper::kStage + GroupedHopper::kStaging),
+        empty(full + 8 * GroupedHopper::kStages) {
+    if (threadIdx.x != 0) return;
+    for (int s = 0; s < GroupedHopper::kStages; ++s) {
+      mbarrier_init(full + 8 * s, arrivals);
+      mbarrier_init(empty + 8 * s, 4 * GroupedHopper::kConsumers);  // each consuming warp
+    }
+    mbarrier_init_fence();
+  }
+
+  __device__ uint32_t staging() const {
+    return stages + GroupedHopper::kStages * GroupedHopper::kStage;
+  }
+  __device__ uint32_t memory() const { return stages + uint32_t(stage) * GroupedHopper::kStage; }
+  __device__ void advance() {
+    if (++stage == GroupedHopper::kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  __device__ void wait_empty() const { mbarrier_wait(empty + 8 * stage, phase ^ 1); }
+  __device__ void wait_full() const { mbarrier_wait(full + 8 * stage, phase); }
+  __device__ void release(int s) const {
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * s);
+  }
+};
+
+// Of a producing warp: the stage whose copies are on their way. It is handed over one
+// stage later, when its copies are there and those of the next have begun.
+struct GroupedCopies {
+  uint32_t barrier = 0;  // of that stage; 0: none
+
+  // All copies but those of the last `kPending` stages are there. What cp.async wrote
+  // becomes visible to wgmma by each writing thread's fence.
+  template <int kPending>
+  __device__ void hand_over() {
+    if (barrier == 0) return;
+    cp_async_wait<kPending>();
+    tma_store_fence();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+    barrier = 0;
+  }
+  __device__ void begun(const GroupedRing& ring) {
+    cp_async_commit();
+    hand_over<1>();
+    barrier = ring.full + 8 * ring.stage;
+  }
+};
+
+// --- consumer -------------------------------------------------------------------
+
+// The sums of a tile from `blocks` stages, at least one. `busy`: whether any of the warpgroup's 64
+// rows are wanted; it takes its part in the hand-over in any case.
+template <class T, bool kLineMajorA, bool kLineMajorB>
+__device__ __forceinline__ void grouped_sums(GroupedRing& ring, int blocks, int consumer, bool busy,
+                                             float (&sums)[GroupedHopper::kSums]) {
+  if (!busy) {
+    for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
+      ring.wait_full();
+      __syncwarp();  // no lane may still wait for a phase that the release ends
+      ring.release(ring.stage);
+    }
+    return;
+  }
+  int previous = -1;
+  for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
+    ring.wait_full();
+    const uint32_t a = ring.memory(), b = a + GroupedHopper::kBytesA;
+    const uint64_t at_a = wgmma_descriptor(a + uint32_t(consumer * GroupedHopper::kBox), 8192);
+    const uint64_t at_b = wgmma_descriptor(b, 8192);
+    wgmma_fence_sums(sums);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      Wgmma<T, GroupedHopper::kTileN, kLineMajorA, kLineMajorB>::run(
+          sums, at_a + i * kWgmmaStep<kLineMajorA>, at_b + i * kWgmmaStep<kLineMajorB>,
+          kb > 0 || i > 0);
+    }
+    wgmma_commit();
+    wgmma_fence_sums(sums);
+    // The stage before this one has been read once its products are done.
+    wgmma_wait<1>();
+    if (previous >= 0) ring.release(previous);
+    previous = ring.stage;
+  }
+  wgmma_wait<0>();
+  wgmma_fence_sums(sums);
+  ring.release(previous);
+}
+
+// Which of the warpgroup's 64 rows a lane writes: four of its warp's 16.
+__device__ inline int grouped_row(int i) {
+  return int(threadIdx.x) / 32 % 4 * 16 + int(threadIdx.x) % 32 / 8 + 4 * i;
+}
+
+// Zeros in `columns` of the warpgroup's rows, as store_rows has them.
+template <class T>
+__device__ void clear_rows(T* out, int64_t stride, const int32_t (&rows)[4], int64_t columns) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (rows[i] < 0) continue;
+    for (int64_t c = threadIdx.x % 8 * 8; c < columns; c += 64) {
+      *reinterpret_cast<uint4*>(out + rows[i] * stride + c) = uint4{};
+    }
+  }
+}
+
+// 64 columns of the warpgroup's rows, by way of shared memory, so that the 128 bytes of a
+// row leave together. Row grouped_row(i) goes to rows[i] of out, or nowhere below 0;
+// `columns` are left in it. Each warp has a part of the box for itself.
+template <class T>
+__device__ void store_rows(uint32_t box, const float (&values)[32], T* out, int64_t stride,
+                           const int32_t (&rows)[4], int64_t columns) {
+  write_box<T>(box, values);
+  __syncwarp();
+  const int chunk = int(threadIdx.x) % 8;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = grouped_row(i);
+    if (rows[i] < 0 || chunk * 8 >= columns) continue;
+    uint4 word;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+                 : "r"(box + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16)))
+                 : "memory");
+    // Written out: the compiler makes four stores of some of them.
+    asm volatile(
+        "st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(out + rows[i] * stride + chunk * 8),
+        "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
+        : "memory");
+  }
+  __syncwarp();  // before the box is written again
+}
+
+#endif
+
+// --- rows -----------------------------------------------------------------------
+
+template <class T, bool kGated, bool kLineMajorB>
+__global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
+    grouped_rows_hopper_kernel(const __grid_constant__ TensorMap map_b,
+                               const __grid_constant__ GroupedRows p) {
+#ifdef CUDA_OPS_HOPPER_CODE
+  using Tile = GroupedHopper;
+  constexpr int kColumns = kGated ? Tile::kTileN / 2 : Tile::kTileN;
+  extern __shared__ uint8_t shared[];
+  // Here, so that a tile begins without waiting for memory.
+  __shared__ int32_t starts[kMostBins + 1], offsets[kMostBins];
+  for (int i = int(threadIdx.x); i <= p.experts; i += Tile::kThreads) offsets[i] = p.offsets[i];
+  // Four warps that copy, and what the copy engine brings.
+  GroupedRing ring(shared, 4 + 1);
+  add_up_tiles(p.offsets, p.experts, p.assignments, Tile::kTileM, starts);
+  const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128;
+  const int columns = int((p.n + kColumns - 1) / kColumns);
+  // Results of 2^31 tiles are larger than any memory.
+  const int tiles = starts[p.experts + 1] * columns;
+  const int blocks = int((p.k + Tile::kBlockK - 1) / Tile::kBlockK);
+  int expert = 0;
+  const auto tile_at = [&](int index) {
+    while (starts[expert + 1] * columns <= index) ++expert;
+    return row_tile_of(offsets, p.experts, p.assignments, Tile::kTileM, starts, columns, expert,
+                       index);
+  };
+
+  if (group == 0) {
+    // --- producer
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    // A thread has one 16-byte column of 8 rows, 16 apart.
+    constexpr int kRows = 8, kStep = 16;
+    const int row = thread / 8, chunk = thread % 8;
+    const uint32_t to = uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
+    GroupedCopies copies;
+    for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
+      const RowTile tile = tile_at(index);
+      const int rows = int(tile.end - tile.begin) - row;  // that are inside, from `row` on
+      int32_t numbers[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        numbers[i] = kStep * i < rows ? p.order[tile.begin + row + kStep * i] : 0;
+      }
+      copies.hand_over<0>();  // while those are read
+      const T* from[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        from[i] = static_cast<const T*>(p.a) + numbers[i] / p.share * p.k + chunk * 8;
+      }
+      const int first = int(tile.column) * kColumns;
+      if (tile.group == p.experts) continue;  // empty sums
+      for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
+        const int k = kb * Tile::kBlockK;
+        const uint32_t a = ring.memory(), b = a + Tile::kBytesA;
+        ring.wait_empty();
+        if (thread == 0) {
+          const uint32_t arrived = ring.full + 8 * ring.stage;
+          mbarrier_arrive_and_expect(arrived, Tile::kBytesB);
+          if constexpr (kLineMajorB) {
+#pragma unroll
+            for (int i = 0; i < Tile::kTileN / 64; ++i) {
+              tma_load(map_b, b + uint32_t(i * Tile::kBox), arrived, first + 64 * i, k, tile.group);
+            }
+          } else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              const int line = kGated ? i * int(p.n) + first : first + 128 * i;
+              tma_load(map_b, b + uint32_t(2 * i * Tile::kBox), arrived, k, line, tile.group);
+            }
+          }
+        }
+        const bool inside = k + chunk * 8 < p.k;
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          cp_async(a + to + uint32_t(i * kStep * kSwizzleBytes), from[i] + k,
+                   inside && kStep * i < rows ? 16 : 0);
+        }
+        copies.begun(ring);
+      }
+    }
+    copies.hand_over<0>();
+  } else {
+    // --- consumer
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    const int consumer = group - 1;
+    const uint32_t box = ring.staging() + uint32_t(consumer * Tile::kBox);
+    for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
+      const RowTile tile = tile_at(index);
+      const int rows = int(tile.end - tile.begin) - 64 * consumer;
+      int32_t assignments[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = grouped_row(i);
+        assignments[i] = row < rows ? p.order[tile.begin + 64 * consumer + row] : -1;
+      }
+      const int64_t first = tile.column * kColumns;
+      T* out = static_cast<T*>(p.out) + first;
+      T* second = static_cast<T*>(p.second) + first;
+      if (tile.group == p.experts) {
+        const int64_t left = p.n - first < kColumns ? p.n - first : kColumns;
+        clear_rows(out, p.n, assignments, left);
+        if (p.second == nullptr) continue;
+        clear_rows(second, 2 * p.n, assignments, left);
+        clear_rows(second + p.n, 2 * p.n, assignments, left);
+        continue;
+      }
+      float sums[Tile::kSums];
+      grouped_sums<T, false, kLineMajorB>(ring, blocks, consumer, rows > 0, sums);
+      if (rows <= 0) continue;
+#pragma unroll
+      for (int i = 0; i < kColumns / 64; ++i) {
+        const int64_t left = p.n - first - 64 * i;
+        float values[32], ups[32];
+#pragma unroll
+        for (int j = 0; j < 32; ++j) {
+          values[j] = sums[32 * i + j];
+          if constexpr (kGated) ups[j] = sums[64 + 32 * i + j];
+        }
+        if constexpr (kGated) {
+          if (p.second != nullptr) {
+            store_rows(box, values, second + 64 * i, 2 * p.n, assignments, left);
+            store_rows(box, ups, second + p.n + 64 * i, 2 * p.n, assignments, left);
+          }
+#pragma unroll
+          for (int j = 0; j < 32; ++j) values[j] = swiglu<T>(values[j], ups[j]);
+        }
+        store_rows(box, values, out + 64 * i, p.n, assignments, left);
+      }
+    }
+  }
+#endif
+}
+
+// --- weights --------------------------------------------------------------------
+
+// Both operands are line-major, and their k's are assignments: a stage has the rows of 64
+// of them, of which a tile has 128 columns of a and 256 of b, in boxes of 64.
+template <class T>
+__global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
+    grouped_weights_hopper_kernel(const __grid_constant__ GroupedWeights p) {
+#ifdef CUDA_OPS_HOPPER_CODE
+  using Tile = GroupedHopper;
+  extern __shared__ uint8_t shared[];
+  GroupedRing ring(shared, 4);  // four warps that copy
+  __syncthreads();
+  const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128;
+  const int tiles_m = int((p.m + Tile::kTileM - 1) / Tile::kTileM);
+  const int tiles_n = int((p.n + Tile::kTileN - 1) / Tile::kTileN);
+  const int matrix = tiles_m * tiles_n, tiles = p.experts * matrix;
+  const auto first_m = [&](int index) { return index % matrix % tiles_m * Tile::kTileM; };
+  const auto first_n = [&](int index) { return index % matrix / tiles_m * Tile::kTileN; };
+
+  if (group == 0) {
+    // --- producer
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    // A thread has one 16-byte column, in each box, of 4 rows, 16 apart.
+    constexpr int kRows = 4, kStep = 16;
+    const int row = thread / 8, chunk = thread % 8;
+    const uint32_t to = uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
+    GroupedCopies copies;
+    for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
+      const int32_t begin = p.offsets[index / matrix], end = p.offsets[index / matrix + 1];
+      const int m = first_m(index) + chunk * 8, n = first_n(index) + chunk * 8;
+      int32_t numbers[kRows];  // of the next stage, read a stage ahead
+      const auto read_numbers = [&](int32_t at) {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          numbers[i] = at + row + kStep * i < end ? p.order[at + row + kStep * i] : -1;
+        }
+      };
+      read_numbers(begin);
+      copies.hand_over<0>();  // while those are read
+      for (int32_t at = begin; at < end; at += Tile::kBlockK, ring.advance()) {
+        int32_t current[kRows];
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) current[i] = numbers[i];
+        read_numbers(at + Tile::kBlockK);
+        ring.wait_empty();
+        const auto copy = [&](uint32_t boxes, int count, const void* rows, int32_t number,
+                              int64_t size, int line) {
+          const T* from = static_cast<const T*>(rows) + number * size + line;
+#pragma unroll
+          for (int b = 0; b < count; ++b) {
+            cp_async(boxes + to + uint32_t(b * Tile::kBox), from + 64 * b,
+                     number >= 0 && line + 64 * b < size ? 16 : 0);
+          }
+        };
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          const uint32_t a = ring.memory() + uint32_t(i * kStep * kSwizzleBytes);
+          const int32_t number = current[i];
+          copy(a, 2, p.a, number < 0 ? -1 : number / p.share_a, p.m, m);
+          copy(a + Tile::kBytesA, 4, p.b, number < 0 ? -1 : number / p.share_b, p.n, n);
+        }
+        copies.begun(ring);
+      }
+    }
+    copies.hand_over<0>();
+  } else {
+    // --- consumer
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    const int consumer = group - 1;
+    const uint32_t box = ring.staging() + uint32_t(consumer * Tile::kBox);
+    for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
+      const int expert = index / matrix, m = first_m(index) + 64 * consumer, n = first_n(index);
+      const int count = p.offsets[expert + 1] - p.offsets[expert];
+      int32_t rows[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rows[i] = m + grouped_row(i) < p.m ? m + grouped_row(i) : -1;
+      T* out = static_cast<T*>(p.out) + expert * p.m * p.n + n;
+      if (count == 0) {
+        clear_rows(out, p.n, rows, p.n - n < Tile::kTileN ? p.n - n : Tile::kTileN);
+        continue;
+      }
+      float sums[Tile::kSums];
+      grouped_sums<T, true, true>(ring, (count + Tile::kBlockK - 1) / Tile::kBlockK, consumer,
+                                  m < p.m, sums);
+      if (m >= p.m) continue;
+#pragma unroll
+      for (int i = 0; i < Tile::kTileN / 64; ++i) {
+        float values[32];
+#pragma unroll
+        for (int j = 0; j < 32; ++j) values[j] = sums[32 * i + j];
+        store_rows(box, values, out + 64 * i, p.n, rows, p.n - n - 64 * i);
+      }
+    }
+  }
+#endif
+}
+
+// --- launch -----------------------------------------------------------------------
+
+template <class Kernel, class... Arguments>
+cudaError_t grouped_hopper_launch(Kernel kernel, int64_t tiles, cudaStream_t stream,
+                                  const Arguments&... arguments) {
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, GroupedHopper::kShared);
+  if (error != cudaSuccess) return error;
+  const auto grid = unsigned(tiles < kHopperSms ? tiles : kHopperSms);
+  kernel<<<grid, GroupedHopper::kThreads, GroupedHopper::kShared, stream>>>(arguments...);
+  return cudaGetLastError();
+}
+
+template <class T, bool kGated, bool kLineMajorB>
+cudaError_t grouped_rows_hopper_launch(const GroupedRows& p, cudaStream_t stream) {
+  constexpr int kColumns = kGated ? GroupedHopper::kTileN / 2 : GroupedHopper::kTileN;
+  const int64_t lines = kGated ? 2 * p.n : p.n;
+  const int64_t x = kLineMajorB ? lines : p.k, y = kLineMajorB ? p.k : lines;
+  TensorMap map;
+  const cudaError_t error = tensor_map(
+      map, HopperType<T>::kMap, int(sizeof(T)), p.b, x, y, p.experts, x * int64_t(sizeof(T)),
+      x * y * int64_t(sizeof(T)), kLineMajorB ? GroupedHopper::kBlockK : 128);
+  if (error != cudaSuccess) return error;
+  const int64_t tiles = grouped_row_tiles(p.assignments, p.experts, GroupedHopper::kTileM) *
+                        ((p.n + kColumns - 1) / kColumns);
+  return grouped_hopper_launch(grouped_rows_hopper_kernel<T, kGated, kLineMajorB>, tiles, stream,
+                               map, p);
+}
+
+// grouped_rows where a, b and out have rows of whole aligned 16-byte vectors.
+template <class T, bool kGated = false>
+cudaError_t grouped_rows_hopper(const GroupedRows& p, cudaStream_t stream) {
+  if (p.assignments == 0 || p.n == 0) return cudaSuccess;
+  if constexpr (!kGated) {
+    if (p.line_major_b) return grouped_rows_hopper_launch<T, false, true>(p, stream);
+  }
+  return grouped_rows_hopper_launch<T, kGated, false>(p, stream);
+}
+
+// grouped_weights of the same.
+template <class T>
+cudaError_t grouped_weights_hopper(const GroupedWeights& p, cudaStream_t stream) {
+  const int64_t tiles = p.experts * ((p.m + GroupedHopper::kTileM - 1) / GroupedHopper::kTileM) *
+                        ((p.n + GroupedHopper::kTileN - 1) / GroupedHopper::kTileN);
+  if (tiles == 0) return cudaSuccess;
+  return grouped_hopper_launch(grouped_weights_hopper_kernel<T>, tiles, stream, p);
+}
+
+}  // namespace cuda_ops

@@ -1,0 +1,293 @@
+// Products of a mixture of experts with few rows each: matrices are read once, at the
+// memory's bandwidth, and tensor cores keep up with any way of using them.
+//
+//   block   8 warps, one tile of up to 8 * kCols assignments of one expert; `splits`
+//           warps share the K of the same lines of its matrix
+//   warp    kBlocks times 16 lines, of a gated product 8 gates and their 8 ups
+//
+// mma.sync has the matrix as its 16 rows and assignments as its 8 columns. It adds up
+// over k in whatever order both come, so a lane loads 16 bytes of a line straight into
+// registers, and those are its share of two instructions:
+//
+//   32 k's of one line      lane % 4 = 0   1         2          3
+//                           0 1 ... 7      8 ... 15  16 ... 23  24 ... 31
+//   k's 0 to 3 of a lane: the first instruction, k's 4 to 7: the second
+//
+// Eight such loads a lane are on their way at once, 64 KB an SM. Partial sums meet in
+// shared memory and are added in the order of the warps.
+#pragma once
+
+#include "gemm_grouped.cuh"
+#include "moe_plan.h"
+
+namespace cuda_ops {
+
+struct StreamRows {
+  GroupedRows rows;
+  MoeMap map;
+  bool sorted;  // by map; else each block looks for the assignments of its expert
+  int splits;
+};
+
+// --- sums ---------------------------------------------------------------------
+
+// The k's of part `part` of `parts`.
+struct StreamRange {
+  int begin, end;
+  __device__ StreamRange(int k, int part, int parts) {
+    const int share = ((k + 31) / 32 + parts - 1) / parts * 32;
+    begin = part * share;
+    end = k - begin < share ? k : begin + share;
+  }
+};
+
+// 16 bytes that nobody reads again, and the rest of their 128 into the L2 cache.
+__device__ inline uint4 load_once(const void* from) {
+  uint4 word;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(from));
+  return word;
+}
+
+// Adds the products of a range of k. `lines[b]` are those of this lane in block b, lines
+// lane / 4 and lane / 4 + 8, `vectors[c]` is assignment 8 * c + lane / 4: all of them from
+// k = range.begin + 8 * (lane % 4) on. The whole warp calls it; moves the pointers.
+template <class T, int kBlocks, int kCols>
+__device__ __forceinline__ void stream_sums(const T* (&lines)[kBlocks][2],
+                                            const T* (&vectors)[kCols], const StreamRange& range,
+                                            float (&sums)[kBlocks][kCols][4]) {
+  constexpr int kSteps = 4 / kBlocks, kLoad = 32 * kSteps;
+  const int own = int(threadIdx.x) % 4 * 8;
+#pragma unroll 1
+  for (int left = range.end - range.begin; left > 0; left -= kLoad) {
+    uint4 line[kSteps][kBlocks][2], vector[kSteps][kCols];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const bool inside = own + 32 * s < left;
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+        line[s][i / 2][i % 2] = inside ? load_once(lines[i / 2][i % 2] + 32 * s) : uint4{};
+      }
+#pragma unroll
+      for (int c = 0; c < kCols; ++c) {
+        const auto* from = reinterpret_cast<const uint4*>(vectors[c] + 32 * s);
+        vector[s][c] = inside ? __ldg(from) : uint4{};
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kBlocks; ++i) lines[i / 2][i % 2] += kLoad;
+#pragma unroll
+    for (int c = 0; c < kCols; ++c) vectors[c] += kLoad;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        const uint4 low = line[s][b][0], high = line[s][b][1];
+        const uint32_t early[4] = {low.x, high.x, low.y, high.y};
+        const uint32_t late[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+        for (int c = 0; c < kCols; ++c) {
+          mma(sums[b][c], early, vector[s][c].x, vector[s][c].y, T{});
+          mma(sums[b][c], late, vector[s][c].z, vector[s][c].w, T{});
+        }
+      }
+    }
+  }
+}
+
+// --- which tile ---------------------------------------------------------------
+
+struct StreamTile {
+  int group, count;  // count 0: nothing to do
+  int column;
+};
+
+// Finds the block's tile and lists its assignments. The whole block calls it, and all of
+// it returns the same.
+template <int kTile>
+__device__ StreamTile stream_tile_of(const StreamRows& s, int columns, int32_t* starts,
+                                     int32_t* members) {
+  const GroupedRows& p = s.rows;
+  const int thread = int(threadIdx.x), lane = thread % 32;
+  if (s.sorted) {
+    add_up_tiles(p.offsets, p.experts, p.assignments, kTile, starts);
+    if (blockIdx.x >= unsigned(starts[p.experts + 1] * columns)) return {0, 0, 0};
+    const RowTile tile =
+        row_tile(p.offsets, p.experts, p.assignments, kTile, starts, columns, blockIdx.x);
+    const int count = int(tile.end - tile.begin);
+    if (thread < count) members[thread] = p.order[tile.begin + thread];
+    __syncthreads();
+    return {tile.group, count, int(tile.column)};
+  }
+  // The first assignment of an expert, and every kTile-th after it, has a block. The
+  // others have none.
+  const int own = int(blockIdx.x / unsigned(columns));
+  const int group = bin_of(s.map, own);
+  const auto alike_at = [&](int i) { return i < p.assignments && bin_of(s.map, i) == group; };
+  const uint32_t low = __ballot_sync(~0u, alike_at(lane));
+  const uint32_t high = __ballot_sync(~0u, alike_at(lane + 32));
+  const uint64_t alike = uint64_t(high) << 32 | low;
+  const auto rank = [&](int i) { return __popcll(alike & ((uint64_t(1) << i) - 1)); };
+  const int first = rank(own), left = __popcll(alike) - first;
+  if (first % kTile != 0) return {0, 0, 0};
+  if (thread < int(kMostUnsorted) && (alike >> thread & 1) != 0) {
+    const int at = rank(thread) - first;
+    if (at >= 0 && at < kTile) members[at] = thread;
+  }
+  __syncthreads();
+  return {group, left < kTile ? left : kTile, int(blockIdx.x % unsigned(columns))};
+}
+
+// --- kernels ------------------------------------------------------------------
+
+template <class T, int kCols, int kBlocks, bool kGated>
+__global__ void __launch_bounds__(32 * kStreamWarps, kCols == 1 ? 3 : 2)
+    stream_rows_kernel(const __grid_constant__ StreamRows s) {
+#if __CUDA_ARCH__ >= 800
+  // Columns of out that 16 lines are; quads of sums that a lane has.
+  constexpr int kStep = kGated ? 8 : 16, kQuads = kBlocks * kCols;
+  __shared__ int32_t starts[kMostBins + 1], members[8 * kCols];
+  __shared__ float4 partials[kStreamWarps][kQuads][32];
+  const GroupedRows& p = s.rows;
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  const int part = warp % s.splits, place = warp / s.splits;
+  const int width = kStreamWarps / s.splits * kBlocks * kStep;
+  const StreamTile tile =
+      stream_tile_of<8 * kCols>(s, (int(p.n) + width - 1) / width, starts, members);
+  if (tile.count == 0) return;
+
+  const int first = int(tile.column) * width + place * kBlocks * kStep, size = int(p.n);
+  const StreamRange range(int(p.k), part, s.splits);
+  const int from = range.begin + lane % 4 * 8;
+  const T *lines[kBlocks][2], *vectors[kCols];
+  const T* matrix = static_cast<const T*>(p.b) + tile.group * (kGated ? 2 * p.n : p.n) * p.k;
+  // A line or an assignment beyond the last one is that one again, and not stored.
+#pragma unroll
+  for (int i = 0; i < 2 * kBlocks; ++i) {
+    const int n = first + i / 2 * kStep + lane / 4 + (kGated ? 0 : i % 2 * 8);
+    const int line = (n < size ? n : size - 1) + (kGated ? i % 2 * size : 0);
+    lines[i / 2][i % 2] = matrix + line * p.k + from;
+  }
+#pragma unroll
+  for (int c = 0; c < kCols; ++c) {
+    const int at = 8 * c + lane / 4, member = members[at < tile.count ? at : tile.count - 1];
+    vectors[c] = static_cast<const T*>(p.a) + member / p.share * p.k + from;
+  }
+  float sums[kBlocks][kCols][4] = {};
+  if (tile.group < p.experts && first < size) {
+    stream_sums(lines, vectors, range, sums);
+  }
+
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const float (&quad)[4] = sums[i / kCols][i % kCols];
+    partials[warp][i][lane] = make_float4(quad[0], quad[1], quad[2], quad[3]);
+  }
+  __syncthreads();
+  T* out = static_cast<T*>(p.out);
+  T* second = static_cast<T*>(p.second);
+  for (int i = part; i < kQuads; i += s.splits) {
+    float quad[4] = {};
+    for (int w = 0; w < s.splits; ++w) {
+      const float4 one = partials[place * s.splits + w][i][lane];
+      quad[0] += one.x, quad[1] += one.y, quad[2] += one.z, quad[3] += one.w;
+    }
+    const int n = first + i / kCols * kStep + lane / 4;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int at = i % kCols * 8 + lane % 4 * 2 + j;
+      if (at >= tile.count) continue;
+      const int64_t assignment = members[at];
+      if constexpr (kGated) {
+        if (n >= size) continue;
+        out[assignment * p.n + n] = from_compute<T>(swiglu<T>(quad[j], quad[j + 2]));
+        if (second == nullptr) continue;
+        second[assignment * 2 * p.n + n] = from_compute<T>(quad[j]);
+        second[assignment * 2 * p.n + p.n + n] = from_compute<T>(quad[j + 2]);
+      } else {
+        if (n < size) out[assignment * p.n + n] = from_compute<T>(quad[j]);
+        if (n + 8 < size) out[assignment * p.n + n + 8] = from_compute<T>(quad[j + 2]);
+      }
+    }
+  }
+#endif
+}
+
+constexpr int kTokenWarps = 16;
+
+// The second product of one token and the sum of its results, which then need no memory: a
+// block has 16 lines of the matrices of all of the token's experts.
+// Bounds that ask for one block: without, registers are saved by loads one after the other.
+template <class T>
+__global__ void __launch_bounds__(32 * kTokenWarps, 1)
+    stream_token_kernel(const __grid_constant__ StreamRows s, const float* weights, int parts) {
+#if __CUDA_ARCH__ >= 800
+  __shared__ float partials[kMostChosen * kTokenWarps][16];
+  const GroupedRows& p = s.rows;
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  const int64_t first = int64_t(blockIdx.x) * 16;
+  for (int pair = warp; pair < p.assignments * parts; pair += kTokenWarps) {
+    const int assignment = pair / parts, expert = bin_of(s.map, assignment);
+    float sums[1][1][4] = {};
+    if (expert < p.experts) {
+      const StreamRange range(int(p.k), pair % parts, parts);
+      const int from = range.begin + lane % 4 * 8;
+      const T *lines[1][2], *vectors[1];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int64_t n = first + lane / 4 + 8 * half;
+        const int64_t line = expert * p.n + (n < p.n ? n : p.n - 1);
+        lines[0][half] = static_cast<const T*>(p.b) + line * p.k + from;
+      }
+      vectors[0] = static_cast<const T*>(p.a) + assignment * p.k + from;
+      stream_sums(lines, vectors, range, sums);
+    }
+    // All eight columns are the same.
+    if (lane % 4 == 0) {
+      partials[pair][lane / 4] = sums[0][0][0];
+      partials[pair][lane / 4 + 8] = sums[0][0][2];
+    }
+  }
+  __syncthreads();
+  const int64_t n = first + threadIdx.x;
+  if (threadIdx.x >= 16 || n >= p.n) return;
+  float total = 0;
+  for (int assignment = 0; assignment < p.assignments; ++assignment) {
+    float sum = 0;
+    for (int part = 0; part < parts; ++part)
+      sum += partials[assignment * parts + part][threadIdx.x];
+    total += weights[assignment] * sum;
+  }
+  static_cast<T*>(p.out)[n] = from_compute<T>(total);
+#endif
+}
+
+// --- launch -------------------------------------------------------------------
+
+template <class T, bool kGated>
+cudaError_t stream_rows(const StreamRows& s, int tile, cudaStream_t stream) {
+  const GroupedRows& p = s.rows;
+  if (p.assignments == 0) return cudaSuccess;
+  const int width = kStreamWarps / s.splits * stream_lines(tile) / (kGated ? 2 : 1);
+  const int64_t rows = s.sorted ? grouped_row_tiles(p.assignments, p.experts, tile) : p.assignments;
+  const auto kernel = tile == 8    ? stream_rows_kernel<T, 1, 1, kGated>
+                      : tile == 16 ? stream_rows_kernel<T, 2, 2, kGated>
+                                   : stream_rows_kernel<T, 4, 2, kGated>;
+  const int64_t blocks = rows * ((p.n + width - 1) / width);
+  kernel<<<unsigned(blocks), 32 * kStreamWarps, 0, stream>>>(s);
+  return cudaGetLastError();
+}
+
+// `s.rows.out` is one row: the sum over all assignments.
+template <class T>
+cudaError_t stream_token(const StreamRows& s, const void* weights, cudaStream_t stream) {
+  // All warps have the same number of pairs, a power of two of them for an assignment.
+  int parts = 1;
+  while (parts < kTokenWarps && s.rows.assignments * parts % kTokenWarps != 0) parts *= 2;
+  stream_token_kernel<T><<<unsigned((s.rows.n + 15) / 16), 32 * kTokenWarps, 0, stream>>>(
+      s, static_cast<const float*>(weights), parts);
+  return cudaGetLastError();
+}
+
+}  // namespace cuda_ops
