@@ -6,6 +6,7 @@ wait until somebody else imports it.
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -22,7 +23,8 @@ _waiting: dict[str, Callable[..., Any]] = {}
 
 def register(name: str, rule: Callable[..., Any]) -> None:
     """Give DTensor the sharding rule of ``cuda_ops::<name>``, now or when DTensor arrives."""
-    if _MODULE in sys.modules and hasattr(sys.modules[_MODULE], "experimental"):
+    if _MODULE in sys.modules:
+        importlib.import_module(_MODULE)  # waits for a thread that is importing it
         _register(name, rule)
         return
     if not _waiting and not any(isinstance(finder, _Arrival) for finder in sys.meta_path):

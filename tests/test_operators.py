@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -213,6 +215,30 @@ def test_gradients_per_sample(name: str) -> None:
 
 
 # --- autocast ---------------------------------------------------------------------------------
+
+
+SHARDED = """
+import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
+torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+IMPORTS
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+mesh = init_device_mesh("cpu", (2,))
+x = DTensor.from_local(torch.randn(4, 3), mesh, [Shard(0)], run_check=False)
+assert cuda_ops.silu(x).placements == (Shard(0),)
+"""
+
+
+@pytest.mark.parametrize("first", ["torch.distributed.tensor", "cuda_ops"])
+def test_sharding_is_known_whichever_is_imported_first(first: str) -> None:
+    lines = ["import torch.distributed.tensor", "import cuda_ops; cuda_ops.silu"]
+    imports = "\n".join(lines if first != "cuda_ops" else lines[::-1])
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED.replace("IMPORTS", imports)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_autocast_of_matmul_follows_torch() -> None:
