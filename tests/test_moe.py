@@ -303,6 +303,54 @@ def test_shards_tokens(mesh: Any) -> None:
     torch.testing.assert_close(out.to_local(), cuda_ops.moe(*locals_, 2))
 
 
+def one_of_four(rank: int, store: str) -> None:
+    """Tokens sharded along one mesh dim, experts along the other; five experts, so unevenly."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(store, 4), rank=rank, world_size=4
+    )
+    mesh = init_device_mesh("cpu", (2, 2))
+    torch.manual_seed(0)
+    whole = [torch.randn(4, 3, 6, dtype=torch.float64), torch.randn(4, 3, 5, dtype=torch.float64)]
+    whole = [v.requires_grad_() for v in (*whole, *weights(5, 6, 2, torch.float64))]
+    places = [*[[Shard(0), Shard(0)]] * 2, *[[Replicate(), Shard(0)]] * 2]
+    parts = [
+        distribute_tensor(value.detach(), mesh, place).requires_grad_()
+        for value, place in zip(whole, places, strict=True)
+    ]
+    expected, out = cuda_ops.moe(*whole, 2), cuda_ops.moe(*parts, 2)
+    assert out.placements == (Shard(0), Partial())
+    torch.testing.assert_close(out.full_tensor(), expected)
+    expected.square().sum().backward()
+    out.redistribute(mesh, [Shard(0), Replicate()]).square().sum().full_tensor().backward()
+    for part, value in zip(parts, whole, strict=True):
+        torch.testing.assert_close(part.grad.full_tensor(), value.grad)
+    torch.distributed.destroy_process_group()
+
+
+def test_shards_experts(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(one_of_four, (str(tmp_path / "store"),), nprocs=4)
+
+
+def test_sharded_experts_refuse_what_does_not_fit(mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    x, logits, *matrices = torch.randn(4, 6), torch.randn(4, 6), *weights(3, 6, 2, torch.float32)
+
+    def placed(tensor: torch.Tensor, place: Any) -> Any:
+        return DTensor.from_local(tensor, mesh, [place], run_check=False)
+
+    whole = placed(x, Replicate()), placed(logits, Replicate())
+    first, second = (placed(matrix, Shard(0)) for matrix in matrices)
+    with pytest.raises(RuntimeError, match="'x': expected a DTensor on the mesh of 'w_gate_up'"):
+        cuda_ops.moe(x, whole[1], first, second, 2)
+    with pytest.raises(RuntimeError, match=r"'w_down': expected .* as 'w_gate_up'"):
+        cuda_ops.moe(*whole, first, placed(matrices[1], Replicate()), 2)
+
+
 def test_errors_name_what_is_wrong() -> None:
     x, logits, gate_up, down, _ = drawn((4, 6, 2, 3, 1), 0)
     for arguments, text in (

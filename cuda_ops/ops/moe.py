@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 
+from cuda_ops import expert_parallel, shapes
 from cuda_ops import experts as of_experts
-from cuda_ops import shapes
 from cuda_ops.benchmarking import rotation
 from cuda_ops.benchmarking.peers import compiled
 from cuda_ops.hookspecs import hookimpl
@@ -40,11 +40,18 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any]:
         code = of_experts.scoring_code("moe", scoring)
         weights, experts = route(router_logits, top_k, code, renormalize, expert_bias)
         inputs = (rows, w_gate_up, w_down, experts, weights)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-            out: torch.Tensor = function("moe_experts_keep")(*inputs)[0]
+        if expert_parallel.is_sharded(w_gate_up):
+            out = expert_parallel.mixture(mixture, *inputs)
         else:
-            out = function("moe_experts")(*inputs)
+            out = mixture(*inputs)
         return out if x.dim() == 2 else out.reshape(x.shape)
+
+    def mixture(*inputs: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+            kept: torch.Tensor = function("moe_experts_keep")(*inputs)[0]
+            return kept
+        out: torch.Tensor = function("moe_experts")(*inputs)
+        return out
 
     moe.__doc__ = _DOC
     return moe
@@ -61,6 +68,8 @@ Shapes: x (..., H), router_logits (..., E), w_gate_up (E, 2I, H) with the gate f
 (E, H, I) as Hugging Face keeps them; the result has the shape of x. E from 1 to 512.
 Dtypes: x and both matrices float64, float32, float16 or bfloat16, the same for all; router_logits
 any of these. Sums run in float32, in float64 for float64.
+Several devices: x and router_logits may be DTensors sharded by token, and both matrices sharded by
+expert along a mesh dim, (Shard(0)); the result is then a partial sum along that dim.
 Memory: for the gradient, gate and up of each of the T * top_k assignments beside the arguments.
 
 Args:
