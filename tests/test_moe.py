@@ -411,6 +411,7 @@ BORDERS = [
       for dtype in (torch.bfloat16, torch.float16)),
     Case(200, 264, 72, 3, 2, aligned=False), Case(1, 264, 72, 3, 2, aligned=False),
     Case(40, 33, 17, 3, 2), Case(40, 40, 24, 3, 2, torch.float32), Case(1, 40, 24, 16, 16),
+    Case(1, 40, 24, 16, 17), Case(1, 40, 24, 4, 70),
     Case(1700, 24, 16, 512, 8), Case(3000, 136, 72, 4, 3),
 ]  # fmt: skip
 
@@ -445,6 +446,8 @@ def test_the_choice(plans: Any) -> None:
     assert plans(qwen, backward=True) == ["mma"] * 4 + ["hopper"] * 2
     assert plans(qwen[4:], capability=80) == ["mma"] * 2
     assert plans(qwen[:1], capability=75) == ["mma"]
+    more = [Case(1, 2048, 768, 128, top_k) for top_k in (16, 17)]  # than one token's kernel takes
+    assert ["token" in plan for plan in plans(more)] == [True, False]
     mixtral = Case(64, 4096, 14336, 8, 2)
     assert plans([mixtral]) == ["hopper"]
     assert plans([mixtral], capability=80) == ["stream 32 splits 4 8"]

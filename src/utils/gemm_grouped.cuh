@@ -81,7 +81,8 @@ __device__ inline void add_up_tiles(const int32_t* offsets, int experts, int32_t
                                     int tile, int32_t* starts) {
   for (int g = int(threadIdx.x); g <= experts; g += int(blockDim.x)) {
     const int32_t end = g < experts ? offsets[g + 1] : assignments;
-    starts[g] = (end - offsets[g] + tile - 1) / tile;
+    // Unsigned: one expert may have almost 2^31 of them.
+    starts[g] = int32_t((unsigned(end - offsets[g]) + unsigned(tile - 1)) / unsigned(tile));
   }
   __syncthreads();
   if (threadIdx.x < 32) warp_add_up(experts + 1, starts, [&](int g) { return starts[g]; });

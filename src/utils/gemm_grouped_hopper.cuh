@@ -355,26 +355,32 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
       read_numbers(begin);
       copies.hand_over<0>();  // while those are read
       for (int32_t at = begin; at < end; at += Tile::kBlockK, ring.advance()) {
-        int32_t current[kRows];
+        // Divided whether wanted or not: behind branches, eight divisions wait for each other
+        // longer than the tensor cores need for a stage.
+        bool there[kRows];
+        uint32_t row_a[kRows], row_b[kRows];
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) current[i] = numbers[i];
+        for (int i = 0; i < kRows; ++i) {
+          there[i] = numbers[i] >= 0;
+          row_a[i] = uint32_t(there[i] ? numbers[i] : 0) / uint32_t(p.share_a);
+          row_b[i] = uint32_t(there[i] ? numbers[i] : 0) / uint32_t(p.share_b);
+        }
         read_numbers(at + Tile::kBlockK);
         ring.wait_empty();
-        const auto copy = [&](uint32_t boxes, int count, const void* rows, int32_t number,
-                              int64_t size, int line) {
+        const auto copy = [&](uint32_t boxes, int count, const void* rows, bool wanted,
+                              uint32_t number, int64_t size, int line) {
           const T* from = static_cast<const T*>(rows) + number * size + line;
 #pragma unroll
           for (int b = 0; b < count; ++b) {
             cp_async(boxes + to + uint32_t(b * Tile::kBox), from + 64 * b,
-                     number >= 0 && line + 64 * b < size ? 16 : 0);
+                     wanted && line + 64 * b < size ? 16 : 0);
           }
         };
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
           const uint32_t a = ring.memory() + uint32_t(i * kStep * kSwizzleBytes);
-          const int32_t number = current[i];
-          copy(a, 2, p.a, number < 0 ? -1 : number / p.share_a, p.m, m);
-          copy(a + Tile::kBytesA, 4, p.b, number < 0 ? -1 : number / p.share_b, p.n, n);
+          copy(a, 2, p.a, there[i], row_a[i], p.m, m);
+          copy(a + Tile::kBytesA, 4, p.b, there[i], row_b[i], p.n, n);
         }
         copies.begun(ring);
       }

@@ -106,7 +106,7 @@ inline MoePlan moe_plan(const MoeExperts& p, int capability) {
   plan.family = MoePlan::kStream;
   plan.tile = stream_tile(assignments, experts);
   plan.map = assignments > kMostUnsorted;
-  plan.token = p.tokens == 1;
+  plan.token = p.tokens == 1 && p.top_k <= kMostChosen;  // its kernel has room for so many
   const int64_t groups = assignments < experts ? assignments : experts;
   plan.splits_gate_up = stream_splits(groups, 2 * p.inner, p.hidden, plan.tile);
   plan.splits_down = stream_splits(groups, p.hidden, p.inner, plan.tile);
