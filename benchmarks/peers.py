@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from cuda_ops.benchmarking.peers import from_pair, imported, torch_peers
+from cuda_ops.experts import torch_route
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import OpSpec, Peer
 
@@ -69,8 +70,7 @@ def of_routed(general: Callable[..., Any]) -> Callable[..., Any]:
         w_down: torch.Tensor,
         top_k: int,
     ) -> torch.Tensor:
-        weights, experts = torch.topk(torch.softmax(router_logits, -1, dtype=torch.float32), top_k)
-        weights = weights / weights.sum(-1, keepdim=True)
+        weights, experts = torch_route(router_logits, top_k)
         tokens = torch.arange(x.shape[0], dtype=torch.int32, device=x.device)
         out: torch.Tensor = general(
             x,

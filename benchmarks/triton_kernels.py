@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from cuda_ops.experts import torch_route
+
 _BLOCK = 1024
 
 
@@ -145,8 +147,7 @@ def moe(
     """Softmax routing, renormalised, and SwiGLU experts; without a gradient."""
     if torch.is_grad_enabled() and x.requires_grad:
         raise NotImplementedError("for inference: it has no gradient")
-    weights, experts = torch.topk(torch.softmax(router_logits, -1, dtype=torch.float32), top_k)
-    weights = weights / weights.sum(-1, keepdim=True)
+    weights, experts = torch_route(router_logits, top_k)
     (tokens, hidden), count = x.shape, w_down.shape[0]
     assignments = tokens * top_k
     each = assignments / count

@@ -48,6 +48,15 @@ def route(
     return (weights / (weights.sum(-1, keepdim=True) + 1e-20) if renormalize else weights), order
 
 
+def torch_route(
+    logits: torch.Tensor, top_k: int, scoring: int = 0, renormalize: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What model code runs: softmax, and renormalised. Its ties fall as they may."""
+    scores = torch.softmax(logits, -1, dtype=torch.float32)
+    weights, experts = torch.topk(scores, top_k)
+    return weights / weights.sum(-1, keepdim=True), experts
+
+
 def mixture(
     x: torch.Tensor,
     w_gate_up: torch.Tensor,

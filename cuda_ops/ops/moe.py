@@ -182,8 +182,7 @@ def grouped_mm(
     """What model code composes of ``torch._grouped_mm``: a permuted copy of the tokens, sorted by
     expert.
     """
-    weights, experts = torch.topk(torch.softmax(router_logits, -1, dtype=torch.float32), top_k)
-    weights = weights / weights.sum(-1, keepdim=True)
+    weights, experts = of_experts.torch_route(router_logits, top_k)
     order = torch.argsort(experts.flatten(), stable=True)
     token = order // top_k
     ends = torch.histc(

@@ -236,16 +236,11 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
-    return {ROUTE: torch_peers(composed), BACKWARD: {}, MAP: torch_peers(composed_map)}[op.name]
-
-
-def composed(
-    logits: torch.Tensor, top_k: int, scoring: int = 0, renormalize: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What model code runs; its ties fall as they may."""
-    scores = torch.softmax(logits, -1, dtype=torch.float32)
-    weights, experts = torch.topk(scores, top_k)
-    return weights / weights.sum(-1, keepdim=True), experts
+    return {
+        ROUTE: torch_peers(of_experts.torch_route),
+        BACKWARD: {},
+        MAP: torch_peers(composed_map),
+    }[op.name]
 
 
 def composed_map(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
