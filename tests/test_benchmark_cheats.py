@@ -74,7 +74,7 @@ def measured(
     reference: Callable[..., Any] = F.silu,
 ) -> CaseResult:
     answers = {"cuda_ops_benchmarks": [which or case()], "cuda_ops_reference": reference}
-    plugins: Any = SimpleNamespace(ask=lambda hook, op: answers[hook], peers=lambda op: {})
+    plugins: Any = SimpleNamespace(ask=lambda hook, op: answers.get(hook), peers=lambda op: {})
     (result,) = kits[device.type].measure(operator(kernel), plugins)
     return result
 
@@ -290,7 +290,7 @@ def test_a_reference_on_the_device_finds_the_cheat_too(kits: dict[str, Kit]) -> 
     square = ((2048, 2048), torch.float32)
     product = BenchmarkCase("x", maker((square, square)), bytes=3 * 2**24, flops=2 * 2048**3)
     answers = {"cuda_ops_benchmarks": [product], "cuda_ops_reference": torch.matmul}
-    plugins: Any = SimpleNamespace(ask=lambda hook, op: answers[hook], peers=lambda op: {})
+    plugins: Any = SimpleNamespace(ask=lambda hook, op: answers.get(hook), peers=lambda op: {})
     schema, signature = "(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)"
     for kernel, error in ((torch.matmul, ""), (without_last_column, "differs from the reference")):
         (result,) = kits["cuda"].measure(operator(kernel, schema, signature), plugins)

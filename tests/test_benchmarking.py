@@ -196,7 +196,7 @@ def plugins(
     cases: list[BenchmarkCase] | None, reference: Any = F.silu, peers: dict[str, Any] | None = None
 ) -> Any:
     answers = {"cuda_ops_benchmarks": cases, "cuda_ops_reference": reference}
-    return SimpleNamespace(ask=lambda hook, op: answers[hook], peers=lambda op: peers or {})
+    return SimpleNamespace(ask=lambda hook, op: answers.get(hook), peers=lambda op: peers or {})
 
 
 def small(numel: int = 4096, **more: Any) -> BenchmarkCase:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cuda_ops.errors import BenchmarkError
-from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
+from cuda_ops.spec import BenchmarkCase, Claims, OpSpec, Peer
 from cuda_ops.testing.subject import Plugins, why_not
 
 from .ceilings import Ceilings, arithmetic
@@ -79,6 +79,7 @@ class Kit:
         reason = why_not(op, self.device.type)
         cases: list[BenchmarkCase] = plugins.ask("cuda_ops_benchmarks", op) or []
         reference = plugins.ask("cuda_ops_reference", op)
+        claims: Claims = plugins.ask("cuda_ops_claims", op) or Claims()
         if not reason and not cases:
             reason = "no cases: give a signature line or implement cuda_ops_benchmarks"
         if not reason and reference is None:
@@ -100,7 +101,7 @@ class Kit:
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
             for case in self._few(fitting) if few else fitting:
                 progress(f"{op.name} {case.label}")
-                results.append(self._measure_case(op, case, reference))
+                results.append(self._measure_case(op, case, reference, claims))
         return results
 
     def report(self, results: list[CaseResult]) -> Report:
@@ -118,7 +119,7 @@ class Kit:
     # --- one case --------------------------------------------------------------------
 
     def _measure_case(
-        self, op: OpSpec, case: BenchmarkCase, reference: Callable[..., Any]
+        self, op: OpSpec, case: BenchmarkCase, reference: Callable[..., Any], claims: Claims
     ) -> CaseResult:
         dtype = "" if case.dtype is None else str(case.dtype).removeprefix("torch.")
         result = CaseResult(
@@ -126,7 +127,7 @@ class Kit:
         )
         try:
             result = replace(result, arithmetic=arithmetic(case))
-            return self._compared(op, case, reference, result)
+            return self._compared(op, case, reference, claims, result)
         except BenchmarkError as error:
             return replace(result, error=str(error))
         except Exception as error:  # the operator's own code, or out of memory
@@ -137,6 +138,7 @@ class Kit:
         op: OpSpec,
         case: BenchmarkCase,
         reference: Callable[..., Any],
+        claims: Claims,
         result: CaseResult,
     ) -> CaseResult:
         if self.device.type == "cuda":
@@ -156,7 +158,7 @@ class Kit:
         each = max(_footprint(case), 2 * pair.bytes_per_copy)
         calls = min(calls_for(estimate, self.clock), max(2, self._room() // each))
         rotation = pair if calls == 2 else Rotation(case, self.device, calls)
-        verifier = Verifier(op, reference, rotation)
+        verifier = Verifier(op, reference, rotation, claims.tolerance)
         off_by = {name: p.off_by for name, p in wanted.items() if isinstance(p, Peer) and p.off_by}
         found = compare(functions, rotation, verifier, self.clock, self.settings, off_by)
         for seconds in found.seconds.values():

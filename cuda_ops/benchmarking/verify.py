@@ -36,8 +36,6 @@ _PARTS = 8
 _EXPENSIVE_FLOPS, _EXPENSIVE_BYTES = 10**10, 2**29
 #: So many results that their root mean square says how large they are; of few it may be small.
 _MANY = 1024
-#: What TF32 keeps of a float32, as ``torch.finfo(...).eps`` has it for dtypes.
-_TF32_EPS = 2.0**-10
 # Seeded by the operating system: what is looked at cannot be known beforehand.
 _CHANCE = torch.Generator()
 _CHANCE.seed()
@@ -46,8 +44,15 @@ _CHANCE.seed()
 class Verifier:
     """The expected results of one case, and the comparison with them."""
 
-    def __init__(self, op: OpSpec, reference: Callable[..., Any], rotation: Rotation) -> None:
-        self._op, self._rotation = op, rotation
+    def __init__(
+        self,
+        op: OpSpec,
+        reference: Callable[..., Any],
+        rotation: Rotation,
+        tolerance: float = 1.0,
+    ) -> None:
+        """``tolerance`` is what the operator claims, a factor."""
+        self._op, self._rotation, self._tolerance = op, rotation, tolerance
         self._writable = frozenset(
             i for i, a in enumerate(op.parsed.arguments) if a.alias_info and a.alias_info.is_write
         )
@@ -61,7 +66,6 @@ class Verifier:
         # Gradients of broadcast arguments are sums over all parts.
         whole = rotation.case.backward
         self._parts = None if whole else _draw_parts(op, rotation.values[0])
-        self._least = 4 * _TF32_EPS if rotation.case.arithmetic == "tf32" else 0.0
         self._length = compare.reduction_length(op, _shapes_of(rotation.values[0]))
         self._expected = {value: self._compute(reference, value) for value in chosen}
         self._positions: dict[int, torch.Tensor] = {}
@@ -114,7 +118,8 @@ class Verifier:
                 a, e = a.cpu().to(torch.int64), e.cpu().to(torch.int64)
                 a = torch.where((a - e).abs() <= off_by, e, a)
             try:
-                error = compare.errors([a], [e], magnitude, self._length, least=self._least)
+                factor = self._tolerance
+                error = compare.errors([a], [e], magnitude, self._length, factor=factor)
                 worst = max(worst, error)
                 spread = self._spread(a, e, magnitude)
             except AssertionError as error:  # integers differ
@@ -140,8 +145,8 @@ class Verifier:
         if a.numel() < _MANY:
             size = max(size, magnitude / math.sqrt(self._length))
         given = [v.dtype for v in self._rotation.values[0] if compare.is_floating(v)]
-        allowed = max(self._least, *(compare.epsilon(dtype) for dtype in (actual.dtype, *given)))
-        return error / (allowed * size) if error else 0.0
+        unit = max(compare.epsilon(dtype) for dtype in (actual.dtype, *given))
+        return error / (self._tolerance * unit * size) if error else 0.0
 
 
 def poison(outputs: Sequence[Any]) -> None:

@@ -206,11 +206,13 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
 
 #: Rows, O, I and why.
 _POINTS = (
-    (4096, 14336, 4096, "Llama-3 8B, up projection of 4096 tokens"),
+    *((rows, 14336, 4096, f"Llama-3 8B, up projection of {rows} tokens")
+      for rows in (1, 16, 64, 128, 512, 2048, 4096, 8192)),
     (4096, 4096, 14336, "the same, down projection"),
-    (512, 14336, 4096, "512 tokens"),
-    (16, 14336, 4096, "16 tokens: weights are streamed"),
-)
+    (4096, 16384, 4096, "four times as wide, as in GPT-3's layers"),
+    (16, 28672, 8192, "Llama-3 70B, 16 tokens: weights are streamed"),
+    (4096, 28672, 8192, "the same, 4096 tokens"),
+)  # fmt: skip
 
 
 def _case(rows: int, o: int, i: int, reason: str) -> BenchmarkCase:

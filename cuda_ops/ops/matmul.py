@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from cuda_ops import shapes
-from cuda_ops.benchmarking.peers import torch_peers
-from cuda_ops.benchmarking.rotation import maker
+from cuda_ops.benchmarking.peers import EAGER
+from cuda_ops.benchmarking.rotation import random_tensor
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import (
     AutocastPolicy,
@@ -163,43 +163,93 @@ def cuda_ops_claims(op: OpSpec) -> Claims | None:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
-    return torch_peers(torch_backward if op.name == "matmul_backward" else torch.matmul)
+    # Compiled they are the same calls of cuBLAS.
+    if op.name == "matmul_tf32":
+        return {EAGER: torch.matmul, "eager tf32": torch_tf32}
+    return {EAGER: torch_backward if op.name == "matmul_backward" else torch.matmul}
+
+
+#: N and K of the projections of Llama-3's layers: qkv, attention's output, gate and up, down.
+_LAYERS = {
+    "Llama-3 8B": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
+    "Llama-3 70B": ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
+}
+#: Tokens: what is decoded at once, parts of a prompt, prompts.
+_TOKENS = {
+    "Llama-3 8B": (1, 4, 16, 64, 128, 512, 2048, 4096, 8192),
+    "Llama-3 70B": (1, 16, 64, 512, 4096),
+}
+#: M, N, K and why.
+_SQUARES = (
+    (256, 256, 256, "far too small to fill a GPU"),
+    (1024, 1024, 1024, "one wave of tiles on a large GPU"),
+    (4096, 4096, 4096, "compute alone"),
+)
+_ODD = (
+    (1000, 1000, 1000, "no multiple of a tile"),
+    (4096, 4097, 4096, "a column more than tiles"),
+    (4095, 4095, 4095, "rows that start anywhere"),
+)
 
 
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    if op.name in ("matmul_tf32", "matmul_tf32x3"):
-        return [_case(*point, torch.float32, False, op.name) for point in _POINTS]
-    backward = op.name == "matmul_backward"
-    dtypes = (torch.bfloat16, torch.float32)
-    return [_case(*point, dtype, backward) for dtype in dtypes for point in _POINTS]
-
-
-#: M, N, K and why.
-_POINTS = (
-    (256, 256, 256, "far too small to fill a GPU"),
-    (1024, 1024, 1024, "one wave of tiles on a large GPU"),
-    (4096, 4096, 4096, "compute alone"),
-    (4096, 14336, 4096, "Llama-3 8B, up projection of 4096 tokens"),
-    (16, 14336, 4096, "the same for 16 tokens: weights are streamed"),
-)
+    half, single = torch.bfloat16, torch.float32
+    large = (4096, 14336, 4096, "Llama-3 8B, up projection of 4096 tokens")
+    if op.name == "matmul_backward":
+        points = (*_SQUARES, large)
+        return [_case(op, *point, dtype) for dtype in (half, single) for point in points]
+    if op.name != "matmul":
+        squares = [_case(op, *p, single, layer) for p in _SQUARES for layer in (True, False)]
+        return [*squares, _case(op, *large, single, True)]
+    return [
+        *(_case(op, *point, half) for point in (*_SQUARES, *_ODD)),
+        *(_case(op, *point, torch.float16, True) for point in (_SQUARES[-1], large)),
+        *(_case(op, *point, single) for point in (*_SQUARES, large)),
+        *(
+            _case(op, tokens, n, k, f"{model}, {tokens} tokens", half, True)
+            for model, projections in _LAYERS.items()
+            for n, k in projections
+            for tokens in _TOKENS[model]
+        ),
+    ]
 
 
 def _case(
-    m: int, n: int, k: int, reason: str, dtype: torch.dtype, backward: bool, name: str = "matmul"
+    op: OpSpec, m: int, n: int, k: int, reason: str, dtype: torch.dtype, layer: bool = False
 ) -> BenchmarkCase:
-    a, b, out = ((m, k), dtype), ((k, n), dtype), ((m, n), dtype)
+    """``layer``: b is the transpose of a weight as layers keep it."""
+    backward = op.name == "matmul_backward"
+
+    def inputs(device: torch.device) -> tuple[torch.Tensor, ...]:
+        a = random_tensor((m, k), dtype, device)
+        b = random_tensor((n, k) if layer else (k, n), dtype, device)
+        factors = a, b.mT if layer else b
+        return (random_tensor((m, n), dtype, device), *factors) if backward else factors
+
+    name = str(dtype).removeprefix("torch.")
     numel = m * k + k * n
     return BenchmarkCase(
-        f"{m}x{n}x{k} {str(dtype).removeprefix('torch.')}",
-        maker((out, a, b) if backward else (a, b)),
+        f"{m}x{n}x{k} {name}" + (", weight" if layer else ""),
+        inputs,
         # The gradient reads three matrices, writes two and multiplies twice.
         bytes=(numel * (1 + backward) + m * n) * dtype.itemsize,
         flops=2 * m * n * k * (1 + backward),
         reason=reason,
         dtype=dtype,
-        arithmetic="tf32" if name == "matmul_tf32" else "",
+        arithmetic="tf32" if "tf32" in op.name else "",
     )
+
+
+def torch_tf32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``torch.matmul`` of a program that allows it TF32."""
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = "tf32"
+    try:
+        return torch.matmul(a, b)
+    finally:
+        settings.fp32_precision = before
 
 
 def torch_backward(
