@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from cuda_ops import rows
-from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.benchmarking.peers import EAGER
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
@@ -75,7 +75,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
-    return torch_peers(torch_sort)
+    return {EAGER: torch_sort}  # compiled it is the same kernel
 
 
 #: Rows and their length: each way of sorting, short to long.

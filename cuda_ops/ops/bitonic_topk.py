@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from cuda_ops import rows
-from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.benchmarking.peers import EAGER
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
@@ -87,7 +87,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
-    return torch_peers(torch_topk)
+    return {EAGER: torch_topk}  # compiled it is the same kernel
 
 
 #: Rows, their length, and k: routing, sampling, retrieval.
