@@ -123,8 +123,8 @@ def _helpers(operator: Operator) -> dict[str, Any]:
     return {
         "_Tensor": torch.Tensor,
         "_Parameter": torch.nn.Parameter,
-        "_CPU": _below_autograd("CPU"),
-        "_CUDA": _below_autograd("CUDA"),
+        "_CPU": _below_autograd("CPU", operator.spec),
+        "_CUDA": _below_autograd("CUDA", operator.spec),
         "_tracing": torch.compiler.is_dynamo_compiling,
         "_modes": torch._C._len_torch_dispatch_stack,
         "_transformed": torch._C._are_functorch_transforms_active,
@@ -138,14 +138,17 @@ def _helpers(operator: Operator) -> dict[str, Any]:
     }
 
 
-def _below_autograd(backend: str) -> torch._C.DispatchKeySet:
+def _below_autograd(backend: str, op: OpSpec) -> torch._C.DispatchKeySet:
     """A backend's kernel, and before it torch's fallbacks that resolve lazy views.
 
     Those look at each tensor for less than asking ``x.is_neg()`` in Python would cost.
     """
+    # Only complex numbers are conjugated lazily, and no list of dtypes has one: what is not on it
+    # is refused before any number is read.
+    lazy = ["Negative", "ZeroTensor"] + ([] if op.dtypes else ["Conjugate"])
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, backend))
-    for lazy in ("Conjugate", "Negative", "ZeroTensor"):
-        keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, lazy))
+    for name in lazy:
+        keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
     return keys
 
 
@@ -154,7 +157,7 @@ def _differentiable(operator: Operator, redispatch: Any) -> Any:
 
     Those handle functorch, which the caller has ruled out.
     """
-    cpu, cuda = _below_autograd("CPU"), _below_autograd("CUDA")
+    cpu, cuda = (_below_autograd(backend, operator.spec) for backend in ("CPU", "CUDA"))
     first = operator.spec.tensor_positions[0]
 
     def forward(ctx: Any, *args: Any) -> Any:
