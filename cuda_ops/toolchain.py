@@ -5,6 +5,7 @@ Standard library only, so that ``setup.py`` can use it before torch is there.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -185,8 +186,16 @@ def operators_at_once() -> int:
     """
     listed = os.environ.get("MAX_JOBS")
     most = int(listed) // 2 if listed else os.cpu_count() or 1
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(most, free // _BYTES_PER_OPERATOR))
+    return max(1, min(most, _available_memory() // _BYTES_PER_OPERATOR))
+
+
+def _available_memory() -> int:
+    """Bytes that are free, or hold copies of files and would be given up."""
+    with contextlib.suppress(OSError):
+        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+        if found := re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE):
+            return int(found[1]) << 10
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def recipe(pair: Pair, archs: tuple[str, ...]) -> str:
