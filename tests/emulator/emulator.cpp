@@ -1,6 +1,5 @@
 #include "emulator.h"
 
-#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <memory>

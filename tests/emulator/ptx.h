@@ -20,16 +20,23 @@ inline uint16_t to_bf16(float value) {
   std::memcpy(&word, &value, sizeof word);
   return uint16_t((word + 0x7FFF + (word >> 16 & 1)) >> 16);
 }
+// By hand: not every compiler has _Float16.
 inline float from_f16(uint16_t bits) {
-  _Float16 value;
-  std::memcpy(&value, &bits, sizeof value);
-  return float(value);
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const float size = exponent == 31  ? (fraction == 0 ? INFINITY : NAN)
+                     : exponent == 0 ? std::ldexp(float(fraction), -24)
+                                     : std::ldexp(float(1024 + fraction), exponent - 25);
+  return bits >> 15 ? -size : size;
 }
 inline uint16_t to_f16(float value) {
-  const auto half = _Float16(value);
-  uint16_t bits;
-  std::memcpy(&bits, &half, sizeof bits);
-  return bits;
+  if (std::isnan(value)) return 0x7FFF;
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  const float size = std::fabs(value);
+  if (size >= 65520) return sign | 0x7C00;
+  const int exponent = std::max(size == 0 ? -14 : std::ilogb(size), -14);
+  // A fraction that is rounded up to 2048 carries into the exponent.
+  const int fraction = int(std::nearbyint(std::ldexp(size, 10 - exponent)));
+  return uint16_t(sign | ((exponent + 14) * 1024 + fraction));
 }
 
 inline void ptx_cvt_rn_bf16_f32(uint16_t& to, float value) { to = to_bf16(value); }

@@ -68,7 +68,7 @@ cudaError_t run(const Arguments& arguments, const Matmul& p) {
   }
   if (kernel != "hopper") fail("kernel=%s", kernel.c_str());
 
-  const bool pack = arguments.number("pack") != 0;
+  const bool pack = arguments.number("aligned") == 0;
   const GemmPack copies = pack_of(p, pack, pack);
   const Tensor workspace(dtype, size_t(copies.bytes() / size_of(dtype)));
   if (pack) {
