@@ -43,7 +43,11 @@ void launch(unsigned blocks, unsigned threads, unsigned shared_bytes, cudaStream
 template <class... Parameters, class... Arguments>
 cudaError_t launch(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                    Arguments... arguments) {
-  const unsigned cluster = config->numAttrs == 0 ? 1 : config->attrs[0].val.clusterDim.x;
+  unsigned cluster = 1;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config->attrs[i];
+    if (attribute.id == cudaLaunchAttributeClusterDimension) cluster = attribute.val.clusterDim.x;
+  }
   run_grid(config->gridDim.x, config->blockDim.x, unsigned(config->dynamicSmemBytes), cluster,
            [=] { kernel(arguments...); });
   return cudaSuccess;

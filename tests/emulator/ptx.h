@@ -1,5 +1,5 @@
 // The instructions that kernels spell in PTX, named as translate.py names them: outputs
-// first, by reference, then inputs.
+// first, by reference, then inputs. A new one does not compile until it is written here.
 #pragma once
 
 #include "emulator.h"
@@ -64,10 +64,7 @@ struct Quad {
 
 inline void ptx_ld_shared_b16(uint16_t& to, uint32_t at) { to = load_shared<uint16_t>(at); }
 inline void ptx_ld_shared_b32(uint32_t& to, uint32_t at) { to = load_shared<uint32_t>(at); }
-template <class Out>
-void ptx_ld_shared_f32(Out& to, uint32_t at) {
-  to = load_shared<float>(at);
-}
+inline void ptx_ld_shared_f32(float& to, uint32_t at) { to = load_shared<float>(at); }
 inline void ptx_ld_shared_v4_u32(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_t at) {
   const Quad q = load_shared<Quad>(at);
   a = q.w[0], b = q.w[1], c = q.w[2], d = q.w[3];
