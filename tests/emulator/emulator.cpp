@@ -6,7 +6,7 @@
 #include <string>
 
 // Saves what a call must preserve, and goes on with another fiber's stack. swapcontext
-// would ask the kernel for the signal mask each time, which takes most of a run.
+// would also enter the operating system each time, for the signal mask.
 extern "C" void emulator_switch(void** save, void* to);
 asm(R"(
 .globl emulator_switch
