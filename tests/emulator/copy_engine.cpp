@@ -1,0 +1,130 @@
+// The bulk tensor copies, and what the runtime is asked for on their way.
+#include "emulator.h"
+
+namespace emulator {
+namespace {
+
+constexpr int kRow = 128;  // bytes of a box's row: the swizzle's
+
+// What is kept in the 128 bytes of a CUtensorMap.
+struct Map {
+  uint8_t* data;
+  int64_t sizes[3];                 // elements
+  int64_t row_bytes, matrix_bytes;  // strides of y and z
+  int rows, element;                // of a box; bytes
+  bool rounds;                      // to tf32
+};
+static_assert(sizeof(Map) <= sizeof(CUtensorMap), "a map has 128 bytes");
+
+Map map_at(const void* map) {
+  Map copy;
+  std::memcpy(&copy, map, sizeof copy);
+  return copy;
+}
+
+// The hardware swizzles by bits of the address, so boxes start at multiples of 1024.
+uint32_t chunk_address(uint32_t box, int row, int chunk) {
+  const uint32_t address = box + uint32_t(row * kRow + chunk * 16);
+  return address ^ ((address >> 7 & 7) << 4);
+}
+
+// Calls body(address in shared memory, place in global memory) of each element's; a place of
+// null is outside of the tensor.
+template <class Body>
+void each_element(const Map& m, uint32_t box, int x, int y, int z, const Body& body) {
+  const int per_chunk = 16 / m.element;
+  for (int row = 0; row < m.rows; ++row) {
+    for (int column = 0; column < kRow / m.element; ++column) {
+      const int64_t at_x = int64_t(x) + column, at_y = int64_t(y) + row;
+      const bool inside = at_x >= 0 && at_x < m.sizes[0] && at_y >= 0 && at_y < m.sizes[1] &&
+                          z >= 0 && z < m.sizes[2];
+      const uint32_t address =
+          chunk_address(box, row, column / per_chunk) + uint32_t(column % per_chunk * m.element);
+      uint8_t* place = m.data + at_x * m.element + at_y * m.row_bytes + z * m.matrix_bytes;
+      body(address, inside ? place : nullptr);
+    }
+  }
+}
+
+uint32_t rounded_to_tf32(uint32_t word) { return (word + 0x1000) & ~0x1FFFu; }
+
+CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t dims, void* data,
+                const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
+                const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  const bool halves =
+      type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const cuuint32_t element = halves ? 2 : 4;
+  bool valid = dims == 3 && swizzle == CU_TENSOR_MAP_SWIZZLE_128B &&
+               reinterpret_cast<uintptr_t>(data) % 16 == 0 && box[0] * element == kRow &&
+               box[1] > 0 && box[1] <= 256 && box[2] == 1;
+  for (int i = 0; i < 3; ++i) valid = valid && sizes[i] > 0 && sizes[i] <= 1ull << 32;
+  for (int i = 0; i < 2; ++i) valid = valid && strides[i] % 16 == 0 && strides[i] < 1ull << 40;
+  if (!valid) return CUDA_ERROR_INVALID_VALUE;
+  const Map kept{static_cast<uint8_t*>(data),
+                 {int64_t(sizes[0]), int64_t(sizes[1]), int64_t(sizes[2])},
+                 int64_t(strides[0]),
+                 int64_t(strides[1]),
+                 int(box[1]),
+                 int(element),
+                 type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32};
+  std::memcpy(map, &kept, sizeof kept);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+void tma_load(const void* map, uint32_t to, uint32_t barrier, int x, int y, int z) {
+  const Map m = map_at(map);
+  if (to % 1024 != 0) fail("a box at shared address %x, no multiple of 1024", to);
+  later([=, of = block] {
+    Block* const interrupted = block;
+    block = of;
+    each_element(m, to, x, y, z, [&](uint32_t address, const uint8_t* place) {
+      uint32_t word = 0;
+      if (place != nullptr) {
+        check_read(place, m.element);
+        std::memcpy(&word, place, size_t(m.element));
+      }
+      if (m.rounds) word = rounded_to_tf32(word);
+      std::memcpy(shared_of(address, m.element, m.element), &word, size_t(m.element));
+      mark_by_engine(address);
+    });
+    barrier_bytes(*of, barrier, int64_t(m.rows) * kRow);
+    block = interrupted;
+  });
+}
+
+void tma_store(const void* map, uint32_t from, int x, int y, int z) {
+  const Map m = map_at(map);
+  if (from % 1024 != 0) fail("a box at shared address %x, no multiple of 1024", from);
+  each_element(m, from, x, y, z, [](uint32_t address, uint8_t*) { check_visible(address); });
+  async().stores.add([=] {
+    each_element(m, from, x, y, z, [&](uint32_t address, uint8_t* place) {
+      if (place == nullptr) return;
+      std::memcpy(place, shared_of(address, m.element, m.element), size_t(m.element));
+    });
+  });
+}
+
+}  // namespace emulator
+
+// --- the runtime ----------------------------------------------------------------
+
+extern "C" {
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  const bool major = attribute == cudaDevAttrComputeCapabilityMajor;
+  *value = major ? emulator::capability / 10 : emulator::capability % 10;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** found, unsigned,
+                                             unsigned long long, cudaDriverEntryPointQueryResult*) {
+  *found = reinterpret_cast<void*>(emulator::encode);
+  return cudaSuccess;
+}
+}

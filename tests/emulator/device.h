@@ -1,0 +1,135 @@
+// CUDA's names for a C++ compiler: what translated sources include before all else.
+#pragma once
+
+#include "emulator.h"
+#include "ptx.h"
+
+// --- keywords -------------------------------------------------------------------
+
+#undef __launch_bounds__
+#undef __grid_constant__
+#undef __forceinline__
+#undef __device__
+#undef __global__
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __forceinline__ inline
+#define __device__
+#define __global__
+// sm_90a: everything is compiled, and a plan decides what runs.
+#define __CUDA_ARCH__ 900
+#define __CUDA_ARCH_FEAT_SM90_ALL 1
+
+// --- built-in variables ---------------------------------------------------------
+
+namespace emulator {
+
+// A number that differs between the fibers that read it.
+template <class Value>
+struct Index {
+  struct {
+    operator unsigned() const { return Value::now(); }
+  } x;
+};
+struct ThreadIndex {
+  static unsigned now() { return unsigned(thread); }
+};
+struct BlockIndex {
+  static unsigned now() { return block->index; }
+};
+struct GridSize {
+  static unsigned now() { return grid_blocks; }
+};
+struct BlockSize {
+  static unsigned now() { return block_threads; }
+};
+
+}  // namespace emulator
+
+inline const emulator::Index<emulator::ThreadIndex> threadIdx;
+inline const emulator::Index<emulator::BlockIndex> blockIdx;
+inline const emulator::Index<emulator::GridSize> gridDim;
+inline const emulator::Index<emulator::BlockSize> blockDim;
+
+// --- functions ------------------------------------------------------------------
+
+using std::fma;
+using std::fmaf;
+
+inline uint64_t __cvta_generic_to_shared(const void* pointer) {
+  return emulator::shared_address(pointer);
+}
+
+inline void __syncthreads() { emulator::block_barrier(0, emulator::block_threads); }
+inline void __syncwarp() { emulator::exchange({}); }
+
+template <class V>
+V __shfl_sync(unsigned, V value, int lane) {
+  return emulator::value_of_lane(value, lane & 31);
+}
+template <class V>
+V __shfl_up_sync(unsigned, V value, unsigned delta) {
+  const int lane = emulator::thread % 32, from = lane - int(delta);
+  return emulator::value_of_lane(value, from < 0 ? lane : from);
+}
+template <class V>
+V __shfl_xor_sync(unsigned, V value, unsigned mask) {
+  return emulator::value_of_lane(value, (emulator::thread % 32) ^ int(mask));
+}
+
+inline unsigned __match_any_sync(unsigned, int value) {
+  const emulator::Words* all = emulator::exchange({{uint32_t(value)}});
+  unsigned lanes = 0;
+  for (int i = 0; i < 32; ++i) lanes |= unsigned(all[i].w[0] == uint32_t(value)) << i;
+  return lanes;
+}
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  const emulator::Words* all = emulator::exchange({{vote}});
+  unsigned lanes = 0;
+  for (int i = 0; i < 32; ++i) lanes |= all[i].w[0] << i;
+  return lanes;
+}
+
+inline int __popc(unsigned value) { return __builtin_popcount(value); }
+inline int __popcll(unsigned long long value) { return __builtin_popcountll(value); }
+
+template <class V>
+V __ldg(const V* from) {
+  if (reinterpret_cast<uintptr_t>(from) % sizeof(V) != 0) emulator::fail("an unaligned __ldg");
+  emulator::check_read(from, sizeof(V));
+  return *from;
+}
+template <class V>
+V __ldcs(const V* from) {
+  return *from;
+}
+template <class V>
+void __stwb(V* to, V value) {
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(V) != 0) emulator::fail("an unaligned __stwb");
+  *to = value;
+}
+
+// Fibers change places only where they wait.
+inline int atomicAdd(int* to, int value) { return std::exchange(*to, *to + value); }
+
+inline float __uint_as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline double __hiloint2double(int high, int low) {
+  const uint64_t bits = uint64_t(uint32_t(high)) << 32 | uint32_t(low);
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int bytes) {
+  return bytes <= int(emulator::kMostShared) ? cudaSuccess : cudaErrorInvalidValue;
+}

@@ -1,0 +1,134 @@
+"""Makes C++ that any x86-64 compiler takes of the project's CUDA sources, to run on the emulator.
+
+Rewritten are the three things that C++ does not have: inline PTX becomes calls of the functions
+in ptx.h, launches become calls of emulator::launch, shared memory becomes the emulator's. The
+instructions of the tensor cores are spelled by macros, so their sections are left out, and
+tensor_cores.h takes their place. Everything else is compiled as it stands: run_moe.cpp,
+run_matmul.cpp and run_grouped.cpp include it, and tests/test_emulated.py builds and runs those.
+
+Emulated (emulator.h): threads as fibers in an order drawn from a seed, warp collectives, barriers
+of all kinds, mbarriers with the bytes that they expect, the copy engine with its swizzle and
+borders, cp.async and bulk stores that happen only where they are waited for, wgmma by its
+descriptors (its operands read as early or as late as the rules allow), mma.sync, clusters and
+their shared memory. Shared memory starts as NaN. Found are: deadlocks, arrivals too many, addresses
+out of bounds or unaligned, global reads outside of every tensor, what ordinary stores wrote and
+the copy engine or wgmma reads without a proxy fence, copies that a block leaves behind.
+
+Assumed: tensor cores add in float32 and round, which real ones cut off; a fence makes all of its
+thread's writes visible; the copy engine rounds to tf32 half away from zero.
+
+It cannot show: times, registers, bank conflicts, visibility between proxies beyond that fence, the
+memory model (every store is seen at once), races that no drawn order meets, or what is wrong in
+PTX that assembles to something else than ptx.h says.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_ASM = re.compile(r"\basm\s*(?:volatile)?\s*\(")
+_LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_LAUNCH = re.compile(r"([A-Za-z_]\w*(?:<[^<>;]*>)?)\s*<<<")
+_DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
+
+#: Of a file: where what tensor_cores.h replaces begins, and what follows it.
+_TENSOR_CORES = {
+    "wgmma.cuh": ("// The registers of an instruction", "// clang-format on"),
+    "gemm_mma.cuh": ("#define CUDA_OPS_MMA", "#undef CUDA_OPS_MMA"),
+}
+
+
+def translate(sources: Path, out: Path, kernels: tuple[str, ...], multiprocessors: int) -> None:
+    """Writes the headers of ``sources/utils`` and some of ``sources/kernels`` to ``out``.
+
+    Few ``multiprocessors`` give each block several tiles of a small problem.
+    """
+    out.mkdir()
+    for path in [*(sources / "utils").iterdir(), *(sources / "kernels" / k for k in kernels)]:
+        text = path.read_text()
+        if path.name in _TENSOR_CORES:
+            begin, end = map(text.index, _TENSOR_CORES[path.name])
+            here = '}  // namespace cuda_ops\n#include "tensor_cores.h"\nnamespace cuda_ops {\n'
+            text = text[:begin] + here + text[end + len(_TENSOR_CORES[path.name][1]) :]
+        if path.name == "gemm_hopper.h":
+            text, count = re.subn(r"kHopperSms = \d+", f"kHopperSms = {multiprocessors}", text)
+            assert count == 1, "gemm_hopper.h no longer says kHopperSms = ..."
+        if path.suffix in (".cu", ".cuh"):
+            text = _launches(_instructions(_shared_memory(text)))
+        (out / path.name).write_text(text)
+
+
+def _shared_memory(text: str) -> str:
+    text = _DYNAMIC.sub(r"auto* \2 = reinterpret_cast<\1*>(emulator::dynamic_shared());", text)
+    # Blocks run one after the other, or those of a cluster, which have no such variables.
+    return text.replace("__shared__", "static")
+
+
+def _instructions(text: str) -> str:
+    while found := _ASM.search(text):
+        end = _closing(text, found.end() - 1)
+        template, *operands = _split(text[found.end() : end], ":")
+        name = _opcode("".join(_LITERAL.findall(template)))
+        values = [
+            operand[operand.index("(") + 1 : operand.rindex(")")]
+            for section in operands[:2]  # outputs, inputs; not what is clobbered
+            for operand in _split(section, ",")
+            if operand.strip()
+        ]
+        call = f"emulator::ptx_{name}({', '.join(values)})" if name else "(void)0"
+        text = text[: found.start()] + call + text[end + 1 :]
+    return text
+
+
+def _opcode(ptx: str) -> str:
+    """The first instruction as a name, with the special register it reads; "" if there is none."""
+    for statement in re.split(r"\\n|;", ptx):
+        words = statement.strip().lstrip("{").split()
+        if words and not words[0].startswith(".") and not words[0].endswith(":"):
+            registers = re.findall(r"%%(\w+)", statement)
+            return re.sub(r"\W", "_", "_".join([words[0], *registers]))
+    return ""
+
+
+def _launches(text: str) -> str:
+    while found := _LAUNCH.search(text):
+        config_end = text.index(">>>", found.end())
+        begin = text.index("(", config_end)
+        end = _closing(text, begin)
+        call = f"{found[1]}{text[begin : end + 1]}"
+        launch = f"emulator::launch({text[found.end() : config_end]}, [=] {{ {call}; }})"
+        text = text[: found.start()] + launch + text[end + 1 :]
+    return text.replace("cudaLaunchKernelEx(", "emulator::launch(")
+
+
+def _outside_of_strings(text: str, begin: int) -> list[int]:
+    places, inside, at = [], False, begin
+    while at < len(text):
+        if inside and text[at] == "\\":
+            at += 1
+        elif text[at] == '"':
+            inside = not inside
+        elif not inside:
+            places.append(at)
+        at += 1
+    return places
+
+
+def _closing(text: str, begin: int) -> int:
+    depth = 0
+    for at in _outside_of_strings(text[: begin + 4000], begin):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if depth == 0:
+            return at
+    raise ValueError(f"no closing parenthesis: {text[begin : begin + 80]!r}")
+
+
+def _split(text: str, separator: str) -> list[str]:
+    depth, begin, parts = 0, 0, []
+    for at in _outside_of_strings(text, 0):
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(text[at], 0)
+        if depth == 0 and text[at] == separator:
+            parts.append(text[begin:at])
+            begin = at + 1
+    return [*parts, text[begin:]]

@@ -1,0 +1,308 @@
+"""Kernels of the matrix product and of the mixture of experts, run on a CPU by tests/emulator.
+
+Whatever is wrong is printed by the program that ran: a value and its place, a deadlock and who
+waits for what, an access and its address. emulator/translate.py says what this can show.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from emulator.translate import translate
+
+from cuda_ops import toolchain
+
+HERE = Path(__file__).parent
+EMULATOR = HERE / "emulator"
+SOURCES = HERE.parent / "src"
+
+#: Few, so that blocks take one tile after the other of problems that a CPU can compute.
+MULTIPROCESSORS = 3
+
+Build = Callable[[str, Path], Path]
+
+# --- cases ----------------------------------------------------------------------------
+
+
+class Moe(NamedTuple):
+    plan: str  # part of what is printed of the plan: the case is what its name says
+    tokens: int
+    hidden: int
+    inner: int
+    experts: int
+    top_k: int
+    dtype: str = "bfloat16"
+    routing: str = "even"  # one: all to one expert; some: some have none; invalid: some to none
+    keep: int = 1  # gate and up
+    backward: int = 0
+    capability: int = 90
+
+
+MOE = {
+    # One token: the second product adds up the results itself.
+    "token": Moe("token", 1, 136, 72, 8, 2),
+    "token, all experts": Moe("token", 1, 136, 72, 8, 8, "float16", keep=0),
+    "token, choices of no expert": Moe("token", 1, 256, 320, 16, 6, routing="invalid"),
+    "token, one tiny expert": Moe("token", 1, 16, 8, 1, 1),
+    "token, most choices": Moe("token", 1, 1040, 264, 3, 16, capability=80),
+    # Each block finds its assignments by itself.
+    "direct, two tokens": Moe("no map", 2, 64, 40, 4, 2),
+    "direct, tiles of 16": Moe("no map", 32, 136, 24, 8, 2),
+    "direct, choices of no expert": Moe("no map", 9, 72, 56, 8, 7, routing="invalid", keep=0),
+    "direct, all of one expert": Moe("no map", 64, 72, 56, 40, 1, routing="one"),
+    "direct, experts without any": Moe("no map", 64, 40, 16, 40, 1, "float16", "some"),
+    "direct, K by several warps": Moe("splits 8", 33, 2048, 16, 2, 1, routing="one"),
+    # Assignments are sorted by expert first.
+    "stream": Moe("stream 8", 100, 264, 136, 48, 1),
+    "stream, uneven": Moe("stream 16", 70, 264, 136, 24, 3, "float16", "some"),
+    "stream, choices of no expert": Moe("stream 32", 70, 264, 40, 12, 3, routing="invalid"),
+    "stream, most experts": Moe("stream 8", 40, 40, 24, 512, 2, capability=80),
+    "stream, then mma": Moe("backward plan: mma", 100, 136, 24, 24, 2, backward=1),
+    # TMA, cp.async and wgmma.
+    "hopper": Moe("backward plan: hopper", 150, 136, 72, 3, 2, backward=1),
+    "hopper, all of one expert": Moe(
+        "backward plan: hopper", 130, 72, 136, 4, 1, "float16", "one", backward=1
+    ),
+    "hopper, choices of no expert": Moe(
+        "backward plan: hopper", 150, 200, 136, 5, 2, routing="invalid", backward=1
+    ),
+    "hopper, experts without any": Moe(
+        "backward plan: hopper", 257, 8, 264, 6, 2, routing="some", backward=1
+    ),
+    "hopper, few rows": Moe("backward plan: hopper", 30, 328, 8, 1, 1, "float16", backward=1),
+    # Rows that are no whole vectors, and GPUs before Hopper.
+    "mma, other rows": Moe("backward plan: mma", 40, 36, 20, 3, 2, routing="invalid", backward=1),
+    "mma": Moe("backward plan: mma", 150, 136, 72, 3, 2, backward=1, capability=80),
+    "simt": Moe("backward plan: simt", 20, 36, 20, 3, 2, "float32", "invalid", backward=1),
+}
+
+
+class Matmul(NamedTuple):
+    m: int
+    n: int
+    k: int
+    a: str = "rows"  # or columns: which of them are dense
+    b: str = "columns"
+    tile: int = 128
+    swap: int = 0
+    splits: int = 1
+    batch: int = 1
+    kernel: str = "hopper"
+    dtype: str = "bfloat16"
+    precision: str = "ieee"
+    aligned: int = 1  # 0: rows that the copy engine cannot read, which for hopper are copied first
+
+
+MATMUL = {
+    "tile 256": Matmul(260, 520, 200, tile=256),
+    "tile 192": Matmul(260, 264, 200, tile=192),
+    "tile 128": Matmul(260, 264, 200),
+    "tile 64": Matmul(260, 64, 200, tile=64),
+    "tile 32": Matmul(130, 24, 200, tile=32),
+    "tile 16": Matmul(130, 9, 200, tile=16),
+    "tile 256, a^T": Matmul(300, 264, 200, "columns", "columns", tile=256),
+    "tile 192, a^T b^T": Matmul(130, 264, 200, "columns", "rows", tile=192),
+    "tile 128, b^T": Matmul(130, 264, 200, "rows", "rows"),
+    "tile 32, b^T": Matmul(130, 24, 200, "rows", "rows", tile=32),
+    "swapped, tile 16": Matmul(10, 264, 200, tile=16, swap=1),
+    "swapped, tile 32, a^T b^T": Matmul(30, 264, 200, "columns", "rows", tile=32, swap=1),
+    "swapped, tile 64, b^T": Matmul(50, 264, 200, "rows", "rows", tile=64, swap=1),
+    "splits 2": Matmul(130, 264, 520, tile=256, splits=2),
+    "splits 4, swapped": Matmul(10, 264, 1032, tile=16, swap=1, splits=4),
+    "batch": Matmul(130, 136, 72, "rows", "rows", batch=3),
+    "tf32": Matmul(130, 264, 100, dtype="float32", precision="tf32"),
+    "tf32, splits 2": Matmul(130, 24, 264, tile=32, splits=2, dtype="float32", precision="tf32"),
+    "copies": Matmul(70, 75, 77, "rows", "rows", batch=2, aligned=0),
+    "copies, a^T": Matmul(131, 61, 131, "columns", "columns", tile=64, aligned=0),
+    "copies, tf32": Matmul(130, 75, 77, dtype="float32", precision="tf32", aligned=0),
+    "copies, tf32x3": Matmul(
+        130, 75, 177, "rows", "rows", batch=2, dtype="float32", precision="tf32x3", aligned=0
+    ),
+    "copies, tf32x3, splits 2": Matmul(
+        70, 130, 330, "columns", "rows", splits=2, dtype="float32", precision="tf32x3", aligned=0
+    ),
+    "mma": Matmul(136, 136, 136, kernel="mma"),
+    "mma, a^T b^T": Matmul(136, 72, 136, "columns", "rows", tile=64, kernel="mma"),
+    "mma, other rows": Matmul(70, 75, 77, "rows", "rows", 64, batch=2, kernel="mma", aligned=0),
+    "mma, tf32": Matmul(
+        130, 75, 77, "columns", "rows", kernel="mma", dtype="float32", precision="tf32", aligned=0
+    ),
+    "mma, tf32x3": Matmul(
+        70, 75, 177, tile=64, kernel="mma", dtype="float32", precision="tf32x3", aligned=0
+    ),
+    "fma": Matmul(136, 136, 136, "columns", "rows", kernel="fma", dtype="float32"),
+    "fma, other rows": Matmul(
+        140, 131, 300, "rows", "rows", batch=2, kernel="fma", dtype="float32", aligned=0
+    ),
+    "fma, other columns": Matmul(
+        70, 75, 77, "columns", "columns", kernel="fma", dtype="float32", aligned=0
+    ),
+}
+
+
+class Fault(NamedTuple):
+    right: str  # of gemm_grouped_hopper.cuh
+    wrong: str
+    timing: str
+    found: str  # a pattern
+
+
+FAULTS = {
+    "no fence": Fault("tma_store_fence();\n", "\n", "late", "without a fence"),
+    "waits for too few copies": Fault(
+        "hand_over<1>();", "hand_over<2>();", "early", "out is wrong"
+    ),
+    "wgmma still reads what is released": Fault(
+        "wgmma_wait<1>();", "wgmma_wait<2>();", "late", "out is wrong"
+    ),
+    "too few arrivals": Fault(
+        "GroupedRing ring(shared, 4 + 1)",
+        "GroupedRing ring(shared, 4)",
+        "late",
+        "deadlock|one arrival too many|out is wrong",
+    ),
+    "no swizzle": Fault(
+        "kSwizzleBytes + ((chunk ^ (row % 8)) * 16));\n    GroupedCopies",
+        "kSwizzleBytes + chunk * 16);\n    GroupedCopies",
+        "late",
+        "out is wrong",
+    ),
+}
+
+# --- programs -------------------------------------------------------------------------
+
+
+def compiled(result: Path, *flags: str | Path) -> Path:
+    compiler = os.environ.get("CXX", "c++")
+    command = [compiler, "-std=c++17", "-O1", *flags, "-o", result]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{result.name} does not compile:\n{done.stderr[-4000:]}"
+    return result
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """``build(name, headers)`` compiles run_<name>.cpp with translated headers."""
+    home = toolchain.cuda_home()
+    if home is None:
+        pytest.skip("needs the headers of a CUDA toolkit")
+    if platform.machine() != "x86_64":
+        pytest.skip(f"the emulator's fibers are for x86_64, this is {platform.machine()}")
+    folder = tmp_path_factory.mktemp("emulator")
+    include: list[str | Path] = [f"-I{EMULATOR}", "-isystem", home / "include"]
+    strict = ["-Wall", "-Wextra", "-Werror"]
+    objects = [
+        compiled(folder / f"{name}.o", *strict, *include, "-c", EMULATOR / f"{name}.cpp")
+        for name in ("emulator", "copy_engine")
+    ]
+
+    def build(name: str, headers: Path) -> Path:
+        # No warnings: what is written for nvcc has pragmas that others do not know.
+        source = EMULATOR / f"run_{name}.cpp"
+        return compiled(headers / name, "-w", f"-I{headers}", *include, source, *objects)
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("translated") / "include"
+    translate(SOURCES, out, ("moe_experts.cu",), MULTIPROCESSORS)
+    return out
+
+
+@pytest.fixture(scope="module")
+def run_moe(build: Build, headers: Path) -> Path:
+    return build("moe", headers)
+
+
+@pytest.fixture(scope="module")
+def run_matmul(build: Build, headers: Path) -> Path:
+    return build("matmul", headers)
+
+
+def run(program: Path, timing: str, seed: int, **arguments: object) -> tuple[int, str]:
+    """The exit status, and what was run and said. ``timing``: of wgmma's reads."""
+    given = {**arguments, "timing": timing, "seed": seed}
+    words = [f"{name}={value}" for name, value in given.items()]
+    done = subprocess.run(
+        [program, *words], capture_output=True, text=True, timeout=120, check=False
+    )
+    said = f"run_{program.name} {' '.join(words)}\n{done.stdout}{done.stderr}"
+    return done.returncode, said
+
+
+def check_moe(program: Path, case: Moe, timing: str, seed: int) -> None:
+    status, said = run(program, timing, seed, **case._asdict())
+    assert status == 0, said
+    assert case.plan in said.partition("\n")[2], f"a plan other than {case.plan!r}: {said}"
+
+
+# --- tests ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "timing"),
+    [(name, "late") for name in MOE] + [(name, "early") for name in MOE if "hopper" in name],
+)
+def test_moe(run_moe: Path, name: str, timing: str) -> None:
+    check_moe(run_moe, MOE[name], timing, seed=1)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_moe(run_moe: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    experts = draw.randint(1, draw.choice([9, 9, 70]))
+    top_k = draw.randint(1, min(4, experts))
+    case = Moe(
+        plan="plan",
+        tokens=draw.randint(1, draw.choice([12, 160])),
+        hidden=8 * draw.randint(1, 24),
+        inner=8 * draw.randint(1, 24),
+        experts=experts,
+        top_k=top_k,
+        dtype=draw.choice(["float16", "bfloat16"]),
+        routing=draw.choice(["even", "one", "invalid", "some"]),
+        keep=draw.randint(0, 1),
+        backward=draw.randint(0, 1),
+    )
+    check_moe(run_moe, case, draw.choice(["early", "late"]), seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "timing"),
+    [(name, "late") for name in MATMUL]
+    + [(name, "early") for name, case in MATMUL.items() if case.kernel == "hopper"],
+)
+def test_matmul(run_matmul: Path, name: str, timing: str) -> None:
+    status, said = run(run_matmul, timing, seed=1, **MATMUL[name]._asdict())
+    assert status == 0, said
+
+
+@pytest.mark.parametrize("timing", ["late", "early"])
+def test_grouped(build: Build, headers: Path, timing: str) -> None:
+    """What test_a_fault_is_found breaks is right as it stands."""
+    status, said = run(build("grouped", headers), timing, seed=1)
+    assert status == 0, said
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(build: Build, tmp_path: Path, name: str) -> None:
+    fault = FAULTS[name]
+    translate(SOURCES, tmp_path / "include", (), MULTIPROCESSORS)
+    header = tmp_path / "include" / "gemm_grouped_hopper.cuh"
+    text = header.read_text()
+    assert fault.right in text, f"{header.name} no longer has {fault.right!r}"
+    header.write_text(text.replace(fault.right, fault.wrong, 1))
+    program = build("grouped", tmp_path / "include")
+    for seed in (1, 2, 3):
+        status, said = run(program, fault.timing, seed)
+        assert status == 1 and re.search(fault.found, said), f"{name} was not found: {said}"
