@@ -21,6 +21,8 @@ def with_gradients(function: Callable[..., Any]) -> Callable[..., tuple[torch.Te
         with torch.enable_grad():
             results = outputs(function(*leaves, **kwargs))
         ends = [result for result in results if result.requires_grad]
+        if not ends:
+            raise RuntimeError("no result has a gradient")
         detached = tuple(result.detach() for result in results)
         gradients = torch.autograd.grad(
             ends,

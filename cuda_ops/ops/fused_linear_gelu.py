@@ -201,7 +201,13 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
     if op.name != FORWARD:
         return None
-    return [_case(*point) for point in _POINTS]
+
+    def kept(*tensors: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = op.siblings[KEEP].function(*tensors)[0]
+        return out
+
+    training = [_case(*point, peers={"save_preactivation": kept}) for point in _TRAINING]
+    return [*(_case(*point) for point in _POINTS), *training]
 
 
 #: Rows, O, I and why.
@@ -213,18 +219,28 @@ _POINTS = (
     (16, 28672, 8192, "Llama-3 70B, 16 tokens: weights are streamed"),
     (4096, 28672, 8192, "the same, 4096 tokens"),
 )  # fmt: skip
+_TRAINING = tuple(
+    (rows, 14336, 4096, f"Llama-3 8B, training on {rows} tokens") for rows in (4096, 8192)
+)
 
 
-def _case(rows: int, o: int, i: int, reason: str) -> BenchmarkCase:
+def _case(
+    rows: int, o: int, i: int, reason: str, peers: dict[str, Callable[..., Any]] | None = None
+) -> BenchmarkCase:
+    """``peers``: of a step of training, which multiplies twice more and reads everything again."""
+    backward = peers is not None
+
     def inputs(device: torch.device) -> tuple[torch.Tensor, ...]:
         shapes_ = ((rows, i), (o, i), (o,))
         return tuple(torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes_)
 
     return BenchmarkCase(
-        f"{rows}x{o}x{i} bfloat16",
+        f"{rows}x{o}x{i} bfloat16" + (", forward and backward" if backward else ""),
         inputs,
-        bytes=(rows * i + o * i + o + rows * o) * 2,
-        flops=2 * rows * o * i,
+        bytes=(rows * i + o * i + o + rows * o) * 2 * (3 if backward else 1),
+        flops=2 * rows * o * i * (3 if backward else 1),
+        peers=peers or {},
         reason=reason,
         dtype=torch.bfloat16,
+        backward=backward,
     )
