@@ -63,12 +63,12 @@ def mixture(
             f"replicated along others, got {list(placements)}"
         )
 
-    def along(at_experts: Any, elsewhere: Callable[[Any], Any]) -> list[Any]:
-        return [at_experts if d in own else elsewhere(p) for d, p in enumerate(x.placements)]
+    def along(at_experts: Any, sharded: Any) -> list[Any]:
+        elsewhere = [sharded if p.is_shard(0) else Replicate() for p in x.placements]
+        return [at_experts if dim in own else place for dim, place in enumerate(elsewhere)]
 
-    tokens = along(Replicate(), lambda p: p if p.is_shard(0) else Replicate())
-    partial = along(Partial(), lambda p: p if p.is_shard(0) else Replicate())
-    of_matrices = along(Shard(0), lambda p: Partial() if p.is_shard(0) else Replicate())
+    tokens, partial = along(Replicate(), Shard(0)), along(Partial(), Shard(0))
+    of_matrices = along(Shard(0), Partial())
 
     def local(value: Any) -> torch.Tensor:
         moved: torch.Tensor = value.redistribute(mesh, tokens).to_local(grad_placements=partial)

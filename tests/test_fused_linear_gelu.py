@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -122,16 +121,6 @@ def test_keeping_is_for_gradients_alone() -> None:
     with torch.no_grad():
         kept = cuda_ops.fused_linear_gelu(*inputs, save_preactivation=True)
     torch.testing.assert_close(kept, reference(*inputs))
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield init_device_mesh("cpu", (2,))
-    torch.distributed.destroy_process_group()
 
 
 def test_shards_rows_and_columns(mesh: Any) -> None:

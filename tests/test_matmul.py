@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,16 +93,6 @@ def test_derivatives_of_any_order() -> None:
     b = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(cuda_ops.matmul, (a, b))
     assert torch.autograd.gradgradcheck(cuda_ops.matmul, (a, b))
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield init_device_mesh("cpu", (2,))
-    torch.distributed.destroy_process_group()
 
 
 def test_shards_as_torch_mm_does(mesh: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -274,16 +273,6 @@ def test_vmap(in_dims: tuple[int | None, ...]) -> None:
         for i in range(3)
     ]
     torch.testing.assert_close(torch.vmap(function, in_dims)(*args), torch.stack(each))
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield init_device_mesh("cpu", (2,))
-    torch.distributed.destroy_process_group()
 
 
 def test_shards_tokens(mesh: Any) -> None:

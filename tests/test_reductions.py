@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -197,16 +197,6 @@ def test_autocast_sums_in_float32(name: str) -> None:
         actual = getattr(cuda_ops, name)(x)
     assert actual.dtype is torch.float32
     assert abs(actual.item() - x.double().sum().item()) < 1e-3
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield init_device_mesh("cpu", (2,))
-    torch.distributed.destroy_process_group()
 
 
 @both

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -265,16 +265,6 @@ def test_compiled_with_other_sizes(device: str) -> None:
         x = torch.randn(shape, device=device)
         expected = torch.topk(torch.sort(x, dim=0)[0] * 2, 3, 1)
         assert torch.equal(compiled(x)[0], expected[0])
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield init_device_mesh("cpu", (2,))
-    torch.distributed.destroy_process_group()
 
 
 def test_shards_of_other_dims_stay_where_they_are(mesh: Any) -> None:
