@@ -51,6 +51,8 @@ class Draw:
     adapt: Callable[[Sample], Sample] = plain
     #: These instead, where the operator has a signature line to make them from.
     listed: Callable[[OpSpec], list[Sample]] | None = None
+    #: Of ``count``, so many that the check could be run on are enough; ``None``: all.
+    enough: int | None = None
 
     def strategy(self, drawn: SearchStrategy[Sample]) -> SearchStrategy[Sample]:
         def retyped(arg: TensorArg) -> TensorArg:
