@@ -5,6 +5,8 @@ A plugin about every operator; those of PyTorch itself are with the operators.
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,6 @@ from typing import Any
 import torch
 
 from cuda_ops.benchmarking.peers import from_pair, imported, torch_peers
-from cuda_ops.experts import torch_route
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import OpSpec, Peer
 
@@ -60,8 +61,13 @@ def interleaved(rgb_to_grayscale: Callable[..., Any]) -> Callable[..., Any]:
     return lambda image: rgb_to_grayscale(image.movedim(-1, -3)).squeeze(-3)
 
 
-def of_routed(general: Callable[..., Any]) -> Callable[..., Any]:
-    """SonicMoE's experts after a router of torch's, with the matrices as they are."""
+def of_routed(functional: Any) -> Callable[..., Any]:
+    """SonicMoE's router and experts, of logits and of the matrices as they are."""
+    enums = importlib.import_module("sonicmoe.enums")
+
+    @functools.cache
+    def tokens(count: int, top_k: int, device: torch.device) -> torch.Tensor:
+        return torch.arange(count, dtype=torch.int32, device=device).repeat_interleave(top_k)
 
     def moe(
         x: torch.Tensor,
@@ -70,21 +76,24 @@ def of_routed(general: Callable[..., Any]) -> Callable[..., Any]:
         w_down: torch.Tensor,
         top_k: int,
     ) -> torch.Tensor:
-        weights, experts = torch_route(router_logits, top_k)
-        tokens = torch.arange(x.shape[0], dtype=torch.int32, device=x.device)
-        out: torch.Tensor = general(
+        experts = w_down.shape[0]
+        router = functional.TC_Softmax_Topk_Router_Function
+        # Of softmaxes, the one over the chosen: it is renormalised already.
+        weights, chosen = router.apply(router_logits, experts, top_k, True, False)
+        out: torch.Tensor = functional.moe_general_routing_inputs(
             x,
             weights.flatten(),
-            tokens.repeat_interleave(top_k),
-            experts.flatten().int(),
+            tokens(x.shape[0], top_k, x.device),
+            chosen.flatten(),
             w_gate_up.permute(1, 2, 0),
             None,
             w_down.permute(1, 2, 0),
             None,
-            w_down.shape[0],
+            experts,
             torch.cuda.current_stream().cuda_stream,
-            "swiglu",
-            is_concatenated_gate_up=True,
+            enums.ActivationType.SWIGLU,
+            is_inference_mode_enabled=not x.requires_grad,
+            concat_layout=True,
         )[0]
         return out
 
@@ -108,7 +117,7 @@ PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
     "bitonic_sort": {"cub": from_pair(_CUB, "cub_sort")},
     "moe": {
         "triton": imported("benchmarks.triton_kernels:moe"),
-        "sonicmoe": imported("sonicmoe.functional:moe_general_routing_inputs", of_routed),
+        "sonicmoe": imported("sonicmoe:functional", of_routed),
     },
     "sum_rows": {"cub": from_pair(_CUB, "cub_sum", "cub_sum_rows")},
     "reduce_sum": {"cub": from_pair(_CUB, "cub_sum")},
