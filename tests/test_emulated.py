@@ -92,6 +92,7 @@ class Matmul(NamedTuple):
     a: str = "rows"  # or columns: which of them are dense
     b: str = "columns"
     tile: int = 128
+    columns: int = 128  # of fma's tile
     swap: int = 0
     splits: int = 1
     batch: int = 1
@@ -144,6 +145,16 @@ MATMUL = {
     ),
     "fma, other columns": Matmul(
         70, 75, 77, "columns", "columns", kernel="fma", dtype="float32", aligned=0
+    ),
+    "fma, large tile": Matmul(260, 136, 136, "columns", "rows", 256, kernel="fma", dtype="float32"),
+    "fma, large tile, other rows": Matmul(
+        300, 131, 300, "rows", "columns", 256, kernel="fma", dtype="float32", aligned=0
+    ),
+    "fma, narrow tile": Matmul(
+        136, 136, 136, "columns", "rows", columns=64, kernel="fma", dtype="float32"
+    ),
+    "fma, narrow tile, other columns": Matmul(
+        70, 75, 150, "rows", "columns", columns=64, batch=2, kernel="fma", dtype="float32"
     ),
 }
 

@@ -215,7 +215,9 @@ def test_the_choice(plans: Any) -> None:
     assert plans([Case(3000, 3000, 8, aligned=False)]) == ["mma 128"]
     assert plans([Case(4096, 4096, 4096)], capability=80) == ["mma 128"]
     assert plans([Case(4096, 4096, 4096)], capability=75) == ["simt 64"]
-    assert plans([Case(4096, 4096, 4096, dtype=torch.float32)]) == ["fma 128"]
+    float32 = [Case(size, size, size, dtype=torch.float32) for size in (4096, 1024, 512)]
+    assert plans(float32) == ["fma 256x128", "fma 128x64", "simt 64"]
+    assert plans(float32, capability=80) == ["fma 128x128", "fma 128x128", "simt 64"]
     for precision, layouts, expected in (
         ("tf32", "kk", "hopper 128x256"),
         ("tf32", "kl", "pack b, hopper 128x256"),
@@ -225,7 +227,7 @@ def test_the_choice(plans: Any) -> None:
         case = Case(4096, 4096, 4096, layouts, torch.float32, precision)
         assert plans([case])[0].startswith(expected)
         assert plans([case], capability=80) == ["mma 128"]
-    assert plans([Case(4096, 4096, 8, dtype=torch.float32, precision="tf32x3")]) == ["fma 128"]
+    assert plans([Case(4096, 4096, 8, dtype=torch.float32, precision="tf32x3")]) == ["fma 256x128"]
     assert plans([Case(4096, 4096, 4096, dtype=torch.float64)]) == ["simt 64"]
     assert plans([Case(0, 8, 8), Case(8, 8, 0)]) == ["nothing", "simt 64"]
     # What the Hopper kernel's ints would not hold: tiles plus the grid, and K of both parts.

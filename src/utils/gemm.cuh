@@ -40,7 +40,9 @@ cudaError_t gemm(const Matmul& problem, const GemmPlan& plan, void* workspace,
     case GemmPlan::kNothing: return cudaSuccess;
     case GemmPlan::kSimt: return gemm_simt<T>(p, epilogue, second, stream);
     case GemmPlan::kFma:
-      if constexpr (sizeof(T) == 4) return gemm_fma(p, epilogue, second, stream);
+      if constexpr (sizeof(T) == 4) {
+        return gemm_fma<kLinear>(p, plan.tile, plan.tile_n, epilogue, second, stream);
+      }
       break;
     case GemmPlan::kGemv:
       if constexpr (sizeof(T) <= 4) return gemv<T>(p, epilogue, second, plan.swap, stream);

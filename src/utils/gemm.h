@@ -15,7 +15,8 @@ namespace cuda_ops {
 
 struct GemmPlan {
   enum Family { kNothing, kGemv, kHopper, kMma, kFma, kSimt } family = kNothing;
-  int tile = 0;         // rows and columns, of kMma, kFma and kSimt
+  int tile = 0;         // rows and columns, of kMma and kSimt; rows, of kFma
+  int tile_n = 0;       // columns, of kFma
   bool swap = false;    // kGemv: the vectors are columns of b
   HopperConfig hopper;  // of kHopper
   GemmPack pack;        // of kHopper, before it
@@ -28,7 +29,7 @@ struct GemmPlan {
         return (pack.any() ? copied : "") + "hopper " + hopper.text();
       }
       case kGemv: return swap ? "gemv swapped" : "gemv";
-      case kFma: return "fma 128";
+      case kFma: return "fma " + std::to_string(tile) + "x" + std::to_string(tile_n);
       case kMma: return "mma " + std::to_string(tile);
       case kSimt: return "simt " + std::to_string(tile);
     }
@@ -51,9 +52,22 @@ inline bool gemv_lines(const Matmul& p, int operand, int64_t line, int64_t k, in
   return k == 1 && whole(p.k) && (lines == 1 || whole(line));
 }
 
+// TFLOP/s that 4096^3 reached on an H200 with tiles of multiply-adds, 36 with those of
+// 128 x 128: of the others, estimates.
+constexpr double fma_rate(int rows, int columns) {
+  return rows == 256 ? 50 : columns == 128 ? 36 : 28;
+}
+
+// Estimated microseconds: whole tiles on 132 SMs.
+inline double fma_time(const Matmul& p, int rows, int columns) {
+  const int64_t tiles = detail::ceil_div(p.m, rows) * detail::ceil_div(p.n, columns);
+  const auto waves = double(detail::ceil_div(tiles * p.batch.numel, kHopperSms));
+  return 4 + 2e-6 * waves * kHopperSms * rows * columns * double(p.k) / fma_rate(rows, columns);
+}
+
 // The kernels that read operands whichever way they lie. Large tiles reuse more of what
 // they load; small ones serve where large ones would leave SMs idle.
-inline GemmPlan tiled_plan(const Matmul& p, int capability, bool tensor_cores) {
+inline GemmPlan tiled_plan(const Matmul& p, int capability, bool tensor_cores, bool linear) {
   GemmPlan plan;
   plan.family = tensor_cores && capability >= 80 ? GemmPlan::kMma : GemmPlan::kSimt;
   const int64_t large = detail::ceil_div(p.m, 128) * detail::ceil_div(p.n, 128) * p.batch.numel;
@@ -64,7 +78,12 @@ inline GemmPlan tiled_plan(const Matmul& p, int capability, bool tensor_cores) {
       float32 && (plan.family == GemmPlan::kSimt || (is_split(p) && capability == 90));
   if (multiply_adds && large >= 64 && capability >= 80) {
     plan.family = GemmPlan::kFma;
-    plan.tile = 128;
+    plan.tile = plan.tile_n = 128;
+    // The largest tile wants 177 KB of shared memory, which few GPUs have.
+    if (!linear && capability == 90) {
+      if (fma_time(p, 256, 128) < fma_time(p, 128, 128)) plan.tile = 256;
+      if (fma_time(p, 128, 64) < fma_time(p, plan.tile, 128)) plan.tile = 128, plan.tile_n = 64;
+    }
   }
   return plan;
 }
@@ -72,9 +91,9 @@ inline GemmPlan tiled_plan(const Matmul& p, int capability, bool tensor_cores) {
 // Estimated microseconds of such a plan on an H200: whole tiles at the rate, in TFLOP/s,
 // that 4096^3 reached there. Only that of tf32 without vectors was not measured.
 inline double tiled_time(const Matmul& p, const GemmPlan& plan) {
+  if (plan.family == GemmPlan::kFma) return fma_time(p, plan.tile, plan.tile_n);
   const bool vectors = whole_vectors(p, 1, p.a) && whole_vectors(p, 2, p.b);
-  const double rate = plan.family == GemmPlan::kFma ? 38
-                      : is_split(p)                 ? 21
+  const double rate = is_split(p)                   ? 21
                       : size_of(p.batch.dtype) == 4 ? (vectors ? 101 : 50)
                                                     : (vectors ? 239 : 55);
   const double tiles = double(detail::ceil_div(p.m, plan.tile)) *
@@ -99,7 +118,7 @@ inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) 
   }
   const bool tensor_cores =
       p.k > 0 && (halves || (dtype == DType::kFloat32 && p.precision != Precision::kIeee));
-  const GemmPlan tiled = tiled_plan(p, capability, tensor_cores);
+  const GemmPlan tiled = tiled_plan(p, capability, tensor_cores, linear);
   if (!tensor_cores || capability != 90 || !p.built_for_hopper || batch_step(p, 0) < 0) {
     return tiled;
   }

@@ -1,11 +1,12 @@
 // The matrix product of float32 on ordinary multiply-adds, from sm_80 on: as exact as
 // float32 is, at most of the rate that the multiply-adds have.
 //
-//   block    256 threads, a tile of 128 x 128 of out, 4 stages of 8 k's; two on an SM
-//   warp     64 rows by 32 columns, as 8 x 4 threads
-//   thread   8 rows by 8 columns: 64 multiply-adds for 16 floats of shared memory
+//   block    256 threads, a tile of 256 x 128 of out, 4 stages of 8 k's; one on an SM,
+//            or two with 128 x 128 or 128 x 64 where larger ones would leave SMs idle
+//   warp     a quarter of the rows by half of the columns, as 4 x 8 threads
+//   thread   16 rows by 8 columns: 128 multiply-adds for 24 floats of shared memory
 //
-// A stage holds both operands k by k, 128 lines and 4 of padding, whichever way they lie
+// A stage holds both operands k by k, their lines and 4 of padding, whichever way they lie
 // in memory: a copy moves 4 bytes where k's are neighbours (8 k's of 4 lines a warp, which
 // are 32 different banks), else 16 where those are aligned. So a thread reads quads of
 // lines, and any strides and any alignment take the same way.
@@ -15,34 +16,41 @@
 
 namespace cuda_ops {
 
-constexpr int kFmaTile = 128, kFmaBlockK = 8, kFmaStages = 4, kFmaSquare = 8;
-constexpr int kFmaPitch = kFmaTile + 4;
+constexpr int kFmaBlockK = 8, kFmaStages = 4;
 // Sums of so many products are added to totals: an error that grew with K grows with
 // K / 128 and 128 apart. Totals wait in shared memory, registers are for two blocks.
 constexpr int kFmaFlush = 128;
 
-struct FmaShared {
-  float stages[kFmaStages][2][kFmaBlockK][kFmaPitch];
-  float4 totals[kFmaSquare * kFmaSquare / 4][kMmaThreads];
+// A thread's quads of rows, 16 apart, and of columns, 32 apart.
+template <int kQuadsM, int kQuadsN>
+struct FmaTile {
+  static constexpr int kRows = 64 * kQuadsM, kColumns = 64 * kQuadsN;
+  static constexpr int kPitchRows = kRows + 4, kPitchColumns = kColumns + 4;
+  static constexpr int kQuads = 4 * kQuadsM * kQuadsN;  // of sums
+
+  float rows[kFmaStages][kFmaBlockK][kPitchRows];
+  float columns[kFmaStages][kFmaBlockK][kPitchColumns];
+  float4 totals[kQuads][kMmaThreads];
 };
 
-// One operand of one tile on its way: a thread copies 4 floats of a stage, 32 lines
-// apart, or neighbouring lines at once.
+// One operand of one tile on its way: kLines lines of a stage.
+template <int kLines>
 struct FmaOperand {
+  static constexpr int kPitch = kLines + 4;
+
   const float* from;
-  int64_t step, k_stride;  // elements to the next of the four, and to the next k
-  int offset, k, left;     // floats into the stage; lines from the first on that are inside
+  int64_t line_stride, k_stride;  // elements
+  int offset, k, left;            // floats into the stage; lines from the first on that are inside
   bool quads;
 
-  __device__ FmaOperand(const float* matrix, int64_t first, int64_t lines, int64_t line_stride,
+  __device__ FmaOperand(const float* matrix, int64_t first, int64_t lines, int64_t line_stride_,
                         int64_t k_stride_, bool line_major, bool vector)
-      : step(32 * line_stride), k_stride(k_stride_), quads(line_major && vector) {
+      : line_stride(line_stride_), k_stride(k_stride_), quads(line_major && vector) {
     const int thread = int(threadIdx.x);
     k = line_major ? thread / 32 : thread % 8;
     const int line = line_major ? thread % 32 * (quads ? 4 : 1) : thread / 8;
-    offset = k * kFmaPitch + line;
-    const int64_t lines_left = lines - first - line;
-    left = lines_left < kFmaTile ? int(lines_left) : kFmaTile;
+    offset = k * kPitch + line;
+    left = int(lines - first < kLines ? lines - first : kLines) - line;
     from = matrix + (first + line) * line_stride + k * k_stride;
   }
 
@@ -51,14 +59,20 @@ struct FmaOperand {
     const auto to = uint32_t(__cvta_generic_to_shared(stage + offset));
     const int inside = k < k_left ? left : 0;
     if (quads) {
-      const int bytes = inside <= 0 ? 0 : inside < 4 ? inside * 4 : 16;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                   : "memory");
+#pragma unroll
+      for (int line = 0; line < kLines; line += 128) {
+        // Of 64 lines, half of the threads have none, nor room to fill with zeros.
+        if (kLines < 128 && threadIdx.x % 32 >= kLines / 4) continue;
+        const int here = inside - line, bytes = here <= 0 ? 0 : here < 4 ? here * 4 : 16;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + 4 * line),
+                     "l"(from + line), "r"(bytes)
+                     : "memory");
+      }
     } else {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + 128 * i),
-                     "l"(from + i * step), "r"(32 * i < inside ? 4 : 0)
+      for (int line = 0; line < kLines; line += 32) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + 4 * line),
+                     "l"(from + line * line_stride), "r"(line < inside ? 4 : 0)
                      : "memory");
       }
     }
@@ -66,43 +80,47 @@ struct FmaOperand {
   }
 };
 
-template <class Epilogue>
-__global__ void __launch_bounds__(kMmaThreads, 2)
+template <int kQuadsM, int kQuadsN, class Epilogue>
+__global__ void __launch_bounds__(kMmaThreads, kQuadsM* kQuadsN > 4 ? 1 : 2)
     gemm_fma_kernel(const __grid_constant__ Matmul p, const __grid_constant__ MmaArgs args,
                     const __grid_constant__ Epilogue epilogue) {
 #if __CUDA_ARCH__ >= 800
+  using Tile = FmaTile<kQuadsM, kQuadsN>;
+  constexpr int kM = 4 * kQuadsM, kN = 4 * kQuadsN;  // rows and columns of a thread
   extern __shared__ __align__(16) uint8_t memory[];
-  auto& shared = *reinterpret_cast<FmaShared*>(memory);
+  auto& shared = *reinterpret_cast<Tile*>(memory);
   const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const int row = warp / 4 * 64 + lane / 4 * 4;                 // of the thread's first quad;
-  const int column = warp % 4 * 32 + lane % 4 * 4;              // the other one is 32 rows below,
-  const auto below = [](int i) { return i / 4 * 32 + i % 4; };  // or 16 columns on
-  const auto beside = [](int j) { return j / 4 * 16 + j % 4; };
+  const int row = warp / 2 * 16 * kQuadsM + lane / 8 * 4;  // of the thread's first quad
+  const int column = warp % 2 * 32 * kQuadsN + lane % 8 * 4;
+  const auto below = [](int i) { return i / 4 * 16 + i % 4; };
+  const auto beside = [](int j) { return j / 4 * 32 + j % 4; };
   const int64_t k_tiles = (p.k + kFmaBlockK - 1) / kFmaBlockK;
 
   for (int64_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
-    const TileOrigin origin = tile_origin<kFmaTile>(args, tile);
+    const TileOrigin origin = tile_origin<Tile::kRows, Tile::kColumns>(args, tile);
     const auto offsets = p.batch.offsets_at(origin.batch);
     const auto matrix = [&](int i) {
       return static_cast<const float*>(p.batch.operands[i].data) + offsets[i];
     };
-    FmaOperand a(matrix(1), origin.m, p.m, p.a.row, p.a.col, args.line_major_a, args.vector_a);
-    FmaOperand b(matrix(2), origin.n, p.n, p.b.col, p.b.row, args.line_major_b, args.vector_b);
+    FmaOperand<Tile::kRows> a(matrix(1), origin.m, p.m, p.a.row, p.a.col, args.line_major_a,
+                              args.vector_a);
+    FmaOperand<Tile::kColumns> b(matrix(2), origin.n, p.n, p.b.col, p.b.row, args.line_major_b,
+                                 args.vector_b);
     const auto fetch = [&](int64_t k_tile) {
       const int64_t k_left = p.k - k_tile * kFmaBlockK;
       if (k_left > 0) {
-        a.fetch(&shared.stages[uint32_t(k_tile) % kFmaStages][0][0][0], k_left);
-        b.fetch(&shared.stages[uint32_t(k_tile) % kFmaStages][1][0][0], k_left);
+        a.fetch(&shared.rows[uint32_t(k_tile) % kFmaStages][0][0], k_left);
+        b.fetch(&shared.columns[uint32_t(k_tile) % kFmaStages][0][0], k_left);
       }
       asm volatile("cp.async.commit_group;" ::: "memory");
     };
 
-    float sums[kFmaSquare][kFmaSquare] = {};
+    float sums[kM][kN] = {};
     bool flushed = false;
     const auto with_totals = [&](auto act) {
 #pragma unroll
-      for (int i = 0; i < kFmaSquare * kFmaSquare / 4; ++i) {
-        float* four = &sums[i / 2][i % 2 * 4];
+      for (int i = 0; i < Tile::kQuads; ++i) {
+        float* four = &sums[i / kQuadsN][i % kQuadsN * 4];
         act(four, shared.totals[i][thread]);
       }
     };
@@ -123,21 +141,25 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
       __syncthreads();
       // Goes where the last k_tile was, which every warp has read by now.
       fetch(k_tile + kFmaStages - 1);
-      const auto& stage = shared.stages[uint32_t(k_tile) % kFmaStages];
+      const uint32_t stage = uint32_t(k_tile) % kFmaStages;
 #pragma unroll
       for (int k = 0; k < kFmaBlockK; ++k) {
-        float rows[kFmaSquare], columns[kFmaSquare];
+        float rows[kM], columns[kN];
 #pragma unroll
-        for (int i = 0; i < 8; i += 4) {
-          const auto r = *reinterpret_cast<const float4*>(&stage[0][k][row + below(i)]);
-          const auto c = *reinterpret_cast<const float4*>(&stage[1][k][column + beside(i)]);
+        for (int i = 0; i < kM; i += 4) {
+          const auto r = *reinterpret_cast<const float4*>(&shared.rows[stage][k][row + below(i)]);
           rows[i] = r.x, rows[i + 1] = r.y, rows[i + 2] = r.z, rows[i + 3] = r.w;
-          columns[i] = c.x, columns[i + 1] = c.y, columns[i + 2] = c.z, columns[i + 3] = c.w;
         }
 #pragma unroll
-        for (int i = 0; i < kFmaSquare; ++i) {
+        for (int j = 0; j < kN; j += 4) {
+          const auto c =
+              *reinterpret_cast<const float4*>(&shared.columns[stage][k][column + beside(j)]);
+          columns[j] = c.x, columns[j + 1] = c.y, columns[j + 2] = c.z, columns[j + 3] = c.w;
+        }
 #pragma unroll
-          for (int j = 0; j < kFmaSquare; ++j) sums[i][j] = fmaf(rows[i], columns[j], sums[i][j]);
+        for (int i = 0; i < kM; ++i) {
+#pragma unroll
+          for (int j = 0; j < kN; ++j) sums[i][j] = fmaf(rows[i], columns[j], sums[i][j]);
         }
       }
       if (uint32_t(k_tile) % (kFmaFlush / kFmaBlockK) == kFmaFlush / kFmaBlockK - 1) {
@@ -153,10 +175,10 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 
 #pragma unroll
-    for (int i = 0; i < kFmaSquare; ++i) {
+    for (int i = 0; i < kM; ++i) {
       const int64_t m = origin.m + row + below(i);
 #pragma unroll
-      for (int j = 0; j < kFmaSquare; j += 2) {
+      for (int j = 0; j < kN; j += 2) {
         const int64_t n = origin.n + column + beside(j);
         const bool inside = m < p.m;
         const Place at{offsets[0] + m * p.out.row + n, m, n, inside && n < p.n,
@@ -169,10 +191,25 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 #endif
 }
 
-template <class Epilogue>
-cudaError_t gemm_fma(const Matmul& p, const Epilogue& epilogue, void* second, cudaStream_t stream) {
-  return mma_launch_kernel(gemm_fma_kernel<Epilogue>, int(sizeof(FmaShared)), p,
-                           mma_args(p, second, kFmaTile), epilogue, stream);
+template <int kQuadsM, int kQuadsN, class Epilogue>
+cudaError_t fma_launch(const Matmul& p, const Epilogue& epilogue, void* second,
+                       cudaStream_t stream) {
+  using Tile = FmaTile<kQuadsM, kQuadsN>;
+  return mma_launch_kernel(gemm_fma_kernel<kQuadsM, kQuadsN, Epilogue>, int(sizeof(Tile)), p,
+                           mma_args(p, second, Tile::kRows, Tile::kColumns), epilogue, stream);
+}
+
+// `rows` and `columns` of a tile. A layer has the tile in the middle alone: each is a kernel
+// for each of its epilogues.
+template <bool kLinear, class Epilogue>
+cudaError_t gemm_fma(const Matmul& p, int rows, int columns, const Epilogue& epilogue, void* second,
+                     cudaStream_t stream) {
+  if (rows == 128 && columns == 128) return fma_launch<2, 2>(p, epilogue, second, stream);
+  if constexpr (!kLinear) {
+    if (rows == 256 && columns == 128) return fma_launch<4, 2>(p, epilogue, second, stream);
+    if (rows == 128 && columns == 64) return fma_launch<2, 1>(p, epilogue, second, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace cuda_ops

@@ -38,14 +38,14 @@ struct TileOrigin {
 
 // Down a group of 8 tile rows, then to the next column: what the blocks at work read
 // stays in the L2 cache.
-template <int kTile>
+template <int kRows, int kColumns>
 __device__ TileOrigin tile_origin(const MmaArgs& args, int64_t tile) {
   constexpr int64_t kGroup = 8;
   const int64_t matrix = args.tiles_m * args.tiles_n, in_matrix = tile % matrix;
   const int64_t first = in_matrix / (kGroup * args.tiles_n) * kGroup;
   const int64_t height = args.tiles_m - first < kGroup ? args.tiles_m - first : kGroup;
   const int64_t at = in_matrix - first * args.tiles_n;
-  return {(first + at % height) * kTile, at / height * kTile, tile / matrix};
+  return {(first + at % height) * kRows, at / height * kColumns, tile / matrix};
 }
 
 // --- global to shared ---------------------------------------------------------
@@ -335,7 +335,7 @@ __global__ void __launch_bounds__(kMmaThreads, kMode == MmaMode::kTF32x3 ? 1 : 2
   const Warp warp;
 
   for (int64_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
-    const TileOrigin origin = tile_origin<kTile>(args, tile);
+    const TileOrigin origin = tile_origin<kTile, kTile>(args, tile);
     const auto offsets = p.batch.offsets_at(origin.batch);
     const auto matrix = [&](int i) {
       return static_cast<const T*>(p.batch.operands[i].data) + offsets[i];
@@ -378,10 +378,10 @@ cudaError_t mma_launch_kernel(Kernel kernel, int shared_bytes, const Matmul& p, 
   return cudaGetLastError();
 }
 
-inline MmaArgs mma_args(const Matmul& p, void* second, int tile) {
+inline MmaArgs mma_args(const Matmul& p, void* second, int rows, int columns) {
   MmaArgs args{};
-  args.tiles_m = (p.m + tile - 1) / tile;
-  args.tiles_n = (p.n + tile - 1) / tile;
+  args.tiles_m = (p.m + rows - 1) / rows;
+  args.tiles_n = (p.n + columns - 1) / columns;
   args.tiles = args.tiles_m * args.tiles_n * p.batch.numel;
   args.second = second;
   args.line_major_a = p.a.row < p.a.col;
@@ -394,7 +394,7 @@ inline MmaArgs mma_args(const Matmul& p, void* second, int tile) {
 template <class T, MmaMode kMode, class Epilogue>
 cudaError_t gemm_mma(const Matmul& p, const Epilogue& epilogue, void* second, int tile,
                      cudaStream_t stream) {
-  const MmaArgs args = mma_args(p, second, tile);
+  const MmaArgs args = mma_args(p, second, tile, tile);
   const auto run = [&](auto kernel, int operand_bytes) {
     return mma_launch_kernel(kernel, kMmaStages * 2 * operand_bytes, p, args, epilogue, stream);
   };

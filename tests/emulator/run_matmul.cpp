@@ -53,7 +53,9 @@ cudaError_t run(const Arguments& arguments, const Matmul& p) {
   const DType dtype = p.batch.dtype;
   const PlainEpilogue plain;
   const int tile = arguments.number("tile");
-  if (kernel == "fma") return gemm_fma(p, plain, nullptr, nullptr);
+  if (kernel == "fma") {
+    return gemm_fma<false>(p, tile, arguments.number("columns"), plain, nullptr, nullptr);
+  }
   if (kernel == "mma") {
     if (dtype == DType::kBFloat16) {
       return gemm_mma<BFloat16, MmaMode::kHalves>(p, plain, nullptr, tile, nullptr);
