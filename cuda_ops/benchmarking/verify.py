@@ -33,7 +33,7 @@ MOST_COMPUTED = 2**20
 _PARTS = 8
 #: Above this many FLOPs, or bytes of arguments, the reference runs on the device that is measured,
 #: still in float64: a CPU would take longer for it than all timing does.
-_EXPENSIVE_FLOPS, _EXPENSIVE_BYTES = 10**10, 2**29
+_EXPENSIVE_FLOPS, _EXPENSIVE_BYTES = 10**10, 2**24
 #: So many results that their root mean square says how large they are; of few it may be small.
 _MANY = 1024
 # Seeded by the operating system: what is looked at cannot be known beforehand.
@@ -56,16 +56,15 @@ class Verifier:
         self._writable = frozenset(
             i for i, a in enumerate(op.parsed.arguments) if a.alias_info and a.alias_info.is_write
         )
-        # The derived reference is the operator's own CPU kernel, no judge of the one on the device.
-        cheap = (
-            rotation.case.flops <= _EXPENSIVE_FLOPS and rotation.bytes_per_copy <= _EXPENSIVE_BYTES
-        )
-        on_cpu = cheap or reference is op.overload
-        self._device = torch.device("cpu") if on_cpu else rotation.device
         chosen = torch.randperm(len(rotation.values), generator=_CHANCE)[:2].tolist()
         # Gradients of broadcast arguments are sums over all parts.
         whole = rotation.case.backward
         self._parts = None if whole else _draw_parts(op, rotation.values[0])
+        # Of loop dims only parts are computed.
+        few = self._parts is not None or rotation.bytes_per_copy <= _EXPENSIVE_BYTES
+        # The derived reference is the operator's own CPU kernel, no judge of the one on the device.
+        on_cpu = (rotation.case.flops <= _EXPENSIVE_FLOPS and few) or reference is op.overload
+        self._device = torch.device("cpu") if on_cpu else rotation.device
         self._length = compare.reduction_length(op, _shapes_of(rotation.values[0]))
         self._expected = {value: self._compute(reference, value) for value in chosen}
         self._positions: dict[int, torch.Tensor] = {}
