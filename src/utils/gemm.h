@@ -2,6 +2,7 @@
 // function of sizes, strides, alignment and device. No torch, no CUDA.
 //
 //   gemv     plain loads     up to 2 rows (or columns) of 16-bit or float32, K-major
+//   stream   mma.sync        3 rows (or columns) and some more, 16-bit, K-major, from 8.0 on
 //   hopper   TMA + wgmma     16-bit, tf32 and tf32x3 on compute capability 9.0; of copies where
 //                            it cannot read operands as they lie, and copying pays
 //   mma      mma.sync        the same from 8.0 on, whatever lies where
@@ -10,13 +11,15 @@
 #pragma once
 
 #include "gemm_pack.h"
+#include "gemm_stream.h"
 
 namespace cuda_ops {
 
 struct GemmPlan {
-  enum Family { kNothing, kGemv, kHopper, kMma, kFma, kSimt } family = kNothing;
+  enum Family { kNothing, kGemv, kStream, kHopper, kMma, kFma, kSimt } family = kNothing;
   int tile = 0;         // rows and columns, of kMma, kFma and kSimt
   bool swap = false;    // kGemv: the vectors are columns of b
+  StreamConfig stream;  // of kStream
   HopperConfig hopper;  // of kHopper
   GemmPack pack;        // of kHopper, before it
 
@@ -28,6 +31,7 @@ struct GemmPlan {
         return (pack.any() ? copied : "") + "hopper " + hopper.text();
       }
       case kGemv: return swap ? "gemv swapped" : "gemv";
+      case kStream: return "stream " + stream.text();
       case kFma: return "fma 128";
       case kMma: return "mma " + std::to_string(tile);
       case kSimt: return "simt " + std::to_string(tile);
@@ -90,12 +94,21 @@ inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) 
   const DType dtype = p.batch.dtype;
   const bool halves = size_of(dtype) == 2;
   const int64_t vectors = p.m < p.n ? p.m : p.n, lines = p.m < p.n ? p.n : p.m;
-  if (vectors <= kGemvVectors && p.k > 0 && size_of(dtype) <= 4 &&
-      lines * p.batch.numel < 1LL << 31 && gemv_lines(p, 1, p.a.row, p.a.col, p.m) &&
-      gemv_lines(p, 2, p.b.col, p.b.row, p.n)) {
+  const bool streams = vectors <= kStreamVectors && p.k > 0 &&
+                       gemv_lines(p, 1, p.a.row, p.a.col, p.m) &&
+                       gemv_lines(p, 2, p.b.col, p.b.row, p.n);
+  if (streams && vectors <= kGemvVectors && size_of(dtype) <= 4 &&
+      lines * p.batch.numel < 1LL << 31) {
     plan.family = GemmPlan::kGemv;
     plan.swap = p.n < p.m;
     return plan;
+  }
+  if (streams && vectors > kGemvVectors && halves && capability >= 80 && p.out.col == 1) {
+    plan.stream = stream_config(p, capability == 90 && p.built_for_hopper);
+    if (plan.stream.possible) {
+      plan.family = GemmPlan::kStream;
+      return plan;
+    }
   }
   const bool tensor_cores =
       p.k > 0 && (halves || (dtype == DType::kFloat32 && p.precision != Precision::kIeee));
