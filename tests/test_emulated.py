@@ -95,6 +95,7 @@ class Matmul(NamedTuple):
     swap: int = 0
     splits: int = 1
     ranks: int = 1
+    ring: int = 0  # of stream: of all tiles
     batch: int = 1
     kernel: str = "hopper"
     dtype: str = "bfloat16"
@@ -148,6 +149,16 @@ MATMUL = {
     ),
     "stream 32, swapped, x 4": Matmul(
         61, 31, 776, tile=32, swap=1, splits=8, ranks=4, kernel="stream", epilogue="place"
+    ),
+    "stream 8, ring": Matmul(7, 300, 1288, tile=8, splits=2, ring=1, kernel="stream"),
+    "stream 16, ring, swapped": Matmul(
+        150, 11, 648, tile=16, swap=1, splits=4, ring=1, kernel="stream"
+    ),
+    "stream 32, ring": Matmul(30, 300, 520, tile=32, ring=1, kernel="stream"),
+    "stream 64": Matmul(50, 270, 456, tile=64, kernel="stream", epilogue="place"),
+    "stream 64, little K": Matmul(64, 70, 40, tile=64, splits=8, kernel="stream", dtype="float16"),
+    "stream 64, swapped, x 2": Matmul(
+        131, 63, 1608, tile=64, swap=1, splits=2, ranks=2, batch=2, kernel="stream"
     ),
     "mma": Matmul(136, 136, 136, kernel="mma"),
     "mma, a^T b^T": Matmul(136, 72, 136, "columns", "rows", tile=64, kernel="mma"),

@@ -22,34 +22,38 @@
 
 namespace cuda_ops {
 
-// Floats of a warp's sums: rows of `lines` or of `tile`, the other way round if swapped, and
-// padding against bank conflicts.
-constexpr int stream_floats(int tile, int lines) {
-  return lines * tile + 4 * (lines > tile ? lines : tile);
-}
-
-// Two neighbours in the shared memory of the cluster's block `rank`.
-__device__ inline float2 pair_of_rank(const float* at, int rank) {
+// Two neighbours in the shared memory of the cluster's block `rank`, of which this one is
+// `own`.
+__device__ inline float2 pair_of_rank(const float* at, int rank, int own) {
 #if __CUDA_ARCH__ >= 900
-  float2 pair;
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-               : "=f"(pair.x), "=f"(pair.y)
-               : "r"(in_block(shared_address(at), uint32_t(rank)))
-               : "memory");
-  return pair;
-#else
-  return *reinterpret_cast<const float2*>(at);
+  if (rank != own) {
+    float2 pair;
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(pair.x), "=f"(pair.y)
+                 : "r"(in_block(shared_address(at), uint32_t(rank)))
+                 : "memory");
+    return pair;
+  }
 #endif
+  return *reinterpret_cast<const float2*>(at);
 }
 
-template <class T, int kTile, class Epilogue>
+// Waits for all threads of the cluster, be it one block.
+__device__ inline void stream_sync(int ranks) {
+#if __CUDA_ARCH__ >= 900
+  if (ranks > 1) return cluster_sync();
+#endif
+  __syncthreads();
+}
+
+template <class T, int kTile, bool kRing, class Epilogue>
 __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(kTile))
     gemm_stream_kernel(const __grid_constant__ Matmul p, const __grid_constant__ GemvArgs args,
                        int splits, int ranks, const __grid_constant__ Epilogue epilogue) {
 #if __CUDA_ARCH__ >= 800
   constexpr int kLines = stream_lines(kTile), kBlocks = kLines / 16, kCols = kTile / 8;
-  constexpr int kFloats = stream_floats(kTile, kLines);
-  extern __shared__ __align__(16) float partials[];
+  constexpr int kFloats = stream_shared(kTile, kRing) / 4;
+  extern __shared__ __align__(16) float partials[];  // a warp's part is its ring before
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   const int part = warp % splits, place = warp / splits;
   const int rank = int(blockIdx.x % unsigned(ranks));
@@ -59,6 +63,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(kTile))
   const auto data = [&](int i) {
     return static_cast<const T*>(p.batch.operands[i].data) + offsets[i];
   };
+  const T *a = data(1), *b = data(2), *matrix = args.swap ? a : b, *few = args.swap ? b : a;
   const int width = kStreamWarps / splits * kLines;
   const int64_t first = int64_t(tile % tiles) * width;
 
@@ -70,16 +75,22 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(kTile))
   for (int i = 0; i < 2 * kBlocks; ++i) {
     const int64_t line = first + place * kLines + 8 * i + lane / 4;
     const int64_t at = line < args.lines ? line : args.lines - 1;
-    lines[i / 2][i % 2] = data(args.swap ? 1 : 2) + at * args.line_stride + from;
+    lines[i / 2][i % 2] = matrix + at * args.line_stride + from;
   }
 #pragma unroll
   for (int c = 0; c < kCols; ++c) {
     const int64_t vector = 8 * c + lane / 4;
     const int64_t at = vector < args.vectors ? vector : args.vectors - 1;
-    vectors[c] = data(args.swap ? 2 : 1) + at * args.vector_stride + from;
+    vectors[c] = few + at * args.vector_stride + from;
   }
   float sums[kBlocks][kCols][4] = {};
-  stream_sums(lines, vectors, range, sums);
+  if constexpr (kRing) {
+    const uint32_t ring = shared_address(partials + warp * kFloats);
+    stream_sums_ring(lines, vectors, range, ring, sums);
+    __syncwarp();
+  } else {
+    stream_sums(lines, vectors, range, sums);
+  }
 
   const int line_step = args.swap ? kTile + 4 : 1, vector_step = args.swap ? 1 : kLines + 4;
 #pragma unroll
@@ -92,10 +103,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(kTile))
           sums[i / kCols][i % kCols][j];
     }
   }
-#if __CUDA_ARCH__ >= 900
-  if (ranks > 1) cluster_sync();
-#endif
-  if (ranks == 1) __syncthreads();
+  stream_sync(ranks);
 
   // Pairs of a row of out, shared out to the threads of all ranks.
   const int threads = 32 * kStreamWarps, row_pairs = (args.swap ? kTile : width) / 2;
@@ -108,7 +116,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(kTile))
     for (int r = 0; r < ranks; ++r) {
 #pragma unroll 4
       for (int w = 0; w < splits; ++w) {
-        const float2 pair = pair_of_rank(sum + w * kFloats, r);
+        const float2 pair = pair_of_rank(sum + w * kFloats, r, rank);
         total[0] += pair.x, total[1] += pair.y;
       }
     }
@@ -117,18 +125,24 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(kTile))
     const Place at{offsets[0] + m * p.out.row + n, m, n, inside && n < p.n, inside && n + 1 < p.n};
     finish_pair<T>(epilogue, total, at, p.batch.operands[0].data, args.second);
   }
-#if __CUDA_ARCH__ >= 900
   // No block leaves while another one of its cluster may read its sums.
-  if (ranks > 1) cluster_sync();
-#endif
+  if (ranks > 1) stream_sync(ranks);
 #endif
 }
 
-template <class T, class Epilogue>
+// `kRing`: the first tile with a ring, for what times the others too.
+template <class T, int kRing = kStreamRing, class Epilogue>
 cudaError_t gemm_stream(const Matmul& p, const StreamConfig& config, const Epilogue& epilogue,
                         void* second, cudaStream_t stream) {
-  const int lines = stream_lines(config.tile);
-  const GemvArgs args = gemv_args(p, config.swap, kStreamWarps / config.splits * lines, second);
+  const GemvArgs args = gemv_args(p, config.swap, config.lines(), second);
+  const auto kernel = config.tile == 8    ? gemm_stream_kernel<T, 8, (8 >= kRing), Epilogue>
+                      : config.tile == 16 ? gemm_stream_kernel<T, 16, (16 >= kRing), Epilogue>
+                      : config.tile == 32 ? gemm_stream_kernel<T, 32, (32 >= kRing), Epilogue>
+                                          : gemm_stream_kernel<T, 64, (64 >= kRing), Epilogue>;
+  const int shared = kStreamWarps * stream_shared(config.tile, config.tile >= kRing);
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  if (error != cudaSuccess) return error;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = unsigned(config.ranks);
@@ -136,14 +150,10 @@ cudaError_t gemm_stream(const Matmul& p, const StreamConfig& config, const Epilo
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(unsigned(config.grid));
   launch.blockDim = dim3(32 * kStreamWarps);
-  launch.dynamicSmemBytes =
-      size_t(kStreamWarps * stream_floats(config.tile, lines)) * sizeof(float);
+  launch.dynamicSmemBytes = size_t(shared);
   launch.stream = stream;
   launch.attrs = &attribute;
   launch.numAttrs = config.ranks > 1 ? 1 : 0;
-  const auto kernel = config.tile == 8    ? gemm_stream_kernel<T, 8, Epilogue>
-                      : config.tile == 16 ? gemm_stream_kernel<T, 16, Epilogue>
-                                          : gemm_stream_kernel<T, 32, Epilogue>;
   return cudaLaunchKernelEx(&launch, kernel, p, args, config.splits, config.ranks, epilogue);
 }
 
