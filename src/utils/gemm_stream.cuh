@@ -1,19 +1,19 @@
-// A large matrix times up to 32 vectors, both K-major: the loop of gemm_stream_sums.cuh,
-// which has 32 KB of a block on their way, 64 to 96 KB of an SM.
+// A large matrix times up to 64 vectors, both K-major: the loops of gemm_stream_sums.cuh.
 //
 //   cluster   `ranks` blocks (1 before sm_90) with the same lines, a part of K each
 //   block     8 warps, `splits` of which share the K of the same lines again
-//   warp      16 lines and up to 8 vectors, or 32 lines
+//   warp      16 lines and up to 8 vectors, or 32 lines and more
 //
 // What binds beside the memory are the vectors: each block reads all of its part of K,
 // from the L2 cache what other blocks of its SM have not left in L1. A block of 16 lines
 // and 8 vectors so asks the L2 cache for half as much again as the matrix has, and 32
-// lines and 32 vectors for twice as much; many vectors want all warps on lines of their
-// own, and K shared out to the cluster. From L1 to registers go half as many bytes of the
-// vectors as of the matrix, with 32 vectors as many: far from its 128 a cycle.
+// lines and 32 vectors for twice as much: many vectors want all warps on lines of their
+// own, and K shared out to the cluster. From L1 to registers go 1/2, 1/2, 1 and 2 bytes of
+// 8, 16, 32 and 64 vectors for each of the matrix; memory gives an SM 19 of those a cycle,
+// and L1 gives 128.
 //
-// Partial sums meet in shared memory, out's rows as rows, and are added in the order of
-// ranks and warps.
+// Partial sums meet in shared memory, laid out as out, and are added in the order of warps
+// and ranks.
 #pragma once
 
 #include "gemm_stream_sums.cuh"
@@ -22,20 +22,16 @@
 
 namespace cuda_ops {
 
-// Two neighbours in the shared memory of the cluster's block `rank`, of which this one is
-// `own`.
-__device__ inline float2 pair_of_rank(const float* at, int rank, int own) {
+// Two neighbours in the shared memory of the cluster's block `rank`.
+__device__ inline float2 pair_of_rank(const float* at, int rank) {
+  float2 pair{};
 #if __CUDA_ARCH__ >= 900
-  if (rank != own) {
-    float2 pair;
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(pair.x), "=f"(pair.y)
-                 : "r"(in_block(shared_address(at), uint32_t(rank)))
-                 : "memory");
-    return pair;
-  }
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+               : "=f"(pair.x), "=f"(pair.y)
+               : "r"(in_block(shared_address(at), uint32_t(rank)))
+               : "memory");
 #endif
-  return *reinterpret_cast<const float2*>(at);
+  return pair;
 }
 
 // Waits for all threads of the cluster, be it one block.
@@ -110,23 +106,28 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(kTile))
   for (int i = rank * threads + int(threadIdx.x); i < width * kTile / 2; i += ranks * threads) {
     const int row = i / row_pairs, column = i % row_pairs * 2;
     const int line = args.swap ? row : column, vector = args.swap ? column : row;
+    const int64_t m = args.swap ? first + line : vector, n = args.swap ? vector : first + line;
+    if (m >= p.m || n >= p.n) continue;
     const float* sum = partials + line / kLines * splits * kFloats + line % kLines * line_step +
                        vector * vector_step;
     float total[2] = {};
-    for (int r = 0; r < ranks; ++r) {
+    const auto add = [&](float2 pair) { total[0] += pair.x, total[1] += pair.y; };
+    // Unrolled: several loads are on their way.
+    for (int w = 0; ranks > 1 && w < splits; ++w) {
 #pragma unroll 4
-      for (int w = 0; w < splits; ++w) {
-        const float2 pair = pair_of_rank(sum + w * kFloats, r, rank);
-        total[0] += pair.x, total[1] += pair.y;
-      }
+      for (int r = 0; r < ranks; ++r) add(pair_of_rank(sum + w * kFloats, r));
     }
-    const int64_t m = args.swap ? first + line : vector, n = args.swap ? vector : first + line;
-    const bool inside = m < p.m;
-    const Place at{offsets[0] + m * p.out.row + n, m, n, inside && n < p.n, inside && n + 1 < p.n};
+#pragma unroll 4
+    for (int w = 0; ranks == 1 && w < splits; ++w) {
+      add(*reinterpret_cast<const float2*>(sum + w * kFloats));
+    }
+    const Place at{offsets[0] + m * p.out.row + n, m, n, true, n + 1 < p.n};
     finish_pair<T>(epilogue, total, at, p.batch.operands[0].data, args.second);
   }
+#if __CUDA_ARCH__ >= 900
   // No block leaves while another one of its cluster may read its sums.
-  if (ranks > 1) stream_sync(ranks);
+  if (ranks > 1) cluster_leave();
+#endif
 #endif
 }
 

@@ -203,6 +203,7 @@ inline void ptx_mapa_shared__cluster_u32(uint32_t& to, uint32_t at, uint32_t ran
 }
 // Both halves of it: the wait follows at once in the same asm.
 inline void ptx_barrier_cluster_arrive_release() { cluster_barrier(); }
+inline void ptx_barrier_cluster_arrive_relaxed() { cluster_barrier(); }
 
 // --- wgmma's order --------------------------------------------------------------
 // Warp-wide, as .sync says; the products are in tensor_cores.h.
