@@ -44,7 +44,7 @@ struct GemmPlan {
 // plain loads took 1.6 times as long as torch).
 constexpr int64_t kGemvVectors = 2;
 
-// Whether gemv can read a line-by-K operand: dense K of whole aligned vectors.
+// Whether gemv and stream can read a line-by-K operand: dense K of whole aligned vectors.
 inline bool gemv_lines(const Matmul& p, int operand, int64_t line, int64_t k, int64_t lines) {
   const int64_t bytes = size_of(p.batch.dtype);
   const auto whole = [&](int64_t stride) { return stride * bytes % 16 == 0; };
@@ -94,16 +94,16 @@ inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) 
   const DType dtype = p.batch.dtype;
   const bool halves = size_of(dtype) == 2;
   const int64_t vectors = p.m < p.n ? p.m : p.n, lines = p.m < p.n ? p.n : p.m;
-  const bool streams = vectors <= kStreamVectors && p.k > 0 &&
-                       gemv_lines(p, 1, p.a.row, p.a.col, p.m) &&
-                       gemv_lines(p, 2, p.b.col, p.b.row, p.n);
-  if (streams && vectors <= kGemvVectors && size_of(dtype) <= 4 &&
+  const bool k_major =
+      p.k > 0 && gemv_lines(p, 1, p.a.row, p.a.col, p.m) && gemv_lines(p, 2, p.b.col, p.b.row, p.n);
+  if (k_major && vectors <= kGemvVectors && size_of(dtype) <= 4 &&
       lines * p.batch.numel < 1LL << 31) {
     plan.family = GemmPlan::kGemv;
     plan.swap = p.n < p.m;
     return plan;
   }
-  if (streams && vectors > kGemvVectors && halves && capability >= 80 && p.out.col == 1) {
+  if (k_major && vectors > kGemvVectors && vectors <= kStreamVectors && halves &&
+      capability >= 80 && p.out.col == 1) {
     plan.stream = stream_config(p, capability == 90 && p.built_for_hopper);
     if (plan.stream.possible) {
       plan.family = GemmPlan::kStream;
