@@ -166,12 +166,14 @@ BORDERS = [
     *(Case(m, n, 1032, layouts) for m in (3, 9, 24, 50, 100, 130, 260, 520, 1030)
       for n in (8, 40, 136, 1032, 4104) for layouts in LAYOUTS),
     *(Case(m, n, 1032, dtype=torch.float16) for m in (5, 130, 700) for n in (16, 80, 1000)),
+    *(Case(m, n, k) for m in (77, 4104) for n in (3, 10, 25, 63) for k in (8, 136, 4104)),
     *(Case(m, n, 300, layouts, torch.float32, precision)
       for m, n in ((1, 64), (8, 100), (70, 90), (100, 1400), (1300, 1500), (2000, 36))
       for layouts in LAYOUTS for precision in ("ieee", "tf32", "tf32x3")),
     *(Case(m, n, k, layouts, aligned=False)
       for m, n, k in ((3, 5, 7), (64, 65, 127), (1537, 1411, 333)) for layouts in LAYOUTS),
     Case(70, 1031, 64), Case(300, 2001, 520), Case(64, 48, 96, batch=5),
+    Case(9, 777, 264, batch=4), Case(333, 30, 2056, batch=3),
     Case(70, 96, 80, "ll", batch=3), Case(1, 777, 256, batch=4), Case(777, 2, 256),
     Case(65, 33, 17, dtype=torch.float64), Case(65, 33, 0), Case(0, 33, 8), Case(1, 1, 1),
 ]  # fmt: skip
@@ -208,7 +210,11 @@ def test_the_choice(plans: Any) -> None:
     assert plans([Case(4096, 4096, 4096)])[0].startswith("hopper 128x256")
     assert plans([Case(1, 4096, 4096)]) == ["gemv"]
     assert plans([Case(4096, 1, 4096)]) == ["gemv swapped"]
-    assert plans([Case(16, 4096, 4096)])[0].startswith("hopper swapped 128x16")
+    assert plans([Case(3, 4096, 4096)])[0].startswith("stream 8 splits")
+    assert plans([Case(4096, 40, 4096)])[0].startswith("stream swapped 64 splits")
+    assert plans([Case(16, 4096, 4096)], capability=80) == ["stream 16 splits 8"]
+    assert plans([Case(16, 4096, 4096, "kl")])[0].startswith("hopper swapped 128x16")
+    assert plans([Case(16, 4096, 4096, aligned=False)], capability=80) == ["mma 64"]
     unaligned = plans([Case(4096, 4096, 4096, aligned=False)])[0]
     assert unaligned.startswith("pack a b, hopper 128x256 splits")
     assert plans([Case(64, 64, 64, aligned=False)]) == ["mma 64"]
@@ -230,8 +236,10 @@ def test_the_choice(plans: Any) -> None:
     assert plans([Case(4096, 4096, 8, dtype=torch.float32, precision="tf32x3")]) == ["fma 256x128"]
     assert plans([Case(4096, 4096, 4096, dtype=torch.float64)]) == ["simt 64"]
     assert plans([Case(0, 8, 8), Case(8, 8, 0)]) == ["nothing", "simt 64"]
-    # What the Hopper kernel's ints would not hold: tiles plus the grid, and K of both parts.
-    assert plans([Case(3, 3, 8, batch=2**30)]) == ["mma 128"]
+    # What the streaming kernel's ints would not hold: blocks. What the Hopper kernel's would
+    # not: tiles plus the grid, and K of both parts.
+    assert plans([Case(3, 3, 8, batch=2**31)]) == ["mma 128"]
+    assert plans([Case(65, 65, 8, batch=2**30)]) == ["mma 128"]
     assert plans([Case(8, 8, 2**30, dtype=torch.float32, precision="tf32x3")]) == ["mma 64"]
 
 
@@ -258,7 +266,11 @@ def test_every_tile_and_layout_is_chosen_somewhere(plans: Any) -> None:
         pattern = re.compile(rf"hopper (swapped )?{tile}{re.escape(layout)} splits")
         assert any(pattern.match(kernel) for kernel in chosen), tile + layout
     for splits in (1, 2, 4):
-        assert any(f"splits {splits}" in kernel for kernel in chosen)
+        assert any(re.match(rf"hopper .*splits {splits}", kernel) for kernel in chosen)
+    for tile, swap in itertools.product((8, 16, 32, 64), ("", "swapped ")):
+        assert any(kernel.startswith(f"stream {swap}{tile} splits") for kernel in chosen)
+    for ranks in (2, 4, 8):
+        assert any(re.match(rf"stream .* x {ranks},", kernel) for kernel in chosen)
 
 
 @needs_gpu

@@ -7,6 +7,7 @@
 #include "gemm_mma.cuh"
 #include "gemm_pack.cuh"
 #include "gemm_simt.cuh"
+#include "gemm_stream.cuh"
 #include "gemv.cuh"
 
 namespace cuda_ops {
@@ -46,6 +47,9 @@ cudaError_t gemm(const Matmul& problem, const GemmPlan& plan, void* workspace,
       break;
     case GemmPlan::kGemv:
       if constexpr (sizeof(T) <= 4) return gemv<T>(p, epilogue, second, plan.swap, stream);
+      break;
+    case GemmPlan::kStream:
+      if constexpr (sizeof(T) == 2) return gemm_stream<T>(p, plan.stream, epilogue, second, stream);
       break;
     case GemmPlan::kHopper:
       if constexpr (sizeof(T) == 2 || (sizeof(T) == 4 && !kLinear)) {

@@ -2,6 +2,7 @@
 // function of sizes, strides, alignment and device. No torch, no CUDA.
 //
 //   gemv     plain loads     up to 2 rows (or columns) of 16-bit or float32, K-major
+//   stream   mma.sync        3 rows (or columns) and some more, 16-bit, K-major, from 8.0 on
 //   hopper   TMA + wgmma     16-bit, tf32 and tf32x3 on compute capability 9.0; of copies where
 //                            it cannot read operands as they lie, and copying pays
 //   mma      mma.sync        the same from 8.0 on, whatever lies where
@@ -10,14 +11,16 @@
 #pragma once
 
 #include "gemm_pack.h"
+#include "gemm_stream.h"
 
 namespace cuda_ops {
 
 struct GemmPlan {
-  enum Family { kNothing, kGemv, kHopper, kMma, kFma, kSimt } family = kNothing;
+  enum Family { kNothing, kGemv, kStream, kHopper, kMma, kFma, kSimt } family = kNothing;
   int tile = 0;         // rows and columns, of kMma and kSimt; rows, of kFma
   int tile_n = 0;       // columns, of kFma
   bool swap = false;    // kGemv: the vectors are columns of b
+  StreamConfig stream;  // of kStream
   HopperConfig hopper;  // of kHopper
   GemmPack pack;        // of kHopper, before it
 
@@ -29,6 +32,7 @@ struct GemmPlan {
         return (pack.any() ? copied : "") + "hopper " + hopper.text();
       }
       case kGemv: return swap ? "gemv swapped" : "gemv";
+      case kStream: return "stream " + stream.text();
       case kFma: return "fma " + std::to_string(tile) + "x" + std::to_string(tile_n);
       case kMma: return "mma " + std::to_string(tile);
       case kSimt: return "simt " + std::to_string(tile);
@@ -41,7 +45,7 @@ struct GemmPlan {
 // plain loads took 1.6 times as long as torch).
 constexpr int64_t kGemvVectors = 2;
 
-// Whether gemv can read a line-by-K operand: dense K of whole aligned vectors.
+// Whether gemv and stream can read a line-by-K operand: dense K of whole aligned vectors.
 inline bool gemv_lines(const Matmul& p, int operand, int64_t line, int64_t k, int64_t lines) {
   const int64_t bytes = size_of(p.batch.dtype);
   const auto whole = [&](int64_t stride) { return stride * bytes % 16 == 0; };
@@ -109,12 +113,21 @@ inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) 
   const DType dtype = p.batch.dtype;
   const bool halves = size_of(dtype) == 2;
   const int64_t vectors = p.m < p.n ? p.m : p.n, lines = p.m < p.n ? p.n : p.m;
-  if (vectors <= kGemvVectors && p.k > 0 && size_of(dtype) <= 4 &&
-      lines * p.batch.numel < 1LL << 31 && gemv_lines(p, 1, p.a.row, p.a.col, p.m) &&
-      gemv_lines(p, 2, p.b.col, p.b.row, p.n)) {
+  const bool k_major =
+      p.k > 0 && gemv_lines(p, 1, p.a.row, p.a.col, p.m) && gemv_lines(p, 2, p.b.col, p.b.row, p.n);
+  if (k_major && vectors <= kGemvVectors && size_of(dtype) <= 4 &&
+      lines * p.batch.numel < 1LL << 31) {
     plan.family = GemmPlan::kGemv;
     plan.swap = p.n < p.m;
     return plan;
+  }
+  if (k_major && vectors > kGemvVectors && vectors <= kStreamVectors && halves &&
+      capability >= 80 && p.out.col == 1) {
+    plan.stream = stream_config(p, capability == 90 && p.built_for_hopper);
+    if (plan.stream.possible) {
+      plan.family = GemmPlan::kStream;
+      return plan;
+    }
   }
   const bool tensor_cores =
       p.k > 0 && (halves || (dtype == DType::kFloat32 && p.precision != Precision::kIeee));

@@ -5,19 +5,12 @@
 //           warps share the K of the same lines of its matrix
 //   warp    kBlocks times 16 lines, of a gated product 8 gates and their 8 ups
 //
-// mma.sync has the matrix as its 16 rows and assignments as its 8 columns. It adds up
-// over k in whatever order both come, so a lane loads 16 bytes of a line straight into
-// registers, and those are its share of two instructions:
-//
-//   32 k's of one line      lane % 4 = 0   1         2          3
-//                           0 1 ... 7      8 ... 15  16 ... 23  24 ... 31
-//   k's 0 to 3 of a lane: the first instruction, k's 4 to 7: the second
-//
-// Eight such loads a lane are on their way at once, 64 KB an SM. Partial sums meet in
-// shared memory and are added in the order of the warps.
+// gemm_stream_sums.cuh has the loop, 64 KB of loads an SM on their way at once. Partial sums
+// meet in shared memory and are added in the order of the warps.
 #pragma once
 
 #include "gemm_grouped.cuh"
+#include "gemm_stream_sums.cuh"
 #include "moe_plan.h"
 
 namespace cuda_ops {
@@ -28,73 +21,6 @@ struct StreamRows {
   bool sorted;  // by map; else each block looks for the assignments of its expert
   int splits;
 };
-
-// --- sums ---------------------------------------------------------------------
-
-// The k's of part `part` of `parts`.
-struct StreamRange {
-  int begin, end;
-  __device__ StreamRange(int k, int part, int parts) {
-    const int share = ((k + 31) / 32 + parts - 1) / parts * 32;
-    begin = part * share;
-    end = k - begin < share ? k : begin + share;
-  }
-};
-
-// 16 bytes that nobody reads again, and the rest of their 128 into the L2 cache.
-__device__ inline uint4 load_once(const void* from) {
-  uint4 word;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-               : "l"(from));
-  return word;
-}
-
-// Adds the products of a range of k. `lines[b]` are those of this lane in block b, lines
-// lane / 4 and lane / 4 + 8, `vectors[c]` is assignment 8 * c + lane / 4: all of them from
-// k = range.begin + 8 * (lane % 4) on. The whole warp calls it; moves the pointers.
-template <class T, int kBlocks, int kCols>
-__device__ __forceinline__ void stream_sums(const T* (&lines)[kBlocks][2],
-                                            const T* (&vectors)[kCols], const StreamRange& range,
-                                            float (&sums)[kBlocks][kCols][4]) {
-  constexpr int kSteps = 4 / kBlocks, kLoad = 32 * kSteps;
-  const int own = int(threadIdx.x) % 4 * 8;
-#pragma unroll 1
-  for (int left = range.end - range.begin; left > 0; left -= kLoad) {
-    uint4 line[kSteps][kBlocks][2], vector[kSteps][kCols];
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      const bool inside = own + 32 * s < left;
-#pragma unroll
-      for (int i = 0; i < 2 * kBlocks; ++i) {
-        line[s][i / 2][i % 2] = inside ? load_once(lines[i / 2][i % 2] + 32 * s) : uint4{};
-      }
-#pragma unroll
-      for (int c = 0; c < kCols; ++c) {
-        const auto* from = reinterpret_cast<const uint4*>(vectors[c] + 32 * s);
-        vector[s][c] = inside ? __ldg(from) : uint4{};
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * kBlocks; ++i) lines[i / 2][i % 2] += kLoad;
-#pragma unroll
-    for (int c = 0; c < kCols; ++c) vectors[c] += kLoad;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        const uint4 low = line[s][b][0], high = line[s][b][1];
-        const uint32_t early[4] = {low.x, high.x, low.y, high.y};
-        const uint32_t late[4] = {low.z, high.z, low.w, high.w};
-#pragma unroll
-        for (int c = 0; c < kCols; ++c) {
-          mma(sums[b][c], early, vector[s][c].x, vector[s][c].y, T{});
-          mma(sums[b][c], late, vector[s][c].z, vector[s][c].w, T{});
-        }
-      }
-    }
-  }
-}
 
 // --- which tile ---------------------------------------------------------------
 

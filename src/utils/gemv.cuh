@@ -18,10 +18,22 @@ constexpr int kGemvWarps = 8, kGemvLines = 4;
 struct GemvArgs {
   int64_t lines, vectors;              // columns of out and its rows; the other way round if `swap`
   int64_t line_stride, vector_stride;  // elements; K is dense in both
-  int64_t blocks;                      // of kGemvLines lines each, per matrix
+  int64_t blocks;                      // of as many lines each, per matrix
   void* second;
   bool swap;  // the matrix is a, the vectors are columns of b
 };
+
+inline GemvArgs gemv_args(const Matmul& p, bool swap, int block_lines, void* second) {
+  GemvArgs args{};
+  args.swap = swap;
+  args.lines = swap ? p.m : p.n;
+  args.vectors = swap ? p.n : p.m;
+  args.line_stride = swap ? p.a.row : p.b.col;
+  args.vector_stride = swap ? p.b.col : p.a.row;
+  args.blocks = (args.lines + block_lines - 1) / block_lines;
+  args.second = second;
+  return args;
+}
 
 // 16 bytes of T, read past the L1 cache: nobody reads them again.
 template <class T>
@@ -115,14 +127,7 @@ __global__ void __launch_bounds__(32 * kGemvWarps)
 template <class T, class Epilogue>
 cudaError_t gemv(const Matmul& p, const Epilogue& epilogue, void* second, bool swap,
                  cudaStream_t stream) {
-  GemvArgs args{};
-  args.swap = swap;
-  args.lines = swap ? p.m : p.n;
-  args.vectors = swap ? p.n : p.m;
-  args.line_stride = swap ? p.a.row : p.b.col;
-  args.vector_stride = swap ? p.b.col : p.a.row;
-  args.blocks = (args.lines + kGemvLines - 1) / kGemvLines;
-  args.second = second;
+  const GemvArgs args = gemv_args(p, swap, kGemvLines, second);
   const auto kernel = args.vectors <= 1 ? gemv_kernel<T, 1, Epilogue> : gemv_kernel<T, 2, Epilogue>;
   kernel<<<unsigned(args.blocks * p.batch.numel), 32 * kGemvWarps, 0, stream>>>(p, args, epilogue);
   return cudaGetLastError();

@@ -77,6 +77,15 @@ __device__ inline void cluster_sync() {
           : "memory");
 }
 
+// The same for threads that have used all they read of other blocks and now leave: what they
+// stored need not be seen by then.
+__device__ inline void cluster_leave() {
+  asm volatile(
+      "barrier.cluster.arrive.relaxed;\n"
+      "barrier.cluster.wait.acquire;" ::
+          : "memory");
+}
+
 // A barrier of `threads` threads of this block; 0 is __syncthreads' own.
 __device__ inline void named_barrier(uint32_t name, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");

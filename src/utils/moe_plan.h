@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "gemm_stream.h"
 #include "moe.h"
 
 namespace cuda_ops {
@@ -53,12 +54,6 @@ constexpr int64_t kMostUnsorted = 64;
 constexpr int stream_tile(int64_t assignments, int64_t experts) {
   return assignments <= 4 * experts ? 8 : assignments <= 10 * experts ? 16 : 32;
 }
-
-// Lines of the matrix for a warp. Wide tiles take two blocks, so that what is read of the
-// assignments is used twice.
-constexpr int stream_lines(int tile) { return tile == 8 ? 16 : 32; }
-
-constexpr int kStreamWarps = 8;
 
 // Warps of a block that share the K of the same lines: as few as fill 132 SMs several
 // times over, since warps with other lines share the assignments in the L1 cache.

@@ -76,6 +76,10 @@ inline void ptx_ld_shared__cluster_v4_f32(float& a, float& b, float& c, float& d
   const Floats q = load_shared<Floats>(at);
   a = q.f[0], b = q.f[1], c = q.f[2], d = q.f[3];
 }
+inline void ptx_ld_shared__cluster_v2_f32(float& a, float& b, uint32_t at) {
+  const auto pair = load_shared<std::array<float, 2>>(at);
+  a = pair[0], b = pair[1];
+}
 inline void ptx_st_shared_v2_f32(uint32_t at, float a, float b) {
   store_shared(at, std::array<float, 2>{a, b});
 }
@@ -199,6 +203,7 @@ inline void ptx_mapa_shared__cluster_u32(uint32_t& to, uint32_t at, uint32_t ran
 }
 // Both halves of it: the wait follows at once in the same asm.
 inline void ptx_barrier_cluster_arrive_release() { cluster_barrier(); }
+inline void ptx_barrier_cluster_arrive_relaxed() { cluster_barrier(); }
 
 // --- wgmma's order --------------------------------------------------------------
 // Warp-wide, as .sync says; the products are in tensor_cores.h.

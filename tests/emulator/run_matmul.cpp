@@ -5,6 +5,7 @@
 #include "gemm_hopper.cuh"
 #include "gemm_mma.cuh"
 #include "gemm_pack.cuh"
+#include "gemm_stream.cuh"
 
 using namespace cuda_ops;
 using namespace emulator;
@@ -36,6 +37,9 @@ struct Matrices {
   Tensor tensor;
 };
 
+// What PlaceEpilogue adds.
+double place_value(int64_t m, int64_t n) { return double(m) - 0.5 * double(n % 16); }
+
 template <class T>
 cudaError_t run_hopper(const Arguments& arguments, const Matmul& p) {
   const bool swap = arguments.number("swap") != 0;
@@ -48,7 +52,34 @@ cudaError_t run_hopper(const Arguments& arguments, const Matmul& p) {
   return gemm_hopper<T, false>(p, config, PlainEpilogue{}, nullptr, nullptr);
 }
 
-cudaError_t run(const Arguments& arguments, const Matmul& p) {
+// Adds to each sum what says where it is, and keeps half of it aside.
+struct PlaceEpilogue {
+  static constexpr bool kSecond = true;
+  template <class C>
+  __device__ void operator()(C (&sums)[2], C (&aside)[2], const Place& at) const {
+    for (int i = 0; i < 2; ++i) {
+      sums[i] += C(place_value(at.m, at.n + i));
+      aside[i] = sums[i] / 2;
+    }
+  }
+};
+
+template <class T>
+cudaError_t run_stream(const Arguments& arguments, const Matmul& p, void* second) {
+  const StreamConfig config =
+      stream_variant(p, arguments.number("splits"), arguments.number("ranks"));
+  std::printf("plan: stream %s\n", config.text().c_str());
+  if (config.tile != arguments.number("tile") || config.swap != (arguments.number("swap") != 0)) {
+    fail("the case says otherwise");
+  }
+  if (arguments.number("ring") != 0) {
+    return gemm_stream<T, 8>(p, config, PlainEpilogue{}, nullptr, nullptr);
+  }
+  return second == nullptr ? gemm_stream<T>(p, config, PlainEpilogue{}, nullptr, nullptr)
+                           : gemm_stream<T>(p, config, PlaceEpilogue{}, second, nullptr);
+}
+
+cudaError_t run(const Arguments& arguments, const Matmul& p, void* second) {
   const std::string kernel = arguments.text("kernel");
   const DType dtype = p.batch.dtype;
   const PlainEpilogue plain;
@@ -62,6 +93,10 @@ cudaError_t run(const Arguments& arguments, const Matmul& p) {
     }
     return is_split(p) ? gemm_mma<float, MmaMode::kTF32x3>(p, plain, nullptr, tile, nullptr)
                        : gemm_mma<float, MmaMode::kTF32>(p, plain, nullptr, tile, nullptr);
+  }
+  if (kernel == "stream") {
+    return dtype == DType::kBFloat16 ? run_stream<BFloat16>(arguments, p, second)
+                                     : run_stream<Half>(arguments, p, second);
   }
   if (kernel != "hopper") fail("kernel=%s", kernel.c_str());
 
@@ -91,7 +126,7 @@ int main(int count, char** texts) {
   const std::string precision = arguments.text("precision");
   Matrices a(dtype, batch, m, k, arguments.text("a") == "columns", aligned);
   Matrices b(dtype, batch, k, n, arguments.text("b") == "columns", aligned);
-  Matrices out(dtype, batch, m, n, false, aligned);
+  Matrices out(dtype, batch, m, n, false, aligned), second(dtype, batch, m, n, false, aligned);
   std::mt19937 numbers(unsigned(arguments.number("seed")));
   a.tensor.fill(numbers, 1);
   b.tensor.fill(numbers, 1);
@@ -115,22 +150,27 @@ int main(int count, char** texts) {
   p.precision = precision == "tf32"     ? Precision::kTF32
                 : precision == "tf32x3" ? Precision::kTF32x3
                                         : Precision::kIeee;
-  check(run(arguments, p), "the launch");
+  const bool keeps = arguments.text("epilogue") == "place";
+  check(run(arguments, p, keeps ? second.tensor.data() : nullptr), "the launch");
 
   const std::vector<double> in_a = a.tensor.values(), in_b = b.tensor.values();
-  std::vector<double> got, wanted;
+  std::vector<double> got, wanted, kept, halves;
   for (int z = 0; z < batch; ++z) {
     for (int i = 0; i < m; ++i) {
       for (int j = 0; j < n; ++j) {
         double sum = 0;
         for (int q = 0; q < k; ++q) sum += in_a[a.at(z, i, q)] * in_b[b.at(z, q, j)];
+        if (keeps) sum += place_value(i, j);
         wanted.push_back(sum);
+        halves.push_back(sum / 2);
+        kept.push_back(second.tensor.get(out.at(z, i, j)));
         got.push_back(out.tensor.get(out.at(z, i, j)));
       }
     }
   }
   const double tolerance = !float32 ? 5e-3 : precision == "tf32" ? 1e-3 : 1e-6;
   compare("out", got, wanted, size_t(n), tolerance);
+  if (keeps) compare("second", kept, halves, size_t(n), tolerance);
   for (int z = 0; z < batch; ++z) {
     for (int i = 0; i < m; ++i) {
       for (int j = n; j < out.pitch; ++j) {

@@ -1,0 +1,155 @@
+// The products of lines of a large matrix and a few vectors, all K-major, by one warp: the
+// matrix is read once, past the L1 cache, and tensor cores keep up with any way of using
+// them.
+//
+// mma.sync has the matrix as its 16 rows and vectors as its 8 columns. It adds up
+// over k in whatever order both come, so a lane loads 16 bytes of a line straight into
+// registers, and those are its share of two instructions:
+//
+//   32 k's of one line      lane % 4 = 0   1         2          3
+//                           0 1 ... 7      8 ... 15  16 ... 23  24 ... 31
+//   k's 0 to 3 of a lane: the first instruction, k's 4 to 7: the second
+//
+// Eight loads of the matrix a lane are on their way at once, 4 KB a warp; through a ring in
+// shared memory, twice as many.
+#pragma once
+
+#include "cp_async.cuh"
+#include "gemm_mma.cuh"
+#include "gemm_stream.h"
+
+namespace cuda_ops {
+
+// The k's of part `part` of `parts`.
+struct StreamRange {
+  int begin, end;
+  __device__ StreamRange(int k, int part, int parts) {
+    const int share = ((k + 31) / 32 + parts - 1) / parts * 32;
+    begin = part * share;
+    end = k - begin < share ? k : begin + share;
+  }
+};
+
+// 16 bytes that nobody reads again, and the rest of their 128 into the L2 cache.
+__device__ inline uint4 load_once(const void* from) {
+  uint4 word;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(from));
+  return word;
+}
+
+__device__ inline uint4 load_shared(uint32_t at) {
+  uint4 word;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "r"(at)
+               : "memory");
+  return word;
+}
+
+// Adds the products of 32 k's.
+template <class T, int kBlocks, int kCols>
+__device__ __forceinline__ void stream_products(const uint4 (&lines)[kBlocks][2],
+                                                const uint4 (&vectors)[kCols],
+                                                float (&sums)[kBlocks][kCols][4]) {
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    const uint4 low = lines[b][0], high = lines[b][1];
+    const uint32_t early[4] = {low.x, high.x, low.y, high.y};
+    const uint32_t late[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+    for (int c = 0; c < kCols; ++c) {
+      mma(sums[b][c], early, vectors[c].x, vectors[c].y, T{});
+      mma(sums[b][c], late, vectors[c].z, vectors[c].w, T{});
+    }
+  }
+}
+
+// Adds the products of a range of k. `lines[b]` are those of this lane in block b, lines
+// lane / 4 and lane / 4 + 8, `vectors[c]` is vector 8 * c + lane / 4: all of them from
+// k = range.begin + 8 * (lane % 4) on. The whole warp calls it; moves the pointers.
+template <class T, int kBlocks, int kCols>
+__device__ __forceinline__ void stream_sums(const T* (&lines)[kBlocks][2],
+                                            const T* (&vectors)[kCols], const StreamRange& range,
+                                            float (&sums)[kBlocks][kCols][4]) {
+  constexpr int kSteps = 4 / kBlocks, kLoad = 32 * kSteps;
+  const int own = int(threadIdx.x) % 4 * 8;
+#pragma unroll 1
+  for (int left = range.end - range.begin; left > 0; left -= kLoad) {
+    uint4 line[kSteps][kBlocks][2], vector[kSteps][kCols];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const bool inside = own + 32 * s < left;
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+        line[s][i / 2][i % 2] = inside ? load_once(lines[i / 2][i % 2] + 32 * s) : uint4{};
+      }
+#pragma unroll
+      for (int c = 0; c < kCols; ++c) {
+        const auto* from = reinterpret_cast<const uint4*>(vectors[c] + 32 * s);
+        vector[s][c] = inside ? __ldg(from) : uint4{};
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kBlocks; ++i) lines[i / 2][i % 2] += kLoad;
+#pragma unroll
+    for (int c = 0; c < kCols; ++c) vectors[c] += kLoad;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) stream_products<T>(line[s], vector[s], sums);
+  }
+}
+
+// The same, of lines that come through shared memory: a warp then has more bytes on their
+// way than registers would hold beside the sums of many vectors, and never none. `ring` is
+// the warp's, of kStreamStages. A lane reads what it copied itself and waits for nobody.
+template <class T, int kBlocks, int kCols>
+__device__ __forceinline__ void stream_sums_ring(const T* (&lines)[kBlocks][2],
+                                                 const T* (&vectors)[kCols],
+                                                 const StreamRange& range, uint32_t ring,
+                                                 float (&sums)[kBlocks][kCols][4]) {
+  constexpr int kLoad = 32 * kStreamSteps, kStage = kStreamSteps * kBlocks * 1024;
+  const int own = int(threadIdx.x) % 4 * 8;
+  ring += threadIdx.x % 32 * 16;
+  const auto fetch = [&](int left, int stage) {
+    if (left > 0) {
+#pragma unroll
+      for (int s = 0; s < kStreamSteps; ++s) {
+        const int bytes = own + 32 * s < left ? 16 : 0;
+#pragma unroll
+        for (int i = 0; i < 2 * kBlocks; ++i) {
+          const T*& line = lines[i / 2][i % 2];
+          cp_async(ring + uint32_t(stage * kStage + (2 * s * kBlocks + i) * 512), line, bytes);
+          line += bytes > 0 ? 32 : 0;
+        }
+      }
+    }
+    cp_async_commit();
+  };
+  int left = range.end - range.begin;
+#pragma unroll
+  for (int s = 0; s < kStreamStages - 1; ++s) fetch(left - s * kLoad, s);
+#pragma unroll 1
+  for (int stage = 0; left > 0; left -= kLoad, stage = (stage + 1) % kStreamStages) {
+    fetch(left - (kStreamStages - 1) * kLoad, (stage + kStreamStages - 1) % kStreamStages);
+#pragma unroll
+    for (int s = 0; s < kStreamSteps; ++s) {
+      const bool inside = own + 32 * s < left;
+      uint4 line[kBlocks][2], vector[kCols];
+#pragma unroll
+      for (int c = 0; c < kCols; ++c) {
+        vector[c] = inside ? __ldg(reinterpret_cast<const uint4*>(vectors[c])) : uint4{};
+        vectors[c] += inside ? 32 : 0;
+      }
+      if (s == 0) cp_async_wait<kStreamStages - 1>();
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+        line[i / 2][i % 2] =
+            load_shared(ring + uint32_t(stage * kStage + (2 * s * kBlocks + i) * 512));
+      }
+      stream_products<T>(line, vector, sums);
+    }
+  }
+}
+
+}  // namespace cuda_ops
