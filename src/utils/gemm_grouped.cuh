@@ -89,17 +89,20 @@ __device__ inline void add_up_tiles(const int32_t* offsets, int experts, int32_t
   __syncthreads();
 }
 
-// Tile number `index` in the order group, column, row, of a group that has it: blocks that
-// run together share a matrix's columns, which are read once, and all of a group's rows.
+// Tile number `index` in the order group, band of rows, column, row, of a group that has it:
+// blocks that run together share a matrix's columns, which are read once, and the rows of a
+// band. Bands are high, so that few experts need a second one and read their matrix again.
 __device__ inline RowTile row_tile_of(const int32_t* offsets, int experts, int32_t assignments,
                                       int tile, const int32_t* starts, int64_t columns, int group,
                                       int64_t index) {
+  constexpr unsigned kBand = 32;
   // Results of 2^32 tiles are larger than any memory: no 64-bit division.
-  const auto rows = unsigned(starts[group + 1] - starts[group]);
-  const auto in = unsigned(index - starts[group] * columns), column = in / rows;
-  const int64_t begin = offsets[group] + int64_t(in - column * rows) * tile;
+  const auto in = unsigned(index - starts[group] * columns);
+  const auto at =
+      tile_in_bands(in, unsigned(starts[group + 1] - starts[group]), unsigned(columns), kBand);
+  const int64_t begin = offsets[group] + int64_t(at.row) * tile;
   const int64_t end = group < experts ? offsets[group + 1] : assignments;
-  return {group, begin, end - begin < tile ? end : begin + tile, column};
+  return {group, begin, end - begin < tile ? end : begin + tile, at.column};
 }
 
 // The same, whichever group has it.

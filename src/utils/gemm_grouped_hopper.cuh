@@ -331,8 +331,9 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
   const int tiles_m = int((p.m + Tile::kTileM - 1) / Tile::kTileM);
   const int tiles_n = int((p.n + Tile::kTileN - 1) / Tile::kTileN);
   const int matrix = tiles_m * tiles_n, tiles = p.experts * matrix;
-  const auto first_m = [&](int index) { return index % matrix % tiles_m * Tile::kTileM; };
-  const auto first_n = [&](int index) { return index % matrix / tiles_m * Tile::kTileN; };
+  const auto tile_at = [&](int index) {
+    return tile_in_bands(index % matrix, tiles_m, tiles_n, 16);
+  };
 
   if (group == 0) {
     // --- producer
@@ -344,7 +345,8 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
     GroupedCopies copies;
     for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
       const int32_t begin = p.offsets[index / matrix], end = p.offsets[index / matrix + 1];
-      const int m = first_m(index) + chunk * 8, n = first_n(index) + chunk * 8;
+      const auto tile = tile_at(index);
+      const int m = tile.row * Tile::kTileM + chunk * 8, n = tile.column * Tile::kTileN + chunk * 8;
       int32_t numbers[kRows];  // of the next stage, read a stage ahead
       const auto read_numbers = [&](int32_t at) {
 #pragma unroll
@@ -392,7 +394,9 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
     const int consumer = group - 1;
     const uint32_t box = ring.staging() + uint32_t(consumer * Tile::kBox);
     for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
-      const int expert = index / matrix, m = first_m(index) + 64 * consumer, n = first_n(index);
+      const auto tile = tile_at(index);
+      const int expert = index / matrix, m = tile.row * Tile::kTileM + 64 * consumer;
+      const int n = tile.column * Tile::kTileN;
       const int count = p.offsets[expert + 1] - p.offsets[expert];
       int32_t rows[4];
 #pragma unroll
