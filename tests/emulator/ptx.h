@@ -214,4 +214,10 @@ inline void ptx_wgmma_wait_group_sync_aligned(int pending) {
   exchange({});
 }
 
+// --- launches -------------------------------------------------------------------
+// Kernels run one after the other: whatever one waits for is there.
+
+inline void ptx_griddepcontrol_wait() {}
+inline void ptx_griddepcontrol_launch_dependents() {}
+
 }  // namespace emulator
