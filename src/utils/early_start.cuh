@@ -23,6 +23,16 @@ __device__ inline void wait_for_previous() {
 #endif
 }
 
+// The same, and the address of what it waited for: loads for constants (__ldg), which the
+// compiler may move, can then not come before.
+template <class V>
+__device__ V* after_previous(V* data) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" : "+l"(data) : : "memory");
+#endif
+  return data;
+}
+
 // Before compute capability 9.0 an ordinary launch.
 template <class... Parameters, class... Arguments>
 cudaError_t launch_early(void (*kernel)(Parameters...), unsigned blocks, int threads,

@@ -193,9 +193,11 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
   extern __shared__ uint8_t shared[];
   // Here, so that a tile begins without waiting for memory.
   __shared__ int32_t starts[kMostBins + 1], offsets[kMostBins];
-  for (int i = int(threadIdx.x); i <= p.experts; i += Tile::kThreads) offsets[i] = p.offsets[i];
   // Four warps that copy, and what the copy engine brings.
   GroupedRing ring(shared, 4 + 1);
+  wait_for_previous();
+  let_next_start();
+  for (int i = int(threadIdx.x); i <= p.experts; i += Tile::kThreads) offsets[i] = p.offsets[i];
   add_up_tiles(p.offsets, p.experts, p.assignments, Tile::kTileM, starts);
   const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128;
   const int columns = int((p.n + kColumns - 1) / kColumns);
@@ -326,6 +328,8 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
   using Tile = GroupedHopper;
   extern __shared__ uint8_t shared[];
   GroupedRing ring(shared, 4);  // four warps that copy
+  wait_for_previous();
+  let_next_start();
   __syncthreads();
   const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128;
   const int tiles_m = int((p.m + Tile::kTileM - 1) / Tile::kTileM);
@@ -431,8 +435,8 @@ cudaError_t grouped_hopper_launch(Kernel kernel, int64_t tiles, cudaStream_t str
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, GroupedHopper::kShared);
   if (error != cudaSuccess) return error;
   const auto grid = unsigned(tiles < kHopperSms ? tiles : kHopperSms);
-  kernel<<<grid, GroupedHopper::kThreads, GroupedHopper::kShared, stream>>>(arguments...);
-  return cudaGetLastError();
+  return launch_early(kernel, grid, GroupedHopper::kThreads, GroupedHopper::kShared, stream,
+                      arguments...);
 }
 
 template <class T, bool kGated, bool kLineMajorB>
