@@ -17,7 +17,8 @@
 // shared memory and are added in the order of the warps.
 //
 // The second product starts while the first one ends (early_start.cuh). The routing is
-// complete by then, so it finds its tile and asks for its matrix before it waits.
+// complete by then, so it finds its tile and asks for its matrix before it waits. The L1
+// cache may be outdated, so what is read before goes past it.
 #pragma once
 
 #include "gemm_grouped.cuh"
@@ -109,17 +110,19 @@ struct StreamTile {
 // Finds the block's tile and lists its assignments. The whole block calls it, and all of
 // it returns the same.
 template <int kTile>
-__device__ StreamTile stream_tile_of(const StreamRows& s, int columns, int32_t* starts,
-                                     int32_t* members) {
+__device__ StreamTile stream_tile_of(const StreamRows& s, int columns, int32_t* members) {
   const GroupedRows& p = s.rows;
   const int thread = int(threadIdx.x), lane = thread % 32;
   if (s.sorted) {
-    add_up_tiles(p.offsets, p.experts, p.assignments, kTile, starts);
+    __shared__ int32_t starts[kMostBins + 1], offsets[kMostBins];
+    for (int i = thread; i <= p.experts; i += int(blockDim.x)) offsets[i] = __ldcg(p.offsets + i);
+    __syncthreads();
+    add_up_tiles(offsets, p.experts, p.assignments, kTile, starts);
     if (blockIdx.x >= unsigned(starts[p.experts + 1] * columns)) return {0, 0, 0};
     const RowTile tile =
-        row_tile(p.offsets, p.experts, p.assignments, kTile, starts, columns, blockIdx.x);
+        row_tile(offsets, p.experts, p.assignments, kTile, starts, columns, blockIdx.x);
     const int count = int(tile.end - tile.begin);
-    if (thread < count) members[thread] = p.order[tile.begin + thread];
+    if (thread < count) members[thread] = __ldcg(p.order + tile.begin + thread);
     __syncthreads();
     return {tile.group, count, int(tile.column)};
   }
@@ -170,7 +173,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, kStreamBlocks<kCols>)
 #if __CUDA_ARCH__ >= 800
   // Columns of out that 16 lines are; quads of sums that a lane has.
   constexpr int kStep = kGated ? 8 : 16, kQuads = kBlocks * kCols;
-  __shared__ int32_t starts[kMostBins + 1], members[8 * kCols];
+  __shared__ int32_t members[8 * kCols];
   __shared__ float4 partials[kStreamWarps][kQuads][32];
   const GroupedRows& p = s.rows;
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
@@ -181,8 +184,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, kStreamBlocks<kCols>)
     rows = after_previous(rows);
     let_next_start();
   }
-  const StreamTile tile =
-      stream_tile_of<8 * kCols>(s, (int(p.n) + width - 1) / width, starts, members);
+  const StreamTile tile = stream_tile_of<8 * kCols>(s, (int(p.n) + width - 1) / width, members);
   if (tile.count == 0) return;
 
   const int first = int(tile.column) * width + place * kBlocks * kStep, size = int(p.n);
@@ -262,22 +264,24 @@ __global__ void __launch_bounds__(32 * kTokenWarps, 1)
     stream_token_kernel(const __grid_constant__ StreamRows s, const float* weights, int parts) {
 #if __CUDA_ARCH__ >= 800
   __shared__ float partials[kMostChosen * kTokenWarps][16], shares[kMostChosen];
+  __shared__ int bins[kMostChosen];
   const GroupedRows& p = s.rows;
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   const int64_t first = int64_t(blockIdx.x) * 16;
   if (threadIdx.x < unsigned(p.assignments)) {
-    shares[threadIdx.x] = weights[threadIdx.x];
-    const int expert = bin_of(s.map, threadIdx.x);
+    shares[threadIdx.x] = __ldcg(weights + threadIdx.x);
+    const int expert = bins[threadIdx.x] = bin_of(s.map, threadIdx.x);
     if (expert < p.experts && blockIdx.x < kPrefetchSms) {
       const int64_t left = p.n - first;
       prefetch_lines(static_cast<const T*>(p.b) + (expert * p.n + first) * p.k,
                      left < 16 ? left : 16, p.k, kMostPrefetched / unsigned(p.assignments));
     }
   }
+  __syncthreads();
   const void* rows = after_previous(p.a);
   let_next_start();
   for (int pair = warp; pair < p.assignments * parts; pair += kTokenWarps) {
-    const int assignment = pair / parts, expert = bin_of(s.map, assignment);
+    const int assignment = pair / parts, expert = bins[assignment];
     float sums[1][1][4] = {};
     if (expert < p.experts) {
       const StreamRange range(int(p.k), pair % parts, parts);

@@ -43,8 +43,9 @@ __device__ void warp_add_up(int count, int32_t* starts, const Value& value) {
   if (lane == 31) starts[count] = sum;
 }
 
+// Past the L1 cache, which is outdated where a kernel has not waited yet (early_start.cuh).
 __device__ inline int bin_of(const MoeMap& p, int64_t assignment) {
-  const int64_t expert = p.chosen[assignment];
+  const auto expert = int64_t(__ldcg(reinterpret_cast<const long long*>(p.chosen) + assignment));
   return expert >= 0 && expert < p.experts ? int(expert) : int(p.experts);
 }
 
@@ -80,8 +81,8 @@ __device__ inline int64_t chunk_end(const MoeMap& p, int64_t begin, int64_t chun
 
 // Adds up the counts of all chunks, and of those before the block's. The whole block calls
 // it; both arrays are shared memory and zero.
-__device__ inline void add_up_chunks(const MoeMap& p, int width, int32_t* all, int32_t* before) {
-  const int vectors = width / 4, parts = kMapThreads / vectors;
+__device__ inline void add_up_chunks(const MoeMap& p, int32_t* all, int32_t* before) {
+  const int vectors = moe_map_bins(p.experts) / 4, parts = kMapThreads / vectors;
   const int vector = int(threadIdx.x) % vectors, part = int(threadIdx.x) / vectors;
   if (part >= parts) return;
   const auto* counts = reinterpret_cast<const int4*>(p.counts) + vector;
@@ -104,12 +105,11 @@ __device__ inline void add_up_chunks(const MoeMap& p, int width, int32_t* all, i
 }
 
 // --- kernels ------------------------------------------------------------------
-// `width`: counts of a chunk, moe_map_bins().
 
 static __global__ void __launch_bounds__(kMapThreads)
-    moe_count_kernel(const MoeMap p, int64_t chunk, int width) {
+    moe_count_kernel(const MoeMap p, int64_t chunk) {
   __shared__ int32_t counts[kMostBins];
-  const int thread = int(threadIdx.x);
+  const int thread = int(threadIdx.x), width = moe_map_bins(p.experts);
   for (int i = thread; i < kMostBins; i += kMapThreads) counts[i] = 0;
   wait_for_previous();
   let_next_start();
@@ -130,7 +130,7 @@ static __global__ void __launch_bounds__(kMapThreads)
 }
 
 static __global__ void __launch_bounds__(kMapThreads)
-    moe_place_kernel(const MoeMap p, int64_t chunk, int width) {
+    moe_place_kernel(const MoeMap p, int64_t chunk) {
   // Of a step: how many each warp has, then where they begin among those of the expert.
   __shared__ int32_t counts[kMapThreads / 32][kMostBins];
   __shared__ int32_t starts[kMostBins + 1], next[kMostBins];
@@ -147,7 +147,7 @@ static __global__ void __launch_bounds__(kMapThreads)
     for (int i = thread; i < bins; i += kMapThreads) p.offsets[i] = starts[i];
   };
   if (gridDim.x > 1) {
-    add_up_chunks(p, width, starts, next);
+    add_up_chunks(p, starts, next);
     __syncthreads();
     add_up(starts);
   }
@@ -200,14 +200,12 @@ static __global__ void __launch_bounds__(kMapThreads)
 
 inline cudaError_t moe_map(const MoeMap& p, cudaStream_t stream) {
   const int64_t chunk = moe_map_chunk(p.assignments);
-  const int width = moe_map_bins(p.experts);
   const auto chunks = unsigned(moe_map_chunks(p.assignments));
-  if (chunks <= 1)
-    return launch_early(moe_place_kernel, 1, kMapThreads, 0, stream, p, chunk, width);
+  if (chunks <= 1) return launch_early(moe_place_kernel, 1, kMapThreads, 0, stream, p, chunk);
   const cudaError_t error =
-      launch_early(moe_count_kernel, chunks, kMapThreads, 0, stream, p, chunk, width);
+      launch_early(moe_count_kernel, chunks, kMapThreads, 0, stream, p, chunk);
   if (error != cudaSuccess) return error;
-  return launch_early(moe_place_kernel, chunks, kMapThreads, 0, stream, p, chunk, width);
+  return launch_early(moe_place_kernel, chunks, kMapThreads, 0, stream, p, chunk);
 }
 
 }  // namespace cuda_ops
