@@ -190,15 +190,22 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
 #ifdef CUDA_OPS_HOPPER_CODE
   using Tile = GroupedHopper;
   constexpr int kColumns = kGated ? Tile::kTileN / 2 : Tile::kTileN;
+  // Of the forward pass, which starts when the routing is complete (early_start.cuh).
+  constexpr bool kSecond = !kGated && !kLineMajorB;
   extern __shared__ uint8_t shared[];
   // Here, so that a tile begins without waiting for memory.
   __shared__ int32_t starts[kMostBins + 1], offsets[kMostBins];
   // Four warps that copy, and what the copy engine brings.
   GroupedRing ring(shared, 4 + 1);
-  wait_for_previous();
-  let_next_start();
-  for (int i = int(threadIdx.x); i <= p.experts; i += Tile::kThreads) offsets[i] = p.offsets[i];
-  add_up_tiles(p.offsets, p.experts, p.assignments, Tile::kTileM, starts);
+  if constexpr (!kSecond) {
+    wait_for_previous();
+    let_next_start();
+  }
+  for (int i = int(threadIdx.x); i <= p.experts; i += Tile::kThreads) {
+    offsets[i] = __ldcg(p.offsets + i);
+  }
+  __syncthreads();
+  add_up_tiles(offsets, p.experts, p.assignments, Tile::kTileM, starts);
   const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128;
   const int columns = int((p.n + kColumns - 1) / kColumns);
   // Results of 2^31 tiles are larger than any memory.
@@ -210,6 +217,18 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
     return row_tile_of(offsets, p.experts, p.assignments, Tile::kTileM, starts, columns, expert,
                        index);
   };
+  if constexpr (kSecond) {
+    if (threadIdx.x == 0 && int(blockIdx.x) < tiles) {
+      const RowTile tile = tile_at(int(blockIdx.x));
+      const int64_t first = tile.column * kColumns, left = p.n - first;
+      if (tile.group < p.experts) {
+        prefetch_lines(static_cast<const T*>(p.b) + (tile.group * p.n + first) * p.k,
+                       left < kColumns ? left : kColumns, p.k, kMostPrefetched);
+      }
+    }
+    wait_for_previous();
+    let_next_start();
+  }
 
   if (group == 0) {
     // --- producer
@@ -455,7 +474,8 @@ cudaError_t grouped_rows_hopper_launch(const GroupedRows& p, cudaStream_t stream
                                map, p);
 }
 
-// grouped_rows where a, b and out have rows of whole aligned 16-byte vectors.
+// grouped_rows where a, b and out have rows of whole aligned 16-byte vectors. Not gated and
+// not line-major, it follows a gated product that followed all that made the routing.
 template <class T, bool kGated = false>
 cudaError_t grouped_rows_hopper(const GroupedRows& p, cudaStream_t stream) {
   if (p.assignments == 0 || p.n == 0) return cudaSuccess;

@@ -145,25 +145,8 @@ __device__ StreamTile stream_tile_of(const StreamRows& s, int columns, int32_t* 
   return {group, left < kTile ? left : kTile, int(blockIdx.x % unsigned(columns))};
 }
 
-// --- before the first product's end --------------------------------------------
-
-// Of the blocks that fill all SMs at once, so that less than half of the L2 cache is asked
-// for; later blocks have nothing to wait for.
-constexpr uint32_t kMostPrefetched = 128 << 10;  // bytes for an SM
-constexpr unsigned kPrefetchSms = 132;
 template <int kCols>
 constexpr unsigned kStreamBlocks = kCols == 1 ? 3 : 2;  // of an SM
-
-// Whole 16-byte vectors, into the L2 cache.
-template <class T>
-__device__ void prefetch_lines(const T* matrix, int64_t lines, int64_t k, uint32_t most) {
-#if __CUDA_ARCH__ >= 900
-  const int64_t bytes = lines * k * int64_t(sizeof(T));
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(matrix),
-               "r"(bytes < most ? uint32_t(bytes) : most / 16 * 16)
-               : "memory");
-#endif
-}
 
 // --- kernels ------------------------------------------------------------------
 
