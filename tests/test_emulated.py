@@ -85,6 +85,33 @@ MOE = {
 }
 
 
+class Route(NamedTuple):
+    tokens: int
+    experts: int
+    top_k: int
+    dtype: str = "bfloat16"
+    sigmoid: int = 0
+    renormalize: int = 1
+    bias: int = 0
+    capability: int = 90
+
+
+ROUTE = {
+    "few experts": Route(5, 4, 2),
+    "one expert": Route(3, 1, 1, "float32"),
+    "128 experts": Route(70, 128, 8),
+    "128 experts, float16": Route(33, 128, 8, "float16", renormalize=0),
+    "100 experts, float32": Route(33, 100, 8, "float32", sigmoid=1),
+    "most experts": Route(9, 512, 16, sigmoid=1, renormalize=0),
+    "bias": Route(40, 60, 6, sigmoid=1, bias=1),
+    "bias, softmax": Route(40, 256, 6, "float32", bias=1),
+    # Assignments of more than one block: the last one has one.
+    "several blocks": Route(700, 128, 8),
+    "several blocks, most experts": Route(641, 512, 8, "float32", capability=80),
+    "several blocks, one assignment": Route(4097, 2, 1),
+}
+
+
 class Matmul(NamedTuple):
     m: int
     n: int
@@ -257,13 +284,18 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 @pytest.fixture(scope="module")
 def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("translated") / "include"
-    translate(SOURCES, out, ("moe_experts.cu",), MULTIPROCESSORS)
+    translate(SOURCES, out, ("moe_experts.cu", "moe_route.cu"), MULTIPROCESSORS)
     return out
 
 
 @pytest.fixture(scope="module")
 def run_moe(build: Build, headers: Path) -> Path:
     return build("moe", headers)
+
+
+@pytest.fixture(scope="module")
+def run_route(build: Build, headers: Path) -> Path:
+    return build("route", headers)
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +329,12 @@ def check_moe(program: Path, case: Moe, timing: str, seed: int) -> None:
 )
 def test_moe(run_moe: Path, name: str, timing: str) -> None:
     check_moe(run_moe, MOE[name], timing, seed=1)
+
+
+@pytest.mark.parametrize("name", ROUTE)
+def test_route(run_route: Path, name: str) -> None:
+    status, said = run(run_route, "late", seed=1, **ROUTE[name]._asdict())
+    assert status == 0, said
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -428,12 +428,10 @@ def test_the_choice(plans: Any) -> None:
         "stream 8 splits 8 token no map",
         "stream 8 splits 4 4 no map",
         "stream 8 splits 2 2",
-        "stream 16 splits 4 4",
-        "hopper",
-        "hopper",
+        *["hopper"] * 3,
     ]
-    assert plans(qwen, backward=True) == ["mma"] * 4 + ["hopper"] * 2
-    assert plans(qwen[4:], capability=80) == ["mma"] * 2
+    assert plans(qwen, backward=True) == ["mma"] * 3 + ["hopper"] * 3
+    assert plans(qwen[3:], capability=80) == ["stream 16 splits 4 4", *["mma"] * 2]
     assert plans(qwen[:1], capability=75) == ["mma"]
     more = [Case(1, 2048, 768, 128, top_k) for top_k in (16, 17)]  # than one token's kernel takes
     assert ["token" in plan for plan in plans(more)] == [True, False]

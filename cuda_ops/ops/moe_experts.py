@@ -101,11 +101,11 @@ def _through_gate_up(
     """Of x and w_gate_up, where the kept gates and ups are themselves differentiated. Every token
     through every expert: right, and not meant to be fast.
     """
-    each = [
-        torch.where((experts == e).unsqueeze(-1), grad, 0).sum(1) for e in range(len(w_gate_up))
-    ]
-    grad_x = torch.stack([g @ w for g, w in zip(each, w_gate_up.unbind(), strict=True)]).sum(0)
-    return grad_x, torch.stack([g.mT @ x for g in each])
+    numbers = torch.arange(len(w_gate_up), device=experts.device).view(-1, 1, 1)
+    of_each = (experts == numbers).to(grad.dtype)  # (E, T, k)
+    by_expert = torch.einsum("etk,tkn->etn", of_each, grad)
+    grad_x = by_expert.transpose(0, 1).flatten(1) @ w_gate_up.flatten(0, 1)
+    return grad_x, by_expert.mT @ x
 
 
 @hookimpl

@@ -34,6 +34,8 @@ __global__ void __launch_bounds__(kThreads)
   using C = compute_t<T>;
   using V = Elements<T, kVector>;
   const int64_t vectors = hidden / kVector, step = int64_t(gridDim.x) * kThreads;
+  wait_for_previous();
+  let_next_start();
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < tokens * vectors; i += step) {
     const int64_t token = i / vectors, column = i % vectors;
     C sums[kVector] = {};
@@ -109,10 +111,9 @@ cudaError_t combine(const MoeExperts& p, void* out, const void* weights, cudaStr
   const auto run = [&](auto kernel, int vector) {
     const int64_t blocks = (p.tokens * (p.hidden / vector) + kThreads - 1) / kThreads;
     if (blocks == 0) return cudaSuccess;
-    kernel<<<grouped_grid(blocks), kThreads, 0, stream>>>(
-        static_cast<T*>(out), static_cast<const T*>(p.results),
-        static_cast<const compute_t<T>*>(weights), p.tokens, p.top_k, p.hidden);
-    return cudaGetLastError();
+    return launch_early(kernel, grouped_grid(blocks), kThreads, 0, stream, static_cast<T*>(out),
+                        static_cast<const T*>(p.results), static_cast<const compute_t<T>*>(weights),
+                        p.tokens, p.top_k, p.hidden);
   };
   return p.hidden % kVector == 0 ? run(combine_kernel<T, kVector>, kVector)
                                  : run(combine_kernel<T, 1>, 1);

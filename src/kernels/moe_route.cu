@@ -1,6 +1,7 @@
 // Which experts a token goes to, and which tokens an expert gets. A warp has all
-// scores of a token in registers, E / 32 a lane, and finds the best one top_k times:
-// reading the logits once is the floor, and each round costs a lane five shuffles.
+// scores of a token in registers, E / 32 a lane, as integers in the order of the scores,
+// and finds the largest one top_k times. Reading the logits once is the floor; rounds of
+// the warp's one instruction for that keep it near, where five shuffles would not.
 #include "dtype.cuh"
 #include "math.cuh"
 #include "moe.h"
@@ -24,18 +25,47 @@ __device__ uint64_t order_key(double value) {
   const auto bits = uint64_t(__double_as_longlong(value == 0 ? 0. : value));
   return bits >> 63 ? ~bits : bits | uint64_t(1) << 63;
 }
+// Of a type of two bytes 16 bits are enough: the upper half of the key. The lower one makes
+// the first of equals the largest.
+template <class T>
+__device__ uint32_t order_key_first(T logit, int expert) {
+  const float value = to_compute(logit);
+  const uint32_t bits = value == 0 ? 0 : logit.bits;
+  const uint32_t key = value != value ? 0xFFFFu : bits >> 15 ? ~bits & 0xFFFFu : bits | 0x8000u;
+  return key << 16 | (0xFFFFu - uint32_t(expert));
+}
 
-template <class V>
+// The largest value of a warp.
+__device__ uint32_t warp_largest(uint32_t value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(~0u, value);
+#else
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    value = max(value, __shfl_xor_sync(~0u, value, unsigned(mask)));
+  }
+  return value;
+#endif
+}
+__device__ uint64_t warp_largest(uint64_t value) {
+  const uint32_t high = warp_largest(uint32_t(value >> 32));
+  const uint32_t low = warp_largest(value >> 32 == high ? uint32_t(value) : 0);
+  return uint64_t(high) << 32 | low;
+}
+
+// Of the first kLanes lanes, for those.
+template <int kLanes = 32, class V>
 __device__ V warp_sum(V value) {
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) value += __shfl_xor_sync(~0u, value, unsigned(mask));
+  for (int mask = kLanes / 2; mask > 0; mask /= 2)
+    value += __shfl_xor_sync(~0u, value, unsigned(mask));
   return value;
 }
 // NaN where any is.
-template <class V>
+template <int kLanes = 32, class V>
 __device__ V warp_max(V value) {
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) {
     const V other = __shfl_xor_sync(~0u, value, unsigned(mask));
     value = other > value || other != other ? other : value;
   }
@@ -45,25 +75,31 @@ __device__ V warp_max(V value) {
 // The logits of a token and what softmax needs of them.
 template <class T, class C, int R>
 struct Token {
-  C logits[R];  // of experts lane, lane + 32, ...
+  const T* row;
+  T raw[R];  // of experts lane, lane + 32, ...
   C largest, sum;
 
-  __device__ Token(const MoeRoute& p, int64_t token, int lane) {
-    const T* row = static_cast<const T*>(p.logits) + token * p.token_stride;
+  __device__ Token(const MoeRoute& p, int64_t token, int lane)
+      : row(static_cast<const T*>(p.logits) + token * p.token_stride) {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const int expert = r * 32 + lane;
-      logits[r] = expert < p.experts ? C(to_compute(row[expert * p.expert_stride])) : C(-INFINITY);
+      raw[r] = expert < p.experts ? row[expert * p.expert_stride]
+                                  : from_compute<T>(compute_t<T>(-INFINITY));
     }
   }
+  __device__ C logit(int r) const { return C(to_compute(raw[r])); }
+  __device__ C logit_of(const MoeRoute& p, int64_t expert) const {
+    return C(to_compute(row[expert * p.expert_stride]));
+  }
   __device__ void prepare_softmax(const MoeRoute& p, int lane) {
-    C own = logits[0], own_sum = 0;
+    C own = logit(0), own_sum = 0;
 #pragma unroll
-    for (int r = 1; r < R; ++r) own = logits[r] > own || logits[r] != logits[r] ? logits[r] : own;
+    for (int r = 1; r < R; ++r) own = logit(r) > own || logit(r) != logit(r) ? logit(r) : own;
     largest = warp_max(own);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      if (r * 32 + lane < p.experts) own_sum += exp(logits[r] - largest);
+      if (r * 32 + lane < p.experts) own_sum += exp(logit(r) - largest);
     }
     sum = warp_sum(own_sum);
   }
@@ -72,14 +108,38 @@ struct Token {
   }
 };
 
+// The expert with the largest key, the lowest of equals, whose key becomes 0.
+template <bool kFirst, class U, int R>
+__device__ int take_best(U (&keys)[R], int lane) {
+  U own = keys[0];
+#pragma unroll
+  for (int r = 1; r < R; ++r) own = keys[r] > own ? keys[r] : own;
+  const U best = warp_largest(own);
+  if constexpr (kFirst) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) keys[r] = keys[r] == best ? 0 : keys[r];
+    return int(0xFFFFu - (best & 0xFFFFu));
+  } else {
+    uint32_t before = 0;  // how many experts the lane's first one of them is before the end
+#pragma unroll
+    for (int r = R - 1; r >= 0; --r) before = keys[r] == best ? 32 * R - (r * 32 + lane) : before;
+    const int expert = 32 * R - int(warp_largest(before));
+#pragma unroll
+    for (int r = 0; r < R; ++r) keys[r] = r * 32 + lane == expert ? 0 : keys[r];
+    return expert;
+  }
+}
+
 // The order is that of the logits, which is that of the scores before they are
 // rounded; with a bias that of score + bias in float64. Of equals the lower expert
 // comes first.
 template <class T, int R, bool kBias>
 __global__ void __launch_bounds__(32 * kRouteWarps) moe_route_kernel(const MoeRoute p) {
   using C = compute_t<T>;
-  using Key = std::conditional_t<kBias, double, C>;
-  using U = decltype(order_key(Key()));
+  constexpr bool kFirst = sizeof(T) == 2 && !kBias;
+  constexpr int kChosen = int(kMostChosen);
+  wait_for_previous();
+  let_next_start();
   const int64_t token = int64_t(blockIdx.x) * kRouteWarps + threadIdx.x / 32;
   if (token >= p.tokens) return;
   const int lane = int(threadIdx.x) % 32;
@@ -87,7 +147,8 @@ __global__ void __launch_bounds__(32 * kRouteWarps) moe_route_kernel(const MoeRo
   const bool whole_softmax = p.scoring == Scoring::kSoftmax && !p.renormalize;
   if (whole_softmax) row.prepare_softmax(p, lane);
 
-  U keys[R];
+  using Key = std::conditional_t<kBias, double, C>;
+  decltype(order_key(Key())) keys[R];
   if constexpr (kBias) {
     Token<T, double, R> wide(p, token, lane);
     if (p.scoring == Scoring::kSoftmax) wide.prepare_softmax(p, lane);
@@ -95,53 +156,40 @@ __global__ void __launch_bounds__(32 * kRouteWarps) moe_route_kernel(const MoeRo
     for (int r = 0; r < R; ++r) {
       const int expert = r * 32 + lane;
       const double bias = expert < p.experts ? p.bias[expert] : 0;
-      keys[r] = expert < p.experts ? order_key(wide.score(p, wide.logits[r]) + bias) : 0;
+      keys[r] = expert < p.experts ? order_key(wide.score(p, wide.logit(r)) + bias) : 0;
     }
   } else {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      keys[r] = r * 32 + lane < p.experts ? order_key(row.logits[r]) : 0;
+      const int expert = r * 32 + lane;
+      if constexpr (kFirst) {
+        keys[r] = expert < p.experts ? order_key_first(row.raw[r], expert) : 0;
+      } else {
+        keys[r] = expert < p.experts ? order_key(row.logit(r)) : 0;
+      }
     }
   }
 
   // Lane j keeps what is chosen in round j.
-  C logit = 0;
   int expert = 0;
   for (int j = 0; j < p.top_k; ++j) {
-    U best = 0;
-    C value = 0;
-    int at = 0;
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      if (keys[r] > best) best = keys[r], value = row.logits[r], at = r * 32 + lane;
-    }
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) {
-      const U other = __shfl_xor_sync(~0u, best, unsigned(mask));
-      const C other_value = __shfl_xor_sync(~0u, value, unsigned(mask));
-      const int other_at = __shfl_xor_sync(~0u, at, unsigned(mask));
-      if (other > best || (other == best && other_at < at)) {
-        best = other, value = other_value, at = other_at;
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      if (r * 32 + lane == at) keys[r] = 0;
-    }
-    if (lane == j) logit = value, expert = at;
+    const int best = take_best<kFirst>(keys, lane);
+    if (lane == j) expert = best;
   }
 
   const bool mine = lane < p.top_k;
+  const C logit = mine ? row.logit_of(p, expert) : C(-INFINITY);
   C weight = 0;
   if (p.scoring == Scoring::kSoftmax && p.renormalize) {
-    // Softmax of all, divided by the sum of the chosen: softmax of the chosen.
-    const C largest = warp_max(mine ? logit : C(-INFINITY));
+    // Softmax of all, divided by the sum of the chosen: softmax of the chosen. Without a
+    // bias the first of them is the largest.
+    const C largest = kBias ? warp_max<kChosen>(logit) : __shfl_sync(~0u, logit, 0);
     weight = mine ? exp(logit - largest) : C(0);
-    weight /= warp_sum(weight);
+    weight /= warp_sum<kChosen>(weight);
   } else {
     weight = mine ? row.score(p, logit) : C(0);
     // All scores may round to zero, which then is what they stay.
-    if (p.renormalize) weight /= warp_sum(weight) + C(1e-20);
+    if (p.renormalize) weight /= warp_sum<kChosen>(weight) + C(1e-20);
   }
   if (!mine) return;
   static_cast<C*>(p.weights)[token * p.top_k + lane] = weight;
@@ -169,8 +217,7 @@ __global__ void __launch_bounds__(32 * kRouteWarps)
   const bool known = chosen >= 0 && chosen < p.experts;
 
   Token<T, C, R> row(p, token, lane);
-  const T* logits = static_cast<const T*>(p.logits) + token * p.token_stride;
-  const C logit = known ? to_compute(logits[chosen * p.expert_stride]) : C(-INFINITY);
+  const C logit = known ? row.logit_of(p, chosen) : C(-INFINITY);
   const C along = warp_sum(grad * weight);
   const bool everywhere = !sigmoids && !p.renormalize;
   C own;  // what the choice that this lane has adds to its expert's
@@ -186,7 +233,7 @@ __global__ void __launch_bounds__(32 * kRouteWarps)
   C grads[R];
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    grads[r] = everywhere ? -row.score(p, row.logits[r]) * along : C(0);
+    grads[r] = everywhere ? -row.score(p, row.logit(r)) * along : C(0);
   }
   for (int j = 0; j < p.top_k; ++j) {
     const int64_t expert = __shfl_sync(~0u, (long long)(known ? chosen : -1), j);
@@ -227,8 +274,7 @@ cudaError_t moe_route_launch(const MoeRoute& p, cudaStream_t stream) {
     return visit_experts(p.experts, [&](auto registers) {
       constexpr int R = decltype(registers)::value;
       const auto kernel = p.bias ? moe_route_kernel<T, R, true> : moe_route_kernel<T, R, false>;
-      kernel<<<route_blocks(p), 32 * kRouteWarps, 0, stream>>>(p);
-      return cudaGetLastError();
+      return launch_early(kernel, route_blocks(p), 32 * kRouteWarps, 0, stream, p);
     });
   });
 }

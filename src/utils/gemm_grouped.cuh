@@ -66,6 +66,24 @@ __device__ void finish_gated(const GroupedRows& p, const C (&gate)[2], const C (
   store_pair<T>(p.second, at, up);
 }
 
+// --- before the previous product's end ------------------------------------------
+
+// Of the blocks that fill all SMs at once, so that less than half of the L2 cache is asked
+// for; later blocks have nothing to wait for.
+constexpr uint32_t kMostPrefetched = 128 << 10;  // bytes for an SM
+constexpr unsigned kPrefetchSms = 132;
+
+// Some of so many lines, whole vectors of 16 bytes, into the L2 cache.
+template <class T>
+__device__ void prefetch_lines(const T* matrix, int64_t lines, int64_t k, uint32_t most) {
+#if __CUDA_ARCH__ >= 900
+  const int64_t bytes = lines * k * int64_t(sizeof(T));
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(matrix),
+               "r"(bytes < most ? uint32_t(bytes) : most / 16 * 16)
+               : "memory");
+#endif
+}
+
 // --- which tile ---------------------------------------------------------------
 
 // A tile of rows: order[begin] ... order[end - 1] of one group, and which columns.
@@ -89,17 +107,20 @@ __device__ inline void add_up_tiles(const int32_t* offsets, int experts, int32_t
   __syncthreads();
 }
 
-// Tile number `index` in the order group, column, row, of a group that has it: blocks that
-// run together share a matrix's columns, which are read once, and all of a group's rows.
+// Tile number `index` in the order group, band of rows, column, row, of a group that has it:
+// blocks that run together share a matrix's columns, which are read once, and the rows of a
+// band. Bands are high, so that few experts need a second one and read their matrix again.
 __device__ inline RowTile row_tile_of(const int32_t* offsets, int experts, int32_t assignments,
                                       int tile, const int32_t* starts, int64_t columns, int group,
                                       int64_t index) {
+  constexpr unsigned kBand = 32;
   // Results of 2^32 tiles are larger than any memory: no 64-bit division.
-  const auto rows = unsigned(starts[group + 1] - starts[group]);
-  const auto in = unsigned(index - starts[group] * columns), column = in / rows;
-  const int64_t begin = offsets[group] + int64_t(in - column * rows) * tile;
+  const auto in = unsigned(index - starts[group] * columns);
+  const auto at =
+      tile_in_bands(in, unsigned(starts[group + 1] - starts[group]), unsigned(columns), kBand);
+  const int64_t begin = offsets[group] + int64_t(at.row) * tile;
   const int64_t end = group < experts ? offsets[group + 1] : assignments;
-  return {group, begin, end - begin < tile ? end : begin + tile, column};
+  return {group, begin, end - begin < tile ? end : begin + tile, at.column};
 }
 
 // The same, whichever group has it.

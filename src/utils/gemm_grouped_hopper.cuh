@@ -190,13 +190,22 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
 #ifdef CUDA_OPS_HOPPER_CODE
   using Tile = GroupedHopper;
   constexpr int kColumns = kGated ? Tile::kTileN / 2 : Tile::kTileN;
+  // Of the forward pass, which starts when the routing is complete (early_start.cuh).
+  constexpr bool kSecond = !kGated && !kLineMajorB;
   extern __shared__ uint8_t shared[];
   // Here, so that a tile begins without waiting for memory.
   __shared__ int32_t starts[kMostBins + 1], offsets[kMostBins];
-  for (int i = int(threadIdx.x); i <= p.experts; i += Tile::kThreads) offsets[i] = p.offsets[i];
   // Four warps that copy, and what the copy engine brings.
   GroupedRing ring(shared, 4 + 1);
-  add_up_tiles(p.offsets, p.experts, p.assignments, Tile::kTileM, starts);
+  if constexpr (!kSecond) {
+    wait_for_previous();
+    let_next_start();
+  }
+  for (int i = int(threadIdx.x); i <= p.experts; i += Tile::kThreads) {
+    offsets[i] = __ldcg(p.offsets + i);
+  }
+  __syncthreads();
+  add_up_tiles(offsets, p.experts, p.assignments, Tile::kTileM, starts);
   const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128;
   const int columns = int((p.n + kColumns - 1) / kColumns);
   // Results of 2^31 tiles are larger than any memory.
@@ -208,6 +217,18 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
     return row_tile_of(offsets, p.experts, p.assignments, Tile::kTileM, starts, columns, expert,
                        index);
   };
+  if constexpr (kSecond) {
+    if (threadIdx.x == 0 && int(blockIdx.x) < tiles) {
+      const RowTile tile = tile_at(int(blockIdx.x));
+      const int64_t first = tile.column * kColumns, left = p.n - first;
+      if (tile.group < p.experts) {
+        prefetch_lines(static_cast<const T*>(p.b) + (tile.group * p.n + first) * p.k,
+                       left < kColumns ? left : kColumns, p.k, kMostPrefetched);
+      }
+    }
+    wait_for_previous();
+    let_next_start();
+  }
 
   if (group == 0) {
     // --- producer
@@ -326,13 +347,16 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
   using Tile = GroupedHopper;
   extern __shared__ uint8_t shared[];
   GroupedRing ring(shared, 4);  // four warps that copy
+  wait_for_previous();
+  let_next_start();
   __syncthreads();
   const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128;
   const int tiles_m = int((p.m + Tile::kTileM - 1) / Tile::kTileM);
   const int tiles_n = int((p.n + Tile::kTileN - 1) / Tile::kTileN);
   const int matrix = tiles_m * tiles_n, tiles = p.experts * matrix;
-  const auto first_m = [&](int index) { return index % matrix % tiles_m * Tile::kTileM; };
-  const auto first_n = [&](int index) { return index % matrix / tiles_m * Tile::kTileN; };
+  const auto tile_at = [&](int index) {
+    return tile_in_bands(index % matrix, tiles_m, tiles_n, 16);
+  };
 
   if (group == 0) {
     // --- producer
@@ -344,7 +368,8 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
     GroupedCopies copies;
     for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
       const int32_t begin = p.offsets[index / matrix], end = p.offsets[index / matrix + 1];
-      const int m = first_m(index) + chunk * 8, n = first_n(index) + chunk * 8;
+      const auto tile = tile_at(index);
+      const int m = tile.row * Tile::kTileM + chunk * 8, n = tile.column * Tile::kTileN + chunk * 8;
       int32_t numbers[kRows];  // of the next stage, read a stage ahead
       const auto read_numbers = [&](int32_t at) {
 #pragma unroll
@@ -392,7 +417,9 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
     const int consumer = group - 1;
     const uint32_t box = ring.staging() + uint32_t(consumer * Tile::kBox);
     for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
-      const int expert = index / matrix, m = first_m(index) + 64 * consumer, n = first_n(index);
+      const auto tile = tile_at(index);
+      const int expert = index / matrix, m = tile.row * Tile::kTileM + 64 * consumer;
+      const int n = tile.column * Tile::kTileN;
       const int count = p.offsets[expert + 1] - p.offsets[expert];
       int32_t rows[4];
 #pragma unroll
@@ -427,8 +454,8 @@ cudaError_t grouped_hopper_launch(Kernel kernel, int64_t tiles, cudaStream_t str
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, GroupedHopper::kShared);
   if (error != cudaSuccess) return error;
   const auto grid = unsigned(tiles < kHopperSms ? tiles : kHopperSms);
-  kernel<<<grid, GroupedHopper::kThreads, GroupedHopper::kShared, stream>>>(arguments...);
-  return cudaGetLastError();
+  return launch_early(kernel, grid, GroupedHopper::kThreads, GroupedHopper::kShared, stream,
+                      arguments...);
 }
 
 template <class T, bool kGated, bool kLineMajorB>
@@ -447,7 +474,8 @@ cudaError_t grouped_rows_hopper_launch(const GroupedRows& p, cudaStream_t stream
                                map, p);
 }
 
-// grouped_rows where a, b and out have rows of whole aligned 16-byte vectors.
+// grouped_rows where a, b and out have rows of whole aligned 16-byte vectors. Not gated and
+// not line-major, it follows a gated product that followed all that made the routing.
 template <class T, bool kGated = false>
 cudaError_t grouped_rows_hopper(const GroupedRows& p, cudaStream_t stream) {
   if (p.assignments == 0 || p.n == 0) return cudaSuccess;

@@ -16,6 +16,7 @@
 
 #include "gemm_epilogue.cuh"
 #include "gemm_hopper_sums.cuh"
+#include "tile_order.cuh"
 
 namespace cuda_ops {
 
@@ -41,17 +42,11 @@ struct TilePlace {
   int m, n, z;
 };
 
-// Down a group of tile rows, then to the next column: the tiles in flight are
-// about as high as wide, and what they read stays in the L2 cache.
 template <int kTileN>
 __device__ TilePlace tile_place(const HopperArgs& args, int tile) {
   const int matrix = args.tiles_m * args.tiles_n;
-  const int z = tile / matrix, in_matrix = tile % matrix;
-  const int in_group = args.group * args.tiles_n;
-  const int first = in_matrix / in_group * args.group, left = args.tiles_m - first;
-  const int height = left < args.group ? left : args.group;
-  const int at = in_matrix % in_group;
-  return {(first + at % height) * kHopperTileM, at / height * kTileN, z};
+  const auto at = tile_in_bands(tile % matrix, args.tiles_m, args.tiles_n, args.group);
+  return {at.row * kHopperTileM, at.column * kTileN, tile / matrix};
 }
 
 // One 64-row box of 128 bytes, as tma.cuh draws it, from the sums of a warpgroup.

@@ -16,6 +16,7 @@
 #include "gemm_epilogue.cuh"
 #include "matmul.h"
 #include "tf32.cuh"
+#include "tile_order.cuh"
 
 namespace cuda_ops {
 
@@ -36,16 +37,11 @@ struct TileOrigin {
   int64_t m, n, batch;
 };
 
-// Down a group of 8 tile rows, then to the next column: what the blocks at work read
-// stays in the L2 cache.
 template <int kRows, int kColumns>
 __device__ TileOrigin tile_origin(const MmaArgs& args, int64_t tile) {
-  constexpr int64_t kGroup = 8;
-  const int64_t matrix = args.tiles_m * args.tiles_n, in_matrix = tile % matrix;
-  const int64_t first = in_matrix / (kGroup * args.tiles_n) * kGroup;
-  const int64_t height = args.tiles_m - first < kGroup ? args.tiles_m - first : kGroup;
-  const int64_t at = in_matrix - first * args.tiles_n;
-  return {(first + at % height) * kRows, at / height * kColumns, tile / matrix};
+  const int64_t matrix = args.tiles_m * args.tiles_n;
+  const auto at = tile_in_bands<int64_t>(tile % matrix, args.tiles_m, args.tiles_n, 8);
+  return {at.row * kRows, at.column * kColumns, tile / matrix};
 }
 
 // --- global to shared ---------------------------------------------------------

@@ -48,19 +48,25 @@ struct MoeMap {
   int32_t* counts = nullptr;   // moe_map_counts() of them
 };
 
-// A warp counts and places a chunk of assignments, so that few chunks are left to add
-// up and each is in order.
+// A block counts and places a chunk of assignments. There are as many chunks as SMs, and
+// every block adds up the counts of all of them; up to kMapStep assignments are one chunk,
+// of which nothing has to be counted first.
+constexpr int kMapThreads = 512, kMapRounds = 8, kMapStep = kMapThreads * kMapRounds;
+
 constexpr int64_t moe_map_chunk(int64_t assignments) {
-  constexpr int64_t kShortest = 1024, kMostChunks = 512;
+  constexpr int64_t kMostChunks = 128;
+  if (assignments <= kMapStep) return kMapStep;
   const int64_t even = (assignments + kMostChunks - 1) / kMostChunks;
-  return even <= kShortest ? kShortest : (even + 31) / 32 * 32;
+  return (even + kMapThreads - 1) / kMapThreads * kMapThreads;
 }
 constexpr int64_t moe_map_chunks(int64_t assignments) {
   const int64_t chunk = moe_map_chunk(assignments);
   return (assignments + chunk - 1) / chunk;
 }
+// Counts of a chunk: of each expert and of none, as whole vectors of 16 bytes.
+constexpr int moe_map_bins(int64_t experts) { return int(experts + 1 + 3) / 4 * 4; }
 constexpr int64_t moe_map_counts(int64_t assignments, int64_t experts) {
-  return moe_map_chunks(assignments) * (experts + 1);
+  return moe_map_chunks(assignments) * moe_map_bins(experts);
 }
 
 // out[t] = sum over j of weights[t, j] * expert(chosen[t, j])(x[t]), where

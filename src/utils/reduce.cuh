@@ -5,6 +5,7 @@
 #pragma once
 
 #include "dtype.cuh"
+#include "early_start.cuh"
 #include "reduce.h"
 
 namespace cuda_ops {
@@ -95,21 +96,6 @@ __device__ compute_t<T> run_total(const T* data, int64_t n, int at, int threads)
   }
   const int64_t tail = head + count * kVector<T> + at;
   return tail < n ? sum + to_compute(data[tail]) : sum;
-}
-
-// --- a second kernel that starts before the first one's end -------------------
-
-// The next kernel's launch overlaps with this one (PTX ISA, griddepcontrol);
-// what it reads of this one it waits for.
-__device__ inline void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-__device__ inline void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 // --- kernels ------------------------------------------------------------------
@@ -204,22 +190,8 @@ cudaError_t launch_partial_sums(const RowSums& p, const RowSumsConfig& config,
 template <class T>
 cudaError_t launch_finish(T* out, const compute_t<T>* partials, int64_t rows, int64_t count,
                           cudaStream_t stream) {
-  int device = 0, major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(static_cast<unsigned>(rows));
-  launch.blockDim = dim3(kSumThreads);
-  launch.stream = stream;
-  launch.attrs = &early;
-  launch.numAttrs = major >= 9 ? 1 : 0;
-  return cudaLaunchKernelEx(&launch, finish_kernel<T>, out, partials, count);
+  return launch_early(finish_kernel<T>, unsigned(rows), kSumThreads, 0, stream, out, partials,
+                      count);
 }
 
 template <class T>

@@ -77,12 +77,6 @@ V __shfl_xor_sync(unsigned, V value, unsigned mask) {
   return emulator::value_of_lane(value, (emulator::thread % 32) ^ int(mask));
 }
 
-inline unsigned __match_any_sync(unsigned, int value) {
-  const emulator::Words* all = emulator::exchange({{uint32_t(value)}});
-  unsigned lanes = 0;
-  for (int i = 0; i < 32; ++i) lanes |= unsigned(all[i].w[0] == uint32_t(value)) << i;
-  return lanes;
-}
 inline unsigned __ballot_sync(unsigned, bool vote) {
   const emulator::Words* all = emulator::exchange({{vote}});
   unsigned lanes = 0;
@@ -90,13 +84,24 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   return lanes;
 }
 
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  const emulator::Words* all = emulator::exchange({{value}});
+  for (int i = 0; i < 32; ++i) value = std::max(value, all[i].w[0]);
+  return value;
+}
+
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
+inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(unsigned(value)); }
 inline int __popcll(unsigned long long value) { return __builtin_popcountll(value); }
 
 template <class V>
 V __ldg(const V* from) {
   if (reinterpret_cast<uintptr_t>(from) % sizeof(V) != 0) emulator::fail("an unaligned __ldg");
   emulator::check_read(from, sizeof(V));
+  return *from;
+}
+template <class V>
+V __ldcg(const V* from) {
   return *from;
 }
 template <class V>
@@ -119,6 +124,11 @@ inline float __uint_as_float(uint32_t bits) {
 }
 inline uint32_t __float_as_uint(float value) {
   uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline long long __double_as_longlong(double value) {
+  long long bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }

@@ -1,0 +1,59 @@
+// Kernels that start before the end of the one before them in the stream (PTX ISA,
+// griddepcontrol), so that launches take no time of their own.
+//
+// A kernel of launch_early may start when every block of the one before has called
+// let_next_start or is done. Its threads call wait_for_previous before they read what an
+// earlier kernel wrote, and before they write anything; let_next_start comes after that. So
+// what has started knows, before it waits, that all but the previous kernel are complete.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace cuda_ops {
+
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The same, and the address of what it waited for: loads for constants (__ldg), which the
+// compiler may move, can then not come before.
+template <class V>
+__device__ V* after_previous(V* data) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" : "+l"(data) : : "memory");
+#endif
+  return data;
+}
+
+// Before compute capability 9.0 an ordinary launch.
+template <class... Parameters, class... Arguments>
+cudaError_t launch_early(void (*kernel)(Parameters...), unsigned blocks, int threads,
+                         int shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
+  int device = 0, major = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(blocks);
+  launch.blockDim = dim3(unsigned(threads));
+  launch.dynamicSmemBytes = size_t(shared_bytes);
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = major >= 9 ? 1 : 0;
+  return cudaLaunchKernelEx(&launch, kernel, Parameters(arguments)...);
+}
+
+}  // namespace cuda_ops
