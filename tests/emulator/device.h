@@ -90,6 +90,14 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   return lanes;
 }
 
+inline bool __any_sync(unsigned lanes, bool vote) { return __ballot_sync(lanes, vote) != 0; }
+inline unsigned __reduce_or_sync(unsigned, unsigned value) {
+  const emulator::Words* all = emulator::exchange({{value}});
+  for (int i = 0; i < 32; ++i) value |= all[i].w[0];
+  return value;
+}
+
+inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline int __popcll(unsigned long long value) { return __builtin_popcountll(value); }
 
@@ -111,6 +119,7 @@ void __stwb(V* to, V value) {
 
 // Fibers change places only where they wait.
 inline int atomicAdd(int* to, int value) { return std::exchange(*to, *to + value); }
+inline unsigned atomicOr(unsigned* to, unsigned value) { return std::exchange(*to, *to | value); }
 
 inline float __uint_as_float(uint32_t bits) {
   float value;
