@@ -14,18 +14,18 @@
 
 namespace cuda_ops {
 
-// Side by side: one store to another block.
+// Side by side and without a gap: one store to another block.
 template <class U>
-struct Placed {
-  U key;
-  uint32_t index;
+struct alignas(sizeof(U) == 8 ? 16 : 8) Placed {
+  using Word = std::conditional_t<sizeof(U) == 8, uint64_t, uint32_t>;
+  Word key, index;
 };
 
 // In front of the block's share of the row.
 struct alignas(16) ClusterShared {
   uint32_t counts[kWideClusterBlocks][256];   // of a block's keys with a digit; bytes_differ << 16
   uint16_t ranks[kClusterThreads / 32][256];  // of the next key of a warp with a digit
-  uint32_t places[256];                       // of the block's first key with a digit, in the row
+  uint32_t places[256];  // of the block's first key with a digit, in the block; then in the row
   uint32_t sums[8];
   uint32_t bytes_differ;  // bit b: byte b of some key is not that of the row's first key
 };
@@ -59,6 +59,10 @@ __global__ void __launch_bounds__(kClusterThreads)
   const int64_t number = blockIdx.x / blocks;
   const U* row = static_cast<const U*>(p.rows.data) + p.rows.offset_at(number);
 
+  // In order of digits, each block beginning elsewhere: they do not all write to one at a time.
+  const int start = begin / blocks / 32 * 32 + thread - threads;
+  const auto next = [&](int i) { return i + threads < size ? i + threads : i + threads - size; };
+
   // A warp has neighbours, and its round r comes before round r + 1.
   const int first = warp * 32 * kItems + lane;
   U keys[kItems], differences = 0;
@@ -72,21 +76,21 @@ __global__ void __launch_bounds__(kClusterThreads)
   const U reference = order.key(row[0]);
 #pragma unroll
   for (int r = 0; r < kItems; ++r) {
-    keys[r] = order.key(keys[r]);
-    if (first + r * 32 < count) differences |= keys[r] ^ reference;
+    const bool in_row = first + r * 32 < count;
+    // Behind the row's end is the highest key, which comes last in its block and stays there.
+    keys[r] = in_row ? order.key(keys[r]) : U(~U(0));
+    differences |= in_row ? keys[r] ^ reference : U(0);
+    share[first + r * 32] = {keys[r], uint32_t(begin + first + r * 32)};
   }
   const uint32_t in_warp = __reduce_or_sync(~0u, nonzero_bytes(differences));
   if (lane == 0) atomicOr(&shared.bytes_differ, in_warp);
 
   uint32_t bytes = 0;  // to sort by: those that differ in the row, known after the first pass
   for (int byte = 0;;) {
-    // What is behind the row's end has the last digit, and comes last among it.
-    const auto digit_of = [&](U key, int i) {
-      return i < count ? uint32_t(key >> 8 * byte) & 255 : 255;
-    };
+    int shift = 8 * byte;
+    const auto digit_of = [&](int r) { return uint32_t(keys[r] >> shift) & 255; };
     uint16_t ranks[kItems];
-    rank_in_warp(ranks, shared.ranks[warp],
-                 [&](int r) { return digit_of(keys[r], first + r * 32); });
+    rank_in_warp(ranks, shared.ranks[warp], digit_of);
     __syncthreads();
 
     uint32_t of_block = 0;
@@ -97,28 +101,30 @@ __global__ void __launch_bounds__(kClusterThreads)
       }
     }
     const uint32_t in_share = sum_before(of_block, shared.sums);
-    if (thread < 256) {
-      for (int w = 0; w < threads / 32; ++w) shared.ranks[w][thread] += in_share;
-    }
-    // Read this late, since there are no registers for them before.
+    if (thread < 256) shared.places[thread] = in_share;
+    // Digits are taken from the keys again, and indices read this late: there are no
+    // registers for them before.
+    asm volatile("" : "+r"(shift));
     uint32_t indices[kItems];
 #pragma unroll
     for (int r = 0; r < kItems; ++r) {
-      const int i = first + r * 32;
-      indices[r] = byte == 0 ? begin + i : share[i].index;
+      indices[r] = uint32_t(share[first + r * 32].index);
     }
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < kItems; ++r) {
-      const int place = shared.ranks[warp][digit_of(keys[r], first + r * 32)] + ranks[r];
+      const uint32_t digit = digit_of(r);
+      const int place = shared.places[digit] + shared.ranks[warp][digit] + ranks[r];
       share[place] = {keys[r], indices[r]};
     }
     __syncthreads();
+    int i = start;
 #pragma unroll
     for (int r = 0; r < kItems; ++r) {
-      const Placed<U> placed = share[r * threads + thread];
-      keys[r] = placed.key;
-      indices[r] = placed.index;
+      i = next(i);
+      const Placed<U> placed = share[i];
+      keys[r] = U(placed.key);
+      indices[r] = uint32_t(placed.index);
     }
     cluster_sync();  // all counts are there, and the shares may be overwritten
 
@@ -138,11 +144,12 @@ __global__ void __launch_bounds__(kClusterThreads)
     __syncthreads();
 
     const bool last = bytes >> byte <= 1;
+    i = start;
 #pragma unroll
     for (int r = 0; r < kItems; ++r) {
-      const int i = r * threads + thread;
+      i = next(i);
       if (i >= count) continue;
-      const int place = shared.places[uint32_t(keys[r] >> 8 * byte) & 255] + i;
+      const int place = shared.places[digit_of(r)] + i;
       if (last) {
         const int64_t out = number * p.n + place;
         static_cast<U*>(p.values)[out] = value_of(keys[r], order, row, indices[r]);
@@ -158,7 +165,7 @@ __global__ void __launch_bounds__(kClusterThreads)
       ++byte;
     } while (!(bytes >> byte & 1));
 #pragma unroll
-    for (int r = 0; r < kItems; ++r) keys[r] = share[first + r * 32].key;
+    for (int r = 0; r < kItems; ++r) keys[r] = U(share[first + r * 32].key);
   }
 #endif
 }
