@@ -112,9 +112,9 @@ constexpr int kClusterThreads = 1024;   // at most, of a block
 constexpr int kClusterBlocks = 8;       // blocks of any GPU with clusters
 constexpr int kWideClusterBlocks = 16;  // blocks where so many SMs lie together
 
-// Estimates, not measured. A row in a wide cluster takes 5 us a byte of the key, wherever a
-// block of its own takes longer than that from 16384 elements on; a radix sort takes 16 us
-// a byte of its launches alone, and reaches its full rate at some 2^24 elements.
+// Estimates until they are measured: a wide cluster takes 5 us for each byte of the key,
+// less than a block from some 16384 elements on. The launches of a radix sort take 16 us a
+// byte, but its rate at 2^24 elements may be above that of clusters.
 constexpr int64_t kClusterShortest = 16384;             // longer, if a block could sort it too
 constexpr int64_t kClusterElements = int64_t(1) << 22;  // of all rows together, at most
 
@@ -122,7 +122,7 @@ constexpr int64_t kClusterElements = int64_t(1) << 22;  // of all rows together,
 struct SortDevice {
   int64_t shared_memory = 0;  // of a block, at most
   bool clusters = false;      // of blocks; and there is code for them
-  int64_t wide_clusters = 0;  // of kWideClusterBlocks blocks, at once
+  int64_t wide_clusters = 0;  // of kWideClusterBlocks full blocks, at once
 };
 
 constexpr SortConfig cluster_config(int64_t rows, int64_t n, int64_t size, bool wide) {

@@ -4,7 +4,8 @@ Rewritten are the three things that C++ does not have: inline PTX becomes calls 
 in ptx.h, launches become calls of emulator::launch, shared memory becomes the emulator's. The
 instructions of the tensor cores are spelled by macros, so their sections are left out, and
 tensor_cores.h takes their place. Everything else is compiled as it stands: run_moe.cpp,
-run_matmul.cpp and run_grouped.cpp include it, and tests/test_emulated.py builds and runs those.
+run_matmul.cpp, run_grouped.cpp and run_sort.cpp include it, and tests/test_emulated.py builds and
+runs those.
 
 Emulated (emulator.h): threads as fibers in an order drawn from a seed, warp collectives, barriers
 of all kinds, mbarriers with the bytes that they expect, the copy engine with its swizzle and
