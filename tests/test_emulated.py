@@ -1,4 +1,4 @@
-"""Kernels of the matrix product and of the mixture of experts, run on a CPU by tests/emulator.
+"""Kernels of matrix products, mixtures of experts and sorts, run on a CPU by tests/emulator.
 
 Whatever is wrong is printed by the program that ran: a value and its place, a deadlock and who
 waits for what, an access and its address. emulator/translate.py says what this can show.
@@ -217,11 +217,49 @@ MATMUL = {
 }
 
 
+class Sort(NamedTuple):
+    dtype: str
+    rows: int
+    n: int
+    kind: str = "random"  # or what is special about the keys, see run_sort.cpp
+    wide: int = 0  # clusters of 16 blocks, else 8
+    descending: int = 0
+
+
+SORT = {
+    "one pass": Sort("uint8", 2, 20_001),
+    "one pass, wide": Sort("int8", 1, 30_011, wide=1, descending=1),
+    "two passes": Sort("float16", 2, 30_011, "special"),
+    "two passes, wide": Sort("bfloat16", 1, 16_385, "special", wide=1, descending=1),
+    "four passes": Sort("float32", 2, 33_333, "special", descending=1),
+    "four passes, wide": Sort("float32", 2, 33_333, "special", wide=1),
+    "eight passes": Sort("float64", 1, 22_529, "special"),
+    "eight passes, wide": Sort("int64", 2, 20_000, wide=1, descending=1),
+    "most threads": Sort("int16", 1, 131_072, "few"),
+    "most threads, wide": Sort("int32", 1, 131_071, "high", wide=1),
+    "no differences": Sort("int32", 2, 20_000, "equal"),
+    "the last byte": Sort("int64", 1, 20_000, "few", descending=1),
+    "the first byte": Sort("int64", 1, 20_000, "high", wide=1),
+    "some bytes": Sort("int64", 2, 20_000, "gaps"),
+    "in order": Sort("int32", 1, 40_001, "sorted"),
+    "in reverse order": Sort("int32", 1, 40_001, "sorted", wide=1, descending=1),
+    "more blocks than keys": Sort("float32", 3, 5, "special"),
+}
+
+
 class Fault(NamedTuple):
-    right: str  # of gemm_grouped_hopper.cuh
+    right: str
     wrong: str
     timing: str
     found: str  # a pattern
+    header: str = "gemm_grouped_hopper.cuh"
+
+
+#: What runs a header's kernels: a program, and its case.
+USER_OF: dict[str, tuple[str, dict[str, object]]] = {
+    "gemm_grouped_hopper.cuh": ("grouped", {}),
+    "sort_cluster.cuh": ("sort", SORT["four passes"]._asdict()),
+}
 
 
 FAULTS = {
@@ -243,6 +281,20 @@ FAULTS = {
         "kSwizzleBytes + chunk * 16);\n    GroupedCopies",
         "late",
         "out is wrong",
+    ),
+    "writes to blocks that still read": Fault(
+        "cluster_sync();  // all counts are there",
+        "__syncthreads();  //",
+        "late",
+        "of row . is wrong|there is no block",
+        "sort_cluster.cuh",
+    ),
+    "reads before other blocks have written": Fault(
+        "cluster_sync();\n    do {",
+        "__syncthreads();\n    do {",
+        "late",
+        "of row . is wrong",
+        "sort_cluster.cuh",
     ),
 }
 
@@ -301,6 +353,11 @@ def run_route(build: Build, headers: Path) -> Path:
 @pytest.fixture(scope="module")
 def run_matmul(build: Build, headers: Path) -> Path:
     return build("matmul", headers)
+
+
+@pytest.fixture(scope="module")
+def run_sort(build: Build, headers: Path) -> Path:
+    return build("sort", headers)
 
 
 def run(program: Path, timing: str, seed: int, **arguments: object) -> tuple[int, str]:
@@ -367,6 +424,13 @@ def test_matmul(run_matmul: Path, name: str, timing: str) -> None:
     assert status == 0, said
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", SORT)
+def test_sort(run_sort: Path, name: str, seed: int) -> None:
+    status, said = run(run_sort, "late", seed, **SORT[name]._asdict())
+    assert status == 0, said
+
+
 @pytest.mark.parametrize("timing", ["late", "early"])
 def test_grouped(build: Build, headers: Path, timing: str) -> None:
     """What test_a_fault_is_found breaks is right as it stands."""
@@ -378,11 +442,12 @@ def test_grouped(build: Build, headers: Path, timing: str) -> None:
 def test_a_fault_is_found(build: Build, tmp_path: Path, name: str) -> None:
     fault = FAULTS[name]
     translate(SOURCES, tmp_path / "include", (), MULTIPROCESSORS)
-    header = tmp_path / "include" / "gemm_grouped_hopper.cuh"
+    header = tmp_path / "include" / fault.header
     text = header.read_text()
     assert fault.right in text, f"{header.name} no longer has {fault.right!r}"
     header.write_text(text.replace(fault.right, fault.wrong, 1))
-    program = build("grouped", tmp_path / "include")
+    name_of_program, case = USER_OF[fault.header]
+    program = build(name_of_program, tmp_path / "include")
     for seed in (1, 2, 3):
-        status, said = run(program, fault.timing, seed)
+        status, said = run(program, fault.timing, seed, **case)
         assert status == 1 and re.search(fault.found, said), f"{name} was not found: {said}"

@@ -98,7 +98,7 @@ SHAPES = [
     (3, 1), (70, 2), (5, 4), (33, 5), (257, 15), (100, 16), (50, 17), (65, 32), (77, 33), (31, 64),
     (45, 65), (19, 128), (9, 129), (9, 256), (7, 257), (6, 512), (5, 513), (5, 1000), (5, 1024),
     (3, 1025), (3, 2047), (2, 4096), (2, 8191), (2, 16385), (2, 22528), (1, 22529), (2, 32768),
-    (2, 32769), (1, 65537), (3, 100003),
+    (2, 32769), (1, 65537), (3, 100003), (9, 65536), (1, 131072), (1, 131073),
 ]  # fmt: skip
 
 
@@ -287,12 +287,14 @@ _PLANS = """
 #include <cstdio>
 #include "topk.h"
 int main() {
-  long long rows, n, size, shared;
-  while (std::scanf("%lld %lld %lld %lld", &rows, &n, &size, &shared) == 4) {
-    const auto c = cuda_ops::sort_config(rows, n, size, shared);
-    std::printf("%d width %d items %d threads %d blocks %lld shared %lld at once %lld, "
+  long long rows, n, size, shared, wide;
+  int clusters;
+  while (std::scanf("%lld %lld %lld %lld %d %lld", &rows, &n, &size, &shared, &clusters, &wide) ==
+         6) {
+    const auto c = cuda_ops::sort_config(rows, n, size, {shared, clusters != 0, wide});
+    std::printf("%d width %d items %d cluster %d threads %d blocks %lld shared %lld at once %lld, "
                 "%lld bytes\\n",
-                int(c.path), c.width, c.items, c.threads, (long long)c.blocks,
+                int(c.path), c.width, c.items, c.cluster, c.threads, (long long)c.blocks,
                 (long long)c.shared_bytes, (long long)c.rows_at_once,
                 (long long)cuda_ops::sort_workspace_bytes(c, n, size));
   }
@@ -301,31 +303,49 @@ int main() {
 
 
 def test_the_plan_of_each_length(tmp_path: Path) -> None:
-    """Chosen without a GPU: here for 227 KB of shared memory, an H100's or H200's, and 99 KB."""
+    """Chosen without a GPU: here for 227 KB of shared memory, an H100's or H200's, and 99 KB.
+
+    ``wide``: clusters of 16 blocks at once; none where it is None, even of 8 blocks.
+    """
     source, program = tmp_path / "plans.cpp", tmp_path / "plans"
     source.write_text(_PLANS)
     include = ["-I", str(INCLUDE_DIR), "-std=c++17"]
     subprocess.run(["c++", *include, str(source), "-o", str(program)], check=True)
 
-    def plan(rows: int, n: int, size: int, shared: int = 232448) -> str:
-        given = f"{rows} {n} {size} {shared}"
+    def plan(rows: int, n: int, size: int, shared: int = 232448, wide: int | None = None) -> str:
+        given = f"{rows} {n} {size} {shared} {int(wide is not None)} {wide or 0}"
         run = subprocess.run([program], input=given, text=True, capture_output=True, check=True)
         return run.stdout.strip()
 
-    nothing, warp, block, radix = "0123"
+    nothing, warp, block, cluster, radix = "01234"
     assert plan(0, 5, 4)[0] == plan(5, 0, 4)[0] == nothing
     assert plan(1000, 16, 4) == (
-        f"{warp} width 16 items 0 threads 128 blocks 8 shared 0 at once 0, 0 bytes"
+        f"{warp} width 16 items 0 cluster 0 threads 128 blocks 8 shared 0 at once 0, 0 bytes"
     )
-    assert plan(1000, 1000, 4).startswith(f"{warp} width 1024 items 0 threads 128 blocks 250")
+    assert plan(1000, 1000, 4).startswith(f"{warp} width 1024 items 0 cluster 0 threads 128")
     assert plan(7, 1025, 4) == (
-        f"{block} width 0 items 32 threads 64 blocks 7 shared 12416 at once 0, 0 bytes"
+        f"{block} width 0 items 32 cluster 0 threads 64 blocks 7 shared 12416 at once 0, 0 bytes"
     )
-    assert plan(7, 32768, 4).startswith(f"{block} width 0 items 64 threads 512 blocks 7")
+    assert plan(7, 32768, 4).startswith(f"{block} width 0 items 64 cluster 0 threads 512 blocks 7")
     assert plan(7, 32769, 4).startswith(radix)
     # float64 and int64, and GPUs with less shared memory, go over to the radix sort earlier.
     assert plan(7, 22528, 8)[0] == block and plan(7, 22529, 8)[0] == radix
     assert plan(7, 16384, 4, 101376)[0] == block and plan(7, 16385, 4, 101376)[0] == radix
+    # Few rows go to wide clusters, more of them to others, many to the radix sort.
+    assert plan(7, 1 << 16, 4, wide=7) == (
+        f"{cluster} width 0 items 8 cluster 16 threads 512 blocks 112 shared 0 at once 0, 0 bytes"
+    )
+    assert plan(8, 1 << 16, 4, wide=7) == (
+        f"{cluster} width 0 items 16 cluster 8 threads 512 blocks 64 shared 0 at once 0, 0 bytes"
+    )
+    assert plan(64, 1 << 16, 4, wide=7)[0] == cluster and plan(65, 1 << 16, 4, wide=7)[0] == radix
+    assert plan(7, 1 << 17, 4, wide=7)[0] == cluster and plan(7, 1 << 18, 4, wide=7)[0] == radix
+    assert plan(8, 1 << 16, 8, wide=7).startswith(f"{cluster} width 0 items 8 cluster 8")
+    assert plan(7, 1 << 17, 8, wide=7)[0] == cluster and plan(8, 1 << 17, 8, wide=7)[0] == radix
+    assert plan(1, 1 << 16, 4, wide=0).startswith(f"{cluster} width 0 items 16 cluster 8")
+    # Rows that a block could sort too go to wide clusters alone.
+    assert plan(7, 16385, 4, wide=7).startswith(f"{cluster} width 0 items 8 cluster 16 threads 256")
+    assert plan(7, 16384, 4, wide=7)[0] == plan(8, 32768, 4, wide=7)[0] == block
     # The workspace is bounded by 2^28 elements, or a single row.
     for size, most in [(1, 0.15), (2, 6.2), (4, 8.2), (8, 12.3)]:
         taken = int(plan(1 << 20, 1 << 16, size).split(", ")[1].split()[0])
@@ -336,7 +356,7 @@ def test_the_plan_of_each_length(tmp_path: Path) -> None:
 
 
 @needs_gpu
-@pytest.mark.parametrize("shape", [(300, 100), (30, 5000), (3, 100_000)], ids=str)
+@pytest.mark.parametrize("shape", [(300, 100), (30, 5000), (3, 100_000), (2, 300_000)], ids=str)
 def test_in_a_cuda_graph(shape: tuple[int, int]) -> None:
     x = torch.randn(shape, device="cuda")
     cuda_ops.bitonic_sort(x), cuda_ops.bitonic_topk(x, 7)

@@ -23,6 +23,7 @@ struct Sorted {
       : values(empty_rows(x, dim, x.dim() > 0 ? x.size(dim) : 1, dtype_of(x))),
         indices(empty_rows(x, dim, x.dim() > 0 ? x.size(dim) : 1, DType::kInt64)),
         problem(rows_along(x, dim, descending)) {
+    problem.built_for_hopper = built_for_hopper();
     problem.values = values.mutable_data_ptr();
     problem.indices = static_cast<int64_t*>(indices.mutable_data_ptr());
   }
@@ -70,8 +71,9 @@ Shapes: x of any shape and strides; both results have its shape. In memory the e
 dim are neighbours, and the other dims are in row-major order.
 Dtypes: float64, float32, float16, bfloat16, uint8, int8, int16, int32, int64 or bool; values have
 the dtype of x, indices are int64. Values have a gradient.
-Memory: rows of up to 32768 elements (float64 and int64: 22528) need none beside the results; longer
-ones the size of the values and half the size of the indices, at least for 2^28 elements at once.
+Memory: rows of up to 32768 elements (float64 and int64: 22528) need none beside the results, nor do
+a few of up to 131072 on Hopper; longer or more ones the size of the values and half the size of the
+indices, at least for 2^28 elements at once.
 Errors: RuntimeError for another dtype, a dim that x does not have, 2^32 elements along the dim.
 Formula: values[..., i] = x[..., indices[..., i]], values[..., i] <= values[..., i + 1].)")
       .cpu<bitonic_sort_cpu>()

@@ -4,7 +4,11 @@
 //
 //   up to 1024    a warp sorts a row or several in registers (sort_network.cuh)
 //   up to 32768   a block sorts runs of 1024 so, and merges them in shared memory
+//   up to 131072  on Hopper, a radix sort in the shared memory of a cluster of
+//                 blocks, as long as there are few such rows (sort_cluster.cuh)
 //   longer        a radix sort of all rows together (sort_radix.cuh)
+#include "capability.h"
+#include "sort_cluster.cuh"
 #include "sort_network.cuh"
 #include "sort_radix.cuh"
 
@@ -215,6 +219,7 @@ cudaError_t launch_sort(const SortRows& p, const SortConfig& config, cudaStream_
     case SortConfig::kNothing: return cudaSuccess;
     case SortConfig::kWarp: return launch_warps<U>(p, config, stream);
     case SortConfig::kBlock: return launch_blocks<U>(p, config, stream);
+    case SortConfig::kCluster: return launch_cluster<U>(p, config, stream);
     case SortConfig::kRadix: return launch_radix<U>(p, config, stream);
     default: return cudaErrorInvalidValue;
   }
@@ -226,12 +231,19 @@ cudaError_t launch_sort(const SortRows& p, const SortConfig& config, cudaStream_
 
 // How on the current device.
 cudaError_t bitonic_sort_plan(const SortRows& p, SortConfig& config) {
-  int device = 0, shared_memory = 0;
-  cudaError_t error = cudaGetDevice(&device);
+  int current = 0, shared_memory = 0;
+  cudaError_t error = cudaGetDevice(&current);
   if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    error =
+        cudaDeviceGetAttribute(&shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, current);
   }
-  config = sort_config(p.rows.numel, p.n, size_of(p.rows.dtype), shared_memory);
+  SortDevice device;
+  device.shared_memory = shared_memory;
+  if (p.n > kClusterShortest && p.n <= kClusterElements) {  // else clusters are out of question
+    device.clusters = p.built_for_hopper && current_capability() == 90;
+    device.wide_clusters = device.clusters ? wide_clusters() : 0;
+  }
+  config = sort_config(p.rows.numel, p.n, size_of(p.rows.dtype), device);
   return error;
 }
 

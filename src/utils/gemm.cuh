@@ -1,6 +1,7 @@
 // out = epilogue(a @ b) by whichever kernel gemm_plan chooses: what a `.cu` calls.
 #pragma once
 
+#include "capability.h"
 #include "gemm.h"
 #include "gemm_fma.cuh"
 #include "gemm_hopper.cuh"
@@ -11,15 +12,6 @@
 #include "gemv.cuh"
 
 namespace cuda_ops {
-
-// The compute capability of the current device, 90 for 9.0.
-inline int current_capability() {
-  int device = 0, major = 0, minor = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return 10 * major + minor;
-}
 
 // kLinear of both functions: for x @ weight^T as a layer has it. Hopper kernels for two
 // K-major operands alone, fewer tiles and no tf32 are an eighth of the kernels to compile;

@@ -14,7 +14,8 @@ struct SortRows {
   bool descending = false;
   void* values = nullptr;  // of the dtype of rows
   int64_t* indices = nullptr;
-  void* workspace = nullptr;  // as many bytes as sort_workspace_bytes() says
+  void* workspace = nullptr;      // as many bytes as sort_workspace_bytes() says
+  bool built_for_hopper = false;  // the library holds sm_90a code
 };
 
 // --- the order: bits of any dtype as unsigned integers that compare alike ------
@@ -77,9 +78,10 @@ constexpr int kSortRun = 1024;     // elements that a warp sorts at once
 constexpr int kSortThreads = 512;  // at most, of a block that sorts a row
 
 struct SortConfig {
-  enum Path { kNothing, kWarp, kBlock, kRadix } path = kNothing;
+  enum Path { kNothing, kWarp, kBlock, kCluster, kRadix } path = kNothing;
   int width = 0;             // kWarp: the row's length, rounded up to a size there is code for
-  int items = 0;             // kBlock: elements of a thread
+  int items = 0;             // kBlock, kCluster: elements of a thread
+  int cluster = 0;           // kCluster: blocks of a row
   int threads = 0;           // of a block
   int64_t blocks = 0;        //
   int64_t shared_bytes = 0;  // kBlock
@@ -105,7 +107,39 @@ constexpr int kRadixThreads = 512;
 template <int kSize>
 constexpr int kRadixTile = kSize == 8 ? 4096 : 8192;
 
-constexpr SortConfig sort_config(int64_t rows, int64_t n, int64_t size, int64_t shared_memory) {
+// Clusters of blocks, for rows that fit their shared memory.
+constexpr int kClusterThreads = 1024;   // at most, of a block
+constexpr int kClusterBlocks = 8;       // blocks of any GPU with clusters
+constexpr int kWideClusterBlocks = 16;  // blocks where so many SMs lie together
+
+// Estimates until they are measured: a wide cluster takes 5 us for each byte of the key,
+// less than a block from some 16384 elements on. The launches of a radix sort take 16 us a
+// byte, but its rate at 2^24 elements may be above that of clusters.
+constexpr int64_t kClusterShortest = 16384;             // longer, if a block could sort it too
+constexpr int64_t kClusterElements = int64_t(1) << 22;  // of all rows together, at most
+
+// What there is to know of a GPU.
+struct SortDevice {
+  int64_t shared_memory = 0;  // of a block, at most
+  bool clusters = false;      // of blocks; and there is code for them
+  int64_t wide_clusters = 0;  // of kWideClusterBlocks full blocks, at once
+};
+
+constexpr SortConfig cluster_config(int64_t rows, int64_t n, int64_t size, bool wide) {
+  SortConfig config;
+  config.path = SortConfig::kCluster;
+  config.cluster = wide ? kWideClusterBlocks : kClusterBlocks;
+  // Two blocks of an SM wait in turns, with 16; 8-byte keys leave no registers for so many.
+  config.items = wide || size == 8 ? 8 : 16;
+  const int64_t of_warps = 32 * config.items * config.cluster;
+  const int64_t warps = (n + of_warps - 1) / of_warps;
+  if (warps > kClusterThreads / 32) return {};
+  config.threads = warps < 8 ? 256 : int(32 * warps);  // one for each digit
+  config.blocks = rows * config.cluster;
+  return config;
+}
+
+constexpr SortConfig sort_config(int64_t rows, int64_t n, int64_t size, const SortDevice& device) {
   SortConfig config;
   if (rows == 0 || n == 0) return config;
   if (n <= kSortRun) {
@@ -120,7 +154,14 @@ constexpr SortConfig sort_config(int64_t rows, int64_t n, int64_t size, int64_t 
   }
   const int64_t runs = (n + kSortRun - 1) / kSortRun;
   const int64_t shared_bytes = sort_shared_bytes(runs * kSortRun, size);
-  if (n <= 64 * kSortThreads && shared_bytes <= shared_memory) {
+  const bool block = n <= 64 * kSortThreads && shared_bytes <= device.shared_memory;
+  if (device.clusters && rows * n <= kClusterElements) {
+    const bool wide = rows <= device.wide_clusters;
+    const SortConfig of_clusters = cluster_config(rows, n, size, wide);
+    const bool pays = !block || (wide && n > kClusterShortest);
+    if (pays && of_clusters.path == SortConfig::kCluster) return of_clusters;
+  }
+  if (block) {
     config.path = SortConfig::kBlock;
     config.items = n <= 32 * kSortThreads ? 32 : 64;
     config.threads = int(config.items == 32 ? 32 * runs : 32 * ((runs + 1) / 2));

@@ -123,13 +123,13 @@ __global__ inline void __launch_bounds__(32 * kScanWarps)
 }
 
 // The sum of those before, over 256 threads of the block; all threads must call.
-__device__ inline uint64_t sum_before(uint64_t value) {
-  __shared__ uint64_t sums[8];
+template <class S>
+__device__ S sum_before(S value, S (&sums)[8]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  uint64_t up_to = value;
+  S up_to = value;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const uint64_t other = __shfl_up_sync(~0u, up_to, step);
+    const S other = __shfl_up_sync(~0u, up_to, step);
     if (lane >= step) up_to += other;
   }
   if (lane == 31 && warp < 8) sums[warp] = up_to;
@@ -150,6 +150,38 @@ __device__ inline uint32_t same_digit(uint32_t digit) {
   return same;
 }
 
+// How many keys of the warp come before each of this thread, among those with the same
+// digit: round r of all lanes before round r + 1. `next` has room for the warp's number
+// of keys with each digit.
+template <int kItems, class DigitOf>
+__device__ void rank_in_warp(uint16_t (&ranks)[kItems], uint16_t (&next)[256],
+                             const DigitOf& digit_of) {
+  const int lane = threadIdx.x % 32;
+  for (int i = lane; i < 256; i += 32) next[i] = 0;
+  __syncwarp();
+#pragma unroll
+  for (int r = 0; r < kItems; ++r) {
+    const uint32_t digit = digit_of(r);
+    const uint32_t same = same_digit(digit);
+    const uint16_t before = next[digit];
+    ranks[r] = before + __popc(same & ((1u << lane) - 1));
+    __syncwarp();
+    if (same >> lane == 1) next[digit] = ranks[r] + 1;  // the last of them
+    __syncwarp();
+  }
+}
+
+// The warps' numbers of keys with a digit become those of the warps before; returns all.
+__device__ inline uint32_t add_up_warps(uint16_t (*numbers)[256], int warps, int digit) {
+  uint32_t sum = 0;
+  for (int w = 0; w < warps; ++w) {
+    const uint32_t of_warp = numbers[w][digit];
+    numbers[w][digit] = uint16_t(sum);
+    sum += of_warp;
+  }
+  return sum;
+}
+
 template <class U>
 struct RadixShared {
   static constexpr int kTile = kRadixTile<sizeof(U)>;
@@ -157,6 +189,7 @@ struct RadixShared {
   uint32_t indices[kTile];
   uint16_t ranks[kRadixThreads / 32][256];  // of the next key of a warp with a digit
   uint32_t places[256];                     // of the tile's first key with a digit, in the row
+  uint64_t sums[8];
 };
 
 template <class U>
@@ -171,38 +204,22 @@ __global__ void __launch_bounds__(kRadixThreads, 2)
   const int first = warp * 32 * kItems + lane;
   U keys[kItems];
   load_keys(keys, p, order, pass, t);
-  for (int i = lane; i < 256; i += 32) shared.ranks[warp][i] = 0;
-  __syncwarp();
 
   // What is behind the row's end has the last digit, and comes last among it.
   uint16_t ranks[kItems];
   const auto digit_of = [&](U key, int i) {
     return i < t.count ? uint32_t(key >> pass.shift) & 255 : 255;
   };
-#pragma unroll
-  for (int r = 0; r < kItems; ++r) {
-    const uint32_t digit = digit_of(keys[r], first + r * 32);
-    const uint32_t same = same_digit(digit);
-    const uint16_t before = shared.ranks[warp][digit];
-    ranks[r] = before + __popc(same & ((1u << lane) - 1));
-    __syncwarp();
-    if (same >> lane == 1) shared.ranks[warp][digit] = ranks[r] + 1;  // the last of them
-    __syncwarp();
-  }
+  rank_in_warp(ranks, shared.ranks[warp], [&](int r) { return digit_of(keys[r], first + r * 32); });
   __syncthreads();
 
   // Both sums over the digits at once: of this tile, and of the whole row.
   uint64_t counts = 0;
   if (thread < 256) {
-    uint32_t of_tile = 0;
-    for (int w = 0; w < kWarps; ++w) {
-      const uint32_t of_warp = shared.ranks[w][thread];
-      shared.ranks[w][thread] = uint16_t(of_tile);
-      of_tile += of_warp;
-    }
+    const uint32_t of_tile = add_up_warps(shared.ranks, kWarps, thread);
     counts = uint64_t(pass.totals[t.row * 256 + thread]) << 16 | of_tile;
   }
-  counts = sum_before(counts);
+  counts = sum_before(counts, shared.sums);
   if (thread < 256) {
     const uint32_t in_tile = counts & 0xffff;
     const uint32_t before = pass.counts[(t.row * 256 + thread) * pass.tiles + t.tile];

@@ -40,9 +40,9 @@ class Arguments {
 };
 
 inline cuda_ops::DType dtype_named(const std::string& name) {
-  if (name == "float16") return cuda_ops::DType::kFloat16;
-  if (name == "bfloat16") return cuda_ops::DType::kBFloat16;
-  if (name == "float32") return cuda_ops::DType::kFloat32;
+  for (int i = 0; i < int(cuda_ops::DType::kUnsupported); ++i) {
+    if (name == cuda_ops::name(cuda_ops::DType(i))) return cuda_ops::DType(i);
+  }
   fail("dtype=%s", name.c_str());
 }
 

@@ -90,6 +90,15 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   return value;
 }
 
+inline bool __any_sync(unsigned lanes, bool vote) { return __ballot_sync(lanes, vote) != 0; }
+inline unsigned __reduce_or_sync(unsigned, unsigned value) {
+  const emulator::Words* all = emulator::exchange({{value}});
+  for (int i = 0; i < 32; ++i) value |= all[i].w[0];
+  return value;
+}
+
+inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
+
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(unsigned(value)); }
 inline int __popcll(unsigned long long value) { return __builtin_popcountll(value); }
@@ -116,6 +125,7 @@ void __stwb(V* to, V value) {
 
 // Fibers change places only where they wait.
 inline int atomicAdd(int* to, int value) { return std::exchange(*to, *to + value); }
+inline unsigned atomicOr(unsigned* to, unsigned value) { return std::exchange(*to, *to | value); }
 
 inline float __uint_as_float(uint32_t bits) {
   float value;

@@ -205,6 +205,12 @@ inline void ptx_mov_u32_cluster_ctarank(uint32_t& to) { to = block->rank; }
 inline void ptx_mapa_shared__cluster_u32(uint32_t& to, uint32_t at, uint32_t rank) {
   to = cluster_address(at, rank);
 }
+// Between pointers: what is stored through the result is not checked for its bounds.
+template <class T>
+void ptx_mapa_u64(T*& to, T* pointer, uint32_t rank) {
+  to = reinterpret_cast<T*>(
+      shared_of(cluster_address(emulator::shared_address(pointer), rank), 1, 1));
+}
 // Both halves of it: the wait follows at once in the same asm.
 inline void ptx_barrier_cluster_arrive_release() { cluster_barrier(); }
 inline void ptx_barrier_cluster_arrive_relaxed() { cluster_barrier(); }
