@@ -241,7 +241,7 @@ cudaError_t bitonic_sort_plan(const SortRows& p, SortConfig& config) {
   device.shared_memory = shared_memory;
   if (p.n > kClusterShortest && p.n <= kClusterElements) {  // else clusters are out of question
     device.clusters = p.built_for_hopper && current_capability() == 90;
-    device.wide_clusters = device.clusters ? wide_clusters() : 0;
+    device.wide_clusters = device.clusters ? wide_clusters(current) : 0;
   }
   config = sort_config(p.rows.numel, p.n, size_of(p.rows.dtype), device);
   return error;
