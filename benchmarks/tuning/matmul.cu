@@ -221,7 +221,7 @@ cudaError_t run_variant(const Matmul& p, const HopperConfig& config, cudaStream_
 // What the kernel can run, far beyond what the plan considers.
 std::vector<HopperConfig> variants(const Matmul& p) {
   std::vector<HopperConfig> all;
-  for (const int tile_n : {16, 32, 64, 128, 192, 256}) {
+  for (const int tile_n : {16, 32, 64, 128, 160, 192, 224, 256}) {
     const bool narrow = tile_n < 128;
     for (const bool swap : {false, true}) {
       if (swap && !narrow) continue;
@@ -342,7 +342,7 @@ std::vector<Measured> race_tiles(const Memory& memory, const Cublas& cublas, cud
 void refit(const std::vector<Measured>& results) {
   std::printf("\n%6s %12s %10s %7s   exchange us by splits\n", "tile_n", "us per stage", "measured",
               "points");
-  for (const int tile_n : {16, 32, 64, 128, 192, 256}) {
+  for (const int tile_n : {16, 32, 64, 128, 160, 192, 224, 256}) {
     std::vector<double> stage_times;
     std::map<int, std::vector<double>> exchanges;
     double fitted = hopper_stage_time(tile_n);

@@ -6,7 +6,7 @@
 //   warpgroup 2   consumer: rows 64 to 127
 //
 // gemm_hopper_sums.cuh says what a stage is.
-// Wide tiles (128, 192, 256): blocks stay and take tile after tile; the producer loads
+// Wide tiles (128 to 256): blocks stay and take tile after tile; the producer loads
 // the next tile's stages while the consumers still write this one's result, which
 // leaves through shared memory by TMA. Narrow tiles (16, 32, 64) stream the large
 // operand, two blocks per SM. With `splits`, the blocks of a cluster share the K of
@@ -272,14 +272,14 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
         // --- boxes of 64 rows by 128 bytes, swizzled, two in flight
         constexpr int kColumns = kSwizzleBytes / int(sizeof(Out)), kPerBox = kColumns / 2;
         const auto send = [&](const TensorMap& map, void* out, const float (&values)[kPerBox],
-                              int box) {
+                              int first) {
           const uint32_t buffer = staging + uint32_t(2 * consumer + boxes++ % 2) * Tile::kBox;
           if (thread == 0) tma_store_wait_read<1>();
           named_barrier(1 + consumer, 128);
           write_box<Out>(buffer, values);
           tma_store_fence();
           named_barrier(1 + consumer, 128);
-          const int first_m = at.m + 64 * consumer, first_n = at.n + box * kColumns;
+          const int first_m = at.m + 64 * consumer, first_n = at.n + first;
           if (!args.by_tma) {
             copy_box<Out>(static_cast<Out*>(out) + matrix, args, buffer, first_m, first_n);
           } else if (thread == 0) {
@@ -288,18 +288,20 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
           }
         };
 #pragma unroll
-        for (int box = 0; box < kTileN / kColumns; ++box) {
+        for (int begin = 0; begin < kTileN; begin += kColumns) {
+          // The last one overlaps the one before where the tile is no whole number of boxes.
+          const int first = begin + kColumns <= kTileN ? begin : kTileN - kColumns;
           float values[kPerBox], asides[kPerBox];
 #pragma unroll
           for (int i = 0; i < kPerBox; i += 2) {
-            const int j = box * kPerBox + i;
+            const int j = first / 2 + i;
             float pair[2] = {sums[j], sums[j + 1]}, aside[2];
             epilogue(pair, aside, place(row + j / 2 % 2 * 8, col + j / 4 * 8));
             values[i] = pair[0], values[i + 1] = pair[1];
             if constexpr (Epilogue::kSecond) asides[i] = aside[0], asides[i + 1] = aside[1];
           }
-          send(map_out, args.out, values, box);
-          if constexpr (Epilogue::kSecond) send(map_second, args.second, asides, box);
+          send(map_out, args.out, values, first);
+          if constexpr (Epilogue::kSecond) send(map_second, args.second, asides, first);
         }
       }
     }
@@ -429,7 +431,7 @@ cudaError_t gemm_hopper(const Matmul& p, const HopperConfig& config, const Epilo
     const auto launched = [&](auto tile_n) {
       constexpr int kTileN = decltype(tile_n)::value;
       constexpr bool kSplit = HopperType<T>::kParts == 2;
-      if constexpr ((kLinear && !hopper_linear_tile(kTileN)) ||
+      if constexpr (!hopper_tile(kTileN, kLinear, !kA && !kB) ||
                     (kSplit && kTileN != kHopperSplitTile)) {
         return cudaErrorInvalidValue;
       } else {
@@ -441,7 +443,9 @@ cudaError_t gemm_hopper(const Matmul& p, const HopperConfig& config, const Epilo
       case 32: return launched(std::integral_constant<int, 32>{});
       case 64: return launched(std::integral_constant<int, 64>{});
       case 128: return launched(std::integral_constant<int, 128>{});
+      case 160: return launched(std::integral_constant<int, 160>{});
       case 192: return launched(std::integral_constant<int, 192>{});
+      case 224: return launched(std::integral_constant<int, 224>{});
       case 256: return launched(std::integral_constant<int, 256>{});
       default: return cudaErrorInvalidValue;
     }

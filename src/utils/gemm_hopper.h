@@ -53,11 +53,13 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace detail
 
 // Microseconds that one block takes for a stage (128 bytes of K), alone on its SM:
-// measured on an H200, 2026-11-21, with inputs from memory. Wide tiles wait for the
-// tensor cores, narrow ones for one SM's loads, some 75 bytes a nanosecond.
+// measured on an H200, 2026-11-21, with inputs from memory, 160 and 224 interpolated. Wide
+// tiles wait for the tensor cores, narrow ones for one SM's loads, some 75 bytes a nanosecond.
 constexpr double hopper_stage_time(int tile_n) {
   return tile_n == 256   ? 0.69
+         : tile_n == 224 ? 0.613
          : tile_n == 192 ? 0.535
+         : tile_n == 160 ? 0.461
          : tile_n == 128 ? 0.386
          : tile_n == 64  ? 0.36
          : tile_n == 32  ? 0.26
@@ -68,9 +70,13 @@ constexpr double hopper_stage_time(int tile_n) {
 // memory's bandwidth, which wide tiles come close to.
 constexpr double kHopperSplitTime = 1.05;
 
-// The tiles with a kernel for each epilogue of a layer: the others gain a few percent
-// on some shapes and would take half as long again to compile.
-constexpr bool hopper_linear_tile(int tile_n) { return tile_n != 32 && tile_n != 192; }
+// Whether there is a kernel: each one takes a second to compile. 160 and 224 columns are for
+// what the others would leave a mostly empty last wave of, 512 x 10240 say, and two K-major
+// operands; a layer goes without tiles that would gain a few percent on some shapes.
+constexpr bool hopper_tile(int tile_n, bool linear, bool k_major) {
+  if (tile_n == 160 || tile_n == 224) return k_major;
+  return !linear || (tile_n != 32 && tile_n != 192);
+}
 
 // Estimated microseconds on an H200: waves of tiles at that rate, but never less than
 // all bytes at the memory's bandwidth; 4 for the start and the end of the kernel, and
@@ -106,7 +112,7 @@ inline HopperConfig hopper_variant(const Matmul& p, int bytes, bool swap, int ti
   return config;
 }
 
-// `linear`: of the tiles that a layer has (hopper_linear_tile).
+// `linear`: of the tiles that a layer has (hopper_tile).
 inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
   using detail::Lines;
   HopperConfig best;
@@ -123,7 +129,7 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
   if (a == Lines::kNone || b == Lines::kNone) return best;
 
   const auto consider = [&](bool swap, int tile_n, int splits) {
-    if (linear && !hopper_linear_tile(tile_n)) return;
+    if (!hopper_tile(tile_n, linear, a == Lines::kKMajor && b == Lines::kKMajor)) return;
     if (is_split(p) && tile_n != kHopperSplitTile) return;
     HopperConfig config = hopper_variant(p, bytes, swap, tile_n, splits);
     config.line_major_a = (swap ? b : a) == Lines::kLineMajor;
@@ -138,8 +144,9 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
     // Four large blocks of one cluster need an SM each of one part of the chip: 30 fit.
     if (splits <= 2) {
       // Few rows wait for memory; that wide tiles keep up with it was not measured.
-      if (p.m > 64 && p.n > 64) consider(false, 256, splits);
-      if (p.m > 64 && p.n > 64) consider(false, 192, splits);
+      for (const int tile_n : {256, 224, 192, 160}) {
+        if (p.m > 64 && p.n > 64) consider(false, tile_n, splits);
+      }
       consider(false, 128, splits);
     }
     for (const int tile_n : {16, 32, 64}) {
