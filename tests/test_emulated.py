@@ -155,10 +155,11 @@ MATMUL = {
 
 
 class Fault(NamedTuple):
-    right: str  # of gemm_grouped_hopper.cuh
+    right: str  # of gemm_hopper.cuh, or of gemm_grouped_hopper.cuh without a case
     wrong: str
     timing: str
     found: str  # a pattern
+    case: Matmul | None = None  # None: what run_grouped runs
 
 
 FAULTS = {
@@ -180,6 +181,13 @@ FAULTS = {
         "kSwizzleBytes + chunk * 16);\n    GroupedCopies",
         "late",
         "out is wrong",
+    ),
+    "no wait in an early launch": Fault(
+        "  wait_for_kernels_before();\n",
+        "",
+        "late",
+        "global memory before the wait",
+        MATMUL["tile 16"],
     ),
 }
 
@@ -304,11 +312,14 @@ def test_grouped(build: Build, headers: Path, timing: str) -> None:
 def test_a_fault_is_found(build: Build, tmp_path: Path, name: str) -> None:
     fault = FAULTS[name]
     translate(SOURCES, tmp_path / "include", (), MULTIPROCESSORS)
-    header = tmp_path / "include" / "gemm_grouped_hopper.cuh"
+    source = "grouped" if fault.case is None else "matmul"
+    stem = "gemm_grouped_hopper" if fault.case is None else "gemm_hopper"
+    header = tmp_path / "include" / f"{stem}.cuh"
     text = header.read_text()
     assert fault.right in text, f"{header.name} no longer has {fault.right!r}"
     header.write_text(text.replace(fault.right, fault.wrong, 1))
-    program = build("grouped", tmp_path / "include")
+    program = build(source, tmp_path / "include")
+    arguments = {} if fault.case is None else fault.case._asdict()
     for seed in (1, 2, 3):
-        status, said = run(program, fault.timing, seed)
+        status, said = run(program, fault.timing, seed, **arguments)
         assert status == 1 and re.search(fault.found, said), f"{name} was not found: {said}"

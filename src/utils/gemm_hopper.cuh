@@ -14,6 +14,7 @@
 // their ranks: the same bits every time, no workspace, no second launch.
 #pragma once
 
+#include "early_launch.cuh"
 #include "gemm_epilogue.cuh"
 #include "gemm_hopper_sums.cuh"
 
@@ -135,13 +136,16 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
   if (threadIdx.x == 0) {
     tma_prefetch(map_a);
     tma_prefetch(map_b);
+    if (args.by_tma) tma_prefetch(map_out);
     for (int s = 0; s < kStages; ++s) {
       mbarrier_init(full + 8 * s, 1);
       mbarrier_init(empty + 8 * s, 4 * Tile::kConsumers);  // each consuming warp
     }
     mbarrier_init_fence();
   }
+  wait_for_kernels_before();
   __syncthreads();
+  let_next_kernel_start();
 
   // The blocks of a cluster share one tile.
   const int first_tile = int(blockIdx.x) / args.splits, tile_step = int(gridDim.x) / args.splits;
@@ -393,17 +397,17 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   // Of the current device, and cheap when it holds already.
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kShared);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = unsigned(config.splits);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchAttribute attributes[2] = {early_launch()};
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = unsigned(config.splits);
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(unsigned(config.grid));
   launch.blockDim = dim3(Tile::kThreads);
   launch.dynamicSmemBytes = Tile::kShared;
   launch.stream = stream;
-  launch.attrs = &attribute;
-  launch.numAttrs = 1;
+  launch.attrs = attributes;
+  launch.numAttrs = config.splits > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&launch, kernel, map_a, map_b, map_out, map_second, args, epilogue);
 }
 

@@ -191,6 +191,12 @@ void ptx_setmaxnreg_dec_sync_aligned_u32(Operands...) {}
 template <class... Operands>
 void ptx_setmaxnreg_inc_sync_aligned_u32(Operands...) {}
 
+// --- launches -------------------------------------------------------------------
+
+inline void ptx_griddepcontrol_wait() { wait_for_kernels_before(); }
+// A permission, of which no use is made: kernels run one after the other.
+inline void ptx_griddepcontrol_launch_dependents() {}
+
 // --- clusters -------------------------------------------------------------------
 
 inline void ptx_mov_u32_cluster_ctarank(uint32_t& to) { to = block->rank; }
