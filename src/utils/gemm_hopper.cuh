@@ -133,6 +133,17 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
   const int group = int(threadIdx.x) / 128, lane = int(threadIdx.x) % 32;
   const bool swap = Tile::kNarrow && args.swap;  // wide tiles never are
 
+  // The blocks of a cluster share one tile. Divisions, some 100 cycles each: before the wait.
+  const int first_tile = int(cluster_index()), tile_step = int(cluster_count());
+  const int split = int(cluster_rank());
+  const int k_begin = args.k_blocks * split / args.splits;
+  const int k_end = args.k_blocks * (split + 1) / args.splits;
+  TilePlace at = tile_place<kTileN>(args, first_tile);
+  const auto next_tile = [&](int& tile) {
+    tile += tile_step;
+    at = tile_place<kTileN>(args, tile);
+  };
+
   if (threadIdx.x == 0) {
     tma_prefetch(map_a);
     tma_prefetch(map_b);
@@ -147,19 +158,13 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
   __syncthreads();
   let_next_kernel_start();
 
-  // The blocks of a cluster share one tile.
-  const int first_tile = int(blockIdx.x) / args.splits, tile_step = int(gridDim.x) / args.splits;
-  const int split = int(cluster_rank());
-  const int k_begin = int(int64_t(args.k_blocks) * split / args.splits);
-  const int k_end = int(int64_t(args.k_blocks) * (split + 1) / args.splits);
-
   if (group == 0) {
     // --- producer
     if constexpr (!Tile::kNarrow) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) {
-      for (int tile = first_tile; tile < args.tiles; tile += tile_step) {
-        const TilePlace at = tile_place<kTileN>(args, tile);
+      for (int tile = first_tile; tile < args.tiles; next_tile(tile)) {
         const int za = at.z * args.step_a, zb = at.z * args.step_b;
+#pragma unroll 1  // 40 registers
         for (int kb = k_begin; kb < k_end; ++kb, ring.advance()) {
           const uint32_t a = ring.a(), b = ring.b(), arrived = full + 8 * ring.stage;
           ring.wait_empty();
@@ -193,11 +198,10 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
     if constexpr (!Tile::kNarrow) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int consumer = group - 1, thread = int(threadIdx.x) % 128;
     int boxes = 0;  // stores begun, for the parity of their buffers
-    for (int tile = first_tile; tile < args.tiles; tile += tile_step) {
+    for (int tile = first_tile; tile < args.tiles; next_tile(tile)) {
       float sums[kTileN / 2];
       hopper_sums<T, kTileN, kLineMajorA, kLineMajorB>(ring, k_end - k_begin, consumer, sums);
 
-      const TilePlace at = tile_place<kTileN>(args, tile);
       const int64_t matrix = at.z * args.out_batch;
       const auto place = [&](int row, int col) {
         const int m = swap ? col : row, n = swap ? row : col;
@@ -225,10 +229,14 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
               *pair = make_float2(sums[i], sums[i + 1]);
             }
           }
+          named_barrier(1, 128 * Tile::kConsumers);
           if (args.splits > 1) {
-            cluster_sync();
-          } else {
-            named_barrier(1, 128 * Tile::kConsumers);
+            // One warp's fence covers what the barrier above has ordered.
+            if (threadIdx.x / 32 == 4) {
+              cluster_sync();
+            } else {
+              cluster_meet();
+            }
           }
           const int line_length = swap ? Tile::kTileM : kTileN;
           // By constants: a division by what is known at run time alone is long.
@@ -236,10 +244,10 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
             return swap ? 4 * quad / Tile::kTileM : 4 * quad / kTileN;
           };
           constexpr int kQuads = Tile::kTileM * kTileN / 4, kThreads = 128 * Tile::kConsumers;
-          constexpr int kBatch = 2;  // and two blocks: more would not fit beside the sums
+          constexpr int kBatch = Tile::kNarrow ? 2 : 4;  // of two blocks: what registers hold
           const int pitch = swap ? Tile::kPitchRows : Tile::kPitchCols;
           const int stride = kThreads * args.splits;
-          // Distributed shared memory is far away: some reads of two blocks in flight.
+          // Distributed shared memory is far away: many reads in flight.
           for (int q = split * kThreads + int(threadIdx.x) - 128; q < kQuads;
                q += kBatch * stride) {
             float totals[kBatch][4] = {};
@@ -315,8 +323,8 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
   // No block leaves while another one of its cluster may read its sums. The consumers
   // of a split have passed one such barrier already.
   if (args.splits > 1) {
-    if (group == 0) cluster_sync();
-    cluster_sync();
+    if (group == 0) cluster_meet();
+    cluster_meet();
   }
 #endif
 }

@@ -347,6 +347,7 @@ void block_barrier(uint32_t name, uint32_t threads) {
   arrive(block->named[name], threads, name == 0 ? "__syncthreads" : "a named barrier");
 }
 
+unsigned cluster_blocks() { return unsigned(blocks.size()); }
 void cluster_barrier() { arrive(cluster, unsigned(fibers.size()), "the cluster"); }
 
 void barrier_init(uint32_t address, uint32_t arrivals) {

@@ -157,6 +157,7 @@ V value_of_lane(const V& mine, int lane) {
 }
 void block_barrier(uint32_t name, uint32_t threads);
 void cluster_barrier();
+unsigned cluster_blocks();
 
 void barrier_init(uint32_t address, uint32_t arrivals);
 void barrier_arrive(uint32_t address, int64_t expected_bytes);

@@ -200,11 +200,15 @@ inline void ptx_griddepcontrol_launch_dependents() {}
 // --- clusters -------------------------------------------------------------------
 
 inline void ptx_mov_u32_cluster_ctarank(uint32_t& to) { to = block->rank; }
+inline void ptx_mov_u32_clusterid(uint32_t& to) { to = block->index / cluster_blocks(); }
+inline void ptx_mov_u32_nclusterid(uint32_t& to) { to = grid_blocks / cluster_blocks(); }
 inline void ptx_mapa_shared__cluster_u32(uint32_t& to, uint32_t at, uint32_t rank) {
   to = cluster_address(at, rank);
 }
-// Both halves of it: the wait follows at once in the same asm.
+// Both halves of it: the wait follows at once in the same asm. Every store is seen at once here.
 inline void ptx_barrier_cluster_arrive_release() { cluster_barrier(); }
+inline void ptx_barrier_cluster_arrive_relaxed() { cluster_barrier(); }
+inline void ptx_fence_acq_rel_cta() {}
 
 // --- wgmma's order --------------------------------------------------------------
 // Warp-wide, as .sync says; the products are in tensor_cores.h.
