@@ -134,7 +134,10 @@ class Matmul(NamedTuple):
 
 MATMUL = {
     "tile 256": Matmul(260, 520, 200, tile=256),
+    "tile 224": Matmul(260, 264, 200, tile=224),
     "tile 192": Matmul(260, 264, 200, tile=192),
+    "tile 160": Matmul(260, 264, 200, tile=160),
+    "tile 160, other rows": Matmul(130, 331, 136, tile=160, aligned=0),
     "tile 128": Matmul(260, 264, 200),
     "tile 64": Matmul(260, 64, 200, tile=64),
     "tile 32": Matmul(130, 24, 200, tile=32),
@@ -147,9 +150,12 @@ MATMUL = {
     "swapped, tile 32, a^T b^T": Matmul(30, 264, 200, "columns", "rows", tile=32, swap=1),
     "swapped, tile 64, b^T": Matmul(50, 264, 200, "rows", "rows", tile=64, swap=1),
     "splits 2": Matmul(130, 264, 520, tile=256, splits=2),
+    "splits 2, tile 224": Matmul(130, 264, 520, tile=224, splits=2),
+    "splits 3, tile 160": Matmul(130, 264, 520, tile=160, splits=3),
     "splits 4, swapped": Matmul(10, 264, 1032, tile=16, swap=1, splits=4),
     "batch": Matmul(130, 136, 72, "rows", "rows", batch=3),
     "tf32": Matmul(130, 264, 100, dtype="float32", precision="tf32"),
+    "tf32, tile 160": Matmul(130, 264, 100, tile=160, dtype="float32", precision="tf32"),
     "tf32, splits 2": Matmul(130, 24, 264, tile=32, splits=2, dtype="float32", precision="tf32"),
     "copies": Matmul(70, 75, 77, "rows", "rows", batch=2, aligned=0),
     "copies, a^T": Matmul(131, 61, 131, "columns", "columns", tile=64, aligned=0),
@@ -258,6 +264,7 @@ class Fault(NamedTuple):
 #: What runs a header's kernels: a program, and its case.
 USER_OF: dict[str, tuple[str, dict[str, object]]] = {
     "gemm_grouped_hopper.cuh": ("grouped", {}),
+    "gemm_hopper.cuh": ("matmul", MATMUL["tile 16"]._asdict()),
     "sort_cluster.cuh": ("sort", SORT["four passes"]._asdict()),
 }
 
@@ -295,6 +302,13 @@ FAULTS = {
         "late",
         "of row . is wrong",
         "sort_cluster.cuh",
+    ),
+    "no wait in an early launch": Fault(
+        "  wait_for_previous();\n",
+        "",
+        "late",
+        "global memory before the wait",
+        "gemm_hopper.cuh",
     ),
 }
 

@@ -215,6 +215,10 @@ def test_the_choice(plans: Any) -> None:
     assert plans([Case(16, 4096, 4096)], capability=80) == ["stream 16 splits 8"]
     assert plans([Case(16, 4096, 4096, "kl")])[0].startswith("hopper swapped 128x16")
     assert plans([Case(16, 4096, 4096, aligned=False)], capability=80) == ["mma 64"]
+    # 1.94 and 3.88 waves of 132 SMs; tiles of 256 columns would make 1.21 and 3.39.
+    assert plans([Case(512, 10240, 8192)]) == ["hopper 128x160 splits 1 grid 132"]
+    assert plans([Case(1024, 14336, 4096)]) == ["hopper 128x224 splits 1 grid 132"]
+    assert plans([Case(128, 4096, 4096)]) == ["hopper 128x128 splits 3 grid 96"]
     unaligned = plans([Case(4096, 4096, 4096, aligned=False)])[0]
     assert unaligned.startswith("pack a b, hopper 128x256 splits")
     assert plans([Case(64, 64, 64, aligned=False)]) == ["mma 64"]
@@ -265,8 +269,10 @@ def test_every_tile_and_layout_is_chosen_somewhere(plans: Any) -> None:
     ):
         pattern = re.compile(rf"hopper (swapped )?{tile}{re.escape(layout)} splits")
         assert any(pattern.match(kernel) for kernel in chosen), tile + layout
-    for splits in (1, 2, 4):
+    for splits in (1, 2, 3, 4):
         assert any(re.match(rf"hopper .*splits {splits}", kernel) for kernel in chosen)
+    for tile in ("128x160", "128x224"):
+        assert any(f"hopper {tile} splits" in kernel for kernel in chosen), tile
     for tile, swap in itertools.product((8, 16, 32, 64), ("", "swapped ")):
         assert any(kernel.startswith(f"stream {swap}{tile} splits") for kernel in chosen)
     for ranks in (2, 4, 8):

@@ -1,8 +1,8 @@
 // How the matrix product is tuned on Hopper: times every tile, swap and split that its kernel
 // can run, and every one that streams a matrix past up to 64 rows, bfloat16, a @ weight^T, on the
 // projections of Llama-3 8B and 70B, on cubes and on odd sizes, beside the plan's choice and
-// cuBLAS. Then says what hopper_stage_time, the exchange of a split, and the estimates for copies
-// and 3xTF32 ought to be. Operands rotate through 6 GiB of N(0, 1), so the L2 is cold; launches
+// cuBLAS. Then says what hopper_stage_time and its neighbours, and the estimates for copies and
+// 3xTF32 ought to be. Operands rotate through 6 GiB of N(0, 1), so the L2 is cold; launches
 // come from CUDA graphs that take turns. Under two minutes on an H200.
 //
 //   nvcc -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a
@@ -222,12 +222,14 @@ cudaError_t run_variant(const Matmul& p, const HopperConfig& config, cudaStream_
 // What the kernel can run, far beyond what the plan considers.
 std::vector<HopperConfig> variants(const Matmul& p) {
   std::vector<HopperConfig> all;
-  for (const int tile_n : {16, 32, 64, 128, 192, 256}) {
+  for (const int tile_n : {16, 32, 64, 128, 160, 192, 224, 256}) {
     const bool narrow = tile_n < 128;
     for (const bool swap : {false, true}) {
       if (swap && !narrow) continue;
-      // Columns in more than four narrow tiles: the other operand is read over and over.
-      if (narrow && (swap ? p.m : p.n) > 4 * tile_n) continue;
+      // Columns in more than four narrow tiles: the other operand is read over and over,
+      // which small problems of many blocks may afford.
+      const bool small = hopper_variant(p, 2, swap, tile_n, 1).tiles <= 2 * kHopperSms;
+      if (narrow && (swap ? p.m : p.n) > 4 * tile_n && !(tile_n == 64 && small)) continue;
       for (const int splits : {1, 2, 3, 4, 6, 8}) {
         if (splits > 1 && detail::ceil_div(p.k, 64) < 2 * splits) continue;
         const HopperConfig config = hopper_variant(p, 2, swap, tile_n, splits);
@@ -262,6 +264,10 @@ std::vector<Shape> shapes() {
   }
   for (const int side : {512, 768, 1024, 1536, 2048, 3072, 4096, 8192}) {
     all.push_back({side, side, side});
+  }
+  // One tile, and one of each SM: what a launch, its start and its end take.
+  for (const int side : {128, 1024}) {
+    for (const int k : {64, 256, 1024}) all.push_back({side, side, k});
   }
   for (const Shape& odd : {Shape{100, 4104, 4096},
                            {300, 5000, 2056},
@@ -357,10 +363,15 @@ std::vector<Measured> race_tiles(const Memory& memory, const Cublas& cublas, cud
 
 // The constants of hopper_estimate that these times ask for: medians, of one split first.
 void refit(const std::vector<Measured>& results) {
-  std::printf("\n%6s %12s %10s %7s   exchange us by splits\n", "tile_n", "us per stage", "measured",
-              "points");
-  for (const int tile_n : {16, 32, 64, 128, 192, 256}) {
-    std::vector<double> stage_times;
+  std::printf("\nestimated: start and end %.1f us, exchange %.1f us, L2 %.1f TB/s\n",
+              kHopperFixedTime, kHopperExchangeTime, kHopperL2);
+  std::printf("%6s %12s %16s %16s %16s   exchange us by splits\n", "tile_n", "us per stage",
+              "measured", "L2 TB/s", "start and end");
+  const auto print = [](const std::vector<double>& values) {
+    std::printf(" %9.3f (%4zu)", median(values), values.size());
+  };
+  for (const int tile_n : {16, 32, 64, 128, 160, 192, 224, 256}) {
+    std::vector<double> stage_times, rates, fixed;
     std::map<int, std::vector<double>> exchanges;
     double fitted = hopper_stage_time(tile_n);
     for (const int pass : {0, 1}) {
@@ -369,16 +380,28 @@ void refit(const std::vector<Measured>& results) {
         const auto stages = double(detail::ceil_div(p.k, 64)) / config.splits;
         const auto waves = double(detail::ceil_div(config.tiles * config.splits, kHopperSms));
         const double all = Products{{}, p.m, p.n, p.k, p.batch.dtype}.bytes() / 4.0e6;
-        const double busy = waves * (stages * fitted + 0.5);
+        const double loads = hopper_load_time(p, config, 2);
+        const double busy = waves * (stages * std::max(fitted, loads) + 0.5);
         // Of what waits for memory nothing is learned here.
         if (busy < 1.3 * all) continue;
-        if (pass == 0) stage_times.push_back(((time - 4) / waves - 0.5) / stages);
-        if (pass == 1) exchanges[config.splits].push_back(time - 4 - busy);
+        const double stage = ((time - kHopperFixedTime) / waves - 0.5) / stages;
+        if (pass == 1) {
+          exchanges[config.splits].push_back(time - kHopperFixedTime - busy);
+        } else if (stages * waves <= 16) {
+          fixed.push_back(time - busy);
+        } else if (loads > fitted) {
+          rates.push_back(kHopperL2 * loads / stage);
+        } else {
+          stage_times.push_back(stage);
+        }
       }
       if (pass == 0 && !stage_times.empty()) fitted = median(stage_times);
     }
-    std::printf("%6d %12.3f %10.3f %7zu  ", tile_n, hopper_stage_time(tile_n), fitted,
-                stage_times.size());
+    std::printf("%6d %12.3f  ", tile_n, hopper_stage_time(tile_n));
+    print(stage_times);
+    print(rates);
+    print(fixed);
+    std::printf("  ");
     for (const auto& [splits, times] : exchanges) {
       std::printf(" %d: %.1f (%zu)", splits, median(times), times.size());
     }
@@ -436,7 +459,7 @@ void time_copies(const Memory& memory, cudaStream_t stream) {
   const double time = race.run()[0];
   const double waves = double(detail::ceil_div(config.tiles, kHopperSms));
   std::printf("3xTF32 of 4096^3 after its copies: %.1f us, %.3f us per stage, estimated %.3f\n",
-              time, ((time - 4) / waves - 0.5) / (kSide / 32), kHopperSplitTime);
+              time, ((time - kHopperFixedTime) / waves - 0.5) / (kSide / 32), kHopperSplitTime);
 }
 
 }  // namespace

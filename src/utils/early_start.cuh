@@ -33,6 +33,19 @@ __device__ V* after_previous(V* data) {
   return data;
 }
 
+// The attribute of such a launch. A capture takes it from driver 12.3 on: older ones get what
+// changes nothing.
+inline cudaLaunchAttribute early_start() {
+  static const bool supported = [] {
+    int driver = 0;
+    return cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030;
+  }();
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = supported;
+  return attribute;
+}
+
 // Before compute capability 9.0 an ordinary launch.
 template <class... Parameters, class... Arguments>
 cudaError_t launch_early(void (*kernel)(Parameters...), unsigned blocks, int threads,
@@ -43,9 +56,7 @@ cudaError_t launch_early(void (*kernel)(Parameters...), unsigned blocks, int thr
     error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   }
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute early = early_start();
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(blocks);
   launch.blockDim = dim3(unsigned(threads));

@@ -6,7 +6,7 @@
 //   warpgroup 2   consumer: rows 64 to 127
 //
 // gemm_hopper_sums.cuh says what a stage is.
-// Wide tiles (128, 192, 256): blocks stay and take tile after tile; the producer loads
+// Wide tiles (128 to 256): blocks stay and take tile after tile; the producer loads
 // the next tile's stages while the consumers still write this one's result, which
 // leaves through shared memory by TMA. Narrow tiles (16, 32, 64) stream the large
 // operand, two blocks per SM. With `splits`, the blocks of a cluster share the K of
@@ -14,6 +14,7 @@
 // their ranks: the same bits every time, no workspace, no second launch.
 #pragma once
 
+#include "early_start.cuh"
 #include "gemm_epilogue.cuh"
 #include "gemm_hopper_sums.cuh"
 #include "tile_order.cuh"
@@ -127,30 +128,38 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
   const int group = int(threadIdx.x) / 128, lane = int(threadIdx.x) % 32;
   const bool swap = Tile::kNarrow && args.swap;  // wide tiles never are
 
+  // The blocks of a cluster share one tile. Divisions, some 100 cycles each: before the wait.
+  const int first_tile = int(cluster_index()), tile_step = int(cluster_count());
+  const int split = int(cluster_rank());
+  const int k_begin = args.k_blocks * split / args.splits;
+  const int k_end = args.k_blocks * (split + 1) / args.splits;
+  TilePlace at = tile_place<kTileN>(args, first_tile);
+  const auto next_tile = [&](int& tile) {
+    tile += tile_step;
+    at = tile_place<kTileN>(args, tile);
+  };
+
   if (threadIdx.x == 0) {
     tma_prefetch(map_a);
     tma_prefetch(map_b);
+    if (args.by_tma) tma_prefetch(map_out);
     for (int s = 0; s < kStages; ++s) {
       mbarrier_init(full + 8 * s, 1);
       mbarrier_init(empty + 8 * s, 4 * Tile::kConsumers);  // each consuming warp
     }
     mbarrier_init_fence();
   }
+  wait_for_previous();
   __syncthreads();
-
-  // The blocks of a cluster share one tile.
-  const int first_tile = int(blockIdx.x) / args.splits, tile_step = int(gridDim.x) / args.splits;
-  const int split = int(cluster_rank());
-  const int k_begin = int(int64_t(args.k_blocks) * split / args.splits);
-  const int k_end = int(int64_t(args.k_blocks) * (split + 1) / args.splits);
+  let_next_start();
 
   if (group == 0) {
     // --- producer
     if constexpr (!Tile::kNarrow) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) {
-      for (int tile = first_tile; tile < args.tiles; tile += tile_step) {
-        const TilePlace at = tile_place<kTileN>(args, tile);
+      for (int tile = first_tile; tile < args.tiles; next_tile(tile)) {
         const int za = at.z * args.step_a, zb = at.z * args.step_b;
+#pragma unroll 1  // 40 registers
         for (int kb = k_begin; kb < k_end; ++kb, ring.advance()) {
           const uint32_t a = ring.a(), b = ring.b(), arrived = full + 8 * ring.stage;
           ring.wait_empty();
@@ -184,11 +193,10 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
     if constexpr (!Tile::kNarrow) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int consumer = group - 1, thread = int(threadIdx.x) % 128;
     int boxes = 0;  // stores begun, for the parity of their buffers
-    for (int tile = first_tile; tile < args.tiles; tile += tile_step) {
+    for (int tile = first_tile; tile < args.tiles; next_tile(tile)) {
       float sums[kTileN / 2];
       hopper_sums<T, kTileN, kLineMajorA, kLineMajorB>(ring, k_end - k_begin, consumer, sums);
 
-      const TilePlace at = tile_place<kTileN>(args, tile);
       const int64_t matrix = at.z * args.out_batch;
       const auto place = [&](int row, int col) {
         const int m = swap ? col : row, n = swap ? row : col;
@@ -216,10 +224,14 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
               *pair = make_float2(sums[i], sums[i + 1]);
             }
           }
+          named_barrier(1, 128 * Tile::kConsumers);
           if (args.splits > 1) {
-            cluster_sync();
-          } else {
-            named_barrier(1, 128 * Tile::kConsumers);
+            // One warp's fence covers what the barrier above has ordered.
+            if (threadIdx.x / 32 == 4) {
+              cluster_sync();
+            } else {
+              cluster_meet();
+            }
           }
           const int line_length = swap ? Tile::kTileM : kTileN;
           // By constants: a division by what is known at run time alone is long.
@@ -227,10 +239,10 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
             return swap ? 4 * quad / Tile::kTileM : 4 * quad / kTileN;
           };
           constexpr int kQuads = Tile::kTileM * kTileN / 4, kThreads = 128 * Tile::kConsumers;
-          constexpr int kBatch = 2;  // and two blocks: more would not fit beside the sums
+          constexpr int kBatch = Tile::kNarrow ? 2 : 4;  // of two blocks: what registers hold
           const int pitch = swap ? Tile::kPitchRows : Tile::kPitchCols;
           const int stride = kThreads * args.splits;
-          // Distributed shared memory is far away: some reads of two blocks in flight.
+          // Distributed shared memory is far away: many reads in flight.
           for (int q = split * kThreads + int(threadIdx.x) - 128; q < kQuads;
                q += kBatch * stride) {
             float totals[kBatch][4] = {};
@@ -267,14 +279,14 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
         // --- boxes of 64 rows by 128 bytes, swizzled, two in flight
         constexpr int kColumns = kSwizzleBytes / int(sizeof(Out)), kPerBox = kColumns / 2;
         const auto send = [&](const TensorMap& map, void* out, const float (&values)[kPerBox],
-                              int box) {
+                              int first) {
           const uint32_t buffer = staging + uint32_t(2 * consumer + boxes++ % 2) * Tile::kBox;
           if (thread == 0) tma_store_wait_read<1>();
           named_barrier(1 + consumer, 128);
           write_box<Out>(buffer, values);
           tma_store_fence();
           named_barrier(1 + consumer, 128);
-          const int first_m = at.m + 64 * consumer, first_n = at.n + box * kColumns;
+          const int first_m = at.m + 64 * consumer, first_n = at.n + first;
           if (!args.by_tma) {
             copy_box<Out>(static_cast<Out*>(out) + matrix, args, buffer, first_m, first_n);
           } else if (thread == 0) {
@@ -283,18 +295,20 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
           }
         };
 #pragma unroll
-        for (int box = 0; box < kTileN / kColumns; ++box) {
+        for (int begin = 0; begin < kTileN; begin += kColumns) {
+          // The last one overlaps the one before where the tile is no whole number of boxes.
+          const int first = begin + kColumns <= kTileN ? begin : kTileN - kColumns;
           float values[kPerBox], asides[kPerBox];
 #pragma unroll
           for (int i = 0; i < kPerBox; i += 2) {
-            const int j = box * kPerBox + i;
+            const int j = first / 2 + i;
             float pair[2] = {sums[j], sums[j + 1]}, aside[2];
             epilogue(pair, aside, place(row + j / 2 % 2 * 8, col + j / 4 * 8));
             values[i] = pair[0], values[i + 1] = pair[1];
             if constexpr (Epilogue::kSecond) asides[i] = aside[0], asides[i + 1] = aside[1];
           }
-          send(map_out, args.out, values, box);
-          if constexpr (Epilogue::kSecond) send(map_second, args.second, asides, box);
+          send(map_out, args.out, values, first);
+          if constexpr (Epilogue::kSecond) send(map_second, args.second, asides, first);
         }
       }
     }
@@ -304,8 +318,8 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
   // No block leaves while another one of its cluster may read its sums. The consumers
   // of a split have passed one such barrier already.
   if (args.splits > 1) {
-    if (group == 0) cluster_sync();
-    cluster_sync();
+    if (group == 0) cluster_meet();
+    cluster_meet();
   }
 #endif
 }
@@ -386,17 +400,17 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   // Of the current device, and cheap when it holds already.
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kShared);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = unsigned(config.splits);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchAttribute attributes[2] = {early_start()};
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = unsigned(config.splits);
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(unsigned(config.grid));
   launch.blockDim = dim3(Tile::kThreads);
   launch.dynamicSmemBytes = Tile::kShared;
   launch.stream = stream;
-  launch.attrs = &attribute;
-  launch.numAttrs = 1;
+  launch.attrs = attributes;
+  launch.numAttrs = config.splits > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&launch, kernel, map_a, map_b, map_out, map_second, args, epilogue);
 }
 
@@ -424,7 +438,7 @@ cudaError_t gemm_hopper(const Matmul& p, const HopperConfig& config, const Epilo
     const auto launched = [&](auto tile_n) {
       constexpr int kTileN = decltype(tile_n)::value;
       constexpr bool kSplit = HopperType<T>::kParts == 2;
-      if constexpr ((kLinear && !hopper_linear_tile(kTileN)) ||
+      if constexpr (!hopper_tile(kTileN, kLinear, !kA && !kB) ||
                     (kSplit && kTileN != kHopperSplitTile)) {
         return cudaErrorInvalidValue;
       } else {
@@ -436,7 +450,9 @@ cudaError_t gemm_hopper(const Matmul& p, const HopperConfig& config, const Epilo
       case 32: return launched(std::integral_constant<int, 32>{});
       case 64: return launched(std::integral_constant<int, 64>{});
       case 128: return launched(std::integral_constant<int, 128>{});
+      case 160: return launched(std::integral_constant<int, 160>{});
       case 192: return launched(std::integral_constant<int, 192>{});
+      case 224: return launched(std::integral_constant<int, 224>{});
       case 256: return launched(std::integral_constant<int, 256>{});
       default: return cudaErrorInvalidValue;
     }

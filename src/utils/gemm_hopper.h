@@ -52,40 +52,63 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace detail
 
-// Microseconds that one block takes for a stage (128 bytes of K), alone on its SM:
-// measured on an H200, 2026-11-21, with inputs from memory. Wide tiles wait for the
-// tensor cores, narrow ones for one SM's loads, some 75 bytes a nanosecond.
+// Microseconds that one block takes for a stage (128 bytes of K), alone on its SM, fitted to
+// times of an H200, 2026-11-21, with inputs from memory. Wide tiles wait for the tensor cores
+// (160 and 224 are interpolated), narrow ones for the latency of as many loads as they hold.
 constexpr double hopper_stage_time(int tile_n) {
   return tile_n == 256   ? 0.69
-         : tile_n == 192 ? 0.535
-         : tile_n == 128 ? 0.386
+         : tile_n == 224 ? 0.605
+         : tile_n == 192 ? 0.52
+         : tile_n == 160 ? 0.42
+         : tile_n == 128 ? 0.32
          : tile_n == 64  ? 0.36
          : tile_n == 32  ? 0.26
                          : 0.21;
+}
+
+// The start and the end of the kernel; the exchange of a split.
+constexpr double kHopperFixedTime = 3.5, kHopperExchangeTime = 2.5;
+
+// TB/s of the L2 cache, and what the stages of all blocks at work wait for it: 128 blocks of
+// 128 x 128 do. Rows that start in the middle of its lines of 128 bytes touch twice as many.
+constexpr double kHopperL2 = 11;
+inline double hopper_load_time(const Matmul& p, const HopperConfig& config, int bytes) {
+  const auto factor = [&](const MatrixStrides& s) {
+    return (s.row > s.col ? s.row : s.col) * bytes % 128 == 0 ? 1 : 1.9;
+  };
+  const double a = factor(config.swap ? p.b : p.a), b = factor(config.swap ? p.a : p.b);
+  const int64_t blocks = config.tiles * config.splits;
+  return 128 * (kHopperTileM * a + config.tile_n * b) *
+         double(blocks < kHopperSms ? blocks : kHopperSms) / (kHopperL2 * 1e6);
 }
 
 // The same for 3xTF32, of three products of 128 x 128: an estimate from the shared
 // memory's bandwidth, which wide tiles come close to.
 constexpr double kHopperSplitTime = 1.05;
 
-// The tiles with a kernel for each epilogue of a layer: the others gain a few percent
-// on some shapes and would take half as long again to compile.
-constexpr bool hopper_linear_tile(int tile_n) { return tile_n != 32 && tile_n != 192; }
+// Whether there is a kernel: each one takes a second to compile. 160 and 224 columns are for
+// what the others would leave a mostly empty last wave of, 512 x 10240 say, and two K-major
+// operands; a layer goes without tiles that would gain a few percent on some shapes.
+constexpr bool hopper_tile(int tile_n, bool linear, bool k_major) {
+  if (tile_n == 160 || tile_n == 224) return k_major;
+  return !linear || (tile_n != 32 && tile_n != 192);
+}
 
 // Estimated microseconds on an H200: waves of tiles at that rate, but never less than
-// all bytes at the memory's bandwidth; 4 for the start and the end of the kernel, and
-// some for the exchange of partial sums.
+// all bytes at the memory's bandwidth.
 inline double hopper_estimate(const Matmul& p, const HopperConfig& config, int bytes) {
   const auto stages = double(detail::ceil_div(p.k * bytes, 128));
-  const double exchange = config.splits == 1 ? 0 : config.tile_n >= 128 ? 5 : 2.5;
+  const double fixed = kHopperFixedTime + (config.splits == 1 ? 0 : kHopperExchangeTime);
   const int64_t blocks = config.tiles * config.splits;
   const auto waves = double(detail::ceil_div(blocks, kHopperSms));
-  const double stage = is_split(p) ? kHopperSplitTime : hopper_stage_time(config.tile_n);
+  const double products = is_split(p) ? kHopperSplitTime : hopper_stage_time(config.tile_n);
+  const double loads = hopper_load_time(p, config, bytes);
+  const double stage = products > loads ? products : loads;
   const double busy = waves * (stages / config.splits * stage + 0.5);
   const double read = (double(p.m) * p.k + double(p.n) * p.k) * (is_split(p) ? 2 : 1);
   const double all = (read + double(p.m) * p.n) * bytes * double(p.batch.numel) / 4.0e6;
   // Of two that wait for memory, the one with less to do.
-  return (busy > all ? busy + 0.1 * all : all + 0.1 * busy) + exchange + 4;
+  return (busy > all ? busy + 0.1 * all : all + 0.1 * busy) + fixed;
 }
 
 // A variant of the kernel, its grid and its estimate; not possible if no grid holds it.
@@ -106,7 +129,7 @@ inline HopperConfig hopper_variant(const Matmul& p, int bytes, bool swap, int ti
   return config;
 }
 
-// `linear`: of the tiles that a layer has (hopper_linear_tile).
+// `linear`: of the tiles that a layer has (hopper_tile).
 inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
   using detail::Lines;
   HopperConfig best;
@@ -123,25 +146,26 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
   if (a == Lines::kNone || b == Lines::kNone) return best;
 
   const auto consider = [&](bool swap, int tile_n, int splits) {
-    if (linear && !hopper_linear_tile(tile_n)) return;
+    if (!hopper_tile(tile_n, linear, a == Lines::kKMajor && b == Lines::kKMajor)) return;
     if (is_split(p) && tile_n != kHopperSplitTile) return;
     HopperConfig config = hopper_variant(p, bytes, swap, tile_n, splits);
     config.line_major_a = (swap ? b : a) == Lines::kLineMajor;
     config.line_major_b = (swap ? a : b) == Lines::kLineMajor;
     // Splits are for SMs that would idle: all of their blocks at work at once.
     if (!config.possible || (splits > 1 && config.grid > kHopperSms)) return;
+    // Large blocks of one cluster need an SM each of one part of the chip. The parts have 14, 16
+    // or 18: 42 clusters of three fit, and 30 of four did.
+    if (splits > 2 && tile_n >= 128 && (splits > 3 || config.tiles > 42)) return;
     if (!best.possible || config.time < best.time) best = config;
   };
   const int64_t stages = detail::ceil_div(p.k * bytes, 128);
-  for (const int splits : {1, 2, 4}) {
+  for (const int splits : {1, 2, 3, 4}) {
     if (splits > 1 && stages < 4 * splits) break;
-    // Four large blocks of one cluster need an SM each of one part of the chip: 30 fit.
-    if (splits <= 2) {
-      // Few rows wait for memory; that wide tiles keep up with it was not measured.
-      if (p.m > 64 && p.n > 64) consider(false, 256, splits);
-      if (p.m > 64 && p.n > 64) consider(false, 192, splits);
-      consider(false, 128, splits);
+    // Few rows wait for memory; that wide tiles keep up with it was not measured.
+    for (const int tile_n : {256, 224, 192, 160}) {
+      if (p.m > 64 && p.n > 64) consider(false, tile_n, splits);
     }
+    consider(false, 128, splits);
     for (const int tile_n : {16, 32, 64}) {
       if (p.m <= tile_n) consider(true, tile_n, splits);
       if (p.n <= tile_n) consider(false, tile_n, splits);

@@ -62,7 +62,7 @@ struct HopperTile {
   static constexpr int kParts = HopperType<T>::kParts;
   static constexpr bool kNarrow = kTileN < 128;
   // Line-major tiles come in blocks of 64 lines.
-  static constexpr int kLinesB = kLineMajorB && kTileN < 64 ? 64 : kTileN;
+  static constexpr int kLinesB = kLineMajorB ? (kTileN + 63) / 64 * 64 : kTileN;
   static constexpr int kBytesA = kTileM * kSwizzleBytes;  // of one part
   static constexpr int kBytesB = kLinesB * kSwizzleBytes;
   static constexpr int kConsumers = 2;

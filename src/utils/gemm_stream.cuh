@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(kTile))
   }
 #if __CUDA_ARCH__ >= 900
   // No block leaves while another one of its cluster may read its sums.
-  if (ranks > 1) cluster_leave();
+  if (ranks > 1) cluster_meet();
 #endif
 #endif
 }

@@ -75,7 +75,20 @@ __device__ inline uint32_t cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of the cluster; orders their shared-memory accesses.
+// Of clusters of a one-dimensional grid; each block is one where a launch names no clusters.
+__device__ inline uint32_t cluster_index() {
+  uint32_t index;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+  return index;
+}
+__device__ inline uint32_t cluster_count() {
+  uint32_t count;
+  asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(count));
+  return count;
+}
+
+// All threads of all blocks of the cluster; what a thread wrote before, and what it knows of by
+// barriers of its block, can be read after. In each warp a fence of the whole GPU, hence:
 __device__ inline void cluster_sync() {
   asm volatile(
       "barrier.cluster.arrive.release;\n"
@@ -83,9 +96,10 @@ __device__ inline void cluster_sync() {
           : "memory");
 }
 
-// The same for threads that have used all they read of other blocks and now leave: what they
-// stored need not be seen by then.
-__device__ inline void cluster_leave() {
+// The same for a thread with nothing of its own to show, say one that leaves. What it read
+// has arrived.
+__device__ inline void cluster_meet() {
+  asm volatile("fence.acq_rel.cta;" ::: "memory");
   asm volatile(
       "barrier.cluster.arrive.relaxed;\n"
       "barrier.cluster.wait.acquire;" ::

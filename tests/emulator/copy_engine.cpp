@@ -75,6 +75,7 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t dims, voi
 }  // namespace
 
 void tma_load(const void* map, uint32_t to, uint32_t barrier, int x, int y, int z) {
+  check_waited();
   const Map m = map_at(map);
   if (to % 1024 != 0) fail("a box at shared address %x, no multiple of 1024", to);
   later([=, of = block] {
@@ -96,6 +97,7 @@ void tma_load(const void* map, uint32_t to, uint32_t barrier, int x, int y, int 
 }
 
 void tma_store(const void* map, uint32_t from, int x, int y, int z) {
+  check_waited();
   const Map m = map_at(map);
   if (from % 1024 != 0) fail("a box at shared address %x, no multiple of 1024", from);
   each_element(m, from, x, y, z, [](uint32_t address, uint8_t*) { check_visible(address); });
@@ -115,6 +117,10 @@ extern "C" {
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) {
   *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDA_VERSION;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {

@@ -44,6 +44,7 @@ struct Fiber {
   void* stack_pointer = nullptr;
   std::unique_ptr<uint8_t[]> stack{new uint8_t[kStack]};
   bool done = false;
+  bool waited = false;  // for the kernels before this one
   const char* waits_for = "";
   std::vector<uint32_t> unfenced;  // sixteens of shared memory that it wrote
   Async async;
@@ -59,6 +60,7 @@ std::vector<std::unique_ptr<Block>> blocks;
 const std::function<void()>* body = nullptr;
 void* outside = nullptr;  // the stack of run_grid
 int current = -1;
+bool early_launch = false;
 uint64_t random_state = 88172645463325252ull;
 // Deadlocked is who has waited for several rounds in which nothing happened.
 uint64_t changes = 0, changes_seen = 0;
@@ -142,6 +144,7 @@ void fiber_entry() {
 
 void prepare(Fiber& fiber) {
   fiber.done = false;
+  fiber.waited = !early_launch;
   fiber.waits_for = "";
   fiber.unfenced.clear();
   fiber.async = {};
@@ -219,12 +222,13 @@ void fail(const char* format, ...) {
 // --- launches -----------------------------------------------------------------
 
 void run_grid(unsigned grid, unsigned threads, unsigned shared_bytes, unsigned per_cluster,
-              const std::function<void()>& kernel) {
+              bool early, const std::function<void()>& kernel) {
   if (shared_bytes > kMostShared) fail("%u bytes of shared memory", shared_bytes);
   if (grid == 0 || grid % per_cluster != 0) fail("%u blocks in clusters of %u", grid, per_cluster);
   grid_blocks = grid;
   block_threads = threads;
   body = &kernel;
+  early_launch = early;
   fibers.resize(size_t(threads) * per_cluster);
   blocks.resize(per_cluster);
   for (unsigned first = 0; first < grid; first += per_cluster) {
@@ -274,6 +278,12 @@ void check_read(const void* from, int bytes) {
     if (begin >= range.data && begin + bytes <= range.data + range.bytes) return;
   }
   fail("a global read of %d bytes outside of every tensor", bytes);
+}
+
+void wait_for_kernels_before() { self().waited = true; }
+
+void check_waited() {
+  if (!self().waited) fail("global memory before the wait for the kernels before");
 }
 
 // --- proxies ------------------------------------------------------------------
@@ -337,6 +347,7 @@ void block_barrier(uint32_t name, uint32_t threads) {
   arrive(block->named[name], threads, name == 0 ? "__syncthreads" : "a named barrier");
 }
 
+unsigned cluster_blocks() { return unsigned(blocks.size()); }
 void cluster_barrier() { arrive(cluster, unsigned(fibers.size()), "the cluster"); }
 
 void barrier_init(uint32_t address, uint32_t arrivals) {

@@ -34,22 +34,27 @@ void seed(uint64_t value);
 
 // --- launches -----------------------------------------------------------------
 
+// `early`: before the kernels in front of it are done.
 void run_grid(unsigned blocks, unsigned threads, unsigned shared_bytes, unsigned cluster,
-              const std::function<void()>& body);
+              bool early, const std::function<void()>& body);
 template <class Body>
 void launch(unsigned blocks, unsigned threads, unsigned shared_bytes, cudaStream_t, Body body) {
-  run_grid(blocks, threads, shared_bytes, 1, body);
+  run_grid(blocks, threads, shared_bytes, 1, false, body);
 }
 template <class... Parameters, class... Arguments>
 cudaError_t launch(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                    Arguments... arguments) {
   unsigned cluster = 1;
+  bool early = false;
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config->attrs[i];
     if (attribute.id == cudaLaunchAttributeClusterDimension) cluster = attribute.val.clusterDim.x;
+    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+      early = attribute.val.programmaticStreamSerializationAllowed != 0;
+    }
   }
   run_grid(config->gridDim.x, config->blockDim.x, unsigned(config->dynamicSmemBytes), cluster,
-           [=] { kernel(arguments...); });
+           early, [=] { kernel(arguments...); });
   return cudaSuccess;
 }
 
@@ -115,6 +120,10 @@ void allow_reads(const void* data, size_t bytes);
 void forget_reads();
 void check_read(const void* from, int bytes);
 
+// In an early launch a thread may touch global memory once it has waited.
+void wait_for_kernels_before();
+void check_waited();
+
 // --- proxies ------------------------------------------------------------------
 
 // The copy engine and wgmma see ordinary writes only after a fence of the writing thread.
@@ -148,6 +157,7 @@ V value_of_lane(const V& mine, int lane) {
 }
 void block_barrier(uint32_t name, uint32_t threads);
 void cluster_barrier();
+unsigned cluster_blocks();
 
 void barrier_init(uint32_t address, uint32_t arrivals);
 void barrier_arrive(uint32_t address, int64_t expected_bytes);

@@ -199,9 +199,20 @@ void ptx_setmaxnreg_dec_sync_aligned_u32(Operands...) {}
 template <class... Operands>
 void ptx_setmaxnreg_inc_sync_aligned_u32(Operands...) {}
 
+// --- launches -------------------------------------------------------------------
+
+template <class... Addresses>
+void ptx_griddepcontrol_wait(Addresses...) {
+  wait_for_kernels_before();
+}
+// A permission, of which no use is made: kernels run one after the other.
+inline void ptx_griddepcontrol_launch_dependents() {}
+
 // --- clusters -------------------------------------------------------------------
 
 inline void ptx_mov_u32_cluster_ctarank(uint32_t& to) { to = block->rank; }
+inline void ptx_mov_u32_clusterid(uint32_t& to) { to = block->index / cluster_blocks(); }
+inline void ptx_mov_u32_nclusterid(uint32_t& to) { to = grid_blocks / cluster_blocks(); }
 inline void ptx_mapa_shared__cluster_u32(uint32_t& to, uint32_t at, uint32_t rank) {
   to = cluster_address(at, rank);
 }
@@ -211,9 +222,10 @@ void ptx_mapa_u64(T*& to, T* pointer, uint32_t rank) {
   to = reinterpret_cast<T*>(
       shared_of(cluster_address(emulator::shared_address(pointer), rank), 1, 1));
 }
-// Both halves of it: the wait follows at once in the same asm.
+// Both halves of it: the wait follows at once in the same asm. Every store is seen at once here.
 inline void ptx_barrier_cluster_arrive_release() { cluster_barrier(); }
 inline void ptx_barrier_cluster_arrive_relaxed() { cluster_barrier(); }
+inline void ptx_fence_acq_rel_cta() {}
 
 // --- wgmma's order --------------------------------------------------------------
 // Warp-wide, as .sync says; the products are in tensor_cores.h.
@@ -228,12 +240,5 @@ inline void ptx_wgmma_wait_group_sync_aligned(int pending) {
   async().products.wait(size_t(pending));
   exchange({});
 }
-
-// --- launches -------------------------------------------------------------------
-// Kernels run one after the other: whatever one waits for is there.
-
-template <class... Addresses>
-void ptx_griddepcontrol_wait(Addresses...) {}
-inline void ptx_griddepcontrol_launch_dependents() {}
 
 }  // namespace emulator
