@@ -136,9 +136,13 @@ static __global__ void __launch_bounds__(kMapThreads)
   __shared__ int32_t starts[kMostBins + 1], next[kMostBins];
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int bins = int(p.experts) + 1, bits = 32 - __clz(bins);
+  const bool alone = gridDim.x == 1;
   for (int i = thread; i < kMostBins; i += kMapThreads) starts[i] = next[i] = 0;
-  wait_for_previous();
-  let_next_start();
+  const auto wait = [] {
+    wait_for_previous();
+    let_next_start();
+  };
+  if (alone) wait();
   __syncthreads();
   const auto add_up = [&](const int32_t* totals) {
     if (warp == 0) warp_add_up(bins, starts, [&](int i) { return totals[i]; });
@@ -146,14 +150,10 @@ static __global__ void __launch_bounds__(kMapThreads)
     if (blockIdx.x > 0) return;
     for (int i = thread; i < bins; i += kMapThreads) p.offsets[i] = starts[i];
   };
-  if (gridDim.x > 1) {
-    add_up_chunks(p, starts, next);
-    __syncthreads();
-    add_up(starts);
-  }
 
   int64_t first = int64_t(blockIdx.x) * chunk;
   const int64_t end = chunk_end(p, first, chunk);
+  bool counted = alone;
   do {
     // Each warp has a run of neighbours, and all of them the same number of rounds.
     const int64_t left = end - first;
@@ -172,6 +172,14 @@ static __global__ void __launch_bounds__(kMapThreads)
       if (alike >> lane == 1) counts[warp][bin[r]] = rank[r] + 1;  // the last one
       __syncwarp();
     }
+    // What was counted follows the choices, so those are complete and ranked meanwhile.
+    if (!counted) {
+      wait();
+      add_up_chunks(p, starts, next);
+      __syncthreads();
+      add_up(starts);
+      counted = true;
+    }
     __syncthreads();
     for (int i = thread; i < bins; i += kMapThreads) {
       int32_t at = next[i];
@@ -184,7 +192,7 @@ static __global__ void __launch_bounds__(kMapThreads)
       next[i] = at;
     }
     __syncthreads();
-    if (gridDim.x == 1) add_up(next);
+    if (alone) add_up(next);
 #pragma unroll
     for (int r = 0; r < kMapRounds; ++r) {
       if (r >= rounds) break;
