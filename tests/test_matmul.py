@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import subprocess
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -353,6 +354,19 @@ def test_copies_in_a_cuda_graph() -> None:
     graph.replay()
     torch.testing.assert_close(first, torch.matmul(a, b), rtol=1.6e-2, atol=1e-2)
     torch.testing.assert_close(second, -first, rtol=1.6e-2, atol=1e-2)
+
+
+@needs_gpu
+def test_the_first_call_of_a_thread() -> None:
+    a, b = torch.randn(2, 512, 512, device="cuda", dtype=torch.bfloat16)
+    expected = cuda_ops.matmul(a, b)
+    found: list[torch.Tensor] = []
+    with torch.cuda.device(a.device):
+        cuda_ops.matmul(a, b)  # its memory serves the thread, which then asks for nothing else
+        thread = threading.Thread(target=lambda: found.append(cuda_ops.matmul(a, b)))
+        thread.start()
+        thread.join()
+    assert len(found) == 1 and torch.equal(found[0], expected)
 
 
 @needs_gpu

@@ -46,11 +46,21 @@ inline cudaError_t tensor_map(TensorMap& map, CUtensorMapDataType type, int elem
   const cuuint64_t strides[2] = {cuuint64_t(y_stride), cuuint64_t(z_stride)};
   const cuuint32_t box[3] = {cuuint32_t(kSwizzleBytes / element_bytes), cuuint32_t(box_y), 1};
   const cuuint32_t steps[3] = {1, 1, 1};
-  const CUresult error =
-      encode(&map, type, 3, const_cast<void*>(data), sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return error == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+  const auto encoded = [&] {
+    return encode(&map, type, 3, const_cast<void*>(data), sizes, strides, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult error = encoded();
+  if (error == CUDA_ERROR_INVALID_CONTEXT) {
+    // The first call of a thread, say in a backward pass: unlike the runtime's functions the
+    // driver's do not make the device's context current.
+    int device = 0;
+    cudaGetDevice(&device);
+    cudaSetDevice(device);
+    error = encoded();
+  }
+  return static_cast<cudaError_t>(error);  // the same numbers
 }
 
 // --- device -------------------------------------------------------------------
