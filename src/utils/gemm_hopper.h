@@ -52,29 +52,33 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace detail
 
-// Microseconds that one block takes for a stage (128 bytes of K), alone on its SM, fitted to
-// times of an H200, 2026-11-21, with inputs from memory. Wide tiles wait for the tensor cores
-// (160 and 224 are interpolated), narrow ones for the latency of as many loads as they hold.
+// Microseconds that one block takes for a stage (128 bytes of K), alone on its SM. These and the
+// constants below are fitted to times of an H200, 2026-11-21, with inputs from memory: what they
+// choose takes 1.2 % longer than the best variant of each shape with more than 8 rows, in the
+// geometric mean (benchmarks/tuning/matmul.cu). Wide tiles wait for the tensor cores, narrow
+// ones for the latency of as many loads as they hold.
 constexpr double hopper_stage_time(int tile_n) {
   return tile_n == 256   ? 0.69
          : tile_n == 224 ? 0.605
          : tile_n == 192 ? 0.52
          : tile_n == 160 ? 0.42
-         : tile_n == 128 ? 0.32
+         : tile_n == 128 ? 0.36
          : tile_n == 64  ? 0.36
-         : tile_n == 32  ? 0.26
+         : tile_n == 32  ? 0.27
                          : 0.21;
 }
 
-// The start and the end of the kernel; the exchange of a split.
-constexpr double kHopperFixedTime = 3.5, kHopperExchangeTime = 2.5;
+// The start and the end of the kernel; the exchange of a split, for itself and for each column.
+constexpr double kHopperFixedTime = 3.5;
+constexpr double kHopperExchangeTime = 2.3, kHopperExchangeColumn = 1.5 / 128;
 
 // TB/s of the L2 cache, and what the stages of all blocks at work wait for it: 128 blocks of
-// 128 x 128 do. Rows that start in the middle of its lines of 128 bytes touch twice as many.
-constexpr double kHopperL2 = 11;
+// 128 x 128 do. Rows that start in the middle of its lines of 128 bytes touch twice as many, of
+// which most are there.
+constexpr double kHopperL2 = 11.3, kHopperBetweenLines = 1.2;
 inline double hopper_load_time(const Matmul& p, const HopperConfig& config, int bytes) {
   const auto factor = [&](const MatrixStrides& s) {
-    return (s.row > s.col ? s.row : s.col) * bytes % 128 == 0 ? 1 : 1.9;
+    return (s.row > s.col ? s.row : s.col) * bytes % 128 == 0 ? 1 : kHopperBetweenLines;
   };
   const double a = factor(config.swap ? p.b : p.a), b = factor(config.swap ? p.a : p.b);
   const int64_t blocks = config.tiles * config.splits;
@@ -82,9 +86,8 @@ inline double hopper_load_time(const Matmul& p, const HopperConfig& config, int 
          double(blocks < kHopperSms ? blocks : kHopperSms) / (kHopperL2 * 1e6);
 }
 
-// The same for 3xTF32, of three products of 128 x 128: an estimate from the shared
-// memory's bandwidth, which wide tiles come close to.
-constexpr double kHopperSplitTime = 1.05;
+// The same for 3xTF32, of three products of 128 x 128.
+constexpr double kHopperSplitTime = 0.95;
 
 // Whether there is a kernel: each one takes a second to compile. 160 and 224 columns are for
 // what the others would leave a mostly empty last wave of, 512 x 10240 say, and two K-major
@@ -98,7 +101,7 @@ constexpr bool hopper_tile(int tile_n, bool linear, bool k_major) {
 // all bytes at the memory's bandwidth.
 inline double hopper_estimate(const Matmul& p, const HopperConfig& config, int bytes) {
   const auto stages = double(detail::ceil_div(p.k * bytes, 128));
-  const double fixed = kHopperFixedTime + (config.splits == 1 ? 0 : kHopperExchangeTime);
+  const double exchange = kHopperExchangeTime + kHopperExchangeColumn * config.tile_n;
   const int64_t blocks = config.tiles * config.splits;
   const auto waves = double(detail::ceil_div(blocks, kHopperSms));
   const double products = is_split(p) ? kHopperSplitTime : hopper_stage_time(config.tile_n);
@@ -106,9 +109,10 @@ inline double hopper_estimate(const Matmul& p, const HopperConfig& config, int b
   const double stage = products > loads ? products : loads;
   const double busy = waves * (stages / config.splits * stage + 0.5);
   const double read = (double(p.m) * p.k + double(p.n) * p.k) * (is_split(p) ? 2 : 1);
-  const double all = (read + double(p.m) * p.n) * bytes * double(p.batch.numel) / 4.0e6;
+  const double all = (read + double(p.m) * p.n) * bytes * double(p.batch.numel) / 4.25e6;
   // Of two that wait for memory, the one with less to do.
-  return (busy > all ? busy + 0.1 * all : all + 0.1 * busy) + fixed;
+  return (busy > all ? busy + 0.1 * all : all + 0.1 * busy) + kHopperFixedTime +
+         (config.splits == 1 ? 0 : exchange);
 }
 
 // A variant of the kernel, its grid and its estimate; not possible if no grid holds it.
@@ -153,13 +157,13 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
     config.line_major_b = (swap ? a : b) == Lines::kLineMajor;
     // Splits are for SMs that would idle: all of their blocks at work at once.
     if (!config.possible || (splits > 1 && config.grid > kHopperSms)) return;
-    // Large blocks of one cluster need an SM each of one part of the chip. The parts have 14, 16
-    // or 18: 42 clusters of three fit, and 30 of four did.
-    if (splits > 2 && tile_n >= 128 && (splits > 3 || config.tiles > 42)) return;
+    // Large blocks of one cluster need an SM each of one part of the chip: 39 clusters of three
+    // did not all find them at once.
+    if (splits > 2 && tile_n >= 128 && config.tiles > 33) return;
     if (!best.possible || config.time < best.time) best = config;
   };
   const int64_t stages = detail::ceil_div(p.k * bytes, 128);
-  for (const int splits : {1, 2, 3, 4}) {
+  for (const int splits : {1, 2, 3}) {
     if (splits > 1 && stages < 4 * splits) break;
     // Few rows wait for memory; that wide tiles keep up with it was not measured.
     for (const int tile_n : {256, 224, 192, 160}) {
