@@ -2,8 +2,8 @@
 // function of sizes, strides, alignment and device. No torch, no CUDA.
 //
 //   gemv     plain loads     up to 2 rows (or columns) of float32, K-major
-//   stream   mma.sync        up to 8 rows (or columns) of 16-bit, K-major; of capability 8.0 on
-//                            but for the Hopper kernel's GPUs up to 32
+//   stream   mma.sync        a few rows (or columns) of 16-bit, K-major, from 8.0 on: up to 8
+//                            where the hopper kernel runs, up to 32 elsewhere
 //   hopper   TMA + wgmma     16-bit, tf32 and tf32x3 on compute capability 9.0; of copies where
 //                            it cannot read operands as they lie, and copying pays
 //   mma      mma.sync        the same from 8.0 on, whatever lies where

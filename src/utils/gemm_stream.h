@@ -33,9 +33,9 @@ struct StreamConfig {
   }
 };
 
-// The most rows, or columns, that the plan streams the other matrix past. On an H200 the
-// Hopper kernel is faster from 9 on (16 x 4096 x 4096: 12.1 us, not 16.8). Tiles of 16 and 32
-// are for other GPUs, where the mma kernel would leave SMs idle: not measured there.
+// The most rows, or columns, that the plan streams the other matrix past. For 16 and more the
+// Hopper kernel is faster (H200, 2026-11-21, 32 x 4096 x 4096: 13.3 us, not 15.0). Tiles of 16
+// and 32 are for other GPUs, where the mma kernel would leave SMs idle: not measured there.
 constexpr int64_t stream_vectors(bool hopper) { return hopper ? 8 : 32; }
 
 // A variant of the kernel for the least tile that holds the vectors; not possible if there
@@ -54,8 +54,9 @@ inline StreamConfig stream_variant(const Matmul& p, int splits) {
   return config;
 }
 
-// All warps on the same lines, while each has 4 KB to load: the most blocks, and the best of
-// up to 8 rows for all projections of Llama-3 on an H200 but those with 8192 lines.
+// All warps on the same lines, while each has 4 KB to load. On an H200 (2026-11-21) that is
+// the fastest for up to 8 rows and every projection of Llama-3 but those with 8192 lines, of
+// which 4 splits make one wave.
 inline StreamConfig stream_config(const Matmul& p) {
   int splits = kStreamWarps;
   while (splits > 1 && p.k / splits < 128) splits /= 2;
