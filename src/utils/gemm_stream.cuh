@@ -24,36 +24,39 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(kTile))
   static_assert(kLines >= kTile);
   __shared__ __align__(16) float partials[kStreamWarps * kFloats];
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-  const int part = warp % splits, place = warp / splits;
+  // No divisions by `splits`, a power of two: blocks live for a few microseconds.
+  const int shift = __popc(unsigned(splits) - 1);
+  const int part = warp & (splits - 1), place = warp >> shift;
   const unsigned tiles = unsigned(args.blocks);
+  const int width = kStreamWarps * kLines >> shift;
+  const int64_t first = int64_t(blockIdx.x % tiles) * width;
+
+  const StreamRange range(int(p.k), part, splits);
+  const int from = range.begin + lane % 4 * 8;
+  int64_t line_at[2 * kBlocks], vector_at[kCols];
+  // A line or vector beyond the last one is that one again, and not stored.
+#pragma unroll
+  for (int i = 0; i < 2 * kBlocks; ++i) {
+    const int64_t line = first + place * kLines + 8 * i + lane / 4;
+    line_at[i] = (line < args.lines ? line : args.lines - 1) * args.line_stride + from;
+  }
+#pragma unroll
+  for (int c = 0; c < kCols; ++c) {
+    const int64_t vector = 8 * c + lane / 4;
+    vector_at[c] = (vector < args.vectors ? vector : args.vectors - 1) * args.vector_stride + from;
+  }
+  // Not earlier: without this branch between, the compiler moves the above behind the wait.
   const auto offsets = p.batch.dims == 0 ? decltype(p.batch.offsets_at(0)){}
                                          : p.batch.offsets_at(blockIdx.x / tiles);
   const auto data = [&](int i) {
     return static_cast<const T*>(p.batch.operands[i].data) + offsets[i];
   };
-  const T *a = data(1), *b = data(2), *matrix = args.swap ? a : b, *few = args.swap ? b : a;
-  const int width = kStreamWarps / splits * kLines;
-  const int64_t first = int64_t(blockIdx.x % tiles) * width;
-
-  const StreamRange range(int(p.k), part, splits);
-  const int from = range.begin + lane % 4 * 8;
-  const T *lines[kBlocks][2], *vectors[kCols];
-  int64_t vector_at[kCols];
-  // A line or vector beyond the last one is that one again, and not stored.
-#pragma unroll
-  for (int i = 0; i < 2 * kBlocks; ++i) {
-    const int64_t line = first + place * kLines + 8 * i + lane / 4;
-    const int64_t at = line < args.lines ? line : args.lines - 1;
-    lines[i / 2][i % 2] = matrix + at * args.line_stride + from;
-  }
-#pragma unroll
-  for (int c = 0; c < kCols; ++c) {
-    const int64_t vector = 8 * c + lane / 4;
-    const int64_t at = vector < args.vectors ? vector : args.vectors - 1;
-    vector_at[c] = at * args.vector_stride + from;
-  }
-  few = after_previous(few);
+  const T *a = data(1), *b = data(2), *matrix = args.swap ? a : b;
+  const T* few = after_previous(args.swap ? b : a);
   let_next_start();
+  const T *lines[kBlocks][2], *vectors[kCols];
+#pragma unroll
+  for (int i = 0; i < 2 * kBlocks; ++i) lines[i / 2][i % 2] = matrix + line_at[i];
 #pragma unroll
   for (int c = 0; c < kCols; ++c) vectors[c] = few + vector_at[c];
   float sums[kBlocks][kCols][4] = {};
@@ -73,9 +76,10 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(kTile))
   __syncthreads();
 
   // Pairs of a row of out.
-  const int row_pairs = (args.swap ? kTile : width) / 2;
+  const int row_pairs = (args.swap ? kTile : width) / 2,
+            row_shift = __popc(unsigned(row_pairs) - 1);
   for (int i = int(threadIdx.x); i < width * kTile / 2; i += 32 * kStreamWarps) {
-    const int row = i / row_pairs, column = i % row_pairs * 2;
+    const int row = i >> row_shift, column = (i & (row_pairs - 1)) * 2;
     const int line = args.swap ? row : column, vector = args.swap ? column : row;
     const int64_t m = args.swap ? first + line : vector, n = args.swap ? vector : first + line;
     if (m >= p.m || n >= p.n) continue;
