@@ -122,8 +122,6 @@ class Matmul(NamedTuple):
     columns: int = 128  # of fma's tile
     swap: int = 0
     splits: int = 1
-    ranks: int = 1
-    ring: int = 0  # of stream: of all tiles
     batch: int = 1
     kernel: str = "hopper"
     dtype: str = "bfloat16"
@@ -167,32 +165,22 @@ MATMUL = {
         70, 130, 330, "columns", "rows", splits=2, dtype="float32", precision="tf32x3", aligned=0
     ),
     "stream 8": Matmul(3, 200, 520, tile=8, splits=4, kernel="stream"),
+    "stream 8, one row": Matmul(1, 77, 1160, tile=8, splits=8, kernel="stream", epilogue="place"),
+    "stream 8, one column": Matmul(77, 1, 520, tile=8, swap=1, splits=4, kernel="stream"),
     "stream 8, all warps alike": Matmul(8, 35, 1032, tile=8, splits=8, kernel="stream"),
     "stream 8, swapped": Matmul(150, 5, 264, tile=8, swap=1, splits=2, kernel="stream"),
-    "stream 8, K of less than a part": Matmul(4, 40, 8, tile=8, splits=8, ranks=2, kernel="stream"),
+    "stream 8, swapped, batch": Matmul(
+        61, 7, 1032, tile=8, swap=1, splits=8, batch=2, kernel="stream", epilogue="place"
+    ),
+    "stream 8, K of less than a part": Matmul(4, 40, 8, tile=8, splits=8, kernel="stream"),
     "stream 16, batch": Matmul(
         9, 270, 136, tile=16, splits=1, batch=3, kernel="stream", dtype="float16"
     ),
-    "stream 16, swapped, x 2": Matmul(
-        77, 16, 1000, tile=16, swap=1, splits=4, ranks=2, batch=2, kernel="stream"
-    ),
+    "stream 16, swapped": Matmul(77, 16, 1000, tile=16, swap=1, splits=4, batch=2, kernel="stream"),
     "stream 32": Matmul(29, 301, 200, tile=32, splits=1, kernel="stream", epilogue="place"),
-    "stream 32, x 8": Matmul(32, 129, 2056, tile=32, splits=2, ranks=8, kernel="stream"),
+    "stream 32, all warps alike": Matmul(32, 129, 2056, tile=32, splits=8, kernel="stream"),
     "stream 32, swapped": Matmul(
         300, 25, 328, tile=32, swap=1, splits=2, kernel="stream", epilogue="place"
-    ),
-    "stream 32, swapped, x 4": Matmul(
-        61, 31, 776, tile=32, swap=1, splits=8, ranks=4, kernel="stream", epilogue="place"
-    ),
-    "stream 8, ring": Matmul(7, 300, 1288, tile=8, splits=2, ring=1, kernel="stream"),
-    "stream 16, ring, swapped": Matmul(
-        150, 11, 648, tile=16, swap=1, splits=4, ring=1, kernel="stream"
-    ),
-    "stream 32, ring": Matmul(30, 300, 520, tile=32, ring=1, kernel="stream"),
-    "stream 64": Matmul(50, 270, 456, tile=64, kernel="stream", epilogue="place"),
-    "stream 64, little K": Matmul(64, 70, 40, tile=64, splits=8, kernel="stream", dtype="float16"),
-    "stream 64, swapped, x 2": Matmul(
-        131, 63, 1608, tile=64, swap=1, splits=2, ranks=2, batch=2, kernel="stream"
     ),
     "mma": Matmul(136, 136, 136, kernel="mma"),
     "mma, a^T b^T": Matmul(136, 72, 136, "columns", "rows", tile=64, kernel="mma"),

@@ -209,11 +209,20 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_the_choice(plans: Any) -> None:
     assert plans([Case(4096, 4096, 4096)])[0].startswith("hopper 128x256")
-    assert plans([Case(1, 4096, 4096)]) == ["gemv"]
-    assert plans([Case(4096, 1, 4096)]) == ["gemv swapped"]
-    assert plans([Case(3, 4096, 4096)])[0].startswith("stream 8 splits")
-    assert plans([Case(4096, 40, 4096)])[0].startswith("stream swapped 64 splits")
-    assert plans([Case(16, 4096, 4096)], capability=80) == ["stream 16 splits 8"]
+    few = [Case(1, 4096, 4096), Case(4096, 1, 4096), Case(8, 4096, 520), Case(3, 4096, 64)]
+    swapped = "stream swapped 8 splits 8"
+    for capability in (80, 90):
+        assert plans(few, capability) == [
+            "stream 8 splits 8", swapped, "stream 8 splits 4", "stream 8 splits 1"
+        ]  # fmt: skip
+    assert plans(few[:1], capability=75) == ["simt 64"]
+    more = [Case(9, 4096, 4096), Case(4096, 32, 4096), Case(33, 4096, 4096)]
+    assert all(plan.startswith("hopper swapped 128x") for plan in plans([more[0], more[2]]))
+    assert plans(more, capability=80) == [
+        "stream 16 splits 8", "stream swapped 32 splits 8", "mma 64"
+    ]  # fmt: skip
+    vectors = [Case(m, n, 4096, dtype=torch.float32) for m, n in ((1, 4096), (4096, 2))]
+    assert plans(vectors) == ["gemv", "gemv swapped"]
     assert plans([Case(16, 4096, 4096, "kl")])[0].startswith("hopper swapped 128x16")
     assert plans([Case(16, 4096, 4096, aligned=False)], capability=80) == ["mma 64"]
     # 1.94 and 3.88 waves of 132 SMs; tiles of 256 columns would make 1.21 and 3.39.
@@ -274,10 +283,8 @@ def test_every_tile_and_layout_is_chosen_somewhere(plans: Any) -> None:
         assert any(re.match(rf"hopper .*splits {splits}", kernel) for kernel in chosen)
     for tile in ("128x160", "128x224"):
         assert any(f"hopper {tile} splits" in kernel for kernel in chosen), tile
-    for tile, swap in itertools.product((8, 16, 32, 64), ("", "swapped ")):
-        assert any(kernel.startswith(f"stream {swap}{tile} splits") for kernel in chosen)
-    for ranks in (2, 4, 8):
-        assert any(re.match(rf"stream .* x {ranks},", kernel) for kernel in chosen)
+    for splits, swap in itertools.product((1, 4, 8), ("", "swapped ")):
+        assert any(kernel.startswith(f"stream {swap}8 splits {splits},") for kernel in chosen)
 
 
 @needs_gpu

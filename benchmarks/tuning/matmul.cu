@@ -1,5 +1,5 @@
 // How the matrix product is tuned on Hopper: times every tile, swap and split that its kernel
-// can run, and every one that streams a matrix past up to 64 rows, bfloat16, a @ weight^T, on the
+// can run, and those that stream a matrix past up to 8 rows, bfloat16, a @ weight^T, on the
 // projections of Llama-3 8B and 70B, on cubes and on odd sizes, beside the plan's choice and
 // cuBLAS. Then says what hopper_stage_time and its neighbours, and the estimates for copies and
 // 3xTF32 ought to be. Operands rotate through 6 GiB of N(0, 1), so the L2 is cold; launches
@@ -26,7 +26,6 @@
 #include "gemm_hopper.cuh"
 #include "gemm_pack.cuh"
 #include "gemm_stream.cuh"
-#include "gemv.cuh"
 
 using namespace cuda_ops;
 
@@ -292,9 +291,8 @@ std::vector<Measured> race_tiles(const Memory& memory, const Cublas& cublas, cud
     const Products products{memory, m, n, k, DType::kBFloat16};
     const Matmul p = products.at(0);
     const GemmPlan chosen = gemm_plan(p, 90);
-    const double estimate = chosen.family == GemmPlan::kHopper   ? chosen.hopper.time
-                            : chosen.family == GemmPlan::kStream ? chosen.stream.time
-                                                                 : products.bytes() / 4.0e6;
+    const double estimate =
+        chosen.family == GemmPlan::kHopper ? chosen.hopper.time : products.bytes() / 4.0e6;
     std::vector<std::string> ran;
     std::vector<HopperConfig> configs;
     Race race(stream);
@@ -310,23 +308,11 @@ std::vector<Measured> race_tiles(const Memory& memory, const Cublas& cublas, cud
       };
       if (enter("hopper " + config.text(), run)) configs.push_back(config);
     }
-    if (std::min(p.m, p.n) <= kGemvVectors) {
-      enter("gemv", [&](const Matmul& q) {
-        return gemv<BFloat16>(q, PlainEpilogue{}, nullptr, q.n < q.m, stream) == cudaSuccess;
-      });
-    }
-    for (int ranks = 1; ranks <= 8; ranks *= 2) {
-      for (int splits = 1; splits <= kStreamWarps; splits *= 2) {
-        const StreamConfig config = stream_variant(p, splits, ranks);
-        // More blocks than 16 an SM do little each, and no K is worth so many of a cluster.
-        if (!config.possible || (ranks > 1 && config.grid > 16 * kHopperSms)) continue;
+    if (std::min(p.m, p.n) <= stream_vectors(true)) {
+      for (const int splits : {2, 4, 8}) {
+        const StreamConfig config = stream_variant(p, splits);
         enter("stream " + config.text(), [&](const Matmul& q) {
           return gemm_stream<BFloat16>(q, config, PlainEpilogue{}, nullptr, stream) == cudaSuccess;
-        });
-        if (config.tile >= kStreamRing) continue;
-        enter("stream ring " + config.text(), [&](const Matmul& q) {
-          return gemm_stream<BFloat16, 8>(q, config, PlainEpilogue{}, nullptr, stream) ==
-                 cudaSuccess;
         });
       }
     }

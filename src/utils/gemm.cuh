@@ -38,7 +38,7 @@ cudaError_t gemm(const Matmul& problem, const GemmPlan& plan, void* workspace,
       }
       break;
     case GemmPlan::kGemv:
-      if constexpr (sizeof(T) <= 4) return gemv<T>(p, epilogue, second, plan.swap, stream);
+      if constexpr (sizeof(T) == 4) return gemv(p, epilogue, second, plan.swap, stream);
       break;
     case GemmPlan::kStream:
       if constexpr (sizeof(T) == 2) return gemm_stream<T>(p, plan.stream, epilogue, second, stream);

@@ -1,8 +1,9 @@
 // Which kernel multiplies given matrices on a given GPU: a value, chosen by a pure
 // function of sizes, strides, alignment and device. No torch, no CUDA.
 //
-//   gemv     plain loads     up to 2 rows (or columns) of 16-bit or float32, K-major
-//   stream   mma.sync        3 rows (or columns) and some more, 16-bit, K-major, from 8.0 on
+//   gemv     plain loads     up to 2 rows (or columns) of float32, K-major
+//   stream   mma.sync        a few rows (or columns) of 16-bit, K-major, from 8.0 on: up to 8
+//                            where the hopper kernel runs, up to 32 elsewhere
 //   hopper   TMA + wgmma     16-bit, tf32 and tf32x3 on compute capability 9.0; of copies where
 //                            it cannot read operands as they lie, and copying pays
 //   mma      mma.sync        the same from 8.0 on, whatever lies where
@@ -41,8 +42,7 @@ struct GemmPlan {
   }
 };
 
-// Rows that plain loads keep up with; from 3 on tensor cores do (an H200: 4 rows by
-// plain loads took 1.6 times as long as torch).
+// Rows of float32 that plain loads keep up with.
 constexpr int64_t kGemvVectors = 2;
 
 // Whether gemv and stream can read a line-by-K operand: dense K of whole aligned vectors.
@@ -111,19 +111,19 @@ inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) 
   GemmPlan plan;
   if (p.m == 0 || p.n == 0 || p.batch.numel == 0) return plan;
   const DType dtype = p.batch.dtype;
-  const bool halves = size_of(dtype) == 2;
+  const bool halves = size_of(dtype) == 2, hopper = capability == 90 && p.built_for_hopper;
   const int64_t vectors = p.m < p.n ? p.m : p.n, lines = p.m < p.n ? p.n : p.m;
   const bool k_major =
       p.k > 0 && gemv_lines(p, 1, p.a.row, p.a.col, p.m) && gemv_lines(p, 2, p.b.col, p.b.row, p.n);
-  if (k_major && vectors <= kGemvVectors && size_of(dtype) <= 4 &&
+  if (k_major && vectors <= kGemvVectors && dtype == DType::kFloat32 &&
       lines * p.batch.numel < 1LL << 31) {
     plan.family = GemmPlan::kGemv;
     plan.swap = p.n < p.m;
     return plan;
   }
-  if (k_major && vectors > kGemvVectors && vectors <= kStreamVectors && halves &&
-      capability >= 80 && p.out.col == 1) {
-    plan.stream = stream_config(p, capability == 90 && p.built_for_hopper);
+  if (k_major && vectors <= stream_vectors(hopper) && halves && capability >= 80 &&
+      p.out.col == 1) {
+    plan.stream = stream_config(p);
     if (plan.stream.possible) {
       plan.family = GemmPlan::kStream;
       return plan;
@@ -132,9 +132,7 @@ inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) 
   const bool tensor_cores =
       p.k > 0 && (halves || (dtype == DType::kFloat32 && p.precision != Precision::kIeee));
   const GemmPlan tiled = tiled_plan(p, capability, tensor_cores, linear);
-  if (!tensor_cores || capability != 90 || !p.built_for_hopper || batch_step(p, 0) < 0) {
-    return tiled;
-  }
+  if (!tensor_cores || !hopper || batch_step(p, 0) < 0) return tiled;
   plan.family = GemmPlan::kHopper;
   plan.pack = needed_pack(p, linear);
   // Fewer than 2^31 blocks copy, each at least 128 bytes.

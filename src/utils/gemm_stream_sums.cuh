@@ -10,11 +10,9 @@
 //                           0 1 ... 7      8 ... 15  16 ... 23  24 ... 31
 //   k's 0 to 3 of a lane: the first instruction, k's 4 to 7: the second
 //
-// Eight loads of the matrix a lane are on their way at once, 4 KB a warp; through a ring in
-// shared memory, twice as many.
+// Eight loads of the matrix a lane are on their way at once, 4 KB a warp.
 #pragma once
 
-#include "cp_async.cuh"
 #include "gemm_mma.cuh"
 #include "gemm_stream.h"
 
@@ -36,15 +34,6 @@ __device__ inline uint4 load_once(const void* from) {
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
                : "l"(from));
-  return word;
-}
-
-__device__ inline uint4 load_shared(uint32_t at) {
-  uint4 word;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-               : "r"(at)
-               : "memory");
   return word;
 }
 
@@ -97,58 +86,6 @@ __device__ __forceinline__ void stream_sums(const T* (&lines)[kBlocks][2],
     for (int c = 0; c < kCols; ++c) vectors[c] += kLoad;
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) stream_products<T>(line[s], vector[s], sums);
-  }
-}
-
-// The same, of lines that come through shared memory: a warp then has more bytes on their
-// way than registers would hold beside the sums of many vectors, and never none. `ring` is
-// the warp's, of kStreamStages. A lane reads what it copied itself and waits for nobody.
-template <class T, int kBlocks, int kCols>
-__device__ __forceinline__ void stream_sums_ring(const T* (&lines)[kBlocks][2],
-                                                 const T* (&vectors)[kCols],
-                                                 const StreamRange& range, uint32_t ring,
-                                                 float (&sums)[kBlocks][kCols][4]) {
-  constexpr int kLoad = 32 * kStreamSteps, kStage = kStreamSteps * kBlocks * 1024;
-  const int own = int(threadIdx.x) % 4 * 8;
-  ring += threadIdx.x % 32 * 16;
-  const auto fetch = [&](int left, int stage) {
-    if (left > 0) {
-#pragma unroll
-      for (int s = 0; s < kStreamSteps; ++s) {
-        const int bytes = own + 32 * s < left ? 16 : 0;
-#pragma unroll
-        for (int i = 0; i < 2 * kBlocks; ++i) {
-          const T*& line = lines[i / 2][i % 2];
-          cp_async(ring + uint32_t(stage * kStage + (2 * s * kBlocks + i) * 512), line, bytes);
-          line += bytes > 0 ? 32 : 0;
-        }
-      }
-    }
-    cp_async_commit();
-  };
-  int left = range.end - range.begin;
-#pragma unroll
-  for (int s = 0; s < kStreamStages - 1; ++s) fetch(left - s * kLoad, s);
-#pragma unroll 1
-  for (int stage = 0; left > 0; left -= kLoad, stage = (stage + 1) % kStreamStages) {
-    fetch(left - (kStreamStages - 1) * kLoad, (stage + kStreamStages - 1) % kStreamStages);
-#pragma unroll
-    for (int s = 0; s < kStreamSteps; ++s) {
-      const bool inside = own + 32 * s < left;
-      uint4 line[kBlocks][2], vector[kCols];
-#pragma unroll
-      for (int c = 0; c < kCols; ++c) {
-        vector[c] = inside ? __ldg(reinterpret_cast<const uint4*>(vectors[c])) : uint4{};
-        vectors[c] += inside ? 32 : 0;
-      }
-      if (s == 0) cp_async_wait<kStreamStages - 1>();
-#pragma unroll
-      for (int i = 0; i < 2 * kBlocks; ++i) {
-        line[i / 2][i % 2] =
-            load_shared(ring + uint32_t(stage * kStage + (2 * s * kBlocks + i) * 512));
-      }
-      stream_products<T>(line, vector, sums);
-    }
   }
 }
 

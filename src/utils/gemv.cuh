@@ -1,4 +1,4 @@
-// A few vectors times a large matrix whose lines are K-major: nothing to reuse but
+// One or two float32 vectors times a large matrix whose lines are K-major: nothing to reuse but
 // the vectors, so the matrix is streamed once at the memory's bandwidth, by ordinary
 // loads that are all in flight at once.
 //
@@ -35,29 +35,11 @@ inline GemvArgs gemv_args(const Matmul& p, bool swap, int block_lines, void* sec
   return args;
 }
 
-// 16 bytes of T, read past the L1 cache: nobody reads them again.
-template <class T>
-__device__ void load_values(const T* from, bool stream, float (&values)[16 / sizeof(T)]) {
-  const uint4* at = reinterpret_cast<const uint4*>(from);
-  const uint4 word = stream ? __ldcs(at) : __ldg(at);
-  const uint32_t words[4] = {word.x, word.y, word.z, word.w};
-#pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    if constexpr (sizeof(T) == 2) {
-      float pair[2];
-      to_compute(words[w], T{}, pair);
-      values[2 * w] = pair[0], values[2 * w + 1] = pair[1];
-    } else {
-      values[w] = __uint_as_float(words[w]);
-    }
-  }
-}
-
-template <class T, int kVectors, class Epilogue>
+template <int kVectors, class Epilogue>
 __global__ void __launch_bounds__(32 * kGemvWarps)
     gemv_kernel(const __grid_constant__ Matmul p, const __grid_constant__ GemvArgs args,
                 const __grid_constant__ Epilogue epilogue) {
-  constexpr int kLoad = 16 / int(sizeof(T)), kStep = 32 * kGemvWarps * kLoad;
+  constexpr int kLoad = 4, kStep = 32 * kGemvWarps * kLoad;
   __shared__ float partials[kGemvWarps][kVectors * kGemvLines];
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   // Blocks live for a microsecond or two: no 64-bit division at their start.
@@ -66,13 +48,13 @@ __global__ void __launch_bounds__(32 * kGemvWarps)
                                          : p.batch.offsets_at(blockIdx.x / blocks);
   const int64_t first = int64_t(blockIdx.x % blocks) * kGemvLines;
   const auto data = [&](int i) {
-    return static_cast<const T*>(p.batch.operands[i].data) + offsets[i];
+    return static_cast<const float*>(p.batch.operands[i].data) + offsets[i];
   };
-  const T* lines = data(args.swap ? 1 : 2);
-  const T* vectors = data(args.swap ? 2 : 1);
+  const float* lines = data(args.swap ? 1 : 2);
+  const float* vectors = data(args.swap ? 2 : 1);
 
   // A line or vector beyond the last one is that one again, and not stored.
-  const T *line[kGemvLines], *vector[kVectors];
+  const float *line[kGemvLines], *vector[kVectors];
 #pragma unroll
   for (int i = 0; i < kGemvLines; ++i) {
     const int64_t at = first + i < args.lines ? first + i : args.lines - 1;
@@ -86,17 +68,21 @@ __global__ void __launch_bounds__(32 * kGemvWarps)
   float sums[kVectors][kGemvLines] = {};
 #pragma unroll 2
   for (int64_t k = int64_t(threadIdx.x) * kLoad; k < p.k; k += kStep) {
-    float weights[kGemvLines][kLoad];
+    float4 weights[kGemvLines];
+    // Past the L1 cache: nobody reads them again.
 #pragma unroll
-    for (int i = 0; i < kGemvLines; ++i) load_values(line[i] + k, true, weights[i]);
+    for (int i = 0; i < kGemvLines; ++i) {
+      weights[i] = __ldcs(reinterpret_cast<const float4*>(line[i] + k));
+    }
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      float values[kLoad];
-      load_values(vector[v] + k, false, values);
+      const float4 values = __ldg(reinterpret_cast<const float4*>(vector[v] + k));
 #pragma unroll
       for (int i = 0; i < kGemvLines; ++i) {
-#pragma unroll
-        for (int e = 0; e < kLoad; ++e) sums[v][i] = fmaf(weights[i][e], values[e], sums[v][i]);
+        sums[v][i] = fmaf(weights[i].x, values.x, sums[v][i]);
+        sums[v][i] = fmaf(weights[i].y, values.y, sums[v][i]);
+        sums[v][i] = fmaf(weights[i].z, values.z, sums[v][i]);
+        sums[v][i] = fmaf(weights[i].w, values.w, sums[v][i]);
       }
     }
   }
@@ -121,14 +107,14 @@ __global__ void __launch_bounds__(32 * kGemvWarps)
   const int64_t m = args.swap ? l : v, n = args.swap ? v : l;
   const bool inside = l < args.lines && v < args.vectors;
   const Place at{offsets[0] + m * p.out.row + n * p.out.col, m, n, inside, false};
-  finish_pair<T>(epilogue, total, at, p.batch.operands[0].data, args.second);
+  finish_pair<float>(epilogue, total, at, p.batch.operands[0].data, args.second);
 }
 
-template <class T, class Epilogue>
+template <class Epilogue>
 cudaError_t gemv(const Matmul& p, const Epilogue& epilogue, void* second, bool swap,
                  cudaStream_t stream) {
   const GemvArgs args = gemv_args(p, swap, kGemvLines, second);
-  const auto kernel = args.vectors <= 1 ? gemv_kernel<T, 1, Epilogue> : gemv_kernel<T, 2, Epilogue>;
+  const auto kernel = args.vectors <= 1 ? gemv_kernel<1, Epilogue> : gemv_kernel<2, Epilogue>;
   kernel<<<unsigned(args.blocks * p.batch.numel), 32 * kGemvWarps, 0, stream>>>(p, args, epilogue);
   return cudaGetLastError();
 }

@@ -76,10 +76,6 @@ inline void ptx_ld_shared__cluster_v4_f32(float& a, float& b, float& c, float& d
   const Floats q = load_shared<Floats>(at);
   a = q.f[0], b = q.f[1], c = q.f[2], d = q.f[3];
 }
-inline void ptx_ld_shared__cluster_v2_f32(float& a, float& b, uint32_t at) {
-  const auto pair = load_shared<std::array<float, 2>>(at);
-  a = pair[0], b = pair[1];
-}
 inline void ptx_st_shared_v2_f32(uint32_t at, float a, float b) {
   store_shared(at, std::array<float, 2>{a, b});
 }

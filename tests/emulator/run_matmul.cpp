@@ -66,14 +66,10 @@ struct PlaceEpilogue {
 
 template <class T>
 cudaError_t run_stream(const Arguments& arguments, const Matmul& p, void* second) {
-  const StreamConfig config =
-      stream_variant(p, arguments.number("splits"), arguments.number("ranks"));
+  const StreamConfig config = stream_variant(p, arguments.number("splits"));
   std::printf("plan: stream %s\n", config.text().c_str());
   if (config.tile != arguments.number("tile") || config.swap != (arguments.number("swap") != 0)) {
     fail("the case says otherwise");
-  }
-  if (arguments.number("ring") != 0) {
-    return gemm_stream<T, 8>(p, config, PlainEpilogue{}, nullptr, nullptr);
   }
   return second == nullptr ? gemm_stream<T>(p, config, PlainEpilogue{}, nullptr, nullptr)
                            : gemm_stream<T>(p, config, PlaceEpilogue{}, second, nullptr);
