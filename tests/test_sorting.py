@@ -340,12 +340,15 @@ def test_the_plan_of_each_length(tmp_path: Path) -> None:
     )
     assert plan(64, 1 << 16, 4, wide=7)[0] == cluster and plan(65, 1 << 16, 4, wide=7)[0] == radix
     assert plan(7, 1 << 17, 4, wide=7)[0] == cluster and plan(7, 1 << 18, 4, wide=7)[0] == radix
-    assert plan(8, 1 << 16, 8, wide=7).startswith(f"{cluster} width 0 items 8 cluster 8")
-    assert plan(7, 1 << 17, 8, wide=7)[0] == cluster and plan(8, 1 << 17, 8, wide=7)[0] == radix
     assert plan(1, 1 << 16, 4, wide=0).startswith(f"{cluster} width 0 items 16 cluster 8")
-    # Rows that a block could sort too go to wide clusters alone.
-    assert plan(7, 16385, 4, wide=7).startswith(f"{cluster} width 0 items 8 cluster 16 threads 256")
-    assert plan(7, 16384, 4, wide=7)[0] == plan(8, 32768, 4, wide=7)[0] == block
+    # 8-byte dtypes to wide ones alone, and not the longest.
+    assert plan(7, 1 << 16, 8, wide=7).startswith(f"{cluster} width 0 items 8 cluster 16")
+    assert plan(8, 1 << 16, 8, wide=7)[0] == plan(7, 65537, 8, wide=7)[0] == radix
+    # Of rows that a block could sort too, few.
+    assert plan(7, 8193, 4, wide=7).startswith(f"{cluster} width 0 items 8 cluster 16 threads 256")
+    assert plan(16, 8193, 4, wide=7).startswith(f"{cluster} width 0 items 16 cluster 8")
+    assert plan(7, 8192, 4, wide=7)[0] == plan(17, 32768, 4, wide=7)[0] == block
+    assert plan(8, 8193, 8, wide=7)[0] == block
     # The workspace is bounded by 2^28 elements, or a single row.
     for size, most in [(1, 0.15), (2, 6.2), (4, 8.2), (8, 12.3)]:
         taken = int(plan(1 << 20, 1 << 16, size).split(", ")[1].split()[0])

@@ -2,9 +2,9 @@
 // griddepcontrol), so that launches take no time of their own.
 //
 // A kernel of launch_early may start when every block of the one before has called
-// let_next_start or is done. Its threads call wait_for_previous before they read what an
-// earlier kernel wrote, and before they write anything; let_next_start comes after that. So
-// what has started knows, before it waits, that all but the previous kernel are complete.
+// let_next_start or is done. Its threads call wait_for_previous before they touch global memory,
+// also what no kernel in between wrote: the L1 cache of an SM is not cleaned for a kernel that
+// starts in the middle of another one. let_next_start comes after that.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -66,24 +66,6 @@ __device__ void finish_gated(const GroupedRows& p, const C (&gate)[2], const C (
   store_pair<T>(p.second, at, up);
 }
 
-// --- before the previous product's end ------------------------------------------
-
-// Of the blocks that fill all SMs at once, so that less than half of the L2 cache is asked
-// for; later blocks have nothing to wait for.
-constexpr uint32_t kMostPrefetched = 128 << 10;  // bytes for an SM
-constexpr unsigned kPrefetchSms = 132;
-
-// Some of so many lines, whole vectors of 16 bytes, into the L2 cache.
-template <class T>
-__device__ void prefetch_lines(const T* matrix, int64_t lines, int64_t k, uint32_t most) {
-#if __CUDA_ARCH__ >= 900
-  const int64_t bytes = lines * k * int64_t(sizeof(T));
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(matrix),
-               "r"(bytes < most ? uint32_t(bytes) : most / 16 * 16)
-               : "memory");
-#endif
-}
-
 // --- which tile ---------------------------------------------------------------
 
 // A tile of rows: order[begin] ... order[end - 1] of one group, and which columns.

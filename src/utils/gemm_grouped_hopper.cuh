@@ -190,20 +190,14 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
 #ifdef CUDA_OPS_HOPPER_CODE
   using Tile = GroupedHopper;
   constexpr int kColumns = kGated ? Tile::kTileN / 2 : Tile::kTileN;
-  // Of the forward pass, which starts when the routing is complete (early_start.cuh).
-  constexpr bool kSecond = !kGated && !kLineMajorB;
   extern __shared__ uint8_t shared[];
   // Here, so that a tile begins without waiting for memory.
   __shared__ int32_t starts[kMostBins + 1], offsets[kMostBins];
   // Four warps that copy, and what the copy engine brings.
   GroupedRing ring(shared, 4 + 1);
-  if constexpr (!kSecond) {
-    wait_for_previous();
-    let_next_start();
-  }
-  for (int i = int(threadIdx.x); i <= p.experts; i += Tile::kThreads) {
-    offsets[i] = __ldcg(p.offsets + i);
-  }
+  wait_for_previous();
+  let_next_start();
+  for (int i = int(threadIdx.x); i <= p.experts; i += Tile::kThreads) offsets[i] = p.offsets[i];
   __syncthreads();
   add_up_tiles(offsets, p.experts, p.assignments, Tile::kTileM, starts);
   const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128;
@@ -217,18 +211,6 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
     return row_tile_of(offsets, p.experts, p.assignments, Tile::kTileM, starts, columns, expert,
                        index);
   };
-  if constexpr (kSecond) {
-    if (threadIdx.x == 0 && int(blockIdx.x) < tiles) {
-      const RowTile tile = tile_at(int(blockIdx.x));
-      const int64_t first = tile.column * kColumns, left = p.n - first;
-      if (tile.group < p.experts) {
-        prefetch_lines(static_cast<const T*>(p.b) + (tile.group * p.n + first) * p.k,
-                       left < kColumns ? left : kColumns, p.k, kMostPrefetched);
-      }
-    }
-    wait_for_previous();
-    let_next_start();
-  }
 
   if (group == 0) {
     // --- producer

@@ -7,10 +7,6 @@
 //
 // gemm_stream_sums.cuh has the loop, 64 KB of loads an SM on their way at once. Partial sums
 // meet in shared memory and are added in the order of the warps.
-//
-// The second product starts while the first one ends (early_start.cuh). The routing is
-// complete by then, so it finds its tile and asks for its matrix before it waits. The L1
-// cache may be outdated, so what is read before goes past it.
 #pragma once
 
 #include "gemm_grouped.cuh"
@@ -41,14 +37,14 @@ __device__ StreamTile stream_tile_of(const StreamRows& s, int columns, int32_t* 
   const int thread = int(threadIdx.x), lane = thread % 32;
   if (s.sorted) {
     __shared__ int32_t starts[kMostBins + 1], offsets[kMostBins];
-    for (int i = thread; i <= p.experts; i += int(blockDim.x)) offsets[i] = __ldcg(p.offsets + i);
+    for (int i = thread; i <= p.experts; i += int(blockDim.x)) offsets[i] = p.offsets[i];
     __syncthreads();
     add_up_tiles(offsets, p.experts, p.assignments, kTile, starts);
     if (blockIdx.x >= unsigned(starts[p.experts + 1] * columns)) return {0, 0, 0};
     const RowTile tile =
         row_tile(offsets, p.experts, p.assignments, kTile, starts, columns, blockIdx.x);
     const int count = int(tile.end - tile.begin);
-    if (thread < count) members[thread] = __ldcg(p.order + tile.begin + thread);
+    if (thread < count) members[thread] = p.order[tile.begin + thread];
     __syncthreads();
     return {tile.group, count, int(tile.column)};
   }
@@ -71,13 +67,10 @@ __device__ StreamTile stream_tile_of(const StreamRows& s, int columns, int32_t* 
   return {group, left < kTile ? left : kTile, int(blockIdx.x % unsigned(columns))};
 }
 
-template <int kCols>
-constexpr unsigned kStreamBlocks = kCols == 1 ? 3 : 2;  // of an SM
-
 // --- kernels ------------------------------------------------------------------
 
 template <class T, int kCols, int kBlocks, bool kGated>
-__global__ void __launch_bounds__(32 * kStreamWarps, kStreamBlocks<kCols>)
+__global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(8 * kCols))
     stream_rows_kernel(const __grid_constant__ StreamRows s) {
 #if __CUDA_ARCH__ >= 800
   // Columns of out that 16 lines are; quads of sums that a lane has.
@@ -88,11 +81,8 @@ __global__ void __launch_bounds__(32 * kStreamWarps, kStreamBlocks<kCols>)
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   const int part = warp % s.splits, place = warp / s.splits;
   const int width = kStreamWarps / s.splits * kBlocks * kStep;
-  const void* rows = p.a;
-  if constexpr (kGated) {
-    rows = after_previous(rows);
-    let_next_start();
-  }
+  const void* rows = after_previous(p.a);
+  let_next_start();
   const StreamTile tile = stream_tile_of<8 * kCols>(s, (int(p.n) + width - 1) / width, members);
   if (tile.count == 0) return;
 
@@ -101,16 +91,6 @@ __global__ void __launch_bounds__(32 * kStreamWarps, kStreamBlocks<kCols>)
   const int from = range.begin + lane % 4 * 8;
   const T *lines[kBlocks][2], *vectors[kCols];
   const T* matrix = static_cast<const T*>(p.b) + tile.group * (kGated ? 2 * p.n : p.n) * p.k;
-  if constexpr (!kGated) {
-    const int column = int(tile.column) * width, left = size - column;
-    if (threadIdx.x == 0 && tile.group < p.experts &&
-        blockIdx.x < kStreamBlocks<kCols> * kPrefetchSms) {
-      prefetch_lines(matrix + column * p.k, left < width ? left : width, p.k,
-                     kMostPrefetched / kStreamBlocks<kCols>);
-    }
-    rows = after_previous(rows);
-    let_next_start();
-  }
   // A line or an assignment beyond the last one is that one again, and not stored.
 #pragma unroll
   for (int i = 0; i < 2 * kBlocks; ++i) {
@@ -172,25 +152,14 @@ template <class T>
 __global__ void __launch_bounds__(32 * kTokenWarps, 1)
     stream_token_kernel(const __grid_constant__ StreamRows s, const float* weights, int parts) {
 #if __CUDA_ARCH__ >= 800
-  __shared__ float partials[kMostChosen * kTokenWarps][16], shares[kMostChosen];
-  __shared__ int bins[kMostChosen];
+  __shared__ float partials[kMostChosen * kTokenWarps][16];
   const GroupedRows& p = s.rows;
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   const int64_t first = int64_t(blockIdx.x) * 16;
-  if (threadIdx.x < unsigned(p.assignments)) {
-    shares[threadIdx.x] = __ldcg(weights + threadIdx.x);
-    const int expert = bins[threadIdx.x] = bin_of(s.map, threadIdx.x);
-    if (expert < p.experts && blockIdx.x < kPrefetchSms) {
-      const int64_t left = p.n - first;
-      prefetch_lines(static_cast<const T*>(p.b) + (expert * p.n + first) * p.k,
-                     left < 16 ? left : 16, p.k, kMostPrefetched / unsigned(p.assignments));
-    }
-  }
-  __syncthreads();
   const void* rows = after_previous(p.a);
   let_next_start();
   for (int pair = warp; pair < p.assignments * parts; pair += kTokenWarps) {
-    const int assignment = pair / parts, expert = bins[assignment];
+    const int assignment = pair / parts, expert = bin_of(s.map, assignment);
     float sums[1][1][4] = {};
     if (expert < p.experts) {
       const StreamRange range(int(p.k), pair % parts, parts);
@@ -219,7 +188,7 @@ __global__ void __launch_bounds__(32 * kTokenWarps, 1)
     float sum = 0;
     for (int part = 0; part < parts; ++part)
       sum += partials[assignment * parts + part][threadIdx.x];
-    total += shares[assignment] * sum;
+    total += weights[assignment] * sum;
   }
   static_cast<T*>(p.out)[n] = from_compute<T>(total);
 #endif
@@ -227,7 +196,6 @@ __global__ void __launch_bounds__(32 * kTokenWarps, 1)
 
 // --- launch -------------------------------------------------------------------
 
-// Not gated, it follows one that is, and that followed all that made the routing.
 template <class T, bool kGated>
 cudaError_t stream_rows(const StreamRows& s, int tile, cudaStream_t stream) {
   const GroupedRows& p = s.rows;
@@ -241,7 +209,7 @@ cudaError_t stream_rows(const StreamRows& s, int tile, cudaStream_t stream) {
   return launch_early(kernel, unsigned(blocks), 32 * kStreamWarps, 0, stream, s);
 }
 
-// `s.rows.out` is one row: the sum over all assignments. It follows a gated product, too.
+// `s.rows.out` is one row: the sum over all assignments.
 template <class T>
 cudaError_t stream_token(const StreamRows& s, const void* weights, cudaStream_t stream) {
   // All warps have the same number of pairs, a power of two of them for an assignment.

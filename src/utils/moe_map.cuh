@@ -43,9 +43,8 @@ __device__ void warp_add_up(int count, int32_t* starts, const Value& value) {
   if (lane == 31) starts[count] = sum;
 }
 
-// Past the L1 cache, which is outdated where a kernel has not waited yet (early_start.cuh).
 __device__ inline int bin_of(const MoeMap& p, int64_t assignment) {
-  const auto expert = int64_t(__ldcg(reinterpret_cast<const long long*>(p.chosen) + assignment));
+  const int64_t expert = p.chosen[assignment];
   return expert >= 0 && expert < p.experts ? int(expert) : int(p.experts);
 }
 
@@ -138,11 +137,8 @@ static __global__ void __launch_bounds__(kMapThreads)
   const int bins = int(p.experts) + 1, bits = 32 - __clz(bins);
   const bool alone = gridDim.x == 1;
   for (int i = thread; i < kMostBins; i += kMapThreads) starts[i] = next[i] = 0;
-  const auto wait = [] {
-    wait_for_previous();
-    let_next_start();
-  };
-  if (alone) wait();
+  wait_for_previous();
+  let_next_start();
   __syncthreads();
   const auto add_up = [&](const int32_t* totals) {
     if (warp == 0) warp_add_up(bins, starts, [&](int i) { return totals[i]; });
@@ -153,7 +149,11 @@ static __global__ void __launch_bounds__(kMapThreads)
 
   int64_t first = int64_t(blockIdx.x) * chunk;
   const int64_t end = chunk_end(p, first, chunk);
-  bool counted = alone;
+  if (!alone) {
+    add_up_chunks(p, starts, next);
+    __syncthreads();
+    add_up(starts);
+  }
   do {
     // Each warp has a run of neighbours, and all of them the same number of rounds.
     const int64_t left = end - first;
@@ -171,14 +171,6 @@ static __global__ void __launch_bounds__(kMapThreads)
       __syncwarp();
       if (alike >> lane == 1) counts[warp][bin[r]] = rank[r] + 1;  // the last one
       __syncwarp();
-    }
-    // What was counted follows the choices, so those are complete and ranked meanwhile.
-    if (!counted) {
-      wait();
-      add_up_chunks(p, starts, next);
-      __syncthreads();
-      add_up(starts);
-      counted = true;
     }
     __syncthreads();
     for (int i = thread; i < bins; i += kMapThreads) {

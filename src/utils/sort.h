@@ -112,11 +112,13 @@ constexpr int kClusterThreads = 1024;   // at most, of a block
 constexpr int kClusterBlocks = 8;       // blocks of any GPU with clusters
 constexpr int kWideClusterBlocks = 16;  // blocks where so many SMs lie together
 
-// Estimates until they are measured: a wide cluster takes 5 us for each byte of the key,
-// less than a block from some 16384 elements on. The launches of a radix sort take 16 us a
-// byte, but its rate at 2^24 elements may be above that of clusters.
-constexpr int64_t kClusterShortest = 16384;             // longer, if a block could sort it too
+// Measured on an H200, 2026-11-21. One row of 2^16 takes a wide cluster 31 us (float32; 17 and 11
+// of two bytes and one, 72 of eight), and launches of a radix sort about twice as long; 2^17 of
+// eight bytes 125 us, longer than those. A block takes 40 us for 16384, a cluster 21.
+constexpr int64_t kClusterShortest = 8192;              // longer, if a block could sort it too
+constexpr int64_t kClusterRows = 16;                    // at most, then: as many as SMs hold
 constexpr int64_t kClusterElements = int64_t(1) << 22;  // of all rows together, at most
+constexpr int64_t kClusterLongest8 = 65536;             // of 8-byte keys, in a wide cluster
 
 // What there is to know of a GPU.
 struct SortDevice {
@@ -158,7 +160,8 @@ constexpr SortConfig sort_config(int64_t rows, int64_t n, int64_t size, const So
   if (device.clusters && rows * n <= kClusterElements) {
     const bool wide = rows <= device.wide_clusters;
     const SortConfig of_clusters = cluster_config(rows, n, size, wide);
-    const bool pays = !block || (wide && n > kClusterShortest);
+    const bool pays = (!block || (rows <= kClusterRows && n > kClusterShortest)) &&
+                      (size < 8 || (wide && n <= kClusterLongest8));
     if (pays && of_clusters.path == SortConfig::kCluster) return of_clusters;
   }
   if (block) {

@@ -110,10 +110,6 @@ V __ldg(const V* from) {
   return *from;
 }
 template <class V>
-V __ldcg(const V* from) {
-  return *from;
-}
-template <class V>
 V __ldcs(const V* from) {
   return *from;
 }

@@ -90,10 +90,6 @@ inline void ptx_ld_global_nc_L1__no_allocate_L2__128B_v4_u32(uint32_t& a, uint32
   std::memcpy(&q, from, sizeof q);
   a = q.w[0], b = q.w[1], c = q.w[2], d = q.w[3];
 }
-inline void ptx_cp_async_bulk_prefetch_L2_global(const void* from, uint32_t bytes) {
-  if (reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0) fail("an unaligned prefetch");
-  check_read(from, int(bytes));
-}
 inline void ptx_st_global_v4_u32(void* to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0) fail("an unaligned global store");
   const Quad q{{a, b, c, d}};
