@@ -42,6 +42,9 @@ class Train:
     outputs: list[Any]
     #: Seconds that the device went on working after the last call had ended.
     tail: float = 0.0
+    #: Seconds that waiting for it takes when it has nothing to do: longer the more streams it has,
+    #: and among other processes.
+    idle: float = 0.0
     #: Whether the GPU never waited for the host.
     backlogged: bool = True
 
@@ -145,11 +148,14 @@ class CudaClock:
         self._end.synchronize()
         ended = perf_counter()
         torch.cuda.synchronize(self.device)
-        tail = perf_counter() - ended
+        quiet = perf_counter()
+        tail = quiet - ended
+        torch.cuda.synchronize(self.device)
+        idle = perf_counter() - quiet
         if backlogged:
             self._enqueue = (enqueued - begin) / len(arguments)
         seconds = self._start.elapsed_time(self._end) / 1e3 / len(arguments)
-        return Train(seconds, outputs, tail, backlogged)
+        return Train(seconds, outputs, tail, idle, backlogged)
 
 
 Clock = CpuClock | CudaClock

@@ -83,11 +83,13 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
+    # A copy without its history, or with another's, is told by whoever made it.
+    if told := os.environ.get("CUDA_OPS_COMMIT"):
+        return told
     here = Path(__file__).parent
     commit = _output("git", "-C", str(here), "rev-parse", "--short", "HEAD")
     if not commit:
-        # A copy without its history is told by whoever made it.
-        return os.environ.get("CUDA_OPS_COMMIT", "unknown")
+        return "unknown"
     changed = _output("git", "-C", str(here), "status", "--porcelain", "--untracked-files=no")
     return f"{commit} with changes" if changed else commit
 
