@@ -216,6 +216,9 @@ def test_the_choice(plans: Any) -> None:
             "stream 8 splits 8", swapped, "stream 8 splits 4", "stream 8 splits 1"
         ]  # fmt: skip
     assert plans(few[:1], capability=75) == ["simt 64"]
+    # Blocks of 8 splits do not run at once: 512, of which those of 4 do, and 896.
+    waves = [Case(1, 8192, 8192), Case(1, 14336, 4096)]
+    assert plans(waves) == ["stream 8 splits 4", "stream 8 splits 8"]
     more = [Case(9, 4096, 4096), Case(4096, 32, 4096), Case(33, 4096, 4096)]
     assert all(plan.startswith("hopper swapped 128x") for plan in plans([more[0], more[2]]))
     assert plans(more, capability=80) == [
