@@ -136,7 +136,7 @@ def _summary(
 def _tail(trains: Mapping[str, list[Train]], calls: int) -> str:
     """Who leaves the device working in every round, as an error; empty where nobody does."""
     for name, mine in trains.items():
-        tail = min(train.tail for train in mine) - statistics.median(t.idle for t in mine)
+        tail = min(train.tail for train in mine) - min(train.idle for train in mine)
         timed = statistics.median(train.seconds for train in mine) * calls
         if tail > max(_TAIL_SECONDS, _TAIL_SHARE * timed):
             return (

@@ -31,8 +31,9 @@ MOST_COMPARED = 2**18
 #: Elements of an output that the reference computes, at most, where loop dims allow a choice.
 MOST_COMPUTED = 2**20
 _PARTS = 8
-#: Above this many FLOPs, or bytes of arguments, the reference runs on the device that is measured,
-#: still in float64: a CPU would take longer for it than all timing does.
+#: Above this many FLOPs, or bytes of arguments where it cannot compute parts alone, the reference
+#: runs on the device that is measured, still in float64: a CPU would take longer for it than all
+#: timing does.
 _EXPENSIVE_FLOPS, _EXPENSIVE_BYTES = 10**10, 2**24
 #: So many results that their root mean square says how large they are; of few it may be small.
 _MANY = 1024

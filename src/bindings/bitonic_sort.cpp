@@ -72,8 +72,8 @@ dim are neighbours, and the other dims are in row-major order.
 Dtypes: float64, float32, float16, bfloat16, uint8, int8, int16, int32, int64 or bool; values have
 the dtype of x, indices are int64. Values have a gradient.
 Memory: rows of up to 32768 elements (float64 and int64: 22528) need none beside the results, nor do
-a few of up to 131072 on Hopper; longer or more ones the size of the values and half the size of the
-indices, at least for 2^28 elements at once.
+a few of up to 131072 (65536) on Hopper; longer or more ones the size of the values and half the
+size of the indices, at least for 2^28 elements at once.
 Errors: RuntimeError for another dtype, a dim that x does not have, 2^32 elements along the dim.
 Formula: values[..., i] = x[..., indices[..., i]], values[..., i] <= values[..., i + 1].)")
       .cpu<bitonic_sort_cpu>()

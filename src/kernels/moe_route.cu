@@ -1,7 +1,7 @@
 // Which experts a token goes to, and which tokens an expert gets. A warp has all
 // scores of a token in registers, E / 32 a lane, as integers in the order of the scores,
-// and finds the largest one top_k times. Reading the logits once is the floor; rounds of
-// the warp's one instruction for that keep it near, where five shuffles would not.
+// and finds the largest one top_k times. Those rounds bind, not the one reading of the logits;
+// the warp's one instruction for a maximum takes less than five shuffles.
 #include "dtype.cuh"
 #include "math.cuh"
 #include "moe.h"

@@ -4,10 +4,13 @@
 // A kernel of launch_early may start when every block of the one before has called
 // let_next_start or is done. Its threads call wait_for_previous before they touch global memory,
 // also what no kernel in between wrote: the L1 cache of an SM is not cleaned for a kernel that
-// starts in the middle of another one. let_next_start comes after that.
+// starts in the middle of another one. let_next_start comes after that; a kernel that is launched
+// in order may call it at once.
 #pragma once
 
 #include <cuda_runtime.h>
+
+#include "capability.h"
 
 namespace cuda_ops {
 
@@ -46,16 +49,23 @@ inline cudaLaunchAttribute early_start() {
   return attribute;
 }
 
-// Before compute capability 9.0 an ordinary launch.
+// Whether there is code for exactly this GPU, which then waits as above: what the driver
+// compiles from older PTX does not.
+inline bool starts_early(int capability) {
+#ifdef __CUDA_ARCH_LIST__
+  for (const int arch : {__CUDA_ARCH_LIST__}) {
+    if (arch == 10 * capability) return capability >= 90;
+  }
+  return false;
+#else
+  return capability >= 90;
+#endif
+}
+
+// An ordinary launch on other GPUs.
 template <class... Parameters, class... Arguments>
 cudaError_t launch_early(void (*kernel)(Parameters...), unsigned blocks, int threads,
                          int shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
-  int device = 0, major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  if (error != cudaSuccess) return error;
   cudaLaunchAttribute early = early_start();
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(blocks);
@@ -63,7 +73,7 @@ cudaError_t launch_early(void (*kernel)(Parameters...), unsigned blocks, int thr
   launch.dynamicSmemBytes = size_t(shared_bytes);
   launch.stream = stream;
   launch.attrs = &early;
-  launch.numAttrs = major >= 9 ? 1 : 0;
+  launch.numAttrs = starts_early(current_capability()) ? 1 : 0;
   return cudaLaunchKernelEx(&launch, kernel, Parameters(arguments)...);
 }
 

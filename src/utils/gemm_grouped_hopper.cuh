@@ -453,8 +453,7 @@ cudaError_t grouped_rows_hopper_launch(const GroupedRows& p, cudaStream_t stream
                                map, p);
 }
 
-// grouped_rows where a, b and out have rows of whole aligned 16-byte vectors. Not gated and
-// not line-major, it follows a gated product that followed all that made the routing.
+// grouped_rows where a, b and out have rows of whole aligned 16-byte vectors.
 template <class T, bool kGated = false>
 cudaError_t grouped_rows_hopper(const GroupedRows& p, cudaStream_t stream) {
   if (p.assignments == 0 || p.n == 0) return cudaSuccess;

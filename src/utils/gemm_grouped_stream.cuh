@@ -5,7 +5,7 @@
 //           warps share the K of the same lines of its matrix
 //   warp    kBlocks times 16 lines, of a gated product 8 gates and their 8 ups
 //
-// gemm_stream_sums.cuh has the loop, 64 KB of loads an SM on their way at once. Partial sums
+// gemm_stream_sums.cuh has the loop, 64 or 96 KB of loads an SM on their way at once. Partial sums
 // meet in shared memory and are added in the order of the warps.
 #pragma once
 

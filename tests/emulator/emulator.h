@@ -120,7 +120,8 @@ void allow_reads(const void* data, size_t bytes);
 void forget_reads();
 void check_read(const void* from, int bytes);
 
-// In an early launch a thread may touch global memory once it has waited.
+// In an early launch a thread may touch global memory once it has waited. Checked of the copy
+// engine's accesses alone.
 void wait_for_kernels_before();
 void check_waited();
 
