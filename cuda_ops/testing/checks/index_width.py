@@ -72,7 +72,7 @@ def _stretched(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @check("many_elements", 6, "32-bit index overflow",
-       Draw(3, enough=1, numel=range(1 << 8, 4097), listed=_block), devices=("cuda",))  # fmt: skip
+       Draw(8, enough=1, numel=range(1 << 8, 4097), listed=_block), devices=("cuda",))  # fmt: skip
 def many_elements(case: Case) -> None:
     """More than 2^31 elements, made of one block again and again, as is the result."""
     args = case.arguments()
