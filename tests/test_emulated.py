@@ -6,6 +6,7 @@ waits for what, an access and its address. emulator/translate.py says what this 
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import random
@@ -28,6 +29,7 @@ SOURCES = HERE.parent / "src"
 MULTIPROCESSORS = 3
 
 Build = Callable[[str, Path], Path]
+Program = Callable[[str], Path]
 
 # --- cases ----------------------------------------------------------------------------
 
@@ -336,30 +338,11 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 @pytest.fixture(scope="module")
-def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("translated") / "include"
-    translate(SOURCES, out, ("moe_experts.cu", "moe_route.cu"), MULTIPROCESSORS)
-    return out
-
-
-@pytest.fixture(scope="module")
-def run_moe(build: Build, headers: Path) -> Path:
-    return build("moe", headers)
-
-
-@pytest.fixture(scope="module")
-def run_route(build: Build, headers: Path) -> Path:
-    return build("route", headers)
-
-
-@pytest.fixture(scope="module")
-def run_matmul(build: Build, headers: Path) -> Path:
-    return build("matmul", headers)
-
-
-@pytest.fixture(scope="module")
-def run_sort(build: Build, headers: Path) -> Path:
-    return build("sort", headers)
+def program(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """``program(name)`` is run_<name>.cpp with the sources as they stand, compiled once."""
+    headers = tmp_path_factory.mktemp("translated") / "include"
+    translate(SOURCES, headers, ("moe_experts.cu", "moe_route.cu"), MULTIPROCESSORS)
+    return functools.cache(lambda name: build(name, headers))
 
 
 def run(program: Path, timing: str, seed: int, **arguments: object) -> tuple[int, str]:
@@ -386,18 +369,18 @@ def check_moe(program: Path, case: Moe, timing: str, seed: int) -> None:
     ("name", "timing"),
     [(name, "late") for name in MOE] + [(name, "early") for name in MOE if "hopper" in name],
 )
-def test_moe(run_moe: Path, name: str, timing: str) -> None:
-    check_moe(run_moe, MOE[name], timing, seed=1)
+def test_moe(program: Program, name: str, timing: str) -> None:
+    check_moe(program("moe"), MOE[name], timing, seed=1)
 
 
 @pytest.mark.parametrize("name", ROUTE)
-def test_route(run_route: Path, name: str) -> None:
-    status, said = run(run_route, "late", seed=1, **ROUTE[name]._asdict())
+def test_route(program: Program, name: str) -> None:
+    status, said = run(program("route"), "late", seed=1, **ROUTE[name]._asdict())
     assert status == 0, said
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_moe(run_moe: Path, seed: int) -> None:
+def test_any_moe(program: Program, seed: int) -> None:
     draw = random.Random(seed)
     experts = draw.randint(1, draw.choice([9, 9, 70]))
     top_k = draw.randint(1, min(4, experts))
@@ -413,7 +396,7 @@ def test_any_moe(run_moe: Path, seed: int) -> None:
         keep=draw.randint(0, 1),
         backward=draw.randint(0, 1),
     )
-    check_moe(run_moe, case, draw.choice(["early", "late"]), seed)
+    check_moe(program("moe"), case, draw.choice(["early", "late"]), seed)
 
 
 @pytest.mark.parametrize(
@@ -421,22 +404,22 @@ def test_any_moe(run_moe: Path, seed: int) -> None:
     [(name, "late") for name in MATMUL]
     + [(name, "early") for name, case in MATMUL.items() if case.kernel == "hopper"],
 )
-def test_matmul(run_matmul: Path, name: str, timing: str) -> None:
-    status, said = run(run_matmul, timing, seed=1, **MATMUL[name]._asdict())
+def test_matmul(program: Program, name: str, timing: str) -> None:
+    status, said = run(program("matmul"), timing, seed=1, **MATMUL[name]._asdict())
     assert status == 0, said
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", SORT)
-def test_sort(run_sort: Path, name: str, seed: int) -> None:
-    status, said = run(run_sort, "late", seed, **SORT[name]._asdict())
+def test_sort(program: Program, name: str, seed: int) -> None:
+    status, said = run(program("sort"), "late", seed, **SORT[name]._asdict())
     assert status == 0, said
 
 
 @pytest.mark.parametrize("timing", ["late", "early"])
-def test_grouped(build: Build, headers: Path, timing: str) -> None:
+def test_grouped(program: Program, timing: str) -> None:
     """What test_a_fault_is_found breaks is right as it stands."""
-    status, said = run(build("grouped", headers), timing, seed=1)
+    status, said = run(program("grouped"), timing, seed=1)
     assert status == 0, said
 
 
@@ -449,7 +432,7 @@ def test_a_fault_is_found(build: Build, tmp_path: Path, name: str) -> None:
     assert fault.right in text, f"{header.name} no longer has {fault.right!r}"
     header.write_text(text.replace(fault.right, fault.wrong, 1))
     name_of_program, case = USER_OF[fault.header]
-    program = build(name_of_program, tmp_path / "include")
+    broken = build(name_of_program, tmp_path / "include")
     for seed in (1, 2, 3):
-        status, said = run(program, fault.timing, seed, **case)
+        status, said = run(broken, fault.timing, seed, **case)
         assert status == 1 and re.search(fault.found, said), f"{name} was not found: {said}"
