@@ -7,9 +7,11 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from xml.sax.saxutils import quoteattr
 
 import pytest
@@ -21,10 +23,12 @@ from cuda_ops.registry import registry
 from cuda_ops.spec import Claims
 from cuda_ops.testing import CHECKS, EPSILONS, PROFILES, Sample, TensorArg, check_op, describe
 from cuda_ops.testing.__main__ import main, parse_line
+from cuda_ops.testing.case import NotRunError
 from cuda_ops.testing.checks import QUICK, by_name
 from cuda_ops.testing.checks.abi import runs_on, undefined_symbols
 from cuda_ops.testing.child import CHILD
 from cuda_ops.testing.compare import errors
+from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.report import CheckEntry, CheckReport, markdown, read_junit
 from cuda_ops.testing.sanitizer import Finding, Known, Run, judge, parse, read_ledger
 from cuda_ops.testing.subject import find
@@ -328,3 +332,28 @@ def test_the_plugin_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     assert done.returncode != 0 and "no operator 'sillu'" in done.stdout + done.stderr
     done = run_pytest("--cuda-ops", "silu", "--cuda-ops-profile", "weekly", cwd=tmp_path)
     assert done.returncode != 0 and "known are quick, ci, dev, nightly" in done.stdout + done.stderr
+
+
+@pytest.fixture
+def eighty_gigabytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the kit asks of a GPU's memory, answered as one of 80 GB that nobody uses would."""
+    gpu = SimpleNamespace(total_memory=80e9, uuid="none")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80e9, 80e9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, index: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.mark.usefixtures("eighty_gigabytes")
+def test_a_gpu_s_memory_is_given_out_in_parts() -> None:
+    with pytest.raises(NotRunError, match="70 GB of memory wanted, of 80"):
+        much_memory("cuda", 70e9).__enter__()
+    with much_memory("cuda", 30e9), much_memory("cuda", 30e9), pytest.raises(NotRunError) as late:
+        much_memory("cuda", 5e9, patience=0.1).__enter__()
+    assert "other tests had" in str(late.value)
+    with pytest.raises(NotRunError, match="which was not enough"), much_memory("cuda", 60e9):
+        raise torch.OutOfMemoryError
+    with much_memory("cuda", 60e9, patience=0.1):
+        pass  # all of it was given back

@@ -1,10 +1,12 @@
-"""Most of a GPU's memory, for one test at a time: several processes may test on the same GPU."""
+"""A share of a GPU's memory: several processes may test on the same GPU."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,36 +15,74 @@ from filelock import FileLock, Timeout
 
 from cuda_ops.testing.case import NotRunError
 
+#: A GPU's memory is given out in sixteenths, and a quarter of it is not: that is for contexts,
+#: and for tests that need little and do not ask.
+_WHOLE, _GIVEN_OUT = 16, 12
+
 
 @contextlib.contextmanager
 def much_memory(
     device: torch.device | str, wanted: float, patience: float = 60.0
 ) -> Iterator[None]:
-    """Waits until so many bytes are free, and until no other process is in here.
+    """Waits until so many bytes are free, and lets the block allocate no more than that.
 
     What the block allocates must be gone when it ends.
 
     Raises:
-        NotRunError: the GPU has less, or others did not give it back within ``patience`` seconds.
+        NotRunError: the GPU has less, others did not give it back within ``patience`` seconds,
+            or the block needed more.
     """
-    deadline = time.monotonic() + patience
     index = torch.device(device).index or 0
-    uuid = torch.cuda.get_device_properties(index).uuid
-    lock = FileLock(Path(tempfile.gettempdir()) / f"cuda_ops-memory-{uuid}.lock", mode=0o666)
-    try:
-        lock.acquire(timeout=patience)
-    except Timeout as error:
-        raise NotRunError(f"other tests had the GPU's memory for {patience:.0f} s") from error
-    try:
-        while True:
-            torch.cuda.empty_cache()
-            free, whole = torch.cuda.mem_get_info(device)
-            if free >= wanted:
-                break
-            if whole < wanted or time.monotonic() > deadline:
-                raise NotRunError(f"{wanted / 1e9:.0f} GB of memory wanted, {free / 1e9:.0f} free")
-            time.sleep(0.2)
-        yield
-    finally:
+    whole = torch.cuda.get_device_properties(index).total_memory
+    text = f"{wanted / 1e9:.0f} GB of memory wanted"
+    parts = math.ceil(wanted / whole * _WHOLE)
+    if parts > _GIVEN_OUT:
+        raise NotRunError(f"{text}, of {whole / 1e9:.0f}")
+    deadline = time.monotonic() + patience
+    with _gathered(index, parts, deadline):
         torch.cuda.empty_cache()
-        lock.release()
+        while (free := torch.cuda.mem_get_info(device)[0]) < wanted:
+            if time.monotonic() > deadline:
+                raise NotRunError(f"{text}, {free / 1e9:.0f} free")
+            time.sleep(0.2)
+        mine = torch.cuda.memory_reserved(index)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, (mine + wanted) / whole), index)
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            traceback.clear_frames(error.__traceback__)  # they hold what was allocated
+            raise NotRunError(f"{text}, which was not enough") from None
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, index)
+            torch.cuda.empty_cache()
+
+
+def _gathered(index: int, count: int, deadline: float) -> contextlib.ExitStack:
+    """So many parts, until it is left. One process at a time gathers, for two halves would wait."""
+    folder, uuid = Path(tempfile.gettempdir()), torch.cuda.get_device_properties(index).uuid
+    # Whoever dies leaves the locks: they are the operating system's.
+    queue, *parts = (
+        FileLock(folder / f"cuda_ops-memory-{uuid}-{name}.lock", mode=0o666)
+        for name in ("queue", *range(_GIVEN_OUT))
+    )
+    with contextlib.ExitStack() as held:
+        try:
+            with queue.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                for _ in range(count):
+                    held.enter_context(_any(parts, deadline))
+        except Timeout as error:
+            raise NotRunError("other tests had the GPU's memory for too long") from error
+        return held.pop_all()
+
+
+def _any(parts: list[FileLock], deadline: float) -> contextlib.AbstractContextManager[object]:
+    """One that nobody holds, taken off the list."""
+    while True:
+        for part in parts:
+            with contextlib.suppress(Timeout):
+                proxy = part.acquire(blocking=False)
+                parts.remove(part)
+                return proxy
+        if time.monotonic() > deadline:
+            raise Timeout(parts[0].lock_file)
+        time.sleep(0.02)

@@ -83,7 +83,7 @@ def many_elements(case: Case) -> None:
     if not _independent(case):  # say sorted along it
         raise NotRunError("the outermost dim is not one of independent blocks")
     times = _INT32 // max(t.numel() for t in tensors) + 2
-    with much_memory(case.device, 1.3 * times * sum(t.nbytes for t in tensors)):
+    with much_memory(case.device, 2.0 * times * sum(t.nbytes for t in tensors)):
         _repeated(case, args, expected, times)
 
 
