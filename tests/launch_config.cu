@@ -27,7 +27,7 @@ void elementwise(const char* name, int64_t rows, int64_t columns, int64_t row_st
   p.operands[1] = {address(misaligned), {1, row_stride}};
   p.coalesce();
   const auto c = elementwise_config(p, int(size_of(dtype)));
-  const char* paths[] = {"flat", "small", "rows", "points"};
+  const char* paths[] = {"flat", "small", "large", "rows", "points"};
   std::printf("%s: %s, unroll %d, tile %lld, blocks %lld\n", name, paths[c.path], c.unroll,
               (long long)c.tile, (long long)c.blocks);
 }
@@ -66,8 +66,8 @@ void volume(const char* name, int64_t volumes, int64_t each, bool own_statistics
   p.each = each;
   p.own_statistics = own_statistics;
   const auto c = normalize_config(p, 132);
-  std::printf("%s: %s, team %lld, blocks %lld\n", name, c.packed ? "packed" : "scalar",
-              (long long)c.team, (long long)c.blocks);
+  std::printf("%s: %s, unroll %d, team %lld, blocks %lld\n", name, c.packed ? "packed" : "scalar",
+              c.unroll, (long long)c.team, (long long)c.blocks);
 }
 
 void topk(const char* name, int64_t count, int64_t n, int64_t k) {
@@ -100,6 +100,7 @@ int main() {
   gray("off by one byte, gray", 720 * 1280, 3, 1, 1);
   gray("nothing", 0, 3, 1, 0);
   volume("64^3 by a maximum", 1, 64 * 64 * 64, false, 0);
+  volume("512^3 by a maximum", 1, 128 * M, false, 0);
   volume("64^3 by its own statistics", 1, 64 * 64 * 64, true, 0);
   volume("512^3 by its own statistics", 1, 128 * M, true, 0);
   volume("1000 of 8^3", 1000, 512, true, 0);

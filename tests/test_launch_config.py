@@ -14,9 +14,9 @@ HERE = Path(__file__).parent
 EXPECTED = {
     # 128 threads, one 16-byte access each; two where one input has two bytes an element.
     "dense f32 1K": "small, unroll 1, tile 128, blocks 8",
-    "dense f32 256M": "flat, unroll 1, tile 512, blocks 524288",
+    "dense f32 256M": "large, unroll 1, tile 512, blocks 524288",
     "dense bf16 1M": "flat, unroll 1, tile 1024, blocks 1024",
-    "dense bf16 8M": "flat, unroll 2, tile 2048, blocks 4096",
+    "dense bf16 8M": "large, unroll 2, tile 2048, blocks 4096",
     "dense, off by one": "points, unroll 4, tile 512, blocks 2048",
     "rows of a wider matrix": "rows, unroll 1, tile 512, blocks 8192",
     "rows of an odd width": "points, unroll 4, tile 512, blocks 8184",
@@ -34,12 +34,13 @@ EXPECTED = {
     "off by one byte, gray": "scalar, pixels 1, blocks 7200",
     "nothing": "scalar, pixels 1, blocks 0",
     # Blocks that wait for each other are all resident: four on each of 132 multiprocessors.
-    "64^3 by a maximum": "packed, team 128, blocks 128",
-    "64^3 by its own statistics": "packed, team 32, blocks 32",
-    "512^3 by its own statistics": "packed, team 528, blocks 528",
-    "1000 of 8^3": "packed, team 1, blocks 1000",
-    "2000 of 8^3": "packed, team 1, blocks 2000",
-    "off by one byte, volume": "scalar, team 256, blocks 256",
+    "64^3 by a maximum": "packed, unroll 1, team 256, blocks 256",
+    "512^3 by a maximum": "packed, unroll 2, team 65536, blocks 65536",
+    "64^3 by its own statistics": "packed, unroll 4, team 32, blocks 32",
+    "512^3 by its own statistics": "packed, unroll 4, team 528, blocks 528",
+    "1000 of 8^3": "packed, unroll 4, team 1, blocks 1000",
+    "2000 of 8^3": "packed, unroll 4, team 1, blocks 2000",
+    "off by one byte, volume": "scalar, unroll 4, team 256, blocks 256",
     # Chunks where rows are too few; what they keep takes 8 bytes each, and is a row once more.
     "8 of 64 for many rows": "kept 32, chunk 64, chunks 1, workspace 0",
     "64 of one row of 1M": "kept 64, chunk 4096, chunks 256, workspace 133120",

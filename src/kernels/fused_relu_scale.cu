@@ -9,20 +9,20 @@ namespace {
 // The comparisons are false for NaN, which therefore passes through, as it
 // does in torch.relu and its gradient.
 struct FusedReluScale {
-  double alpha;
+  Scalar alpha;
 
   template <class C>
   __device__ C operator()(C x) const {
-    return (x < 0 ? C(0) : x) * C(alpha);
+    return (x < 0 ? C(0) : x) * alpha.as<C>();
   }
 };
 
 struct FusedReluScaleBackward {
-  double alpha;
+  Scalar alpha;
 
   template <class C>
   __device__ C operator()(C grad_out, C x) const {
-    return x <= 0 ? C(0) : grad_out * C(alpha);
+    return x <= 0 ? C(0) : grad_out * alpha.as<C>();
   }
 };
 

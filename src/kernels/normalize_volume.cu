@@ -18,14 +18,17 @@ constexpr int kThreads = kSumThreads;
 constexpr int kBlocksPerSm = 4;
 
 // 16-byte accesses of a thread in flight: many where one wave of blocks does all
-// of it, few where each block ends with its tile (as in elementwise.cuh).
-constexpr int unroll_for(bool own_statistics) { return own_statistics ? 4 : 2; }
+// of it, few where each block ends with its tile (as in elementwise.cuh), and one
+// where SMs would idle.
+constexpr int kOwnUnroll = 4, kGivenUnroll = 2;
+constexpr int64_t kUnrollFrom = int64_t(1) << 25;  // voxels
 
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
 struct NormalizeConfig {
   bool packed = false;  // 16-byte accesses
-  int64_t team = 1;     // blocks that share a volume
+  int unroll = kOwnUnroll;
+  int64_t team = 1;  // blocks that share a volume
   int64_t blocks = 0;
 };
 
@@ -36,8 +39,8 @@ NormalizeConfig normalize_config(const NormalizeVolume& p, int sms) {
   config.packed =
       whole && p.voxels.is_line(1) && reinterpret_cast<uintptr_t>(p.voxels.data) % 16 == 0;
   const int pack = p.own_statistics ? 16 / int(size_of(p.voxels.dtype)) : p.to_half ? 8 : 4;
-  const int64_t tile =
-      int64_t(kThreads) * unroll_for(p.own_statistics) * (config.packed ? pack : 1);
+  if (!p.own_statistics) config.unroll = p.each < kUnrollFrom ? 1 : kGivenUnroll;
+  const int64_t tile = int64_t(kThreads) * config.unroll * (config.packed ? pack : 1);
   const int64_t tiles = (p.each + tile - 1) / tile;
   if (!p.own_statistics) {
     config.team = config.blocks = tiles < INT32_MAX ? tiles : INT32_MAX;
@@ -72,7 +75,7 @@ __device__ Moments thread_total(const NormalizeVolume& p, int64_t first, int64_t
   const In* data = static_cast<const In*>(p.voxels.data);
   int64_t rest = 0;
   if constexpr (kPacked) {
-    constexpr int kPack = 16 / int(sizeof(In)), kUnroll = unroll_for(true);
+    constexpr int kPack = 16 / int(sizeof(In)), kUnroll = kOwnUnroll;
     const uint4* packs = reinterpret_cast<const uint4*>(data + first);
     const int64_t count = p.each / kPack;
     for (int64_t i = at; i < count; i += kUnroll * threads) {
@@ -121,52 +124,58 @@ struct Affine {
   }
 };
 
-template <class In, class Out, bool kPacked, bool kOwn>
+// A store of 16 bytes, and the voxels that go into it, kept as they came: a
+// register each would be too many.
+template <class In, class Out>
+struct VoxelPack {
+  static constexpr int kSize = 16 / int(sizeof(Out));
+  struct alignas(kSize * sizeof(In)) Source {
+    uint32_t words[kSize * sizeof(In) / 4];
+  };
+
+  __device__ static uint4 scaled(const Affine& affine, const Source& source) {
+    struct alignas(16) {
+      Out values[kSize];
+    } target;
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      const int byte = k * int(sizeof(In));
+      const In voxel = In(source.words[byte / 4] >> (byte % 4 * 8));
+      target.values[k] = from_compute<Out>(affine(float(voxel)));
+    }
+    uint4 bits;
+    memcpy(&bits, &target, sizeof bits);
+    return bits;
+  }
+};
+
+// Last read, first scaled.
+template <class In, class Out, bool kPacked>
 __device__ void scale(const NormalizeVolume& p, const Affine& affine, int64_t first, int64_t at,
                       int64_t threads) {
   const In* data = static_cast<const In*>(p.voxels.data);
   Out* out = static_cast<Out*>(p.out) + first;
   int64_t rest = 0;
   if constexpr (kPacked) {
-    // A store of 16 bytes, and the voxels that go into it, kept as they came:
-    // a register each would be too many. Last read, first scaled.
-    constexpr int kPack = 16 / int(sizeof(Out)), kUnroll = unroll_for(kOwn);
-    struct alignas(kPack * sizeof(In)) Source {
-      uint32_t words[kPack * sizeof(In) / 4];
-    };
-    struct alignas(16) Target {
-      Out values[kPack];
-    };
+    using P = VoxelPack<In, Out>;
+    using Source = typename P::Source;
     const auto* sources = reinterpret_cast<const Source*>(data + first);
-    const int64_t count = p.each / kPack;
-    for (int64_t i = count - 1 - at; i >= 0; i -= kUnroll * threads) {
-      Source loaded[kUnroll];
+    const int64_t count = p.each / P::kSize;
+    for (int64_t i = count - 1 - at; i >= 0; i -= kOwnUnroll * threads) {
+      Source loaded[kOwnUnroll];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
+      for (int u = 0; u < kOwnUnroll; ++u) {
         if (i - u * threads >= 0) loaded[u] = sources[i - u * threads];
       }
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
+      for (int u = 0; u < kOwnUnroll; ++u) {
         if (i - u * threads < 0) break;
-        Target target;
-#pragma unroll
-        for (int k = 0; k < kPack; ++k) {
-          const int byte = k * int(sizeof(In));
-          const In voxel = In(loaded[u].words[byte / 4] >> (byte % 4 * 8));
-          target.values[k] = from_compute<Out>(affine(float(voxel)));
-        }
-        uint4* to = reinterpret_cast<uint4*>(out) + i - u * threads;
-        uint4 bits;
-        memcpy(&bits, &target, sizeof bits);
         // Out of the way of voxels in the cache that are still to be read again.
-        if constexpr (kOwn) {
-          __stcs(to, bits);
-        } else {
-          *to = bits;
-        }
+        uint4* to = reinterpret_cast<uint4*>(out) + i - u * threads;
+        __stcs(to, P::scaled(affine, loaded[u]));
       }
     }
-    rest = count * kPack;
+    rest = count * P::kSize;
   }
   for (int64_t i = rest + at; i < p.each; i += threads) {
     out[i] = from_compute<Out>(affine(float(data[p.voxels.offset_at(first + i)])));
@@ -175,11 +184,33 @@ __device__ void scale(const NormalizeVolume& p, const Affine& affine, int64_t fi
 
 // --- kernels ------------------------------------------------------------------
 
-template <class In, class Out, bool kPacked>
-__global__ void __launch_bounds__(kThreads, 8)
+template <class In, class Out, int kUnroll>
+__global__ void __launch_bounds__(kThreads)
+    scale_packs_kernel(const In* data, Out* out, uint64_t numel, const Affine affine) {
+  using P = VoxelPack<In, Out>;
+  const uint64_t packs = numel / P::kSize;
+  const uint64_t first = uint64_t(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
+  typename P::Source loaded[kUnroll];
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    const uint64_t at = first + u * kThreads;
+    if (at < packs) loaded[u] = reinterpret_cast<const typename P::Source*>(data)[at];
+  }
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    const uint64_t at = first + u * kThreads;
+    if (at < packs) reinterpret_cast<uint4*>(out)[at] = P::scaled(affine, loaded[u]);
+  }
+  if (blockIdx.x != gridDim.x - 1) return;
+  const uint64_t tail = packs * P::kSize + threadIdx.x;
+  if (tail < numel) out[tail] = from_compute<Out>(affine(float(data[tail])));
+}
+
+template <class In, class Out>
+__global__ void __launch_bounds__(kThreads)
     scale_kernel(const __grid_constant__ NormalizeVolume p, const Affine affine) {
   const int64_t at = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  scale<In, Out, kPacked, false>(p, affine, 0, at, int64_t(gridDim.x) * kThreads);
+  scale<In, Out, false>(p, affine, 0, at, int64_t(gridDim.x) * kThreads);
 }
 
 template <class In, class Out, bool kPacked>
@@ -211,7 +242,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     Scaling scaling;
     scaling.mean = double(total.sum) / double(p.each);
     scaling.divisor = spread > 0 ? sqrt(spread) : 1;  // constant: x - mean is 0
-    if (here) scale<In, Out, kPacked, true>(p, Affine(scaling), start, at, threads);
+    if (here) scale<In, Out, kPacked>(p, Affine(scaling), start, at, threads);
   }
 }
 
@@ -219,8 +250,15 @@ template <class In, class Out>
 cudaError_t start(NormalizeVolume p, const NormalizeConfig& config, cudaStream_t stream) {
   const dim3 blocks(static_cast<unsigned>(config.blocks)), threads(kThreads);
   if (!p.own_statistics) {
-    const auto kernel = config.packed ? scale_kernel<In, Out, true> : scale_kernel<In, Out, false>;
-    kernel<<<blocks, threads, 0, stream>>>(p, Affine(p.given));
+    const Affine affine(p.given);
+    if (config.packed) {
+      const auto kernel = config.unroll == 1 ? scale_packs_kernel<In, Out, 1>
+                                             : scale_packs_kernel<In, Out, kGivenUnroll>;
+      kernel<<<blocks, threads, 0, stream>>>(static_cast<const In*>(p.voxels.data),
+                                             static_cast<Out*>(p.out), p.each, affine);
+    } else {
+      scale_kernel<In, Out><<<blocks, threads, 0, stream>>>(p, affine);
+    }
     return cudaGetLastError();
   }
   const auto kernel =

@@ -5,6 +5,8 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 using namespace cuda_ops;
 
 namespace {
@@ -60,17 +62,29 @@ struct alignas(kBytes) Words {
   uint32_t words[kBytes / 4];
 };
 
-template <bool kPlanar, int kPack>
-__global__ void __launch_bounds__(kThreads) packed_kernel(const __grid_constant__ RgbToGray p) {
+// What every thread needs, side by side: each line of parameters is a cache miss
+// for a kernel that has just started.
+struct Packed {
+  const uint8_t* data;
+  uint8_t* out;
+  int64_t channel;
+  int64_t numel;
+};
+
+// kLine: the points need not be walked.
+template <bool kPlanar, int kPack, bool kLine>
+__global__ void __launch_bounds__(kThreads)
+    packed_kernel(const Packed packed, const __grid_constant__ RgbToGray p) {
   using W = Words<kPack>;
-  const int64_t packs = p.pixels.numel / kPack;
+  const int64_t packs = packed.numel / kPack;
   const int64_t pack = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (pack < packs) {
-    const auto* at = static_cast<const uint8_t*>(p.pixels.data) + p.pixels.offset_at(pack * kPack);
+    const int64_t first = pack * kPack;
+    const auto* at = packed.data + (kLine ? first * (kPlanar ? 1 : 3) : p.pixels.offset_at(first));
     W in[3];
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
-      in[i] = *reinterpret_cast<const W*>(at + i * (kPlanar ? p.channel : kPack));
+      in[i] = *reinterpret_cast<const W*>(at + i * (kPlanar ? packed.channel : kPack));
     }
     const auto byte = [&](int pixel, int channel) {
       const int i = kPlanar ? channel * kPack + pixel : 3 * pixel + channel;
@@ -88,10 +102,11 @@ __global__ void __launch_bounds__(kThreads) packed_kernel(const __grid_constant_
       out.words[i] = __byte_perm(__byte_perm(sums[0], sums[1], 0x0073),
                                  __byte_perm(sums[2], sums[3], 0x0073), 0x5410);
     }
-    reinterpret_cast<W*>(p.out)[pack] = out;
+    reinterpret_cast<W*>(packed.out)[pack] = out;
   }
+  if (blockIdx.x != gridDim.x - 1) return;
   const int64_t tail = packs * kPack + threadIdx.x;
-  if (blockIdx.x == gridDim.x - 1 && tail < p.pixels.numel) p.out[tail] = gray_at(p, tail);
+  if (tail < packed.numel) packed.out[tail] = gray_at(p, tail);
 }
 
 __global__ void __launch_bounds__(kThreads) scalar_kernel(const __grid_constant__ RgbToGray p) {
@@ -109,14 +124,23 @@ cudaError_t rgb_to_gray_launch(const RgbToGray& problem, cudaStream_t stream) {
   using Config = RgbToGrayConfig;
   const Config config = rgb_to_gray_config(problem);
   if (config.blocks == 0) return cudaSuccess;
-  auto* kernel = scalar_kernel;
-  if (config.path == Config::kInterleaved) {
-    kernel =
-        config.pixels < kPixels ? packed_kernel<false, kPixels / 2> : packed_kernel<false, kPixels>;
-  } else if (config.path == Config::kPlanar) {
-    kernel =
-        config.pixels < kPixels ? packed_kernel<true, kPixels / 2> : packed_kernel<true, kPixels>;
+  const auto blocks = unsigned(config.blocks);
+  if (config.path == Config::kScalar) {
+    scalar_kernel<<<blocks, kThreads, 0, stream>>>(problem);
+    return cudaGetLastError();
   }
-  kernel<<<unsigned(config.blocks), kThreads, 0, stream>>>(problem);
+  const auto kernel = [&](auto pack) {
+    constexpr int kPack = decltype(pack)::value;
+    const bool planar = config.path == Config::kPlanar;
+    return problem.pixels.dims > 1
+               ? (planar ? packed_kernel<true, kPack, false> : packed_kernel<false, kPack, false>)
+               : (planar ? packed_kernel<true, kPack, true> : packed_kernel<false, kPack, true>);
+  };
+  const Points& pixels = problem.pixels;
+  const Packed packed{static_cast<const uint8_t*>(pixels.data), problem.out, problem.channel,
+                      pixels.numel};
+  auto* packed_by = config.pixels < kPixels ? kernel(std::integral_constant<int, kPixels / 2>())
+                                            : kernel(std::integral_constant<int, kPixels>());
+  packed_by<<<blocks, kThreads, 0, stream>>>(packed, problem);
   return cudaGetLastError();
 }

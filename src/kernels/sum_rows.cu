@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kSumThreads, 5)
   if (lane != 0) return;
 #pragma unroll
   for (int r = 0; r < kLoads; ++r) {
-    if (first + r * step < p.rows.numel) store_sum<T>(p, nullptr, first + r * step, sums[r]);
+    if (first + r * step < p.rows.numel) store_sum<T>(p.out, nullptr, first + r * step, sums[r]);
   }
 }
 
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kSumThreads)
       for (int k = lane; k < n; k += lanes) sum += to_compute(tile[row * n + k]);
     }
     sum = lanes_total(sum, lanes);
-    if (lane == 0 && row < rows) store_sum<T>(p, nullptr, first + row, sum);
+    if (lane == 0 && row < rows) store_sum<T>(p.out, nullptr, first + row, sum);
   }
 }
 

@@ -40,17 +40,15 @@ constexpr int64_t kUnrollFrom = int64_t(1) << 23;  // elements; below, SMs would
 
 struct ElementwiseConfig {
   // kFlat: the index is the offset, 16-byte accesses. kSmall: the same with 4-byte
-  // ones. kRows: the index is taken apart, 16-byte accesses along the fastest
-  // dim. kPoints: one by one.
-  enum Path { kFlat, kSmall, kRows, kPoints } path = kFlat;
+  // ones. kLarge: with as many 16-byte ones as unroll_for() says. kRows: the index
+  // is taken apart, 16-byte accesses along the fastest dim. kPoints: one by one.
+  enum Path { kFlat, kSmall, kLarge, kRows, kPoints, kPaths } path = kFlat;
   int unroll = 1;
   int64_t tile = 0;  // elements per block
   int64_t blocks = 0;
 };
 
-constexpr bool is_flat(ElementwiseConfig::Path path) {
-  return path == ElementwiseConfig::kFlat || path == ElementwiseConfig::kSmall;
-}
+constexpr bool is_flat(ElementwiseConfig::Path path) { return path < ElementwiseConfig::kRows; }
 
 // Whether packs of `pack` elements along the fastest dim are whole and aligned.
 // An input that is the same all along that dim is read as one element instead.
@@ -80,15 +78,17 @@ ElementwiseConfig elementwise_config(const Strided<Inputs, Outputs>& problem, in
     aligned = aligned && reinterpret_cast<uintptr_t>(operand.data) % kPackBytes == 0;
   }
   Config config;
-  const bool small = problem.numel * element_bytes <= kSmallBytes;
-  config.path = aligned && problem.is_flat()     ? (small ? Config::kSmall : Config::kFlat)
+  const auto flat = problem.numel * element_bytes <= kSmallBytes ? Config::kSmall
+                    : problem.numel < kUnrollFrom                ? Config::kFlat
+                                                                 : Config::kLarge;
+  config.path = aligned && problem.is_flat()     ? flat
                 : has_packed_rows(problem, pack) ? Config::kRows
                                                  : Config::kPoints;
   const int bytes = config.path == Config::kSmall    ? small_pack_bytes(element_bytes)
                     : config.path == Config::kPoints ? element_bytes
                                                      : kPackBytes;
-  const bool whole = !is_flat(config.path) || problem.numel >= kUnrollFrom;
-  config.unroll = whole ? unroll_for(bytes, element_bytes, Inputs) : 1;
+  const bool several = config.path >= Config::kLarge;
+  config.unroll = several ? unroll_for(bytes, element_bytes, Inputs) : 1;
   config.tile = int64_t(kElementwiseThreads) * (bytes / element_bytes) * config.unroll;
   config.blocks = (problem.numel + config.tile - 1) / config.tile;
   return config;
@@ -110,6 +110,21 @@ struct Pointers {
   explicit Pointers(const Strided<Inputs, Outputs>& problem) {
     for (int k = 0; k < Outputs; ++k) out[k] = problem.operands[k].data;
     for (int k = 0; k < Inputs; ++k) in[k] = problem.input(k).data;
+  }
+};
+
+// A number for functors of every dtype: a conversion of float64 takes a thread
+// longer than the rest of its arithmetic.
+struct Scalar {
+  double wide;
+  float narrow;
+
+  Scalar(double value) : wide(value), narrow(float(value)) {}
+
+  template <class C>
+  __device__ C as() const {
+    if constexpr (sizeof(C) == sizeof(double)) return wide;
+    return narrow;
   }
 };
 
@@ -164,19 +179,20 @@ __device__ void apply(const F& f, const Pack<T, kBytes> (&in)[Inputs],
 
 // --- flat: the index is the offset --------------------------------------------
 
-template <int kBytes, class T, int Inputs, int Outputs, class F>
+// Short, because small tensors take as long as it takes to fetch the first
+// instructions and to get to the first load.
+template <int kBytes, int kUnroll, class T, int Inputs, int Outputs, class F>
 __global__ void __launch_bounds__(kElementwiseThreads)
-    flat_kernel(Pointers<Inputs, Outputs> pointers, int64_t numel, int unroll, F f) {
+    flat_kernel(Pointers<Inputs, Outputs> pointers, uint64_t numel, F f) {
   using P = Pack<T, kBytes>;
-  constexpr int kUnroll = kBytes < kPackBytes ? 1 : unroll_for(kBytes, sizeof(T), Inputs);
-  const int64_t packs = numel / P::kSize;
-  const int64_t first = int64_t(blockIdx.x) * (kElementwiseThreads * unroll) + threadIdx.x;
+  using Index = std::conditional_t<kBytes == kPackBytes, uint64_t, uint32_t>;
+  const Index packs = Index(numel) / P::kSize;
+  const Index first = Index(blockIdx.x) * (kElementwiseThreads * kUnroll) + threadIdx.x;
 
   P in[kUnroll][Inputs];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    const int64_t at = first + u * kElementwiseThreads;
-    if (u > 0 && u >= unroll) break;
+    const Index at = first + u * kElementwiseThreads;
 #pragma unroll
     for (int k = 0; k < Inputs; ++k) {
       if (at < packs) in[u][k] = static_cast<const P*>(pointers.in[k])[at];
@@ -184,8 +200,8 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   }
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    const int64_t at = first + u * kElementwiseThreads;
-    if (at >= packs || (u > 0 && u >= unroll)) break;
+    const Index at = first + u * kElementwiseThreads;
+    if (at >= packs) break;
     P out[Outputs];
     apply(f, in[u], out);
 #pragma unroll
@@ -193,8 +209,9 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   }
 
   // What is left of the last pack: fewer than kSize elements, one per thread.
-  const int64_t tail = packs * P::kSize + threadIdx.x;
-  if (P::kSize > 1 && blockIdx.x == gridDim.x - 1 && tail < numel) {
+  if (P::kSize == 1 || blockIdx.x != gridDim.x - 1) return;
+  const Index tail = packs * P::kSize + threadIdx.x;
+  if (tail < numel) {
     using One = Pack<T, sizeof(T)>;
     One in_one[Inputs], out_one[Outputs];
 #pragma unroll
@@ -311,7 +328,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 // The kernels of one dtype, by address: everything from here on is compiled
 // once per number of operands, not once per dtype and function.
 struct ElementwiseKernels {
-  const void* by_path[4] = {};  // indexed by ElementwiseConfig::Path
+  const void* by_path[ElementwiseConfig::kPaths] = {};  // indexed by ElementwiseConfig::Path
   int element_bytes = 0;
 };
 
@@ -330,8 +347,7 @@ cudaError_t launch_elementwise(Strided<Inputs, Outputs> problem, const Elementwi
   const dim3 blocks(static_cast<unsigned>(config.blocks)), threads(kElementwiseThreads);
   if (is_flat(config.path)) {
     Pointers<Inputs, Outputs> pointers(problem);
-    int unroll = config.unroll;
-    void* arguments[] = {&pointers, &problem.numel, &unroll, f};
+    void* arguments[] = {&pointers, &problem.numel, f};
     return cudaLaunchKernel(kernel, blocks, threads, arguments, 0, stream);
   }
   const bool rows = config.path == ElementwiseConfig::kRows;
@@ -351,13 +367,16 @@ cudaError_t map_cuda(const Strided<Inputs, Outputs>& problem, cudaStream_t strea
     using T = decltype(tag);
     auto f = functor_for(tag);
     using F = decltype(f);
-    auto* flat = flat_kernel<kPackBytes, T, Inputs, Outputs, F>;
-    auto* small = flat_kernel<small_pack_bytes(sizeof(T)), T, Inputs, Outputs, F>;
+    constexpr int kLargeUnroll = unroll_for(kPackBytes, sizeof(T), Inputs);
+    auto* flat = flat_kernel<kPackBytes, 1, T, Inputs, Outputs, F>;
+    auto* small = flat_kernel<small_pack_bytes(sizeof(T)), 1, T, Inputs, Outputs, F>;
+    auto* large = flat_kernel<kPackBytes, kLargeUnroll, T, Inputs, Outputs, F>;
     auto* rows = strided_kernel<kPackBytes, T, Inputs, Outputs, F>;
     auto* points = strided_kernel<sizeof(T), T, Inputs, Outputs, F>;
     const ElementwiseKernels kernels{
         {reinterpret_cast<const void*>(flat), reinterpret_cast<const void*>(small),
-         reinterpret_cast<const void*>(rows), reinterpret_cast<const void*>(points)},
+         reinterpret_cast<const void*>(large), reinterpret_cast<const void*>(rows),
+         reinterpret_cast<const void*>(points)},
         sizeof(T)};
     return launch_elementwise(problem, kernels, &f, stream);
   });

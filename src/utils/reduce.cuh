@@ -102,32 +102,52 @@ __device__ compute_t<T> run_total(const T* data, int64_t n, int at, int threads)
 
 // A result, or a partial one in the type that sums.
 template <class T>
-__device__ void store_sum(const RowSums& p, compute_t<T>* partials, int64_t at, compute_t<T> sum) {
+__device__ void store_sum(void* out, compute_t<T>* partials, int64_t at, compute_t<T> sum) {
   if (partials != nullptr) {
     partials[at] = sum;
   } else {
-    static_cast<T*>(p.out)[at] = from_compute<T>(sum);
+    static_cast<T*>(out)[at] = from_compute<T>(sum);
   }
 }
 
-template <class T>
+// What every thread needs, side by side: each line of parameters is a cache miss
+// for a kernel that has just started.
+struct Runs {
+  const void* data;
+  void* out;
+  void* partials;
+  int64_t n, chunk, step;  // of a row: elements, of a split, to the next row
+  int64_t rows;
+
+  Runs(const RowSums& p, const RowSumsConfig& config, void* partial_sums)
+      : data(p.rows.data),
+        out(p.out),
+        partials(partial_sums),
+        n(p.n),
+        chunk(config.chunk),
+        step(p.rows.strides[0]),
+        rows(p.rows.numel) {}
+};
+
+// kLanes threads a row, a warp or the block; kLine: the rows need not be walked.
+// Known when compiled, for without divisions the first load is near.
+template <class T, int kLanes, bool kLine>
 __global__ void __launch_bounds__(kSumThreads, 4)
-    runs_kernel(const __grid_constant__ RowSums p, const RowSumsConfig config,
-                compute_t<T>* partials) {
+    runs_kernel(const Runs runs, const __grid_constant__ RowSums p) {
   let_next_start();
-  const int lanes = config.lanes, lane = int(threadIdx.x) % lanes;
-  const int64_t split = config.splits > 1 ? blockIdx.x % config.splits : 0;
-  const int64_t block = config.splits > 1 ? blockIdx.x / config.splits : blockIdx.x;
-  const int64_t row = block * (kSumThreads / lanes) + threadIdx.x / lanes;
+  const int lane = int(threadIdx.x % kLanes);
+  const int64_t row = int64_t(blockIdx.x) * (kSumThreads / kLanes) + threadIdx.x / kLanes;
   compute_t<T> sum = 0;
-  if (row < p.rows.numel) {
-    const int64_t first = split * config.chunk, left = p.n - first;
-    const T* data = static_cast<const T*>(p.rows.data) + p.rows.offset_at(row) + first;
-    sum = run_total(data, left < config.chunk ? left : config.chunk, lane, lanes);
+  if (row < runs.rows) {
+    const int64_t first = blockIdx.y * runs.chunk, left = runs.n - first;
+    const int64_t offset = kLine ? row * runs.step : p.rows.offset_at(row);
+    const T* data = static_cast<const T*>(runs.data) + offset + first;
+    sum = run_total(data, left < runs.chunk ? left : runs.chunk, lane, kLanes);
   }
-  sum = lanes > 32 ? block_total(sum) : lanes_total(sum, 32);
-  if (lane == 0 && row < p.rows.numel) {
-    store_sum<T>(p, partials, row * config.splits + split, sum);
+  sum = kLanes > 32 ? block_total(sum) : lanes_total(sum, 32);
+  if (lane == 0 && row < runs.rows) {
+    auto* partials = static_cast<compute_t<T>*>(runs.partials);
+    store_sum<T>(runs.out, partials, row * gridDim.y + blockIdx.y, sum);
   }
 }
 
@@ -141,8 +161,8 @@ __global__ void __launch_bounds__(kSumThreads)
   const int lanes = config.lanes, rows = kSumThreads / lanes;
   const int thread = int(threadIdx.x);
   const int lane = config.along_rows ? thread / rows : thread % lanes;
-  const int64_t split = blockIdx.x % config.splits;
-  const int64_t first_row = blockIdx.x / config.splits * rows;
+  const int64_t split = blockIdx.y;
+  const int64_t first_row = int64_t(blockIdx.x) * rows;
   const int64_t row = first_row + (config.along_rows ? thread % rows : thread / lanes);
   C sum = 0;
   if (row < p.rows.numel) {
@@ -159,7 +179,7 @@ __global__ void __launch_bounds__(kSumThreads)
   for (int k = 0; k < lanes; ++k) {
     sum += shared[config.along_rows ? k * rows + thread : thread * lanes + k];
   }
-  store_sum<T>(p, partials, (first_row + thread) * config.splits + split, sum);
+  store_sum<T>(p.out, partials, (first_row + thread) * config.splits + split, sum);
 }
 
 // out[i] = the sum of `count` partial sums, one block each.
@@ -182,8 +202,17 @@ template <class T>
 cudaError_t launch_partial_sums(const RowSums& p, const RowSumsConfig& config,
                                 compute_t<T>* partials, cudaStream_t stream) {
   if (config.blocks == 0) return cudaSuccess;
-  auto* kernel = config.path == RowSumsConfig::kRuns ? runs_kernel<T> : strided_kernel<T>;
-  kernel<<<unsigned(config.blocks), kSumThreads, 0, stream>>>(p, config, partials);
+  const dim3 blocks(unsigned(config.blocks / config.splits), unsigned(config.splits));
+  if (config.path == RowSumsConfig::kStrided) {
+    strided_kernel<T><<<blocks, kSumThreads, 0, stream>>>(p, config, partials);
+    return cudaGetLastError();
+  }
+  auto* kernel =
+      p.rows.dims <= 1
+          ? (config.lanes == 32 ? runs_kernel<T, 32, true> : runs_kernel<T, kSumThreads, true>)
+      : config.lanes == 32 ? runs_kernel<T, 32, false>
+                           : runs_kernel<T, kSumThreads, false>;
+  kernel<<<blocks, kSumThreads, 0, stream>>>(Runs(p, config, partials), p);
   return cudaGetLastError();
 }
 

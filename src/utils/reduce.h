@@ -39,7 +39,7 @@ inline RowSumsConfig row_sums_config(const RowSums& p) {
     config.path = RowSumsConfig::kStrided;
     config.along_rows = p.rows.dims > 0 && p.rows.strides[0] < p.stride;
     config.lanes = config.along_rows ? kSumThreads / 32 : 32;
-  } else if (bytes < 2048 || (bytes < 32768 && p.rows.numel >= 8 * kSms)) {
+  } else if (bytes <= 4096 || (bytes < 32768 && p.rows.numel >= 8 * kSms)) {
     config.lanes = 32;
   }
   const int64_t rows = kSumThreads / config.lanes;  // of a block
