@@ -199,7 +199,7 @@ def test_reports_that_tests_recorded_come_back(
         CheckEntry("layouts", "cpu", True, count=3),
         CheckEntry("streams", "cuda", None, "no"),
     )
-    reports = [CheckReport("g", entries), CheckReport("f", entries)]
+    reports = [CheckReport("g", entries, "on a GPU"), CheckReport("f", entries, "on a GPU")]
     properties = "".join(
         f"<property name='cuda_ops_report' value={quoteattr(json.dumps(report.as_json()))}/>"
         for report in reports
@@ -210,7 +210,8 @@ def test_reports_that_tests_recorded_come_back(
     )
     assert read_junit(file) == reports[::-1]
     assert main(["report", "--junit", str(file)]) == 0
-    assert "| layouts[cpu] | 3 | 3 |" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert table.startswith("on a GPU.") and "| layouts[cpu] | 3 | 3 |" in table
 
 
 def test_a_report_counts_what_was_not_run() -> None:

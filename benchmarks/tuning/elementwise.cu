@@ -1,5 +1,5 @@
 // How the flat elementwise kernel was tuned: threads per block, accesses per
-// thread, cache hints and the order of tiles, from 1K to 256M elements. Inputs
+// thread and their size, cache hints and the order of tiles, from 1K to 256M elements. Inputs
 // rotate through 6 GiB, so the L2 is cold; launches come from one CUDA graph.
 // Prints microseconds and GB/s of every variant.
 //
@@ -18,17 +18,19 @@ namespace {
 
 constexpr int64_t kArena = int64_t(6) << 30;
 
+template <class Math>
 struct Silu {
   template <class C>
   __device__ C operator()(C x) const {
-    return x * sigmoid<Accurate>(x);
+    return x * sigmoid<Math>(x);
   }
 };
 
+template <class Math>
 struct SiluBackward {
   template <class C>
   __device__ C operator()(C g, C x) const {
-    const C s = sigmoid<Accurate>(x);
+    const C s = sigmoid<Math>(x);
     return g * s * (1 + x * (1 - s));
   }
 };
@@ -93,14 +95,12 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <int kThreads, int kUnroll, int kLoad, int kStore, int kOrder, class T, int Inputs,
-          class F>
-void measure(const char* label, char* arena, int64_t numel, F f) {
-  const int64_t bytes = numel * int64_t(sizeof(T)), packs = bytes / kPackBytes;
-  const int64_t call = bytes * (Inputs + 1);
+// `launch(problem, stream)` starts a variant.
+template <class T, int Inputs, class Launch>
+void measure(const char* label, char* arena, int64_t numel, const char* variant, Launch launch) {
+  const int64_t bytes = numel * int64_t(sizeof(T)), call = bytes * (Inputs + 1);
   const int64_t sets = std::clamp<int64_t>(kArena / call, 1, 64);
   const int calls = numel >= (1 << 26) ? 6 : numel >= (1 << 23) ? 20 : 64;
-  const int64_t tile = kThreads * kUnroll;
   cudaStream_t stream;
   cudaGraph_t graph;
   cudaGraphExec_t captured;
@@ -108,12 +108,11 @@ void measure(const char* label, char* arena, int64_t numel, F f) {
   cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
   for (int i = 0; i < calls; ++i) {
     Strided<Inputs> problem;
+    problem.numel = numel;
     for (int k = 0; k <= Inputs; ++k) {
       problem.operands[k].data = arena + (i % sets) * call + k * bytes;
     }
-    variant_kernel<kThreads, kUnroll, kLoad, kStore, kOrder, T>
-        <<<unsigned((packs + tile - 1) / tile), kThreads, 0, stream>>>(Pointers<Inputs, 1>(problem),
-                                                                       packs, f);
+    launch(problem, stream);
   }
   cudaStreamEndCapture(stream, &graph);
   cudaGraphInstantiate(&captured, graph, 0);
@@ -131,17 +130,46 @@ void measure(const char* label, char* arena, int64_t numel, F f) {
     times.push_back(milliseconds * 1e3f / float(calls));
   }
   std::sort(times.begin(), times.end());
-  std::printf(
-      "%-19s %10lld threads %4d accesses %d load %d store %d order %d %9.2f us %5.0f GB/s\n", label,
-      static_cast<long long>(numel), kThreads, kUnroll, kLoad, kStore, kOrder, times[3],
-      double(call) / times[3] / 1e3);
+  std::printf("%-19s %10lld %s %9.2f us %5.0f GB/s\n", label, static_cast<long long>(numel),
+              variant, times[3], double(call) / times[3] / 1e3);
   cudaGraphExecDestroy(captured);
   cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
 }
 
+template <int kThreads, int kUnroll, int kLoad, int kStore, int kOrder, class T, int Inputs,
+          class F>
+void measure(const char* label, char* arena, int64_t numel, F f) {
+  char variant[80];
+  std::snprintf(variant, sizeof variant, "threads %4d accesses %d load %d store %d order %d",
+                kThreads, kUnroll, kLoad, kStore, kOrder);
+  const int64_t packs = numel * int64_t(sizeof(T)) / kPackBytes, tile = kThreads * kUnroll;
+  measure<T, Inputs>(label, arena, numel, variant, [&](const auto& problem, cudaStream_t stream) {
+    variant_kernel<kThreads, kUnroll, kLoad, kStore, kOrder, T>
+        <<<unsigned((packs + tile - 1) / tile), kThreads, 0, stream>>>(Pointers<Inputs, 1>(problem),
+                                                                       packs, f);
+  });
+}
+
+// The kernel itself, with accesses of so many bytes.
+template <int kBytes, int kUnroll, class T, int Inputs, class F>
+void measure_kernel(const char* label, char* arena, int64_t numel, F f) {
+  char variant[80];
+  std::snprintf(variant, sizeof variant, "flat_kernel, %2d bytes, accesses %d", kBytes, kUnroll);
+  const int64_t tile = kElementwiseThreads * kUnroll * (kBytes / int(sizeof(T)));
+  measure<T, Inputs>(label, arena, numel, variant, [&](const auto& problem, cudaStream_t stream) {
+    flat_kernel<kBytes, kUnroll, T, Inputs, 1>
+        <<<unsigned((numel + tile - 1) / tile), kElementwiseThreads, 0, stream>>>(
+            Pointers<Inputs, 1>(problem), numel, f);
+  });
+}
+
 template <class T, int Inputs, class F>
 void measure_all(const char* label, char* arena, int64_t n, F f) {
+  measure_kernel<4, 1, T, Inputs>(label, arena, n, f);
+  measure_kernel<8, 1, T, Inputs>(label, arena, n, f);
+  measure_kernel<16, 1, T, Inputs>(label, arena, n, f);
+  measure_kernel<16, 2, T, Inputs>(label, arena, n, f);
   measure<128, 1, 0, 0, 0, T, Inputs>(label, arena, n, f);
   measure<128, 2, 0, 0, 0, T, Inputs>(label, arena, n, f);
   measure<128, 4, 0, 0, 0, T, Inputs>(label, arena, n, f);
@@ -169,12 +197,12 @@ int main() {
   char* arena = nullptr;
   cudaMalloc(&arena, kArena);
   cudaMemset(arena, 0x3c, kArena);
-  for (const int shift : {10, 15, 18, 20, 24, 28}) {
+  for (const int shift : {10, 15, 18, 20, 24, 25, 26, 28}) {
     const int64_t n = int64_t(1) << shift;
-    measure_all<float, 1>("silu f32", arena, n, Silu{});
-    measure_all<BFloat16, 1>("silu bf16", arena, n, Silu{});
-    measure_all<float, 2>("silu_backward f32", arena, n, SiluBackward{});
-    measure_all<BFloat16, 2>("silu_backward bf16", arena, n, SiluBackward{});
+    measure_all<float, 1>("silu f32", arena, n, Silu<Accurate>{});
+    measure_all<BFloat16, 1>("silu bf16", arena, n, Silu<Coarse>{});
+    measure_all<float, 2>("silu_backward f32", arena, n, SiluBackward<Accurate>{});
+    measure_all<BFloat16, 2>("silu_backward bf16", arena, n, SiluBackward<Coarse>{});
   }
   const cudaError_t error = cudaDeviceSynchronize();
   if (error != cudaSuccess) std::printf("failed: %s\n", cudaGetErrorString(error));

@@ -18,7 +18,7 @@ from cuda_ops.testing.checks import by_name
 from cuda_ops.testing.child import Worker, arrive, perform
 from cuda_ops.testing.profiles import PROFILES
 from cuda_ops.testing.report import CheckEntry, CheckReport, command, markdown, read_junit
-from cuda_ops.testing.runner import check_op, gpu_name, why_not
+from cuda_ops.testing.runner import check_op, why_not
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Origin, described, find
 
@@ -82,7 +82,7 @@ def _report(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([report.as_json() for report in reports], indent=2))
     else:
-        print(_page(reports, arguments.profile), end="")
+        print(markdown(reports), end="")
     for report in reports:
         for failure in report.failures:
             print(f"{report.op}\n{failure}", file=sys.stderr)
@@ -102,15 +102,6 @@ def _checked(arguments: argparse.Namespace) -> list[CheckReport]:
             print(f"checked {report.op}", file=sys.stderr, flush=True)
             reports.append(report)
     return reports
-
-
-def _page(reports: Sequence[CheckReport], profile: str) -> str:
-    import torch
-
-    return (
-        f"Profile `{profile}`, {gpu_name()}, torch {torch.__version__}. "
-        "Each cell is the number of samples that passed.\n\n" + markdown(reports)
-    )
 
 
 def _sanitize(arguments: argparse.Namespace) -> int:

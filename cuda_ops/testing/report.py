@@ -55,6 +55,8 @@ class CheckReport:
 
     op: str
     entries: tuple[CheckEntry, ...]
+    #: Profile, GPU and version of torch that it was checked with.
+    circumstances: str = ""
 
     @property
     def passed(self) -> bool:
@@ -73,7 +75,8 @@ class CheckReport:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> CheckReport:
-        return cls(value["op"], tuple(CheckEntry(**entry) for entry in value["entries"]))
+        entries = tuple(CheckEntry(**entry) for entry in value["entries"])
+        return cls(value["op"], entries, value["circumstances"])
 
 
 def read_junit(path: Path) -> list[CheckReport]:
@@ -114,14 +117,19 @@ def command(subject: Subject, check: str, device: str, sample: Sample) -> str:
 
 def markdown(reports: Sequence[CheckReport]) -> str:
     """A table operator x check: samples that passed, FAILED, or a dash where it was not run."""
+    circumstances = " and ".join(dict.fromkeys(r.circumstances for r in reports))
     names = list(dict.fromkeys(entry.name for report in reports for entry in report.entries))
     ran = [
         name
         for name in names
         if any(e.name == name and e.passed is not None for r in reports for e in r.entries)
     ]
-    lines = ["| check | " + " | ".join(report.op for report in reports) + " |"]
-    lines.append("|---" * (len(reports) + 1) + "|")
+    lines = [
+        f"{circumstances}. Each cell is the number of samples that passed.",
+        "",
+        "| check | " + " | ".join(report.op for report in reports) + " |",
+        "|---" * (len(reports) + 1) + "|",
+    ]
     for name in ran:
         cells = [_cell(next((e for e in r.entries if e.name == name), None)) for r in reports]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")

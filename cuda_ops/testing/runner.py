@@ -73,7 +73,8 @@ def check_op(
             run = stack.enter_context(Worker(profile.timeout))
         for check, device in planned(checks, devices):
             entries.append(run_check(check, subject, device, profile, run))
-    return CheckReport(subject.name, tuple(entries))
+    circumstances = f"Profile {profile.name}, {_gpu_name()}, torch {torch.__version__}"
+    return CheckReport(subject.name, tuple(entries), circumstances)
 
 
 def planned(checks: Iterable[Check], devices: Sequence[str]) -> list[tuple[Check, str]]:
@@ -180,6 +181,5 @@ def _size(sample: Sample) -> tuple[int, int]:
     return sample.numel, len(repr(sample))
 
 
-def gpu_name() -> str:
-    """For headings: the device that ``cuda`` means here."""
+def _gpu_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
