@@ -10,6 +10,7 @@
 
 #include "early_start.cuh"
 #include "moe.h"
+#include "warp.cuh"
 
 namespace cuda_ops {
 
@@ -27,12 +28,7 @@ __device__ void warp_add_up(int count, int32_t* starts, const Value& value) {
   int32_t own = 0;
 #pragma unroll 4
   for (int i = begin; i < end; ++i) own += value(i);
-  int32_t sum = own;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int32_t left = __shfl_up_sync(~0u, sum, unsigned(step));
-    if (lane >= step) sum += left;
-  }
+  const int32_t sum = sum_up_to_lane(own);
   int32_t start = sum - own;
 #pragma unroll 4
   for (int i = begin; i < end; ++i) {
@@ -57,21 +53,6 @@ __device__ inline void load_bins(const MoeMap& p, int64_t begin, int step, int64
     const int64_t i = begin + step * r;
     bins[r] = i < end ? bin_of(p, i) : int(p.experts) + 1;
   }
-}
-
-// The lanes that have the same bin, of so many bits. Votes: __match_any_sync takes longer
-// the more bins there are among the lanes, 0.2 us for those of 128 experts (H200,
-// 2026-11-21).
-__device__ inline uint32_t lanes_alike(int bin, int bits) {
-  uint32_t alike = ~0u;
-#pragma unroll
-  for (int b = 0; b < kBinBits; ++b) {
-    if (b >= bits) break;
-    const bool one = (bin >> b & 1) != 0;
-    const uint32_t ones = __ballot_sync(~0u, one);
-    alike &= one ? ones : ~ones;
-  }
-  return alike;
 }
 
 __device__ inline int64_t chunk_end(const MoeMap& p, int64_t begin, int64_t chunk) {
@@ -166,7 +147,7 @@ static __global__ void __launch_bounds__(kMapThreads)
 #pragma unroll
     for (int r = 0; r < kMapRounds; ++r) {
       if (r >= rounds) break;
-      const uint32_t alike = lanes_alike(bin[r], bits);
+      const uint32_t alike = lanes_alike<kBinBits>(uint32_t(bin[r]), bits);
       rank[r] = counts[warp][bin[r]] + __popc(alike & ((1u << lane) - 1));
       __syncwarp();
       if (alike >> lane == 1) counts[warp][bin[r]] = rank[r] + 1;  // the last one

@@ -12,6 +12,7 @@
 #include <cuda_runtime.h>
 
 #include "sort_network.cuh"
+#include "warp.cuh"
 
 namespace cuda_ops {
 
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(kRadixThreads)
 // A warp for each row and digit: its counts become the sums of those before.
 constexpr int kScanWarps = 4, kScanItems = 8;
 
-__global__ inline void __launch_bounds__(32 * kScanWarps)
+static __global__ void __launch_bounds__(32 * kScanWarps)
     radix_scan_kernel(uint32_t* counts, uint32_t* totals, int tiles) {
   const int64_t digit = int64_t(blockIdx.x) * kScanWarps + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -104,12 +105,7 @@ __global__ inline void __launch_bounds__(32 * kScanWarps)
     }
 #pragma unroll
     for (int k = 0; k < kScanItems; ++k) sum += items[k];
-    uint32_t up_to = sum;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const uint32_t other = __shfl_up_sync(~0u, up_to, step);
-      if (lane >= step) up_to += other;
-    }
+    const uint32_t up_to = sum_up_to_lane(sum);
     uint32_t running = before + up_to - sum;
 #pragma unroll
     for (int k = 0; k < kScanItems; ++k) {
@@ -126,28 +122,11 @@ __global__ inline void __launch_bounds__(32 * kScanWarps)
 template <class S>
 __device__ S sum_before(S value, S (&sums)[8]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  S up_to = value;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const S other = __shfl_up_sync(~0u, up_to, step);
-    if (lane >= step) up_to += other;
-  }
+  S up_to = sum_up_to_lane(value);
   if (lane == 31 && warp < 8) sums[warp] = up_to;
   __syncthreads();
   for (int w = 0; w < warp && w < 8; ++w) up_to += sums[w];
   return up_to - value;
-}
-
-// Which lanes have the same digit.
-__device__ inline uint32_t same_digit(uint32_t digit) {
-  uint32_t same = ~0u;
-#pragma unroll
-  for (int bit = 0; bit < 8; ++bit) {
-    const bool set = digit >> bit & 1;
-    const uint32_t ballot = __ballot_sync(~0u, set);
-    same &= set ? ballot : ~ballot;
-  }
-  return same;
 }
 
 // How many keys of the warp come before each of this thread, among those with the same
@@ -162,7 +141,7 @@ __device__ void rank_in_warp(uint16_t (&ranks)[kItems], uint16_t (&next)[256],
 #pragma unroll
   for (int r = 0; r < kItems; ++r) {
     const uint32_t digit = digit_of(r);
-    const uint32_t same = same_digit(digit);
+    const uint32_t same = lanes_alike<8>(digit);
     const uint16_t before = next[digit];
     ranks[r] = before + __popc(same & ((1u << lane) - 1));
     __syncwarp();
