@@ -1,16 +1,23 @@
 """Two files become a PyTorch operator.
 
-``cuda_ops.<op>`` is the public function of each operator. Importing this
-package opens no operator library; the first use of an operator does.
+``cuda_ops.<op>`` is the public function of each operator, ``torch.ops.cuda_ops.<op>``
+what the dispatcher calls. Importing this package opens no operator library;
+the first use of an operator does.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
+
+if importlib.util.find_spec("torch") is not None:  # setup.py may come before torch
+    from cuda_ops import namespace
+
+    namespace.install()
 
 
 def __getattr__(name: str) -> Any:
