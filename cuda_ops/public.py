@@ -10,6 +10,7 @@ dispatcher's way.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import textwrap
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cuda_ops.shapes import bind
+from cuda_ops.shapes import bind, refuse
 from cuda_ops.spec import OpSpec
 
 if TYPE_CHECKING:
@@ -83,21 +84,26 @@ def _generate(operator: Operator) -> FunctionType:
         names.update(_helpers(operator))
         plain = " and ".join(f"(type({t}) is _Tensor or type({t}) is _Parameter)" for t in tensors)
         gradient = " or ".join(f"{t}.requires_grad" for t in tensors)
-        autocast = "or _autocast() " if operator.now.autocast is not None else ""
+        autocast = operator.now.autocast is not None
+        on_cuda = f"{tensors[0]}.is_cuda" + (" and not _cuda_autocast()" if autocast else "")
+        on_cpu = f"{tensors[0]}.is_cpu" + (" and not _any_autocast()" if autocast else "")
+        missing = " or ".join(f"{t} is None" for t in tensors)
         # The cheapest questions first; inference mode has no autograd kernel to get past.
         body = textwrap.dedent(f"""\
             if not _tracing():
                 if _inference():
                     return _dispatch({arguments})
-                if not (_modes() or _transformed() or _profiler._is_profiler_enabled {autocast}) \\
+                if not (_modes() or _transformed() or _jit() or _profiler._is_profiler_enabled) \\
                         and {plain}:
                     if ({gradient}) and _grad_enabled():
-                        if {tensors[0]}.is_cpu or {tensors[0]}.is_cuda:
+                        if {on_cuda} or {on_cpu}:
                             return _differentiable({arguments})
-                    elif {tensors[0]}.is_cuda:
+                    elif {on_cuda}:
                         return _redispatch(_CUDA, {arguments})
-                    elif {tensors[0]}.is_cpu:
+                    elif {on_cpu}:
                         return _redispatch(_CPU, {arguments})
+                if {missing}:
+                    _refuse_none({", ".join(tensors)})
             {body}""")
     return _function(op, parameters, body, names, op.doc)
 
@@ -129,13 +135,24 @@ def _helpers(operator: Operator) -> dict[str, Any]:
         "_modes": torch._C._len_torch_dispatch_stack,
         "_transformed": torch._C._are_functorch_transforms_active,
         "_profiler": torch.autograd.profiler,
-        "_autocast": torch._C._is_any_autocast_enabled,
+        "_jit": torch._C._get_tracing_state,
+        # Without an argument it asks of CUDA alone, in half the time.
+        "_cuda_autocast": torch.is_autocast_enabled,
+        "_any_autocast": torch._C._is_any_autocast_enabled,
+        "_refuse_none": functools.partial(_refuse_none, operator.spec),
         "_grad_enabled": torch.is_grad_enabled,
         "_inference": torch.is_inference_mode_enabled,
         "_dispatch": operator.spec.overload._op,
         "_redispatch": redispatch,
         "_differentiable": _differentiable(operator, redispatch),
     }
+
+
+def _refuse_none(op: OpSpec, *tensors: torch.Tensor | None) -> None:
+    """The dispatcher would say that there is no tensor, and not which."""
+    names = (op.argument_names[i] for i in op.tensor_positions)
+    name = next(name for name, tensor in zip(names, tensors, strict=True) if tensor is None)
+    refuse(op, name, "a tensor", "None")
 
 
 def _below_autograd(backend: str, op: OpSpec) -> torch._C.DispatchKeySet:

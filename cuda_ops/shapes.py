@@ -72,23 +72,27 @@ def check_arguments(op: OpSpec, tensors: Sequence[torch.Tensor | None]) -> dict[
     bound: dict[str, Any] = {}
     first: tuple[str, torch.Tensor] | None = None
     for i, tensor in enumerate(tensors):
-        if tensor is None:
-            continue
         name = names[i]
+        if tensor is None:
+            if not str(op.parsed.arguments[op.tensor_positions[i]].type).startswith("Optional"):
+                refuse(op, name, "a tensor", "None")
+            continue
+        if tensor.layout is not torch.strided:
+            refuse(op, name, "a strided tensor", "another layout")
         if first is None:
             first = (name, tensor)
             if op.dtypes and tensor.dtype not in op.dtypes:
                 *most, last = map(dtype_name, op.dtypes)
                 allowed = f"{', '.join(most)} or {last}" if most else last
-                _refuse(op, name, f"dtype {allowed}", dtype_name(tensor.dtype))
+                refuse(op, name, f"dtype {allowed}", dtype_name(tensor.dtype))
         else:
             like, other = first
             if tensor.device != other.device:
                 expected = f"a tensor on {device_name(other.device)} like '{like}'"
-                _refuse(op, name, expected, f"one on {device_name(tensor.device)}")
+                refuse(op, name, expected, f"one on {device_name(tensor.device)}")
             if op.dtypes and tensor.dtype != other.dtype:
                 expected = f"dtype {dtype_name(other.dtype)} like '{like}'"
-                _refuse(op, name, expected, dtype_name(tensor.dtype))
+                refuse(op, name, expected, dtype_name(tensor.dtype))
         bind_dims(op, name, core_dims(op, i), tensor.shape, bound)
     return bound
 
@@ -100,7 +104,7 @@ def bind_dims(
     listed = ", ".join(dims)
     if len(shape) < len(dims):
         expected = f"at least {len(dims)} dims (..., {listed})"
-        _refuse(op, argument, expected, f"shape {shape_name(shape)}")
+        refuse(op, argument, expected, f"shape {shape_name(shape)}")
     for dim, actual in zip(dims, shape[len(shape) - len(dims) :], strict=True):
         expected = f"dim '{dim}' of (..., {listed}) to be"
         factor, name = factor_and_name(dim)
@@ -141,7 +145,7 @@ def _refusal(op: OpSpec, argument: str, expected: str, actual: str) -> str:
     return f"{op.qualname}: argument '{argument}': expected {expected}, got {actual}"
 
 
-def _refuse(op: OpSpec, argument: str, expected: str, actual: str) -> None:
+def refuse(op: OpSpec, argument: str, expected: str, actual: str) -> None:
     raise RuntimeError(_refusal(op, argument, expected, actual))
 
 

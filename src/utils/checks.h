@@ -39,8 +39,10 @@ struct Checks {
     std::array<std::pair<const std::string*, int64_t>, 16> bound;
     size_t bound_count = 0;
     for (size_t i = 0; i < count; ++i) {
-      if (tensors[i] == nullptr || !tensors[i]->defined()) continue;
+      if (tensors[i] == nullptr) continue;  // optional, and not given
       const Tensor& tensor = *tensors[i];
+      if (!tensor.defined()) refuse(op, tensor_names[i], "a tensor", "None");
+      if (!is_strided(tensor)) refuse(op, tensor_names[i], "a strided tensor", "another layout");
       if (first == nullptr) {
         first = &tensor;
         first_index = i;

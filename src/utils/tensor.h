@@ -69,6 +69,13 @@ inline DeviceId device_of(const Tensor& tensor) {
   return device;
 }
 
+// Neither sparse nor in a library's own layout: without strides there is nothing to read.
+inline bool is_strided(const Tensor& tensor) {
+  int32_t layout = 0;
+  detail::check_torch(aoti_torch_get_layout(tensor.get(), &layout), "read a layout");
+  return layout == aoti_torch_layout_strided();
+}
+
 inline std::string name(DeviceId device) {
   if (device.type == aoti_torch_device_type_cpu()) return "cpu";
   const bool cuda = device.type == aoti_torch_device_type_cuda();
