@@ -194,19 +194,27 @@ def _compare(
             if expected == actual or (expected, actual) == ("int", "ScalarType"):
                 continue
             label = f"{what} {names[i]!r}" if what == "argument" else f"return {i}"
+            if expected.rstrip("?[]") not in (*_SCALARS, "ScalarType"):  # torch takes any word
+                known = ", ".join(_SCALARS)
+                raise ManifestError(
+                    f"cuda_ops::{op}: {label} is {expected} in the schema, which no binding can "
+                    f"have; known: {known}, each also with ? or []"
+                )
             raise ManifestError(
                 f"cuda_ops::{op}: {label} is {expected} in the schema ({_cpp(expected)} in C++), "
                 f"but the C++ function for {kernel['key']} has {_cpp(actual)}; change one of them"
             )
 
 
+_SCALARS = {"int": "int64_t", "float": "double", "bool": "bool", "Tensor": "Tensor"}
+
+
 def _cpp(schema: str) -> str:
-    scalar = {"int": "int64_t", "float": "double", "bool": "bool", "Tensor": "Tensor"}
     if schema.endswith("?"):
-        return f"std::optional<{scalar.get(schema[:-1], schema[:-1])}>"
+        return f"std::optional<{_SCALARS.get(schema[:-1], schema[:-1])}>"
     if schema.endswith("[]"):
-        return f"std::vector<{scalar.get(schema[:-2], schema[:-2])}>"
-    return scalar.get(schema, schema)
+        return f"std::vector<{_SCALARS.get(schema[:-2], schema[:-2])}>"
+    return _SCALARS.get(schema, schema)
 
 
 def _signature(op: str, text: str, arguments: list[str], returns: list[str]) -> Signature | None:
