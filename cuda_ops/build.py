@@ -206,7 +206,10 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
     except RuntimeError as error:
         marker.unlink(missing_ok=True)
         (work / "objects.json").unlink(missing_ok=True)
-        raise BuildError(f"{pair.stem}: {explain_failure(pair, str(error))}") from None
+        reason = explain_failure(pair, str(error))
+        with contextlib.suppress(OSError):  # a disk may be full: that is the reason then
+            _failure_note(path).write_text(reason)
+        raise BuildError(f"{pair.stem}: {reason}") from None
     if pair.source_hash() == before:  # else nobody knows which text was compiled
         if (log := work / "nvcc.log").exists():
             shutil.copyfile(log, path.with_suffix(".nvcc.log"))
@@ -216,11 +219,24 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
     marker.unlink(missing_ok=True)
 
 
+def _failure_note(path: Path) -> Path:
+    return path.with_suffix(".failed.txt")
+
+
+def last_failure(pair: Pair) -> str:
+    """Why the pair's present sources did not build here, in any process; empty if they did."""
+    try:
+        return _failure_note(library_path(pair, visible_archs())).read_text()
+    except OSError:
+        return ""
+
+
 def explain_failure(pair: Pair, log: str) -> str:
     """What a failed build's log comes down to."""
     if "No space left on device" in log:
         return f"cannot build in {cache_dir()}: No space left on device"
-    if pair.kind is not Kind.NATIVE and re.search(r"cuda\w*\.h|c10/cuda", failing_lines(log)):
+    cuda_header = re.search(r"cu(da|blas|sparse|solver)\w*\.h|c10/cuda", failing_lines(log))
+    if pair.kind is not Kind.NATIVE and cuda_header:
         return (
             "needs torch's CUDA headers, and this torch is built without CUDA:\n"
             + failing_lines(log, 3)

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,16 @@ from cuda_ops import build as builder
 from cuda_ops import clangd, guests, toolchain
 from cuda_ops.derive import NoGradient
 from cuda_ops.discovery import Kind, Pair
-from cuda_ops.errors import BuildError, CudaOpsError
+from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, PluginError
 from cuda_ops.operator import Operator
 from cuda_ops.registry import registry
 
 
 @dataclass
 class Row:
-    """One line of the table; ``error`` is empty where everything worked."""
+    """One line of the table; ``error`` is empty where everything worked. One that is no operator,
+    a root or a plugin that cannot be used, has nothing else.
+    """
 
     op: str
     built: str = ""
@@ -42,6 +44,8 @@ class Row:
     note: str = ""
     error: str = ""
     warnings: tuple[str, ...] = ()
+    #: With ``--check``: what the checks said, of each operator of the pair.
+    checks: list[dict[str, Any]] = field(default_factory=list)
 
 
 def compile_ops(
@@ -55,18 +59,18 @@ def compile_ops(
     rows sorted by name.
 
     A pair that fails has its error in its row and in ``registry().failures``;
-    the others are usable, and what was loaded of it before goes on serving.
+    the others are usable, and what was loaded of it before goes on serving. So
+    has what forms no operator and, without names, a plugin that cannot be used.
 
     Raises:
-        DiscoveryError: the folders do not form operators.
         BuildError: a name that is no operator.
     """
     pairs = registry().rescan()
-    unknown = [name for name in names if name not in pairs]
+    rows = _unusable(names)
+    unknown = [name for name in names if name not in (*pairs, *(row.op for row in rows))]
     if unknown:
         raise BuildError(f"no operator {', '.join(map(repr, unknown))}; known: {', '.join(pairs)}")
-    chosen = list(names or pairs)
-    rows: list[Row] = []
+    chosen = [name for name in names if name in pairs] if names else list(pairs)
     waiting: list[tuple[builder.Built, Row]] = []
     with ThreadPoolExecutor(toolchain.operators_at_once()) as pool:
 
@@ -104,6 +108,21 @@ def compile_ops(
                 done(ready)
         done([one for one in waiting if _load_or_wait(*one, patient=False)])
     return sorted(rows, key=lambda row: row.op)
+
+
+def _unusable(names: Sequence[str]) -> list[Row]:
+    """What was asked for and is no operator."""
+    errors: dict[str, CudaOpsError] = {}
+    for problem in registry().problems:
+        if not names or (problem.name in names and problem.name not in registry().pairs()):
+            errors[problem.name] = DiscoveryError(problem.text)
+    if not names:
+        for name, text in registry().plugins.problems.items():
+            errors[f"plugin {name}"] = PluginError(text)
+    rows = [Row(name) for name in errors]
+    for row in rows:
+        _fail(row, errors[row.op])
+    return rows
 
 
 def reload(*names: str) -> list[Row]:
@@ -235,25 +254,29 @@ def table(rows: Sequence[Row]) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().parse_intermixed_args(argv)
     console = Console(stderr=arguments.json, highlight=False, soft_wrap=True)
     if arguments.completion:
         print(_completion(arguments.completion))
         return 0
     try:
-        for root in arguments.root:
-            registry().add_root(Path(root))
         if arguments.ops[:1] == ["new"]:
             return _new(arguments, console)
+        for root in arguments.root:
+            registry().add_root(Path(root))
         archs = toolchain.parse_archs(arguments.arch) if arguments.arch else None
         rows = _compile(arguments, archs, console)
+        failed = any(row.error for row in rows)
         if arguments.check:
-            rows_checked = _check(rows, console)
-        failed = any(row.error for row in rows) or (arguments.check and not rows_checked)
-        if arguments.watch:
+            failed |= not _check(rows, console)
+        if arguments.json:
+            print(json.dumps([asdict(row) for row in rows], indent=2, allow_nan=False))
+        if arguments.watch and (
+            watched := [row.op for row in rows if row.op in registry().pairs()]
+        ):
             from cuda_ops.watch import watch
 
-            watch([row.op for row in rows], archs, console)
+            watch(watched, archs, console)
         return int(failed)
     except (CudaOpsError, ValueError) as error:
         console.print(f"[red]error:[/] {escape(str(error))}")
@@ -275,16 +298,12 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
 
         rows = compile_ops(arguments.ops, archs=archs, verbose=arguments.verbose, progress=progress)
     clangd.write(registry().pairs().values(), archs or builder.visible_archs())
-    if arguments.json:
-        print(json.dumps([asdict(row) for row in rows], indent=2, allow_nan=False))
     console.print(table(rows))
     for row in rows:
         if row.error:
             console.print(f"\n[red]{row.op}[/] {escape(row.error)}")
         elif row.warnings and row.built == "built":
             console.print(f"\n[yellow]{row.op}[/] {escape(chr(10).join(row.warnings))}")
-    for name, problem in registry().plugins.problems.items():
-        console.print(f"\n[red]plugin {escape(name)}[/] {escape(problem)}")
     if not torch.cuda.is_available() and any("cuda" in row.devices for row in rows):
         console.print("\nNo GPU here: CUDA kernels were compiled, only CPU kernels were run.")
     return rows
@@ -303,6 +322,7 @@ def _check(rows: Sequence[Row], console: Console) -> bool:
             for name in registry().operators(row.op):
                 report = check_op(name, checks=QUICK, isolate=worker)
                 console.print(str(report), markup=False)
+                row.checks.append(report.as_json())
                 good &= report.passed
     return good
 

@@ -88,58 +88,83 @@ def content_hash(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
+@dataclass(frozen=True, order=True)
+class Problem:
+    """Files that form no operator, or a root that holds none."""
+
+    text: str
+    #: Of the operator that it would have been, or the root.
+    name: str
+
+
 def discover(roots: Iterable[Path]) -> tuple[Pair, ...]:
-    """The operators under ``roots``, sorted by name.
+    """The operators under ``roots``, sorted by name, if nothing else is there.
+
+    Raises:
+        DiscoveryError: with one line per offender; :func:`survey` says which there are.
+    """
+    pairs, problems = survey(roots)
+    if problems:
+        lines = [problem.text for problem in problems]
+        raise DiscoveryError("cannot list operators:\n  " + "\n  ".join(lines))
+    return tuple(pairs.values())
+
+
+def survey(roots: Iterable[Path]) -> tuple[dict[str, Pair], list[Problem]]:
+    """The operators under ``roots`` by name, and what is there and is none.
 
     A root is a folder with ``kernels/*.cu`` and ``bindings/*.cpp``. A ``.cpp``
     alone is an operator composed in C++; a ``.cu`` alone must register itself.
-
-    Raises:
-        DiscoveryError: with one line per offender: a root that does not exist
-            or holds neither folder, a ``.cu`` that nothing binds, a name that is
-            no Python identifier or is taken, one operator in two roots.
+    Problems are a root that does not exist or holds neither folder, a ``.cu``
+    that nothing binds, a name that is no Python identifier or is taken, and one
+    operator in two roots, of which the first counts.
     """
-    problems: list[str] = []
+    problems: list[Problem] = []
     pairs: dict[str, Pair] = {}
     for root in dict.fromkeys(Path(root).resolve() for root in roots):
         for pair in _pairs_in(root, problems):
             first = pairs.setdefault(pair.stem, pair)
             if first is not pair:
-                problems.append(
+                text = (
                     f"{pair.sources[0]}: operator {pair.stem!r} is already defined by "
                     f"{first.sources[0]}; rename one of them"
                 )
-    if problems:
-        raise DiscoveryError("cannot list operators:\n  " + "\n  ".join(sorted(problems)))
-    return tuple(sorted(pairs.values()))
+                problems.append(Problem(text, pair.stem))
+    return dict(sorted(pairs.items())), sorted(problems)
 
 
-def _pairs_in(root: Path, problems: list[str]) -> Iterator[Pair]:
+def root_problem(root: Path) -> str:
+    """Why a folder is no operator root; empty where it is one."""
     if not root.is_dir():
-        problems.append(
-            f"{root}: operator root does not exist; create it or drop it from the roots"
-        )
+        return f"{root}: operator root does not exist; create it or drop it from the roots"
+    if not (root / "kernels").is_dir() and not (root / "bindings").is_dir():
+        return f"{root}: operator root has neither kernels/ nor bindings/; create them"
+    return ""
+
+
+def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
+    if text := root_problem(root):
+        problems.append(Problem(text, str(root)))
         return
     kernels, bindings = root / "kernels", root / "bindings"
-    if not kernels.is_dir() and not bindings.is_dir():
-        problems.append(f"{root}: operator root has neither kernels/ nor bindings/; create them")
-        return
     cu = {path.stem: path for path in sorted(kernels.glob("*.cu"))}
     cpp = {path.stem: path for path in sorted(bindings.glob("*.cpp"))}
     for stem in sorted(cu.keys() | cpp.keys()):
         pair = Pair(stem, root, cpp.get(stem), cu.get(stem))
-        if problem := illegal_name(stem):
-            problems.append(f"{pair.sources[0]}: {problem}")
+        if text := illegal_name(stem):
+            text = f"{pair.sources[0]}: {text}"
         elif pair.binding is None and _kind_of(cu[stem]) is None:
-            problems.append(
+            text = (
                 f"{cu[stem]}: nothing binds this kernel; write {bindings / (stem + '.cpp')} or "
                 "register it in the file itself (PYBIND11_MODULE or TORCH_LIBRARY)"
             )
         elif pair.binding and all(_kind_of(path) is None for path in pair.sources):
-            problems.append(
+            text = (
                 f"{pair.binding}: registers nothing; add CUDA_OPS(library) {{ ... }} "
                 "(see docs/binding.md), PYBIND11_MODULE or TORCH_LIBRARY"
             )
+        if text:
+            problems.append(Problem(text, stem))
         else:
             yield pair
 

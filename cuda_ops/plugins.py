@@ -145,13 +145,16 @@ class Plugins:
         return sorted(Path(file) for file in files if file)
 
     def roots(self) -> list[Path]:
-        """Operator roots of the installed plugins."""
+        """Operator roots of the installed plugins; one that raises is in :attr:`problems`."""
         found: list[Path] = []
         for name, plugin in self._manager.list_name_plugin():
             if plugin is None:
                 continue
-            for answer in self._call("cuda_ops_roots", plugin, name):
-                found.extend(Path(root) for root in answer)
+            try:
+                for answer in self._call("cuda_ops_roots", plugin, name):
+                    found.extend(Path(root) for root in answer)
+            except PluginError as error:
+                self.problems[name] = str(error)
         return found
 
     def ask(self, hook: str, op: OpSpec) -> Any:

@@ -20,8 +20,16 @@ import torch
 
 from cuda_ops import build as builder
 from cuda_ops import guests
-from cuda_ops.discovery import BUILTIN_ROOT, Kind, Pair, content_hash, discover
-from cuda_ops.errors import BuildError, CudaOpsError, ManifestError
+from cuda_ops.discovery import (
+    BUILTIN_ROOT,
+    Kind,
+    Pair,
+    Problem,
+    content_hash,
+    root_problem,
+    survey,
+)
+from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, ManifestError
 from cuda_ops.library import Library, open_library
 from cuda_ops.operator import Operator, redefining
 from cuda_ops.plugins import Plugins, plugin_file
@@ -41,6 +49,9 @@ class Registry:
         self._libraries: dict[str, Path] = {}
         self._texts: dict[str, str] = {}
         self._loading: list[str] = []
+        self._loader: int | None = None
+        #: What lies in the roots and is no operator; it costs only itself.
+        self.problems: list[Problem] = []
         #: Why a pair cannot be used, by stem; the text of the error that its use raises.
         self.failures: dict[str, CudaOpsError] = {}
 
@@ -55,11 +66,17 @@ class Registry:
 
     def rescan(self) -> dict[str, Pair]:
         roots = [BUILTIN_ROOT, *self.plugins.roots(), *self._extra_roots]
-        self._pairs = {pair.stem: pair for pair in discover(roots)}
+        self._pairs, self.problems = survey(roots)
         return self._pairs
 
     def add_root(self, root: Path) -> None:
-        """List the operators of one more folder too."""
+        """List the operators of one more folder too.
+
+        Raises:
+            DiscoveryError: it does not exist, or holds neither kernels/ nor bindings/.
+        """
+        if text := root_problem(root.resolve()):
+            raise DiscoveryError(text)
         if root.resolve() not in [r.resolve() for r in self._extra_roots]:
             self._extra_roots.append(root)
             self._pairs = None
@@ -79,7 +96,10 @@ class Registry:
             return self._guests[name]
         stem = self._stem_of(name)
         if stem is None:
-            raise AttributeError(f"module 'cuda_ops' has no operator {name!r}")
+            self._refuse_unfinished(name)
+            unusable = "; ".join(self.plugins.problems.values())
+            hint = f"; what could not be used: {unusable}" if unusable else ""
+            raise AttributeError(f"module 'cuda_ops' has no operator {name!r}{hint}")
         self.load(stem)
         if stem in self._guests:
             return self._guests[stem]
@@ -97,6 +117,16 @@ class Registry:
         """The operator, if its library is open."""
         return self._operators.get(name)
 
+    def _refuse_unfinished(self, name: str) -> None:
+        for problem in self.problems:
+            if problem.name == name and name not in self.pairs():
+                raise DiscoveryError(problem.text)
+
+    @property
+    def loading(self) -> bool:
+        """Whether this thread is in the middle of :meth:`load`."""
+        return self._loader == threading.get_ident()
+
     def _stem_of(self, name: str) -> str | None:
         """``silu_backward`` is in the pair ``silu``; the longest stem that fits wins."""
         fitting = [s for s in self.pairs() if name == s or name.startswith(f"{s}_")]
@@ -113,31 +143,40 @@ class Registry:
 
         Raises:
             BuildError: nothing is built for this pair or one that it calls, or its build failed.
+            DiscoveryError: there are files of that name, and they form no operator.
             ManifestError: the library contradicts itself or was refused.
             PluginError: a plugin of this operator failed.
         """
         with self._lock:
-            pair = self.pairs().get(stem)
-            if pair is None:
-                raise BuildError(f"no operator {stem!r}; known: {', '.join(self.pairs())}")
-            if library is None and stem in self.failures and stem not in self._stems:
-                raise self.failures[stem]
-            path = library or self._best_library(pair)
-            if pair.kind is not Kind.NATIVE:
-                self._guests[stem] = guests.load(pair, path)
-                self._libraries[stem] = path
-                return
-            opened = open_library(path, stem)
-            if library is None and opened.source_hash not in ("", pair.source_hash()):
-                warnings.warn(
-                    f"cuda_ops.{stem}: its sources changed since it was built; "
-                    "run python compile_dev.py",
-                    stacklevel=4,
-                )
-            self._load_called(opened)
-            self._swap(pair, opened)
+            outer, self._loader = self._loader, threading.get_ident()
+            try:
+                self._load(stem, library)
+            finally:
+                self._loader = outer
+
+    def _load(self, stem: str, library: Path | None) -> None:
+        pair = self.pairs().get(stem)
+        if pair is None:
+            self._refuse_unfinished(stem)
+            raise BuildError(f"no operator {stem!r}; known: {', '.join(self.pairs())}")
+        if library is None and stem in self.failures and stem not in self._stems:
+            raise self.failures[stem]
+        path = library or self._best_library(pair)
+        if pair.kind is not Kind.NATIVE:
+            self._guests[stem] = guests.load(pair, path)
             self._libraries[stem] = path
-            self.failures.pop(stem, None)
+            return
+        opened = open_library(path, stem)
+        if library is None and opened.source_hash not in ("", pair.source_hash()):
+            warnings.warn(
+                f"cuda_ops.{stem}: its sources changed since it was built; "
+                "run python compile_dev.py",
+                stacklevel=5,
+            )
+        self._load_called(opened)
+        self._swap(pair, opened)
+        self._libraries[stem] = path
+        self.failures.pop(stem, None)
 
     def _load_called(self, library: Library) -> None:
         """The dispatcher must know what this library's functions call."""
@@ -182,9 +221,10 @@ class Registry:
             return built
         if pair.prebuilt.exists():
             return pair.prebuilt
+        last = builder.last_failure(pair)
         raise BuildError(
             f"cuda_ops.{pair.stem} is not built: run python compile_dev.py {pair.stem} "
-            "or pip install -e ."
+            "or pip install -e ." + (f"\nIts last build failed: {last}" if last else "")
         )
 
     def _swap(self, pair: Pair, library: Library) -> None:

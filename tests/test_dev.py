@@ -15,9 +15,9 @@ import torch
 from conftest import ScratchOp
 
 import cuda_ops
-from cuda_ops.dev import CompiledOps, compile_ops, compiled_ops, main, reload
+from cuda_ops.dev import CompiledOps, _unusable, compile_ops, compiled_ops, main, reload
 from cuda_ops.errors import BuildError, DiscoveryError
-from cuda_ops.registry import registry
+from cuda_ops.registry import Registry, registry
 from cuda_ops.scaffold import new_pair
 
 REPO = Path(__file__).resolve().parent.parent
@@ -178,7 +178,7 @@ def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
         report = checked.stdout.split(f"\n{name}\n")[1].partition(" not run\n")[0]
         assert re.search(r"ok +reference\[cpu\]: \d+ samples", report)
         assert re.search(r"ok +compile_dynamic\[cpu\]", report)
-    assert main([*root, "new", "swish_clip"]) == 1
+    assert main(["new", *root, "swish_clip"]) == 1
     error = r"error: .*swish_clip.cpp exists already; choose another name"
     assert re.search(error, capsys.readouterr().out)
 
@@ -249,6 +249,39 @@ def test_compiled_ops_builds_on_first_use(scratch_op: ScratchOp) -> None:
     assert (row.op, row.built, row.error) == (scratch_op.name, "built", "")
     assert row.max_error is not None and math.isfinite(row.max_error)
     assert torch.equal(function(X), X * 5)
+
+
+def test_what_is_unfinished_costs_only_itself(scratch_op: ScratchOp, scratch_root: Path) -> None:
+    scratch_op.write("v * 2")
+    kernel = scratch_root / "kernels" / "unfinished.cu"
+    kernel.write_text("// to be bound")
+    try:
+        rows = {row.op: row.error for row in compile_ops([scratch_op.name, "unfinished"])}
+        assert rows[scratch_op.name] == ""
+        assert f"{kernel}: nothing binds this kernel" in rows["unfinished"]
+        with pytest.raises(DiscoveryError, match="nothing binds this kernel"):
+            _ = cuda_ops.unfinished
+        assert [row.op for row in compile_ops([scratch_op.name])] == [scratch_op.name]
+    finally:
+        kernel.unlink()
+
+
+def test_a_plugin_that_cannot_be_used_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry().plugins.problems, "theirs", "no such driver")
+    assert [(row.op, row.error) for row in _unusable([])] == [("plugin theirs", "no such driver")]
+    assert _unusable(["silu"]) == []
+    with pytest.raises(AttributeError, match=r"no operator 'their_op'; .*no such driver"):
+        _ = cuda_ops.their_op
+
+
+def test_another_process_knows_why_it_is_not_built(
+    scratch_op: ScratchOp, scratch_root: Path
+) -> None:
+    scratch_op.write("v * undeclared")
+    with pytest.raises(BuildError, match="undeclared"):
+        reload(scratch_op.name)
+    with pytest.raises(BuildError, match=r"(?s)is not built: .*last build failed: .*undeclared"):
+        Registry([scratch_root]).public(scratch_op.name)
 
 
 def test_reload_raises_what_went_wrong_and_the_old_code_serves(scratch_op: ScratchOp) -> None:

@@ -14,6 +14,7 @@ from cuda_ops.discovery import (
     content_hash,
     discover,
     files_of,
+    survey,
 )
 from cuda_ops.errors import DiscoveryError
 
@@ -162,6 +163,14 @@ def test_every_offender_is_named_at_once(tmp_path: Path) -> None:
     lines = problem(root, tmp_path / "nowhere").splitlines()
     assert len(lines) == 4
     assert lines[1:] == sorted(lines[1:])
+
+
+def test_offenders_cost_only_themselves(tmp_path: Path) -> None:
+    first = write(tmp_path / "first", {"bindings/a.cpp": NATIVE, "kernels/wip.cu": KERNEL})
+    second = write(tmp_path / "second", {"bindings/a.cpp": NATIVE, "bindings/b.cpp": NATIVE})
+    pairs, problems = survey([first, tmp_path / "nowhere", second])
+    assert list(pairs) == ["a", "b"] and pairs["a"].root == first
+    assert {problem.name for problem in problems} == {"a", "wip", str(tmp_path / "nowhere")}
 
 
 # --- which files an operator is made of -------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -180,12 +182,19 @@ CUDA_OPS(library) {{
 """
 
 
+@pytest.mark.parametrize("schema", ["flaot", "str"])
+def test_a_type_that_no_binding_can_have_is_named(schema: str) -> None:
+    text = f"planned(Tensor x, {schema} s) -> Tensor"
+    with pytest.raises(ManifestError, match=f"'s' is {schema} in the schema, which no binding"):
+        validated(entry(text, arguments=["Tensor", "float"]))
+
+
 def test_one_function_for_two_operators_is_refused(scratch_op: ScratchOp) -> None:
     scratch_op.binding.write_text(_SHARED.format(op=scratch_op.name))
     name = scratch_op.name
     with pytest.raises(ManifestError, match=rf"{name}_twin: its CPU function also serves '{name}'"):
         scratch_op.reload()
-    with pytest.raises(AttributeError):
+    with pytest.raises(ManifestError, match="also serves"):
         getattr(torch.ops.cuda_ops, name)
 
 
@@ -210,7 +219,7 @@ def test_types_and_counts_of_real_functions_are_compared(scratch_op: ScratchOp) 
 
 @pytest.fixture(scope="module")
 def shipped() -> None:
-    for row in compile_ops(["silu", "matmul", "silu_and_mul"]):
+    for row in compile_ops(["silu", "matmul", "silu_and_mul", "add"]):
         assert not row.error, row.error
 
 
@@ -252,8 +261,49 @@ def test_arguments_that_do_not_fit_are_named(
 @pytest.mark.parametrize("wrong", [3.0, None, [1.0], "x"])
 def test_what_is_no_tensor_is_refused(wrong: Any) -> None:
     for function in (cuda_ops.silu, torch.ops.cuda_ops.silu):
-        with pytest.raises((TypeError, RuntimeError), match=r"(?s)silu.*Tensor"):
+        with pytest.raises((TypeError, RuntimeError), match=r"(?si)silu.*tensor"):
             function(wrong)
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize(("arguments", "name"), [((X, None), "b"), ((None, X), "a")])
+def test_a_tensor_that_is_none_is_named(arguments: Any, name: str) -> None:
+    for add in (cuda_ops.add, torch.ops.cuda_ops.add):
+        with pytest.raises(RuntimeError, match=f"add: argument '{name}': expected a tensor, got N"):
+            add(*arguments)
+
+
+@pytest.mark.usefixtures("shipped")
+def test_sparse_tensors_are_refused() -> None:
+    for arguments, name in (((X.to_sparse(), X), "a"), ((X, X.to_sparse()), "b")):
+        with pytest.raises(RuntimeError, match=f"argument '{name}': expected a strided tensor"):
+            cuda_ops.add(*arguments)
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_function_calls_the_operator() -> None:
+    traced = torch.jit.trace(lambda x: cuda_ops.silu(x) + x, torch.zeros(2))
+    torch.testing.assert_close(traced(X), torch.nn.functional.silu(X) + X)
+
+
+@pytest.mark.usefixtures("shipped")
+def test_the_dispatcher_s_name_loads_the_operator_too(tmp_path: Path) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            doubled: torch.Tensor = cuda_ops.add(x, x)
+            return doubled
+
+    torch.export.save(torch.export.export(Model(), (X,)), tmp_path / "model.pt2")
+    program = f"""
+import torch, cuda_ops
+print(torch.export.load({str(tmp_path / "model.pt2")!r}).module()(torch.ones(2)).tolist())
+print(torch.ops.cuda_ops.silu(torch.zeros(1)).item())
+print(torch.compile(lambda x: torch.ops.cuda_ops.matmul(x, x), fullgraph=True, backend="eager")(
+    torch.ones(1, 1)).item(), hasattr(torch.ops.cuda_ops, "no_such_op"))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["[2.0, 2.0]", "0.0", "1.0 False"], done.stderr
 
 
 @pytest.mark.usefixtures("shipped")

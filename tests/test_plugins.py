@@ -173,8 +173,8 @@ def test_a_plugin_that_raises_where_folders_are_listed_is_named(plugins: Plugins
         raise OSError("disk gone")
 
     plugins.add(plugin(cuda_ops_roots=cuda_ops_roots), "guest")
-    with pytest.raises(PluginError, match=r"'guest', hook cuda_ops_roots.*disk gone"):
-        plugins.roots()
+    assert plugins.roots() == []
+    assert re.search(r"'guest', hook cuda_ops_roots.*disk gone", plugins.problems["guest"])
 
 
 # --- order -----------------------------------------------------------------------------
