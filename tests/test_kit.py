@@ -23,15 +23,15 @@ from cuda_ops.registry import registry
 from cuda_ops.spec import Claims
 from cuda_ops.testing import CHECKS, EPSILONS, PROFILES, Sample, TensorArg, check_op, describe
 from cuda_ops.testing.__main__ import main, parse_line
-from cuda_ops.testing.case import NotRunError
+from cuda_ops.testing.case import Case, NotRunError
 from cuda_ops.testing.checks import QUICK, by_name
 from cuda_ops.testing.checks.abi import runs_on, undefined_symbols
-from cuda_ops.testing.child import CHILD
+from cuda_ops.testing.child import CHILD, Worker, arrive
 from cuda_ops.testing.compare import errors
 from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.report import CheckEntry, CheckReport, markdown, read_junit
 from cuda_ops.testing.sanitizer import Finding, Known, Run, judge, parse, read_ledger
-from cuda_ops.testing.subject import find
+from cuda_ops.testing.subject import Origin, find
 from cuda_ops.testing.watchdog import announced
 
 REPO = Path(__file__).resolve().parent.parent
@@ -171,6 +171,40 @@ def test_an_operator_can_be_checked_by_name_in_a_process_of_its_own() -> None:
     assert report.passed and report.entries[0].count == PROFILES["quick"].examples
     with pytest.raises(CudaOpsError, match="no operator 'sillu'"):
         check_op("sillu")
+
+
+TALKATIVE = """
+import os, time, torch
+from cuda_ops.testing import describe
+
+@torch.library.custom_op("talkative::{name}", mutates_args=())
+def {name}(x: torch.Tensor) -> torch.Tensor:
+    print(*range(100), sep="\\n", flush=True)
+    {end}
+
+describe("talkative::{name}", "()->()", reference=torch.clone, differentiable=False)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "said"),
+    [
+        ("hang", "time.sleep(60)", "its stack"),
+        ("crash", "os.abort()", "Fatal Python error: Aborted"),
+        ("leave", "print('no licence', flush=True); os._exit(3)", "no licence"),
+    ],
+)
+def test_last_words_are_not_lost_among_what_an_operator_prints(
+    name: str, end: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / f"talkative_{name}.py"
+    file.write_text(TALKATIVE.format(name=name, end=end))
+    arrive(Origin(file=str(file)))
+    with Worker(8.0 if name == "hang" else 60.0) as worker:
+        case = Case(find(f"talkative::{name}"), "cpu", Sample((TensorArg((2,)),)))
+        outcome = worker(by_name("reference"), case)
+    assert outcome.fatal and said in outcome.detail
+    assert "numerics.py" in outcome.detail or name == "leave"
 
 
 def test_checks_at_the_top_of_a_describing_file_are_refused(

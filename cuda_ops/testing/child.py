@@ -28,6 +28,9 @@ from cuda_ops.testing.subject import Origin, Subject, find
 
 #: Lines of a crashed or hung process's last words that are worth showing.
 _LAST_WORDS = 16
+#: What faulthandler says first of a process that dies, and of a thread.
+_DEATH = "Fatal Python error"
+_THREAD = ("Thread 0x", "Current thread 0x")
 _START_TIMEOUT = 300.0
 #: Set in the environment of the processes that run cases.
 CHILD = "CUDA_OPS_TESTING_CHILD"
@@ -112,6 +115,7 @@ class Worker:
             what = f"the process died of {_cause(process.wait(0.5))}; its last words"
         except subprocess.TimeoutExpired:
             hung = True
+            start = words.seek(0, os.SEEK_END)  # what the operator printed is no stack
             process.send_signal(signal.SIGUSR1)  # faulthandler prints the stack
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
@@ -119,7 +123,7 @@ class Worker:
         words.seek(start)
         said = words.read().decode(errors="replace").strip().splitlines()
         self.close()
-        lines = "\n".join(f"  {line}" for line in said[:_LAST_WORDS])
+        lines = "\n".join(f"  {line}" for line in _telling(said, _THREAD if hung else _DEATH))
         return Outcome("failed", f"{case.subject.name}: {what}:\n{lines}", True, hung)
 
     def close(self) -> None:
@@ -136,7 +140,8 @@ class Worker:
     def _started(self) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
         if self._process is None or self._process.poll() is not None:
             self.close()
-            self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+            # Appending, since both processes move the one position of this file.
+            self._words = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed with the process
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "cuda_ops.testing.child"],
                 stdin=subprocess.PIPE,
@@ -179,6 +184,12 @@ def _environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
         "GLIBC_TUNABLES": ":".join(filter(None, tunables)),
     }
+
+
+def _telling(said: list[str], head: str | tuple[str, ...]) -> list[str]:
+    """The lines from the last ``head`` of faulthandler on, past what the operator printed."""
+    heads = [i for i, line in enumerate(said) if line.startswith(head)]
+    return said[heads[-1] :][:_LAST_WORDS] if heads else said[-_LAST_WORDS:]
 
 
 def _cause(status: int) -> str:
