@@ -207,6 +207,38 @@ def test_last_words_are_not_lost_among_what_an_operator_prints(
     assert "numerics.py" in outcome.detail or name == "leave"
 
 
+def test_an_operator_may_be_described_in_a_module_of_a_package(tmp_path: Path) -> None:
+    folder = tmp_path / "packaged" / "ops"
+    folder.mkdir(parents=True)
+    for package in (folder.parent, folder):
+        (package / "__init__.py").touch()
+    (folder.parent / "doubled.py").write_text("def double(x):\n    return x * 2\n")
+    source = TALKATIVE.format(name="packaged", end="return double(x)")
+    source = source.replace("torch.clone", "double")
+    (folder / "double.py").write_text(f"from ..doubled import double\n{source}")
+    arrive(Origin(file=str(folder / "double.py")))
+    report = check_op("talkative::packaged", checks=[by_name("layouts")], devices=["cpu"])
+    assert report.passed, report
+
+
+def test_a_file_that_fails_fails_again(tmp_path: Path) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text("raise OSError('no licence')\n")
+    for _ in range(2):
+        with pytest.raises(OSError, match="no licence"):
+            arrive(Origin(file=str(file)))
+    with pytest.raises(ValueError, match=r"missing\.py is not a Python file"):
+        arrive(Origin(file=str(tmp_path / "missing.py")))
+
+
+def test_what_no_file_describes_is_checked_in_this_process_alone() -> None:
+    exec(TALKATIVE.format(name="notebook", end="return x.clone()"), {"__name__": "__main__"})
+    with pytest.raises(CudaOpsError, match="talkative::notebook is described outside of any file"):
+        check_op("talkative::notebook")
+    few = [by_name("layouts")]
+    assert check_op("talkative::notebook", checks=few, devices=["cpu"], isolate=False).passed
+
+
 def test_checks_at_the_top_of_a_describing_file_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import importlib.util
 import json
 import os
@@ -17,7 +18,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import IO, Any, Literal
 
 import torch
@@ -200,21 +201,49 @@ def _cause(status: int) -> str:
 
 
 def arrive(origin: Origin) -> None:
-    """Make the operators of an origin known to this process."""
+    """Make the operators of an origin known to this process.
+
+    Raises:
+        ValueError: its file is none that Python can run.
+    """
     from cuda_ops.registry import registry
 
     for root in origin.roots:
         registry().add_root(Path(root))
     if origin.file and origin.file not in _ran:
-        spec = importlib.util.spec_from_file_location(Path(origin.file).stem, origin.file)
-        if spec is None or spec.loader is None:
-            raise ValueError(f"{origin.file} is not a Python file")
-        module = importlib.util.module_from_spec(spec)
-        _ran[origin.file] = sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
+        _ran[origin.file] = _run(Path(origin.file))
 
 
-_ran: dict[str, Any] = {}
+_ran: dict[str, ModuleType] = {}
+
+
+def _run(file: Path) -> ModuleType:
+    """The module in a file; one of a package by its full name, since it may import relatively."""
+    if file.suffix != ".py" or not file.is_file():
+        raise ValueError(f"{file} is not a Python file")
+    file = file.resolve()
+    root = file.parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    name = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    if root != file.parent:
+        return _imported(name, root, file)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _imported(name: str, root: Path, file: Path) -> ModuleType:
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    module = importlib.import_module(name)
+    if Path(module.__file__ or "").resolve() != file:
+        raise ValueError(f"{file}: {name} is imported from {module.__file__} instead")
+    return module
+
+
 _subjects: dict[tuple[str, Origin], Subject] = {}
 
 
