@@ -394,11 +394,40 @@ def test_collection_fails_for_an_operator_that_nothing_compares(tmp_path: Path) 
     assert "kit_untold: no samples: give a signature line" in done.stdout
 
 
-def test_the_plugin_refuses_what_it_does_not_know(tmp_path: Path) -> None:
-    done = run_pytest("--cuda-ops", "sillu", cwd=tmp_path)
-    assert done.returncode != 0 and "no operator 'sillu'" in done.stdout + done.stderr
-    done = run_pytest("--cuda-ops", "silu", "--cuda-ops-profile", "weekly", cwd=tmp_path)
-    assert done.returncode != 0 and "known are quick, ci, dev, nightly" in done.stdout + done.stderr
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["sillu"], "no operator 'sillu'; known: "),
+        (["silu", "--cuda-ops-profile", "weekly"], "known are quick, ci, dev, nightly"),
+        (["silu", "--cuda-ops-file", "missing.py"], "missing.py is not a Python file"),
+        (["silu", "--cuda-ops-file", "failing.py", "-n", "2"], 'failing.py", line 2'),
+    ],
+)
+def test_the_plugin_refuses_what_it_does_not_know(
+    options: list[str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "failing.py").write_text("\nraise OSError\n")
+    done = run_pytest("--cuda-ops", *options, cwd=tmp_path)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert done.stderr.startswith("ERROR: ") and said in done.stderr
+
+
+def test_lines_of_described_operators_are_replayed_and_malformed_ones_refused(
+    tmp_path: Path,
+) -> None:
+    lines = "# once wrong\n\ngood::relu::layouts[cpu] Sample((TensorArg((2,)),))\n"
+    (tmp_path / "pytest.ini").write_text("[pytest]\ncuda_ops_regressions = lines.txt\n")
+    good = str(REPO / "tests" / "good_ops.py")
+    settings = ("-c", str(tmp_path / "pytest.ini"), "-v", "-k", "regression")
+    options = ("--cuda-ops", "good::relu", "--cuda-ops-file", good, *settings)
+    (tmp_path / "lines.txt").write_text(lines)
+    done = run_pytest(*options, cwd=tmp_path)
+    assert re.search(r"regression::3 PASSED", done.stdout), done.stdout
+    for wrong, said in (("silu layouts", "expected OP::"), ("silu::no[cpu]", "no check 'no'")):
+        (tmp_path / "lines.txt").write_text(f"{lines}{wrong}\n")
+        done = run_pytest(*options, cwd=tmp_path)
+        assert done.returncode == pytest.ExitCode.USAGE_ERROR
+        assert "lines.txt:4: " in done.stderr and said in done.stderr
 
 
 @pytest.fixture
