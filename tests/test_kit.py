@@ -61,6 +61,17 @@ def test_what_is_no_sample_is_refused(line: str) -> None:
         Sample.parse(line)
 
 
+def test_one_argument_without_its_comma_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no tuple; one alone needs a comma, Sample\(\(x,\)\)"):
+        Sample.parse('Sample((TensorArg((2,), layout="stepped")))')
+
+
+def test_the_line_in_the_document_can_be_replayed() -> None:
+    text = (REPO / "docs" / "testing.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"reproduce: .* replay '(.*)'", text)
+    assert parse_line(line)[3] == Sample((TensorArg((2,), layout="stepped"),))
+
+
 def test_a_line_names_operator_check_device_and_sample() -> None:
     line = "good::exp::layouts[cuda:1] Sample((TensorArg((3,)),))"
     assert parse_line(line) == ("good::exp", "layouts", "cuda:1", Sample((TensorArg((3,)),)))
