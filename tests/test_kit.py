@@ -21,7 +21,16 @@ from cuda_ops.build import build
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.registry import registry
 from cuda_ops.spec import Claims
-from cuda_ops.testing import CHECKS, EPSILONS, PROFILES, Sample, TensorArg, check_op, describe
+from cuda_ops.testing import (
+    CHECKS,
+    EPSILONS,
+    PROFILES,
+    Sample,
+    TensorArg,
+    check_op,
+    describe,
+    sanitizer,
+)
 from cuda_ops.testing.__main__ import main, parse_line
 from cuda_ops.testing.case import Case, NotRunError
 from cuda_ops.testing.checks import QUICK, by_name
@@ -31,7 +40,7 @@ from cuda_ops.testing.compare import errors
 from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.report import CheckEntry, CheckReport, markdown, read_junit
 from cuda_ops.testing.sanitizer import Finding, Known, Run, judge, parse, read_ledger
-from cuda_ops.testing.subject import Origin, find
+from cuda_ops.testing.subject import Origin, Subject, find
 from cuda_ops.testing.watchdog import announced
 
 REPO = Path(__file__).resolve().parent.parent
@@ -360,6 +369,36 @@ def test_the_ledger_excuses_findings_and_expires(tmp_path: Path) -> None:
 def test_without_a_gpu_the_sanitizer_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sanitize", "silu"]) == 2
     assert "compute-sanitizer was not run: no CUDA device" in capsys.readouterr().err
+
+
+@pytest.fixture
+def stand_in_for_the_sanitizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU and the tools, as far as an operator without a CUDA kernel sees of them."""
+    monkeypatch.setattr(sanitizer, "why_not", lambda: "")
+    monkeypatch.setattr(Subject, "why_not", lambda subject, device: "no CUDA kernel in this build")
+
+
+@pytest.mark.usefixtures("stand_in_for_the_sanitizer")
+def test_the_sanitizer_says_which_operators_have_no_cuda_kernel(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["sanitize", "silu", "--tool", "memcheck"]) == 0
+    said = capsys.readouterr().out
+    assert "not run silu: no CUDA kernel in this build" in said
+    assert "memcheck on 0 operators: 0 findings" in said
+
+
+def test_the_plugin_skips_the_sanitizer_where_nothing_runs_on_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "gpu.py").write_text(
+        "from cuda_ops.testing import sanitizer\n"
+        "from cuda_ops.testing.subject import Subject\n"
+        "sanitizer.why_not = lambda: ''\n"
+        "Subject.why_not = lambda subject, device: 'no CUDA kernel in this build'\n"
+    )
+    options = ("--cuda-ops", "silu", "--sanitize", "--cuda-ops-file", "gpu.py", "-rs")
+    done = run_pytest(*options, cwd=tmp_path)
+    assert done.returncode == 0 and "4 skipped" in done.stdout, done.stdout
+    assert "silu: no CUDA kernel in this build" in done.stdout
 
 
 # --- pytest --cuda-ops -------------------------------------------------------------------------
