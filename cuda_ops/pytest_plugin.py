@@ -6,6 +6,7 @@ run of an environment where cuda_ops is installed.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -44,6 +45,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.args = [str(_ANCHOR)]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before pytest-xdist starts processes: what is wrong with the call is said once."""
+    config = session.config
+    if config.getoption("--cuda-ops"):
+        _profile(config)
+        names = _chosen(config)
+        config.stash[_PLAN] = names, _regressions(config, names)
+
+
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     if file_path == _ANCHOR and parent.config.getoption("--cuda-ops"):
         collected: pytest.Collector = _Operators.from_parent(parent, path=file_path, nodeid="")
@@ -59,7 +70,7 @@ class _Operators(pytest.File):
         from cuda_ops.testing.runner import planned, visible_devices
         from cuda_ops.testing.subject import find
 
-        names = _chosen(self.config)
+        names, regressions = self.config.stash[_PLAN]
         incomparable = [f"{name}: {why}" for name in names if (why := find(name).incomparable)]
         if incomparable:
             raise self.CollectError(
@@ -72,7 +83,7 @@ class _Operators(pytest.File):
             for tool in TOOLS:
                 yield _SanitizerItem.from_parent(self, name=f"sanitize::{tool}", names=names)
             return
-        for number, line in _regressions(self.config, names):
+        for number, line in regressions:
             yield _RegressionItem.from_parent(self, name=f"regression::{number}", line=line)
         for name in names:
             for check, device in planned(CHECKS, visible_devices()):
@@ -135,13 +146,18 @@ class _SanitizerItem(_Item):
         entries = sanitizer.read_ledger(self.config.rootpath / ledger) if ledger else []
         tool = self.name.rpartition("::")[2]
         verdict = sanitizer.judge(sanitizer.run(self._names, [tool]), entries)
+        if not verdict.run.ops:
+            pytest.skip("; ".join(f"{op}: {why}" for op, why in verdict.run.not_run.items()))
         if not verdict.passed:
             pytest.fail(str(verdict), pytrace=False)
+        print(verdict)  # pytest -rP shows what was not run
 
 
 # --- what a run shares ----------------------------------------------------------------
 
 _WORKER: pytest.StashKey[tuple[Worker, Profile]] = pytest.StashKey()
+#: The operators to check, and the numbered lines that are replayed of them.
+_PLAN: pytest.StashKey[tuple[list[str], list[tuple[int, str]]]] = pytest.StashKey()
 
 
 def _worker(config: pytest.Config) -> tuple[Worker, Profile]:
@@ -173,32 +189,66 @@ def _chosen(config: pytest.Config) -> list[str]:
     from cuda_ops.discovery import Kind
     from cuda_ops.errors import CudaOpsError
     from cuda_ops.registry import registry
-    from cuda_ops.testing.child import arrive
-    from cuda_ops.testing.subject import Origin, described
+    from cuda_ops.testing.subject import described, find
 
-    roots = tuple(config.getoption("--cuda-ops-root"))
+    _arrive(config)
     wanted = config.getoption("--cuda-ops")
     try:
-        arrive(Origin(roots, config.getoption("--cuda-ops-file")))
         pairs = {s: p for s, p in registry().rescan().items() if p.kind is Kind.NATIVE}
         names = list(pairs) + list(described()) if wanted == "all" else wanted.split(",")
         stems = [name for name in names if name in pairs]
         for row in compile_ops(stems) if stems else []:
             if row.error:
                 raise pytest.UsageError(row.error)
+        # A pair is checked with all operators that it defines.
+        chosen = [op for n in names for op in (registry().operators(n) if n in pairs else [n])]
+        for name in chosen:
+            find(name)
     except CudaOpsError as error:
         raise pytest.UsageError(str(error)) from error
-    # A pair is checked with all operators that it defines.
-    return [op for n in names for op in (registry().operators(n) if n in pairs else [n])]
+    return chosen
+
+
+def _arrive(config: pytest.Config) -> None:
+    """Add the roots and run the file that the options name."""
+    from cuda_ops.errors import CudaOpsError
+    from cuda_ops.testing.child import arrive
+    from cuda_ops.testing.subject import Origin
+
+    roots, file = config.getoption("--cuda-ops-root"), config.getoption("--cuda-ops-file")
+    try:
+        arrive(Origin(tuple(roots), file))
+    except (CudaOpsError, ValueError) as error:
+        raise pytest.UsageError(str(error)) from error
+    except Exception as error:  # the file's own, whose line its author wants to see
+        raise pytest.UsageError(f"{file} fails:\n{traceback.format_exc()}") from error
 
 
 def _regressions(config: pytest.Config, names: list[str]) -> list[tuple[int, str]]:
     """Numbered lines of the file, of the operators under test."""
+    from cuda_ops.testing.__main__ import parse_line
+    from cuda_ops.testing.checks import by_name
+
     file = config.getini("cuda_ops_regressions")
-    if not file:
-        return []
-    lines = (config.rootpath / file).read_text(encoding="utf-8").splitlines()
-    return [(i, x) for i, x in enumerate(lines, 1) if x.partition("::")[0] in names]
+    found = []
+    for number, line in enumerate(_lines(config.rootpath / file) if file else [], 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            op, check, _, _ = parse_line(line)
+            by_name(check)
+        except ValueError as error:
+            raise pytest.UsageError(f"{file}:{number}: {error}") from error
+        if op in names:
+            found.append((number, line))
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise pytest.UsageError(f"cuda_ops_regressions: {error}") from error
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -21,17 +21,26 @@ from cuda_ops.build import build
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.registry import registry
 from cuda_ops.spec import Claims
-from cuda_ops.testing import CHECKS, EPSILONS, PROFILES, Sample, TensorArg, check_op, describe
+from cuda_ops.testing import (
+    CHECKS,
+    EPSILONS,
+    PROFILES,
+    Sample,
+    TensorArg,
+    check_op,
+    describe,
+    sanitizer,
+)
 from cuda_ops.testing.__main__ import main, parse_line
-from cuda_ops.testing.case import NotRunError
+from cuda_ops.testing.case import Case, NotRunError
 from cuda_ops.testing.checks import QUICK, by_name
 from cuda_ops.testing.checks.abi import runs_on, undefined_symbols
-from cuda_ops.testing.child import CHILD
+from cuda_ops.testing.child import CHILD, Worker, arrive
 from cuda_ops.testing.compare import errors
 from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.report import CheckEntry, CheckReport, markdown, read_junit
 from cuda_ops.testing.sanitizer import Finding, Known, Run, judge, parse, read_ledger
-from cuda_ops.testing.subject import find
+from cuda_ops.testing.subject import Origin, Subject, find
 from cuda_ops.testing.watchdog import announced
 
 REPO = Path(__file__).resolve().parent.parent
@@ -59,6 +68,17 @@ def test_a_sample_prints_without_defaults_or_quotes_that_a_shell_minds() -> None
 def test_what_is_no_sample_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="does not describe a sample"):
         Sample.parse(line)
+
+
+def test_one_argument_without_its_comma_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no tuple; one alone needs a comma, Sample\(\(x,\)\)"):
+        Sample.parse('Sample((TensorArg((2,), layout="stepped")))')
+
+
+def test_the_line_in_the_document_can_be_replayed() -> None:
+    text = (REPO / "docs" / "testing.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"reproduce: .* replay '(.*)'", text)
+    assert parse_line(line)[3] == Sample((TensorArg((2,), layout="stepped"),))
 
 
 def test_a_line_names_operator_check_device_and_sample() -> None:
@@ -173,6 +193,72 @@ def test_an_operator_can_be_checked_by_name_in_a_process_of_its_own() -> None:
         check_op("sillu")
 
 
+TALKATIVE = """
+import os, time, torch
+from cuda_ops.testing import describe
+
+@torch.library.custom_op("talkative::{name}", mutates_args=())
+def {name}(x: torch.Tensor) -> torch.Tensor:
+    print(*range(100), sep="\\n", flush=True)
+    {end}
+
+describe("talkative::{name}", "()->()", reference=torch.clone, differentiable=False)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "said"),
+    [
+        ("hang", "time.sleep(60)", "its stack"),
+        ("crash", "os.abort()", "Fatal Python error: Aborted"),
+        ("leave", "print('no licence', flush=True); os._exit(3)", "no licence"),
+    ],
+)
+def test_last_words_are_not_lost_among_what_an_operator_prints(
+    name: str, end: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / f"talkative_{name}.py"
+    file.write_text(TALKATIVE.format(name=name, end=end))
+    arrive(Origin(file=str(file)))
+    with Worker(8.0 if name == "hang" else 60.0) as worker:
+        case = Case(find(f"talkative::{name}"), "cpu", Sample((TensorArg((2,)),)))
+        outcome = worker(by_name("reference"), case)
+    assert outcome.fatal and said in outcome.detail
+    assert "numerics.py" in outcome.detail or name == "leave"
+
+
+def test_an_operator_may_be_described_in_a_module_of_a_package(tmp_path: Path) -> None:
+    folder = tmp_path / "packaged" / "ops"
+    folder.mkdir(parents=True)
+    for package in (folder.parent, folder):
+        (package / "__init__.py").touch()
+    (folder.parent / "doubled.py").write_text("def double(x):\n    return x * 2\n")
+    source = TALKATIVE.format(name="packaged", end="return double(x)")
+    source = source.replace("torch.clone", "double")
+    (folder / "double.py").write_text(f"from ..doubled import double\n{source}")
+    arrive(Origin(file=str(folder / "double.py")))
+    report = check_op("talkative::packaged", checks=[by_name("layouts")], devices=["cpu"])
+    assert report.passed, report
+
+
+def test_a_file_that_fails_fails_again(tmp_path: Path) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text("raise OSError('no licence')\n")
+    for _ in range(2):
+        with pytest.raises(OSError, match="no licence"):
+            arrive(Origin(file=str(file)))
+    with pytest.raises(ValueError, match=r"missing\.py is not a Python file"):
+        arrive(Origin(file=str(tmp_path / "missing.py")))
+
+
+def test_what_no_file_describes_is_checked_in_this_process_alone() -> None:
+    exec(TALKATIVE.format(name="notebook", end="return x.clone()"), {"__name__": "__main__"})
+    with pytest.raises(CudaOpsError, match="talkative::notebook is described outside of any file"):
+        check_op("talkative::notebook")
+    few = [by_name("layouts")]
+    assert check_op("talkative::notebook", checks=few, devices=["cpu"], isolate=False).passed
+
+
 def test_checks_at_the_top_of_a_describing_file_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -285,6 +371,36 @@ def test_without_a_gpu_the_sanitizer_says_so(capsys: pytest.CaptureFixture[str])
     assert "compute-sanitizer was not run: no CUDA device" in capsys.readouterr().err
 
 
+@pytest.fixture
+def stand_in_for_the_sanitizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU and the tools, as far as an operator without a CUDA kernel sees of them."""
+    monkeypatch.setattr(sanitizer, "why_not", lambda: "")
+    monkeypatch.setattr(Subject, "why_not", lambda subject, device: "no CUDA kernel in this build")
+
+
+@pytest.mark.usefixtures("stand_in_for_the_sanitizer")
+def test_the_sanitizer_says_which_operators_have_no_cuda_kernel(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["sanitize", "silu", "--tool", "memcheck"]) == 0
+    said = capsys.readouterr().out
+    assert "not run silu: no CUDA kernel in this build" in said
+    assert "memcheck on 0 operators: 0 findings" in said
+
+
+def test_the_plugin_skips_the_sanitizer_where_nothing_runs_on_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "gpu.py").write_text(
+        "from cuda_ops.testing import sanitizer\n"
+        "from cuda_ops.testing.subject import Subject\n"
+        "sanitizer.why_not = lambda: ''\n"
+        "Subject.why_not = lambda subject, device: 'no CUDA kernel in this build'\n"
+    )
+    options = ("--cuda-ops", "silu", "--sanitize", "--cuda-ops-file", "gpu.py", "-rs")
+    done = run_pytest(*options, cwd=tmp_path)
+    assert done.returncode == 0 and "4 skipped" in done.stdout, done.stdout
+    assert "silu: no CUDA kernel in this build" in done.stdout
+
+
 # --- pytest --cuda-ops -------------------------------------------------------------------------
 
 
@@ -328,11 +444,40 @@ def test_collection_fails_for_an_operator_that_nothing_compares(tmp_path: Path) 
     assert "kit_untold: no samples: give a signature line" in done.stdout
 
 
-def test_the_plugin_refuses_what_it_does_not_know(tmp_path: Path) -> None:
-    done = run_pytest("--cuda-ops", "sillu", cwd=tmp_path)
-    assert done.returncode != 0 and "no operator 'sillu'" in done.stdout + done.stderr
-    done = run_pytest("--cuda-ops", "silu", "--cuda-ops-profile", "weekly", cwd=tmp_path)
-    assert done.returncode != 0 and "known are quick, ci, dev, nightly" in done.stdout + done.stderr
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["sillu"], "no operator 'sillu'; known: "),
+        (["silu", "--cuda-ops-profile", "weekly"], "known are quick, ci, dev, nightly"),
+        (["silu", "--cuda-ops-file", "missing.py"], "missing.py is not a Python file"),
+        (["silu", "--cuda-ops-file", "failing.py", "-n", "2"], 'failing.py", line 2'),
+    ],
+)
+def test_the_plugin_refuses_what_it_does_not_know(
+    options: list[str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "failing.py").write_text("\nraise OSError\n")
+    done = run_pytest("--cuda-ops", *options, cwd=tmp_path)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert done.stderr.startswith("ERROR: ") and said in done.stderr
+
+
+def test_lines_of_described_operators_are_replayed_and_malformed_ones_refused(
+    tmp_path: Path,
+) -> None:
+    lines = "# once wrong\n\ngood::relu::layouts[cpu] Sample((TensorArg((2,)),))\n"
+    (tmp_path / "pytest.ini").write_text("[pytest]\ncuda_ops_regressions = lines.txt\n")
+    good = str(REPO / "tests" / "good_ops.py")
+    settings = ("-c", str(tmp_path / "pytest.ini"), "-v", "-k", "regression")
+    options = ("--cuda-ops", "good::relu", "--cuda-ops-file", good, *settings)
+    (tmp_path / "lines.txt").write_text(lines)
+    done = run_pytest(*options, cwd=tmp_path)
+    assert re.search(r"regression::3 PASSED", done.stdout), done.stdout
+    for wrong, said in (("silu layouts", "expected OP::"), ("silu::no[cpu]", "no check 'no'")):
+        (tmp_path / "lines.txt").write_text(f"{lines}{wrong}\n")
+        done = run_pytest(*options, cwd=tmp_path)
+        assert done.returncode == pytest.ExitCode.USAGE_ERROR
+        assert "lines.txt:4: " in done.stderr and said in done.stderr
 
 
 @pytest.fixture

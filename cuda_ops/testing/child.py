@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import importlib.util
 import json
 import os
@@ -17,7 +18,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import IO, Any, Literal
 
 import torch
@@ -28,6 +29,9 @@ from cuda_ops.testing.subject import Origin, Subject, find
 
 #: Lines of a crashed or hung process's last words that are worth showing.
 _LAST_WORDS = 16
+#: What faulthandler says first of a process that dies, and of a thread.
+_DEATH = "Fatal Python error"
+_THREAD = ("Thread 0x", "Current thread 0x")
 _START_TIMEOUT = 300.0
 #: Set in the environment of the processes that run cases.
 CHILD = "CUDA_OPS_TESTING_CHILD"
@@ -112,6 +116,7 @@ class Worker:
             what = f"the process died of {_cause(process.wait(0.5))}; its last words"
         except subprocess.TimeoutExpired:
             hung = True
+            start = words.seek(0, os.SEEK_END)  # what the operator printed is no stack
             process.send_signal(signal.SIGUSR1)  # faulthandler prints the stack
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
@@ -119,7 +124,7 @@ class Worker:
         words.seek(start)
         said = words.read().decode(errors="replace").strip().splitlines()
         self.close()
-        lines = "\n".join(f"  {line}" for line in said[:_LAST_WORDS])
+        lines = "\n".join(f"  {line}" for line in _telling(said, _THREAD if hung else _DEATH))
         return Outcome("failed", f"{case.subject.name}: {what}:\n{lines}", True, hung)
 
     def close(self) -> None:
@@ -136,7 +141,8 @@ class Worker:
     def _started(self) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
         if self._process is None or self._process.poll() is not None:
             self.close()
-            self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+            # Appending, since both processes move the one position of this file.
+            self._words = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed with the process
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "cuda_ops.testing.child"],
                 stdin=subprocess.PIPE,
@@ -181,6 +187,12 @@ def _environment() -> dict[str, str]:
     }
 
 
+def _telling(said: list[str], head: str | tuple[str, ...]) -> list[str]:
+    """The lines from the last ``head`` of faulthandler on, past what the operator printed."""
+    heads = [i for i, line in enumerate(said) if line.startswith(head)]
+    return said[heads[-1] :][:_LAST_WORDS] if heads else said[-_LAST_WORDS:]
+
+
 def _cause(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
@@ -189,21 +201,49 @@ def _cause(status: int) -> str:
 
 
 def arrive(origin: Origin) -> None:
-    """Make the operators of an origin known to this process."""
+    """Make the operators of an origin known to this process.
+
+    Raises:
+        ValueError: its file is none that Python can run.
+    """
     from cuda_ops.registry import registry
 
     for root in origin.roots:
         registry().add_root(Path(root))
     if origin.file and origin.file not in _ran:
-        spec = importlib.util.spec_from_file_location(Path(origin.file).stem, origin.file)
-        if spec is None or spec.loader is None:
-            raise ValueError(f"{origin.file} is not a Python file")
-        module = importlib.util.module_from_spec(spec)
-        _ran[origin.file] = sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
+        _ran[origin.file] = _run(Path(origin.file))
 
 
-_ran: dict[str, Any] = {}
+_ran: dict[str, ModuleType] = {}
+
+
+def _run(file: Path) -> ModuleType:
+    """The module in a file; one of a package by its full name, since it may import relatively."""
+    if file.suffix != ".py" or not file.is_file():
+        raise ValueError(f"{file} is not a Python file")
+    file = file.resolve()
+    root = file.parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    name = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    if root != file.parent:
+        return _imported(name, root, file)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _imported(name: str, root: Path, file: Path) -> ModuleType:
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    module = importlib.import_module(name)
+    if Path(module.__file__ or "").resolve() != file:
+        raise ValueError(f"{file}: {name} is imported from {module.__file__} instead")
+    return module
+
+
 _subjects: dict[tuple[str, Origin], Subject] = {}
 
 

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis.errors import Unsatisfiable
 
+from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.case import Case, Check
 from cuda_ops.testing.checks import CHECKS
 from cuda_ops.testing.child import CHILD, Outcome, Worker, perform
@@ -52,7 +53,7 @@ def check_op(
             lost GPU contexts; or in the given one. Without it a debugger sees the calls.
 
     Raises:
-        CudaOpsError: no such operator, or it cannot be used.
+        CudaOpsError: no such operator, or it cannot be used, or not by a process of its own.
         RuntimeError: called at the top level of a file that describes operators.
     """
     if isolate and CHILD in os.environ:
@@ -61,6 +62,11 @@ def check_op(
             'put the call below if __name__ == "__main__"'
         )
     subject = find(op) if isinstance(op, str) else op
+    if isolate and subject.unreachable:
+        raise CudaOpsError(
+            f"{subject.name} is {subject.unreachable}; "
+            "move it into one, or check it in this process with isolate=False"
+        )
     entries = []
     if subject.incomparable:
         nothing = f"nothing compares this operator; {subject.incomparable}"

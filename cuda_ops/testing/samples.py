@@ -91,6 +91,11 @@ class Sample:
             raise ValueError(f"{line!r} does not describe a sample: {error}") from error
         if not isinstance(sample, Sample):
             raise ValueError(f"{line!r} does not describe a sample")
+        if not isinstance(sample.args, tuple):
+            raise ValueError(
+                f"{line!r} does not describe a sample: its arguments are no tuple; "
+                "one alone needs a comma, Sample((x,))"
+            )
         return sample
 
     def make(self, device: torch.device | str = "cpu") -> tuple[Any, ...]:

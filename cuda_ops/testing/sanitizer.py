@@ -11,14 +11,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from cuda_ops import toolchain
 from cuda_ops.errors import CudaOpsError
+from cuda_ops.testing.subject import find
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 #: Seconds for one tool on all operators.
@@ -61,6 +62,8 @@ class Run:
     tools: tuple[str, ...]
     ops: tuple[str, ...]
     findings: tuple[Finding, ...]
+    #: Why the tools did not look at an operator, by its name.
+    not_run: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Verdict:
             "delete the entry"
             for known in self.outdated
         ]
+        lines += [f"not run {op}: {reason}" for op, reason in self.run.not_run.items()]
         tools, ops = ", ".join(self.run.tools), len(self.run.ops)
         known = len(self.run.findings) - len(self.new)
         lines.append(f"{tools} on {ops} operators: {len(self.new)} findings, {known} known false")
@@ -103,28 +107,22 @@ def _program() -> str | None:
 
 
 def run(ops: Sequence[str], tools: Iterable[str] = TOOLS) -> Run:
-    """Call every operator under every tool.
+    """Call every operator with a CUDA kernel under every tool.
 
     Raises:
         CudaOpsError: the tools cannot run here, or the calls themselves fail.
     """
     if reason := why_not():
         raise CudaOpsError(f"compute-sanitizer was not run: {reason}")
-    with_cuda = [op for op in ops if _runs_on_cuda(op)]
+    reasons = {op: find(op).why_not("cuda") for op in ops}
+    looked_at = tuple(op for op, reason in reasons.items() if not reason)
+    not_run = {op: reason for op, reason in reasons.items() if reason}
     tools = tuple(tools)
-    findings = [finding for tool in tools for finding in _run_tool(tool, with_cuda)]
-    return Run(tools, tuple(with_cuda), tuple(findings))
-
-
-def _runs_on_cuda(op: str) -> bool:
-    from cuda_ops.testing.subject import find
-
-    return not find(op).why_not("cuda")
+    findings = [f for tool in tools for f in _run_tool(tool, looked_at)] if looked_at else []
+    return Run(tools, looked_at, tuple(findings), not_run)
 
 
 def _run_tool(tool: str, ops: Sequence[str]) -> list[Finding]:
-    from cuda_ops.testing.subject import find
-
     options = dict.fromkeys(tuple(find(op).origin.options) for op in ops)
     told = [word for option in options for word in option]
     done = subprocess.run(

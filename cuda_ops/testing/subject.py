@@ -78,6 +78,13 @@ class Subject:
             return "no reference: implement cuda_ops_reference"
         return ""
 
+    @property
+    def unreachable(self) -> str:
+        """Why no other process can come by the operator; empty where one can."""
+        if self.op.namespace == "cuda_ops" or Path(self.origin.file).is_file():
+            return ""
+        return "described outside of any file, which another process could run"
+
     def why_not(self, device: str) -> str:
         """Why the operator cannot run on a device; empty where it can."""
         return why_not(self.op, device)
@@ -207,6 +214,7 @@ def describe(
     if strategy is None:
         raise ValueError(f"{name}: give a signature line, or a strategy for its arguments")
     floating = any(dtype.is_floating_point for dtype in dtypes)
+    file = sys._getframe(1).f_globals.get("__file__")  # a notebook has none
     subject = Subject(
         op=op,
         strategy=strategy,
@@ -216,7 +224,7 @@ def describe(
         vmap=op.is_composite or _has_kernel(name, "FuncTorchBatched"),
         sharding=sharding,
         claims=claims or Claims(),
-        origin=Origin(file=str(Path(sys._getframe(1).f_globals.get("__file__", "")).resolve())),
+        origin=Origin(file=str(Path(file).resolve()) if file else ""),
     )
     _described[name] = subject
     return subject
