@@ -407,6 +407,21 @@ def test_what_cannot_be_compared_is_refused() -> None:
     assert regressions(base, report(result(), left_out={"f 2K": "too large"})) == []
 
 
+@pytest.mark.parametrize(
+    ("gone", "left_out"),
+    [
+        (result("f_backward", pair="f"), {"f_backward": "no CUDA kernel in this build"}),
+        (result("f_backward", pair="f"), {}),
+        (result("g_backward", pair="g"), {"g": "expected ';' before '}' token"}),
+    ],
+    ids=["left out", "removed", "not built"],
+)
+def test_an_operator_that_is_gone_was_lost(gone: CaseResult, left_out: dict[str, str]) -> None:
+    with pytest.raises(BenchmarkError, match=f"measured before and not now: {gone.op} 1K"):
+        regressions(report(result(), gone), report(result(), left_out=left_out))
+    assert regressions(report(result(), result("not_asked_for")), report(result())) == []
+
+
 # --- the command -------------------------------------------------------------------------------
 
 
