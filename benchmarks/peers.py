@@ -20,18 +20,7 @@ from cuda_ops.spec import OpSpec, Peer
 _CUB = Path(__file__).parent / "cub"
 
 
-# --- operators that have no Python file of their own ------------------------------------
-
-
-def relu_scale(x: torch.Tensor, alpha: float) -> torch.Tensor:
-    """Two kernels, twice the bytes."""
-    return torch.relu(x) * alpha
-
-
-def relu_scale_backward(grad_out: torch.Tensor, x: torch.Tensor, alpha: float) -> torch.Tensor:
-    """What autograd runs for :func:`relu_scale`, from the input instead of the saved output."""
-    grad_x: torch.Tensor = torch.ops.aten.threshold_backward(grad_out * alpha, x, 0)
-    return grad_x
+# --- an operator that has no Python file of its own -------------------------------------
 
 
 def scale_relu(x: torch.Tensor, scale: float) -> torch.Tensor:
@@ -103,8 +92,6 @@ def of_routed(functional: Any) -> Callable[..., Any]:
 _TORCHVISION = "torchvision.transforms.v2.functional:rgb_to_grayscale"
 
 PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
-    "fused_relu_scale": torch_peers(relu_scale),
-    "fused_relu_scale_backward": torch_peers(relu_scale_backward),
     "scale_relu": torch_peers(scale_relu),
     "silu": {"triton": imported("benchmarks.triton_kernels:silu")},
     "silu_and_mul": {

@@ -26,7 +26,7 @@ from cuda_ops.benchmarking.ceilings import Ceilings, arithmetic
 from cuda_ops.benchmarking.clock import CpuClock, host_latency, rotated
 from cuda_ops.benchmarking.compare import Settings, calls_for
 from cuda_ops.benchmarking.environment import environment
-from cuda_ops.benchmarking.kit import Kit
+from cuda_ops.benchmarking.kit import Kit, cases_of
 from cuda_ops.benchmarking.peers import compiled, from_pair, imported, load_peers, torch_peers
 from cuda_ops.benchmarking.regression import regressions
 from cuda_ops.benchmarking.results import CaseResult, PeerResult, Report, mean_ratio
@@ -263,9 +263,10 @@ def test_a_peer_that_rounds_by_another_rule_may_be_off_and_says_so() -> None:
 
 def test_a_chosen_peer_is_the_only_one(silu: Any) -> None:
     kit = Kit(CPU, Settings(precision=1.0, seconds=0.0), peers={"eager"})
-    (found,) = kit.measure(silu, plugins([small(peers={"eager": F.silu, "relu": torch.relu})]))
+    answers = plugins([small(peers={"eager": F.silu, "relu": torch.relu})])
+    (found,) = kit.measure(silu, answers)
     assert list(found.peers) == ["eager"]
-    assert kit.known_peers == {"eager", "relu"}
+    assert set(cases_of(silu, answers)[0].peers) == {"eager", "relu"}
 
 
 def test_what_is_not_measured_is_named(silu: Any) -> None:
@@ -407,6 +408,21 @@ def test_what_cannot_be_compared_is_refused() -> None:
     assert regressions(base, report(result(), left_out={"f 2K": "too large"})) == []
 
 
+@pytest.mark.parametrize(
+    ("gone", "left_out"),
+    [
+        (result("f_backward", pair="f"), {"f_backward": "no CUDA kernel in this build"}),
+        (result("f_backward", pair="f"), {}),
+        (result("g_backward", pair="g"), {"g": "expected ';' before '}' token"}),
+    ],
+    ids=["left out", "removed", "not built"],
+)
+def test_an_operator_that_is_gone_was_lost(gone: CaseResult, left_out: dict[str, str]) -> None:
+    with pytest.raises(BenchmarkError, match=f"measured before and not now: {gone.op} 1K"):
+        regressions(report(result(), gone), report(result(), left_out=left_out))
+    assert regressions(report(result(), result("not_asked_for")), report(result())) == []
+
+
 # --- the command -------------------------------------------------------------------------------
 
 
@@ -462,7 +478,31 @@ def test_a_question_without_an_answer_has_its_own_status(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], fast_command: None
 ) -> None:
     assert command.main(arguments) == 2
-    assert message in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert message in out and "measured silu" not in out
+
+
+def test_a_base_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fast_command: None
+) -> None:
+    run, same = tmp_path / "run.json", tmp_path / "folder" / ".." / "run.json"
+    report(result()).save(run)
+    before = run.read_bytes()
+    assert command.main(["silu", "--json", str(same), "--fail-if-regressed", str(run)]) == 2
+    assert "--json would write over the base" in capsys.readouterr().out
+    assert run.read_bytes() == before
+
+
+def test_what_cannot_be_built_or_measured_is_no_success(
+    scratch_op: ScratchOp, capsys: pytest.CaptureFixture[str], fast_command: None
+) -> None:
+    options = ["--quick", "--peers", "eager"]
+    scratch_op.write("this is no formula")
+    assert command.main([scratch_op.name, *options]) == 2
+    out = capsys.readouterr().out
+    assert f"left out: {scratch_op.name}: " in out and "error: nothing was measured" in out
+    assert command.main(["silu", scratch_op.name, *options]) == 1
+    assert "measured silu: 1 cases" in capsys.readouterr().out
 
 
 # --- the tables of the documents -----------------------------------------------------------------

@@ -214,6 +214,47 @@ def test_gradients_per_sample(name: str) -> None:
         torch.testing.assert_close(actual, expected)
 
 
+# --- gradients of gradients -------------------------------------------------------------------
+
+#: What a caller may differentiate twice with torch's own operators.
+each_of_torchs = pytest.mark.parametrize("name", [name for name in TORCH if name in FORWARD])
+
+
+@each_of_torchs
+def test_the_second_derivative_is_right(name: str) -> None:
+    arguments = call_with(name, dtype=torch.float64)
+    leaves = [a.requires_grad_() if is_floating(a) else a for a in arguments]
+    assert torch.autograd.gradgradcheck(getattr(cuda_ops, name), leaves)
+
+
+def curvature(function: Callable[..., Any], arguments: list[Any]) -> Callable[..., Any]:
+    """How the squares of the gradients change with each argument."""
+    positions = floating(arguments)
+
+    def squares(*values: Any) -> torch.Tensor:
+        grads = torch.func.grad(lambda *v: total(function(*v)), argnums=positions)(*values)
+        # The gradient of a linear function is constant; times the values something is left of it.
+        weights = [values[i] for i in positions]
+        return torch.stack([(g**2 * w).sum() for g, w in zip(grads, weights, strict=True)]).sum()
+
+    return torch.func.grad(squares, argnums=positions)
+
+
+@each_of_torchs
+def test_the_second_derivative_transforms_and_compiles_as_torchs(name: str) -> None:
+    arguments = call_with(name)
+    expected = curvature(TORCH[name], arguments)(*arguments)
+    ours = curvature(getattr(cuda_ops, name), arguments)
+    torch.testing.assert_close(ours(*arguments), expected, rtol=1e-4, atol=1e-4)
+    torch.compiler.reset()  # torch compiles one function, its own wrapper here, a few times only
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*arguments), expected, rtol=1e-4, atol=1e-4)
+    in_dims = tuple(0 if torch.is_tensor(a) else None for a in arguments)
+    stacked = [torch.stack([a, a]) if torch.is_tensor(a) else a for a in arguments]
+    for mapped, one in zip(torch.vmap(ours, in_dims)(*stacked), expected, strict=True):
+        torch.testing.assert_close(mapped, torch.stack([one, one]), rtol=1e-4, atol=1e-4)
+
+
 # --- autocast ---------------------------------------------------------------------------------
 
 

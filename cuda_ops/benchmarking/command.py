@@ -19,7 +19,7 @@ from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec
 
 from .compare import QUICK, Settings
-from .kit import Kit
+from .kit import Kit, cases_of
 from .plots import draw
 from .regression import regressions
 from .results import CaseResult, Report
@@ -37,9 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(highlight=False, soft_wrap=True, width=width)
     try:
         # Read first: a base that cannot be used must not cost a run.
-        base = Report.load(arguments.fail_if_regressed) if arguments.fail_if_regressed else None
+        base = _base(arguments)
         report = _measured(arguments, console)
         console.print(render(report))
+        if not report.results:
+            raise BenchmarkError("nothing was measured")
         if arguments.plot:
             for path in draw(report, arguments.plot):
                 console.print(f"wrote {path}", markup=False)
@@ -48,12 +50,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(f"[red]slower[/] {escape(str(regression))}")
         if base and not slower:
             console.print(f"not slower than {arguments.fail_if_regressed}", markup=False)
-        return FAILED if report.errors or slower else 0
+        unbuilt = report.left_out.keys() & registry().failures.keys()
+        return FAILED if report.errors or slower or unbuilt else 0
     except (CudaOpsError, ValueError) as error:
         console.print(f"[red]error:[/] {escape(str(error))}")
         return REFUSED
     except KeyboardInterrupt:
         return 130
+
+
+def _base(arguments: argparse.Namespace) -> Report | None:
+    path: Path | None = arguments.fail_if_regressed
+    if path is None:
+        return None
+    if arguments.json and arguments.json.resolve() == path.resolve():
+        raise BenchmarkError(
+            f"--json would write over the base that --fail-if-regressed compares with: {path}"
+        )
+    return Report.load(path)
 
 
 def _measured(arguments: argparse.Namespace, console: Console) -> Report:
@@ -65,6 +79,8 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with console.status("building") as status:
         ops, left_out = _operators(arguments.ops)
+        if names and ops:  # without operators their errors say more
+            _refuse_unknown(names, ops)
         status.update("measuring the device")
         kit = Kit(device, QUICK if arguments.quick else Settings(), names)
         kit.left_out |= left_out
@@ -77,10 +93,14 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
             console.print(f"measured {op.name}: {len(mine)} cases in {seconds:.1f} s")
             if arguments.json:  # a run that is interrupted keeps what it has
                 kit.report(results).save(arguments.json)
-    if unknown := (names or set()) - kit.known_peers:
-        known = ", ".join(sorted(kit.known_peers)) or "none"
-        raise BenchmarkError(f"no case has a peer {', '.join(sorted(unknown))}; known: {known}")
     return kit.report(results)
+
+
+def _refuse_unknown(peers: set[str], ops: Sequence[OpSpec]) -> None:
+    known = {name for op in ops for case in cases_of(op, registry().plugins) for name in case.peers}
+    if unknown := peers - known:
+        listed = ", ".join(sorted(known)) or "none"
+        raise BenchmarkError(f"no case has a peer {', '.join(sorted(unknown))}; known: {listed}")
 
 
 def _operators(names: Sequence[str]) -> tuple[list[OpSpec], dict[str, str]]:
@@ -101,8 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Time operators against their peers and against the device, and check them.",
-        epilog=f"exit status: {FAILED} if a case failed or became slower, {REFUSED} if nothing "
-        "could be measured or compared",
+        epilog=f"exit status: {FAILED} if a case failed or became slower or a pair could not be "
+        f"built, {REFUSED} if nothing could be measured or compared",
     )
     parser.add_argument("ops", nargs="*", metavar="OP", help="pairs to measure (default: all)")
     parser.add_argument(

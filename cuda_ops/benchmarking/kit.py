@@ -55,8 +55,6 @@ class Kit:
         self.cold_over_warm = prove_cold(self.clock) if device.type == "cuda" else None
         self.ceilings = Ceilings(self.clock)
         self.left_out: dict[str, str] = {}
-        #: Peers that some case has; what ``peers`` names beyond these does not exist.
-        self.known_peers: set[str] = set()
 
     def measure(
         self,
@@ -77,7 +75,7 @@ class Kit:
             progress: told which case comes next.
         """
         reason = why_not(op, self.device.type)
-        cases: list[BenchmarkCase] = plugins.ask("cuda_ops_benchmarks", op) or []
+        cases = cases_of(op, plugins)
         reference = plugins.ask("cuda_ops_reference", op)
         claims: Claims = plugins.ask("cuda_ops_claims", op) or Claims()
         if not reason and not cases:
@@ -88,9 +86,7 @@ class Kit:
             self.left_out[op.name] = reason
             return []
         fitting = []
-        peers = plugins.peers(op)
-        for case in (replace(case, peers={**peers, **case.peers}) for case in cases):
-            self.known_peers |= set(case.peers)
+        for case in cases:
             if too_large := self._too_large(case):
                 self.left_out[f"{op.name} {case.label}"] = too_large
             else:
@@ -237,6 +233,13 @@ class Kit:
         elif 2 * _footprint(case) > self._room():
             return f"{2 * _footprint(case) >> 30} GiB, too large for the memory that is free"
         return ""
+
+
+def cases_of(op: OpSpec, plugins: Plugins) -> list[BenchmarkCase]:
+    """The operator's cases, each with the operator's peers beside its own."""
+    cases: list[BenchmarkCase] = plugins.ask("cuda_ops_benchmarks", op) or []
+    peers = plugins.peers(op)
+    return [replace(case, peers={**peers, **case.peers}) for case in cases]
 
 
 def _footprint(case: BenchmarkCase) -> int:

@@ -38,7 +38,9 @@ def regressions(before: Report, now: Report) -> list[Regression]:
 
     Raises:
         BenchmarkError: the runs are of two devices, have no case in common, or the later run
-            failed at a case or lost one that the earlier one had.
+            failed at a case or lost one that the earlier one had. A case that is left out for
+            itself, as too large for what memory is free, is not lost; one whose operator or pair
+            is left out is.
     """
     devices = [report.environment.get("device", "unknown") for report in (before, now)]
     if devices[0] != devices[1]:
@@ -49,12 +51,14 @@ def regressions(before: Report, now: Report) -> list[Regression]:
     common = [key for key in base if key in current]
     if not common:
         raise BenchmarkError("cannot compare: no case is in both runs")
-    # Only of operators that this run was asked for.
-    measured = {result.op for result in now.results}
+    # Only of what this run was asked for: an operator that is gone belongs to a pair that was.
+    asked = {result.pair for result in now.results} | now.left_out.keys()
     lost = [
-        f"{op} {case}"
-        for op, case in base
-        if op in measured and (op, case) not in current and not _left_out(now, op, case)
+        f"{result.op} {result.case}"
+        for result in before.results
+        if (result.op, result.case) in base.keys() - current.keys()
+        and asked & {result.pair, result.op}
+        and f"{result.op} {result.case}" not in now.left_out
     ]
     if lost:
         raise BenchmarkError(f"cannot compare: measured before and not now: {', '.join(lost)}")
@@ -64,10 +68,6 @@ def regressions(before: Report, now: Report) -> list[Regression]:
 
 def _timed(results: Iterable[CaseResult]) -> dict[tuple[str, str], Interval]:
     return {(r.op, r.case): r.seconds for r in results if r.seconds is not None}
-
-
-def _left_out(report: Report, op: str, case: str) -> bool:
-    return f"{op} {case}" in report.left_out
 
 
 def _text(interval: Interval) -> str:

@@ -10,7 +10,37 @@ import torch.nn.functional as F
 
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import OpSpec, Peer
+from cuda_ops.spec import Autograd, OpSpec, Peer
+
+
+@hookimpl
+def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
+    """The gradient's own gradient, of torch's operators: rarely wanted, and of any order."""
+    if op.name != "silu_and_mul_backward":
+        return None
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    def backward(ctx: Any, grad_grad_x: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        dtype = grad_grad_x.dtype
+        # As in the kernels, half types are rounded once, at the end.
+        wide = torch.promote_types(dtype, torch.float32)
+        grad_out, x, along = (t.to(wide) for t in (*ctx.saved_tensors, grad_grad_x))
+        (gate, up), (along_gate, along_up) = x.chunk(2, dim=-1), along.chunk(2, dim=-1)
+        s = gate.sigmoid()
+        slope = s * (1 + gate * (1 - s))
+        grad_grad_out = grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_grad_out = (along_gate * up * slope + along_up * gate * s).to(dtype)
+        if ctx.needs_input_grad[1]:
+            bend = s * (1 - s) * (2 + gate * (1 - 2 * s))
+            grad_gate = grad_out * (along_gate * up * bend + along_up * slope)
+            grad_up = grad_out * along_gate * slope
+            grad_x = torch.cat([grad_gate, grad_up], dim=-1).to(dtype)
+        return grad_grad_out, grad_x
+
+    return Autograd(setup_context, backward)
 
 
 @hookimpl
