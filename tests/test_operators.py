@@ -282,6 +282,21 @@ def test_sharding_is_known_whichever_is_imported_first(first: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("lower", [torch.float16, torch.bfloat16])
+def test_autocast_of_a_residual_sum_follows_torch(lower: torch.dtype) -> None:
+    residual = torch.randn(3, 4, requires_grad=True)
+    result = torch.randn(3, 4, dtype=lower, requires_grad=True)
+    with torch.autocast("cpu", dtype=lower):
+        ours, theirs = cuda_ops.add(residual, result), torch.add(residual, result)
+        assert cuda_ops.add(result, result).dtype is lower
+    assert ours.dtype is torch.float32
+    assert torch.equal(ours, theirs)
+    gradients = torch.autograd.grad(ours.sum(), [residual, result])
+    assert [gradient.dtype for gradient in gradients] == [torch.float32, lower]
+    with pytest.raises(RuntimeError, match="cuda_ops::add"):
+        cuda_ops.add(residual, result)
+
+
 def test_autocast_of_matmul_follows_torch() -> None:
     assert OPERATORS["matmul"].now.autocast == "lower_precision"
     a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)
