@@ -23,6 +23,7 @@ from cuda_ops.shapes import bind, broadcast, core_dims, empty_outputs, tensor_ar
 from cuda_ops.signature import size_of
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, ShardingRule
 from cuda_ops.testing import samples
+from cuda_ops.testing.arguments import given, split
 
 #: What is timed without core dims: the number of elements, and why.
 _LOOP_NUMEL = {
@@ -317,17 +318,21 @@ def _case(
         return (*loop, *(size_of(dim, sizes) for dim in dims))
 
     groups = iter(op.signature.inputs)
-    args = tuple(
-        (shape(next(groups)), dtype)
-        if i in op.tensor_positions
-        else samples.example_scalar(argument)
-        for i, argument in enumerate(op.parsed.arguments)
+    args, keywords = split(
+        op,
+        tuple(
+            (shape(next(groups)), dtype)
+            if i in op.tensor_positions
+            else samples.example_scalar(argument)
+            for i, argument in enumerate(given(op))
+        ),
     )
     numel = sum(math.prod(shape(dims)) for dims in (*op.signature.inputs, *op.signature.outputs))
     return BenchmarkCase(
         f"{label} {str(dtype).removeprefix('torch.')}",
         rotation.maker(args),
         bytes=numel * dtype.itemsize,
+        keywords=keywords,
         reason=reason,
         dtype=dtype,
     )

@@ -55,9 +55,9 @@ def register(op, kernel, plugins=None):
     """Define an operator whose CPU kernel allocates by the rule and copies ``kernel``'s result."""
     plugins = plugins or Plugins()
 
-    def cpu(*args):
+    def cpu(*args, **kwargs):
         outputs = shapes.empty_outputs(op, op.signature, shapes.tensor_arguments(op, args))
-        results = kernel(*args)
+        results = kernel(*args, **kwargs)
         for out, result in zip(outputs, results if len(outputs) > 1 else [results], strict=True):
             out.copy_(result)
         return outputs if len(outputs) > 1 else outputs[0]
@@ -447,6 +447,9 @@ def test_benchmarks_count_bytes_in_and_out():
     assert (cases[-1].label, cases[-1].dtype) == ("16M float16", torch.float16)
     x, alpha = cases[0].make_inputs(torch.device("cpu"))
     assert (x.shape, x.dtype, alpha) == ((1024,), torch.float32, 0.5)
+    named = spec("f(Tensor x, *, float alpha, float beta=1.0) -> Tensor", "()->()")
+    case = derive.cuda_ops_benchmarks(named)[0]
+    assert case.keywords == {"alpha": 0.5} and len(case.make_inputs(torch.device("cpu"))) == 1
     rows = derive.cuda_ops_benchmarks(spec("h(Tensor x) -> Tensor", "(2d)->(d)"))
     assert (rows[1].label, rows[1].bytes) == ("4096x1024 float32", 4096 * 3 * 1024 * 4)
     integers = spec("g(Tensor x) -> Tensor", "()->()", dtypes=(torch.uint8,))
@@ -467,6 +470,18 @@ def test_the_check_passes_good_operators(scaled_product, product):
         failed, report = failures(op, cuda_ops_sharding=None)  # not registered with DTensor
         assert not failed, str(report)
         assert quick_error(op, Plugins(), "cpu") < 1e-5
+
+
+@pytest.mark.parametrize(("name", "default"), [("derive_named", ""), ("derive_usual", "=2.0")])
+def test_the_check_passes_keyword_only_arguments_by_name(name, default):
+    op = spec(f"{name}(Tensor x, *, float s{default}) -> Tensor", "()->()")
+    backward = spec(f"{name}_backward(Tensor grad_out, float s) -> Tensor grad_x", "()->()")
+    pair(op, backward)
+    register(backward, lambda grad, s: grad * s)
+    register(op, lambda x, *, s=2.0: x * s)
+    failed, report = failures(op, cuda_ops_sharding=None)  # not registered with DTensor
+    assert not failed, str(report)
+    assert quick_error(op, Plugins(), "cpu") < 1e-5
 
 
 def test_the_check_says_what_it_did_not_run(product):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.compare import is_floating, outputs, reduction_length, tensors
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample
@@ -31,9 +32,14 @@ class Case:
     def on_cuda(self) -> bool:
         return self.device.startswith("cuda")
 
+    @property
+    def operator(self) -> Callable[..., Any]:
+        """The operator as a function of arguments in the order of its schema."""
+        return in_order(self.subject.op, self.subject.op.overload)
+
     def call(self, *args: Any) -> tuple[Any, ...]:
         """The operator's outputs, always as a tuple."""
-        return outputs(self.subject.op.overload(*args))
+        return outputs(self.operator(*args))
 
     @property
     def slack(self) -> float:

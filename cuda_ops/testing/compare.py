@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from cuda_ops.shapes import check_arguments, tensor_arguments
+from cuda_ops.shapes import bind, check_arguments, tensor_arguments
 from cuda_ops.spec import OpSpec
+from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.samples import MAX_NUMEL, Sample
 from cuda_ops.testing.subject import Plugins, Subject, subject_of
 from cuda_ops.testing.watchdog import announced
@@ -73,8 +74,8 @@ def deviation(
     Raises:
         AssertionError: a shape differs, or a result that is not floating.
     """
-    reference = subject.reference
-    assert reference is not None
+    assert subject.reference is not None
+    reference = in_order(subject.op, subject.reference)
     wide = widened(sample) if wide is None else wide
     expected = reference(*wide)
     length = reduction_length(subject.op, sample)
@@ -155,7 +156,7 @@ def reduction_length(op: OpSpec, sample: Sample) -> int:
         return max((size for arg in sample.tensors for size in arg.shape), default=1)
     if op.signature.is_elementwise:
         return 1
-    bound = check_arguments(op, tensor_arguments(op, sample.make("meta")))
+    bound = check_arguments(op, tensor_arguments(op, bind(op, sample.make("meta"), {})))
     kept = {dim for dims in op.signature.outputs for dim in dims}
     summed = math.prod(size for dim, size in bound.items() if dim not in kept)
     longest: int = max(2, summed, *bound.values())
@@ -178,8 +179,8 @@ def quick_error(op: OpSpec, plugins: Plugins, device: str) -> float:
     samples = chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype))
     with announced(f"{op.name}: the comparison with its reference on {device}"):
         for sample in samples:
-            actual = op.overload(*sample.make(device))
-            expected = subject.reference(*widened(sample))
+            actual = in_order(op, op.overload)(*sample.make(device))
+            expected = in_order(op, subject.reference)(*widened(sample))
             for a, e in zip(outputs(actual), outputs(expected), strict=True):
                 a, e = a.cpu().to(torch.float64), e.to(torch.float64)
                 error = (a - e).abs() / e.abs().clamp(min=1.0)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cuda_ops.signature import factor_and_name, size_of
 from cuda_ops.spec import OpSpec
+from cuda_ops.testing.arguments import given
 
 Layout = Literal[
     "contiguous", "transposed", "sliced", "stepped", "expanded", "channels_last", "offset"
@@ -67,7 +68,8 @@ class TensorArg:
 class Sample:
     """The arguments of one call; ``repr`` is the line that reproduces it.
 
-    ``args`` holds a :class:`TensorArg` for every tensor and everything else as it is.
+    ``args`` holds a :class:`TensorArg` for every tensor and everything else as it is, in the order
+    of the schema. Keyword-only arguments left out at the end keep their defaults.
     """
 
     args: tuple[Any, ...]
@@ -200,9 +202,7 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
     if op.signature is None:
         return None
     scalars = {
-        i: _scalar(argument)
-        for i, argument in enumerate(op.parsed.arguments)
-        if i not in op.tensor_positions
+        i: _scalar(argument) for i, argument in enumerate(given(op)) if i not in op.tensor_positions
     }
     known = {i: scalar for i, scalar in scalars.items() if scalar is not None}
     return _draw_sample(op, known) if len(known) == len(scalars) else None
@@ -247,7 +247,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
 
     args: list[Any] = []
     remaining = iter(groups)
-    for i, argument in enumerate(op.parsed.arguments):
+    for i, argument in enumerate(given(op)):
         if i in scalars:
             args.append(draw(scalars[i]))
         else:
@@ -312,13 +312,11 @@ def shaped(
     def shape(group: tuple[str, ...]) -> tuple[int, ...]:
         return (*loop, *(size_of(d, sizes) for d in group))
 
-    # Keyword-only arguments keep their defaults.
     args = tuple(
         TensorArg(shape(next(groups)), dtype, layout)
         if i in op.tensor_positions
         else example_scalar(argument)
-        for i, argument in enumerate(op.parsed.arguments)
-        if not argument.kwarg_only
+        for i, argument in enumerate(given(op))
     )
     return Sample(args, seed=seed)
 

@@ -35,7 +35,7 @@ def compile_dynamic(case: Case) -> None:
 
 
 def _agrees(*cases: Case, dynamic: bool = False) -> None:
-    op = cases[0].subject.op.overload
+    op = cases[0].operator
 
     def called(*args: Any) -> Any:
         return op(*args)

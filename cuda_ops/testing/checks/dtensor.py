@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from cuda_ops.spec import OpSpec
+from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.case import Case, NotRunError, check
-from cuda_ops.testing.compare import outputs, same, tensors
+from cuda_ops.testing.compare import same, tensors
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, shaped
 from cuda_ops.testing.subject import Subject
@@ -37,7 +38,8 @@ def dtensor(case: Case) -> None:
     assert case.subject.sharding is not None
     args = case.arguments()
     whole = case.call(*args)
-    for out_placements, placements in case.subject.sharding(*args):
+    rule = in_order(case.subject.op, case.subject.sharding)
+    for out_placements, placements in rule(*args):
         sharded = [p for p in placements if isinstance(p, Shard)]
         sizes = [args[i].shape[p.dim] for i, p in enumerate(placements) if isinstance(p, Shard)]
         if not sharded or any(size % _WORLD for size in sizes):
@@ -97,7 +99,7 @@ def _as_dtensors(
             DTensor.from_local(_part(v, p, 0), mesh, [p], run_check=False) if p is not None else v
             for v, p in zip(args, placements, strict=True)
         ]
-        results: list[Any] = tensors(outputs(case.subject.op.overload(*distributed)))
+        results: list[Any] = tensors(case.call(*distributed))
         assert communication.get_total_counts() == 0, f"{what}: communicates"
         for result, full, own in zip(results, whole, first, strict=True):
             (placement,) = result.placements

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from cuda_ops.testing.arguments import split
 from cuda_ops.testing.case import Case, check
 from cuda_ops.testing.checks.registration import TITLE
 from cuda_ops.testing.draw import Draw
@@ -15,6 +16,7 @@ def opcheck(case: Case) -> None:
     """Schema, autograd registration, fake, and AOT dispatch with dynamic shapes."""
     declared = case.subject.gradient == "declared"
     args = case.leaves() if declared else case.arguments()
-    results = torch.library.opcheck(case.subject.op.overload, args, raise_exception=False)
+    op = case.subject.op
+    results = torch.library.opcheck(op.overload, *split(op, args), raise_exception=False)
     wrong = [f"{test}: {text}" for test, text in results.items() if text != "SUCCESS"]
     assert not wrong, "; ".join(wrong)

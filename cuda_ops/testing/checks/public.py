@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.case import Case, check, wanting
 from cuda_ops.testing.compare import outputs, same
 from cuda_ops.testing.draw import Draw, ordinary
@@ -21,7 +22,7 @@ def _not_ours(subject: Subject, device: str) -> str:
        Draw(4, adapt=ordinary), quick=True, excuse=_not_ours)  # fmt: skip
 def public(case: Case) -> None:
     """The same result and gradient, with autograd, without it, and in inference mode."""
-    function, op = case.subject.op.function, case.subject.op.overload
+    function, op = in_order(case.subject.op, case.subject.op.function), case.operator
     same(_results(function, case), _results(op, case), "cuda_ops.<op>", case.slack)
     args = case.arguments()
     for mode in (torch.no_grad, torch.inference_mode):

@@ -22,7 +22,7 @@ def _no_rule(subject: Subject, device: str) -> str:
        excuse=_no_rule)  # fmt: skip
 def vmap(case: Case) -> None:
     """The mapped dim first, last, and on some tensors only."""
-    op, sample = case.subject.op.overload, case.sample
+    sample = case.sample
     # copies[i] are the arguments of the i-th call
     copies = [replace(sample, seed=sample.seed + i).make(case.device) for i in range(3)]
     for in_dims in _mappings(sample):
@@ -36,7 +36,7 @@ def vmap(case: Case) -> None:
             case.call(*(copies[0 if dim is None else i][k] for k, dim in enumerate(in_dims)))
             for i in range(3)
         ]
-        batched = outputs(torch.vmap(op, in_dims=in_dims)(*args))
+        batched = outputs(torch.vmap(case.operator, in_dims=in_dims)(*args))
         expected = [torch.stack(parts) for parts in zip(*looped, strict=True)]
         same(batched, expected, f"vmap with in_dims={in_dims}", case.slack)
 

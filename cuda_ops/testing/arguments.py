@@ -1,0 +1,36 @@
+"""How the values of a sample reach a function: in the schema's order, keyword-only ones by name.
+
+Operators, references and sharding rules are all called so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cuda_ops.spec import OpSpec
+
+
+def given(op: OpSpec) -> list[Any]:
+    """The arguments of the schema that samples hold: all up to keyword-only ones with defaults."""
+    arguments = list(op.parsed.arguments)
+    while arguments and arguments[-1].kwarg_only and arguments[-1].has_default_value():
+        arguments.pop()
+    return arguments
+
+
+def in_order(op: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which then takes the operator's keyword-only arguments by position."""
+    names = [argument.name for argument in op.parsed.arguments if argument.kwarg_only]
+    count = len(op.parsed.arguments) - len(names)
+
+    def called(*values: Any) -> Any:
+        return function(*values[:count], **dict(zip(names, values[count:], strict=False)))
+
+    return called if names else function
+
+
+def split(op: OpSpec, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The values to pass by position, and those to pass by name."""
+    parts: tuple[tuple[Any, ...], dict[str, Any]] = in_order(op, lambda *a, **k: (a, k))(*values)
+    return parts
