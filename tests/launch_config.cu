@@ -100,6 +100,7 @@ int main() {
   gray("off by one byte, gray", 720 * 1280, 3, 1, 1);
   gray("nothing", 0, 3, 1, 0);
   volume("64^3 by a maximum", 1, 64 * 64 * 64, false, 0);
+  volume("128^3 by a maximum", 1, 2 * M, false, 0);
   volume("512^3 by a maximum", 1, 128 * M, false, 0);
   volume("64^3 by its own statistics", 1, 64 * 64 * 64, true, 0);
   volume("512^3 by its own statistics", 1, 128 * M, true, 0);

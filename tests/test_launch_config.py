@@ -35,6 +35,7 @@ EXPECTED = {
     "nothing": "scalar, pixels 1, blocks 0",
     # Blocks that wait for each other are all resident: four on each of 132 multiprocessors.
     "64^3 by a maximum": "packed, unroll 1, team 256, blocks 256",
+    "128^3 by a maximum": "packed, unroll 2, team 1024, blocks 1024",
     "512^3 by a maximum": "packed, unroll 2, team 65536, blocks 65536",
     "64^3 by its own statistics": "packed, unroll 4, team 32, blocks 32",
     "512^3 by its own statistics": "packed, unroll 4, team 528, blocks 528",

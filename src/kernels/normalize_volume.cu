@@ -18,10 +18,11 @@ constexpr int kThreads = kSumThreads;
 constexpr int kBlocksPerSm = 4;
 
 // 16-byte accesses of a thread in flight: many where one wave of blocks does all
-// of it, few where each block ends with its tile (as in elementwise.cuh), and one
-// where SMs would idle.
+// of it, few where each block ends with its tile (as in elementwise.cuh): one where
+// SMs would idle, two where a second wave of blocks would be short.
 constexpr int kOwnUnroll = 4, kGivenUnroll = 2;
 constexpr int64_t kUnrollFrom = int64_t(1) << 25;  // voxels
+constexpr int64_t kFullSm = 2048 / kThreads;       // blocks
 
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
@@ -39,7 +40,11 @@ NormalizeConfig normalize_config(const NormalizeVolume& p, int sms) {
   config.packed =
       whole && p.voxels.is_line(1) && reinterpret_cast<uintptr_t>(p.voxels.data) % 16 == 0;
   const int pack = p.own_statistics ? 16 / int(size_of(p.voxels.dtype)) : p.to_half ? 8 : 4;
-  if (!p.own_statistics) config.unroll = p.each < kUnrollFrom ? 1 : kGivenUnroll;
+  if (!p.own_statistics) {
+    const int64_t wave = sms * kFullSm * kThreads * (config.packed ? pack : 1);
+    const bool one_wave = p.each > wave && p.each <= kGivenUnroll * wave;
+    config.unroll = one_wave || p.each >= kUnrollFrom ? kGivenUnroll : 1;
+  }
   const int64_t tile = int64_t(kThreads) * config.unroll * (config.packed ? pack : 1);
   const int64_t tiles = (p.each + tile - 1) / tile;
   if (!p.own_statistics) {
