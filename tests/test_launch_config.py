@@ -12,11 +12,11 @@ from cuda_ops import toolchain
 HERE = Path(__file__).parent
 
 EXPECTED = {
-    # 128 threads, one 16-byte access each; two where one input has two bytes an element.
+    # 128 threads, one 16-byte access each; one of 4 bytes where a tensor has up to 32 KB.
     "dense f32 1K": "small, unroll 1, tile 128, blocks 8",
-    "dense f32 256M": "large, unroll 1, tile 512, blocks 524288",
+    "dense f32 256M": "flat, unroll 1, tile 512, blocks 524288",
     "dense bf16 1M": "flat, unroll 1, tile 1024, blocks 1024",
-    "dense bf16 8M": "large, unroll 2, tile 2048, blocks 4096",
+    "dense bf16 16K": "small, unroll 1, tile 256, blocks 64",
     "dense, off by one": "points, unroll 4, tile 512, blocks 2048",
     "rows of a wider matrix": "rows, unroll 1, tile 512, blocks 8192",
     "rows of an odd width": "points, unroll 4, tile 512, blocks 8184",

@@ -152,13 +152,13 @@ void measure(const char* label, char* arena, int64_t numel, F f) {
 }
 
 // The kernel itself, with accesses of so many bytes.
-template <int kBytes, int kUnroll, class T, int Inputs, class F>
+template <int kBytes, class T, int Inputs, class F>
 void measure_kernel(const char* label, char* arena, int64_t numel, F f) {
   char variant[80];
-  std::snprintf(variant, sizeof variant, "flat_kernel, %2d bytes, accesses %d", kBytes, kUnroll);
-  const int64_t tile = kElementwiseThreads * kUnroll * (kBytes / int(sizeof(T)));
+  std::snprintf(variant, sizeof variant, "flat_kernel, %2d bytes", kBytes);
+  const int64_t tile = kElementwiseThreads * (kBytes / int(sizeof(T)));
   measure<T, Inputs>(label, arena, numel, variant, [&](const auto& problem, cudaStream_t stream) {
-    flat_kernel<kBytes, kUnroll, T, Inputs, 1>
+    flat_kernel<kBytes, T, Inputs, 1>
         <<<unsigned((numel + tile - 1) / tile), kElementwiseThreads, 0, stream>>>(
             Pointers<Inputs, 1>(problem), numel, f);
   });
@@ -166,10 +166,9 @@ void measure_kernel(const char* label, char* arena, int64_t numel, F f) {
 
 template <class T, int Inputs, class F>
 void measure_all(const char* label, char* arena, int64_t n, F f) {
-  measure_kernel<4, 1, T, Inputs>(label, arena, n, f);
-  measure_kernel<8, 1, T, Inputs>(label, arena, n, f);
-  measure_kernel<16, 1, T, Inputs>(label, arena, n, f);
-  measure_kernel<16, 2, T, Inputs>(label, arena, n, f);
+  measure_kernel<4, T, Inputs>(label, arena, n, f);
+  measure_kernel<8, T, Inputs>(label, arena, n, f);
+  measure_kernel<16, T, Inputs>(label, arena, n, f);
   measure<128, 1, 0, 0, 0, T, Inputs>(label, arena, n, f);
   measure<128, 2, 0, 0, 0, T, Inputs>(label, arena, n, f);
   measure<128, 4, 0, 0, 0, T, Inputs>(label, arena, n, f);

@@ -22,27 +22,22 @@ namespace cuda_ops {
 constexpr int kElementwiseThreads = 128;
 constexpr int kPackBytes = 16;
 // Small tensors are cut into packs of these instead: more threads with less to
-// do one after the other, as long as all of them run at once on 132 SMs.
+// do one after the other.
 constexpr int kSmallPackBytes = 4;
-constexpr int64_t kSmallBytes = int64_t(1) << 20;
+constexpr int64_t kSmallBytes = int64_t(1) << 15;
 constexpr int small_pack_bytes(int element_bytes) {
   return element_bytes > kSmallPackBytes ? element_bytes : kSmallPackBytes;
 }
 
-// Accesses per input that one thread issues before it uses any. One input of two
-// bytes per element has the most arithmetic per access; large tensors of it gain
-// 8 % from two. Scalar accesses need four to have as much in flight.
-constexpr int unroll_for(int bytes, int element_bytes, int inputs) {
-  if (bytes < kPackBytes) return 4;
-  return element_bytes == 2 && inputs == 1 ? 2 : 1;
-}
-constexpr int64_t kUnrollFrom = int64_t(1) << 23;  // elements; below, SMs would idle
+// Accesses per input that one strided thread issues before it uses any: scalar
+// ones need four to have as much in flight.
+constexpr int strided_unroll(int bytes) { return bytes < kPackBytes ? 4 : 1; }
 
 struct ElementwiseConfig {
   // kFlat: the index is the offset, 16-byte accesses. kSmall: the same with 4-byte
-  // ones. kLarge: with as many 16-byte ones as unroll_for() says. kRows: the index
-  // is taken apart, 16-byte accesses along the fastest dim. kPoints: one by one.
-  enum Path { kFlat, kSmall, kLarge, kRows, kPoints, kPaths } path = kFlat;
+  // ones. kRows: the index is taken apart, 16-byte accesses along the fastest dim.
+  // kPoints: one by one.
+  enum Path { kFlat, kSmall, kRows, kPoints, kPaths } path = kFlat;
   int unroll = 1;
   int64_t tile = 0;  // elements per block
   int64_t blocks = 0;
@@ -78,17 +73,14 @@ ElementwiseConfig elementwise_config(const Strided<Inputs, Outputs>& problem, in
     aligned = aligned && reinterpret_cast<uintptr_t>(operand.data) % kPackBytes == 0;
   }
   Config config;
-  const auto flat = problem.numel * element_bytes <= kSmallBytes ? Config::kSmall
-                    : problem.numel < kUnrollFrom                ? Config::kFlat
-                                                                 : Config::kLarge;
+  const auto flat = problem.numel * element_bytes <= kSmallBytes ? Config::kSmall : Config::kFlat;
   config.path = aligned && problem.is_flat()     ? flat
                 : has_packed_rows(problem, pack) ? Config::kRows
                                                  : Config::kPoints;
   const int bytes = config.path == Config::kSmall    ? small_pack_bytes(element_bytes)
                     : config.path == Config::kPoints ? element_bytes
                                                      : kPackBytes;
-  const bool several = config.path >= Config::kLarge;
-  config.unroll = several ? unroll_for(bytes, element_bytes, Inputs) : 1;
+  config.unroll = is_flat(config.path) ? 1 : strided_unroll(bytes);
   config.tile = int64_t(kElementwiseThreads) * (bytes / element_bytes) * config.unroll;
   config.blocks = (problem.numel + config.tile - 1) / config.tile;
   return config;
@@ -181,29 +173,18 @@ __device__ void apply(const F& f, const Pack<T, kBytes> (&in)[Inputs],
 
 // Short, because small tensors take as long as it takes to fetch the first
 // instructions and to get to the first load.
-template <int kBytes, int kUnroll, class T, int Inputs, int Outputs, class F>
+template <int kBytes, class T, int Inputs, int Outputs, class F>
 __global__ void __launch_bounds__(kElementwiseThreads)
     flat_kernel(Pointers<Inputs, Outputs> pointers, uint64_t numel, F f) {
   using P = Pack<T, kBytes>;
   using Index = std::conditional_t<kBytes == kPackBytes, uint64_t, uint32_t>;
   const Index packs = Index(numel) / P::kSize;
-  const Index first = Index(blockIdx.x) * (kElementwiseThreads * kUnroll) + threadIdx.x;
-
-  P in[kUnroll][Inputs];
+  const Index at = Index(blockIdx.x) * kElementwiseThreads + threadIdx.x;
+  if (at < packs) {
+    P in[Inputs], out[Outputs];
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const Index at = first + u * kElementwiseThreads;
-#pragma unroll
-    for (int k = 0; k < Inputs; ++k) {
-      if (at < packs) in[u][k] = static_cast<const P*>(pointers.in[k])[at];
-    }
-  }
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const Index at = first + u * kElementwiseThreads;
-    if (at >= packs) break;
-    P out[Outputs];
-    apply(f, in[u], out);
+    for (int k = 0; k < Inputs; ++k) in[k] = static_cast<const P*>(pointers.in[k])[at];
+    apply(f, in, out);
 #pragma unroll
     for (int k = 0; k < Outputs; ++k) static_cast<P*>(pointers.out[k])[at] = out[k];
   }
@@ -273,7 +254,7 @@ template <int kBytes, class T, int Inputs, int Outputs, class F>
 __global__ void __launch_bounds__(kElementwiseThreads)
     strided_kernel(const __grid_constant__ Walk<Inputs, Outputs> walk, F f) {
   using P = Pack<T, kBytes>;
-  constexpr int kUnroll = unroll_for(kBytes, sizeof(T), Inputs);
+  constexpr int kUnroll = strided_unroll(kBytes);
   constexpr int kTile = kElementwiseThreads * kUnroll;
   const uint32_t first = blockIdx.x * kTile + threadIdx.x;
   uint32_t rest[kUnroll];
@@ -367,16 +348,13 @@ cudaError_t map_cuda(const Strided<Inputs, Outputs>& problem, cudaStream_t strea
     using T = decltype(tag);
     auto f = functor_for(tag);
     using F = decltype(f);
-    constexpr int kLargeUnroll = unroll_for(kPackBytes, sizeof(T), Inputs);
-    auto* flat = flat_kernel<kPackBytes, 1, T, Inputs, Outputs, F>;
-    auto* small = flat_kernel<small_pack_bytes(sizeof(T)), 1, T, Inputs, Outputs, F>;
-    auto* large = flat_kernel<kPackBytes, kLargeUnroll, T, Inputs, Outputs, F>;
+    auto* flat = flat_kernel<kPackBytes, T, Inputs, Outputs, F>;
+    auto* small = flat_kernel<small_pack_bytes(sizeof(T)), T, Inputs, Outputs, F>;
     auto* rows = strided_kernel<kPackBytes, T, Inputs, Outputs, F>;
     auto* points = strided_kernel<sizeof(T), T, Inputs, Outputs, F>;
     const ElementwiseKernels kernels{
         {reinterpret_cast<const void*>(flat), reinterpret_cast<const void*>(small),
-         reinterpret_cast<const void*>(large), reinterpret_cast<const void*>(rows),
-         reinterpret_cast<const void*>(points)},
+         reinterpret_cast<const void*>(rows), reinterpret_cast<const void*>(points)},
         sizeof(T)};
     return launch_elementwise(problem, kernels, &f, stream);
   });
