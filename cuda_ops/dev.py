@@ -53,10 +53,11 @@ def compile_ops(
     *,
     archs: tuple[str, ...] | None = None,
     verbose: bool = False,
+    compare: bool = True,
     progress: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
     """Build and load the named pairs (all without names) and those that they call, in parallel;
-    rows sorted by name.
+    rows sorted by name. Unless ``compare`` is false, a few samples tell the largest error.
 
     A pair that fails has its error in its row and in ``registry().failures``;
     the others are usable, and what was loaded of it before goes on serving. So
@@ -104,9 +105,9 @@ def compile_ops(
                 chosen += called
                 running.update(map(start, called))
             # One that calls another may be done before it.
-            while ready := [one for one in waiting if _load_or_wait(*one, patient=True)]:
+            while ready := [one for one in waiting if _load_or_wait(*one, compare, patient=True)]:
                 done(ready)
-        done([one for one in waiting if _load_or_wait(*one, patient=False)])
+        done([one for one in waiting if _load_or_wait(*one, compare, patient=False)])
     return sorted(rows, key=lambda row: row.op)
 
 
@@ -159,10 +160,10 @@ class CompiledOps(Mapping[str, Any]):
 compiled_ops = CompiledOps()
 
 
-def _load_or_wait(built: builder.Built, row: Row, patient: bool) -> bool:
+def _load_or_wait(built: builder.Built, row: Row, compare: bool, patient: bool) -> bool:
     """Whether the row is complete. Where ``patient``, what it calls may still come."""
     try:
-        _load(built, row)
+        _load(built, row, compare)
     except BuildError as error:
         if patient:
             return False
@@ -177,7 +178,7 @@ def _fail(row: Row, error: CudaOpsError) -> None:
     row.error = str(error)
 
 
-def _load(built: builder.Built, row: Row) -> None:
+def _load(built: builder.Built, row: Row, compare: bool) -> None:
     pair = built.pair
     if registry().library_of(pair.stem) != built.path:
         registry().load(pair.stem, built.path)
@@ -192,6 +193,8 @@ def _load(built: builder.Built, row: Row) -> None:
     autograd = operator.now.autograd
     differentiable = autograd is not None and not isinstance(autograd.backward, NoGradient)
     row.autograd = composed or ("yes" if differentiable else "no")
+    if not compare:
+        return
     device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
     error = _max_error(operator, built, device)
     row.max_error = None if math.isnan(error) else error  # nothing to compare with

@@ -151,7 +151,7 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
 
 @hookimpl
 def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
-    return torch.matmul if op.name in PRECISIONS.values() else None
+    return gradients if op.name == "matmul_backward" else torch.matmul
 
 
 @hookimpl
@@ -257,3 +257,9 @@ def torch_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What autograd runs for ``torch.matmul`` of two matrices."""
     return grad_out @ b.mT, a.mT @ grad_out
+
+
+def gradients(grad_out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of each factor's matrices; no batch dim is summed."""
+    batch = torch.broadcast_shapes(grad_out.shape[:-2], a.shape[:-2], b.shape[:-2])
+    return tuple(g.expand(*batch, *g.shape[-2:]) for g in torch_backward(grad_out, a, b))
