@@ -162,6 +162,8 @@ class BenchmarkCase:
     flops: int = 0
     #: Keyword arguments for the operator, its reference and its peers.
     keywords: Mapping[str, Any] = field(default_factory=dict)
+    #: What is measured where it is not the operator itself, such as a way to call several.
+    function: Callable[..., Any] | None = None
     #: What to compare this case with, beside the operator's peers (``cuda_ops_peers``), by name.
     peers: Mapping[str, Callable[..., Any] | Peer] = field(default_factory=dict)
     #: Why this point is worth measuring, in a few words.

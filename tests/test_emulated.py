@@ -129,7 +129,7 @@ class Matmul(NamedTuple):
     dtype: str = "bfloat16"
     precision: str = "ieee"
     aligned: int = 1  # 0: rows that the copy engine cannot read, which for hopper are copied first
-    epilogue: str = "plain"  # or place: of stream, with a second output
+    epilogue: str = "plain"  # or place: of 16-bit stream and hopper, with a second output
 
 
 MATMUL = {
@@ -166,6 +166,9 @@ MATMUL = {
     "copies, tf32x3, splits 2": Matmul(
         70, 130, 330, "columns", "rows", splits=2, dtype="float32", precision="tf32x3", aligned=0
     ),
+    "tile 256, where each sum goes": Matmul(200, 301, 200, tile=256, epilogue="place"),
+    "tile 160, where each sum goes": Matmul(140, 320, 136, tile=160, epilogue="place"),
+    "tile 64, where each sum goes": Matmul(100, 70, 136, tile=64, epilogue="place"),
     "stream 8": Matmul(3, 200, 520, tile=8, splits=4, kernel="stream"),
     "stream 8, one row": Matmul(1, 77, 1160, tile=8, splits=8, kernel="stream", epilogue="place"),
     "stream 8, one column": Matmul(77, 1, 520, tile=8, swap=1, splits=4, kernel="stream"),

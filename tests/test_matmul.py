@@ -210,15 +210,16 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_the_choice(plans: Any) -> None:
     assert plans([Case(4096, 4096, 4096)])[0].startswith("hopper 128x256")
     few = [Case(1, 4096, 4096), Case(4096, 1, 4096), Case(8, 4096, 520), Case(3, 4096, 64)]
-    swapped = "stream swapped 8 splits 8"
+    swapped = "stream swapped 8 splits 4"
     for capability in (80, 90):
         assert plans(few, capability) == [
-            "stream 8 splits 8", swapped, "stream 8 splits 4", "stream 8 splits 1"
+            "stream 8 splits 4", swapped, "stream 8 splits 4", "stream 8 splits 1"
         ]  # fmt: skip
     assert plans(few[:1], capability=75) == ["simt 64"]
-    # Blocks of 8 splits do not run at once: 512, of which those of 4 do, and 896.
-    waves = [Case(1, 8192, 8192), Case(1, 14336, 4096)]
-    assert plans(waves) == ["stream 8 splits 4", "stream 8 splits 8"]
+    # Blocks of 8 splits: 256, which are no whole number for each SM, 384, nearly all that run at
+    # once, and 512.
+    waves = [Case(1, 4096, 14336), Case(1, 6144, 4096), Case(1, 8192, 8192)]
+    assert plans(waves) == ["stream 8 splits 4", "stream 8 splits 8", "stream 8 splits 8"]
     more = [Case(9, 4096, 4096), Case(4096, 32, 4096), Case(33, 4096, 4096)]
     assert all(plan.startswith("hopper swapped 128x") for plan in plans([more[0], more[2]]))
     assert plans(more, capability=80) == [

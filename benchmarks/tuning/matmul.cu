@@ -1,5 +1,5 @@
 // How the matrix product is tuned on Hopper: times every tile, swap and split that its kernel
-// can run, and those that stream a matrix past up to 8 rows, bfloat16, a @ weight^T, on the
+// can run, and those that stream a matrix past up to 32 rows, bfloat16, a @ weight^T, on the
 // projections of Llama-3 8B and 70B, on cubes and on odd sizes, beside the plan's choice and
 // cuBLAS. Then says what hopper_stage_time and its neighbours, and the estimates for copies and
 // 3xTF32 ought to be. Operands rotate through 6 GiB of N(0, 1), so the L2 is cold; launches
@@ -308,7 +308,7 @@ std::vector<Measured> race_tiles(const Memory& memory, const Cublas& cublas, cud
       };
       if (enter("hopper " + config.text(), run)) configs.push_back(config);
     }
-    if (std::min(p.m, p.n) <= stream_vectors(true)) {
+    if (std::min(p.m, p.n) <= stream_vectors(false)) {
       for (const int splits : {2, 4, 8}) {
         const StreamConfig config = stream_variant(p, splits);
         enter("stream " + config.text(), [&](const Matmul& q) {

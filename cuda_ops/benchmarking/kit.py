@@ -141,7 +141,7 @@ class Kit:
             torch.cuda.empty_cache()  # the case before may have left little
         wanted = {n: p for n, p in case.peers.items() if self._peers is None or n in self._peers}
         peers, missing = load_peers(wanted)
-        functions = {OURS: op.function, **peers}
+        functions = {OURS: case.function or op.function, **peers}
         if case.keywords:
             functions = {name: partial(f, **case.keywords) for name, f in functions.items()}
             reference = partial(reference, **case.keywords)

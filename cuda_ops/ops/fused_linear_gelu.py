@@ -219,7 +219,7 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
         out: torch.Tensor = op.siblings[KEEP].function(*tensors)[0]
         return out
 
-    training = [_case(*point, peers={"save_preactivation": kept}) for point in _TRAINING]
+    training = [_case(*point, kept, {"recomputed": op.function}) for point in _TRAINING]
     return [*(_case(*point) for point in _POINTS), *training]
 
 
@@ -238,7 +238,12 @@ _TRAINING = tuple(
 
 
 def _case(
-    rows: int, o: int, i: int, reason: str, peers: dict[str, Callable[..., Any]] | None = None
+    rows: int,
+    o: int,
+    i: int,
+    reason: str,
+    function: Callable[..., Any] | None = None,
+    peers: dict[str, Callable[..., Any]] | None = None,
 ) -> BenchmarkCase:
     """``peers``: of a step of training, which multiplies twice more and reads everything again."""
     backward = peers is not None
@@ -252,6 +257,7 @@ def _case(
         inputs,
         bytes=(rows * i + o * i + o + rows * o) * 2 * (3 if backward else 1),
         flops=2 * rows * o * i * (3 if backward else 1),
+        function=function,
         peers=peers or {},
         reason=reason,
         dtype=torch.bfloat16,

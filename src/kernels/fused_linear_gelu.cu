@@ -9,18 +9,24 @@ using namespace cuda_ops;
 
 namespace {
 
-// What all epilogues begin with: the sum of one column and its bias.
+// What all epilogues begin with: the sums of two columns and their bias.
 template <class T>
 struct Bias {
   const T* bias;  // of the columns, or laid out as out, or null
   bool as_out;
 
+  using Columns = Pair<T>;
+  __device__ Columns columns(int64_t n, int count) const {
+    if (bias == nullptr || as_out) return {};
+    return Columns::load(bias + n, count > 0, count > 1);
+  }
+
   template <class C>
-  __device__ void add(C (&sums)[2], const Place& at) const {
-    if (bias == nullptr) return;
-    const T* of_pair = bias + (as_out ? at.offset : at.n);
-    if (at.first) sums[0] += to_compute(of_pair[0]);
-    if (at.second) sums[1] += to_compute(of_pair[1]);
+  __device__ void add(C (&sums)[2], const Columns& columns, const Place& at) const {
+    C both[2];
+    (as_out ? Columns::load(bias + at.offset, at.first, at.second) : columns).widen(both);
+    sums[0] += both[0];
+    sums[1] += both[1];
   }
 };
 
@@ -29,13 +35,11 @@ struct BiasGelu : Bias<T> {
   static constexpr bool kSecond = kKeep;  // the sums before gelu
 
   template <class C>
-  __device__ void operator()(C (&sums)[2], C (&aside)[2], const Place& at) const {
-    this->add(sums, at);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if constexpr (kKeep) aside[i] = sums[i];
-      sums[i] = GeluApprox<MathFor<T>>{}(sums[i]);
-    }
+  __device__ void operator()(C (&sums)[2], C (&aside)[2], const Pair<T>& columns,
+                             const Place& at) const {
+    this->add(sums, columns, at);
+    if constexpr (kKeep) aside[0] = sums[0], aside[1] = sums[1];
+    gelu_approx<MathFor<T>>(sums);
   }
 };
 
@@ -46,11 +50,13 @@ struct BiasGeluSlope : Bias<T> {
   const T* grad_out;  // laid out as out
 
   template <class C>
-  __device__ void operator()(C (&sums)[2], C (&)[2], const Place& at) const {
-    this->add(sums, at);
-    const T* grad = grad_out + at.offset;
-    if (at.first) sums[0] = GeluApproxBackward<MathFor<T>>{}(C(to_compute(grad[0])), sums[0]);
-    if (at.second) sums[1] = GeluApproxBackward<MathFor<T>>{}(C(to_compute(grad[1])), sums[1]);
+  __device__ void operator()(C (&sums)[2], C (&)[2], const Pair<T>& columns,
+                             const Place& at) const {
+    C grads[2];
+    Pair<T>::load(grad_out + at.offset, at.first, at.second).widen(grads);
+    this->add(sums, columns, at);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) sums[i] = GeluApproxBackward<MathFor<T>>{}(grads[i], sums[i]);
   }
 };
 

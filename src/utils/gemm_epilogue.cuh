@@ -3,9 +3,13 @@
 //
 //   struct Epilogue {
 //     static constexpr bool kSecond = false;  // whether there is a second output
+//     // What it reads for columns n and n + 1 of any row, of which `count` are inside of
+//     // the matrix. A kernel may ask for it long before it has the sums.
+//     struct Columns {};
+//     __device__ Columns columns(int64_t n, int count) const;
 //     // Changes the sums in place; what it leaves in `aside` goes to the second output.
 //     template <class C>
-//     __device__ void operator()(C (&sums)[2], C (&aside)[2], const Place& at) const;
+//     __device__ void operator()(C (&sums)[2], C (&aside)[2], const Columns&, const Place&) const;
 //   };
 #pragma once
 
@@ -24,8 +28,38 @@ struct Place {
 
 struct PlainEpilogue {
   static constexpr bool kSecond = false;
+  struct Columns {};
+  __device__ Columns columns(int64_t, int) const { return {}; }
   template <class C>
-  __device__ void operator()(C (&)[2], C (&)[2], const Place&) const {}
+  __device__ void operator()(C (&)[2], C (&)[2], const Columns&, const Place&) const {}
+};
+
+// Two neighbours of a row as they are in memory.
+template <class T>
+struct alignas(2 * sizeof(T)) Pair {
+  T values[2];
+
+  // Zeros for those outside; one load where both are inside and aligned.
+  __device__ static Pair load(const T* at, bool first, bool second) {
+    Pair pair = {};
+    if (second && reinterpret_cast<uintptr_t>(at) % sizeof(Pair) == 0) {
+      pair = *reinterpret_cast<const Pair*>(at);
+    } else {
+      if (first) pair.values[0] = at[0];
+      if (second) pair.values[1] = at[1];
+    }
+    return pair;
+  }
+
+  template <class C>
+  __device__ void widen(C (&both)[2]) const {
+    if constexpr (sizeof(T) == 2) {
+      to_compute(reinterpret_cast<const uint32_t&>(values), T{}, both);
+    } else {
+      both[0] = to_compute(values[0]);
+      both[1] = to_compute(values[1]);
+    }
+  }
 };
 
 // The type of float sums that are kept as they are.
@@ -54,7 +88,7 @@ __device__ void finish_pair(const Epilogue& epilogue, C (&sums)[2], const Place&
                             void* second) {
   if (!at.first) return;
   C aside[2];
-  epilogue(sums, aside, at);
+  epilogue(sums, aside, epilogue.columns(at.n, at.second ? 2 : 1), at);
   store_pair<Out>(out, at, sums);
   if constexpr (Epilogue::kSecond) store_pair<Out>(second, at, aside);
 }

@@ -158,7 +158,10 @@ __device__ void clear_rows(T* out, int64_t stride, const int32_t (&rows)[4], int
 template <class T>
 __device__ void store_rows(uint32_t box, const float (&values)[32], T* out, int64_t stride,
                            const int32_t (&rows)[4], int64_t columns) {
-  write_box<T>(box, values);
+  OutPair<T> pairs[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) pairs[i] = from_compute(values[2 * i], values[2 * i + 1], T{});
+  write_box<T>(box, pairs);
   __syncwarp();
   const int chunk = int(threadIdx.x) % 8;
 #pragma unroll

@@ -50,9 +50,13 @@ __device__ TilePlace tile_place(const HopperArgs& args, int tile) {
   return {at.row * kHopperTileM, at.column * kTileN, tile / matrix};
 }
 
-// One 64-row box of 128 bytes, as tma.cuh draws it, from the sums of a warpgroup.
+// Two neighbours of a row of out, in one register or two.
+template <class Out>
+using OutPair = decltype(from_compute(0.f, 0.f, Out{}));
+
+// One 64-row box of 128 bytes, as tma.cuh draws it, from the results of a warpgroup.
 template <class Out, int kCount>
-__device__ void write_box(uint32_t box_at, const float (&sums)[kCount]) {
+__device__ void write_box(uint32_t box_at, const OutPair<Out> (&pairs)[kCount]) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4;
   if constexpr (sizeof(Out) == 2) {
     // stmatrix: lane l gives the address of row l % 8 of the 8 x 8 matrix l / 8, the
@@ -62,10 +66,9 @@ __device__ void write_box(uint32_t box_at, const float (&sums)[kCount]) {
     for (int i = 0; i < 4; ++i) {
       const int chunk = 2 * i + lane / 16;
       const uint32_t at = box_at + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
-      const float* s = sums + 8 * i;
+      const OutPair<Out>* p = pairs + 4 * i;
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
-                   "r"(from_compute(s[0], s[1], Out{})), "r"(from_compute(s[2], s[3], Out{})),
-                   "r"(from_compute(s[4], s[5], Out{})), "r"(from_compute(s[6], s[7], Out{}))
+                   "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3])
                    : "memory");
     }
   } else {
@@ -75,8 +78,10 @@ __device__ void write_box(uint32_t box_at, const float (&sums)[kCount]) {
       const int chunk = i / 2 * 2 + lane % 4 / 2;
       const uint32_t at =
           box_at + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16) + lane % 2 * 8);
-      const float* s = sums + 4 * (i / 2) + 2 * (i % 2);
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(s[0]), "f"(s[1]) : "memory");
+      const float first = __uint_as_float(uint32_t(pairs[i]));
+      const float second = __uint_as_float(uint32_t(pairs[i] >> 32));
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(first), "f"(second)
+                   : "memory");
     }
   }
 }
@@ -193,7 +198,22 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
     if constexpr (!Tile::kNarrow) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int consumer = group - 1, thread = int(threadIdx.x) % 128;
     int boxes = 0;  // stores begun, for the parity of their buffers
+    constexpr bool kShareColumns = !Tile::kNarrow && !std::is_empty_v<typename Epilogue::Columns>;
+    static_assert(!kShareColumns || sizeof(typename Epilogue::Columns) <= Tile::kColumnBytes);
+    auto* shared_columns = reinterpret_cast<typename Epilogue::Columns*>(
+                               shared + (empty + 8 * kStages - shared_address(shared))) +
+                           consumer * kTileN / 2;
     for (int tile = first_tile; tile < args.tiles; next_tile(tile)) {
+      const bool alone = !Tile::kNarrow && args.splits == 1;
+      const int row = at.m + 64 * consumer + 16 * (thread / 32) + lane / 4;
+      const int col = at.n + lane % 4 * 2;
+      // Each thread reads for one pair of columns what all will want, so early that it is
+      // there when the sums are.
+      const int own = at.n + 2 * thread;
+      typename Epilogue::Columns columns{};
+      if (kShareColumns && alone && 2 * thread < kTileN && own < args.cols) {
+        columns = epilogue.columns(own, own + 1 < args.cols ? 2 : 1);
+      }
       float sums[kTileN / 2];
       hopper_sums<T, kTileN, kLineMajorA, kLineMajorB>(ring, k_end - k_begin, consumer, sums);
 
@@ -203,10 +223,8 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
         const int ns = swap ? args.rows : args.cols, ms = swap ? args.cols : args.rows;
         return Place{matrix + m * args.out_row + n, m, n, m < ms && n < ns, m < ms && n + 1 < ns};
       };
-      const int row = at.m + 64 * consumer + 16 * (thread / 32) + lane / 4;
-      const int col = at.n + lane % 4 * 2;
 
-      if (Tile::kNarrow || args.splits > 1) {
+      if (!alone) {
         {
           // --- sums of all splits through shared memory, over the ring: this block's one
           // tile is done. Lines run along the rows of out, so that stores are coalesced.
@@ -277,13 +295,17 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
         }
       } else if constexpr (!Tile::kNarrow) {
         // --- boxes of 64 rows by 128 bytes, swizzled, two in flight
+        if constexpr (kShareColumns) {
+          if (2 * thread < kTileN) shared_columns[thread] = columns;
+          named_barrier(1 + consumer, 128);
+        }
         constexpr int kColumns = kSwizzleBytes / int(sizeof(Out)), kPerBox = kColumns / 2;
-        const auto send = [&](const TensorMap& map, void* out, const float (&values)[kPerBox],
-                              int first) {
+        const auto send = [&](const TensorMap& map, void* out,
+                              const OutPair<Out>(&pairs)[kPerBox / 2], int first) {
           const uint32_t buffer = staging + uint32_t(2 * consumer + boxes++ % 2) * Tile::kBox;
           if (thread == 0) tma_store_wait_read<1>();
           named_barrier(1 + consumer, 128);
-          write_box<Out>(buffer, values);
+          write_box<Out>(buffer, pairs);
           tma_store_fence();
           named_barrier(1 + consumer, 128);
           const int first_m = at.m + 64 * consumer, first_n = at.n + first;
@@ -298,16 +320,19 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
         for (int begin = 0; begin < kTileN; begin += kColumns) {
           // The last one overlaps the one before where the tile is no whole number of boxes.
           const int first = begin + kColumns <= kTileN ? begin : kTileN - kColumns;
-          float values[kPerBox], asides[kPerBox];
+          OutPair<Out> pairs[kPerBox / 2], asides[kPerBox / 2];
 #pragma unroll
           for (int i = 0; i < kPerBox; i += 2) {
             const int j = first / 2 + i;
             float pair[2] = {sums[j], sums[j + 1]}, aside[2];
-            epilogue(pair, aside, place(row + j / 2 % 2 * 8, col + j / 4 * 8));
-            values[i] = pair[0], values[i + 1] = pair[1];
-            if constexpr (Epilogue::kSecond) asides[i] = aside[0], asides[i + 1] = aside[1];
+            if constexpr (kShareColumns) columns = shared_columns[j / 4 * 4 + lane % 4];
+            epilogue(pair, aside, columns, place(row + j / 2 % 2 * 8, col + j / 4 * 8));
+            pairs[i / 2] = from_compute(pair[0], pair[1], Out{});
+            if constexpr (Epilogue::kSecond) {
+              asides[i / 2] = from_compute(aside[0], aside[1], Out{});
+            }
           }
-          send(map_out, args.out, values, first);
+          send(map_out, args.out, pairs, first);
           if constexpr (Epilogue::kSecond) send(map_second, args.second, asides, first);
         }
       }

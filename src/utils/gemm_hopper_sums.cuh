@@ -71,11 +71,14 @@ struct HopperTile {
   static constexpr int kBox = 64 * kSwizzleBytes;
   static constexpr int kStaging = kNarrow ? 0 : 2 * kBox * kConsumers;
   static constexpr int kStage = kParts * (kBytesA + kBytesB);
-  // A block may have 227 KB; of two blocks on an SM each has 113 KB. 2 KB for
-  // barriers and for the start's alignment.
-  static constexpr int kBudget = (kNarrow ? 113 : 227) * 1024 - 2048 - kStaging;
+  // What an epilogue reads for a pair of columns; each consumer has a copy for all of them.
+  static constexpr int kColumnBytes = 4;
+  // A block may have 227 KB; of two blocks on an SM each has 113 KB. The rest is for
+  // barriers, for the start's alignment and, in wide tiles, for columns.
+  static constexpr int kRest = kNarrow ? 2048 : 2048 + kConsumers * kTileN / 2 * kColumnBytes;
+  static constexpr int kBudget = (kNarrow ? 113 : 227) * 1024 - kRest - kStaging;
   static constexpr int kStages = kBudget / kStage;
-  static constexpr int kShared = kStages * kStage + kStaging + 2048;
+  static constexpr int kShared = kStages * kStage + kStaging + kRest;
   // Partial sums for a split: lines of floats. A warp stores 8 rows by 4 pairs of columns,
   // one float along the rows or two along the columns: none meet in a bank.
   static constexpr int kPitchRows = kTileM + 4, kPitchCols = kTileN + 8;

@@ -49,6 +49,22 @@ __device__ C sigmoid(C x) {
   return Math::reciprocal(1 + Math::exp(-x));
 }
 
+// Of two numbers, by one reciprocal where coarse ones will do: 1 / a is b / (a b). So that
+// the product does not overflow, what is below 2^-60 is 0 there.
+template <class Math, class C>
+__device__ void sigmoids(C (&x)[2]) {
+  if constexpr (std::is_same_v<Math, Coarse>) {
+    constexpr float kMost = 41.5f;  // log(2^60)
+    const float a = 1 + Math::exp(fminf(-x[0], kMost)), b = 1 + Math::exp(fminf(-x[1], kMost));
+    const float both = Math::reciprocal(a * b);
+    x[0] = -x[0] > kMost ? 0 : both * b;
+    x[1] = -x[1] > kMost ? 0 : both * a;
+  } else {
+    x[0] = sigmoid<Math>(x[0]);
+    x[1] = sigmoid<Math>(x[1]);
+  }
+}
+
 // sigmoid(x), 1 - sigmoid(x) and their product, the derivative, each as exact as Math:
 // for large x the difference would have lost all of them, and gradients scale what is
 // left.

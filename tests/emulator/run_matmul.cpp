@@ -40,8 +40,26 @@ struct Matrices {
 // What PlaceEpilogue adds.
 double place_value(int64_t m, int64_t n) { return double(m) - 0.5 * double(n % 16); }
 
+// Adds to each sum what says where it is, and keeps half of it aside.
+struct PlaceEpilogue {
+  static constexpr bool kSecond = true;
+  struct Columns {
+    int16_t n, count;
+  };
+  __device__ Columns columns(int64_t n, int count) const { return {int16_t(n), int16_t(count)}; }
+  template <class C>
+  __device__ void operator()(C (&sums)[2], C (&aside)[2], const Columns& columns,
+                             const Place& at) const {
+    if (at.first && (columns.n != at.n || columns.count != 1 + at.second)) fail("other columns");
+    for (int i = 0; i < 2; ++i) {
+      sums[i] += C(place_value(at.m, at.n + i));
+      aside[i] = sums[i] / 2;
+    }
+  }
+};
+
 template <class T>
-cudaError_t run_hopper(const Arguments& arguments, const Matmul& p) {
+cudaError_t run_hopper(const Arguments& arguments, const Matmul& p, void* second) {
   const bool swap = arguments.number("swap") != 0;
   const bool line_major_a = p.a.row < p.a.col, line_major_b = p.b.col < p.b.row;
   HopperConfig config =
@@ -49,20 +67,12 @@ cudaError_t run_hopper(const Arguments& arguments, const Matmul& p) {
   config.line_major_a = swap ? line_major_b : line_major_a;
   config.line_major_b = swap ? line_major_a : line_major_b;
   std::printf("plan: hopper %s\n", config.text().c_str());
+  if constexpr (sizeof(T) == 2) {
+    if (second != nullptr)
+      return gemm_hopper<T, false>(p, config, PlaceEpilogue{}, second, nullptr);
+  }
   return gemm_hopper<T, false>(p, config, PlainEpilogue{}, nullptr, nullptr);
 }
-
-// Adds to each sum what says where it is, and keeps half of it aside.
-struct PlaceEpilogue {
-  static constexpr bool kSecond = true;
-  template <class C>
-  __device__ void operator()(C (&sums)[2], C (&aside)[2], const Place& at) const {
-    for (int i = 0; i < 2; ++i) {
-      sums[i] += C(place_value(at.m, at.n + i));
-      aside[i] = sums[i] / 2;
-    }
-  }
-};
 
 template <class T>
 cudaError_t run_stream(const Arguments& arguments, const Matmul& p, void* second) {
@@ -106,8 +116,9 @@ cudaError_t run(const Arguments& arguments, const Matmul& p, void* second) {
     check(error, "gemm_pack");
   }
   const Matmul view = packed(p, copies, workspace.data());
-  if (dtype == DType::kBFloat16) return run_hopper<BFloat16>(arguments, view);
-  return is_split(p) ? run_hopper<TF32x3>(arguments, view) : run_hopper<TF32>(arguments, view);
+  if (dtype == DType::kBFloat16) return run_hopper<BFloat16>(arguments, view, second);
+  return is_split(p) ? run_hopper<TF32x3>(arguments, view, nullptr)
+                     : run_hopper<TF32>(arguments, view, nullptr);
 }
 
 }  // namespace
