@@ -146,6 +146,9 @@ class Peer:
     load: Callable[[], Callable[..., Any]]
     #: How far its integers may be from the reference, where it rounds by another rule.
     off_by: int = 0
+    #: How many of its results, from the first on, are compared with the reference's; ``None`` for
+    #: all. Indices that may be those of any equal element are not.
+    compared: int | None = None
 
 
 @dataclass(frozen=True)

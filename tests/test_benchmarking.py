@@ -261,6 +261,33 @@ def test_a_peer_that_rounds_by_another_rule_may_be_off_and_says_so() -> None:
     assert "one rounds by another rule: 1 off at most" in found.notes
 
 
+def test_of_a_peer_the_first_results_may_be_compared_alone() -> None:
+    reload("bitonic_topk")
+    op = registry().operators("bitonic_topk")["bitonic_topk"].spec
+    case = BenchmarkCase("9x9", maker((((9, 9), torch.float32), 3)), bytes=9 * 9 * 4)
+    reference = registry().plugins.ask("cuda_ops_reference", op)
+
+    def other_indices(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        values, indices = reference(x, k)
+        return values.clone(), indices + 1
+
+    def other_values(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        values, indices = reference(x, k)
+        return values + 1, indices.clone()
+
+    peers = {
+        "lenient": Peer(lambda: other_indices, compared=1),
+        "strict": Peer(lambda: other_indices),
+        "wrong": Peer(lambda: other_values, compared=1),
+    }
+    kit = Kit(CPU, Settings(precision=1.0, seconds=0.0))
+    (found,) = kit.measure(op, plugins([case], reference, peers))
+    assert found.peers["lenient"].ratio is not None
+    assert "differs" in found.peers["strict"].missing
+    assert "differs" in found.peers["wrong"].missing
+    assert "lenient: of its results the first 1 compared" in found.notes
+
+
 def test_a_chosen_peer_is_the_only_one(silu: Any) -> None:
     kit = Kit(CPU, Settings(precision=1.0, seconds=0.0), peers={"eager"})
     answers = plugins([small(peers={"eager": F.silu, "relu": torch.relu})])

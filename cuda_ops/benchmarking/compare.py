@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from cuda_ops.errors import BenchmarkError
+from cuda_ops.spec import Peer
 
 from .clock import Clock, Train, rotated, undisturbed
 from .rotation import Rotation
@@ -65,11 +66,11 @@ def compare(
     verifier: Verifier,
     clock: Clock,
     settings: Settings,
-    off_by: Mapping[str, int] | None = None,
+    peers: Mapping[str, Peer] | None = None,
 ) -> Comparison:
     """Time ``functions``, of which :data:`OURS` is one, on the same arguments.
 
-    Every train of every function is checked; ``off_by`` says by name how far integers may be off.
+    Every train of every function is checked, a peer's as far as ``peers`` says by name.
     A peer that fails before the rounds start is left out and named.
 
     Raises:
@@ -82,7 +83,7 @@ def compare(
     def run(name: str) -> Train:
         train = clock.train(alive[name], rotation.arguments, rotation.advance)
         try:
-            verifier.check(train.outputs, (off_by or {}).get(name, 0))
+            verifier.check(train.outputs, (peers or {}).get(name))
         except BenchmarkError as error:
             raise BenchmarkError(f"{name} {error}") from error
         poison(train.outputs)

@@ -155,8 +155,12 @@ class Kit:
         calls = min(calls_for(estimate, self.clock), max(2, self._room() // each))
         rotation = pair if calls == 2 else Rotation(case, self.device, calls)
         verifier = Verifier(op, reference, rotation, claims.tolerance)
-        off_by = {name: p.off_by for name, p in wanted.items() if isinstance(p, Peer) and p.off_by}
-        found = compare(functions, rotation, verifier, self.clock, self.settings, off_by)
+        lenient = {
+            name: peer
+            for name, peer in wanted.items()
+            if isinstance(peer, Peer) and (peer.off_by or peer.compared is not None)
+        }
+        found = compare(functions, rotation, verifier, self.clock, self.settings, lenient)
         for seconds in found.seconds.values():
             self.ceilings.refuse_impossible(case, seconds.value, calls)
         missing |= found.missing
@@ -167,11 +171,11 @@ class Kit:
         )
         floor = self.ceilings.floor(case)
         notes = [f"{name} waits for the device: host time is included" for name in found.waiting]
-        notes += [
-            f"{name} rounds by another rule: {by} off at most"
-            for name, by in off_by.items()
-            if name in found.ratios
-        ]
+        for name, peer in lenient.items():
+            if name in found.ratios and peer.off_by:
+                notes.append(f"{name} rounds by another rule: {peer.off_by} off at most")
+            if name in found.ratios and peer.compared is not None:
+                notes.append(f"{name}: of its results the first {peer.compared} compared")
         return replace(
             result,
             seconds=found.seconds[OURS],

@@ -20,7 +20,7 @@ import torch
 
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.shapes import bind, broadcast, core_dims
-from cuda_ops.spec import OpSpec
+from cuda_ops.spec import OpSpec, Peer
 from cuda_ops.testing import compare
 from cuda_ops.testing.samples import Sample, TensorArg
 
@@ -81,10 +81,10 @@ class Verifier:
             return expected, compare.largest(reference(*magnitudes))
         return expected, min(1.0, compare.largest(wide))
 
-    def check(self, outputs: Sequence[Any], off_by: int = 0) -> float:
+    def check(self, outputs: Sequence[Any], peer: Peer | None = None) -> float:
         """Compare a train's outputs; returns the largest error in units of the tolerance.
 
-        Integers may differ by ``off_by``.
+        Those of a ``peer`` as far as it says.
 
         Raises:
             BenchmarkError: a wrong result, an output that is no plain tensor or no memory of its
@@ -98,15 +98,17 @@ class Verifier:
             if position is not None:
                 name = self._op.argument_names[position]
                 raise BenchmarkError(f"changes its argument {name!r}, which its schema denies")
-            worst = max(worst, self._compare(outputs[copy], expected, magnitude, off_by))
+            worst = max(worst, self._compare(outputs[copy], expected, magnitude, peer))
         return worst
 
-    def _compare(self, output: Any, expected: Any, magnitude: float, off_by: int) -> float:
+    def _compare(self, output: Any, expected: Any, magnitude: float, peer: Peer | None) -> float:
         worst = 0.0
+        off_by, compared = (peer.off_by, peer.compared) if peer else (0, None)
         actuals, expecteds = compare.outputs(output), compare.outputs(expected)
         if len(actuals) != len(expecteds):
             raise BenchmarkError(f"returns {len(actuals)} results, expected {len(expecteds)}")
-        for i, (a, e) in enumerate(zip(actuals, expecteds, strict=True)):
+        pairs = list(zip(actuals, expecteds, strict=True))[:compared]
+        for i, (a, e) in enumerate(pairs):
             if self._parts is not None:
                 a = self._parts.of_tensor(a)
             if a.shape != e.shape:
