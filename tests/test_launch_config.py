@@ -44,8 +44,8 @@ EXPECTED = {
     "off by one byte, volume": "scalar, unroll 4, team 256, blocks 256",
     # Chunks where rows are too few; what they keep takes 8 bytes each, and is a row once more.
     "8 of 64 for many rows": "kept 32, chunk 64, chunks 1, workspace 0",
-    "64 of one row of 1M": "kept 64, chunk 4096, chunks 256, workspace 133120",
-    "50 of a vocabulary": "kept 64, chunk 4096, chunks 32, workspace 819200",
+    "64 of one row of 1M": "kept 64, chunk 1024, chunks 1024, workspace 557056",
+    "50 of a vocabulary": "kept 64, chunk 1986, chunks 66, workspace 1766400",
     "0 of nothing": "kept 32, chunk 0, chunks 1, workspace 0",
 }
 

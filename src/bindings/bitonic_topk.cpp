@@ -36,7 +36,8 @@ struct Kept {
   }
 };
 
-// More than a warp keeps, or a longer row than it counts: all sorted, and the first k.
+// More of a long row than a warp keeps, or a longer row than it counts: all sorted, and the first
+// k.
 void keep_by_sorting(Kept& out, const Tensor& x, int64_t k, int64_t dim, bool largest) {
   const auto [values, indices] =
       call<std::tuple<Tensor, Tensor>>("cuda_ops::bitonic_sort", "", x, dim, largest, true);
@@ -63,11 +64,12 @@ std::tuple<Tensor, Tensor> bitonic_topk_cuda(const Tensor& x, int64_t k, int64_t
   const Tensor rows = with_rows(x, dim);
   Kept out(rows, k, dim, largest);
   SortRows& p = out.problem.sort;
-  if (k > kMostKept || p.n > kLongest) {
+  if (!topk_sorts(p.n, k) && (k > kMostKept || p.n > kLongest)) {
     keep_by_sorting(out, x, k, dim, largest);
     return {out.values, out.indices};
   }
-  const int64_t bytes = topk_workspace_bytes(p.rows.numel, p.n, k, size_of(p.rows.dtype));
+  const int64_t bytes =
+      topk_sorts(p.n, k) ? 0 : topk_workspace_bytes(p.rows.numel, p.n, k, size_of(p.rows.dtype));
   // Freed when this returns: torch's allocator gives it to later work of this stream only.
   const Tensor workspace = bytes > 0 ? empty({bytes}, DType::kUInt8, x) : out.values;
   p.workspace = workspace.mutable_data_ptr();
@@ -95,8 +97,9 @@ Shapes: x of any shape and strides; the results have k elements along the dim, w
 in memory, and the other dims are in row-major order.
 Dtypes: float64, float32, float16, bfloat16, uint8, int8, int16, int32, int64 or bool; values have
 the dtype of x, indices are int64. Values have a gradient.
-Memory: for k up to 64 at most 16 bytes per kept element of a chunk of 4096; for more all of x is
-sorted by bitonic_sort, and the first k are copied.
+Memory: none for rows up to 1024 and k above 32, or up to 256; else for k up to 64 at most 16 bytes per
+kept element of a chunk of 1024; for more all of x is sorted by bitonic_sort, and the first k are
+copied.
 Errors: RuntimeError for another dtype, a dim that x does not have, k below 0 or above its size.
 Formula: the first k of bitonic_sort(x, dim, descending=largest).)")
       .cpu<bitonic_topk_cpu>()

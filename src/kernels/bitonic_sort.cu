@@ -2,7 +2,7 @@
 // its 8-byte index, 16 bytes for float32, which an H200 does in one cycle of one
 // SM; so instructions decide, and what to do depends on the length of the row:
 //
-//   up to 1024    a warp sorts a row or several in registers (sort_network.cuh)
+//   up to 1024    a warp sorts a row or several in registers (sort_warp.cuh)
 //   up to 32768   a block sorts runs of 1024 so, and merges them in shared memory
 //   up to 131072  on Hopper, a radix sort in the shared memory of a cluster of
 //                 blocks, as long as there are few such rows (sort_cluster.cuh)
@@ -11,72 +11,11 @@
 #include "sort_cluster.cuh"
 #include "sort_network.cuh"
 #include "sort_radix.cuh"
+#include "sort_warp.cuh"
 
 using namespace cuda_ops;
 
 namespace {
-
-// --- rows of up to 1024: several per warp if they are short ------------------------
-
-template <class U, int R, int L>
-struct WarpShared {
-  static constexpr int kRows = 32 / L, kWidth = R * L;
-  static constexpr int kPitch = L < 32 ? kWidth + L : kWidth;  // lanes of all rows on all banks
-  U keys[kRows * kPitch];
-  alignas(4) Entry<U> list[kRows * kWidth * 33 / 32];
-};
-
-template <class U, int R, int L>
-__global__ void __launch_bounds__(32 * kSortWarps)
-    warp_sort_kernel(const __grid_constant__ SortRows p, const Order<U> order) {
-  using Shared = WarpShared<U, R, L>;
-  constexpr int kRows = Shared::kRows, kPitch = Shared::kPitch;
-  __shared__ Shared all[kSortWarps];
-  Shared& shared = all[threadIdx.x / 32];
-  const int lane = threadIdx.x % 32, n = int(p.n);
-  const int64_t first = (int64_t(blockIdx.x) * kSortWarps + threadIdx.x / 32) * kRows;
-  if (first >= p.rows.numel) return;
-  const int rows = int(p.rows.numel - first < kRows ? p.rows.numel - first : kRows);
-  const int64_t mine = p.rows.offset_at(first + (lane < rows ? lane : 0));
-  const U* data = static_cast<const U*>(p.rows.data);
-
-  // Element i of the rows together, i < 1024: the quotient is exact.
-  const uint32_t inverse = (1u << 20) / n + 1;
-  const auto row_of = [&](int i) { return kRows > 1 ? int(i * inverse >> 20) : 0; };
-  U loaded[R];
-#pragma unroll
-  for (int r = 0; r < R; ++r) {
-    const int i = r * 32 + lane, row = row_of(i);
-    const int64_t offset = __shfl_sync(~0u, mine, row) + (i - row * n);
-    loaded[r] = i < rows * n ? data[offset] : U(0);
-  }
-#pragma unroll
-  for (int r = 0; r < R; ++r) {
-    const int i = r * 32 + lane, row = row_of(i);
-    if (i < rows * n) shared.keys[row * kPitch + i - row * n] = order.key(loaded[r]);
-  }
-  __syncwarp();
-
-  uint32_t entries[R];
-  const int row = lane / L;
-  sort_run<R, L, U>(entries, shared.keys + row * kPitch, shared.list + row * R * L,
-                    row < rows ? n : 0);
-  __syncwarp();
-  store_entries<U, R>(shared.list, lane * R, entries);
-  __syncwarp();
-
-#pragma unroll 4
-  for (int r = 0; r < R; ++r) {
-    const int i = r * 32 + lane, row = row_of(i), place = i - row * n;
-    const int64_t offset = __shfl_sync(~0u, mine, row);
-    if (i >= rows * n) continue;
-    const Entry<U> entry = shared.list[padded<U>(row * R * L + place)];
-    const U key = key_of<U>(entry, shared.keys + row * kPitch);
-    const int index = entry & 0xffff;
-    static_cast<U*>(p.values)[first * n + i] = value_of(key, order, data + offset, index);
-    p.indices[first * n + i] = index;
-  }
-}
 
 // --- rows of up to 32768: a block each --------------------------------------------
 
@@ -183,26 +122,6 @@ __global__ void __launch_bounds__(kSortThreads)
 // --- launchers --------------------------------------------------------------------
 
 template <class U>
-cudaError_t launch_warps(const SortRows& p, const SortConfig& config, cudaStream_t stream) {
-  const Order<U> order = order_of<U>(p.rows.dtype, p.descending);
-  const auto run = [&](auto kernel) {
-    kernel<<<unsigned(config.blocks), config.threads, 0, stream>>>(p, order);
-    return cudaGetLastError();
-  };
-  switch (config.width) {
-    case 4: return run(warp_sort_kernel<U, 4, 1>);
-    case 16: return run(warp_sort_kernel<U, 16, 1>);
-    case 32: return run(warp_sort_kernel<U, 16, 2>);
-    case 64: return run(warp_sort_kernel<U, 16, 4>);
-    case 128: return run(warp_sort_kernel<U, 16, 8>);
-    case 256: return run(warp_sort_kernel<U, 16, 16>);
-    case 512: return run(warp_sort_kernel<U, 16, 32>);
-    case 1024: return run(warp_sort_kernel<U, 32, 32>);
-    default: return cudaErrorInvalidValue;
-  }
-}
-
-template <class U>
 cudaError_t launch_blocks(const SortRows& p, const SortConfig& config, cudaStream_t stream) {
   const auto kernel = config.items == 32 ? block_sort_kernel<U, 32> : block_sort_kernel<U, 64>;
   const cudaError_t error = cudaFuncSetAttribute(
@@ -217,7 +136,7 @@ template <class U>
 cudaError_t launch_sort(const SortRows& p, const SortConfig& config, cudaStream_t stream) {
   switch (config.path) {
     case SortConfig::kNothing: return cudaSuccess;
-    case SortConfig::kWarp: return launch_warps<U>(p, config, stream);
+    case SortConfig::kWarp: return launch_warps<U>(p, config, p.n, stream);
     case SortConfig::kBlock: return launch_blocks<U>(p, config, stream);
     case SortConfig::kCluster: return launch_cluster<U>(p, config, stream);
     case SortConfig::kRadix: return launch_radix<U>(p, config, stream);

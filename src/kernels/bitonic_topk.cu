@@ -1,9 +1,9 @@
-// The k first of each row in order, k up to 64. Reading is the floor, so most
-// elements must cost no more than a comparison: a warp has the best it has met in
-// registers, puts what is better than the k-th of them into a queue, and sorts
-// queue and best together when the queue is full (networks of sort_network.cuh).
-// Of n elements in random order about k * ln(n / k) ever get into the queue.
-#include "sort_network.cuh"
+// The k first of each row in order. Short rows are sorted by a warp each, and k of
+// them written. For others, k up to 64, reading is the floor, so most elements must cost no more
+// than a comparison: a warp has the best it has met in registers, puts what is better than the k-th
+// of them into a queue, and sorts queue and best together when the queue is full (networks of
+// sort_network.cuh). Of n elements in random order about k * ln(n / k) ever get into the queue.
+#include "sort_warp.cuh"
 #include "topk.h"
 
 using namespace cuda_ops;
@@ -18,7 +18,8 @@ __device__ Word<U> word_of(U key, int64_t index) {
   return Word<U>(key) << 32 | uint32_t(index);
 }
 
-constexpr int kLoads = 4;  // of a lane before any is looked at
+constexpr int kLoads = 8;   // of a lane before any is looked at
+constexpr int kQueued = 4;  // of those, before the best are known anew
 
 // words[r] of lane l is number l * R + r of all that source(begin) ... source(end - 1)
 // give, of which the first 16 * R are kept and the first k wanted.
@@ -50,23 +51,27 @@ __device__ void select(W (&words)[R], W* queue, int k, int64_t begin, int64_t en
     }
   };
   for (int64_t at = begin; at < end; at += 32 * kLoads) {
-    W next[kLoads], least = kNone;
+    W next[kLoads];
 #pragma unroll
     for (int u = 0; u < kLoads; ++u) {
       const int64_t i = at + u * 32 + lane;
       next[u] = i < end ? source(i) : kNone;
     }
 #pragma unroll
-    for (int u = 0; u < kLoads; ++u) least = next[u] < least ? next[u] : least;
-    if (!__any_sync(~0u, least < last)) continue;
+    for (int first = 0; first < kLoads; first += kQueued) {
+      W least = kNone;
 #pragma unroll
-    for (int u = 0; u < kLoads; ++u) {
-      const bool better = next[u] < last;
-      const uint32_t all = __ballot_sync(~0u, better);
-      if (better) queue[queued + __popc(all & ((1u << lane) - 1))] = next[u];
-      queued += __popc(all);
+      for (int u = first; u < first + kQueued; ++u) least = next[u] < least ? next[u] : least;
+      if (!__any_sync(~0u, least < last)) continue;
+#pragma unroll
+      for (int u = first; u < first + kQueued; ++u) {
+        const bool better = next[u] < last;
+        const uint32_t all = __ballot_sync(~0u, better);
+        if (better) queue[queued + __popc(all & ((1u << lane) - 1))] = next[u];
+        queued += __popc(all);
+      }
+      while (queued >= kKept) sort_queue();
     }
-    while (queued >= kKept) sort_queue();
   }
   if (queued > 0) sort_queue();
 }
@@ -78,7 +83,7 @@ __global__ void __launch_bounds__(32 * kTopkWarps)
     topk_kernel(const __grid_constant__ TopkRows p, const Order<U> order, const TopkConfig config,
                 int64_t n, const Word<U>* from, Word<U>* to) {
   using W = Word<U>;
-  __shared__ W queues[kTopkWarps][16 * R + 32 * kLoads];
+  __shared__ W queues[kTopkWarps][16 * R + 32 * kQueued];
   const int64_t number = int64_t(blockIdx.x) * kTopkWarps + threadIdx.x / 32;
   const int64_t row = number / config.chunks;
   if (row >= p.sort.rows.numel) return;
@@ -110,6 +115,10 @@ __global__ void __launch_bounds__(32 * kTopkWarps)
 
 template <class U>
 cudaError_t launch_topk(const TopkRows& p, cudaStream_t stream) {
+  if (topk_sorts(p.sort.n, p.k)) {
+    const SortConfig config = sort_config(p.sort.rows.numel, p.sort.n, sizeof(U), SortDevice{});
+    return launch_warps<U>(p.sort, config, p.k, stream);
+  }
   const Order<U> order = order_of<U>(p.sort.rows.dtype, p.sort.descending);
   const int64_t rows = p.sort.rows.numel;
   const Word<U>* from = nullptr;
