@@ -223,6 +223,9 @@ class Sort(NamedTuple):
     kind: str = "random"  # or what is special about the keys, see run_sort.cpp
     wide: int = 0  # clusters of 16 blocks, else 8
     descending: int = 0
+    path: str = "cluster"  # or radix
+    rows_at_once: int = 1000
+    plan: str = ""  # part of what is printed of the plan
 
 
 SORT = {
@@ -245,6 +248,37 @@ SORT = {
     "more blocks than keys": Sort("float32", 3, 5, "special"),
 }
 
+#: "from digit 5 of ff": sorted by digits 5, 6 and 7 of those that differ; "again": by all of them.
+RADIX = {
+    "one pass": Sort("uint8", 2, 20_001),
+    "two passes": Sort("float16", 3, 20_001, "special", rows_at_once=2),
+    "four passes": Sort("float32", 2, 20_001, "special", descending=1),
+    "random": Sort("int64", 1, 22_529, plan="from digit 6 of ff\n"),
+    "random, many rows": Sort("float64", 19, 2_049, descending=1, plan="from digit 6 of ff\n"),
+    "rows shorter than the sample": Sort("int64", 5, 1_025, plan="from digit"),
+    "many tiles": Sort("int64", 1, 1_060_000, "high", plan="from digit 7 of 80\n"),
+    "small numbers": Sort("int64", 1, 22_529, "small", plan="from digit 0 of 07\n"),
+    "few values": Sort("int64", 2, 22_529, "values", descending=1, plan="from digit 5 of ff\n"),
+    "zeros and NaNs": Sort("float64", 3, 20_001, "special", rows_at_once=2, plan="of ff\n"),
+    "zeros and NaNs, descending": Sort("float64", 3, 20_001, "special", descending=1),
+    "in order": Sort("int64", 2, 20_001, "sorted", plan="from digit 0 of 03\n"),
+    "in reverse order": Sort("int64", 2, 20_001, "sorted", descending=1),
+    "no differences": Sort("int64", 2, 20_001, "equal", plan="from digit 0 of 00\n"),
+    "some bytes": Sort("int64", 2, 20_000, "gaps", plan="from digit 1 of aa\n"),
+    "higher bytes than the sample's": Sort("int64", 1, 40_001, "unseen high", plan="4 of ff\n"),
+    "lower bytes than the sample's": Sort("int64", 1, 40_001, "unseen low", plan="5 of 21, again"),
+    "lower bytes, descending": Sort(
+        "float64", 1, 40_001, "unseen low", descending=1, plan="5 of 21, again"
+    ),
+    "neighbors to put in order": Sort("int64", 1, 40_001, "neighbors", plan="6 of f9\n"),
+    "as many as are put in order": Sort("int64", 1, 22_528, "groups of 32", plan="6 of ff\n"),
+    "more than are put in order": Sort("int64", 1, 22_528, "groups of 33", plan="6 of ff, again"),
+    "more of one row than are put in order": Sort(
+        "int64", 4, 22_528, "groups of 33", descending=1, rows_at_once=2, plan="of ff, again"
+    ),
+}
+RADIX = {name: case._replace(path="radix") for name, case in RADIX.items()}
+
 
 class Fault(NamedTuple):
     right: str
@@ -259,6 +293,7 @@ USER_OF: dict[str, tuple[str, dict[str, object]]] = {
     "gemm_grouped_hopper.cuh": ("grouped", {}),
     "gemm_hopper.cuh": ("matmul", MATMUL["tile 16"]._asdict()),
     "sort_cluster.cuh": ("sort", SORT["four passes"]._asdict()),
+    "sort_radix_wide.cuh": ("sort", RADIX["more than are put in order"]._asdict()),
 }
 
 
@@ -295,6 +330,13 @@ FAULTS = {
         "late",
         "of row . is wrong",
         "sort_cluster.cuh",
+    ),
+    "does not sort again": Fault(
+        "if (r.choice->unsorted == 0) return;",
+        "return;",
+        "late",
+        "of row . is wrong",
+        "sort_radix_wide.cuh",
     ),
     "no wait in an early launch": Fault(
         "  wait_for_previous();\n",
@@ -417,6 +459,15 @@ def test_matmul(program: Program, name: str, timing: str) -> None:
 def test_sort(program: Program, name: str, seed: int) -> None:
     status, said = run(program("sort"), "late", seed, **SORT[name]._asdict())
     assert status == 0, said
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", RADIX)
+def test_radix_sort(program: Program, name: str, seed: int) -> None:
+    status, said = run(program("sort"), "late", seed, **RADIX[name]._asdict())
+    assert status == 0, said
+    plan = RADIX[name].plan
+    assert plan in said.partition("\n")[2], f"a plan other than {plan!r}: {said}"
 
 
 @pytest.mark.parametrize("timing", ["late", "early"])

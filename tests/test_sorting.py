@@ -228,6 +228,66 @@ def test_properties(rows: int, n: int, dtype: torch.dtype, kind: str, seed: int)
     assert torch.equal(indices.cpu(), torch.sort(x.cpu(), stable=True)[1])
 
 
+# --- 8-byte keys in long rows -----------------------------------------------------------------
+
+
+def wide_keys(kind: str, shape: tuple[int, int], seed: int) -> torch.Tensor:
+    """Bits of 64-bit keys that more or fewer of their bytes tell apart."""
+    generator = torch.Generator().manual_seed(seed)
+    everything = torch.iinfo(torch.int64)
+
+    def integers(low: int, high: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    random = integers(everything.min, everything.max)
+    columns = torch.arange(shape[1]).expand(shape)
+    if kind == "small numbers":
+        return random & 0xFFFFF
+    if kind == "few":  # also of doubles
+        return random.flatten()[integers(0, 5)]
+    if kind == "half alike":
+        return torch.where(integers(0, 2) == 0, 0, random)
+    if kind == "names":  # each many times
+        return random.flatten()[integers(0, 3000)]
+    if kind == "one missing value":
+        return torch.where(integers(0, 100) == 0, -1, random & 0xFFFFF)
+    if kind == "crowds":  # that are alike in all but the last byte
+        return torch.where(columns % 512 == 3, 77 << 40 | random & 0xFF, random)
+    if kind == "unseen":  # by a sample: higher bytes
+        return torch.where((columns > 0) & (columns < 9), random, random & 0xFFFFFF)
+    if kind == "unseen, lower bytes":
+        few = integers(0, 3) << 40
+        return torch.where((columns > 0) & (columns < 9), few | random & 0xFF, few)
+    if kind == "in order":
+        return torch.arange(math.prod(shape)).view(shape) * 1_000_003
+    if kind == "doubles":
+        return torch.randn(shape, generator=generator, dtype=torch.float64).view(torch.int64)
+    if kind == "special doubles":
+        return data(shape, torch.float64, "special", seed).view(torch.int64)
+    if kind == "rows apart":
+        return (torch.arange(shape[0])[:, None] << 48) + (random & 0xFFFFFFFF)
+    return random
+
+
+WIDE = [
+    "random", "small numbers", "few", "half alike", "names", "one missing value", "crowds",
+    "unseen", "unseen, lower bytes", "in order", "doubles", "special doubles", "rows apart",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", WIDE)
+@on_each_device
+def test_8_byte_keys_of_every_kind(kind: str, dtype: torch.dtype, device: str) -> None:
+    shapes = [(2, 23_000)]
+    if device == "cuda":
+        shapes += [(1, 1 << 17), (5, 200_003), (40, 50_000), (1, (1 << 21) + 1)]
+    for seed, shape in enumerate(shapes):
+        x = wide_keys(kind, shape, seed).view(dtype)
+        agrees(x, device)
+        agrees(x, device, descending=True)
+
+
 # --- gradients, batching, sharding ------------------------------------------------------------
 
 
@@ -349,6 +409,10 @@ def test_the_plan_of_each_length(tmp_path: Path) -> None:
     assert plan(16, 8193, 4, wide=7).startswith(f"{cluster} width 0 items 16 cluster 8")
     assert plan(7, 8192, 4, wide=7)[0] == plan(17, 32768, 4, wide=7)[0] == block
     assert plan(8, 8193, 8, wide=7)[0] == block
+    # 8-byte keys: sums of the digits, of each tile too, keys, indices, and what is known of them.
+    assert plan(2, 40_000, 8).endswith(
+        f", {2 * 256 * 4 * (1 + 10) + 2 * 40_000 * 8 + 2 * 40_000 * 4 + 12} bytes"
+    )
     # The workspace is bounded by 2^28 elements, or a single row.
     for size, most in [(1, 0.15), (2, 6.2), (4, 8.2), (8, 12.3)]:
         taken = int(plan(1 << 20, 1 << 16, size).split(", ")[1].split()[0])
@@ -371,6 +435,21 @@ def test_in_a_cuda_graph(shape: tuple[int, int]) -> None:
         graph.replay()
         assert torch.equal(out[1], torch.sort(x, stable=True)[1])
         assert torch.equal(first[0], torch.topk(x, 7)[0])
+
+
+@needs_gpu
+def test_one_cuda_graph_for_all_keys() -> None:
+    """How many passes there are depends on the keys, what is launched does not."""
+    x = torch.zeros(2, 1 << 18, dtype=torch.int64, device="cuda")
+    cuda_ops.bitonic_sort(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = cuda_ops.bitonic_sort(x)
+    for seed, kind in enumerate([*WIDE, *reversed(WIDE)]):
+        x.copy_(wide_keys(kind, (2, 1 << 18), seed))
+        graph.replay()
+        expected = torch.sort(x, stable=True)
+        assert torch.equal(out[0], expected[0]) and torch.equal(out[1], expected[1])
 
 
 @needs_gpu

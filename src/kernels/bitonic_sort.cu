@@ -6,11 +6,12 @@
 //   up to 32768   a block sorts runs of 1024 so, and merges them in shared memory
 //   up to 131072  on Hopper, a radix sort in the shared memory of a cluster of
 //                 blocks, as long as there are few such rows (sort_cluster.cuh)
-//   longer        a radix sort of all rows together (sort_radix.cuh)
+//   longer        a radix sort of all rows together (sort_radix.cuh; of 8-byte keys
+//                 sort_radix_wide.cuh)
 #include "capability.h"
 #include "sort_cluster.cuh"
 #include "sort_network.cuh"
-#include "sort_radix.cuh"
+#include "sort_radix_wide.cuh"
 #include "sort_warp.cuh"
 
 using namespace cuda_ops;
@@ -139,7 +140,12 @@ cudaError_t launch_sort(const SortRows& p, const SortConfig& config, cudaStream_
     case SortConfig::kWarp: return launch_warps<U>(p, config, p.n, stream);
     case SortConfig::kBlock: return launch_blocks<U>(p, config, stream);
     case SortConfig::kCluster: return launch_cluster<U>(p, config, stream);
-    case SortConfig::kRadix: return launch_radix<U>(p, config, stream);
+    case SortConfig::kRadix:
+      if constexpr (sizeof(U) == 8) {
+        return launch_radix_wide<U>(p, config, stream);
+      } else {
+        return launch_radix<U>(p, config, stream);
+      }
     default: return cudaErrorInvalidValue;
   }
 }

@@ -182,10 +182,17 @@ constexpr SortConfig sort_config(int64_t rows, int64_t n, int64_t size, const So
   return config;
 }
 
+// What is known of 8-byte keys while they are sorted, on the GPU alone.
+struct RadixChoice {
+  uint32_t lowest = 0;    // digits from here up are sorted by, at first
+  uint32_t differ = 0;    // bit d: digit d of some key is not that of its row's first key
+  uint32_t unsorted = 0;  // that was not enough
+};
+
 // Where the parts of a radix sort's workspace begin, and how long it is. Sums of
 // the digits come first; one pass needs no second place for keys and indices.
 struct RadixWorkspace {
-  int64_t counts = 0, keys = 0, indices = 0, bytes = 0;
+  int64_t counts = 0, keys = 0, indices = 0, choice = 0, bytes = 0;
 };
 
 constexpr RadixWorkspace radix_workspace(const SortConfig& config, int64_t n, int64_t size) {
@@ -194,7 +201,8 @@ constexpr RadixWorkspace radix_workspace(const SortConfig& config, int64_t n, in
   w.counts = config.rows_at_once * 256 * 4;
   w.keys = w.counts + w.counts * config.tiles;
   w.indices = w.keys + (elements * size + 255) / 256 * 256;
-  w.bytes = w.indices + elements * 4;
+  w.choice = w.indices + elements * 4;
+  w.bytes = w.choice + (size == 8 ? int64_t(sizeof(RadixChoice)) : 0);
   return w;
 }
 

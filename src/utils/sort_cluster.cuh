@@ -37,15 +37,6 @@ constexpr int64_t cluster_shared_bytes(const SortConfig& config) {
   return sizeof(ClusterShared) + int64_t(config.threads) * config.items * sizeof(Placed<U>);
 }
 
-// Bit b for byte b.
-template <class U>
-__device__ uint32_t nonzero_bytes(U bits) {
-  uint32_t bytes = 0;
-#pragma unroll
-  for (int b = 0; b < int(sizeof(U)); ++b) bytes |= uint32_t((bits >> 8 * b & 255) != 0) << b;
-  return bytes;
-}
-
 template <class U, int kItems>
 __global__ void __launch_bounds__(kClusterThreads)
     cluster_sort_kernel(const __grid_constant__ SortRows p, const Order<U> order,

@@ -6,7 +6,8 @@
 // The first pass reads the input itself and knows the indices without reading any,
 // the last one writes the results: 28 bytes a 16-bit key in two passes, 80 a 32-bit
 // key in four. A library's sort of pairs is fed with indices and a copy of the
-// keys first, and its indices are widened in the end.
+// keys first, and its indices are widened in the end. Keys of 8 bytes go their own
+// way, of the same steps (sort_radix_wide.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -40,8 +41,9 @@ struct RadixTile {
   int64_t row, begin;
   int tile, count;
 
-  __device__ RadixTile(const SortRows& p, const RadixPass<U>& pass)
-      : row(blockIdx.x / pass.tiles), tile(blockIdx.x % pass.tiles) {
+  // Of all rows' tiles the one with this number.
+  __device__ RadixTile(const SortRows& p, const RadixPass<U>& pass, unsigned number)
+      : row(number / pass.tiles), tile(number % pass.tiles) {
     constexpr int kTile = kRadixTile<sizeof(U)>;
     begin = int64_t(tile) * kTile;
     count = p.n - begin < kTile ? int(p.n - begin) : kTile;
@@ -66,12 +68,19 @@ __device__ void load_keys(U (&keys)[kRadixItems<U>], const SortRows& p, const Or
   for (int r = 0; r < kRadixItems<U>; ++r) keys[r] = order.key(keys[r]);
 }
 
+// Bit b for byte b.
 template <class U>
-__global__ void __launch_bounds__(kRadixThreads)
-    radix_count_kernel(const __grid_constant__ SortRows p, const Order<U> order,
-                       const RadixPass<U> pass) {
-  __shared__ uint32_t counts[256];
-  const RadixTile<U> t(p, pass);
+__device__ uint32_t nonzero_bytes(U bits) {
+  uint32_t bytes = 0;
+#pragma unroll
+  for (int b = 0; b < int(sizeof(U)); ++b) bytes |= uint32_t((bits >> 8 * b & 255) != 0) << b;
+  return bytes;
+}
+
+// Calls `see` with each key too.
+template <class U, class See>
+__device__ void count_tile(uint32_t (&counts)[256], const SortRows& p, const Order<U>& order,
+                           const RadixPass<U>& pass, const RadixTile<U>& t, const See& see) {
   if (threadIdx.x < 256) counts[threadIdx.x] = 0;
   U keys[kRadixItems<U>];
   load_keys(keys, p, order, pass, t);
@@ -79,7 +88,9 @@ __global__ void __launch_bounds__(kRadixThreads)
   const int first = threadIdx.x / 32 * 32 * kRadixItems<U> + threadIdx.x % 32;
 #pragma unroll
   for (int r = 0; r < kRadixItems<U>; ++r) {
-    if (first + r * 32 < t.count) atomicAdd(&counts[uint32_t(keys[r] >> pass.shift) & 255], 1u);
+    if (first + r * 32 >= t.count) continue;
+    atomicAdd(&counts[uint32_t(keys[r] >> pass.shift) & 255], 1u);
+    see(keys[r]);
   }
   __syncthreads();
   if (threadIdx.x < 256) {
@@ -87,21 +98,26 @@ __global__ void __launch_bounds__(kRadixThreads)
   }
 }
 
-// A warp for each row and digit: its counts become the sums of those before.
+template <class U>
+__global__ void __launch_bounds__(kRadixThreads)
+    radix_count_kernel(const __grid_constant__ SortRows p, const Order<U> order,
+                       const RadixPass<U> pass) {
+  __shared__ uint32_t counts[256];
+  count_tile(counts, p, order, pass, RadixTile<U>(p, pass, blockIdx.x), [](U) {});
+}
+
+// A warp makes of a digit's counts, from tile `begin` on, the sums of those before, the first
+// being `before`. Returns what is before `end`.
 constexpr int kScanWarps = 4, kScanItems = 8;
 
-static __global__ void __launch_bounds__(32 * kScanWarps)
-    radix_scan_kernel(uint32_t* counts, uint32_t* totals, int tiles) {
-  const int64_t digit = int64_t(blockIdx.x) * kScanWarps + threadIdx.x / 32;
+__device__ inline uint32_t scan_counts(uint32_t* own, int begin, int end, uint32_t before) {
   const int lane = threadIdx.x % 32;
-  uint32_t* own = counts + digit * tiles;
-  uint32_t before = 0;
-  for (int begin = 0; begin < tiles; begin += 32 * kScanItems) {
+  for (; begin < end; begin += 32 * kScanItems) {
     uint32_t items[kScanItems], sum = 0;
 #pragma unroll
     for (int k = 0; k < kScanItems; ++k) {
       const int i = begin + lane * kScanItems + k;
-      items[k] = i < tiles ? own[i] : 0;
+      items[k] = i < end ? own[i] : 0;
     }
 #pragma unroll
     for (int k = 0; k < kScanItems; ++k) sum += items[k];
@@ -110,12 +126,20 @@ static __global__ void __launch_bounds__(32 * kScanWarps)
 #pragma unroll
     for (int k = 0; k < kScanItems; ++k) {
       const int i = begin + lane * kScanItems + k;
-      if (i < tiles) own[i] = running;
+      if (i < end) own[i] = running;
       running += items[k];
     }
     before += __shfl_sync(~0u, up_to, 31);
   }
-  if (lane == 0) totals[digit] = before;
+  return before;
+}
+
+// A warp for each row and digit.
+static __global__ void __launch_bounds__(32 * kScanWarps)
+    radix_scan_kernel(uint32_t* counts, uint32_t* totals, int tiles) {
+  const int64_t digit = int64_t(blockIdx.x) * kScanWarps + threadIdx.x / 32;
+  const uint32_t total = scan_counts(counts + digit * tiles, 0, tiles, 0);
+  if (threadIdx.x % 32 == 0) totals[digit] = total;
 }
 
 // The sum of those before, over 256 threads of the block; all threads must call.
@@ -172,13 +196,9 @@ struct RadixShared {
 };
 
 template <class U>
-__global__ void __launch_bounds__(kRadixThreads, 2)
-    radix_scatter_kernel(const __grid_constant__ SortRows p, const Order<U> order,
-                         const RadixPass<U> pass) {
+__device__ void scatter_tile(RadixShared<U>& shared, const SortRows& p, const Order<U>& order,
+                             const RadixPass<U>& pass, const RadixTile<U>& t) {
   constexpr int kItems = kRadixItems<U>, kWarps = kRadixThreads / 32;
-  extern __shared__ uint4 memory[];
-  auto& shared = *reinterpret_cast<RadixShared<U>*>(memory);
-  const RadixTile<U> t(p, pass);
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int first = warp * 32 * kItems + lane;
   U keys[kItems];
@@ -232,6 +252,15 @@ __global__ void __launch_bounds__(kRadixThreads, 2)
       p.indices[pass.first * p.n + out] = index;
     }
   }
+}
+
+template <class U>
+__global__ void __launch_bounds__(kRadixThreads, 2)
+    radix_scatter_kernel(const __grid_constant__ SortRows p, const Order<U> order,
+                         const RadixPass<U> pass) {
+  extern __shared__ uint4 memory[];
+  scatter_tile(*reinterpret_cast<RadixShared<U>*>(memory), p, order, pass,
+               RadixTile<U>(p, pass, blockIdx.x));
 }
 
 // Between two passes keys and indices are in the workspace, or in the memory of

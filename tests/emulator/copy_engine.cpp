@@ -128,6 +128,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   const bool major = attribute == cudaDevAttrComputeCapabilityMajor;
   *value = major ? emulator::capability / 10 : emulator::capability % 10;
+  if (attribute == cudaDevAttrMultiProcessorCount) *value = 3;
   return cudaSuccess;
 }
 cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** found, unsigned,

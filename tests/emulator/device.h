@@ -120,7 +120,10 @@ void __stwb(V* to, V value) {
 }
 
 // Fibers change places only where they wait.
-inline int atomicAdd(int* to, int value) { return std::exchange(*to, *to + value); }
+template <class V>
+V atomicAdd(V* to, V value) {
+  return std::exchange(*to, *to + value);
+}
 inline unsigned atomicOr(unsigned* to, unsigned value) { return std::exchange(*to, *to | value); }
 
 inline float __uint_as_float(uint32_t bits) {
@@ -148,4 +151,9 @@ inline double __hiloint2double(int high, int low) {
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int bytes) {
   return bytes <= int(emulator::kMostShared) ? cudaSuccess : cudaErrorInvalidValue;
+}
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int, size_t) {
+  *blocks = 1;
+  return cudaSuccess;
 }

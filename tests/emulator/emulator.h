@@ -49,6 +49,8 @@ cudaError_t launch(const cudaLaunchConfig_t* config, void (*kernel)(Parameters..
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config->attrs[i];
     if (attribute.id == cudaLaunchAttributeClusterDimension) cluster = attribute.val.clusterDim.x;
+    // Blocks that run at the same time are emulated as a cluster.
+    if (attribute.id == cudaLaunchAttributeCooperative) cluster = config->gridDim.x;
     if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
       early = attribute.val.programmaticStreamSerializationAllowed != 0;
     }

@@ -1,8 +1,9 @@
-// One case of a sort by clusters, against std::stable_sort. Twice, for the same bits from
-// two orders of events.
+// One case of a sort by clusters or of a radix sort of long rows, against std::stable_sort. Twice,
+// for the same bits from two orders of events.
 #include "cases.h"
 
 #include "sort_cluster.cuh"
+#include "sort_radix_wide.cuh"
 
 #include <numeric>
 
@@ -19,6 +20,19 @@ uint64_t bits_of(const std::string& kind, DType dtype, std::mt19937_64& numbers,
   if (kind == "gaps") return (drawn & 0x0100ff0001000100) | 7;  // of bytes that are not neighbours
   if (kind == "sorted") return uint64_t(i);
   if (kind == "high") return drawn << 56 >> (64 - 8 * size_of(dtype));  // of the first byte alone
+  if (kind == "small") return drawn & 0xfffff;
+  if (kind == "values") return (drawn % 3 + 1) * 0x9e3779b97f4a7c15;
+  // The sample of the radix sort has the first column, and then none up to half a thousandth of n.
+  const bool unseen = i > 0 && i < 16;
+  if (kind == "unseen high") return unseen ? drawn : drawn >> 16;
+  if (kind == "unseen low") return drawn % 3 << 40 | (unseen ? drawn >> 16 & 255 : 0);
+  if (kind == "neighbors") return (uint64_t(i / 4) * 0x9e3779b97f4a7c15 >> 24 << 24) | drawn % 3;
+  // One of 32 keys is of a group, and alike in each are the two first bytes; random keys are apart.
+  for (const int length : {32, 33}) {
+    if (kind != "groups of " + std::to_string(length)) continue;
+    if (i % 32 != 0) return drawn | uint64_t(1) << 48;
+    return uint64_t(i / 32 % (704 / length) * 2002) << 48 | (drawn & 0xff);
+  }
   if (kind != "special") return drawn;
   // Zeros and NaNs of both signs and any payload, whose values their keys do not tell.
   const int width = 8 * int(size_of(dtype));
@@ -52,15 +66,30 @@ void run(const Arguments& arguments, DType dtype) {
   p.descending = arguments.number("descending") != 0;
   p.values = values.data();
   p.indices = indices.data();
-  const SortConfig config = cluster_config(rows, n, size_of(dtype), arguments.number("wide") != 0);
-  if (config.path != SortConfig::kCluster) fail("no cluster takes such rows");
-  std::printf("%d blocks of %d threads, %d items\n", config.cluster, config.threads, config.items);
+  const bool radix = arguments.text("path") == "radix";
+  // A device without clusters or shared memory leaves all rows of more than 1024 to the radix sort.
+  SortConfig config = radix
+                          ? sort_config(rows, n, size_of(dtype), {})
+                          : cluster_config(rows, n, size_of(dtype), arguments.number("wide") != 0);
+  if (config.path != (radix ? SortConfig::kRadix : SortConfig::kCluster)) fail("not of this path");
+  if (radix)
+    config.rows_at_once = std::min(config.rows_at_once, int64_t(arguments.number("rows_at_once")));
+  const auto bytes = size_t(sort_workspace_bytes(config, n, size_of(dtype)));
+  const Tensor workspace(DType::kUInt8, bytes + 1);  // and one that stays as it is
+  p.workspace = workspace.data();
 
   const Order<U> order = order_of<U>(dtype, p.descending);
   std::vector<int64_t> wanted(static_cast<size_t>(n));
   for (int time = 0; time < 2; ++time) {
     std::fill(indices.begin(), indices.end(), -1);
-    check(launch_cluster<U>(p, config, nullptr), "launch_cluster");
+    if (!radix) {
+      check(launch_cluster<U>(p, config, nullptr), "launch_cluster");
+    } else if constexpr (sizeof(U) == 8) {
+      check(launch_radix_wide<U>(p, config, nullptr), "launch_radix_wide");
+    } else {
+      check(launch_radix<U>(p, config, nullptr), "launch_radix");
+    }
+    if (static_cast<const uint8_t*>(workspace.data())[bytes] != 0xFF) fail("workspace overrun");
     for (int row = 0; row < rows; ++row) {
       const U* const from = bits + size_t(row) * step;
       std::iota(wanted.begin(), wanted.end(), 0);
@@ -77,6 +106,15 @@ void run(const Arguments& arguments, DType dtype) {
         }
       }
     }
+  }
+  if (!radix) {
+    std::printf("%d blocks of %d threads, %d items\n", config.cluster, config.threads,
+                config.items);
+  } else if (sizeof(U) == 8) {
+    const auto* const choice = reinterpret_cast<const RadixChoice*>(
+        static_cast<const char*>(p.workspace) + radix_workspace(config, n, 8).choice);
+    std::printf("from digit %u of %02x%s\n", choice->lowest, choice->differ,
+                choice->unsorted != 0 ? ", again" : "");
   }
 }
 

@@ -10,10 +10,11 @@ Emulated (emulator.h): threads as fibers in an order drawn from a seed, warp col
 of all kinds, mbarriers with the bytes that they expect, the copy engine with its swizzle and
 borders, cp.async and bulk stores that happen only where they are waited for, wgmma by its
 descriptors (its operands read as early or as late as the rules allow), mma.sync, clusters and
-their shared memory. Shared memory starts as NaN. Found are: deadlocks, arrivals too many, addresses
-out of bounds or unaligned, global reads outside of every tensor, what ordinary stores wrote and
-the copy engine or wgmma reads without a proxy fence, copies that a block leaves behind, and those
-that an early launch begins before it has waited for the kernels before it.
+their shared memory, cooperative launches as one cluster. Shared memory starts as NaN. Found are:
+deadlocks, arrivals too many, addresses out of bounds or unaligned, global reads outside of every
+tensor, what ordinary stores wrote and the copy engine or wgmma reads without a proxy fence, copies
+that a block leaves behind, and those that an early launch begins before it has waited for the
+kernels before it.
 
 Assumed: tensor cores add in float32 and round, which real ones cut off; a fence makes all of its
 thread's writes visible; the copy engine rounds to tf32 half away from zero.

@@ -1,0 +1,13 @@
+// Of CUDA's header of this name what kernels use: blocks that run at the same time are a cluster.
+#pragma once
+
+#include "emulator.h"
+
+namespace cooperative_groups {
+
+struct grid_group {
+  void sync() const { emulator::cluster_barrier(); }
+};
+inline grid_group this_grid() { return {}; }
+
+}  // namespace cooperative_groups
