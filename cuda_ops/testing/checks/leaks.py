@@ -53,7 +53,6 @@ def leaks(case: Case) -> None:
 def _only_new_objects_collected() -> Iterator[None]:
     """A collection looks at what the calls left and not at all of torch, which takes 0.2 s."""
     frozen = gc.get_freeze_count()
-    gc.collect()
     gc.freeze()
     try:
         yield
