@@ -24,7 +24,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest comes first: begun last, it leaves the other workers without work."""
-    items.sort(key=lambda item: item.path.name != "test_guests.py")  # two minutes of torch's headers
+    items.sort(key=lambda item: item.path.name != "test_guests.py")  # compiles torch's headers
 
 
 # Without optimisation it takes a quarter less time to compile.
