@@ -1,12 +1,12 @@
-"""The machinery of the test kit: samples that print, processes that die, reports, the plugin."""
+"""The machinery of the test kit: samples that print, processes that die, reports.
+
+Its plugin for pytest is in test_pytest_plugin.py.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -388,96 +388,7 @@ def test_the_sanitizer_says_which_operators_have_no_cuda_kernel(
     assert "memcheck on 0 operators: 0 findings" in said
 
 
-def test_the_plugin_skips_the_sanitizer_where_nothing_runs_on_a_gpu(tmp_path: Path) -> None:
-    (tmp_path / "gpu.py").write_text(
-        "from cuda_ops.testing import sanitizer\n"
-        "from cuda_ops.testing.subject import Subject\n"
-        "sanitizer.why_not = lambda: ''\n"
-        "Subject.why_not = lambda subject, device: 'no CUDA kernel in this build'\n"
-    )
-    options = ("--cuda-ops", "silu", "--sanitize", "--cuda-ops-file", "gpu.py", "-rs")
-    done = run_pytest(*options, cwd=tmp_path)
-    assert done.returncode == 0 and "4 skipped" in done.stdout, done.stdout
-    assert "silu: no CUDA kernel in this build" in done.stdout
-
-
-# --- pytest --cuda-ops -------------------------------------------------------------------------
-
-
-def run_pytest(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    # pytest-benchmark, where it is installed, warns of processes that this test starts.
-    plugins = ("-p", "cuda_ops.pytest_plugin", "-p", "no:benchmark")
-    command = [sys.executable, "-m", "pytest", *plugins, *options]
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "CI": "1"}
-    environment.pop("PYTEST_XDIST_WORKER", None)  # it is no worker of those who run this test
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-
-
-def test_the_plugin_checks_a_described_operator_anywhere(tmp_path: Path) -> None:
-    (tmp_path / "test_never_collected.py").write_text("def test_wrong(): assert False\n")
-    good = str(REPO / "tests" / "good_ops.py")
-    # Spread over processes too: their results come together in one summary.
-    options = ("--cuda-ops", "good::relu", "--cuda-ops-file", good, "-v", "-n", "2")
-    done = run_pytest(*options, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
-    assert re.search(r"PASSED .*good::relu::layouts\[cpu\]", done.stdout)
-    if not torch.cuda.is_available():
-        assert re.search(r"SKIPPED .*good::relu::streams\[cuda\]", done.stdout)
-        assert re.search(r"not run \d+: no CUDA device", done.stdout)
-    assert re.search(r"\d+ passed, 0 failed, \d+ not run", done.stdout)
-
-
-def test_collection_fails_for_an_operator_that_nothing_compares(tmp_path: Path) -> None:
-    root = tmp_path / "src"
-    (root / "bindings").mkdir(parents=True)
-    (root / "bindings" / "kit_untold.cpp").write_text(
-        '#include "binding.h"\n'
-        "using namespace cuda_ops;\n"
-        "namespace { Tensor f(const Tensor& x) { return contiguous(x); } }\n"
-        'CUDA_OPS(library) { library.op("kit_untold(Tensor x) -> Tensor", "").cpu<f>(); }\n'
-    )
-    done = run_pytest("--cuda-ops", "kit_untold", "--cuda-ops-root", str(root), cwd=tmp_path)
-    assert done.returncode != 0
-    assert "nothing compares these operators" in done.stdout
-    assert "kit_untold: no samples: give a signature line" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["sillu"], "no operator 'sillu'; known: "),
-        (["silu", "--cuda-ops-profile", "weekly"], "known are quick, ci, dev, nightly"),
-        (["silu", "--cuda-ops-file", "missing.py"], "missing.py is not a Python file"),
-        (["silu", "--cuda-ops-file", "failing.py", "-n", "2"], 'failing.py", line 2'),
-    ],
-)
-def test_the_plugin_refuses_what_it_does_not_know(
-    options: list[str], said: str, tmp_path: Path
-) -> None:
-    (tmp_path / "failing.py").write_text("\nraise OSError\n")
-    done = run_pytest("--cuda-ops", *options, cwd=tmp_path)
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert done.stderr.startswith("ERROR: ") and said in done.stderr
-
-
-def test_lines_of_described_operators_are_replayed_and_malformed_ones_refused(
-    tmp_path: Path,
-) -> None:
-    lines = "# once wrong\n\ngood::relu::layouts[cpu] Sample((TensorArg((2,)),))\n"
-    (tmp_path / "pytest.ini").write_text("[pytest]\ncuda_ops_regressions = lines.txt\n")
-    good = str(REPO / "tests" / "good_ops.py")
-    settings = ("-c", str(tmp_path / "pytest.ini"), "-v", "-k", "regression")
-    options = ("--cuda-ops", "good::relu", "--cuda-ops-file", good, *settings)
-    (tmp_path / "lines.txt").write_text(lines)
-    done = run_pytest(*options, cwd=tmp_path)
-    assert re.search(r"regression::3 PASSED", done.stdout), done.stdout
-    for wrong, said in (("silu layouts", "expected OP::"), ("silu::no[cpu]", "no check 'no'")):
-        (tmp_path / "lines.txt").write_text(f"{lines}{wrong}\n")
-        done = run_pytest(*options, cwd=tmp_path)
-        assert done.returncode == pytest.ExitCode.USAGE_ERROR
-        assert "lines.txt:4: " in done.stderr and said in done.stderr
+# --- the memory of a GPU --------------------------------------------------------------------------
 
 
 @pytest.fixture

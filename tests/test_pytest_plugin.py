@@ -1,0 +1,129 @@
+"""``pytest --cuda-ops``: what it collects, checks, replays and refuses, in any folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+REPO = Path(__file__).resolve().parent.parent
+GOOD = str(REPO / "tests" / "good_ops.py")
+
+_END = "=== the end of a run:"
+_RUNS = f"""
+import json, sys, pytest
+for options in json.loads(sys.argv[1]):
+    status = pytest.main(options)
+    for stream in (sys.stdout, sys.stderr):
+        print("\\n{_END}", int(status), file=stream, flush=True)
+"""
+
+
+class Done(NamedTuple):
+    """What a run of pytest left."""
+
+    status: int
+    out: str
+    err: str
+
+
+def run_pytest(*runs: Sequence[str], cwd: Path) -> list[Done]:
+    """Each with its options, one after the other in a process that is not this one."""
+    # pytest-benchmark, where it is installed, warns of processes that this test starts.
+    plugins = ["-p", "cuda_ops.pytest_plugin", "-p", "no:benchmark"]
+    command = [sys.executable, "-c", _RUNS, json.dumps([[*plugins, *options] for options in runs])]
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "CI": "1"}
+    environment.pop("PYTEST_XDIST_WORKER", None)  # it is no worker of those who run this test
+    ended = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    # Text, status, text, status, and nothing.
+    out, err = (re.split(rf"\n{_END} (\d+)\n", text) for text in (ended.stdout, ended.stderr))
+    return [Done(int(out[i + 1]), out[i], err[i]) for i in range(0, len(out) - 1, 2)]
+
+
+def test_a_described_operator_is_checked_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "test_never_collected.py").write_text("def test_wrong(): assert False\n")
+    # Spread over processes too: their results come together in one summary.
+    few = ("-v", "-n", "2", "-k", "layouts or streams")
+    (done,) = run_pytest(("--cuda-ops", "good::relu", "--cuda-ops-file", GOOD, *few), cwd=tmp_path)
+    assert done.status == 0, done.out
+    assert re.search(r"PASSED .*good::relu::layouts\[cpu\]", done.out)
+    if not torch.cuda.is_available():
+        assert re.search(r"SKIPPED .*good::relu::streams\[cuda\]", done.out)
+        assert re.search(r"not run \d+: no CUDA device", done.out)
+    assert re.search(r"\d+ passed, 0 failed, \d+ not run", done.out)
+
+
+def test_collection_fails_for_an_operator_that_nothing_compares(tmp_path: Path) -> None:
+    root = tmp_path / "src"
+    (root / "bindings").mkdir(parents=True)
+    (root / "bindings" / "kit_untold.cpp").write_text(
+        '#include "binding.h"\n'
+        "using namespace cuda_ops;\n"
+        "namespace { Tensor f(const Tensor& x) { return contiguous(x); } }\n"
+        'CUDA_OPS(library) { library.op("kit_untold(Tensor x) -> Tensor", "").cpu<f>(); }\n'
+    )
+    options = ("--cuda-ops", "kit_untold", "--cuda-ops-root", str(root))
+    (done,) = run_pytest(options, cwd=tmp_path)
+    assert done.status != 0
+    assert "nothing compares these operators" in done.out
+    assert "kit_untold: no samples: give a signature line" in done.out
+
+
+def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text("\nraise OSError\n")
+    refused = [
+        (["sillu"], "no operator 'sillu'; known: "),
+        (["silu", "--cuda-ops-profile", "weekly"], "known are quick, ci, dev, nightly"),
+        (["silu", "--cuda-ops-file", "missing.py"], "missing.py is not a Python file"),
+        (["silu", "--cuda-ops-file", "failing.py", "-n", "2"], 'failing.py", line 2'),
+    ]
+    runs = run_pytest(*(["--cuda-ops", *options] for options, _ in refused), cwd=tmp_path)
+    for done, (options, said) in zip(runs, refused, strict=True):
+        assert done.status == pytest.ExitCode.USAGE_ERROR, options
+        assert done.err.startswith("ERROR: ") and said in done.err
+
+
+def test_lines_of_described_operators_are_replayed_and_malformed_ones_refused(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\ncuda_ops_regressions = right.txt\n")
+    right = "# once wrong\n\ngood::relu::layouts[cpu] Sample((TensorArg((2,)),))\n"
+    (tmp_path / "right.txt").write_text(right)
+    (tmp_path / "malformed.txt").write_text(f"{right}silu layouts\n")
+    (tmp_path / "unknown.txt").write_text(f"{right}silu::no[cpu]\n")
+    settings = ("-c", str(tmp_path / "pytest.ini"), "-v", "-k", "regression")
+    options = ("--cuda-ops", "good::relu", "--cuda-ops-file", GOOD, *settings)
+    replayed, malformed, unknown = run_pytest(
+        options,
+        (*options, "-o", "cuda_ops_regressions=malformed.txt"),
+        (*options, "-o", "cuda_ops_regressions=unknown.txt"),
+        cwd=tmp_path,
+    )
+    assert re.search(r"regression::3 PASSED", replayed.out), replayed.out
+    assert malformed.status == unknown.status == pytest.ExitCode.USAGE_ERROR
+    assert "malformed.txt:4: 'silu layouts': expected OP::" in malformed.err
+    assert "unknown.txt:4: no check 'no'" in unknown.err
+
+
+def test_the_sanitizer_is_skipped_where_nothing_runs_on_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "gpu.py").write_text(
+        "from cuda_ops.testing import sanitizer\n"
+        "from cuda_ops.testing.subject import Subject\n"
+        "sanitizer.why_not = lambda: ''\n"
+        "Subject.why_not = lambda subject, device: 'no CUDA kernel in this build'\n"
+    )
+    options = ("--cuda-ops", "silu", "--sanitize", "--cuda-ops-file", "gpu.py", "-rs")
+    (done,) = run_pytest(options, cwd=tmp_path)
+    assert done.status == 0 and "4 skipped" in done.out, done.out
+    assert "silu: no CUDA kernel in this build" in done.out
