@@ -104,6 +104,13 @@ def test_what_an_operator_calls_is_built_and_loaded_with_it(
         outer.binding.unlink()
 
 
+def test_what_is_loaded_need_not_be_compared(scratch_op: ScratchOp) -> None:
+    (loaded,) = compile_ops([scratch_op.name], compare=False)
+    assert (loaded.error, loaded.max_error) == ("", None)
+    (compared,) = compile_ops([scratch_op.name])
+    assert compared.max_error == 0
+
+
 def test_compiler_lines_with_brackets_are_printed_whole(
     scratch_op: ScratchOp, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

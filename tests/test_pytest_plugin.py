@@ -39,6 +39,8 @@ def run_pytest(*runs: Sequence[str], cwd: Path) -> list[Done]:
     """Each with its options, one after the other in a process that is not this one."""
     # pytest-benchmark, where it is installed, warns of processes that this test starts.
     plugins = ["-p", "cuda_ops.pytest_plugin", "-p", "no:benchmark"]
+    # Whoever makes errors of warnings can use the plugin too.
+    plugins += ["-W", "error::hypothesis.errors.HypothesisSideeffectWarning"]
     command = [sys.executable, "-c", _RUNS, json.dumps([[*plugins, *options] for options in runs])]
     environment = {**os.environ, "PYTHONPATH": str(REPO), "CI": "1"}
     environment.pop("PYTEST_XDIST_WORKER", None)  # it is no worker of those who run this test
