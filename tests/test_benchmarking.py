@@ -509,6 +509,11 @@ def test_a_question_without_an_answer_has_its_own_status(
     assert message in out and "measured silu" not in out
 
 
+def test_what_a_named_pair_calls_is_not_measured_with_it() -> None:
+    ops, left_out = command._operators(["bitonic_topk"])
+    assert ([op.name for op in ops], left_out) == (["bitonic_topk"], {})
+
+
 def test_a_base_is_not_written_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fast_command: None
 ) -> None:

@@ -105,6 +105,7 @@ def test_what_an_operator_calls_is_built_and_loaded_with_it(
 
 
 def test_what_is_loaded_need_not_be_compared(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * 2", "g * 2")
     (loaded,) = compile_ops([scratch_op.name], compare=False)
     assert (loaded.error, loaded.max_error) == ("", None)
     (compared,) = compile_ops([scratch_op.name])
