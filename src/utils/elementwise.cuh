@@ -22,9 +22,14 @@ namespace cuda_ops {
 constexpr int kElementwiseThreads = 128;
 constexpr int kPackBytes = 16;
 // Small tensors are cut into packs of these instead: more threads with less to
-// do one after the other.
+// do one after the other. Up to so many bytes a tensor, and more for functors that
+// say by a member kLong that their arithmetic takes longer than an access.
 constexpr int kSmallPackBytes = 4;
-constexpr int64_t kSmallBytes = int64_t(1) << 15;
+constexpr int64_t kSmallBytes = int64_t(1) << 15, kSmallBytesOfLong = int64_t(1) << 17;
+template <class F, class = void>
+constexpr int64_t small_bytes = kSmallBytes;
+template <class F>
+constexpr int64_t small_bytes<F, std::enable_if_t<F::kLong>> = kSmallBytesOfLong;
 constexpr int small_pack_bytes(int element_bytes) {
   return element_bytes > kSmallPackBytes ? element_bytes : kSmallPackBytes;
 }
@@ -65,7 +70,8 @@ bool has_packed_rows(const Strided<Inputs, Outputs>& problem, int pack) {
 // One tile per block. 2^31 blocks hold 2^41 elements on the flat path; the others
 // get at most 2^31 elements at a time.
 template <int Inputs, int Outputs>
-ElementwiseConfig elementwise_config(const Strided<Inputs, Outputs>& problem, int element_bytes) {
+ElementwiseConfig elementwise_config(const Strided<Inputs, Outputs>& problem, int element_bytes,
+                                     int64_t small = kSmallBytes) {
   using Config = ElementwiseConfig;
   const int pack = kPackBytes / element_bytes;
   bool aligned = true;
@@ -73,7 +79,7 @@ ElementwiseConfig elementwise_config(const Strided<Inputs, Outputs>& problem, in
     aligned = aligned && reinterpret_cast<uintptr_t>(operand.data) % kPackBytes == 0;
   }
   Config config;
-  const auto flat = problem.numel * element_bytes <= kSmallBytes ? Config::kSmall : Config::kFlat;
+  const auto flat = problem.numel * element_bytes <= small ? Config::kSmall : Config::kFlat;
   config.path = aligned && problem.is_flat()     ? flat
                 : has_packed_rows(problem, pack) ? Config::kRows
                                                  : Config::kPoints;
@@ -187,19 +193,27 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     apply(f, in, out);
 #pragma unroll
     for (int k = 0; k < Outputs; ++k) static_cast<P*>(pointers.out[k])[at] = out[k];
+    return;
   }
 
-  // What is left of the last pack: fewer than kSize elements, one per thread.
-  if (P::kSize == 1 || blockIdx.x != gridDim.x - 1) return;
-  const Index tail = packs * P::kSize + threadIdx.x;
-  if (tail < numel) {
-    using One = Pack<T, sizeof(T)>;
-    One in_one[Inputs], out_one[Outputs];
+  // What is left of the last pack: one thread's, so that the others need not ask.
+  const int left = int(numel % P::kSize);
+  if (P::kSize == 1 || at != packs || left == 0) return;
+  P in[Inputs] = {}, out[Outputs];
 #pragma unroll
-    for (int k = 0; k < Inputs; ++k) in_one[k] = static_cast<const One*>(pointers.in[k])[tail];
-    apply(f, in_one, out_one);
+  for (int k = 0; k < Inputs; ++k) {
 #pragma unroll
-    for (int k = 0; k < Outputs; ++k) static_cast<One*>(pointers.out[k])[tail] = out_one[k];
+    for (int v = 0; v < P::kSize - 1; ++v) {
+      if (v < left) in[k].values[v] = static_cast<const T*>(pointers.in[k])[at * P::kSize + v];
+    }
+  }
+  apply(f, in, out);
+#pragma unroll
+  for (int k = 0; k < Outputs; ++k) {
+#pragma unroll
+    for (int v = 0; v < P::kSize - 1; ++v) {
+      if (v < left) static_cast<T*>(pointers.out[k])[at * P::kSize + v] = out[k].values[v];
+    }
   }
 }
 
@@ -311,12 +325,14 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 struct ElementwiseKernels {
   const void* by_path[ElementwiseConfig::kPaths] = {};  // indexed by ElementwiseConfig::Path
   int element_bytes = 0;
+  int64_t small_bytes = kSmallBytes;
 };
 
 template <int Inputs, int Outputs>
 cudaError_t launch_elementwise(Strided<Inputs, Outputs> problem, const ElementwiseKernels& kernels,
                                void* f, cudaStream_t stream) {
-  const ElementwiseConfig config = elementwise_config(problem, kernels.element_bytes);
+  const ElementwiseConfig config =
+      elementwise_config(problem, kernels.element_bytes, kernels.small_bytes);
   if (!is_flat(config.path) && !problem.fits(INT32_MAX)) {
     // 64-bit division would cost 100 instructions per dim and element. Two
     // halves with 32-bit indices cost one more launch.
@@ -355,7 +371,8 @@ cudaError_t map_cuda(const Strided<Inputs, Outputs>& problem, cudaStream_t strea
     const ElementwiseKernels kernels{
         {reinterpret_cast<const void*>(flat), reinterpret_cast<const void*>(small),
          reinterpret_cast<const void*>(rows), reinterpret_cast<const void*>(points)},
-        sizeof(T)};
+        sizeof(T),
+        small_bytes<F>};
     return launch_elementwise(problem, kernels, &f, stream);
   });
 }

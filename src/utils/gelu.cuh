@@ -46,6 +46,7 @@ __device__ void gelu_approx(C (&x)[2]) {
 
 template <class Math>
 struct GeluApproxBackward {
+  static constexpr bool kLong = true;
   template <class C>
   __device__ C operator()(C grad_out, C x) const {
     const GeluInner<C> v(x);
@@ -56,6 +57,7 @@ struct GeluApproxBackward {
 
 template <class Math>
 struct GeluApproxBackwardBackward {
+  static constexpr bool kLong = true;
   template <class C>
   __device__ Results<C, 2> operator()(C grad_grad_x, C grad_out, C x) const {
     const GeluInner<C> v(x);
