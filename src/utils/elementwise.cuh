@@ -193,12 +193,11 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     apply(f, in, out);
 #pragma unroll
     for (int k = 0; k < Outputs; ++k) static_cast<P*>(pointers.out[k])[at] = out[k];
-    return;
   }
 
-  // What is left of the last pack: one thread's, so that the others need not ask.
+  // What is left of the last pack: one thread's, so that the others have nothing to do here.
+  if (P::kSize == 1 || at != packs) return;
   const int left = int(numel % P::kSize);
-  if (P::kSize == 1 || at != packs || left == 0) return;
   P in[Inputs] = {}, out[Outputs];
 #pragma unroll
   for (int k = 0; k < Inputs; ++k) {
