@@ -271,6 +271,9 @@ RADIX = {
     "lower bytes, descending": Sort(
         "float64", 1, 40_001, "unseen low", descending=1, plan="5 of 21, again"
     ),
+    "lower bytes, in the first of two groups": Sort(
+        "int64", 2, 40_001, "unseen low", rows_at_once=1, plan="from digit 5 of 20\n"
+    ),
     "neighbors to put in order": Sort("int64", 1, 40_001, "neighbors", plan="6 of f9\n"),
     "as many as are put in order": Sort("int64", 1, 22_528, "groups of 32", plan="6 of ff\n"),
     "more than are put in order": Sort("int64", 1, 22_528, "groups of 33", plan="6 of ff, again"),

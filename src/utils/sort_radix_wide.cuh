@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kRadixThreads, 2)
     for (int number = 0; number <= int(sizeof(U)); ++number) {
       RadixStep step = radix_step<U>(*r.choice, round, number);
       if (!step.exists()) continue;
-      if (number == sizeof(U)) {
+      if (number == int(sizeof(U))) {
         finish_tiles(p, order, r, step);
       } else {
         count_tiles(shared.places, p, order, r, step);
