@@ -103,21 +103,20 @@ struct RadixRows {
   RadixChoice* choice = nullptr;
 };
 
-// A step in one register: nine pointers are too many to keep. A place is 0 for the input or the
-// results, 1 for the workspace, 2 for the memory of the results.
+// What a step reads and writes: 0 is the input or the results, 1 the workspace, 2 the memory of the
+// results.
 struct RadixStep {
-  static constexpr uint32_t kNone = ~0u;
-  uint32_t word = kNone;
+  int shift = -1;  // there is no such step
+  int from = 0, to = 0;
 
-  __device__ bool exists() const { return word != kNone; }
+  __device__ bool exists() const { return shift >= 0; }
 
   template <class U>
   __device__ RadixPass<U> pass(const SortRows& p, const RadixRows<U>& r) const {
-    const int from = word >> 8 & 255, to = word >> 16;
     U* const values = static_cast<U*>(p.values) + r.pass.first * p.n;
     auto* const indices = reinterpret_cast<uint32_t*>(p.indices + r.pass.first * p.n);
     RadixPass<U> pass = r.pass;
-    pass.shift = word & 255;
+    pass.shift = shift;
     pass.keys = from == 0 ? nullptr : from == 1 ? r.keys : values;
     pass.indices = from == 1 ? r.indices : indices;
     pass.out_keys = to == 0 ? nullptr : to == 1 ? r.keys : values;
@@ -140,7 +139,7 @@ __device__ RadixStep radix_step(const RadixChoice& choice, int round, int number
   const bool first = (steps & ((1u << number) - 1)) == 0;
   const int left = __popc(steps >> number) - 1;  // after this one
   const int from = first ? 0 : 1 + left % 2, to = left == 0 ? 0 : 2 - left % 2;
-  return {uint32_t(8 * (number < kFinish ? number : lowest) | from << 8 | to << 16)};
+  return {8 * (number < kFinish ? number : lowest), from, to};
 }
 
 // --- what the blocks of a grid do in a step -----------------------------------------
