@@ -225,6 +225,7 @@ class Sort(NamedTuple):
     descending: int = 0
     path: str = "cluster"  # or radix
     rows_at_once: int = 1000
+    separate: int = -1  # launches of the steps of 8-byte keys: 1, 0, or as the config says
     plan: str = ""  # part of what is printed of the plan
 
 
@@ -270,6 +271,9 @@ RADIX = {
     "lower bytes, descending": Sort(
         "float64", 1, 40_001, "unseen low", descending=1, plan="5 of 21, again"
     ),
+    "lower bytes, in the first of two groups": Sort(
+        "int64", 2, 40_001, "unseen low", rows_at_once=1, plan="from digit 5 of 20\n"
+    ),
     "neighbors to put in order": Sort("int64", 1, 40_001, "neighbors", plan="6 of f9\n"),
     "as many as are put in order": Sort("int64", 1, 22_528, "groups of 32", plan="6 of ff\n"),
     "more than are put in order": Sort("int64", 1, 22_528, "groups of 33", plan="6 of ff, again"),
@@ -278,6 +282,7 @@ RADIX = {
     ),
 }
 RADIX = {name: case._replace(path="radix") for name, case in RADIX.items()}
+RADIX_STEPS = [name for name, case in RADIX.items() if case.dtype in ("int64", "float64")]
 
 
 class Fault(NamedTuple):
@@ -286,6 +291,7 @@ class Fault(NamedTuple):
     timing: str
     found: str  # a pattern
     header: str = "gemm_grouped_hopper.cuh"
+    separate: int = -1  # sort_radix_wide.cuh: as a Sort's
 
 
 #: What runs a header's kernels: a program, and its case.
@@ -332,11 +338,19 @@ FAULTS = {
         "sort_cluster.cuh",
     ),
     "does not sort again": Fault(
-        "if (r.choice->unsorted == 0) return;",
-        "return;",
+        "if (round > 0 && choice.unsorted == 0) return {};",
+        "if (round > 0) return {};",
         "late",
         "of row . is wrong",
         "sort_radix_wide.cuh",
+    ),
+    "no launches that sort again": Fault(
+        "for (int round = 0; round < 2; ++round) {\n    for (int number = 0; number < int",
+        "for (int round = 0; round < 1; ++round) {\n    for (int number = 0; number < int",
+        "late",
+        "of row . is wrong",
+        "sort_radix_wide.cuh",
+        separate=1,
     ),
     "no wait in an early launch": Fault(
         "  wait_for_previous();\n",
@@ -468,6 +482,18 @@ def test_radix_sort(program: Program, name: str, seed: int) -> None:
     assert status == 0, said
     plan = RADIX[name].plan
     assert plan in said.partition("\n")[2], f"a plan other than {plan!r}: {said}"
+    if name in RADIX_STEPS:
+        assert said.endswith("\none launch\n"), said
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", RADIX_STEPS)
+def test_radix_sort_by_separate_launches(program: Program, name: str, seed: int) -> None:
+    case = RADIX[name]._replace(separate=1)
+    status, said = run(program("sort"), "late", seed, **case._asdict())
+    assert status == 0, said
+    assert case.plan in said.partition("\n")[2], f"a plan other than {case.plan!r}: {said}"
+    assert said.endswith("\na launch for each step\n"), said
 
 
 @pytest.mark.parametrize("timing", ["late", "early"])
@@ -486,6 +512,8 @@ def test_a_fault_is_found(build: Build, tmp_path: Path, name: str) -> None:
     assert fault.right in text, f"{header.name} no longer has {fault.right!r}"
     header.write_text(text.replace(fault.right, fault.wrong, 1))
     name_of_program, case = USER_OF[fault.header]
+    if fault.header == "sort_radix_wide.cuh":
+        case = {**case, "separate": fault.separate}
     broken = build(name_of_program, tmp_path / "include")
     for seed in (1, 2, 3):
         status, said = run(broken, fault.timing, seed, **case)

@@ -352,10 +352,11 @@ int main() {
   while (std::scanf("%lld %lld %lld %lld %d %lld", &rows, &n, &size, &shared, &clusters, &wide) ==
          6) {
     const auto c = cuda_ops::sort_config(rows, n, size, {shared, clusters != 0, wide});
-    std::printf("%d width %d items %d cluster %d threads %d blocks %lld shared %lld at once %lld, "
-                "%lld bytes\\n",
+    std::printf("%d width %d items %d cluster %d threads %d blocks %lld shared %lld at once %lld"
+                "%s, %lld bytes\\n",
                 int(c.path), c.width, c.items, c.cluster, c.threads, (long long)c.blocks,
                 (long long)c.shared_bytes, (long long)c.rows_at_once,
+                c.separate ? " by separate launches" : "",
                 (long long)cuda_ops::sort_workspace_bytes(c, n, size));
   }
 }
@@ -413,6 +414,10 @@ def test_the_plan_of_each_length(tmp_path: Path) -> None:
     assert plan(2, 40_000, 8).endswith(
         f", {2 * 256 * 4 * (1 + 10) + 2 * 40_000 * 8 + 2 * 40_000 * 4 + 12} bytes"
     )
+    # Few take one launch, many one for each step.
+    separate = "by separate launches"
+    assert separate in plan(1, 1 << 23, 8) and separate in plan(512, 32768, 8)
+    assert separate not in plan(1, (1 << 23) - 1, 8) and separate not in plan(1, 1 << 23, 4)
     # The workspace is bounded by 2^28 elements, or a single row.
     for size, most in [(1, 0.15), (2, 6.2), (4, 8.2), (8, 12.3)]:
         taken = int(plan(1 << 20, 1 << 16, size).split(", ")[1].split()[0])

@@ -18,18 +18,18 @@
 namespace cuda_ops {
 
 // What one pass reads and writes. Without `keys` it is the first one, without
-// `out_keys` the last.
+// `out_keys` the last. Nothing is initialised: it may be in shared memory.
 template <class U>
 struct RadixPass {
-  const U* keys = nullptr;
-  const uint32_t* indices = nullptr;
-  U* out_keys = nullptr;
-  uint32_t* out_indices = nullptr;
-  uint32_t* counts = nullptr;  // of row, digit and tile; then of what is before it in its digit
-  uint32_t* totals = nullptr;  // of row and digit
-  int64_t first = 0;           // row
-  int tiles = 0;               // of a row
-  int shift = 0;
+  const U* keys;
+  const uint32_t* indices;
+  U* out_keys;
+  uint32_t* out_indices;
+  uint32_t* counts;  // of row, digit and tile; then of what is before it in its digit
+  uint32_t* totals;  // of row and digit
+  int64_t first;     // row
+  int tiles;         // of a row
+  int shift;
 };
 
 template <class U>
@@ -238,15 +238,18 @@ __device__ void scatter_tile(RadixShared<U>& shared, const SortRows& p, const Or
   __syncthreads();
 
   const U* row = static_cast<const U*>(p.rows.data) + p.rows.offset_at(pass.first + t.row);
+  U* const out_keys = pass.out_keys;
+  uint32_t* const out_indices = pass.out_indices;
+  const int shift = pass.shift;
 #pragma unroll 4
   for (int i = thread; i < t.count; i += kRadixThreads) {
     const U key = shared.keys[i];
     const uint32_t index = shared.indices[i];
-    const uint32_t place = shared.places[uint32_t(key >> pass.shift) & 255] + i;
+    const uint32_t place = shared.places[uint32_t(key >> shift) & 255] + i;
     const int64_t out = t.row * p.n + place;
-    if (pass.out_keys != nullptr) {
-      pass.out_keys[out] = key;
-      pass.out_indices[out] = index;
+    if (out_keys != nullptr) {
+      out_keys[out] = key;
+      out_indices[out] = index;
     } else {
       static_cast<U*>(p.values)[pass.first * p.n + out] = value_of(key, order, row, index);
       p.indices[pass.first * p.n + out] = index;
@@ -272,7 +275,7 @@ cudaError_t launch_radix(const SortRows& p, const SortConfig& config, cudaStream
   const RadixWorkspace bytes = radix_workspace(config, p.n, sizeof(U));
   U* keys = reinterpret_cast<U*>(at + bytes.keys);
   auto* indices = reinterpret_cast<uint32_t*>(at + bytes.indices);
-  RadixPass<U> pass;
+  RadixPass<U> pass{};
   pass.counts = reinterpret_cast<uint32_t*>(at + bytes.counts);
   pass.totals = reinterpret_cast<uint32_t*>(at);
   pass.tiles = int(config.tiles);

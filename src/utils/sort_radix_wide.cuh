@@ -1,9 +1,7 @@
 // Long rows of 8-byte keys: the radix sort of sort_radix.cuh by as few digits as tell keys
-// apart, and all of it in one launch, whose blocks run at the same time and wait for each
-// other between two steps.
+// apart.
 //
-//   choose   A sample of the keys says from which digit up to sort: so that a key should have
-//            hardly any others with the same digits there.
+//   choose   A sample of the keys says from which digit up to sort (sort_radix_choice.cuh).
 //   sort     From that digit up. The first pass sees all keys and finds out which digits differ
 //            at all; others take no pass.
 //   finish   Keys with the same digits are neighbours now, and each finds its place among those
@@ -13,129 +11,22 @@
 // So the sample decides how long it takes, never what comes out. Random keys are sorted by
 // log2(n) bits, 4 digits of 8 for 2^27, and int64 below 2^20 by 3 without a finish. A pass moves
 // 32 bytes a key, the finish 28.
+//
+// The host does not know which steps there will be. Either one launch takes them, whose blocks run
+// at the same time and wait for each other between two steps; or each that there may be is a
+// launch, which returns at once if there is no such step. The many launches cost about 1.2 us each,
+// the one has no more blocks an SM than its largest step: fewer than counting alone has.
 #pragma once
 
 #include <cooperative_groups.h>
 
 #include "sort_radix.cuh"
+#include "sort_radix_choice.cuh"
 
 namespace cuda_ops {
 
-constexpr int kRadixSamples = 2048;  // a power of 2
-constexpr int kRadixSampledRows = 8;
-constexpr int kRadixAlike = 32;         // keys with the same digits that the finish puts in order
-constexpr float kRadixPartners = 1.25;  // expected number of others that share a key's digits
-
-// --- which digits ---------------------------------------------------------------
-
-template <class U>
-struct RadixSample {
-  U keys[kRadixSamples];
-  struct Found {
-    uint32_t digits[sizeof(U)][256];  // how many distinct keys have a digit
-    uint32_t alike[sizeof(U)];        // pairs of them that have the same
-    uint32_t highest[sizeof(U)];      // neighbours by the highest digit that differs
-    uint32_t distinct, once, twice;   // keys, and those that were drawn so often
-  } found;
-};
+constexpr int kRadixAlike = 32;  // keys with the same digits that the finish puts in order
 static_assert(sizeof(RadixSample<uint64_t>) <= sizeof(RadixShared<uint64_t>));
-
-// From where up to sort rows of n keys.
-template <class U>
-__device__ int lowest_digit(const typename RadixSample<U>::Found& found, int64_t n) {
-  const float pairs = .5f * found.distinct * (found.distinct - 1);
-  float most = kRadixPartners / n;  // how likely two keys may be to share their digits
-  // Another key with the digits of one that has many copies is one too many: so many pairs should
-  // all be apart. How many keys there are if all have copies: Chao's estimate from those drawn once
-  // and twice.
-  float apart = float(found.distinct - found.once) * n;
-  if (found.twice > 0) {
-    const float all = found.distinct + .5f * found.once * found.once / found.twice;
-    if (all < .25f * n) apart = fmaxf(apart, all * all);
-  }
-  if (apart > 0) most = fminf(most, .125f / apart);
-  // Digits that depend on each other tell less than the product of their likelihoods says: then
-  // neighbours in the sample share more of them than there should be.
-  const float neighbors = 4 * pairs / n;
-  uint32_t sharing = found.distinct - 1;
-  float likely = 1;
-  int lowest = 0;
-  for (int digit = int(sizeof(U)) - 1; digit >= 0; --digit) {
-    sharing -= found.highest[digit];
-    if (found.alike[digit] >= pairs) continue;
-    lowest = digit;
-    likely *= fmaxf(found.alike[digit] / pairs, 1.f / 256);  // for there are keys not in the sample
-    // A finish takes about as long as the one pass that it would save above digit 0.
-    if (likely <= most && sharing <= neighbors && digit > 1) break;
-  }
-  return lowest;
-}
-
-// By one block.
-template <class U>
-__device__ void choose_digits(RadixSample<U>& sample, RadixChoice& choice, const SortRows& p,
-                              const Order<U>& order, int64_t first_row, int64_t rows) {
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  auto& found = sample.found;
-  auto* words = reinterpret_cast<uint32_t*>(&found);
-  for (int i = thread; i < int(sizeof(found) / 4); i += kRadixThreads) words[i] = 0;
-  // One of each stretch of columns.
-  for (int i = thread; i < kRadixSamples; i += kRadixThreads) {
-    const int64_t row = i % kRadixSampledRows * rows / kRadixSampledRows;
-    const uint32_t within = __umulhi(uint32_t(i) * 0x9E3779B9u, uint32_t(p.n));
-    const int64_t column = (i * p.n + within) / kRadixSamples;
-    const U* data = static_cast<const U*>(p.rows.data) + p.rows.offset_at(first_row + row);
-    sample.keys[i] = order.key(data[column]);
-  }
-  __syncthreads();
-
-  // A bitonic sort: up to 32 apart, pairs of a warp are of keys that it alone has.
-  for (int size = 2; size <= kRadixSamples; size *= 2) {
-    for (int step = size / 2; step > 0; step /= 2) {
-      for (int pair = thread; pair < kRadixSamples / 2; pair += kRadixThreads) {
-        const int i = pair / step * 2 * step + pair % step, j = i + step;
-        const bool up = (i & size) == 0;
-        compare_exchange(sample.keys[up ? i : j], sample.keys[up ? j : i]);
-      }
-      if (step > 32 || (step == 1 && size > 32)) {
-        __syncthreads();
-      } else {
-        __syncwarp();
-      }
-    }
-  }
-
-  for (int i = thread; i < kRadixSamples; i += kRadixThreads) {
-    const U key = sample.keys[i];
-    const auto is_here = [&](int j) { return j < kRadixSamples && sample.keys[j] == key; };
-    if (i > 0 && is_here(i - 1)) continue;
-    atomicAdd(&found.distinct, 1u);
-    if (!is_here(i + 1)) {
-      atomicAdd(&found.once, 1u);
-    } else if (!is_here(i + 2)) {
-      atomicAdd(&found.twice, 1u);
-    }
-    int highest = 0;
-#pragma unroll
-    for (int d = 0; d < int(sizeof(U)); ++d) {
-      atomicAdd(&found.digits[d][uint32_t(key >> 8 * d) & 255], 1u);
-      if (i > 0 && (key ^ sample.keys[i - 1]) >> 8 * d != 0) highest = d;
-    }
-    if (i > 0) atomicAdd(&found.highest[highest], 1u);
-  }
-  __syncthreads();
-  if (warp < int(sizeof(U))) {
-    uint32_t alike = 0;
-    for (int digit = lane; digit < 256; digit += 32) {
-      const uint32_t count = found.digits[warp][digit];
-      alike += count * (count - 1) / 2;
-    }
-    alike = sum_up_to_lane(alike);
-    if (lane == 31) found.alike[warp] = alike;
-  }
-  __syncthreads();
-  if (thread == 0) choice = {uint32_t(lowest_digit<U>(found, p.n)), 0, 0};
-}
 
 // --- steps of the sort ------------------------------------------------------------
 
@@ -199,33 +90,33 @@ __device__ void finish_tile(const SortRows& p, const Order<U>& order, const Radi
   }
 }
 
-// --- the kernel -------------------------------------------------------------------
+// --- which step -------------------------------------------------------------------
 
 // Rows `first` and the next. Between two passes keys and indices are in the workspace, or in the
 // memory of the results, by turns; before what writes the results they are in the workspace.
 template <class U>
 struct RadixRows {
-  RadixPass<U> pass;
+  RadixPass<U> pass{};
   int64_t rows = 0;
   U* keys = nullptr;            // of the workspace
   uint32_t* indices = nullptr;  //
   RadixChoice* choice = nullptr;
 };
 
-// A pass in one register: nine pointers are too many to keep. A place is 0 for the input or the
-// results, 1 for the workspace, 2 for the memory of the results.
+// What a step reads and writes: 0 is the input or the results, 1 the workspace, 2 the memory of the
+// results.
 struct RadixStep {
-  uint32_t word;
+  int shift = -1;  // there is no such step
+  int from = 0, to = 0;
 
-  __device__ RadixStep(int shift, int from, int to) : word(shift | from << 8 | to << 16) {}
+  __device__ bool exists() const { return shift >= 0; }
 
   template <class U>
   __device__ RadixPass<U> pass(const SortRows& p, const RadixRows<U>& r) const {
-    const int from = word >> 8 & 255, to = word >> 16;
     U* const values = static_cast<U*>(p.values) + r.pass.first * p.n;
     auto* const indices = reinterpret_cast<uint32_t*>(p.indices + r.pass.first * p.n);
     RadixPass<U> pass = r.pass;
-    pass.shift = word & 255;
+    pass.shift = shift;
     pass.keys = from == 0 ? nullptr : from == 1 ? r.keys : values;
     pass.indices = from == 1 ? r.indices : indices;
     pass.out_keys = to == 0 ? nullptr : to == 1 ? r.keys : values;
@@ -234,14 +125,34 @@ struct RadixStep {
   }
 };
 
+// Steps 0 to sizeof(U) - 1 are passes, each by the digit of its number, and sizeof(U) is the
+// finish. Round 0 sorts from `lowest` up, round 1 by all digits, if that was not enough. Which
+// digits differ is known once the first pass has counted, which needs to know only what it reads.
+template <class U>
+__device__ RadixStep radix_step(const RadixChoice& choice, int round, int number) {
+  constexpr int kFinish = sizeof(U);
+  if (round > 0 && choice.unsorted == 0) return {};
+  const int lowest = round > 0 ? 0 : int(choice.lowest);
+  const uint32_t below = (1u << lowest) - 1, finish = (choice.differ & below) != 0;
+  const uint32_t steps = (choice.differ & ~below) | 1u << lowest | finish << kFinish;
+  if ((steps >> number & 1) == 0) return {};
+  const bool first = (steps & ((1u << number) - 1)) == 0;
+  const int left = __popc(steps >> number) - 1;  // after this one
+  const int from = first ? 0 : 1 + left % 2, to = left == 0 ? 0 : 2 - left % 2;
+  return {8 * (number < kFinish ? number : lowest), from, to};
+}
+
+// --- what the blocks of a grid do in a step -----------------------------------------
+
 // Calls `body(pass, tile)` for each tile of this block.
 template <class U, class Body>
 __device__ void each_tile(const SortRows& p, const RadixRows<U>& r, RadixStep step,
                           const Body& body) {
+  __shared__ RadixPass<U> pass;  // in registers it would take the place of keys
+  if (threadIdx.x == 0) pass = step.pass(p, r);
+  __syncthreads();
   const unsigned tiles = unsigned(r.rows * r.pass.tiles);
   for (unsigned number = blockIdx.x; number < tiles; number += gridDim.x) {
-    asm volatile("" : "+r"(step.word));  // taken apart where it is needed, not before the loop
-    const RadixPass<U> pass = step.pass(p, r);
     body(pass, RadixTile<U>(p, pass, number));
     __syncthreads();  // shared memory is free for the next one
   }
@@ -249,14 +160,14 @@ __device__ void each_tile(const SortRows& p, const RadixRows<U>& r, RadixStep st
 
 // In the first pass, which reads the input, it finds out which digits differ.
 template <class U>
-__device__ void count_tiles(RadixShared<U>& shared, const SortRows& p, const Order<U>& order,
+__device__ void count_tiles(uint32_t (&counts)[256], const SortRows& p, const Order<U>& order,
                             const RadixRows<U>& r, RadixStep step) {
   each_tile(p, r, step, [&](const RadixPass<U>& pass, const RadixTile<U>& t) {
     const int64_t row = p.rows.offset_at(pass.first + t.row);
     const bool first = pass.keys == nullptr;
     const U reference = first ? order.key(static_cast<const U*>(p.rows.data)[row]) : U(0);
     U differences = 0;
-    count_tile(shared.places, p, order, pass, t, [&](U key) { differences |= key ^ reference; });
+    count_tile(counts, p, order, pass, t, [&](U key) { differences |= key ^ reference; });
     if (!first) return;
     const uint32_t differ = __reduce_or_sync(~0u, nonzero_bytes(differences));
     if (threadIdx.x % 32 == 0 && (differ & ~r.choice->differ) != 0) {
@@ -266,14 +177,13 @@ __device__ void count_tiles(RadixShared<U>& shared, const SortRows& p, const Ord
 }
 
 template <class U>
-__device__ void scan_digits(RadixShared<U>& shared, const RadixRows<U>& r) {
+__device__ void scan_digits(uint32_t (&sums)[256], const RadixRows<U>& r) {
   constexpr int kWarps = kRadixThreads / 32;
   const int64_t digits = r.rows * 256;
   const int tiles = r.pass.tiles;
   if (tiles > 32 * kScanItems) {
     for (int64_t digit = blockIdx.x; digit < digits; digit += gridDim.x) {
-      const uint32_t total =
-          scan_counts_by_block(r.pass.counts + digit * tiles, tiles, shared.places);
+      const uint32_t total = scan_counts_by_block(r.pass.counts + digit * tiles, tiles, sums);
       if (threadIdx.x == kRadixThreads - 1) r.pass.totals[digit] = total;
     }
     return;
@@ -284,6 +194,24 @@ __device__ void scan_digits(RadixShared<U>& shared, const RadixRows<U>& r) {
     if (threadIdx.x % 32 == 0) r.pass.totals[digit] = total;
   }
 }
+
+template <class U>
+__device__ void scatter_tiles(RadixShared<U>& shared, const SortRows& p, const Order<U>& order,
+                              const RadixRows<U>& r, RadixStep step) {
+  each_tile(p, r, step, [&](const RadixPass<U>& pass, const RadixTile<U>& t) {
+    scatter_tile(shared, p, order, pass, t);
+  });
+}
+
+template <class U>
+__device__ void finish_tiles(const SortRows& p, const Order<U>& order, const RadixRows<U>& r,
+                             RadixStep step) {
+  each_tile(p, r, step, [&](const RadixPass<U>& pass, const RadixTile<U>& t) {
+    finish_tile(p, order, pass, t, &r.choice->unsorted);
+  });
+}
+
+// --- one launch -------------------------------------------------------------------
 
 template <class U>
 __global__ void __launch_bounds__(kRadixThreads, 2)
@@ -297,39 +225,148 @@ __global__ void __launch_bounds__(kRadixThreads, 2)
                   r.rows);
   }
   grid.sync();
-  for (int lowest = int(r.choice->lowest);; lowest = 0) {
-    uint32_t digits = 1;  // bit d: sort by digit lowest + d; others are known after the first count
-    int steps = 0;        // that are left: passes, and a finish
-    int from = 0;
-    for (int d = 0; digits >> d != 0; ++d) {
-      if ((digits >> d & 1) == 0) continue;
-      const int shift = 8 * (lowest + d);
-      count_tiles(shared, p, order, r, RadixStep(shift, from, 0));
-      grid.sync();
-      if (d == 0) {
-        const uint32_t differ = r.choice->differ;
-        digits |= differ >> lowest;
-        steps = __popc(digits) + ((differ & ((1u << lowest) - 1)) != 0);
+  for (int round = 0; round < 2; ++round) {
+    for (int number = 0; number <= int(sizeof(U)); ++number) {
+      RadixStep step = radix_step<U>(*r.choice, round, number);
+      if (!step.exists()) continue;
+      if (number == int(sizeof(U))) {
+        finish_tiles(p, order, r, step);
+      } else {
+        count_tiles(shared.places, p, order, r, step);
+        grid.sync();
+        scan_digits(shared.places, r);
+        grid.sync();
+        step = radix_step<U>(*r.choice, round, number);  // it may have been the first to count
+        scatter_tiles(shared, p, order, r, step);
       }
-      scan_digits(shared, r);
       grid.sync();
-      --steps;
-      const int to = steps == 0 ? 0 : 2 - steps % 2;
-      each_tile(p, r, RadixStep(shift, from, to),
-                [&](const RadixPass<U>& pass, const RadixTile<U>& t) {
-                  scatter_tile(shared, p, order, pass, t);
-                });
-      grid.sync();
-      from = to;
     }
-    if (steps == 0) return;
-    each_tile(p, r, RadixStep(8 * lowest, from, 0),
-              [&](const RadixPass<U>& pass, const RadixTile<U>& t) {
-                finish_tile(p, order, pass, t, &r.choice->unsorted);
-              });
-    grid.sync();
-    if (r.choice->unsorted == 0) return;
   }
+}
+
+// --- a launch for each step ----------------------------------------------------------
+
+template <class U>
+__global__ void __launch_bounds__(kRadixThreads)
+    radix_choose_kernel(const __grid_constant__ SortRows p, const Order<U> order,
+                        const __grid_constant__ RadixRows<U> r) {
+  __shared__ RadixSample<U> sample;
+  choose_digits(sample, *r.choice, p, order, r.pass.first, r.rows);
+}
+
+template <class U>
+__global__ void __launch_bounds__(kRadixThreads, 3)  // one register more would leave two blocks
+    radix_count_step_kernel(const __grid_constant__ SortRows p, const Order<U> order,
+                            const __grid_constant__ RadixRows<U> r, int round, int number) {
+  __shared__ uint32_t counts[256];
+  const RadixStep step = radix_step<U>(*r.choice, round, number);
+  if (step.exists()) count_tiles(counts, p, order, r, step);
+}
+
+template <class U>
+__global__ void __launch_bounds__(kRadixThreads)
+    radix_scan_step_kernel(const __grid_constant__ RadixRows<U> r, int round, int number) {
+  __shared__ uint32_t sums[256];
+  if (radix_step<U>(*r.choice, round, number).exists()) scan_digits(sums, r);
+}
+
+template <class U>
+__global__ void __launch_bounds__(kRadixThreads, 2)
+    radix_scatter_step_kernel(const __grid_constant__ SortRows p, const Order<U> order,
+                              const __grid_constant__ RadixRows<U> r, int round, int number) {
+  extern __shared__ uint4 memory[];
+  const RadixStep step = radix_step<U>(*r.choice, round, number);
+  if (!step.exists()) return;
+  scatter_tiles(*reinterpret_cast<RadixShared<U>*>(memory), p, order, r, step);
+}
+
+template <class U>
+__global__ void __launch_bounds__(kRadixThreads, 4)
+    radix_finish_step_kernel(const __grid_constant__ SortRows p, const Order<U> order,
+                             const __grid_constant__ RadixRows<U> r) {
+  const RadixStep step = radix_step<U>(*r.choice, 0, sizeof(U));
+  if (step.exists()) finish_tiles(p, order, r, step);
+}
+
+// --- launchers ------------------------------------------------------------------------
+
+// As many blocks of a kernel as run at the same time, `waves` times, or as there is work for.
+// Allows it that much shared memory.
+template <class... Parameters>
+cudaError_t resident_grid(unsigned& blocks, void (*kernel)(Parameters...), int shared_bytes,
+                          int64_t work, int waves) {
+  int device = 0, sms = 0, of_sm = 0;
+  cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (error == cudaSuccess) error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error =
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_sm, kernel, kRadixThreads, shared_bytes);
+  }
+  const int64_t most = int64_t(sms) * of_sm * waves;
+  blocks = unsigned(work < most ? work : most);
+  return error;
+}
+
+template <class U>
+cudaError_t launch_radix_at_once(const SortRows& p, const RadixRows<U>& r, cudaStream_t stream) {
+  constexpr int kShared = sizeof(RadixShared<U>);
+  unsigned blocks = 0;  // that wait for each other: all must be resident
+  const cudaError_t error =
+      resident_grid(blocks, radix_rows_kernel<U>, kShared, r.rows * r.pass.tiles, 1);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(blocks);
+  launch.blockDim = dim3(kRadixThreads);
+  launch.dynamicSmemBytes = kShared;
+  launch.stream = stream;
+  launch.attrs = &attribute;
+  launch.numAttrs = 1;
+  return cudaLaunchKernelEx(&launch, radix_rows_kernel<U>, p,
+                            order_of<U>(p.rows.dtype, p.descending), r);
+}
+
+// A block for each tile would take long to come and go where there is no step. Two waves share the
+// tiles more evenly than one.
+constexpr int kRadixWaves = 2;
+
+// The same launches for any keys.
+template <class U>
+cudaError_t launch_radix_steps(const SortRows& p, const RadixRows<U>& r, cudaStream_t stream) {
+  constexpr int kShared = sizeof(RadixShared<U>);
+  const Order<U> order = order_of<U>(p.rows.dtype, p.descending);
+  const int64_t tiles = r.rows * r.pass.tiles, digits = r.rows * 256;
+  unsigned count = 0, scan = 0, scatter = 0, finish = 0;  // blocks
+  cudaError_t error = resident_grid(count, radix_count_step_kernel<U>, 0, tiles, kRadixWaves);
+  if (error == cudaSuccess) {
+    error = resident_grid(scan, radix_scan_step_kernel<U>, 0, digits, 1);
+  }
+  if (error == cudaSuccess) {
+    error = resident_grid(scatter, radix_scatter_step_kernel<U>, kShared, tiles, kRadixWaves);
+  }
+  if (error == cudaSuccess) {
+    error = resident_grid(finish, radix_finish_step_kernel<U>, 0, tiles, kRadixWaves);
+  }
+  if (error != cudaSuccess) return error;
+  radix_choose_kernel<U><<<1, kRadixThreads, 0, stream>>>(p, order, r);
+  for (int round = 0; round < 2; ++round) {
+    for (int number = 0; number < int(sizeof(U)); ++number) {
+      radix_count_step_kernel<U><<<count, kRadixThreads, 0, stream>>>(p, order, r, round, number);
+      radix_scan_step_kernel<U><<<scan, kRadixThreads, 0, stream>>>(r, round, number);
+      radix_scatter_step_kernel<U>
+          <<<scatter, kRadixThreads, kShared, stream>>>(p, order, r, round, number);
+    }
+    if (round == 0) {
+      radix_finish_step_kernel<U><<<finish, kRadixThreads, 0, stream>>>(p, order, r);
+    }
+  }
+  return cudaGetLastError();
 }
 
 template <class U>
@@ -344,38 +381,14 @@ cudaError_t launch_radix_wide(const SortRows& p, const SortConfig& config, cudaS
   r.indices = reinterpret_cast<uint32_t*>(at + bytes.indices);
   r.choice = reinterpret_cast<RadixChoice*>(at + bytes.choice);
 
-  // Blocks that wait for each other must all be resident.
-  constexpr auto kernel = radix_rows_kernel<U>;
-  constexpr int kShared = sizeof(RadixShared<U>);
-  int device = 0, sms = 0, of_sm = 0;
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-  if (error == cudaSuccess) error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (error == cudaSuccess) {
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_sm, kernel, kRadixThreads, kShared);
-  }
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeCooperative;
-  attribute.val.cooperative = 1;
-  cudaLaunchConfig_t launch{};
-  launch.blockDim = dim3(kRadixThreads);
-  launch.dynamicSmemBytes = kShared;
-  launch.stream = stream;
-  launch.attrs = &attribute;
-  launch.numAttrs = 1;
-  for (r.pass.first = 0; r.pass.first < p.rows.numel; r.pass.first += config.rows_at_once) {
+  cudaError_t error = cudaSuccess;
+  for (; error == cudaSuccess && r.pass.first < p.rows.numel; r.pass.first += config.rows_at_once) {
     const int64_t left = p.rows.numel - r.pass.first;
     r.rows = left < config.rows_at_once ? left : config.rows_at_once;
-    const int64_t blocks = r.rows * config.tiles, resident = int64_t(sms) * of_sm;
-    launch.gridDim = dim3(unsigned(blocks < resident ? blocks : resident));
-    error = cudaLaunchKernelEx(&launch, kernel, p, order_of<U>(p.rows.dtype, p.descending), r);
-    if (error != cudaSuccess) return error;
+    error = config.separate ? launch_radix_steps<U>(p, r, stream)
+                            : launch_radix_at_once<U>(p, r, stream);
   }
-  return cudaSuccess;
+  return error;
 }
 
 }  // namespace cuda_ops

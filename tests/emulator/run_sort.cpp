@@ -72,8 +72,12 @@ void run(const Arguments& arguments, DType dtype) {
                           ? sort_config(rows, n, size_of(dtype), {})
                           : cluster_config(rows, n, size_of(dtype), arguments.number("wide") != 0);
   if (config.path != (radix ? SortConfig::kRadix : SortConfig::kCluster)) fail("not of this path");
-  if (radix)
+  if (radix) {
     config.rows_at_once = std::min(config.rows_at_once, int64_t(arguments.number("rows_at_once")));
+    // Rows of this many elements are too long to emulate: 1 and 0 say otherwise, -1 leaves it.
+    const int separate = arguments.number("separate");
+    if (separate >= 0) config.separate = separate != 0;
+  }
   const auto bytes = size_t(sort_workspace_bytes(config, n, size_of(dtype)));
   const Tensor workspace(DType::kUInt8, bytes + 1);  // and one that stays as it is
   p.workspace = workspace.data();
@@ -115,6 +119,7 @@ void run(const Arguments& arguments, DType dtype) {
         static_cast<const char*>(p.workspace) + radix_workspace(config, n, 8).choice);
     std::printf("from digit %u of %02x%s\n", choice->lowest, choice->differ,
                 choice->unsorted != 0 ? ", again" : "");
+    std::printf("%s\n", config.separate ? "a launch for each step" : "one launch");
   }
 }
 
