@@ -416,8 +416,8 @@ def test_the_plan_of_each_length(tmp_path: Path) -> None:
     )
     # Few take one launch, many one for each step.
     separate = "by separate launches"
-    assert separate in plan(1, 1 << 23, 8) and separate in plan(512, 32768, 8)
-    assert separate not in plan(1, (1 << 23) - 1, 8) and separate not in plan(1, 1 << 23, 4)
+    assert separate in plan(1, 1 << 26, 8) and separate in plan(2048, 32768, 8)
+    assert separate not in plan(1, (1 << 26) - 1, 8) and separate not in plan(1, 1 << 26, 4)
     # The workspace is bounded by 2^28 elements, or a single row.
     for size, most in [(1, 0.15), (2, 6.2), (4, 8.2), (8, 12.3)]:
         taken = int(plan(1 << 20, 1 << 16, size).split(", ")[1].split()[0])
@@ -443,15 +443,23 @@ def test_in_a_cuda_graph(shape: tuple[int, int]) -> None:
 
 
 @needs_gpu
-def test_one_cuda_graph_for_all_keys() -> None:
+@pytest.mark.parametrize(
+    ("shape", "kinds"),
+    [
+        ((2, 1 << 18), [*WIDE, *reversed(WIDE)]),
+        ((1, 1 << 26), ["random", "crowds", "small numbers"]),
+    ],
+    ids=["one launch", "one for each step"],
+)
+def test_one_cuda_graph_for_all_keys(shape: tuple[int, int], kinds: list[str]) -> None:
     """How many passes there are depends on the keys, what is launched does not."""
-    x = torch.zeros(2, 1 << 18, dtype=torch.int64, device="cuda")
+    x = torch.zeros(shape, dtype=torch.int64, device="cuda")
     cuda_ops.bitonic_sort(x)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = cuda_ops.bitonic_sort(x)
-    for seed, kind in enumerate([*WIDE, *reversed(WIDE)]):
-        x.copy_(wide_keys(kind, (2, 1 << 18), seed))
+    for seed, kind in enumerate(kinds):
+        x.copy_(wide_keys(kind, shape, seed))
         graph.replay()
         expected = torch.sort(x, stable=True)
         assert torch.equal(out[0], expected[0]) and torch.equal(out[1], expected[1])

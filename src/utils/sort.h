@@ -108,10 +108,9 @@ constexpr int kRadixThreads = 512;
 template <int kSize>
 constexpr int kRadixTile = kSize == 8 ? 4096 : 8192;
 
-// Elements from which on 8-byte keys take a launch for each step: on an H200 (2026-11-22) a pass
-// took 1.8 ms for 2^27 by kernels of its own and 2.5 in one launch with the others, but 50 launches
-// are 60 us.
-constexpr int64_t kRadixSeparate = int64_t(1) << 23;
+// Elements from which on 8-byte keys take a launch for each step: on an H200 (2026-11-22) 2^27
+// random ones took 10.9 ms so and 12.6 ms in one launch, 2^24 1.36 and 1.26 ms.
+constexpr int64_t kRadixSeparate = int64_t(1) << 26;
 
 // Clusters of blocks, for rows that fit their shared memory.
 constexpr int kClusterThreads = 1024;   // at most, of a block
