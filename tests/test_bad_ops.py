@@ -70,7 +70,7 @@ def built() -> None:
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    with Worker(60) as worker:
+    with Worker(120) as worker:
         yield worker
 
 
