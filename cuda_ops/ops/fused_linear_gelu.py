@@ -245,7 +245,9 @@ def _case(
     function: Callable[..., Any] | None = None,
     peers: dict[str, Callable[..., Any]] | None = None,
 ) -> BenchmarkCase:
-    """``peers``: of a step of training, which multiplies twice more and reads everything again."""
+    """With ``function`` and ``peers`` a step of training, which multiplies twice more and reads
+    everything again.
+    """
     backward = peers is not None
 
     def inputs(device: torch.device) -> tuple[torch.Tensor, ...]:
