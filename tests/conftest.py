@@ -15,6 +15,7 @@ import torch
 
 from cuda_ops import build as builder
 from cuda_ops.registry import registry
+from cuda_ops.testing.memory import release
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # As many workers as cores: one thread for each, and for what it starts.
@@ -128,6 +129,14 @@ def scratch_op(
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+@pytest.fixture(autouse=True)
+def _memory_for_others() -> Iterator[None]:
+    """What torch keeps of a large test's memory, other processes would wait for."""
+    yield
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 1 << 30:
+        release()
 
 
 @pytest.fixture(scope="module")

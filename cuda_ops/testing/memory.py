@@ -41,7 +41,7 @@ def much_memory(
         raise NotRunError(f"{text}, of {whole / 1e9:.0f}")
     deadline = time.monotonic() + patience
     with _gathered(index, parts, deadline):
-        _release()
+        release()
         while (free := torch.cuda.mem_get_info(device)[0]) < wanted:
             if time.monotonic() > deadline:
                 raise NotRunError(f"{text}, {free / 1e9:.0f} free")
@@ -55,10 +55,10 @@ def much_memory(
             raise NotRunError(f"{text}, which was not enough") from None
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, index)
-            _release()
+            release()
 
 
-def _release() -> None:
+def release() -> None:
     """Gives the memory of what nobody uses back to the device, cycles of references included."""
     gc.collect()
     torch.cuda.empty_cache()
