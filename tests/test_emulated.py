@@ -124,6 +124,7 @@ class Matmul(NamedTuple):
     columns: int = 128  # of fma's tile
     swap: int = 0
     splits: int = 1
+    pair: int = 0  # blocks of two share a tile of b
     batch: int = 1
     kernel: str = "hopper"
     dtype: str = "bfloat16"
@@ -149,6 +150,14 @@ MATMUL = {
     "swapped, tile 16": Matmul(10, 264, 200, tile=16, swap=1),
     "swapped, tile 32, a^T b^T": Matmul(30, 264, 200, "columns", "rows", tile=32, swap=1),
     "swapped, tile 64, b^T": Matmul(50, 264, 200, "rows", "rows", tile=64, swap=1),
+    "pairs, tile 256": Matmul(260, 520, 520, tile=256, pair=1),
+    "pairs, tile 224": Matmul(300, 264, 328, tile=224, pair=1),
+    "pairs, tile 160, where each sum goes": Matmul(
+        512, 320, 200, tile=160, pair=1, epilogue="place"
+    ),
+    "pairs, tile 192, a^T b^T": Matmul(130, 264, 392, "columns", "rows", tile=192, pair=1),
+    "pairs, batch": Matmul(130, 136, 72, "rows", "rows", pair=1, batch=3),
+    "pairs, tf32x3": Matmul(130, 75, 177, pair=1, dtype="float32", precision="tf32x3", aligned=0),
     "splits 2": Matmul(130, 264, 520, tile=256, splits=2),
     "splits 2, tile 224": Matmul(130, 264, 520, tile=224, splits=2),
     "splits 3, tile 160": Matmul(130, 264, 520, tile=160, splits=3),

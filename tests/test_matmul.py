@@ -150,7 +150,7 @@ class Case:
         return (a, b) if self.batch > 1 else (a[0], b[0])
 
 
-SIZES = (1, 8, 16, 32, 64, 128, 200, 256, 512, 1000, 1024, 2048, 3000, 4096, 8192, 14336)
+SIZES = (1, *(2**e for e in range(3, 14)), 200, 640, 1000, 3000, 14336, 28672)
 LAYOUTS = ("kk", "kl", "lk", "ll")
 #: What a model may bring along; each kernel's smallest case of these is run.
 ANYTHING = sorted(
@@ -230,8 +230,10 @@ def test_the_choice(plans: Any) -> None:
     assert plans([Case(16, 4096, 4096, "kl")])[0].startswith("hopper swapped 128x16")
     assert plans([Case(16, 4096, 4096, aligned=False)], capability=80) == ["mma 64"]
     # 1.94 and 3.88 waves of 132 SMs; tiles of 256 columns would make 1.21 and 3.39.
-    assert plans([Case(512, 10240, 8192)]) == ["hopper 128x160 splits 1 grid 132"]
-    assert plans([Case(1024, 14336, 4096)]) == ["hopper 128x224 splits 1 grid 132"]
+    assert plans([Case(512, 10240, 8192)]) == ["hopper 128x160 splits 1 pairs grid 132"]
+    assert plans([Case(1024, 14336, 4096)]) == ["hopper 128x224 splits 1 pairs grid 132"]
+    # Pairs of tiles above each other need an even number of them.
+    assert plans([Case(640, 10240, 4096)]) == ["hopper 128x224 splits 1 grid 132"]
     assert plans([Case(128, 4096, 4096)]) == ["hopper 128x128 splits 3 grid 96"]
     unaligned = plans([Case(4096, 4096, 4096, aligned=False)])[0]
     assert unaligned.startswith("pack a b, hopper 128x256 splits")
@@ -285,8 +287,11 @@ def test_every_tile_and_layout_is_chosen_somewhere(plans: Any) -> None:
         assert any(pattern.match(kernel) for kernel in chosen), tile + layout
     for splits in (1, 2, 3):
         assert any(re.match(rf"hopper .*splits {splits}", kernel) for kernel in chosen)
-    for tile in ("128x160", "128x224"):
-        assert any(f"hopper {tile} splits" in kernel for kernel in chosen), tile
+    for tile, pairs in itertools.product(("128x160", "128x224"), ("", " pairs")):
+        assert any(f"hopper {tile} splits 1{pairs}," in kernel for kernel in chosen), tile
+    for layout in ("", " A^T", " B^T", " A^T B^T"):
+        pattern = re.compile(rf"hopper 128x\d+{re.escape(layout)} splits 1 pairs,")
+        assert any(pattern.match(kernel) for kernel in chosen), layout
     for splits, swap in itertools.product((1, 4, 8), ("", "swapped ")):
         assert any(kernel.startswith(f"stream {swap}8 splits {splits},") for kernel in chosen)
 

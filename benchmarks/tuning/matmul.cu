@@ -236,6 +236,9 @@ std::vector<HopperConfig> variants(const Matmul& p) {
         if (splits > 1 && config.grid > (narrow ? 2 : 1) * kHopperSms) continue;
         if (config.possible) all.push_back(config);
       }
+      if (!narrow && p.m > kHopperTileM) {
+        all.push_back(hopper_variant(p, 2, swap, tile_n, 1, true));
+      }
     }
   }
   return all;

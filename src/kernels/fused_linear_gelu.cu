@@ -9,22 +9,26 @@ using namespace cuda_ops;
 
 namespace {
 
-// What all epilogues begin with: the sums of two columns and their bias.
 template <class T>
 struct Bias {
   const T* bias;  // of the columns, or laid out as out, or null
   bool as_out;
 
   using Columns = Pair<T>;
+  using Inputs = Pair<T>;
   __device__ Columns columns(int64_t n, int count) const {
     if (bias == nullptr || as_out) return {};
     return Columns::load(bias + n, count > 0, count > 1);
   }
 
+  __device__ Inputs inputs(const Columns& columns, const Place& at) const {
+    return as_out ? Inputs::load(bias + at.offset, at.first, at.second) : columns;
+  }
+
   template <class C>
-  __device__ void add(C (&sums)[2], const Columns& columns, const Place& at) const {
+  __device__ static void add(C (&sums)[2], const Pair<T>& bias) {
     C both[2];
-    (as_out ? Columns::load(bias + at.offset, at.first, at.second) : columns).widen(both);
+    bias.widen(both);
     sums[0] += both[0];
     sums[1] += both[1];
   }
@@ -35,9 +39,8 @@ struct BiasGelu : Bias<T> {
   static constexpr bool kSecond = kKeep;  // the sums before gelu
 
   template <class C>
-  __device__ void operator()(C (&sums)[2], C (&aside)[2], const Pair<T>& columns,
-                             const Place& at) const {
-    this->add(sums, columns, at);
+  __device__ void operator()(C (&sums)[2], C (&aside)[2], const Pair<T>& bias) const {
+    this->add(sums, bias);
     if constexpr (kKeep) aside[0] = sums[0], aside[1] = sums[1];
     gelu_approx<MathFor<T>>(sums);
   }
@@ -49,12 +52,18 @@ struct BiasGeluSlope : Bias<T> {
   static constexpr bool kSecond = false;
   const T* grad_out;  // laid out as out
 
+  struct Inputs {
+    Pair<T> bias, grads;
+  };
+  __device__ Inputs inputs(const Pair<T>& columns, const Place& at) const {
+    return {Bias<T>::inputs(columns, at), Pair<T>::load(grad_out + at.offset, at.first, at.second)};
+  }
+
   template <class C>
-  __device__ void operator()(C (&sums)[2], C (&)[2], const Pair<T>& columns,
-                             const Place& at) const {
+  __device__ void operator()(C (&sums)[2], C (&)[2], const Inputs& inputs) const {
     C grads[2];
-    Pair<T>::load(grad_out + at.offset, at.first, at.second).widen(grads);
-    this->add(sums, columns, at);
+    inputs.grads.widen(grads);
+    this->add(sums, inputs.bias);
 #pragma unroll
     for (int i = 0; i < 2; ++i) sums[i] = GeluApproxBackward<MathFor<T>>{}(grads[i], sums[i]);
   }

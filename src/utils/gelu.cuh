@@ -38,10 +38,17 @@ struct GeluApprox {
 // Of two elements: where exponentials and reciprocals are what takes the time.
 template <class Math, class C>
 __device__ void gelu_approx(C (&x)[2]) {
-  C values[2] = {GeluInner<C>(x[0]).value, GeluInner<C>(x[1]).value};
-  sigmoids<Math>(values);
-  x[0] *= values[0];
-  x[1] *= values[1];
+  if constexpr (std::is_same_v<Math, Coarse>) {
+    constexpr float kScale = float(-kLog2E * kGeluScale), kCubic = float(kGeluCubic) * kScale;
+    float values[2] = {x[0] * (kScale + kCubic * (x[0] * x[0])),
+                       x[1] * (kScale + kCubic * (x[1] * x[1]))};
+    sigmoids_of_powers(values);
+    x[0] *= values[0];
+    x[1] *= values[1];
+  } else {
+    x[0] = GeluApprox<Math>{}(x[0]);
+    x[1] = GeluApprox<Math>{}(x[1]);
+  }
 }
 
 template <class Math>

@@ -7,9 +7,14 @@
 //     // the matrix. A kernel may ask for it long before it has the sums.
 //     struct Columns {};
 //     __device__ Columns columns(int64_t n, int count) const;
+//     // What it needs for the sums of one place. Kernels ask for that of many places before
+//     // they use any, so that all loads are on their way: branches belong here.
+//     struct Inputs {};
+//     __device__ Inputs inputs(const Columns&, const Place&) const;
 //     // Changes the sums in place; what it leaves in `aside` goes to the second output.
+//     // Without a branch, the compiler computes several places at a time.
 //     template <class C>
-//     __device__ void operator()(C (&sums)[2], C (&aside)[2], const Columns&, const Place&) const;
+//     __device__ void operator()(C (&sums)[2], C (&aside)[2], const Inputs&) const;
 //   };
 #pragma once
 
@@ -29,9 +34,11 @@ struct Place {
 struct PlainEpilogue {
   static constexpr bool kSecond = false;
   struct Columns {};
+  struct Inputs {};
   __device__ Columns columns(int64_t, int) const { return {}; }
+  __device__ Inputs inputs(const Columns&, const Place&) const { return {}; }
   template <class C>
-  __device__ void operator()(C (&)[2], C (&)[2], const Columns&, const Place&) const {}
+  __device__ void operator()(C (&)[2], C (&)[2], const Inputs&) const {}
 };
 
 // Two neighbours of a row as they are in memory.
@@ -88,7 +95,7 @@ __device__ void finish_pair(const Epilogue& epilogue, C (&sums)[2], const Place&
                             void* second) {
   if (!at.first) return;
   C aside[2];
-  epilogue(sums, aside, epilogue.columns(at.n, at.second ? 2 : 1), at);
+  epilogue(sums, aside, epilogue.inputs(epilogue.columns(at.n, at.second ? 2 : 1), at));
   store_pair<Out>(out, at, sums);
   if constexpr (Epilogue::kSecond) store_pair<Out>(second, at, aside);
 }

@@ -8,8 +8,9 @@
 // gemm_hopper_sums.cuh says what a stage is.
 // Wide tiles (128 to 256): blocks stay and take tile after tile; the producer loads
 // the next tile's stages while the consumers still write this one's result, which
-// leaves through shared memory by TMA. Narrow tiles (16, 32, 64) stream the large
-// operand, two blocks per SM. With `splits`, the blocks of a cluster share the K of
+// leaves through shared memory by TMA. In pairs, two blocks of a cluster have tiles below
+// each other: each brings half of the tile of b, to both. Narrow tiles (16, 32, 64) stream
+// the large operand, two blocks per SM. With `splits`, the blocks of a cluster share the K of
 // one tile and add their sums through distributed shared memory, in the order of
 // their ranks: the same bits every time, no workspace, no second launch.
 #pragma once
@@ -26,9 +27,9 @@ struct HopperArgs {
   void* second;
   int64_t out_row, out_batch;  // strides in elements; columns are next to each other
   int rows, cols;              // of the kernel's product: swapped if `swap`
-  int k_blocks, tiles_m, tiles_n, tiles, group, splits;
+  int k_blocks, tiles_m, tiles_n, tiles, group, splits;  // a pair has one tile, twice as high
   int step_a, step_b;  // of the batch coordinate: 0 where an operand is broadcast
-  bool swap, by_tma;
+  bool swap, by_tma, pair;
 };
 
 // --- kernel -------------------------------------------------------------------
@@ -47,7 +48,8 @@ template <int kTileN>
 __device__ TilePlace tile_place(const HopperArgs& args, int tile) {
   const int matrix = args.tiles_m * args.tiles_n;
   const auto at = tile_in_bands(tile % matrix, args.tiles_m, args.tiles_n, args.group);
-  return {at.row * kHopperTileM, at.column * kTileN, tile / matrix};
+  const int row = args.pair ? 2 * at.row + int(cluster_rank()) : at.row;
+  return {row * kHopperTileM, at.column * kTileN, tile / matrix};
 }
 
 // Two neighbours of a row of out, in one register or two.
@@ -129,13 +131,14 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
   const uint32_t memory = (shared_address(shared) + 1023) & ~1023u;
   const uint32_t staging = memory + kStages * Tile::kStage;
   const uint32_t full = staging + Tile::kStaging, empty = full + 8 * kStages;
-  HopperRing<Tile> ring{memory, full, empty};
+  HopperRing<Tile> ring{memory, full, empty, args.pair};
   const int group = int(threadIdx.x) / 128, lane = int(threadIdx.x) % 32;
   const bool swap = Tile::kNarrow && args.swap;  // wide tiles never are
 
-  // The blocks of a cluster share one tile. Divisions, some 100 cycles each: before the wait.
+  // The blocks of a cluster share one tile, or a pair of them. Divisions, some 100 cycles each:
+  // before the wait.
   const int first_tile = int(cluster_index()), tile_step = int(cluster_count());
-  const int split = int(cluster_rank());
+  const int split = args.pair ? 0 : int(cluster_rank());
   const int k_begin = args.k_blocks * split / args.splits;
   const int k_end = args.k_blocks * (split + 1) / args.splits;
   TilePlace at = tile_place<kTileN>(args, first_tile);
@@ -150,10 +153,11 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
     if (args.by_tma) tma_prefetch(map_out);
     for (int s = 0; s < kStages; ++s) {
       mbarrier_init(full + 8 * s, 1);
-      mbarrier_init(empty + 8 * s, 4 * Tile::kConsumers);  // each consuming warp
+      mbarrier_init(empty + 8 * s, 4 * Tile::kConsumers * (args.pair ? 2 : 1));  // consuming warps
     }
     mbarrier_init_fence();
   }
+  if (args.pair) cluster_meet();  // no block uses barriers of the other before
   wait_for_previous();
   __syncthreads();
   let_next_start();
@@ -181,17 +185,29 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
             } else {
               tma_load(map_a, a_part, arrived, k, at.m, za);
             }
+            const int rank = int(cluster_rank());
+            const auto load_b = [&](int line, int x, int y) {
+              const uint32_t to = b_part + uint32_t(line * kSwizzleBytes);
+              if (args.pair) {
+                tma_load_multicast(map_b, to, arrived, x, y, zb, 3);
+              } else {
+                tma_load(map_b, to, arrived, x, y, zb);
+              }
+            };
             if constexpr (kLineMajorB) {
 #pragma unroll
               for (int i = 0; i < Tile::kLinesB; i += 64) {
-                tma_load(map_b, b_part + uint32_t(i * kSwizzleBytes), arrived, at.n + i, k, zb);
+                if (!args.pair || i / 64 % 2 == rank) load_b(i, at.n + i, k);
               }
             } else {
-              tma_load(map_b, b_part, arrived, k, at.n, zb);
+              const int line = args.pair ? kTileN / 2 * rank : 0;
+              load_b(line, k, at.n + line);
             }
           }
         }
       }
+      // The other block still arrives at this one's barriers.
+      for (int s = 0; args.pair && s < kStages; ++s, ring.advance()) ring.wait_empty();
     }
   } else {
     // --- consumer
@@ -316,21 +332,36 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
             tma_store_commit();
           }
         };
+        constexpr int kPairs = kPerBox / 2;
+        OutPair<Out> pairs[kPairs], asides[kPairs];
 #pragma unroll
         for (int begin = 0; begin < kTileN; begin += kColumns) {
-          // The last one overlaps the one before where the tile is no whole number of boxes.
+          // Where the tile is no whole number of boxes the last one overlaps the one before,
+          // and begins with what that one ended with.
           const int first = begin + kColumns <= kTileN ? begin : kTileN - kColumns;
-          OutPair<Out> pairs[kPerBox / 2], asides[kPerBox / 2];
+          const int kept = (begin - first) / 4;
 #pragma unroll
-          for (int i = 0; i < kPerBox; i += 2) {
-            const int j = first / 2 + i;
-            float pair[2] = {sums[j], sums[j + 1]}, aside[2];
+          for (int i = 0; i < kPairs; ++i) {
+            if (i >= kept) continue;
+            pairs[i] = pairs[kPairs - kept + i];
+            asides[i] = asides[kPairs - kept + i];
+          }
+          typename Epilogue::Inputs inputs[kPairs];
+#pragma unroll
+          for (int i = 0; i < kPairs; ++i) {
+            if (i < kept) continue;
+            const int j = first / 2 + 2 * i;
             if constexpr (kShareColumns) columns = shared_columns[j / 4 * 4 + lane % 4];
-            epilogue(pair, aside, columns, place(row + j / 2 % 2 * 8, col + j / 4 * 8));
-            pairs[i / 2] = from_compute(pair[0], pair[1], Out{});
-            if constexpr (Epilogue::kSecond) {
-              asides[i / 2] = from_compute(aside[0], aside[1], Out{});
-            }
+            inputs[i] = epilogue.inputs(columns, place(row + j / 2 % 2 * 8, col + j / 4 * 8));
+          }
+#pragma unroll
+          for (int i = 0; i < kPairs; ++i) {
+            if (i < kept) continue;
+            const int j = first / 2 + 2 * i;
+            float pair[2] = {sums[j], sums[j + 1]}, aside[2];
+            epilogue(pair, aside, inputs[i]);
+            pairs[i] = from_compute(pair[0], pair[1], Out{});
+            if constexpr (Epilogue::kSecond) asides[i] = from_compute(aside[0], aside[1], Out{});
           }
           send(map_out, args.out, pairs, first);
           if constexpr (Epilogue::kSecond) send(map_second, args.second, asides, first);
@@ -384,7 +415,7 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
                              config.swap ? b.row : a.col, kLineMajorA, Tile::kTileM);
   if (error != cudaSuccess) return error;
   error = map_of(map_b, ib, lines_b, config.swap ? a.row : b.col, config.swap ? a.col : b.row,
-                 kLineMajorB, kTileN);
+                 kLineMajorB, config.pair ? kTileN / 2 : kTileN);
   if (error != cudaSuccess) return error;
 
   HopperArgs args{};
@@ -395,14 +426,15 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   args.rows = int(lines_a);
   args.cols = int(lines_b);
   args.k_blocks = int(k_blocks);
-  args.tiles_m = int(detail::ceil_div(lines_a, Tile::kTileM));
+  args.tiles_m = int(detail::ceil_div(lines_a, Tile::kTileM * (config.pair ? 2 : 1)));
   args.tiles_n = int(detail::ceil_div(lines_b, kTileN));
   args.tiles = int(args.tiles_m * args.tiles_n * batch);
-  args.group = 16;
+  args.group = config.pair ? 8 : 16;
   args.splits = config.splits;
   args.step_a = batch_stride(ia) != 0;
   args.step_b = batch_stride(ib) != 0;
   args.swap = config.swap;
+  args.pair = config.pair;
 
   const auto whole = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
   args.by_tma = !Tile::kNarrow && !config.swap && config.splits == 1 && whole(args.out) &&
@@ -427,7 +459,7 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2] = {early_start()};
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = unsigned(config.splits);
+  attributes[1].val.clusterDim.x = unsigned(config.pair ? 2 : config.splits);
   attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(unsigned(config.grid));
@@ -435,7 +467,7 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   launch.dynamicSmemBytes = Tile::kShared;
   launch.stream = stream;
   launch.attrs = attributes;
-  launch.numAttrs = config.splits > 1 ? 2 : 1;
+  launch.numAttrs = config.pair || config.splits > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&launch, kernel, map_a, map_b, map_out, map_second, args, epilogue);
 }
 

@@ -14,6 +14,7 @@ struct HopperConfig {
   bool line_major_a = false, line_major_b = false;
   bool swap = false;  // out^T = b^T a^T: the columns of out are the kernel's rows
   int tile_n = 0;     // columns of a tile, which has 128 rows
+  bool pair = false;  // two blocks of a cluster share a tile of b
   int splits = 1;     // blocks of a cluster that share the K of one tile
   int64_t tiles = 0;
   int64_t grid = 0;
@@ -22,9 +23,9 @@ struct HopperConfig {
   std::string text() const {
     if (!possible) return "none";
     char line[128];
-    std::snprintf(line, sizeof line, "%s128x%d%s%s splits %d grid %lld", swap ? "swapped " : "",
+    std::snprintf(line, sizeof line, "%s128x%d%s%s splits %d %sgrid %lld", swap ? "swapped " : "",
                   tile_n, line_major_a ? " A^T" : "", line_major_b ? " B^T" : "", splits,
-                  static_cast<long long>(grid));
+                  pair ? "pairs " : "", static_cast<long long>(grid));
     return line;
   }
 };
@@ -82,8 +83,9 @@ inline double hopper_load_time(const Matmul& p, const HopperConfig& config, int 
   };
   const double a = factor(config.swap ? p.b : p.a), b = factor(config.swap ? p.a : p.b);
   const int64_t blocks = config.tiles * config.splits;
-  return 128 * (kHopperTileM * a + config.tile_n * b) *
-         double(blocks < kHopperSms ? blocks : kHopperSms) / (kHopperL2 * 1e6);
+  const double of_b = config.tile_n * b / (config.pair ? 2 : 1);
+  return 128 * (kHopperTileM * a + of_b) * double(blocks < kHopperSms ? blocks : kHopperSms) /
+         (kHopperL2 * 1e6);
 }
 
 // The same for 3xTF32, of three products of 128 x 128.
@@ -116,19 +118,22 @@ inline double hopper_estimate(const Matmul& p, const HopperConfig& config, int b
 }
 
 // A variant of the kernel, its grid and its estimate; not possible if no grid holds it.
-inline HopperConfig hopper_variant(const Matmul& p, int bytes, bool swap, int tile_n, int splits) {
+inline HopperConfig hopper_variant(const Matmul& p, int bytes, bool swap, int tile_n, int splits,
+                                   bool pair = false) {
   HopperConfig config;
   config.swap = swap;
   config.tile_n = tile_n;
   config.splits = splits;
-  config.tiles = detail::ceil_div(swap ? p.n : p.m, kHopperTileM) *
-                 detail::ceil_div(swap ? p.m : p.n, tile_n) * p.batch.numel;
+  config.pair = pair;
+  config.tiles = detail::ceil_div(swap ? p.n : p.m, kHopperTileM * (pair ? 2 : 1)) *
+                 detail::ceil_div(swap ? p.m : p.n, tile_n) * p.batch.numel * (pair ? 2 : 1);
   const int64_t blocks = config.tiles * splits;
   // A block's tile plus the grid, where it looks for the next, is an int.
   config.possible = blocks < 1LL << 30;
   // Blocks of a split have one tile each, and those of narrow tiles do not stay.
   const bool one_each = splits > 1 || tile_n < 128;
-  config.grid = one_each || blocks < kHopperSms ? blocks : kHopperSms;
+  const int64_t most = pair ? kHopperSms / 2 * 2 : kHopperSms;
+  config.grid = one_each || blocks < most ? blocks : most;
   config.time = hopper_estimate(p, config, bytes);
   return config;
 }
@@ -149,10 +154,10 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
       detail::hopper_lines(operands[2].data, p.b.col, p.b.row, batch_of(2), bytes, p.n, p.k);
   if (a == Lines::kNone || b == Lines::kNone) return best;
 
-  const auto consider = [&](bool swap, int tile_n, int splits) {
+  const auto consider = [&](bool swap, int tile_n, int splits, bool pair = false) {
     if (!hopper_tile(tile_n, linear, a == Lines::kKMajor && b == Lines::kKMajor)) return;
     if (is_split(p) && tile_n != kHopperSplitTile) return;
-    HopperConfig config = hopper_variant(p, bytes, swap, tile_n, splits);
+    HopperConfig config = hopper_variant(p, bytes, swap, tile_n, splits, pair);
     config.line_major_a = (swap ? b : a) == Lines::kLineMajor;
     config.line_major_b = (swap ? a : b) == Lines::kLineMajor;
     // Splits are for SMs that would idle: all of their blocks at work at once.
@@ -160,7 +165,9 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
     // Large blocks of one cluster need an SM each of one part of the chip: 39 clusters of three
     // did not all find them at once.
     if (splits > 2 && tile_n >= 128 && config.tiles > 33) return;
-    if (!best.possible || config.time < best.time) best = config;
+    // Of two alike that which loads less, for the power that takes.
+    const double most = pair && config.tile_n == best.tile_n ? 1.001 * best.time : best.time;
+    if (!best.possible || config.time < most) best = config;
   };
   const int64_t stages = detail::ceil_div(p.k * bytes, 128);
   for (const int splits : {1, 2, 3}) {
@@ -169,6 +176,9 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
     // 51.9 us by 128 x 64, 86.5 by 128 x 128).
     for (const int tile_n : {256, 224, 192, 160, 128}) {
       if (is_split(p) || (p.m > 64 && p.n > 64)) consider(false, tile_n, splits);
+      // An odd row of tiles would have one of nothing below it.
+      const bool even = detail::ceil_div(p.m, kHopperTileM) % 2 == 0;
+      if (splits == 1 && even && p.n > 64) consider(false, tile_n, splits, true);
     }
     for (const int tile_n : {16, 32, 64}) {
       if (p.m <= tile_n) consider(true, tile_n, splits);

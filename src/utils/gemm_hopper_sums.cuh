@@ -91,6 +91,7 @@ struct HopperTile {
 template <class Tile>
 struct HopperRing {
   uint32_t memory, full, empty;  // the first stage; barriers of stages
+  bool pair;                     // a stage is empty when both blocks of the pair have read it
   int stage = 0;
   uint32_t phase = 0;
 
@@ -100,7 +101,12 @@ struct HopperRing {
   __device__ void wait_empty() const { mbarrier_wait(empty + 8 * stage, phase ^ 1); }
   // By each consuming warp, once it has read the stage.
   __device__ void release(int read) const {
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * read);
+    const uint32_t lane = threadIdx.x % 32, barrier = empty + 8 * uint32_t(read);
+    if (!pair) {
+      if (lane == 0) mbarrier_arrive(barrier);
+    } else if (lane < 2) {
+      mbarrier_arrive_in_cluster(in_block(barrier, lane));
+    }
   }
   __device__ void advance() {
     if (++stage == Tile::kStages) {

@@ -5,6 +5,8 @@
 
 namespace cuda_ops {
 
+constexpr double kLog2E = 1.4426950408889634;
+
 // To the last bits: for results of four and eight bytes.
 struct Accurate {
   // expf is within 1 ulp, and inf where it overflows.
@@ -28,12 +30,12 @@ struct Accurate {
 // exp(x) stay below 2^-22 + |x| 2^-23, and what is below 2^-126 is 0. A bfloat16 has
 // 2^-9, a float16 2^-12, and where |x| is large the result is next to 0 or to 1.
 struct Coarse {
-  __device__ static float exp(float x) {
-    constexpr float kLog2E = 1.4426950408889634f;
+  __device__ static float power(float x) {  // of 2
     float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * kLog2E));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
   }
+  __device__ static float exp(float x) { return power(x * float(kLog2E)); }
   __device__ static float reciprocal(float value) {
     float result;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
@@ -49,20 +51,14 @@ __device__ C sigmoid(C x) {
   return Math::reciprocal(1 + Math::exp(-x));
 }
 
-// Of two numbers, by one reciprocal where coarse ones will do: 1 / a is b / (a b). So that
-// the product does not overflow, what is below 2^-60 is 0 there.
-template <class Math, class C>
-__device__ void sigmoids(C (&x)[2]) {
-  if constexpr (std::is_same_v<Math, Coarse>) {
-    constexpr float kMost = 41.5f;  // log(2^60)
-    const float a = 1 + Math::exp(fminf(-x[0], kMost)), b = 1 + Math::exp(fminf(-x[1], kMost));
-    const float both = Math::reciprocal(a * b);
-    x[0] = -x[0] > kMost ? 0 : both * b;
-    x[1] = -x[1] > kMost ? 0 : both * a;
-  } else {
-    x[0] = sigmoid<Math>(x[0]);
-    x[1] = sigmoid<Math>(x[1]);
-  }
+// 1 / (1 + 2^x) of two numbers, coarse, by one reciprocal: 1 / a is b / (a b). So that the
+// product does not overflow, what is below 2^-60 is 0.
+__device__ inline void sigmoids_of_powers(float (&x)[2]) {
+  constexpr float kMost = 60;
+  const float a = 1 + Coarse::power(fminf(x[0], kMost)), b = 1 + Coarse::power(fminf(x[1], kMost));
+  const float both = Coarse::reciprocal(a * b);
+  x[0] = x[0] > kMost ? 0 : both * b;
+  x[1] = x[1] > kMost ? 0 : both * a;
 }
 
 // sigmoid(x), 1 - sigmoid(x) and their product, the derivative, each as exact as Math:

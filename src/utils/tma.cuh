@@ -79,6 +79,16 @@ __device__ inline void tma_load(const TensorMap& map, uint32_t shared, uint32_t 
       : "memory");
 }
 
+// The same to that place of each block of the cluster whose bit is set, and to its barrier there.
+__device__ inline void tma_load_multicast(const TensorMap& map, uint32_t shared, uint32_t barrier,
+                                          int x, int y, int z, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
+      : "memory");
+}
+
 // Shared to global. What ordinary stores wrote to shared memory must first be
 // made visible by tma_store_fence, in each thread that wrote.
 __device__ inline void tma_store(const TensorMap& map, uint32_t shared, int x, int y, int z) {

@@ -72,28 +72,40 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t dims, voi
   return CUDA_SUCCESS;
 }
 
+// What a load does when it happens.
+void load_box(const Map& m, Block& of, uint32_t to, uint32_t barrier, int x, int y, int z) {
+  Block* const interrupted = block;
+  block = &of;
+  each_element(m, to, x, y, z, [&](uint32_t address, const uint8_t* place) {
+    uint32_t word = 0;
+    if (place != nullptr) {
+      check_read(place, m.element);
+      std::memcpy(&word, place, size_t(m.element));
+    }
+    if (m.rounds) word = rounded_to_tf32(word);
+    std::memcpy(shared_of(address, m.element, m.element), &word, size_t(m.element));
+    mark_by_engine(address);
+  });
+  barrier_bytes(of, barrier, int64_t(m.rows) * kRow);
+  block = interrupted;
+}
+
 }  // namespace
 
 void tma_load(const void* map, uint32_t to, uint32_t barrier, int x, int y, int z) {
+  tma_load_multicast(map, to, barrier, x, y, z, 1u << block->rank);
+}
+
+void tma_load_multicast(const void* map, uint32_t to, uint32_t barrier, int x, int y, int z,
+                        uint32_t ranks) {
   check_waited();
   const Map m = map_at(map);
   if (to % 1024 != 0) fail("a box at shared address %x, no multiple of 1024", to);
-  later([=, of = block] {
-    Block* const interrupted = block;
-    block = of;
-    each_element(m, to, x, y, z, [&](uint32_t address, const uint8_t* place) {
-      uint32_t word = 0;
-      if (place != nullptr) {
-        check_read(place, m.element);
-        std::memcpy(&word, place, size_t(m.element));
-      }
-      if (m.rounds) word = rounded_to_tf32(word);
-      std::memcpy(shared_of(address, m.element, m.element), &word, size_t(m.element));
-      mark_by_engine(address);
-    });
-    barrier_bytes(*of, barrier, int64_t(m.rows) * kRow);
-    block = interrupted;
-  });
+  // It may be there in one block long before it is in another.
+  for (uint32_t rank = 0; rank < 32; ++rank) {
+    if ((ranks >> rank & 1) == 0) continue;
+    later([=, of = &cluster_block(rank)] { load_box(m, *of, to, barrier, x, y, z); });
+  }
 }
 
 void tma_store(const void* map, uint32_t from, int x, int y, int z) {

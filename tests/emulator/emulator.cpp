@@ -252,13 +252,22 @@ uint32_t shared_address(const void* pointer) {
   return uint32_t(static_cast<const uint8_t*>(pointer) - block->memory.data());
 }
 
-uint32_t cluster_address(uint32_t address, uint32_t rank) {
+Block& cluster_block(uint32_t rank) {
   if (rank >= blocks.size()) fail("there is no block %u in the cluster", rank);
+  return *blocks[rank];
+}
+
+uint32_t cluster_address(uint32_t address, uint32_t rank) {
+  cluster_block(rank);
   return address | (rank + 1) << 24;
 }
 
+Block& block_of(uint32_t address) {
+  return address >> 24 == 0 ? *block : *blocks[(address >> 24) - 1];
+}
+
 uint8_t* shared_of(uint32_t address, int bytes, int align) {
-  Block& of = address >> 24 == 0 ? *block : *blocks[(address >> 24) - 1];
+  Block& of = block_of(address);
   const uint32_t local = address & 0xFFFFFF;
   if (local % uint32_t(align) != 0) fail("shared address %x: %d bytes unaligned", local, bytes);
   if (local < kFirstShared || local + uint32_t(bytes) > kEndShared) {
@@ -356,7 +365,7 @@ void barrier_init(uint32_t address, uint32_t arrivals) {
 }
 
 void barrier_arrive(uint32_t address, int64_t expected_bytes) {
-  Barrier& b = barrier_at(*block, address);
+  Barrier& b = barrier_at(block_of(address), address & 0xFFFFFF);
   b.bytes += expected_bytes;
   if (b.pending == 0) fail("mbarrier %x: one arrival too many", address);
   --b.pending;

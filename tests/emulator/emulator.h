@@ -161,8 +161,10 @@ V value_of_lane(const V& mine, int lane) {
 void block_barrier(uint32_t name, uint32_t threads);
 void cluster_barrier();
 unsigned cluster_blocks();
+Block& cluster_block(uint32_t rank);
 
 void barrier_init(uint32_t address, uint32_t arrivals);
+// The address is of this block or, from cluster_address, of another one.
 void barrier_arrive(uint32_t address, int64_t expected_bytes);
 void barrier_bytes(Block& of, uint32_t address, int64_t bytes);
 void barrier_wait(uint32_t address, uint32_t parity);
@@ -208,6 +210,9 @@ Async& async();
 // --- the copy engine ------------------------------------------------------------
 
 void tma_load(const void* map, uint32_t to, uint32_t barrier, int x, int y, int z);
+// To the blocks of the cluster whose bits are set.
+void tma_load_multicast(const void* map, uint32_t to, uint32_t barrier, int x, int y, int z,
+                        uint32_t ranks);
 void tma_store(const void* map, uint32_t from, int x, int y, int z);
 
 }  // namespace emulator

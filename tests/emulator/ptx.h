@@ -161,6 +161,11 @@ inline void ptx_cp_async_bulk_tensor_3d_shared__cluster_global_mbarrier__complet
     uint32_t to, const void* map, uint32_t barrier, int x, int y, int z) {
   tma_load(map, to, barrier, x, y, z);
 }
+inline void
+ptx_cp_async_bulk_tensor_3d_shared__cluster_global_mbarrier__complete_tx__bytes_multicast__cluster(
+    uint32_t to, const void* map, uint32_t barrier, int x, int y, int z, uint32_t ranks) {
+  tma_load_multicast(map, to, barrier, x, y, z, ranks);
+}
 inline void ptx_cp_async_bulk_tensor_3d_global_shared__cta_bulk_group(const void* map,
                                                                       uint32_t from, int x, int y,
                                                                       int z) {
@@ -176,6 +181,7 @@ inline void ptx_mbarrier_init_shared__cta_b64(uint32_t at, uint32_t arrivals) {
   barrier_init(at, arrivals);
 }
 inline void ptx_mbarrier_arrive_shared__cta_b64(uint32_t at) { barrier_arrive(at, 0); }
+inline void ptx_mbarrier_arrive_shared__cluster_b64(uint32_t at) { barrier_arrive(at, 0); }
 inline void ptx_mbarrier_arrive_expect_tx_shared__cta_b64(uint32_t at, uint32_t bytes) {
   barrier_arrive(at, bytes);
 }

@@ -46,11 +46,14 @@ struct PlaceEpilogue {
   struct Columns {
     int16_t n, count;
   };
+  using Inputs = Place;
   __device__ Columns columns(int64_t n, int count) const { return {int16_t(n), int16_t(count)}; }
-  template <class C>
-  __device__ void operator()(C (&sums)[2], C (&aside)[2], const Columns& columns,
-                             const Place& at) const {
+  __device__ Inputs inputs(const Columns& columns, const Place& at) const {
     if (at.first && (columns.n != at.n || columns.count != 1 + at.second)) fail("other columns");
+    return at;
+  }
+  template <class C>
+  __device__ void operator()(C (&sums)[2], C (&aside)[2], const Inputs& at) const {
     for (int i = 0; i < 2; ++i) {
       sums[i] += C(place_value(at.m, at.n + i));
       aside[i] = sums[i] / 2;
@@ -62,8 +65,8 @@ template <class T>
 cudaError_t run_hopper(const Arguments& arguments, const Matmul& p, void* second) {
   const bool swap = arguments.number("swap") != 0;
   const bool line_major_a = p.a.row < p.a.col, line_major_b = p.b.col < p.b.row;
-  HopperConfig config =
-      hopper_variant(p, int(sizeof(T)), swap, arguments.number("tile"), arguments.number("splits"));
+  HopperConfig config = hopper_variant(p, int(sizeof(T)), swap, arguments.number("tile"),
+                                       arguments.number("splits"), arguments.number("pair") != 0);
   config.line_major_a = swap ? line_major_b : line_major_a;
   config.line_major_b = swap ? line_major_a : line_major_b;
   std::printf("plan: hopper %s\n", config.text().c_str());
