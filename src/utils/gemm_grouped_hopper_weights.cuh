@@ -12,6 +12,24 @@ namespace cuda_ops {
 
 #ifdef CUDA_OPS_HOPPER_CODE
 
+// Of a tile: whose it is, its first line of a and of b, and positions.
+struct WeightsTile {
+  int expert, m, n;
+  int32_t begin, end;
+};
+
+// Tile number `index`, or one without assignments behind the last.
+__device__ inline WeightsTile weights_tile(const GroupedWeights& p, int index) {
+  using Tile = GroupedHopper;
+  const auto tiles_m = unsigned((p.m + Tile::kTileM - 1) / Tile::kTileM);
+  const auto tiles_n = unsigned((p.n + Tile::kTileN - 1) / Tile::kTileN);
+  const unsigned matrix = tiles_m * tiles_n, expert = unsigned(index) / matrix;
+  if (int(expert) >= p.experts) return {p.experts, 0, 0, 0, 0};
+  const auto at = tile_in_bands(unsigned(index) - expert * matrix, tiles_m, tiles_n, 16u);
+  return {int(expert), int(at.row) * Tile::kTileM, int(at.column) * Tile::kTileN, p.offsets[expert],
+          p.offsets[expert + 1]};
+}
+
 // An expert's last stage has rows of the next one behind its own: zeros in place of them, from
 // row `count` on, and in both operands, since 0 * NaN is NaN. All consumers share the work, while
 // the tensor cores are at the stage before.
@@ -45,34 +63,27 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
   GroupedRing ring(shared, 1);
   __syncthreads();
   const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128;
-  const int tiles_m = int((p.m + Tile::kTileM - 1) / Tile::kTileM);
-  const int tiles_n = int((p.n + Tile::kTileN - 1) / Tile::kTileN);
-  const int matrix = tiles_m * tiles_n, tiles = p.experts * matrix;
-  const auto tile_at = [&](int index) {
-    return tile_in_bands(index % matrix, tiles_m, tiles_n, 16);
-  };
+  int index = int(blockIdx.x);
+  WeightsTile tile = weights_tile(p, index);
 
   if (group == 0) {
     // --- producer
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (thread == 0) {
-      for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
-        const int32_t begin = p.offsets[index / matrix], end = p.offsets[index / matrix + 1];
-        const auto tile = tile_at(index);
-        const int m = tile.row * Tile::kTileM, n = tile.column * Tile::kTileN;
+      for (; tile.expert < p.experts; tile = weights_tile(p, index += int(gridDim.x))) {
 #pragma unroll 1  // 40 registers
-        for (int32_t at = begin; at < end; at += Tile::kBlockK, ring.advance()) {
+        for (int32_t at = tile.begin; at < tile.end; at += Tile::kBlockK, ring.advance()) {
           const uint32_t a = ring.memory(), b = a + Tile::kBytesA;
           const uint32_t arrived = ring.full + 8 * ring.stage;
           ring.wait_empty();
           mbarrier_arrive_and_expect(arrived, Tile::kStage);
 #pragma unroll
           for (int i = 0; i < Tile::kTileM / 64; ++i) {
-            tma_load(map_a, a + uint32_t(i * Tile::kBox), arrived, m + 64 * i, at, 0);
+            tma_load(map_a, a + uint32_t(i * Tile::kBox), arrived, tile.m + 64 * i, at, 0);
           }
 #pragma unroll
           for (int i = 0; i < Tile::kTileN / 64; ++i) {
-            tma_load(map_b, b + uint32_t(i * Tile::kBox), arrived, n + 64 * i, at, 0);
+            tma_load(map_b, b + uint32_t(i * Tile::kBox), arrived, tile.n + 64 * i, at, 0);
           }
         }
       }
@@ -82,12 +93,13 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int consumer = group - 1;
     const uint32_t boxes = ring.staging() + uint32_t(2 * consumer * Tile::kBox);
-    for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
-      const auto tile = tile_at(index);
-      const int expert = index / matrix, m = tile.row * Tile::kTileM + 64 * consumer;
-      const int n = tile.column * Tile::kTileN;
-      const int count = p.offsets[expert + 1] - p.offsets[expert];
+    WeightsTile next;
+    for (; tile.expert < p.experts; tile = next) {
+      const int expert = tile.expert, m = tile.m + 64 * consumer, n = tile.n;
+      const int count = tile.end - tile.begin;
+      index += int(gridDim.x);
       if (count == 0) {
+        next = weights_tile(p, index);
         int32_t rows[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) rows[i] = m + grouped_row(i) < p.m ? m + grouped_row(i) : -1;
@@ -96,9 +108,12 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
         continue;
       }
       const int whole = count / Tile::kBlockK, left = count % Tile::kBlockK;
+      const int blocks = whole + (left > 0);
       float sums[Tile::kSums];
-      grouped_sums<T, true, true>(ring, whole + (left > 0), consumer, m < p.m, sums, [&](int kb) {
+      grouped_sums<T, true, true>(ring, blocks, consumer, m < p.m, sums, [&](int kb) {
         if (kb == whole) clear_tail(ring.memory(), left);
+        // Here, while the tensor cores are at the stage before: divisions, and offsets to read.
+        if (kb == blocks - 1) next = weights_tile(p, index);
       });
       if (m >= p.m) continue;
 #pragma unroll
