@@ -25,8 +25,9 @@ HERE = Path(__file__).parent
 EMULATOR = HERE / "emulator"
 SOURCES = HERE.parent / "src"
 
-#: Few, so that blocks take one tile after the other of problems that a CPU can compute.
-MULTIPROCESSORS = 3
+#: Few multiprocessors, so that blocks take one tile after the other of problems that a CPU can
+#: compute, and rows copied from such an I on that some cases have and others do not.
+CONSTANTS = {"kHopperSms": 3, "kLeastCopied": 128}
 
 Build = Callable[[str, Path], Path]
 Program = Callable[[str], Path]
@@ -42,7 +43,8 @@ class Moe(NamedTuple):
     experts: int
     top_k: int
     dtype: str = "bfloat16"
-    routing: str = "even"  # one: all to one expert; some: some have none; invalid: some to none
+    # one: all to one expert; some: some have none; invalid: some to none; tails: 1, 63, ... each
+    routing: str = "even"
     keep: int = 1  # gate and up
     backward: int = 0
     capability: int = 90
@@ -78,6 +80,11 @@ MOE = {
     ),
     "hopper, experts without any": Moe(
         "backward plan: hopper", 257, 8, 264, 6, 2, routing="some", backward=1
+    ),
+    "hopper, rows copied": Moe("plan: hopper copies", 150, 72, 136, 3, 2, keep=0),
+    "hopper, rows gathered": Moe("plan: hopper\n", 150, 136, 72, 3, 2, keep=0),
+    "hopper, tails of experts": Moe(
+        "backward plan: hopper", 323, 72, 136, 6, 1, routing="tails", backward=1
     ),
     "hopper, few rows": Moe("backward plan: hopper", 30, 328, 8, 1, 1, "float16", backward=1),
     # Rows that are no whole vectors, and GPUs before Hopper.
@@ -306,6 +313,7 @@ class Fault(NamedTuple):
 #: What runs a header's kernels: a program, and its case.
 USER_OF: dict[str, tuple[str, dict[str, object]]] = {
     "gemm_grouped_hopper.cuh": ("grouped", {}),
+    "gemm_grouped_hopper_weights.cuh": ("grouped", {}),
     "gemm_hopper.cuh": ("matmul", MATMUL["tile 16"]._asdict()),
     "sort_cluster.cuh": ("sort", SORT["four passes"]._asdict()),
     "sort_radix_wide.cuh": ("sort", RADIX["more than are put in order"]._asdict()),
@@ -321,16 +329,43 @@ FAULTS = {
         "wgmma_wait<1>();", "wgmma_wait<2>();", "late", "out is wrong"
     ),
     "too few arrivals": Fault(
-        "GroupedRing ring(shared, 4 + 1)",
-        "GroupedRing ring(shared, 4)",
+        "kArrivals = kGather ? 1 + 4 : 1",
+        "kArrivals = kGather ? 4 : 1",
         "late",
         "deadlock|one arrival too many|out is wrong",
     ),
     "no swizzle": Fault(
-        "kSwizzleBytes + ((chunk ^ (row % 8)) * 16));\n    GroupedCopies",
-        "kSwizzleBytes + chunk * 16);\n    GroupedCopies",
+        "kSwizzleBytes + ((chunk ^ (row % 8)) * 16));\n      GroupedCopies",
+        "kSwizzleBytes + chunk * 16);\n      GroupedCopies",
         "late",
         "out is wrong",
+    ),
+    "too many bytes": Fault(
+        "kGather ? Tile::kBytesB : Tile::kStage",
+        "kGather ? Tile::kStage : Tile::kStage",
+        "late",
+        "deadlock",
+    ),
+    "rows of the next expert": Fault(
+        "if (kb == whole) clear_tail",
+        "if (kb > whole) clear_tail",
+        "late",
+        "weights is wrong",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "zeros without a fence": Fault(
+        "tma_store_fence();  // wgmma sees them\n",
+        "\n",
+        "late",
+        "without a fence",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "zeros that others have not written": Fault(
+        "named_barrier(1 + Tile::kConsumers, kThreads);",
+        "",
+        "early",
+        "weights is wrong|without a fence",
+        "gemm_grouped_hopper_weights.cuh",
     ),
     "writes to blocks that still read": Fault(
         "cluster_sync();  // all counts are there",
@@ -409,7 +444,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 def program(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Program:
     """``program(name)`` is run_<name>.cpp with the sources as they stand, compiled once."""
     headers = tmp_path_factory.mktemp("translated") / "include"
-    translate(SOURCES, headers, ("moe_experts.cu", "moe_route.cu"), MULTIPROCESSORS)
+    translate(SOURCES, headers, ("moe_experts.cu", "moe_route.cu"), CONSTANTS)
     return functools.cache(lambda name: build(name, headers))
 
 
@@ -515,7 +550,7 @@ def test_grouped(program: Program, timing: str) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(build: Build, tmp_path: Path, name: str) -> None:
     fault = FAULTS[name]
-    translate(SOURCES, tmp_path / "include", (), MULTIPROCESSORS)
+    translate(SOURCES, tmp_path / "include", (), CONSTANTS)
     header = tmp_path / "include" / fault.header
     text = header.read_text()
     assert fault.right in text, f"{header.name} no longer has {fault.right!r}"

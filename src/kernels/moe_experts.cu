@@ -5,12 +5,13 @@
 //   down      those rows times w_down                        gemm_grouped.cuh
 //   combine   each token's k results, weighted, in order     here
 //
-// Rows of x are gathered by the products themselves, and everything that is computed
-// of an assignment lies at its number: the sum over a token's results reads neighbours
-// and needs neither a map nor atomics.
+// What goes from one product to the next lies at the assignments' positions in the map's
+// order, where an expert's rows are neighbours. Results lie at the numbers: the sum over a
+// token's reads neighbours and needs neither a map nor atomics. Rows of x are gathered by
+// the products, or copied to the positions first (MoePlan::copies).
 #include "gemm.cuh"
 #include "gemm_grouped.cuh"
-#include "gemm_grouped_hopper.cuh"
+#include "gemm_grouped_hopper_weights.cuh"
 #include "gemm_grouped_stream.cuh"
 #include "moe_plan.h"
 
@@ -53,8 +54,32 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Through silu(gate) * up, for one assignment a warp. `activations` comes in as grad_out
-// @ w_down, without the weight, and leaves as weight * silu(gate) * up.
+// out[i] = the token's row of the assignment at position i, of vectors of 16 bytes. A row a warp.
+static __global__ void __launch_bounds__(kThreads)
+    copy_rows_kernel(uint4* out, const uint4* rows, const int32_t* order, int64_t assignments,
+                     int top_k, int vectors) {
+  const int64_t step = int64_t(gridDim.x) * (kThreads / 32);
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  wait_for_previous();
+  let_next_start();
+  for (int64_t i = int64_t(blockIdx.x) * (kThreads / 32) + warp; i < assignments; i += step) {
+    const uint4* from = rows + int64_t(operand_row(order, top_k, i)) * vectors;
+    for (int first = lane; first < vectors; first += 4 * 32) {
+      uint4 some[4];
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        if (first + 32 * v < vectors) some[v] = from[first + 32 * v];
+      }
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        if (first + 32 * v < vectors) out[i * vectors + first + 32 * v] = some[v];
+      }
+    }
+  }
+}
+
+// Through silu(gate) * up, for the assignment at one position a warp. `activations` comes in as
+// grad_out @ w_down, without the weight, and leaves as weight * silu(gate) * up.
 template <class T, int kVector>
 __global__ void __launch_bounds__(kThreads)
     swiglu_backward_kernel(const MoeExpertsBackward b, int64_t assignments) {
@@ -63,8 +88,9 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t vectors = b.forward.inner / kVector, step = int64_t(gridDim.x) * (kThreads / 32);
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   for (int64_t i = int64_t(blockIdx.x) * (kThreads / 32) + warp; i < assignments; i += step) {
-    const C weight = static_cast<const C*>(b.forward.weights)[i];
-    const V* gates = static_cast<const V*>(b.forward.gate_up) + i * 2 * vectors;
+    const int64_t number = b.forward.map.order[i];
+    const C weight = static_cast<const C*>(b.forward.weights)[number];
+    const V* gates = static_cast<const V*>(b.forward.gate_up) + number * 2 * vectors;
     V* grad_gates = static_cast<V*>(b.grad_gate_up) + i * 2 * vectors;
     V* activations = static_cast<V*>(b.forward.activations) + i * vectors;
     C along = 0;
@@ -87,7 +113,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) along += __shfl_xor_sync(~0u, along, unsigned(mask));
-    if (lane == 0 && b.grad_weights != nullptr) static_cast<C*>(b.grad_weights)[i] = along;
+    if (lane == 0 && b.grad_weights != nullptr) static_cast<C*>(b.grad_weights)[number] = along;
   }
 }
 
@@ -119,33 +145,54 @@ cudaError_t combine(const MoeExperts& p, void* out, const void* weights, cudaStr
                                  : run(combine_kernel<T, 1>, 1);
 }
 
+// An operand, and its share as gemm_grouped.cuh has it.
+struct Rows {
+  const void* data;
+  int32_t share;
+};
+
+// The rows of tokens, (T, H): as they are, or where the plan says so copied to positions in the
+// space for results, which nothing may need any more.
+cudaError_t token_rows(const MoePlan& plan, const MoeExperts& p, const void* rows, Rows& out,
+                       cudaStream_t stream) {
+  out = {rows, int32_t(p.top_k)};
+  if (!plan.copies) return cudaSuccess;
+  out = {p.results, 0};
+  const int64_t blocks = (p.map.assignments + kThreads / 32 - 1) / (kThreads / 32);
+  const int64_t vectors = p.hidden * size_of(p.dtype) / int64_t(sizeof(uint4));
+  return launch_early(copy_rows_kernel, grouped_grid(blocks), kThreads, 0, stream,
+                      static_cast<uint4*>(p.results), static_cast<const uint4*>(rows), p.map.order,
+                      p.map.assignments, int(p.top_k), int(vectors));
+}
+
 // The products of one call; all but the first operands are the same.
-GroupedRows rows_of(const MoeExperts& p, int64_t n, int64_t k, int32_t share, const void* a,
-                    const void* b, bool line_major_b, void* out) {
+GroupedRows rows_of(const MoeExperts& p, int64_t n, int64_t k, const Rows& a, const void* b,
+                    bool line_major_b, void* out, bool at_positions) {
   return {p.map.order,
           p.map.offsets,
           int32_t(p.map.assignments),
           int32_t(p.map.experts),
           n,
           k,
-          share,
-          a,
+          a.share,
+          a.data,
           b,
           line_major_b,
-          out};
+          out,
+          at_positions};
 }
-GroupedWeights weights_of(const MoeExperts& p, int64_t m, int64_t n, int32_t share_a,
-                          int32_t share_b, const void* a, const void* b, void* out) {
+GroupedWeights weights_of(const MoeExperts& p, int64_t m, int64_t n, const Rows& a, const Rows& b,
+                          void* out) {
   return {p.map.order,
           p.map.offsets,
           int32_t(p.map.assignments),
           int32_t(p.map.experts),
           m,
           n,
-          share_a,
-          share_b,
-          a,
-          b,
+          a.share,
+          b.share,
+          a.data,
+          b.data,
           out};
 }
 
@@ -169,12 +216,18 @@ cudaError_t weights_product(const MoePlan& plan, const GroupedWeights& p, cudaSt
 template <class T>
 cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
   const MoePlan plan = moe_plan(p, current_capability());
-  GroupedRows gate_up =
-      rows_of(p, p.inner, p.hidden, int32_t(p.top_k), p.x, p.w_gate_up, false, p.activations);
-  gate_up.second = p.gate_up;
-  GroupedRows down = rows_of(p, p.hidden, p.inner, 1, p.activations, p.w_down, false, p.results);
+  // Streamed products have maybe no map, and read few rows.
+  const bool at_positions = plan.family != MoePlan::kStream;
   cudaError_t error = plan.map ? moe_map(p.map, stream) : cudaSuccess;
   if (error != cudaSuccess) return error;
+  Rows x;
+  error = token_rows(plan, p, p.x, x, stream);
+  if (error != cudaSuccess) return error;
+  GroupedRows gate_up =
+      rows_of(p, p.inner, p.hidden, x, p.w_gate_up, false, p.activations, at_positions);
+  gate_up.second = p.gate_up;
+  GroupedRows down = rows_of(p, p.hidden, p.inner, {p.activations, at_positions ? 0 : 1}, p.w_down,
+                             false, p.results, false);
   if (plan.family == MoePlan::kStream) {
     if constexpr (sizeof(T) == 2) {
       const StreamRows first{gate_up, p.map, plan.map, plan.splits_gate_up};
@@ -195,41 +248,42 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
 
 // With g = grad_out and a = silu(gate) * up, of every assignment
 //   grad_a  = weight * (g @ w_down)        grad_weight = <g @ w_down, a>
-//   grad_x  = sum of grad_gate_up @ w_gate_up
 //   grad_w_down    = sum of g^T (weight * a)
+//   grad_x  = sum of grad_gate_up @ w_gate_up
 //   grad_w_gate_up = sum of grad_gate_up^T x
+// in this order: the space for results has rows of g, then those of grad_x, then of x.
 template <class T>
 cudaError_t backward(const MoeExpertsBackward& b, cudaStream_t stream) {
   const MoeExperts& p = b.forward;
   const MoePlan plan = moe_plan(b, current_capability());
+  const Rows activations{p.activations, 0}, grad_gate_up{b.grad_gate_up, 0};
+  Rows tokens;
   cudaError_t error = moe_map(p.map, stream);
   if (error != cudaSuccess) return error;
+  error = token_rows(plan, p, b.grad_out, tokens, stream);
+  if (error != cudaSuccess) return error;
   error = rows_product<T>(
-      plan,
-      rows_of(p, p.inner, p.hidden, int32_t(p.top_k), b.grad_out, p.w_down, true, p.activations),
-      stream);
+      plan, rows_of(p, p.inner, p.hidden, tokens, p.w_down, true, p.activations, true), stream);
   if (error != cudaSuccess) return error;
   error = swiglu_backward<T>(b, stream);
   if (error != cudaSuccess) return error;
+  if (b.grad_w_down != nullptr) {
+    error = weights_product<T>(
+        plan, weights_of(p, p.hidden, p.inner, tokens, activations, b.grad_w_down), stream);
+    if (error != cudaSuccess) return error;
+  }
   if (b.grad_x != nullptr) {
     error = rows_product<T>(
-        plan, rows_of(p, p.hidden, 2 * p.inner, 1, b.grad_gate_up, p.w_gate_up, true, p.results),
+        plan, rows_of(p, p.hidden, 2 * p.inner, grad_gate_up, p.w_gate_up, true, p.results, false),
         stream);
     if (error == cudaSuccess) error = combine<T>(p, b.grad_x, nullptr, stream);
     if (error != cudaSuccess) return error;
   }
-  if (b.grad_w_gate_up != nullptr) {
-    error = weights_product<T>(plan,
-                               weights_of(p, 2 * p.inner, p.hidden, 1, int32_t(p.top_k),
-                                          b.grad_gate_up, p.x, b.grad_w_gate_up),
-                               stream);
-    if (error != cudaSuccess) return error;
-  }
-  if (b.grad_w_down == nullptr) return cudaSuccess;
-  return weights_product<T>(plan,
-                            weights_of(p, p.hidden, p.inner, int32_t(p.top_k), 1, b.grad_out,
-                                       p.activations, b.grad_w_down),
-                            stream);
+  if (b.grad_w_gate_up == nullptr) return cudaSuccess;
+  error = token_rows(plan, p, p.x, tokens, stream);
+  if (error != cudaSuccess) return error;
+  return weights_product<T>(
+      plan, weights_of(p, 2 * p.inner, p.hidden, grad_gate_up, tokens, b.grad_w_gate_up), stream);
 }
 
 }  // namespace

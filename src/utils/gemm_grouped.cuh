@@ -1,8 +1,12 @@
 // Products of a mixture of experts: each expert's matrix times the rows that were
-// routed to it, which lie anywhere and are gathered on their way into shared memory.
+// routed to it.
 //
-//   rows      out[i] = a[i / share] @ matrix of i's expert, for each assignment i
-//   weights   out[e] = sum over the assignments i of e of a[i / share_a]^T b[i / share_b]
+//   rows      out[i] = a[row of i] @ matrix of i's expert, for each assignment i
+//   weights   out[e] = sum over the assignments i of e of a[row of i]^T b[row of i]
+//
+// `share` says where an operand has assignment i's row. From 1 on it is i / share: rows lie
+// anywhere and are gathered on their way into shared memory. 0: at i's position in the order,
+// where an expert's rows are neighbours, those of no expert behind them.
 //
 // How many rows an expert has is known on the device alone. So the grid is the most
 // that any routing needs, every block adds up where each expert's tiles begin, and
@@ -22,11 +26,12 @@ struct GroupedRows {
   const int32_t *order, *offsets;  // of MoeMap
   int32_t assignments, experts;
   int64_t n, k;       // elements of a row of out, and of a row of a
-  int32_t share;      // assignments for one row of a
+  int32_t share;      // of a
   const void *a, *b;  // b[e] is (n, k), or (k, n) if line_major_b
   bool line_major_b;
-  void* out;               // a dense row for each assignment
-  void* second = nullptr;  // of a gated product: gate and up, or null
+  void* out;                  // a dense row for each assignment, at its number
+  bool at_positions = false;  // out has them at their positions
+  void* second = nullptr;     // of a gated product: gate and up by number, or null
 };
 
 struct GroupedWeights {
@@ -37,6 +42,11 @@ struct GroupedWeights {
   const void *a, *b;
   void* out;
 };
+
+// The row of the assignment at `position` of the order.
+__device__ inline int32_t operand_row(const int32_t* order, int32_t share, int64_t position) {
+  return share == 0 ? int32_t(position) : order[position] / share;
+}
 
 // A gated product's b has 2n lines, gates and then ups. A tile has both of the same
 // columns: kGate gates and kGate ups in turn, so that a thread gets what belongs
@@ -55,8 +65,8 @@ __device__ C swiglu(C gate, C up) {
 // Two neighbours of a gated row: silu(gate) * up, and what they were made of.
 template <class T, class C>
 __device__ void finish_gated(const GroupedRows& p, const C (&gate)[2], const C (&up)[2],
-                             int64_t assignment, int64_t n) {
-  Place at{assignment * p.n + n, assignment, n, n < p.n, n + 1 < p.n};
+                             int64_t row, int64_t assignment, int64_t n) {
+  Place at{row * p.n + n, row, n, n < p.n, n + 1 < p.n};
   const C out[2] = {swiglu<T>(gate[0], up[0]), swiglu<T>(gate[1], up[1])};
   store_pair<T>(p.out, at, out);
   if (p.second == nullptr) return;
@@ -128,16 +138,16 @@ template <class T, int kTile>
 struct MmaAssignments {
   using Even = MmaOperand<T, kTile>;
 
-  const T* from;         // the thread's columns of row 0
-  const int32_t* order;  // from the next stage on
-  int32_t share;
+  const T* from;  // the thread's columns of row 0
+  const int32_t* order;
+  int32_t position, share;  // of the next stage
   int64_t stride;
   int offset, k, inside;
   bool vector;
 
-  __device__ MmaAssignments(const void* rows, const int32_t* order_, int32_t share_,
-                            int64_t stride_, int64_t first, bool vector_)
-      : order(order_), share(share_), stride(stride_), vector(vector_) {
+  __device__ MmaAssignments(const void* rows, const int32_t* order_, int32_t position_,
+                            int32_t share_, int64_t stride_, int64_t first, bool vector_)
+      : order(order_), position(position_), share(share_), stride(stride_), vector(vector_) {
     const int line = int(threadIdx.x) % (kTile / Even::kVector) * Even::kVector;
     k = int(threadIdx.x) / (kTile / Even::kVector);
     offset = k * Even::kPitchLines + line * Even::kSize;
@@ -151,11 +161,11 @@ struct MmaAssignments {
     for (int i = 0; i < Even::kVectors; ++i) {
       const int step = k + i * Even::kStepK;
       const bool row = step < k_left;
-      const T* at = from + (row ? order[step] / share * stride : 0);
+      const T* at = from + (row ? operand_row(order, share, position + step) * stride : 0);
       const auto to = stage + uint32_t(offset + i * Even::kStepK * Even::kPitchLines);
       Even::copy(to, at, row ? inside : 0, vector, 1);
     }
-    order += Even::kBlockK;
+    position += Even::kBlockK;
   }
 };
 
@@ -180,7 +190,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
     const int64_t first = tile.column * kTile, k = tile.group < p.experts ? p.k : 0;
     const auto row_at = [&](int row) -> int64_t {
       const int64_t i = tile.begin + row;
-      return i < tile.end ? p.order[i] / p.share * p.k : -1;
+      return i < tile.end ? operand_row(p.order, p.share, i) * p.k : -1;
     };
     Rows a(p.a, row_at, vector_a);
     const T* matrix = static_cast<const T*>(p.b) + tile.group * lines * p.k;
@@ -204,7 +214,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
       for (int half = 0; half < 2; ++half) {
         const int64_t row = tile.begin + warp.row(i, half);
         if (row >= tile.end) continue;
-        const int64_t assignment = p.order[row];
+        const int64_t assignment = p.order[row], to = p.at_positions ? row : assignment;
 #pragma unroll
         for (int j = 0; j < Warp::kCols; j += kGated ? 2 : 1) {
           const float pair[2] = {sums[i][j][2 * half], sums[i][j][2 * half + 1]};
@@ -212,10 +222,10 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
             const float up[2] = {sums[i][j + 1][2 * half], sums[i][j + 1][2 * half + 1]};
             // 8 gates, then their 8 ups: half as many columns lie before them.
             const int64_t n = (first + warp.n + 8 * j) / 2 + warp.lane % 4 * 2;
-            finish_gated<T>(p, pair, up, assignment, n);
+            finish_gated<T>(p, pair, up, to, assignment, n);
           } else {
             const int64_t n = first + warp.col(j);
-            store_pair<T>(p.out, {assignment * p.n + n, assignment, n, n < p.n, n + 1 < p.n}, pair);
+            store_pair<T>(p.out, {to * p.n + n, to, n, n < p.n, n + 1 < p.n}, pair);
           }
         }
       }
@@ -239,8 +249,8 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
     const int64_t expert = tile / (tiles_m * tiles_n);
     const int64_t first_m = tile % tiles_m * kTile, first_n = tile / tiles_m % tiles_n * kTile;
     const int32_t begin = p.offsets[expert], count = p.offsets[expert + 1] - begin;
-    Operand a(p.a, p.order + begin, p.share_a, p.m, first_m, vector_a);
-    Operand b(p.b, p.order + begin, p.share_b, p.n, first_n, vector_b);
+    Operand a(p.a, p.order, begin, p.share_a, p.m, first_m, vector_a);
+    Operand b(p.b, p.order, begin, p.share_b, p.n, first_n, vector_b);
     float sums[Warp::kRows][Warp::kCols][4] = {};
     mma_sums<T, MmaMode::kHalves, kTile>(a, b, true, true, count, ring, sums);
 
@@ -316,10 +326,11 @@ struct SimtAssignments {
   static constexpr bool kAlongK = false;
   const C* rows;
   const int32_t* order;
-  int32_t share;
+  int32_t begin, share;
   int64_t stride, first;
   __device__ C operator()(int line, int64_t k) const {
-    return first + line < stride ? rows[order[k] / share * stride + first + line] : C(0);
+    if (first + line >= stride) return C(0);
+    return rows[operand_row(order, share, begin + k) * stride + first + line];
   }
 };
 
@@ -339,7 +350,7 @@ __global__ void __launch_bounds__(kGroupedThreads) grouped_rows_simt_kernel(cons
     __syncthreads();  // the last tile's lines have been read
     if (thread < kGroupedTile) {
       const int64_t i = tile.begin + thread, line = first + thread;
-      begins_a[thread] = i < tile.end ? p.order[i] / p.share * p.k : -1;
+      begins_a[thread] = i < tile.end ? operand_row(p.order, p.share, i) * p.k : -1;
       const int64_t l = kGated ? gated_line<2>(line, p.n) : line < lines ? line : -1;
       begins_b[thread] = l < 0 ? -1 : kLineMajorB ? l : l * p.k;
     }
@@ -354,12 +365,13 @@ __global__ void __launch_bounds__(kGroupedThreads) grouped_rows_simt_kernel(cons
     for (int i = 0; i < 4; ++i) {
       const int64_t row = tile.begin + thread / 16 * 4 + i;
       if (row >= tile.end) continue;
-      const int64_t assignment = p.order[row], line = first + thread % 16 * 4;
+      const int64_t assignment = p.order[row], to = p.at_positions ? row : assignment;
+      const int64_t line = first + thread % 16 * 4;
       const C left[2] = {sums[i][0], sums[i][1]}, right[2] = {sums[i][2], sums[i][3]};
       if constexpr (kGated) {
-        finish_gated<C>(p, left, right, assignment, line / 2);
+        finish_gated<C>(p, left, right, to, assignment, line / 2);
       } else {
-        const int64_t at = assignment * p.n + line;
+        const int64_t at = to * p.n + line;
         store_pair<C>(p.out, {at, row, line, line < p.n, line + 1 < p.n}, left);
         store_pair<C>(p.out, {at + 2, row, line + 2, line + 2 < p.n, line + 3 < p.n}, right);
       }
@@ -377,10 +389,8 @@ __global__ void __launch_bounds__(kGroupedThreads)
     const int64_t first_m = tile % tiles_m * kGroupedTile;
     const int64_t first_n = tile / tiles_m % tiles_n * kGroupedTile;
     const int32_t begin = p.offsets[expert], count = p.offsets[expert + 1] - begin;
-    const SimtAssignments<C> a{static_cast<const C*>(p.a), p.order + begin, p.share_a, p.m,
-                               first_m};
-    const SimtAssignments<C> b{static_cast<const C*>(p.b), p.order + begin, p.share_b, p.n,
-                               first_n};
+    const SimtAssignments<C> a{static_cast<const C*>(p.a), p.order, begin, p.share_a, p.m, first_m};
+    const SimtAssignments<C> b{static_cast<const C*>(p.b), p.order, begin, p.share_b, p.n, first_n};
     C sums[4][4] = {};
     grouped_simt_sums(a, b, count, sums);
 #pragma unroll
@@ -419,7 +429,7 @@ cudaError_t grouped_mma_launch(Kernel kernel, int operand_bytes, int64_t tiles, 
   return cudaGetLastError();
 }
 
-// out[i] = a[i / share] @ b[e], or silu(gate) * up of the two halves of it.
+// out[i] = a[row of i] @ b[e], or silu(gate) * up of the two halves of it.
 template <class T, bool kGated = false>
 cudaError_t grouped_rows(const GroupedRows& p, cudaStream_t stream) {
   const int64_t lines = kGated ? 2 * p.n : p.n;

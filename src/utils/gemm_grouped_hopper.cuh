@@ -1,8 +1,9 @@
-// The products of gemm_grouped.cuh on Hopper: the loop of gemm_hopper.cuh, whose producer
-// also gathers. The copy engine cannot: it moves boxes of rows that follow each other.
+// The rows of gemm_grouped.cuh on Hopper: the loop of gemm_hopper.cuh. Rows at their positions
+// come by the copy engine like everything else. It cannot gather, since it moves boxes of rows
+// that follow each other: rows that lie anywhere are copied by the threads of warpgroup 0.
 //
-//   warpgroup 0   producer: rows of assignments by cp.async, 16 bytes a thread, at the
-//                 places where the copy engine would put them; matrices by the copy engine
+//   warpgroup 0   producer: one thread has the copy engine bring boxes; to gather, all four
+//                 warps copy rows by cp.async, 16 bytes a thread, to where it would put them
 //   warpgroup 1   consumer: rows  0 to  63 of the tile, sums in registers
 //   warpgroup 2   consumer: rows 64 to 127
 //
@@ -28,10 +29,22 @@ struct GroupedHopper {
   static constexpr int kBox = 64 * kSwizzleBytes;
   static constexpr int kBytesA = kTileM * kSwizzleBytes, kBytesB = kTileN * kSwizzleBytes;
   static constexpr int kStage = kBytesA + kBytesB, kStages = 4;
-  static constexpr int kStaging = kConsumers * kBox;
-  // 1 KB for the start's alignment.
-  static constexpr int kShared = kStages * kStage + kStaging + 16 * kStages + 1024;
+  // Of barriers, so that boxes behind them start where they may.
+  static constexpr int kBarriers = 1024;
+  // With `boxes` for results of each consumer, and 1 KB for the start's alignment.
+  static constexpr int shared(int boxes) {
+    return kStages * kStage + kBarriers + boxes * kConsumers * kBox + 1024;
+  }
 };
+
+// Elements of rows that lie one after the other, and matrices of them, for the copy engine.
+template <class T>
+cudaError_t grouped_map(TensorMap& map, const void* data, int64_t columns, int64_t rows,
+                        int64_t matrices, int box_rows) {
+  const int64_t row = columns * int64_t(sizeof(T));
+  return tensor_map(map, HopperType<T>::kMap, int(sizeof(T)), data, columns, rows, matrices, row,
+                    rows * row, box_rows);
+}
 
 #ifdef CUDA_OPS_HOPPER_CODE
 
@@ -44,7 +57,7 @@ struct GroupedRing {
   // `arrivals`: how many there are when a stage is full.
   __device__ GroupedRing(const uint8_t* shared, uint32_t arrivals)
       : stages((shared_address(shared) + 1023) & ~1023u),
-        full(stages + GroupedHopper::kStages * GroupedHopper::kStage + GroupedHopper::kStaging),
+        full(stages + GroupedHopper::kStages * GroupedHopper::kStage),
         empty(full + 8 * GroupedHopper::kStages) {
     if (threadIdx.x != 0) return;
     for (int s = 0; s < GroupedHopper::kStages; ++s) {
@@ -54,9 +67,8 @@ struct GroupedRing {
     mbarrier_init_fence();
   }
 
-  __device__ uint32_t staging() const {
-    return stages + GroupedHopper::kStages * GroupedHopper::kStage;
-  }
+  // Boxes for results.
+  __device__ uint32_t staging() const { return full + GroupedHopper::kBarriers; }
   __device__ uint32_t memory() const { return stages + uint32_t(stage) * GroupedHopper::kStage; }
   __device__ void advance() {
     if (++stage == GroupedHopper::kStages) {
@@ -97,13 +109,16 @@ struct GroupedCopies {
 // --- consumer -------------------------------------------------------------------
 
 // The sums of a tile from `blocks` stages, at least one. `busy`: whether any of the warpgroup's 64
-// rows are wanted; it takes its part in the hand-over in any case.
-template <class T, bool kLineMajorA, bool kLineMajorB>
+// rows are wanted; it takes its part in the hand-over in any case. `arrived(kb)` is called where
+// a stage is there, by both consumers.
+template <class T, bool kLineMajorA, bool kLineMajorB, class Arrived>
 __device__ __forceinline__ void grouped_sums(GroupedRing& ring, int blocks, int consumer, bool busy,
-                                             float (&sums)[GroupedHopper::kSums]) {
+                                             float (&sums)[GroupedHopper::kSums],
+                                             const Arrived& arrived) {
   if (!busy) {
     for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
       ring.wait_full();
+      arrived(kb);
       __syncwarp();  // no lane may still wait for a phase that the release ends
       ring.release(ring.stage);
     }
@@ -112,6 +127,7 @@ __device__ __forceinline__ void grouped_sums(GroupedRing& ring, int blocks, int 
   int previous = -1;
   for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
     ring.wait_full();
+    arrived(kb);
     const uint32_t a = ring.memory(), b = a + GroupedHopper::kBytesA;
     const uint64_t at_a = wgmma_descriptor(a + uint32_t(consumer * GroupedHopper::kBox), 8192);
     const uint64_t at_b = wgmma_descriptor(b, 8192);
@@ -186,9 +202,11 @@ __device__ void store_rows(uint32_t box, const float (&values)[32], T* out, int6
 
 // --- rows -----------------------------------------------------------------------
 
-template <class T, bool kGated, bool kLineMajorB>
+// kGather: p.share is at least 1, and map_a is not looked at.
+template <class T, bool kGated, bool kLineMajorB, bool kGather>
 __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
-    grouped_rows_hopper_kernel(const __grid_constant__ TensorMap map_b,
+    grouped_rows_hopper_kernel(const __grid_constant__ TensorMap map_a,
+                               const __grid_constant__ TensorMap map_b,
                                const __grid_constant__ GroupedRows p) {
 #ifdef CUDA_OPS_HOPPER_CODE
   using Tile = GroupedHopper;
@@ -196,8 +214,9 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
   extern __shared__ uint8_t shared[];
   // Here, so that a tile begins without waiting for memory.
   __shared__ int32_t starts[kMostBins + 1], offsets[kMostBins];
-  // Four warps that copy, and what the copy engine brings.
-  GroupedRing ring(shared, 4 + 1);
+  // What the copy engine brings, and four warps that copy.
+  constexpr int kArrivals = kGather ? 1 + 4 : 1;
+  GroupedRing ring(shared, kArrivals);
   for (int i = int(threadIdx.x); i <= p.experts; i += Tile::kThreads) offsets[i] = p.offsets[i];
   __syncthreads();
   add_up_tiles(offsets, p.experts, p.assignments, Tile::kTileM, starts);
@@ -215,86 +234,115 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
 
   if (group == 0) {
     // --- producer
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-    // A thread has one 16-byte column of 8 rows, 16 apart.
-    constexpr int kRows = 8, kStep = 16;
-    const int row = thread / 8, chunk = thread % 8;
-    const uint32_t to = uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
-    GroupedCopies copies;
-    for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
-      const RowTile tile = tile_at(index);
-      const int rows = int(tile.end - tile.begin) - row;  // that are inside, from `row` on
-      int32_t numbers[kRows];
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        numbers[i] = kStep * i < rows ? p.order[tile.begin + row + kStep * i] : 0;
-      }
-      copies.hand_over<0>();  // while those are read
-      const T* from[kRows];
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        from[i] = static_cast<const T*>(p.a) + numbers[i] / p.share * p.k + chunk * 8;
-      }
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kGather ? 72 : 40));
+    // What the copy engine brings of a stage, asked for by one thread.
+    const auto load = [&](const RowTile& tile, int k) {
       const int first = int(tile.column) * kColumns;
-      if (tile.group == p.experts) continue;  // empty sums
-      for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
-        const int k = kb * Tile::kBlockK;
-        const uint32_t a = ring.memory(), b = a + Tile::kBytesA;
-        ring.wait_empty();
-        if (thread == 0) {
-          const uint32_t arrived = ring.full + 8 * ring.stage;
-          mbarrier_arrive_and_expect(arrived, Tile::kBytesB);
-          if constexpr (kLineMajorB) {
+      const uint32_t a = ring.memory(), b = a + Tile::kBytesA;
+      const uint32_t arrived = ring.full + 8 * ring.stage;
+      mbarrier_arrive_and_expect(arrived, kGather ? Tile::kBytesB : Tile::kStage);
+      if constexpr (!kGather) tma_load(map_a, a, arrived, k, int(tile.begin), 0);
+      if constexpr (kLineMajorB) {
 #pragma unroll
-            for (int i = 0; i < Tile::kTileN / 64; ++i) {
-              tma_load(map_b, b + uint32_t(i * Tile::kBox), arrived, first + 64 * i, k, tile.group);
-            }
-          } else {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              const int line = kGated ? i * int(p.n) + first : first + 128 * i;
-              tma_load(map_b, b + uint32_t(2 * i * Tile::kBox), arrived, k, line, tile.group);
-            }
-          }
+        for (int i = 0; i < Tile::kTileN / 64; ++i) {
+          tma_load(map_b, b + uint32_t(i * Tile::kBox), arrived, first + 64 * i, k, tile.group);
         }
-        const bool inside = k + chunk * 8 < p.k;
+      } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int line = kGated ? i * int(p.n) + first : first + 128 * i;
+          tma_load(map_b, b + uint32_t(2 * i * Tile::kBox), arrived, k, line, tile.group);
+        }
+      }
+    };
+    if constexpr (kGather) {
+      // A thread has one 16-byte column of 8 rows, 16 apart.
+      constexpr int kRows = 8, kStep = 16;
+      const int row = thread / 8, chunk = thread % 8;
+      const uint32_t to = uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
+      GroupedCopies copies;
+      for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
+        const RowTile tile = tile_at(index);
+        const int rows = int(tile.end - tile.begin) - row;  // that are inside, from `row` on
+        int32_t numbers[kRows];
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
-          cp_async(a + to + uint32_t(i * kStep * kSwizzleBytes), from[i] + k,
-                   inside && kStep * i < rows ? 16 : 0);
+          numbers[i] = kStep * i < rows ? p.order[tile.begin + row + kStep * i] : 0;
         }
-        copies.begun(ring);
+        copies.hand_over<0>();  // while those are read
+        const T* from[kRows];
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          from[i] = static_cast<const T*>(p.a) + numbers[i] / p.share * p.k + chunk * 8;
+        }
+        if (tile.group == p.experts) continue;  // empty sums
+        for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
+          const int k = kb * Tile::kBlockK;
+          const uint32_t a = ring.memory();
+          ring.wait_empty();
+          if (thread == 0) load(tile, k);
+          const bool inside = k + chunk * 8 < p.k;
+#pragma unroll
+          for (int i = 0; i < kRows; ++i) {
+            cp_async(a + to + uint32_t(i * kStep * kSwizzleBytes), from[i] + k,
+                     inside && kStep * i < rows ? 16 : 0);
+          }
+          copies.begun(ring);
+        }
+      }
+      copies.hand_over<0>();
+    } else if (thread == 0) {
+      for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
+        const RowTile tile = tile_at(index);
+        if (tile.group == p.experts) continue;  // empty sums
+        // Rows behind the tile's end, of which there may be none, are other experts': what
+        // becomes of them is not stored.
+#pragma unroll 1  // 40 registers
+        for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
+          ring.wait_empty();
+          load(tile, kb * Tile::kBlockK);
+        }
       }
     }
-    copies.hand_over<0>();
   } else {
     // --- consumer
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kGather ? 216 : 232));
     const int consumer = group - 1;
     const uint32_t box = ring.staging() + uint32_t(consumer * Tile::kBox);
     for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
       const RowTile tile = tile_at(index);
       const int rows = int(tile.end - tile.begin) - 64 * consumer;
+      const int begin = int(tile.begin) + 64 * consumer;
       int32_t assignments[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int row = grouped_row(i);
-        assignments[i] = row < rows ? p.order[tile.begin + 64 * consumer + row] : -1;
+        assignments[i] = grouped_row(i) < rows ? p.order[begin + grouped_row(i)] : -1;
       }
+      // After the sums: here it would wait for what was just asked for.
+      const auto rows_of_out = [&](int32_t (&to)[4]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const bool at_position = p.at_positions && assignments[i] >= 0;
+          to[i] = at_position ? begin + grouped_row(i) : assignments[i];
+        }
+      };
+      int32_t to[4];
       const int64_t first = tile.column * kColumns;
       T* out = static_cast<T*>(p.out) + first;
       T* second = static_cast<T*>(p.second) + first;
       if (tile.group == p.experts) {
         const int64_t left = p.n - first < kColumns ? p.n - first : kColumns;
-        clear_rows(out, p.n, assignments, left);
+        rows_of_out(to);
+        clear_rows(out, p.n, to, left);
         if (p.second == nullptr) continue;
         clear_rows(second, 2 * p.n, assignments, left);
         clear_rows(second + p.n, 2 * p.n, assignments, left);
         continue;
       }
       float sums[Tile::kSums];
-      grouped_sums<T, false, kLineMajorB>(ring, blocks, consumer, rows > 0, sums);
+      grouped_sums<T, false, kLineMajorB>(ring, blocks, consumer, rows > 0, sums, [](int) {});
       if (rows <= 0) continue;
+      rows_of_out(to);
 #pragma unroll
       for (int i = 0; i < kColumns / 64; ++i) {
         const int64_t left = p.n - first - 64 * i;
@@ -312,114 +360,7 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
 #pragma unroll
           for (int j = 0; j < 32; ++j) values[j] = swiglu<T>(values[j], ups[j]);
         }
-        store_rows(box, values, out + 64 * i, p.n, assignments, left);
-      }
-    }
-  }
-#endif
-}
-
-// --- weights --------------------------------------------------------------------
-
-// Both operands are line-major, and their k's are assignments: a stage has the rows of 64
-// of them, of which a tile has 128 columns of a and 256 of b, in boxes of 64.
-template <class T>
-__global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
-    grouped_weights_hopper_kernel(const __grid_constant__ GroupedWeights p) {
-#ifdef CUDA_OPS_HOPPER_CODE
-  using Tile = GroupedHopper;
-  extern __shared__ uint8_t shared[];
-  GroupedRing ring(shared, 4);  // four warps that copy
-  __syncthreads();
-  const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128;
-  const int tiles_m = int((p.m + Tile::kTileM - 1) / Tile::kTileM);
-  const int tiles_n = int((p.n + Tile::kTileN - 1) / Tile::kTileN);
-  const int matrix = tiles_m * tiles_n, tiles = p.experts * matrix;
-  const auto tile_at = [&](int index) {
-    return tile_in_bands(index % matrix, tiles_m, tiles_n, 16);
-  };
-
-  if (group == 0) {
-    // --- producer
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-    // A thread has one 16-byte column, in each box, of 4 rows, 16 apart.
-    constexpr int kRows = 4, kStep = 16;
-    const int row = thread / 8, chunk = thread % 8;
-    const uint32_t to = uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
-    GroupedCopies copies;
-    for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
-      const int32_t begin = p.offsets[index / matrix], end = p.offsets[index / matrix + 1];
-      const auto tile = tile_at(index);
-      const int m = tile.row * Tile::kTileM + chunk * 8, n = tile.column * Tile::kTileN + chunk * 8;
-      int32_t numbers[kRows];  // of the next stage, read a stage ahead
-      const auto read_numbers = [&](int32_t at) {
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          numbers[i] = at + row + kStep * i < end ? p.order[at + row + kStep * i] : -1;
-        }
-      };
-      read_numbers(begin);
-      copies.hand_over<0>();  // while those are read
-      for (int32_t at = begin; at < end; at += Tile::kBlockK, ring.advance()) {
-        // Divided whether wanted or not: behind branches, eight divisions wait for each other
-        // longer than the tensor cores need for a stage.
-        bool there[kRows];
-        uint32_t row_a[kRows], row_b[kRows];
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          there[i] = numbers[i] >= 0;
-          row_a[i] = uint32_t(there[i] ? numbers[i] : 0) / uint32_t(p.share_a);
-          row_b[i] = uint32_t(there[i] ? numbers[i] : 0) / uint32_t(p.share_b);
-        }
-        read_numbers(at + Tile::kBlockK);
-        ring.wait_empty();
-        const auto copy = [&](uint32_t boxes, int count, const void* rows, bool wanted,
-                              uint32_t number, int64_t size, int line) {
-          const T* from = static_cast<const T*>(rows) + number * size + line;
-#pragma unroll
-          for (int b = 0; b < count; ++b) {
-            cp_async(boxes + to + uint32_t(b * Tile::kBox), from + 64 * b,
-                     wanted && line + 64 * b < size ? 16 : 0);
-          }
-        };
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          const uint32_t a = ring.memory() + uint32_t(i * kStep * kSwizzleBytes);
-          copy(a, 2, p.a, there[i], row_a[i], p.m, m);
-          copy(a + Tile::kBytesA, 4, p.b, there[i], row_b[i], p.n, n);
-        }
-        copies.begun(ring);
-      }
-    }
-    copies.hand_over<0>();
-  } else {
-    // --- consumer
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-    const int consumer = group - 1;
-    const uint32_t box = ring.staging() + uint32_t(consumer * Tile::kBox);
-    for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
-      const auto tile = tile_at(index);
-      const int expert = index / matrix, m = tile.row * Tile::kTileM + 64 * consumer;
-      const int n = tile.column * Tile::kTileN;
-      const int count = p.offsets[expert + 1] - p.offsets[expert];
-      int32_t rows[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) rows[i] = m + grouped_row(i) < p.m ? m + grouped_row(i) : -1;
-      T* out = static_cast<T*>(p.out) + expert * p.m * p.n + n;
-      if (count == 0) {
-        clear_rows(out, p.n, rows, p.n - n < Tile::kTileN ? p.n - n : Tile::kTileN);
-        continue;
-      }
-      float sums[Tile::kSums];
-      grouped_sums<T, true, true>(ring, (count + Tile::kBlockK - 1) / Tile::kBlockK, consumer,
-                                  m < p.m, sums);
-      if (m >= p.m) continue;
-#pragma unroll
-      for (int i = 0; i < Tile::kTileN / 64; ++i) {
-        float values[32];
-#pragma unroll
-        for (int j = 0; j < 32; ++j) values[j] = sums[32 * i + j];
-        store_rows(box, values, out + 64 * i, p.n, rows, p.n - n - 64 * i);
+        store_rows(box, values, out + 64 * i, p.n, to, left);
       }
     }
   }
@@ -429,50 +370,50 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
 // --- launch -----------------------------------------------------------------------
 
 template <class Kernel, class... Arguments>
-cudaError_t grouped_hopper_launch(Kernel kernel, int64_t tiles, cudaStream_t stream,
-                                  const Arguments&... arguments) {
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, GroupedHopper::kShared);
+cudaError_t grouped_hopper_launch(Kernel kernel, int shared_bytes, int64_t tiles,
+                                  cudaStream_t stream, const Arguments&... arguments) {
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
   const auto grid = unsigned(tiles < kHopperSms ? tiles : kHopperSms);
   // Not early: 4096 tokens took 1 to 11 % longer then (H200, 2026-11-21).
-  kernel<<<grid, GroupedHopper::kThreads, GroupedHopper::kShared, stream>>>(arguments...);
+  kernel<<<grid, GroupedHopper::kThreads, unsigned(shared_bytes), stream>>>(arguments...);
   return cudaGetLastError();
 }
 
-template <class T, bool kGated, bool kLineMajorB>
+template <class T, bool kGated, bool kLineMajorB, bool kGather>
 cudaError_t grouped_rows_hopper_launch(const GroupedRows& p, cudaStream_t stream) {
-  constexpr int kColumns = kGated ? GroupedHopper::kTileN / 2 : GroupedHopper::kTileN;
+  using Tile = GroupedHopper;
+  constexpr int kColumns = kGated ? Tile::kTileN / 2 : Tile::kTileN;
   const int64_t lines = kGated ? 2 * p.n : p.n;
-  const int64_t x = kLineMajorB ? lines : p.k, y = kLineMajorB ? p.k : lines;
-  TensorMap map;
-  const cudaError_t error = tensor_map(
-      map, HopperType<T>::kMap, int(sizeof(T)), p.b, x, y, p.experts, x * int64_t(sizeof(T)),
-      x * y * int64_t(sizeof(T)), kLineMajorB ? GroupedHopper::kBlockK : 128);
+  TensorMap map_a{}, map_b;
+  cudaError_t error =
+      grouped_map<T>(map_b, p.b, kLineMajorB ? lines : p.k, kLineMajorB ? p.k : lines, p.experts,
+                     kLineMajorB ? Tile::kBlockK : 128);
   if (error != cudaSuccess) return error;
-  const int64_t tiles = grouped_row_tiles(p.assignments, p.experts, GroupedHopper::kTileM) *
-                        ((p.n + kColumns - 1) / kColumns);
-  return grouped_hopper_launch(grouped_rows_hopper_kernel<T, kGated, kLineMajorB>, tiles, stream,
-                               map, p);
+  if constexpr (!kGather) {
+    error = grouped_map<T>(map_a, p.a, p.k, p.assignments, 1, Tile::kTileM);
+    if (error != cudaSuccess) return error;
+  }
+  const int64_t tiles =
+      grouped_row_tiles(p.assignments, p.experts, Tile::kTileM) * ((p.n + kColumns - 1) / kColumns);
+  return grouped_hopper_launch(grouped_rows_hopper_kernel<T, kGated, kLineMajorB, kGather>,
+                               Tile::shared(1), tiles, stream, map_a, map_b, p);
 }
 
-// grouped_rows where a, b and out have rows of whole aligned 16-byte vectors.
+// grouped_rows where a, b and out have rows of whole aligned 16-byte vectors. A gated product
+// alone gathers.
 template <class T, bool kGated = false>
 cudaError_t grouped_rows_hopper(const GroupedRows& p, cudaStream_t stream) {
   if (p.assignments == 0 || p.n == 0) return cudaSuccess;
-  if constexpr (!kGated) {
-    if (p.line_major_b) return grouped_rows_hopper_launch<T, false, true>(p, stream);
+  if constexpr (kGated) {
+    return p.share == 0 ? grouped_rows_hopper_launch<T, true, false, false>(p, stream)
+                        : grouped_rows_hopper_launch<T, true, false, true>(p, stream);
+  } else {
+    if (p.share != 0) return cudaErrorInvalidValue;
+    return p.line_major_b ? grouped_rows_hopper_launch<T, false, true, false>(p, stream)
+                          : grouped_rows_hopper_launch<T, false, false, false>(p, stream);
   }
-  return grouped_rows_hopper_launch<T, kGated, false>(p, stream);
-}
-
-// grouped_weights of the same.
-template <class T>
-cudaError_t grouped_weights_hopper(const GroupedWeights& p, cudaStream_t stream) {
-  const int64_t tiles = p.experts * ((p.m + GroupedHopper::kTileM - 1) / GroupedHopper::kTileM) *
-                        ((p.n + GroupedHopper::kTileN - 1) / GroupedHopper::kTileN);
-  if (tiles == 0) return cudaSuccess;
-  return grouped_hopper_launch(grouped_weights_hopper_kernel<T>, tiles, stream, p);
 }
 
 }  // namespace cuda_ops

@@ -88,6 +88,17 @@ __device__ void write_box(uint32_t box_at, const OutPair<Out> (&pairs)[kCount]) 
   }
 }
 
+// The same by the threads of warpgroup `consumer`, of which thread 0 then has the copy engine
+// read the box; its stores up to the last one but one have been read.
+template <class Out, int kCount>
+__device__ void fill_box(uint32_t box_at, const OutPair<Out> (&pairs)[kCount], int consumer) {
+  if (threadIdx.x % 128 == 0) tma_store_wait_read<1>();
+  named_barrier(1 + consumer, 128);
+  write_box<Out>(box_at, pairs);
+  tma_store_fence();
+  named_barrier(1 + consumer, 128);
+}
+
 // A box to rows of out that do not start at multiples of 16 bytes: by the
 // warpgroup's threads, each warp along one row at a time.
 template <class Out>
@@ -319,11 +330,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
         const auto send = [&](const TensorMap& map, void* out,
                               const OutPair<Out>(&pairs)[kPerBox / 2], int first) {
           const uint32_t buffer = staging + uint32_t(2 * consumer + boxes++ % 2) * Tile::kBox;
-          if (thread == 0) tma_store_wait_read<1>();
-          named_barrier(1 + consumer, 128);
-          write_box<Out>(buffer, pairs);
-          tma_store_fence();
-          named_barrier(1 + consumer, 128);
+          fill_box<Out>(buffer, pairs, consumer);
           const int first_m = at.m + 64 * consumer, first_n = at.n + first;
           if (!args.by_tma) {
             copy_box<Out>(static_cast<Out*>(out) + matrix, args, buffer, first_m, first_n);

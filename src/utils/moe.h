@@ -1,9 +1,10 @@
 // The plain descriptions of a mixture of experts, shared by bindings and kernels:
 // T tokens choose k of E experts each. No torch, no CUDA.
 //
-// One choice of one token is an assignment, number t * k + j. What is computed of
-// an assignment lies at its number, so nothing is ever permuted: experts find their
-// assignments by an index map.
+// One choice of one token is an assignment, number t * k + j. By an index map experts find
+// theirs, and an assignment its position in the order of experts. What one product leaves to
+// another lies at positions, where an expert's rows are neighbours; what callers see, and what
+// is added up over a token's assignments, at their numbers.
 #pragma once
 
 #include "dtype.h"
@@ -81,8 +82,8 @@ struct MoeExperts {
   const void* w_gate_up = nullptr;  // (E, 2I, H): gate is the first I rows
   const void* w_down = nullptr;     // (E, H, I)
   void* gate_up = nullptr;          // (T * k, 2I), or null: not kept
-  void* activations = nullptr;      // (T * k, I)
-  void* results = nullptr;          // (T * k, H)
+  void* activations = nullptr;      // (T * k, I), at positions where the plan has a map
+  void* results = nullptr;          // (T * k, H); before them maybe copies of tokens' rows
   void* out = nullptr;              // (T, H)
   bool built_for_hopper = false;    // the library holds sm_90a code
 };
@@ -91,7 +92,7 @@ struct MoeExperts {
 struct MoeExpertsBackward {
   MoeExperts forward;              // gate_up is an input; activations and results are space
   const void* grad_out = nullptr;  // (T, H)
-  void* grad_gate_up = nullptr;    // (T * k, 2I), space
+  void* grad_gate_up = nullptr;    // (T * k, 2I), space, at positions
   void* grad_x = nullptr;
   void* grad_weights = nullptr;
   void* grad_w_gate_up = nullptr;

@@ -41,24 +41,28 @@ _TENSOR_CORES = {
 }
 
 
-def translate(sources: Path, out: Path, kernels: tuple[str, ...], multiprocessors: int) -> None:
+def translate(
+    sources: Path, out: Path, kernels: tuple[str, ...], constants: dict[str, int]
+) -> None:
     """Writes the headers of ``sources/utils`` and some of ``sources/kernels`` to ``out``.
 
-    Few ``multiprocessors`` give each block several tiles of a small problem.
+    ``constants`` get other values there, for problems that a CPU can compute.
     """
     out.mkdir()
+    found = []
     for path in [*(sources / "utils").iterdir(), *(sources / "kernels" / k for k in kernels)]:
         text = path.read_text()
         if path.name in _TENSOR_CORES:
             begin, end = map(text.index, _TENSOR_CORES[path.name])
             here = '}  // namespace cuda_ops\n#include "tensor_cores.h"\nnamespace cuda_ops {\n'
             text = text[:begin] + here + text[end + len(_TENSOR_CORES[path.name][1]) :]
-        if path.name == "gemm_hopper.h":
-            text, count = re.subn(r"kHopperSms = \d+", f"kHopperSms = {multiprocessors}", text)
-            assert count == 1, "gemm_hopper.h no longer says kHopperSms = ..."
+        for name, value in constants.items():
+            text, count = re.subn(rf"\b{name} = \d+", f"{name} = {value}", text)
+            found += count * [name]
         if path.suffix in (".cu", ".cuh"):
             text = _launches(_instructions(_shared_memory(text)))
         (out / path.name).write_text(text)
+    assert sorted(found) == sorted(constants), f"of {set(constants)} there are {found}"
 
 
 def _shared_memory(text: str) -> str:
