@@ -70,9 +70,7 @@ struct alignas(2 * sizeof(T)) Pair {
 };
 
 // The type of float sums that are kept as they are.
-__device__ inline uint64_t from_compute(float first, float second, float) {
-  return uint64_t(__float_as_uint(second)) << 32 | __float_as_uint(first);
-}
+__device__ inline float2 from_compute(float first, float second, float) { return {first, second}; }
 
 // One store where the pair is aligned, two where it is not or crosses the border.
 template <class Out, class C>
@@ -98,6 +96,50 @@ __device__ void finish_pair(const Epilogue& epilogue, C (&sums)[2], const Place&
   epilogue(sums, aside, epilogue.inputs(epilogue.columns(at.n, at.second ? 2 : 1), at));
   store_pair<Out>(out, at, sums);
   if constexpr (Epilogue::kSecond) store_pair<Out>(second, at, aside);
+}
+
+// Of four neighbours of a row, `left` of which are inside.
+template <class Epilogue, class Inputs>
+__device__ void load_inputs(const Epilogue& epilogue, const Place& at, int64_t left,
+                            Inputs (&inputs)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const Place place{at.offset + 2 * i, at.m, at.n + 2 * i, at.first && 2 * i < left,
+                      at.first && 2 * i + 1 < left};
+    const int count = int(place.first) + int(place.second);
+    inputs[i] = epilogue.inputs(epilogue.columns(place.n, count), place);
+  }
+}
+
+// Both outputs of them: one store each if they are `aligned`.
+template <class Out, class Epilogue, class Inputs>
+__device__ void finish_quad(const Epilogue& epilogue, float (&sums)[4], const Inputs (&inputs)[2],
+                            const Place& at, int64_t left, bool aligned, void* out, void* second) {
+  struct alignas(4 * sizeof(Out)) Quad {
+    decltype(from_compute(0.f, 0.f, Out{})) pairs[2];
+  };
+  float asides[4];
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    float pair[2] = {sums[i], sums[i + 1]}, aside[2];
+    epilogue(pair, aside, inputs[i / 2]);
+    sums[i] = pair[0], sums[i + 1] = pair[1];
+    if constexpr (Epilogue::kSecond) asides[i] = aside[0], asides[i + 1] = aside[1];
+  }
+  const auto store = [&](void* to, const float (&values)[4]) {
+    Out* const pointer = static_cast<Out*>(to) + at.offset;
+    if (aligned && left >= 4) {
+      *reinterpret_cast<Quad*>(pointer) = {from_compute(values[0], values[1], Out{}),
+                                           from_compute(values[2], values[3], Out{})};
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i < left) pointer[i] = from_compute<Out>(values[i]);
+    }
+  };
+  store(out, sums);
+  if constexpr (Epilogue::kSecond) store(second, asides);
 }
 
 }  // namespace cuda_ops

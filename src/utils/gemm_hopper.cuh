@@ -16,7 +16,7 @@
 #pragma once
 
 #include "early_start.cuh"
-#include "gemm_epilogue.cuh"
+#include "gemm_hopper_boxes.cuh"
 #include "gemm_hopper_sums.cuh"
 #include "tile_order.cuh"
 
@@ -29,7 +29,9 @@ struct HopperArgs {
   int rows, cols;              // of the kernel's product: swapped if `swap`
   int k_blocks, tiles_m, tiles_n, tiles, group, splits;  // a pair has one tile, twice as high
   int step_a, step_b;  // of the batch coordinate: 0 where an operand is broadcast
-  bool swap, by_tma, pair;
+  bool swap, pair;
+  bool by_tma;  // boxes of out leave by the copy engine
+  bool quads;   // four neighbours of out from a multiple of four on are one vector
 };
 
 // --- kernel -------------------------------------------------------------------
@@ -50,78 +52,6 @@ __device__ TilePlace tile_place(const HopperArgs& args, int tile) {
   const auto at = tile_in_bands(tile % matrix, args.tiles_m, args.tiles_n, args.group);
   const int row = args.pair ? 2 * at.row + int(cluster_rank()) : at.row;
   return {row * kHopperTileM, at.column * kTileN, tile / matrix};
-}
-
-// Two neighbours of a row of out, in one register or two.
-template <class Out>
-using OutPair = decltype(from_compute(0.f, 0.f, Out{}));
-
-// One 64-row box of 128 bytes, as tma.cuh draws it, from the results of a warpgroup.
-template <class Out, int kCount>
-__device__ void write_box(uint32_t box_at, const OutPair<Out> (&pairs)[kCount]) {
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4;
-  if constexpr (sizeof(Out) == 2) {
-    // stmatrix: lane l gives the address of row l % 8 of the 8 x 8 matrix l / 8, the
-    // matrices being rows 0-7, 8-15 of one 16-byte column and of the next.
-    const int row = 16 * warp + lane % 16;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int chunk = 2 * i + lane / 16;
-      const uint32_t at = box_at + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
-      const OutPair<Out>* p = pairs + 4 * i;
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
-                   "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3])
-                   : "memory");
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int row = 16 * warp + lane / 4 + 8 * (i % 2);
-      const int chunk = i / 2 * 2 + lane % 4 / 2;
-      const uint32_t at =
-          box_at + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16) + lane % 2 * 8);
-      const float first = __uint_as_float(uint32_t(pairs[i]));
-      const float second = __uint_as_float(uint32_t(pairs[i] >> 32));
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(first), "f"(second)
-                   : "memory");
-    }
-  }
-}
-
-// The same by the threads of warpgroup `consumer`, of which thread 0 then has the copy engine
-// read the box; its stores up to the last one but one have been read.
-template <class Out, int kCount>
-__device__ void fill_box(uint32_t box_at, const OutPair<Out> (&pairs)[kCount], int consumer) {
-  if (threadIdx.x % 128 == 0) tma_store_wait_read<1>();
-  named_barrier(1 + consumer, 128);
-  write_box<Out>(box_at, pairs);
-  tma_store_fence();
-  named_barrier(1 + consumer, 128);
-}
-
-// A box to rows of out that do not start at multiples of 16 bytes: by the
-// warpgroup's threads, each warp along one row at a time.
-template <class Out>
-__device__ void copy_box(Out* out, const HopperArgs& args, uint32_t box_at, int first_m,
-                         int first_n) {
-  constexpr int kColumns = kSwizzleBytes / int(sizeof(Out));
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4;
-  for (int row = warp; row < 64 && first_m + row < args.rows; row += 4) {
-#pragma unroll
-    for (int col = lane; col < kColumns; col += 32) {
-      const int byte = col * int(sizeof(Out)), chunk = byte / 16;
-      const uint32_t at =
-          box_at + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16) + byte % 16);
-      Out value;
-      if constexpr (sizeof(Out) == 2) {
-        asm volatile("ld.shared.b16 %0, [%1];" : "=h"(value.bits) : "r"(at) : "memory");
-      } else {
-        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
-      }
-      const int n = first_n + col;
-      if (n < args.cols) out[(first_m + row) * args.out_row + n] = value;
-    }
-  }
 }
 
 template <class T, int kTileN, bool kLineMajorA, bool kLineMajorB, class Epilogue>
@@ -245,10 +175,8 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
       hopper_sums<T, kTileN, kLineMajorA, kLineMajorB>(ring, k_end - k_begin, consumer, sums);
 
       const int64_t matrix = at.z * args.out_batch;
-      const auto place = [&](int row, int col) {
-        const int m = swap ? col : row, n = swap ? row : col;
-        const int ns = swap ? args.rows : args.cols, ms = swap ? args.cols : args.rows;
-        return Place{matrix + m * args.out_row + n, m, n, m < ms && n < ns, m < ms && n + 1 < ns};
+      const auto place_of = [&](int m, int n, int ns) {
+        return Place{matrix + m * args.out_row + n, m, n, n < ns, n + 1 < ns};
       };
 
       if (!alone) {
@@ -278,31 +206,45 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
               cluster_meet();
             }
           }
+          // Each thread has quads, four neighbours of a row of out. The code is short, since each
+          // block comes by once: fetching it takes longer than running it.
           const int line_length = swap ? Tile::kTileM : kTileN;
-          // By constants: a division by what is known at run time alone is long.
-          const auto line_of = [&](int quad) {
-            return swap ? 4 * quad / Tile::kTileM : 4 * quad / kTileN;
-          };
           constexpr int kQuads = Tile::kTileM * kTileN / 4, kThreads = 128 * Tile::kConsumers;
           constexpr int kBatch = Tile::kNarrow ? 2 : 4;  // of two blocks: what registers hold
           const int pitch = swap ? Tile::kPitchRows : Tile::kPitchCols;
           const int stride = kThreads * args.splits;
-          // Distributed shared memory is far away: many reads in flight.
+          const int ms = swap ? args.cols : args.rows, ns = swap ? args.rows : args.cols;
+#pragma unroll 1
           for (int q = split * kThreads + int(threadIdx.x) - 128; q < kQuads;
                q += kBatch * stride) {
+            int from[kBatch];  // in floats
+            Place places[kBatch];
+            typename Epilogue::Inputs inputs[kBatch][2];
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+              const int quad = q + i * stride;
+              // By constants: a division by what is known at run time alone is long.
+              const int line = swap ? 4 * quad / Tile::kTileM : 4 * quad / kTileN;
+              const int along = 4 * quad - line * line_length;
+              from[i] = line * pitch + along;
+              const int m = swap ? at.n + line : at.m + line, n = (swap ? at.m : at.n) + along;
+              places[i] = quad < kQuads && m < ms ? place_of(m, n, ns) : Place{};
+              load_inputs(epilogue, places[i], ns - n, inputs[i]);
+            }
+            // Distributed shared memory is far away: many reads in flight.
             float totals[kBatch][4] = {};
+#pragma unroll 1
             for (int r = 0; r < args.splits; r += 2) {
               float parts[2][kBatch][4] = {};
 #pragma unroll
               for (int i = 0; i < 2 * kBatch; ++i) {
-                const int quad = q + i % kBatch * stride, block = r + i / kBatch;
-                if (quad >= kQuads || block >= args.splits) continue;
-                const int line = line_of(quad), along = 4 * quad - line * line_length;
-                const uint32_t from = memory + uint32_t(4 * (line * pitch + along));
+                const int block = r + i / kBatch;
+                if (!places[i % kBatch].first || block >= args.splits) continue;
+                const uint32_t address = in_block(memory + 4 * uint32_t(from[i % kBatch]), block);
                 float (&part)[4] = parts[i / kBatch][i % kBatch];
                 asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                              : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3])
-                             : "r"(in_block(from, block)));
+                             : "r"(address));
               }
 #pragma unroll
               for (int i = 0; i < 8 * kBatch; ++i) {
@@ -310,13 +252,10 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
               }
             }
 #pragma unroll
-            for (int i = 0; i < 2 * kBatch; ++i) {
-              const int quad = q + i / 2 * stride;
-              if (quad >= kQuads) continue;
-              const int line = line_of(quad), along = 4 * quad - line * line_length + i % 2 * 2;
-              const Place p = place(at.m + (swap ? along : line), at.n + (swap ? line : along));
-              float pair[2] = {totals[i / 2][i % 2 * 2], totals[i / 2][i % 2 * 2 + 1]};
-              finish_pair<Out>(epilogue, pair, p, args.out, args.second);
+            for (int i = 0; i < kBatch; ++i) {
+              if (!places[i].first) continue;
+              finish_quad<Out>(epilogue, totals[i], inputs[i], places[i], ns - int(places[i].n),
+                               args.quads, args.out, args.second);
             }
           }
         }
@@ -333,7 +272,8 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
           fill_box<Out>(buffer, pairs, consumer);
           const int first_m = at.m + 64 * consumer, first_n = at.n + first;
           if (!args.by_tma) {
-            copy_box<Out>(static_cast<Out*>(out) + matrix, args, buffer, first_m, first_n);
+            copy_box<Out>(static_cast<Out*>(out) + matrix, args.out_row, args.rows, args.cols,
+                          buffer, first_m, first_n);
           } else if (thread == 0) {
             tma_store(map, buffer, first_n, first_m, at.z);
             tma_store_commit();
@@ -359,7 +299,9 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
             if (i < kept) continue;
             const int j = first / 2 + 2 * i;
             if constexpr (kShareColumns) columns = shared_columns[j / 4 * 4 + lane % 4];
-            inputs[i] = epilogue.inputs(columns, place(row + j / 2 % 2 * 8, col + j / 4 * 8));
+            const int m = row + j / 2 % 2 * 8;
+            inputs[i] = epilogue.inputs(
+                columns, place_of(m, col + j / 4 * 8, m < args.rows ? args.cols : 0));
           }
 #pragma unroll
           for (int i = 0; i < kPairs; ++i) {
@@ -447,6 +389,11 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   args.by_tma = !Tile::kNarrow && !config.swap && config.splits == 1 && whole(args.out) &&
                 whole(second) && (p.m == 1 || p.out.row * kOutElement % 16 == 0) &&
                 args.out_batch * kOutElement % 16 == 0;
+  const auto of_quads = [](const void* data) {
+    return reinterpret_cast<uintptr_t>(data) % (4 * kOutElement) == 0;
+  };
+  args.quads =
+      of_quads(args.out) && of_quads(second) && p.out.row % 4 == 0 && args.out_batch % 4 == 0;
   if (args.by_tma) {
     const int64_t row = p.m == 1 ? (p.n * kOutElement + 15) / 16 * 16 : p.out.row * kOutElement;
     const int64_t z_stride = batch > 1 ? args.out_batch * kOutElement : row;
