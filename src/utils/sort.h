@@ -102,11 +102,17 @@ constexpr int64_t sort_shared_bytes(int64_t elements, int64_t size) {
 // Elements that the radix sort takes at once: what its workspace is bounded by,
 // if a row is no longer.
 constexpr int64_t kRadixElements = int64_t(1) << 28;
-constexpr int kRadixThreads = 512;
+#ifndef CUDA_OPS_RADIX_THREADS
+#define CUDA_OPS_RADIX_THREADS 512
+#endif
+#ifndef CUDA_OPS_RADIX_ITEMS
+#define CUDA_OPS_RADIX_ITEMS 16
+#endif
+constexpr int kRadixThreads = CUDA_OPS_RADIX_THREADS;
 
 // Keys of a block, by their size.
 template <int kSize>
-constexpr int kRadixTile = kSize == 8 ? 4096 : 8192;
+constexpr int kRadixTile = kRadixThreads * CUDA_OPS_RADIX_ITEMS / (kSize == 8 ? 2 : 1);
 
 // Elements from which on 8-byte keys take a launch for each step: on an H200 (2026-11-22) 2^27
 // random ones took 10.9 ms so and 12.6 ms in one launch, 2^24 1.36 and 1.26 ms.

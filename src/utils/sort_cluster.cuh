@@ -32,6 +32,17 @@ struct alignas(16) ClusterShared {
   uint32_t bytes_differ;  // bit b: byte b of some key is not that of the row's first key
 };
 
+// The warps' numbers of keys with a digit become those of the warps before; returns all.
+__device__ inline uint32_t add_up_warps(uint16_t (*numbers)[256], int warps, int digit) {
+  uint32_t sum = 0;
+  for (int w = 0; w < warps; ++w) {
+    const uint32_t of_warp = numbers[w][digit];
+    numbers[w][digit] = uint16_t(sum);
+    sum += of_warp;
+  }
+  return sum;
+}
+
 template <class U>
 constexpr int64_t cluster_shared_bytes(const SortConfig& config) {
   return sizeof(ClusterShared) + int64_t(config.threads) * config.items * sizeof(Placed<U>);
@@ -82,7 +93,7 @@ __global__ void __launch_bounds__(kClusterThreads)
   for (int byte = 0;;) {
     int shift = 8 * byte;
     const auto digit_of = [&](int r) { return uint32_t(keys[r] >> shift) & 255; };
-    uint16_t ranks[kItems];
+    uint32_t ranks[kItems];
     rank_in_warp(ranks, shared.ranks[warp], digit_of);
     __syncthreads();
 
@@ -93,7 +104,7 @@ __global__ void __launch_bounds__(kClusterThreads)
         *in_block(&shared.counts[rank][thread], b) = of_block | shared.bytes_differ << 16;
       }
     }
-    const uint32_t in_share = sum_before(of_block, shared.sums);
+    const uint32_t in_share = sum_before<256>(of_block, shared.sums);
     if (thread < 256) shared.places[thread] = in_share;
     // Digits are taken from the keys again, and indices read this late: there are no
     // registers for them before.
@@ -132,7 +143,7 @@ __global__ void __launch_bounds__(kClusterThreads)
         of_row += of_other;
       }
     }
-    const uint32_t in_row = sum_before(of_row, shared.sums);
+    const uint32_t in_row = sum_before<256>(of_row, shared.sums);
     if (thread < 256) shared.places[thread] = in_row + in_blocks - in_share;
     __syncthreads();
 

@@ -12,8 +12,20 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "sort_network.cuh"
-#include "warp.cuh"
+#include "sort_rank.cuh"
+
+#ifndef CUDA_OPS_COUNT_BLOCKS
+#define CUDA_OPS_COUNT_BLOCKS 3
+#endif
+#ifndef CUDA_OPS_SCATTER_BLOCKS
+#define CUDA_OPS_SCATTER_BLOCKS 2
+#endif
+#ifndef CUDA_OPS_LATE_INDICES
+#define CUDA_OPS_LATE_INDICES 0
+#endif
 
 namespace cuda_ops {
 
@@ -35,6 +47,10 @@ struct RadixPass {
 template <class U>
 constexpr int kRadixItems = kRadixTile<sizeof(U)> / kRadixThreads;
 
+// A key in registers. The compiler would keep a narrow one twice, the second time cut to its width.
+template <class U>
+using RadixWord = std::conditional_t<(sizeof(U) < 4), uint32_t, U>;
+
 // The tile's row, its first element there, and how many it has.
 template <class U>
 struct RadixTile {
@@ -48,24 +64,51 @@ struct RadixTile {
     begin = int64_t(tile) * kTile;
     count = p.n - begin < kTile ? int(p.n - begin) : kTile;
   }
+  __device__ bool is_full() const { return count == kRadixTile<sizeof(U)>; }
 };
 
-// Keys of a thread: a warp has neighbours, and its round r comes before round r + 1.
+// Where the keys of a thread begin: a warp has neighbours, and its round r comes before round r
+// + 1.
 template <class U>
-__device__ void load_keys(U (&keys)[kRadixItems<U>], const SortRows& p, const Order<U>& order,
-                          const RadixPass<U>& pass, const RadixTile<U>& t) {
-  const int first = threadIdx.x / 32 * 32 * kRadixItems<U> + threadIdx.x % 32;
+__device__ int first_of_thread() {
+  return threadIdx.x / 32 * 32 * kRadixItems<U> + threadIdx.x % 32;
+}
+
+// From `from` on, where the tile is in memory. Only the last tile of a row looks where the row
+// ends.
+template <class U, class Word, class T>
+__device__ void load_items(Word (&items)[kRadixItems<U>], const T* from, const RadixTile<U>& t) {
+  const int first = first_of_thread<U>();
+  from += first;
+  if (t.is_full()) {
+#pragma unroll
+    for (int r = 0; r < kRadixItems<U>; ++r) items[r] = from[r * 32];
+  } else {
+#pragma unroll
+    for (int r = 0; r < kRadixItems<U>; ++r) {
+      items[r] = first + r * 32 < t.count ? from[r * 32] : T(0);
+    }
+  }
+}
+
+// Behind the row's end is the highest key, which has the last digit, and comes last among it.
+template <class U>
+__device__ void load_keys(RadixWord<U> (&keys)[kRadixItems<U>], const SortRows& p,
+                          const Order<U>& order, const RadixPass<U>& pass, const RadixTile<U>& t) {
+  const int first = first_of_thread<U>();
   const U* from = pass.keys != nullptr
                       ? pass.keys + t.row * p.n
                       : static_cast<const U*>(p.rows.data) + p.rows.offset_at(pass.first + t.row);
+  load_items(keys, from + t.begin, t);
+  if (pass.keys == nullptr) {
+#pragma unroll
+    for (int r = 0; r < kRadixItems<U>; ++r) keys[r] = order.key(U(keys[r]));
+  }
+  if (t.is_full()) return;
 #pragma unroll
   for (int r = 0; r < kRadixItems<U>; ++r) {
-    const int i = first + r * 32;
-    keys[r] = i < t.count ? from[t.begin + i] : U(0);
+    if (first + r * 32 >= t.count) keys[r] = U(~U(0));
   }
-  if (pass.keys != nullptr) return;
-#pragma unroll
-  for (int r = 0; r < kRadixItems<U>; ++r) keys[r] = order.key(keys[r]);
 }
 
 // Bit b for byte b.
@@ -82,24 +125,25 @@ template <class U, class See>
 __device__ void count_tile(uint32_t (&counts)[256], const SortRows& p, const Order<U>& order,
                            const RadixPass<U>& pass, const RadixTile<U>& t, const See& see) {
   if (threadIdx.x < 256) counts[threadIdx.x] = 0;
-  U keys[kRadixItems<U>];
+  RadixWord<U> keys[kRadixItems<U>];
   load_keys(keys, p, order, pass, t);
   __syncthreads();
-  const int first = threadIdx.x / 32 * 32 * kRadixItems<U> + threadIdx.x % 32;
+  const int first = first_of_thread<U>();
+  const Digit<U> digit_of(pass.shift);
 #pragma unroll
   for (int r = 0; r < kRadixItems<U>; ++r) {
-    if (first + r * 32 >= t.count) continue;
-    atomicAdd(&counts[uint32_t(keys[r] >> pass.shift) & 255], 1u);
-    see(keys[r]);
+    atomicAdd(&counts[digit_of(keys[r])], 1u);
+    if (first + r * 32 < t.count) see(U(keys[r]));
   }
   __syncthreads();
   if (threadIdx.x < 256) {
-    pass.counts[(t.row * 256 + threadIdx.x) * pass.tiles + t.tile] = counts[threadIdx.x];
+    const uint32_t behind = threadIdx.x == 255 ? kRadixTile<sizeof(U)> - t.count : 0;
+    pass.counts[(t.row * 256 + threadIdx.x) * pass.tiles + t.tile] = counts[threadIdx.x] - behind;
   }
 }
 
 template <class U>
-__global__ void __launch_bounds__(kRadixThreads)
+__global__ void __launch_bounds__(kRadixThreads, CUDA_OPS_COUNT_BLOCKS)
     radix_count_kernel(const __grid_constant__ SortRows p, const Order<U> order,
                        const RadixPass<U> pass) {
   __shared__ uint32_t counts[256];
@@ -142,123 +186,147 @@ static __global__ void __launch_bounds__(32 * kScanWarps)
   if (threadIdx.x % 32 == 0) totals[digit] = total;
 }
 
-// The sum of those before, over 256 threads of the block; all threads must call.
-template <class S>
-__device__ S sum_before(S value, S (&sums)[8]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  S up_to = sum_up_to_lane(value);
-  if (lane == 31 && warp < 8) sums[warp] = up_to;
-  __syncthreads();
-  for (int w = 0; w < warp && w < 8; ++w) up_to += sums[w];
-  return up_to - value;
-}
-
-// How many keys of the warp come before each of this thread, among those with the same
-// digit: round r of all lanes before round r + 1. `next` has room for the warp's number
-// of keys with each digit.
-template <int kItems, class DigitOf>
-__device__ void rank_in_warp(uint16_t (&ranks)[kItems], uint16_t (&next)[256],
-                             const DigitOf& digit_of) {
-  const int lane = threadIdx.x % 32;
-  for (int i = lane; i < 256; i += 32) next[i] = 0;
-  __syncwarp();
-#pragma unroll
-  for (int r = 0; r < kItems; ++r) {
-    const uint32_t digit = digit_of(r);
-    const uint32_t same = lanes_alike<8>(digit);
-    const uint16_t before = next[digit];
-    ranks[r] = before + __popc(same & ((1u << lane) - 1));
-    __syncwarp();
-    if (same >> lane == 1) next[digit] = ranks[r] + 1;  // the last of them
-    __syncwarp();
-  }
-}
-
-// The warps' numbers of keys with a digit become those of the warps before; returns all.
-__device__ inline uint32_t add_up_warps(uint16_t (*numbers)[256], int warps, int digit) {
-  uint32_t sum = 0;
-  for (int w = 0; w < warps; ++w) {
-    const uint32_t of_warp = numbers[w][digit];
-    numbers[w][digit] = uint16_t(sum);
-    sum += of_warp;
-  }
-  return sum;
-}
-
 template <class U>
-struct RadixShared {
-  static constexpr int kTile = kRadixTile<sizeof(U)>;
+struct alignas(16) RadixShared {
+  static constexpr int kTile = kRadixTile<sizeof(U)>, kWarps = kRadixThreads / 32;
   U keys[kTile];
   uint32_t indices[kTile];
-  uint16_t ranks[kRadixThreads / 32][256];  // of the next key of a warp with a digit
-  uint32_t places[256];                     // of the tile's first key with a digit, in the row
-  uint64_t sums[8];
+  uint16_t ranks[kWarps][256];  // of the next key of a warp with a digit
+  uint32_t places[256];         // of the tile's first key with a digit, in the row
+  uint32_t sums[8];
+  // Known, but not to the compiler, which would keep what it has computed with them before: digits
+  // in local memory, and offsets for two arrays that cost more than two addresses.
+  int shift;
+  uint32_t index_bytes;
 };
+
+// Hides what an address in global memory is made of. Else the compiler adds up a key's place in the
+// row first, for all arrays, and takes three more instructions for each address.
+template <class T>
+__device__ T* of_unknown_origin(T* address) {
+  size_t bits = __cvta_generic_to_global(address);
+  asm volatile("" : "+l"(bits));
+  return static_cast<T*>(__cvta_global_to_generic(bits));
+}
+
+// From shared memory, where the tile is in order.
+template <class U>
+__device__ void write_tile(const RadixShared<U>& shared, const SortRows& p, const Order<U>& order,
+                           const RadixPass<U>& pass, const RadixTile<U>& t) {
+  const int thread = threadIdx.x;
+  const Digit<U> digit_of(pass.shift);
+  // Round r: what it adds to an address is known when this is compiled.
+  const auto each = [&](const auto& body) {
+    if (t.is_full()) {
+#pragma unroll
+      for (int r = 0; r < kRadixItems<U>; ++r) body(r * kRadixThreads);
+    } else {
+      for (int i = 0; thread + i < t.count; i += kRadixThreads) body(i);
+    }
+  };
+  const U* const keys = shared.keys + thread;
+  const uint32_t* const indices = shared.indices + thread;
+  const int64_t row = t.row * p.n + thread;
+  if (pass.out_keys != nullptr) {
+    U* const out_keys = of_unknown_origin(pass.out_keys + row);
+    char* const out_indices = of_unknown_origin(reinterpret_cast<char*>(pass.out_indices + row));
+    const uint32_t index_bytes = shared.index_bytes;
+    each([&](int i) {
+      const U key = keys[i];
+      const uint32_t place = shared.places[digit_of(key)];
+      (out_keys + place)[i] = key;
+      reinterpret_cast<uint32_t*>(out_indices + uint64_t(place) * index_bytes)[i] = indices[i];
+    });
+    return;
+  }
+  const U* from = static_cast<const U*>(p.rows.data) + p.rows.offset_at(pass.first + t.row);
+  U* const values = of_unknown_origin(static_cast<U*>(p.values) + pass.first * p.n + row);
+  int64_t* const out_indices = of_unknown_origin(p.indices + pass.first * p.n + row);
+  each([&](int i) {
+    const U key = keys[i];
+    const uint32_t index = indices[i], place = shared.places[digit_of(key)];
+    (values + place)[i] = value_of(key, order, from, index);
+    (out_indices + place)[i] = index;
+  });
+}
 
 template <class U>
 __device__ void scatter_tile(RadixShared<U>& shared, const SortRows& p, const Order<U>& order,
                              const RadixPass<U>& pass, const RadixTile<U>& t) {
-  constexpr int kItems = kRadixItems<U>, kWarps = kRadixThreads / 32;
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const int first = warp * 32 * kItems + lane;
-  U keys[kItems];
-  load_keys(keys, p, order, pass, t);
-
-  // What is behind the row's end has the last digit, and comes last among it.
-  uint16_t ranks[kItems];
-  const auto digit_of = [&](U key, int i) {
-    return i < t.count ? uint32_t(key >> pass.shift) & 255 : 255;
-  };
-  rank_in_warp(ranks, shared.ranks[warp], [&](int r) { return digit_of(keys[r], first + r * 32); });
-  __syncthreads();
-
-  // Both sums over the digits at once: of this tile, and of the whole row.
-  uint64_t counts = 0;
-  if (thread < 256) {
-    const uint32_t of_tile = add_up_warps(shared.ranks, kWarps, thread);
-    counts = uint64_t(pass.totals[t.row * 256 + thread]) << 16 | of_tile;
-  }
-  counts = sum_before(counts, shared.sums);
-  if (thread < 256) {
-    const uint32_t in_tile = counts & 0xffff;
-    const uint32_t before = pass.counts[(t.row * 256 + thread) * pass.tiles + t.tile];
-    for (int w = 0; w < kWarps; ++w) shared.ranks[w][thread] += in_tile;
-    shared.places[thread] = uint32_t(counts >> 16) + before - in_tile;
-  }
-  __syncthreads();
-  // Read this late, since there are no registers for them before.
-  const uint32_t* indices = pass.keys != nullptr ? pass.indices + t.row * p.n + t.begin : nullptr;
+  constexpr int kItems = kRadixItems<U>;
+  const int thread = threadIdx.x, warp = thread / 32, first = first_of_thread<U>();
+  // A thread of the first 128 has two neighbouring digits. What is before the tile in the row is
+  // on its way while the keys are.
+  uint32_t totals[2] = {}, before[2] = {};
+  if (thread < 128) {
 #pragma unroll
-  for (int r = 0; r < kItems; ++r) {
-    const int i = first + r * 32;
-    const int place = shared.ranks[warp][digit_of(keys[r], i)] + ranks[r];
-    shared.keys[place] = keys[r];
-    shared.indices[place] = indices != nullptr && i < t.count ? indices[i] : uint32_t(t.begin + i);
-  }
-  __syncthreads();
-
-  const U* row = static_cast<const U*>(p.rows.data) + p.rows.offset_at(pass.first + t.row);
-  U* const out_keys = pass.out_keys;
-  uint32_t* const out_indices = pass.out_indices;
-  const int shift = pass.shift;
-#pragma unroll 4
-  for (int i = thread; i < t.count; i += kRadixThreads) {
-    const U key = shared.keys[i];
-    const uint32_t index = shared.indices[i];
-    const uint32_t place = shared.places[uint32_t(key >> shift) & 255] + i;
-    const int64_t out = t.row * p.n + place;
-    if (out_keys != nullptr) {
-      out_keys[out] = key;
-      out_indices[out] = index;
-    } else {
-      static_cast<U*>(p.values)[pass.first * p.n + out] = value_of(key, order, row, index);
-      p.indices[pass.first * p.n + out] = index;
+    for (int d = 0; d < 2; ++d) {
+      const int64_t digit = t.row * 256 + 2 * thread + d;
+      totals[d] = pass.totals[digit];
+      before[d] = pass.counts[digit * pass.tiles + t.tile];
     }
   }
+  RadixWord<U> keys[kItems];
+  load_keys(keys, p, order, pass, t);
+  const uint32_t in_row = sum_before<128>(totals[0] + totals[1], shared.sums);
+  if (thread < 128) {
+    shared.places[2 * thread] = in_row + before[0];
+    shared.places[2 * thread + 1] = in_row + totals[0] + before[1];
+  }
+
+  if (thread == 0) {
+    shared.shift = pass.shift;
+    shared.index_bytes = sizeof(uint32_t);
+  }
+  const Digit<U> digit_of(pass.shift);
+  uint32_t ranks[kItems];
+#if CUDA_OPS_RANK == 1
+  auto* const masks = reinterpret_cast<uint32_t (*)[256]>(shared.keys) + 2 * warp;
+  static_assert(kRadixThreads / 32 * 2048 <= offsetof(RadixShared<U>, ranks));
+  for (int i = thread % 32; i < 128; i += 32) reinterpret_cast<uint4*>(masks)[i] = {};
+  const MaskedLanes lanes{masks};
+#elif CUDA_OPS_RANK == 2
+  const MatchedLanes lanes;
+#else
+  const VotedLanes lanes;
+#endif
+  rank_in_warp(ranks, shared.ranks[warp], [&](int r) { return digit_of(keys[r]); }, lanes);
+  uint32_t indices[kItems];
+  const auto load_indices = [&] {
+    if (pass.keys != nullptr) {
+      load_items(indices, pass.indices + t.row * p.n + t.begin, t);
+    } else {
+#pragma unroll
+      for (int r = 0; r < kItems; ++r) indices[r] = uint32_t(t.begin + first + r * 32);
+    }
+  };
+  // All of them are on their way while counts are added up.
+  if (!CUDA_OPS_LATE_INDICES) load_indices();
+  __syncthreads();
+
+  const uint32_t of_tile = thread < 128 ? add_up_warps(shared.ranks, thread) : 0;
+  const uint32_t lower = of_tile & 0xffff;
+  const uint32_t in_tile = sum_before<128>(lower + (of_tile >> 16), shared.sums);
+  if (thread < 128) {
+    place_warps(shared.ranks, thread, in_tile | (in_tile + lower) << 16);
+    shared.places[2 * thread] -= in_tile;
+    shared.places[2 * thread + 1] -= in_tile + lower;
+  }
+  __syncthreads();
+  const Digit<U> same_digit_of(shared.shift);
+#pragma unroll
+  for (int r = 0; r < kItems; ++r) ranks[r] += shared.ranks[warp][same_digit_of(keys[r])];
+#pragma unroll
+  for (int r = 0; r < kItems; ++r) shared.keys[ranks[r]] = U(keys[r]);
+  if (CUDA_OPS_LATE_INDICES) load_indices();
+#pragma unroll
+  for (int r = 0; r < kItems; ++r) shared.indices[ranks[r]] = indices[r];
+  __syncthreads();
+  write_tile(shared, p, order, pass, t);
 }
 
 template <class U>
-__global__ void __launch_bounds__(kRadixThreads, 2)
+__global__ void __launch_bounds__(kRadixThreads, CUDA_OPS_SCATTER_BLOCKS)
     radix_scatter_kernel(const __grid_constant__ SortRows p, const Order<U> order,
                          const RadixPass<U> pass) {
   extern __shared__ uint4 memory[];

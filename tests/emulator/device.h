@@ -60,6 +60,9 @@ inline uint64_t __cvta_generic_to_shared(const void* pointer) {
   return emulator::shared_address(pointer);
 }
 
+inline size_t __cvta_generic_to_global(const void* pointer) { return size_t(pointer); }
+inline void* __cvta_global_to_generic(size_t pointer) { return reinterpret_cast<void*>(pointer); }
+
 inline void __syncthreads() { emulator::block_barrier(0, emulator::block_threads); }
 inline void __syncwarp() { emulator::exchange({}); }
 
@@ -90,11 +93,20 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   return value;
 }
 
+inline bool __all_sync(unsigned lanes, bool vote) { return __ballot_sync(lanes, vote) == ~0u; }
 inline bool __any_sync(unsigned lanes, bool vote) { return __ballot_sync(lanes, vote) != 0; }
 inline unsigned __reduce_or_sync(unsigned, unsigned value) {
   const emulator::Words* all = emulator::exchange({{value}});
   for (int i = 0; i < 32; ++i) value |= all[i].w[0];
   return value;
+}
+
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const uint64_t bytes = uint64_t(b) << 32 | a;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i)
+    result |= unsigned(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+  return result;
 }
 
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
