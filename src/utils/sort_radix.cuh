@@ -17,16 +17,6 @@
 #include "sort_network.cuh"
 #include "sort_rank.cuh"
 
-#ifndef CUDA_OPS_COUNT_BLOCKS
-#define CUDA_OPS_COUNT_BLOCKS 3
-#endif
-#ifndef CUDA_OPS_SCATTER_BLOCKS
-#define CUDA_OPS_SCATTER_BLOCKS 2
-#endif
-#ifndef CUDA_OPS_LATE_INDICES
-#define CUDA_OPS_LATE_INDICES 0
-#endif
-
 namespace cuda_ops {
 
 // What one pass reads and writes. Without `keys` it is the first one, without
@@ -143,7 +133,7 @@ __device__ void count_tile(uint32_t (&counts)[256], const SortRows& p, const Ord
 }
 
 template <class U>
-__global__ void __launch_bounds__(kRadixThreads, CUDA_OPS_COUNT_BLOCKS)
+__global__ void __launch_bounds__(kRadixThreads, 3)
     radix_count_kernel(const __grid_constant__ SortRows p, const Order<U> order,
                        const RadixPass<U> pass) {
   __shared__ uint32_t counts[256];
@@ -280,28 +270,7 @@ __device__ void scatter_tile(RadixShared<U>& shared, const SortRows& p, const Or
   }
   const Digit<U> digit_of(pass.shift);
   uint32_t ranks[kItems];
-#if CUDA_OPS_RANK == 1
-  auto* const masks = reinterpret_cast<uint32_t (*)[256]>(shared.keys) + 2 * warp;
-  static_assert(kRadixThreads / 32 * 2048 <= offsetof(RadixShared<U>, ranks));
-  for (int i = thread % 32; i < 128; i += 32) reinterpret_cast<uint4*>(masks)[i] = {};
-  const MaskedLanes lanes{masks};
-#elif CUDA_OPS_RANK == 2
-  const MatchedLanes lanes;
-#else
-  const VotedLanes lanes;
-#endif
-  rank_in_warp(ranks, shared.ranks[warp], [&](int r) { return digit_of(keys[r]); }, lanes);
-  uint32_t indices[kItems];
-  const auto load_indices = [&] {
-    if (pass.keys != nullptr) {
-      load_items(indices, pass.indices + t.row * p.n + t.begin, t);
-    } else {
-#pragma unroll
-      for (int r = 0; r < kItems; ++r) indices[r] = uint32_t(t.begin + first + r * 32);
-    }
-  };
-  // All of them are on their way while counts are added up.
-  if (!CUDA_OPS_LATE_INDICES) load_indices();
+  rank_in_warp(ranks, shared.ranks[warp], [&](int r) { return digit_of(keys[r]); });
   __syncthreads();
 
   const uint32_t of_tile = thread < 128 ? add_up_warps(shared.ranks, thread) : 0;
@@ -318,7 +287,14 @@ __device__ void scatter_tile(RadixShared<U>& shared, const SortRows& p, const Or
   for (int r = 0; r < kItems; ++r) ranks[r] += shared.ranks[warp][same_digit_of(keys[r])];
 #pragma unroll
   for (int r = 0; r < kItems; ++r) shared.keys[ranks[r]] = U(keys[r]);
-  if (CUDA_OPS_LATE_INDICES) load_indices();
+  // Read this late, since registers for them before would be keys' in local memory.
+  uint32_t indices[kItems];
+  if (pass.keys != nullptr) {
+    load_items(indices, pass.indices + t.row * p.n + t.begin, t);
+  } else {
+#pragma unroll
+    for (int r = 0; r < kItems; ++r) indices[r] = uint32_t(t.begin + first + r * 32);
+  }
 #pragma unroll
   for (int r = 0; r < kItems; ++r) shared.indices[ranks[r]] = indices[r];
   __syncthreads();
@@ -326,7 +302,7 @@ __device__ void scatter_tile(RadixShared<U>& shared, const SortRows& p, const Or
 }
 
 template <class U>
-__global__ void __launch_bounds__(kRadixThreads, CUDA_OPS_SCATTER_BLOCKS)
+__global__ void __launch_bounds__(kRadixThreads, 2)
     radix_scatter_kernel(const __grid_constant__ SortRows p, const Order<U> order,
                          const RadixPass<U> pass) {
   extern __shared__ uint4 memory[];

@@ -214,7 +214,7 @@ __device__ void finish_tiles(const SortRows& p, const Order<U>& order, const Rad
 // --- one launch -------------------------------------------------------------------
 
 template <class U>
-__global__ void __launch_bounds__(kRadixThreads, CUDA_OPS_SCATTER_BLOCKS)
+__global__ void __launch_bounds__(kRadixThreads, 2)
     radix_rows_kernel(const __grid_constant__ SortRows p, const Order<U> order,
                       const __grid_constant__ RadixRows<U> r) {
   extern __shared__ uint4 memory[];
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kRadixThreads)
 }
 
 template <class U>
-__global__ void __launch_bounds__(kRadixThreads, CUDA_OPS_SCATTER_BLOCKS)
+__global__ void __launch_bounds__(kRadixThreads, 2)
     radix_scatter_step_kernel(const __grid_constant__ SortRows p, const Order<U> order,
                               const __grid_constant__ RadixRows<U> r, int round, int number) {
   extern __shared__ uint4 memory[];

@@ -6,11 +6,6 @@
 
 #include "warp.cuh"
 
-// How lanes with the same digit are found: 0 votes, 1 bits set in shared memory, 2 match.any.
-#ifndef CUDA_OPS_RANK
-#define CUDA_OPS_RANK 0
-#endif
-
 namespace cuda_ops {
 
 // Digit `shift / 8` of a key: one instruction, where a key is one word.
@@ -42,38 +37,12 @@ __device__ S sum_before(S value, S (&sums)[8]) {
   return up_to - value;
 }
 
-// The lanes with this lane's digit.
-struct VotedLanes {
-  __device__ uint32_t operator()(uint32_t digit, int) const { return lanes_alike<8>(digit); }
-  __device__ void done(uint32_t, int) const {}
-};
-#if CUDA_OPS_RANK == 1
-// `masks` of a warp, zeros, are free again for the next round but one: atomics need not wait for
-// the last round's zeros.
-struct MaskedLanes {
-  uint32_t (*masks)[256];
-  __device__ uint32_t operator()(uint32_t digit, int round) const {
-    const uint32_t one = __shfl_sync(~0u, digit, 0);
-    if (__all_sync(~0u, digit == one)) return ~0u;  // 32 atomics to one word take long
-    atomicOr(&masks[round % 2][digit], 1u << threadIdx.x % 32);
-    __syncwarp();
-    return masks[round % 2][digit];
-  }
-  __device__ void done(uint32_t digit, int round) const { masks[round % 2][digit] = 0; }
-};
-#elif CUDA_OPS_RANK == 2
-struct MatchedLanes {
-  __device__ uint32_t operator()(uint32_t digit, int) const { return __match_any_sync(~0u, digit); }
-  __device__ void done(uint32_t, int) const {}
-};
-#endif
-
 // How many keys of the warp come before each of this thread, among those with the same
 // digit: round r of all lanes before round r + 1. `next` has room for the warp's number
 // of keys with each digit.
-template <int kItems, class DigitOf, class Lanes = VotedLanes>
+template <int kItems, class DigitOf>
 __device__ void rank_in_warp(uint32_t (&ranks)[kItems], uint16_t (&next)[256],
-                             const DigitOf& digit_of, const Lanes& lanes_with = {}) {
+                             const DigitOf& digit_of) {
   const int lane = threadIdx.x % 32;
   const uint32_t before = (1u << lane) - 1, after = ~before - (1u << lane);
   reinterpret_cast<uint4*>(next)[lane] = {};
@@ -81,13 +50,10 @@ __device__ void rank_in_warp(uint32_t (&ranks)[kItems], uint16_t (&next)[256],
 #pragma unroll
   for (int r = 0; r < kItems; ++r) {
     const uint32_t digit = digit_of(r);
-    const uint32_t same = lanes_with(digit, r);
+    const uint32_t same = lanes_alike<8>(digit);
     ranks[r] = next[digit] + __popc(same & before);
     __syncwarp();
-    if ((same & after) == 0) {  // the last of them
-      next[digit] = uint16_t(ranks[r] + 1);
-      lanes_with.done(digit, r);
-    }
+    if ((same & after) == 0) next[digit] = uint16_t(ranks[r] + 1);  // the last of them
     __syncwarp();
   }
 }
