@@ -128,7 +128,7 @@ __device__ __forceinline__ void grouped_sums(GroupedRing& ring, int blocks, int 
   for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
     ring.wait_full();
     arrived(kb);
-    const uint32_t a = ring.memory(), b = a + GroupedHopper::kBytesA;
+    const uint32_t a = uint32_t(uniform(int(ring.memory()))), b = a + GroupedHopper::kBytesA;
     const uint64_t at_a = wgmma_descriptor(a + uint32_t(consumer * GroupedHopper::kBox), 8192);
     const uint64_t at_b = wgmma_descriptor(b, 8192);
     wgmma_fence_sums(sums);

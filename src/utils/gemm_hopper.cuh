@@ -47,10 +47,10 @@ struct TilePlace {
 };
 
 template <int kTileN>
-__device__ TilePlace tile_place(const HopperArgs& args, int tile) {
+__device__ TilePlace tile_place(const HopperArgs& args, int rank, int tile) {
   const int matrix = args.tiles_m * args.tiles_n;
   const auto at = tile_in_bands(tile % matrix, args.tiles_m, args.tiles_n, args.group);
-  const int row = args.pair ? 2 * at.row + int(cluster_rank()) : at.row;
+  const int row = args.pair ? 2 * at.row + rank : at.row;
   return {row * kHopperTileM, at.column * kTileN, tile / matrix};
 }
 
@@ -73,19 +73,19 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
   const uint32_t staging = memory + kStages * Tile::kStage;
   const uint32_t full = staging + Tile::kStaging, empty = full + 8 * kStages;
   HopperRing<Tile> ring{memory, full, empty, args.pair};
-  const int group = int(threadIdx.x) / 128, lane = int(threadIdx.x) % 32;
+  const int group = uniform(int(threadIdx.x) / 128), lane = int(threadIdx.x) % 32;
   const bool swap = Tile::kNarrow && args.swap;  // wide tiles never are
 
   // The blocks of a cluster share one tile, or a pair of them. Divisions, some 100 cycles each:
   // before the wait.
-  const int first_tile = int(cluster_index()), tile_step = int(cluster_count());
-  const int split = args.pair ? 0 : int(cluster_rank());
+  const int first_tile = uniform(int(cluster_index())), tile_step = uniform(int(cluster_count()));
+  const int rank = uniform(int(cluster_rank())), split = args.pair ? 0 : rank;
   const int k_begin = args.k_blocks * split / args.splits;
   const int k_end = args.k_blocks * (split + 1) / args.splits;
-  TilePlace at = tile_place<kTileN>(args, first_tile);
+  TilePlace at = tile_place<kTileN>(args, rank, first_tile);
   const auto next_tile = [&](int& tile) {
     tile += tile_step;
-    at = tile_place<kTileN>(args, tile);
+    at = tile_place<kTileN>(args, rank, tile);
   };
 
   if (threadIdx.x == 0) {
@@ -126,7 +126,6 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
             } else {
               tma_load(map_a, a_part, arrived, k, at.m, za);
             }
-            const int rank = int(cluster_rank());
             const auto load_b = [&](int line, int x, int y) {
               const uint32_t to = b_part + uint32_t(line * kSwizzleBytes);
               if (args.pair) {

@@ -10,6 +10,7 @@
 
 #include "gemm_hopper.h"
 #include "tma.cuh"
+#include "warp.cuh"
 #include "wgmma.cuh"
 
 namespace cuda_ops {
@@ -97,6 +98,8 @@ struct HopperRing {
 
   __device__ uint32_t a() const { return memory + uint32_t(stage * Tile::kStage); }
   __device__ uint32_t b() const { return a() + uint32_t(Tile::kParts * Tile::kBytesA); }
+  // a(), for descriptors: all that follows from it is in uniform registers.
+  __device__ uint32_t uniform_stage() const { return uint32_t(uniform(int(a()))); }
   __device__ void wait_full() const { mbarrier_wait(full + 8 * stage, phase); }
   __device__ void wait_empty() const { mbarrier_wait(empty + 8 * stage, phase ^ 1); }
   // By each consuming warp, once it has read the stage.
@@ -132,7 +135,9 @@ __device__ __forceinline__ void hopper_sums(HopperRing<Tile>& ring, int blocks, 
   if constexpr (Tile::kParts == 1) {
     for (int block = 0; block < blocks; ++block, ring.advance()) {
       ring.wait_full();
-      const uint64_t a = rows_of(ring.a()), b = wgmma_descriptor(ring.b(), 8192);
+      const uint32_t stage = ring.uniform_stage();
+      const uint64_t a = rows_of(stage);
+      const uint64_t b = wgmma_descriptor(stage + Tile::kParts * Tile::kBytesA, 8192);
       wgmma_fence_sums(sums);
       wgmma_fence();
 #pragma unroll
@@ -159,9 +164,11 @@ __device__ __forceinline__ void hopper_sums(HopperRing<Tile>& ring, int blocks, 
     for (int i = 0; i < kTileN / 2; ++i) sums[i] = crosses[i] = 0;
     for (int block = 0; block < blocks; ++block, ring.advance()) {
       ring.wait_full();
-      const uint64_t high_a = rows_of(ring.a()), low_a = rows_of(ring.a() + Tile::kBytesA);
-      const uint64_t high_b = wgmma_descriptor(ring.b(), 8192);
-      const uint64_t low_b = wgmma_descriptor(ring.b() + Tile::kBytesB, 8192);
+      const uint32_t stage = ring.uniform_stage();
+      const uint64_t high_a = rows_of(stage), low_a = rows_of(stage + Tile::kBytesA);
+      const uint64_t high_b = wgmma_descriptor(stage + 2 * Tile::kBytesA, 8192);
+      const uint64_t low_b =
+          wgmma_descriptor(stage + 2 * Tile::kBytesA + uint32_t(Tile::kBytesB), 8192);
       wgmma_fence_sums(highs);
       wgmma_fence();
 #pragma unroll

@@ -5,6 +5,10 @@
 
 namespace cuda_ops {
 
+// A value that all lanes have, told to the compiler, which then keeps it and what follows from it
+// in uniform registers: wgmma's descriptors, for one, are not copied there for each instruction.
+__device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
 // The sum over this lane and those before it.
 template <class T>
 __device__ T sum_up_to_lane(T value) {
