@@ -21,6 +21,8 @@ struct Bias {
     return Columns::load(bias + n, count > 0, count > 1);
   }
 
+  __device__ bool needs_place() const { return as_out; }
+  __device__ Inputs inputs(const Columns& columns) const { return columns; }
   __device__ Inputs inputs(const Columns& columns, const Place& at) const {
     return as_out ? Inputs::load(bias + at.offset, at.first, at.second) : columns;
   }
@@ -55,6 +57,8 @@ struct BiasGeluSlope : Bias<T> {
   struct Inputs {
     Pair<T> bias, grads;
   };
+  __device__ bool needs_place() const { return true; }
+  __device__ Inputs inputs(const Pair<T>& columns) const { return {columns, {}}; }
   __device__ Inputs inputs(const Pair<T>& columns, const Place& at) const {
     return {Bias<T>::inputs(columns, at), Pair<T>::load(grad_out + at.offset, at.first, at.second)};
   }

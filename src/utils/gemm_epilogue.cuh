@@ -8,8 +8,11 @@
 //     struct Columns {};
 //     __device__ Columns columns(int64_t n, int count) const;
 //     // What it needs for the sums of one place. Kernels ask for that of many places before
-//     // they use any, so that all loads are on their way: branches belong here.
+//     // they use any, so that all loads are on their way. Where it needs nothing of the place
+//     // itself they ask with the columns alone.
 //     struct Inputs {};
+//     __device__ bool needs_place() const;
+//     __device__ Inputs inputs(const Columns&) const;
 //     __device__ Inputs inputs(const Columns&, const Place&) const;
 //     // Changes the sums in place; what it leaves in `aside` goes to the second output.
 //     // Without a branch, the compiler computes several places at a time.
@@ -36,35 +39,43 @@ struct PlainEpilogue {
   struct Columns {};
   struct Inputs {};
   __device__ Columns columns(int64_t, int) const { return {}; }
+  __device__ bool needs_place() const { return false; }
+  __device__ Inputs inputs(const Columns&) const { return {}; }
   __device__ Inputs inputs(const Columns&, const Place&) const { return {}; }
   template <class C>
   __device__ void operator()(C (&)[2], C (&)[2], const Inputs&) const {}
 };
 
-// Two neighbours of a row as they are in memory.
+// Two neighbours of a row as they are in memory. Of 16-bit ones the word: the compiler would take
+// halves apart and put them together.
 template <class T>
 struct alignas(2 * sizeof(T)) Pair {
-  T values[2];
+  static constexpr bool kWord = sizeof(T) == 2;
+  struct Values {
+    T first, second;
+  };
+  std::conditional_t<kWord, uint32_t, Values> values;
 
   // Zeros for those outside; one load where both are inside and aligned.
   __device__ static Pair load(const T* at, bool first, bool second) {
-    Pair pair = {};
     if (second && reinterpret_cast<uintptr_t>(at) % sizeof(Pair) == 0) {
-      pair = *reinterpret_cast<const Pair*>(at);
-    } else {
-      if (first) pair.values[0] = at[0];
-      if (second) pair.values[1] = at[1];
+      return *reinterpret_cast<const Pair*>(at);
     }
-    return pair;
+    const T one = first ? at[0] : T{}, other = second ? at[1] : T{};
+    if constexpr (kWord) {
+      return {one.bits | uint32_t(other.bits) << 16};
+    } else {
+      return {{one, other}};
+    }
   }
 
   template <class C>
   __device__ void widen(C (&both)[2]) const {
-    if constexpr (sizeof(T) == 2) {
-      to_compute(reinterpret_cast<const uint32_t&>(values), T{}, both);
+    if constexpr (kWord) {
+      to_compute(values, T{}, both);
     } else {
-      both[0] = to_compute(values[0]);
-      both[1] = to_compute(values[1]);
+      both[0] = to_compute(values.first);
+      both[1] = to_compute(values.second);
     }
   }
 };

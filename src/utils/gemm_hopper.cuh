@@ -293,14 +293,23 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
             asides[i] = asides[kPairs - kept + i];
           }
           typename Epilogue::Inputs inputs[kPairs];
+          const auto columns_of = [&](int j) {
+            if constexpr (kShareColumns) return shared_columns[j / 4 * 4 + lane % 4];
+            return typename Epilogue::Columns{};
+          };
+          if (epilogue.needs_place()) {
 #pragma unroll
-          for (int i = 0; i < kPairs; ++i) {
-            if (i < kept) continue;
-            const int j = first / 2 + 2 * i;
-            if constexpr (kShareColumns) columns = shared_columns[j / 4 * 4 + lane % 4];
-            const int m = row + j / 2 % 2 * 8;
-            inputs[i] = epilogue.inputs(
-                columns, place_of(m, col + j / 4 * 8, m < args.rows ? args.cols : 0));
+            for (int i = 0; i < kPairs; ++i) {
+              if (i < kept) continue;
+              const int j = first / 2 + 2 * i, m = row + j / 2 % 2 * 8;
+              const Place place = place_of(m, col + j / 4 * 8, m < args.rows ? args.cols : 0);
+              inputs[i] = epilogue.inputs(columns_of(j), place);
+            }
+          } else {
+#pragma unroll
+            for (int i = 0; i < kPairs; ++i) {
+              if (i >= kept) inputs[i] = epilogue.inputs(columns_of(first / 2 + 2 * i));
+            }
           }
 #pragma unroll
           for (int i = 0; i < kPairs; ++i) {

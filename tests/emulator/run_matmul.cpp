@@ -48,6 +48,8 @@ struct PlaceEpilogue {
   };
   using Inputs = Place;
   __device__ Columns columns(int64_t n, int count) const { return {int16_t(n), int16_t(count)}; }
+  __device__ bool needs_place() const { return true; }
+  __device__ Inputs inputs(const Columns&) const { return {}; }
   __device__ Inputs inputs(const Columns& columns, const Place& at) const {
     if (at.first && (columns.n != at.n || columns.count != 1 + at.second)) fail("other columns");
     return at;
