@@ -36,7 +36,8 @@ _COMPILER_ERROR = re.compile(
     r"error|undefined|multiple definition|No such file|fatal", re.IGNORECASE
 )
 _NINJA_NOISE = re.compile(r"^(\[\d+/\d+\]|FAILED|ninja: |/\S*(g\+\+|nvcc|c\+\+) |c\+\+ |g\+\+ )")
-_NVCC_WARNING = re.compile(r"\bwarning\b", re.IGNORECASE)
+# ptxas calls it an info that it has serialized every wgmma of a kernel.
+_NVCC_WARNING = re.compile(r"\bwarning\b|Potential Performance Loss", re.IGNORECASE)
 _PTXAS_SPILL = re.compile(r"(\d+) bytes spill stores")
 _PTXAS_REGISTERS = re.compile(r"Used (\d+) registers")
 
@@ -63,7 +64,7 @@ class Built:
     origin: Origin
     archs: tuple[str, ...]
     resources: KernelResources | None = None
-    #: What nvcc warned of, line by line.
+    #: What nvcc and ptxas warned of, line by line.
     warnings: tuple[str, ...] = ()
 
 

@@ -241,6 +241,14 @@ for i in range(10):
 """
 
 
+def test_what_ptxas_serializes_is_a_warning(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * 0")
+    assert scratch_op.build().warnings == ()
+    said = "ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async is serialized"
+    scratch_op.build().path.with_suffix(".nvcc.log").write_text(f"ptxas info: fine\n{said}\n")
+    assert scratch_op.build().warnings == (said,)
+
+
 def test_killed_builds_leave_nothing_that_hangs_or_breaks(
     scratch_op: ScratchOp, tmp_path: Path
 ) -> None:
