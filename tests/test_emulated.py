@@ -26,8 +26,8 @@ EMULATOR = HERE / "emulator"
 SOURCES = HERE.parent / "src"
 
 #: Few multiprocessors, so that blocks take one tile after the other of problems that a CPU can
-#: compute, and rows copied from such an I on that some cases have and others do not.
-CONSTANTS = {"kHopperSms": 3, "kLeastCopied": 128}
+#: compute.
+CONSTANTS = {"kHopperSms": 3}
 
 Build = Callable[[str, Path], Path]
 Program = Callable[[str], Path]
@@ -81,8 +81,10 @@ MOE = {
     "hopper, experts without any": Moe(
         "backward plan: hopper", 257, 8, 264, 6, 2, routing="some", backward=1
     ),
-    "hopper, rows copied": Moe("plan: hopper copies", 150, 72, 136, 3, 2, keep=0),
-    "hopper, rows gathered": Moe("plan: hopper\n", 150, 136, 72, 3, 2, keep=0),
+    "hopper, nothing kept": Moe("plan: hopper", 150, 136, 72, 3, 2, keep=0),
+    "hopper, several tiles of H": Moe(
+        "backward plan: hopper", 70, 264, 136, 4, 3, "float16", "some", backward=1
+    ),
     "hopper, tails of experts": Moe(
         "backward plan: hopper", 323, 72, 136, 6, 1, routing="tails", backward=1
     ),
@@ -349,6 +351,34 @@ FAULTS = {
     "rows of the next expert": Fault(
         "if (kb == whole) clear_tail",
         "if (kb > whole) clear_tail",
+        "late",
+        "weights is wrong",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "rows of no assignment": Fault(
+        "there[i] && m + 64 * box < p.m ? 16 : 0",
+        "m + 64 * box < p.m ? 16 : 0",
+        "late",
+        "weights is wrong",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "gradients with too few arrivals": Fault(
+        "kArrivals = 1 + 4;",
+        "kArrivals = 4;",
+        "late",
+        "deadlock|one arrival too many|weights is wrong",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "copies that are never handed over": Fault(
+        "    }\n    copies.hand_over<0>();\n",
+        "    }\n",
+        "late",
+        "deadlock",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "a result not turned over": Fault(
+        "fill_box<T, kTransposed>(",
+        "fill_box<T>(",
         "late",
         "weights is wrong",
         "gemm_grouped_hopper_weights.cuh",

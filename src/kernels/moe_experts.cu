@@ -7,8 +7,8 @@
 //
 // What goes from one product to the next lies at the assignments' positions in the map's
 // order, where an expert's rows are neighbours. Results lie at the numbers: the sum over a
-// token's reads neighbours and needs neither a map nor atomics. Rows of x are gathered by
-// the products, or copied to the positions first (MoePlan::copies).
+// token's reads neighbours and needs neither a map nor atomics. Rows of tokens are gathered by
+// the products that read them, and never copied.
 #include "gemm.cuh"
 #include "gemm_grouped.cuh"
 #include "gemm_grouped_hopper_weights.cuh"
@@ -51,30 +51,6 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int e = 0; e < kVector; ++e) v.values[e] = from_compute<T>(sums[e]);
     reinterpret_cast<V*>(out)[i] = v;
-  }
-}
-
-// out[i] = the token's row of the assignment at position i, of vectors of 16 bytes. A row a warp.
-static __global__ void __launch_bounds__(kThreads)
-    copy_rows_kernel(uint4* out, const uint4* rows, const int32_t* order, int64_t assignments,
-                     int top_k, int vectors) {
-  const int64_t step = int64_t(gridDim.x) * (kThreads / 32);
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-  wait_for_previous();
-  let_next_start();
-  for (int64_t i = int64_t(blockIdx.x) * (kThreads / 32) + warp; i < assignments; i += step) {
-    const uint4* from = rows + int64_t(operand_row(order, top_k, i)) * vectors;
-    for (int first = lane; first < vectors; first += 4 * 32) {
-      uint4 some[4];
-#pragma unroll
-      for (int v = 0; v < 4; ++v) {
-        if (first + 32 * v < vectors) some[v] = from[first + 32 * v];
-      }
-#pragma unroll
-      for (int v = 0; v < 4; ++v) {
-        if (first + 32 * v < vectors) out[i * vectors + first + 32 * v] = some[v];
-      }
-    }
   }
 }
 
@@ -151,20 +127,6 @@ struct Rows {
   int32_t share;
 };
 
-// The rows of tokens, (T, H): as they are, or where the plan says so copied to positions in the
-// space for results, which nothing may need any more.
-cudaError_t token_rows(const MoePlan& plan, const MoeExperts& p, const void* rows, Rows& out,
-                       cudaStream_t stream) {
-  out = {rows, int32_t(p.top_k)};
-  if (!plan.copies) return cudaSuccess;
-  out = {p.results, 0};
-  const int64_t blocks = (p.map.assignments + kThreads / 32 - 1) / (kThreads / 32);
-  const int64_t vectors = p.hidden * size_of(p.dtype) / int64_t(sizeof(uint4));
-  return launch_early(copy_rows_kernel, grouped_grid(blocks), kThreads, 0, stream,
-                      static_cast<uint4*>(p.results), static_cast<const uint4*>(rows), p.map.order,
-                      p.map.assignments, int(p.top_k), int(vectors));
-}
-
 // The products of one call; all but the first operands are the same.
 GroupedRows rows_of(const MoeExperts& p, int64_t n, int64_t k, const Rows& a, const void* b,
                     bool line_major_b, void* out, bool at_positions) {
@@ -220,9 +182,7 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
   const bool at_positions = plan.family != MoePlan::kStream;
   cudaError_t error = plan.map ? moe_map(p.map, stream) : cudaSuccess;
   if (error != cudaSuccess) return error;
-  Rows x;
-  error = token_rows(plan, p, p.x, x, stream);
-  if (error != cudaSuccess) return error;
+  const Rows x{p.x, int32_t(p.top_k)};
   GroupedRows gate_up =
       rows_of(p, p.inner, p.hidden, x, p.w_gate_up, false, p.activations, at_positions);
   gate_up.second = p.gate_up;
@@ -251,25 +211,23 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
 //   grad_w_down    = sum of g^T (weight * a)
 //   grad_x  = sum of grad_gate_up @ w_gate_up
 //   grad_w_gate_up = sum of grad_gate_up^T x
-// in this order: the space for results has rows of g, then those of grad_x, then of x.
 template <class T>
 cudaError_t backward(const MoeExpertsBackward& b, cudaStream_t stream) {
   const MoeExperts& p = b.forward;
   const MoePlan plan = moe_plan(b, current_capability());
+  const int32_t share = int32_t(p.top_k);
+  const Rows x{p.x, share}, grad_out{b.grad_out, share};
   const Rows activations{p.activations, 0}, grad_gate_up{b.grad_gate_up, 0};
-  Rows tokens;
   cudaError_t error = moe_map(p.map, stream);
   if (error != cudaSuccess) return error;
-  error = token_rows(plan, p, b.grad_out, tokens, stream);
-  if (error != cudaSuccess) return error;
   error = rows_product<T>(
-      plan, rows_of(p, p.inner, p.hidden, tokens, p.w_down, true, p.activations, true), stream);
+      plan, rows_of(p, p.inner, p.hidden, grad_out, p.w_down, true, p.activations, true), stream);
   if (error != cudaSuccess) return error;
   error = swiglu_backward<T>(b, stream);
   if (error != cudaSuccess) return error;
   if (b.grad_w_down != nullptr) {
     error = weights_product<T>(
-        plan, weights_of(p, p.hidden, p.inner, tokens, activations, b.grad_w_down), stream);
+        plan, weights_of(p, p.hidden, p.inner, grad_out, activations, b.grad_w_down), stream);
     if (error != cudaSuccess) return error;
   }
   if (b.grad_x != nullptr) {
@@ -280,10 +238,8 @@ cudaError_t backward(const MoeExpertsBackward& b, cudaStream_t stream) {
     if (error != cudaSuccess) return error;
   }
   if (b.grad_w_gate_up == nullptr) return cudaSuccess;
-  error = token_rows(plan, p, p.x, tokens, stream);
-  if (error != cudaSuccess) return error;
   return weights_product<T>(
-      plan, weights_of(p, 2 * p.inner, p.hidden, grad_gate_up, tokens, b.grad_w_gate_up), stream);
+      plan, weights_of(p, 2 * p.inner, p.hidden, grad_gate_up, x, b.grad_w_gate_up), stream);
 }
 
 }  // namespace

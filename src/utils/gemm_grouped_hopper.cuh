@@ -401,19 +401,23 @@ cudaError_t grouped_rows_hopper_launch(const GroupedRows& p, cudaStream_t stream
                                Tile::shared(1), tiles, stream, map_a, map_b, p);
 }
 
-// grouped_rows where a, b and out have rows of whole aligned 16-byte vectors. A gated product
-// alone gathers.
+// grouped_rows where a, b and out have rows of whole aligned 16-byte vectors: those products that
+// a mixture has. Forward's first one and its gradient's have rows of tokens.
 template <class T, bool kGated = false>
 cudaError_t grouped_rows_hopper(const GroupedRows& p, cudaStream_t stream) {
   if (p.assignments == 0 || p.n == 0) return cudaSuccess;
+  const bool gather = p.share != 0;
   if constexpr (kGated) {
-    return p.share == 0 ? grouped_rows_hopper_launch<T, true, false, false>(p, stream)
-                        : grouped_rows_hopper_launch<T, true, false, true>(p, stream);
-  } else {
-    if (p.share != 0) return cudaErrorInvalidValue;
-    return p.line_major_b ? grouped_rows_hopper_launch<T, false, true, false>(p, stream)
-                          : grouped_rows_hopper_launch<T, false, false, false>(p, stream);
+    if (gather && !p.line_major_b) {
+      return grouped_rows_hopper_launch<T, true, false, true>(p, stream);
+    }
+  } else if (p.line_major_b) {
+    return gather ? grouped_rows_hopper_launch<T, false, true, true>(p, stream)
+                  : grouped_rows_hopper_launch<T, false, true, false>(p, stream);
+  } else if (!gather) {
+    return grouped_rows_hopper_launch<T, false, false, false>(p, stream);
   }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace cuda_ops

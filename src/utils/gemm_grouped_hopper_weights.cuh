@@ -1,9 +1,11 @@
-// The weights of gemm_grouped.cuh on Hopper, of operands at their positions: an expert's rows
-// are neighbours, so that the copy engine brings both, and one thread asks for it.
+// The weights of gemm_grouped.cuh on Hopper, of one operand whose rows are gathered and one at
+// positions: there an expert's rows are neighbours, which the copy engine brings.
 //
-// The warpgroups are those of gemm_grouped_hopper.cuh. Both operands are line-major, and their
-// k's are assignments: a stage has the rows of 64 of them, of which a tile has 128 columns of a
-// and 256 of b, in boxes of 64.
+// The warpgroups are those of gemm_grouped_hopper.cuh, and all four producing warps gather. Both
+// operands are line-major, and their k's are assignments: a stage has the rows of 64 of them, of
+// which a tile has 128 columns of the gathered operand and 256 of the other, in boxes of 64.
+// The gathered one is wgmma's rows, whichever dim of out it is, since copies of threads cost
+// more than the copy engine's: where it is the columns of out, sums leave turned over.
 #pragma once
 
 #include "gemm_grouped_hopper.cuh"
@@ -30,18 +32,18 @@ __device__ inline WeightsTile weights_tile(const GroupedWeights& p, int index) {
           p.offsets[expert + 1]};
 }
 
-// An expert's last stage has rows of the next one behind its own: zeros in place of them, from
-// row `count` on, and in both operands, since 0 * NaN is NaN. All consumers share the work, while
-// the tensor cores are at the stage before.
-__device__ inline void clear_tail(uint32_t stage, int count) {
+// An expert's last stage has at positions rows of the next one behind its own: zeros in place of
+// them, from row `count` of b's boxes on. Those of the gathered operand are zeros already, but
+// 0 * NaN is NaN. All consumers share the work, while the tensor cores are at the stage before.
+__device__ inline void clear_tail(uint32_t b, int count) {
   using Tile = GroupedHopper;
   constexpr int kThreads = 128 * Tile::kConsumers;
   for (int at = count * kSwizzleBytes + 16 * (int(threadIdx.x) - 128); at < Tile::kBox;
        at += 16 * kThreads) {
 #pragma unroll
-    for (int box = 0; box < Tile::kStage; box += Tile::kBox) {
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(stage + uint32_t(box + at)),
-                   "r"(0), "r"(0), "r"(0), "r"(0)
+    for (int box = 0; box < Tile::kBytesB; box += Tile::kBox) {
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(b + uint32_t(box + at)), "r"(0),
+                   "r"(0), "r"(0), "r"(0)
                    : "memory");
     }
   }
@@ -51,16 +53,17 @@ __device__ inline void clear_tail(uint32_t stage, int count) {
 
 #endif
 
-template <class T>
+// p.a is gathered and p.b at positions. kTransposed: out is (n, m).
+template <class T, bool kTransposed>
 __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
-    grouped_weights_hopper_kernel(const __grid_constant__ TensorMap map_a,
-                                  const __grid_constant__ TensorMap map_b,
+    grouped_weights_hopper_kernel(const __grid_constant__ TensorMap map_b,
                                   const __grid_constant__ TensorMap map_out,
                                   const __grid_constant__ GroupedWeights p) {
 #ifdef CUDA_OPS_HOPPER_CODE
   using Tile = GroupedHopper;
   extern __shared__ uint8_t shared[];
-  GroupedRing ring(shared, 1);
+  constexpr int kArrivals = 1 + 4;  // what the copy engine brings, and four warps that copy
+  GroupedRing ring(shared, kArrivals);
   __syncthreads();
   const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128;
   int index = int(blockIdx.x);
@@ -68,29 +71,63 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
 
   if (group == 0) {
     // --- producer
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (thread == 0) {
-      for (; tile.expert < p.experts; tile = weights_tile(p, index += int(gridDim.x))) {
-#pragma unroll 1  // 40 registers
-        for (int32_t at = tile.begin; at < tile.end; at += Tile::kBlockK, ring.advance()) {
-          const uint32_t a = ring.memory(), b = a + Tile::kBytesA;
-          const uint32_t arrived = ring.full + 8 * ring.stage;
-          ring.wait_empty();
-          mbarrier_arrive_and_expect(arrived, Tile::kStage);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    // A thread has one 16-byte column, in each box, of 4 rows, 16 apart.
+    constexpr int kRows = 4, kStep = 16;
+    const int row = thread / 8, chunk = thread % 8;
+    const uint32_t to = uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
+    // `tile` is what is left from the next stage on, of which the numbers are read a stage ahead,
+    // beyond the tile's end too; -1: none.
+    int32_t numbers[kRows];
+    const auto read_numbers = [&] {
+      while (tile.begin == tile.end && tile.expert < p.experts) {
+        tile = weights_tile(p, index += int(gridDim.x));
+      }
+      const int rows = tile.end - tile.begin - row;  // from `row` on
 #pragma unroll
-          for (int i = 0; i < Tile::kTileM / 64; ++i) {
-            tma_load(map_a, a + uint32_t(i * Tile::kBox), arrived, tile.m + 64 * i, at, 0);
-          }
+      for (int i = 0; i < kRows; ++i) {
+        numbers[i] = kStep * i < rows ? p.order[tile.begin + row + kStep * i] : -1;
+      }
+    };
+    read_numbers();
+    GroupedCopies copies;
+    for (; tile.expert < p.experts; ring.advance()) {
+      const int m = tile.m + chunk * 8, n = tile.n, at = tile.begin;
+      // Divided whether wanted or not: behind branches, divisions wait for each other.
+      bool there[kRows];
+      const T* from[kRows];
 #pragma unroll
-          for (int i = 0; i < Tile::kTileN / 64; ++i) {
-            tma_load(map_b, b + uint32_t(i * Tile::kBox), arrived, tile.n + 64 * i, at, 0);
-          }
+      for (int i = 0; i < kRows; ++i) {
+        there[i] = numbers[i] >= 0;
+        const uint32_t number = uint32_t(there[i] ? numbers[i] : 0) / uint32_t(p.share_a);
+        from[i] = static_cast<const T*>(p.a) + number * p.m + m;
+      }
+      tile.begin = tile.end - at > Tile::kBlockK ? at + Tile::kBlockK : tile.end;
+      read_numbers();
+      const uint32_t a = ring.memory(), b = a + Tile::kBytesA;
+      ring.wait_empty();
+      if (thread == 0) {
+        const uint32_t arrived = ring.full + 8 * ring.stage;
+        mbarrier_arrive_and_expect(arrived, Tile::kBytesB);
+#pragma unroll
+        for (int i = 0; i < Tile::kTileN / 64; ++i) {
+          tma_load(map_b, b + uint32_t(i * Tile::kBox), arrived, n + 64 * i, at, 0);
         }
       }
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+        for (int box = 0; box < Tile::kTileM / 64; ++box) {
+          cp_async(a + to + uint32_t(i * kStep * kSwizzleBytes + box * Tile::kBox),
+                   from[i] + 64 * box, there[i] && m + 64 * box < p.m ? 16 : 0);
+        }
+      }
+      copies.begun(ring);
     }
+    copies.hand_over<0>();
   } else {
     // --- consumer
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     const int consumer = group - 1;
     const uint32_t boxes = ring.staging() + uint32_t(2 * consumer * Tile::kBox);
     WeightsTile next;
@@ -100,18 +137,27 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
       index += int(gridDim.x);
       if (count == 0) {
         next = weights_tile(p, index);
-        int32_t rows[4];
+        T* out = static_cast<T*>(p.out) + expert * p.m * p.n;
+        // Of out, where the consumer's begin.
+        const int row = kTransposed ? n : m, column = kTransposed ? m : n;
+        const int64_t height = kTransposed ? p.n : p.m, width = kTransposed ? p.m : p.n;
+        constexpr int kHeight = kTransposed ? Tile::kTileN : 64;
+        constexpr int kWidth = kTransposed ? 64 : Tile::kTileN;
+        for (int first = row; first < row + kHeight; first += 64) {
+          int32_t rows[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) rows[i] = m + grouped_row(i) < p.m ? m + grouped_row(i) : -1;
-        T* out = static_cast<T*>(p.out) + expert * p.m * p.n + n;
-        clear_rows(out, p.n, rows, p.n - n < Tile::kTileN ? p.n - n : Tile::kTileN);
+          for (int i = 0; i < 4; ++i) {
+            rows[i] = first + grouped_row(i) < height ? first + grouped_row(i) : -1;
+          }
+          clear_rows(out + column, width, rows, width - column < kWidth ? width - column : kWidth);
+        }
         continue;
       }
       const int whole = count / Tile::kBlockK, left = count % Tile::kBlockK;
       const int blocks = whole + (left > 0);
       float sums[Tile::kSums];
       grouped_sums<T, true, true>(ring, blocks, consumer, m < p.m, sums, [&](int kb) {
-        if (kb == whole) clear_tail(ring.memory(), left);
+        if (kb == whole) clear_tail(ring.memory() + Tile::kBytesA, left);
         // Here, while the tensor cores are at the stage before: divisions, and offsets to read.
         if (kb == blocks - 1) next = weights_tile(p, index);
       });
@@ -124,9 +170,13 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
           pairs[j] = from_compute(sums[32 * i + 2 * j], sums[32 * i + 2 * j + 1], T{});
         }
         const uint32_t box = boxes + uint32_t(i % 2 * Tile::kBox);
-        fill_box<T>(box, pairs, consumer);
+        fill_box<T, kTransposed>(box, pairs, consumer);
         if (thread != 0) continue;
-        tma_store(map_out, box, n + 64 * i, m, expert);
+        if constexpr (kTransposed) {
+          tma_store(map_out, box, m, n + 64 * i, expert);
+        } else {
+          tma_store(map_out, box, n + 64 * i, m, expert);
+        }
         tma_store_commit();
       }
     }
@@ -136,24 +186,36 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
 #endif
 }
 
-// grouped_weights of operands at their positions, with rows of whole aligned 16-byte vectors.
-// There are assignments.
-template <class T>
-cudaError_t grouped_weights_hopper(const GroupedWeights& p, cudaStream_t stream) {
+template <class T, bool kTransposed>
+cudaError_t grouped_weights_hopper_launch(const GroupedWeights& p, cudaStream_t stream) {
   using Tile = GroupedHopper;
   const int64_t tiles = p.experts * ((p.m + Tile::kTileM - 1) / Tile::kTileM) *
                         ((p.n + Tile::kTileN - 1) / Tile::kTileN);
   if (tiles == 0) return cudaSuccess;
-  if (p.share_a != 0 || p.share_b != 0) return cudaErrorInvalidValue;
-  TensorMap map_a, map_b, map_out;
-  cudaError_t error = grouped_map<T>(map_a, p.a, p.m, p.assignments, 1, Tile::kBlockK);
+  TensorMap map_b, map_out;
+  cudaError_t error = grouped_map<T>(map_b, p.b, p.n, p.assignments, 1, Tile::kBlockK);
   if (error != cudaSuccess) return error;
-  error = grouped_map<T>(map_b, p.b, p.n, p.assignments, 1, Tile::kBlockK);
+  error = grouped_map<T>(map_out, p.out, kTransposed ? p.m : p.n, kTransposed ? p.n : p.m,
+                         p.experts, 64);
   if (error != cudaSuccess) return error;
-  error = grouped_map<T>(map_out, p.out, p.n, p.m, p.experts, 64);
-  if (error != cudaSuccess) return error;
-  return grouped_hopper_launch(grouped_weights_hopper_kernel<T>, Tile::shared(2), tiles, stream,
-                               map_a, map_b, map_out, p);
+  return grouped_hopper_launch(grouped_weights_hopper_kernel<T, kTransposed>, Tile::shared(2),
+                               tiles, stream, map_b, map_out, p);
+}
+
+// grouped_weights of one operand that is gathered and one at positions, with rows of whole aligned
+// 16-byte vectors. There are assignments.
+template <class T>
+cudaError_t grouped_weights_hopper(const GroupedWeights& p, cudaStream_t stream) {
+  if ((p.share_a == 0) == (p.share_b == 0)) return cudaErrorInvalidValue;
+  if (p.share_b == 0) return grouped_weights_hopper_launch<T, false>(p, stream);
+  GroupedWeights turned = p;
+  turned.m = p.n;
+  turned.n = p.m;
+  turned.share_a = p.share_b;
+  turned.share_b = p.share_a;
+  turned.a = p.b;
+  turned.b = p.a;
+  return grouped_weights_hopper_launch<T, true>(turned, stream);
 }
 
 }  // namespace cuda_ops

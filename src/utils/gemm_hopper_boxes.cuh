@@ -41,13 +41,36 @@ __device__ void write_box(uint32_t box_at, const OutPair<Out> (&pairs)[kCount]) 
   }
 }
 
-// The same by the threads of warpgroup `consumer`, of which thread 0 then has the copy engine
-// read the box; its stores up to the last one but one have been read.
+// The same turned over: the box's rows are the 64 columns, each of the warpgroup's 64 rows.
 template <class Out, int kCount>
+__device__ void write_box_transposed(uint32_t box_at, const OutPair<Out> (&pairs)[kCount]) {
+  static_assert(sizeof(Out) == 2 && kCount == 16, "matrices are turned over in 16 bits");
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4;
+  // The matrices of write_box, whose columns are rows here: lane l gives the address of
+  // column l % 8 of matrix l / 8.
+  const int chunk = 2 * warp + lane / 8 % 2;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = 16 * i + lane / 16 * 8 + lane % 8;
+    const uint32_t at = box_at + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
+    const OutPair<Out>* p = pairs + 4 * i;
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                 "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3])
+                 : "memory");
+  }
+}
+
+// One of both by the threads of warpgroup `consumer`, of which thread 0 then has the copy engine
+// read the box; its stores up to the last one but one have been read.
+template <class Out, bool kTransposed = false, int kCount>
 __device__ void fill_box(uint32_t box_at, const OutPair<Out> (&pairs)[kCount], int consumer) {
   if (threadIdx.x % 128 == 0) tma_store_wait_read<1>();
   named_barrier(1 + consumer, 128);
-  write_box<Out>(box_at, pairs);
+  if constexpr (kTransposed) {
+    write_box_transposed<Out>(box_at, pairs);
+  } else {
+    write_box<Out>(box_at, pairs);
+  }
   tma_store_fence();
   named_barrier(1 + consumer, 128);
 }

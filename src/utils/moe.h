@@ -83,7 +83,7 @@ struct MoeExperts {
   const void* w_down = nullptr;     // (E, H, I)
   void* gate_up = nullptr;          // (T * k, 2I), or null: not kept
   void* activations = nullptr;      // (T * k, I), at positions where the plan has a map
-  void* results = nullptr;          // (T * k, H); before them maybe copies of tokens' rows
+  void* results = nullptr;          // (T * k, H)
   void* out = nullptr;              // (T, H)
   bool built_for_hopper = false;    // the library holds sm_90a code
 };

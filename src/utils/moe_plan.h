@@ -2,7 +2,7 @@
 // function of sizes, alignment and device. No torch, no CUDA.
 //
 //   stream   mma.sync, matrices straight from memory   16-bit, few assignments an expert
-//   hopper   TMA, maybe cp.async, and wgmma            16-bit, many, compute capability 9.0
+//   hopper   TMA, cp.async and wgmma                   16-bit, many, compute capability 9.0
 //   mma      cp.async + mma.sync                       16-bit, many, from 8.0 on; any alignment
 //   simt     multiply-adds                             float32, float64
 #pragma once
@@ -22,8 +22,6 @@ struct MoePlan {
   int splits_gate_up = 1, splits_down = 1;
   bool map = true;     // assignments are sorted by expert first
   bool token = false;  // one token, whose results the second product adds up itself
-  // Of kHopper: tokens' rows are copied to the positions of their assignments first.
-  bool copies = false;
 
   std::string text() const {
     switch (family) {
@@ -31,7 +29,7 @@ struct MoePlan {
       case kStream:
         return "stream " + std::to_string(tile) + " splits " + std::to_string(splits_gate_up) +
                (token ? " token" : " " + std::to_string(splits_down)) + (map ? "" : " no map");
-      case kHopper: return copies ? "hopper copies" : "hopper";
+      case kHopper: return "hopper";
       case kMma: return "mma";
       case kSimt: return "simt";
     }
@@ -47,12 +45,6 @@ constexpr int64_t kMostStreamed = 24;
 // columns. Measured (H200, 2026-11-21): at 8 assignments an expert a streamed mixture takes
 // longer than one of twice as many tokens by Hopper's kernel: 272 us and 225 for OLMoE.
 constexpr int64_t kMostStreamedHopper = 4, kHopperTiles = 3 * 132;
-
-// From this I on forward's first product takes longer to gather its rows than they take to be
-// copied to their positions, from where the copy engine brings them: of an element the copy
-// moves 4 bytes, of which tokens' are in the L2 cache but for the first time, and the product
-// makes 4 I operations of it. An estimate: 3 bytes at 4 TB/s for 5 % of those at 700 TFLOP/s.
-constexpr int64_t kLeastCopied = 4096;
 
 // Assignments that each block of a streaming kernel looks through on its own: one word.
 constexpr int64_t kMostUnsorted = 64;
@@ -104,10 +96,7 @@ inline MoePlan moe_plan(const MoeExperts& p, int capability) {
   const bool hopper = capability == 90 && p.built_for_hopper;
   const bool filled = hopper && experts * ((p.inner + 127) / 128) >= kHopperTiles;
   if (assignments > (filled ? kMostStreamedHopper : kMostStreamed) * experts) {
-    if (hopper) {
-      plan.family = MoePlan::kHopper;
-      plan.copies = p.inner >= kLeastCopied;
-    }
+    if (hopper) plan.family = MoePlan::kHopper;
     return plan;
   }
   plan.family = MoePlan::kStream;
@@ -120,9 +109,7 @@ inline MoePlan moe_plan(const MoeExperts& p, int capability) {
   return plan;
 }
 
-// Of the gradient, whose matrices lie the other way round: they are not streamed. Three of its
-// products read tokens' rows, two of them with K along the assignments, where 64 rows of a stage
-// would have to be gathered for each tile.
+// Of the gradient, whose matrices lie the other way round: they are not streamed.
 inline MoePlan moe_plan(const MoeExpertsBackward& b, int capability) {
   MoePlan plan = moe_plan(b.forward, capability);
   const bool whole = detail::whole_vectors(
@@ -131,7 +118,6 @@ inline MoePlan moe_plan(const MoeExpertsBackward& b, int capability) {
     plan = MoePlan{};
     plan.family = MoePlan::kMma;
   }
-  plan.copies = plan.family == MoePlan::kHopper;
   return plan;
 }
 

@@ -145,6 +145,18 @@ inline void ptx_stmatrix_sync_aligned_m8n8_x4_shared_b16(uint32_t at, uint32_t a
     store_shared(rows[8 * i + lane / 4].w[0] + 4 * uint32_t(lane % 4), from[i]);
   }
 }
+inline void ptx_stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(uint32_t at, uint32_t a, uint32_t b,
+                                                               uint32_t c, uint32_t d) {
+  const Words* rows = exchange({{at}});
+  const int lane = thread % 32;
+  const uint32_t from[4] = {a, b, c, d};
+  for (int i = 0; i < 4; ++i) {
+    const Words* pair = rows + 8 * i + lane % 4 * 2;
+    const uint32_t column = 2 * uint32_t(lane / 4);
+    store_shared(pair[0].w[0] + column, uint16_t(from[i]));
+    store_shared(pair[1].w[0] + column, uint16_t(from[i] >> 16));
+  }
+}
 
 // --- cp.async -------------------------------------------------------------------
 

@@ -38,46 +38,55 @@ void run_rows(std::mt19937& numbers) {
   compare("out", out.values(), wanted, kN, 5e-3);
 }
 
-// out[e] = sum of outer products of e's rows. Every other expert with rows has nothing but NaN,
-// which the others' results must not have; so have the rows of no expert.
-void run_weights(std::mt19937& numbers, bool odd) {
-  constexpr int kM = 136, kN = 264;
+// out[e] = sum of outer products of e's rows, with those of a or, `turned`, of b at their numbers.
+// Every other expert with rows has nothing but NaN, which the others' results must not have; so
+// have the rows of no expert.
+void run_weights(std::mt19937& numbers, bool turned, bool odd) {
+  constexpr int kGathered = 136, kPlaced = 264;
+  const int m = turned ? kPlaced : kGathered, n = turned ? kGathered : kPlaced;
   const std::vector<int> counts{65, 63, 0, 130, 1, 64, 7};
   const int experts = int(counts.size()) - 1;
   std::vector<int32_t> offsets{0};
   for (const int count : counts) offsets.push_back(offsets.back() + count);
   const int assignments = offsets.back();
-  Tensor a(DType::kBFloat16, size_t(assignments * kM)),
-      b(DType::kBFloat16, size_t(assignments * kN));
-  const Tensor out(DType::kBFloat16, size_t(experts * kM * kN));
-  a.fill(numbers, 1);
-  b.fill(numbers, 1);
-  const std::vector<double> left = a.values(), right = b.values();
+  std::vector<int32_t> order;
+  for (int i = 0; i < assignments; ++i) order.push_back(i);
+  std::shuffle(order.begin(), order.end(), numbers);
+  Tensor gathered(DType::kBFloat16, size_t(assignments * kGathered)),
+      placed(DType::kBFloat16, size_t(assignments * kPlaced));
+  const Tensor out(DType::kBFloat16, size_t(experts * m * n));
+  gathered.fill(numbers, 1);
+  placed.fill(numbers, 1);
+  const std::vector<double> by_number = gathered.values(), by_position = placed.values();
   const auto poisoned = [&](int e) { return e == experts || (e + (e > 2)) % 2 == int(odd); };
   for (int e = 0; e <= experts; ++e) {
     if (!poisoned(e)) continue;
-    for (int i = offsets[e] * kM; i < offsets[e + 1] * kM; ++i) a.set(size_t(i), NAN);
-    for (int i = offsets[e] * kN; i < offsets[e + 1] * kN; ++i) b.set(size_t(i), INFINITY);
+    for (int i = offsets[e]; i < offsets[e + 1]; ++i) {
+      for (int c = 0; c < kGathered; ++c) gathered.set(size_t(order[i] * kGathered + c), NAN);
+      for (int c = 0; c < kPlaced; ++c) placed.set(size_t(i * kPlaced + c), INFINITY);
+    }
   }
-  GroupedWeights p{nullptr, offsets.data(), assignments, experts,   kM, kN, 0,
-                   0,       a.data(),       b.data(),    out.data()};
+  GroupedWeights p{order.data(),   offsets.data(), assignments,     experts,       m,         n,
+                   turned ? 0 : 1, turned ? 1 : 0, gathered.data(), placed.data(), out.data()};
+  if (turned) std::swap(p.a, p.b);
   check(grouped_weights_hopper<BFloat16>(p, nullptr), "the launch");
   const std::vector<double> got = out.values();
   for (int e = 0; e < experts; ++e) {
-    const auto begin = got.begin() + e * kM * kN;
+    const auto begin = got.begin() + e * m * n;
     if (poisoned(e) && counts[size_t(e)] > 0) {
       if (!std::isnan(*begin)) fail("weights of NaN are %g", *begin);
       continue;
     }
-    std::vector<double> wanted(kM * kN);
+    std::vector<double> wanted(size_t(m * n));
     for (int i = offsets[e]; i < offsets[e + 1]; ++i) {
-      for (int m = 0; m < kM; ++m) {
-        for (int n = 0; n < kN; ++n) {
-          wanted[size_t(m * kN + n)] += left[size_t(i * kM + m)] * right[size_t(i * kN + n)];
-        }
+      const double* one = &by_number[size_t(order[i] * kGathered)];
+      const double* other = &by_position[size_t(i * kPlaced)];
+      if (turned) std::swap(one, other);
+      for (int row = 0; row < m; ++row) {
+        for (int c = 0; c < n; ++c) wanted[size_t(row * n + c)] += one[row] * other[c];
       }
     }
-    compare("weights", {begin, begin + kM * kN}, wanted, kN, 5e-3);
+    compare("weights", {begin, begin + m * n}, wanted, size_t(n), 5e-3);
   }
 }
 
@@ -88,7 +97,8 @@ int main(int count, char** texts) {
   std::mt19937 numbers(unsigned(arguments.number("seed")));
   run_rows<true>(numbers);
   run_rows<false>(numbers);
-  run_weights(numbers, false);
-  run_weights(numbers, true);
+  for (const bool turned : {false, true}) {
+    for (const bool odd : {false, true}) run_weights(numbers, turned, odd);
+  }
   return 0;
 }
