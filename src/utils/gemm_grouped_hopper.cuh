@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
   for (int i = int(threadIdx.x); i <= p.experts; i += Tile::kThreads) offsets[i] = p.offsets[i];
   __syncthreads();
   add_up_tiles(offsets, p.experts, p.assignments, Tile::kTileM, starts);
-  const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128;
+  const int group = uniform(int(threadIdx.x) / 128), thread = int(threadIdx.x) % 128;
   const int columns = int((p.n + kColumns - 1) / kColumns);
   // Results of 2^31 tiles are larger than any memory.
   const int tiles = starts[p.experts + 1] * columns;

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
   constexpr int kArrivals = 1 + 4;  // what the copy engine brings, and four warps that copy
   GroupedRing ring(shared, kArrivals);
   __syncthreads();
-  const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128;
+  const int group = uniform(int(threadIdx.x) / 128), thread = int(threadIdx.x) % 128;
   int index = int(blockIdx.x);
   WeightsTile tile = weights_tile(p, index);
 
