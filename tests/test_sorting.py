@@ -413,7 +413,7 @@ def test_the_plan_of_each_length(tmp_path: Path) -> None:
     assert plan(8, 8193, 8, wide=7)[0] == block
     # 8-byte keys: sums of the digits, of each tile too, keys, indices, and what is known of them.
     assert plan(2, 40_000, 8).endswith(
-        f", {2 * 256 * 4 * (1 + 10) + 2 * 40_000 * 8 + 2 * 40_000 * 4 + 12} bytes"
+        f", {2 * 256 * 4 * (1 + 7) + 2 * 40_000 * 8 + 2 * 40_000 * 4 + 12} bytes"
     )
     # Few take one launch, many one for each step.
     separate = "by separate launches"

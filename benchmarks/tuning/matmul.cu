@@ -311,7 +311,7 @@ std::vector<Measured> race_tiles(const Memory& memory, const Cublas& cublas, cud
       };
       if (enter("hopper " + config.text(), run)) configs.push_back(config);
     }
-    if (std::min(p.m, p.n) <= stream_vectors(false, p.n, p.k)) {
+    if (std::min(p.m, p.n) <= stream_vectors(false, p.k)) {
       for (const int splits : {2, 4, 8}) {
         const StreamConfig config = stream_variant(p, splits);
         enter("stream " + config.text(), [&](const Matmul& q) {

@@ -121,7 +121,7 @@ inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) 
     plan.swap = p.n < p.m;
     return plan;
   }
-  if (k_major && vectors <= stream_vectors(hopper, lines, p.k) && halves && capability >= 80 &&
+  if (k_major && vectors <= stream_vectors(hopper, p.k) && halves && capability >= 80 &&
       p.out.col == 1) {
     plan.stream = stream_config(p);
     if (plan.stream.possible) {

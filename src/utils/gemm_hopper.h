@@ -62,7 +62,7 @@ constexpr double hopper_stage_time(int tile_n) {
   return tile_n == 256   ? 0.69
          : tile_n == 224 ? 0.605
          : tile_n == 192 ? 0.52
-         : tile_n == 160 ? 0.43
+         : tile_n == 160 ? 0.435
          : tile_n == 128 ? 0.345
          : tile_n == 64  ? 0.36
          : tile_n == 32  ? 0.27

@@ -33,13 +33,12 @@ struct StreamConfig {
   }
 };
 
-// The most rows, or columns, that the plan streams `lines` of the other matrix past. On Hopper its
-// own kernel is faster for more (H200, 2026-11-22: 32 x 4096 x 4096 12.8 us, not 15.0), for 9 to 16
-// unless lines are very many (28672 x 8192: 116.7 us, not 122.0), and for fewer where K is very
-// long (8 x 8192 x 28672: 109.8 us, not 121.7). Tiles of 16 and 32 are otherwise for other GPUs,
+// The most rows, or columns, that the plan streams the other matrix past. On Hopper its own kernel
+// is faster for more (H200, 2026-11-22: 32 x 4096 x 4096 12.8 us, not 15.0), and for fewer where K
+// is very long (1 x 8192 x 28672: 114.5 us, not 129.4). Tiles of 16 and 32 are for other GPUs,
 // where the mma kernel would leave SMs idle: not measured there.
-constexpr int64_t stream_vectors(bool hopper, int64_t lines, int64_t k) {
-  return !hopper ? 32 : k > 20480 ? 0 : lines >= 24576 ? 16 : 8;
+constexpr int64_t stream_vectors(bool hopper, int64_t k) {
+  return !hopper ? 32 : k > 20480 ? 0 : 8;
 }
 
 // A variant of the kernel for the least tile that holds the vectors; not possible if there
