@@ -1,0 +1,408 @@
+"""What test_emulated.py runs on tests/emulator: cases of the kernels, and faults that are put into
+them and must be found.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Moe(NamedTuple):
+    plan: str  # part of what is printed of the plan: the case is what its name says
+    tokens: int
+    hidden: int
+    inner: int
+    experts: int
+    top_k: int
+    dtype: str = "bfloat16"
+    # one: all to one expert; some: some have none; invalid: some to none; tails: 1, 63, ... each
+    routing: str = "even"
+    keep: int = 1  # gate and up
+    backward: int = 0
+    capability: int = 90
+
+
+MOE = {
+    # One token: the second product adds up the results itself.
+    "token": Moe("token", 1, 136, 72, 8, 2),
+    "token, all experts": Moe("token", 1, 136, 72, 8, 8, "float16", keep=0),
+    "token, choices of no expert": Moe("token", 1, 256, 320, 16, 6, routing="invalid"),
+    "token, one tiny expert": Moe("token", 1, 16, 8, 1, 1),
+    "token, most choices": Moe("token", 1, 1040, 264, 3, 16, capability=80),
+    # Each block finds its assignments by itself.
+    "direct, two tokens": Moe("no map", 2, 64, 40, 4, 2),
+    "direct, tiles of 16": Moe("no map", 32, 136, 24, 8, 2),
+    "direct, choices of no expert": Moe("no map", 9, 72, 56, 8, 7, routing="invalid", keep=0),
+    "direct, all of one expert": Moe("no map", 64, 72, 56, 40, 1, routing="one"),
+    "direct, experts without any": Moe("no map", 64, 40, 16, 40, 1, "float16", "some"),
+    "direct, K by several warps": Moe("splits 8", 33, 2048, 16, 2, 1, routing="one"),
+    # Assignments are sorted by expert first.
+    "stream": Moe("stream 8", 100, 264, 136, 48, 1),
+    "stream, uneven": Moe("stream 16", 70, 264, 136, 24, 3, "float16", "some"),
+    "stream, choices of no expert": Moe("stream 32", 70, 264, 40, 12, 3, routing="invalid"),
+    "stream, most experts": Moe("stream 8", 40, 40, 24, 512, 2, capability=80),
+    "stream, then mma": Moe("backward plan: mma", 100, 136, 24, 24, 2, backward=1),
+    # TMA, cp.async and wgmma.
+    "hopper": Moe("backward plan: hopper", 150, 136, 72, 3, 2, backward=1),
+    "hopper, all of one expert": Moe(
+        "backward plan: hopper", 130, 72, 136, 4, 1, "float16", "one", backward=1
+    ),
+    "hopper, choices of no expert": Moe(
+        "backward plan: hopper", 150, 200, 136, 5, 2, routing="invalid", backward=1
+    ),
+    "hopper, experts without any": Moe(
+        "backward plan: hopper", 257, 8, 264, 6, 2, routing="some", backward=1
+    ),
+    "hopper, nothing kept": Moe("plan: hopper", 150, 136, 72, 3, 2, keep=0),
+    "hopper, several tiles of H": Moe(
+        "backward plan: hopper", 70, 264, 136, 4, 3, "float16", "some", backward=1
+    ),
+    "hopper, tails of experts": Moe(
+        "backward plan: hopper", 323, 72, 136, 6, 1, routing="tails", backward=1
+    ),
+    "hopper, few rows": Moe("backward plan: hopper", 30, 328, 8, 1, 1, "float16", backward=1),
+    # Rows that are no whole vectors, and GPUs before Hopper.
+    "mma, other rows": Moe("backward plan: mma", 40, 36, 20, 3, 2, routing="invalid", backward=1),
+    "mma": Moe("backward plan: mma", 150, 136, 72, 3, 2, backward=1, capability=80),
+    "simt": Moe("backward plan: simt", 20, 36, 20, 3, 2, "float32", "invalid", backward=1),
+}
+
+
+class Route(NamedTuple):
+    tokens: int
+    experts: int
+    top_k: int
+    dtype: str = "bfloat16"
+    sigmoid: int = 0
+    renormalize: int = 1
+    bias: int = 0
+    capability: int = 90
+
+
+ROUTE = {
+    "few experts": Route(5, 4, 2),
+    "one expert": Route(3, 1, 1, "float32"),
+    "128 experts": Route(70, 128, 8),
+    "128 experts, float16": Route(33, 128, 8, "float16", renormalize=0),
+    "100 experts, float32": Route(33, 100, 8, "float32", sigmoid=1),
+    "most experts": Route(9, 512, 16, sigmoid=1, renormalize=0),
+    "bias": Route(40, 60, 6, sigmoid=1, bias=1),
+    "bias, softmax": Route(40, 256, 6, "float32", bias=1),
+    # Assignments of more than one block: the last one has one.
+    "several blocks": Route(700, 128, 8),
+    "several blocks, most experts": Route(641, 512, 8, "float32", capability=80),
+    "several blocks, one assignment": Route(4097, 2, 1),
+}
+
+
+class Matmul(NamedTuple):
+    m: int
+    n: int
+    k: int
+    a: str = "rows"  # or columns: which of them are dense
+    b: str = "columns"
+    tile: int = 128
+    columns: int = 128  # of fma's tile
+    swap: int = 0
+    splits: int = 1
+    pair: int = 0  # blocks of two share a tile of b
+    batch: int = 1
+    kernel: str = "hopper"
+    dtype: str = "bfloat16"
+    precision: str = "ieee"
+    aligned: int = 1  # 0: rows that the copy engine cannot read, which for hopper are copied first
+    epilogue: str = "plain"  # or place: of 16-bit stream and hopper, with a second output
+
+
+MATMUL = {
+    "tile 256": Matmul(260, 520, 200, tile=256),
+    "tile 224": Matmul(260, 264, 200, tile=224),
+    "tile 192": Matmul(260, 264, 200, tile=192),
+    "tile 160": Matmul(260, 264, 200, tile=160),
+    "tile 160, other rows": Matmul(130, 331, 136, tile=160, aligned=0),
+    "tile 128": Matmul(260, 264, 200),
+    "tile 64": Matmul(260, 64, 200, tile=64),
+    "tile 32": Matmul(130, 24, 200, tile=32),
+    "tile 16": Matmul(130, 9, 200, tile=16),
+    "tile 256, a^T": Matmul(300, 264, 200, "columns", "columns", tile=256),
+    "tile 192, a^T b^T": Matmul(130, 264, 200, "columns", "rows", tile=192),
+    "tile 128, b^T": Matmul(130, 264, 200, "rows", "rows"),
+    "tile 32, b^T": Matmul(130, 24, 200, "rows", "rows", tile=32),
+    "swapped, tile 16": Matmul(10, 264, 200, tile=16, swap=1),
+    "swapped, tile 32, a^T b^T": Matmul(30, 264, 200, "columns", "rows", tile=32, swap=1),
+    "swapped, tile 64, b^T": Matmul(50, 264, 200, "rows", "rows", tile=64, swap=1),
+    "pairs, tile 256": Matmul(260, 520, 520, tile=256, pair=1),
+    "pairs, tile 224": Matmul(300, 264, 328, tile=224, pair=1),
+    "pairs, tile 160, where each sum goes": Matmul(
+        512, 320, 200, tile=160, pair=1, epilogue="place"
+    ),
+    "pairs, tile 192, a^T b^T": Matmul(130, 264, 392, "columns", "rows", tile=192, pair=1),
+    "pairs, batch": Matmul(130, 136, 72, "rows", "rows", pair=1, batch=3),
+    "pairs, tf32x3": Matmul(130, 75, 177, pair=1, dtype="float32", precision="tf32x3", aligned=0),
+    "splits 2": Matmul(130, 264, 520, tile=256, splits=2),
+    "splits 2, tile 224": Matmul(130, 264, 520, tile=224, splits=2),
+    "splits 3, tile 160": Matmul(130, 264, 520, tile=160, splits=3),
+    "splits 4, swapped": Matmul(10, 264, 1032, tile=16, swap=1, splits=4),
+    "batch": Matmul(130, 136, 72, "rows", "rows", batch=3),
+    "tf32": Matmul(130, 264, 100, dtype="float32", precision="tf32"),
+    "tf32, tile 160": Matmul(130, 264, 100, tile=160, dtype="float32", precision="tf32"),
+    "tf32, splits 2": Matmul(130, 24, 264, tile=32, splits=2, dtype="float32", precision="tf32"),
+    "copies": Matmul(70, 75, 77, "rows", "rows", batch=2, aligned=0),
+    "copies, a^T": Matmul(131, 61, 131, "columns", "columns", tile=64, aligned=0),
+    "copies, tf32": Matmul(130, 75, 77, dtype="float32", precision="tf32", aligned=0),
+    "copies, tf32x3": Matmul(
+        130, 75, 177, "rows", "rows", batch=2, dtype="float32", precision="tf32x3", aligned=0
+    ),
+    "copies, tf32x3, splits 2": Matmul(
+        70, 130, 330, "columns", "rows", splits=2, dtype="float32", precision="tf32x3", aligned=0
+    ),
+    "tile 256, where each sum goes": Matmul(200, 301, 200, tile=256, epilogue="place"),
+    "tile 160, where each sum goes": Matmul(140, 320, 136, tile=160, epilogue="place"),
+    "tile 64, where each sum goes": Matmul(100, 70, 136, tile=64, epilogue="place"),
+    "stream 8": Matmul(3, 200, 520, tile=8, splits=4, kernel="stream"),
+    "stream 8, one row": Matmul(1, 77, 1160, tile=8, splits=8, kernel="stream", epilogue="place"),
+    "stream 8, one column": Matmul(77, 1, 520, tile=8, swap=1, splits=4, kernel="stream"),
+    "stream 8, all warps alike": Matmul(8, 35, 1032, tile=8, splits=8, kernel="stream"),
+    "stream 8, swapped": Matmul(150, 5, 264, tile=8, swap=1, splits=2, kernel="stream"),
+    "stream 8, swapped, batch": Matmul(
+        61, 7, 1032, tile=8, swap=1, splits=8, batch=2, kernel="stream", epilogue="place"
+    ),
+    "stream 8, K of less than a part": Matmul(4, 40, 8, tile=8, splits=8, kernel="stream"),
+    "stream 16, batch": Matmul(
+        9, 270, 136, tile=16, splits=1, batch=3, kernel="stream", dtype="float16"
+    ),
+    "stream 16, swapped": Matmul(77, 16, 1000, tile=16, swap=1, splits=4, batch=2, kernel="stream"),
+    "stream 32": Matmul(29, 301, 200, tile=32, splits=1, kernel="stream", epilogue="place"),
+    "stream 32, all warps alike": Matmul(32, 129, 2056, tile=32, splits=8, kernel="stream"),
+    "stream 32, swapped": Matmul(
+        300, 25, 328, tile=32, swap=1, splits=2, kernel="stream", epilogue="place"
+    ),
+    "mma": Matmul(136, 136, 136, kernel="mma"),
+    "mma, a^T b^T": Matmul(136, 72, 136, "columns", "rows", tile=64, kernel="mma"),
+    "mma, other rows": Matmul(70, 75, 77, "rows", "rows", 64, batch=2, kernel="mma", aligned=0),
+    "mma, tf32": Matmul(
+        130, 75, 77, "columns", "rows", kernel="mma", dtype="float32", precision="tf32", aligned=0
+    ),
+    "mma, tf32x3": Matmul(
+        70, 75, 177, tile=64, kernel="mma", dtype="float32", precision="tf32x3", aligned=0
+    ),
+    "fma": Matmul(136, 136, 136, "columns", "rows", kernel="fma", dtype="float32"),
+    "fma, other rows": Matmul(
+        140, 131, 300, "rows", "rows", batch=2, kernel="fma", dtype="float32", aligned=0
+    ),
+    "fma, other columns": Matmul(
+        70, 75, 77, "columns", "columns", kernel="fma", dtype="float32", aligned=0
+    ),
+    "fma, large tile": Matmul(260, 136, 136, "columns", "rows", 256, kernel="fma", dtype="float32"),
+    "fma, large tile, other rows": Matmul(
+        300, 131, 300, "rows", "columns", 256, kernel="fma", dtype="float32", aligned=0
+    ),
+    "fma, narrow tile": Matmul(
+        136, 136, 136, "columns", "rows", columns=64, kernel="fma", dtype="float32"
+    ),
+    "fma, narrow tile, other columns": Matmul(
+        70, 75, 150, "rows", "columns", columns=64, batch=2, kernel="fma", dtype="float32"
+    ),
+}
+
+
+class Sort(NamedTuple):
+    dtype: str
+    rows: int
+    n: int
+    kind: str = "random"  # or what is special about the keys, see run_sort.cpp
+    wide: int = 0  # clusters of 16 blocks, else 8
+    descending: int = 0
+    path: str = "cluster"  # or radix
+    rows_at_once: int = 1000
+    separate: int = -1  # launches of the steps of 8-byte keys: 1, 0, or as the config says
+    plan: str = ""  # part of what is printed of the plan
+
+
+SORT = {
+    "one pass": Sort("uint8", 2, 20_001),
+    "one pass, wide": Sort("int8", 1, 30_011, wide=1, descending=1),
+    "two passes": Sort("float16", 2, 30_011, "special"),
+    "two passes, wide": Sort("bfloat16", 1, 16_385, "special", wide=1, descending=1),
+    "four passes": Sort("float32", 2, 33_333, "special", descending=1),
+    "four passes, wide": Sort("float32", 2, 33_333, "special", wide=1),
+    "eight passes": Sort("float64", 1, 22_529, "special"),
+    "eight passes, wide": Sort("int64", 2, 20_000, wide=1, descending=1),
+    "most threads": Sort("int16", 1, 131_072, "few"),
+    "most threads, wide": Sort("int32", 1, 131_071, "high", wide=1),
+    "no differences": Sort("int32", 2, 20_000, "equal"),
+    "the last byte": Sort("int64", 1, 20_000, "few", descending=1),
+    "the first byte": Sort("int64", 1, 20_000, "high", wide=1),
+    "some bytes": Sort("int64", 2, 20_000, "gaps"),
+    "in order": Sort("int32", 1, 40_001, "sorted"),
+    "in reverse order": Sort("int32", 1, 40_001, "sorted", wide=1, descending=1),
+    "more blocks than keys": Sort("float32", 3, 5, "special"),
+}
+
+#: "from digit 5 of ff": sorted by digits 5, 6 and 7 of those that differ; "again": by all of them.
+RADIX = {
+    "one pass": Sort("uint8", 2, 20_001),
+    "two passes": Sort("float16", 3, 20_001, "special", rows_at_once=2),
+    "four passes": Sort("float32", 2, 20_001, "special", descending=1),
+    "random": Sort("int64", 1, 22_529, plan="from digit 6 of ff\n"),
+    "random, many rows": Sort("float64", 19, 2_049, descending=1, plan="from digit 6 of ff\n"),
+    "rows shorter than the sample": Sort("int64", 5, 1_025, plan="from digit"),
+    "many tiles": Sort("int64", 1, 1_060_000, "high", plan="from digit 7 of 80\n"),
+    "small numbers": Sort("int64", 1, 22_529, "small", plan="from digit 0 of 07\n"),
+    "few values": Sort("int64", 2, 22_529, "values", descending=1, plan="from digit 5 of ff\n"),
+    "zeros and NaNs": Sort("float64", 3, 20_001, "special", rows_at_once=2, plan="of ff\n"),
+    "zeros and NaNs, descending": Sort("float64", 3, 20_001, "special", descending=1),
+    "in order": Sort("int64", 2, 20_001, "sorted", plan="from digit 0 of 03\n"),
+    "in reverse order": Sort("int64", 2, 20_001, "sorted", descending=1),
+    "no differences": Sort("int64", 2, 20_001, "equal", plan="from digit 0 of 00\n"),
+    "some bytes": Sort("int64", 2, 20_000, "gaps", plan="from digit 1 of aa\n"),
+    "higher bytes than the sample's": Sort("int64", 1, 40_001, "unseen high", plan="4 of ff\n"),
+    "lower bytes than the sample's": Sort("int64", 1, 40_001, "unseen low", plan="5 of 21, again"),
+    "lower bytes, descending": Sort(
+        "float64", 1, 40_001, "unseen low", descending=1, plan="5 of 21, again"
+    ),
+    "lower bytes, in the first of two groups": Sort(
+        "int64", 2, 40_001, "unseen low", rows_at_once=1, plan="from digit 5 of 20\n"
+    ),
+    "neighbors to put in order": Sort("int64", 1, 40_001, "neighbors", plan="6 of f9\n"),
+    "as many as are put in order": Sort("int64", 1, 22_528, "groups of 32", plan="6 of ff\n"),
+    "more than are put in order": Sort("int64", 1, 22_528, "groups of 33", plan="6 of ff, again"),
+    "more of one row than are put in order": Sort(
+        "int64", 4, 22_528, "groups of 33", descending=1, rows_at_once=2, plan="of ff, again"
+    ),
+}
+RADIX = {name: case._replace(path="radix") for name, case in RADIX.items()}
+RADIX_STEPS = [name for name, case in RADIX.items() if case.dtype in ("int64", "float64")]
+
+
+class Fault(NamedTuple):
+    right: str
+    wrong: str
+    timing: str
+    found: str  # a pattern
+    header: str = "gemm_grouped_hopper.cuh"
+    separate: int = -1  # sort_radix_wide.cuh: as a Sort's
+
+
+#: What runs a header's kernels: a program, and its case.
+USER_OF: dict[str, tuple[str, dict[str, object]]] = {
+    "gemm_grouped_hopper.cuh": ("grouped", {}),
+    "gemm_grouped_hopper_weights.cuh": ("grouped", {}),
+    "gemm_hopper.cuh": ("matmul", MATMUL["tile 16"]._asdict()),
+    "sort_cluster.cuh": ("sort", SORT["four passes"]._asdict()),
+    "sort_radix_wide.cuh": ("sort", RADIX["more than are put in order"]._asdict()),
+}
+
+
+FAULTS = {
+    "no fence": Fault("tma_store_fence();\n", "\n", "late", "without a fence"),
+    "waits for too few copies": Fault(
+        "hand_over<1>();", "hand_over<2>();", "early", "out is wrong"
+    ),
+    "wgmma still reads what is released": Fault(
+        "wgmma_wait<1>();", "wgmma_wait<2>();", "late", "out is wrong"
+    ),
+    "too few arrivals": Fault(
+        "kArrivals = kGather ? 1 + 4 : 1",
+        "kArrivals = kGather ? 4 : 1",
+        "late",
+        "deadlock|one arrival too many|out is wrong",
+    ),
+    "no swizzle": Fault(
+        "kSwizzleBytes + ((chunk ^ (row % 8)) * 16));\n      GroupedCopies",
+        "kSwizzleBytes + chunk * 16);\n      GroupedCopies",
+        "late",
+        "out is wrong",
+    ),
+    "too many bytes": Fault(
+        "kGather ? Tile::kBytesB : Tile::kStage",
+        "kGather ? Tile::kStage : Tile::kStage",
+        "late",
+        "deadlock",
+    ),
+    "rows of the next expert": Fault(
+        "if (kb == whole) clear_tail",
+        "if (kb > whole) clear_tail",
+        "late",
+        "weights is wrong",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "rows of no assignment": Fault(
+        "there[i] && m + 64 * box < p.m ? 16 : 0",
+        "m + 64 * box < p.m ? 16 : 0",
+        "late",
+        "weights is wrong",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "gradients with too few arrivals": Fault(
+        "kArrivals = 1 + 4;",
+        "kArrivals = 4;",
+        "late",
+        "deadlock|one arrival too many|weights is wrong",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "copies that are never handed over": Fault(
+        "    }\n    copies.hand_over<0>();\n",
+        "    }\n",
+        "late",
+        "deadlock",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "a result not turned over": Fault(
+        "fill_box<T, kTransposed>(",
+        "fill_box<T>(",
+        "late",
+        "weights is wrong",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "zeros without a fence": Fault(
+        "tma_store_fence();  // wgmma sees them\n",
+        "\n",
+        "late",
+        "without a fence",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "zeros that others have not written": Fault(
+        "named_barrier(1 + Tile::kConsumers, kThreads);",
+        "",
+        "early",
+        "weights is wrong|without a fence",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "writes to blocks that still read": Fault(
+        "cluster_sync();  // all counts are there",
+        "__syncthreads();  //",
+        "late",
+        "of row . is wrong|there is no block",
+        "sort_cluster.cuh",
+    ),
+    "reads before other blocks have written": Fault(
+        "cluster_sync();\n    do {",
+        "__syncthreads();\n    do {",
+        "late",
+        "of row . is wrong",
+        "sort_cluster.cuh",
+    ),
+    "does not sort again": Fault(
+        "if (round > 0 && choice.unsorted == 0) return {};",
+        "if (round > 0) return {};",
+        "late",
+        "of row . is wrong",
+        "sort_radix_wide.cuh",
+    ),
+    "no launches that sort again": Fault(
+        "for (int round = 0; round < 2; ++round) {\n    for (int number = 0; number < int",
+        "for (int round = 0; round < 1; ++round) {\n    for (int number = 0; number < int",
+        "late",
+        "of row . is wrong",
+        "sort_radix_wide.cuh",
+        separate=1,
+    ),
+    "no wait in an early launch": Fault(
+        "  wait_for_previous();\n",
+        "",
+        "late",
+        "global memory before the wait",
+        "gemm_hopper.cuh",
+    ),
+}
