@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from cuda_ops import build as builder
+from cuda_ops.dev import reload
 from cuda_ops.registry import registry
 from cuda_ops.testing.memory import release
 
@@ -148,3 +149,9 @@ def mesh() -> Iterator[Any]:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield init_device_mesh("cpu", (2,))
     torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def built_mixture() -> None:
+    """moe and its parts."""
+    reload("moe_route", "moe_experts", "moe")

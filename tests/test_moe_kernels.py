@@ -1,0 +1,236 @@
+"""Which kernels moe chooses, and each of them on a GPU."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import needs_gpu
+from mixtures import ROUNDING, naive, weights
+
+import cuda_ops
+from cuda_ops import experts as references
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("built_mixture")
+
+
+# --- which kernels ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of one mixture."""
+
+    tokens: int
+    hidden: int
+    inner: int
+    experts: int
+    top_k: int
+    dtype: torch.dtype = torch.bfloat16
+    aligned: bool = True
+
+    def line(self, capability: int, backward: bool) -> str:
+        sizes = (self.tokens, self.top_k, self.hidden, self.inner, self.experts)
+        values = (self.dtype.itemsize, capability, *sizes, int(self.aligned), int(backward))
+        return " ".join(map(str, values))
+
+    def matrices(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return weights(self.experts, self.hidden, self.inner, self.dtype, "cuda")
+
+    def rows(self) -> torch.Tensor:
+        skip = 0 if self.aligned else 1
+        flat = torch.randn(skip + self.tokens * self.hidden, device="cuda").to(self.dtype)
+        return flat[skip:].view(self.tokens, self.hidden)
+
+
+#: What a model may bring along; the smallest case of every choice among these is run.
+ANYTHING = sorted(
+    (
+        Case(tokens, hidden, inner, count, top_k)
+        for tokens in (1, 2, 8, 20, 64, 150, 300, 700)
+        for hidden, inner in ((64, 40), (264, 136), (1032, 520), (2048, 768), (4096, 64))
+        for count, top_k in ((1, 1), (4, 1), (8, 2), (64, 6), (128, 8), (512, 16))
+    ),
+    key=lambda case: (case.hidden * case.inner * case.experts, case.tokens * case.top_k),
+)
+#: Borders that are no multiples of a tile, and what is not for vectors of 16 bytes.
+BORDERS = [
+    *(Case(tokens, hidden, inner, 5, 2, dtype)
+      for tokens in (1, 3, 31, 200) for hidden, inner in ((8, 8), (8, 520), (328, 8), (136, 264))
+      for dtype in (torch.bfloat16, torch.float16)),
+    Case(200, 264, 72, 3, 2, aligned=False), Case(1, 264, 72, 3, 2, aligned=False),
+    Case(40, 33, 17, 3, 2), Case(40, 40, 24, 3, 2, torch.float32), Case(1, 40, 24, 16, 16),
+    Case(1, 40, 24, 16, 17), Case(1, 40, 24, 4, 70),
+    Case(1700, 24, 16, 512, 8), Case(3000, 136, 72, 4, 3), Case(900, 136, 4104, 5, 2),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The choice as a function of cases, compiled without CUDA."""
+    program = tmp_path_factory.mktemp("plan") / "plan"
+    compiler = os.environ.get("CXX", "c++")
+    source = ROOT / "tests" / "moe_plan.cpp"
+    command = [compiler, "-std=c++17", "-I", ROOT / "src" / "utils", source, "-o", program]
+    subprocess.run(command, check=True)
+
+    def choose(cases: list[Case], capability: int = 90, backward: bool = False) -> list[str]:
+        lines = "\n".join(case.line(capability, backward) for case in cases)
+        asked = subprocess.run([program], input=lines, capture_output=True, text=True, check=True)
+        return asked.stdout.splitlines()
+
+    return choose
+
+
+def test_the_choice(plans: Any) -> None:
+    qwen = [Case(tokens, 2048, 768, 128, 8) for tokens in (1, 8, 64, 128, 512, 16384)]
+    assert plans(qwen) == [
+        "stream 8 splits 8 token no map",
+        "stream 8 splits 4 4 no map",
+        "stream 8 splits 2 2",
+        *["hopper"] * 3,
+    ]
+    assert plans(qwen, backward=True) == ["mma"] * 3 + ["hopper"] * 3
+    assert plans(qwen[3:], capability=80) == ["stream 16 splits 4 4", *["mma"] * 2]
+    assert plans(qwen[:1], capability=75) == ["mma"]
+    more = [Case(1, 2048, 768, 128, top_k) for top_k in (16, 17)]  # than one token's kernel takes
+    assert ["token" in plan for plan in plans(more)] == [True, False]
+    mixtral = Case(64, 4096, 14336, 8, 2)
+    assert plans([mixtral]) == ["hopper"]
+    assert plans([mixtral], capability=80) == ["stream 32 splits 4 8"]
+    assert plans([Case(512, 2048, 768, 128, 8, aligned=False)]) == ["mma"]
+    assert plans([Case(512, 2048, 768, 128, 8, torch.float32)]) == ["simt"]
+    assert plans([Case(512, 2048, 764, 128, 8), Case(0, 8, 8, 2, 1)]) == ["mma", "nothing"]
+
+
+def smallest(plans: Any) -> dict[str, Case]:
+    """Every choice that any size is given, and the smallest case of it."""
+    found: dict[str, Case] = {}
+    for case, plan in zip(ANYTHING, plans(ANYTHING), strict=True):
+        found.setdefault(plan, case)
+    return found
+
+
+def test_every_kernel_is_chosen_somewhere(plans: Any) -> None:
+    chosen = smallest(plans)
+    assert "hopper" in chosen
+    for tile, (rest, splits) in itertools.product(
+        (8, 16, 32), (("no map", 1), ("no map", 8), ("", 1), ("", 8))
+    ):
+        assert any(
+            plan.startswith(f"stream {tile} splits {splits} ") and plan.endswith(rest)
+            for plan in chosen
+        ), (tile, rest, splits)
+    assert {8, 2, 1} <= {int(plan.split()[3]) for plan in chosen if "token" in plan}
+
+
+# --- CUDA ------------------------------------------------------------------------------------
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_graph_for_every_routing(dtype: torch.dtype) -> None:
+    tokens, hidden, inner, count, top_k = 300, 64, 48, 16, 4
+    matrices = weights(count, hidden, inner, dtype, "cuda")
+    x = torch.randn(tokens, hidden, dtype=dtype, device="cuda")
+    logits = torch.randn(tokens, count, device="cuda")
+    cuda_ops.moe(x, logits, *matrices, top_k)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = cuda_ops.moe(x, logits, *matrices, top_k)
+    one = torch.zeros(count, device="cuda")
+    one[3] = 50
+    for new in (torch.randn_like(logits), torch.zeros_like(logits), torch.randn_like(logits) + one):
+        logits.copy_(new)
+        graph.replay()
+        assert torch.equal(out, cuda_ops.moe(x, logits, *matrices, top_k))
+
+
+def routed(case: Case, how: str) -> torch.Tensor:
+    """Experts of every token: any, all the same, or some that there are not."""
+    shape = (case.tokens, case.top_k)
+    if how == "one":
+        return torch.full(shape, case.experts // 2, device="cuda")
+    beyond = 2 if how == "beyond" else 0
+    return torch.randint(-beyond, case.experts + beyond, shape, device="cuda")
+
+
+@needs_gpu
+@pytest.mark.parametrize("how", ["any", "one", "beyond"])
+def test_every_kernel_agrees_with_float64(plans: Any, how: str) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the cases are chosen for compute capability 9.0")
+    failed = []
+    cases = [*BORDERS, *smallest(plans).values()]
+    for case, plan in zip(cases, plans(cases), strict=True):
+        torch.manual_seed(case.tokens)
+        chosen, share = routed(case, how), torch.rand(case.tokens, case.top_k, device="cuda")
+        x, matrices = case.rows(), case.matrices()
+        out = cuda_ops.moe_experts(x, *matrices, chosen, share)
+        kept = torch.ops.cuda_ops.moe_experts_keep(x, *matrices, chosen, share)
+        exact = references.kept_mixture(
+            x.double(), *(m.double() for m in matrices), chosen, share.double()
+        )
+        for name, ours, theirs in zip(("out", "gate_up"), kept, exact, strict=True):
+            error = (ours.double() - theirs).norm() / theirs.norm().clamp_min(1e-30)
+            if not error <= ROUNDING[case.dtype]:
+                failed.append(f"{case}: {plan}: {name}: {float(error):.2e}")
+        if not (
+            torch.equal(out, kept[0])
+            and torch.equal(out, cuda_ops.moe_experts(x, *matrices, chosen, share))
+        ):
+            failed.append(f"{case}: {plan}: other bits the second time")
+    assert not failed, "\n".join(failed)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("how", ["any", "one", "beyond"])
+def test_gradients_of_many_tokens(plans: Any, how: str, dtype: torch.dtype) -> None:
+    failed = []
+    cases = [
+        Case(150, 136, 72, 3, 2, dtype), Case(200, 264, 264, 5, 2, dtype),
+        Case(300, 64, 128, 2, 1, dtype), Case(257, 8, 520, 6, 2, dtype),
+        Case(900, 520, 392, 8, 3, dtype), Case(30, 328, 8, 1, 1, dtype),
+    ]  # fmt: skip
+    for case, plan in zip(cases, plans(cases, backward=True), strict=True):
+        torch.manual_seed(case.tokens)
+        chosen, share = routed(case, how), torch.rand(case.tokens, case.top_k, device="cuda")
+        x, grad = case.rows(), case.rows()
+        tensors = (x, *case.matrices(), chosen, share)
+        gate_up = torch.ops.cuda_ops.moe_experts_keep(*tensors)[1]
+        actual = torch.ops.cuda_ops.moe_experts_backward(grad, *tensors, gate_up)
+        doubles = (t.double() if t.is_floating_point() else t for t in (grad, *tensors, gate_up))
+        expected = references.mixture_backward(*doubles)
+        names = ("x", "w_gate_up", "w_down", "weights")
+        for name, ours, theirs in zip(names, actual, expected, strict=True):
+            error = (ours.double() - theirs).norm() / theirs.norm().clamp_min(1e-30)
+            if not error <= ROUNDING[dtype]:
+                failed.append(f"{case}: {plan}: grad_{name}: {float(error):.2e}")
+    assert not failed, "\n".join(failed)
+
+
+# Tiles of 128 rows are for many assignments alone; those of mma.sync, on Hopper, for rows that are
+# no multiples of 16 bytes.
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("hidden", [520, 516])
+def test_large_tiles(dtype: torch.dtype, hidden: int) -> None:
+    inputs = [
+        t.to("cuda", dtype).requires_grad_()
+        for t in (torch.randn(4096, hidden), torch.randn(4096, 8), *weights(8, hidden, 264))
+    ]
+    exact_inputs = [t.detach().double().requires_grad_() for t in inputs]
+    out, exact = cuda_ops.moe(*inputs, 2), naive(*exact_inputs, 2)
+    grad = torch.randn_like(exact)
+    actual = [out, *torch.autograd.grad(out, inputs, grad.to(dtype))]
+    expected = [exact, *torch.autograd.grad(exact, exact_inputs, grad)]
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert (ours.double() - theirs).norm() <= ROUNDING[dtype] * theirs.norm()
