@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,22 @@ def mesh() -> Iterator[Any]:
 def built_mixture() -> None:
     """moe and its parts."""
     reload("moe_route", "moe_experts", "moe")
+
+
+def plan_program(
+    tmp_path_factory: pytest.TempPathFactory, source: str
+) -> Callable[[Iterable[str]], list[str]]:
+    """A choice of kernels as a program, compiled without CUDA: what it answers to each line."""
+    folder = Path(__file__).parent
+    program = tmp_path_factory.mktemp("plan") / "plan"
+    compiler, utils = os.environ.get("CXX", "c++"), folder.parent / "src" / "utils"
+    command = [compiler, "-std=c++17", "-I", utils, folder / source, "-o", program]
+    subprocess.run(command, check=True)
+
+    def answers(lines: Iterable[str]) -> list[str]:
+        asked = subprocess.run(
+            [program], input="\n".join(lines), capture_output=True, text=True, check=True
+        )
+        return asked.stdout.splitlines()
+
+    return answers

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import subprocess
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import needs_gpu
+from conftest import needs_gpu, plan_program
 
 import cuda_ops
 from cuda_ops.dev import reload
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -193,16 +188,10 @@ PACKED = [
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The choice as a function of cases, compiled without CUDA."""
-    program = tmp_path_factory.mktemp("plan") / "plan"
-    compiler = os.environ.get("CXX", "c++")
-    source = ROOT / "tests" / "gemm_plan.cpp"
-    command = [compiler, "-std=c++17", "-I", ROOT / "src" / "utils", source, "-o", program]
-    subprocess.run(command, check=True)
+    answers = plan_program(tmp_path_factory, "gemm_plan.cpp")
 
     def choose(cases: list[Case], capability: int = 90) -> list[str]:
-        lines = "\n".join(case.line(capability) for case in cases)
-        asked = subprocess.run([program], input=lines, capture_output=True, text=True, check=True)
-        return asked.stdout.splitlines()
+        return answers(case.line(capability) for case in cases)
 
     return choose
 

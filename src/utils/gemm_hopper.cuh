@@ -179,83 +179,80 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
       };
 
       if (!alone) {
-        {
-          // --- sums of all splits through shared memory, over the ring: this block's one
-          // tile is done. Lines run along the rows of out, so that stores are coalesced.
-          const int local = row - at.m;
-          named_barrier(1, 128 * Tile::kConsumers);
-          float* partial = reinterpret_cast<float*>(shared + (memory - shared_address(shared)));
+        // --- sums of all splits through shared memory, over the ring: this block's one
+        // tile is done. Lines run along the rows of out, so that stores are coalesced.
+        const int local = row - at.m;
+        named_barrier(1, 128 * Tile::kConsumers);
+        float* partial = reinterpret_cast<float*>(shared + (memory - shared_address(shared)));
 #pragma unroll
-          for (int i = 0; i < kTileN / 2; i += 2) {
-            const int r = local + i / 2 % 2 * 8, c = lane % 4 * 2 + i / 4 * 8;
-            if (swap) {
-              partial[c * Tile::kPitchRows + r] = sums[i];
-              partial[(c + 1) * Tile::kPitchRows + r] = sums[i + 1];
-            } else {
-              auto* pair = reinterpret_cast<float2*>(partial + r * Tile::kPitchCols + c);
-              *pair = make_float2(sums[i], sums[i + 1]);
+        for (int i = 0; i < kTileN / 2; i += 2) {
+          const int r = local + i / 2 % 2 * 8, c = lane % 4 * 2 + i / 4 * 8;
+          if (swap) {
+            partial[c * Tile::kPitchRows + r] = sums[i];
+            partial[(c + 1) * Tile::kPitchRows + r] = sums[i + 1];
+          } else {
+            auto* pair = reinterpret_cast<float2*>(partial + r * Tile::kPitchCols + c);
+            *pair = make_float2(sums[i], sums[i + 1]);
+          }
+        }
+        named_barrier(1, 128 * Tile::kConsumers);
+        if (args.splits > 1) {
+          // One warp's fence covers what the barrier above has ordered.
+          if (threadIdx.x / 32 == 4) {
+            cluster_sync();
+          } else {
+            cluster_meet();
+          }
+        }
+        // Each thread has quads, four neighbours of a row of out. The code is short, since each
+        // block comes by once: fetching it takes longer than running it.
+        const int line_length = swap ? Tile::kTileM : kTileN;
+        constexpr int kQuads = Tile::kTileM * kTileN / 4, kThreads = 128 * Tile::kConsumers;
+        constexpr int kBatch = Tile::kNarrow ? 2 : 4;  // of two blocks: what registers hold
+        const int pitch = swap ? Tile::kPitchRows : Tile::kPitchCols;
+        const int stride = kThreads * args.splits;
+        const int ms = swap ? args.cols : args.rows, ns = swap ? args.rows : args.cols;
+#pragma unroll 1
+        for (int q = split * kThreads + int(threadIdx.x) - 128; q < kQuads; q += kBatch * stride) {
+          int from[kBatch];  // in floats
+          Place places[kBatch];
+          typename Epilogue::Inputs inputs[kBatch][2];
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            const int quad = q + i * stride;
+            // By constants: a division by what is known at run time alone is long.
+            const int line = swap ? 4 * quad / Tile::kTileM : 4 * quad / kTileN;
+            const int along = 4 * quad - line * line_length;
+            from[i] = line * pitch + along;
+            const int m = swap ? at.n + line : at.m + line, n = (swap ? at.m : at.n) + along;
+            places[i] = quad < kQuads && m < ms ? place_of(m, n, ns) : Place{};
+            load_inputs(epilogue, places[i], ns - n, inputs[i]);
+          }
+          // Distributed shared memory is far away: many reads in flight.
+          float totals[kBatch][4] = {};
+#pragma unroll 1
+          for (int r = 0; r < args.splits; r += 2) {
+            float parts[2][kBatch][4] = {};
+#pragma unroll
+            for (int i = 0; i < 2 * kBatch; ++i) {
+              const int block = r + i / kBatch;
+              if (!places[i % kBatch].first || block >= args.splits) continue;
+              const uint32_t address = in_block(memory + 4 * uint32_t(from[i % kBatch]), block);
+              float (&part)[4] = parts[i / kBatch][i % kBatch];
+              asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                           : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3])
+                           : "r"(address));
+            }
+#pragma unroll
+            for (int i = 0; i < 8 * kBatch; ++i) {
+              totals[i / 4 % kBatch][i % 4] += parts[i / 4 / kBatch][i / 4 % kBatch][i % 4];
             }
           }
-          named_barrier(1, 128 * Tile::kConsumers);
-          if (args.splits > 1) {
-            // One warp's fence covers what the barrier above has ordered.
-            if (threadIdx.x / 32 == 4) {
-              cluster_sync();
-            } else {
-              cluster_meet();
-            }
-          }
-          // Each thread has quads, four neighbours of a row of out. The code is short, since each
-          // block comes by once: fetching it takes longer than running it.
-          const int line_length = swap ? Tile::kTileM : kTileN;
-          constexpr int kQuads = Tile::kTileM * kTileN / 4, kThreads = 128 * Tile::kConsumers;
-          constexpr int kBatch = Tile::kNarrow ? 2 : 4;  // of two blocks: what registers hold
-          const int pitch = swap ? Tile::kPitchRows : Tile::kPitchCols;
-          const int stride = kThreads * args.splits;
-          const int ms = swap ? args.cols : args.rows, ns = swap ? args.rows : args.cols;
-#pragma unroll 1
-          for (int q = split * kThreads + int(threadIdx.x) - 128; q < kQuads;
-               q += kBatch * stride) {
-            int from[kBatch];  // in floats
-            Place places[kBatch];
-            typename Epilogue::Inputs inputs[kBatch][2];
 #pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-              const int quad = q + i * stride;
-              // By constants: a division by what is known at run time alone is long.
-              const int line = swap ? 4 * quad / Tile::kTileM : 4 * quad / kTileN;
-              const int along = 4 * quad - line * line_length;
-              from[i] = line * pitch + along;
-              const int m = swap ? at.n + line : at.m + line, n = (swap ? at.m : at.n) + along;
-              places[i] = quad < kQuads && m < ms ? place_of(m, n, ns) : Place{};
-              load_inputs(epilogue, places[i], ns - n, inputs[i]);
-            }
-            // Distributed shared memory is far away: many reads in flight.
-            float totals[kBatch][4] = {};
-#pragma unroll 1
-            for (int r = 0; r < args.splits; r += 2) {
-              float parts[2][kBatch][4] = {};
-#pragma unroll
-              for (int i = 0; i < 2 * kBatch; ++i) {
-                const int block = r + i / kBatch;
-                if (!places[i % kBatch].first || block >= args.splits) continue;
-                const uint32_t address = in_block(memory + 4 * uint32_t(from[i % kBatch]), block);
-                float (&part)[4] = parts[i / kBatch][i % kBatch];
-                asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                             : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3])
-                             : "r"(address));
-              }
-#pragma unroll
-              for (int i = 0; i < 8 * kBatch; ++i) {
-                totals[i / 4 % kBatch][i % 4] += parts[i / 4 / kBatch][i / 4 % kBatch][i % 4];
-              }
-            }
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-              if (!places[i].first) continue;
-              finish_quad<Out>(epilogue, totals[i], inputs[i], places[i], ns - int(places[i].n),
-                               args.quads, args.out, args.second);
-            }
+          for (int i = 0; i < kBatch; ++i) {
+            if (!places[i].first) continue;
+            finish_quad<Out>(epilogue, totals[i], inputs[i], places[i], ns - int(places[i].n),
+                             args.quads, args.out, args.second);
           }
         }
       } else if constexpr (!Tile::kNarrow) {

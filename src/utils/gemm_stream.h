@@ -59,8 +59,8 @@ inline StreamConfig stream_variant(const Matmul& p, int splits) {
 
 // All warps on the same lines, while each has 4 KB to load; half of them where that is a block
 // on each SM, and all of them would be more without filling what holds them. On an H200
-// (2026-11-22) that is within 2 % of the fastest for up to 8 rows and every projection of Llama-3,
-// but for 5 % of 8192 x 28672. Other GPUs are taken to have as many SMs.
+// (2026-11-22) that is within 2 % of the fastest for up to 8 rows and every projection of Llama-3
+// that comes here. Other GPUs are taken to have as many SMs.
 inline StreamConfig stream_config(const Matmul& p) {
   int splits = kStreamWarps;
   while (splits > 1 && p.k / splits < 128) splits /= 2;
