@@ -33,7 +33,7 @@ struct alignas(16) ClusterShared {
 };
 
 // The warps' numbers of keys with a digit become those of the warps before; returns all.
-__device__ inline uint32_t add_up_warps(uint16_t (*numbers)[256], int warps, int digit) {
+__device__ inline uint32_t scan_warps(uint16_t (*numbers)[256], int warps, int digit) {
   uint32_t sum = 0;
   for (int w = 0; w < warps; ++w) {
     const uint32_t of_warp = numbers[w][digit];
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kClusterThreads)
 
     uint32_t of_block = 0;
     if (thread < 256) {
-      of_block = add_up_warps(shared.ranks, threads / 32, thread);
+      of_block = scan_warps(shared.ranks, threads / 32, thread);
       for (int b = 0; b < blocks; ++b) {
         *in_block(&shared.counts[rank][thread], b) = of_block | shared.bytes_differ << 16;
       }
