@@ -76,20 +76,26 @@ __global__ void __launch_bounds__(kSortThreads)
 
   for (int run = thread / 32; run < runs; run += blockDim.x / 32) {
     const int first = run * kSortRun, length = n - first < kSortRun ? n - first : kSortRun;
-    // The list of narrow keys has room for the keys as well, until it is written.
-    U* own = kExact<U> ? reinterpret_cast<U*>(list + padded<U>(first)) : keys + first;
-    Entry<U>* entries_of_run = list + padded<U>(first);
     U loaded[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const int i = r * 32 + lane;
       loaded[r] = i < length ? row[first + i] : U(0);
     }
-#pragma unroll
-    for (int r = 0; r < R; ++r) own[r * 32 + lane] = order.key(loaded[r]);
-    __syncwarp();
     uint32_t entries[R];
-    sort_run<R, 32, U>(entries, own, entries_of_run, length);
+    if constexpr (kExact<U>) {  // keys become words at once, which lanes exchange in the list
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        const int i = r * 32 + lane;
+        entries[r] = i < length ? uint32_t(order.key(loaded[r])) << 16 | i : ~0u;
+      }
+      sort_network<R, 32>(entries, list + padded<U>(first));
+    } else {
+#pragma unroll
+      for (int r = 0; r < R; ++r) keys[first + r * 32 + lane] = order.key(loaded[r]);
+      __syncwarp();
+      sort_run<R, 32, U>(entries, keys + first, list + padded<U>(first), nullptr, length);
+    }
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < R; ++r) entries[r] += first;

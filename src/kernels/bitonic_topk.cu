@@ -44,7 +44,7 @@ __device__ void select(W (&words)[R], W* queue, int k, int64_t begin, int64_t en
     }
     __syncwarp();
     queued = first;
-    sort_network<R, 32>(words);
+    sort_network<R, 32>(words, nullptr);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       if (r == (k - 1) % R) last = exchange(words[r], (k - 1) / R ^ lane);

@@ -22,7 +22,9 @@ struct Points {
   std::array<int64_t, kMaxDims> strides{};  // in elements
 
   // The offset of point i is i * step.
-  bool is_line(int64_t step) const { return dims == 0 || (dims == 1 && strides[0] == step); }
+  constexpr bool is_line(int64_t step) const {
+    return dims == 0 || (dims == 1 && strides[0] == step);
+  }
 
   // Every offset is a multiple of `bytes` from an address that is one.
   bool is_aligned(int64_t bytes) const {

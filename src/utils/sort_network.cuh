@@ -71,41 +71,83 @@ __device__ void sort_registers(W (&words)[R]) {
   }
 }
 
-// Sorts the words of each L neighbouring lanes: afterwards words[r] of lane l is
-// number l * R + r. Merges are bitonic, so that the last log2(R) steps of each
-// stay within a lane; the first compares with the mirror image, so that all
-// steps have the same direction.
-template <int R, int L, class W>
-__device__ void sort_network(W (&words)[R]) {
-  sort_registers<1, 1>(words);
+// The steps of a bitonic merge within a lane, the last ones.
+template <int kStep, int R, class W>
+__device__ void merge_registers(W (&words)[R]) {
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    if ((r & kStep) == 0) compare_exchange(words[r], words[r + kStep]);
+  }
+  if constexpr (kStep > 1) merge_registers<kStep / 2>(words);
+}
+
+// The steps between lanes of a merge over kLanes of them, by shuffles. The first compares with
+// the mirror image, so that all steps have the same direction.
+template <int kLanes, int R, class W>
+__device__ void merge_lanes(W (&words)[R]) {
   const int lane = threadIdx.x % 32;
+  const bool low = (lane & (kLanes / 2)) == 0;
 #pragma unroll
-  for (int lanes = 2; lanes <= L; lanes *= 2) {
-    const bool low = (lane & (lanes / 2)) == 0;
+  for (int r = 0; r < R / 2; ++r) {
+    const W mirror = exchange(words[R - 1 - r], kLanes - 1);
+    const W other = exchange(words[r], kLanes - 1);
+    words[r] = low ? lower(words[r], mirror) : higher(words[r], mirror);
+    words[R - 1 - r] = low ? lower(words[R - 1 - r], other) : higher(words[R - 1 - r], other);
+  }
 #pragma unroll
-    for (int r = 0; r < R / 2; ++r) {
-      const W mirror = exchange(words[R - 1 - r], lanes - 1);
-      const W other = exchange(words[r], lanes - 1);
-      words[r] = low ? lower(words[r], mirror) : higher(words[r], mirror);
-      words[R - 1 - r] = low ? lower(words[R - 1 - r], other) : higher(words[R - 1 - r], other);
-    }
+  for (int step = kLanes / 4; step > 0; step /= 2) {
+    const bool low = (lane & step) == 0;
 #pragma unroll
-    for (int step = lanes / 4; step > 0; step /= 2) {
-      const bool low = (lane & step) == 0;
-#pragma unroll
-      for (int r = 0; r < R; ++r) {
-        const W other = exchange(words[r], step);
-        words[r] = low ? lower(words[r], other) : higher(words[r], other);
-      }
-    }
-#pragma unroll
-    for (int step = R / 2; step > 0; step /= 2) {
-#pragma unroll
-      for (int r = 0; r < R; ++r) {
-        if ((r & step) == 0) compare_exchange(words[r], words[r + step]);
-      }
+    for (int r = 0; r < R; ++r) {
+      const W other = exchange(words[r], step);
+      words[r] = low ? lower(words[r], other) : higher(words[r], other);
     }
   }
+}
+
+// The same through shared memory, where lane l takes the words l, l + 32, ... of the warp: steps
+// between lanes are steps between registers then. By shuffles each lane of two computes both the
+// lower and the higher word, and drops one. A line of 32 words has one left out after it, so that
+// a lane's own words and those of all lanes with one number are both on different banks.
+constexpr int kLine = 33;
+template <int kLanes>
+__device__ void merge_lines(uint32_t (&words)[32], uint32_t* lines) {
+  constexpr int kHalf = kLanes / 2;  // registers, too, of one of the two that are merged
+  const int lane = threadIdx.x % 32;
+  __syncwarp();
+#pragma unroll
+  for (int r = 0; r < 32; ++r) lines[lane * kLine + r] = words[r];
+  __syncwarp();
+#pragma unroll
+  for (int r = 0; r < 32; ++r) {
+    const int mirrored = r ^ (kHalf - 1);
+    words[r] = r & kHalf ? lines[mirrored * kLine + 31 - lane] : lines[r * kLine + lane];
+  }
+  merge_registers<kHalf>(words);
+  __syncwarp();
+#pragma unroll
+  for (int r = 0; r < 32; ++r) lines[r * kLine + lane] = words[r];
+  __syncwarp();
+#pragma unroll
+  for (int r = 0; r < 32; ++r) words[r] = lines[lane * kLine + r];
+}
+
+// Sorts the words of each L neighbouring lanes: afterwards words[r] of lane l is number
+// l * R + r. `lines` is room in shared memory for 32 lines of a warp with 32 words a lane, or
+// nullptr: then lanes shuffle.
+template <int R, int L, int kLanes = 1, class W, class Lines>
+__device__ void sort_network(W (&words)[R], Lines lines) {
+  if constexpr (kLanes == 1) {
+    sort_registers<1, 1>(words);
+  } else {
+    if constexpr (std::is_null_pointer_v<Lines>) {
+      merge_lanes<kLanes>(words);
+    } else {
+      merge_lines<kLanes>(words, lines);
+    }
+    merge_registers<R / 2>(words);
+  }
+  if constexpr (kLanes < L) sort_network<R, L, 2 * kLanes>(words, lines);
 }
 
 // --- the sorted list in shared memory -------------------------------------------
@@ -203,13 +245,15 @@ __device__ bool repair(uint32_t (&words)[R], const U* keys, int n) {
 }
 
 // entries[r] of lane l becomes the position of key number l * R + r, together with
-// the key where it fits. `keys` are in shared memory; `list` is room for R * L entries.
+// the key where it fits. `keys` are in shared memory; `list` is room for R * L entries, and
+// `lines` for words, as sort_network() has it.
 //
 // The prefixes are taken from the range of the keys, so that 32-bit integers of
 // a small range are sorted at once. Keys that share too many prefixes are sorted
 // digit by digit, the last one first, each pass being stable.
-template <int R, int L, class U>
-__device__ void sort_run(uint32_t (&entries)[R], const U* keys, Entry<U>* list, int n) {
+template <int R, int L, class U, class Lines>
+__device__ void sort_run(uint32_t (&entries)[R], const U* keys, Entry<U>* list, Lines lines,
+                         int n) {
   constexpr uint32_t kMask = R * L - 1;
   const int lane = threadIdx.x % L;
   if constexpr (kExact<U>) {
@@ -218,7 +262,7 @@ __device__ void sort_run(uint32_t (&entries)[R], const U* keys, Entry<U>* list, 
       const int i = r * L + lane;
       entries[r] = i < n ? uint32_t(keys[i]) << 16 | i : ~0u;
     }
-    sort_network<R, L>(entries);
+    sort_network<R, L>(entries, lines);
   } else {
     U low = U(~U(0)), high = U(~U(0));  // the complement of the highest, to need only min
 #pragma unroll
@@ -239,7 +283,7 @@ __device__ void sort_run(uint32_t (&entries)[R], const U* keys, Entry<U>* list, 
       const int i = r * L + lane;
       entries[r] = i < n ? uint32_t((keys[i] - low) >> shift) << (32 - kDigit) | i : ~0u;
     }
-    sort_network<R, L>(entries);
+    sort_network<R, L>(entries, lines);
     if (__any_sync(~0u, shift > 0) && !repair<R, L>(entries, keys, n)) {
 #pragma unroll
       for (int r = 0; r < R; ++r) list[r * L + lane] = r * L + lane;
@@ -252,7 +296,7 @@ __device__ void sort_run(uint32_t (&entries)[R], const U* keys, Entry<U>* list, 
           const U key = i < n ? keys[list[i]] - low : U(0);
           entries[r] = i < n ? uint32_t(key >> done) << (32 - kDigit) | i : ~0u;
         }
-        sort_network<R, L>(entries);
+        sort_network<R, L>(entries, lines);
 #pragma unroll
         for (int r = 0; r < R; ++r) entries[r] = list[entries[r] & kMask];
         __syncwarp();

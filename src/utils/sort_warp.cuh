@@ -12,15 +12,41 @@ template <class U, int R, int L>
 struct WarpShared {
   static constexpr int kRows = 32 / L, kWidth = R * L;
   static constexpr int kPitch = L < 32 ? kWidth + L : kWidth;  // lanes of all rows on all banks
-  U keys[kRows * kPitch];
+  static constexpr bool kDirect = kExact<U> && kRows == 1;     // keys become words at once
+  // 32 lanes of 32 words exchange them in the list, or beside it where that is narrower; 8-byte
+  // keys leave no room for it in the 48 KB of a block.
+  static constexpr bool kLines = R == 32 && L == 32 && sizeof(U) < 8;
+  static constexpr bool kOwnLines = kLines && !kExact<U>;
+  U keys[kDirect ? 1 : kRows * kPitch];
   alignas(4) Entry<U> list[kRows * kWidth * 33 / 32];
+  uint32_t own_lines[kOwnLines ? 32 * kLine : 1];
+
+  __device__ auto lines() {
+    if constexpr (kOwnLines) {
+      return own_lines;
+    } else if constexpr (kLines) {
+      return list;
+    } else {
+      return nullptr;
+    }
+  }
 };
+
+// `body` of std::true_type or std::false_type: code for what is mostly so, and code for the rest.
+template <class Body>
+__device__ void visit_flag(bool flag, Body&& body) {
+  if (flag) {
+    body(std::true_type{});
+  } else {
+    body(std::false_type{});
+  }
+}
 
 template <class U, int R, int L>
 __global__ void __launch_bounds__(32 * kSortWarps)
     warp_sort_kernel(const __grid_constant__ SortRows p, const Order<U> order, int kept) {
   using Shared = WarpShared<U, R, L>;
-  constexpr int kRows = Shared::kRows, kPitch = Shared::kPitch;
+  constexpr int kRows = Shared::kRows, kWidth = Shared::kWidth, kPitch = Shared::kPitch;
   __shared__ Shared all[kSortWarps];
   Shared& shared = all[threadIdx.x / 32];
   const int lane = threadIdx.x % 32, n = int(p.n);
@@ -29,45 +55,70 @@ __global__ void __launch_bounds__(32 * kSortWarps)
   const int rows = int(p.rows.numel - first < kRows ? p.rows.numel - first : kRows);
   const int64_t mine = p.rows.offset_at(first + (lane < rows ? lane : 0));
   const U* data = static_cast<const U*>(p.rows.data);
+  const int row = lane / L;  // whose words this lane sorts
 
   // Element i of the rows together, i < 1024: the quotients are exact.
   const uint32_t inverse = (1u << 20) / n + 1, inverse_kept = (1u << 20) / kept + 1;
-  const auto row_of = [&](int i) { return kRows > 1 ? int(i * inverse >> 20) : 0; };
-  U loaded[R];
-#pragma unroll
-  for (int r = 0; r < R; ++r) {
-    const int i = r * 32 + lane, row = row_of(i);
-    const int64_t offset = __shfl_sync(~0u, mine, row) + (i - row * n);
-    loaded[r] = i < rows * n ? data[offset] : U(0);
-  }
-#pragma unroll
-  for (int r = 0; r < R; ++r) {
-    const int i = r * 32 + lane, row = row_of(i);
-    if (i < rows * n) shared.keys[row * kPitch + i - row * n] = order.key(loaded[r]);
-  }
-  __syncwarp();
+  // All words are elements, which lie one after another: no bounds, and no rows to look up.
+  const bool whole = rows * n == kRows * kWidth && (kRows == 1 || p.rows.is_line(n));
 
   uint32_t entries[R];
-  const int row = lane / L;
-  sort_run<R, L, U>(entries, shared.keys + row * kPitch, shared.list + row * R * L,
-                    row < rows ? n : 0);
-  __syncwarp();
+  visit_flag(whole, [&](auto is_whole) {
+    constexpr bool kWhole = is_whole.value;
+    const auto row_of = [&](int i) {
+      return kWhole ? i / kWidth : kRows > 1 ? int(i * inverse >> 20) : 0;
+    };
+    const U* begin = data + __shfl_sync(~0u, mine, 0);
+    U loaded[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const int i = r * 32 + lane;
+      if constexpr (kWhole || kRows == 1) {
+        loaded[r] = kWhole || i < n ? begin[i] : U(0);
+      } else {
+        const int64_t offset = __shfl_sync(~0u, mine, row_of(i)) + (i - row_of(i) * n);
+        loaded[r] = i < rows * n ? data[offset] : U(0);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const int i = r * 32 + lane;
+      const U key = order.key(loaded[r]);
+      if constexpr (Shared::kDirect) {
+        entries[r] = kWhole || i < n ? uint32_t(key) << 16 | i : ~0u;
+      } else if (kWhole || i < rows * n) {
+        shared.keys[row_of(i) * kPitch + i - row_of(i) * (kWhole ? kWidth : n)] = key;
+      }
+    }
+  });
+  if constexpr (Shared::kDirect) {
+    sort_network<R, L>(entries, shared.lines());
+  } else {
+    __syncwarp();
+    sort_run<R, L, U>(entries, shared.keys + row * kPitch, shared.list + row * kWidth,
+                      shared.lines(), row < rows ? n : 0);
+    __syncwarp();
+  }
   store_entries<U, R>(shared.list, lane * R, entries);
   __syncwarp();
 
-#pragma unroll 4
-  for (int r = 0; r < R; ++r) {
-    if (r * 32 >= rows * kept) break;
-    const int i = r * 32 + lane, row = kRows > 1 ? int(i * inverse_kept >> 20) : 0;
-    const int64_t offset = __shfl_sync(~0u, mine, row);
-    if (i >= rows * kept) continue;
-    const int place = i - row * kept;
-    const Entry<U> entry = shared.list[padded<U>(row * R * L + place)];
-    const U key = key_of<U>(entry, shared.keys + row * kPitch);
-    const int index = entry & 0xffff;
-    static_cast<U*>(p.values)[first * kept + i] = value_of(key, order, data + offset, index);
-    p.indices[first * kept + i] = index;
-  }
+  visit_flag(whole && kept == n, [&](auto is_whole) {
+    constexpr bool kWhole = is_whole.value;
+#pragma unroll(kWhole ? R : 4)
+    for (int r = 0; r < R; ++r) {
+      if (!kWhole && r * 32 >= rows * kept) break;
+      const int i = r * 32 + lane;
+      const int row = kWhole ? i / kWidth : kRows > 1 ? int(i * inverse_kept >> 20) : 0;
+      const int64_t offset = __shfl_sync(~0u, mine, row);
+      if (!kWhole && i >= rows * kept) continue;
+      const int place = i - row * (kWhole ? kWidth : kept);
+      const Entry<U> entry = shared.list[padded<U>(row * kWidth + place)];
+      const U key = key_of<U>(entry, shared.keys + row * kPitch);
+      const int index = entry & 0xffff;
+      static_cast<U*>(p.values)[first * kept + i] = value_of(key, order, data + offset, index);
+      p.indices[first * kept + i] = index;
+    }
+  });
 }
 
 template <class U>
