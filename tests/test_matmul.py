@@ -220,6 +220,8 @@ def test_the_choice(plans: Any) -> None:
     assert plans([Case(16, 4096, 4096, aligned=False)], capability=80) == ["mma 64"]
     # 1.94 and 3.88 waves of 132 SMs; tiles of 256 columns would make 1.21 and 3.39.
     assert plans([Case(512, 10240, 8192)]) == ["hopper 128x160 splits 1 pairs grid 132"]
+    # Of what takes long enough for power to limit it, wide tiles, though waves are emptier.
+    assert plans([Case(4096, 28672, 8192)]) == ["hopper 128x256 splits 1 pairs grid 132"]
     assert plans([Case(1024, 14336, 4096)]) == ["hopper 128x224 splits 1 pairs grid 132"]
     # Pairs of tiles above each other need an even number of them.
     assert plans([Case(640, 10240, 4096)]) == ["hopper 128x224 splits 1 grid 132"]

@@ -162,8 +162,8 @@ using Entry = std::conditional_t<kExact<U>, uint32_t, uint16_t>;
 // Where entry i lies: see sort_shared_bytes().
 template <class U>
 __device__ int padded(int i) {
-  constexpr int kLine = 128 / sizeof(Entry<U>);
-  return i + i / kLine * (kLine / 32);
+  constexpr int kEntries = 128 / sizeof(Entry<U>);
+  return i + i / kEntries * (kEntries / 32);
 }
 
 template <class U>
