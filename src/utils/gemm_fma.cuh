@@ -134,32 +134,49 @@ __global__ void __launch_bounds__(kMmaThreads, kQuadsM* kQuadsN > 4 ? 1 : 2)
       });
     };
 
-    __syncthreads();  // the last tile's stages have been read
-    for (int s = 0; s < kFmaStages - 1; ++s) fetch(s);
-    for (int64_t k_tile = 0; k_tile < k_tiles; ++k_tile) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(kFmaStages - 2) : "memory");
-      __syncthreads();
-      // Goes where the last k_tile was, which every warp has read by now.
-      fetch(k_tile + kFmaStages - 1);
+    // What a thread multiplies at one k, and at the next: loaded while it multiplies the other.
+    float rows[2][kM], columns[2][kN];
+    const auto load = [&](int to, int64_t k_tile, int k) {
       const uint32_t stage = uint32_t(k_tile) % kFmaStages;
 #pragma unroll
+      for (int i = 0; i < kM; i += 4) {
+        const auto r = *reinterpret_cast<const float4*>(&shared.rows[stage][k][row + below(i)]);
+        float* quad = &rows[to][i];
+        quad[0] = r.x, quad[1] = r.y, quad[2] = r.z, quad[3] = r.w;
+      }
+#pragma unroll
+      for (int j = 0; j < kN; j += 4) {
+        const auto c =
+            *reinterpret_cast<const float4*>(&shared.columns[stage][k][column + beside(j)]);
+        float* quad = &columns[to][j];
+        quad[0] = c.x, quad[1] = c.y, quad[2] = c.z, quad[3] = c.w;
+      }
+    };
+
+    __syncthreads();  // the last tile's stages have been read
+#pragma unroll 1
+    for (int s = 0; s < kFmaStages; ++s) fetch(s);
+    asm volatile("cp.async.wait_group %0;" ::"n"(kFmaStages - 1) : "memory");
+    __syncthreads();
+    load(0, 0, 0);
+    for (int64_t k_tile = 0; k_tile < k_tiles; ++k_tile) {
+#pragma unroll
       for (int k = 0; k < kFmaBlockK; ++k) {
-        float rows[kM], columns[kN];
-#pragma unroll
-        for (int i = 0; i < kM; i += 4) {
-          const auto r = *reinterpret_cast<const float4*>(&shared.rows[stage][k][row + below(i)]);
-          rows[i] = r.x, rows[i + 1] = r.y, rows[i + 2] = r.z, rows[i + 3] = r.w;
-        }
-#pragma unroll
-        for (int j = 0; j < kN; j += 4) {
-          const auto c =
-              *reinterpret_cast<const float4*>(&shared.columns[stage][k][column + beside(j)]);
-          columns[j] = c.x, columns[j + 1] = c.y, columns[j + 2] = c.z, columns[j + 3] = c.w;
+        if (k < kFmaBlockK - 1) {
+          load((k + 1) % 2, k_tile, k + 1);
+        } else {
+          // The next stage is there, and every warp has loaded what it needs of this one.
+          asm volatile("cp.async.wait_group %0;" ::"n"(kFmaStages - 2) : "memory");
+          __syncthreads();
+          load((k + 1) % 2, k_tile + 1, 0);
+          fetch(k_tile + kFmaStages);
         }
 #pragma unroll
         for (int i = 0; i < kM; ++i) {
 #pragma unroll
-          for (int j = 0; j < kN; ++j) sums[i][j] = fmaf(rows[i], columns[j], sums[i][j]);
+          for (int j = 0; j < kN; ++j) {
+            sums[i][j] = fmaf(rows[k % 2][i], columns[k % 2][j], sums[i][j]);
+          }
         }
       }
       if (uint32_t(k_tile) % (kFmaFlush / kFmaBlockK) == kFmaFlush / kFmaBlockK - 1) {
