@@ -234,7 +234,12 @@ std::vector<HopperConfig> variants(const Matmul& p) {
         const HopperConfig config = hopper_variant(p, 2, swap, tile_n, splits);
         // In one wave: two narrow blocks share an SM.
         if (splits > 1 && config.grid > (narrow ? 2 : 1) * kHopperSms) continue;
-        if (config.possible) all.push_back(config);
+        if (!config.possible) continue;
+        all.push_back(config);
+        if (config.deep) {  // and as if a second block had the other half of the SM
+          all.push_back(config);
+          all.back().deep = false;
+        }
       }
       if (!narrow && p.m > kHopperTileM) {
         all.push_back(hopper_variant(p, 2, swap, tile_n, 1, true));

@@ -15,6 +15,7 @@ struct HopperConfig {
   bool swap = false;  // out^T = b^T a^T: the columns of out are the kernel's rows
   int tile_n = 0;     // columns of a tile, which has 128 rows
   bool pair = false;  // two blocks of a cluster share a tile of b
+  bool deep = false;  // a block has its SM alone, and the stages of two
   int splits = 1;     // blocks of a cluster that share the K of one tile
   int64_t tiles = 0;
   int64_t grid = 0;
@@ -25,7 +26,10 @@ struct HopperConfig {
     char line[128];
     std::snprintf(line, sizeof line, "%s128x%d%s%s splits %d %sgrid %lld", swap ? "swapped " : "",
                   tile_n, line_major_a ? " A^T" : "", line_major_b ? " B^T" : "", splits,
-                  pair ? "pairs " : "", static_cast<long long>(grid));
+                  pair   ? "pairs "
+                  : deep ? "deep "
+                         : "",
+                  static_cast<long long>(grid));
     return line;
   }
 };
@@ -148,6 +152,7 @@ inline HopperConfig hopper_variant(const Matmul& p, int bytes, bool swap, int ti
   const bool one_each = splits > 1 || tile_n < 128;
   const int64_t most = pair ? kHopperSms / 2 * 2 : kHopperSms;
   config.grid = one_each || blocks < most ? blocks : most;
+  config.deep = tile_n < 128 && blocks <= kHopperSms;
   config.time = hopper_estimate(p, config, bytes);
   return config;
 }
