@@ -199,6 +199,22 @@ MATMUL = {
     "fma, large tile, other rows": Matmul(
         300, 131, 300, "rows", "columns", 256, kernel="fma", dtype="float32", aligned=0
     ),
+    "fma, small tile": Matmul(
+        70, 68, 140, "columns", "rows", 64, columns=64, kernel="fma", dtype="float32"
+    ),
+    "fma, small tile, other rows": Matmul(
+        66,
+        75,
+        20,
+        "rows",
+        "columns",
+        64,
+        columns=64,
+        batch=2,
+        kernel="fma",
+        dtype="float32",
+        aligned=0,
+    ),
     "fma, narrow tile": Matmul(
         136, 136, 136, "columns", "rows", columns=64, kernel="fma", dtype="float32"
     ),

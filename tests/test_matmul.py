@@ -233,8 +233,9 @@ def test_the_choice(plans: Any) -> None:
     assert plans([Case(4096, 4096, 4096)], capability=80) == ["mma 128"]
     assert plans([Case(4096, 4096, 4096)], capability=75) == ["simt 64"]
     float32 = [Case(size, size, size, dtype=torch.float32) for size in (4096, 1024, 512)]
-    assert plans(float32) == ["fma 256x128", "fma 128x64", "simt 64"]
-    assert plans(float32, capability=80) == ["fma 128x128", "fma 128x128", "simt 64"]
+    assert plans(float32) == ["fma 256x128", "fma 128x64", "fma 64x64"]
+    assert plans(float32, capability=80) == ["fma 128x128", "fma 128x128", "fma 64x64"]
+    assert plans(float32, capability=75) == ["simt 64"] * 3
     for precision, layouts, expected in (
         ("tf32", "kk", "hopper 128x256"),
         ("tf32", "kl", "pack b, hopper 128x256"),
@@ -251,7 +252,7 @@ def test_the_choice(plans: Any) -> None:
     # not: tiles plus the grid, and K of both parts.
     assert plans([Case(3, 3, 8, batch=2**31)]) == ["mma 128"]
     assert plans([Case(65, 65, 8, batch=2**30)]) == ["mma 128"]
-    assert plans([Case(8, 8, 2**30, dtype=torch.float32, precision="tf32x3")]) == ["mma 64"]
+    assert plans([Case(8, 8, 2**30, dtype=torch.float32, precision="tf32x3")]) == ["fma 64x64"]
 
 
 def test_copies_are_chosen_where_they_pay(plans: Any) -> None:

@@ -7,8 +7,8 @@
 //   hopper   TMA + wgmma     16-bit, tf32 and tf32x3 on compute capability 9.0; of copies where
 //                            it cannot read operands as they lie, and copying pays
 //   mma      mma.sync        the same from 8.0 on, whatever lies where
-//   fma      multiply-adds   large float32 from 8.0 on
-//   simt     multiply-adds   float64, small float32, and GPUs before 8.0
+//   fma      multiply-adds   float32 from 8.0 on
+//   simt     multiply-adds   float64, small layers of float32, and GPUs before 8.0
 #pragma once
 
 #include "gemm_pack.h"
@@ -57,9 +57,9 @@ inline bool gemv_lines(const Matmul& p, int operand, int64_t line, int64_t k, in
 }
 
 // TFLOP/s of tiles of multiply-adds on an H200, 2026-11-21, at 4096^3, and at 1024^3 for those of
-// 64 columns.
+// 128 x 64; of 64 x 64 an estimate.
 constexpr double fma_rate(int rows, int columns) {
-  return rows == 256 ? 40 : columns == 128 ? 36 : 28;
+  return rows == 256 ? 40 : columns == 128 ? 36 : rows == 128 ? 28 : 20;
 }
 
 // Estimated microseconds: whole tiles on 132 SMs.
@@ -80,15 +80,22 @@ inline GemmPlan tiled_plan(const Matmul& p, int capability, bool tensor_cores, b
   const bool float32 = p.batch.dtype == DType::kFloat32;
   const bool multiply_adds =
       float32 && (plan.family == GemmPlan::kSimt || (is_split(p) && capability == 90));
-  if (multiply_adds && large >= 64 && capability >= 80) {
+  if (!multiply_adds || capability < 80) return plan;
+  const auto consider = [&](int rows, int columns) {
+    const bool first = plan.family != GemmPlan::kFma;
+    if (!first && fma_time(p, rows, columns) >= fma_time(p, plan.tile, plan.tile_n)) return;
     plan.family = GemmPlan::kFma;
-    plan.tile = plan.tile_n = 128;
-    // The largest tile wants 177 KB of shared memory, which few GPUs have.
-    if (!linear && capability == 90) {
-      if (fma_time(p, 256, 128) < fma_time(p, 128, 128)) plan.tile = 256;
-      if (fma_time(p, 128, 64) < fma_time(p, plan.tile, 128)) plan.tile = 128, plan.tile_n = 64;
-    }
+    plan.tile = rows;
+    plan.tile_n = columns;
+  };
+  if (large >= 64) consider(128, 128);
+  if (linear) return plan;
+  // The largest tile wants 177 KB of shared memory, which few GPUs have.
+  if (large >= 64 && capability == 90) {
+    consider(256, 128);
+    consider(128, 64);
   }
+  if (large < 64 || capability == 90) consider(64, 64);
   return plan;
 }
 

@@ -1,8 +1,8 @@
 // The matrix product of float32 on ordinary multiply-adds, from sm_80 on: as exact as
 // float32 is, at most of the rate that the multiply-adds have.
 //
-//   block    256 threads, a tile of 256 x 128 of out, 4 stages of 8 k's; one on an SM,
-//            or two with 128 x 128 or 128 x 64 where larger ones would leave SMs idle
+//   block    256 threads, a tile of 256 x 128 of out, 4 stages of 8 k's; one on an SM, or two
+//            with 128 x 128, 128 x 64 or 64 x 64 where larger ones would leave SMs idle
 //   warp     a quarter of the rows by half of the columns, as 4 x 8 threads
 //   thread   16 rows by 8 columns: 128 multiply-adds for 24 floats of shared memory
 //
@@ -216,8 +216,8 @@ cudaError_t fma_launch(const Matmul& p, const Epilogue& epilogue, void* second,
                            mma_args(p, second, Tile::kRows, Tile::kColumns), epilogue, stream);
 }
 
-// `rows` and `columns` of a tile. A layer has the tile in the middle alone: each is a kernel
-// for each of its epilogues.
+// `rows` and `columns` of a tile. A layer has 128 x 128 alone: each is a kernel for each of its
+// epilogues.
 template <bool kLinear, class Epilogue>
 cudaError_t gemm_fma(const Matmul& p, int rows, int columns, const Epilogue& epilogue, void* second,
                      cudaStream_t stream) {
@@ -225,6 +225,7 @@ cudaError_t gemm_fma(const Matmul& p, int rows, int columns, const Epilogue& epi
   if constexpr (!kLinear) {
     if (rows == 256 && columns == 128) return fma_launch<4, 2>(p, epilogue, second, stream);
     if (rows == 128 && columns == 64) return fma_launch<2, 1>(p, epilogue, second, stream);
+    if (rows == 64 && columns == 64) return fma_launch<1, 1>(p, epilogue, second, stream);
   }
   return cudaErrorInvalidValue;
 }
