@@ -306,6 +306,7 @@ class Fault(NamedTuple):
 USER_OF: dict[str, tuple[str, dict[str, object]]] = {
     "gemm_grouped_hopper.cuh": ("grouped", {}),
     "gemm_grouped_hopper_weights.cuh": ("grouped", {}),
+    "gemm_fma.cuh": ("matmul", MATMUL["fma, small tile"]._asdict()),
     "gemm_hopper.cuh": ("matmul", MATMUL["tile 16"]._asdict()),
     "sort_cluster.cuh": ("sort", SORT["four passes"]._asdict()),
     "sort_radix_wide.cuh": ("sort", RADIX["more than are put in order"]._asdict()),
@@ -386,6 +387,20 @@ FAULTS = {
         "early",
         "weights is wrong|without a fence",
         "gemm_grouped_hopper_weights.cuh",
+    ),
+    "multiplies a stage that is on its way": Fault(
+        "wait_group(kFmaStages - 2)",
+        "wait_group(kFmaStages - 1)",
+        "late",
+        "out is wrong",
+        "gemm_fma.cuh",
+    ),
+    "copies over a stage that is read": Fault(
+        "(kFmaStages - 2);\n          __syncthreads();",
+        "(kFmaStages - 2);",
+        "late",
+        "out is wrong",
+        "gemm_fma.cuh",
     ),
     "writes to blocks that still read": Fault(
         "cluster_sync();  // all counts are there",

@@ -172,6 +172,7 @@ BORDERS = [
     Case(9, 777, 264, batch=4), Case(333, 30, 2056, batch=3),
     Case(70, 96, 80, "ll", batch=3), Case(1, 777, 256, batch=4), Case(777, 2, 256),
     Case(65, 33, 17, dtype=torch.float64), Case(65, 33, 0), Case(0, 33, 8), Case(1, 1, 1),
+    Case(65, 33, 0, dtype=torch.float32),
 ]  # fmt: skip
 #: Large enough for copies of what the Hopper kernel cannot read.
 PACKED = [
@@ -217,6 +218,11 @@ def test_the_choice(plans: Any) -> None:
     vectors = [Case(m, n, 4096, dtype=torch.float32) for m, n in ((1, 4096), (4096, 2))]
     assert plans(vectors) == ["gemv", "gemv swapped"]
     assert plans([Case(16, 4096, 4096, "kl")])[0].startswith("hopper swapped 128x16")
+    # One block an SM, and more; and 40 clusters of three, which would not find 120 SMs at once.
+    assert plans([Case(64, 10240, 8192), Case(64, 28672, 4096), Case(64, 5120, 5120)]) == [
+        "hopper swapped 128x64 splits 1 deep grid 80", "hopper swapped 128x64 splits 1 grid 224",
+        "hopper swapped 128x64 splits 3 grid 120",
+    ]  # fmt: skip
     assert plans([Case(16, 4096, 4096, aligned=False)], capability=80) == ["mma 64"]
     # 1.94 and 3.88 waves of 132 SMs; tiles of 256 columns would make 1.21 and 3.39.
     assert plans([Case(512, 10240, 8192)]) == ["hopper 128x160 splits 1 pairs grid 132"]

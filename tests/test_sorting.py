@@ -96,7 +96,7 @@ def first_agree(x: torch.Tensor, k: int, device: str, dim: int = -1, largest: bo
 
 # Rows and their length: each size of network, of block and of tile, and their borders.
 SHAPES = [
-    (3, 1), (70, 2), (5, 4), (33, 5), (257, 15), (100, 16), (50, 17), (65, 32), (77, 33), (31, 64),
+    (3, 1), (70, 2), (5, 4), (70, 4), (33, 5), (257, 15), (100, 16), (50, 17), (65, 32), (77, 33), (31, 64),
     (45, 65), (19, 128), (9, 129), (9, 256), (7, 257), (6, 512), (5, 513), (5, 1000), (5, 1024),
     (3, 1025), (3, 2047), (2, 4096), (2, 8191), (2, 16385), (2, 22528), (1, 22529), (2, 32768),
     (2, 32769), (1, 65537), (3, 100003), (9, 65536), (1, 131072), (2, 131073),
@@ -129,6 +129,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "transposed": lambda x: x.transpose(-1, -2),
     "stepped": lambda x: x[..., ::2],
     "sliced": lambda x: x[..., 1:-2],
+    "whole words": lambda x: x[..., :32],  # of a warp's rows, which do not follow each other
     "permuted": lambda x: x.permute(2, 0, 1),
     "odd start": lambda x: x.flatten()[1:-1].view(2, -1),
     "expanded": lambda x: x[:1].expand(5, -1, -1),

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kSortThreads)
 #pragma unroll
       for (int r = 0; r < R; ++r) {
         const int i = r * 32 + lane;
-        entries[r] = i < length ? uint32_t(order.key(loaded[r])) << 16 | i : ~0u;
+        entries[r] = i < length ? exact_word(order.key(loaded[r]), i) : ~0u;
       }
       sort_network<R, 32>(entries, list + padded<U>(first));
     } else {

@@ -76,7 +76,7 @@ inline GemmPlan tiled_plan(const Matmul& p, int capability, bool tensor_cores, b
   plan.family = tensor_cores && capability >= 80 ? GemmPlan::kMma : GemmPlan::kSimt;
   const int64_t large = detail::ceil_div(p.m, 128) * detail::ceil_div(p.n, 128) * p.batch.numel;
   plan.tile = plan.family == GemmPlan::kMma && large >= 132 ? 128 : 64;
-  // On an H200 multiply-adds take half of the time of three products on mma.sync.
+  // On an H200 multiply-adds take half of the time of three products on mma.sync, at 4096^3.
   const bool float32 = p.batch.dtype == DType::kFloat32;
   const bool multiply_adds =
       float32 && (plan.family == GemmPlan::kSimt || (is_split(p) && capability == 90));
@@ -99,14 +99,13 @@ inline GemmPlan tiled_plan(const Matmul& p, int capability, bool tensor_cores, b
   return plan;
 }
 
-// Estimated microseconds of such a plan on an H200: whole tiles at the rate, in TFLOP/s,
-// that 4096^3 reached there. Only that of tf32 without vectors was not measured.
+// Estimated microseconds of such a plan on an H200, where multiply-adds do the work of tf32x3:
+// whole tiles at the rate, in TFLOP/s, that 4096^3 reached there. That of tf32 without vectors
+// was not measured.
 inline double tiled_time(const Matmul& p, const GemmPlan& plan) {
   if (plan.family == GemmPlan::kFma) return fma_time(p, plan.tile, plan.tile_n);
   const bool vectors = whole_vectors(p, 1, p.a) && whole_vectors(p, 2, p.b);
-  const double rate = is_split(p)                   ? 21
-                      : size_of(p.batch.dtype) == 4 ? (vectors ? 101 : 50)
-                                                    : (vectors ? 239 : 55);
+  const double rate = size_of(p.batch.dtype) == 4 ? (vectors ? 101 : 50) : (vectors ? 239 : 55);
   const double tiles = double(detail::ceil_div(p.m, plan.tile)) *
                        double(detail::ceil_div(p.n, plan.tile)) * double(p.batch.numel);
   const double busy = (tiles < kHopperSms ? kHopperSms : tiles) * plan.tile * plan.tile * p.k;

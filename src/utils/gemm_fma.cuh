@@ -135,6 +135,7 @@ __global__ void __launch_bounds__(kMmaThreads, kQuadsM* kQuadsN > 4 ? 1 : 2)
     };
 
     // What a thread multiplies at one k, and at the next: loaded while it multiplies the other.
+    static_assert(kFmaBlockK % 2 == 0, "a stage begins with the first of the two");
     float rows[2][kM], columns[2][kN];
     const auto load = [&](int to, int64_t k_tile, int k) {
       const uint32_t stage = uint32_t(k_tile) % kFmaStages;
@@ -165,7 +166,8 @@ __global__ void __launch_bounds__(kMmaThreads, kQuadsM* kQuadsN > 4 ? 1 : 2)
         if (k < kFmaBlockK - 1) {
           load((k + 1) % 2, k_tile, k + 1);
         } else {
-          // The next stage is there, and every warp has loaded what it needs of this one.
+          // The next stage is there, and every warp has loaded what it needs of this one. Behind
+          // the last one lies anything: it is never multiplied.
           asm volatile("cp.async.wait_group %0;" ::"n"(kFmaStages - 2) : "memory");
           __syncthreads();
           load((k + 1) % 2, k_tile + 1, 0);

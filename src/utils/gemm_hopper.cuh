@@ -10,7 +10,7 @@
 // the next tile's stages while the consumers still write this one's result, which
 // leaves through shared memory by TMA. In pairs, two blocks of a cluster have tiles below
 // each other: each brings half of the tile of b, to both. Narrow tiles (16, 32, 64) stream
-// the large operand, two blocks per SM, or one with as many stages. With `splits`, the blocks
+// the large operand, two blocks per SM, or one with the stages of two. With `splits`, the blocks
 // of a cluster share the K of one tile and add their sums through distributed shared memory, in
 // the order of their ranks: the same bits every time, no workspace, no second launch.
 #pragma once

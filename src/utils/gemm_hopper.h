@@ -15,7 +15,7 @@ struct HopperConfig {
   bool swap = false;  // out^T = b^T a^T: the columns of out are the kernel's rows
   int tile_n = 0;     // columns of a tile, which has 128 rows
   bool pair = false;  // two blocks of a cluster share a tile of b
-  bool deep = false;  // a block has its SM alone, and the stages of two
+  bool deep = false;  // a narrow tile's block has its SM alone, and the stages of two
   int splits = 1;     // blocks of a cluster that share the K of one tile
   int64_t tiles = 0;
   int64_t grid = 0;
@@ -73,12 +73,13 @@ constexpr double hopper_stage_time(int tile_n) {
                          : 0.26;
 }
 
-// By how much a tile is slower than one of 256 columns where a product takes so long that power
-// limits the clock: narrower tiles move more for each multiplication. H200, 2026-11-22, 4096 x
-// 57344 x 8192 in turns with cuBLAS (4.98 ms): 4.96 ms by 256 columns, 5.05 by 224, 5.16 by 160,
-// 5.41 by 128. Products of less than 100 us end before that.
-constexpr double kHopperPowerTime = 100;
-constexpr double hopper_power(int tile_n) {
+// By how much a tile is slower than one of 256 columns where a product takes so long, in
+// microseconds, that power limits the clock: narrower tiles move more for each multiplication.
+// What waves do not explain of nine bfloat16 products of 0.75 to 5 ms on an H200, 2026-11-22, each
+// after 12 ms of rest; of 192 columns and of narrow tiles an estimate. Without rest all tiles take
+// as long, and these factors cost up to 2 %.
+constexpr double kHopperPowerTime = 250;
+constexpr double hopper_power_factor(int tile_n) {
   return tile_n >= 256   ? 1
          : tile_n == 224 ? 1.015
          : tile_n == 192 ? 1.025
@@ -127,13 +128,17 @@ inline double hopper_estimate(const Matmul& p, const HopperConfig& config, int b
   const double loads = hopper_load_time(p, config, bytes);
   const double stage = products > loads ? products : loads;
   double busy = waves * (stages / config.splits * stage + 0.5);
-  if (busy > kHopperPowerTime && !is_split(p)) busy *= hopper_power(config.tile_n);
+  if (busy > kHopperPowerTime && !is_split(p)) busy *= hopper_power_factor(config.tile_n);
   const double read = (double(p.m) * p.k + double(p.n) * p.k) * (is_split(p) ? 2 : 1);
   const double all = (read + double(p.m) * p.n) * bytes * double(p.batch.numel) / 4.25e6;
   // Of two that wait for memory, the one with less to do.
   return (busy > all ? busy + 0.1 * all : all + 0.1 * busy) + kHopperFixedTime +
          (config.splits == 1 ? 0 : exchange);
 }
+
+// Whether all clusters of `splits` blocks find their SMs at once, if a block takes a whole one:
+// those of a cluster are of one part of the chip, and 39 clusters of three did not.
+constexpr bool hopper_clusters_fit(int splits, int64_t tiles) { return splits <= 2 || tiles <= 33; }
 
 // A variant of the kernel, its grid and its estimate; not possible if no grid holds it.
 inline HopperConfig hopper_variant(const Matmul& p, int bytes, bool swap, int tile_n, int splits,
@@ -152,7 +157,7 @@ inline HopperConfig hopper_variant(const Matmul& p, int bytes, bool swap, int ti
   const bool one_each = splits > 1 || tile_n < 128;
   const int64_t most = pair ? kHopperSms / 2 * 2 : kHopperSms;
   config.grid = one_each || blocks < most ? blocks : most;
-  config.deep = tile_n < 128 && blocks <= kHopperSms;
+  config.deep = tile_n < 128 && blocks <= kHopperSms && hopper_clusters_fit(splits, config.tiles);
   config.time = hopper_estimate(p, config, bytes);
   return config;
 }
@@ -181,9 +186,7 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
     config.line_major_b = (swap ? a : b) == Lines::kLineMajor;
     // Splits are for SMs that would idle: all of their blocks at work at once.
     if (!config.possible || (splits > 1 && config.grid > kHopperSms)) return;
-    // Large blocks of one cluster need an SM each of one part of the chip: 39 clusters of three
-    // did not all find them at once.
-    if (splits > 2 && tile_n >= 128 && config.tiles > 33) return;
+    if (tile_n >= 128 && !hopper_clusters_fit(splits, config.tiles)) return;
     // Of two alike that which loads less, for the power that takes; its blocks begin 0.1 us later.
     const bool preferred = pair && config.tile_n == best.tile_n && config.time > 15;
     const double most = preferred ? 1.001 * best.time : best.time;

@@ -28,7 +28,7 @@ struct SortRows {
 template <class U> struct Order {
   bool floating = false;
   U sign = 0;             // the sign bit; 0 for unsigned dtypes
-  U infinity = U(~U(0));  // its bits, for floating dtypes
+  U infinity = U(~U(0));  // its bits; of other dtypes nothing is above it
   U flip = 0;             // all ones where the largest comes first
 
   constexpr U key(U bits) const {

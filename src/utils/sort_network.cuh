@@ -109,32 +109,33 @@ __device__ void merge_lanes(W (&words)[R]) {
 // between lanes are steps between registers then. By shuffles each lane of two computes both the
 // lower and the higher word, and drops one. A line of 32 words has one left out after it, so that
 // a lane's own words and those of all lanes with one number are both on different banks.
-constexpr int kLine = 33;
+constexpr int kLinePitch = 33;
 template <int kLanes>
 __device__ void merge_lines(uint32_t (&words)[32], uint32_t* lines) {
-  constexpr int kHalf = kLanes / 2;  // registers, too, of one of the two that are merged
+  // Two runs of so many lanes are merged; turned over, of so many registers of each lane.
+  constexpr int kHalf = kLanes / 2;
   const int lane = threadIdx.x % 32;
-  __syncwarp();
+  __syncwarp();  // what was in the lines has been read
 #pragma unroll
-  for (int r = 0; r < 32; ++r) lines[lane * kLine + r] = words[r];
+  for (int r = 0; r < 32; ++r) lines[lane * kLinePitch + r] = words[r];
   __syncwarp();
 #pragma unroll
   for (int r = 0; r < 32; ++r) {
     const int mirrored = r ^ (kHalf - 1);
-    words[r] = r & kHalf ? lines[mirrored * kLine + 31 - lane] : lines[r * kLine + lane];
+    words[r] = r & kHalf ? lines[mirrored * kLinePitch + 31 - lane] : lines[r * kLinePitch + lane];
   }
   merge_registers<kHalf>(words);
   __syncwarp();
 #pragma unroll
-  for (int r = 0; r < 32; ++r) lines[r * kLine + lane] = words[r];
+  for (int r = 0; r < 32; ++r) lines[r * kLinePitch + lane] = words[r];
   __syncwarp();
 #pragma unroll
-  for (int r = 0; r < 32; ++r) words[r] = lines[lane * kLine + r];
+  for (int r = 0; r < 32; ++r) words[r] = lines[lane * kLinePitch + r];
 }
 
 // Sorts the words of each L neighbouring lanes: afterwards words[r] of lane l is number
 // l * R + r. `lines` is room in shared memory for 32 lines of a warp with 32 words a lane, or
-// nullptr: then lanes shuffle.
+// nullptr: then lanes shuffle. kLanes, whose runs are merged first, is the function's own.
 template <int R, int L, int kLanes = 1, class W, class Lines>
 __device__ void sort_network(W (&words)[R], Lines lines) {
   if constexpr (kLanes == 1) {
@@ -158,6 +159,13 @@ template <class U>
 constexpr bool kExact = sizeof(U) <= 2;
 template <class U>
 using Entry = std::conditional_t<kExact<U>, uint32_t, uint16_t>;
+
+// The word of a key that fits, which is its entry, too.
+template <class U>
+__device__ uint32_t exact_word(U key, int position) {
+  static_assert(kExact<U>);
+  return uint32_t(key) << 16 | uint32_t(position);
+}
 
 // Where entry i lies: see sort_shared_bytes().
 template <class U>
@@ -260,7 +268,7 @@ __device__ void sort_run(uint32_t (&entries)[R], const U* keys, Entry<U>* list, 
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const int i = r * L + lane;
-      entries[r] = i < n ? uint32_t(keys[i]) << 16 | i : ~0u;
+      entries[r] = i < n ? exact_word(keys[i], i) : ~0u;
     }
     sort_network<R, L>(entries, lines);
   } else {

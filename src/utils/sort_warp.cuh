@@ -19,7 +19,7 @@ struct WarpShared {
   static constexpr bool kOwnLines = kLines && !kExact<U>;
   U keys[kDirect ? 1 : kRows * kPitch];
   alignas(4) Entry<U> list[kRows * kWidth * 33 / 32];
-  uint32_t own_lines[kOwnLines ? 32 * kLine : 1];
+  uint32_t own_lines[kOwnLines ? 32 * kLinePitch : 1];
 
   __device__ auto lines() {
     if constexpr (kOwnLines) {
@@ -32,7 +32,8 @@ struct WarpShared {
   }
 };
 
-// `body` of std::true_type or std::false_type: code for what is mostly so, and code for the rest.
+// Calls `body` with the flag as a type, std::true_type or std::false_type: the code for what is
+// mostly so need not look.
 template <class Body>
 __device__ void visit_flag(bool flag, Body&& body) {
   if (flag) {
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(32 * kSortWarps)
       const int i = r * 32 + lane;
       const U key = order.key(loaded[r]);
       if constexpr (Shared::kDirect) {
-        entries[r] = kWhole || i < n ? uint32_t(key) << 16 | i : ~0u;
+        entries[r] = kWhole || i < n ? exact_word(key, i) : ~0u;
       } else if (kWhole || i < rows * n) {
         shared.keys[row_of(i) * kPitch + i - row_of(i) * (kWhole ? kWidth : n)] = key;
       }
