@@ -108,7 +108,8 @@ __device__ void merge_lanes(W (&words)[R]) {
 // The same through shared memory, where lane l takes the words l, l + 32, ... of the warp: steps
 // between lanes are steps between registers then. By shuffles each lane of two computes both the
 // lower and the higher word, and drops one. A line of 32 words has one left out after it, so that
-// a lane's own words and those of all lanes with one number are both on different banks.
+// a lane's own words and those of all lanes with one number are both on different banks. So does
+// the sorted list (padded()), which can be the lines where its entries are words.
 constexpr int kLinePitch = 33;
 template <int kLanes>
 __device__ void merge_lines(uint32_t (&words)[32], uint32_t* lines) {

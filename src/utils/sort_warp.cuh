@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(32 * kSortWarps)
   const int rows = int(p.rows.numel - first < kRows ? p.rows.numel - first : kRows);
   const int64_t mine = p.rows.offset_at(first + (lane < rows ? lane : 0));
   const U* data = static_cast<const U*>(p.rows.data);
-  const int row = lane / L;  // whose words this lane sorts
+  const int own_row = lane / L;  // whose words this lane sorts
 
   // Element i of the rows together, i < 1024: the quotients are exact.
   const uint32_t inverse = (1u << 20) / n + 1, inverse_kept = (1u << 20) / kept + 1;
@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(32 * kSortWarps)
     sort_network<R, L>(entries, shared.lines());
   } else {
     __syncwarp();
-    sort_run<R, L, U>(entries, shared.keys + row * kPitch, shared.list + row * kWidth,
-                      shared.lines(), row < rows ? n : 0);
+    sort_run<R, L, U>(entries, shared.keys + own_row * kPitch, shared.list + own_row * kWidth,
+                      shared.lines(), own_row < rows ? n : 0);
     __syncwarp();
   }
   store_entries<U, R>(shared.list, lane * R, entries);
