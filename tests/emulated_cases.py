@@ -106,7 +106,6 @@ class Matmul(NamedTuple):
     swap: int = 0
     splits: int = 1
     pair: int = 0  # blocks of two share a tile of b
-    deep: int = 0  # a narrow tile's block has its SM alone
     batch: int = 1
     kernel: str = "hopper"
     dtype: str = "bfloat16"
@@ -123,7 +122,6 @@ MATMUL = {
     "tile 160, other rows": Matmul(130, 331, 136, tile=160, aligned=0),
     "tile 128": Matmul(260, 264, 200),
     "tile 64": Matmul(260, 64, 200, tile=64),
-    "tile 64, alone on an SM": Matmul(130, 64, 840, tile=64, deep=1),
     "tile 32": Matmul(130, 24, 200, tile=32),
     "tile 16": Matmul(130, 9, 200, tile=16),
     "tile 256, a^T": Matmul(300, 264, 200, "columns", "columns", tile=256),

@@ -220,7 +220,7 @@ def test_the_choice(plans: Any) -> None:
     assert plans([Case(16, 4096, 4096, "kl")])[0].startswith("hopper swapped 128x16")
     # One block an SM, and more; and 40 clusters of three, which would not find 120 SMs at once.
     assert plans([Case(64, 10240, 8192), Case(64, 28672, 4096), Case(64, 5120, 5120)]) == [
-        "hopper swapped 128x64 splits 1 deep grid 80", "hopper swapped 128x64 splits 1 grid 224",
+        "hopper swapped 128x64 splits 1 grid 80", "hopper swapped 128x64 splits 1 grid 224",
         "hopper swapped 128x64 splits 3 grid 120",
     ]  # fmt: skip
     assert plans([Case(16, 4096, 4096, aligned=False)], capability=80) == ["mma 64"]

@@ -234,12 +234,7 @@ std::vector<HopperConfig> variants(const Matmul& p) {
         const HopperConfig config = hopper_variant(p, 2, swap, tile_n, splits);
         // In one wave: two narrow blocks share an SM.
         if (splits > 1 && config.grid > (narrow ? 2 : 1) * kHopperSms) continue;
-        if (!config.possible) continue;
-        all.push_back(config);
-        if (config.deep) {  // and with half of the SM, as if a second block had the other
-          all.push_back(config);
-          all.back().deep = false;
-        }
+        if (config.possible) all.push_back(config);
       }
       if (!narrow && p.m > kHopperTileM) {
         all.push_back(hopper_variant(p, 2, swap, tile_n, 1, true));
@@ -371,7 +366,6 @@ void refit(const std::vector<Measured>& results) {
     for (const int pass : {0, 1}) {
       for (const auto& [p, config, time] : results) {
         if (config.tile_n != tile_n || (config.splits == 1) != (pass == 0)) continue;
-        if (tile_n < 128 && !config.deep) continue;  // one of two on its SM
         const auto stages = double(detail::ceil_div(p.k, 64)) / config.splits;
         const auto waves = double(detail::ceil_div(config.tiles * config.splits, kHopperSms));
         const double all = Products{{}, p.m, p.n, p.k, p.batch.dtype}.bytes() / 4.0e6;

@@ -10,9 +10,9 @@
 // the next tile's stages while the consumers still write this one's result, which
 // leaves through shared memory by TMA. In pairs, two blocks of a cluster have tiles below
 // each other: each brings half of the tile of b, to both. Narrow tiles (16, 32, 64) stream
-// the large operand, two blocks per SM, or one with the stages of two. With `splits`, the blocks
-// of a cluster share the K of one tile and add their sums through distributed shared memory, in
-// the order of their ranks: the same bits every time, no workspace, no second launch.
+// the large operand, two blocks per SM. With `splits`, the blocks of a cluster share the K of
+// one tile and add their sums through distributed shared memory, in the order of
+// their ranks: the same bits every time, no workspace, no second launch.
 #pragma once
 
 #include "early_start.cuh"
@@ -28,7 +28,6 @@ struct HopperArgs {
   int64_t out_row, out_batch;  // strides in elements; columns are next to each other
   int rows, cols;              // of the kernel's product: swapped if `swap`
   int k_blocks, tiles_m, tiles_n, tiles, group, splits;  // a pair has one tile, twice as high
-  int stages;                                            // of a narrow tile's block
   int step_a, step_b;  // of the batch coordinate: 0 where an operand is broadcast
   bool swap, pair;
   bool by_tma;  // boxes of out leave by the copy engine
@@ -67,14 +66,13 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
 #ifdef CUDA_OPS_HOPPER_CODE
   using Tile = HopperTile<T, kTileN, kLineMajorB>;
   using Out = typename HopperType<T>::Out;
-  constexpr int kBlockK = Tile::kBlockK;
-  const int stages = Tile::kNarrow ? args.stages : Tile::kStages;
+  constexpr int kStages = Tile::kStages, kBlockK = Tile::kBlockK;
 
   extern __shared__ uint8_t shared[];
   const uint32_t memory = (shared_address(shared) + 1023) & ~1023u;
-  const uint32_t staging = memory + uint32_t(stages * Tile::kStage);
-  const uint32_t full = staging + Tile::kStaging, empty = full + 8 * uint32_t(stages);
-  HopperRing<Tile> ring{memory, full, empty, args.pair, stages};
+  const uint32_t staging = memory + kStages * Tile::kStage;
+  const uint32_t full = staging + Tile::kStaging, empty = full + 8 * kStages;
+  HopperRing<Tile> ring{memory, full, empty, args.pair};
   const int group = uniform(int(threadIdx.x) / 128), lane = int(threadIdx.x) % 32;
   const bool swap = Tile::kNarrow && args.swap;  // wide tiles never are
 
@@ -94,7 +92,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
     tma_prefetch(map_a);
     tma_prefetch(map_b);
     if (args.by_tma) tma_prefetch(map_out);
-    for (int s = 0; s < stages; ++s) {
+    for (int s = 0; s < kStages; ++s) {
       mbarrier_init(full + 8 * s, 1);
       mbarrier_init(empty + 8 * s, 4 * Tile::kConsumers * (args.pair ? 2 : 1));  // consuming warps
     }
@@ -149,7 +147,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
         }
       }
       // The other block still arrives at this one's barriers.
-      for (int s = 0; args.pair && s < stages; ++s, ring.advance()) ring.wait_empty();
+      for (int s = 0; args.pair && s < kStages; ++s, ring.advance()) ring.wait_empty();
     }
   } else {
     // --- consumer
@@ -159,7 +157,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
     constexpr bool kShareColumns = !Tile::kNarrow && !std::is_empty_v<typename Epilogue::Columns>;
     static_assert(!kShareColumns || sizeof(typename Epilogue::Columns) <= Tile::kColumnBytes);
     auto* shared_columns = reinterpret_cast<typename Epilogue::Columns*>(
-                               shared + (empty + 8 * uint32_t(stages) - shared_address(shared))) +
+                               shared + (empty + 8 * kStages - shared_address(shared))) +
                            consumer * kTileN / 2;
     for (int tile = first_tile; tile < args.tiles; next_tile(tile)) {
       const bool alone = !Tile::kNarrow && args.splits == 1;
@@ -387,7 +385,6 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   args.tiles = int(args.tiles_m * args.tiles_n * batch);
   args.group = config.pair ? 8 : 16;
   args.splits = config.splits;
-  args.stages = config.deep ? Tile::kDeepStages : Tile::kStages;
   args.step_a = batch_stride(ia) != 0;
   args.step_b = batch_stride(ib) != 0;
   args.swap = config.swap;
@@ -417,8 +414,7 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
 
   const auto kernel = gemm_hopper_kernel<T, kTileN, kLineMajorA, kLineMajorB, Epilogue>;
   // Of the current device, and cheap when it holds already.
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               Tile::shared_bytes(Tile::kDeepStages));
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kShared);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2] = {early_start()};
   attributes[1].id = cudaLaunchAttributeClusterDimension;
@@ -427,7 +423,7 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(unsigned(config.grid));
   launch.blockDim = dim3(Tile::kThreads);
-  launch.dynamicSmemBytes = size_t(Tile::shared_bytes(args.stages));
+  launch.dynamicSmemBytes = Tile::kShared;
   launch.stream = stream;
   launch.attrs = attributes;
   launch.numAttrs = config.pair || config.splits > 1 ? 2 : 1;

@@ -15,7 +15,6 @@ struct HopperConfig {
   bool swap = false;  // out^T = b^T a^T: the columns of out are the kernel's rows
   int tile_n = 0;     // columns of a tile, which has 128 rows
   bool pair = false;  // two blocks of a cluster share a tile of b
-  bool deep = false;  // a narrow tile's block has its SM alone, and the stages of two
   int splits = 1;     // blocks of a cluster that share the K of one tile
   int64_t tiles = 0;
   int64_t grid = 0;
@@ -26,10 +25,7 @@ struct HopperConfig {
     char line[128];
     std::snprintf(line, sizeof line, "%s128x%d%s%s splits %d %sgrid %lld", swap ? "swapped " : "",
                   tile_n, line_major_a ? " A^T" : "", line_major_b ? " B^T" : "", splits,
-                  pair   ? "pairs "
-                  : deep ? "deep "
-                         : "",
-                  static_cast<long long>(grid));
+                  pair ? "pairs " : "", static_cast<long long>(grid));
     return line;
   }
 };
@@ -157,7 +153,6 @@ inline HopperConfig hopper_variant(const Matmul& p, int bytes, bool swap, int ti
   const bool one_each = splits > 1 || tile_n < 128;
   const int64_t most = pair ? kHopperSms / 2 * 2 : kHopperSms;
   config.grid = one_each || blocks < most ? blocks : most;
-  config.deep = tile_n < 128 && blocks <= kHopperSms && hopper_clusters_fit(splits, config.tiles);
   config.time = hopper_estimate(p, config, bytes);
   return config;
 }

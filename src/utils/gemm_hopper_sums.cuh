@@ -77,10 +77,9 @@ struct HopperTile {
   // A block may have 227 KB; of two blocks on an SM each has 113 KB. The rest is for
   // barriers, for the start's alignment and, in wide tiles, for columns.
   static constexpr int kRest = kNarrow ? 2048 : 2048 + kConsumers * kTileN / 2 * kColumnBytes;
-  // The stages of a narrow tile's block that is one of two on its SM, and of any that is alone.
-  static constexpr int kStages = ((kNarrow ? 113 : 227) * 1024 - kRest - kStaging) / kStage;
-  static constexpr int kDeepStages = (227 * 1024 - kRest - kStaging) / kStage;
-  static constexpr int shared_bytes(int stages) { return stages * kStage + kStaging + kRest; }
+  static constexpr int kBudget = (kNarrow ? 113 : 227) * 1024 - kRest - kStaging;
+  static constexpr int kStages = kBudget / kStage;
+  static constexpr int kShared = kStages * kStage + kStaging + kRest;
   // Partial sums for a split: lines of floats. A warp stores 8 rows by 4 pairs of columns,
   // one float along the rows or two along the columns: none meet in a bank.
   static constexpr int kPitchRows = kTileM + 4, kPitchCols = kTileN + 8;
@@ -94,7 +93,6 @@ template <class Tile>
 struct HopperRing {
   uint32_t memory, full, empty;  // the first stage; barriers of stages
   bool pair;                     // a stage is empty when both blocks of the pair have read it
-  int stages;
   int stage = 0;
   uint32_t phase = 0;
 
@@ -114,7 +112,7 @@ struct HopperRing {
     }
   }
   __device__ void advance() {
-    if (++stage == stages) {
+    if (++stage == Tile::kStages) {
       stage = 0;
       phase ^= 1;
     }

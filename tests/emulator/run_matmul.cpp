@@ -69,7 +69,6 @@ cudaError_t run_hopper(const Arguments& arguments, const Matmul& p, void* second
   const bool line_major_a = p.a.row < p.a.col, line_major_b = p.b.col < p.b.row;
   HopperConfig config = hopper_variant(p, int(sizeof(T)), swap, arguments.number("tile"),
                                        arguments.number("splits"), arguments.number("pair") != 0);
-  config.deep = arguments.number("deep") != 0;
   config.line_major_a = swap ? line_major_b : line_major_a;
   config.line_major_b = swap ? line_major_a : line_major_b;
   std::printf("plan: hopper %s\n", config.text().c_str());
