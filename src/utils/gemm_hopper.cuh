@@ -27,6 +27,8 @@ struct HopperArgs {
   void* second;
   int64_t out_row, out_batch;  // strides in elements; columns are next to each other
   int rows, cols;              // of the kernel's product: swapped if `swap`
+  int last_m, last_n;          // where the last tile begins
+  int stage_bytes;
   int k_blocks, tiles_m, tiles_n, tiles, group, splits;  // a pair has one tile, twice as high
   int step_a, step_b;  // of the batch coordinate: 0 where an operand is broadcast
   bool swap, pair;
@@ -51,7 +53,10 @@ __device__ TilePlace tile_place(const HopperArgs& args, int rank, int tile) {
   const int matrix = args.tiles_m * args.tiles_n;
   const auto at = tile_in_bands(tile % matrix, args.tiles_m, args.tiles_n, args.group);
   const int row = args.pair ? 2 * at.row + rank : at.row;
-  return {row * kHopperTileM, at.column * kTileN, tile / matrix};
+  // The last tile begins where it ends with the matrix, and computes again, bit for bit, what the
+  // one before it does: loads from beyond the matrix take longer than any others.
+  const int m = row * kHopperTileM, n = at.column * kTileN;
+  return {m < args.last_m ? m : args.last_m, n < args.last_n ? n : args.last_n, tile / matrix};
 }
 
 template <class T, int kTileN, bool kLineMajorA, bool kLineMajorB, class Epilogue>
@@ -113,7 +118,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
         for (int kb = k_begin; kb < k_end; ++kb, ring.advance()) {
           const uint32_t a = ring.a(), b = ring.b(), arrived = full + 8 * ring.stage;
           ring.wait_empty();
-          mbarrier_arrive_and_expect(arrived, Tile::kStage);
+          mbarrier_arrive_and_expect(arrived, uint32_t(args.stage_bytes));
 #pragma unroll
           for (int part = 0; part < Tile::kParts; ++part) {
             const int k = (kb + part * args.k_blocks) * kBlockK;
@@ -358,18 +363,27 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
     // The stride of a dim of one is free in torch, and must be a multiple of 16 here.
     const int64_t row = y == 1 ? (x * kElement + 15) / 16 * 16 : outer * kElement;
     const int64_t z = step == 0 ? 1 : batch;
-    return tensor_map(map, Type::kMap, kElement, operands[i].data, x, y, z, row,
-                      step == 0 ? row : step * kElement, line_major ? Tile::kBlockK : box_lines);
+    // The next stage's 128 bytes come early with this one's, but not where rows start in the
+    // middle of such pairs, or other blocks of a split would read them (docs/kernels/matmul.md).
+    const bool ahead = row % kSwizzleBytes == 0 && (Tile::kNarrow || config.splits == 1);
+    return tensor_map(
+        map, Type::kMap, kElement, operands[i].data, x, y, z, row,
+        step == 0 ? row : step * kElement, line_major ? Tile::kBlockK : box_lines,
+        ahead ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   };
   TensorMap map_a, map_b, map_out, map_second;
   const int ia = config.swap ? 2 : 1, ib = 3 - ia;
   const int64_t lines_a = config.swap ? p.n : p.m, lines_b = config.swap ? p.m : p.n;
   const MatrixStrides &a = p.a, &b = p.b;
+  // A box is never higher than the matrix; what is in shared memory behind it makes sums that
+  // are not stored. Blocks of 64 lines side by side are loaded whole.
+  const int box_a = kLineMajorA ? Tile::kTileM : hopper_box(lines_a, Tile::kTileM);
+  const int box_b = kLineMajorB || config.pair ? Tile::kLinesB : hopper_box(lines_b, kTileN);
   cudaError_t error = map_of(map_a, ia, lines_a, config.swap ? b.col : a.row,
-                             config.swap ? b.row : a.col, kLineMajorA, Tile::kTileM);
+                             config.swap ? b.row : a.col, kLineMajorA, box_a);
   if (error != cudaSuccess) return error;
   error = map_of(map_b, ib, lines_b, config.swap ? a.row : b.col, config.swap ? a.col : b.row,
-                 kLineMajorB, config.pair ? kTileN / 2 : kTileN);
+                 kLineMajorB, config.pair ? kTileN / 2 : box_b);
   if (error != cudaSuccess) return error;
 
   HopperArgs args{};
@@ -379,6 +393,9 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   args.out_batch = batch_stride(0);
   args.rows = int(lines_a);
   args.cols = int(lines_b);
+  args.last_m = hopper_last(lines_a, Tile::kTileM);
+  args.last_n = hopper_last(lines_b, kTileN);
+  args.stage_bytes = Tile::kParts * (box_a + box_b) * kSwizzleBytes;
   args.k_blocks = int(k_blocks);
   args.tiles_m = int(detail::ceil_div(lines_a, Tile::kTileM * (config.pair ? 2 : 1)));
   args.tiles_n = int(detail::ceil_div(lines_b, kTileN));

@@ -53,20 +53,29 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace detail
 
+// Lines that a tile loads at once, and where the last tile begins: at multiples of eight, the
+// rows that a swizzle repeats after and, of columns, the elements of 16 bytes.
+inline int hopper_box(int64_t lines, int tile) {
+  return lines < tile ? int(detail::ceil_div(lines, 8)) * 8 : tile;
+}
+inline int hopper_last(int64_t lines, int tile) {
+  return lines < tile ? 0 : int(detail::ceil_div(lines - tile, 8)) * 8;
+}
+
 // Microseconds that one block takes for a stage (128 bytes of K), alone on its SM. These and the
 // constants below are fitted to times of an H200, 2026-11-22, with inputs from memory: what they
-// choose takes 0.4 % longer than the best variant of each shape with more than 8 rows, in the
+// choose takes 0.7 % longer than the best variant of each shape with more than 8 rows, in the
 // geometric mean (benchmarks/tuning/matmul.cu). Wide tiles wait for the tensor cores, narrow
 // ones for the latency of as many loads as they hold.
 constexpr double hopper_stage_time(int tile_n) {
   return tile_n == 256   ? 0.69
          : tile_n == 224 ? 0.605
          : tile_n == 192 ? 0.52
-         : tile_n == 160 ? 0.435
+         : tile_n == 160 ? 0.43
          : tile_n == 128 ? 0.345
-         : tile_n == 64  ? 0.36
-         : tile_n == 32  ? 0.27
-                         : 0.26;
+         : tile_n == 64  ? 0.38
+         : tile_n == 32  ? 0.305
+                         : 0.3;
 }
 
 // By how much a tile is slower than one of 256 columns where a product takes so long, in
@@ -88,18 +97,18 @@ constexpr double kHopperFixedTime = 3.5;
 constexpr double kHopperExchangeTime = 2.3, kHopperExchangeColumn = 1.5 / 128;
 
 // TB/s of the L2 cache, and what the stages of all blocks at work wait for it: 128 blocks of
-// 128 x 128 do. Rows that start in the middle of its lines of 128 bytes touch twice as many, of
-// which most are there.
-constexpr double kHopperL2 = 11.5, kHopperBetweenLines = 1.2;
+// 128 x 128 do. Rows that start in the middle of its lines of 128 bytes touch twice as many.
+constexpr double kHopperL2 = 10.7, kHopperBetweenLines = 1.6;
 inline double hopper_load_time(const Matmul& p, const HopperConfig& config, int bytes) {
   const auto factor = [&](const MatrixStrides& s) {
     return (s.row > s.col ? s.row : s.col) * bytes % 128 == 0 ? 1 : kHopperBetweenLines;
   };
   const double a = factor(config.swap ? p.b : p.a), b = factor(config.swap ? p.a : p.b);
   const int64_t blocks = config.tiles * config.splits;
-  const double of_b = config.tile_n * b / (config.pair ? 2 : 1);
-  return 128 * (kHopperTileM * a + of_b) * double(blocks < kHopperSms ? blocks : kHopperSms) /
-         (kHopperL2 * 1e6);
+  const int box_a = hopper_box(config.swap ? p.n : p.m, kHopperTileM);
+  const int box_b = hopper_box(config.swap ? p.m : p.n, config.tile_n);
+  return 128 * (box_a * a + box_b * b / (config.pair ? 2 : 1)) *
+         double(blocks < kHopperSms ? blocks : kHopperSms) / (kHopperL2 * 1e6);
 }
 
 // The same for 3xTF32, of three products of 128 x 128.
@@ -190,13 +199,10 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
   const int64_t stages = detail::ceil_div(p.k * bytes, 128);
   for (const int splits : {1, 2, 3}) {
     if (splits > 1 && stages < 4 * splits) break;
-    // Few rows wait for memory, for which narrow tiles are better (64 x 10240 x 8192 on an H200:
-    // 51.9 us by 128 x 64, 86.5 by 128 x 128).
     for (const int tile_n : {256, 224, 192, 160, 128}) {
-      if (is_split(p) || (p.m > 64 && p.n > 64)) consider(false, tile_n, splits);
-      // An odd row of tiles would have one of nothing below it.
-      const bool even = detail::ceil_div(p.m, kHopperTileM) % 2 == 0;
-      if (splits == 1 && even && p.n > 64) consider(false, tile_n, splits, true);
+      consider(false, tile_n, splits);
+      // Below an odd row of tiles lies the same one again.
+      if (splits == 1 && p.m > kHopperTileM && p.n > 64) consider(false, tile_n, splits, true);
     }
     for (const int tile_n : {16, 32, 64}) {
       if (p.m <= tile_n) consider(true, tile_n, splits);

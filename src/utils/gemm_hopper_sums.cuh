@@ -62,6 +62,9 @@ struct HopperTile {
   static constexpr int kBlockK = kSwizzleBytes / int(sizeof(T));
   static constexpr int kParts = HopperType<T>::kParts;
   static constexpr bool kNarrow = kTileN < 128;
+  // A stage is given back as soon as it is multiplied, not with the next one: its room is what
+  // the next load waits for. 128 x 16 has six stages, and is a percent slower so.
+  static constexpr bool kGivesBackAtOnce = kNarrow && kTileN >= 32;
   // Line-major tiles come in blocks of 64 lines.
   static constexpr int kLinesB = kLineMajorB ? (kTileN + 63) / 64 * 64 : kTileN;
   static constexpr int kBytesA = kTileM * kSwizzleBytes;  // of one part
@@ -146,10 +149,15 @@ __device__ __forceinline__ void hopper_sums(HopperRing<Tile>& ring, int blocks, 
       }
       wgmma_commit();
       wgmma_fence_sums(sums);
-      // The stage before this one has been read once its products are done.
-      wgmma_wait<1>();
-      if (previous >= 0) ring.release(previous);
-      previous = ring.stage;
+      if constexpr (Tile::kGivesBackAtOnce) {
+        wgmma_wait<0>();
+        ring.release(ring.stage);
+      } else {
+        // The stage before this one has been read once its products are done.
+        wgmma_wait<1>();
+        if (previous >= 0) ring.release(previous);
+        previous = ring.stage;
+      }
     }
     wgmma_wait<0>();
     wgmma_fence_sums(sums);

@@ -28,11 +28,13 @@ constexpr int kSwizzleBytes = 128;
 
 // Describes `data` to the copy engine: sizes in elements, strides in bytes.
 // Pointer and strides are multiples of 16, strides are below 2^40, sizes at most
-// 2^32; `box_y` is at most 256. A function of the driver, found through the
-// runtime, so that a library that holds this loads where there is no driver.
+// 2^32; `box_y` is at most 256. The L2 cache gets `fetched` bytes around what is read. A function
+// of the driver, found through the runtime, so that a library that holds this loads where there
+// is no driver.
 inline cudaError_t tensor_map(TensorMap& map, CUtensorMapDataType type, int element_bytes,
                               const void* data, int64_t x, int64_t y, int64_t z, int64_t y_stride,
-                              int64_t z_stride, int box_y) {
+                              int64_t z_stride, int box_y,
+                              CUtensorMapL2promotion fetched = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
     void* found = nullptr;
@@ -48,8 +50,8 @@ inline cudaError_t tensor_map(TensorMap& map, CUtensorMapDataType type, int elem
   const cuuint32_t steps[3] = {1, 1, 1};
   const auto encoded = [&] {
     return encode(&map, type, 3, const_cast<void*>(data), sizes, strides, box, steps,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, fetched,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult error = encoded();
   if (error == CUDA_ERROR_INVALID_CONTEXT) {
