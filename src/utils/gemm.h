@@ -56,10 +56,10 @@ inline bool gemv_lines(const Matmul& p, int operand, int64_t line, int64_t k, in
   return k == 1 && whole(p.k) && (lines == 1 || whole(line));
 }
 
-// TFLOP/s of tiles of multiply-adds on an H200, 2026-11-21, at 4096^3, and at 1024^3 for those of
-// 128 x 64; of 64 x 64 an estimate.
+// TFLOP/s of whole waves of such tiles of multiply-adds on an H200, 2026-11-22, at 2048^3 and
+// 4096^3, at 1024^3 for those of 128 x 64, at 256^3 and 512^3 for 64 x 64.
 constexpr double fma_rate(int rows, int columns) {
-  return rows == 256 ? 40 : columns == 128 ? 36 : rows == 128 ? 28 : 20;
+  return rows == 256 ? 44 : columns == 128 ? 37 : rows == 128 ? 32 : 25;
 }
 
 // Estimated microseconds: whole tiles on 132 SMs.

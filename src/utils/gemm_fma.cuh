@@ -2,21 +2,22 @@
 // float32 is, at most of the rate that the multiply-adds have.
 //
 //   block    256 threads, a tile of 256 x 128 of out, 4 stages of 8 k's; one on an SM, or two
-//            with 128 x 128, 128 x 64 or 64 x 64 where larger ones would leave SMs idle
+//            with 128 x 128, 128 x 64 or 64 x 64 where larger ones would leave SMs idle, the
+//            last two with 3 stages of 16 k's
 //   warp     a quarter of the rows by half of the columns, as 4 x 8 threads
 //   thread   16 rows by 8 columns: 128 multiply-adds for 24 floats of shared memory
 //
 // A stage holds both operands k by k, their lines and 4 of padding, whichever way they lie
-// in memory: a copy moves 4 bytes where k's are neighbours (8 k's of 4 lines a warp, which
-// are 32 different banks), else 16 where those are aligned. So a thread reads quads of
-// lines, and any strides and any alignment take the same way.
+// in memory, and copies 8 k's at a time: 4 bytes where k's are neighbours (8 k's of 4 lines a
+// warp, which are 32 different banks), else 16 where those are aligned. So a thread reads quads
+// of lines, and any strides and any alignment take the same way.
 #pragma once
 
 #include "gemm_mma.cuh"
 
 namespace cuda_ops {
 
-constexpr int kFmaBlockK = 8, kFmaStages = 4;
+constexpr int kFmaCopiedK = 8;
 // Sums of so many products are added to totals: an error that grew with K grows with
 // K / 128 and 128 apart. Totals wait in shared memory, registers are for two blocks.
 constexpr int kFmaFlush = 128;
@@ -27,14 +28,16 @@ struct FmaTile {
   static constexpr int kRows = 64 * kQuadsM, kColumns = 64 * kQuadsN;
   static constexpr int kPitchRows = kRows + 4, kPitchColumns = kColumns + 4;
   static constexpr int kQuads = 4 * kQuadsM * kQuadsN;  // of sums
+  // Small tiles meet less often for more code, which large ones' products would make too long.
+  static constexpr int kBlockK = kQuads <= 8 ? 16 : 8, kStages = kQuads <= 8 ? 3 : 4;
 
-  float rows[kFmaStages][kFmaBlockK][kPitchRows];
-  float columns[kFmaStages][kFmaBlockK][kPitchColumns];
+  float rows[kStages][kBlockK][kPitchRows];
+  float columns[kStages][kBlockK][kPitchColumns];
   float4 totals[kQuads][kMmaThreads];
 };
 
 // One operand of one tile on its way: kLines lines of a stage.
-template <int kLines>
+template <int kLines, int kBlockK>
 struct FmaOperand {
   static constexpr int kPitch = kLines + 4;
 
@@ -56,6 +59,13 @@ struct FmaOperand {
 
   // The next stage; `k_left` elements of K are left from its beginning on.
   __device__ void fetch(float* stage, int64_t k_left) {
+#pragma unroll
+    for (int first = 0; first < kBlockK; first += kFmaCopiedK) {
+      copy(stage + first * kPitch, k_left - first);
+    }
+  }
+
+  __device__ void copy(float* stage, int64_t k_left) {
     const auto to = uint32_t(__cvta_generic_to_shared(stage + offset));
     const int inside = k < k_left ? left : 0;
     if (quads) {
@@ -76,7 +86,7 @@ struct FmaOperand {
                      : "memory");
       }
     }
-    from += kFmaBlockK * k_stride;
+    from += kFmaCopiedK * k_stride;
   }
 };
 
@@ -87,6 +97,7 @@ __global__ void __launch_bounds__(kMmaThreads, kQuadsM* kQuadsN > 4 ? 1 : 2)
 #if __CUDA_ARCH__ >= 800
   using Tile = FmaTile<kQuadsM, kQuadsN>;
   constexpr int kM = 4 * kQuadsM, kN = 4 * kQuadsN;  // rows and columns of a thread
+  constexpr int kBlockK = Tile::kBlockK, kStages = Tile::kStages;
   extern __shared__ __align__(16) uint8_t memory[];
   auto& shared = *reinterpret_cast<Tile*>(memory);
   const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -94,7 +105,7 @@ __global__ void __launch_bounds__(kMmaThreads, kQuadsM* kQuadsN > 4 ? 1 : 2)
   const int column = warp % 2 * 32 * kQuadsN + lane % 8 * 4;
   const auto below = [](int i) { return i / 4 * 16 + i % 4; };
   const auto beside = [](int j) { return j / 4 * 32 + j % 4; };
-  const int64_t k_tiles = (p.k + kFmaBlockK - 1) / kFmaBlockK;
+  const int64_t k_tiles = (p.k + kBlockK - 1) / kBlockK;
 
   for (int64_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
     const TileOrigin origin = tile_origin<Tile::kRows, Tile::kColumns>(args, tile);
@@ -102,15 +113,15 @@ __global__ void __launch_bounds__(kMmaThreads, kQuadsM* kQuadsN > 4 ? 1 : 2)
     const auto matrix = [&](int i) {
       return static_cast<const float*>(p.batch.operands[i].data) + offsets[i];
     };
-    FmaOperand<Tile::kRows> a(matrix(1), origin.m, p.m, p.a.row, p.a.col, args.line_major_a,
-                              args.vector_a);
-    FmaOperand<Tile::kColumns> b(matrix(2), origin.n, p.n, p.b.col, p.b.row, args.line_major_b,
-                                 args.vector_b);
+    FmaOperand<Tile::kRows, kBlockK> a(matrix(1), origin.m, p.m, p.a.row, p.a.col,
+                                       args.line_major_a, args.vector_a);
+    FmaOperand<Tile::kColumns, kBlockK> b(matrix(2), origin.n, p.n, p.b.col, p.b.row,
+                                          args.line_major_b, args.vector_b);
     const auto fetch = [&](int64_t k_tile) {
-      const int64_t k_left = p.k - k_tile * kFmaBlockK;
+      const int64_t k_left = p.k - k_tile * kBlockK;
       if (k_left > 0) {
-        a.fetch(&shared.rows[uint32_t(k_tile) % kFmaStages][0][0], k_left);
-        b.fetch(&shared.columns[uint32_t(k_tile) % kFmaStages][0][0], k_left);
+        a.fetch(&shared.rows[uint32_t(k_tile) % kStages][0][0], k_left);
+        b.fetch(&shared.columns[uint32_t(k_tile) % kStages][0][0], k_left);
       }
       asm volatile("cp.async.commit_group;" ::: "memory");
     };
@@ -135,10 +146,10 @@ __global__ void __launch_bounds__(kMmaThreads, kQuadsM* kQuadsN > 4 ? 1 : 2)
     };
 
     // What a thread multiplies at one k, and at the next: loaded while it multiplies the other.
-    static_assert(kFmaBlockK % 2 == 0, "a stage begins with the first of the two");
+    static_assert(kBlockK % 2 == 0, "a stage begins with the first of the two");
     float rows[2][kM], columns[2][kN];
     const auto load = [&](int to, int64_t k_tile, int k) {
-      const uint32_t stage = uint32_t(k_tile) % kFmaStages;
+      const uint32_t stage = uint32_t(k_tile) % kStages;
 #pragma unroll
       for (int i = 0; i < kM; i += 4) {
         const auto r = *reinterpret_cast<const float4*>(&shared.rows[stage][k][row + below(i)]);
@@ -156,22 +167,22 @@ __global__ void __launch_bounds__(kMmaThreads, kQuadsM* kQuadsN > 4 ? 1 : 2)
 
     __syncthreads();  // the last tile's stages have been read
 #pragma unroll 1
-    for (int s = 0; s < kFmaStages; ++s) fetch(s);
-    asm volatile("cp.async.wait_group %0;" ::"n"(kFmaStages - 1) : "memory");
+    for (int s = 0; s < kStages; ++s) fetch(s);
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
     __syncthreads();
     load(0, 0, 0);
     for (int64_t k_tile = 0; k_tile < k_tiles; ++k_tile) {
 #pragma unroll
-      for (int k = 0; k < kFmaBlockK; ++k) {
-        if (k < kFmaBlockK - 1) {
+      for (int k = 0; k < kBlockK; ++k) {
+        if (k < kBlockK - 1) {
           load((k + 1) % 2, k_tile, k + 1);
         } else {
           // The next stage is there, and every warp has loaded what it needs of this one. Behind
           // the last one lies anything: it is never multiplied.
-          asm volatile("cp.async.wait_group %0;" ::"n"(kFmaStages - 2) : "memory");
+          asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
           __syncthreads();
           load((k + 1) % 2, k_tile + 1, 0);
-          fetch(k_tile + kFmaStages);
+          fetch(k_tile + kStages);
         }
 #pragma unroll
         for (int i = 0; i < kM; ++i) {
@@ -181,7 +192,7 @@ __global__ void __launch_bounds__(kMmaThreads, kQuadsM* kQuadsN > 4 ? 1 : 2)
           }
         }
       }
-      if (uint32_t(k_tile) % (kFmaFlush / kFmaBlockK) == kFmaFlush / kFmaBlockK - 1) {
+      if (uint32_t(k_tile) % (kFmaFlush / kBlockK) == kFmaFlush / kBlockK - 1) {
         add_totals();
         with_totals([](float* four, float4& totals) {
           totals = {four[0], four[1], four[2], four[3]};
