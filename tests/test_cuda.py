@@ -14,6 +14,7 @@ from conftest import ScratchOp, needs_gpu
 import cuda_ops
 from cuda_ops.registry import registry
 from cuda_ops.scaffold import new_pair
+from cuda_ops.stall import stall
 from cuda_ops.testing.memory import much_memory
 
 pytestmark = needs_gpu
@@ -67,7 +68,7 @@ def test_runs_on_the_current_stream() -> None:
     x = torch.zeros(1 << 20, device="cuda")
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(200_000_000)
+        stall(0.1)
         x.fill_(1.0)
         out = cuda_ops.silu(x)
     stream.synchronize()

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from cuda_ops.errors import BenchmarkError
+from cuda_ops.stall import stall
 
 #: How often a train is repeated with a longer backlog before it counts as one that waits for the
 #: GPU itself.
@@ -135,8 +136,7 @@ class CudaClock:
     ) -> Train:
         torch.cuda.synchronize(self.device)
         begin = perf_counter()
-        # Cycles; at 1 GHz or above they last at most as long as asked for, at 2 GHz half of it.
-        torch.cuda._sleep(int(2e9 * margin * (50e-6 + self._enqueue * len(arguments))))
+        stall(margin * (50e-6 + self._enqueue * len(arguments)))
         # Behind the backlog: a kernel on another stream, that does not wait, sees old values.
         prepare()
         self.flush()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from cuda_ops.stall import stall
 from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
 
-#: About 0.1 s of GPU clock cycles: any launch that does not wait for it comes too early.
-_CYCLES = 200_000_000
+#: Seconds; any launch that does not wait for them comes too early.
+_LATE = 0.1
 
 
 @check("streams", 8, "wrong stream", Draw(2, range(1, 4097)), devices=("cuda",))
@@ -21,7 +22,7 @@ def streams(case: Case) -> None:
     torch.cuda.synchronize()
     side = torch.cuda.Stream(case.device)
     with torch.cuda.stream(side):
-        torch.cuda._sleep(_CYCLES)
+        stall(_LATE)
         for buffer, value in zip(late, args, strict=True):
             if isinstance(value, torch.Tensor):
                 buffer.copy_(value, non_blocking=True)

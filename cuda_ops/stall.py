@@ -1,0 +1,30 @@
+"""A stream that does nothing for a while, so that what is queued behind it comes late."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+#: Of one call of ``usleep``, which takes less than a second.
+_MOST = 0.9
+
+
+def stall(seconds: float) -> None:
+    """Holds the current stream for ``seconds``; the host goes on at once.
+
+    The driver calls the C library's ``usleep`` in its turn, so neither Python nor the GPU is kept
+    busy. ``torch.cuda._sleep`` may take hours on a GPU that others use too: its kernel waits for
+    the clock of its multiprocessor, which starts again when another process dies of an error.
+
+    Raises:
+        RuntimeError: the driver refuses, say in a stream that is being captured.
+    """
+    driver, usleep = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(None).usleep
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    while seconds > 0:
+        microseconds = ctypes.c_void_p(int(min(seconds, _MOST) * 1e6))
+        error = driver.cuLaunchHostFunc(stream, ctypes.cast(usleep, ctypes.c_void_p), microseconds)
+        if error:
+            raise RuntimeError(f"cuLaunchHostFunc failed with error {error}")
+        seconds -= _MOST
