@@ -142,6 +142,8 @@ MATMUL = {
     "splits 2": Matmul(130, 264, 520, tile=256, splits=2),
     "splits 2, tile 224": Matmul(130, 264, 520, tile=224, splits=2),
     "splits 3, tile 160": Matmul(130, 264, 520, tile=160, splits=3),
+    "splits 3, few rows": Matmul(40, 264, 520, tile=128, splits=3),
+    "few rows and columns, where each sum goes": Matmul(9, 70, 136, tile=256, epilogue="place"),
     "splits 4, swapped": Matmul(10, 264, 1032, tile=16, swap=1, splits=4),
     "batch": Matmul(130, 136, 72, "rows", "rows", batch=3),
     "tf32": Matmul(130, 264, 100, dtype="float32", precision="tf32"),
