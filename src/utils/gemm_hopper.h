@@ -64,7 +64,7 @@ inline int hopper_last(int64_t lines, int tile) {
 
 // Microseconds that one block takes for a stage (128 bytes of K), alone on its SM. These and the
 // constants below are fitted to times of an H200, 2026-11-22, with inputs from memory: what they
-// choose takes 0.7 % longer than the best variant of each shape with more than 8 rows, in the
+// choose takes 1.2 % longer than the best variant of each shape with more than 8 rows, in the
 // geometric mean (benchmarks/tuning/matmul.cu). Wide tiles wait for the tensor cores, narrow
 // ones for the latency of as many loads as they hold.
 constexpr double hopper_stage_time(int tile_n) {
@@ -74,8 +74,8 @@ constexpr double hopper_stage_time(int tile_n) {
          : tile_n == 160 ? 0.43
          : tile_n == 128 ? 0.345
          : tile_n == 64  ? 0.38
-         : tile_n == 32  ? 0.305
-                         : 0.3;
+         : tile_n == 32  ? 0.31
+                         : 0.305;
 }
 
 // By how much a tile is slower than one of 256 columns where a product takes so long, in
