@@ -1,16 +1,16 @@
 // Prints which kernel gemm.h chooses: one line for each line of input,
 //   element bytes, precision, capability, m, n, k, a's row and column strides, b's, batch,
-//   whether the address is aligned.
+//   whether the address is aligned, whether a layer is meant.
 #include "gemm.h"
 
 #include <iostream>
 
 int main() {
   using namespace cuda_ops;
-  int bytes, precision, capability, aligned;
+  int bytes, precision, capability, aligned, linear;
   Matmul p;
   while (std::cin >> bytes >> precision >> capability >> p.m >> p.n >> p.k >> p.a.row >> p.a.col >>
-         p.b.row >> p.b.col >> p.batch.numel >> aligned) {
+         p.b.row >> p.b.col >> p.batch.numel >> aligned >> linear) {
     p.batch.dtype = bytes == 8 ? DType::kFloat64 : bytes == 4 ? DType::kFloat32 : DType::kBFloat16;
     p.precision = static_cast<Precision>(precision);
     p.built_for_hopper = true;
@@ -22,6 +22,6 @@ int main() {
       p.batch.operands[i].data = reinterpret_cast<void*>(aligned ? 1024 : 1026);
       p.batch.operands[i].strides[0] = sizes[i];
     }
-    std::cout << gemm_plan(fold_batch(p), capability).text() << "\n";
+    std::cout << gemm_plan(fold_batch(p), capability, linear != 0).text() << "\n";
   }
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import needs_gpu
+from gemm_cases import Case, planner, smallest
 
 import cuda_ops
 from cuda_ops.dev import reload
@@ -57,6 +59,49 @@ def test_values_and_gradients(
 @either
 def test_lines_that_are_no_vectors(dtype: torch.dtype, keep: bool) -> None:
     agrees_with_float64(tensors("cuda", dtype, 1025, 1100, 2049), keep)
+
+
+@pytest.fixture(scope="module")
+def cases_of_kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    return smallest(planner(tmp_path_factory), linear=True)
+
+
+def test_every_tile_of_a_layer_is_chosen_somewhere(cases_of_kernels: dict[str, Case]) -> None:
+    expected = [
+        *(f"hopper {swap}128x{tile} splits {splits}"
+          for tile in (16, 64) for swap in ("", "swapped ") for splits in (1, 2, 3)),
+        *(f"hopper 128x{tile} splits 1{pairs}"
+          for tile in (128, 160, 224, 256) for pairs in ("", " pairs")),
+        *(f"stream {swap}8 splits {n}" for n in (1, 2, 4, 8) for swap in ("", "swapped ")),
+        "mma 64", "mma 128",
+    ]  # fmt: skip
+    for dtype, kernel in itertools.product((torch.bfloat16, torch.float16), expected):
+        assert f"{kernel}, {dtype}, ieee" in cases_of_kernels
+    for kernel in ("gemv", "gemv swapped", "fma 128x128", "simt 64"):
+        assert f"{kernel}, torch.float32, ieee" in cases_of_kernels
+
+
+@needs_gpu
+def test_every_kernel_agrees_with_float64(cases_of_kernels: dict[str, Case]) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the cases are chosen for compute capability 9.0")
+    ops, failed = torch.ops.cuda_ops, []
+    for kernel, case in cases_of_kernels.items():
+        x, weight = case.operands()
+        weight = weight.mul_(case.k**-0.5).mT
+        bias, grad = (torch.randn(s, device="cuda").to(case.dtype) for s in (case.n, x.shape[0]))
+        grad = grad.unsqueeze(-1).expand(-1, case.n).contiguous()
+        sums = F.linear(*(t.double() for t in (x, weight, bias))).requires_grad_()
+        exact = F.gelu(sums, approximate="tanh")
+        (slope,) = torch.autograd.grad(exact, sums, grad.double())
+        out = ops.fused_linear_gelu(x, weight, bias)
+        kept = ops.fused_linear_gelu_keep(x, weight, bias)
+        actual = [out, *kept, ops.fused_linear_gelu_slope(grad, x, weight, bias)]
+        for ours, theirs in zip(actual, [exact, exact, sums, slope], strict=True):
+            error = (ours.double() - theirs).norm() / theirs.norm()
+            if not error <= ROUNDING[case.dtype]:
+                failed.append(f"{case}: {kernel}: {float(error):.2e}")
+    assert not failed, "\n".join(failed)
 
 
 def agrees_with_float64(inputs: list[torch.Tensor], keep: bool) -> None:

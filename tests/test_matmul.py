@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from conftest import needs_gpu, plan_program
+from conftest import needs_gpu
+from gemm_cases import LAYOUTS, Case, Plans, kernels, kinds, planner, smallest
 
 import cuda_ops
 from cuda_ops.dev import reload
@@ -113,50 +114,6 @@ def test_shards_as_torch_mm_does(mesh: Any) -> None:
 # --- which kernel --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Case:
-    """Sizes and layouts of one product; a layout is "k" (K-major) or "l" (line-major)."""
-
-    m: int
-    n: int
-    k: int
-    layouts: str = "kk"
-    dtype: torch.dtype = torch.bfloat16
-    precision: str = "ieee"
-    batch: int = 1
-    aligned: bool = True
-
-    def line(self, capability: int) -> str:
-        a = (self.k, 1) if self.layouts[0] == "k" else (1, self.m)
-        b = (1, self.k) if self.layouts[1] == "k" else (self.n, 1)
-        precision = ("ieee", "tf32", "tf32x3").index(self.precision)
-        values = (self.dtype.itemsize, precision, capability, self.m, self.n, self.k, *a, *b)
-        return " ".join(map(str, (*values, self.batch, int(self.aligned))))
-
-    def operands(self) -> tuple[torch.Tensor, torch.Tensor]:
-        def made(lines: int, layout: str) -> torch.Tensor:
-            shape = (self.batch, lines, self.k) if layout == "k" else (self.batch, self.k, lines)
-            skip = 0 if self.aligned else 1
-            flat = torch.randn(skip + self.batch * lines * self.k, device="cuda").to(self.dtype)
-            matrix = flat[skip:].view(shape)
-            return matrix if layout == "k" else matrix.mT
-
-        a, b = made(self.m, self.layouts[0]), made(self.n, self.layouts[1]).mT
-        return (a, b) if self.batch > 1 else (a[0], b[0])
-
-
-SIZES = (1, *(2**e for e in range(3, 14)), 200, 640, 1000, 3000, 14336, 28672)
-LAYOUTS = ("kk", "kl", "lk", "ll")
-#: What a model may bring along; each kernel's smallest case of these is run.
-ANYTHING = sorted(
-    (
-        Case(m, n, k, layouts, dtype, "tf32" if dtype is torch.float32 else "ieee")
-        for m, n, k in itertools.product(SIZES, SIZES, (64, 512, 1024, 4096, 14336))
-        for layouts in LAYOUTS
-        for dtype in (torch.bfloat16, torch.float32)
-    ),
-    key=lambda case: case.m * case.n * case.k,
-)
 #: Borders that are no multiples of anything, and what is not for Hopper's kernels.
 BORDERS = [
     *(Case(m, n, 1032, layouts) for m in (3, 9, 24, 50, 100, 130, 260, 520, 1030)
@@ -187,17 +144,11 @@ PACKED = [
 
 
 @pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The choice as a function of cases, compiled without CUDA."""
-    answers = plan_program(tmp_path_factory, "gemm_plan.cpp")
-
-    def choose(cases: list[Case], capability: int = 90) -> list[str]:
-        return answers(case.line(capability) for case in cases)
-
-    return choose
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Plans:
+    return planner(tmp_path_factory)
 
 
-def test_the_choice(plans: Any) -> None:
+def test_the_choice(plans: Plans) -> None:
     assert plans([Case(4096, 4096, 4096)])[0].startswith("hopper 128x256")
     few = [Case(1, 4096, 4096), Case(4096, 1, 4096), Case(8, 4096, 520), Case(3, 4096, 64)]
     swapped = "stream swapped 8 splits 4"
@@ -261,45 +212,63 @@ def test_the_choice(plans: Any) -> None:
     assert plans([Case(8, 8, 2**30, dtype=torch.float32, precision="tf32x3")]) == ["fma 64x64"]
 
 
-def test_copies_are_chosen_where_they_pay(plans: Any) -> None:
+def test_copies_are_chosen_where_they_pay(plans: Plans) -> None:
     for case, plan in zip(PACKED, plans(PACKED), strict=True):
         assert plan.startswith("pack"), f"{case}: {plan}"
     assert not any("pack" in plan for plan in plans(PACKED, capability=80))
 
 
-def smallest(plans: Any) -> dict[str, Case]:
-    """Every kernel that any size is given, and the smallest case of it."""
-    found: dict[str, Case] = {}
-    for case, plan in zip(ANYTHING, plans(ANYTHING), strict=True):
-        found.setdefault(f"{re.sub(r' grid [0-9]+', '', plan)}, {case.dtype}", case)
-    return found
+@pytest.fixture(scope="module")
+def cases_of_kernels(plans: Plans) -> dict[str, Case]:
+    return smallest(plans)
 
 
-def test_every_tile_and_layout_is_chosen_somewhere(plans: Any) -> None:
-    chosen = smallest(plans)
+def test_every_tile_and_layout_is_chosen_somewhere(cases_of_kernels: dict[str, Case]) -> None:
     for tile, layout in itertools.product(
         ("128x16", "128x32", "128x64", "128x128", "128x192", "128x256"),
         ("", " A^T", " B^T", " A^T B^T"),
     ):
         pattern = re.compile(rf"hopper (swapped )?{tile}{re.escape(layout)} splits")
-        assert any(pattern.match(kernel) for kernel in chosen), tile + layout
-    for splits in (1, 2, 3):
-        assert any(re.match(rf"hopper .*splits {splits}", kernel) for kernel in chosen)
-    for tile, pairs in itertools.product(("128x160", "128x224"), ("", " pairs")):
-        assert any(f"hopper {tile} splits 1{pairs}," in kernel for kernel in chosen), tile
+        assert any(pattern.match(kernel) for kernel in cases_of_kernels), tile + layout
     for layout in ("", " A^T", " B^T", " A^T B^T"):
         pattern = re.compile(rf"hopper 128x\d+{re.escape(layout)} splits 1 pairs,")
-        assert any(pattern.match(kernel) for kernel in chosen), layout
-    for splits, swap in itertools.product((1, 4, 8), ("", "swapped ")):
-        assert any(kernel.startswith(f"stream {swap}8 splits {splits},") for kernel in chosen)
+        assert any(pattern.match(kernel) for kernel in cases_of_kernels), layout
+    expected = [
+        *(f"hopper 128x{tile} splits 1{pairs}" for tile in (160, 224) for pairs in ("", " pairs")),
+        *(f"hopper 128x128 splits {splits}" for splits in (1, 2, 3)),
+        *(f"stream {swap}8 splits {n}" for n in (1, 2, 4, 8) for swap in ("", "swapped ")),
+        "mma 64", "mma 128",
+    ]  # fmt: skip
+    for dtype, kernel in itertools.product((torch.bfloat16, torch.float16), expected):
+        assert f"{kernel}, {dtype}, ieee" in cases_of_kernels
+    fma = [f"fma {tile}" for tile in ("256x128", "128x128", "128x64", "64x64")]
+    for kernel in ("gemv", "gemv swapped", *fma):
+        assert f"{kernel}, torch.float32, ieee" in cases_of_kernels
+
+
+@pytest.mark.parametrize("linear", [False, True], ids=["product", "layer"])
+def test_no_other_size_is_given_another_kernel(plans: Plans, linear: bool) -> None:
+    """Of those that the GPU tests, here and of fused_linear_gelu, run."""
+    draw = random.Random(0)
+
+    def size() -> int:
+        drawn = int(2 ** draw.uniform(0, 15))
+        return draw.choice([drawn, (drawn + 7) // 8 * 8, (drawn + 63) // 64 * 64])
+
+    drawn = []
+    for _ in range(20_000):
+        dtype, precision, layouts = draw.choice(kinds(linear))
+        drawn.append(Case(size(), size(), size(), layouts, dtype, precision))
+    others = kernels(plans, drawn, linear).keys() - smallest(plans, linear).keys()
+    assert not others
 
 
 @needs_gpu
-def test_every_kernel_agrees_with_float64(plans: Any) -> None:
+def test_every_kernel_agrees_with_float64(plans: Plans, cases_of_kernels: dict[str, Case]) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the cases are chosen for compute capability 9.0")
     failed = []
-    cases = [*BORDERS, *PACKED, *smallest(plans).values()]
+    cases = [*BORDERS, *PACKED, *cases_of_kernels.values()]
     for case, plan in zip(cases, plans(cases), strict=True):
         a, b = case.operands()
         actual = cuda_ops.matmul(a, b, precision=case.precision)
