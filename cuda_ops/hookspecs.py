@@ -32,6 +32,8 @@ from cuda_ops.spec import (
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
+    from cuda_ops.testing.samples import Sample
+
 PROJECT = "cuda_ops"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -116,6 +118,15 @@ def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Any] | None:
     """Inputs to test with: a Hypothesis strategy of :class:`cuda_ops.testing.Sample`.
 
     Fires when an operator is checked.
+    """
+
+
+@hookspec(firstresult=True)
+def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample] | None:
+    """Calls that run the kernels which drawn samples, of up to 4096 elements, are too small for.
+
+    Fires when an operator is called under compute-sanitizer, which slows kernels down a
+    hundredfold: few calls, and no larger than it takes to have each kernel chosen.
     """
 
 

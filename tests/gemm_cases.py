@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import torch
@@ -74,12 +75,24 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Plans:
 
 
 def kinds(linear: bool) -> list[tuple[torch.dtype, str, str]]:
-    """Every dtype, precision and layouts that a kernel may be chosen by. Those of float32 decide
-    about copies alone, and a layer knows one precision.
+    """Every dtype, precision and layouts; a layer knows one precision."""
+    precisions = [(torch.bfloat16, "ieee"), (torch.float16, "ieee"), (torch.float32, "ieee")]
+    if not linear:
+        precisions += [(torch.float32, "tf32"), (torch.float32, "tf32x3")]
+    return [(*pair, layouts) for pair in precisions for layouts in LAYOUTS]
+
+
+@cache
+def anything(linear: bool = False) -> list[Case]:
+    """All sizes, in order: those with as many stages as fill a ring come before those without, and
+    then the smallest ones.
     """
-    precisions = ("ieee",) if linear else ("ieee", "tf32", "tf32x3")
-    halves = itertools.product((torch.bfloat16, torch.float16), ("ieee",), LAYOUTS)
-    return [*halves, *itertools.product((torch.float32,), precisions, ("kk",))]
+    cases = [
+        Case(m, n, k, layouts, dtype, precision)
+        for (m, n), k in itertools.product([*itertools.product(_SIZES, _SIZES), *_WAVES], _KS)
+        for dtype, precision, layouts in kinds(linear)
+    ]
+    return sorted(cases, key=lambda c: (c.k < 512, c.m * c.n * c.k))
 
 
 def kernel(plan: str) -> str:
@@ -96,12 +109,27 @@ def kernels(plans: Plans, cases: list[Case], linear: bool = False) -> dict[str, 
 
 
 def smallest(plans: Plans, linear: bool = False) -> dict[str, Case]:
-    """Every kernel that any size is given, and the smallest case of it. One with as many stages as
-    fill a ring comes before one without.
+    """Every kernel that any size is given, and the smallest case of it."""
+    return kernels(plans, anything(linear), linear)
+
+
+#: Families that the samples which are drawn for any check are small enough for.
+_DRAWN = {"mma 64", "fma 64x64", "simt 64"}
+
+
+def families(plans: Plans, cases: list[Case], linear: bool = False) -> set[str]:
+    """What the cases are given, with one name for all wide tiles and one for all narrow ones:
+    "pack a", "wide", "wide pairs", "wide A^T", "narrow swapped", "narrow splits 2", "fma 128x64".
     """
-    cases = [
-        Case(m, n, k, layouts, dtype, precision)
-        for (m, n), k in itertools.product([*itertools.product(_SIZES, _SIZES), *_WAVES], _KS)
-        for dtype, precision, layouts in kinds(linear)
-    ]
-    return kernels(plans, sorted(cases, key=lambda c: (c.k < 512, c.m * c.n * c.k)), linear)
+    found: set[str] = set()
+    for plan in set(plans(cases, linear=linear)):
+        copies, _, chosen = re.sub(r" grid \d+", "", plan).rpartition(", ")
+        found |= {copies} - {""}
+        if tile := re.match(r"hopper (swapped )?128x(\d+)", chosen):
+            width = "narrow" if int(tile[2]) < 128 else "wide"
+            how = re.findall(r"swapped|.\^T|splits [23]|pairs", chosen)
+            straight = [] if "swapped" in how else ["straight"]
+            found |= {f"{width} {word}" for word in (*how, *straight)}
+        else:  # of a stream, what is swapped
+            found.add(re.sub(r" 8 splits \d", "", chosen))
+    return found - _DRAWN

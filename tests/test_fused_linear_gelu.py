@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import needs_gpu
-from gemm_cases import Case, planner, smallest
+from gemm_cases import Case, Plans, anything, families, planner, smallest
 
 import cuda_ops
 from cuda_ops.dev import reload
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.subject import find
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,8 +64,13 @@ def test_lines_that_are_no_vectors(dtype: torch.dtype, keep: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def cases_of_kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    return smallest(planner(tmp_path_factory), linear=True)
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Plans:
+    return planner(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def cases_of_kernels(plans: Plans) -> dict[str, Case]:
+    return smallest(plans, linear=True)
 
 
 def test_every_tile_of_a_layer_is_chosen_somewhere(cases_of_kernels: dict[str, Case]) -> None:
@@ -79,6 +86,18 @@ def test_every_tile_of_a_layer_is_chosen_somewhere(cases_of_kernels: dict[str, C
         assert f"{kernel}, {dtype}, ieee" in cases_of_kernels
     for kernel in ("gemv", "gemv swapped", "fma 128x128", "simt 64"):
         assert f"{kernel}, torch.float32, ieee" in cases_of_kernels
+
+
+@pytest.mark.parametrize("name", ["", "_keep", "_slope"])
+def test_the_sanitizer_is_shown_every_family(plans: Plans, name: str) -> None:
+    def case_of(sample: Sample) -> Case:
+        x, weight = sample.tensors[-3:-1]
+        layouts = "".join("lk"[t.layout == "contiguous"] for t in (x, weight))
+        return Case(x.shape[0], weight.shape[0], x.shape[1], layouts, x.dtype)
+
+    samples = find(f"fused_linear_gelu{name}").kernel_samples
+    shown = families(plans, [case_of(sample) for sample in samples], linear=True)
+    assert families(plans, anything(linear=True), linear=True) <= shown
 
 
 @needs_gpu

@@ -11,10 +11,23 @@ from typing import Any
 import pytest
 import torch
 from conftest import needs_gpu
-from gemm_cases import LAYOUTS, Case, Plans, kernels, kinds, planner, smallest
+from gemm_cases import (
+    LAYOUTS,
+    Case,
+    Plans,
+    anything,
+    families,
+    kernels,
+    kinds,
+    planner,
+    smallest,
+)
 
 import cuda_ops
 from cuda_ops.dev import reload
+from cuda_ops.ops.matmul import PRECISIONS
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.subject import find
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -261,6 +274,20 @@ def test_no_other_size_is_given_another_kernel(plans: Plans, linear: bool) -> No
         drawn.append(Case(size(), size(), size(), layouts, dtype, precision))
     others = kernels(plans, drawn, linear).keys() - smallest(plans, linear).keys()
     assert not others
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_sanitizer_is_shown_every_family(plans: Plans, precision: str) -> None:
+    def case_of(sample: Sample) -> Case:
+        a, b = sample.tensors
+        layouts = "lk"[a.layout == "contiguous"] + "kl"[b.layout == "contiguous"]
+        return Case(a.shape[0], b.shape[1], a.shape[1], layouts, a.dtype, precision)
+
+    samples = find(PRECISIONS[precision]).kernel_samples
+    given = families(plans, [case for case in anything() if case.precision == precision])
+    if precision != "ieee":  # the same kernels multiply and add for matmul
+        given = {family for family in given if not family.startswith(("gemv", "fma"))}
+    assert given <= families(plans, [case_of(sample) for sample in samples])
 
 
 @needs_gpu

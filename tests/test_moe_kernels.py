@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from mixtures import ROUNDING, naive, weights
 
 import cuda_ops
 from cuda_ops import experts as references
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.subject import find
 
 pytestmark = pytest.mark.usefixtures("built_mixture")
 
@@ -119,6 +122,26 @@ def test_every_kernel_is_chosen_somewhere(plans: Any) -> None:
             for plan in chosen
         ), (tile, rest, splits)
     assert {8, 2, 1} <= {int(plan.split()[3]) for plan in chosen if "token" in plan}
+
+
+def families(plans: list[str]) -> set[str]:
+    """What a plan says beside how many warps share a K."""
+    return {re.sub(r" splits \d( \d)?", "", plan) for plan in plans}
+
+
+@pytest.mark.parametrize("name", ["", "_keep", "_backward"])
+def test_the_sanitizer_is_shown_every_family(plans: Any, name: str) -> None:
+    def case_of(sample: Sample) -> Case:
+        x, _, w_down, experts, _ = (
+            sample.tensors[1:6] if name == "_backward" else sample.tensors[:5]
+        )
+        return Case(*x.shape, w_down.shape[2], w_down.shape[0], experts.shape[1], x.dtype)
+
+    samples = find(f"moe_experts{name}").kernel_samples
+    backward, single = name == "_backward", Case(40, 40, 24, 3, 2, torch.float32)
+    given = plans([*ANYTHING, *BORDERS, single], backward=backward)
+    shown = plans([case_of(sample) for sample in samples], backward=backward)
+    assert families(given) <= families(shown)
 
 
 # --- CUDA ------------------------------------------------------------------------------------

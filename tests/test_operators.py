@@ -25,10 +25,11 @@ from cuda_ops.discovery import BUILTIN_ROOT, Kind
 from cuda_ops.operator import Operator
 from cuda_ops.registry import all_operators, registry
 from cuda_ops.testing import PROFILES, check_op
+from cuda_ops.testing.case import Case
 from cuda_ops.testing.child import Worker
 from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw, chosen
-from cuda_ops.testing.samples import MAX_NUMEL, shaped
+from cuda_ops.testing.samples import MAX_NUMEL, TensorArg, shaped
 from cuda_ops.testing.subject import subject_of
 
 
@@ -150,6 +151,20 @@ def test_every_check_passes(
     report = check_op(name, profile=PROFILES["ci"], isolate=worker)
     record_property("cuda_ops_report", json.dumps(report.as_json()))
     assert report.passed, str(report)
+
+
+@each
+def test_calls_for_the_sanitizer_are_few_and_small(name: str) -> None:
+    subject = subject_of(OPERATORS[name].spec, registry().plugins)
+    assert len(subject.kernel_samples) <= 20
+    for sample in subject.kernel_samples:
+        assert sample.numel < 1 << 23
+        case = Case(subject, "meta", sample)
+        case.call(*(
+            torch.empty(arg.shape, dtype=arg.dtype, device="meta")
+            if isinstance(arg, TensorArg) else arg
+            for arg in sample.args
+        ))  # fmt: skip
 
 
 @each

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ import cuda_ops
 from cuda_ops.dev import reload
 from cuda_ops.discovery import INCLUDE_DIR
 from cuda_ops.testing.memory import much_memory
+from cuda_ops.testing.subject import find
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -365,21 +365,46 @@ int main() {
 """
 
 
-def test_the_plan_of_each_length(tmp_path: Path) -> None:
-    """Chosen without a GPU: here for 227 KB of shared memory, an H100's or H200's, and 99 KB.
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The choice without a GPU: here for 227 KB of shared memory, an H100's or H200's, or 99 KB.
 
     ``wide``: clusters of 16 blocks at once; none where it is None, even of 8 blocks.
     """
-    source, program = tmp_path / "plans.cpp", tmp_path / "plans"
+    folder = tmp_path_factory.mktemp("plans")
+    source, program = folder / "plans.cpp", folder / "plans"
     source.write_text(_PLANS)
     include = ["-I", str(INCLUDE_DIR), "-std=c++17"]
     subprocess.run(["c++", *include, str(source), "-o", str(program)], check=True)
 
-    def plan(rows: int, n: int, size: int, shared: int = 232448, wide: int | None = None) -> str:
+    def choose(rows: int, n: int, size: int, shared: int = 232448, wide: int | None = None) -> str:
         given = f"{rows} {n} {size} {shared} {int(wide is not None)} {wide or 0}"
         run = subprocess.run([program], input=given, text=True, capture_output=True, check=True)
         return run.stdout.strip()
 
+    return choose
+
+
+def test_the_sanitizer_is_shown_every_path(plan: Callable[..., str]) -> None:
+    def path(rows: int, n: int, size: int) -> tuple[str, ...]:
+        words = plan(rows, n, size, wide=7).split()
+        return (words[0], words[4], words[6], str(size))  # with items and blocks of a cluster
+
+    samples = find("bitonic_sort").kernel_samples
+    shown = {path(*x.shape, x.dtype.itemsize) for sample in samples for x in sample.tensors}
+    sizes = (1, 2, 4, 8)
+    given = {
+        path(rows, n, size)
+        for rows in (1, 5, 9, 17, 70)
+        for n in (1025, 3000, 9000, 16_500, 20_000, 33_000, 70_000, 140_000)
+        for size in sizes
+    }
+    assert {how[:3] for how in given} == {how[:3] for how in shown}
+    # The keys' width makes other kernels of radix sorts.
+    assert {how for how in given if how[0] == "4"} <= shown
+
+
+def test_the_plan_of_each_length(plan: Callable[..., str]) -> None:
     nothing, warp, block, cluster, radix = "01234"
     assert plan(0, 5, 4)[0] == plan(5, 0, 4)[0] == nothing
     assert plan(1000, 16, 4) == (

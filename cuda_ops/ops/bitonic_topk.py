@@ -13,7 +13,7 @@ from cuda_ops.benchmarking.peers import EAGER
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
-from cuda_ops.testing.samples import VALUES, Sample
+from cuda_ops.testing.samples import VALUES, Sample, TensorArg
 
 _DIM_AT = 2
 
@@ -83,6 +83,17 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     flags = st.booleans(), st.booleans()
     seeds = st.integers(0, 2**16)
     return st.builds(sample, rows.tensors(op), wanted, st.sampled_from(VALUES), seeds, *flags)
+
+
+@hookimpl
+def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
+    """Rows of one chunk and of several, of both numbers that are kept."""
+    dtypes = torch.float32, torch.bfloat16, torch.int64
+    return [
+        Sample((TensorArg((2, n), dtype), k))
+        for dtype in dtypes
+        for n, k in ((1900, 7), (9000, 64))
+    ]
 
 
 @hookimpl

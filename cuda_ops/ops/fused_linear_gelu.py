@@ -16,6 +16,7 @@ from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.registry import function
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
+from cuda_ops.testing.samples import Layout, Sample, TensorArg
 
 FORWARD, KEEP, SLOPE = (
     "fused_linear_gelu",
@@ -190,6 +191,36 @@ def reference(
 @hookimpl
 def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
     return reference if op.name == FORWARD else None
+
+
+#: Rows, O, I, the layouts of x and of the weight: each family of kernels, as
+#: tests/test_fused_linear_gelu.py compares with the plan.
+_KERNELS: tuple[tuple[int, int, int, Layout, Layout, torch.dtype], ...] = (
+    (2056, 2104, 264, "contiguous", "contiguous", torch.bfloat16),  # wide tiles, more than SMs
+    (3000, 520, 264, "contiguous", "contiguous", torch.float16),  # pairs of them
+    (260, 264, 1041, "contiguous", "contiguous", torch.bfloat16),  # copies, and three parts of I
+    (520, 1304, 1544, "contiguous", "contiguous", torch.float16),  # two parts
+    (264, 40, 1032, "contiguous", "contiguous", torch.bfloat16),  # narrow tiles, and swapped
+    (40, 6000, 1032, "contiguous", "contiguous", torch.float16),
+    (301, 264, 1032, "transposed", "contiguous", torch.bfloat16),  # a copy of one
+    (264, 301, 1032, "contiguous", "transposed", torch.float16),
+    (3, 520, 1032, "contiguous", "contiguous", torch.bfloat16),  # streams
+    (520, 3, 264, "contiguous", "contiguous", torch.float16),
+    (1544, 1544, 21, "contiguous", "contiguous", torch.bfloat16),  # mma.sync's large tile
+    (1, 520, 264, "contiguous", "contiguous", torch.float32),  # vectors
+    (520, 2, 264, "contiguous", "contiguous", torch.float32),
+    (1032, 1100, 100, "contiguous", "contiguous", torch.float32),  # multiply-adds
+)
+
+
+@hookimpl
+def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
+    def sample(rows: int, o: int, i: int, x: Layout, weight: Layout, dtype: torch.dtype) -> Sample:
+        grads = [TensorArg((rows, o), dtype)] if op.name == SLOPE else []
+        inputs = TensorArg((rows, i), dtype, x), TensorArg((o, i), dtype, weight)
+        return Sample((*grads, *inputs, TensorArg((o,), dtype)))
+
+    return [sample(*kernel) for kernel in _KERNELS]
 
 
 def eager(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

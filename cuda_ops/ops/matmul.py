@@ -25,6 +25,7 @@ from cuda_ops.spec import (
     Peer,
     ShardingRule,
 )
+from cuda_ops.testing.samples import Layout, Sample, TensorArg
 
 #: The operator of each ``precision``; those other than the first take float32 alone.
 PRECISIONS = {"ieee": "matmul", "tf32": "matmul_tf32", "tf32x3": "matmul_tf32x3"}
@@ -152,6 +153,63 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
 @hookimpl
 def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
     return gradients if op.name == "matmul_backward" else torch.matmul
+
+
+#: M, N, K of products that run each family of kernels, and which of a and b is K-major ("k") or
+#: line-major ("l"). tests/test_matmul.py compares with the plan, so that none is missed.
+_KERNELS: dict[str, tuple[tuple[int, int, int, str, torch.dtype], ...]] = {
+    "matmul": (
+        (2056, 2104, 264, "kk", torch.bfloat16),  # wide tiles, more than SMs
+        (3000, 520, 264, "kk", torch.float16),  # pairs of them
+        (304, 264, 1041, "ll", torch.bfloat16),  # three parts of K
+        (520, 1304, 1544, "kk", torch.float16),  # two
+        (264, 24, 1032, "kl", torch.float16),  # narrow tiles, as they are and swapped
+        (40, 6000, 1032, "kk", torch.bfloat16),
+        (264, 40, 1041, "lk", torch.bfloat16),  # after a copy of b, of a, of both
+        (40, 264, 1041, "kl", torch.float16),
+        (24, 264, 1041, "kk", torch.bfloat16),
+        (3, 520, 1032, "kk", torch.bfloat16),  # streams
+        (520, 3, 264, "kk", torch.float16),
+        (1544, 1544, 21, "kk", torch.bfloat16),  # mma.sync's large tile
+        (1, 520, 264, "kk", torch.float32),  # vectors
+        (520, 2, 264, "kk", torch.float32),
+        (2100, 1100, 100, "kk", torch.float32),  # multiply-adds: 256, 128 and 64 of tiles
+        (1032, 1100, 100, "kl", torch.float32),
+        (1000, 1000, 40, "lk", torch.float32),
+    ),
+    "matmul_tf32": (
+        (2056, 2104, 136, "kk", torch.float32),
+        (504, 4216, 264, "kk", torch.float32),
+        (260, 264, 520, "kk", torch.float32),
+        (520, 1000, 1032, "kk", torch.float32),
+        (264, 40, 200, "kk", torch.float32),
+        (40, 264, 520, "kk", torch.float32),
+        (40, 6000, 520, "kk", torch.float32),
+        (1000, 1500, 520, "kl", torch.float32),
+        (1000, 1500, 520, "lk", torch.float32),
+        (260, 264, 1041, "kk", torch.float32),
+        (1544, 1544, 21, "kk", torch.float32),
+    ),
+    "matmul_tf32x3": (
+        (2056, 2104, 136, "kk", torch.float32),
+        (3000, 264, 520, "kl", torch.float32),
+        (260, 264, 520, "lk", torch.float32),
+        (520, 1000, 264, "ll", torch.float32),
+    ),
+}
+
+
+@hookimpl
+def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
+    """Of a gradient none: it is two products by the kernels of ``matmul``."""
+    layouts: dict[str, Layout] = {"k": "contiguous", "l": "transposed"}
+    return [
+        Sample((
+            TensorArg((m, k), dtype, layouts[order[0]]),
+            TensorArg((k, n), dtype, layouts["l" if order[1] == "k" else "k"]),
+        ))
+        for m, n, k, order, dtype in _KERNELS.get(op.name, ())
+    ]  # fmt: skip
 
 
 @hookimpl

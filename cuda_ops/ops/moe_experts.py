@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from cuda_ops import experts as of_experts
 from cuda_ops import shapes
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, Claims, OpSpec, ShardingRule
-from cuda_ops.testing.samples import Sample, TensorArg
+from cuda_ops.testing.samples import Layout, Sample, TensorArg
 
 FORWARD, KEEP, BACKWARD = "moe_experts", "moe_experts_keep", "moe_experts_backward"
 _INPUTS = ("x", "w_gate_up", "w_down", "weights")  # as `wanted` counts them
@@ -184,27 +185,50 @@ def cuda_ops_claims(op: OpSpec) -> Claims:
     return of_experts.CLAIMS
 
 
+def _sample(
+    op: OpSpec, tokens: int, hidden: int, inner: int, count: int, k: int, dtype: torch.dtype,
+    layout: Layout = "contiguous", seed: int = 0,
+) -> Sample:  # fmt: skip
+    """Any numbers below E are a routing: experts without tokens, one with all, one chosen twice."""
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    arguments = [
+        TensorArg((tokens, hidden), dtype, layout),
+        TensorArg((count, 2 * inner, hidden), dtype),
+        TensorArg((count, hidden, inner), dtype),
+        TensorArg((tokens, k), torch.int64, below=count),
+        TensorArg((tokens, k), wide),
+    ]
+    if op.name == BACKWARD:
+        arguments.insert(0, TensorArg((tokens, hidden), dtype, layout))
+        arguments.append(TensorArg((tokens, k, 2 * inner), dtype))
+    return Sample(tuple(arguments), seed=seed)
+
+
 @hookimpl
 def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
-    """Any numbers below E are a routing: experts without tokens, one with all, one chosen twice."""
+    return of_experts.samples(partial(_sample, op))
 
-    def sample(
-        tokens: int, hidden: int, inner: int, count: int, k: int, dtype: Any, layout: Any, seed: int
-    ) -> Sample:
-        wide = torch.float64 if dtype is torch.float64 else torch.float32
-        arguments: list[Any] = [
-            TensorArg((tokens, hidden), dtype, layout),
-            TensorArg((count, 2 * inner, hidden), dtype),
-            TensorArg((count, hidden, inner), dtype),
-            TensorArg((tokens, k), torch.int64, below=count),
-            TensorArg((tokens, k), wide),
-        ]
-        if op.name == BACKWARD:
-            arguments.insert(0, TensorArg((tokens, hidden), dtype, layout))
-            arguments.append(TensorArg((tokens, k, 2 * inner), dtype))
-        return Sample(tuple(arguments), seed=seed)
 
-    return of_experts.samples(sample)
+#: Tokens, H, I, E and k of mixtures for each family of kernels, as tests/test_moe_kernels.py
+#: compares with the plan.
+_KERNELS = (
+    (1, 264, 136, 8, 2, torch.bfloat16),  # streamed: one token
+    (8, 264, 136, 16, 2, torch.float16),  # tiles of 8, 16 and 32, without and with a map
+    (30, 264, 136, 7, 2, torch.bfloat16),
+    (30, 264, 136, 4, 2, torch.float16),
+    (70, 264, 136, 64, 2, torch.bfloat16),
+    (70, 264, 136, 16, 2, torch.float16),
+    (70, 264, 136, 8, 2, torch.bfloat16),
+    (300, 264, 520, 5, 2, torch.bfloat16),  # Hopper's
+    (2100, 72, 136, 3, 2, torch.float16),  # and as many assignments as several blocks sort
+    (800, 72, 1025, 16, 2, torch.bfloat16),  # mma.sync's large tile, of all three products
+    (100, 72, 136, 3, 2, torch.float32),
+)
+
+
+@hookimpl
+def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
+    return [_sample(op, *kernel) for kernel in _KERNELS]
 
 
 @hookimpl

@@ -109,6 +109,13 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any] | None:
 
 
 @hookimpl
+def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
+    """Volumes whose blocks wait for each other, of whole vectors and of others."""
+    sides = (32, 32, 64), (31, 33, 65)
+    return [Sample((TensorArg((2, *side), dtype),)) for dtype in op.dtypes for side in sides]
+
+
+@hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
     return torch_peers(composed)
 

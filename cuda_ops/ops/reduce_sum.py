@@ -91,6 +91,20 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 
 
 @hookimpl
+def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
+    """Several blocks, whose sums one or several add: of one row and of rows along a dim."""
+    return [
+        Sample((x,))
+        for dtype in (torch.float32, torch.bfloat16)
+        for x in (
+            TensorArg((200_000,), dtype),
+            TensorArg((200_000,), dtype, "stepped"),
+            TensorArg((6000, 40), dtype, "sliced"),
+        )
+    ]
+
+
+@hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
     return torch_peers(torch_sum)
 

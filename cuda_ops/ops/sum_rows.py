@@ -12,6 +12,7 @@ from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
+from cuda_ops.testing.samples import Sample, TensorArg
 
 
 @hookimpl
@@ -50,6 +51,20 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
 @hookimpl
 def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
     return torch_sum
+
+
+@hookimpl
+def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
+    """Long rows, each of a block or of several, along memory and across it."""
+    return [
+        Sample((x,))
+        for dtype in (torch.float32, torch.bfloat16)
+        for x in (
+            TensorArg((3, 20_000), dtype),
+            TensorArg((2, 200_000), dtype, "offset"),
+            TensorArg((40, 20_000), dtype, "transposed"),
+        )
+    ]
 
 
 @hookimpl

@@ -1,4 +1,6 @@
-"""What compute-sanitizer watches: a few small calls of operators on the GPU, gradients included."""
+"""What compute-sanitizer watches: a few small calls of operators on the GPU, gradients included,
+and calls that plugins name, so that kernels for larger problems run too.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import torch
 
 from cuda_ops.testing.case import Case, wanting
 from cuda_ops.testing.child import arrive
+from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw, chosen, ordinary
 from cuda_ops.testing.sanitizer import MARK
 from cuda_ops.testing.subject import Origin, find
@@ -22,20 +25,26 @@ def main() -> int:
     parser.add_argument("--root", action="append", default=[])
     parser.add_argument("--file", default="")
     parser.add_argument("ops", nargs="+")
-    arguments = parser.parse_args()
-    arrive(Origin(tuple(arguments.root), arguments.file))
+    parsed = parser.parse_args()
+    arrive(Origin(tuple(parsed.root), parsed.file))
     torch.zeros(1, device="cuda")
-    for name in arguments.ops:
+    for name in parsed.ops:
         subject = find(name)
         torch.cuda.synchronize()
         print(f"{MARK}{name}", flush=True)
         for sample in chosen(subject, _DRAW):
             case = Case(subject, "cuda", sample)
-            leaves = case.leaves() if subject.gradient == "declared" else case.arguments()
-            outputs = case.call(*leaves)
-            sums = [output.sum() for output in outputs if output.requires_grad]
+            arguments = case.arguments()
+            if subject.gradient == "declared":
+                for value in filter(is_floating, arguments):
+                    value.requires_grad_()  # as it lies, where leaves() are contiguous
+            sums = [output.sum() for output in case.call(*arguments) if output.requires_grad]
             if sums:
-                torch.autograd.grad(sums, wanting(leaves), allow_unused=True)
+                torch.autograd.grad(sums, wanting(arguments), allow_unused=True)
+            torch.cuda.synchronize()
+        for sample in subject.kernel_samples:
+            case = Case(subject, "cuda", sample)
+            case.call(*case.arguments())
             torch.cuda.synchronize()
     return 0
 

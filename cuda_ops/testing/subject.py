@@ -63,6 +63,8 @@ class Subject:
     sharding: Callable[..., Any] | None
     claims: Claims
     origin: Origin
+    #: Beside what is drawn, for compute-sanitizer.
+    kernel_samples: tuple[Sample, ...] = ()
 
     @property
     def name(self) -> str:
@@ -118,6 +120,7 @@ def subject_of(op: OpSpec, plugins: Plugins, origin: Origin | None = None) -> Su
         sharding=plugins.ask("cuda_ops_sharding", op),
         claims=plugins.ask("cuda_ops_claims", op) or Claims(),
         origin=origin or Origin(),
+        kernel_samples=tuple(plugins.ask("cuda_ops_kernel_samples", op) or ()),
     )
 
 
@@ -169,6 +172,7 @@ def describe(
     autocast: AutocastPolicy | None = None,
     sharding: Callable[..., Any] | None = None,
     claims: Claims | None = None,
+    kernel_samples: Sequence[Sample] = (),
 ) -> Subject:
     """An operator that cuda_ops did not make, for the same checks.
 
@@ -184,6 +188,7 @@ def describe(
         autocast: the policy that it claims; ``None`` claims that autocast changes nothing.
         sharding: its DTensor rule, as for ``register_sharding``.
         claims: what else it promises, or does not.
+        kernel_samples: for compute-sanitizer, calls of kernels that drawn ones are too small for.
 
     Raises:
         ValueError: the signature line does not fit the schema, or leaves nothing to draw from.
@@ -225,6 +230,7 @@ def describe(
         sharding=sharding,
         claims=claims or Claims(),
         origin=Origin(file=str(Path(file).resolve()) if file else ""),
+        kernel_samples=tuple(kernel_samples),
     )
     _described[name] = subject
     return subject
