@@ -47,8 +47,9 @@ class Case:
 
 LAYOUTS = ("kk", "kl", "lk", "ll")
 _SIZES = (1, 4, 8, 17, *(2**e for e in range(5, 15)), 40, 200, 640, 1000, 3000, 6000)
-#: The first is no whole number of vectors.
-_KS = (21, 136, 264, 520, 1032, 2056, 4104)
+#: The first is no whole number of vectors, the last one of lines of the cache: it
+#: decides whether loads are waited for.
+_KS = (21, 136, 264, 520, 1032, 2056, 4104, 6144)
 #: Tiles, but for a border, of which all SMs take as many at once, or that many in parts of two,
 #: three or four: where splits pay.
 _WAVES = [
@@ -119,7 +120,7 @@ _DRAWN = {"mma 64", "fma 64x64", "simt 64"}
 
 def families(plans: Plans, cases: list[Case], linear: bool = False) -> set[str]:
     """What the cases are given, with one name for all wide tiles and one for all narrow ones:
-    "pack a", "wide", "wide pairs", "wide A^T", "narrow swapped", "narrow splits 2", "fma 128x64".
+    "pack a", "wide alone", "wide A^T", "narrow swapped", "narrow splits 2", "fma 128x64".
     """
     found: set[str] = set()
     for plan in set(plans(cases, linear=linear)):
@@ -127,9 +128,10 @@ def families(plans: Plans, cases: list[Case], linear: bool = False) -> set[str]:
         found |= {copies} - {""}
         if tile := re.match(r"hopper (swapped )?128x(\d+)", chosen):
             width = "narrow" if int(tile[2]) < 128 else "wide"
-            how = re.findall(r"swapped|.\^T|splits [23]|pairs", chosen)
-            straight = [] if "swapped" in how else ["straight"]
-            found |= {f"{width} {word}" for word in (*how, *straight)}
+            order = "swapped" if tile[1] else "straight"
+            shared = re.findall(r"splits [23]|pairs", chosen) or ["alone"]
+            words = [order, *shared, *re.findall(r".\^T", chosen)]
+            found |= {f"{width} {word}" for word in words}
         else:  # of a stream, what is swapped
             found.add(re.sub(r" 8 splits \d", "", chosen))
     return found - _DRAWN

@@ -158,7 +158,7 @@ def test_calls_for_the_sanitizer_are_few_and_small(name: str) -> None:
     subject = subject_of(OPERATORS[name].spec, registry().plugins)
     assert len(subject.kernel_samples) <= 20
     for sample in subject.kernel_samples:
-        assert sample.numel < 1 << 23
+        assert sample.numel < 1 << 24
         case = Case(subject, "meta", sample)
         case.call(*(
             torch.empty(arg.shape, dtype=arg.dtype, device="meta")

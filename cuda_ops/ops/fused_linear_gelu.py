@@ -196,12 +196,13 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 #: Rows, O, I, the layouts of x and of the weight: each family of kernels, as
 #: tests/test_fused_linear_gelu.py compares with the plan.
 _KERNELS: tuple[tuple[int, int, int, Layout, Layout, torch.dtype], ...] = (
-    (2056, 2104, 264, "contiguous", "contiguous", torch.bfloat16),  # wide tiles, more than SMs
-    (3000, 520, 264, "contiguous", "contiguous", torch.float16),  # pairs of them
+    (100, 20_000, 136, "contiguous", "contiguous", torch.bfloat16),  # wide tiles
+    (2000, 2104, 200, "contiguous", "contiguous", torch.float16),  # pairs, more than SMs
     (260, 264, 1041, "contiguous", "contiguous", torch.bfloat16),  # copies, and three parts of I
-    (520, 1304, 1544, "contiguous", "contiguous", torch.float16),  # two parts
-    (264, 40, 1032, "contiguous", "contiguous", torch.bfloat16),  # narrow tiles, and swapped
-    (40, 6000, 1032, "contiguous", "contiguous", torch.float16),
+    (520, 1000, 2056, "contiguous", "contiguous", torch.float16),  # two parts
+    (264, 10, 264, "contiguous", "contiguous", torch.bfloat16),  # narrow tiles
+    (264, 24, 1032, "contiguous", "contiguous", torch.bfloat16),  # three parts
+    (24, 6000, 1544, "contiguous", "contiguous", torch.float16),  # two, and swapped
     (301, 264, 1032, "transposed", "contiguous", torch.bfloat16),  # a copy of one
     (264, 301, 1032, "contiguous", "transposed", torch.float16),
     (3, 520, 1032, "contiguous", "contiguous", torch.bfloat16),  # streams

@@ -159,14 +159,14 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 #: line-major ("l"). tests/test_matmul.py compares with the plan, so that none is missed.
 _KERNELS: dict[str, tuple[tuple[int, int, int, str, torch.dtype], ...]] = {
     "matmul": (
-        (2056, 2104, 264, "kk", torch.bfloat16),  # wide tiles, more than SMs
-        (3000, 520, 264, "kk", torch.float16),  # pairs of them
+        (100, 20_000, 136, "kk", torch.bfloat16),  # wide tiles
+        (2000, 2104, 200, "kk", torch.float16),  # pairs of them, more than SMs
         (304, 264, 1041, "ll", torch.bfloat16),  # three parts of K
-        (520, 1304, 1544, "kk", torch.float16),  # two
-        (264, 24, 1032, "kl", torch.float16),  # narrow tiles, as they are and swapped
-        (40, 6000, 1032, "kk", torch.bfloat16),
-        (264, 40, 1041, "lk", torch.bfloat16),  # after a copy of b, of a, of both
-        (40, 264, 1041, "kl", torch.float16),
+        (520, 1000, 2056, "kk", torch.float16),  # two
+        (264, 16, 264, "kl", torch.float16),  # narrow tiles
+        (24, 6000, 1544, "kk", torch.bfloat16),  # two parts, and swapped
+        (264, 24, 1041, "lk", torch.bfloat16),  # three, after a copy of b, of a, of both
+        (24, 264, 1041, "kl", torch.float16),
         (24, 264, 1041, "kk", torch.bfloat16),
         (3, 520, 1032, "kk", torch.bfloat16),  # streams
         (520, 3, 264, "kk", torch.float16),
@@ -178,20 +178,20 @@ _KERNELS: dict[str, tuple[tuple[int, int, int, str, torch.dtype], ...]] = {
         (1000, 1000, 40, "lk", torch.float32),
     ),
     "matmul_tf32": (
-        (2056, 2104, 136, "kk", torch.float32),
-        (504, 4216, 264, "kk", torch.float32),
+        (100, 20_000, 136, "kk", torch.float32),
+        (2000, 2104, 136, "kk", torch.float32),
         (260, 264, 520, "kk", torch.float32),
         (520, 1000, 1032, "kk", torch.float32),
-        (264, 40, 200, "kk", torch.float32),
-        (40, 264, 520, "kk", torch.float32),
-        (40, 6000, 520, "kk", torch.float32),
+        (264, 16, 264, "kk", torch.float32),
+        (24, 264, 1032, "kk", torch.float32),
+        (24, 6000, 1032, "kk", torch.float32),
         (1000, 1500, 520, "kl", torch.float32),
         (1000, 1500, 520, "lk", torch.float32),
         (260, 264, 1041, "kk", torch.float32),
         (1544, 1544, 21, "kk", torch.float32),
     ),
     "matmul_tf32x3": (
-        (2056, 2104, 136, "kk", torch.float32),
+        (100, 20_000, 136, "kk", torch.float32),
         (3000, 264, 520, "kl", torch.float32),
         (260, 264, 520, "lk", torch.float32),
         (520, 1000, 264, "ll", torch.float32),
