@@ -45,6 +45,7 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_unwritten": ("unwritten", "unwritten"),
     "bad_autograd": ("gradient_declared", None),
     "bad_gradient": ("gradcheck", None),
+    "bad_checkpoint": ("checkpoint", None),
     "bad_dtypes": ("autocast", None),
     "bad_vmap": ("vmap", None),
     "bad_sharding": ("dtensor", None),

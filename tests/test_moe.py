@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from conftest import needs_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -161,6 +162,19 @@ def test_a_gradient_without_kept_values_runs_again() -> None:
     kept, _ = torch.ops.cuda_ops.moe_experts_keep(x, *matrices, chosen, ones)
     for a, b in zip(*(torch.autograd.grad(y.sum(), x) for y in (plain, kept)), strict=True):
         assert torch.equal(a, b)
+
+
+def test_checkpointed() -> None:
+    x, logits, *rest = drawn((5, 4, 2, 3, 2), 0)
+    inputs = [t.requires_grad_() for t in (x, logits, *rest[:2])]
+    grads = [
+        torch.autograd.grad(out.square().sum(), inputs)
+        for out in (
+            cuda_ops.moe(*inputs, 2),
+            torch.utils.checkpoint.checkpoint(cuda_ops.moe, *inputs, 2, use_reentrant=False),
+        )
+    ]
+    assert all(map(torch.equal, *grads))
 
 
 def test_saves_what_it_says() -> None:

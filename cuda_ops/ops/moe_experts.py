@@ -74,14 +74,13 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         ctx.save_for_backward(*inputs, *((output[1],) if op.name == KEEP else ()))
 
     def backward(ctx: Any, grad_out: Any, grad_gate_up: Any = None) -> tuple[Any, ...]:
-        inputs = ctx.saved_tensors[:5]
+        saved = ctx.saved_tensors  # read once: under a checkpoint each read unpacks again
+        inputs = saved[:5]
         grads: list[Any] = [None] * 4
         of_x, of_gate_up, of_down, _, of_weights = ctx.needs_input_grad
         wanted = (of_x, of_gate_up, of_down, of_weights)
         if grad_out is not None:
-            kept = (
-                ctx.saved_tensors[5] if op.name == KEEP else op.siblings[KEEP].function(*inputs)[1]
-            )
+            kept = saved[5] if op.name == KEEP else op.siblings[KEEP].function(*inputs)[1]
             mask = sum(1 << i for i, one in enumerate(wanted) if one)
             results = op.siblings[BACKWARD].function(grad_out, *inputs, kept, mask)
             grads = [g if one else None for g, one in zip(results, wanted, strict=True)]

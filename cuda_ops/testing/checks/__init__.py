@@ -11,6 +11,7 @@ from cuda_ops.testing.checks.abi import abi
 from cuda_ops.testing.checks.alignment import alignment
 from cuda_ops.testing.checks.autocast import autocast
 from cuda_ops.testing.checks.bounds import bounds, indices
+from cuda_ops.testing.checks.checkpoint import checkpoint
 from cuda_ops.testing.checks.compiled import compile_dynamic, compile_static
 from cuda_ops.testing.checks.devices import devices
 from cuda_ops.testing.checks.dtensor import dtensor
@@ -53,6 +54,7 @@ CHECKS: tuple[Check, ...] = (
     gradient_declared,
     gradcheck,
     gradient_layouts,
+    checkpoint,
     public,
     autocast,
     vmap,
