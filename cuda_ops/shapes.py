@@ -138,15 +138,15 @@ def _agree(actual: Any, expected: Any, message: Callable[[], str]) -> None:
 
 
 def _wrong_size(op: OpSpec, argument: str, expected: str, size: Any, shape: Dims) -> str:
-    return _refusal(op, argument, f"{expected} {size}", f"shape {shape_name(shape)}")
+    return refusal(op, argument, f"{expected} {size}", f"shape {shape_name(shape)}")
 
 
-def _refusal(op: OpSpec, argument: str, expected: str, actual: str) -> str:
+def refusal(op: OpSpec, argument: str, expected: str, actual: str) -> str:
     return f"{op.qualname}: argument '{argument}': expected {expected}, got {actual}"
 
 
 def refuse(op: OpSpec, argument: str, expected: str, actual: str) -> None:
-    raise RuntimeError(_refusal(op, argument, expected, actual))
+    raise RuntimeError(refusal(op, argument, expected, actual))
 
 
 # --- the outputs ---------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -366,18 +367,114 @@ def test_sharded_experts_refuse_what_does_not_fit(mesh: Any) -> None:
     with pytest.raises(RuntimeError, match="'x': expected a DTensor on the mesh of 'w_gate_up'"):
         cuda_ops.moe(x, whole[1], first, second, 2)
     with pytest.raises(RuntimeError, match=r"'w_down': expected .* as 'w_gate_up'"):
-        cuda_ops.moe(*whole, first, placed(matrices[1], Replicate()), 2)
+        cuda_ops.moe(*whole, first, placed(matrices[1].repeat(2, 1, 1), Replicate()), 2)
 
 
-def test_errors_name_what_is_wrong() -> None:
-    x, logits, gate_up, down, _ = drawn((4, 6, 2, 3, 1), 0)
+@pytest.mark.parametrize("device", [*DEVICES, "meta"])
+def test_errors_name_what_is_wrong(device: str) -> None:
+    x, logits, gate_up, down, _ = (
+        v.to(device) if isinstance(v, torch.Tensor) else v for v in drawn((4, 6, 2, 3, 1), 0)
+    )
+    floating = "dtype float64, float32, float16 or bfloat16"
     for arguments, text in (
         ((x, logits, gate_up, down, 4), "'top_k': expected from 1 to 3, got 4"),
-        ((x, logits, gate_up[:2], down, 2), r"'w_gate_up': expected shape \(E, 2I, H\)"),
-        ((x, logits, gate_up, down.float(), 2), "'w_down': expected dtype float64"),
-        ((x[:3], logits, gate_up, down, 2), r"'experts': expected shape \(T, k\) = \[3, 2\]"),
+        ((x, logits, gate_up, down, 0), "'top_k': expected from 1 to 3, got 0"),
+        ((None, logits, gate_up, down, 2), "'x': expected a tensor, got None"),
+        ((3.5, logits, gate_up, down, 2), "'x': expected a tensor, got a float"),
+        ((x, logits, None, down, 2), "'w_gate_up': expected a tensor, got None"),
+        (
+            (x[0, 0], logits, gate_up, down, 2),
+            "'x': expected at least 1 dim (..., H), got shape []",
+        ),
+        ((x.int(), logits, gate_up, down, 2), f"'x': expected {floating}, got int32"),
+        ((x, logits.int(), gate_up, down, 2), f"'router_logits': expected {floating}, got int32"),
+        ((x, logits, gate_up[:2], down, 2), "'w_gate_up': expected shape (E, 2I, H) = [3, 4, 6]"),
+        ((x, logits, gate_up[0], down, 2), "'w_gate_up': expected shape (E, 2I, H) = [3, 4, 6]"),
+        ((x, logits, gate_up, down[0], 2), "'w_down': expected 3 dims (E, H, I), got shape [6, 2]"),
+        ((x, logits, gate_up, down.float(), 2), "'w_down': expected dtype float64, got float32"),
+        # What no part could see: the logits of other tokens, and of experts that are not there.
+        ((x[:3], logits, gate_up, down, 2), "'router_logits': expected shape (..., E) = [3, 3]"),
+        (
+            (x, logits, gate_up[:2], down[:2], 2),
+            "'router_logits': expected shape (..., E) = [4, 2]",
+        ),
+        (
+            (x.view(2, 2, 6), logits.view(1, 4, 3), gate_up, down, 2),
+            "'router_logits': expected shape (..., E) = [2, 2, 3], got shape [1, 4, 3]",
+        ),
+        (
+            (x, x.new_zeros(4, 600), x.new_zeros(600, 4, 6), x.new_zeros(600, 6, 2), 2),
+            "'router_logits': expected from 1 to 512 experts, got shape [4, 600]",
+        ),
     ):
-        with pytest.raises(RuntimeError, match=text):
+        with pytest.raises(RuntimeError, match=re.escape(text)):
             cuda_ops.moe(*arguments)
     with pytest.raises(ValueError, match="'scoring': expected one of"):
         cuda_ops.moe(x, logits, gate_up, down, 1, scoring="tanh")
+
+
+@pytest.mark.parametrize("device", [*DEVICES, "meta"])
+def test_errors_of_the_parts(device: str) -> None:
+    x, logits, gate_up, down, _ = (
+        v.to(device) if isinstance(v, torch.Tensor) else v for v in drawn((4, 6, 2, 3, 1), 0)
+    )
+    chosen, ones = (x.new_ones(4, 2, dtype=dtype) for dtype in (torch.int64, torch.float64))
+    kept, route_backward, backward = (
+        x.new_ones(4, 2, 4),
+        torch.ops.cuda_ops.moe_route_backward,
+        torch.ops.cuda_ops.moe_experts_backward,
+    )
+    for function, arguments, text in (
+        (cuda_ops.moe_route, (logits[0], 2), "'router_logits': expected 2 dims (T, E)"),
+        (cuda_ops.moe_route, (None, 2), "'router_logits': expected a tensor, got None"),
+        (cuda_ops.moe_route, (logits, 2, 5), "'scoring': expected from 0 to 1, got 5"),
+        (
+            cuda_ops.moe_route,
+            (logits, 2, 0, True, x[0]),
+            "'expert_bias': expected shape (E) = [3], got shape [6]",
+        ),
+        (cuda_ops.moe_route_map, (chosen.int(), 3), "'experts': expected dtype int64, got int32"),
+        (cuda_ops.moe_route_map, (chosen, 0), "'num_experts': expected from 1 to 512, got 0"),
+        (
+            cuda_ops.moe_experts,
+            (x, gate_up, down, chosen.int(), ones),
+            "'experts': expected dtype int64, got int32",
+        ),
+        (
+            cuda_ops.moe_experts,
+            (x, gate_up, down, chosen[:3], ones),
+            "'experts': expected shape (T, k) = [4, 2], got shape [3, 2]",
+        ),
+        (
+            cuda_ops.moe_experts,
+            (x, gate_up, down, chosen, ones.int()),
+            "'weights': expected dtype float64, float32, float16 or bfloat16, got int32",
+        ),
+        (
+            backward,
+            (x.float(), x, gate_up, down, chosen, ones, kept),
+            "'grad_out': expected dtype float64, got float32",
+        ),
+        (
+            backward,
+            (x, x, gate_up, down, chosen, ones, kept[0]),
+            "'gate_up': expected shape (T, k, 2I) = [4, 2, 4], got shape [2, 4]",
+        ),
+        (
+            backward,
+            (x, x, gate_up, down, chosen, ones, kept, 16),
+            "'wanted': expected from 0 to 15",
+        ),
+        (
+            route_backward,
+            (ones[:3], logits, ones, chosen),
+            "'grad_weights': expected shape (T, k) = [4, 2], got shape [3, 2]",
+        ),
+    ):
+        with pytest.raises(RuntimeError, match=re.escape(text)):
+            function(*arguments)
+
+
+def test_no_elements_in_a_token() -> None:
+    x, logits = torch.zeros(2, 3, 0), torch.randn(2, 3, 4)
+    assert cuda_ops.moe(x, logits, torch.zeros(4, 6, 0), torch.zeros(4, 0, 3), 2).shape == x.shape

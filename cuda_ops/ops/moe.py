@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 
-from cuda_ops import expert_parallel, shapes
+from cuda_ops import expert_checks, expert_parallel, shapes
 from cuda_ops import experts as of_experts
 from cuda_ops.benchmarking import rotation
 from cuda_ops.benchmarking.peers import compiled
@@ -33,12 +33,11 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any]:
         expert_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         # The operator itself, made of the same two, cannot pass on what they refuse and why.
+        expert_checks.mixture(op, x, router_logits, w_gate_up, w_down)
         route = function("moe_route")
-        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-        if x.dim() != 2:
-            router_logits = router_logits.reshape(-1, router_logits.shape[-1])
+        rows = _rows(x)
         code = of_experts.scoring_code("moe", scoring)
-        weights, experts = route(router_logits, top_k, code, renormalize, expert_bias)
+        weights, experts = route(_rows(router_logits), top_k, code, renormalize, expert_bias)
         inputs = (rows, w_gate_up, w_down, experts, weights)
         if expert_parallel.is_sharded(w_gate_up):
             out = expert_parallel.mixture(mixture, *inputs)
@@ -57,6 +56,13 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any]:
     return moe
 
 
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Of dims (..., n) those of (T, n), where n may be 0."""
+    if tensor.dim() == 2:
+        return tensor
+    return tensor.unsqueeze(0) if tensor.dim() == 1 else tensor.flatten(0, -2)
+
+
 _DOC = """A mixture of SwiGLU experts: each token through its top_k of E experts, weighted.
 
 moe_route chooses, by the rules that it states (of equal logits the lower expert; NaN is larger than
@@ -64,8 +70,9 @@ any number and stays within its token), and moe_experts computes. Tokens are nev
 copied, nothing waits for the device, and the same call gives the same bits every time, gradients
 too. A CUDA graph of one call is right for every routing.
 
-Shapes: x (..., H), router_logits (..., E), w_gate_up (E, 2I, H) with the gate first and w_down
-(E, H, I) as Hugging Face keeps them; the result has the shape of x. E from 1 to 512.
+Shapes: x (..., H), router_logits (..., E) with the same dims in front, w_gate_up (E, 2I, H) with
+the gate first and w_down (E, H, I) as Hugging Face keeps them; the result has the shape of x. E
+from 1 to 512.
 Dtypes: x and both matrices float64, float32, float16 or bfloat16, the same for all; router_logits
 any of these. Sums run in float32, in float64 for float64.
 Several devices: x and router_logits may be DTensors sharded by token, and both matrices sharded by

@@ -13,50 +13,41 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from cuda_ops import expert_checks, shapes
 from cuda_ops import experts as of_experts
-from cuda_ops import shapes
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, Claims, OpSpec, ShardingRule
 from cuda_ops.testing.samples import Layout, Sample, TensorArg
 
 FORWARD, KEEP, BACKWARD = "moe_experts", "moe_experts_keep", "moe_experts_backward"
-_INPUTS = ("x", "w_gate_up", "w_down", "weights")  # as `wanted` counts them
+_ALL = 15  # of x, w_gate_up, w_down, weights, as `wanted` counts them
 
 
 @hookimpl
 def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
-    def check(*tensors: torch.Tensor) -> tuple[Any, Any, Any]:
-        x, w_gate_up, w_down, experts, weights = tensors
-        shapes.check_arguments(op, [])
-        expected = {
-            "w_gate_up": (w_gate_up, (w_down.shape[0], 2 * w_down.shape[2], x.shape[1])),
-            "w_down": (w_down, (w_down.shape[0], x.shape[1], w_down.shape[2])),
-            "experts": (experts, (x.shape[0], experts.shape[1])),
-            "weights": (weights, tuple(experts.shape)),
-        }
-        for name, (tensor, shape) in expected.items():
-            for size, wanted in zip(tensor.shape, shape, strict=True):
-                torch._check(
-                    size == wanted,
-                    lambda n=name, t=tensor, s=shape: (
-                        f"{op.qualname}: argument '{n}': expected shape {list(s)}, "
-                        f"got shape {list(t.shape)}"
-                    ),
-                )
-        return x.shape[0], experts.shape[1], w_gate_up.shape[1]
-
     def forward(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        check(x, *rest)
+        expert_checks.experts(op, x, *rest)
         return x.new_empty(x.shape)
 
-    def keep(x: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        sizes = check(x, *rest)
-        return x.new_empty(x.shape), x.new_empty(sizes)
+    def keep(
+        x: torch.Tensor, w_gate_up: torch.Tensor, *rest: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        expert_checks.experts(op, x, w_gate_up, *rest)
+        _, chosen, _ = rest
+        return x.new_empty(x.shape), x.new_empty(*chosen.shape, w_gate_up.shape[1])
 
-    def backward(grad_out: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-        x, w_gate_up, w_down, experts, weights, _, *flags = rest
-        check(x, w_gate_up, w_down, experts, weights)
-        wanted = flags[0] if flags else 15
+    def backward(
+        grad_out: torch.Tensor,
+        x: torch.Tensor,
+        w_gate_up: torch.Tensor,
+        w_down: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+        gate_up: torch.Tensor,
+        wanted: int = _ALL,
+    ) -> tuple[torch.Tensor, ...]:
+        inputs = (x, w_gate_up, w_down, experts, weights)
+        expert_checks.experts_backward(op, grad_out, gate_up, wanted, *inputs)
         like = (x, w_gate_up, w_down, weights)
         return tuple(v.new_empty(v.shape if wanted >> i & 1 else 0) for i, v in enumerate(like))
 
@@ -155,10 +146,10 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
         if op.name != BACKWARD:
             outputs = 2 if op.name == KEEP else 1
             return [([whole] * outputs, [whole] * 5), ([tokens] * outputs, places)]
-        wanted = args[7] if len(args) > 7 else kwargs.get("wanted", 15)
+        wanted = args[7] if len(args) > 7 else kwargs.get("wanted", _ALL)
         flags = [None] * (len(args) + len(kwargs) - 7)
         rules: list[ShardingRule] = [([whole] * 4, [*[whole] * 7, *flags])]
-        if wanted == 15:  # a gradient without elements has nothing to shard
+        if wanted == _ALL:  # a gradient without elements has nothing to shard
             grads = [tokens, Partial(), Partial(), tokens]
             rules.append((grads, [tokens, *places, tokens, *flags]))
         return rules

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from cuda_ops import expert_checks, shapes
 from cuda_ops import experts as of_experts
-from cuda_ops import shapes
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
@@ -33,6 +33,7 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
         renormalize: bool = True,
         expert_bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        expert_checks.tensors(op, router_logits=router_logits)
         code = of_experts.scoring_code(ROUTE, scoring) if isinstance(scoring, str) else scoring
         result: tuple[torch.Tensor, torch.Tensor] = op.function(
             router_logits, top_k, code, renormalize, expert_bias
@@ -77,7 +78,7 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
         renormalize: bool = True,
         expert_bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        shapes.check_arguments(op, [router_logits, expert_bias])
+        expert_checks.route(op, router_logits, top_k, scoring, expert_bias)
         tokens = router_logits.shape[0]
         wide = router_logits.dtype is torch.float64
         return (
@@ -85,10 +86,19 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
             router_logits.new_empty(tokens, top_k, dtype=torch.int64),
         )
 
-    def backward(grad_weights: torch.Tensor, router_logits: torch.Tensor, *_: Any) -> torch.Tensor:
+    def backward(
+        grad_weights: torch.Tensor,
+        router_logits: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        scoring: int = 0,
+        renormalize: bool = True,
+    ) -> torch.Tensor:
+        expert_checks.route_backward(op, grad_weights, router_logits, weights, experts, scoring)
         return router_logits.new_empty(router_logits.shape)
 
     def index_map(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+        expert_checks.index_map(op, experts, num_experts)
         order = experts.new_empty(experts.numel(), dtype=torch.int32)
         return order, experts.new_empty(num_experts + 1, dtype=torch.int32)
 
