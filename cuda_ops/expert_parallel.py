@@ -1,21 +1,36 @@
-"""Experts on several devices: what ``cuda_ops.moe`` does with DTensors sharded by expert.
+"""Experts on one device or on several: what ``cuda_ops.moe`` does once tokens are routed.
 
-Every device of that mesh dim sees the same tokens, runs them through its own experts, and the
-results are partial sums. Nothing is sent but what DTensor moves for that: tokens gathered where
-they were sharded over the same dim, and the sum where somebody asks for it.
+Every device of the mesh dim along which DTensors of matrices are sharded by expert sees the same
+tokens, runs them through its own experts, and the results are partial sums. Nothing is sent but
+what DTensor moves for that: tokens gathered where they were sharded over the same dim, and the sum
+where somebody asks for it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from cuda_ops.registry import function
 
-def is_sharded(matrices: torch.Tensor) -> bool:
-    """Whether the experts of ``matrices`` (E, ...) are on several devices."""
+
+def mixture(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> torch.Tensor:
+    """Tokens x (T, H) through the experts (T, k) that were chosen for them, weighted.
+
+    Where experts are sharded along a mesh dim the result is a partial sum along that, and along
+    others it lies as ``x``.
+
+    Raises:
+        RuntimeError: ``w_down`` is sharded in another way, the experts along several mesh dims, or
+            an argument is no DTensor of the same mesh.
+    """
+    run = _on_all if _is_sharded(w_gate_up) else _here
+    return run(x, w_gate_up, w_down, experts, weights)
+
+
+def _is_sharded(matrices: torch.Tensor) -> bool:
     # Nobody has a DTensor before this is imported, which takes longer than all of cuda_ops.
     dtensors = sys.modules.get("torch.distributed.tensor")
     return (
@@ -25,22 +40,15 @@ def is_sharded(matrices: torch.Tensor) -> bool:
     )
 
 
-def mixture(
-    compute: Callable[..., torch.Tensor],
-    x: Any,
-    w_gate_up: Any,
-    w_down: Any,
-    experts: Any,
-    weights: Any,
-) -> torch.Tensor:
-    """``compute``, which is ``moe_experts``, of each device's own experts.
+def _here(*inputs: torch.Tensor) -> torch.Tensor:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+        kept: torch.Tensor = function("moe_experts_keep")(*inputs)[0]
+        return kept
+    out: torch.Tensor = function("moe_experts")(*inputs)
+    return out
 
-    Along the mesh dim of the experts the result is a partial sum, along others it lies as ``x``.
 
-    Raises:
-        RuntimeError: ``w_down`` is sharded in another way, the experts along several mesh dims, or
-            an argument is no DTensor of the same mesh.
-    """
+def _on_all(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> torch.Tensor:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -75,7 +83,7 @@ def mixture(
         return moved
 
     _, (first, *_) = compute_local_shape_and_global_offset(w_down.shape, mesh, placements)
-    out = compute(
+    out = _here(
         local(x),
         w_gate_up.to_local(grad_placements=of_matrices),
         w_down.to_local(grad_placements=of_matrices),

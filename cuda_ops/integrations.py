@@ -9,55 +9,76 @@ import torch
 import torch.nn.functional as F
 
 import cuda_ops
+from cuda_ops import expert_parallel
+
+#: The blocks that were compared, and what they are made of. Others look the same from outside and
+#: are not: a shared expert, groups of experts, sigmoids or a factor are in a forward's text alone.
+_BLOCKS = {
+    "MixtralSparseMoeBlock": {"gate": "MixtralTopKRouter", "experts": "MixtralExperts"},
+    "Qwen3MoeSparseMoeBlock": {"gate": "Qwen3MoeTopKRouter", "experts": "Qwen3MoeExperts"},
+    "OlmoeSparseMoeBlock": {"gate": "OlmoeTopKRouter", "experts": "OlmoeExperts"},
+}
+_TENSORS = ("gate.weight", "experts.gate_up_proj", "experts.down_proj")
 
 
 def use_moe(block: torch.nn.Module) -> torch.nn.Module:
-    """Have a sparse block of Hugging Face's Mixtral, Qwen3-MoE or OLMoE run :func:`cuda_ops.moe`.
+    """Have a sparse block of Hugging Face's Mixtral, Qwen3-MoE or OLMoE run what
+    :func:`cuda_ops.moe` is made of.
 
-    Its parameters stay what and where they are. Only a block that routes by softmax, from
-    ``gate.weight`` (E, H), to SwiGLU experts whose matrices are stacked as ``experts.gate_up_proj``
-    (E, 2I, H) and ``experts.down_proj`` (E, H, I), is of that kind.
+    Its gate then chooses by :func:`cuda_ops.moe_route` and returns what it did, logits, weights and
+    experts; its experts run :func:`cuda_ops.moe_experts`, with values kept where a gradient is
+    wanted. The block's own forward stays, and so do parameters, hooks, recorded router logits and
+    Mixtral's jitter.
 
     Args:
-        block: ``MixtralSparseMoeBlock``, ``Qwen3MoeSparseMoeBlock`` or ``OlmoeSparseMoeBlock``.
+        block: ``MixtralSparseMoeBlock``, ``Qwen3MoeSparseMoeBlock`` or ``OlmoeSparseMoeBlock`` of a
+            transformers that stacks experts' matrices, as 5 does.
 
     Returns:
-        The block, changed in place. Its forward returns the tokens alone.
+        The block, changed in place.
 
     Raises:
-        ValueError: the block lacks one of these, or its activation is another than silu.
+        ValueError: it is of another class, has other parts or tensors than that class had when it
+            was compared, or its activation is another than silu.
     """
-    gate, experts = getattr(block, "gate", None), getattr(block, "experts", None)
-    found = {
-        "gate.weight": getattr(gate, "weight", None),
-        "experts.gate_up_proj": getattr(experts, "gate_up_proj", None),
-        "experts.down_proj": getattr(experts, "down_proj", None),
-    }
-    for name, tensor in found.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"use_moe: expected a tensor {name} in {type(block).__name__}")
-    activation = getattr(experts, "act_fn", None)
-    probe = torch.linspace(-4, 4, 9)
-    if activation is None or not torch.allclose(activation(probe), F.silu(probe)):
-        raise ValueError(f"use_moe: expected experts with silu in {type(block).__name__}")
-    top_k = getattr(gate, "top_k", None) or getattr(block, "top_k", None)
-    if not isinstance(top_k, int):
-        raise ValueError(f"use_moe: expected a number top_k in {type(block).__name__}")
-    # Mixtral always divides by the sum and has no word for it.
-    renormalize = bool(getattr(gate, "norm_topk_prob", getattr(block, "norm_topk_prob", True)))
-
-    def forward(self: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        logits = F.linear(hidden_states, self.gate.weight)
-        experts = self.experts
-        out: torch.Tensor = cuda_ops.moe(
-            hidden_states,
-            logits,
-            experts.gate_up_proj,
-            experts.down_proj,
-            top_k,
-            renormalize=renormalize,
-        )
-        return out
-
-    block.forward = MethodType(forward, block)
+    _check(block)
+    gate, experts = block.get_submodule("gate"), block.get_submodule("experts")
+    gate.forward = MethodType(_route, gate)
+    experts.forward = MethodType(_run_experts, experts)
     return block
+
+
+def _check(block: torch.nn.Module) -> None:
+    name = type(block).__name__
+    if name not in _BLOCKS:
+        raise ValueError(
+            f"use_moe: expected one of {', '.join(_BLOCKS)}, got {name}, "
+            "which may route or add up in a way that cuda_ops.moe does not know"
+        )
+    parts = {part: type(module).__name__ for part, module in block.named_children()}
+    if parts != _BLOCKS[name]:
+        raise ValueError(f"use_moe: expected {name} to be made of {_BLOCKS[name]}, got {parts}")
+    tensors = [key for key, _ in (*block.named_parameters(), *block.named_buffers())]
+    if set(tensors) != set(_TENSORS):
+        listed = ", ".join(sorted(tensors))
+        raise ValueError(f"use_moe: expected {name} to have {', '.join(_TENSORS)}, got {listed}")
+    probe, activation = torch.linspace(-4, 4, 9), block.get_submodule("experts.act_fn")
+    if not torch.allclose(activation(probe), F.silu(probe)):
+        raise ValueError(f"use_moe: expected experts of {name} to have silu, got {activation}")
+
+
+def _route(gate: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The gate's forward."""
+    logits = F.linear(hidden_states.flatten(0, -2), gate.weight)
+    # Mixtral always divides by the sum and has no word for it.
+    renormalize = bool(getattr(gate, "norm_topk_prob", True))
+    weights, experts = cuda_ops.moe_route(logits, gate.top_k, renormalize=renormalize)
+    return logits, weights, experts
+
+
+def _run_experts(
+    experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """The experts' forward."""
+    matrices = experts.gate_up_proj, experts.down_proj
+    return expert_parallel.mixture(hidden_states, *matrices, top_k_index, weights)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -16,40 +18,49 @@ SIZES = {
 }  # fmt: skip
 
 
+MIXTRAL = {"num_local_experts": 4, "intermediate_size": 6}
+OTHERS = {"num_experts": 4, "intermediate_size": 6, "moe_intermediate_size": 6}
+NAMES = {"mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe", "olmoe": "Olmoe"}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
     reload("moe_route", "moe_experts", "moe")
 
 
-def block_of(model: str, normalize: bool) -> torch.nn.Module:
+def made(model: str, name: str, **config: Any) -> torch.nn.Module:
+    """A module of Hugging Face's ``model``, of float64 and random parameters."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    named = {"mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe", "olmoe": "Olmoe"}[model]
-    more: dict[str, Any] = {"mixtral": {"num_local_experts": 4, "intermediate_size": 6}}.get(
-        model,
-        {
-            "num_experts": 4, "intermediate_size": 6, "moe_intermediate_size": 6,
-            "norm_topk_prob": normalize,
-        },
-    )  # fmt: skip
-    config = getattr(transformers, f"{named}Config")(**SIZES, **more)
-    config._experts_implementation = "eager"
-    module = __import__(
-        f"transformers.models.{model}.modeling_{model}", fromlist=[f"{named}SparseMoeBlock"]
-    )
-    block: torch.nn.Module = getattr(module, f"{named}SparseMoeBlock")(config).double()
-    if not isinstance(getattr(block.experts, "gate_up_proj", None), torch.Tensor):
+    module = import_module(f"transformers.models.{model}.modeling_{model}")
+    configs = import_module(f"transformers.models.{model}.configuration_{model}")
+    kind = next(v for k, v in vars(configs).items() if k.endswith("Config") and model_of(k, model))
+    settings = kind(**SIZES, **config)
+    settings._experts_implementation = "eager"
+    result: torch.nn.Module = getattr(module, name)(settings).double()
+    if not any(key.endswith("experts.gate_up_proj") for key, _ in result.named_parameters()):
         pytest.skip(f"transformers {transformers.__version__} keeps experts apart")
     with torch.no_grad():
-        for parameter in block.parameters():
+        for parameter in result.parameters():
             torch.nn.init.normal_(parameter, std=0.5)
-    return block
+    return result
 
 
-@pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("model", ["mixtral", "qwen3_moe", "olmoe"])
+def model_of(config: str, model: str) -> bool:
+    return config.lower() == model.replace("_", "") + "config"
+
+
+def block_of(model: str, **config: Any) -> torch.nn.Module:
+    more = MIXTRAL if model == "mixtral" else OTHERS
+    return made(model, f"{NAMES[model]}SparseMoeBlock", **more, **config)
+
+
+@pytest.mark.parametrize(
+    ("model", "normalize"),
+    [("mixtral", True), *((model, n) for model in ("qwen3_moe", "olmoe") for n in (True, False))],
+)
 def test_agrees_with_hugging_face(model: str, normalize: bool) -> None:
     torch.manual_seed(0)
-    block = block_of(model, normalize)
+    block = block_of(model, **({} if model == "mixtral" else {"norm_topk_prob": normalize}))
     x = torch.randn(2, 7, 16, dtype=torch.float64, requires_grad=True)
 
     def run() -> list[torch.Tensor]:
@@ -64,6 +75,80 @@ def test_agrees_with_hugging_face(model: str, normalize: bool) -> None:
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("model", NAMES)
+def test_a_model_keeps_its_losses_and_checkpoints(model: str) -> None:
+    """Router logits are recorded by hooks on the gate, layers recomputed for their gradients."""
+    torch.manual_seed(0)
+    more = MIXTRAL if model == "mixtral" else OTHERS
+    whole: Any = made(model, f"{NAMES[model]}ForCausalLM", **more, use_cache=False).train()
+    ids = torch.randint(SIZES["vocab_size"], (2, 7))
+
+    def run() -> list[torch.Tensor]:
+        out = whole(ids, labels=ids, output_router_logits=True)
+        parameters = [p for p in whole.parameters() if p.requires_grad]
+        return [out.loss, out.aux_loss, *torch.autograd.grad(out.loss, parameters)]
+
+    theirs = run()
+    for layer in whole.model.layers:
+        use_moe(layer.mlp)
+    gate, seen = whole.model.layers[0].mlp.gate, []
+    gate.register_forward_hook(lambda module, args, out: seen.append(out[0].shape))
+    torch.testing.assert_close(run(), theirs, rtol=1e-3, atol=1e-4)
+    assert seen == [(14, 4)]
+    enable = getattr(whole, "activation_checkpointing_enable", None)
+    (enable or whole.gradient_checkpointing_enable)()
+    torch.testing.assert_close(run(), theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_jitter_is_kept() -> None:
+    block = use_moe(block_of("mixtral", router_jitter_noise=0.5))
+    x = torch.randn(2, 3, 16, dtype=torch.float64)
+    first, second = block.train()(x.clone()), block(x.clone())
+    assert not torch.equal(first, second)
+    assert torch.equal(block.eval()(x.clone()), block(x.clone()))
+
+
 def test_another_block_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"expected a tensor gate\.weight in Linear"):
+    with pytest.raises(ValueError, match=r"expected one of MixtralSparseMoeBlock, .*, got Linear"):
         use_moe(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("qwen2_moe", "Qwen2MoeSparseMoeBlock"),  # an expert for every token
+        ("qwen3_next", "Qwen3NextSparseMoeBlock"),
+        ("deepseek_v3", "DeepseekV3MoE"),  # sigmoids, groups, a bias and a factor
+        ("glm4_moe", "Glm4MoeMoE"),
+        ("minimax", "MiniMaxSparseMoeBlock"),  # the same, and nobody compared it
+    ],
+)
+def test_blocks_that_look_alike_are_refused(model: str, name: str) -> None:
+    module = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
+    block = object.__new__(getattr(module, name))
+    with pytest.raises(ValueError, match=f"expected one of .*OlmoeSparseMoeBlock, got {name}"):
+        use_moe(block)
+
+
+def test_a_changed_block_is_refused() -> None:
+    def changed(change: Callable[[Any], None]) -> Any:
+        block = block_of("qwen3_moe")
+        change(block)
+        return block
+
+    def activation(block: Any) -> None:
+        block.experts.act_fn = torch.nn.GELU()
+
+    def scores(block: Any) -> None:
+        block.gate.register_buffer("e_score_correction_bias", torch.zeros(4))
+
+    def shared(block: Any) -> None:
+        block.shared_expert = torch.nn.Linear(16, 16)
+
+    for change, text in (
+        (activation, "expected experts of Qwen3MoeSparseMoeBlock to have silu"),
+        (scores, "to have gate.weight, .* got .*e_score_correction_bias"),
+        (shared, "to be made of .* got .*shared_expert"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            use_moe(changed(change))

@@ -38,19 +38,8 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any]:
         rows = _rows(x)
         code = of_experts.scoring_code("moe", scoring)
         weights, experts = route(_rows(router_logits), top_k, code, renormalize, expert_bias)
-        inputs = (rows, w_gate_up, w_down, experts, weights)
-        if expert_parallel.is_sharded(w_gate_up):
-            out = expert_parallel.mixture(mixture, *inputs)
-        else:
-            out = mixture(*inputs)
+        out = expert_parallel.mixture(rows, w_gate_up, w_down, experts, weights)
         return out if x.dim() == 2 else out.reshape(x.shape)
-
-    def mixture(*inputs: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-            kept: torch.Tensor = function("moe_experts_keep")(*inputs)[0]
-            return kept
-        out: torch.Tensor = function("moe_experts")(*inputs)
-        return out
 
     moe.__doc__ = _DOC
     return moe
