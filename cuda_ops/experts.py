@@ -43,9 +43,12 @@ def route(
     keys = logits if bias is None else scores.double() + bias.double()
     order = torch.sort(keys, dim=-1, descending=True, stable=True).indices[:, :top_k]
     if renormalize and not scoring:
-        return logits.gather(1, order).softmax(-1), order
-    weights = scores.gather(1, order)
-    return (weights / (weights.sum(-1, keepdim=True) + 1e-20) if renormalize else weights), order
+        weights = logits.gather(1, order).softmax(-1)
+    else:
+        weights = scores.gather(1, order)
+        if renormalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights.masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan), order
 
 
 def torch_route(

@@ -122,9 +122,14 @@ def test_ties_go_to_the_lower_expert(device: str) -> None:
 def test_nan_stays_within_its_token(device: str) -> None:
     logits = torch.randn(3, 5, dtype=torch.float64, device=device)
     logits[1, 3] = torch.nan
-    weights_, experts = cuda_ops.moe_route(logits, 2)
-    assert experts[1, 0] == 3 and ((experts >= 0) & (experts < 5)).all()
-    assert weights_[1].isnan().all() and weights_[[0, 2]].isfinite().all()
+    for scoring in references.SCORINGS:
+        for renormalize in (True, False):
+            for bias in (None, torch.randn(5, device=device)):
+                weights_, experts = cuda_ops.moe_route(logits, 2, scoring, renormalize, bias)
+                # With a bias all of a softmax's scores are NaN, which ties.
+                assert experts[1, 0] == (3 if bias is None or scoring == "sigmoid" else 0)
+                assert ((experts >= 0) & (experts < 5)).all()
+                assert weights_[1].isnan().all() and weights_[[0, 2]].isfinite().all()
     x, matrices = torch.randn(3, 4, dtype=torch.float64, device=device), weights(5, 4, 2)
     out = cuda_ops.moe(x, logits, *(m.to(device) for m in matrices), 2)
     assert out[1].isnan().all() and out[[0, 2]].isfinite().all()

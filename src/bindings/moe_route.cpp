@@ -186,6 +186,9 @@ std::tuple<Tensor, Tensor> moe_route_cpu(const Tensor& router_logits, int64_t to
       }
       for (double& weight : weights) weight /= sum;
     }
+    if (std::any_of(logits.begin(), logits.end(), [](double v) { return std::isnan(v); })) {
+      weights.assign(p.top_k, std::numeric_limits<double>::quiet_NaN());
+    }
     for (int64_t j = 0; j < p.top_k; ++j) {
       static_cast<C*>(p.weights)[token * p.top_k + j] = C(weights[j]);
       p.chosen[token * p.top_k + j] = order[j];

@@ -92,6 +92,12 @@ struct Token {
   __device__ C logit_of(const MoeRoute& p, int64_t expert) const {
     return C(to_compute(row[expert * p.expert_stride]));
   }
+  __device__ bool any_nan() const {
+    bool own = false;
+#pragma unroll
+    for (int r = 0; r < R; ++r) own |= logit(r) != logit(r);
+    return __any_sync(~0u, own);
+  }
   __device__ void prepare_softmax(const MoeRoute& p, int lane) {
     C own = logit(0), own_sum = 0;
 #pragma unroll
@@ -146,6 +152,8 @@ __global__ void __launch_bounds__(32 * kRouteWarps) moe_route_kernel(const MoeRo
   Token<T, C, R> row(p, token, lane);
   const bool whole_softmax = p.scoring == Scoring::kSoftmax && !p.renormalize;
   if (whole_softmax) row.prepare_softmax(p, lane);
+  // A softmax of what is chosen has the NaN unless a bias chose others; a sigmoid is of one logit.
+  const bool poisoned = (kBias || p.scoring == Scoring::kSigmoid) && row.any_nan();
 
   using Key = std::conditional_t<kBias, double, C>;
   decltype(order_key(Key())) keys[R];
@@ -191,6 +199,7 @@ __global__ void __launch_bounds__(32 * kRouteWarps) moe_route_kernel(const MoeRo
     // All scores may round to zero, which then is what they stay.
     if (p.renormalize) weight /= warp_sum<kChosen>(weight) + C(1e-20);
   }
+  if (poisoned) weight = C(NAN);
   if (!mine) return;
   static_cast<C*>(p.weights)[token * p.top_k + lane] = weight;
   p.chosen[token * p.top_k + lane] = expert;
