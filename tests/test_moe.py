@@ -148,6 +148,17 @@ def test_bias_chooses_and_does_not_weigh(device: str) -> None:
         torch.testing.assert_close(plain[0], scores.gather(1, plain[1]))
 
 
+def test_bias_gets_no_gradient() -> None:
+    x, logits, *rest = drawn((5, 4, 2, 3, 2), 0)
+    bias = torch.nn.Parameter(torch.randn(3))
+    for mixture in (cuda_ops.moe, torch.ops.cuda_ops.moe):
+        loss = mixture(x, logits.requires_grad_(), *rest, expert_bias=bias).sum()
+        grad, none = torch.autograd.grad(loss, (logits, bias), allow_unused=True)
+        assert none is None
+        transformed = torch.func.grad(lambda v: cuda_ops.moe(x, v, *rest, expert_bias=bias).sum())
+        torch.testing.assert_close(transformed(logits), grad)
+
+
 def test_derivatives() -> None:
     x, logits = (torch.randn(3, n, dtype=torch.float64, requires_grad=True) for n in (4, 5))
     matrices = [m.requires_grad_() for m in weights(5, 4, 2)]

@@ -15,7 +15,7 @@ from cuda_ops import experts as of_experts
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import AutocastPolicy, BenchmarkCase, OpSpec, Peer, ShardingRule
+from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
 
 ROUTE, BACKWARD, MAP = "moe_route", "moe_route_backward", "moe_route_map"
@@ -104,6 +104,27 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
 
     fakes: dict[str, Callable[..., Any]] = {ROUTE: route, BACKWARD: backward, MAP: index_map}
     return fakes[op.name]
+
+
+@hookimpl
+def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
+    """As names would have it, but for the bias: it takes part in choosing alone, so that a module
+    may keep it as a parameter, and gets no gradient.
+    """
+    if op.name != ROUTE:
+        return None
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
+        logits, _, *ctx.flags, _ = shapes.bind(op, inputs, {})
+        ctx.save_for_backward(logits, *output)
+
+    def backward(ctx: Any, grad_weights: Any, _: Any) -> tuple[Any, ...]:
+        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad
+        gradient = op.siblings[BACKWARD].function
+        grad_logits = gradient(grad_weights, *saved, *ctx.flags) if wanted[0] else None
+        return grad_logits, *[None] * (len(wanted) - 1)
+
+    return Autograd(setup_context, backward)
 
 
 @hookimpl
