@@ -23,21 +23,38 @@ def mixture(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> 
     others it lies as ``x``.
 
     Raises:
-        RuntimeError: ``w_down`` is sharded in another way, the experts along several mesh dims, or
-            an argument is no DTensor of the same mesh.
+        RuntimeError: ``w_down`` is sharded in another way, or the experts along several mesh dims.
     """
     run = _on_all if _is_sharded(w_gate_up) else _here
     return run(x, w_gate_up, w_down, experts, weights)
 
 
-def _is_sharded(matrices: torch.Tensor) -> bool:
+def check(**arguments: Any) -> None:
+    """Of ``cuda_ops.moe``, before anything is sent: all are DTensors of one mesh, or none is.
+
+    Raises:
+        RuntimeError: names the one that is not as the first DTensor among them.
+    """
+    meshes = {name: value.device_mesh for name, value in arguments.items() if _is_dtensor(value)}
+    if not meshes:
+        return
+    first, mesh = next(iter(meshes.items()))
+    for name, value in arguments.items():
+        if value is not None and meshes.get(name) != mesh:
+            raise RuntimeError(
+                f"cuda_ops::moe: argument '{name}': expected a DTensor on the mesh of '{first}', "
+                f"got {f'one on {meshes[name]}' if name in meshes else 'a Tensor'}"
+            )
+
+
+def _is_dtensor(value: Any) -> bool:
     # Nobody has a DTensor before this is imported, which takes longer than all of cuda_ops.
     dtensors = sys.modules.get("torch.distributed.tensor")
-    return (
-        dtensors is not None
-        and isinstance(matrices, dtensors.DTensor)
-        and any(placement.is_shard(0) for placement in matrices.placements)
-    )
+    return dtensors is not None and isinstance(value, dtensors.DTensor)
+
+
+def _is_sharded(matrices: Any) -> bool:
+    return _is_dtensor(matrices) and any(place.is_shard(0) for place in matrices.placements)
 
 
 def _here(*inputs: torch.Tensor) -> torch.Tensor:
@@ -53,12 +70,6 @@ def _on_all(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> 
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = w_gate_up.device_mesh, w_gate_up.placements
-    for name, value in (("x", x), ("w_down", w_down), ("router_logits", weights)):
-        if not isinstance(value, DTensor) or value.device_mesh != mesh:
-            raise RuntimeError(
-                f"cuda_ops::moe: argument '{name}': expected a DTensor on the mesh of 'w_gate_up', "
-                f"got {f'one on {value.device_mesh}' if isinstance(value, DTensor) else 'a Tensor'}"
-            )
     if w_down.placements != placements:
         raise RuntimeError(
             f"cuda_ops::moe: argument 'w_down': expected {list(placements)} as 'w_gate_up', "
@@ -83,14 +94,14 @@ def _on_all(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> 
         return moved
 
     _, (first, *_) = compute_local_shape_and_global_offset(w_down.shape, mesh, placements)
-    out = _here(
-        local(x),
-        w_gate_up.to_local(grad_placements=of_matrices),
-        w_down.to_local(grad_placements=of_matrices),
-        # What is not from 0 to the number of own experts is an expert whose result is zero.
-        experts.redistribute(mesh, tokens).to_local() - first,
-        local(weights),
-    )
+    matrices = [v.to_local(grad_placements=of_matrices) for v in (w_gate_up, w_down)]
+    if matrices[0].shape[0] == 0:
+        # A device without experts adds zeros, those of one that nobody chose, and takes part in all
+        # that is sent for gradients.
+        matrices = [torch.cat([v, v.new_zeros(1, *v.shape[1:])]) for v in matrices]
+    # What is not from 0 to the number of own experts is an expert whose result is zero.
+    chosen = experts.redistribute(mesh, tokens).to_local() - first
+    out = _here(local(x), *matrices, chosen, local(weights))
     result: torch.Tensor = DTensor.from_local(
         out, mesh, partial, run_check=False, shape=x.shape, stride=(x.shape[1], 1)
     )

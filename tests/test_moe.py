@@ -339,31 +339,39 @@ def test_shards_tokens(mesh: Any) -> None:
 
 
 def one_of_four(rank: int, store: str) -> None:
-    """Tokens sharded along one mesh dim, experts along the other; five experts, so unevenly."""
+    """Tokens sharded along all mesh dims, experts along the last one, unevenly."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.FileStore(store, 4), rank=rank, world_size=4
     )
-    mesh = init_device_mesh("cpu", (2, 2))
+    # Of one expert along two devices one has none, nor has the last of four with five of them.
+    for shape, count, top_k in (((2, 2), 5, 2), ((2, 2), 1, 1), ((4,), 5, 2)):
+        shards_experts(init_device_mesh("cpu", shape), count, top_k)
+    torch.distributed.destroy_process_group()
+
+
+def shards_experts(mesh: Any, count: int, top_k: int) -> None:
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
     torch.manual_seed(0)
-    whole = [torch.randn(4, 3, 6, dtype=torch.float64), torch.randn(4, 3, 5, dtype=torch.float64)]
-    whole = [v.requires_grad_() for v in (*whole, *weights(5, 6, 2, torch.float64))]
-    places = [*[[Shard(0), Shard(0)]] * 2, *[[Replicate(), Shard(0)]] * 2]
+    tensors = [torch.randn(4, 3, n, dtype=torch.float64) for n in (6, count)]
+    whole = [v.requires_grad_() for v in (*tensors, *weights(count, 6, 2, torch.float64))]
+    sharded, others = [Shard(0)] * mesh.ndim, mesh.ndim - 1
+    places = [*[sharded] * 2, *[[*[Replicate()] * others, Shard(0)]] * 2]
     parts = [
         distribute_tensor(value.detach(), mesh, place).requires_grad_()
         for value, place in zip(whole, places, strict=True)
     ]
-    expected, out = cuda_ops.moe(*whole, 2), cuda_ops.moe(*parts, 2)
-    assert out.placements == (Shard(0), Partial())
+    expected, out = cuda_ops.moe(*whole, top_k), cuda_ops.moe(*parts, top_k)
+    assert out.placements == (*sharded[1:], Partial())
     torch.testing.assert_close(out.full_tensor(), expected)
     expected.square().sum().backward()
-    out.redistribute(mesh, [Shard(0), Replicate()]).square().sum().full_tensor().backward()
+    summed = out.redistribute(mesh, [*sharded[1:], Replicate()])
+    summed.square().sum().full_tensor().backward()
     for part, value in zip(parts, whole, strict=True):
         torch.testing.assert_close(part.grad.full_tensor(), value.grad)
-    torch.distributed.destroy_process_group()
 
 
 def test_shards_experts(tmp_path: Path) -> None:
@@ -382,6 +390,10 @@ def test_sharded_experts_refuse_what_does_not_fit(mesh: Any) -> None:
     first, second = (placed(matrix, Shard(0)) for matrix in matrices)
     with pytest.raises(RuntimeError, match="'x': expected a DTensor on the mesh of 'w_gate_up'"):
         cuda_ops.moe(x, whole[1], first, second, 2)
+    with pytest.raises(RuntimeError, match="'expert_bias': expected a DTensor on the mesh of"):
+        cuda_ops.moe(*whole, first, second, 2, expert_bias=torch.zeros(6))
+    with pytest.raises(RuntimeError, match="'w_gate_up': expected a DTensor on the mesh of 'x'"):
+        cuda_ops.moe(*whole, *weights(6, 6, 2, torch.float32), 2)
     with pytest.raises(RuntimeError, match=r"'w_down': expected .* as 'w_gate_up'"):
         cuda_ops.moe(*whole, first, placed(matrices[1].repeat(2, 1, 1), Replicate()), 2)
 

@@ -34,6 +34,13 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any]:
     ) -> torch.Tensor:
         # The operator itself, made of the same two, cannot pass on what they refuse and why.
         expert_checks.mixture(op, x, router_logits, w_gate_up, w_down)
+        expert_parallel.check(
+            w_gate_up=w_gate_up,
+            w_down=w_down,
+            x=x,
+            router_logits=router_logits,
+            expert_bias=expert_bias,
+        )
         route = function("moe_route")
         rows = _rows(x)
         code = of_experts.scoring_code("moe", scoring)
