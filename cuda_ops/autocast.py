@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+
+from cuda_ops.spec import AutocastPolicy, AutocastWord
 
 _KEYS = {
     "cpu": torch._C.DispatchKey.AutocastCPU,
@@ -14,7 +16,9 @@ _KEYS = {
 _FLOATING_ORDER = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def register(library: torch.library.Library, name: str, policy: Callable[[], str | None]) -> None:
+def register(
+    library: torch.library.Library, name: str, policy: Callable[[], AutocastPolicy | None]
+) -> None:
     """Register the Autocast kernels of ``cuda_ops::<name>``.
 
     ``policy`` is asked at each call, so that a reload can change it.
@@ -24,32 +28,41 @@ def register(library: torch.library.Library, name: str, policy: Callable[[], str
 
 
 def _kernel(
-    name: str, device: str, key: torch._C.DispatchKey, policy: Callable[[], str | None]
+    name: str, device: str, key: torch._C.DispatchKey, policy: Callable[[], AutocastPolicy | None]
 ) -> Callable[..., Any]:
     below = torch._C.DispatchKeySet(key)
 
     def autocast_kernel(*args: Any, **kwargs: Any) -> Any:
         overload = getattr(torch.ops.cuda_ops, name).default
         with torch._C._ExcludeDispatchKeyGuard(below):
-            args, kwargs = cast(policy(), device, args, kwargs)
+            names = [argument.name for argument in overload._schema.arguments]
+            args, kwargs = cast(policy(), device, names, args, kwargs)
             return overload(*args, **kwargs)
 
     return autocast_kernel
 
 
 def cast(
-    policy: str | None, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    policy: AutocastPolicy | None,
+    device: str,
+    names: Sequence[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as the policy wants them. float64 is left alone, as torch leaves it."""
-    values = [*args, *kwargs.values()]
-    target = _target(policy, device, [v for v in values if _is_eligible(v, device)])
-    if target is None:
-        return args, kwargs
-
-    def one(value: Any) -> Any:
-        return value.to(target) if _is_eligible(value, device) else value
-
-    return tuple(map(one, args)), {key: one(value) for key, value in kwargs.items()}
+    """The arguments as the policy wants them; ``names`` are those of all that the operator takes.
+    float64 is left alone, as torch leaves it.
+    """
+    given = [*zip(names, args, strict=False), *kwargs.items()]
+    by_name: Mapping[str, AutocastWord] = (
+        policy if isinstance(policy, Mapping) else dict.fromkeys(names, policy) if policy else {}
+    )
+    words = {n: by_name[n] for n, value in given if n in by_name and _is_eligible(value, device)}
+    targets = {
+        word: _target(word, device, [value for n, value in given if words.get(n) == word])
+        for word in set(words.values())
+    }
+    values = [value.to(targets[words[n]]) if n in words else value for n, value in given]
+    return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
 
 
 def _is_eligible(value: Any, device: str) -> bool:
@@ -61,13 +74,9 @@ def _is_eligible(value: Any, device: str) -> bool:
     )
 
 
-def _target(policy: str | None, device: str, tensors: list[torch.Tensor]) -> torch.dtype | None:
-    if not tensors:
-        return None
-    if policy == "lower_precision":
+def _target(word: AutocastWord, device: str, tensors: list[torch.Tensor]) -> torch.dtype:
+    if word == "lower_precision":
         return torch.get_autocast_dtype(device)
-    if policy == "float32":
+    if word == "float32":
         return torch.float32
-    if policy == "promote":
-        return max((tensor.dtype for tensor in tensors), key=_FLOATING_ORDER.index)
-    return None
+    return max((tensor.dtype for tensor in tensors), key=_FLOATING_ORDER.index)

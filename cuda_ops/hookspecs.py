@@ -70,7 +70,7 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
 
     ``"lower_precision"`` casts floating arguments to the autocast dtype,
     ``"float32"`` casts them to float32, ``"promote"`` to the widest of them;
-    ``None`` leaves them as they are.
+    ``None`` leaves them as they are. A mapping from names says so of some.
     Fires when the operator's library is loaded or reloaded.
     """
 

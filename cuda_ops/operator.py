@@ -22,7 +22,7 @@ from cuda_ops import autocast, dtensor, public
 from cuda_ops.errors import ManifestError
 from cuda_ops.library import Kernel, Library
 from cuda_ops.plugins import Plugins
-from cuda_ops.spec import Autograd, OpSpec
+from cuda_ops.spec import AutocastPolicy, Autograd, OpSpec
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Generation:
     spec: OpSpec
     fake: Callable[..., Any] | None
     autograd: Autograd | None
-    autocast: str | None
+    autocast: AutocastPolicy | None
     vmap: Callable[..., Any] | None
     sharding: Callable[..., Any] | None
     public: Callable[..., Any] | None

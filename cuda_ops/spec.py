@@ -10,9 +10,10 @@ import torch
 
 from cuda_ops.signature import Signature
 
-#: How an operator behaves under ``torch.autocast``, in the words of PyTorch's
-#: autocast op reference.
-AutocastPolicy = Literal["lower_precision", "float32", "promote"]
+#: How an operator behaves under ``torch.autocast``, in the words of PyTorch's autocast op
+#: reference: one for all of its arguments, or by name for some, and the others stay as they are.
+AutocastWord = Literal["lower_precision", "float32", "promote"]
+AutocastPolicy = AutocastWord | Mapping[str, AutocastWord]
 
 
 @dataclass(frozen=True)

@@ -302,6 +302,10 @@ def test_compiled_and_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert cuda_ops.moe(*inputs, 2).dtype is torch.bfloat16
         assert cuda_ops.moe_route(inputs[1].bfloat16(), 2)[0].dtype is torch.float32
+        chosen, experts = cuda_ops.moe_route(inputs[1], 2)
+        outside = [t.bfloat16() for t in (inputs[0], *inputs[2:])]
+        inside = cuda_ops.moe_experts(inputs[0], *inputs[2:], experts, chosen)
+    assert torch.equal(inside, cuda_ops.moe_experts(*outside, experts, chosen))  # of float32
 
 
 @pytest.mark.parametrize("in_dims", [(0, 0, None, None), (None, 0, 0, 0), (0, 0, 0, 0)])

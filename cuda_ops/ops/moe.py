@@ -94,7 +94,8 @@ https://arxiv.org/abs/2002.05202, SwiGLU.
 @hookimpl
 def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
     """Which its parts bring about; they route in float32."""
-    return "lower_precision"
+    lowered = ("x", "w_gate_up", "w_down")
+    return {"router_logits": "float32", **dict.fromkeys(lowered, "lower_precision")}
 
 
 @hookimpl

@@ -101,7 +101,8 @@ def _through_gate_up(
 
 @hookimpl
 def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
-    return "lower_precision"
+    """All but the weights, which come from a router in float32 and are added up with in float32."""
+    return {name: "lower_precision" for name in op.argument_names if name != "weights"}
 
 
 @hookimpl

@@ -18,12 +18,12 @@ def autocast(case: Case) -> None:
     """Inside, arguments are cast by the policy; without one, nothing differs from outside."""
     kind = case.device.partition(":")[0]
     lower = torch.bfloat16
-    args = case.arguments()
+    args, names = case.arguments(), case.subject.op.argument_names
     floating = [i for i, value in enumerate(args) if is_floating(value)]
     for lowered in [None, *(floating if len(floating) > 1 else [])]:
         mixed = tuple(v.to(lower) if k == lowered else v for k, v in enumerate(args))
         with torch.autocast(kind, dtype=lower):
-            wanted, _ = cast(case.subject.autocast, kind, mixed, {})
+            wanted, _ = cast(case.subject.autocast, kind, names, mixed, {})
         expected = _called(case, wanted)
         with torch.autocast(kind, dtype=lower):
             actual = _called(case, mixed)
