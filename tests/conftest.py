@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cuda_ops import build as builder
 from cuda_ops.dev import reload
@@ -150,6 +151,25 @@ def mesh() -> Iterator[Any]:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield init_device_mesh("cpu", (2,))
     torch.distributed.destroy_process_group()
+
+
+class Recorder(TorchDispatchMode):
+    """The operators that run while it is on, and the shapes of their first results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple[str, torch.Size]] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        first = result[0] if isinstance(result, (tuple, list)) else result
+        self._calls.append((function.overloadpacket.__name__, first.shape))
+        return result
+
+    def results(self, name: str) -> list[torch.Size]:
+        return [shape for called, shape in self._calls if called == name]
 
 
 @pytest.fixture(scope="session")

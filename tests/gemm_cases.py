@@ -25,13 +25,19 @@ class Case:
     precision: str = "ieee"
     batch: int = 1
     aligned: bool = True
+    #: Of a, K-major: elements from row to row and from matrix to matrix, b being one for all.
+    walk: tuple[int, int] | None = None
 
     def line(self, capability: int, linear: bool) -> str:
         a = (self.k, 1) if self.layouts[0] == "k" else (1, self.m)
         b = (1, self.k) if self.layouts[1] == "k" else (self.n, 1)
         precision = ("ieee", "tf32", "tf32x3").index(self.precision)
+        steps = self.m * self.k, self.k * self.n
+        if self.walk is not None:
+            a, steps = (self.walk[0], 1), (self.walk[1], 0)
         values = (self.dtype.itemsize, precision, capability, self.m, self.n, self.k, *a, *b)
-        return " ".join(map(str, (*values, self.batch, int(self.aligned), int(linear))))
+        rest = (self.batch, int(self.aligned), int(linear), *steps)
+        return " ".join(map(str, (*values, *rest)))
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor]:
         def made(lines: int, layout: str) -> torch.Tensor:

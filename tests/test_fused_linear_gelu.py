@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import needs_gpu
+from conftest import Recorder, needs_gpu
 from gemm_cases import Case, Plans, anything, families, planner, smallest
 
 import cuda_ops
@@ -185,6 +185,29 @@ def test_keeping_is_for_gradients_alone() -> None:
     with torch.no_grad():
         kept = cuda_ops.fused_linear_gelu(*inputs, save_preactivation=True)
     torch.testing.assert_close(kept, reference(*inputs))
+
+
+def test_kept_is_what_the_gradients_that_are_wanted_need() -> None:
+    inputs = [tensor.detach() for tensor in tensors("cpu", torch.float32, 3, 8, 4)]
+    x, weight, _ = inputs
+    for wanted, expected in ((x, [weight]), (weight, [x]), (inputs[2], [])):
+        saved: list[torch.Tensor] = []
+        args = [t.detach().requires_grad_(t is wanted) for t in inputs]
+        with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda _: None):
+            cuda_ops.fused_linear_gelu(*args, save_preactivation=True)
+        kept = {tensor.data_ptr() for tensor in inputs}
+        assert [t.data_ptr() for t in saved if t.data_ptr() in kept] == [
+            tensor.data_ptr() for tensor in expected
+        ]
+
+
+def test_the_weights_gradient_is_one_product() -> None:
+    x, weight, bias = (t.detach() for t in tensors("cpu", torch.float32, 6, 8, 4))
+    weight.requires_grad_()
+    out = cuda_ops.fused_linear_gelu(x, weight, bias, save_preactivation=True)
+    with Recorder() as calls:
+        torch.autograd.grad(out, weight, torch.randn_like(out))
+    assert calls.results("matmul") == [weight.shape] and calls.results("sum") == []
 
 
 def test_shards_rows_and_columns(mesh: Any) -> None:

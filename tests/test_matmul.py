@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import needs_gpu
+from conftest import Recorder, needs_gpu
 from gemm_cases import (
     LAYOUTS,
     Case,
@@ -105,6 +105,32 @@ def test_derivatives_of_any_order() -> None:
     assert torch.autograd.gradgradcheck(cuda_ops.matmul, (a, b))
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "shared"), [((8, 6, 5), (5, 4), 1), ((6, 5), (8, 5, 4), 0)], ids=str
+)
+def test_what_a_batch_shares_gets_one_product(
+    a: tuple[int, ...], b: tuple[int, ...], shared: int
+) -> None:
+    inputs = torch.randn(a), torch.randn(b)
+    matrix = inputs[shared].requires_grad_()
+    out = cuda_ops.matmul(*inputs)
+    with Recorder() as calls:
+        torch.autograd.grad(out, matrix, torch.randn_like(out))
+    assert calls.results("matmul") == [matrix.shape]
+    assert calls.results("sum") == []
+
+
+def test_a_factor_is_saved_for_the_other_ones_gradient() -> None:
+    x, weight = torch.randn(2, 3, 5), torch.randn(5, 4)
+    for function in (cuda_ops.matmul, torch.ops.cuda_ops.matmul):
+        for wanted, expected in ((x, weight), (weight, x)):
+            saved: list[torch.Tensor] = []
+            args = [tensor.detach().requires_grad_(tensor is wanted) for tensor in (x, weight)]
+            with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda _: None):
+                function(*args)
+            assert [tensor.data_ptr() for tensor in saved] == [expected.data_ptr()]
+
+
 def test_shards_as_torch_mm_does(mesh: Any) -> None:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
     from torch.distributed.tensor.debug import CommDebugMode
@@ -122,6 +148,20 @@ def test_shards_as_torch_mm_does(mesh: Any) -> None:
         assert communication.get_total_counts() == 0
         assert out.placements == (expected,)
         torch.testing.assert_close(out.to_local(), a.to_local() @ b.to_local())
+
+
+def test_tokens_that_are_sharded_stay_where_they_are(mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    for dim in (0, 1):
+        a = DTensor.from_local(torch.randn(2, 4, 6), mesh, [Shard(dim)], run_check=False)
+        b = DTensor.from_local(torch.randn(6, 8), mesh, [Replicate()], run_check=False)
+        inputs = a.requires_grad_(), b.requires_grad_()
+        with CommDebugMode() as communication:
+            gradients = torch.autograd.grad(cuda_ops.matmul(*inputs).square().sum(), inputs)
+        assert communication.get_total_counts() == 0
+        assert [g.placements for g in gradients] == [(Shard(dim),), (Partial(),)]
 
 
 # --- which kernel --------------------------------------------------------------------------
@@ -223,6 +263,19 @@ def test_the_choice(plans: Plans) -> None:
     assert plans([Case(3, 3, 8, batch=2**31)]) == ["mma 128"]
     assert plans([Case(65, 65, 8, batch=2**30)]) == ["mma 128"]
     assert plans([Case(8, 8, 2**30, dtype=torch.float32, precision="tf32x3")]) == ["fma 64x64"]
+
+
+@pytest.mark.parametrize("capability", [75, 80, 90])
+def test_rows_that_go_on_across_a_batch_are_one_product(plans: Plans, capability: int) -> None:
+    n = k = 4096
+    for case, folded in (
+        # Whole sequences; the last token of each, whatever its row stride; one row for all.
+        (Case(16, n, k, batch=64, walk=(k, 16 * k)), Case(1024, n, k)),
+        (Case(1, n, k, batch=64, walk=(k, 128 * k)), Case(64, n, k, walk=(128 * k, 0))),
+        (Case(1, n, k, batch=64, walk=(3, 128 * k)), Case(64, n, k, walk=(128 * k, 0))),
+        (Case(1, n, k, batch=64, walk=(k, 0)), Case(64, n, k, walk=(0, 0))),
+    ):
+        assert plans([case], capability) == plans([folded], capability), case
 
 
 def test_copies_are_chosen_where_they_pay(plans: Plans) -> None:

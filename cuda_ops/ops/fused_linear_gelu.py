@@ -112,13 +112,13 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
 
 def _linear_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: tuple[bool, ...]
+    ctx: Any, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
     """Gradients of x, weight and bias from that of x @ weight^T + bias; autograd sums what was
-    broadcast.
+    broadcast. ``x`` and ``weight`` are used for each other's gradient alone.
     """
     matmul, sum_rows = function("matmul"), function("sum_rows")
-    if weight.dim() > 2 or x.shape[:-1] != grad.shape[:-1]:
+    if not ctx.one_product:
         return [
             matmul(grad.unsqueeze(-2), weight).squeeze(-2) if wanted[0] else None,
             matmul(grad.unsqueeze(-1), x.unsqueeze(-2)) if wanted[1] else None,
@@ -126,7 +126,7 @@ def _linear_backward(
         ]
     rows = grad.reshape(-1, grad.shape[-1])
     return [
-        matmul(rows, weight).reshape(x.shape) if wanted[0] else None,
+        matmul(rows, weight).reshape(*grad.shape[:-1], weight.shape[1]) if wanted[0] else None,
         matmul(rows.mT, x.reshape(-1, x.shape[-1])) if wanted[1] else None,
         sum_rows(rows.mT) if len(wanted) > 2 and wanted[2] else None,
     ]
@@ -135,29 +135,37 @@ def _linear_backward(
 @hookimpl
 def cuda_ops_autograd(op: OpSpec) -> Autograd:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
-        kept = (output[1],) if op.name == KEEP else ()
-        ctx.save_for_backward(*inputs, *kept)
         ctx.set_materialize_grads(False)
+        out = output[0] if op.name == KEEP else output
+        x, weight = inputs[1:3] if op.name == SLOPE else inputs[:2]
+        # Not where rows have weights of their own, or are fewer than those of the other arguments.
+        ctx.one_product = weight.dim() == 2 and x.shape[:-1] == out.shape[:-1]
+        if op.name == KEEP:
+            of_x, of_weight = ctx.needs_input_grad[:2]
+            saved = x if of_weight else None, weight if of_x else None, output[1]
+        else:
+            saved = inputs  # the slope is a function of all
+        ctx.save_for_backward(*saved)
 
     def keep_backward(ctx: Any, grad_out: Any, grad_preactivation: Any) -> tuple[Any, ...]:
-        *inputs, preactivation = ctx.saved_tensors
+        x, weight, preactivation = ctx.saved_tensors
         grad = grad_preactivation
         if grad_out is not None:
             through = function("gelu_approx_backward")(grad_out, preactivation)
             grad = through if grad is None else through + grad
-        return finish(ctx, grad, inputs)
+        return finish(ctx, grad, x, weight)
 
     def forward_backward(ctx: Any, grad_out: Any) -> tuple[Any, ...]:
         inputs = ctx.saved_tensors
         if grad_out is None:
-            return finish(ctx, None, inputs)
-        return finish(ctx, op.siblings[SLOPE].function(grad_out, *inputs), inputs)
+            return finish(ctx, None, *inputs[:2])
+        return finish(ctx, op.siblings[SLOPE].function(grad_out, *inputs), *inputs[:2])
 
-    def finish(ctx: Any, grad: Any, inputs: Any) -> tuple[Any, ...]:
+    def finish(ctx: Any, grad: Any, x: Any, weight: Any) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad
         if grad is None:
             return (None,) * len(wanted)
-        return tuple(_linear_backward(grad, inputs[0], inputs[1], wanted)[: len(wanted)])
+        return tuple(_linear_backward(ctx, grad, x, weight, wanted)[: len(wanted)])
 
     def slope_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
         grad_out, x, weight, *bias = ctx.saved_tensors
@@ -167,7 +175,8 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd:
         preactivation = _linear(x, weight, bias[0] if bias else None)
         second_order = function("gelu_approx_backward_backward")
         grad_grad_out, grad_sum = second_order(grad, grad_out, preactivation)
-        return grad_grad_out, *_linear_backward(grad_sum, x, weight, wanted[1:])[: len(wanted) - 1]
+        grads = _linear_backward(ctx, grad_sum, x, weight, wanted[1:])
+        return grad_grad_out, *grads[: len(wanted) - 1]
 
     backwards: dict[str, Callable[..., Any]] = {
         FORWARD: forward_backward,

@@ -103,16 +103,37 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         return None
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
-        ctx.save_for_backward(*inputs)
+        a, b = inputs
+        of_a, of_b = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(a if of_b else None, b if of_a else None)
+        ctx.shared = a.dim() == 2 < b.dim(), b.dim() == 2 < a.dim()
 
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         a, b = ctx.saved_tensors
-        grad_a = op.function(grad_out, b.mT) if ctx.needs_input_grad[0] else None
-        grad_b = op.function(a.mT, grad_out) if ctx.needs_input_grad[1] else None
-        # Where batch dims broadcast, autograd sums the result to the input's shape.
+        shared_a, shared_b = ctx.shared
+        grad_a = grad_b = None
+        # Of any other broadcast dim autograd sums the result to the input's shape.
+        if ctx.needs_input_grad[0]:
+            pair = grad_out.mT, b.mT
+            left, right = _rows(*pair) if shared_a else pair
+            grad_a = op.function(left.mT, right)
+        if ctx.needs_input_grad[1]:
+            left, right = _rows(a, grad_out) if shared_b else (a, grad_out)
+            grad_b = op.function(left.mT, right)
         return grad_a, grad_b
 
     return Autograd(setup_context, backward)
+
+
+def _rows(*batches: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Each batch as one matrix, so that the gradient of what all of it shares is one product and
+    not as many as are then added up. A DTensor would send rows that are sharded within a batch.
+    """
+    for batch in batches:
+        for place in getattr(batch, "placements", ()):
+            if place.is_shard() and 0 < place.dim < batch.dim() - 1:
+                return batches
+    return tuple(batch.flatten(0, -2) for batch in batches)
 
 
 @hookimpl
