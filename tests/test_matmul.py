@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,6 +59,20 @@ def test_shapes_follow_torch_matmul(a: tuple[int, ...], b: tuple[int, ...], devi
     torch.testing.assert_close(ours, theirs)
     gradients = torch.autograd.grad(ours.sum(), (x, y))
     torch.testing.assert_close(gradients, torch.autograd.grad(theirs.sum(), (x, y)))
+
+
+# The last token of each sequence, a transposed batch, a batch that continues along one dim alone,
+# and a single row for all of it.
+@on_each_device
+def test_views_of_a_batch_times_a_weight(device: str) -> None:
+    weight = torch.randn(96, 128, device=device).bfloat16()
+    x = torch.randn(12, 20, 5, 96, device=device).bfloat16()
+    for view in (
+        x[0, :, -1:], x[:, :, -1:], x.transpose(0, 2), x[0].transpose(0, 1), x[::2], x[:, ::2],
+        x[:, :, :1].transpose(0, 1), x[0, :1, :1].expand(7, 1, 96),
+    ):  # fmt: skip
+        expected = torch.matmul(view.double(), weight.double())
+        assert (cuda_ops.matmul(view, weight) - expected).norm() <= 4e-3 * expected.norm()
 
 
 def test_no_dims_and_no_such_precision_are_refused() -> None:
@@ -276,6 +291,14 @@ def test_rows_that_go_on_across_a_batch_are_one_product(plans: Plans, capability
         (Case(1, n, k, batch=64, walk=(k, 0)), Case(64, n, k, walk=(0, 0))),
     ):
         assert plans([case], capability) == plans([folded], capability), case
+
+
+def test_rows_that_do_not_go_on_are_copied_where_that_pays(plans: Plans) -> None:
+    n = k = 4096
+    few, many = Case(16, n, k, batch=64, walk=(64 * k, k)), Case(2047, n, k, walk=(k, 2048 * k))
+    assert plans([few])[0] == "pack a, " + plans([Case(1024, n, k)])[0]
+    # Each has tiles enough of its own.
+    assert "pack" not in plans([replace(many, batch=8)])[0]
 
 
 def test_copies_are_chosen_where_they_pay(plans: Plans) -> None:

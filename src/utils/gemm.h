@@ -139,13 +139,24 @@ inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) 
       p.k > 0 && (halves || (dtype == DType::kFloat32 && p.precision != Precision::kIeee));
   const GemmPlan tiled = tiled_plan(p, capability, tensor_cores, linear);
   if (!tensor_cores || !hopper || batch_step(p, 0) < 0) return tiled;
-  plan.family = GemmPlan::kHopper;
-  plan.pack = needed_pack(p, linear);
-  // Fewer than 2^31 blocks copy, each at least 128 bytes.
-  if (plan.pack.bytes() >= 1LL << 38) return tiled;
-  plan.hopper = hopper_config(packed(p, plan.pack, nullptr), int(size_of(dtype)), linear);
-  const bool pays =
-      !plan.pack.any() || plan.hopper.time + pack_time(p, plan.pack) < tiled_time(p, tiled);
+  const auto hopper_plan = [&](const GemmPack& pack) {
+    GemmPlan made;
+    made.family = GemmPlan::kHopper;
+    made.pack = pack;
+    // Fewer than 2^31 blocks copy, each at least 128 bytes.
+    if (pack.bytes() >= 1LL << 38) return made;
+    made.hopper = hopper_config(packed(p, pack, nullptr), int(size_of(dtype)), linear);
+    if (pack.any()) made.hopper.time += pack_time(p, pack);
+    return made;
+  };
+  plan = hopper_plan(needed_pack(p, linear));
+  // Rows that do not go on across the batch, such as those of a transposed one, do so in a copy.
+  if (p.batch.numel > 1 && batch_step(p, 2) == 0 && !plan.pack.a) {
+    const GemmPlan copied = hopper_plan(pack_of(p, true, plan.pack.b));
+    const bool faster = !plan.hopper.possible || copied.hopper.time < plan.hopper.time;
+    if (copied.hopper.possible && faster) plan = copied;
+  }
+  const bool pays = !plan.pack.any() || plan.hopper.time < tiled_time(p, tiled);
   return plan.hopper.possible && pays ? plan : tiled;
 }
 

@@ -31,18 +31,22 @@ inline bool is_split(const Matmul& p) {
   return p.batch.dtype == DType::kFloat32 && p.precision == Precision::kTF32x3;
 }
 
-// Where b is the same for all of the batch and the rows of a and out simply go on
-// from one matrix to the next, the batch is a taller matrix: (B, T, K) times a
-// weight. Rows then fill tiles across its borders.
+// Where b is the same along a dim of the batch and the rows of a and out simply go on
+// from one matrix to the next, the matrices are a taller one: (B, T, K) times a weight.
+// Rows then fill tiles across their borders. A single row goes on anywhere, its own
+// stride being stepped nowhere: the last token of each sequence, hidden[:, -1:].
 inline Matmul fold_batch(Matmul p) {
   auto& batch = p.batch;
-  if (batch.dims != 1 || batch.operands[2].strides[0] != 0) return p;
-  const bool goes_on = batch.operands[1].strides[0] == p.m * p.a.row &&
-                       batch.operands[0].strides[0] == p.m * p.out.row;
-  if (!goes_on) return p;
-  p.m *= batch.numel;
-  batch.numel = 1;
-  batch.dims = 0;
+  const auto step = [&](int operand) { return batch.operands[operand].strides[0]; };
+  while (batch.dims > 0 && step(2) == 0) {
+    if (p.m == 1) {
+      p.a.row = step(1);
+      p.out.row = step(0);
+    }
+    if (step(1) != p.m * p.a.row || step(0) != p.m * p.out.row) break;
+    p.m *= batch.sizes[0];
+    batch.drop_dim(0);
+  }
   return p;
 }
 
