@@ -237,7 +237,7 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
             for k, i in enumerate(op.tensor_positions)
             if values[i] is not None
         }
-        loop = broadcast(op, list(shapes.values()))
+        loop = broadcast(op, tensor_arguments(op, values))
 
         def placement(i: int, d: int) -> Any:
             if i not in shapes:

@@ -14,6 +14,7 @@ import functools
 import inspect
 import sys
 import textwrap
+from collections.abc import Sequence
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,8 @@ def _public(operator: Operator) -> FunctionType:
     parts: list[str] = []
     passed: list[str] = []
     defaults: dict[str, Any] = {"_wrapper": wrapper}
-    for parameter in inspect.signature(wrapper).parameters.values():
+    shown = inspect.signature(wrapper).parameters
+    for parameter in shown.values():
         name, keyword = parameter.name, parameter.kind is parameter.KEYWORD_ONLY
         if keyword and "*" not in parts:
             parts.append("*")
@@ -62,8 +64,18 @@ def _public(operator: Operator) -> FunctionType:
         else:
             defaults[f"_default_{name}"] = parameter.default
             parts.append(f"{name}=_default_{name}")
-    call = f"return _wrapper({', '.join(passed)})"
-    return _function(operator.spec, ", ".join(parts), call, defaults, wrapper.__doc__)
+    op = operator.spec
+    tensors = [name for name in _tensor_names(op) if name in shown]
+    body = f"return _wrapper({', '.join(passed)})"
+    if tensors:
+        defaults["_Tensor"] = torch.Tensor
+        defaults["_refuse_others"] = functools.partial(_refuse_others, op, tensors)
+        wrong = " or ".join(
+            f"not isinstance({t}, _Tensor)" + (f" and {t} is not None" if _optional(op, t) else "")
+            for t in tensors
+        )
+        body = f"if {wrong}:\n    _refuse_others({', '.join(tensors)})\n{body}"
+    return _function(op, ", ".join(parts), body, defaults, wrapper.__doc__)
 
 
 def _generate(operator: Operator) -> FunctionType:
@@ -75,13 +87,13 @@ def _generate(operator: Operator) -> FunctionType:
     names: dict[str, Any] = {**defaults, "_overload": op.overload}
     body = "return _overload(" + arguments + ")"
     # dtypes is non-empty exactly where the C++ side checks them all, floating or not.
-    tensors = [op.argument_names[i] for i in op.tensor_positions]
+    tensors = _tensor_names(op)
     optional = any(
         str(a.type).startswith(("Optional[Tensor", "List[Tensor")) for a in op.parsed.arguments
     )
     keyword_only = any(argument.kwarg_only for argument in op.parsed.arguments)
     if tensors and not optional and not keyword_only and not op.is_composite:
-        names.update(_helpers(operator))
+        names.update(_helpers(operator, tensors))
         plain = " and ".join(f"(type({t}) is _Tensor or type({t}) is _Parameter)" for t in tensors)
         gradient = " or ".join(f"{t}.requires_grad" for t in tensors)
         autocast = operator.now.autocast is not None
@@ -103,7 +115,7 @@ def _generate(operator: Operator) -> FunctionType:
                     elif {on_cpu}:
                         return _redispatch(_CPU, {arguments})
                 if {missing}:
-                    _refuse_none({", ".join(tensors)})
+                    _refuse_others({", ".join(tensors)})
             {body}""")
     return _function(op, parameters, body, names, op.doc)
 
@@ -124,7 +136,7 @@ def _function(
     return function
 
 
-def _helpers(operator: Operator) -> dict[str, Any]:
+def _helpers(operator: Operator, tensors: Sequence[str]) -> dict[str, Any]:
     redispatch = operator.spec.overload._handle.redispatch_boxed
     return {
         "_Tensor": torch.Tensor,
@@ -139,7 +151,7 @@ def _helpers(operator: Operator) -> dict[str, Any]:
         # Without an argument it asks of CUDA alone, in half the time.
         "_cuda_autocast": torch.is_autocast_enabled,
         "_any_autocast": torch._C._is_any_autocast_enabled,
-        "_refuse_none": functools.partial(_refuse_none, operator.spec),
+        "_refuse_others": functools.partial(_refuse_others, operator.spec, tensors),
         "_grad_enabled": torch.is_grad_enabled,
         "_inference": torch.is_inference_mode_enabled,
         "_dispatch": operator.spec.overload._op,
@@ -148,11 +160,24 @@ def _helpers(operator: Operator) -> dict[str, Any]:
     }
 
 
-def _refuse_none(op: OpSpec, *tensors: torch.Tensor | None) -> None:
-    """The dispatcher would say that there is no tensor, and not which."""
-    names = (op.argument_names[i] for i in op.tensor_positions)
-    name = next(name for name, tensor in zip(names, tensors, strict=True) if tensor is None)
-    refuse(op, name, "a tensor", "None")
+def _tensor_names(op: OpSpec) -> list[str]:
+    return [op.argument_names[i] for i in op.tensor_positions]
+
+
+def _optional(op: OpSpec, name: str) -> bool:
+    argument = op.parsed.arguments[op.argument_names.index(name)]
+    return str(argument.type).startswith("Optional")
+
+
+def _refuse_others(op: OpSpec, names: Sequence[str], *values: Any) -> None:
+    """Name what is no tensor. Of ``None`` the dispatcher would say that there is no tensor, and not
+    which; what a plugin made of the operator would fail at whatever it asks of it first.
+    """
+    for name, value in zip(names, values, strict=True):
+        optional = _optional(op, name)
+        if not (isinstance(value, torch.Tensor) or (optional and value is None)):
+            expected = "a tensor or None" if optional else "a tensor"
+            refuse(op, name, expected, "None" if value is None else type(value).__name__)
 
 
 def _below_autograd(backend: str, op: OpSpec) -> torch._C.DispatchKeySet:

@@ -21,21 +21,6 @@ from cuda_ops.spec import OpSpec
 
 Dims = Sequence[int | torch.SymInt]
 
-#: The dtypes of ``dtype.h``, by the names it prints.
-DTYPE_NAMES = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.uint8: "uint8",
-    torch.uint16: "uint16",
-    torch.int8: "int8",
-    torch.int16: "int16",
-    torch.int32: "int32",
-    torch.int64: "int64",
-    torch.bool: "bool",
-}
-
 
 def bind(op: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """One value per argument of the schema; the dispatcher drops those equal to their default."""
@@ -119,7 +104,7 @@ def bind_dims(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    return DTYPE_NAMES.get(dtype, "a dtype cuda_ops does not know")
+    return str(dtype).removeprefix("torch.")
 
 
 def device_name(device: torch.device) -> str:
@@ -152,40 +137,44 @@ def refuse(op: OpSpec, argument: str, expected: str, actual: str) -> None:
 # --- the outputs ---------------------------------------------------------------
 
 
-def broadcast(op: OpSpec, shapes: Sequence[Dims], core: Sequence[int] = ()) -> list[Any]:
-    """The shape that the loop dims of ``shapes`` broadcast to.
+def broadcast(op: OpSpec, tensors: Sequence[Any]) -> list[Any]:
+    """The shape that the loop dims of an operator's tensor arguments broadcast to.
 
     Args:
-        op: the operator, for the error.
-        shapes: one shape per tensor argument that is present.
-        core: how many of the last dims of each shape are core dims; none if left out.
+        op: the operator.
+        tensors: what has a ``shape``, or ``None``, for each of its tensor arguments.
 
     Raises:
-        RuntimeError: ``cuda_ops::<op>: shapes [2] and [3] do not broadcast``, where the first
-            shape is that of the first tensor argument.
+        RuntimeError: ``cuda_ops::<op>: argument '<arg>': expected dims '...' of (..., k, n) to
+            broadcast with [2], got shape [3, 4, 5]``.
     """
     result: list[Any] = []
-    for i, shape in enumerate(shapes):
-        loop = shape[: len(shape) - core[i]] if core else shape
+    for i, tensor in enumerate(tensors):
+        if tensor is None:
+            continue
+        loop = tensor.shape[: len(tensor.shape) - len(core_dims(op, i))]
+        refusal = partial(_no_broadcast, op, i, tensor.shape, list(result))
         result[:0] = [1] * (len(loop) - len(result))
         for d, actual in enumerate(loop, start=len(result) - len(loop)):
             if is_true(result[d] == 1):
                 result[d] = actual
             elif not is_true(actual == 1):
-                _agree(actual, result[d], partial(_no_broadcast, op, shapes[0], shape))
+                _agree(actual, result[d], refusal)
     return result
 
 
-def _no_broadcast(op: OpSpec, first: Dims, other: Dims) -> str:
-    return f"{op.qualname}: shapes {shape_name(first)} and {shape_name(other)} do not broadcast"
+def _no_broadcast(op: OpSpec, index: int, shape: Dims, before: Dims) -> str:
+    name = op.argument_names[op.tensor_positions[index]]
+    dims = ", ".join(("...", *core_dims(op, index)))
+    expected = f"dims '...' of ({dims}) to broadcast with {shape_name(before)}"
+    return refusal(op, name, expected, f"shape {shape_name(shape)}")
 
 
 def output_shapes(
     op: OpSpec, signature: Signature, tensors: Sequence[torch.Tensor | None], bound: dict[str, Any]
 ) -> list[list[Any]]:
     """Loop dims broadcast, core dims from ``bound``; one shape per output."""
-    present = [(t.shape, len(core_dims(op, i))) for i, t in enumerate(tensors) if t is not None]
-    loop = broadcast(op, [shape for shape, _ in present], [core for _, core in present])
+    loop = broadcast(op, tensors)
     for dims in signature.outputs:
         for dim in dims:
             if factor_and_name(dim)[1] not in ("", *bound):

@@ -236,7 +236,8 @@ def shipped() -> None:
         ("matmul", [X.view(1, 2), X.view(1, 2)],
          r"matmul: argument 'b': expected dim 'k' of \(\.\.\., k, n\) to be 2, got shape \[1, 2\]"),
         ("matmul", [torch.ones(2, 1, 1), torch.ones(3, 1, 1)],
-         r"matmul: shapes \[2, 1, 1\] and \[3, 1, 1\] do not broadcast"),
+         (r"matmul: argument 'b': expected dims '...' of \(..., k, n\) to broadcast with \[2\], "
+          r"got shape \[3, 1, 1\]")),
         ("silu_and_mul", [torch.ones(4, 3)], (r"silu_and_mul: argument 'x': expected dim '2d' of "
          r"\(\.\.\., 2d\) to be a multiple of 2, got shape \[4, 3\]")),
         ("silu_and_mul_backward", [torch.ones(4, 3), torch.ones(4, 8)],

@@ -75,11 +75,72 @@ def test_views_of_a_batch_times_a_weight(device: str) -> None:
         assert (cuda_ops.matmul(view, weight) - expected).norm() <= 4e-3 * expected.norm()
 
 
-def test_no_dims_and_no_such_precision_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="at least 2 dims"):
-        cuda_ops.matmul(torch.tensor(1.0), torch.ones(3))
-    with pytest.raises(ValueError, match=r"'precision': expected one of 'ieee', .*got 'high'"):
-        cuda_ops.matmul(torch.ones(2, 2), torch.ones(2, 2), precision="high")
+@pytest.mark.parametrize("precision", ["high", None, ["ieee"]], ids=str)
+def test_no_such_precision(precision: Any) -> None:
+    expected = f"'precision': expected one of 'ieee', 'tf32', 'tf32x3', got {precision!r}"
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        cuda_ops.matmul(torch.ones(2, 2), torch.ones(2, 2), precision=precision)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(None, "None"), ([[1.0]], "list"), (2.0, "float")],
+    ids=str,
+)
+def test_what_is_no_tensor_is_refused_by_name(precision: str, value: Any, kind: str) -> None:
+    for name in ("a", "b"):
+        args = {"a": torch.ones(2, 2), "b": torch.ones(2, 2), name: value}
+        expected = f"cuda_ops::matmul: argument '{name}': expected a tensor, got {kind}"
+        with pytest.raises(RuntimeError, match=f"^{expected}$"):
+            cuda_ops.matmul(**args, precision=precision)
+
+
+REFUSED = [
+    ((), (3,), "'a': expected at least 1 dims (..., k), got shape []"),
+    ((3,), (), "'b': expected at least 1 dims (..., k), got shape []"),
+    ((2, 5), (4,), "'b': expected dim 'k' of (..., k) to be 5, got shape [4]"),
+    ((4,), (5, 2), "'b': expected dim 'k' of (..., k, n) to be 4, got shape [5, 2]"),
+    ((2, 3, 4), (3, 4, 5),
+     "'b': expected dims '...' of (..., k, n) to broadcast with [2], got shape [3, 4, 5]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("a", "b", "expected"), REFUSED, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize("device", ["meta", *DEVICES])
+def test_shapes_are_refused_as_they_were_given(
+    a: tuple[int, ...], b: tuple[int, ...], expected: str, device: str
+) -> None:
+    for precision, op in PRECISIONS.items():
+        x, y = torch.ones(a, device=device), torch.ones(b, device=device)
+        name = op if len(a) > 1 < len(b) else "matmul"
+        with pytest.raises(RuntimeError, match=f"^cuda_ops::{name}: .*{re.escape(expected)}"):
+            cuda_ops.matmul(x, y, precision=precision)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.uint32], ids=str)
+def test_other_dtypes_are_called_by_their_names(dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    for device in ("cpu", "meta"):
+        a = torch.zeros(2, 2, device=device).to(dtype)
+        with pytest.raises(RuntimeError, match=f"'a': expected dtype .* or bfloat16, got {name}$"):
+            cuda_ops.matmul(a, a)
+
+
+def test_batch_dims_of_1_do_not_count() -> None:
+    b = torch.randn(3, 4)
+    a = torch.randn(*[1, 2] * 10, 2, 3)
+    torch.testing.assert_close(cuda_ops.matmul(a, b), torch.matmul(a, b))
+    expected = "matmul: argument 'a': expected at most 16 batch dims other than 1 in the result"
+    with pytest.raises(RuntimeError, match=expected):
+        cuda_ops.matmul(torch.ones([2] * 17 + [1, 3]), b)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
+def test_meta(precision: str) -> None:
+    a, b = torch.empty(2, 3, 5, device="meta"), torch.empty(5, 4, device="meta")
+    out = cuda_ops.matmul(a, b, precision=precision)
+    assert out.device.type == "meta" and out.shape == (2, 3, 4)
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])

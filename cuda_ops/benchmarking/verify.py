@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from cuda_ops.errors import BenchmarkError
-from cuda_ops.shapes import bind, broadcast, core_dims
+from cuda_ops.shapes import bind, broadcast, core_dims, tensor_arguments
 from cuda_ops.spec import OpSpec, Peer
 from cuda_ops.testing import compare
 from cuda_ops.testing.samples import Sample, TensorArg
@@ -227,12 +227,7 @@ def _draw_parts(op: OpSpec, args: tuple[Any, ...]) -> _Parts | None:
     if op.signature is None or op.parsed.is_mutable:
         return None
     values = bind(op, args, {})
-    shapes = [
-        values[i].shape[: values[i].dim() - len(core_dims(op, k))]
-        for k, i in enumerate(op.tensor_positions)
-        if values[i] is not None
-    ]
-    loop = broadcast(op, shapes)
+    loop = broadcast(op, tensor_arguments(op, values))
     numel = max(values[i].numel() for i in op.tensor_positions if values[i] is not None)
     if not loop or numel <= MOST_COMPUTED:
         return None

@@ -38,35 +38,42 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
     plain = op
 
     def matmul(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
-        if precision == "ieee":
-            op = plain
-        elif precision not in PRECISIONS:
+        if precision not in tuple(PRECISIONS):  # a list is no key of a dict
             raise ValueError(
                 f"cuda_ops.matmul: argument 'precision': expected one of "
                 f"{', '.join(map(repr, PRECISIONS))}, got {precision!r}"
             )
-        elif a.dtype is not torch.float32 or torch.is_autocast_enabled(a.device.type):
-            op = plain
-        else:
+        op = plain
+        if precision != "ieee" and a.dtype is torch.float32 and not _autocasts(a.device.type):
             op = plain.siblings[PRECISIONS[precision]]
         # A vector is a row on the left and a column on the right, as for torch.matmul.
-        if a.dim() == 1 and b.dim() >= 1:
-            row = matmul(a.unsqueeze(0), b, precision=precision)
-            return row.squeeze(-2 if b.dim() > 1 else -1)
-        if b.dim() == 1 and a.dim() >= 1:
-            return matmul(a, b.unsqueeze(-1), precision=precision).squeeze(-1)
-        product: torch.Tensor = op.function(a, b)
-        return product
+        row, column = a.dim() < 2, b.dim() < 2
+        # Its own shape is what an error should show; traced, the operator finds the error.
+        if (row or column) and not torch.compiler.is_dynamo_compiling():
+            sizes: dict[str, Any] = {}
+            shapes.bind_dims(plain, "a", ("k",) if row else ("m", "k"), a.shape, sizes)
+            shapes.bind_dims(plain, "b", ("k",) if column else ("k", "n"), b.shape, sizes)
+        out: torch.Tensor = op.function(
+            a.unsqueeze(0) if row else a, b.unsqueeze(-1) if column else b
+        )
+        if column:
+            out = out.squeeze(-1)
+        return out.squeeze(-1 if column else -2) if row else out
 
     matmul.__doc__ = _DOC
     return matmul
 
 
+def _autocasts(device: str) -> bool:
+    """Whether autocast is on; there is none of the meta device, for one."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 _DOC = """Matrix product a @ b, with torch.matmul's rules for shapes.
 
 Shapes: a (..., M, K) and b (..., K, N) of any strides; the result (..., M, N) is contiguous. Batch
-dims broadcast. A vector of K is a row as a and a column as b, and the dim it lacks is left out of
-the result. K = 0 gives zeros.
+dims broadcast; at most 16 of the result are other than 1. A vector of K is a row as a and a column
+as b, and the dim it lacks is left out of the result. K = 0 gives zeros.
 Dtypes: float64, float32, float16 or bfloat16, the same for both. Sums run in float64 for float64
 and in float32 for the others, and are rounded once.
 
@@ -78,8 +85,8 @@ Args:
 
 Memory: on Hopper GPUs, during the call, copies of inputs that the matrix units cannot read as they
 lie, where that is faster; for "tf32x3" twice the size of both.
-Errors: RuntimeError for no dims, a K that differs, another dtype, two dtypes, two devices, or batch
-dims that do not broadcast; ValueError for another precision.
+Errors: RuntimeError for what is no tensor or has no dims, a K that differs, another dtype, two
+dtypes, two devices, or batch dims that do not broadcast; ValueError for another precision.
 Formula: out[m, n] = sum over k of a[m, k] * b[k, n].
 """
 
@@ -91,7 +98,7 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any] | None:
 
     def fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         shapes.check_arguments(op, [a, b])
-        loop = shapes.broadcast(op, [a.shape, b.shape], (2, 2))
+        loop = shapes.broadcast(op, [a, b])
         return a.new_empty((*loop, a.shape[-2], b.shape[-1]))
 
     return fake

@@ -14,24 +14,35 @@ Tensor empty_matrices(std::vector<int64_t> shape, int64_t rows, int64_t cols, co
   return empty(shape, like);
 }
 
-Tensor empty_product(const Tensor& a, const Tensor& b) {
-  return empty_matrices(detail::broadcast_shape("matmul", {a, b}, 2), Matrix(a).rows,
-                        Matrix(b).cols, a);
+Tensor empty_product(const char* op, const Tensor& a, const Tensor& b) {
+  const auto batch = detail::broadcast_shape(op, {a, b}, 2);
+  check_batch(op, a.dim() < b.dim() ? "b" : "a", a.dim() < b.dim() ? b : a, batch);
+  return empty_matrices(batch, Matrix(a).rows, Matrix(b).cols, a);
 }
 
 std::tuple<Tensor, Tensor> empty_gradients(const Tensor& grad_out, const Tensor& a,
                                            const Tensor& b) {
   const auto batch = detail::broadcast_shape("matmul_backward", {grad_out, a, b}, 2);
+  check_batch("matmul_backward", "grad_out", grad_out, batch);
   return {empty_matrices(batch, Matrix(a).rows, Matrix(a).cols, a),
           empty_matrices(batch, Matrix(b).rows, Matrix(b).cols, b)};
 }
 
 // --- CPU ----------------------------------------------------------------------
 
+constexpr const char* op_name(Precision precision) {
+  switch (precision) {
+    case Precision::kIeee: return "matmul";
+    case Precision::kTF32: return "matmul_tf32";
+    case Precision::kTF32x3: return "matmul_tf32x3";
+  }
+  return "";
+}
+
 // A CPU is exact in every precision; each operator has a function of its own.
-template <Precision>
+template <Precision kPrecision>
 Tensor matmul_cpu(const Tensor& a, const Tensor& b) {
-  Tensor out = empty_product(a, b);
+  Tensor out = empty_product(op_name(kPrecision), a, b);
   multiply(product(out, a, b));
   return out;
 }
@@ -54,8 +65,8 @@ cudaError_t multiply_cuda(const Tensor& like, const Matmul& p, cudaStream_t stre
 
 template <Precision kPrecision>
 Tensor matmul_cuda(const Tensor& a, const Tensor& b) {
-  Tensor out = empty_product(a, b);
-  launch("matmul", a, [&](cudaStream_t stream) {
+  Tensor out = empty_product(op_name(kPrecision), a, b);
+  launch(op_name(kPrecision), a, [&](cudaStream_t stream) {
     return multiply_cuda(a, product(out, a, b, kPrecision), stream);
   });
   return out;
@@ -82,7 +93,8 @@ CUDA_OPS(library) {
       .doc(R"(Matrix product a @ b, with broadcasting batch dims.
 
 Shapes: a (..., M, K) and b (..., K, N) of any strides; the result (..., M, N) is contiguous. Its
-batch dims are those that a's and b's broadcast to. K = 0 gives zeros.
+batch dims are those that a's and b's broadcast to, at most 16 of them other than 1. K = 0 gives
+zeros.
 Dtypes: float64, float32, float16 or bfloat16, the same for both. Sums run in float64 for float64
 and in float32 for the others, without TF32, and are rounded once.
 Memory: on Hopper GPUs, during the call, a copy of each 16-bit input that is neither K-major nor

@@ -56,15 +56,15 @@ struct Checks {
         }
         if (!dtypes.empty() && dtype_of(tensor) != dtype_of(*first)) {
           refuse(op, tensor_names[i],
-                 std::string("dtype ") + cuda_ops::name(dtype_of(*first)) + " like '" +
-                     tensor_names[first_index] + "'",
-                 cuda_ops::name(dtype_of(tensor)));
+                 "dtype " + dtype_name(*first) + " like '" + tensor_names[first_index] + "'",
+                 dtype_name(tensor));
         }
       }
       if (i < core_dims.size() && !core_dims[i].empty()) {
         check_dims(tensor, i, bound.data(), bound_count);
       }
     }
+    if (count > 1 && core_dims.size() == count) check_loop_dims(tensors, count);
   }
 
  private:
@@ -80,7 +80,7 @@ struct Checks {
                                                        : ", ") +
                   cuda_ops::name(dtypes[k]);
     }
-    refuse(op, tensor_names[i], "dtype " + expected, cuda_ops::name(actual));
+    refuse(op, tensor_names[i], "dtype " + expected, dtype_name(tensor));
   }
 
   void check_dims(const Tensor& tensor, size_t i, std::pair<const std::string*, int64_t>* bound,
@@ -89,8 +89,7 @@ struct Checks {
     const int64_t rank = tensor.dim();
     const auto count = static_cast<int64_t>(dims.size());
     if (rank < count) {
-      refuse(op, tensor_names[i],
-             "at least " + std::to_string(count) + " dims (..., " + joined(dims) + ")",
+      refuse(op, tensor_names[i], "at least " + std::to_string(count) + " dims " + listed(dims),
              "shape " + shape_name(tensor));
     }
     for (int64_t d = 0; d < count; ++d) {
@@ -98,7 +97,7 @@ struct Checks {
       const int64_t actual = tensor.size(rank - count + d);
       const auto refuse_size = [&](const std::string& expected) {
         refuse(op, tensor_names[i],
-               "dim '" + dim.text + "' of (..., " + joined(dims) + ") to be " + expected,
+               "dim '" + dim.text + "' of " + listed(dims) + " to be " + expected,
                "shape " + shape_name(tensor));
       };
       int64_t expected = dim.name.empty() ? dim.factor : -1;
@@ -115,10 +114,24 @@ struct Checks {
     }
   }
 
-  static std::string joined(const std::vector<CoreDim>& dims) {
-    std::string text;
-    for (const CoreDim& dim : dims) text += (text.empty() ? "" : ", ") + dim.text;
-    return text;
+  // What is to the left of the core dims broadcasts.
+  void check_loop_dims(const Tensor* const* tensors, size_t count) const {
+    std::vector<int64_t> loop;
+    for (size_t i = 0; i < count; ++i) {
+      if (tensors[i] == nullptr) continue;
+      const View view = *tensors[i];
+      if (!broadcast(loop, view, view.dims - static_cast<int>(core_dims[i].size()))) {
+        refuse(op, tensor_names[i],
+               "dims '...' of " + listed(core_dims[i]) + " to broadcast with " + shape_name(loop),
+               "shape " + shape_name(view));
+      }
+    }
+  }
+
+  static std::string listed(const std::vector<CoreDim>& dims) {
+    std::string text = "(...";
+    for (const CoreDim& dim : dims) text += ", " + dim.text;
+    return text + ")";
   }
 };
 

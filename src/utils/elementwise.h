@@ -42,23 +42,16 @@ inline bool same_layout(const View& a, const View& b) {
   return true;
 }
 
-// The shape that the inputs broadcast to, their last `core_dims` left out.
+// The shape that the inputs broadcast to, their last `core_dims` left out. With a signature
+// line Checks has refused what does not broadcast.
 template <size_t N>
 std::vector<int64_t> broadcast_shape(const char* op, const View (&inputs)[N], int core_dims = 0) {
   std::vector<int64_t> shape;
   for (const View& input : inputs) {
-    const auto rank = static_cast<size_t>(input.dims - core_dims);
-    if (rank > shape.size()) shape.insert(shape.begin(), rank - shape.size(), 1);
-    for (size_t d = 0; d < rank; ++d) {
-      int64_t& size = shape[shape.size() - rank + d];
-      const int64_t actual = input.size(static_cast<int>(d));
-      if (size == 1) {
-        size = actual;
-      } else if (actual != 1 && actual != size) {
-        throw std::runtime_error(std::string("cuda_ops::") + op + ": shapes " +
-                                 shape_name(inputs[0]) + " and " + shape_name(input) +
-                                 " do not broadcast");
-      }
+    if (!broadcast(shape, input, input.dims - core_dims)) {
+      throw std::runtime_error(std::string("cuda_ops::") + op + ": shapes " +
+                               shape_name(inputs[0]) + " and " + shape_name(input) +
+                               " do not broadcast");
     }
   }
   return shape;
@@ -95,25 +88,27 @@ Strided<Inputs, Outputs> strided(const View (&outputs)[Outputs], const View (&in
   const View& out = outputs[0];
   problem.dtype = out.dtype;
   problem.numel = 1;
-  problem.dims = out.dims - core_dims;
-  if (problem.dims > kMaxDims) {
-    throw std::runtime_error("cuda_ops: at most " + std::to_string(kMaxDims) +
-                             (core_dims > 0 ? " batch dims, got " : " dims, got ") +
-                             std::to_string(problem.dims));
-  }
-  for (size_t k = 0; k < Outputs + Inputs; ++k) {
-    const View& view = k < Outputs ? outputs[k] : inputs[k - Outputs];
-    Operand& operand = problem.operands[k];
-    operand.data = view.data;
-    const int lead = problem.dims - (view.dims - core_dims);
-    for (int d = lead; d < problem.dims; ++d) {
-      const bool broadcast = view.size(d - lead) == 1;
-      operand.strides[problem.dims - 1 - d] = broadcast ? 0 : view.strides[d - lead];
+  const auto operand = [&](size_t k) -> const View& {
+    return k < Outputs ? outputs[k] : inputs[k - Outputs];
+  };
+  for (size_t k = 0; k < Outputs + Inputs; ++k) problem.operands[k].data = operand(k).data;
+  for (int d = out.dims - core_dims - 1; d >= 0; --d) {
+    const int64_t size = out.size(d);
+    problem.numel *= size;
+    if (size == 1) continue;
+    if (problem.dims == kMaxDims) {
+      throw std::runtime_error("cuda_ops: expected at most " + std::to_string(kMaxDims) +
+                               (core_dims > 0 ? " batch dims" : " dims") +
+                               " other than 1, got shape " + shape_name(out));
     }
-  }
-  for (int d = 0; d < problem.dims; ++d) {
-    problem.sizes[problem.dims - 1 - d] = out.size(d);
-    problem.numel *= out.size(d);
+    problem.sizes[problem.dims] = size;
+    for (size_t k = 0; k < Outputs + Inputs; ++k) {
+      const View& view = operand(k);
+      const int own = d - (out.dims - view.dims);
+      const bool walks = own >= 0 && view.size(own) != 1;
+      problem.operands[k].strides[problem.dims] = walks ? view.strides[own] : 0;
+    }
+    ++problem.dims;
   }
   problem.coalesce();
   return problem;

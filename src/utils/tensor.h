@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtype.h"
@@ -50,6 +51,29 @@ inline DType dtype_of(const Tensor& tensor) {
     if (codes[i] == code) return static_cast<DType>(i);
   }
   return DType::kUnsupported;
+}
+
+// Its dtype in torch's words, also where there is no C++ counterpart here.
+inline std::string dtype_name(const Tensor& tensor) {
+  const DType known = dtype_of(tensor);
+  if (known != DType::kUnsupported) return name(known);
+  const std::pair<int32_t, const char*> others[] = {
+      {aoti_torch_dtype_complex32(), "complex32"},
+      {aoti_torch_dtype_complex64(), "complex64"},
+      {aoti_torch_dtype_complex128(), "complex128"},
+      {aoti_torch_dtype_float8_e4m3fn(), "float8_e4m3fn"},
+      {aoti_torch_dtype_float8_e4m3fnuz(), "float8_e4m3fnuz"},
+      {aoti_torch_dtype_float8_e5m2(), "float8_e5m2"},
+      {aoti_torch_dtype_float8_e5m2fnuz(), "float8_e5m2fnuz"},
+      {aoti_torch_dtype_uint32(), "uint32"},
+      {aoti_torch_dtype_uint64(), "uint64"},
+  };
+  int32_t code = 0;
+  detail::check_torch(aoti_torch_get_dtype(tensor.get(), &code), "read a dtype");
+  for (const auto& [other, text] : others) {
+    if (other == code) return text;
+  }
+  return name(known);
 }
 
 struct DeviceId {
@@ -124,10 +148,32 @@ struct View {
 // The view of an output.
 inline View written(const Tensor& tensor) { return View(tensor, tensor.mutable_data_ptr()); }
 
-inline std::string shape_name(const View& view) {
+inline std::string shape_name(const std::vector<int64_t>& shape) {
   std::string text = "[";
-  for (int d = 0; d < view.dims; ++d) text += (d ? ", " : "") + std::to_string(view.size(d));
+  for (size_t d = 0; d < shape.size(); ++d) text += (d ? ", " : "") + std::to_string(shape[d]);
   return text + "]";
+}
+
+inline std::string shape_name(const View& view) {
+  std::vector<int64_t> shape(view.dims);
+  for (int d = 0; d < view.dims; ++d) shape[d] = view.size(d);
+  return shape_name(shape);
+}
+
+// Broadcasts `shape` with the first `rank` dims of `view`; false, and nothing done, if they
+// do not fit.
+inline bool broadcast(std::vector<int64_t>& shape, const View& view, int rank) {
+  const auto dims = static_cast<int>(shape.size());
+  for (int d = 1; d <= rank && d <= dims; ++d) {
+    const int64_t size = shape[dims - d], actual = view.size(rank - d);
+    if (size != 1 && actual != 1 && size != actual) return false;
+  }
+  if (rank > dims) shape.insert(shape.begin(), rank - dims, 1);
+  for (int d = 1; d <= rank; ++d) {
+    int64_t& size = shape[shape.size() - d];
+    if (size == 1) size = view.size(rank - d);
+  }
+  return true;
 }
 
 // The one way to refuse an argument: op, argument, expected, actual.

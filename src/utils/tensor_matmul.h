@@ -39,6 +39,17 @@ inline Matmul product(const Matrix& out, const Matrix& a, const Matrix& b,
           built_for_hopper()};
 }
 
+// Refuses a batch that Strided does not hold, in the name of the factor with more dims.
+inline void check_batch(const char* op, const char* argument, const Tensor& factor,
+                        const std::vector<int64_t>& batch) {
+  const auto ones = std::count(batch.begin(), batch.end(), 1);
+  if (static_cast<int64_t>(batch.size()) - ones > kMaxDims) {
+    refuse(op, argument,
+           "at most " + std::to_string(kMaxDims) + " batch dims other than 1 in the result",
+           "shape " + shape_name(factor));
+  }
+}
+
 // Calls `run(workspace)` with the memory that a plan's copies need, or with none.
 template <class Run>
 cudaError_t with_workspace(const Tensor& like, const GemmPlan& plan, Run&& run) {

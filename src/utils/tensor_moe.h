@@ -34,23 +34,20 @@ inline void check_shape(const char* op, const char* argument, const Tensor& tens
   bool same = tensor.dim() == int64_t(expected.size());
   for (size_t d = 0; same && d < expected.size(); ++d) same = tensor.size(d) == expected[d];
   if (same) return;
-  std::string text = std::string("shape ") + dims + " = [";
-  for (size_t d = 0; d < expected.size(); ++d) {
-    text += (d ? ", " : "") + std::to_string(expected[d]);
-  }
-  refuse(op, argument, text + "]", "shape " + shape_name(tensor));
+  refuse(op, argument, std::string("shape ") + dims + " = " + shape_name(expected),
+         "shape " + shape_name(tensor));
 }
 
 inline void check_dtype(const char* op, const char* argument, const Tensor& tensor,
                         DType expected) {
   if (dtype_of(tensor) != expected) {
-    refuse(op, argument, std::string("dtype ") + name(expected), name(dtype_of(tensor)));
+    refuse(op, argument, std::string("dtype ") + name(expected), dtype_name(tensor));
   }
 }
 
 inline void check_floating(const char* op, const char* argument, const Tensor& tensor) {
   if (!is_floating(dtype_of(tensor))) {
-    refuse(op, argument, "dtype float64, float32, float16 or bfloat16", name(dtype_of(tensor)));
+    refuse(op, argument, "dtype float64, float32, float16 or bfloat16", dtype_name(tensor));
   }
 }
 
