@@ -182,9 +182,38 @@ def test_compiled(keep: bool) -> None:
 
 def test_keeping_is_for_gradients_alone() -> None:
     inputs = tensors("cpu", torch.float32, 3, 8, 4)
-    with torch.no_grad():
-        kept = cuda_ops.fused_linear_gelu(*inputs, save_preactivation=True)
+    frozen = [tensor.detach() for tensor in inputs]
+    with Recorder() as calls:
+        with torch.no_grad():
+            kept = cuda_ops.fused_linear_gelu(*inputs, save_preactivation=True)
+        cuda_ops.fused_linear_gelu(*frozen, save_preactivation=True)
+    assert calls.results("fused_linear_gelu") == [kept.shape] * 2
+    assert calls.results("fused_linear_gelu_keep") == []
     torch.testing.assert_close(kept, reference(*inputs))
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "expected"),
+    [
+        ((2, 4, 3), None, "'weight': expected 2 dims (o, i), got shape [2, 4, 3]"),
+        ((3,), None, "'weight': expected 2 dims (o, i), got shape [3]"),
+        ((4, 3), (2, 4), "'bias': expected 1 dims (o), got shape [2, 4]"),
+    ],
+    ids=str,
+)
+@either
+def test_one_matrix_and_one_vector(
+    weight: tuple[int, ...], bias: tuple[int, ...] | None, expected: str, keep: bool
+) -> None:
+    args = torch.ones(2, 3), torch.ones(weight), None if bias is None else torch.ones(bias)
+    with pytest.raises(RuntimeError, match=re.escape(expected)):
+        cuda_ops.fused_linear_gelu(*args, save_preactivation=keep)
+
+
+def test_a_bias_may_be_none_and_nothing_else() -> None:
+    x, weight = torch.ones(2, 3), torch.ones(4, 3)
+    with pytest.raises(RuntimeError, match="'bias': expected a tensor or None, got list"):
+        cuda_ops.fused_linear_gelu(x, weight, [0.0] * 4)
 
 
 def test_kept_is_what_the_gradients_that_are_wanted_need() -> None:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.registry import function
+from cuda_ops.shapes import refuse, shape_name
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 from cuda_ops.testing.samples import Layout, Sample, TensorArg
 
@@ -37,7 +38,13 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
         *,
         save_preactivation: bool = False,
     ) -> torch.Tensor:
-        if save_preactivation and torch.is_grad_enabled():
+        # Rows with weights of their own are for vmap, which does not show their dim here.
+        for name, tensor, dims in (("weight", weight, ("o", "i")), ("bias", bias, ("o",))):
+            if tensor is not None and tensor.dim() != len(dims):
+                expected = f"{len(dims)} dims ({', '.join(dims)})"
+                refuse(op, name, expected, f"shape {shape_name(tensor.shape)}")
+        wanted = any(t is not None and t.requires_grad for t in (x, weight, bias))
+        if save_preactivation and wanted and torch.is_grad_enabled():
             out: torch.Tensor = op.siblings[KEEP].function(x, weight, bias)[0]
         else:
             out = op.function(x, weight, bias)
@@ -61,8 +68,9 @@ Args:
 
 Memory: on Hopper GPUs, during the call, copies of 16-bit x and weight whose lines of I do not start
 at multiples of 16 bytes, where that is faster.
-Errors: RuntimeError for an I or O that differs, another dtype, two dtypes, two devices, a weight
-that is not a matrix or a bias that is not a vector.
+Errors: RuntimeError for what is no tensor, an I or O that differs, another dtype, two dtypes, two
+devices, a weight that is not a matrix, a bias that is not a vector, or more than 16 dims of x other
+than 1 besides I.
 Formula: Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415, section 2.
 """
 
