@@ -114,8 +114,24 @@ struct Checks {
     }
   }
 
+  // Whether what is to the left of the core dims is alike, which takes no memory to find out.
+  static bool alike(const Tensor& a, const Tensor& b, size_t core_a, size_t core_b) {
+    const int64_t rank = a.dim() - static_cast<int64_t>(core_a);
+    if (b.dim() - static_cast<int64_t>(core_b) != rank) return false;
+    for (int64_t d = 0; d < rank; ++d) {
+      if (a.size(d) != b.size(d)) return false;
+    }
+    return true;
+  }
+
   // What is to the left of the core dims broadcasts.
   void check_loop_dims(const Tensor* const* tensors, size_t count) const {
+    bool all = tensors[0] != nullptr;
+    for (size_t i = 1; all && i < count; ++i) {
+      all = tensors[i] == nullptr ||
+            alike(*tensors[0], *tensors[i], core_dims[0].size(), core_dims[i].size());
+    }
+    if (all) return;
     std::vector<int64_t> loop;
     for (size_t i = 0; i < count; ++i) {
       if (tensors[i] == nullptr) continue;
