@@ -22,14 +22,6 @@ MOST_EXPERTS, MOST_CHOSEN, MOST_ASSIGNMENTS = 512, 16, 2**31
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def tensors(op: OpSpec, **arguments: Any) -> None:
-    """Of what a plugin's own Python looks at before the dispatcher does."""
-    for name, value in arguments.items():
-        if not isinstance(value, torch.Tensor):
-            actual = "None" if value is None else f"a {type(value).__name__}"
-            shapes.refuse(op, name, "a tensor", actual)
-
-
 def mixture(
     op: OpSpec,
     x: torch.Tensor,
@@ -38,7 +30,6 @@ def mixture(
     w_down: torch.Tensor,
 ) -> None:
     """Of ``cuda_ops.moe``: what its parts cannot compare. The rest is theirs."""
-    tensors(op, x=x, router_logits=router_logits, w_gate_up=w_gate_up, w_down=w_down)
     if x.dim() < 1:
         shapes.refuse(op, "x", "at least 1 dim (..., H)", "shape []")
     if w_down.dim() != 3:

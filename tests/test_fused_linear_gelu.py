@@ -192,24 +192,6 @@ def test_keeping_is_for_gradients_alone() -> None:
     torch.testing.assert_close(kept, reference(*inputs))
 
 
-@pytest.mark.parametrize(
-    ("weight", "bias", "expected"),
-    [
-        ((2, 4, 3), None, "'weight': expected 2 dims (o, i), got shape [2, 4, 3]"),
-        ((3,), None, "'weight': expected 2 dims (o, i), got shape [3]"),
-        ((4, 3), (2, 4), "'bias': expected 1 dims (o), got shape [2, 4]"),
-    ],
-    ids=str,
-)
-@either
-def test_one_matrix_and_one_vector(
-    weight: tuple[int, ...], bias: tuple[int, ...] | None, expected: str, keep: bool
-) -> None:
-    args = torch.ones(2, 3), torch.ones(weight), None if bias is None else torch.ones(bias)
-    with pytest.raises(RuntimeError, match=re.escape(expected)):
-        cuda_ops.fused_linear_gelu(*args, save_preactivation=keep)
-
-
 def test_a_bias_may_be_none_and_nothing_else() -> None:
     x, weight = torch.ones(2, 3), torch.ones(4, 3)
     with pytest.raises(RuntimeError, match="'bias': expected a tensor or None, got list"):

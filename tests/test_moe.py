@@ -412,7 +412,7 @@ def test_errors_name_what_is_wrong(device: str) -> None:
         ((x, logits, gate_up, down, 4), "'top_k': expected from 1 to 3, got 4"),
         ((x, logits, gate_up, down, 0), "'top_k': expected from 1 to 3, got 0"),
         ((None, logits, gate_up, down, 2), "'x': expected a tensor, got None"),
-        ((3.5, logits, gate_up, down, 2), "'x': expected a tensor, got a float"),
+        ((3.5, logits, gate_up, down, 2), "'x': expected a tensor, got float"),
         ((x, logits, None, down, 2), "'w_gate_up': expected a tensor, got None"),
         (
             (x[0, 0], logits, gate_up, down, 2),

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.registry import function
-from cuda_ops.shapes import refuse, shape_name
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 from cuda_ops.testing.samples import Layout, Sample, TensorArg
 
@@ -38,11 +37,6 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
         *,
         save_preactivation: bool = False,
     ) -> torch.Tensor:
-        # Rows with weights of their own are for vmap, which does not show their dim here.
-        for name, tensor, dims in (("weight", weight, ("o", "i")), ("bias", bias, ("o",))):
-            if tensor is not None and tensor.dim() != len(dims):
-                expected = f"{len(dims)} dims ({', '.join(dims)})"
-                refuse(op, name, expected, f"shape {shape_name(tensor.shape)}")
         wanted = any(t is not None and t.requires_grad for t in (x, weight, bias))
         if save_preactivation and wanted and torch.is_grad_enabled():
             out: torch.Tensor = op.siblings[KEEP].function(x, weight, bias)[0]
@@ -57,7 +51,7 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
 _DOC = """gelu(x @ weight^T + bias) in its tanh approximation, without a second pass over memory.
 
 Shapes: x (..., I), weight (O, I) as nn.Linear keeps it, bias (O) or None, of any strides; the
-result (..., O) is contiguous.
+result (..., O) is contiguous. Dims in front of a weight or bias broadcast with those of x.
 Dtypes: float64, float32, float16 or bfloat16, the same for all. Sums, bias and gelu run in float64
 for float64 and in float32 for the others, and are rounded once.
 
@@ -69,8 +63,7 @@ Args:
 Memory: on Hopper GPUs, during the call, copies of 16-bit x and weight whose lines of I do not start
 at multiples of 16 bytes, where that is faster.
 Errors: RuntimeError for what is no tensor, an I or O that differs, another dtype, two dtypes, two
-devices, a weight that is not a matrix, a bias that is not a vector, or more than 16 dims of x other
-than 1 besides I.
+devices, dims in front of I and O that do not broadcast, or more than 16 of them other than 1.
 Formula: Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415, section 2.
 """
 

@@ -33,7 +33,6 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
         renormalize: bool = True,
         expert_bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        expert_checks.tensors(op, router_logits=router_logits)
         code = of_experts.scoring_code(ROUTE, scoring) if isinstance(scoring, str) else scoring
         result: tuple[torch.Tensor, torch.Tensor] = op.function(
             router_logits, top_k, code, renormalize, expert_bias

@@ -49,7 +49,7 @@ int main(int count, char** texts) {
   }
   std::vector<double> bias(arguments.number("bias") ? experts : 0);
   for (double& value : bias) value = double(numbers() % 100) / 200;
-  // With a bias and softmax, all scores of its token would be NaN.
+  // By scores and a bias it would not come first, as all of them are NaN.
   if (bias.empty()) logits.set(experts / 2, NAN);
   std::vector<int64_t> chosen(tokens * top_k);
 
@@ -83,12 +83,13 @@ int main(int count, char** texts) {
     const std::vector<int> order = best_first(keys);
     double total = 0;
     for (size_t j = 0; j < top_k; ++j) total += scores[size_t(order[j])];
+    if (largest != largest) total = NAN;  // one NaN makes all weights of its token NaN
     for (size_t j = 0; j < top_k; ++j) {
       const size_t i = t * top_k + j;
       if (chosen[i] != order[j]) {
         fail("token %zu, choice %zu: expert %d instead of %d", t, j, int(chosen[i]), order[j]);
       }
-      wanted[i] = scores[size_t(order[j])] / (renormalize ? total : 1);
+      wanted[i] = scores[size_t(order[j])] / (renormalize || total != total ? total : 1);
     }
   }
   std::vector<double> got = weights.values();
