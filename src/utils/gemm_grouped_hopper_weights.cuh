@@ -34,12 +34,13 @@ __device__ inline WeightsTile weights_tile(const GroupedWeights& p, int index) {
 
 // An expert's last stage has at positions rows of the next one behind its own: zeros in place of
 // them, from row `count` of b's boxes on. Those of the gathered operand are zeros already, but
-// 0 * NaN is NaN. All consumers share the work, while the tensor cores are at the stage before.
-__device__ inline void clear_tail(uint32_t b, int count) {
+// 0 * NaN is NaN. Consumers that multiply share the work, both or one `alone`, while the tensor
+// cores are at the stage before.
+__device__ inline void clear_tail(uint32_t b, int count, int consumer, bool alone) {
   using Tile = GroupedHopper;
-  constexpr int kThreads = 128 * Tile::kConsumers;
-  for (int at = count * kSwizzleBytes + 16 * (int(threadIdx.x) - 128); at < Tile::kBox;
-       at += 16 * kThreads) {
+  const int threads = alone ? 128 : 128 * Tile::kConsumers;
+  const int thread = int(threadIdx.x) - (alone ? 128 * (1 + consumer) : 128);
+  for (int at = count * kSwizzleBytes + 16 * thread; at < Tile::kBox; at += 16 * threads) {
 #pragma unroll
     for (int box = 0; box < Tile::kBytesB; box += Tile::kBox) {
       asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(b + uint32_t(box + at)), "r"(0),
@@ -48,7 +49,7 @@ __device__ inline void clear_tail(uint32_t b, int count) {
     }
   }
   tma_store_fence();  // wgmma sees them
-  named_barrier(1 + Tile::kConsumers, kThreads);
+  named_barrier(uint32_t(1 + (alone ? consumer : Tile::kConsumers)), uint32_t(threads));
 }
 
 #endif
@@ -156,12 +157,15 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
       const int whole = count / Tile::kBlockK, left = count % Tile::kBlockK;
       const int blocks = whole + (left > 0);
       float sums[Tile::kSums];
-      grouped_sums<T, true, true>(ring, blocks, consumer, m < p.m, sums, [&](int kb) {
-        if (kb == whole) clear_tail(ring.memory() + Tile::kBytesA, left);
+      const bool busy = m < p.m, alone = tile.m + 64 >= p.m;
+      grouped_sums<T, true, true>(ring, blocks, consumer, busy, sums, [&](int kb) {
+        if (kb == whole && busy) {
+          clear_tail(ring.memory() + Tile::kBytesA, left, consumer, alone);
+        }
         // Here, while the tensor cores are at the stage before: divisions, and offsets to read.
         if (kb == blocks - 1) next = weights_tile(p, index);
       });
-      if (m >= p.m) continue;
+      if (!busy) continue;
 #pragma unroll
       for (int i = 0; i < Tile::kTileN / 64; ++i) {
         OutPair<T> pairs[16];
