@@ -340,8 +340,8 @@ FAULTS = {
         "deadlock",
     ),
     "rows of the next expert": Fault(
-        "if (kb == whole) clear_tail",
-        "if (kb > whole) clear_tail",
+        "if (kb == whole && busy)",
+        "if (kb > whole && busy)",
         "late",
         "weights is wrong",
         "gemm_grouped_hopper_weights.cuh",
@@ -382,7 +382,7 @@ FAULTS = {
         "gemm_grouped_hopper_weights.cuh",
     ),
     "zeros that others have not written": Fault(
-        "named_barrier(1 + Tile::kConsumers, kThreads);",
+        "named_barrier(uint32_t(1 + (alone ? consumer : Tile::kConsumers)), uint32_t(threads));",
         "",
         "early",
         "weights is wrong|without a fence",
