@@ -62,7 +62,8 @@ def _check(block: torch.nn.Module) -> None:
     if set(tensors) != set(_TENSORS):
         listed = ", ".join(sorted(tensors))
         raise ValueError(f"use_moe: expected {name} to have {', '.join(_TENSORS)}, got {listed}")
-    probe, activation = torch.linspace(-4, 4, 9), block.get_submodule("experts.act_fn")
+    probe = torch.linspace(-4, 4, 9, device="cpu")  # with data under a meta device too
+    activation = block.get_submodule("experts.act_fn")
     if not torch.allclose(activation(probe), F.silu(probe)):
         raise ValueError(f"use_moe: expected experts of {name} to have silu, got {activation}")
 

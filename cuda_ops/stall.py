@@ -18,7 +18,7 @@ def stall(seconds: float) -> None:
     the clock of its multiprocessor, which starts again when another process dies of an error.
 
     Raises:
-        RuntimeError: the driver refuses, say in a stream that is being captured.
+        RuntimeError: the driver refuses.
     """
     driver, usleep = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(None).usleep
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)

@@ -167,6 +167,31 @@ def test_one_row_and_weights_of_their_own(keep: bool, device: str) -> None:
     torch.testing.assert_close(each, expected)
 
 
+@pytest.mark.parametrize(
+    ("x", "weight", "bias"),
+    [
+        ((5, 4), (3, 4), (5, 3)),
+        ((5, 4), (3, 4), (1, 3)),
+        ((5, 0), (3, 0), (3,)),
+        ((4,), (0, 4), (0,)),
+    ],
+    ids=str,
+)
+@either
+def test_gradients_of_biases_for_each_row_and_of_nothing(
+    x: tuple[int, ...], weight: tuple[int, ...], bias: tuple[int, ...], keep: bool
+) -> None:
+    inputs = [
+        torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in (x, weight, bias)
+    ]
+    out = cuda_ops.fused_linear_gelu(*inputs, save_preactivation=keep)
+    expected = F.gelu(inputs[0] @ inputs[1].mT + inputs[2], approximate="tanh")
+    grad = torch.randn_like(out)
+    torch.testing.assert_close(
+        torch.autograd.grad(out, inputs, grad), torch.autograd.grad(expected, inputs, grad)
+    )
+
+
 @either
 def test_compiled(keep: bool) -> None:
     inputs = tensors("cpu", torch.float32, 3, 8, 4)

@@ -112,6 +112,11 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     return product if bias is None else product + bias
 
 
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Of dims (..., n) those of (rows, n), where n may be 0."""
+    return tensor.unsqueeze(0) if tensor.dim() == 1 else tensor.flatten(0, -2)
+
+
 def _linear_backward(
     ctx: Any, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
@@ -125,10 +130,10 @@ def _linear_backward(
             matmul(grad.unsqueeze(-1), x.unsqueeze(-2)) if wanted[1] else None,
             grad if len(wanted) > 2 and wanted[2] else None,
         ]
-    rows = grad.reshape(-1, grad.shape[-1])
+    rows = _rows(grad)
     return [
         matmul(rows, weight).reshape(*grad.shape[:-1], weight.shape[1]) if wanted[0] else None,
-        matmul(rows.mT, x.reshape(-1, x.shape[-1])) if wanted[1] else None,
+        matmul(rows.mT, _rows(x)) if wanted[1] else None,
         sum_rows(rows.mT) if len(wanted) > 2 and wanted[2] else None,
     ]
 
@@ -138,9 +143,10 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
         ctx.set_materialize_grads(False)
         out = output[0] if op.name == KEEP else output
-        x, weight = inputs[1:3] if op.name == SLOPE else inputs[:2]
-        # Not where rows have weights of their own, or are fewer than those of the other arguments.
-        ctx.one_product = weight.dim() == 2 and x.shape[:-1] == out.shape[:-1]
+        x, weight, *bias = inputs[1:] if op.name == SLOPE else inputs
+        # Not where rows have weights or biases of their own, or are fewer than those of the others.
+        one_of_each = weight.dim() == 2 and all(b is None or b.dim() == 1 for b in bias)
+        ctx.one_product = one_of_each and x.shape[:-1] == out.shape[:-1]
         if op.name == KEEP:
             of_x, of_weight = ctx.needs_input_grad[:2]
             saved = x if of_weight else None, weight if of_x else None, output[1]

@@ -29,6 +29,7 @@ from cuda_ops.testing.samples import Layout, Sample, TensorArg
 
 #: The operator of each ``precision``; those other than the first take float32 alone.
 PRECISIONS = {"ieee": "matmul", "tf32": "matmul_tf32", "tf32x3": "matmul_tf32x3"}
+_NAMES = tuple(PRECISIONS)  # a list, say, is no key of a dict
 
 
 @hookimpl
@@ -38,7 +39,7 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
     plain = op
 
     def matmul(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
-        if precision not in tuple(PRECISIONS):  # a list is no key of a dict
+        if precision not in _NAMES:
             raise ValueError(
                 f"cuda_ops.matmul: argument 'precision': expected one of "
                 f"{', '.join(map(repr, PRECISIONS))}, got {precision!r}"
@@ -122,7 +123,9 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         # Of any other broadcast dim autograd sums the result to the input's shape.
         if ctx.needs_input_grad[0]:
             pair = grad_out.mT, b.mT
-            left, right = _rows(*pair) if shared_a else pair
+            # As rows, both are copied; as matrices, their products are added up.
+            (n, m), k = pair[0].shape[-2:], b.shape[-2]
+            left, right = _rows(*pair) if shared_a and n * (m + k) <= m * k else pair
             grad_a = op.function(left.mT, right)
         if ctx.needs_input_grad[1]:
             left, right = _rows(a, grad_out) if shared_b else (a, grad_out)
