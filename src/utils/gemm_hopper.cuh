@@ -364,7 +364,7 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
     const int64_t row = y == 1 ? (x * kElement + 15) / 16 * 16 : outer * kElement;
     const int64_t z = step == 0 ? 1 : batch;
     // The next stage's 128 bytes come early with this one's, but not where rows start in the
-    // middle of such pairs, or other blocks of a split would read them (docs/kernels/matmul.md).
+    // middle of 128, or of a split of wide tiles: those were slower (docs/kernels/matmul.md).
     const bool ahead = row % kSwizzleBytes == 0 && (Tile::kNarrow || config.splits == 1);
     return tensor_map(
         map, Type::kMap, kElement, operands[i].data, x, y, z, row,
