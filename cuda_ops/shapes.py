@@ -236,3 +236,13 @@ def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     pairs = [*zip(a.shape, b.shape, strict=True), *zip(a.stride(), b.stride(), strict=True)]
     return all(is_true(x == y) for x, y in pairs)
+
+
+# --- views ---------------------------------------------------------------------
+
+
+def as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The dims (..., n) of ``tensor`` as (rows, n), where n may be 0; what is that is itself."""
+    if tensor.dim() == 2:
+        return tensor
+    return tensor.unsqueeze(0) if tensor.dim() == 1 else tensor.flatten(0, -2)

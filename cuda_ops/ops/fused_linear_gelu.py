@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.registry import function
+from cuda_ops.shapes import as_rows
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 from cuda_ops.testing.samples import Layout, Sample, TensorArg
 
@@ -112,11 +113,6 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     return product if bias is None else product + bias
 
 
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Of dims (..., n) those of (rows, n), where n may be 0."""
-    return tensor.unsqueeze(0) if tensor.dim() == 1 else tensor.flatten(0, -2)
-
-
 def _linear_backward(
     ctx: Any, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
@@ -130,10 +126,10 @@ def _linear_backward(
             matmul(grad.unsqueeze(-1), x.unsqueeze(-2)) if wanted[1] else None,
             grad if len(wanted) > 2 and wanted[2] else None,
         ]
-    rows = _rows(grad)
+    rows = as_rows(grad)
     return [
         matmul(rows, weight).reshape(*grad.shape[:-1], weight.shape[1]) if wanted[0] else None,
-        matmul(rows.mT, _rows(x)) if wanted[1] else None,
+        matmul(rows.mT, as_rows(x)) if wanted[1] else None,
         sum_rows(rows.mT) if len(wanted) > 2 and wanted[2] else None,
     ]
 

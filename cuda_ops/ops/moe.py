@@ -42,21 +42,14 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any]:
             expert_bias=expert_bias,
         )
         route = function("moe_route")
-        rows = _rows(x)
+        rows, logits = shapes.as_rows(x), shapes.as_rows(router_logits)
         code = of_experts.scoring_code("moe", scoring)
-        weights, experts = route(_rows(router_logits), top_k, code, renormalize, expert_bias)
+        weights, experts = route(logits, top_k, code, renormalize, expert_bias)
         out = expert_parallel.mixture(rows, w_gate_up, w_down, experts, weights)
         return out if x.dim() == 2 else out.reshape(x.shape)
 
     moe.__doc__ = _DOC
     return moe
-
-
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Of dims (..., n) those of (T, n), where n may be 0."""
-    if tensor.dim() == 2:
-        return tensor
-    return tensor.unsqueeze(0) if tensor.dim() == 1 else tensor.flatten(0, -2)
 
 
 _DOC = """A mixture of SwiGLU experts: each token through its top_k of E experts, weighted.
