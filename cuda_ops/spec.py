@@ -180,6 +180,8 @@ class BenchmarkCase:
     #: Time a step of training: the call, then the gradients of all floating arguments, given the
     #: results themselves as theirs. ``bytes`` and ``flops`` are those of both.
     backward: bool = False
+    #: Measure the device memory of a call too, ours and the peers', where the device is a GPU.
+    memory: bool = False
 
 
 #: One acceptable DTensor sharding: placements of the outputs, then of the arguments

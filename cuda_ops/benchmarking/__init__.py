@@ -10,6 +10,7 @@ operator, and no operator has a timing loop.
 ``rotation``   the arguments of a train, with other values each time
 ``verify``     whether what was timed is right
 ``compare``    rounds of operator and peers, until the interval is narrow
+``memory``     how much memory of the device a call takes
 ``ceilings``   what the device can do: measured, and physically
 ``kit``        all of the above for one operator
 ``results``    what was found, as values and as JSON

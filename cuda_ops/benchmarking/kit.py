@@ -18,6 +18,7 @@ from .ceilings import Ceilings, arithmetic
 from .clock import host_latency, make_clock, prove_cold
 from .compare import OURS, Settings, calls_for, compare, quick_seconds
 from .environment import environment
+from .memory import memory_of
 from .peers import load_peers
 from .results import CaseResult, PeerResult, Report
 from .rotation import Rotation
@@ -145,6 +146,7 @@ class Kit:
         if case.keywords:
             functions = {name: partial(f, **case.keywords) for name, f in functions.items()}
             reference = partial(reference, **case.keywords)
+        forward = functions
         if case.backward:
             functions = {name: with_gradients(f) for name, f in functions.items()}
             reference = with_gradients(reference)
@@ -169,6 +171,10 @@ class Kit:
             rotation.arguments[0],
             found.seconds[OURS].value,
         )
+        memory = {
+            name: memory_of(forward[name], rotation.arguments[0], self.device, case.backward)
+            for name in (found.seconds if case.memory else ())
+        }
         floor = self.ceilings.floor(case)
         notes = [f"{name} waits for the device: host time is included" for name in found.waiting]
         for name, peer in lenient.items():
@@ -180,6 +186,7 @@ class Kit:
             result,
             seconds=found.seconds[OURS],
             host=latencies.get(OURS),
+            memory=memory.get(OURS),
             floor_seconds=floor.seconds,
             bound=floor.bound,
             calls=calls,
@@ -188,7 +195,12 @@ class Kit:
             peers={
                 name: PeerResult(missing=missing[name])
                 if name in missing
-                else PeerResult(found.seconds[name], found.ratios[name], latencies.get(name))
+                else PeerResult(
+                    found.seconds[name],
+                    found.ratios[name],
+                    latencies.get(name),
+                    memory=memory.get(name),
+                )
                 for name in wanted
             },
             notes=tuple(notes),

@@ -10,6 +10,7 @@ from typing import Any
 
 from cuda_ops.errors import BenchmarkError
 
+from .memory import Memory
 from .stats import Interval, geometric_mean
 
 
@@ -23,6 +24,8 @@ class PeerResult:
     #: Seconds that an eager call keeps the host; ``None`` where that was not measured.
     host: Interval | None = None
     missing: str = ""
+    #: Where the case asks for it; ``None`` on a CPU.
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class CaseResult:
     seconds: Interval | None = None
     #: Seconds that an eager call keeps the host; only where the device takes no longer than that.
     host: Interval | None = None
+    #: Where the case asks for it; ``None`` on a CPU.
+    memory: Memory | None = None
     #: The shortest time at the ceilings that were measured in the same run, and which one it is:
     #: ``"memory"`` or ``"compute"``.
     floor_seconds: float = 0.0
@@ -134,14 +139,20 @@ def _case(data: dict[str, Any]) -> CaseResult:
             **data,
             "seconds": _interval(data["seconds"]),
             "host": _interval(data["host"]),
+            "memory": _memory(data.get("memory")),
             "peers": peers,
             "notes": tuple(data["notes"]),
         }
     )
 
 
-def _peer(seconds: Any, ratio: Any, host: Any, missing: str) -> PeerResult:
-    return PeerResult(_interval(seconds), _interval(ratio), _interval(host), missing)
+def _peer(seconds: Any, ratio: Any, host: Any, missing: str, memory: Any = None) -> PeerResult:
+    intervals = _interval(seconds), _interval(ratio), _interval(host)
+    return PeerResult(*intervals, missing, _memory(memory))
+
+
+def _memory(data: dict[str, Any] | None) -> Memory | None:
+    return None if data is None else Memory(**data)  # runs before it was measured have none
 
 
 def _interval(data: dict[str, float] | None) -> Interval | None:

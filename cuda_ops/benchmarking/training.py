@@ -10,10 +10,14 @@ import torch
 from cuda_ops.testing.compare import is_floating, outputs
 
 
-def with_gradients(function: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor, ...]]:
+def with_gradients(
+    function: Callable[..., Any],
+    between: Callable[[tuple[Any, ...]], None] = lambda results: None,
+) -> Callable[..., tuple[torch.Tensor, ...]]:
     """``function`` and the gradients of its floating arguments, after its results.
 
     The loss is half the sum of the squared results, whose gradient costs nothing: the results.
+    ``between`` is called with them before backward starts.
     """
 
     def step(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
@@ -23,6 +27,7 @@ def with_gradients(function: Callable[..., Any]) -> Callable[..., tuple[torch.Te
         ends = [result for result in results if result.requires_grad]
         if not ends:
             raise RuntimeError("no result has a gradient")
+        between(results)
         detached = tuple(result.detach() for result in results)
         gradients = torch.autograd.grad(
             ends,
