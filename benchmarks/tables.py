@@ -21,7 +21,15 @@ from benchmarks.report import REPO
 from cuda_ops.benchmarking import plots
 from cuda_ops.benchmarking.peers import COMPILE, EAGER
 from cuda_ops.benchmarking.results import CaseResult, PeerResult, Report, mean_ratio, peer_names
-from cuda_ops.benchmarking.table import footnotes, rate_text, ratio_text, scaled, time_text
+from cuda_ops.benchmarking.table import (
+    MEMORY,
+    footnotes,
+    memory_table,
+    rate_text,
+    ratio_text,
+    scaled,
+    time_text,
+)
 from cuda_ops.errors import BenchmarkError
 
 RESULTS = REPO / "benchmarks" / "results" / "h200"
@@ -188,6 +196,9 @@ def _of_pair(pair: str, report: Report, base: Path) -> str:
         means = [f"**{m:.2f}**" if (m := mean_ratio(results, p)) else "" for p in peers]
         rows.append(("**geometric mean**", "", "", "", "", "", *means))
         parts.append(f"### {op}\n\n{_markdown(header, rows)}")
+        taken, figures = memory_table(results)
+        if figures:
+            parts.append(f"{MEMORY.capitalize()}:\n\n{_markdown(taken, figures)}")
     notes = list(footnotes(report))
     if notes:
         parts.append("\n".join(f"- {note}" for note in notes))

@@ -1,4 +1,4 @@
-"""The device memory that the benchmark kit measures, and who asks for it."""
+"""The device memory that the benchmark kit measures, who asks for it, and the tables of it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import needs_gpu
-from reports import around, report, result
+from reports import around, rendered, report, result
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks import tables
 from cuda_ops.benchmarking import kit as kits
 from cuda_ops.benchmarking.compare import Settings
 from cuda_ops.benchmarking.memory import Memory, memory_of
@@ -150,6 +151,7 @@ def test_on_a_cpu_a_case_that_asks_is_only_timed() -> None:
     kit = kits.Kit(CPU, Settings(precision=1.0, seconds=0.0))
     (found,) = kit.measure(registry().operators("silu")["silu"].spec, plugins)
     assert not found.error and found.seconds and found.memory is None
+    assert "memory at its peak" not in rendered(kit.report([found]))
 
 
 # --- files and tables ---------------------------------------------------------------------------
@@ -178,3 +180,31 @@ def test_memory_comes_back_from_a_file_and_older_files_have_none(tmp_path: Path)
             del entry["memory"]
     path.write_text(json.dumps(data))
     assert [r.memory for r in Report.load(path).results] == [None] * 3
+
+
+def test_the_tables_have_memory_where_it_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = report(result(), FORWARD, TRAINED, result("g"))
+    assert rendered(run).count("memory at its peak") == 1
+    for line in (
+        "case MiB cuda_ops eager bare gone",
+        "2K peak 1.0 1.2 (1.25x)",
+        "2K, trained peak 120 300 (2.50x) 360 (3.00x) missing",
+        "2K, trained kept 32.0 96.0 (3.00x) 0.0 (0.00x) missing",
+    ):
+        assert line in [" ".join(row.split()) for row in rendered(run).splitlines()]
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    text = tables._of_pair("f", run, tmp_path)
+    assert text.count("Memory at its peak") == 1
+    assert "| case | MiB | cuda_ops | eager | bare | gone |" in text
+    assert "| 2K | peak | 1.0 | 1.2 (1.25x) |  |  |" in text
+    assert "| 2K, trained | kept | 32.0 | 96.0 (3.00x) | 0.0 (0.00x) | missing |" in text
+    text = tables._of_pair("g", report(result("g")), tmp_path)
+    assert "Memory" not in text
+
+
+def test_a_ratio_to_nothing_is_left_out() -> None:
+    kept = {"eager": PeerResult(around(2e-5), around(2.0), memory=Memory(2 << 20, 1 << 20))}
+    text = rendered(report(result(memory=Memory(1 << 20, 0), peers=kept)))
+    assert " ".join(text.split()).endswith("1K peak 1.0 2.0 (2.00x) 1K kept 0.0 1.0")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from .compare import OURS
 from .results import CaseResult, PeerResult, Report, mean_ratio, peer_names
 from .stats import Interval
 
+#: What stands above the rows of :func:`memory_table`.
+MEMORY = "memory at its peak, and kept for backward; in brackets theirs / ours"
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -48,6 +52,12 @@ def render(report: Report) -> Group:
     parts: list[RenderableType] = [Text(heading(report))]
     for op in report.operators():
         parts += ["", _table(report, op)]
+        header, rows = memory_table(report.of(op))
+        if rows:
+            grid = _grid(f"[bold]{escape(op)}[/], {MEMORY}", header)
+            for row in rows:
+                grid.add_row(*map(escape, row))
+            parts += ["", grid]
     parts += [Text(line) for line in ("", *footnotes(report))]
     for result in report.errors:
         where = f"[red]error[/] {escape(f'{result.op} {result.case}: {result.error}')}"
@@ -78,10 +88,7 @@ def _table(report: Report, op: str) -> Table:
     peers = peer_names(results)
     timed_host = any(result.host for result in results)
     host = ["host us"] if timed_host else []
-    grid = Table(box=None, pad_edge=False, title_justify="left", title=f"[bold]{escape(op)}[/]")
-    grid.add_column("case", no_wrap=True)
-    for column in ("time", "rate", "ceiling", *host, *peers):
-        grid.add_column(column, justify="right", no_wrap=True)
+    grid = _grid(f"[bold]{escape(op)}[/]", ("case", "time", "rate", "ceiling", *host, *peers))
     for result in results:
         if result.seconds is None:
             grid.add_row(escape(result.case), "[red]error[/]")
@@ -100,6 +107,40 @@ def _table(report: Report, op: str) -> Table:
             "[dim]geometric mean[/]", *blank, *(f"{m:.2f}" if m else "" for m in means)
         )  # fmt: skip
     return grid
+
+
+def _grid(title: str, header: Sequence[str]) -> Table:
+    grid = Table(box=None, pad_edge=False, title_justify="left", title=title)
+    for i, column in enumerate(header):
+        grid.add_column(column, justify="right" if i else "left", no_wrap=True)
+    return grid
+
+
+def memory_table(results: Iterable[CaseResult]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and rows of the memory that calls take; no rows where none was measured."""
+    measured = [(result, result.memory) for result in results if result.memory]
+    peers = peer_names(result for result, _ in measured)
+    rows = []
+    for result, memory in measured:
+        theirs = [result.peers.get(peer) for peer in peers]
+        for what, ours in asdict(memory).items():
+            if ours is not None:
+                cells = (_memory_text(peer, what, ours) for peer in theirs)
+                rows.append((result.case, what, _mebibytes(ours), *cells))
+    return ("case", "MiB", OURS, *peers), rows
+
+
+def _memory_text(peer: PeerResult | None, what: str, ours: int) -> str:
+    if peer is None or peer.memory is None:
+        return "missing" if peer and peer.missing else ""
+    theirs = asdict(peer.memory)[what]
+    return _mebibytes(theirs) + (f" ({theirs / ours:.2f}x)" if ours > 0 else "")
+
+
+def _mebibytes(size: int) -> str:
+    """``"1234"`` or ``"45.6"``."""
+    value = size / 2**20
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}"
 
 
 def host_text(result: CaseResult) -> str:
