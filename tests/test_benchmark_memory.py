@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from cuda_ops.benchmarking.memory import Memory, memory_of
 from cuda_ops.benchmarking.results import PeerResult, Report
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.dev import reload
+from cuda_ops.ops import moe
 from cuda_ops.registry import registry
 from cuda_ops.spec import BenchmarkCase
 
@@ -152,6 +154,14 @@ def test_on_a_cpu_a_case_that_asks_is_only_timed() -> None:
     (found,) = kit.measure(registry().operators("silu")["silu"].spec, plugins)
     assert not found.error and found.seconds and found.memory is None
     assert "memory at its peak" not in rendered(kit.report([found]))
+
+
+def test_mixtures_of_many_tokens_ask() -> None:
+    cases = moe.cuda_ops_benchmarks(SimpleNamespace(name="moe"))
+    for case in cases:
+        (tokens,) = re.findall(r"T=(\d+) ", case.label)
+        assert case.memory == (int(tokens) >= 4096), case.label
+    assert {case.backward for case in cases if case.memory} == {True, False}
 
 
 # --- files and tables ---------------------------------------------------------------------------

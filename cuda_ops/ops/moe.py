@@ -242,4 +242,5 @@ def _case(model: str, tokens: int, backward: bool = False) -> BenchmarkCase:
         reason=f"{model}, training" if backward else model,
         dtype=torch.bfloat16,
         backward=backward,
+        memory=tokens >= 4096,  # of fewer it is little beside the matrices
     )
