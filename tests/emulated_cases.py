@@ -188,38 +188,27 @@ MATMUL = {
     "mma, tf32x3": Matmul(
         70, 75, 177, tile=64, kernel="mma", dtype="float32", precision="tf32x3", aligned=0
     ),
-    "fma": Matmul(136, 136, 136, "columns", "rows", kernel="fma", dtype="float32"),
-    "fma, other rows": Matmul(
-        140, 131, 300, "rows", "rows", batch=2, kernel="fma", dtype="float32", aligned=0
+    **{
+        f"fma {rows} x {columns}, {name}": Matmul(
+            *shape, *layouts, rows, columns=columns, kernel="fma", dtype="float32", **more
+        )
+        for rows, columns in ((256, 128), (128, 128), (128, 64), (64, 64), (32, 64), (32, 32))
+        for name, shape, layouts, more in (
+            ("quads", (rows + 4, columns + 8, 136), ("columns", "rows"), {}),
+            ("quads of a", (rows - 4, columns + 3, 75), ("columns", "columns"), {}),
+            ("quads of b", (rows + 1, columns - 4, 20), ("rows", "rows"), {"batch": 2}),
+            ("none", (rows + 5, columns + 1, 37), ("rows", "columns"), {"aligned": 0}),
+        )
+    },
+    "fma, unaligned lines": Matmul(
+        70, 75, 77, "columns", "rows", 64, 64, kernel="fma", dtype="float32", aligned=0
     ),
-    "fma, other columns": Matmul(
-        70, 75, 77, "columns", "columns", kernel="fma", dtype="float32", aligned=0
+    # More than kFmaFlush products in one sum, of a slice and without.
+    "fma, large tile, long sums": Matmul(
+        140, 131, 600, "rows", "rows", columns=128, kernel="fma", dtype="float32"
     ),
-    "fma, large tile": Matmul(260, 136, 136, "columns", "rows", 256, kernel="fma", dtype="float32"),
-    "fma, large tile, other rows": Matmul(
-        300, 131, 300, "rows", "columns", 256, kernel="fma", dtype="float32", aligned=0
-    ),
-    "fma, small tile": Matmul(
-        70, 68, 140, "columns", "rows", 64, columns=64, kernel="fma", dtype="float32"
-    ),
-    "fma, small tile, other rows": Matmul(
-        66,
-        75,
-        20,
-        "rows",
-        "columns",
-        64,
-        columns=64,
-        batch=2,
-        kernel="fma",
-        dtype="float32",
-        aligned=0,
-    ),
-    "fma, narrow tile": Matmul(
-        136, 136, 136, "columns", "rows", columns=64, kernel="fma", dtype="float32"
-    ),
-    "fma, narrow tile, other columns": Matmul(
-        70, 75, 150, "rows", "columns", columns=64, batch=2, kernel="fma", dtype="float32"
+    "fma, slices, long sums": Matmul(
+        33, 31, 2300, "rows", "columns", 32, columns=32, kernel="fma", dtype="float32"
     ),
 }
 
@@ -306,7 +295,7 @@ class Fault(NamedTuple):
 USER_OF: dict[str, tuple[str, dict[str, object]]] = {
     "gemm_grouped_hopper.cuh": ("grouped", {}),
     "gemm_grouped_hopper_weights.cuh": ("grouped", {}),
-    "gemm_fma.cuh": ("matmul", MATMUL["fma, small tile"]._asdict()),
+    "gemm_fma.cuh": ("matmul", MATMUL["fma 64 x 64, quads"]._asdict()),
     "gemm_hopper.cuh": ("matmul", MATMUL["tile 16"]._asdict()),
     "sort_cluster.cuh": ("sort", SORT["four passes"]._asdict()),
     "sort_radix_wide.cuh": ("sort", RADIX["more than are put in order"]._asdict()),

@@ -121,12 +121,12 @@ def smallest(plans: Plans, linear: bool = False) -> dict[str, Case]:
 
 
 #: Families that the samples which are drawn for any check are small enough for.
-_DRAWN = {"mma 64", "fma 64x64", "simt 64"}
+_DRAWN = {"mma 64", "fma 32x32", "simt 64"}
 
 
 def families(plans: Plans, cases: list[Case], linear: bool = False) -> set[str]:
     """What the cases are given, with one name for all wide tiles and one for all narrow ones:
-    "pack a", "wide alone", "wide A^T", "narrow swapped", "narrow splits 2", "fma 128x64".
+    "pack a", "wide alone", "wide A^T", "narrow swapped", "narrow splits 2", "fma 128x64", "fma quads of a".
     """
     found: set[str] = set()
     for plan in set(plans(cases, linear=linear)):
@@ -138,6 +138,8 @@ def families(plans: Plans, cases: list[Case], linear: bool = False) -> set[str]:
             shared = re.findall(r"splits [23]|pairs", chosen) or ["alone"]
             words = [order, *shared, *re.findall(r".\^T", chosen)]
             found |= {f"{width} {word}" for word in words}
+        elif tile := re.match(r"(fma \d+x\d+)(.*)", chosen):
+            found |= {tile[1], "fma" + tile[2]} - {"fma"}
         else:  # of a stream, what is swapped
             found.add(re.sub(r" 8 splits \d", "", chosen))
     return found - _DRAWN

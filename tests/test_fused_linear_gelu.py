@@ -84,7 +84,7 @@ def test_every_tile_of_a_layer_is_chosen_somewhere(cases_of_kernels: dict[str, C
         for tile in (*narrow, *wide):
             pattern = re.compile(rf"hopper {tile} splits \d, {dtype}")
             assert any(pattern.match(kernel) for kernel in cases_of_kernels), tile
-    for kernel in ("gemv", "gemv swapped", "fma 128x128", "simt 64"):
+    for kernel in ("gemv", "gemv swapped", "fma 128x128", "fma 64x64"):
         assert f"{kernel}, torch.float32, ieee" in cases_of_kernels
 
 

@@ -319,8 +319,11 @@ def test_the_choice(plans: Plans) -> None:
     assert plans([Case(4096, 4096, 4096)], capability=80) == ["mma 128"]
     assert plans([Case(4096, 4096, 4096)], capability=75) == ["simt 64"]
     float32 = [Case(size, size, size, dtype=torch.float32) for size in (4096, 1024, 512)]
-    assert plans(float32) == ["fma 256x128", "fma 128x64", "fma 64x64"]
-    assert plans(float32, capability=80) == ["fma 128x128", "fma 128x128", "fma 64x64"]
+    assert plans(float32) == ["fma 256x128", "fma 128x64", "fma 32x64"]
+    assert plans(float32, capability=80) == ["fma 128x128", "fma 64x64", "fma 32x32"]
+    layouts = [Case(4096, 4096, 4096, order, torch.float32) for order in ("kl", "lk", "ll")]
+    assert [plan[12:] for plan in plans(layouts)] == ["quads of b", "quads of a", "quads of a b"]
+    assert plans([Case(4096, 4096, 4096, "ll", torch.float32, aligned=False)]) == ["fma 256x128"]
     assert plans(float32, capability=75) == ["simt 64"] * 3
     for precision, layouts, expected in (
         ("tf32", "kk", "hopper 128x256"),
@@ -338,7 +341,7 @@ def test_the_choice(plans: Plans) -> None:
     # not: tiles plus the grid, and K of both parts.
     assert plans([Case(3, 3, 8, batch=2**31)]) == ["mma 128"]
     assert plans([Case(65, 65, 8, batch=2**30)]) == ["mma 128"]
-    assert plans([Case(8, 8, 2**30, dtype=torch.float32, precision="tf32x3")]) == ["fma 64x64"]
+    assert plans([Case(8, 8, 2**30, dtype=torch.float32, precision="tf32x3")]) == ["fma 32x32"]
 
 
 @pytest.mark.parametrize("capability", [75, 80, 90])
@@ -391,7 +394,11 @@ def test_every_tile_and_layout_is_chosen_somewhere(cases_of_kernels: dict[str, C
     ]  # fmt: skip
     for dtype, kernel in itertools.product((torch.bfloat16, torch.float16), expected):
         assert f"{kernel}, {dtype}, ieee" in cases_of_kernels
-    fma = [f"fma {tile}" for tile in ("256x128", "128x128", "128x64", "64x64")]
+    fma = [
+        f"fma {tile}{quads}"
+        for tile in ("256x128", "128x128", "128x64", "64x64", "32x64", "32x32")
+        for quads in ("", " quads of a", " quads of b", " quads of a b")
+    ]
     for kernel in ("gemv", "gemv swapped", *fma):
         assert f"{kernel}, torch.float32, ieee" in cases_of_kernels
 

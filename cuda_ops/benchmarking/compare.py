@@ -24,8 +24,9 @@ MOST_CALLS = 64
 _MOST_ROUNDS = 300
 # A device that works on for longer than this after the last call, by the larger of the two.
 _TAIL_SECONDS, _TAIL_SHARE = 50e-6, 0.2
-# So many times a comparison's time may be spent to see whether every round is like that.
-_PATIENCE = 10
+# So many times a comparison's time, and at least so many seconds, may be spent to see whether
+# every round is like that.
+_PATIENCE, _PATIENCE_SECONDS = 10, 5.0
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ def compare(
             if comparison.converged or (over and round_ >= LEAST_SAMPLES):
                 refusal = _tail(trains, len(rotation.arguments))
                 # Another process on the device lengthens some rounds, so more of them may tell.
-                if not refusal or elapsed > _PATIENCE * settings.seconds or round_ >= _MOST_ROUNDS:
+                patience = max(_PATIENCE * settings.seconds, _PATIENCE_SECONDS)
+                if not refusal or elapsed > patience or round_ >= _MOST_ROUNDS:
                     break
     if refusal:
         raise BenchmarkError(refusal)

@@ -204,9 +204,11 @@ _KERNELS: dict[str, tuple[tuple[int, int, int, str, torch.dtype], ...]] = {
         (1544, 1544, 21, "kk", torch.bfloat16),  # mma.sync's large tile
         (1, 520, 264, "kk", torch.float32),  # vectors
         (520, 2, 264, "kk", torch.float32),
-        (2100, 1100, 100, "kk", torch.float32),  # multiply-adds: 256, 128 and 64 of tiles
-        (1032, 1100, 100, "kl", torch.float32),
-        (1000, 1000, 40, "lk", torch.float32),
+        (3072, 1408, 40, "ll", torch.float32),  # multiply-adds, from the largest tile on
+        (1530, 1400, 40, "kk", torch.float32),
+        (1536, 704, 100, "lk", torch.float32),
+        (520, 500, 300, "kl", torch.float32),
+        (1000, 1000, 40, "kk", torch.float32),
     ),
     "matmul_tf32": (
         (100, 20_000, 136, "kk", torch.float32),
@@ -222,10 +224,10 @@ _KERNELS: dict[str, tuple[tuple[int, int, int, str, torch.dtype], ...]] = {
         (1544, 1544, 21, "kk", torch.float32),
     ),
     "matmul_tf32x3": (
-        (100, 20_000, 136, "kk", torch.float32),
-        (3000, 264, 520, "kl", torch.float32),
-        (260, 264, 520, "lk", torch.float32),
-        (520, 1000, 264, "ll", torch.float32),
+        (376, 4920, 136, "kk", torch.float32),
+        (504, 2104, 520, "kl", torch.float32),
+        (200, 3000, 520, "lk", torch.float32),
+        (520, 520, 1032, "ll", torch.float32),
     ),
 }
 

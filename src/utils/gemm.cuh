@@ -34,7 +34,7 @@ cudaError_t gemm(const Matmul& problem, const GemmPlan& plan, void* workspace,
     case GemmPlan::kSimt: return gemm_simt<T>(p, epilogue, second, stream);
     case GemmPlan::kFma:
       if constexpr (sizeof(T) == 4) {
-        return gemm_fma<kLinear>(p, plan.tile, plan.tile_n, epilogue, second, stream);
+        return gemm_fma<kLinear>(p, plan.fma, epilogue, second, stream);
       }
       break;
     case GemmPlan::kGemv:

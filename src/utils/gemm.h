@@ -8,9 +8,10 @@
 //                            it cannot read operands as they lie, and copying pays
 //   mma      mma.sync        the same from 8.0 on, whatever lies where
 //   fma      multiply-adds   float32 from 8.0 on
-//   simt     multiply-adds   float64, small layers of float32, and GPUs before 8.0
+//   simt     multiply-adds   float64, and GPUs before 8.0
 #pragma once
 
+#include "gemm_fma.h"
 #include "gemm_pack.h"
 #include "gemm_stream.h"
 
@@ -18,10 +19,10 @@ namespace cuda_ops {
 
 struct GemmPlan {
   enum Family { kNothing, kGemv, kStream, kHopper, kMma, kFma, kSimt } family = kNothing;
-  int tile = 0;         // rows and columns, of kMma and kSimt; rows, of kFma
-  int tile_n = 0;       // columns, of kFma
+  int tile = 0;         // rows and columns, of kMma and kSimt
   bool swap = false;    // kGemv: the vectors are columns of b
   StreamConfig stream;  // of kStream
+  FmaConfig fma;        // of kFma
   HopperConfig hopper;  // of kHopper
   GemmPack pack;        // of kHopper, before it
 
@@ -34,7 +35,7 @@ struct GemmPlan {
       }
       case kGemv: return swap ? "gemv swapped" : "gemv";
       case kStream: return "stream " + stream.text();
-      case kFma: return "fma " + std::to_string(tile) + "x" + std::to_string(tile_n);
+      case kFma: return "fma " + fma.text();
       case kMma: return "mma " + std::to_string(tile);
       case kSimt: return "simt " + std::to_string(tile);
     }
@@ -56,19 +57,6 @@ inline bool gemv_lines(const Matmul& p, int operand, int64_t line, int64_t k, in
   return k == 1 && whole(p.k) && (lines == 1 || whole(line));
 }
 
-// TFLOP/s of whole waves of such tiles of multiply-adds on an H200, 2026-11-22, at 2048^3 and
-// 4096^3, at 1024^3 for those of 128 x 64, at 256^3 and 512^3 for 64 x 64.
-constexpr double fma_rate(int rows, int columns) {
-  return rows == 256 ? 44 : columns == 128 ? 37 : rows == 128 ? 32 : 25;
-}
-
-// Estimated microseconds: whole tiles on 132 SMs.
-inline double fma_time(const Matmul& p, int rows, int columns) {
-  const int64_t tiles = detail::ceil_div(p.m, rows) * detail::ceil_div(p.n, columns);
-  const auto waves = double(detail::ceil_div(tiles * p.batch.numel, kHopperSms));
-  return 4 + 2e-6 * waves * kHopperSms * rows * columns * double(p.k) / fma_rate(rows, columns);
-}
-
 // The kernels that read operands whichever way they lie. Large tiles reuse more of what
 // they load; small ones serve where large ones would leave SMs idle.
 inline GemmPlan tiled_plan(const Matmul& p, int capability, bool tensor_cores, bool linear) {
@@ -80,22 +68,10 @@ inline GemmPlan tiled_plan(const Matmul& p, int capability, bool tensor_cores, b
   const bool float32 = p.batch.dtype == DType::kFloat32;
   const bool multiply_adds =
       float32 && (plan.family == GemmPlan::kSimt || (is_split(p) && capability == 90));
-  if (!multiply_adds || capability < 80) return plan;
-  const auto consider = [&](int rows, int columns) {
-    const bool first = plan.family != GemmPlan::kFma;
-    if (!first && fma_time(p, rows, columns) >= fma_time(p, plan.tile, plan.tile_n)) return;
+  if (multiply_adds && capability >= 80) {
     plan.family = GemmPlan::kFma;
-    plan.tile = rows;
-    plan.tile_n = columns;
-  };
-  if (large >= 64) consider(128, 128);
-  if (linear) return plan;
-  // The largest tile wants 177 KB of shared memory, which few GPUs have.
-  if (large >= 64 && capability == 90) {
-    consider(256, 128);
-    consider(128, 64);
+    plan.fma = fma_config(p, capability, linear);
   }
-  if (large < 64 || capability == 90) consider(64, 64);
   return plan;
 }
 
@@ -103,7 +79,7 @@ inline GemmPlan tiled_plan(const Matmul& p, int capability, bool tensor_cores, b
 // whole tiles at the rate, in TFLOP/s, that 4096^3 reached there. That of tf32 without vectors
 // was not measured.
 inline double tiled_time(const Matmul& p, const GemmPlan& plan) {
-  if (plan.family == GemmPlan::kFma) return fma_time(p, plan.tile, plan.tile_n);
+  if (plan.family == GemmPlan::kFma) return plan.fma.time;
   const bool vectors = whole_vectors(p, 1, p.a) && whole_vectors(p, 2, p.b);
   const double rate = size_of(p.batch.dtype) == 4 ? (vectors ? 101 : 50) : (vectors ? 239 : 55);
   const double tiles = double(detail::ceil_div(p.m, plan.tile)) *

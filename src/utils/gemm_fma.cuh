@@ -1,35 +1,41 @@
 // The matrix product of float32 on ordinary multiply-adds, from sm_80 on: as exact as
 // float32 is, at most of the rate that the multiply-adds have.
 //
-//   block    256 threads, a tile of 256 x 128 of out, 4 stages of 8 k's; one on an SM, or two
-//            with 128 x 128, 128 x 64 or 64 x 64 where larger ones would leave SMs idle, the
-//            last two with 3 stages of 16 k's
-//   warp     a quarter of the rows by half of the columns, as 4 x 8 threads
-//   thread   16 rows by 8 columns: 128 multiply-adds for 24 floats of shared memory
+//   block    256 threads, one of six tiles of out (kFmaTiles of gemm_fma.h), 3 or 4 stages
+//   slice    8, 4, 2 or 1 of its warps: a tile for them, and an equal part of each stage's k's.
+//            The smaller the tile the more slices, whose sums the block adds in their order
+//   warp     4 x 8 threads
+//   thread   16 rows by 8 columns, 128 multiply-adds for 24 floats of shared memory, or 8 by 8,
+//            or 8 by 4
 //
-// A stage holds both operands k by k, their lines and 4 of padding, whichever way they lie
-// in memory, and copies 8 k's at a time: 4 bytes where k's are neighbours (8 k's of 4 lines a
-// warp, which are 32 different banks), else 16 where those are aligned. So a thread reads quads
-// of lines, and any strides and any alignment take the same way.
+// A stage holds both operands k by k, their lines and 4 of padding, whichever way they lie in
+// memory. Where lines are neighbours there and aligned, copies are 16 bytes, else 4 (8 k's of 4
+// lines a warp, which are 32 different banks), so that any strides and any alignment take the
+// same way. Which of the two is known at compile time: without a branch the compiler puts the
+// copies between the multiplications of a stage.
 #pragma once
 
+#include "gemm_fma.h"
 #include "gemm_mma.cuh"
 
 namespace cuda_ops {
 
-constexpr int kFmaCopiedK = 8;
 // Sums of so many products are added to totals: an error that grew with K grows with
-// K / 128 and 128 apart. Totals wait in shared memory, registers are for two blocks.
-constexpr int kFmaFlush = 128;
+// K / 256 and 256 apart. Totals wait in shared memory.
+constexpr int kFmaFlush = 256;
 
 // A thread's quads of rows, 16 apart, and of columns, 32 apart.
-template <int kQuadsM, int kQuadsN>
+template <int kQuadsM, int kQuadsN, int kSlices_>
 struct FmaTile {
-  static constexpr int kRows = 64 * kQuadsM, kColumns = 64 * kQuadsN;
+  static constexpr int kSlices = kSlices_;
+  static constexpr int kThreads = kMmaThreads / kSlices, kWarps = kThreads / 32;  // of a slice
+  static constexpr int kWarpsN = kWarps == 8 ? 2 : 1, kWarpsM = kWarps / kWarpsN;
+  static constexpr int kRows = kWarpsM * 16 * kQuadsM, kColumns = kWarpsN * 32 * kQuadsN;
   static constexpr int kPitchRows = kRows + 4, kPitchColumns = kColumns + 4;
   static constexpr int kQuads = 4 * kQuadsM * kQuadsN;  // of sums
-  // Small tiles meet less often for more code, which large ones' products would make too long.
-  static constexpr int kBlockK = kQuads <= 8 ? 16 : 8, kStages = kQuads <= 8 ? 3 : 4;
+  // The code of more k's for each thread would not fit the instruction cache.
+  static constexpr int kBlockK = kSlices == 1 ? 8 : kSlices == 8 ? 32 : 16;
+  static constexpr int kSliceK = kBlockK / kSlices, kStages = kSlices == 1 ? 4 : 3;
 
   float rows[kStages][kBlockK][kPitchRows];
   float columns[kStages][kBlockK][kPitchColumns];
@@ -37,72 +43,91 @@ struct FmaTile {
 };
 
 // One operand of one tile on its way: kLines lines of a stage.
-template <int kLines, int kBlockK>
+template <int kLines, int kBlockK, bool kQuads>
 struct FmaOperand {
   static constexpr int kPitch = kLines + 4;
+  // Threads of one k, and k's of the block, that copy at a time.
+  static constexpr int kQuadThreads = kLines < 128 ? kLines / 4 : 32;
+  static constexpr int kCopiedK = kQuads ? kMmaThreads / kQuadThreads : 8;
+  static constexpr int kCopiedLines = kQuads ? 4 * kQuadThreads : 32;
+  static constexpr int kCopies = kLines / kCopiedLines;  // of a thread, of one k
+  static constexpr int kSteps = (kBlockK + kCopiedK - 1) / kCopiedK;
 
   const float* from;
-  int64_t line_stride, k_stride;  // elements
-  int offset, k, left;            // floats into the stage; lines from the first on that are inside
-  bool quads;
+  int64_t line_step, k_step;  // elements from a copy to the next
+  int64_t stage_step;
+  int offset, k;       // floats into the stage
+  int bytes[kCopies];  // that are inside, of each copy
 
-  __device__ FmaOperand(const float* matrix, int64_t first, int64_t lines, int64_t line_stride_,
-                        int64_t k_stride_, bool line_major, bool vector)
-      : line_stride(line_stride_), k_stride(k_stride_), quads(line_major && vector) {
+  __device__ FmaOperand(const float* matrix, int64_t first, int64_t lines, int64_t line_stride,
+                        int64_t k_stride, bool line_major) {
     const int thread = int(threadIdx.x);
-    k = line_major ? thread / 32 : thread % 8;
-    const int line = line_major ? thread % 32 * (quads ? 4 : 1) : thread / 8;
+    k = kQuads ? thread / kQuadThreads : line_major ? thread / 32 : thread % 8;
+    const int line = kQuads ? thread % kQuadThreads * 4 : line_major ? thread % 32 : thread / 8;
     offset = k * kPitch + line;
-    left = int(lines - first < kLines ? lines - first : kLines) - line;
+    const int left = int(lines - first < kLines ? lines - first : kLines) - line;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int here = 4 * (left - i * kCopiedLines), most = kQuads ? 16 : 4;
+      bytes[i] = here < 0 ? 0 : here < most ? here : most;
+    }
     from = matrix + (first + line) * line_stride + k * k_stride;
+    line_step = kCopiedLines * line_stride;
+    k_step = kCopiedK * k_stride;
+    stage_step = kBlockK * k_stride;
+    // Kept: the compiler would read the strides again for each stage, and wait for them.
+    asm volatile("" : "+l"(line_step), "+l"(k_step), "+l"(stage_step));
   }
 
-  // The next stage; `k_left` elements of K are left from its beginning on.
-  __device__ void fetch(float* stage, int64_t k_left) {
+  // The next stage; `k_left` elements of K are left from its beginning on, or none.
+  __device__ void fetch(uint32_t stage, int k_left) {
+    const uint32_t to = stage + 4 * uint32_t(offset);
+    const float* of_k = from;
 #pragma unroll
-    for (int first = 0; first < kBlockK; first += kFmaCopiedK) {
-      copy(stage + first * kPitch, k_left - first);
-    }
-  }
-
-  __device__ void copy(float* stage, int64_t k_left) {
-    const auto to = uint32_t(__cvta_generic_to_shared(stage + offset));
-    const int inside = k < k_left ? left : 0;
-    if (quads) {
+    for (int step = 0; step < kSteps; ++step) {
+      const int at_k = step * kCopiedK;
+      if (kCopiedK > kBlockK && k >= kBlockK) break;
+      const float* at = of_k;
 #pragma unroll
-      for (int line = 0; line < kLines; line += 128) {
-        // Of 64 lines, half of the threads have none, nor room to fill with zeros.
-        if (kLines < 128 && threadIdx.x % 32 >= kLines / 4) continue;
-        const int here = inside - line, bytes = here <= 0 ? 0 : here < 4 ? here * 4 : 16;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + 4 * line),
-                     "l"(from + line), "r"(bytes)
-                     : "memory");
+      for (int i = 0; i < kCopies; ++i) {
+        const int inside = k + at_k < k_left ? bytes[i] : 0;
+        const uint32_t there = to + 4 * (at_k * kPitch + i * kCopiedLines);
+        if constexpr (kQuads) {
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(there), "l"(at),
+                       "r"(inside)
+                       : "memory");
+        } else {
+          asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(there), "l"(at),
+                       "r"(inside)
+                       : "memory");
+        }
+        at += line_step;
       }
-    } else {
-#pragma unroll
-      for (int line = 0; line < kLines; line += 32) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + 4 * line),
-                     "l"(from + line * line_stride), "r"(line < inside ? 4 : 0)
-                     : "memory");
-      }
+      of_k += k_step;
     }
-    from += kFmaCopiedK * k_stride;
+    from += stage_step;
   }
 };
 
-template <int kQuadsM, int kQuadsN, class Epilogue>
-__global__ void __launch_bounds__(kMmaThreads, kQuadsM* kQuadsN > 4 ? 1 : 2)
+template <class Tile, bool kQuadsA, bool kQuadsB, class Epilogue>
+__global__ void __launch_bounds__(kMmaThreads, 1)
     gemm_fma_kernel(const __grid_constant__ Matmul p, const __grid_constant__ MmaArgs args,
                     const __grid_constant__ Epilogue epilogue) {
 #if __CUDA_ARCH__ >= 800
-  using Tile = FmaTile<kQuadsM, kQuadsN>;
-  constexpr int kM = 4 * kQuadsM, kN = 4 * kQuadsN;  // rows and columns of a thread
-  constexpr int kBlockK = Tile::kBlockK, kStages = Tile::kStages;
+  constexpr int kBlockK = Tile::kBlockK, kStages = Tile::kStages, kSliceK = Tile::kSliceK;
+  constexpr int kM = Tile::kRows / Tile::kWarpsM / 4, kN = Tile::kColumns / Tile::kWarpsN / 8;
+  constexpr int kQuadsN = kN / 4;
   extern __shared__ __align__(16) uint8_t memory[];
   auto& shared = *reinterpret_cast<Tile*>(memory);
-  const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const int row = warp / 2 * 16 * kQuadsM + lane / 8 * 4;  // of the thread's first quad
-  const int column = warp % 2 * 32 * kQuadsN + lane % 8 * 4;
+  const auto shared_rows = uint32_t(__cvta_generic_to_shared(shared.rows));
+  const auto shared_columns = uint32_t(__cvta_generic_to_shared(shared.columns));
+  const int thread = int(threadIdx.x), lane = thread % 32;
+  const int slice = thread / Tile::kThreads, warp = thread % Tile::kThreads / 32;
+  // Of two neighbouring lanes one is below the other, so that half a warp reads 8 different
+  // quads of columns, 128 bytes, in one go: 2 for a load of 16 bytes a lane, not 4.
+  const int lane_row = lane % 2 + lane / 16 * 2, lane_column = lane / 2 % 8;
+  const int row = warp / Tile::kWarpsN * 4 * kM + lane_row * 4;  // of the thread's first quad
+  const int column = warp % Tile::kWarpsN * 8 * kN + lane_column * 4;
   const auto below = [](int i) { return i / 4 * 16 + i % 4; };
   const auto beside = [](int j) { return j / 4 * 32 + j % 4; };
   const int64_t k_tiles = (p.k + kBlockK - 1) / kBlockK;
@@ -113,17 +138,20 @@ __global__ void __launch_bounds__(kMmaThreads, kQuadsM* kQuadsN > 4 ? 1 : 2)
     const auto matrix = [&](int i) {
       return static_cast<const float*>(p.batch.operands[i].data) + offsets[i];
     };
-    FmaOperand<Tile::kRows, kBlockK> a(matrix(1), origin.m, p.m, p.a.row, p.a.col,
-                                       args.line_major_a, args.vector_a);
-    FmaOperand<Tile::kColumns, kBlockK> b(matrix(2), origin.n, p.n, p.b.col, p.b.row,
-                                          args.line_major_b, args.vector_b);
-    const auto fetch = [&](int64_t k_tile) {
-      const int64_t k_left = p.k - k_tile * kBlockK;
-      if (k_left > 0) {
-        a.fetch(&shared.rows[uint32_t(k_tile) % kStages][0][0], k_left);
-        b.fetch(&shared.columns[uint32_t(k_tile) % kStages][0][0], k_left);
-      }
+    FmaOperand<Tile::kRows, kBlockK, kQuadsA> a(matrix(1), origin.m, p.m, p.a.row, p.a.col,
+                                                args.line_major_a);
+    FmaOperand<Tile::kColumns, kBlockK, kQuadsB> b(matrix(2), origin.n, p.n, p.b.col, p.b.row,
+                                                   args.line_major_b);
+    const auto after = [](uint32_t stage) { return stage == kStages - 1 ? 0 : stage + 1; };
+    int64_t k_left = p.k;  // from the next stage to fetch on
+    uint32_t fetched = 0;
+    const auto fetch = [&] {
+      const int left = int(k_left < kBlockK ? k_left : kBlockK);
+      a.fetch(shared_rows + fetched * uint32_t(sizeof(shared.rows[0])), left);
+      b.fetch(shared_columns + fetched * uint32_t(sizeof(shared.columns[0])), left);
       asm volatile("cp.async.commit_group;" ::: "memory");
+      k_left -= kBlockK;
+      fetched = after(fetched);
     };
 
     float sums[kM][kN] = {};
@@ -144,12 +172,15 @@ __global__ void __launch_bounds__(kMmaThreads, kQuadsM* kQuadsN > 4 ? 1 : 2)
         four[3] += totals.w;
       });
     };
+    const auto put_totals = [](const float* four, float4& totals) {
+      totals = {four[0], four[1], four[2], four[3]};
+    };
 
     // What a thread multiplies at one k, and at the next: loaded while it multiplies the other.
-    static_assert(kBlockK % 2 == 0, "a stage begins with the first of the two");
+    static_assert(kSliceK % 2 == 0, "a stage begins with the first of the two");
     float rows[2][kM], columns[2][kN];
-    const auto load = [&](int to, int64_t k_tile, int k) {
-      const uint32_t stage = uint32_t(k_tile) % kStages;
+    const auto load = [&](int to, uint32_t stage, int k) {
+      k += slice * kSliceK;
 #pragma unroll
       for (int i = 0; i < kM; i += 4) {
         const auto r = *reinterpret_cast<const float4*>(&shared.rows[stage][k][row + below(i)]);
@@ -165,25 +196,31 @@ __global__ void __launch_bounds__(kMmaThreads, kQuadsM* kQuadsN > 4 ? 1 : 2)
       }
     };
 
-    __syncthreads();  // the last tile's stages have been read
+    __syncthreads();  // the last tile's stages and totals have been read
 #pragma unroll 1
-    for (int s = 0; s < kStages; ++s) fetch(s);
-    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
+    for (int s = 0; s < kStages - 1; ++s) fetch();
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
     __syncthreads();
     load(0, 0, 0);
-    for (int64_t k_tile = 0; k_tile < k_tiles; ++k_tile) {
+    uint32_t stage = 0;
+    int until_flush = kFmaFlush / kSliceK;  // stages
+#pragma unroll 1
+    for (int64_t stages_left = k_tiles; stages_left > 0; --stages_left) {
 #pragma unroll
-      for (int k = 0; k < kBlockK; ++k) {
-        if (k < kBlockK - 1) {
-          load((k + 1) % 2, k_tile, k + 1);
+      for (int k = 0; k < kSliceK; ++k) {
+        if (k < kSliceK - 1) {
+          load((k + 1) % 2, stage, k + 1);
         } else {
           // The next stage is there, and every warp has loaded what it needs of this one. Behind
           // the last one lies anything: it is never multiplied.
           asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
           __syncthreads();
-          load((k + 1) % 2, k_tile + 1, 0);
-          fetch(k_tile + kStages);
+          stage = after(stage);
+          load((k + 1) % 2, stage, 0);
         }
+        // Into the stage that was read before this one, and not where all warps come from a
+        // barrier: some copy while others multiply.
+        if (k == (kSliceK > 2 ? 1 : 0)) fetch();
 #pragma unroll
         for (int i = 0; i < kM; ++i) {
 #pragma unroll
@@ -192,55 +229,86 @@ __global__ void __launch_bounds__(kMmaThreads, kQuadsM* kQuadsN > 4 ? 1 : 2)
           }
         }
       }
-      if (uint32_t(k_tile) % (kFmaFlush / kBlockK) == kFmaFlush / kBlockK - 1) {
+      if (--until_flush == 0 && stages_left > 1) {
         add_totals();
-        with_totals([](float* four, float4& totals) {
-          totals = {four[0], four[1], four[2], four[3]};
+        with_totals([&](float* four, float4& totals) {
+          put_totals(four, totals);
           four[0] = four[1] = four[2] = four[3] = 0;
         });
         flushed = true;
+        until_flush = kFmaFlush / kSliceK;
       }
     }
     add_totals();
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 
+    const auto finish = [&](int i, const float* four) {
+      const int64_t m = origin.m + row + below(i / kQuadsN);
+      const bool inside = m < p.m;
 #pragma unroll
-    for (int i = 0; i < kM; ++i) {
-      const int64_t m = origin.m + row + below(i);
-#pragma unroll
-      for (int j = 0; j < kN; j += 2) {
-        const int64_t n = origin.n + column + beside(j);
-        const bool inside = m < p.m;
+      for (int j = 0; j < 4; j += 2) {
+        const int64_t n = origin.n + column + beside(i % kQuadsN * 4 + j);
         const Place at{offsets[0] + m * p.out.row + n, m, n, inside && n < p.n,
                        inside && n + 1 < p.n};
-        float pair[2] = {sums[i][j], sums[i][j + 1]};
+        float pair[2] = {four[j], four[j + 1]};
         finish_pair<float>(epilogue, pair, at, p.batch.operands[0].data, args.second);
+      }
+    };
+    if constexpr (Tile::kSlices == 1) {
+#pragma unroll
+      for (int i = 0; i < Tile::kQuads; ++i) finish(i, &sums[i / kQuadsN][i % kQuadsN * 4]);
+    } else {
+      // The threads at the same place of each slice share the quads that they all have.
+      with_totals(put_totals);
+      __syncthreads();
+      constexpr int kShare = Tile::kQuads / Tile::kSlices;
+#pragma unroll 1
+      for (int i = slice * kShare; i < (slice + 1) * kShare; ++i) {
+        float four[4] = {};
+#pragma unroll
+        for (int s = 0; s < Tile::kSlices; ++s) {
+          const float4 part = shared.totals[i][s * Tile::kThreads + thread % Tile::kThreads];
+          four[0] += part.x, four[1] += part.y, four[2] += part.z, four[3] += part.w;
+        }
+        finish(i, four);
       }
     }
   }
 #endif
 }
 
-template <int kQuadsM, int kQuadsN, class Epilogue>
+template <class Tile, bool kQuadsA, bool kQuadsB, class Epilogue>
 cudaError_t fma_launch(const Matmul& p, const Epilogue& epilogue, void* second,
                        cudaStream_t stream) {
-  using Tile = FmaTile<kQuadsM, kQuadsN>;
-  return mma_launch_kernel(gemm_fma_kernel<kQuadsM, kQuadsN, Epilogue>, int(sizeof(Tile)), p,
+  return mma_launch_kernel(gemm_fma_kernel<Tile, kQuadsA, kQuadsB, Epilogue>, int(sizeof(Tile)), p,
                            mma_args(p, second, Tile::kRows, Tile::kColumns), epilogue, stream);
 }
 
-// `rows` and `columns` of a tile. A layer has 128 x 128 alone: each is a kernel for each of its
-// epilogues.
+// A layer has fewer tiles and copies: each is a kernel for each of its epilogues.
 template <bool kLinear, class Epilogue>
-cudaError_t gemm_fma(const Matmul& p, int rows, int columns, const Epilogue& epilogue, void* second,
-                     cudaStream_t stream) {
-  if (rows == 128 && columns == 128) return fma_launch<2, 2>(p, epilogue, second, stream);
+cudaError_t gemm_fma(const Matmul& p, const FmaConfig& config, const Epilogue& epilogue,
+                     void* second, cudaStream_t stream) {
+  cudaError_t error = cudaErrorInvalidValue;
+  const auto consider = [&](auto tile) {
+    using Tile = decltype(tile);
+    if (config.rows != Tile::kRows || config.columns != Tile::kColumns) return;
+    const bool a = config.quads_a, b = config.quads_b;
+    if constexpr (!kLinear) {
+      if (a && b) error = fma_launch<Tile, true, true>(p, epilogue, second, stream);
+      if (a && !b) error = fma_launch<Tile, true, false>(p, epilogue, second, stream);
+      if (!a && b) error = fma_launch<Tile, false, true>(p, epilogue, second, stream);
+    }
+    if (!a && !b) error = fma_launch<Tile, false, false>(p, epilogue, second, stream);
+  };
+  consider(FmaTile<2, 2, 1>{});
+  consider(FmaTile<2, 2, 4>{});
   if constexpr (!kLinear) {
-    if (rows == 256 && columns == 128) return fma_launch<4, 2>(p, epilogue, second, stream);
-    if (rows == 128 && columns == 64) return fma_launch<2, 1>(p, epilogue, second, stream);
-    if (rows == 64 && columns == 64) return fma_launch<1, 1>(p, epilogue, second, stream);
+    consider(FmaTile<4, 2, 1>{});
+    consider(FmaTile<2, 2, 2>{});
+    consider(FmaTile<2, 2, 8>{});
+    consider(FmaTile<2, 1, 8>{});
   }
-  return cudaErrorInvalidValue;
+  return error;
 }
 
 }  // namespace cuda_ops

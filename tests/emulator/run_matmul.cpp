@@ -96,7 +96,13 @@ cudaError_t run(const Arguments& arguments, const Matmul& p, void* second) {
   const PlainEpilogue plain;
   const int tile = arguments.number("tile");
   if (kernel == "fma") {
-    return gemm_fma<false>(p, tile, arguments.number("columns"), plain, nullptr, nullptr);
+    for (const FmaTileTime& fma : kFmaTiles) {
+      if (fma.rows != tile || fma.columns != arguments.number("columns")) continue;
+      const FmaConfig config = fma_config(p, fma, false);
+      std::printf("plan: fma %s\n", config.text().c_str());
+      return gemm_fma<false>(p, config, plain, nullptr, nullptr);
+    }
+    fail("no tile of %d rows", tile);
   }
   if (kernel == "mma") {
     if (dtype == DType::kBFloat16) {
