@@ -222,7 +222,7 @@ _KERNELS: tuple[tuple[int, int, int, Layout, Layout, torch.dtype], ...] = (
     (1544, 1544, 21, "contiguous", "contiguous", torch.bfloat16),  # mma.sync's large tile
     (1, 520, 264, "contiguous", "contiguous", torch.float32),  # vectors
     (520, 2, 264, "contiguous", "contiguous", torch.float32),
-    (1530, 1400, 40, "contiguous", "contiguous", torch.float32),  # multiply-adds
+    (1530, 1400, 200, "contiguous", "contiguous", torch.float32),  # multiply-adds
     (520, 500, 100, "transposed", "transposed", torch.float32),
 )
 

@@ -205,10 +205,10 @@ _KERNELS: dict[str, tuple[tuple[int, int, int, str, torch.dtype], ...]] = {
         (1, 520, 264, "kk", torch.float32),  # vectors
         (520, 2, 264, "kk", torch.float32),
         (3072, 1408, 40, "ll", torch.float32),  # multiply-adds, from the largest tile on
-        (1530, 1400, 40, "kk", torch.float32),
-        (1536, 704, 100, "lk", torch.float32),
-        (520, 500, 300, "kl", torch.float32),
-        (1000, 1000, 40, "kk", torch.float32),
+        (1530, 1400, 200, "kk", torch.float32),
+        (1536, 704, 200, "lk", torch.float32),
+        (640, 630, 400, "kl", torch.float32),
+        (500, 500, 400, "kk", torch.float32),
     ),
     "matmul_tf32": (
         (100, 20_000, 136, "kk", torch.float32),
@@ -226,7 +226,7 @@ _KERNELS: dict[str, tuple[tuple[int, int, int, str, torch.dtype], ...]] = {
     "matmul_tf32x3": (
         (376, 4920, 136, "kk", torch.float32),
         (504, 2104, 520, "kl", torch.float32),
-        (200, 3000, 520, "lk", torch.float32),
+        (640, 1000, 520, "lk", torch.float32),
         (520, 520, 1032, "ll", torch.float32),
     ),
 }

@@ -20,10 +20,6 @@
 
 namespace cuda_ops {
 
-// Sums of so many products are added to totals: an error that grew with K grows with
-// K / 256 and 256 apart. Totals wait in shared memory.
-constexpr int kFmaFlush = 256;
-
 // A thread's quads of rows, 16 apart, and of columns, 32 apart.
 template <int kQuadsM, int kQuadsN, int kSlices_>
 struct FmaTile {
@@ -36,6 +32,10 @@ struct FmaTile {
   // The code of more k's for each thread would not fit the instruction cache.
   static constexpr int kBlockK = kSlices == 1 ? 8 : kSlices == 8 ? 32 : 16;
   static constexpr int kSliceK = kBlockK / kSlices, kStages = kSlices == 1 ? 4 : 3;
+  // Sums of so many products are added to totals, which wait in shared memory: an error that grew
+  // with K grows with K / 256 and 256 apart. Small products have a smaller one, as in cuBLAS,
+  // which cuts those into more parts.
+  static constexpr int kFlush = kSlices == 1 ? 256 : kSlices == 8 ? 64 : 128;
 
   float rows[kStages][kBlockK][kPitchRows];
   float columns[kStages][kBlockK][kPitchColumns];
@@ -56,8 +56,8 @@ struct FmaOperand {
   const float* from;
   int64_t line_step, k_step;  // elements from a copy to the next
   int64_t stage_step;
-  int offset, k;       // floats into the stage
-  int bytes[kCopies];  // that are inside, of each copy
+  int offset, k;  // floats into the stage
+  int left;       // lines from the thread's first on that are inside
 
   __device__ FmaOperand(const float* matrix, int64_t first, int64_t lines, int64_t line_stride,
                         int64_t k_stride, bool line_major) {
@@ -65,12 +65,7 @@ struct FmaOperand {
     k = kQuads ? thread / kQuadThreads : line_major ? thread / 32 : thread % 8;
     const int line = kQuads ? thread % kQuadThreads * 4 : line_major ? thread % 32 : thread / 8;
     offset = k * kPitch + line;
-    const int left = int(lines - first < kLines ? lines - first : kLines) - line;
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      const int here = 4 * (left - i * kCopiedLines), most = kQuads ? 16 : 4;
-      bytes[i] = here < 0 ? 0 : here < most ? here : most;
-    }
+    left = int(lines - first < kLines ? lines - first : kLines) - line;
     from = matrix + (first + line) * line_stride + k * k_stride;
     line_step = kCopiedLines * line_stride;
     k_step = kCopiedK * k_stride;
@@ -87,18 +82,21 @@ struct FmaOperand {
     for (int step = 0; step < kSteps; ++step) {
       const int at_k = step * kCopiedK;
       if (kCopiedK > kBlockK && k >= kBlockK) break;
+      const int inside = k + at_k < k_left ? left : 0;
       const float* at = of_k;
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
-        const int inside = k + at_k < k_left ? bytes[i] : 0;
+        const int here = inside - i * kCopiedLines;
         const uint32_t there = to + 4 * (at_k * kPitch + i * kCopiedLines);
         if constexpr (kQuads) {
           asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(there), "l"(at),
-                       "r"(inside)
+                       "r"(here <= 0  ? 0
+                           : here < 4 ? 4 * here
+                                      : 16)
                        : "memory");
         } else {
           asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(there), "l"(at),
-                       "r"(inside)
+                       "r"(here > 0 ? 4 : 0)
                        : "memory");
         }
         at += line_step;
@@ -203,7 +201,7 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
     __syncthreads();
     load(0, 0, 0);
     uint32_t stage = 0;
-    int until_flush = kFmaFlush / kSliceK;  // stages
+    int until_flush = Tile::kFlush / kSliceK;  // stages
 #pragma unroll 1
     for (int64_t stages_left = k_tiles; stages_left > 0; --stages_left) {
 #pragma unroll
@@ -236,7 +234,7 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
           four[0] = four[1] = four[2] = four[3] = 0;
         });
         flushed = true;
-        until_flush = kFmaFlush / kSliceK;
+        until_flush = Tile::kFlush / kSliceK;
       }
     }
     add_totals();

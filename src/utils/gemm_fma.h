@@ -8,15 +8,16 @@
 
 namespace cuda_ops {
 
-// Most of K's time on one SM, an H200 at 1.98 GHz, 2026-11-22: 256^3 to 1024^3, all operands row
-// by row. Two of the smallest blocks share an SM.
+// What tiles take on the SMs of an H200, in microseconds: to start and end, and for each k, of one
+// block on an SM and of two, which share it only where tiles are smallest. Measured by
+// benchmarks/tuning/multiply_adds.cu, 2026-11-22.
 struct FmaTileTime {
   int rows, columns;
-  double start, each, pair;  // microseconds; for one k of one tile, and of two at a time
+  double start, each, pair;
 };
 constexpr FmaTileTime kFmaTiles[] = {
-    {256, 128, 4, 0.184, 0.367}, {128, 128, 4, 0.099, 0.198}, {128, 64, 4, 0.051, 0.102},
-    {64, 64, 4, 0.0277, 0.0554}, {32, 64, 3, 0.0172, 0.0344}, {32, 32, 3, 0.0117, 0.0197},
+    {256, 128, 5, 0.188, 0.376},  {128, 128, 5, 0.1, 0.2},     {128, 64, 4, 0.054, 0.108},
+    {64, 64, 3.7, 0.0285, 0.057}, {32, 64, 3.2, 0.016, 0.032}, {32, 32, 2.7, 0.0096, 0.0177},
 };
 
 struct FmaConfig {
