@@ -126,7 +126,8 @@ _DRAWN = {"mma 64", "fma 32x32", "simt 64"}
 
 def families(plans: Plans, cases: list[Case], linear: bool = False) -> set[str]:
     """What the cases are given, with one name for all wide tiles and one for all narrow ones:
-    "pack a", "wide alone", "wide A^T", "narrow swapped", "narrow splits 2", "fma 128x64", "fma quads of a".
+    "pack a", "wide alone", "wide A^T", "narrow swapped", "narrow splits 2", "fma 128x64",
+    "fma quads of a".
     """
     found: set[str] = set()
     for plan in set(plans(cases, linear=linear)):

@@ -207,7 +207,7 @@ _KERNELS: dict[str, tuple[tuple[int, int, int, str, torch.dtype], ...]] = {
         (3072, 1408, 40, "ll", torch.float32),  # multiply-adds, from the largest tile on
         (1530, 1400, 200, "kk", torch.float32),
         (1536, 704, 200, "lk", torch.float32),
-        (640, 630, 400, "kl", torch.float32),
+        (640, 632, 400, "kl", torch.float32),
         (500, 500, 400, "kk", torch.float32),
     ),
     "matmul_tf32": (
