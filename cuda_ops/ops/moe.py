@@ -206,14 +206,16 @@ _TRAINING = {"Qwen3-30B-A3B": (8192, 32768), "OLMoE": (8192, 32768)}
 
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
-    forward = [_case(model, t) for model in _MODELS for t in (1, 8, 64, 512, 4096, 16384)]
+    forward = [_case(op, model, t) for model in _MODELS for t in (1, 8, 64, 512, 4096, 16384)]
     training = [
-        _case(model, t, backward=True) for model in _MODELS for t in _TRAINING.get(model, (8192,))
+        _case(op, model, t, backward=True)
+        for model in _MODELS
+        for t in _TRAINING.get(model, (8192,))
     ]
     return forward + training
 
 
-def _case(model: str, tokens: int, backward: bool = False) -> BenchmarkCase:
+def _case(op: OpSpec, model: str, tokens: int, backward: bool = False) -> BenchmarkCase:
     hidden, inner, count, top_k = _MODELS[model]
 
     def inputs(device: torch.device) -> tuple[Any, ...]:
@@ -233,6 +235,11 @@ def _case(model: str, tokens: int, backward: bool = False) -> BenchmarkCase:
     active = count * (1 - (1 - top_k / count) ** tokens)
     matrices, rows = int(active * 6 * inner * hidden), 4 * tokens * hidden + 4 * tokens * count
     forward = 6 * tokens * top_k * hidden * inner
+
+    def without_gradient(*args: Any) -> Any:
+        """What ``cuda_ops.moe`` calls where no gradient is wanted."""
+        return op.function(*args, keep=False)
+
     return BenchmarkCase(
         f"{model}, T={tokens} bfloat16" + (", forward and backward" if backward else ""),
         inputs,
@@ -241,6 +248,7 @@ def _case(model: str, tokens: int, backward: bool = False) -> BenchmarkCase:
         flops=3 * forward if backward else forward,
         reason=f"{model}, training" if backward else model,
         dtype=torch.bfloat16,
+        function=None if backward else without_gradient,
         backward=backward,
         memory=tokens >= 4096,  # of fewer it is little beside the matrices
     )
