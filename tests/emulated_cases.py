@@ -112,6 +112,7 @@ class Matmul(NamedTuple):
     precision: str = "ieee"
     aligned: int = 1  # 0: rows that the copy engine cannot read, which for hopper are copied first
     epilogue: str = "plain"  # or place: of 16-bit stream and hopper, with a second output
+    plan: str = ""  # of fma: what is said of its copies
 
 
 MATMUL = {
@@ -189,22 +190,32 @@ MATMUL = {
         70, 75, 177, tile=64, kernel="mma", dtype="float32", precision="tf32x3", aligned=0
     ),
     **{
-        f"fma {rows} x {columns}, {name}": Matmul(
-            *shape, *layouts, rows, columns=columns, kernel="fma", dtype="float32", **more
+        f"fma {rows}x{columns}{quads}": Matmul(
+            *shape,
+            *layouts,
+            rows,
+            columns,
+            kernel="fma",
+            dtype="float32",
+            aligned=aligned,
+            plan=f"fma {rows}x{columns}{quads}\n",
         )
         for rows, columns in ((256, 128), (128, 128), (128, 64), (64, 64), (32, 64), (32, 32))
-        for name, shape, layouts, more in (
-            ("quads", (rows + 4, columns + 8, 136), ("columns", "rows"), {}),
-            ("quads of a", (rows - 4, columns + 3, 75), ("columns", "columns"), {}),
-            ("quads of b", (rows + 1, columns - 4, 20), ("rows", "rows"), {"batch": 2}),
-            ("none", (rows + 5, columns + 1, 37), ("rows", "columns"), {"aligned": 0}),
+        for quads, shape, layouts, aligned in (
+            (" quads of a b", (rows + 4, columns + 8, 136), ("columns", "rows"), 1),
+            (" quads of a", (rows - 4, columns + 3, 75), ("columns", "columns"), 1),
+            (" quads of b", (rows + 1, columns - 4, 20), ("rows", "rows"), 1),
+            ("", (rows + 5, columns + 1, 37), ("rows", "columns"), 0),
         )
     },
+    "fma, batch": Matmul(
+        65, 60, 20, "rows", "rows", 64, 64, batch=2, kernel="fma", dtype="float32"
+    ),
     "fma, unaligned lines": Matmul(
         70, 75, 77, "columns", "rows", 64, 64, kernel="fma", dtype="float32", aligned=0
     ),
-    # More products in one sum than are added to totals, of a slice and without.
-    "fma, large tile, long sums": Matmul(
+    # More products than a sum may have before it goes to the totals.
+    "fma, no slices, long sums": Matmul(
         140, 131, 600, "rows", "rows", columns=128, kernel="fma", dtype="float32"
     ),
     "fma, slices, long sums": Matmul(
@@ -295,7 +306,7 @@ class Fault(NamedTuple):
 USER_OF: dict[str, tuple[str, dict[str, object]]] = {
     "gemm_grouped_hopper.cuh": ("grouped", {}),
     "gemm_grouped_hopper_weights.cuh": ("grouped", {}),
-    "gemm_fma.cuh": ("matmul", MATMUL["fma 64 x 64, quads"]._asdict()),
+    "gemm_fma.cuh": ("matmul", MATMUL["fma 64x64 quads of a b"]._asdict()),
     "gemm_hopper.cuh": ("matmul", MATMUL["tile 16"]._asdict()),
     "sort_cluster.cuh": ("sort", SORT["four passes"]._asdict()),
     "sort_radix_wide.cuh": ("sort", RADIX["more than are put in order"]._asdict()),
@@ -380,6 +391,13 @@ FAULTS = {
     "multiplies a stage that is on its way": Fault(
         "wait_group(kStages - 2)",
         "wait_group(kStages - 1)",
+        "late",
+        "out is wrong",
+        "gemm_fma.cuh",
+    ),
+    "adds up slices that others still write": Fault(
+        "with_totals(put_totals);\n      __syncthreads();",
+        "with_totals(put_totals);",
         "late",
         "out is wrong",
         "gemm_fma.cuh",

@@ -66,7 +66,7 @@ int main() {
         (time_tile(memory, tile, 2, kLong, stream) - time_tile(memory, tile, 2, kShort, stream)) /
         (kLong - kShort);
     std::printf("%4d x %-4d %7.1f, estimated %4.1f %10.4f, estimated %.4f %10.4f, estimated %.4f\n",
-                tile.rows, tile.columns, shorter - kShort * each, tile.start, each, tile.each, two,
+                tile.rows, tile.columns, shorter - kShort * each, tile.ends, each, tile.each, two,
                 tile.pair);
   }
   check(cudaDeviceSynchronize(), "the end");

@@ -139,13 +139,13 @@ def _summary(
 def _tail(trains: Mapping[str, list[Train]], calls: int) -> str:
     """Who leaves the device working in nearly every round, as an error; empty where nobody does."""
 
-    def least(seconds: Iterable[float]) -> float:
+    def low(seconds: Iterable[float]) -> float:
         # Nearly: a host that was interrupted while it waited sees no work any more.
         ordered = sorted(seconds)
         return ordered[len(ordered) // 10]
 
     lasting = {
-        name: least(train.tail for train in mine) - least(train.idle for train in mine)
+        name: low(train.tail for train in mine) - low(train.idle for train in mine)
         for name, mine in trains.items()
     }
     for name, mine in trains.items():

@@ -60,5 +60,6 @@ def memory_of(
             torch.cuda.reset_peak_memory_stats(device)
             call(*args)
             peaks.append(torch.cuda.max_memory_allocated(device) - before)
-            kept.append(held - before)
-    return Memory(max(peaks), max(kept) if backward else None)
+            if backward:
+                kept.append(held - before)
+    return Memory(max(peaks), max(kept, default=None))

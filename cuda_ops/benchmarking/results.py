@@ -152,11 +152,7 @@ def _peer(seconds: Any, ratio: Any, host: Any, missing: str, memory: Any = None)
 
 
 def _memory(data: dict[str, Any] | None) -> Memory | None:
-    # Runs before it was measured have none. Less than nothing kept is none either: what the call
-    # before had left was let go of meanwhile.
-    if data is None or (data["kept"] or 0) < 0:
-        return None
-    return Memory(**data)
+    return None if data is None else Memory(**data)  # runs before it was measured have none
 
 
 def _interval(data: dict[str, float] | None) -> Interval | None:

@@ -204,7 +204,7 @@ _KERNELS: dict[str, tuple[tuple[int, int, int, str, torch.dtype], ...]] = {
         (1544, 1544, 21, "kk", torch.bfloat16),  # mma.sync's large tile
         (1, 520, 264, "kk", torch.float32),  # vectors
         (520, 2, 264, "kk", torch.float32),
-        (3072, 1408, 40, "ll", torch.float32),  # multiply-adds, from the largest tile on
+        (3072, 1408, 200, "ll", torch.float32),  # multiply-adds, from the largest tile on
         (1530, 1400, 200, "kk", torch.float32),
         (1536, 704, 200, "lk", torch.float32),
         (640, 632, 400, "kl", torch.float32),

@@ -8,7 +8,7 @@
 //                            it cannot read operands as they lie, and copying pays
 //   mma      mma.sync        the same from 8.0 on, whatever lies where
 //   fma      multiply-adds   float32 from 8.0 on
-//   simt     multiply-adds   float64, and GPUs before 8.0
+//   simt     multiply-adds   float64, GPUs before 8.0, and 16-bit where K is 0
 #pragma once
 
 #include "gemm_fma.h"
@@ -75,9 +75,9 @@ inline GemmPlan tiled_plan(const Matmul& p, int capability, bool tensor_cores, b
   return plan;
 }
 
-// Estimated microseconds of such a plan on an H200, where multiply-adds do the work of tf32x3:
-// whole tiles at the rate, in TFLOP/s, that 4096^3 reached there. That of tf32 without vectors
-// was not measured.
+// Estimated microseconds of such a plan on an H200, where multiply-adds do the work of tf32x3. Of
+// kMma whole tiles at the rate, in TFLOP/s, that 4096^3 reached there; that of tf32 without
+// vectors was not measured.
 inline double tiled_time(const Matmul& p, const GemmPlan& plan) {
   if (plan.family == GemmPlan::kFma) return plan.fma.time;
   const bool vectors = whole_vectors(p, 1, p.a) && whole_vectors(p, 2, p.b);

@@ -1,5 +1,5 @@
 // The matrix product of float32 on ordinary multiply-adds, from sm_80 on: as exact as
-// float32 is, at most of the rate that the multiply-adds have.
+// float32 is, at half to three quarters of the rate of the multiply-adds.
 //
 //   block    256 threads, one of six tiles of out (kFmaTiles of gemm_fma.h), 3 or 4 stages
 //   slice    8, 4, 2 or 1 of its warps: a tile for them, and an equal part of each stage's k's.
@@ -51,7 +51,8 @@ struct FmaOperand {
   static constexpr int kCopiedK = kQuads ? kMmaThreads / kQuadThreads : 8;
   static constexpr int kCopiedLines = kQuads ? 4 * kQuadThreads : 32;
   static constexpr int kCopies = kLines / kCopiedLines;  // of a thread, of one k
-  static constexpr int kSteps = (kBlockK + kCopiedK - 1) / kCopiedK;
+  static constexpr int kSteps = kBlockK / kCopiedK;
+  static_assert(kBlockK % kCopiedK == 0, "all threads copy, in every step");
 
   const float* from;
   int64_t line_step, k_step;  // elements from a copy to the next
@@ -81,7 +82,6 @@ struct FmaOperand {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int at_k = step * kCopiedK;
-      if (kCopiedK > kBlockK && k >= kBlockK) break;
       const int inside = k + at_k < k_left ? left : 0;
       const float* at = of_k;
 #pragma unroll
@@ -278,6 +278,8 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
 template <class Tile, bool kQuadsA, bool kQuadsB, class Epilogue>
 cudaError_t fma_launch(const Matmul& p, const Epilogue& epilogue, void* second,
                        cudaStream_t stream) {
+  static_assert(Tile::kBlockK == fma_block_k(Tile::kRows, Tile::kColumns));
+  static_assert(sizeof(Tile) <= (fma_fits_anywhere(Tile::kRows, Tile::kColumns) ? 99 : 227) * 1024);
   return mma_launch_kernel(gemm_fma_kernel<Tile, kQuadsA, kQuadsB, Epilogue>, int(sizeof(Tile)), p,
                            mma_args(p, second, Tile::kRows, Tile::kColumns), epilogue, stream);
 }

@@ -8,17 +8,23 @@
 
 namespace cuda_ops {
 
-// What tiles take on the SMs of an H200, in microseconds: to start and end, and for each k, of one
-// block on an SM and of two, which share it only where tiles are smallest. Measured by
+// Of a tile: rows, columns, k's of a stage, and what it takes on the SMs of an H200 in
+// microseconds: to begin and end, with the launch, and for each k, of one block on an SM and of
+// two, which share it only where tiles are smallest. Measured by
 // benchmarks/tuning/multiply_adds.cu, 2026-11-22.
 struct FmaTileTime {
-  int rows, columns;
-  double start, each, pair;
+  int rows, columns, block_k;
+  double ends, each, pair;
 };
 constexpr FmaTileTime kFmaTiles[] = {
-    {256, 128, 5, 0.188, 0.376},  {128, 128, 5, 0.1, 0.2},     {128, 64, 4, 0.054, 0.108},
-    {64, 64, 3.7, 0.0285, 0.057}, {32, 64, 3.2, 0.016, 0.032}, {32, 32, 2.7, 0.0096, 0.0177},
+    {256, 128, 8, 10.6, 0.1776, 0.3553}, {128, 128, 8, 5.4, 0.0973, 0.1946},
+    {128, 64, 16, 4.5, 0.052, 0.1034},   {64, 64, 16, 3.7, 0.0281, 0.0562},
+    {32, 64, 32, 3.4, 0.0153, 0.0307},   {32, 32, 32, 2.7, 0.0099, 0.0182},
 };
+constexpr double kFmaLaunch = 2.2;  // of `ends`: once, not for each wave
+
+// Of what these tiles take no more than most GPUs have: 99 KB of shared memory.
+constexpr bool fma_fits_anywhere(int rows, int columns) { return rows == columns; }
 
 struct FmaConfig {
   int rows = 0, columns = 0;              // of a tile
@@ -42,26 +48,33 @@ inline FmaConfig fma_config(const Matmul& p, const FmaTileTime& tile, bool linea
   };
   config.quads_a = quads(1, p.a, p.a.row, p.a.col);
   config.quads_b = quads(2, p.b, p.b.col, p.b.row);
-  const int64_t tiles =
-      detail::ceil_div(p.m, tile.rows) * detail::ceil_div(p.n, tile.columns) * p.batch.numel;
-  const int64_t waves = detail::ceil_div(tiles, kHopperSms);
+  const auto up = [](int64_t size, int64_t step) { return detail::ceil_div(size, step); };
+  const int64_t tiles = up(p.m, tile.rows) * up(p.n, tile.columns) * p.batch.numel;
+  const int64_t waves = up(tiles, kHopperSms), k = up(p.k, tile.block_k) * tile.block_k;
   const double of_k = double(waves / 2) * tile.pair + double(waves % 2) * tile.each;
-  config.time = tile.start + of_k * double(p.k);
+  config.time = kFmaLaunch + double(waves) * (tile.ends - kFmaLaunch) + of_k * double(k);
   return config;
 }
 
-// The fastest of the tiles that the GPU has shared memory for. `linear`: of the one that
-// gemm.cuh has for a layer.
+// The fastest of the tiles for the GPU. `linear`: of those that gemm.cuh has for a layer.
 inline FmaConfig fma_config(const Matmul& p, int capability, bool linear) {
   FmaConfig best;
   for (const FmaTileTime& tile : kFmaTiles) {
-    const bool square = tile.rows == tile.columns;  // these take less than 99 KB, others 203
-    if ((capability != 90 || linear) && !square) continue;
+    const bool anywhere = fma_fits_anywhere(tile.rows, tile.columns);
+    if ((capability != 90 || linear) && !anywhere) continue;
     if (linear && tile.rows == 32) continue;
     const FmaConfig config = fma_config(p, tile, linear);
     if (best.rows == 0 || config.time < best.time) best = config;
   }
   return best;
+}
+
+// Of the table, for the kernel to compare with its own.
+constexpr int fma_block_k(int rows, int columns) {
+  for (const FmaTileTime& tile : kFmaTiles) {
+    if (tile.rows == rows && tile.columns == columns) return tile.block_k;
+  }
+  return 0;
 }
 
 }  // namespace cuda_ops
