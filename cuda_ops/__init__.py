@@ -20,7 +20,20 @@ if importlib.util.find_spec("torch") is not None:  # setup.py may come before to
     namespace.install()
 
 
+class _Listed(str):
+    """A name that ``dir(cuda_ops)`` gave. Who walks over those, as ``help`` and completion do, gets
+    a function for each operator, also where one cannot be used; who names it gets the error.
+    """
+
+    __slots__ = ()
+
+
 def __getattr__(name: str) -> Any:
+    if isinstance(name, _Listed):
+        try:
+            return __getattr__(str(name))
+        except Exception as error:  # a plugin's or a guest's code may raise anything
+            return _unusable(str(name), error)
     if name.startswith("_"):
         raise AttributeError(f"module 'cuda_ops' has no attribute {name!r}")
     here = Path(__file__).parent
@@ -36,7 +49,18 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _unusable(name: str, error: Exception) -> Any:
+    """What says why there is no such operator, and does again when it is called."""
+
+    def operator(*args: Any, **kwargs: Any) -> Any:
+        return __getattr__(name)(*args, **kwargs)
+
+    operator.__name__ = operator.__qualname__ = name
+    operator.__doc__ = f"Cannot be used: {error}"
+    return operator
+
+
 def __dir__() -> list[str]:
     from cuda_ops.registry import registry
 
-    return sorted({*globals(), *registry().pairs()})
+    return sorted({*globals(), *map(_Listed, registry().pairs())})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -345,6 +348,34 @@ def test_an_operator_that_was_never_built_says_how_to(scratch_op: ScratchOp) -> 
         BuildError, match=f"is not built: run python compile_dev.py {scratch_op.name}"
     ):
         getattr(cuda_ops, scratch_op.name)
+
+
+@pytest.mark.usefixtures("shipped")
+def test_help_says_of_each_operator_what_it_is_or_why_it_cannot_be_used(
+    scratch_op: ScratchOp,
+) -> None:
+    scratch_op.write("v * undeclared")
+    compile_ops([scratch_op.name])
+    text = pydoc.render_doc(cuda_ops, renderer=pydoc.plaintext)
+    assert re.search(r"\n    silu\(x\)\n +Sigmoid-weighted", text)
+    assert re.search(rf"\n    {scratch_op.name}\(.*\n +Cannot be used: (?s:.*?)undeclared", text)
+    (listed,) = [name for name in dir(cuda_ops) if name == scratch_op.name]
+    with pytest.raises(BuildError, match="undeclared"):
+        getattr(cuda_ops, listed)(X)
+    assert scratch_op.name not in vars(cuda_ops)  # it is looked for again
+    scratch_op.write("v * 2")
+    scratch_op.reload()
+    assert torch.equal(getattr(cuda_ops, listed)(X), X * 2)
+
+
+def test_help_needs_no_operator_that_is_built(tmp_path: Path) -> None:
+    program = "import pydoc, cuda_ops; print(pydoc.render_doc(cuda_ops, renderer=pydoc.plaintext))"
+    environment = os.environ | {"CUDA_OPS_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(f"\n    {name}(" in done.stdout for name in registry().pairs())
 
 
 @pytest.mark.usefixtures("shipped")
