@@ -20,6 +20,8 @@ from cuda_ops.signature import Signature, factor_and_name, size_of
 from cuda_ops.spec import OpSpec
 
 Dims = Sequence[int | torch.SymInt]
+#: ``kMaxDims`` of ``strided.h``: the dims that a kernel walks, those of size 1 left out.
+MAX_DIMS = 16
 
 
 def bind(op: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -101,6 +103,15 @@ def bind_dims(
             bound[name] = actual if factor == 1 else actual // factor
         size = size_of(dim, bound)
         _agree(actual, size, partial(_wrong_size, op, argument, expected, size, shape))
+
+
+def check_batch(op: OpSpec, argument: str, factor: torch.Tensor, batch: Dims) -> None:
+    """Refuse a batch of more dims than a kernel walks, as ``check_batch`` of ``tensor_matmul.h``.
+    A size that may turn out to be 1 does not count.
+    """
+    if len(batch) > MAX_DIMS and sum(is_true(size != 1) for size in batch) > MAX_DIMS:
+        expected = f"at most {MAX_DIMS} batch dims other than 1 in the result"
+        refuse(op, argument, expected, f"shape {shape_name(factor.shape)}")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.registry import function
-from cuda_ops.shapes import as_rows
+from cuda_ops.shapes import as_rows, bind, check_batch, empty_outputs, tensor_arguments
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 from cuda_ops.testing.samples import Layout, Sample, TensorArg
 
@@ -67,6 +67,23 @@ Errors: RuntimeError for what is no tensor, an I or O that differs, another dtyp
 devices, dims in front of I and O that do not broadcast, or more than 16 of them other than 1.
 Formula: Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415, section 2.
 """
+
+
+@hookimpl
+def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
+    """As derived, and a batch that the binding refuses is refused."""
+    signature = op.signature
+    assert signature is not None
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        tensors = tensor_arguments(op, bind(op, args, kwargs))
+        outputs = empty_outputs(op, signature, tensors)
+        x = tensors[1 if op.name == SLOPE else 0]
+        assert x is not None
+        check_batch(op, "x", x, outputs[0].shape[:-1])
+        return outputs if op.name == KEEP else outputs[0]
+
+    return fake
 
 
 # --- sharding ----------------------------------------------------------------------------

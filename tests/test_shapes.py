@@ -1,0 +1,86 @@
+"""What fakes refuse, they refuse as the kernels do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from cuda_ops.dev import compile_ops
+from cuda_ops.shapes import MAX_DIMS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    for row in compile_ops(["matmul", "fused_linear_gelu"]):
+        assert not row.error, row.error
+
+
+def refusal(op: str, shapes: tuple[tuple[int, ...], ...], device: str) -> str:
+    with pytest.raises(RuntimeError) as caught:
+        getattr(torch.ops.cuda_ops, op)(*(torch.ones(shape, device=device) for shape in shapes))
+    return str(caught.value)
+
+
+# --- more batch dims than a kernel walks --------------------------------------------
+
+
+TOO_MANY = (2,) * (MAX_DIMS + 1)
+ODD, EVEN = (2, 1) * 9, (1, 2) * 9  # of which neither is too many
+
+
+@pytest.mark.parametrize(
+    ("op", "argument", "shapes"),
+    [
+        ("matmul", "a", ((*TOO_MANY, 1, 3), (3, 4))),
+        ("matmul", "b", ((1, 3), (*TOO_MANY, 3, 1))),
+        ("matmul", "a", ((*ODD, 1, 3), (*EVEN, 3, 1))),
+        ("matmul", "a", ((*TOO_MANY, 0, 1, 3), (3, 4))),
+        ("matmul_tf32", "a", ((*TOO_MANY, 1, 3), (3, 4))),
+        ("matmul_tf32x3", "b", ((1, 3), (*TOO_MANY, 3, 1))),
+        ("matmul_backward", "grad_out", ((*TOO_MANY, 1, 4), (*TOO_MANY, 1, 3), (3, 4))),
+        ("matmul_backward", "grad_out", ((1, 4), (*TOO_MANY, 1, 3), (3, 4))),
+        ("fused_linear_gelu", "x", ((*TOO_MANY, 3), (4, 3))),
+        ("fused_linear_gelu", "x", ((3,), (4, 3), (*TOO_MANY, 4))),
+        ("fused_linear_gelu_keep", "x", ((*TOO_MANY, 3), (4, 3), (4,))),
+        ("fused_linear_gelu_slope", "x", ((*TOO_MANY, 4), (1, 3), (4, 3))),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_too_many_batch_dims(op: str, argument: str, shapes: Any) -> None:
+    expected = f"cuda_ops::{op}: argument '{argument}': expected at most 16 batch dims other than 1"
+    assert refusal(op, shapes, "cpu").startswith(expected)
+    assert refusal(op, shapes, "meta") == refusal(op, shapes, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        ("matmul", ((*EVEN, 1, 3), (3, 4))),
+        ("matmul_backward", ((*EVEN, 1, 4), (*EVEN, 1, 3), (3, 4))),
+        ("fused_linear_gelu", ((*EVEN, 3), (4, 3))),
+        ("fused_linear_gelu_keep", ((*EVEN, 3), (4, 3), (4,))),
+        ("fused_linear_gelu_slope", ((*EVEN, 4), (*EVEN, 3), (4, 3))),
+    ],
+)
+def test_dims_of_1_do_not_count(op: str, shapes: Any) -> None:
+    real, fake = (
+        getattr(torch.ops.cuda_ops, op)(*(torch.ones(shape, device=device) for shape in shapes))
+        for device in ("cpu", "meta")
+    )
+    both = zip(real, fake, strict=True) if isinstance(real, tuple) else [(real, fake)]
+    for ours, theirs in both:
+        assert (ours.shape, ours.stride()) == (theirs.shape, theirs.stride())
+
+
+def test_a_size_that_may_be_1_does_not_count() -> None:
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        assert mode.shape_env is not None
+        sizes = [mode.shape_env.create_unbacked_symint() for _ in TOO_MANY]
+        for size in sizes:
+            torch._check(size >= 0)
+        out = torch.ops.cuda_ops.matmul(torch.empty(*sizes, 1, 3), torch.empty(3, 4))
+    assert out.dim() == len(TOO_MANY) + 2
