@@ -119,8 +119,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    if device.type == "cpu":
-        return "cpu"
+    if device.type in ("cpu", "meta"):  # there is one of each
+        return device.type
     index: int | None = device.index
     return f"{'cuda' if device.type == 'cuda' else 'device'}:{-1 if index is None else index}"
 

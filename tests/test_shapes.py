@@ -25,6 +25,14 @@ def refusal(op: str, shapes: tuple[tuple[int, ...], ...], device: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(("a", "b"), [("cpu", "meta"), ("meta", "cpu")])
+def test_the_meta_device_is_called_by_its_name(a: str, b: str) -> None:
+    x, y = torch.ones(2, 2, device=a), torch.ones(2, 2, device=b)
+    expected = f"argument 'b': expected a tensor on {a} like 'a', got one on {b}$"
+    with pytest.raises(RuntimeError, match=expected):
+        torch.ops.cuda_ops.matmul(x, y)
+
+
 # --- more batch dims than a kernel walks --------------------------------------------
 
 
