@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,6 @@ _KEYS = {
     "cpu": torch._C.DispatchKey.AutocastCPU,
     "cuda": torch._C.DispatchKey.AutocastCUDA,
 }
-_FLOATING_ORDER = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def register(
@@ -79,4 +79,6 @@ def _target(word: AutocastWord, device: str, tensors: list[torch.Tensor]) -> tor
         return torch.get_autocast_dtype(device)
     if word == "float32":
         return torch.float32
-    return max((tensor.dtype for tensor in tensors), key=_FLOATING_ORDER.index)
+    # Neither half type holds the other; torch.add gives float32 too, where torch's own "promote"
+    # operators refuse half types other than autocast's.
+    return functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))

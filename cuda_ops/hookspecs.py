@@ -69,8 +69,9 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
     """What ``torch.autocast`` does with the tensor arguments.
 
     ``"lower_precision"`` casts floating arguments to the autocast dtype,
-    ``"float32"`` casts them to float32, ``"promote"`` to the widest of them;
-    ``None`` leaves them as they are. A mapping from names says so of some.
+    ``"float32"`` casts them to float32, ``"promote"`` to what
+    ``torch.promote_types`` makes of them; ``None`` leaves them as they are.
+    A mapping from names says so of some.
     Fires when the operator's library is loaded or reloaded.
     """
 

@@ -312,6 +312,15 @@ def test_autocast_of_a_residual_sum_follows_torch(lower: torch.dtype) -> None:
         cuda_ops.add(residual, result)
 
 
+@pytest.mark.parametrize("lower", [torch.float16, torch.bfloat16])
+def test_autocast_promotes_two_half_types_as_torch(lower: torch.dtype) -> None:
+    a, b = torch.randn(4).half(), torch.randn(4).bfloat16()
+    with torch.autocast("cpu", dtype=lower):
+        ours, theirs = cuda_ops.add(a, b), torch.add(a, b)
+    assert ours.dtype is theirs.dtype is torch.float32
+    assert torch.equal(ours, theirs)
+
+
 def test_autocast_of_matmul_follows_torch() -> None:
     assert OPERATORS["matmul"].now.autocast == "lower_precision"
     a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)
