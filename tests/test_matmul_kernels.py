@@ -228,6 +228,7 @@ def test_the_sanitizer_is_shown_every_family(plans: Plans, precision: str) -> No
 
 @needs_gpu
 def test_every_kernel_agrees_with_float64(plans: Plans, cases_of_kernels: dict[str, Case]) -> None:
+    # Elsewhere a case would not run the kernel that it is there for.
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the cases are chosen for compute capability 9.0")
     failed = []
