@@ -306,6 +306,8 @@ class Fault(NamedTuple):
 USER_OF: dict[str, tuple[str, dict[str, object]]] = {
     "gemm_grouped_hopper.cuh": ("grouped", {}),
     "gemm_grouped_hopper_weights.cuh": ("grouped", {}),
+    "gemm_grouped_stream.cuh": ("moe", MOE["direct, tiles of 16"]._asdict()),
+    "gemm_stream_sums.cuh": ("moe", MOE["token, most choices"]._asdict()),
     "gemm_fma.cuh": ("matmul", MATMUL["fma 64x64 quads of a b"]._asdict()),
     "gemm_hopper.cuh": ("matmul", MATMUL["tile 16"]._asdict()),
     "sort_cluster.cuh": ("sort", SORT["four passes"]._asdict()),
@@ -444,5 +446,15 @@ FAULTS = {
         "late",
         "global memory before the wait",
         "gemm_hopper.cuh",
+    ),
+    "reads through the L1 cache before the wait": Fault(
+        "ahead.template load<true>",
+        "ahead.template load<false>",
+        "late",
+        "global memory before the wait",
+        "gemm_grouped_stream.cuh",
+    ),
+    "the first part of a line again": Fault(
+        "loaded = false;", "", "late", "out is wrong", "gemm_stream_sums.cuh"
     ),
 }

@@ -28,6 +28,7 @@ SOURCES = HERE.parent / "src"
 #: Few multiprocessors, so that blocks take one tile after the other of problems that a CPU can
 #: compute.
 CONSTANTS = {"kHopperSms": 3}
+KERNELS = ("moe_experts.cu", "moe_route.cu")
 
 Build = Callable[[str, Path], Path]
 Program = Callable[[str], Path]
@@ -71,7 +72,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 def program(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Program:
     """``program(name)`` is run_<name>.cpp with the sources as they stand, compiled once."""
     headers = tmp_path_factory.mktemp("translated") / "include"
-    translate(SOURCES, headers, ("moe_experts.cu", "moe_route.cu"), CONSTANTS)
+    translate(SOURCES, headers, KERNELS, CONSTANTS)
     return functools.cache(lambda name: build(name, headers))
 
 
@@ -179,7 +180,7 @@ def test_grouped(program: Program, timing: str) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(build: Build, tmp_path: Path, name: str) -> None:
     fault = FAULTS[name]
-    translate(SOURCES, tmp_path / "include", (), CONSTANTS)
+    translate(SOURCES, tmp_path / "include", KERNELS, CONSTANTS)
     header = tmp_path / "include" / fault.header
     text = header.read_text()
     assert fault.right in text, f"{header.name} no longer has {fault.right!r}"

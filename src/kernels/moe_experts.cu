@@ -195,9 +195,10 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
       if (error != cudaSuccess) return error;
       if (plan.token) {
         down.out = p.out;
-        return stream_token<T>({down, p.map, plan.map, 1}, p.weights, stream);
+        return stream_token<T>({down, p.map, plan.map, 1, true}, p.weights, stream);
       }
-      error = stream_rows<T, false>({down, p.map, plan.map, plan.splits_down}, plan.tile, stream);
+      const StreamRows second{down, p.map, plan.map, plan.splits_down, true};
+      error = stream_rows<T, false>(second, plan.tile, stream);
     }
   } else {
     error = rows_product<T, true>(plan, gate_up, stream);

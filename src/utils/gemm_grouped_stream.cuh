@@ -20,6 +20,9 @@ struct StreamRows {
   MoeMap map;
   bool sorted;  // by map; else each block looks for the assignments of its expert
   int splits;
+  // The kernel before is the first product, which has itself waited for whoever chose the experts
+  // and wrote the matrices: they may be read while it still runs.
+  bool second = false;
 };
 
 // --- which tile ---------------------------------------------------------------
@@ -30,9 +33,10 @@ struct StreamTile {
 };
 
 // Finds the block's tile and lists its assignments. The whole block calls it, and all of
-// it returns the same.
+// it returns the same. `early`: before the wait for the kernel before, and they are not sorted.
 template <int kTile>
-__device__ StreamTile stream_tile_of(const StreamRows& s, int columns, int32_t* members) {
+__device__ StreamTile stream_tile_of(const StreamRows& s, int columns, int32_t* members,
+                                     bool early) {
   const GroupedRows& p = s.rows;
   const int thread = int(threadIdx.x), lane = thread % 32;
   if (s.sorted) {
@@ -51,8 +55,9 @@ __device__ StreamTile stream_tile_of(const StreamRows& s, int columns, int32_t* 
   // The first assignment of an expert, and every kTile-th after it, has a block. The
   // others have none.
   const int own = int(blockIdx.x / unsigned(columns));
-  const int group = bin_of(s.map, own);
-  const auto alike_at = [&](int i) { return i < p.assignments && bin_of(s.map, i) == group; };
+  const auto bin_at = [&](int i) { return early ? fresh_bin_of(s.map, i) : bin_of(s.map, i); };
+  const int group = bin_at(own);
+  const auto alike_at = [&](int i) { return i < p.assignments && bin_at(i) == group; };
   const uint32_t low = __ballot_sync(~0u, alike_at(lane));
   const uint32_t high = __ballot_sync(~0u, alike_at(lane + 32));
   const uint64_t alike = uint64_t(high) << 32 | low;
@@ -81,9 +86,16 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(8 * kCols))
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   const int part = warp % s.splits, place = warp / s.splits;
   const int width = kStreamWarps / s.splits * kBlocks * kStep;
-  const void* rows = after_previous(p.a);
-  let_next_start();
-  const StreamTile tile = stream_tile_of<8 * kCols>(s, (int(p.n) + width - 1) / width, members);
+  // Blocks that may be there before the kernel before is done; what they read so is not cached.
+  const bool early = !kGated && s.second && !s.sorted &&
+                     blockIdx.x < unsigned(kHopperSms * stream_resident(8 * kCols));
+  const void* rows = p.a;
+  if (!early) {
+    rows = after_previous(rows);
+    let_next_start();
+  }
+  const int columns = (int(p.n) + width - 1) / width;
+  const StreamTile tile = stream_tile_of<8 * kCols>(s, columns, members, early);
   if (tile.count == 0) return;
 
   const int first = int(tile.column) * width + place * kBlocks * kStep, size = int(p.n);
@@ -98,15 +110,20 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(8 * kCols))
     const int line = (n < size ? n : size - 1) + (kGated ? i % 2 * size : 0);
     lines[i / 2][i % 2] = matrix + line * p.k + from;
   }
+  const bool wanted = tile.group < p.experts && first < size;
+  StreamLines<kBlocks> ahead;
+  if (early) {
+    if (wanted) ahead.template load<true>(lines, range.end - range.begin);
+    rows = after_previous(rows);
+    let_next_start();
+  }
 #pragma unroll
   for (int c = 0; c < kCols; ++c) {
     const int at = 8 * c + lane / 4, member = members[at < tile.count ? at : tile.count - 1];
     vectors[c] = static_cast<const T*>(rows) + member / p.share * p.k + from;
   }
   float sums[kBlocks][kCols][4] = {};
-  if (tile.group < p.experts && first < size) {
-    stream_sums(lines, vectors, range, sums);
-  }
+  if (wanted) stream_sums(lines, vectors, range, sums, ahead, early);
 
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
@@ -152,27 +169,44 @@ template <class T>
 __global__ void __launch_bounds__(32 * kTokenWarps, 1)
     stream_token_kernel(const __grid_constant__ StreamRows s, const float* weights, int parts) {
 #if __CUDA_ARCH__ >= 800
-  __shared__ float partials[kMostChosen * kTokenWarps][16];
+  __shared__ float partials[kMostChosen * kTokenWarps][16], scales[kMostChosen];
   const GroupedRows& p = s.rows;
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   const int64_t first = int64_t(blockIdx.x) * 16;
+  const T* lines[1][2];
+  // The part of the pair's K, and the lane's lines of it.
+  const auto range_of = [&](int pair, int expert) {
+    const StreamRange range(int(p.k), pair % parts, parts);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t n = first + lane / 4 + 8 * half;
+      const int64_t line = expert * p.n + (n < p.n ? n : p.n - 1);
+      lines[0][half] = static_cast<const T*>(p.b) + line * p.k + range.begin + lane % 4 * 8;
+    }
+    return range;
+  };
+  // The first lines are asked for while the first product still runs.
+  const int pairs = p.assignments * parts;
+  StreamLines<1> ahead;
+  int ahead_of = p.experts;
+  if (warp < pairs) ahead_of = fresh_bin_of(s.map, warp / parts);
+  if (ahead_of < p.experts) {
+    const StreamRange range = range_of(warp, ahead_of);
+    ahead.load<true>(lines, range.end - range.begin);
+  }
   const void* rows = after_previous(p.a);
   let_next_start();
-  for (int pair = warp; pair < p.assignments * parts; pair += kTokenWarps) {
-    const int assignment = pair / parts, expert = bin_of(s.map, assignment);
+  if (int(threadIdx.x) < p.assignments) scales[threadIdx.x] = weights[threadIdx.x];
+  for (int pair = warp; pair < pairs; pair += kTokenWarps) {
+    const int assignment = pair / parts;
+    const bool loaded = pair == warp;
+    const int expert = loaded ? ahead_of : bin_of(s.map, assignment);
     float sums[1][1][4] = {};
     if (expert < p.experts) {
-      const StreamRange range(int(p.k), pair % parts, parts);
-      const int from = range.begin + lane % 4 * 8;
-      const T *lines[1][2], *vectors[1];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int64_t n = first + lane / 4 + 8 * half;
-        const int64_t line = expert * p.n + (n < p.n ? n : p.n - 1);
-        lines[0][half] = static_cast<const T*>(p.b) + line * p.k + from;
-      }
-      vectors[0] = static_cast<const T*>(rows) + assignment * p.k + from;
-      stream_sums(lines, vectors, range, sums);
+      const StreamRange range = range_of(pair, expert);
+      const T* vectors[1] = {static_cast<const T*>(rows) + assignment * p.k + range.begin +
+                             lane % 4 * 8};
+      stream_sums(lines, vectors, range, sums, ahead, loaded);
     }
     // All eight columns are the same.
     if (lane % 4 == 0) {
@@ -188,7 +222,7 @@ __global__ void __launch_bounds__(32 * kTokenWarps, 1)
     float sum = 0;
     for (int part = 0; part < parts; ++part)
       sum += partials[assignment * parts + part][threadIdx.x];
-    total += weights[assignment] * sum;
+    total += scales[assignment] * sum;
   }
   static_cast<T*>(p.out)[n] = from_compute<T>(total);
 #endif

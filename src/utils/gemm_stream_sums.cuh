@@ -37,6 +37,17 @@ __device__ inline uint4 load_once(const void* from) {
   return word;
 }
 
+// The same, of what the kernel before has not written, before waiting for that kernel: from the L2
+// cache, since the L1 cache was not cleaned for this one.
+__device__ inline uint4 load_fresh(const void* from) {
+  uint4 word;
+  asm volatile("ld.relaxed.gpu.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(from)
+               : "memory");
+  return word;
+}
+
 // Adds the products of 32 k's.
 template <class T, int kBlocks, int kCols>
 __device__ __forceinline__ void stream_products(const uint4 (&lines)[kBlocks][2],
@@ -55,29 +66,52 @@ __device__ __forceinline__ void stream_products(const uint4 (&lines)[kBlocks][2]
   }
 }
 
+// What a lane has of the matrix on its way at once: 32 k's in each step.
+template <int kBlocks>
+struct StreamLines {
+  static constexpr int kSteps = 4 / kBlocks;
+  uint4 words[kSteps][kBlocks][2];
+
+  // From k = 8 * (lane % 4) on, `left` k's before the end. `fresh`: past any cache but L2, for a
+  // kernel that has not waited for the one before.
+  template <bool kFresh = false, class T>
+  __device__ __forceinline__ void load(const T* (&lines)[kBlocks][2], int left) {
+    const int own = int(threadIdx.x) % 4 * 8;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+        const T* from = lines[i / 2][i % 2] + 32 * s;
+        words[s][i / 2][i % 2] = own + 32 * s >= left ? uint4{}
+                                 : kFresh             ? load_fresh(from)
+                                                      : load_once(from);
+      }
+    }
+  }
+};
+
 // Adds the products of a range of k. `lines[b]` are those of this lane in block b, lines
 // lane / 4 and lane / 4 + 8, `vectors[c]` is vector 8 * c + lane / 4: all of them from
-// k = range.begin + 8 * (lane % 4) on. The whole warp calls it; moves the pointers.
+// k = range.begin + 8 * (lane % 4) on. The whole warp calls it; moves the pointers. `loaded`: the
+// first words are there.
 template <class T, int kBlocks, int kCols>
 __device__ __forceinline__ void stream_sums(const T* (&lines)[kBlocks][2],
                                             const T* (&vectors)[kCols], const StreamRange& range,
-                                            float (&sums)[kBlocks][kCols][4]) {
-  constexpr int kSteps = 4 / kBlocks, kLoad = 32 * kSteps;
+                                            float (&sums)[kBlocks][kCols][4],
+                                            StreamLines<kBlocks>& line, bool loaded) {
+  constexpr int kSteps = StreamLines<kBlocks>::kSteps, kLoad = 32 * kSteps;
   const int own = int(threadIdx.x) % 4 * 8;
 #pragma unroll 1
   for (int left = range.end - range.begin; left > 0; left -= kLoad) {
-    uint4 line[kSteps][kBlocks][2], vector[kSteps][kCols];
+    if (!loaded) line.load(lines, left);
+    loaded = false;
+    uint4 vector[kSteps][kCols];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      const bool inside = own + 32 * s < left;
-#pragma unroll
-      for (int i = 0; i < 2 * kBlocks; ++i) {
-        line[s][i / 2][i % 2] = inside ? load_once(lines[i / 2][i % 2] + 32 * s) : uint4{};
-      }
 #pragma unroll
       for (int c = 0; c < kCols; ++c) {
         const auto* from = reinterpret_cast<const uint4*>(vectors[c] + 32 * s);
-        vector[s][c] = inside ? __ldg(from) : uint4{};
+        vector[s][c] = own + 32 * s < left ? __ldg(from) : uint4{};
       }
     }
 #pragma unroll
@@ -85,8 +119,16 @@ __device__ __forceinline__ void stream_sums(const T* (&lines)[kBlocks][2],
 #pragma unroll
     for (int c = 0; c < kCols; ++c) vectors[c] += kLoad;
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) stream_products<T>(line[s], vector[s], sums);
+    for (int s = 0; s < kSteps; ++s) stream_products<T>(line.words[s], vector[s], sums);
   }
+}
+
+template <class T, int kBlocks, int kCols>
+__device__ __forceinline__ void stream_sums(const T* (&lines)[kBlocks][2],
+                                            const T* (&vectors)[kCols], const StreamRange& range,
+                                            float (&sums)[kBlocks][kCols][4]) {
+  StreamLines<kBlocks> line;
+  stream_sums(lines, vectors, range, sums, line, false);
 }
 
 }  // namespace cuda_ops

@@ -44,6 +44,16 @@ __device__ inline int bin_of(const MoeMap& p, int64_t assignment) {
   return expert >= 0 && expert < p.experts ? int(expert) : int(p.experts);
 }
 
+// The same before waiting for the kernel before, which has not written it: from the L2 cache.
+__device__ inline int fresh_bin_of(const MoeMap& p, int64_t assignment) {
+  int64_t expert;
+  asm volatile("ld.relaxed.gpu.global.s64 %0, [%1];"
+               : "=l"(expert)
+               : "l"(p.chosen + assignment)
+               : "memory");
+  return expert >= 0 && expert < p.experts ? int(expert) : int(p.experts);
+}
+
 // The bins of the assignments begin, begin + step, ... below `end`, all read at once;
 // experts + 1 beyond.
 __device__ inline void load_bins(const MoeMap& p, int64_t begin, int step, int64_t end,

@@ -100,11 +100,23 @@ inline void ptx_st_shared_v4_b32(uint32_t at, uint32_t a, uint32_t b, uint32_t c
 inline void ptx_ld_global_nc_L1__no_allocate_L2__128B_v4_u32(uint32_t& a, uint32_t& b, uint32_t& c,
                                                              uint32_t& d, const void* from) {
   if (reinterpret_cast<uintptr_t>(from) % 16 != 0) fail("an unaligned global load");
+  check_waited();
   check_read(from, 16);
   Quad q;
   std::memcpy(&q, from, sizeof q);
   a = q.w[0], b = q.w[1], c = q.w[2], d = q.w[3];
 }
+// Whoever reads so may do it before it has waited, of what the kernel before does not write.
+inline void ptx_ld_relaxed_gpu_global_L1__no_allocate_L2__128B_v4_u32(uint32_t& a, uint32_t& b,
+                                                                      uint32_t& c, uint32_t& d,
+                                                                      const void* from) {
+  if (reinterpret_cast<uintptr_t>(from) % 16 != 0) fail("an unaligned global load");
+  check_read(from, 16);
+  Quad q;
+  std::memcpy(&q, from, sizeof q);
+  a = q.w[0], b = q.w[1], c = q.w[2], d = q.w[3];
+}
+inline void ptx_ld_relaxed_gpu_global_s64(int64_t& value, const int64_t* from) { value = *from; }
 inline void ptx_st_global_v4_u32(void* to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0) fail("an unaligned global store");
   const Quad q{{a, b, c, d}};
