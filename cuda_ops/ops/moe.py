@@ -192,7 +192,7 @@ def grouped_mm(
 
 
 #: H, I, E, experts a token, and whose they are.
-_MODELS = {
+MODELS = {
     "Qwen3-30B-A3B": (2048, 768, 128, 8),
     "Mixtral 8x7B": (4096, 14336, 8, 2),
     "OLMoE": (2048, 1024, 64, 8),
@@ -206,17 +206,17 @@ _TRAINING = {"Qwen3-30B-A3B": (8192, 32768), "OLMoE": (8192, 32768)}
 
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
-    forward = [_case(op, model, t) for model in _MODELS for t in (1, 8, 64, 512, 4096, 16384)]
+    forward = [_case(op, model, t) for model in MODELS for t in (1, 8, 64, 512, 4096, 16384)]
     training = [
         _case(op, model, t, backward=True)
-        for model in _MODELS
+        for model in MODELS
         for t in _TRAINING.get(model, (8192,))
     ]
     return forward + training
 
 
 def _case(op: OpSpec, model: str, tokens: int, backward: bool = False) -> BenchmarkCase:
-    hidden, inner, count, top_k = _MODELS[model]
+    hidden, inner, count, top_k = MODELS[model]
 
     def inputs(device: torch.device) -> tuple[Any, ...]:
         def normal(*shape: int) -> torch.Tensor:
