@@ -88,6 +88,17 @@ ROUTE = {
     "most experts": Route(9, 512, 16, sigmoid=1, renormalize=0),
     "bias": Route(40, 60, 6, sigmoid=1, bias=1),
     "bias, softmax": Route(40, 256, 6, "float32", bias=1),
+    # Groups of lanes share a warp, and a lane has some of its experts, or all or none.
+    "many tokens, 8 experts": Route(77, 8, 2, "float32"),
+    "many tokens, 5 experts": Route(41, 5, 5, sigmoid=1),
+    "many tokens, 32 experts": Route(50, 32, 8, "float32", renormalize=0),
+    "many tokens, 60 experts": Route(50, 60, 6, "float32"),
+    "many tokens, 64 experts": Route(67, 64, 8, "float16"),
+    "many tokens, 128 experts": Route(70, 128, 8, "float32"),
+    "many tokens, 130 experts": Route(43, 130, 8, sigmoid=1, renormalize=0),
+    "many tokens, 256 experts": Route(61, 256, 8, "float32"),
+    "many tokens, more choices than lanes": Route(50, 24, 9, "float32"),
+    "many tokens, float64": Route(50, 24, 3, "float64"),
     # Assignments of more than one block: the last one has one.
     "several blocks": Route(700, 128, 8),
     "several blocks, most experts": Route(641, 512, 8, "float32", capability=80),

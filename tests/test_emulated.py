@@ -26,8 +26,8 @@ EMULATOR = HERE / "emulator"
 SOURCES = HERE.parent / "src"
 
 #: Few multiprocessors, so that blocks take one tile after the other of problems that a CPU can
-#: compute.
-CONSTANTS = {"kHopperSms": 3}
+#: compute, and few tokens that are many.
+CONSTANTS = {"kHopperSms": 3, "kFewTokens": 40}
 KERNELS = ("moe_experts.cu", "moe_route.cu")
 
 Build = Callable[[str, Path], Path]

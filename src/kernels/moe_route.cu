@@ -1,17 +1,23 @@
-// Which experts a token goes to, and which tokens an expert gets. A warp has all
-// scores of a token in registers, E / 32 a lane, as integers in the order of the scores,
-// and finds the largest one top_k times. Those rounds bind, not the one reading of the logits;
-// the warp's one instruction for a maximum takes less than five shuffles.
+// Which experts a token goes to, and which tokens an expert gets. A group of lanes has all
+// scores of a token in registers, neighbours in each lane, as integers in the order of the scores.
+// Each lane sorts its own, and top_k times the largest of the lanes' last ones is taken. Those
+// instructions bind, not the one reading of the logits: of few tokens a whole warp has each, which
+// is done soonest, of many up to four share a warp, and what every lane does serves all of them.
 #include "dtype.cuh"
 #include "math.cuh"
 #include "moe.h"
 #include "moe_map.cuh"
+#include "sort_network.cuh"
 
 using namespace cuda_ops;
 
 namespace {
 
 constexpr int kRouteWarps = 4;  // of a block
+// Up to so many each have a warp (H200, 2026-11-22: 2048 of 128 experts take as long either way,
+// 1024 of 64 2.7 us, not 2.5, and 2048 of 256 4.0 us, not 4.2).
+constexpr int64_t kFewTokens = 2048;
+constexpr int64_t few_tokens(int64_t experts) { return experts > 64 ? kFewTokens : kFewTokens / 4; }
 
 // Unsigned numbers in the order of the floats: NaN above all, -0 equal to 0. No key
 // is 0, which stands for an expert that is taken or not there.
@@ -35,35 +41,55 @@ __device__ uint32_t order_key_first(T logit, int expert) {
   return key << 16 | (0xFFFFu - uint32_t(expert));
 }
 
-// The largest value of a warp.
-__device__ uint32_t warp_largest(uint32_t value) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_max_sync(~0u, value);
-#else
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
-    value = max(value, __shfl_xor_sync(~0u, value, unsigned(mask)));
-  }
-  return value;
-#endif
+// The logit that a key was made of; -0 comes back as 0.
+__device__ float logit_of_key(uint32_t key) {
+  if (key == ~0u) return NAN;
+  return __uint_as_float(key >> 31 ? key & 0x7FFFFFFFu : ~key);
 }
-__device__ uint64_t warp_largest(uint64_t value) {
-  const uint32_t high = warp_largest(uint32_t(value >> 32));
-  const uint32_t low = warp_largest(value >> 32 == high ? uint32_t(value) : 0);
-  return uint64_t(high) << 32 | low;
+__device__ double logit_of_key(uint64_t key) {
+  if (key == ~uint64_t(0)) return NAN;
+  return __longlong_as_double(int64_t(key >> 63 ? key << 1 >> 1 : ~key));
+}
+template <class T>
+__device__ float logit_of_key_first(uint32_t key) {
+  key >>= 16;
+  if (key == 0xFFFFu) return NAN;
+  return to_compute(T{uint16_t(key >> 15 ? key & 0x7FFFu : ~key)});
 }
 
-// Of the first kLanes lanes, for those.
-template <int kLanes = 32, class V>
-__device__ V warp_sum(V value) {
+// The largest value of kLanes lanes that are neighbours.
+template <int kLanes>
+__device__ uint32_t lanes_largest(uint32_t value) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (kLanes == 32) {
+    value = __reduce_max_sync(~0u, value);
+  } else
+#endif
+  {
+#pragma unroll
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
+      const uint32_t other = __shfl_xor_sync(~0u, value, unsigned(mask));
+      value = other > value ? other : value;
+    }
+  }
+  return value;
+}
+template <int kLanes>
+__device__ uint64_t lanes_largest(uint64_t value) {
+  const uint64_t high = lanes_largest<kLanes>(uint32_t(value >> 32));
+  return high << 32 | lanes_largest<kLanes>(value >> 32 == high ? uint32_t(value) : 0);
+}
+
+template <int kLanes, class V>
+__device__ V lanes_sum(V value) {
 #pragma unroll
   for (int mask = kLanes / 2; mask > 0; mask /= 2)
     value += __shfl_xor_sync(~0u, value, unsigned(mask));
   return value;
 }
 // NaN where any is.
-template <int kLanes = 32, class V>
-__device__ V warp_max(V value) {
+template <int kLanes, class V>
+__device__ V lanes_max(V value) {
 #pragma unroll
   for (int mask = kLanes / 2; mask > 0; mask /= 2) {
     const V other = __shfl_xor_sync(~0u, value, unsigned(mask));
@@ -71,21 +97,50 @@ __device__ V warp_max(V value) {
   }
   return value;
 }
+// Bit i is the vote of the i-th of those lanes.
+template <int kLanes>
+__device__ uint32_t lanes_vote(bool vote) {
+  const uint32_t votes = __ballot_sync(~0u, vote);
+  if constexpr (kLanes == 32) return votes;
+  return votes >> (threadIdx.x % 32 / kLanes * kLanes) & ((1u << kLanes % 32) - 1);
+}
 
-// The logits of a token and what softmax needs of them.
-template <class T, class C, int R>
+// kCount neighbours that are read at once.
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) Neighbours {
+  T values[kCount];
+};
+// How many of R that is.
+template <class T, int R>
+constexpr int kNeighbours = R * int(sizeof(T)) <= 16 ? R : 16 / int(sizeof(T));
+
+// The logits of a token, R neighbours in each of kLanes lanes, and what softmax needs of them.
+template <class T, class C, int R, int kLanes>
 struct Token {
   const T* row;
-  T raw[R];  // of experts lane, lane + 32, ...
+  int first, count;  // the lane's experts
+  T raw[R];
   C largest, sum;
 
-  __device__ Token(const MoeRoute& p, int64_t token, int lane)
-      : row(static_cast<const T*>(p.logits) + token * p.token_stride) {
+  // `vectors`: rows are dense and aligned.
+  __device__ Token(const MoeRoute& p, int64_t token, bool vectors)
+      : row(static_cast<const T*>(p.logits) + token * p.token_stride),
+        first(int(threadIdx.x) % kLanes * R),
+        count(int(p.experts) - first) {
+    if (vectors && count >= R) {
+      constexpr int kCount = kNeighbours<T, R>;
+#pragma unroll
+      for (int r = 0; r < R; r += kCount) {
+        const auto some = *reinterpret_cast<const Neighbours<T, kCount>*>(row + first + r);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) raw[r + i] = some.values[i];
+      }
+      return;
+    }
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      const int expert = r * 32 + lane;
-      raw[r] = expert < p.experts ? row[expert * p.expert_stride]
-                                  : from_compute<T>(compute_t<T>(-INFINITY));
+      raw[r] =
+          r < count ? row[(first + r) * p.expert_stride] : from_compute<T>(compute_t<T>(-INFINITY));
     }
   }
   __device__ C logit(int r) const { return C(to_compute(raw[r])); }
@@ -96,113 +151,136 @@ struct Token {
     bool own = false;
 #pragma unroll
     for (int r = 0; r < R; ++r) own |= logit(r) != logit(r);
-    return __any_sync(~0u, own);
+    return lanes_vote<kLanes>(own) != 0;
   }
-  __device__ void prepare_softmax(const MoeRoute& p, int lane) {
+  __device__ void prepare_softmax() {
     C own = logit(0), own_sum = 0;
 #pragma unroll
     for (int r = 1; r < R; ++r) own = logit(r) > own || logit(r) != logit(r) ? logit(r) : own;
-    largest = warp_max(own);
+    largest = lanes_max<kLanes>(own);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      if (r * 32 + lane < p.experts) own_sum += exp(logit(r) - largest);
+      if (r < count) own_sum += exp(logit(r) - largest);
     }
-    sum = warp_sum(own_sum);
+    sum = lanes_sum<kLanes>(own_sum);
   }
-  __device__ C score(const MoeRoute& p, C logit) const {
-    return p.scoring == Scoring::kSigmoid ? sigmoid<Accurate>(logit) : exp(logit - largest) / sum;
+  __device__ C score(Scoring scoring, C logit) const {
+    return scoring == Scoring::kSigmoid ? sigmoid<Accurate>(logit) : exp(logit - largest) / sum;
   }
 };
-
-// The expert with the largest key, the lowest of equals, whose key becomes 0.
-template <bool kFirst, class U, int R>
-__device__ int take_best(U (&keys)[R], int lane) {
-  U own = keys[0];
-#pragma unroll
-  for (int r = 1; r < R; ++r) own = keys[r] > own ? keys[r] : own;
-  const U best = warp_largest(own);
-  if constexpr (kFirst) {
-#pragma unroll
-    for (int r = 0; r < R; ++r) keys[r] = keys[r] == best ? 0 : keys[r];
-    return int(0xFFFFu - (best & 0xFFFFu));
-  } else {
-    uint32_t before = 0;  // how many experts the lane's first one of them is before the end
-#pragma unroll
-    for (int r = R - 1; r >= 0; --r) before = keys[r] == best ? 32 * R - (r * 32 + lane) : before;
-    const int expert = 32 * R - int(warp_largest(before));
-#pragma unroll
-    for (int r = 0; r < R; ++r) keys[r] = r * 32 + lane == expert ? 0 : keys[r];
-    return expert;
-  }
-}
 
 // The order is that of the logits, which is that of the scores before they are
 // rounded; with a bias that of score + bias in float64. Of equals the lower expert
 // comes first.
-template <class T, int R, bool kBias>
-__global__ void __launch_bounds__(32 * kRouteWarps) moe_route_kernel(const MoeRoute p) {
+template <class T, int R, int kLanes, bool kBias>
+__global__ void __launch_bounds__(32 * kRouteWarps)
+    moe_route_kernel(const MoeRoute p, const bool vectors) {
   using C = compute_t<T>;
   constexpr bool kFirst = sizeof(T) == 2 && !kBias;
-  constexpr int kChosen = int(kMostChosen);
+  constexpr int kChosen = kLanes < int(kMostChosen) ? kLanes : int(kMostChosen);
   wait_for_previous();
   let_next_start();
-  const int64_t token = int64_t(blockIdx.x) * kRouteWarps + threadIdx.x / 32;
-  if (token >= p.tokens) return;
-  const int lane = int(threadIdx.x) % 32;
-  Token<T, C, R> row(p, token, lane);
+  const int64_t own = (int64_t(blockIdx.x) * (32 * kRouteWarps) + threadIdx.x) / kLanes;
+  const int64_t token = own < p.tokens ? own : p.tokens - 1;
+  const int lane = int(threadIdx.x) % kLanes, top_k = int(p.top_k);
+  Token<T, C, R, kLanes> row(p, token, vectors);
   const bool whole_softmax = p.scoring == Scoring::kSoftmax && !p.renormalize;
-  if (whole_softmax) row.prepare_softmax(p, lane);
+  if (whole_softmax) row.prepare_softmax();
   // A softmax of what is chosen has the NaN unless a bias chose others; a sigmoid is of one logit.
   const bool poisoned = (kBias || p.scoring == Scoring::kSigmoid) && row.any_nan();
 
-  using Key = std::conditional_t<kBias, double, C>;
-  decltype(order_key(Key())) keys[R];
+  using Wide = std::conditional_t<kBias, double, C>;
+  using Key = decltype(order_key(Wide()));
+  Key keys[R], sorted[R];
   if constexpr (kBias) {
-    Token<T, double, R> wide(p, token, lane);
-    if (p.scoring == Scoring::kSoftmax) wide.prepare_softmax(p, lane);
+    Token<T, double, R, kLanes> wide(p, token, vectors);
+    if (p.scoring == Scoring::kSoftmax) wide.prepare_softmax();
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      const int expert = r * 32 + lane;
-      const double bias = expert < p.experts ? p.bias[expert] : 0;
-      keys[r] = expert < p.experts ? order_key(wide.score(p, wide.logit(r)) + bias) : 0;
+      const double bias = r < row.count ? p.bias[row.first + r] : 0;
+      keys[r] = order_key(wide.score(p.scoring, wide.logit(r)) + bias);
     }
   } else {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      const int expert = r * 32 + lane;
       if constexpr (kFirst) {
-        keys[r] = expert < p.experts ? order_key_first(row.raw[r], expert) : 0;
+        keys[r] = order_key_first(row.raw[r], row.first + r);
       } else {
-        keys[r] = expert < p.experts ? order_key(row.logit(r)) : 0;
+        keys[r] = order_key(row.logit(r));
       }
     }
   }
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    if (r >= row.count) keys[r] = 0;
+    sorted[r] = keys[r];
+  }
+  sort_registers<1, 1>(sorted);  // the largest last
 
-  // Lane j keeps what is chosen in round j.
-  int expert = 0;
-  for (int j = 0; j < p.top_k; ++j) {
-    const int best = take_best<kFirst>(keys, lane);
-    if (lane == j) expert = best;
+  // Lane j keeps what is chosen in round j, and which lane's it was.
+  Key key = 0;
+  int from = 0;
+  for (int j = 0; j < top_k; ++j) {
+    const Key best = lanes_largest<kLanes>(sorted[R - 1]);
+    bool mine = sorted[R - 1] == best;
+    if constexpr (!kFirst) {
+      // Lower lanes have lower experts.
+      const int first = __ffs(int(lanes_vote<kLanes>(mine))) - 1;
+      mine = lane == first;
+      if (lane == j) from = first;
+    }
+    if (lane == j) key = best;
+#pragma unroll
+    for (int r = R - 1; r >= 0; --r) {
+      if (mine) sorted[r] = r > 0 ? sorted[r > 0 ? r - 1 : 0] : 0;
+    }
+  }
+  int expert;
+  if constexpr (kFirst) {
+    expert = int(0xFFFFu - (key & 0xFFFFu));
+  } else {
+    // Which of that lane's. Equal keys of one lane were chosen one after the other.
+    const Key key_before = __shfl_up_sync(~0u, key, 1, kLanes);
+    const int from_before = __shfl_up_sync(~0u, from, 1, kLanes);
+    const bool again = lane > 0 && key_before == key && from_before == from;
+    const uint32_t others = ~lanes_vote<kLanes>(again) & ((2u << lane) - 1);
+    uint32_t alike = 0;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      alike |= uint32_t(__shfl_sync(~0u, keys[r], from, kLanes) == key) << r;
+    }
+    for (int skip = lane - (31 - __clz(int(others))); skip > 0; --skip) alike &= alike - 1;
+    expert = from * R + __ffs(int(alike)) - 1;
   }
 
-  const bool mine = lane < p.top_k;
-  const C logit = mine ? row.logit_of(p, expert) : C(-INFINITY);
+  const bool mine = lane < top_k;
+  C logit = C(-INFINITY);
+  if (mine) {
+    if constexpr (kBias) {
+      logit = row.logit_of(p, expert);
+    } else if constexpr (kFirst) {
+      logit = logit_of_key_first<T>(key);
+    } else {
+      logit = logit_of_key(key);
+    }
+  }
   C weight = 0;
   if (p.scoring == Scoring::kSoftmax && p.renormalize) {
     // Softmax of all, divided by the sum of the chosen: softmax of the chosen. Without a
     // bias the first of them is the largest.
-    const C largest = kBias ? warp_max<kChosen>(logit) : __shfl_sync(~0u, logit, 0);
+    const C largest = kBias ? lanes_max<kChosen>(logit) : __shfl_sync(~0u, logit, 0, kLanes);
     weight = mine ? exp(logit - largest) : C(0);
-    weight /= warp_sum<kChosen>(weight);
+    weight /= lanes_sum<kChosen>(weight);
   } else {
-    weight = mine ? row.score(p, logit) : C(0);
+    weight = mine ? row.score(p.scoring, logit) : C(0);
     // All scores may round to zero, which then is what they stay.
-    if (p.renormalize) weight /= warp_sum<kChosen>(weight) + C(1e-20);
+    if (p.renormalize) weight /= lanes_sum<kChosen>(weight) + C(1e-20);
   }
   if (poisoned) weight = C(NAN);
-  if (!mine) return;
-  static_cast<C*>(p.weights)[token * p.top_k + lane] = weight;
-  p.chosen[token * p.top_k + lane] = expert;
+  if (!mine || own >= p.tokens) return;
+  const int64_t at = token * top_k + lane;
+  static_cast<C*>(p.weights)[at] = weight;
+  p.chosen[at] = expert;
 }
 
 // d weights / d logits. With s the scores and n their sum over the chosen,
@@ -212,7 +290,7 @@ __global__ void __launch_bounds__(32 * kRouteWarps) moe_route_kernel(const MoeRo
 //   sigmoid                 s_j (1 - s_j) g_j
 template <class T, int R>
 __global__ void __launch_bounds__(32 * kRouteWarps)
-    moe_route_backward_kernel(const MoeRouteBackward b) {
+    moe_route_backward_kernel(const MoeRouteBackward b, const bool vectors) {
   using C = compute_t<T>;
   const MoeRoute& p = b.route;
   const int64_t token = int64_t(blockIdx.x) * kRouteWarps + threadIdx.x / 32;
@@ -225,41 +303,41 @@ __global__ void __launch_bounds__(32 * kRouteWarps)
   const int64_t chosen = mine ? p.chosen[at] : -1;
   const bool known = chosen >= 0 && chosen < p.experts;
 
-  Token<T, C, R> row(p, token, lane);
+  Token<T, C, R, 32> row(p, token, vectors);
   const C logit = known ? row.logit_of(p, chosen) : C(-INFINITY);
-  const C along = warp_sum(grad * weight);
+  const C along = lanes_sum<32>(grad * weight);
   const bool everywhere = !sigmoids && !p.renormalize;
   C own;  // what the choice that this lane has adds to its expert's
   if (sigmoids) {
     const Sigmoid<Accurate, C> s(logit);
-    const C total = p.renormalize ? warp_sum(mine ? s.value : C(0)) + C(1e-20) : C(1);
+    const C total = p.renormalize ? lanes_sum<32>(mine ? s.value : C(0)) + C(1e-20) : C(1);
     own = s.value * s.complement * (p.renormalize ? (grad - along) / total : grad);
   } else {
     own = weight * (everywhere ? grad : grad - along);
   }
-  if (everywhere) row.prepare_softmax(p, lane);
+  if (everywhere) row.prepare_softmax();
 
   C grads[R];
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    grads[r] = everywhere ? -row.score(p, row.logit(r)) * along : C(0);
+    grads[r] = everywhere ? -row.score(p.scoring, row.logit(r)) * along : C(0);
   }
   for (int j = 0; j < p.top_k; ++j) {
     const int64_t expert = __shfl_sync(~0u, (long long)(known ? chosen : -1), j);
     const C value = __shfl_sync(~0u, own, j);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      if (r * 32 + lane == expert) grads[r] += value;
+      if (row.first + r == expert) grads[r] += value;
     }
   }
   T* out = static_cast<T*>(b.grad_logits) + token * p.experts;
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    if (r * 32 + lane < p.experts) out[r * 32 + lane] = from_compute<T>(grads[r]);
+    if (r < row.count) out[row.first + r] = from_compute<T>(grads[r]);
   }
 }
 
-// Calls `run(std::integral_constant<int, R>)` with the logits that a lane keeps.
+// Calls `run(std::integral_constant<int, R>)` with the logits that a lane of a warp keeps.
 template <class Run>
 cudaError_t visit_experts(int64_t experts, Run run) {
   if (experts <= 64) return run(std::integral_constant<int, 2>{});
@@ -268,8 +346,29 @@ cudaError_t visit_experts(int64_t experts, Run run) {
   return run(std::integral_constant<int, 16>{});
 }
 
-unsigned route_blocks(const MoeRoute& p) {
-  return unsigned((p.tokens + kRouteWarps - 1) / kRouteWarps);
+// Whether lanes of kLanes may read their R logits as vectors.
+template <class T, int R>
+bool logits_in_vectors(const MoeRoute& p) {
+  constexpr int kCount = kNeighbours<T, R>;
+  return p.expert_stride == 1 && p.token_stride % kCount == 0 &&
+         reinterpret_cast<uintptr_t>(p.logits) % (kCount * sizeof(T)) == 0;
+}
+
+unsigned route_blocks(const MoeRoute& p, int lanes) {
+  const int64_t tokens = 32 * kRouteWarps / lanes;
+  return unsigned((p.tokens + tokens - 1) / tokens);
+}
+
+template <class T, int R, int kLanes>
+cudaError_t route(const MoeRoute& p, cudaStream_t stream) {
+  const auto run = [&](auto kernel) {
+    return launch_early(kernel, route_blocks(p, kLanes), 32 * kRouteWarps, 0, stream, p,
+                        logits_in_vectors<T, R>(p));
+  };
+  if constexpr (kLanes == 32) {
+    if (p.bias != nullptr) return run(moe_route_kernel<T, R, kLanes, true>);
+  }
+  return run(moe_route_kernel<T, R, kLanes, false>);
 }
 
 }  // namespace
@@ -280,10 +379,19 @@ cudaError_t moe_route_launch(const MoeRoute& p, cudaStream_t stream) {
   if (p.tokens == 0) return cudaSuccess;
   return visit_floating(p.dtype, [&](auto tag) {
     using T = decltype(tag);
+    // A lane keeps at most one choice.
+    if constexpr (sizeof(T) <= 4) {
+      if (p.bias == nullptr && p.tokens > few_tokens(p.experts) && p.top_k <= 8 &&
+          p.experts <= 256) {
+        if (p.experts <= 8) return route<T, 1, 8>(p, stream);
+        if (p.experts <= 32) return route<T, 4, 8>(p, stream);
+        if (p.experts <= 64) return route<T, 8, 8>(p, stream);
+        if (p.experts <= 128) return route<T, 16, 8>(p, stream);
+        return route<T, 16, 16>(p, stream);
+      }
+    }
     return visit_experts(p.experts, [&](auto registers) {
-      constexpr int R = decltype(registers)::value;
-      const auto kernel = p.bias ? moe_route_kernel<T, R, true> : moe_route_kernel<T, R, false>;
-      return launch_early(kernel, route_blocks(p), 32 * kRouteWarps, 0, stream, p);
+      return route<T, decltype(registers)::value, 32>(p, stream);
     });
   });
 }
@@ -294,7 +402,8 @@ cudaError_t moe_route_backward_launch(const MoeRouteBackward& b, cudaStream_t st
     using T = decltype(tag);
     return visit_experts(b.route.experts, [&](auto registers) {
       constexpr int R = decltype(registers)::value;
-      moe_route_backward_kernel<T, R><<<route_blocks(b.route), 32 * kRouteWarps, 0, stream>>>(b);
+      moe_route_backward_kernel<T, R><<<route_blocks(b.route, 32), 32 * kRouteWarps, 0, stream>>>(
+          b, logits_in_vectors<T, R>(b.route));
       return cudaGetLastError();
     });
   });

@@ -65,6 +65,7 @@ class Tensor {
   size_t bytes() const { return count_ * size_t(cuda_ops::size_of(dtype_)); }
 
   double get(size_t i) const {
+    if (dtype_ == cuda_ops::DType::kFloat64) return reinterpret_cast<const double*>(data_)[i];
     if (dtype_ == cuda_ops::DType::kFloat32) return reinterpret_cast<const float*>(data_)[i];
     const uint16_t bits = reinterpret_cast<const uint16_t*>(data_)[i];
     return dtype_ == cuda_ops::DType::kFloat16 ? from_f16(bits) : from_bf16(bits);
@@ -74,6 +75,7 @@ class Tensor {
     switch (dtype_) {
       case cuda_ops::DType::kFloat16: halves[i] = to_f16(float(value)); break;
       case cuda_ops::DType::kBFloat16: halves[i] = to_bf16(float(value)); break;
+      case cuda_ops::DType::kFloat64: reinterpret_cast<double*>(data_)[i] = value; break;
       default: reinterpret_cast<float*>(data_)[i] = float(value);
     }
   }

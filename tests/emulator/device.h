@@ -66,14 +66,16 @@ inline void* __cvta_global_to_generic(size_t pointer) { return reinterpret_cast<
 inline void __syncthreads() { emulator::block_barrier(0, emulator::block_threads); }
 inline void __syncwarp() { emulator::exchange({}); }
 
+// `width` lanes that are neighbours exchange among themselves.
 template <class V>
-V __shfl_sync(unsigned, V value, int lane) {
-  return emulator::value_of_lane(value, lane & 31);
+V __shfl_sync(unsigned, V value, int lane, int width = 32) {
+  const int first = emulator::thread % 32 / width * width;
+  return emulator::value_of_lane(value, first + (lane & (width - 1)));
 }
 template <class V>
-V __shfl_up_sync(unsigned, V value, unsigned delta) {
+V __shfl_up_sync(unsigned, V value, unsigned delta, int width = 32) {
   const int lane = emulator::thread % 32, from = lane - int(delta);
-  return emulator::value_of_lane(value, from < 0 ? lane : from);
+  return emulator::value_of_lane(value, from < lane / width * width ? lane : from);
 }
 template <class V>
 V __shfl_xor_sync(unsigned, V value, unsigned mask) {
@@ -112,6 +114,7 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
 
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
+inline int __ffs(int value) { return __builtin_ffs(value); }
 inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(unsigned(value)); }
 inline int __popcll(unsigned long long value) { return __builtin_popcountll(value); }
 
@@ -152,6 +155,11 @@ inline long long __double_as_longlong(double value) {
   long long bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
+}
+inline double __longlong_as_double(long long bits) {
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
 }
 inline double __hiloint2double(int high, int low) {
   const uint64_t bits = uint64_t(uint32_t(high)) << 32 | uint32_t(low);

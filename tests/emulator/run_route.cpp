@@ -43,7 +43,8 @@ int main(int count, char** texts) {
   const bool sigmoid = arguments.number("sigmoid"), renormalize = arguments.number("renormalize");
   const DType dtype = dtype_named(arguments.text("dtype"));
   std::mt19937 numbers(unsigned(arguments.number("seed")));
-  const Tensor logits(dtype, tokens * experts), weights(DType::kFloat32, tokens * top_k);
+  const DType of_weights = dtype == DType::kFloat64 ? dtype : DType::kFloat32;
+  const Tensor logits(dtype, tokens * experts), weights(of_weights, tokens * top_k);
   for (size_t i = 0; i < tokens * experts; ++i) {
     logits.set(i, numbers() % 16 == 0 ? -0. : (int(numbers() % 33) - 16) / 4.);
   }
