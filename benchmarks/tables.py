@@ -230,7 +230,47 @@ def _peer(peer: PeerResult | None) -> str:
     return ratio_text(peer.ratio) + host
 
 
-_TABLES = {"working": _working, "operators": _operators, "cases": _cases}
+def _mixtures(base: Path) -> str:
+    """The run of ``moe``, a column for each model."""
+    cells: dict[str, dict[str, str]] = {}
+    results = reports()["moe"].of("moe")
+    for result in results:
+        match = re.fullmatch(r"(.+), T=(\d+) bfloat16(, forward and backward)?", result.case)
+        assert match is not None and result.seconds is not None
+        ratios = [
+            f"{peer.ratio.value:.2f}x"
+            for name in peer_names(results)
+            if (peer := result.peers.get(name)) is not None and peer.ratio is not None
+        ]
+        time = f"{time_text(result.seconds.value)} ({result.of_ceiling:.0%})"
+        step = match[2] + (", trained" if match[3] else "")
+        cells.setdefault(step, {})[match[1]] = ", ".join((time, *ratios))
+    models = list(dict.fromkeys(model for row in cells.values() for model in row))
+    rows = [(step, *(row.get(model, "") for model in models)) for step, row in cells.items()]
+    return _markdown(("tokens", *models), rows)
+
+
+def _dense_experts(base: Path) -> str:
+    """What a mixture without all but its products would take."""
+    rows = []
+    for result in _json("dense_experts")["results"]:
+        ours, composed, products = (
+            result["seconds"][name] for name in ("cuda_ops.moe", "grouped_mm", "torch.bmm")
+        )
+        ratios = composed / ours, products / ours, composed / products
+        times = time_text(ours), time_text(products)
+        rows.append((result["case"], *times, *(f"{ratio:.2f}" for ratio in ratios)))
+    header = ("case", "moe", "bmm", "grouped_mm / moe", "bmm / moe", "grouped_mm / bmm")
+    return _markdown(header, rows)
+
+
+_TABLES = {
+    "working": _working,
+    "operators": _operators,
+    "cases": _cases,
+    "mixtures": _mixtures,
+    "dense experts": _dense_experts,
+}
 
 
 # --- reading and writing ---------------------------------------------------------------

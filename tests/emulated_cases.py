@@ -76,6 +76,7 @@ class Route(NamedTuple):
     sigmoid: int = 0
     renormalize: int = 1
     bias: int = 0
+    transposed: int = 0
     capability: int = 90
 
 
@@ -97,7 +98,9 @@ ROUTE = {
     "many tokens, 128 experts": Route(70, 128, 8, "float32"),
     "many tokens, 130 experts": Route(43, 130, 8, sigmoid=1, renormalize=0),
     "many tokens, 256 experts": Route(61, 256, 8, "float32"),
+    "many tokens, 200 experts, most choices": Route(45, 200, 16, "float32"),
     "many tokens, more choices than lanes": Route(50, 24, 9, "float32"),
+    "many tokens, transposed": Route(48, 64, 4, "float16", transposed=1),
     "many tokens, float64": Route(50, 24, 3, "float64"),
     # Assignments of more than one block: the last one has one.
     "several blocks": Route(700, 128, 8),
@@ -311,6 +314,7 @@ class Fault(NamedTuple):
     found: str  # a pattern
     header: str = "gemm_grouped_hopper.cuh"
     separate: int = -1  # sort_radix_wide.cuh: as a Sort's
+    mixture: str = ""  # the case in MOE, if it is not its header's
 
 
 #: What runs a header's kernels: a program, and its case.
@@ -464,6 +468,27 @@ FAULTS = {
         "late",
         "global memory before the wait",
         "gemm_grouped_stream.cuh",
+    ),
+    "a block that does not wait after its early reads": Fault(
+        """    rows = after_previous(rows);
+    let_next_start();
+  }
+#pragma unroll
+  for (int c""",
+        """  }
+#pragma unroll
+  for (int c""",
+        "late",
+        "global memory before the wait",
+        "gemm_grouped_stream.cuh",
+    ),
+    "one token that does not wait": Fault(
+        "const void* rows = after_previous(p.a);\n  let_next_start();\n  if (int(",
+        "const void* rows = p.a;\n  let_next_start();\n  if (int(",
+        "late",
+        "global memory before the wait",
+        "gemm_grouped_stream.cuh",
+        mixture="token",
     ),
     "the first part of a line again": Fault(
         "loaded = false;", "", "late", "out is wrong", "gemm_stream_sums.cuh"

@@ -186,6 +186,8 @@ def test_a_fault_is_found(build: Build, tmp_path: Path, name: str) -> None:
     assert fault.right in text, f"{header.name} no longer has {fault.right!r}"
     header.write_text(text.replace(fault.right, fault.wrong, 1))
     name_of_program, case = USER_OF[fault.header]
+    if fault.mixture:
+        case = MOE[fault.mixture]._asdict()
     if fault.header == "sort_radix_wide.cuh":
         case = {**case, "separate": fault.separate}
     broken = build(name_of_program, tmp_path / "include")

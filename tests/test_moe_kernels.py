@@ -150,8 +150,9 @@ def test_the_sanitizer_is_shown_every_family(plans: Any, name: str) -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_one_graph_for_every_routing(dtype: torch.dtype) -> None:
-    tokens, hidden, inner, count, top_k = 300, 64, 48, 16, 4
+@pytest.mark.parametrize("tokens", [1, 8, 300])
+def test_one_graph_for_every_routing(tokens: int, dtype: torch.dtype) -> None:
+    hidden, inner, count, top_k = 64, 48, 16, 4
     matrices = weights(count, hidden, inner, dtype, "cuda")
     x = torch.randn(tokens, hidden, dtype=dtype, device="cuda")
     logits = torch.randn(tokens, count, device="cuda")
@@ -163,8 +164,15 @@ def test_one_graph_for_every_routing(dtype: torch.dtype) -> None:
     one[3] = 50
     for new in (torch.randn_like(logits), torch.zeros_like(logits), torch.randn_like(logits) + one):
         logits.copy_(new)
+        matrices[1].neg_()
+        graph.replay()
+        # Again at once: what a kernel reads before it waits is of this call, not of the last one.
+        logits.copy_(new.roll(1, 1))
+        matrices[1].copy_(matrices[1].roll(1, 0))
         graph.replay()
         assert torch.equal(out, cuda_ops.moe(x, logits, *matrices, top_k))
+        exact = naive(x.double(), logits, *(m.double() for m in matrices), top_k)
+        assert (out.double() - exact).norm() <= ROUNDING[dtype] * exact.norm()
 
 
 def routed(case: Case, how: str) -> torch.Tensor:

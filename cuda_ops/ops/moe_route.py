@@ -265,6 +265,16 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 
 
 @hookimpl
+def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
+    """Tokens that share a warp, of every number of experts for which there is code."""
+    if op.name != ROUTE:
+        return []
+    many = (600, 8), (600, 24), (600, 60), (2100, 100), (2100, 200)
+    dtypes = torch.float32, torch.bfloat16
+    return [Sample((TensorArg(shape, dtype), 4)) for shape in many for dtype in dtypes]
+
+
+@hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
     return {
         ROUTE: torch_peers(of_experts.torch_route),

@@ -21,12 +21,6 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// kVector elements that are read and written at once.
-template <class T, int kVector>
-struct alignas(sizeof(T) * kVector) Elements {
-  T values[kVector];
-};
-
 // out[t] = sum over j of weights[t, j] * results[t * k + j]; without weights they are 1.
 template <class T, int kVector>
 __global__ void __launch_bounds__(kThreads)
@@ -195,7 +189,7 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
       if (error != cudaSuccess) return error;
       if (plan.token) {
         down.out = p.out;
-        return stream_token<T>({down, p.map, plan.map, 1, true}, p.weights, stream);
+        return stream_token<T>(down, p.map, p.weights, stream);
       }
       const StreamRows second{down, p.map, plan.map, plan.splits_down, true};
       error = stream_rows<T, false>(second, plan.tile, stream);

@@ -80,13 +80,6 @@ __device__ uint64_t lanes_largest(uint64_t value) {
   return high << 32 | lanes_largest<kLanes>(value >> 32 == high ? uint32_t(value) : 0);
 }
 
-template <int kLanes, class V>
-__device__ V lanes_sum(V value) {
-#pragma unroll
-  for (int mask = kLanes / 2; mask > 0; mask /= 2)
-    value += __shfl_xor_sync(~0u, value, unsigned(mask));
-  return value;
-}
 // NaN where any is.
 template <int kLanes, class V>
 __device__ V lanes_max(V value) {
@@ -105,14 +98,9 @@ __device__ uint32_t lanes_vote(bool vote) {
   return votes >> (threadIdx.x % 32 / kLanes * kLanes) & ((1u << kLanes % 32) - 1);
 }
 
-// kCount neighbours that are read at once.
-template <class T, int kCount>
-struct alignas(sizeof(T) * kCount) Neighbours {
-  T values[kCount];
-};
-// How many of R that is.
+// How many of R neighbours are read or written at once.
 template <class T, int R>
-constexpr int kNeighbours = R * int(sizeof(T)) <= 16 ? R : 16 / int(sizeof(T));
+constexpr int kAtOnce = R * int(sizeof(T)) <= 16 ? R : 16 / int(sizeof(T));
 
 // The logits of a token, R neighbours in each of kLanes lanes, and what softmax needs of them.
 template <class T, class C, int R, int kLanes>
@@ -128,10 +116,10 @@ struct Token {
         first(int(threadIdx.x) % kLanes * R),
         count(int(p.experts) - first) {
     if (vectors && count >= R) {
-      constexpr int kCount = kNeighbours<T, R>;
+      constexpr int kCount = kAtOnce<T, R>;
 #pragma unroll
       for (int r = 0; r < R; r += kCount) {
-        const auto some = *reinterpret_cast<const Neighbours<T, kCount>*>(row + first + r);
+        const auto some = *reinterpret_cast<const Elements<T, kCount>*>(row + first + r);
 #pragma unroll
         for (int i = 0; i < kCount; ++i) raw[r + i] = some.values[i];
       }
@@ -162,7 +150,7 @@ struct Token {
     for (int r = 0; r < R; ++r) {
       if (r < count) own_sum += exp(logit(r) - largest);
     }
-    sum = lanes_sum<kLanes>(own_sum);
+    sum = lanes_total(own_sum, kLanes);
   }
   __device__ C score(Scoring scoring, C logit) const {
     return scoring == Scoring::kSigmoid ? sigmoid<Accurate>(logit) : exp(logit - largest) / sum;
@@ -270,11 +258,11 @@ __global__ void __launch_bounds__(32 * kRouteWarps)
     // bias the first of them is the largest.
     const C largest = kBias ? lanes_max<kChosen>(logit) : __shfl_sync(~0u, logit, 0, kLanes);
     weight = mine ? exp(logit - largest) : C(0);
-    weight /= lanes_sum<kChosen>(weight);
+    weight /= lanes_total(weight, kChosen);
   } else {
     weight = mine ? row.score(p.scoring, logit) : C(0);
     // All scores may round to zero, which then is what they stay.
-    if (p.renormalize) weight /= lanes_sum<kChosen>(weight) + C(1e-20);
+    if (p.renormalize) weight /= lanes_total(weight, kChosen) + C(1e-20);
   }
   if (poisoned) weight = C(NAN);
   if (!mine || own >= p.tokens) return;
@@ -305,12 +293,12 @@ __global__ void __launch_bounds__(32 * kRouteWarps)
 
   Token<T, C, R, 32> row(p, token, vectors);
   const C logit = known ? row.logit_of(p, chosen) : C(-INFINITY);
-  const C along = lanes_sum<32>(grad * weight);
+  const C along = lanes_total(grad * weight, 32);
   const bool everywhere = !sigmoids && !p.renormalize;
   C own;  // what the choice that this lane has adds to its expert's
   if (sigmoids) {
     const Sigmoid<Accurate, C> s(logit);
-    const C total = p.renormalize ? lanes_sum<32>(mine ? s.value : C(0)) + C(1e-20) : C(1);
+    const C total = p.renormalize ? lanes_total(mine ? s.value : C(0), 32) + C(1e-20) : C(1);
     own = s.value * s.complement * (p.renormalize ? (grad - along) / total : grad);
   } else {
     own = weight * (everywhere ? grad : grad - along);
@@ -330,10 +318,21 @@ __global__ void __launch_bounds__(32 * kRouteWarps)
       if (row.first + r == expert) grads[r] += value;
     }
   }
-  T* out = static_cast<T*>(b.grad_logits) + token * p.experts;
+  T* out = static_cast<T*>(b.grad_logits) + token * p.experts + row.first;
+  constexpr int kCount = kAtOnce<T, R>;
+  if (row.count >= R && p.experts % kCount == 0) {
+#pragma unroll
+    for (int r = 0; r < R; r += kCount) {
+      Elements<T, kCount> some;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) some.values[i] = from_compute<T>(grads[r + i]);
+      *reinterpret_cast<Elements<T, kCount>*>(out + r) = some;
+    }
+    return;
+  }
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    if (r < row.count) out[row.first + r] = from_compute<T>(grads[r]);
+    if (r < row.count) out[r] = from_compute<T>(grads[r]);
   }
 }
 
@@ -349,7 +348,7 @@ cudaError_t visit_experts(int64_t experts, Run run) {
 // Whether lanes of kLanes may read their R logits as vectors.
 template <class T, int R>
 bool logits_in_vectors(const MoeRoute& p) {
-  constexpr int kCount = kNeighbours<T, R>;
+  constexpr int kCount = kAtOnce<T, R>;
   return p.expert_stride == 1 && p.token_stride % kCount == 0 &&
          reinterpret_cast<uintptr_t>(p.logits) % (kCount * sizeof(T)) == 0;
 }
@@ -379,10 +378,10 @@ cudaError_t moe_route_launch(const MoeRoute& p, cudaStream_t stream) {
   if (p.tokens == 0) return cudaSuccess;
   return visit_floating(p.dtype, [&](auto tag) {
     using T = decltype(tag);
-    // A lane keeps at most one choice.
+    // A lane keeps at most one choice. float64 and a bias are rare: no code of their own.
     if constexpr (sizeof(T) <= 4) {
-      if (p.bias == nullptr && p.tokens > few_tokens(p.experts) && p.top_k <= 8 &&
-          p.experts <= 256) {
+      const bool shared = p.top_k <= (p.experts <= 128 ? 8 : 16) && p.experts <= 256;
+      if (shared && p.tokens > few_tokens(p.experts) && p.bias == nullptr) {
         if (p.experts <= 8) return route<T, 1, 8>(p, stream);
         if (p.experts <= 32) return route<T, 4, 8>(p, stream);
         if (p.experts <= 64) return route<T, 8, 8>(p, stream);

@@ -16,6 +16,12 @@ struct BFloat16 {
   uint16_t bits;
 };
 
+// Neighbours that are read and written at once.
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) Elements {
+  T values[kCount];
+};
+
 // Arithmetic runs in float64 for float64 and in float32 for everything else.
 template <class T> struct Compute {
   using type = float;

@@ -6,6 +6,9 @@
 // also what no kernel in between wrote: the L1 cache of an SM is not cleaned for a kernel that
 // starts in the middle of another one. let_next_start comes after that; a kernel that is launched
 // in order may call it at once.
+// The one exception: what the kernel before had to wait for itself, and does not write, is there
+// when this one starts. It may be read before the wait by loads that go past the L1 cache
+// (ld.relaxed.gpu).
 #pragma once
 
 #include <cuda_runtime.h>

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(8 * kCols))
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   const int part = warp % s.splits, place = warp / s.splits;
   const int width = kStreamWarps / s.splits * kBlocks * kStep;
-  // Blocks that may be there before the kernel before is done; what they read so is not cached.
+  // Most blocks that are there before the kernel before is done; what is read so is not cached.
   const bool early = !kGated && s.second && !s.sorted &&
                      blockIdx.x < unsigned(kHopperSms * stream_resident(8 * kCols));
   const void* rows = p.a;
@@ -167,10 +167,10 @@ constexpr int kTokenWarps = 16;
 // Bounds that ask for one block: without, registers are saved by loads one after the other.
 template <class T>
 __global__ void __launch_bounds__(32 * kTokenWarps, 1)
-    stream_token_kernel(const __grid_constant__ StreamRows s, const float* weights, int parts) {
+    stream_token_kernel(const __grid_constant__ GroupedRows p, const __grid_constant__ MoeMap map,
+                        const float* weights, int parts) {
 #if __CUDA_ARCH__ >= 800
   __shared__ float partials[kMostChosen * kTokenWarps][16], scales[kMostChosen];
-  const GroupedRows& p = s.rows;
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   const int64_t first = int64_t(blockIdx.x) * 16;
   const T* lines[1][2];
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(32 * kTokenWarps, 1)
   const int pairs = p.assignments * parts;
   StreamLines<1> ahead;
   int ahead_of = p.experts;
-  if (warp < pairs) ahead_of = fresh_bin_of(s.map, warp / parts);
+  if (warp < pairs) ahead_of = fresh_bin_of(map, warp / parts);
   if (ahead_of < p.experts) {
     const StreamRange range = range_of(warp, ahead_of);
     ahead.load<true>(lines, range.end - range.begin);
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(32 * kTokenWarps, 1)
   for (int pair = warp; pair < pairs; pair += kTokenWarps) {
     const int assignment = pair / parts;
     const bool loaded = pair == warp;
-    const int expert = loaded ? ahead_of : bin_of(s.map, assignment);
+    const int expert = loaded ? ahead_of : bin_of(map, assignment);
     float sums[1][1][4] = {};
     if (expert < p.experts) {
       const StreamRange range = range_of(pair, expert);
@@ -243,14 +243,16 @@ cudaError_t stream_rows(const StreamRows& s, int tile, cudaStream_t stream) {
   return launch_early(kernel, unsigned(blocks), 32 * kStreamWarps, 0, stream, s);
 }
 
-// `s.rows.out` is one row: the sum over all assignments.
+// `p.out` is one row: the sum over all assignments. The kernel before is the first product, as
+// where StreamRows says `second`.
 template <class T>
-cudaError_t stream_token(const StreamRows& s, const void* weights, cudaStream_t stream) {
+cudaError_t stream_token(const GroupedRows& p, const MoeMap& map, const void* weights,
+                         cudaStream_t stream) {
   // All warps have the same number of pairs, a power of two of them for an assignment.
   int parts = 1;
-  while (parts < kTokenWarps && s.rows.assignments * parts % kTokenWarps != 0) parts *= 2;
-  return launch_early(stream_token_kernel<T>, unsigned((s.rows.n + 15) / 16), 32 * kTokenWarps, 0,
-                      stream, s, static_cast<const float*>(weights), parts);
+  while (parts < kTokenWarps && p.assignments * parts % kTokenWarps != 0) parts *= 2;
+  return launch_early(stream_token_kernel<T>, unsigned((p.n + 15) / 16), 32 * kTokenWarps, 0,
+                      stream, p, map, static_cast<const float*>(weights), parts);
 }
 
 }  // namespace cuda_ops

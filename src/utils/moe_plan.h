@@ -69,7 +69,7 @@ constexpr int stream_splits(int64_t groups, int64_t lines, int64_t k, int tile) 
     return 10 * k >= 9 * splits * ((share + load - 1) / load * load);
   };
   int splits = 1;
-  while (splits < kStreamWarps && warps * splits < 132 * 128 && k / (2 * splits) >= 128 &&
+  while (splits < kStreamWarps && warps * splits < kHopperSms * 128 && k / (2 * splits) >= 128 &&
          (warps * splits < full || whole(2 * splits))) {
     splits *= 2;
   }

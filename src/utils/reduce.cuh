@@ -7,6 +7,7 @@
 #include "dtype.cuh"
 #include "early_start.cuh"
 #include "reduce.h"
+#include "warp.cuh"
 
 namespace cuda_ops {
 
@@ -28,13 +29,6 @@ __device__ compute_t<T> total_of(uint4 vector) {
     };
     return (pair(vector.x) + pair(vector.y)) + (pair(vector.z) + pair(vector.w));
   }
-}
-
-// Over `lanes` neighbouring threads of a warp, a power of two; all get the sum.
-template <class C>
-__device__ C lanes_total(C value, int lanes) {
-  for (int lane = lanes / 2; lane > 0; lane /= 2) value += __shfl_xor_sync(~0u, value, lane);
-  return value;
 }
 
 // Over a block of kSumThreads; all get the sum.

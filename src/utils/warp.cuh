@@ -9,6 +9,14 @@ namespace cuda_ops {
 // in uniform registers: wgmma's descriptors, for one, are not copied there for each instruction.
 __device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
+// Over `lanes` that are neighbours, a power of two; all get the sum.
+template <class C>
+__device__ C lanes_total(C value, int lanes) {
+#pragma unroll
+  for (int lane = lanes / 2; lane > 0; lane /= 2) value += __shfl_xor_sync(~0u, value, lane);
+  return value;
+}
+
 // The sum over this lane and those before it.
 template <class T>
 __device__ T sum_up_to_lane(T value) {

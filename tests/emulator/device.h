@@ -121,6 +121,7 @@ inline int __popcll(unsigned long long value) { return __builtin_popcountll(valu
 template <class V>
 V __ldg(const V* from) {
   if (reinterpret_cast<uintptr_t>(from) % sizeof(V) != 0) emulator::fail("an unaligned __ldg");
+  emulator::check_waited();
   emulator::check_read(from, sizeof(V));
   return *from;
 }

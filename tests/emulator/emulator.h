@@ -123,7 +123,7 @@ void forget_reads();
 void check_read(const void* from, int bytes);
 
 // In an early launch a thread may touch global memory once it has waited. Checked of the copy
-// engine's accesses and of loads of streamed matrices alone.
+// engine's accesses, of loads of streamed matrices and of __ldg alone.
 void wait_for_kernels_before();
 void check_waited();
 

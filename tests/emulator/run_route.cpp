@@ -45,13 +45,17 @@ int main(int count, char** texts) {
   std::mt19937 numbers(unsigned(arguments.number("seed")));
   const DType of_weights = dtype == DType::kFloat64 ? dtype : DType::kFloat32;
   const Tensor logits(dtype, tokens * experts), weights(of_weights, tokens * top_k);
+  const bool transposed = arguments.number("transposed");
+  const auto place = [&](size_t t, size_t e) {
+    return transposed ? e * tokens + t : t * experts + e;
+  };
   for (size_t i = 0; i < tokens * experts; ++i) {
     logits.set(i, numbers() % 16 == 0 ? -0. : (int(numbers() % 33) - 16) / 4.);
   }
   std::vector<double> bias(arguments.number("bias") ? experts : 0);
   for (double& value : bias) value = double(numbers() % 100) / 200;
   // By scores and a bias it would not come first, as all of them are NaN.
-  if (bias.empty()) logits.set(experts / 2, NAN);
+  if (bias.empty()) logits.set(place(0, experts / 2), NAN);
   std::vector<int64_t> chosen(tokens * top_k);
 
   MoeRoute p;
@@ -60,8 +64,8 @@ int main(int count, char** texts) {
   p.experts = int64_t(experts);
   p.top_k = int64_t(top_k);
   p.logits = logits.data();
-  p.token_stride = p.experts;
-  p.expert_stride = 1;
+  p.token_stride = transposed ? 1 : p.experts;
+  p.expert_stride = transposed ? p.tokens : 1;
   p.bias = bias.empty() ? nullptr : bias.data();
   p.scoring = sigmoid ? Scoring::kSigmoid : Scoring::kSoftmax;
   p.renormalize = renormalize;
@@ -73,7 +77,7 @@ int main(int count, char** texts) {
   for (size_t t = 0; t < tokens; ++t) {
     std::vector<double> row(experts), scores(experts);
     double sum = 0, largest = -INFINITY;
-    for (size_t e = 0; e < experts; ++e) row[e] = logits.get(t * experts + e);
+    for (size_t e = 0; e < experts; ++e) row[e] = logits.get(place(t, e));
     for (const double logit : row) largest = logit != logit ? logit : std::max(largest, logit);
     for (const double logit : row) sum += std::exp(logit - largest);
     for (size_t e = 0; e < experts; ++e) {
