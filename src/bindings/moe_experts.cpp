@@ -1,5 +1,6 @@
 // moe_experts(x, w_gate_up, w_down, experts, weights): SwiGLU experts for tokens that
 // are routed already, and their gradients.
+#include <algorithm>
 #include <cmath>
 
 #include "tensor_moe.h"
@@ -312,11 +313,16 @@ Four moe_experts_backward_cpu(const Tensor& grad_out, const Tensor& x, const Ten
 struct Space {
   Tensor activations, results;
 
-  explicit Space(Call& call)
-      : activations(empty({call.assignments(), call.problem.inner}, call.x)),
-        results(empty({call.assignments(), call.problem.hidden}, call.x)) {
+  // `shared`: both in the same place, as a gradient may have them.
+  explicit Space(Call& call, bool shared = false)
+      : activations(
+            empty({call.assignments(), shared ? widest(call) : call.problem.inner}, call.x)),
+        results(empty({shared ? 0 : call.assignments(), call.problem.hidden}, call.x)) {
     call.problem.activations = activations.mutable_data_ptr();
-    call.problem.results = results.mutable_data_ptr();
+    call.problem.results = (shared ? activations : results).mutable_data_ptr();
+  }
+  static int64_t widest(const Call& call) {
+    return std::max(call.problem.inner, call.problem.hidden);
   }
 };
 
@@ -341,7 +347,7 @@ Four moe_experts_backward_cuda(const Tensor& grad_out, const Tensor& x, const Te
                                const Tensor& w_down, const Tensor& experts, const Tensor& weights,
                                const Tensor& gate_up, int64_t wanted) {
   Call call("moe_experts_backward", x, w_gate_up, w_down, experts, weights);
-  const Space space(call);
+  const Space space(call, true);
   Gradients grads(call, grad_out, gate_up, wanted);
   Tensor grad_gate_up = call.empty_gate_up();
   MoeExpertsBackward b = backward_problem(call, grads, wanted);

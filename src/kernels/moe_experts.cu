@@ -220,7 +220,7 @@ cudaError_t backward(const MoeExpertsBackward& b, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   error = swiglu_backward<T>(b, stream);
   if (error != cudaSuccess) return error;
-  if (b.grad_w_down != nullptr) {
+  if (b.grad_w_down != nullptr) {  // before grad_x, whose results may lie over the activations
     error = weights_product<T>(
         plan, weights_of(p, p.hidden, p.inner, grad_out, activations, b.grad_w_down), stream);
     if (error != cudaSuccess) return error;

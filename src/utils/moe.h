@@ -90,7 +90,8 @@ struct MoeExperts {
 
 // Gradients of the same; null where one is not wanted.
 struct MoeExpertsBackward {
-  MoeExperts forward;              // gate_up is an input; activations and results are space
+  // gate_up is an input; activations and results are space, and may be the same.
+  MoeExperts forward;
   const void* grad_out = nullptr;  // (T, H)
   void* grad_gate_up = nullptr;    // (T * k, 2I), space, at positions
   void* grad_x = nullptr;

@@ -208,6 +208,8 @@ int main(int count, char** texts) {
   MoeExpertsBackward back;
   back.forward = moe;
   back.forward.gate_up = gate_up.data();
+  const Tensor space = tensor(assignments, std::max(p.inner, p.hidden));
+  back.forward.activations = back.forward.results = space.data();
   back.grad_out = p.grad_out.data();
   back.grad_gate_up = grad_gate_up.data();
   back.grad_x = grad_x.data();
