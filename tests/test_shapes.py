@@ -15,7 +15,7 @@ from cuda_ops.shapes import MAX_DIMS
 
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
-    for row in compile_ops(["matmul", "fused_linear_gelu"]):
+    for row in compile_ops(["add", "fused_linear_gelu", "matmul", "sum_rows"]):
         assert not row.error, row.error
 
 
@@ -26,11 +26,12 @@ def refusal(op: str, shapes: tuple[tuple[int, ...], ...], device: str) -> str:
 
 
 @pytest.mark.parametrize(("a", "b"), [("cpu", "meta"), ("meta", "cpu")])
-def test_the_meta_device_is_called_by_its_name(a: str, b: str) -> None:
+@pytest.mark.parametrize("op", ["add", "matmul"])
+def test_the_meta_device_is_called_by_its_name(op: str, a: str, b: str) -> None:
     x, y = torch.ones(2, 2, device=a), torch.ones(2, 2, device=b)
-    expected = f"argument 'b': expected a tensor on {a} like 'a', got one on {b}$"
+    expected = f"cuda_ops::{op}: argument 'b': expected a tensor on {a} like 'a', got one on {b}$"
     with pytest.raises(RuntimeError, match=expected):
-        torch.ops.cuda_ops.matmul(x, y)
+        getattr(torch.ops.cuda_ops, op)(x, y)
 
 
 # --- more batch dims than a kernel walks --------------------------------------------
@@ -62,6 +63,21 @@ def test_too_many_batch_dims(op: str, argument: str, shapes: Any) -> None:
     expected = f"cuda_ops::{op}: argument '{argument}': expected at most 16 batch dims other than 1"
     assert refusal(op, shapes, "cpu").startswith(expected)
     assert refusal(op, shapes, "meta") == refusal(op, shapes, "cpu")
+
+
+@pytest.mark.parametrize("op", ["add", "sum_rows"])
+def test_too_many_dims(op: str) -> None:
+    """Of what a kernel walks point by point: dims that follow each other in memory are one."""
+    shape = (*TOO_MANY, 2)
+    x = torch.ones(shape).permute(*reversed(range(len(shape))))
+    arguments = (x, torch.ones(())) if op == "add" else (x,)
+    with pytest.raises(RuntimeError) as caught:
+        getattr(torch.ops.cuda_ops, op)(*arguments)
+    expected = f"cuda_ops::{op}: expected at most 16 dims other than 1, got shape [2, 2"
+    assert str(caught.value).startswith(expected)
+    assert torch.equal(torch.ops.cuda_ops.sum_rows(x.mT.contiguous()), torch.full(shape[:-1], 2.0))
+    ones = torch.ones(2, 1, 3).expand(2, 1, 3)[(None,) * 20]
+    assert torch.equal(torch.ops.cuda_ops.sum_rows(ones), ones.sum(-1))
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,9 @@ Strided<Inputs, Outputs> strided(const View (&outputs)[Outputs], const View (&in
     problem.numel *= size;
     if (size == 1) continue;
     if (problem.dims == kMaxDims) {
-      throw std::runtime_error("cuda_ops: expected at most " + std::to_string(kMaxDims) +
-                               (core_dims > 0 ? " batch dims" : " dims") +
-                               " other than 1, got shape " + shape_name(out));
+      throw Refusal("expected at most " + std::to_string(kMaxDims) +
+                    (core_dims > 0 ? " batch dims" : " dims") + " other than 1, got shape " +
+                    shape_name(out));
     }
     problem.sizes[problem.dims] = size;
     for (size_t k = 0; k < Outputs + Inputs; ++k) {

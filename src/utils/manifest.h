@@ -95,10 +95,14 @@ struct Entry<Function, R (*)(Args...)> {
   static void call(StableIValue* stack, uint64_t, uint64_t) {
     std::tuple<Value<Args>...> args = unbox(stack, std::index_sequence_for<Args...>());
     check(args);
-    if constexpr (std::is_void_v<R>) {
-      std::apply(Function, args);
-    } else {
-      Returns<R>::push(stack, std::apply(Function, args));
+    try {
+      if constexpr (std::is_void_v<R>) {
+        std::apply(Function, args);
+      } else {
+        Returns<R>::push(stack, std::apply(Function, args));
+      }
+    } catch (const Refusal& refusal) {
+      throw std::runtime_error("cuda_ops::" + checks->op + ": " + refusal.what());
     }
   }
 

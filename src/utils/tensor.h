@@ -102,6 +102,7 @@ inline bool is_strided(const Tensor& tensor) {
 
 inline std::string name(DeviceId device) {
   if (device.type == aoti_torch_device_type_cpu()) return "cpu";
+  if (device.type == aoti_torch_device_type_meta()) return "meta";
   const bool cuda = device.type == aoti_torch_device_type_cuda();
   return (cuda ? "cuda:" : "device:") + std::to_string(device.index);
 }
@@ -175,6 +176,12 @@ inline bool broadcast(std::vector<int64_t>& shape, const View& view, int rank) {
   }
   return true;
 }
+
+// What a part refuses that does not know whose tensor it has: whoever called the operator puts its
+// name in front.
+struct Refusal : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 // The one way to refuse an argument: op, argument, expected, actual.
 [[noreturn]] inline void refuse(const std::string& op, const std::string& argument,

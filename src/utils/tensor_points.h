@@ -10,15 +10,16 @@ namespace cuda_ops {
 
 // The points of `tensor` in row-major order; dim `dropped` stays at index 0.
 inline Points points_of(const Tensor& tensor, int64_t dropped = -1) {
-  if (tensor.dim() > Points::kMaxDims) {
-    throw std::runtime_error("cuda_ops: at most " + std::to_string(Points::kMaxDims) +
-                             " dims, got " + std::to_string(tensor.dim()));
-  }
   Points points;
   points.data = tensor.const_data_ptr();
   points.dtype = dtype_of(tensor);
   for (int64_t d = tensor.dim(); d-- > 0;) {
-    if (d != dropped) points.add_dim(tensor.size(d), tensor.stride(d));
+    if (d == dropped) continue;
+    if (tensor.size(d) != 1 && points.dims == Points::kMaxDims) {
+      throw Refusal("expected at most " + std::to_string(Points::kMaxDims) +
+                    " dims other than 1, got shape " + shape_name(tensor));
+    }
+    points.add_dim(tensor.size(d), tensor.stride(d));
   }
   return points;
 }
