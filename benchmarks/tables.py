@@ -251,7 +251,7 @@ def _mixtures(base: Path) -> str:
 
 
 def _dense_experts(base: Path) -> str:
-    """What a mixture without all but its products would take."""
+    """The mixture, and its products alone."""
     rows = []
     for result in _json("dense_experts")["results"]:
         ours, composed, products = (
