@@ -81,8 +81,7 @@ __global__ void __launch_bounds__(kThreads)
       grad_gates[vectors + n] = up;
       activations[n] = grad;
     }
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) along += __shfl_xor_sync(~0u, along, unsigned(mask));
+    along = lanes_total(along, 32);
     if (lane == 0 && b.grad_weights != nullptr) static_cast<C*>(b.grad_weights)[number] = along;
   }
 }

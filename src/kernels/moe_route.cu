@@ -345,7 +345,7 @@ cudaError_t visit_experts(int64_t experts, Run run) {
   return run(std::integral_constant<int, 16>{});
 }
 
-// Whether lanes of kLanes may read their R logits as vectors.
+// Whether a lane may read its R logits as vectors.
 template <class T, int R>
 bool logits_in_vectors(const MoeRoute& p) {
   constexpr int kCount = kAtOnce<T, R>;
