@@ -60,6 +60,14 @@ def torch_route(
     return weights / weights.sum(-1, keepdim=True), experts
 
 
+def distinct_logits(tokens: int, count: int, device: torch.device) -> torch.Tensor:
+    """The same float32 values for every token, in an order of its own: neither they nor their
+    softmaxes are ever equal, which every routing would order in its own way.
+    """
+    order = torch.rand(tokens, count, device=device).argsort(-1)
+    return torch.linspace(-4, 4, count, device=device)[order]
+
+
 def mixture(
     x: torch.Tensor,
     w_gate_up: torch.Tensor,

@@ -80,3 +80,14 @@ def test_order_weights_and_gradient(
             error = (ours[1:].double() - theirs[1:]).abs()
             rounding = 1e-5 if dtype in (torch.float64, torch.float32) else 1e-2
             assert (error <= rounding * theirs[1:].abs() + 1e-6).all()
+
+
+def test_what_is_timed_has_no_ties() -> None:
+    """Peers break them by other rules, and would be refused for their other results."""
+    for seed in range(3):
+        torch.manual_seed(seed)
+        for count, top_k in ((8, 2), (512, 16)):
+            logits = references.distinct_logits(4096, count, torch.device("cpu"))
+            ours, theirs = references.route(logits, top_k), references.torch_route(logits, top_k)
+            assert torch.equal(ours[1], theirs[1])
+            assert not torch.equal(logits[0], logits[1])

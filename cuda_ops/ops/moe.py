@@ -224,8 +224,7 @@ def _case(op: OpSpec, model: str, tokens: int, backward: bool = False) -> Benchm
 
         return (
             normal(tokens, hidden),
-            # Of equal logits, which 16 bits often have, everyone chooses another expert.
-            rotation.random_tensor((tokens, count), torch.float32, device),
+            of_experts.distinct_logits(tokens, count, device),
             normal(count, 2 * inner, hidden) * hidden**-0.5,
             normal(count, hidden, inner) * inner**-0.5,
             top_k,

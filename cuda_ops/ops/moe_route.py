@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from cuda_ops import expert_checks, shapes
 from cuda_ops import experts as of_experts
 from cuda_ops.benchmarking.peers import torch_peers
-from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
@@ -306,13 +305,12 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
 
 def _case(op: OpSpec, tokens: int, count: int, top_k: int, reason: str) -> BenchmarkCase:
     label = f"{tokens}x{count}, {top_k}"
-    if op.name == ROUTE:
-        made = maker((((tokens, count), torch.float32), top_k))
-        moved = tokens * (4 * count + 12 * top_k)
-    else:
-        moved = tokens * top_k * (8 + 4)
+    logits = 4 * tokens * count if op.name == ROUTE else 0
 
-        def made(device: torch.device) -> tuple[Any, ...]:
-            return torch.randint(count, (tokens, top_k), device=device), count
+    def made(device: torch.device) -> tuple[Any, ...]:
+        if op.name == ROUTE:
+            return of_experts.distinct_logits(tokens, count, device), top_k
+        return torch.randint(count, (tokens, top_k), device=device), count
 
+    moved = logits + 12 * tokens * top_k
     return BenchmarkCase(label, made, bytes=moved, reason=reason, dtype=torch.float32)
