@@ -16,6 +16,7 @@ from reports import around, rendered, report, result
 from benchmarks import tables
 from cuda_ops.benchmarking import command, plots
 from cuda_ops.benchmarking.compare import Settings
+from cuda_ops.benchmarking.kit import Kit
 from cuda_ops.benchmarking.regression import regressions
 from cuda_ops.benchmarking.results import CaseResult, PeerResult, Report
 from cuda_ops.benchmarking.stats import Interval
@@ -172,6 +173,28 @@ def test_the_command_from_end_to_end(
         actual = command.main([*options, "--fail-if-regressed", str(tmp_path / "base.json")])
         out = capsys.readouterr().out
         assert actual == status and line in out, out
+
+
+def test_an_interrupted_run_keeps_what_it_has(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fast_command: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, measure = tmp_path / "run.json", Kit._measure_case
+
+    def until_the_second(self: Kit, op: Any, *rest: Any) -> Any:
+        if op.name == "silu_backward":
+            raise KeyboardInterrupt
+        return measure(self, op, *rest)
+
+    monkeypatch.setattr(Kit, "_measure_case", until_the_second)
+    options = ["silu", "--quick", "--peers", "eager", "--json", str(run)]
+    assert command.main(options) == 130
+    out = capsys.readouterr().out
+    assert "1K float32" in out and "interrupted after 1 cases" in out
+    assert Report.load(run).operators() == ["silu"]
+    assert list(tmp_path.iterdir()) == [run]
 
 
 @pytest.mark.parametrize(

@@ -85,14 +85,32 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
         kit = Kit(device, QUICK if arguments.quick else Settings(), names)
         kit.left_out |= left_out
         results: list[CaseResult] = []
-        for op in ops:
-            begin = time.monotonic()
-            mine = kit.measure(op, registry().plugins, few=arguments.quick, progress=status.update)
-            results += mine
-            seconds = time.monotonic() - begin
-            console.print(f"measured {op.name}: {len(mine)} cases in {seconds:.1f} s")
-            if arguments.json:  # a run that is interrupted keeps what it has
+
+        def save() -> None:
+            if arguments.json:
                 kit.report(results).save(arguments.json)
+
+        def measured(result: CaseResult) -> None:
+            results.append(result)
+            save()  # even a run that is killed keeps what it has
+
+        try:
+            for op in ops:
+                begin, before = time.monotonic(), len(results)
+                kit.measure(
+                    op,
+                    registry().plugins,
+                    few=arguments.quick,
+                    progress=status.update,
+                    measured=measured,
+                )
+                seconds = time.monotonic() - begin
+                count = len(results) - before
+                console.print(f"measured {op.name}: {count} cases in {seconds:.1f} s")
+        except KeyboardInterrupt:
+            console.print(render(kit.report(results)), f"interrupted after {len(results)} cases")
+            raise
+        save()  # with what was left out
     return kit.report(results)
 
 

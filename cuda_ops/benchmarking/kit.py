@@ -64,6 +64,7 @@ class Kit:
         *,
         few: bool = False,
         progress: Callable[[str], None] = lambda text: None,
+        measured: Callable[[CaseResult], None] = lambda result: None,
     ) -> list[CaseResult]:
         """Every case of an operator, in order; a case that fails has its error in its result.
 
@@ -74,6 +75,7 @@ class Kit:
             plugins: answers the hooks.
             few: of each dtype the smallest and the largest case alone.
             progress: told which case comes next.
+            measured: given each result as soon as it is there.
         """
         reason = why_not(op, self.device.type)
         cases = cases_of(op, plugins)
@@ -99,6 +101,7 @@ class Kit:
             for case in self._few(fitting) if few else fitting:
                 progress(f"{op.name} {case.label}")
                 results.append(self._measure_case(op, case, reference, claims))
+                measured(results[-1])
         return results
 
     def report(self, results: list[CaseResult]) -> Report:

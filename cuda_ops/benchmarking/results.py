@@ -100,9 +100,11 @@ class Report:
         return [result for result in self.results if result.op == op]
 
     def save(self, path: Path) -> None:
-        """Write it as JSON, so that :meth:`load` gives it back."""
+        """Write it as JSON, so that :meth:`load` gives it back; the file is always a whole one."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        unfinished = path.with_name(f"{path.name}.unfinished")
+        unfinished.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(path)
 
     @staticmethod
     def load(path: Path) -> Report:
