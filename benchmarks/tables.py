@@ -21,6 +21,7 @@ from benchmarks.report import REPO
 from cuda_ops.benchmarking import plots
 from cuda_ops.benchmarking.peers import COMPILE, EAGER
 from cuda_ops.benchmarking.results import CaseResult, PeerResult, Report, mean_ratio, peer_names
+from cuda_ops.benchmarking.stats import Interval
 from cuda_ops.benchmarking.table import (
     MEMORY,
     footnotes,
@@ -234,14 +235,15 @@ def _mixtures(base: Path) -> str:
     """The run of ``moe``, a column for each model."""
     cells: dict[str, dict[str, str]] = {}
     results = reports()["moe"].of("moe")
+
+    def ratio(result: CaseResult, name: str) -> Interval | None:
+        return peer.ratio if (peer := result.peers.get(name)) else None
+
+    measured = [name for name in peer_names(results) if any(ratio(r, name) for r in results)]
     for result in results:
         match = re.fullmatch(r"(.+), T=(\d+) bfloat16(, forward and backward)?", result.case)
         assert match is not None and result.seconds is not None
-        ratios = [
-            f"{peer.ratio.value:.2f}x"
-            for name in peer_names(results)
-            if (peer := result.peers.get(name)) is not None and peer.ratio is not None
-        ]
+        ratios = [f"{of.value:.2f}x" if (of := ratio(result, name)) else "-" for name in measured]
         time = f"{time_text(result.seconds.value)} ({result.of_ceiling:.0%})"
         step = match[2] + (", trained" if match[3] else "")
         cells.setdefault(step, {})[match[1]] = ", ".join((time, *ratios))
