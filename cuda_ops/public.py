@@ -85,13 +85,23 @@ def _generate(operator: Operator) -> FunctionType:
         f"{a.name}={a.name}" if a.kwarg_only else a.name for a in op.parsed.arguments
     )
     names: dict[str, Any] = {**defaults, "_overload": op.overload}
-    body = "return _overload(" + arguments + ")"
+    body = f"return _overload({arguments})"
     # dtypes is non-empty exactly where the C++ side checks them all, floating or not.
     tensors = _tensor_names(op)
     optional = any(
         str(a.type).startswith(("Optional[Tensor", "List[Tensor")) for a in op.parsed.arguments
     )
     keyword_only = any(argument.kwarg_only for argument in op.parsed.arguments)
+    before = ""
+    # A composition of torch's operators alone has the tangents that those give it.
+    if tensors and (not op.is_composite or op.calls):
+        names["_tracing"] = torch.compiler.is_dynamo_compiling
+        names["_forward_mode"] = torch.autograd.forward_ad
+        names["_refuse_tangents"] = functools.partial(_refuse_tangents, op, tensors)
+        before = textwrap.dedent(f"""\
+            if _forward_mode._current_level >= 0:
+                _refuse_tangents({", ".join(tensors)})
+            """)
     if tensors and not optional and not keyword_only and not op.is_composite:
         names.update(_helpers(operator, tensors))
         plain = " and ".join(f"(type({t}) is _Tensor or type({t}) is _Parameter)" for t in tensors)
@@ -101,22 +111,23 @@ def _generate(operator: Operator) -> FunctionType:
         on_cpu = f"{tensors[0]}.is_cpu" + (" and not _any_autocast()" if autocast else "")
         missing = " or ".join(f"{t} is None" for t in tensors)
         # The cheapest questions first; inference mode has no autograd kernel to get past.
-        body = textwrap.dedent(f"""\
-            if not _tracing():
-                if _inference():
-                    return _dispatch({arguments})
-                if not (_modes() or _transformed() or _jit() or _profiler._is_profiler_enabled) \\
-                        and {plain}:
-                    if ({gradient}) and _grad_enabled():
-                        if {on_cuda} or {on_cpu}:
-                            return _differentiable({arguments})
-                    elif {on_cuda}:
-                        return _redispatch(_CUDA, {arguments})
-                    elif {on_cpu}:
-                        return _redispatch(_CPU, {arguments})
-                if {missing}:
-                    _refuse_others({", ".join(tensors)})
-            {body}""")
+        before += textwrap.dedent(f"""\
+            if _inference():
+                return _dispatch({arguments})
+            if not (_modes() or _transformed() or _jit() or _profiler._is_profiler_enabled) \\
+                    and {plain}:
+                if ({gradient}) and _grad_enabled():
+                    if {on_cuda} or {on_cpu}:
+                        return _differentiable({arguments})
+                elif {on_cuda}:
+                    return _redispatch(_CUDA, {arguments})
+                elif {on_cpu}:
+                    return _redispatch(_CPU, {arguments})
+            if {missing}:
+                _refuse_others({", ".join(tensors)})
+            """)
+    if before:
+        body = f"if not _tracing():\n{textwrap.indent(before, '    ')}{body}"
     return _function(op, parameters, body, names, op.doc)
 
 
@@ -143,7 +154,6 @@ def _helpers(operator: Operator, tensors: Sequence[str]) -> dict[str, Any]:
         "_Parameter": torch.nn.Parameter,
         "_CPU": _below_autograd("CPU", operator.spec),
         "_CUDA": _below_autograd("CUDA", operator.spec),
-        "_tracing": torch.compiler.is_dynamo_compiling,
         "_modes": torch._C._len_torch_dispatch_stack,
         "_transformed": torch._C._are_functorch_transforms_active,
         "_profiler": torch.autograd.profiler,
@@ -178,6 +188,21 @@ def _refuse_others(op: OpSpec, names: Sequence[str], *values: Any) -> None:
         if not (isinstance(value, torch.Tensor) or (optional and value is None)):
             expected = "a tensor or None" if optional else "a tensor"
             refuse(op, name, expected, "None" if value is None else type(value).__name__)
+
+
+def _refuse_tangents(op: OpSpec, names: Sequence[str], *values: Any) -> None:
+    """Of forward mode the dispatcher knows nothing: results would have no tangent, in silence."""
+    if torch._C._are_functorch_transforms_active():
+        return  # torch.func.jvp refuses what has no rule for it
+    for name, value in zip(names, values, strict=True):
+        for tensor in value if isinstance(value, (list, tuple)) else [value]:
+            if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+                continue
+            if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+                raise NotImplementedError(
+                    f"{op.qualname}: argument {name!r}: expected no tangent, as the operator has "
+                    "no derivative in forward mode; torch.func.grad, vjp and backward have one"
+                )
 
 
 def _below_autograd(backend: str, op: OpSpec) -> torch._C.DispatchKeySet:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 import cuda_ops
 from cuda_ops.derive import NoGradient
@@ -227,6 +228,20 @@ def test_gradients_per_sample(name: str) -> None:
     for k, actual in enumerate(per_sample):
         expected = torch.stack([gradients(function, c)[k] for c in calls])
         torch.testing.assert_close(actual, expected)
+
+
+@each_differentiable
+def test_forward_mode_is_refused_and_not_forgotten(name: str) -> None:
+    function, arguments = public(name), call_with(name)
+    first = floating(arguments)[0]
+    with forward_ad.dual_level():
+        function(*arguments)  # nothing has a tangent
+        arguments[first] = forward_ad.make_dual(arguments[first], arguments[first])
+        if all_operators()[name].spec.is_composite and not all_operators()[name].spec.calls:
+            assert forward_ad.unpack_dual(function(*arguments)).tangent is not None  # torch's own
+            return
+        with pytest.raises(NotImplementedError, match=r"cuda_ops::\w+: argument '\w+': .* tangent"):
+            function(*arguments)
 
 
 # --- gradients of gradients -------------------------------------------------------------------
