@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import MethodType
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,12 +39,14 @@ def use_moe(block: torch.nn.Module) -> torch.nn.Module:
 
     Raises:
         ValueError: it is of another class, has other parts or tensors than that class had when it
-            was compared, or its activation is another than silu.
+            was compared, its activation is another than silu, or somebody gave one of its parts
+            another forward.
     """
     _check(block)
     gate, experts = block.get_submodule("gate"), block.get_submodule("experts")
-    gate.forward = MethodType(_route, gate)
-    experts.forward = MethodType(_run_experts, experts)
+    # Unlike bound methods of functions from elsewhere, these can be pickled with the block.
+    gate.forward = partial(_route, gate)
+    experts.forward = partial(_run_experts, experts)
     return block
 
 
@@ -58,6 +60,13 @@ def _check(block: torch.nn.Module) -> None:
     parts = {part: type(module).__name__ for part, module in block.named_children()}
     if parts != _BLOCKS[name]:
         raise ValueError(f"use_moe: expected {name} to be made of {_BLOCKS[name]}, got {parts}")
+    for part in _BLOCKS[name]:
+        forward = vars(block.get_submodule(part)).get("forward")
+        if getattr(forward, "func", forward) not in (None, _route, _run_experts):
+            raise ValueError(
+                f"use_moe: expected {part} of {name} to have its class's forward, got one that was "
+                f"set on it, {forward!r}, which would be lost: call use_moe before"
+            )
     tensors = [key for key, _ in (*block.named_parameters(), *block.named_buffers())]
     if set(tensors) != set(_TENSORS):
         listed = ", ".join(sorted(tensors))
@@ -82,4 +91,5 @@ def _run_experts(
 ) -> torch.Tensor:
     """The experts' forward."""
     matrices = experts.gate_up_proj, experts.down_proj
-    return expert_parallel.mixture(hidden_states, *matrices, top_k_index, weights)
+    out = expert_parallel.mixture(hidden_states, *matrices, top_k_index, weights)
+    return out.to(hidden_states.dtype)  # which autocast lowers

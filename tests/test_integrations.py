@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -106,6 +107,27 @@ def test_jitter_is_kept() -> None:
     first, second = block.train()(x.clone()), block(x.clone())
     assert not torch.equal(first, second)
     assert torch.equal(block.eval()(x.clone()), block(x.clone()))
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_a_block_is_saved_and_keeps_its_dtype(model: str) -> None:
+    block, x = use_moe(block_of(model)).float(), torch.randn(2, 3, 16)
+    again = pickle.loads(pickle.dumps(block))
+    torch.testing.assert_close(again(x), block(x))
+    again.experts.down_proj.data.zero_()  # the copy's own
+    assert not torch.equal(again(x), block(x))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert block(x).dtype is torch.float32
+
+
+def test_a_forward_of_somebody_else_is_not_lost() -> None:
+    block = block_of("qwen3_moe")
+    theirs = block.experts.forward
+    block.experts.forward = lambda *args: theirs(*args)
+    with pytest.raises(ValueError, match=r"expected experts of Qwen3.* its class's forward, got"):
+        use_moe(block)
+    del block.experts.forward
+    assert use_moe(use_moe(block)) is block
 
 
 def test_another_block_is_refused() -> None:
