@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 
 from cuda_ops import shapes
-from cuda_ops.shapes import bind
+from cuda_ops.shapes import bind, of_no_parts
 from cuda_ops.spec import Autograd, OpSpec, ShardingRule
 from cuda_ops.testing.samples import LAYOUTS, MAX_NUMEL, TensorArg
 
@@ -66,6 +66,8 @@ def vmap(op: OpSpec, dim_at: int) -> Callable[..., Any]:
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         values = bind(op, args, kwargs)
+        if info.batch_size == 0:
+            return of_no_parts(op.function, values, in_dims)
         front = values[0].movedim(in_dims[0], 0)
         rank = front.dim() - 1
         if rank == 0:  # each one a row of its own

@@ -32,6 +32,24 @@ def bind(op: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any
     return values
 
 
+def of_no_parts(
+    function: Callable[..., Any], values: Sequence[Any], in_dims: Sequence[int | None]
+) -> tuple[Any, Any]:
+    """What a rule of vmap returns where the mapped dim has no elements: results of one part, which
+    is all zeros, none of them.
+    """
+    part = list(values)
+    for i, dim in enumerate(in_dims):
+        if dim is not None:
+            shape = list(values[i].shape)
+            del shape[dim]
+            part[i] = values[i].new_zeros(shape)
+    results = function(*part)
+    if isinstance(results, torch.Tensor):
+        return results.new_empty((0, *results.shape)), 0
+    return tuple(r.new_empty((0, *r.shape)) for r in results), (0,) * len(results)
+
+
 def tensor_arguments(op: OpSpec, values: Sequence[Any]) -> list[torch.Tensor | None]:
     """The values of type ``Tensor`` and ``Tensor?``, one per group of the signature's inputs."""
     return [values[i] for i in op.tensor_positions]

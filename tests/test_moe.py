@@ -303,6 +303,8 @@ def test_vmap(in_dims: tuple[int | None, ...]) -> None:
         for i in range(3)
     ]
     torch.testing.assert_close(torch.vmap(function, in_dims)(*args), torch.stack(each))
+    none = [a[:0] if d == 0 else a for a, d in zip(args, in_dims, strict=True)]
+    assert torch.vmap(function, in_dims)(*none).shape == (0, 5, 4)
 
 
 def test_shards_tokens(mesh: Any) -> None:

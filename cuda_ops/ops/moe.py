@@ -100,6 +100,8 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
         if len(in_dims) > 7 and in_dims[7] is not None:
             raise RuntimeError(f"{op.qualname}: argument 'expert_bias': vmap shares it among rows")
         bias, size = values[7], info.batch_size
+        if size == 0:
+            return shapes.of_no_parts(op.function, values, in_dims)
         x, logits, w_gate_up, w_down, *_ = of_experts.mapped(values[:4], in_dims[:4], size)
         route = function("moe_route")
         weights, experts = route(logits.flatten(0, 1), *values[4:7], bias)

@@ -113,7 +113,10 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         size, first = info.batch_size, 1 if op.name == BACKWARD else 0
-        values = of_experts.mapped(shapes.bind(op, args, kwargs), in_dims, size)
+        values = shapes.bind(op, args, kwargs)
+        if size == 0:
+            return shapes.of_no_parts(op.function, values, in_dims)
+        values = of_experts.mapped(values, in_dims, size)
         matrices, count = (first + 1, first + 2), values[first + 2].shape[1]
         apart = op.name == BACKWARD or any(in_dims[i] is not None for i in matrices)
         if apart:

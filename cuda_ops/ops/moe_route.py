@@ -140,6 +140,8 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         values = shapes.bind(op, args, kwargs)
+        if info.batch_size == 0:
+            return shapes.of_no_parts(op.function, values, in_dims)
         if op.name == ROUTE and len(in_dims) > 4 and in_dims[4] is not None:
             rows = of_experts.mapped(values, in_dims, info.batch_size)
             parts = [

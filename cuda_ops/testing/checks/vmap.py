@@ -21,7 +21,7 @@ def _no_rule(subject: Subject, device: str) -> str:
 @check("vmap", None, "the batching rule is wrong", Draw(4, range(1, 513)), quick=True,
        excuse=_no_rule)  # fmt: skip
 def vmap(case: Case) -> None:
-    """The mapped dim first, last, and on some tensors only."""
+    """The mapped dim first, last, on some tensors only, and without elements."""
     sample = case.sample
     # copies[i] are the arguments of the i-th call
     copies = [replace(sample, seed=sample.seed + i).make(case.device) for i in range(3)]
@@ -39,6 +39,13 @@ def vmap(case: Case) -> None:
         batched = outputs(torch.vmap(case.operator, in_dims=in_dims)(*args))
         expected = [torch.stack(parts) for parts in zip(*looped, strict=True)]
         same(batched, expected, f"vmap with in_dims={in_dims}", case.slack)
+        none = [
+            arg if dim is None else arg.narrow(dim, 0, 0)
+            for arg, dim in zip(args, in_dims, strict=True)
+        ]
+        batched = outputs(torch.vmap(case.operator, in_dims=in_dims)(*none))
+        expected = [part[:0] for part in expected]
+        same(batched, expected, f"vmap with in_dims={in_dims} of no elements", case.slack)
 
 
 def _mappings(sample: Sample) -> list[tuple[Any, ...]]:
