@@ -23,7 +23,7 @@ from cuda_ops import build as builder
 from cuda_ops import clangd, guests, toolchain
 from cuda_ops.derive import NoGradient
 from cuda_ops.discovery import Kind, Pair
-from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, PluginError
+from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, PluginError, ResultError
 from cuda_ops.operator import Operator
 from cuda_ops.registry import registry
 
@@ -60,7 +60,8 @@ def compile_ops(
     rows sorted by name. Unless ``compare`` is false, a few samples tell the largest error.
 
     A pair that fails has its error in its row and in ``registry().failures``;
-    the others are usable, and what was loaded of it before goes on serving. So
+    the others are usable, and what was loaded of it before goes on serving. One
+    that is loaded and computes something else than its reference has its error in its row alone. So
     has what forms no operator and, without names, a plugin that cannot be used.
 
     Raises:
@@ -136,7 +137,7 @@ def reload(*names: str) -> list[Row]:
     rows = compile_ops(names)
     for row in rows:
         if row.error:
-            raise registry().failures[row.op]
+            raise registry().failures.get(row.op) or ResultError(row.error)
     return rows
 
 
@@ -196,8 +197,12 @@ def _load(built: builder.Built, row: Row, compare: bool) -> None:
     if not compare:
         return
     device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
-    error = _max_error(operator, built, device)
-    row.max_error = None if math.isnan(error) else error  # nothing to compare with
+    try:
+        error = _max_error(operator, built, device)
+    except ResultError as wrong:  # it stays loaded: one wants to see what it does
+        row.error = str(wrong)
+    else:
+        row.max_error = None if math.isnan(error) else error  # nothing to compare with
 
 
 def _max_error(operator: Operator, built: builder.Built, device: str) -> float:
@@ -246,11 +251,13 @@ def table(rows: Sequence[Row]) -> Table:
         "op", "build", "devices", "fake", "autograd", "max error", box=None, pad_edge=False
     )
     for row in rows:
-        if row.error:
+        if row.error and not row.devices:  # not loaded
             grid.add_row(row.op, "[red]failed[/]", "", "", "", "")
             continue
         build = f"{row.seconds:.1f} s" if row.built == "built" else row.built
         error = "" if row.max_error is None else f"{row.max_error:.1e}"
+        if row.error:
+            error = "[red]wrong[/]"
         grid.add_row(row.op, build, row.devices or row.note, row.fake, row.autograd, error)
     return grid
 
@@ -299,7 +306,14 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
                 console.print(f"built {row.op} in {row.seconds:.1f} s")
             status.update(f"building: {len(done)} of {total} done")
 
-        rows = compile_ops(arguments.ops, archs=archs, verbose=arguments.verbose, progress=progress)
+        rows = compile_ops(
+            arguments.ops,
+            archs=archs,
+            verbose=arguments.verbose,
+            # --check compares more, in a process that may crash or hang.
+            compare=not arguments.check,
+            progress=progress,
+        )
     clangd.write(registry().pairs().values(), archs or builder.visible_archs())
     console.print(table(rows))
     for row in rows:

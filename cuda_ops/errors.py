@@ -23,5 +23,9 @@ class PluginError(CudaOpsError):
     """A plugin is invalid, or a hook of it raised."""
 
 
+class ResultError(CudaOpsError):
+    """An operator was built and loaded, and computes something else than its reference."""
+
+
 class BenchmarkError(CudaOpsError):
     """A measurement that must not be believed, or two that cannot be compared."""

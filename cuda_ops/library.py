@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import keyword
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,8 +135,9 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
     try:
         parsed = torch._C.parse_schema(f"cuda_ops::{schema}")
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ManifestError(f"{stem}.cpp: schema {schema!r} does not parse: {reason}") from None
+        raise ManifestError(
+            f"{stem}.cpp: schema {schema!r} does not parse: {str(error).strip()}"
+        ) from None
     name = parsed.name.removeprefix("cuda_ops::")
     if name != stem and not name.startswith(f"{stem}_"):
         raise ManifestError(
@@ -144,6 +146,17 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         )
     if name in siblings:
         raise ManifestError(f"{stem}.cpp: operator {name!r} is defined twice")
+    for argument in (*parsed.arguments, *parsed.returns):
+        if argument.alias_info is not None:
+            raise ManifestError(
+                f"cuda_ops::{name}: argument {argument.name!r}: expected a type without (a), got "
+                f"one in {schema!r}: operators leave their arguments alone and return new tensors"
+            )
+    if words := [a.name for a in parsed.arguments if keyword.iskeyword(a.name)]:
+        raise ManifestError(
+            f"cuda_ops::{name}: argument {words[0]!r}: expected a name that Python can pass, got "
+            "one of its keywords"
+        )
     arguments = [schema_type(argument) for argument in parsed.arguments]
     returns = [schema_type(value) for value in parsed.returns]
     for kernel in entry["kernels"]:

@@ -18,7 +18,7 @@ from cuda_ops.benchmarking.clock import make_clock
 from cuda_ops.benchmarking.compare import quick_seconds
 from cuda_ops.benchmarking.rotation import Rotation
 from cuda_ops.discovery import INCLUDE_DIR, Kind, Pair
-from cuda_ops.errors import CudaOpsError, DiscoveryError
+from cuda_ops.errors import CudaOpsError, DiscoveryError, ResultError
 from cuda_ops.plugins import plugin_file
 from cuda_ops.registry import registry
 from cuda_ops.spec import BenchmarkCase, OpSpec
@@ -101,6 +101,8 @@ def _after_save(
         if pair.kind is not Kind.NATIVE:
             return f"{pair.stem}: {seconds:.2f} s"
         save = _measure(pair, seconds, built, device)
+    except ResultError as error:
+        return f"{pair.stem}: {seconds:.2f} s, loaded; {error}"
     except CudaOpsError as error:
         registry().fail(pair.stem, error)
         serving = "; the code before it goes on serving" if registry().library_of(pair.stem) else ""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from conftest import ScratchOp
 
 import cuda_ops
 from cuda_ops.dev import CompiledOps, _unusable, compile_ops, compiled_ops, main, reload
-from cuda_ops.errors import BuildError, DiscoveryError
+from cuda_ops.errors import BuildError, DiscoveryError, ResultError
 from cuda_ops.registry import Registry, registry
 from cuda_ops.scaffold import new_pair
 
@@ -110,6 +111,48 @@ def test_what_is_loaded_need_not_be_compared(scratch_op: ScratchOp) -> None:
     assert (loaded.error, loaded.max_error) == ("", None)
     (compared,) = compile_ops([scratch_op.name])
     assert compared.max_error == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda x: x * 2 + 5, r"the error is \S+ times the tolerance"),
+        (lambda x: (x * 2).expand(2, *x.shape), r"shape \[.*\], expected \[2, "),
+        (lambda x: x * math.nan, "the error is inf times the tolerance"),
+    ],
+)
+def test_a_wrong_operator_fails_and_stays_loaded(
+    wrong: Any,
+    message: str,
+    scratch_op: ScratchOp,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ask = registry().plugins.ask
+
+    def answer(hook: str, op: Any, *rest: Any) -> Any:
+        mine = hook == "cuda_ops_reference" and op.name == scratch_op.name
+        return wrong if mine else ask(hook, op, *rest)
+
+    monkeypatch.setattr(registry().plugins, "ask", answer)
+    scratch_op.write("v * 2", "g * 2")
+    assert main([scratch_op.name]) == 1
+    out = capsys.readouterr().out
+    assert re.search(rf"cuda_ops::{scratch_op.name}: wrong on \w+: {message}", out), out
+    assert torch.equal(scratch_op.function(X), X * 2)
+    with pytest.raises(ResultError, match=message):
+        reload(scratch_op.name)
+
+
+def test_a_crash_shows_whose_it_was_and_check_has_no_share_in_it(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch_op.write("*(volatile int*)nullptr", "g")
+    died = run("compile_dev.py", "--root", str(scratch_op.root), scratch_op.name)
+    assert f'File "<cuda_ops.{scratch_op.name}>"' in died.stderr, died.stderr
+    # The checks run in a process of their own, which may die.
+    monkeypatch.setattr("cuda_ops.dev._check", lambda rows, console: rows[0].max_error is None)
+    assert main(["--check", scratch_op.name]) == 0
 
 
 def test_compiler_lines_with_brackets_are_printed_whole(

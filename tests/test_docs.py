@@ -236,5 +236,6 @@ def test_numbers_of_the_benchmarking_page_are_those_of_the_kit() -> None:
         f"{compare.Settings().latency_rounds} samples of {compare.Settings().latency_calls} calls",
         f"more than {regression.BETWEEN_RUNS:.0%}".replace("%", " %"),
         f"less than {kit.HOST_BOUND_SECONDS * 1e6:g} us",
+        f"Above {verify._EXPENSIVE_FLOPS / 1e9:g} GFLOP, or {verify._EXPENSIVE_BYTES >> 20} MiB",
     ):
         assert said in text, said

@@ -113,6 +113,22 @@ def test_a_schema_that_does_not_parse_is_quoted(schema: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (
+            "planned(Tensor(a!) x) -> Tensor(a!)",
+            r"argument 'x': expected a type without \(a\), got",
+        ),
+        ("planned(Tensor(a) x) -> Tensor(a)", r"argument 'x': expected a type without \(a\), got"),
+        ("planned(Tensor x, float lambda) -> Tensor", "argument 'lambda': .* one of its keywords"),
+    ],
+)
+def test_a_schema_that_no_function_can_have_is_refused(schema: str, message: str) -> None:
+    with pytest.raises(ManifestError, match=f"cuda_ops::planned: {message}"):
+        validated(entry(schema))
+
+
+@pytest.mark.parametrize(
     ("signature", "message"),
     [
         ("(),()->()", "has 2 tensor arguments, the schema has 1"),

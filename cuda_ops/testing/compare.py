@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from cuda_ops.errors import ResultError
 from cuda_ops.shapes import bind, check_arguments, tensor_arguments
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import in_order
@@ -168,6 +169,9 @@ def quick_error(op: OpSpec, plugins: Plugins, device: str) -> float:
 
     In float32 where the operator takes it.
     ``nan`` where the operator has no reference, no samples or no kernel for the device.
+
+    Raises:
+        ResultError: a result that the check ``reference`` would call wrong.
     """
     from cuda_ops.testing.draw import Draw, chosen
 
@@ -179,10 +183,21 @@ def quick_error(op: OpSpec, plugins: Plugins, device: str) -> float:
     samples = chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype))
     with announced(f"{op.name}: the comparison with its reference on {device}"):
         for sample in samples:
-            actual = in_order(op, op.overload)(*sample.make(device))
+            # By the function that bears its name: the stack of a crash then shows it.
+            actual = in_order(op, op.function)(*sample.make(device))
             expected = in_order(op, subject.reference)(*widened(sample))
+            try:
+                times = deviation(subject, sample, actual)
+                wrong = f"the error is {times:.3g} times the tolerance" if not times <= 1 else ""
+            except AssertionError as error:
+                wrong = str(error)
+            if wrong:
+                raise ResultError(
+                    f"{op.qualname}: wrong on {device}: {wrong}, for {sample}; "
+                    f"compile_dev.py --check {op.stem} says more"
+                )
             for a, e in zip(outputs(actual), outputs(expected), strict=True):
                 a, e = a.cpu().to(torch.float64), e.to(torch.float64)
-                error = (a - e).abs() / e.abs().clamp(min=1.0)
-                worst = max(worst, error.max().item() if error.numel() else 0.0)
+                # What is infinite or NaN on both sides is equal, and left out.
+                worst = max(worst, largest((a - e).abs() / e.abs().clamp(min=1.0)))
     return worst

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import io
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,11 +18,12 @@ _SECONDS = 20.0
 def announced(what: str, seconds: float = _SECONDS) -> Iterator[None]:
     """Say on stderr that ``what`` takes longer than ``seconds``, and where it is.
 
-    It goes on all the same: a kernel that does not end can only be ended with its process.
+    It goes on all the same: a kernel that does not end can only be ended with its process, which
+    Ctrl-C does meanwhile, as a kernel gives Python no time to. A crash leaves the stack.
     """
     text = (
         f"{what} has taken {seconds:g} s and may never end; Ctrl-C stops it. "
-        "compile_dev.py --check runs it in a process of its own, with a time limit."
+        "compile_dev.py --check would run it in a process of its own, with a time limit."
     )
     timer = threading.Timer(seconds, print, (text,), {"file": sys.stderr, "flush": True})
     timer.daemon = True
@@ -29,8 +31,17 @@ def announced(what: str, seconds: float = _SECONDS) -> Iterator[None]:
     # From a thread that needs no interpreter: a kernel may keep that from everybody.
     with contextlib.suppress(AttributeError, ValueError, io.UnsupportedOperation):
         faulthandler.dump_traceback_later(seconds, file=sys.stderr)
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(AttributeError, ValueError, io.UnsupportedOperation):
+            faulthandler.enable(sys.stderr)
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT) if main else None
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)
         timer.cancel()
         faulthandler.cancel_dump_traceback_later()
