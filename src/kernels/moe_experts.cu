@@ -1,8 +1,8 @@
 // SwiGLU experts for routed tokens, and their gradients. Forward:
 //
 //   map       which assignments each expert has              moe_map.cuh
-//   gate_up   silu(gate) * up of rows of x                   gemm_grouped.cuh
-//   down      those rows times w_down                        gemm_grouped.cuh
+//   gate_up   silu(gate) * up of rows of x                   gemm_grouped*.cuh
+//   down      those rows times w_down                        by moe_plan.h
 //   combine   each token's k results, weighted, in order     here
 //
 // What goes from one product to the next lies at the assignments' positions in the map's

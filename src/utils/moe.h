@@ -49,7 +49,7 @@ struct MoeMap {
   int32_t* counts = nullptr;   // moe_map_counts() of them
 };
 
-// A block counts and places a chunk of assignments. There are as many chunks as SMs, and
+// A block counts and places a chunk of assignments. There are up to 128 chunks, and
 // every block adds up the counts of all of them; up to kMapStep assignments are one chunk,
 // of which nothing has to be counted first.
 constexpr int kMapThreads = 512, kMapRounds = 8, kMapStep = kMapThreads * kMapRounds;
