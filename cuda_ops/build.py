@@ -35,6 +35,7 @@ from cuda_ops.errors import BuildError
 _COMPILER_ERROR = re.compile(
     r"error|undefined|multiple definition|No such file|fatal", re.IGNORECASE
 )
+_ASKED_FOR = re.compile(r"\.(cpp|cu):\d+:\d+:\s+required from here")
 _NINJA_NOISE = re.compile(r"^(\[\d+/\d+\]|FAILED|ninja: |/\S*(g\+\+|nvcc|c\+\+) |c\+\+ |g\+\+ )")
 # ptxas calls it an info that it has serialized every wgmma of a kernel.
 _NVCC_WARNING = re.compile(r"\bwarning\b|Potential Performance Loss", re.IGNORECASE)
@@ -159,7 +160,8 @@ def failing_lines(log: str, limit: int = 12) -> str:
     """The lines of a build log that say what is wrong, without the command lines."""
     log = re.sub(r"^Error building extension '[^']*': ", "", log)
     lines = [line for line in log.splitlines() if line.strip() and not _NINJA_NOISE.match(line)]
-    errors = [line for line in lines if _COMPILER_ERROR.search(line)]
+    # What a template of a header refuses is the fault of the line that asked for it.
+    errors = [line for line in lines if _COMPILER_ERROR.search(line) or _ASKED_FOR.search(line)]
     return "\n".join((errors or lines)[:limit])
 
 

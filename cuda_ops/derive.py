@@ -142,7 +142,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
                 gradients[target] = result
         return tuple(gradients[: len(wanted)])
 
-    return Autograd(setup_context=setup_context, backward=backward)
+    return Autograd(setup_context=setup_context, backward=backward, inputs=formula.targets)
 
 
 def _save_nothing(ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Any = None) -> None:

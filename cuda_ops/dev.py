@@ -26,6 +26,7 @@ from cuda_ops.discovery import Kind, Pair
 from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, PluginError, ResultError
 from cuda_ops.operator import Operator
 from cuda_ops.registry import registry
+from cuda_ops.spec import Autograd, OpSpec
 
 
 @dataclass
@@ -128,13 +129,15 @@ def _unusable(names: Sequence[str]) -> list[Row]:
 
 
 def reload(*names: str) -> list[Row]:
-    """Build and load what changed; functions obtained earlier run the new code.
+    """Build and load what changed of these pairs, or of all that are loaded or failed to be;
+    functions obtained earlier run the new code.
 
     Raises:
         CudaOpsError: the first of the operators that failed; all others are
             reloaded, and the failed one still runs its old code.
     """
-    rows = compile_ops(names)
+    used = [s for s in registry().rescan() if registry().library_of(s) or s in registry().failures]
+    rows = compile_ops(names or used) if names or used else []
     for row in rows:
         if row.error:
             raise registry().failures.get(row.op) or ResultError(row.error)
@@ -193,7 +196,7 @@ def _load(built: builder.Built, row: Row, compare: bool) -> None:
     row.fake = composed or ("yes" if operator.now.fake else "no")
     autograd = operator.now.autograd
     differentiable = autograd is not None and not isinstance(autograd.backward, NoGradient)
-    row.autograd = composed or ("yes" if differentiable else "no")
+    row.autograd = composed or (_gradients(op, autograd) if autograd and differentiable else "no")
     if not compare:
         return
     device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
@@ -203,6 +206,14 @@ def _load(built: builder.Built, row: Row, compare: bool) -> None:
         row.error = str(wrong)
     else:
         row.max_error = None if math.isnan(error) else error  # nothing to compare with
+
+
+def _gradients(op: OpSpec, autograd: Autograd) -> str:
+    """``yes``, or the inputs that have a gradient where others have none."""
+    floating = [i for i in op.tensor_positions if op.argument_names[i]]
+    if autograd.inputs is None or set(floating) <= set(autograd.inputs):
+        return "yes"
+    return "of " + ", ".join(op.argument_names[i] for i in sorted(autograd.inputs))
 
 
 def _max_error(operator: Operator, built: builder.Built, device: str) -> float:

@@ -106,11 +106,14 @@ class Autograd:
     """A gradient formula, in the form of :func:`torch.library.register_autograd`.
 
     ``setup_context(ctx, inputs, output)`` saves what ``backward(ctx, *grads)`` needs.
-    ``backward`` returns one gradient or ``None`` per argument of the operator.
+    ``backward`` returns one gradient or ``None`` per argument of the operator. ``inputs`` are the
+    positions of the arguments that it knows one for, where that is not all floating ones; of the
+    others it refuses to be asked for one.
     """
 
     setup_context: Callable[[Any, tuple[Any, ...], Any], None]
     backward: Callable[..., Any]
+    inputs: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,25 @@ def test_a_wrong_operator_fails_and_stays_loaded(
         reload(scratch_op.name)
 
 
+def test_an_input_may_have_no_gradient(scratch_op: ScratchOp, capsys: Capture) -> None:
+    scratch_op.write("v * 2", "g * 2", parameter=", const Tensor& y", schema=", Tensor y")
+    text = scratch_op.binding.read_text()
+    for old, new in (
+        (f'{scratch_op.name}", x)', f'{scratch_op.name}", x, y)'),
+        ("strided(out, x), [=](double v)", "strided(out, x, y), [=](double v, double)"),
+        ('backward", grad_out, x)', 'backward", grad_out, x, y)'),
+        ("strided(grad_x, grad_out, x), [=](double g, double v)",
+         "strided(grad_x, grad_out, x, y), [=](double g, double v, double)"),
+        ('"(),()->()"', '"(),(),()->()"'),
+        ('"()->()"', '"(),()->()"'),
+    ):  # fmt: skip
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    scratch_op.binding.write_text(text)
+    assert main(["--check", scratch_op.name]) == 0, capsys.readouterr().out
+    assert re.search(r"yes +of x", capsys.readouterr().out)
+
+
 def test_a_crash_shows_whose_it_was_and_check_has_no_share_in_it(
     scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +172,21 @@ def test_a_crash_shows_whose_it_was_and_check_has_no_share_in_it(
     # The checks run in a process of their own, which may die.
     monkeypatch.setattr("cuda_ops.dev._check", lambda rows, console: rows[0].max_error is None)
     assert main(["--check", scratch_op.name]) == 0
+
+
+def test_what_a_template_refuses_names_the_line_that_asked_for_it(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v", parameter=", float y", schema=", float y")  # a schema's float is double
+    (row,) = compile_ops([scratch_op.name])
+    assert re.search(rf"{scratch_op.name}\.cpp:\d+:\d+: +required from here", row.error), row.error
+
+
+def test_reload_builds_what_is_in_use_alone(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * 2", "g * 2")
+    compile_ops([scratch_op.name])
+    scratch_op.write("v * 3", "g * 3")
+    never = set(registry().pairs()) - {row.op for row in reload()}
+    assert all(registry().library_of(stem) is None for stem in never)
+    assert torch.equal(scratch_op.function(X), X * 3)
 
 
 def test_compiler_lines_with_brackets_are_printed_whole(

@@ -50,13 +50,18 @@ class Case:
     def arguments(self) -> tuple[Any, ...]:
         return self.sample.make(self.device)
 
-    def leaves(self) -> tuple[Any, ...]:
-        """The arguments, floating ones as contiguous leaves that ask for a gradient."""
+    def leaves(self, *, even_refused: bool = False) -> tuple[Any, ...]:
+        """The arguments, floating ones as contiguous leaves that ask for a gradient if they have
+        one, or ``even_refused``.
+        """
+        having = None if even_refused else self.subject.differentiable
         return tuple(
-            value.clone(memory_format=torch.contiguous_format).requires_grad_()
+            value.clone(memory_format=torch.contiguous_format).requires_grad_(
+                having is None or i in having
+            )
             if is_floating(value)
             else value
-            for value in self.arguments()
+            for i, value in enumerate(self.arguments())
         )
 
 

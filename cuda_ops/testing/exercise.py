@@ -36,8 +36,10 @@ def main() -> int:
             case = Case(subject, "cuda", sample)
             arguments = case.arguments()
             if subject.gradient == "declared":
-                for value in filter(is_floating, arguments):
-                    value.requires_grad_()  # as it lies, where leaves() are contiguous
+                having = subject.differentiable
+                for i, value in enumerate(arguments):
+                    if is_floating(value) and (having is None or i in having):
+                        value.requires_grad_()  # as it lies, where leaves() are contiguous
             sums = [output.sum() for output in case.call(*arguments) if output.requires_grad]
             if sums:
                 torch.autograd.grad(sums, wanting(arguments), allow_unused=True)

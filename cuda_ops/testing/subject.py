@@ -58,6 +58,8 @@ class Subject:
     strategy: SearchStrategy[Sample] | None
     reference: Callable[..., Any] | None
     gradient: Gradient
+    #: Positions of the arguments that have one, of a declared gradient; ``None`` for all.
+    differentiable: tuple[int, ...] | None
     autocast: AutocastPolicy | None
     vmap: bool
     sharding: Callable[..., Any] | None
@@ -115,6 +117,7 @@ def subject_of(op: OpSpec, plugins: Plugins, origin: Origin | None = None) -> Su
         strategy=plugins.ask("cuda_ops_samples", op),
         reference=plugins.ask("cuda_ops_reference", op),
         gradient=gradient,
+        differentiable=None if autograd is None else autograd.inputs,
         autocast=plugins.ask("cuda_ops_autocast", op),
         vmap=plugins.ask("cuda_ops_vmap", op) is not None,
         sharding=plugins.ask("cuda_ops_sharding", op),
@@ -225,6 +228,7 @@ def describe(
         strategy=strategy,
         reference=reference,
         gradient="declared" if differentiable and floating else "none",
+        differentiable=None,
         autocast=autocast,
         vmap=op.is_composite or _has_kernel(name, "FuncTorchBatched"),
         sharding=sharding,
