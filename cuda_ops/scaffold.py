@@ -19,6 +19,9 @@ def new_pair(name: str, root: Path | None = None) -> tuple[Path, Path]:
     if problem := illegal_name(name):
         raise DiscoveryError(problem.replace("rename the file", "choose another"))
     root = root or BUILTIN_ROOT
+    owner = name.removesuffix("_backward")
+    if owner != name and any((root / "bindings").glob(f"{owner}.cpp")):
+        raise DiscoveryError(f"{name} is the gradient of {owner} and belongs into {owner}.cpp")
     pair = Pair(name, root, root / "bindings" / f"{name}.cpp", root / "kernels" / f"{name}.cu")
     assert pair.binding is not None and pair.kernel is not None
     for path in pair.sources:

@@ -285,6 +285,12 @@ def test_new_refuses_names_that_cannot_be_used(tmp_path: Path, name: str, messag
     assert not list(tmp_path.rglob("*"))
 
 
+def test_new_leaves_a_gradient_to_its_operator(tmp_path: Path) -> None:
+    new_pair("planned", tmp_path)
+    with pytest.raises(DiscoveryError, match=r"gradient of planned and belongs into planned.cpp"):
+        new_pair("planned_backward", tmp_path)
+
+
 def test_new_never_overwrites(tmp_path: Path) -> None:
     kernel, binding = new_pair("planned", tmp_path)
     binding.unlink()

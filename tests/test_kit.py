@@ -16,6 +16,7 @@ from xml.sax.saxutils import quoteattr
 
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from cuda_ops.build import build
 from cuda_ops.errors import CudaOpsError
@@ -37,6 +38,7 @@ from cuda_ops.testing.checks import QUICK, by_name
 from cuda_ops.testing.checks.abi import runs_on, undefined_symbols
 from cuda_ops.testing.child import CHILD, Worker, arrive
 from cuda_ops.testing.compare import errors
+from cuda_ops.testing.draw import Draw, chosen, follows_line
 from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.report import CheckEntry, CheckReport, markdown, read_junit
 from cuda_ops.testing.sanitizer import Finding, Known, Run, judge, parse, read_ledger
@@ -140,6 +142,20 @@ def test_a_claim_needs_its_reason() -> None:
 
 
 # --- the list of checks ----------------------------------------------------------------------
+
+
+def test_what_indexes_what_is_not_made_from_the_signature_line() -> None:
+    add = find("add")
+    assert follows_line(add)
+    indices = Sample((TensorArg((3, 4)), TensorArg((3, 4), torch.int64, below=3)))
+    assert not follows_line(replace(add, strategy=st.just(indices)))
+
+
+def test_only_what_has_a_gradient_is_asked_for_one() -> None:
+    add = replace(find("add"), differentiable=(0,))
+    case = Case(add, "cpu", chosen(add, Draw(1))[0])
+    assert [leaf.requires_grad for leaf in case.leaves()] == [True, False]
+    assert [leaf.requires_grad for leaf in case.leaves(even_refused=True)] == [True, True]
 
 
 def test_every_class_has_a_check_and_a_row_in_the_document() -> None:

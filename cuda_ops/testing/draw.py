@@ -49,7 +49,7 @@ class Draw:
     #: With a floating tensor: for checks of gradients, where an operator takes others too.
     floating: bool = False
     adapt: Callable[[Sample], Sample] = plain
-    #: These instead, where the operator has a signature line to make them from.
+    #: These instead, where the operator's signature line is enough to make them from.
     listed: Callable[[OpSpec], list[Sample]] | None = None
     #: Of ``count``, so many that the check could be run on are enough; ``None``: all.
     enough: int | None = None
@@ -75,11 +75,21 @@ class Draw:
 NOTHING = Draw(0)
 
 
+def follows_line(subject: Subject) -> bool:
+    """Whether arguments can be made from the signature line, which knows no dtypes and no values:
+    of indices beside numbers only the operator's own samples know which are valid.
+    """
+    if subject.op.signature is None:
+        return False
+    kinds = {t.dtype.is_floating_point for s in chosen(subject, Draw(1)) for t in s.tensors}
+    return len(kinds) <= 1
+
+
 def chosen(subject: Subject, draw: Draw) -> list[Sample]:
     """Up to ``draw.count`` different samples, the same ones each time; the smallest first."""
     if draw.count == 0:
         return [Sample(())]
-    if draw.listed is not None and subject.op.signature is not None:
+    if draw.listed is not None and follows_line(subject):
         return draw.listed(subject.op)
     found: list[Sample] = []
 
