@@ -209,9 +209,8 @@ def _load(built: builder.Built, row: Row, compare: bool) -> None:
 
 
 def _gradients(op: OpSpec, autograd: Autograd) -> str:
-    """``yes``, or the inputs that have a gradient where others have none."""
-    floating = [i for i in op.tensor_positions if op.argument_names[i]]
-    if autograd.inputs is None or set(floating) <= set(autograd.inputs):
+    """``yes``, or the inputs that have a gradient where other tensors have none."""
+    if autograd.inputs is None or set(op.tensor_positions) <= set(autograd.inputs):
         return "yes"
     return "of " + ", ".join(op.argument_names[i] for i in sorted(autograd.inputs))
 
