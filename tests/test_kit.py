@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +44,6 @@ from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.report import CheckEntry, CheckReport, markdown, read_junit
 from cuda_ops.testing.sanitizer import Finding, Known, Run, judge, parse, read_ledger
 from cuda_ops.testing.subject import Origin, Subject, find
-from cuda_ops.testing.watchdog import announced
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -283,15 +283,23 @@ def test_checks_at_the_top_of_a_describing_file_are_refused(
         check_op("silu")
 
 
-def test_what_takes_long_is_named_with_its_stack(capfd: pytest.CaptureFixture[str]) -> None:
-    with announced("silu: the comparison", seconds=0.05):
-        time.sleep(0.5)
-    said = capfd.readouterr().err
-    assert "silu: the comparison has taken 0.05 s" in said
-    assert "test_what_takes_long_is_named_with_its_stack" in said
-    with announced("silu: the comparison", seconds=60.0):
-        pass
-    assert not capfd.readouterr().err
+def test_what_takes_long_is_named_with_its_stack() -> None:
+    code = """
+import time
+from cuda_ops.testing.watchdog import announced
+def slow():
+    time.sleep(0.5)
+for what in ("the first", "the second"):
+    with announced(what, seconds=0.05):
+        slow()
+with announced("the last", seconds=60):
+    pass
+"""
+    # In a process of its own: pytest has the one timer that shows stacks.
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
+    for what in ("the first", "the second"):
+        assert f"{what} has taken 0.05 s" in said
+    assert said.count(" in slow\n") == 2 and "the last" not in said, said
 
 
 def test_reports_that_tests_recorded_come_back(

@@ -28,11 +28,11 @@ def announced(what: str, seconds: float = _SECONDS) -> Iterator[None]:
     timer = threading.Timer(seconds, print, (text,), {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
-    # From a thread that needs no interpreter: a kernel may keep that from everybody.
-    with contextlib.suppress(AttributeError, ValueError, io.UnsupportedOperation):
-        faulthandler.dump_traceback_later(seconds, file=sys.stderr)
-    if not faulthandler.is_enabled():
+    # Who has it on, like pytest, may have set its one timer too.
+    if mine := not faulthandler.is_enabled():
         with contextlib.suppress(AttributeError, ValueError, io.UnsupportedOperation):
+            # From a thread that needs no interpreter: a kernel may keep that from everybody.
+            faulthandler.dump_traceback_later(seconds, file=sys.stderr)
             faulthandler.enable(sys.stderr)
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT) if main else None
@@ -44,4 +44,6 @@ def announced(what: str, seconds: float = _SECONDS) -> Iterator[None]:
         if before is signal.default_int_handler:
             signal.signal(signal.SIGINT, before)
         timer.cancel()
-        faulthandler.cancel_dump_traceback_later()
+        if mine:
+            faulthandler.cancel_dump_traceback_later()
+            faulthandler.disable()
