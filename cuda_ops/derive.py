@@ -21,7 +21,7 @@ from cuda_ops.errors import ManifestError
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.shapes import bind, broadcast, core_dims, empty_outputs, tensor_arguments
 from cuda_ops.signature import size_of
-from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, ShardingRule
+from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, ShardingRule
 from cuda_ops.testing import samples
 from cuda_ops.testing.arguments import given, split
 
@@ -185,6 +185,16 @@ def _read_formula(op: OpSpec, sibling: OpSpec) -> _Formula:
         tuple(source(name) for name in sibling.argument_names),
         tuple(target(value.name or "") for value in sibling.parsed.returns),
     )
+
+
+@hookimpl(trylast=True)
+def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
+    """Tensors that have to share a dtype are promoted, as those of ``torch.add`` are: a weight in
+    float32 meets what a layer before it computed in the autocast dtype.
+    """
+    floating = any(dtype.is_floating_point for dtype in op.dtypes)
+    several = len(op.tensor_positions) > 1
+    return "promote" if floating and several and not _is_irregular(op) else None
 
 
 # --- batching and sharding ---------------------------------------------------------

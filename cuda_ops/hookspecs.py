@@ -70,8 +70,8 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
 
     ``"lower_precision"`` casts floating arguments to the autocast dtype,
     ``"float32"`` casts them to float32, ``"promote"`` to what
-    ``torch.promote_types`` makes of them; ``None`` leaves them as they are.
-    A mapping from names says so of some.
+    ``torch.promote_types`` makes of them. A mapping from names says so of
+    some, and leaves the others as they are.
     Fires when the operator's library is loaded or reloaded.
     """
 

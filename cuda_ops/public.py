@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cuda_ops.shapes import bind, refuse
-from cuda_ops.spec import OpSpec
+from cuda_ops.spec import AutocastPolicy, OpSpec
 
 if TYPE_CHECKING:
     from cuda_ops.operator import Operator
@@ -106,9 +106,12 @@ def _generate(operator: Operator) -> FunctionType:
         names.update(_helpers(operator, tensors))
         plain = " and ".join(f"(type({t}) is _Tensor or type({t}) is _Parameter)" for t in tensors)
         gradient = " or ".join(f"{t}.requires_grad" for t in tensors)
-        autocast = operator.now.autocast is not None
-        on_cuda = f"{tensors[0]}.is_cuda" + (" and not _cuda_autocast()" if autocast else "")
-        on_cpu = f"{tensors[0]}.is_cpu" + (" and not _any_autocast()" if autocast else "")
+        uncast_cuda, uncast_cpu = (
+            _uncast(operator.now.autocast, tensors, question)
+            for question in ("_cuda_autocast()", "_any_autocast()")
+        )
+        on_cuda = f"{tensors[0]}.is_cuda{uncast_cuda}"
+        on_cpu = f"{tensors[0]}.is_cpu{uncast_cpu}"
         missing = " or ".join(f"{t} is None" for t in tensors)
         # The cheapest questions first; inference mode has no autograd kernel to get past.
         before += textwrap.dedent(f"""\
@@ -129,6 +132,17 @@ def _generate(operator: Operator) -> FunctionType:
     if before:
         body = f"if not _tracing():\n{textwrap.indent(before, '    ')}{body}"
     return _function(op, parameters, body, names, op.doc)
+
+
+def _uncast(policy: AutocastPolicy | None, tensors: Sequence[str], is_on: str) -> str:
+    """The condition under which autocast changes none of the arguments."""
+    if policy is None:
+        return ""
+    if policy != "promote":
+        return f" and not {is_on}"
+    first, *others = (f"{tensor}.dtype" for tensor in tensors)
+    equal = " and ".join(f"{other} is {first}" for other in others)
+    return f" and (not {is_on} or {equal})" if equal else ""
 
 
 def _function(

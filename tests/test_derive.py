@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cuda_ops import derive, shapes
+from cuda_ops import autocast, derive, shapes
 from cuda_ops.errors import ManifestError
 from cuda_ops.signature import parse_signature
 from cuda_ops.spec import OpSpec
@@ -70,6 +70,8 @@ def register(op, kernel, plugins=None):
         torch.library.register_autograd(
             op.qualname, formula.backward, setup_context=formula.setup_context, lib=LIBRARY
         )
+    if policy := plugins.ask("cuda_ops_autocast", op):
+        autocast.register(LIBRARY, op.name, lambda: policy)
     return op
 
 
@@ -349,6 +351,18 @@ def test_names_that_say_nothing_are_refused(forward, backward, message):
 
 
 # --- batching, sharding, samples, timing -------------------------------------------
+
+
+def test_tensors_of_one_floating_dtype_are_promoted_under_autocast():
+    two = "derive_autocast(Tensor x, Tensor? y) -> Tensor"
+    assert derive.cuda_ops_autocast(spec(two, "(),()->()")) == "promote"
+    for left_alone in (
+        spec("derive_autocast(Tensor x) -> Tensor", "()->()"),
+        spec(two, "(),()->()", dtypes=()),  # the binding's business
+        spec(two, "(),()->()", dtypes=(torch.int32,)),
+        spec(two, "(),()->()", keys=("CompositeImplicitAutograd",)),
+    ):
+        assert derive.cuda_ops_autocast(left_alone) is None
 
 
 @pytest.mark.parametrize("in_dims", [(0, None), (None, -1), (1, 0), (-1, -1)])

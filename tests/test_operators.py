@@ -336,6 +336,17 @@ def test_autocast_promotes_two_half_types_as_torch(lower: torch.dtype) -> None:
     assert torch.equal(ours, theirs)
 
 
+def test_autocast_is_in_the_way_only_where_it_casts(monkeypatch: pytest.MonkeyPatch) -> None:
+    casts = []
+    monkeypatch.setattr("cuda_ops.autocast.cast", lambda *given: casts.append(given) or given[3:])
+    x, y = torch.randn(2, 3), torch.randn(3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(cuda_ops.add(x, y), x + y) and not casts
+        with pytest.raises(RuntimeError, match="cuda_ops::add"):
+            cuda_ops.add(x, y.bfloat16())
+    assert len(casts) == 1
+
+
 def test_autocast_of_matmul_follows_torch() -> None:
     assert OPERATORS["matmul"].now.autocast == "lower_precision"
     a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)

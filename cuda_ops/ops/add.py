@@ -9,7 +9,7 @@ import torch
 
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import AutocastPolicy, Autograd, OpSpec, Peer
+from cuda_ops.spec import Autograd, OpSpec, Peer
 
 
 @hookimpl
@@ -22,12 +22,6 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         return tuple(grad_out if wanted else None for wanted in ctx.needs_input_grad)
 
     return Autograd(setup_context, backward)
-
-
-@hookimpl
-def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
-    # A residual in float32 meets what a layer computed in the autocast dtype.
-    return "promote"
 
 
 @hookimpl
