@@ -19,8 +19,15 @@ from hypothesis.strategies import SearchStrategy
 from cuda_ops.benchmarking import rotation
 from cuda_ops.errors import ManifestError
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.shapes import bind, broadcast, core_dims, empty_outputs, tensor_arguments
-from cuda_ops.signature import size_of
+from cuda_ops.shapes import (
+    bind,
+    broadcast,
+    empty_outputs,
+    group_of,
+    loop_dims,
+    of_no_parts,
+    tensor_arguments,
+)
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, ShardingRule
 from cuda_ops.testing import samples
 from cuda_ops.testing.arguments import given, split
@@ -202,12 +209,14 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
 
 @hookimpl(trylast=True)
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
-    """A mapped dim becomes the outermost loop dim of one call.
+    """A mapped dim becomes the outermost loop dim of one call; where it cannot, since a mapped
+    argument or a result has no loop dims, there is a call for each index.
 
     Composed operators too: torch does not look inside them here, it would loop.
     """
     if op.signature is None or op.parsed.is_mutable:
         return None
+    all_results_loop = all(group.loops for group in op.signature.outputs)
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         values = bind(op, args, kwargs)
@@ -216,9 +225,12 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
             for i in op.tensor_positions
             if i < len(in_dims) and in_dims[i] is not None
         }
+        groups = {i: group_of(op, k) for k, i in enumerate(op.tensor_positions)}
+        if not all_results_loop or not all(groups[i].loops for i in mapped):
+            return _call_by_call(op, args, kwargs, mapped)
         ranks = {
-            i: values[i].dim() - len(core_dims(op, k)) - (i in mapped)
-            for k, i in enumerate(op.tensor_positions)
+            i: values[i].dim() - len(group.core) - (i in mapped)
+            for i, group in groups.items()
             if values[i] is not None
         }
         rank = max(ranks.values())
@@ -232,18 +244,44 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
     return rule
 
 
+def _call_by_call(
+    op: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], mapped: dict[int, int]
+) -> tuple[Any, Any]:
+    """One call for each index of the mapped dim."""
+
+    def call(*values: Any) -> Any:
+        return op.function(*values, **kwargs)
+
+    def part(at: int) -> list[Any]:
+        return [v.select(mapped[i], at) if i in mapped else v for i, v in enumerate(args)]
+
+    count = next(args[i].shape[dim] for i, dim in mapped.items())
+    if not count:
+        return of_no_parts(call, args, [mapped.get(i) for i in range(len(args))])
+    results = [call(*part(at)) for at in range(count)]
+    if isinstance(results[0], torch.Tensor):
+        return torch.stack(results), 0
+    stacked = tuple(torch.stack(each) for each in zip(*results, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
 @hookimpl(trylast=True)
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
-    """Loop dims shard, core dims replicate."""
-    if op.signature is None or _is_irregular(op):
+    """Loop dims shard, core dims replicate; what is the sum over loop dims is a partial one."""
+    signature = op.signature
+    if signature is None or _is_irregular(op):
         return None
+    # The gradient of what has no loop dims is the sum over those of the others; of another result
+    # without any nobody says what it is.
+    is_gradient = op.name.removesuffix("_backward") in op.siblings.keys() - {op.name}
+    shardable = is_gradient or all(group.loops for group in signature.outputs)
 
     def rule(*args: Any, **kwargs: Any) -> list[ShardingRule]:
-        from torch.distributed.tensor import Replicate, Shard
+        from torch.distributed.tensor import Partial, Replicate, Shard
 
         values = bind(op, args, kwargs)
         shapes = {
-            i: values[i].shape[: len(values[i].shape) - len(core_dims(op, k))]
+            i: loop_dims(op, k, values[i].shape)
             for k, i in enumerate(op.tensor_positions)
             if values[i] is not None
         }
@@ -256,12 +294,15 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
             return Shard(own) if own >= 0 and shapes[i][own] != 1 else Replicate()
 
         passed = len(args) + len(kwargs)
-        outputs = len(op.output_names)
+        outputs = signature.outputs
         replicated = [Replicate() if i in shapes else None for i in range(passed)]
-        return [([Replicate()] * outputs, replicated)] + [
-            ([Shard(d)] * outputs, [placement(i, d) for i in range(passed)])
+        return [([Replicate()] * len(outputs), replicated)] + [
+            (
+                [Shard(d) if group.loops else Partial() for group in outputs],
+                [placement(i, d) for i in range(passed)],
+            )
             for d, size in enumerate(loop)
-            if size != 1
+            if size != 1 and shardable
         ]
 
     return rule
@@ -323,21 +364,18 @@ def _case(
     dtype: torch.dtype,
 ) -> BenchmarkCase:
     assert op.signature is not None
-
-    def shape(dims: tuple[str, ...]) -> tuple[int, ...]:
-        return (*loop, *(size_of(dim, sizes) for dim in dims))
-
     groups = iter(op.signature.inputs)
     args, keywords = split(
         op,
         tuple(
-            (shape(next(groups)), dtype)
+            (next(groups).shape(loop, sizes), dtype)
             if i in op.tensor_positions
             else samples.example_scalar(argument)
             for i, argument in enumerate(given(op))
         ),
     )
-    numel = sum(math.prod(shape(dims)) for dims in (*op.signature.inputs, *op.signature.outputs))
+    everything = (*op.signature.inputs, *op.signature.outputs)
+    numel = sum(math.prod(group.shape(loop, sizes)) for group in everything)
     return BenchmarkCase(
         f"{label} {str(dtype).removeprefix('torch.')}",
         rotation.maker(args),

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops.signature import Signature, factor_and_name, size_of
+from cuda_ops.signature import Group, Signature, factor_and_name, size_of
 from cuda_ops.spec import OpSpec
 
 Dims = Sequence[int | torch.SymInt]
@@ -55,10 +55,16 @@ def tensor_arguments(op: OpSpec, values: Sequence[Any]) -> list[torch.Tensor | N
     return [values[i] for i in op.tensor_positions]
 
 
-def core_dims(op: OpSpec, index: int) -> tuple[str, ...]:
-    """The core dims of the ``index``-th tensor argument; none without a signature."""
+def group_of(op: OpSpec, index: int) -> Group:
+    """The dims of the ``index``-th tensor argument; without a signature loop dims alone."""
     groups = op.signature.inputs if op.signature is not None else ()
-    return groups[index] if index < len(groups) else ()
+    return groups[index] if index < len(groups) else Group(())
+
+
+def loop_dims(op: OpSpec, index: int, shape: Dims) -> Dims:
+    """Those of the ``index``-th tensor argument's dims that are loop dims."""
+    group = group_of(op, index)
+    return shape[: len(shape) - len(group.core)] if group.loops else ()
 
 
 # --- what is checked before a kernel sees its arguments ----------------------
@@ -98,20 +104,18 @@ def check_arguments(op: OpSpec, tensors: Sequence[torch.Tensor | None]) -> dict[
             if op.dtypes and tensor.dtype != other.dtype:
                 expected = f"dtype {dtype_name(other.dtype)} like '{like}'"
                 refuse(op, name, expected, dtype_name(tensor.dtype))
-        bind_dims(op, name, core_dims(op, i), tensor.shape, bound)
+        bind_dims(op, name, group_of(op, i), tensor.shape, bound)
     return bound
 
 
-def bind_dims(
-    op: OpSpec, argument: str, dims: tuple[str, ...], shape: Dims, bound: dict[str, Any]
-) -> None:
+def bind_dims(op: OpSpec, argument: str, group: Group, shape: Dims, bound: dict[str, Any]) -> None:
     """Match the last dims of ``shape`` with core dims, adding those not yet in ``bound``."""
-    listed = ", ".join(dims)
-    if len(shape) < len(dims):
-        expected = f"at least {len(dims)} dims (..., {listed})"
+    dims, listed = group.core, _listed(group)
+    if len(shape) < len(dims) if group.loops else len(shape) != len(dims):
+        expected = f"{f'at least {len(dims)}' if group.loops else 'exactly the'} dims {listed}"
         refuse(op, argument, expected, f"shape {shape_name(shape)}")
     for dim, actual in zip(dims, shape[len(shape) - len(dims) :], strict=True):
-        expected = f"dim '{dim}' of (..., {listed}) to be"
+        expected = f"dim '{dim}' of {listed} to be"
         factor, name = factor_and_name(dim)
         if name and name not in bound:
             if factor > 1:
@@ -121,6 +125,11 @@ def bind_dims(
             bound[name] = actual if factor == 1 else actual // factor
         size = size_of(dim, bound)
         _agree(actual, size, partial(_wrong_size, op, argument, expected, size, shape))
+
+
+def _listed(group: Group) -> str:
+    dims = ", ".join(("...", *group.core) if group.loops else group.core)
+    return f"({dims})" if group.loops else f"[{dims}]"
 
 
 def check_batch(op: OpSpec, argument: str, factor: torch.Tensor, batch: Dims) -> None:
@@ -181,7 +190,7 @@ def broadcast(op: OpSpec, tensors: Sequence[Any]) -> list[Any]:
     for i, tensor in enumerate(tensors):
         if tensor is None:
             continue
-        loop = tensor.shape[: len(tensor.shape) - len(core_dims(op, i))]
+        loop = loop_dims(op, i, tensor.shape)
         refusal = partial(_no_broadcast, op, i, tensor.shape, list(result))
         result[:0] = [1] * (len(loop) - len(result))
         for d, actual in enumerate(loop, start=len(result) - len(loop)):
@@ -194,8 +203,8 @@ def broadcast(op: OpSpec, tensors: Sequence[Any]) -> list[Any]:
 
 def _no_broadcast(op: OpSpec, index: int, shape: Dims, before: Dims) -> str:
     name = op.argument_names[op.tensor_positions[index]]
-    dims = ", ".join(("...", *core_dims(op, index)))
-    expected = f"dims '...' of ({dims}) to broadcast with {shape_name(before)}"
+    listed = _listed(group_of(op, index))
+    expected = f"dims '...' of {listed} to broadcast with {shape_name(before)}"
     return refusal(op, name, expected, f"shape {shape_name(shape)}")
 
 
@@ -203,14 +212,14 @@ def output_shapes(
     op: OpSpec, signature: Signature, tensors: Sequence[torch.Tensor | None], bound: dict[str, Any]
 ) -> list[list[Any]]:
     """Loop dims broadcast, core dims from ``bound``; one shape per output."""
-    loop = broadcast(op, tensors)
-    for dims in signature.outputs:
-        for dim in dims:
+    loop = tuple(broadcast(op, tensors))
+    for group in signature.outputs:
+        for dim in group.core:
             if factor_and_name(dim)[1] not in ("", *bound):
                 raise RuntimeError(
                     f"{op.qualname}: output dim '{dim}' is a dim of an argument that is None"
                 )
-    return [[*loop, *(size_of(dim, bound) for dim in dims)] for dims in signature.outputs]
+    return [list(group.shape(loop, bound)) for group in signature.outputs]
 
 
 def empty_outputs(

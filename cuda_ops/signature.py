@@ -2,7 +2,8 @@
 
 Names are the core dims of each tensor; everything to their left is loop dims,
 which broadcast. ``()->()`` is elementwise. A number is a fixed size. Beyond
-NumPy's notation, ``2d`` is twice the size of ``d``: ``(2d)->(d)``.
+NumPy's notation, ``2d`` is twice the size of ``d``: ``(2d)->(d)``, and brackets
+are all dims that there are: in ``(n),[n]->(n)`` one weight serves all rows.
 See https://numpy.org/doc/stable/reference/c-api/generalized-ufuncs.html.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_GROUP = re.compile(r"\(([^()]*)\)")
+_GROUP = re.compile(r"\([^()[\]]*\)|\[[^()[\]]*\]")
 _DIM = re.compile(r"(\d*)([A-Za-z_]\w*)|(\d+)")
 
 
@@ -34,28 +35,46 @@ def size_of(dim: str, sizes: Mapping[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Signature:
-    """Core dims of each tensor argument and each output, as written."""
+class Group:
+    """The dims of one tensor."""
 
-    inputs: tuple[tuple[str, ...], ...]
-    outputs: tuple[tuple[str, ...], ...]
+    #: The core dims, as written.
+    core: tuple[str, ...]
+    #: Whether there may be loop dims to the left of them; in brackets there are none.
+    loops: bool = True
+
+    def shape(self, loop: tuple[Any, ...], sizes: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The shape of a tensor with these loop dims, where it has any."""
+        return (*(loop if self.loops else ()), *(size_of(dim, sizes) for dim in self.core))
+
+    @property
+    def names(self) -> set[str]:
+        return {factor_and_name(dim)[1] for dim in self.core} - {""}
+
+    def __str__(self) -> str:
+        dims = ",".join(self.core)
+        return f"({dims})" if self.loops else f"[{dims}]"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The dims of each tensor argument and each output."""
+
+    inputs: tuple[Group, ...]
+    outputs: tuple[Group, ...]
 
     @property
     def is_elementwise(self) -> bool:
-        """No tensor has a core dim."""
-        return not any(self.inputs) and not any(self.outputs)
+        """Every tensor has loop dims, and none but those."""
+        return all(group == Group(()) for group in (*self.inputs, *self.outputs))
 
     @property
     def names(self) -> tuple[str, ...]:
         """The named dims of the inputs, sorted."""
-        dims = (factor_and_name(dim)[1] for group in self.inputs for dim in group)
-        return tuple(sorted({name for name in dims if name}))
+        return tuple(sorted(set().union(*(group.names for group in self.inputs))))
 
     def __str__(self) -> str:
-        def side(groups: tuple[tuple[str, ...], ...]) -> str:
-            return ",".join(f"({','.join(group)})" for group in groups)
-
-        return f"{side(self.inputs)}->{side(self.outputs)}"
+        return "->".join(",".join(map(str, side)) for side in (self.inputs, self.outputs))
 
 
 def parse_signature(text: str) -> Signature:
@@ -70,21 +89,24 @@ def parse_signature(text: str) -> Signature:
         raise ValueError(f"signature {text!r}: expected inputs->outputs with exactly one '->'")
     signature = Signature(*(_parse_side(text, side) for side in sides))
     for group in signature.outputs:
-        for dim in group:
+        for dim in group.core:
             if factor_and_name(dim)[1] not in ("", *signature.names):
                 raise ValueError(f"signature {text!r}: output dim {dim!r} is in no input")
     return signature
 
 
-def _parse_side(text: str, side: str) -> tuple[tuple[str, ...], ...]:
-    groups = _GROUP.findall(side)
-    if not groups or ",".join(f"({group})" for group in groups) != side:
-        raise ValueError(f"signature {text!r}: expected groups like (m,k),(k,n), got {side!r}")
+def _parse_side(text: str, side: str) -> tuple[Group, ...]:
+    matches = list(_GROUP.finditer(side))
+    if not matches or ",".join(match[0] for match in matches) != side:
+        raise ValueError(
+            f"signature {text!r}: expected groups like (m,k),(k,n) or [n], got {side!r}"
+        )
     parsed = []
-    for group in groups:
-        dims = tuple(group.split(",")) if group else ()
+    for match in matches:
+        inside = match[0][1:-1]
+        dims = tuple(inside.split(",")) if inside else ()
         for dim in dims:
             if not _DIM.fullmatch(dim):
                 raise ValueError(f"signature {text!r}: {dim!r} is not a dim name or a size")
-        parsed.append(dims)
+        parsed.append(Group(dims, loops=match[0].startswith("(")))
     return tuple(parsed)

@@ -145,7 +145,7 @@ def test_a_signature_that_contradicts_the_schema_is_refused(signature: str, mess
 
 def test_numbers_need_no_group_in_the_signature() -> None:
     op = validated(entry("planned(float a, Tensor x, int n) -> Tensor", "(m)->()"))
-    assert op.signature is not None and op.signature.inputs == (("m",),)
+    assert op.signature is not None and str(op.signature) == "(m)->()"
 
 
 @pytest.mark.parametrize("name", ["other", "plan", "plannedx", "my_planned"])

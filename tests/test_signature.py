@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cuda_ops.signature import Signature, parse_signature
+from cuda_ops.signature import Group, Signature, parse_signature
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,16 @@ from cuda_ops.signature import Signature, parse_signature
 )
 def test_parses_and_prints_as_written(text, inputs, outputs):
     signature = parse_signature(text)
-    assert signature == Signature(inputs, outputs)
+    assert signature == Signature(tuple(map(Group, inputs)), tuple(map(Group, outputs)))
     assert str(signature) == text
+
+
+def test_brackets_are_all_dims_that_there_are():
+    signature = parse_signature("(n),[n],[]->(n),[2n]")
+    assert signature.inputs == (Group(("n",)), Group(("n",), loops=False), Group((), loops=False))
+    assert str(signature) == "(n),[n],[]->(n),[2n]"
+    shapes = [group.shape((4, 5), {"n": 3}) for group in (*signature.inputs, *signature.outputs)]
+    assert shapes == [(4, 5, 3), (3,), (), (4, 5, 3), (6,)]
 
 
 def test_spaces_mean_nothing():
@@ -31,7 +39,14 @@ def test_spaces_mean_nothing():
 
 @pytest.mark.parametrize(
     ("text", "elementwise"),
-    [("()->()", True), ("(),()->(),()", True), ("(n)->()", False), ("()->(3)", False)],
+    [
+        ("()->()", True),
+        ("(),()->(),()", True),
+        ("(n)->()", False),
+        ("()->(3)", False),
+        ("(),[]->()", False),
+        ("()->[]", False),
+    ],
 )
 def test_elementwise_means_no_core_dim_anywhere(text, elementwise):
     assert parse_signature(text).is_elementwise is elementwise
@@ -42,7 +57,9 @@ def test_elementwise_means_no_core_dim_anywhere(text, elementwise):
     [
         ("(m,k)", "expected inputs->outputs with exactly one '->'"),
         ("()->()->()", "expected inputs->outputs with exactly one '->'"),
-        ("m,k->(m)", r"expected groups like \(m,k\),\(k,n\), got 'm,k'"),
+        ("m,k->(m)", r"expected groups like \(m,k\),\(k,n\) or \[n\], got 'm,k'"),
+        ("(m,[k])->(m)", "expected groups like"),
+        ("(m],[k)->(m)", "expected groups like"),
         ("(m)(k)->(m)", "expected groups like"),
         ("(m)->", "expected groups like"),
         ("(m,)->(m)", "'' is not a dim name or a size"),

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from cuda_ops.errors import BenchmarkError
-from cuda_ops.shapes import bind, broadcast, core_dims, tensor_arguments
+from cuda_ops.shapes import bind, broadcast, loop_dims, tensor_arguments
 from cuda_ops.spec import OpSpec, Peer
 from cuda_ops.testing import compare
 from cuda_ops.testing.samples import Sample, TensorArg
@@ -209,15 +209,14 @@ class _Parts:
     def of_arguments(self, args: Sequence[Any]) -> tuple[Any, ...]:
         positions = self._op.tensor_positions
         return tuple(
-            self.of_tensor(arg, len(core_dims(self._op, positions.index(i))))
+            self.of_tensor(arg, len(loop_dims(self._op, positions.index(i), arg.shape)))
             if i in positions and arg is not None
             else arg
             for i, arg in enumerate(args)
         )
 
-    def of_tensor(self, tensor: torch.Tensor, core: int | None = None) -> torch.Tensor:
-        loops = tensor.dim() - core if core is not None else self._rank
-        if loops < self._rank or tensor.shape[0] != self._size:
+    def of_tensor(self, tensor: torch.Tensor, loops: int | None = None) -> torch.Tensor:
+        if (loops is not None and loops < self._rank) or tensor.shape[0] != self._size:
             return tensor  # broadcast along it
         return torch.cat([tensor.narrow(0, start, length) for start, length in self._slices])
 
@@ -226,6 +225,8 @@ def _draw_parts(op: OpSpec, args: tuple[Any, ...]) -> _Parts | None:
     """Random parts of the first loop dim, first and last included; ``None``: take everything."""
     if op.signature is None or op.parsed.is_mutable:
         return None
+    if not all(group.loops for group in op.signature.outputs):
+        return None  # summed over all parts
     values = bind(op, args, {})
     loop = broadcast(op, tensor_arguments(op, values))
     numel = max(values[i].numel() for i in op.tensor_positions if values[i] is not None)

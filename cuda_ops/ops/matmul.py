@@ -16,6 +16,7 @@ from cuda_ops import shapes
 from cuda_ops.benchmarking.peers import EAGER
 from cuda_ops.benchmarking.rotation import random_tensor
 from cuda_ops.hookspecs import hookimpl
+from cuda_ops.signature import Group
 from cuda_ops.spec import (
     AutocastPolicy,
     Autograd,
@@ -52,8 +53,8 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
         # Its own shape is what an error should show; traced, the operator finds the error.
         if (row or column) and not torch.compiler.is_dynamo_compiling():
             sizes: dict[str, Any] = {}
-            shapes.bind_dims(plain, "a", ("k",) if row else ("m", "k"), a.shape, sizes)
-            shapes.bind_dims(plain, "b", ("k",) if column else ("k", "n"), b.shape, sizes)
+            shapes.bind_dims(plain, "a", Group(("k",) if row else ("m", "k")), a.shape, sizes)
+            shapes.bind_dims(plain, "b", Group(("k",) if column else ("k", "n")), b.shape, sizes)
         out: torch.Tensor = op.function(
             a.unsqueeze(0) if row else a, b.unsqueeze(-1) if column else b
         )

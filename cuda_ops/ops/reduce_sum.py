@@ -1,4 +1,4 @@
-"""``reduce_sum``: a signature line has no word for "all dims", so everything is said here."""
+"""``reduce_sum``: that it is a sum, which no signature line can say."""
 
 from __future__ import annotations
 
@@ -6,24 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
-from cuda_ops import shapes
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
-from cuda_ops.testing import samples
-from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
-
-
-@hookimpl
-def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
-    def fake(x: torch.Tensor) -> torch.Tensor:
-        shapes.check_arguments(op, [x])
-        return x.new_empty(())
-
-    return fake
+from cuda_ops.testing.samples import Sample, TensorArg
 
 
 @hookimpl
@@ -72,22 +60,6 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
 @hookimpl
 def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
     return torch_sum
-
-
-@hookimpl
-def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
-    sizes = st.sampled_from((1, 2, 3, 5, 7, 16, 33, 129))
-    shapes_ = st.lists(sizes, max_size=4).filter(
-        lambda s: torch.Size(s).numel() <= samples.MAX_NUMEL
-    )
-    layouts = st.sampled_from(LAYOUTS)
-    tensors = st.builds(
-        lambda shape, dtype, layout: TensorArg(tuple(shape), dtype, layout),
-        st.one_of(shapes_, st.sampled_from(([0], [3, 0]))),
-        st.sampled_from(op.dtypes),
-        layouts,
-    )
-    return st.builds(Sample, st.tuples(tensors), st.sampled_from(VALUES), st.integers(0, 2**16))
 
 
 @hookimpl

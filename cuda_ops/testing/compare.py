@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cuda_ops.errors import ResultError
-from cuda_ops.shapes import bind, check_arguments, tensor_arguments
+from cuda_ops.shapes import bind, broadcast, check_arguments, tensor_arguments
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.samples import MAX_NUMEL, Sample
@@ -157,9 +157,12 @@ def reduction_length(op: OpSpec, sample: Sample) -> int:
         return max((size for arg in sample.tensors for size in arg.shape), default=1)
     if op.signature.is_elementwise:
         return 1
-    bound = check_arguments(op, tensor_arguments(op, bind(op, sample.make("meta"), {})))
-    kept = {dim for dims in op.signature.outputs for dim in dims}
+    tensors = tensor_arguments(op, bind(op, sample.make("meta"), {}))
+    bound, outputs = check_arguments(op, tensors), op.signature.outputs
+    kept = {dim for group in outputs for dim in group.core}
     summed = math.prod(size for dim, size in bound.items() if dim not in kept)
+    if not all(group.loops for group in outputs):
+        summed *= math.prod(broadcast(op, tensors))
     longest: int = max(2, summed, *bound.values())
     return longest
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from hypothesis import strategies as st
 
-from cuda_ops.signature import factor_and_name, size_of
+from cuda_ops.signature import Group
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import given
 
@@ -214,13 +214,13 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
     groups = op.signature.inputs
     core = dict.fromkeys(op.signature.names, 1)
 
-    def room_beside(fitted: Iterable[tuple[str, ...]]) -> int:
-        taken: list[int] = [math.prod(size_of(d, core) for d in group) for group in fitted]
+    def room_beside(fitted: Iterable[Group]) -> int:
+        taken: list[int] = [math.prod(group.shape((), core)) for group in fitted]
         return max(1, MAX_NUMEL // max([1, *taken]))
 
     everything = (*groups, *op.signature.outputs)
     for name in op.signature.names:
-        having = [g for g in everything if name in (factor_and_name(d)[1] for d in g)]
+        having = [group for group in everything if name in group.names]
         fitting = [size for size in _CORE_SIZES if size <= room_beside(having)]
         core[name] = draw(st.sampled_from(fitting), label=name)
     room = room_beside(everything)
@@ -236,13 +236,13 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
             core[op.signature.names[at - len(loop)]] = 0
     dtype = draw(st.sampled_from(op.dtypes or (torch.float32,)))
 
-    def tensor(group: tuple[str, ...]) -> TensorArg:
+    def tensor(group: Group) -> TensorArg:
         own = list(loop)
-        if len(op.tensor_positions) > 1 and draw(st.booleans()):
+        if group.loops and len(op.tensor_positions) > 1 and draw(st.booleans()):
             # Broadcast: leave out leading dims, make others 1.
             own = own[draw(st.integers(0, len(own))) :]
             own = [size if draw(st.booleans()) else 1 for size in own]
-        shape = (*own, *(size_of(d, core) for d in group))
+        shape = group.shape(tuple(own), core)
         return TensorArg(shape, dtype, draw(st.sampled_from(_layouts(shape))))
 
     args: list[Any] = []
@@ -299,7 +299,7 @@ def shaped(
         layout: of all tensors.
         seed: of the values.
     """
-    inputs: tuple[tuple[str, ...], ...] = ((),) * len(op.tensor_positions)
+    inputs = (Group(()),) * len(op.tensor_positions)
     names: tuple[str, ...] = ()
     if op.signature is not None:
         inputs, names = op.signature.inputs, op.signature.names
@@ -308,12 +308,8 @@ def shaped(
         preferred = (torch.float32, *op.dtypes)
         dtype = next(d for d in preferred if d in op.dtypes or not op.dtypes)
     groups = iter(inputs)
-
-    def shape(group: tuple[str, ...]) -> tuple[int, ...]:
-        return (*loop, *(size_of(d, sizes) for d in group))
-
     args = tuple(
-        TensorArg(shape(next(groups)), dtype, layout)
+        TensorArg(next(groups).shape(loop, sizes), dtype, layout)
         if i in op.tensor_positions
         else example_scalar(argument)
         for i, argument in enumerate(given(op))

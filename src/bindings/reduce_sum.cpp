@@ -50,7 +50,7 @@ Tensor reduce_sum_cuda(const Tensor& x) {
 }  // namespace
 
 CUDA_OPS(library) {
-  library.op("reduce_sum(Tensor x) -> Tensor", "")
+  library.op("reduce_sum(Tensor x) -> Tensor", "()->[]")
       .dtypes(kFloating)
       .doc(R"(Sum of all elements.
 

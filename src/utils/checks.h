@@ -26,12 +26,24 @@ struct CoreDim {
   }
 };
 
+// "(m,k)" or "[n]" of a signature line: the last dims of a tensor, or all of them.
+struct CoreDims {
+  std::vector<CoreDim> dims;
+  bool loops;  // whether there may be loop dims to the left
+
+  std::string listed() const {
+    std::string text = loops ? "(..." : "[";
+    for (const CoreDim& dim : dims) text += (text.size() > 1 ? ", " : "") + dim.text;
+    return text + (loops ? ")" : "]");
+  }
+};
+
 // Built from the schema's argument names, the signature line and dtypes().
 struct Checks {
   std::string op;
-  std::vector<std::string> tensor_names;        // tensor arguments, in order
-  std::vector<std::vector<CoreDim>> core_dims;  // per tensor argument; empty: no signature
-  std::vector<DType> dtypes;                    // empty: the binding checks on its own
+  std::vector<std::string> tensor_names;  // tensor arguments, in order
+  std::vector<CoreDims> core_dims;        // per tensor argument; empty: no signature
+  std::vector<DType> dtypes;              // empty: the binding checks on its own
 
   void run(const Tensor* const* tensors, size_t count) const {
     const Tensor* first = nullptr;
@@ -60,7 +72,7 @@ struct Checks {
                  dtype_name(tensor));
         }
       }
-      if (i < core_dims.size() && !core_dims[i].empty()) {
+      if (i < core_dims.size() && !(core_dims[i].dims.empty() && core_dims[i].loops)) {
         check_dims(tensor, i, bound.data(), bound_count);
       }
     }
@@ -85,11 +97,13 @@ struct Checks {
 
   void check_dims(const Tensor& tensor, size_t i, std::pair<const std::string*, int64_t>* bound,
                   size_t& bound_count) const {
-    const auto& dims = core_dims[i];
+    const auto& [dims, loops] = core_dims[i];
     const int64_t rank = tensor.dim();
     const auto count = static_cast<int64_t>(dims.size());
-    if (rank < count) {
-      refuse(op, tensor_names[i], "at least " + std::to_string(count) + " dims " + listed(dims),
+    if (loops ? rank < count : rank != count) {
+      refuse(op, tensor_names[i],
+             (loops ? "at least " + std::to_string(count) : "exactly the") + " dims " +
+                 core_dims[i].listed(),
              "shape " + shape_name(tensor));
     }
     for (int64_t d = 0; d < count; ++d) {
@@ -97,7 +111,7 @@ struct Checks {
       const int64_t actual = tensor.size(rank - count + d);
       const auto refuse_size = [&](const std::string& expected) {
         refuse(op, tensor_names[i],
-               "dim '" + dim.text + "' of " + listed(dims) + " to be " + expected,
+               "dim '" + dim.text + "' of " + core_dims[i].listed() + " to be " + expected,
                "shape " + shape_name(tensor));
       };
       int64_t expected = dim.name.empty() ? dim.factor : -1;
@@ -126,28 +140,25 @@ struct Checks {
 
   // What is to the left of the core dims broadcasts.
   void check_loop_dims(const Tensor* const* tensors, size_t count) const {
-    bool all = tensors[0] != nullptr;
-    for (size_t i = 1; all && i < count; ++i) {
-      all = tensors[i] == nullptr ||
-            alike(*tensors[0], *tensors[i], core_dims[0].size(), core_dims[i].size());
+    const auto has_loops = [&](size_t i) { return tensors[i] != nullptr && core_dims[i].loops; };
+    size_t first = 0;
+    while (first < count && !has_loops(first)) ++first;
+    bool all = true;
+    for (size_t i = first + 1; all && i < count; ++i) {
+      all = !has_loops(i) || alike(*tensors[first], *tensors[i], core_dims[first].dims.size(),
+                                   core_dims[i].dims.size());
     }
     if (all) return;
     std::vector<int64_t> loop;
-    for (size_t i = 0; i < count; ++i) {
-      if (tensors[i] == nullptr) continue;
+    for (size_t i = first; i < count; ++i) {
+      if (!has_loops(i)) continue;
       const View view = *tensors[i];
-      if (!broadcast(loop, view, view.dims - static_cast<int>(core_dims[i].size()))) {
+      if (!broadcast(loop, view, view.dims - static_cast<int>(core_dims[i].dims.size()))) {
         refuse(op, tensor_names[i],
-               "dims '...' of " + listed(core_dims[i]) + " to broadcast with " + shape_name(loop),
+               "dims '...' of " + core_dims[i].listed() + " to broadcast with " + shape_name(loop),
                "shape " + shape_name(view));
       }
     }
-  }
-
-  static std::string listed(const std::vector<CoreDim>& dims) {
-    std::string text = "(...";
-    for (const CoreDim& dim : dims) text += ", " + dim.text;
-    return text + ")";
   }
 };
 

@@ -251,17 +251,18 @@ class Op {
     }
   }
 
-  // "(m,k),(k,n)->(m,n)" : {m, k}, {k, n}
+  // "(m,k),[k,n]->(m,n)" : {m, k}, {k, n} without loop dims
   void read_core_dims() {
     std::string dim;
     const size_t end = std::min(signature_.find("->"), signature_.size());
     for (size_t i = 0; i < end; ++i) {
       const char c = signature_[i];
-      if (c == '(') {
-        checks_.core_dims.emplace_back();
-      } else if ((c == ',' || c == ')') && !dim.empty()) {
-        checks_.core_dims.back().emplace_back(std::exchange(dim, ""));
-      } else if (c != ',' && c != ')' && c != ' ') {
+      const bool separates = c == ',' || c == ')' || c == ']';
+      if (c == '(' || c == '[') {
+        checks_.core_dims.push_back({{}, c == '('});
+      } else if (separates && !dim.empty()) {
+        checks_.core_dims.back().dims.emplace_back(std::exchange(dim, ""));
+      } else if (!separates && c != ' ') {
         dim += c;
       }
     }
