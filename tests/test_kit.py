@@ -288,9 +288,9 @@ def test_what_takes_long_is_named_with_its_stack() -> None:
 import time
 from cuda_ops.testing.watchdog import announced
 def slow():
-    time.sleep(0.5)
+    time.sleep(2)
 for what in ("the first", "the second"):
-    with announced(what, seconds=0.05):
+    with announced(what, seconds=0.5):
         slow()
 with announced("the last", seconds=60):
     pass
@@ -298,7 +298,7 @@ with announced("the last", seconds=60):
     # In a process of its own: pytest has the one timer that shows stacks.
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
     for what in ("the first", "the second"):
-        assert f"{what} has taken 0.05 s" in said
+        assert f"{what} has taken 0.5 s" in said
     assert said.count(" in slow\n") == 2 and "the last" not in said, said
 
 

@@ -31,8 +31,9 @@ def announced(what: str, seconds: float = _SECONDS) -> Iterator[None]:
     # Who has it on, like pytest, may have set its one timer too.
     if mine := not faulthandler.is_enabled():
         with contextlib.suppress(AttributeError, ValueError, io.UnsupportedOperation):
-            # From a thread that needs no interpreter: a kernel may keep that from everybody.
-            faulthandler.dump_traceback_later(seconds, file=sys.stderr)
+            # From a thread that needs no interpreter: a kernel may keep that from everybody. Later
+            # than the word, whose thread could end while the stacks are walked.
+            faulthandler.dump_traceback_later(1.5 * seconds, file=sys.stderr)
             faulthandler.enable(sys.stderr)
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT) if main else None
