@@ -211,7 +211,7 @@ def _compare(
                 known = ", ".join(_SCALARS)
                 raise ManifestError(
                     f"cuda_ops::{op}: {label} is {expected} in the schema, which no binding can "
-                    f"have; known: {known}, each also with ? or []"
+                    f"have; known: {known}, each also with ? or [], and ScalarType"
                 )
             raise ManifestError(
                 f"cuda_ops::{op}: {label} is {expected} in the schema ({_cpp(expected)} in C++), "

@@ -71,12 +71,9 @@ class _Operators(pytest.File):
         from cuda_ops.testing.subject import find
 
         names, regressions = self.config.stash[_PLAN]
-        incomparable = [f"{name}: {why}" for name in names if (why := find(name).incomparable)]
-        if incomparable:
-            raise self.CollectError(
-                "nothing compares these operators, so no check can judge them:\n  "
-                + "\n  ".join(incomparable)
-            )
+        for name in names:
+            if find(name).incomparable:
+                yield _UnjudgedItem.from_parent(self, name=f"{name}::compared[any]", op=name)
         if self.config.getoption("--sanitize"):
             from cuda_ops.testing.sanitizer import TOOLS
 
@@ -118,6 +115,18 @@ class _CheckItem(_Item):
 
         worker, profile = _worker(self.config)
         self._settle(run_check(self._check, find(self._op), self._device, profile, worker))
+
+
+class _UnjudgedItem(_Item):
+    def __init__(self, *, op: str, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._op = op
+
+    def runtest(self) -> None:
+        from cuda_ops.testing.runner import unjudged
+        from cuda_ops.testing.subject import find
+
+        self._settle(unjudged(find(self._op)))
 
 
 class _RegressionItem(_Item):

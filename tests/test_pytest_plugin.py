@@ -66,7 +66,7 @@ def test_a_described_operator_is_checked_anywhere(tmp_path: Path) -> None:
     assert re.search(r"\d+ passed, 0 failed, \d+ not run", done.out)
 
 
-def test_collection_fails_for_an_operator_that_nothing_compares(tmp_path: Path) -> None:
+def test_an_operator_that_nothing_compares_fails_alone(tmp_path: Path) -> None:
     root = tmp_path / "src"
     (root / "bindings").mkdir(parents=True)
     (root / "bindings" / "kit_untold.cpp").write_text(
@@ -75,11 +75,15 @@ def test_collection_fails_for_an_operator_that_nothing_compares(tmp_path: Path) 
         "namespace { Tensor f(const Tensor& x) { return contiguous(x); } }\n"
         'CUDA_OPS(library) { library.op("kit_untold(Tensor x) -> Tensor", "").cpu<f>(); }\n'
     )
-    options = ("--cuda-ops", "kit_untold", "--cuda-ops-root", str(root))
+    few = ("-v", "-k", "compared or public[cpu]")
+    options = ("--cuda-ops", "kit_untold,silu", "--cuda-ops-root", str(root), *few)
     (done,) = run_pytest(options, cwd=tmp_path)
     assert done.status != 0
-    assert "nothing compares these operators" in done.out
-    assert "kit_untold: no samples: give a signature line" in done.out
+    assert "nothing compares this operator; no samples: give a signature line" in done.out
+    assert "reproduce" not in done.out
+    failed = re.findall(r"FAILED .*?(\w+::\w+\[\w+\])", done.out)
+    assert set(failed) == {"kit_untold::compared[any]"}, done.out
+    assert re.search(r"silu::public\[cpu\] PASSED", done.out)
 
 
 def test_what_is_not_known_is_refused(tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ class CheckEntry:
         if self.passed is None:
             return f"not run {self.name}: {self.detail}"
         lines = [f"FAILED  {self.name}: {self.label}", *_indented(self.detail)]
-        return "\n".join([*lines, f"        reproduce: {self.reproduce}"])
+        if self.reproduce:
+            lines.append(f"        reproduce: {self.reproduce}")
+        return "\n".join(lines)
 
 
 def _indented(text: str) -> list[str]:

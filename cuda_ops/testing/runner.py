@@ -67,10 +67,7 @@ def check_op(
             f"{subject.name} is {subject.unreachable}; "
             "move it into one, or check it in this process with isolate=False"
         )
-    entries = []
-    if subject.incomparable:
-        nothing = f"nothing compares this operator; {subject.incomparable}"
-        entries.append(CheckEntry("compared", "any", False, nothing, "no check can judge it"))
+    entries = [unjudged(subject)] if subject.incomparable else []
     with contextlib.ExitStack() as stack:
         run: Run = perform
         if isinstance(isolate, Worker):
@@ -81,6 +78,12 @@ def check_op(
             entries.append(run_check(check, subject, device, profile, run))
     circumstances = f"Profile {profile.name}, {_gpu_name()}, torch {torch.__version__}"
     return CheckReport(subject.name, tuple(entries), circumstances)
+
+
+def unjudged(subject: Subject) -> CheckEntry:
+    """The failure of an operator whose results nothing compares."""
+    nothing = f"nothing compares this operator; {subject.incomparable}"
+    return CheckEntry("compared", "any", False, nothing, "no check can judge it")
 
 
 def planned(checks: Iterable[Check], devices: Sequence[str]) -> list[tuple[Check, str]]:
