@@ -70,6 +70,7 @@ def _is_eligible(value: Any, device: str) -> bool:
         isinstance(value, torch.Tensor)
         and value.is_floating_point()
         and value.dtype is not torch.float64
+        and value.dtype.itemsize > 1  # torch promotes no float8
         and value.device.type == device
     )
 

@@ -26,6 +26,7 @@ from cuda_ops.shapes import (
     group_of,
     loop_dims,
     of_no_parts,
+    rows_are_independent,
     tensor_arguments,
 )
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, ShardingRule
@@ -145,7 +146,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         # engine sums every gradient to the shape of what it belongs to.
         gradients: list[Any] = [None] * positional
         for target, result in zip(formula.targets, results, strict=True):
-            if wanted[target]:
+            if target < len(wanted) and wanted[target]:
                 gradients[target] = result
         return tuple(gradients[: len(wanted)])
 
@@ -199,9 +200,9 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
     """Tensors that have to share a dtype are promoted, as those of ``torch.add`` are: a weight in
     float32 meets what a layer before it computed in the autocast dtype.
     """
-    floating = any(dtype.is_floating_point for dtype in op.dtypes)
     several = len(op.tensor_positions) > 1
-    return "promote" if floating and several and not _is_irregular(op) else None
+    promotes = several and torch.float32 in op.dtypes and not _is_irregular(op)
+    return "promote" if promotes else None
 
 
 # --- batching and sharding ---------------------------------------------------------
@@ -210,13 +211,13 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
 @hookimpl(trylast=True)
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
     """A mapped dim becomes the outermost loop dim of one call; where it cannot, since a mapped
-    argument or a result has no loop dims, there is a call for each index.
+    argument or a result has none or rows are not independent, there is a call for each index.
 
     Composed operators too: torch does not look inside them here, it would loop.
     """
     if op.signature is None or op.parsed.is_mutable:
         return None
-    all_results_loop = all(group.loops for group in op.signature.outputs)
+    one_call = rows_are_independent(op) and all(group.loops for group in op.signature.outputs)
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         values = bind(op, args, kwargs)
@@ -226,7 +227,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
             if i < len(in_dims) and in_dims[i] is not None
         }
         groups = {i: group_of(op, k) for k, i in enumerate(op.tensor_positions)}
-        if not all_results_loop or not all(groups[i].loops for i in mapped):
+        if not (one_call and all(groups[i].loops for i in mapped)):
             return _call_by_call(op, args, kwargs, mapped)
         ranks = {
             i: values[i].dim() - len(group.core) - (i in mapped)
@@ -271,10 +272,7 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
     signature = op.signature
     if signature is None or _is_irregular(op):
         return None
-    # The gradient of what has no loop dims is the sum over those of the others; of another result
-    # without any nobody says what it is.
-    is_gradient = op.name.removesuffix("_backward") in op.siblings.keys() - {op.name}
-    shardable = is_gradient or all(group.loops for group in signature.outputs)
+    shardable = rows_are_independent(op)
 
     def rule(*args: Any, **kwargs: Any) -> list[ShardingRule]:
         from torch.distributed.tensor import Partial, Replicate, Shard
@@ -334,7 +332,7 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
         return None
     dims = signature.names
     points: list[tuple[str, str, tuple[int, ...], dict[str, int]]]
-    if len(dims) == 1:
+    if len(dims) == 1 and any(group.loops for group in signature.inputs):
         points = [
             (f"{rows}x{n}", why, (rows,), {dims[0]: n}) for (rows, n), why in _ROW_SIZES.items()
         ]

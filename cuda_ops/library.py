@@ -152,6 +152,12 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
                 f"cuda_ops::{name}: argument {argument.name!r}: expected a type without (a), got "
                 f"one in {schema!r}: operators leave their arguments alone and return new tensors"
             )
+    for argument in parsed.arguments:
+        if argument.kwarg_only and "Tensor" in str(argument.type):
+            raise ManifestError(
+                f"cuda_ops::{name}: argument {argument.name!r}: expected a tensor to be before the "
+                f"'*', got {schema!r}, which torch.vmap cannot map"
+            )
     if words := [a.name for a in parsed.arguments if keyword.iskeyword(a.name)]:
         raise ManifestError(
             f"cuda_ops::{name}: argument {words[0]!r}: expected a name that Python can pass, got "

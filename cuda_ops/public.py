@@ -3,7 +3,7 @@
 ``torch.ops.cuda_ops.silu`` is always right, and slower than it need be: its
 Autograd kernel is Python and runs whether or not a gradient is wanted. The
 public function looks first. Plain tensors outside of any tracing,
-transform, autocast or profiling go straight to the CPU or CUDA kernel, or, if
+transform, profiling or autocast that would cast them go straight to the CPU or CUDA kernel, or, if
 a gradient is wanted, through one autograd.Function; everything else takes the
 dispatcher's way.
 """
@@ -136,7 +136,7 @@ def _generate(operator: Operator) -> FunctionType:
 
 def _uncast(policy: AutocastPolicy | None, tensors: Sequence[str], is_on: str) -> str:
     """The condition under which autocast changes none of the arguments."""
-    if policy is None:
+    if not policy:
         return ""
     if policy != "promote":
         return f" and not {is_on}"

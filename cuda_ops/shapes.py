@@ -67,6 +67,21 @@ def loop_dims(op: OpSpec, index: int, shape: Dims) -> Dims:
     return shape[: len(shape) - len(group.core)] if group.loops else ()
 
 
+def rows_are_independent(op: OpSpec) -> bool:
+    """Whether each index of the loop dims is computed on its own, as if there were no other.
+
+    Not where a result is of all of them, and neither in the gradient of that; but what is a
+    gradient of a row's own result is, and one in brackets is the sum over the rows.
+    """
+    assert op.signature is not None
+    forward = op.siblings.get(op.name.removesuffix("_backward"), op)
+    if forward.name == op.name or forward.signature is None:
+        return all(group.loops for group in op.signature.outputs)
+    named = zip(op.output_names, op.signature.outputs, strict=True)
+    gradients = all(group.loops or name.startswith("grad_") for name, group in named)
+    return gradients and rows_are_independent(forward)
+
+
 # --- what is checked before a kernel sees its arguments ----------------------
 
 

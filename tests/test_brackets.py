@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,50 +15,83 @@ from cuda_ops import derive
 from cuda_ops.dev import compile_ops
 from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing import check_op
+from cuda_ops.testing import PROFILES, check_op
+from cuda_ops.testing.case import Case, NotRunError
+from cuda_ops.testing.checks import by_name, index_width
+from cuda_ops.testing.child import Worker
+from cuda_ops.testing.subject import find
 
 SOURCE = """
 #pragma GCC optimize("O0")
 #include "binding.h"
 using namespace cuda_ops;
 namespace {
-std::vector<int64_t> shape_of(const Tensor& g, const Tensor& x) {
-  return detail::broadcast_shape("OP", {View(g), View(x)});
+template <class... Tensors>
+std::vector<int64_t> shape_of(const Tensors&... tensors) {
+  return detail::broadcast_shape("OP", {View(tensors)...});
 }
-Tensor forward(const Tensor& x, const Tensor& weight) {
-  Tensor out = empty(shape_of(x, x), x);
-  map_cpu(strided(out, x, weight), [](double v, double w) { return v * w; });
+Tensor dense(const Tensor& x, const std::vector<int64_t>& shape) {
+  Tensor out = empty(shape, x);
+  map_cpu(strided(out, x), [](double v) { return v; });
   return out;
 }
-std::tuple<Tensor, Tensor> backward(const Tensor& g, const Tensor& x, const Tensor& weight) {
-  const std::vector<int64_t> shape = shape_of(g, x);
-  Tensor grad_x = empty(shape, x), rows = empty(shape, x), grads = empty(shape, x);
-  map_cpu(strided(grad_x, g, x, weight), [](double a, double, double w) { return a * w; });
-  map_cpu(strided(rows, x), [](double v) { return v; });
-  map_cpu(strided(grads, g), [](double v) { return v; });
-  const int64_t n = weight.size(0);
-  Tensor grad_weight = empty({n}, x);
-  visit_floating_cpu(dtype_of(x), [&](auto tag) {
+// The sums over rows of n of f(a, b), whose shapes broadcast.
+template <class F>
+Tensor sums(const Tensor& a, const Tensor& b, int64_t n, std::vector<int64_t> shape, const F& f) {
+  const Tensor left = dense(a, shape_of(a, b)), right = dense(b, shape_of(a, b));
+  Tensor out = empty(shape, a);
+  visit_floating_cpu(dtype_of(a), [&](auto tag) {
     using T = decltype(tag);
-    const T* a = static_cast<const T*>(grads.data_ptr());
-    const T* b = static_cast<const T*>(rows.data_ptr());
+    const T* l = static_cast<const T*>(left.data_ptr());
+    const T* r = static_cast<const T*>(right.data_ptr());
     for (int64_t k = 0; k < n; ++k) {
       double sum = 0;
-      for (int64_t i = k; i < rows.numel(); i += n) {
-        sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
-      }
-      static_cast<T*>(grad_weight.mutable_data_ptr())[k] = static_cast<T>(sum);
+      for (int64_t i = k; i < left.numel(); i += n) sum += f(l[i], r[i]);
+      static_cast<T*>(out.mutable_data_ptr())[k] = static_cast<T>(sum);
     }
   });
-  return {std::move(grad_x), std::move(grad_weight)};
+  return out;
+}
+Tensor forward(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  Tensor out = empty(shape_of(x), x);
+  if (bias) {
+    map_cpu(strided(out, x, weight, *bias), [](double v, double w, double b) { return v * w + b; });
+  } else {
+    map_cpu(strided(out, x, weight), [](double v, double w) { return v * w; });
+  }
+  return out;
+}
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& g, const Tensor& x,
+                                            const Tensor& weight) {
+  Tensor grad_x = empty(shape_of(g, x), x);
+  map_cpu(strided(grad_x, g, weight), [](double a, double w) { return a * w; });
+  const int64_t n = weight.size(0);
+  return {std::move(grad_x), sums(g, x, n, {n}, [](double a, double v) { return a * v; }),
+          sums(g, x, n, {n}, [](double a, double) { return a; })};
+}
+Tensor loss(const Tensor& x, const Tensor& y) {
+  const double count = static_cast<double>(dense(x, shape_of(x, y)).numel());
+  return sums(x, y, 1, {}, [&](double a, double b) { return a * b / count; });
+}
+std::tuple<Tensor, Tensor> loss_backward(const Tensor& g, const Tensor& x, const Tensor& y) {
+  Tensor grad_x = empty(shape_of(x, y), x), grad_y = empty(shape_of(x, y), x);
+  const double count = static_cast<double>(grad_x.numel());
+  const auto along = [=](double a, double v) { return a * v / count; };
+  map_cpu(strided(grad_x, g, y), along);
+  map_cpu(strided(grad_y, g, x), along);
+  return {std::move(grad_x), std::move(grad_y)};
 }
 }
 CUDA_OPS(library) {
-  library.op("OP(Tensor x, Tensor weight) -> Tensor", "(n),[n]->(n)")
+  library.op("OP(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", "(n),[n],[n]->(n)")
       .dtypes(kFloating).cpu<forward>();
   library.op("OP_backward(Tensor grad_out, Tensor x, Tensor weight)"
-             " -> (Tensor grad_x, Tensor grad_weight)", "(n),(n),[n]->(n),[n]")
-      .dtypes(kFloating).cpu<backward>();
+             " -> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias)",
+             "(n),(n),[n]->(n),[n],[n]").dtypes(kFloating).cpu<backward>();
+  library.op("OP_loss(Tensor x, Tensor y) -> Tensor", "(),()->[]").dtypes(kFloating).cpu<loss>();
+  library.op("OP_loss_backward(Tensor grad_out, Tensor x, Tensor y)"
+             " -> (Tensor grad_x, Tensor grad_y)", "[],(),()->(),()")
+      .dtypes(kFloating).cpu<loss_backward>();
 }
 """
 
@@ -65,7 +99,7 @@ CUDA_OPS(library) {
 @pytest.fixture(scope="module")
 def name(scratch_root: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     op = ScratchOp("scratch_brackets", scratch_root)
-    op.binding.write_text(SOURCE.replace("OP(", f"{op.name}(").replace("OP_b", f"{op.name}_b"))
+    op.binding.write_text(SOURCE.replace("OP(", f"{op.name}(").replace("OP_", f"{op.name}_"))
     (row,) = compile_ops([op.name])
     assert not row.error, row.error
     yield op.name
@@ -78,11 +112,12 @@ def spec(name: str) -> OpSpec:
 
 
 def test_it_passes_its_checks(name: str) -> None:
-    for op in (name, f"{name}_backward"):
-        report = check_op(op, devices=["cpu"])
-        assert report.passed, str(report)
-        ran = {entry.name for entry in report.entries if entry.passed}
-        assert {"vmap[cpu]", "dtensor[cpu]", "opcheck[cpu]", "compile_dynamic[cpu]"} <= ran
+    with Worker(PROFILES["quick"].timeout) as worker:
+        for op in registry().operators(name):
+            report = check_op(op, devices=["cpu"], isolate=worker)
+            assert report.passed, str(report)
+            ran = {entry.name for entry in report.entries if entry.passed}
+            assert {"vmap[cpu]", "dtensor[cpu]", "opcheck[cpu]", "compile_static[cpu]"} <= ran
 
 
 @pytest.mark.parametrize(
@@ -117,6 +152,43 @@ def test_vmap_over_either(name: str, in_dims: tuple[int | None, ...], count: int
     torch.testing.assert_close(torch.vmap(function, in_dims)(*given), expected)
 
 
+def test_an_optional_one_may_be_left_out(name: str) -> None:
+    function = registry().public(name)
+    x, weight, bias = torch.randn(4, 3), torch.randn(3), torch.randn(3)
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+    for given in (leaves, leaves[:2]):
+        expected = torch.addcmul(bias if len(given) > 2 else torch.zeros(3), x, weight)
+        torch.testing.assert_close(function(*given), expected)
+        actual = torch.autograd.grad(function(*given).square().sum(), given)
+        assert_close = torch.testing.assert_close
+        assert_close(actual, torch.autograd.grad(expected.square().sum(), given))
+
+
+def test_a_mean_over_all_rows_is_not_one_of_some(name: str) -> None:
+    loss = registry().public(f"{name}_loss")
+    x, y = torch.randn(5, 4), torch.randn(5, 4)
+    for cotangent in (torch.tensor(2.0), torch.randn(5)):
+        each = torch.func.vmap(
+            lambda v, w, g: torch.func.vjp(loss, v, w)[1](g), (0, 0, 0 if cotangent.dim() else None)
+        )
+        expected = cotangent.expand(5).unsqueeze(1) / 4
+        torch.testing.assert_close(each(x, y, cotangent), (y * expected, x * expected))
+    replicated = derive.cuda_ops_sharding(spec(f"{name}_loss_backward"))
+    assert replicated is not None and len(replicated(torch.ones(()), x, y)) == 1
+
+
+def test_many_elements_are_many_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    many_elements = by_name("many_elements").body
+    monkeypatch.setattr(index_width, "_INT32", 2**20)
+    monkeypatch.setattr(index_width, "much_memory", lambda device, needed: nullcontext())
+    cases = [
+        Case(find(op), "cpu", index_width._block(spec(op))[0]) for op in (name, f"{name}_backward")
+    ]
+    many_elements(cases[0])
+    with pytest.raises(NotRunError, match="no common outermost dim"):
+        many_elements(cases[1])
+
+
 def test_the_gradient_of_each_sample(name: str) -> None:
     function, x, weight = registry().public(name), torch.randn(5, 4, 3), torch.randn(3)
 
@@ -137,12 +209,12 @@ def test_shards_of_rows_give_partial_sums(name: str) -> None:
     rule = derive.cuda_ops_sharding(spec(f"{name}_backward"))
     assert rule is not None
     rows = [Shard(1), Shard(1), Replicate()]
-    assert ([Shard(1), Partial()], rows) in rule(x, x, weight)
+    assert ([Shard(1), Partial(), Partial()], rows) in rule(x, x, weight)
 
 
-def test_the_weight_is_counted_once(name: str) -> None:
+def test_what_serves_all_rows_is_counted_once(name: str) -> None:
     cases = derive.cuda_ops_benchmarks(spec(name)) or []
     (case,) = (case for case in cases if case.label == "4096x1024 float32")
-    assert case.bytes == 4 * (2 * 4096 * 1024 + 1024)
-    x, weight = case.make_inputs(torch.device("cpu"))
+    assert case.bytes == 4 * (2 * 4096 * 1024 + 2 * 1024)
+    x, weight, _ = case.make_inputs(torch.device("cpu"))
     assert (x.shape, weight.shape) == ((4096, 1024), (1024,))

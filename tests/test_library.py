@@ -121,6 +121,7 @@ def test_a_schema_that_does_not_parse_is_quoted(schema: str) -> None:
         ),
         ("planned(Tensor(a) x) -> Tensor(a)", r"argument 'x': expected a type without \(a\), got"),
         ("planned(Tensor x, float lambda) -> Tensor", "argument 'lambda': .* one of its keywords"),
+        ("planned(Tensor x, *, Tensor? y=None) -> Tensor", r"argument 'y': .* before the '\*'"),
     ],
 )
 def test_a_schema_that_no_function_can_have_is_refused(schema: str, message: str) -> None:

@@ -19,7 +19,13 @@ from typing import Any
 import torch
 
 from cuda_ops.errors import BenchmarkError
-from cuda_ops.shapes import bind, broadcast, loop_dims, tensor_arguments
+from cuda_ops.shapes import (
+    bind,
+    broadcast,
+    loop_dims,
+    rows_are_independent,
+    tensor_arguments,
+)
 from cuda_ops.spec import OpSpec, Peer
 from cuda_ops.testing import compare
 from cuda_ops.testing.samples import Sample, TensorArg
@@ -225,8 +231,8 @@ def _draw_parts(op: OpSpec, args: tuple[Any, ...]) -> _Parts | None:
     """Random parts of the first loop dim, first and last included; ``None``: take everything."""
     if op.signature is None or op.parsed.is_mutable:
         return None
-    if not all(group.loops for group in op.signature.outputs):
-        return None  # summed over all parts
+    if not rows_are_independent(op) or not all(group.loops for group in op.signature.outputs):
+        return None
     values = bind(op, args, {})
     loop = broadcast(op, tensor_arguments(op, values))
     numel = max(values[i].numel() for i in op.tensor_positions if values[i] is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
+from cuda_ops.shapes import group_of
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.profiles import PROFILES
 from cuda_ops.testing.samples import MAX_NUMEL, Sample, TensorArg
@@ -42,7 +43,7 @@ class Draw:
 
     #: So many different samples; ``None``: as many as the profile says.
     count: int | None = None
-    #: The size of each tensor, in elements.
+    #: The size of each tensor with loop dims, in elements.
     numel: range = range(MAX_NUMEL + 1)
     #: Where the operator takes it; a floating dtype.
     dtype: torch.dtype | None = None
@@ -54,7 +55,7 @@ class Draw:
     #: Of ``count``, so many that the check could be run on are enough; ``None``: all.
     enough: int | None = None
 
-    def strategy(self, drawn: SearchStrategy[Sample]) -> SearchStrategy[Sample]:
+    def strategy(self, subject: Subject) -> SearchStrategy[Sample]:
         def retyped(arg: TensorArg) -> TensorArg:
             if self.dtype is None or not arg.dtype.is_floating_point:
                 return arg
@@ -66,9 +67,20 @@ class Draw:
         def fits(sample: Sample) -> bool:
             if self.floating and not any(arg.dtype.is_floating_point for arg in sample.tensors):
                 return False
-            return all(math.prod(arg.shape) in self.numel for arg in sample.tensors)
+            sized = _with_loop_dims(subject.op, sample)
+            return all(math.prod(arg.shape) in self.numel for arg in sized)
 
-        return drawn.map(adapted).filter(fits)
+        assert subject.strategy is not None
+        return subject.strategy.map(adapted).filter(fits)
+
+
+def _with_loop_dims(op: OpSpec, sample: Sample) -> Sequence[TensorArg]:
+    """The tensors that grow with the loop dims; all, where a line says of none that it has some."""
+    if op.signature is None:
+        return sample.tensors
+    values = [(k, sample.args[i]) for k, i in enumerate(op.tensor_positions)]
+    growing = [v for k, v in values if isinstance(v, TensorArg) and group_of(op, k).loops]
+    return growing or sample.tensors
 
 
 #: For a check that needs no arguments.
@@ -99,8 +111,7 @@ def chosen(subject: Subject, draw: Draw) -> list[Sample]:
         if len(found) == draw.count:
             raise EnoughError
 
-    assert subject.strategy is not None
     fixed = settings(PROFILES["quick"].settings(), max_examples=_TRIED, phases=[Phase.generate])
     with contextlib.suppress(EnoughError, Unsatisfiable):
-        fixed(given(draw.strategy(subject.strategy))(collect))()
+        fixed(given(draw.strategy(subject))(collect))()
     return sorted(found, key=lambda sample: sample.numel)

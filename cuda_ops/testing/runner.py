@@ -166,7 +166,7 @@ class _Found:
         body.__name__ = re.sub(r"\W", "_", name)
         assert self.subject.strategy is not None
         try:
-            drawn = self.check.draw.strategy(self.subject.strategy)
+            drawn = self.check.draw.strategy(self.subject)
             profile.settings()(given(drawn)(body))()
         except Unsatisfiable:
             pass

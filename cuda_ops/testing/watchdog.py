@@ -16,7 +16,8 @@ _SECONDS = 20.0
 
 @contextlib.contextmanager
 def announced(what: str, seconds: float = _SECONDS) -> Iterator[None]:
-    """Say on stderr that ``what`` takes longer than ``seconds``, and where it is.
+    """Say on stderr that ``what`` takes longer than ``seconds``, and soon after where it is, unless
+    somebody else uses faulthandler.
 
     It goes on all the same: a kernel that does not end can only be ended with its process, which
     Ctrl-C does meanwhile, as a kernel gives Python no time to. A crash leaves the stack.
@@ -28,7 +29,7 @@ def announced(what: str, seconds: float = _SECONDS) -> Iterator[None]:
     timer = threading.Timer(seconds, print, (text,), {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
-    # Who has it on, like pytest, may have set its one timer too.
+    # pytest, for one, has its one timer too.
     if mine := not faulthandler.is_enabled():
         with contextlib.suppress(AttributeError, ValueError, io.UnsupportedOperation):
             # From a thread that needs no interpreter: a kernel may keep that from everybody. Later

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from cuda_ops.shapes import group_of
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.case import Case, NotRunError, check
@@ -78,7 +79,7 @@ def many_elements(case: Case) -> None:
     """More than 2^31 elements, made of one block again and again, as is the result."""
     args = case.arguments()
     expected = case.call(*args)
-    tensors = [v for v in (*args, *expected) if isinstance(v, torch.Tensor)]
+    tensors = [args[i] for i in _growing(case)] + list(expected)
     if any(not t.dim() or t.shape[0] != tensors[0].shape[0] for t in tensors):
         raise NotRunError("no common outermost dim to grow")
     if not _independent(case):  # say sorted along it
@@ -94,22 +95,32 @@ def _independent(case: Case) -> bool:
         return True
     reference = in_order(case.subject.op, case.subject.reference)
     wide = widened(case.sample)
-    one, two = outputs(reference(*wide)), outputs(reference(*_grown(wide, 2)))
-    twice = _grown(one, 2)
+    one, two = (outputs(reference(*_grown(case, wide, times))) for times in (1, 2))
+    twice = [_repeat(output, 2) for output in one]
     return all(
         a.shape == b.shape and (torch.allclose(a, b) if is_floating(a) else torch.equal(a, b))
         for a, b in zip(two, twice, strict=True)
     )
 
 
-def _grown(values: Sequence[Any], times: int) -> list[Any]:
-    return [
-        v.repeat(times, *[1] * (v.dim() - 1)) if isinstance(v, torch.Tensor) else v for v in values
-    ]
+def _growing(case: Case) -> list[int]:
+    """Positions of the tensors that have loop dims."""
+    op, args = case.subject.op, dict(enumerate(case.sample.args))
+    given = [(k, i) for k, i in enumerate(op.tensor_positions) if args.get(i) is not None]
+    return [i for k, i in given if group_of(op, k).loops]
+
+
+def _grown(case: Case, values: Sequence[Any], times: int) -> list[Any]:
+    growing = _growing(case)
+    return [_repeat(v, times) if i in growing else v for i, v in enumerate(values)]
+
+
+def _repeat(tensor: torch.Tensor, times: int) -> torch.Tensor:
+    return tensor.repeat(times, *[1] * (tensor.dim() - 1))
 
 
 def _repeated(case: Case, args: tuple[Any, ...], expected: tuple[Any, ...], times: int) -> None:
-    actual = case.call(*_grown(args, times))
+    actual = case.call(*_grown(case, args, times))
     for block in (0, times // 2, times - 1):
         parts = [a.unflatten(0, (times, -1))[block] for a in actual]
         same(parts, expected, f"block {block} of {times} equal ones", case.slack)
