@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import repeat
 from typing import Any, NoReturn
 
 import torch
@@ -29,6 +31,7 @@ from cuda_ops.shapes import (
     rows_are_independent,
     tensor_arguments,
 )
+from cuda_ops.signature import factor_and_name
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, ShardingRule
 from cuda_ops.testing import samples
 from cuda_ops.testing.arguments import given, split
@@ -103,8 +106,10 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         return None
     sibling = op.siblings.get(f"{op.name}_backward")
     if sibling is None:
+        _refuse_misspelt_backward(op)
         return Autograd(setup_context=_save_nothing, backward=NoGradient(op))
     formula = _read_formula(op, sibling)
+    _compare_lines(op, sibling, formula)
     saved = [source for source in formula.arguments if source[0] != "grad"]
     tensors = set(op.tensor_positions)
     positional = sum(not argument.kwarg_only for argument in op.parsed.arguments)
@@ -203,6 +208,47 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
     several = len(op.tensor_positions) > 1
     promotes = several and torch.float32 in op.dtypes and not _is_irregular(op)
     return "promote" if promotes else None
+
+
+def _refuse_misspelt_backward(op: OpSpec) -> None:
+    suffixes = [name.removeprefix(f"{op.name}_") for name in op.siblings]
+    for close in get_close_matches("backward", suffixes, cutoff=0.8):
+        raise ManifestError(
+            f"{op.qualname}_{close}: expected '{op.name}_backward', which is the gradient of "
+            f"{op.name}, got '{op.name}_{close}'"
+        )
+
+
+def _compare_lines(op: OpSpec, sibling: OpSpec, formula: _Formula) -> None:
+    """Refuse signature lines that say different things of one tensor."""
+    if op.signature is None or sibling.signature is None:
+        return
+    inputs = dict(zip(op.tensor_positions, op.signature.inputs, strict=True))
+    outputs = op.signature.outputs
+    sources = [formula.arguments[i] for i in sibling.tensor_positions]
+    of_arguments = [inputs[i] if kind == "input" else outputs[i] for kind, i in sources]
+    of_returns = [inputs[i] for i in formula.targets]
+    names = [sibling.argument_names[i] for i in sibling.tensor_positions]
+    renamed: dict[str, str] = {}
+    for name, expected, actual, is_return in (
+        *zip(names, of_arguments, sibling.signature.inputs, repeat(False)),
+        *zip(sibling.output_names, of_returns, sibling.signature.outputs, repeat(True)),
+    ):
+        # A gradient of each row is summed to what serves all of them.
+        loops = actual.loops == expected.loops or (is_return and actual.loops)
+        alike = len(expected.core) == len(actual.core) and all(
+            factor == other and renamed.setdefault(dim, here) == here
+            for (factor, dim), (other, here) in zip(
+                map(factor_and_name, expected.core), map(factor_and_name, actual.core), strict=True
+            )
+        )
+        apart = len(set(renamed.values())) == len(renamed)
+        if not (loops and alike and apart):
+            raise ManifestError(
+                f"{sibling.qualname}: {'return' if is_return else 'argument'} '{name}': expected "
+                f"{expected} as in the signature line '{op.signature}' of {op.name}, got {actual} "
+                f"in '{sibling.signature}'"
+            )
 
 
 # --- batching and sharding ---------------------------------------------------------

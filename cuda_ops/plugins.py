@@ -14,7 +14,7 @@ import pluggy
 
 from cuda_ops import hookspecs
 from cuda_ops.discovery import BUILTIN_ROOT, PACKAGE, Pair
-from cuda_ops.errors import PluginError
+from cuda_ops.errors import ManifestError, PluginError
 from cuda_ops.spec import OpSpec
 
 
@@ -216,7 +216,7 @@ class Plugins:
                     answer = implementation.function(
                         *(arguments[name] for name in implementation.argnames)
                     )
-                except PluginError:
+                except (PluginError, ManifestError):  # which say of what they speak
                     raise
                 except Exception as error:
                     raise PluginError(

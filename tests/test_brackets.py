@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,14 +98,18 @@ CUDA_OPS(library) {
 """
 
 
-@pytest.fixture(scope="module")
-def name(scratch_root: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    op = ScratchOp("scratch_brackets", scratch_root)
-    op.binding.write_text(SOURCE.replace("OP(", f"{op.name}(").replace("OP_", f"{op.name}_"))
-    (row,) = compile_ops([op.name])
+def load(root: Path, name: str, source: str = SOURCE) -> None:
+    text = source.replace("OP(", f"{name}(").replace("OP_", f"{name}_")
+    ScratchOp(name, root).binding.write_text(text)
+    (row,) = compile_ops([name])
     assert not row.error, row.error
-    yield op.name
-    op.binding.unlink()
+
+
+@pytest.fixture(scope="module")
+def name(scratch_root: Path) -> Iterator[str]:
+    load(scratch_root, "scratch_brackets")
+    yield "scratch_brackets"
+    ScratchOp("scratch_brackets", scratch_root).binding.unlink()
     registry().rescan()
 
 
@@ -150,6 +156,22 @@ def test_vmap_over_either(name: str, in_dims: tuple[int | None, ...], count: int
     function = registry().public(name)
     expected = torch.vmap(torch.mul, in_dims)(*given)
     torch.testing.assert_close(torch.vmap(function, in_dims)(*given), expected)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("sum += f(l[i], r[i])", "sum = f(l[i], r[i])"),  # one row's, not the sum of all
+        ("return v * w; }", "return 2 * v * w; }"),  # without a bias alone
+    ],
+)
+def test_a_gradient_that_some_rows_alone_show_to_be_wrong_is_found(
+    right: str, wrong: str, scratch_op: ScratchOp
+) -> None:
+    assert SOURCE.count(right) == 1
+    load(scratch_op.root, scratch_op.name, SOURCE.replace(right, wrong))
+    report = check_op(scratch_op.name, checks=[by_name("gradcheck")], devices=["cpu"])
+    assert [entry.name for entry in report.failures] == ["gradcheck[cpu]"], str(report)
 
 
 def test_an_optional_one_may_be_left_out(name: str) -> None:

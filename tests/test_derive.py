@@ -7,6 +7,7 @@ error texts are those of ``src/utils/manifest.h`` and ``elementwise.h``.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -351,6 +352,50 @@ def test_names_that_say_nothing_are_refused(forward, backward, message):
 
 
 # --- batching, sharding, samples, timing -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "backward", "message"),
+    [
+        ("(n),[n]->(n)", "(n),(n),(n)->(n),(n)", r"argument 'y': expected \[n\] .* got \(n\) in '"),
+        ("(n),[m]->(n)", "(n),(n),[n]->(n),[n]", r"argument 'y': expected \[m\] .* got \[n\] in '"),
+        ("(n),[n]->(n)", "(k),(n),[n]->(n),[n]", r"argument 'x': expected \(n\) .* got \(n\) in '"),
+        ("(n),(n)->()", "(n),(n),(n)->(n),(n)", r"argument 'grad_out': expected \(\) .* got \(n\)"),
+        ("(2n),(n)->(n)", "(n),(n),(n)->(n),(n)", r"argument 'x': expected \(2n\) .* got \(n\) in"),
+        (
+            "(n),(n)->(n)",
+            "(n),(n),(n)->(n),[n]",
+            r"return 'grad_y': expected \(n\) .* got \[n\] in",
+        ),
+    ],
+)
+def test_two_lines_that_disagree_on_a_tensor_are_refused(line, backward, message):
+    returns = "(Tensor grad_x, Tensor grad_y)"
+    op = pair(
+        spec("derive_two(Tensor x, Tensor y) -> Tensor", line),
+        spec(f"derive_two_backward(Tensor grad_out, Tensor x, Tensor y) -> {returns}", backward),
+    )
+    with pytest.raises(ManifestError, match=f"cuda_ops::derive_two_backward: {message}"):
+        derive.cuda_ops_autograd(op)
+
+
+def test_a_gradient_of_each_row_serves_what_is_in_brackets():
+    op = pair(
+        spec("derive_two(Tensor x, Tensor y) -> Tensor", "(n),[n]->(n)"),
+        spec("derive_two_backward(Tensor grad_out, Tensor x) -> Tensor grad_y", "(a),(a)->(a)"),
+    )
+    assert derive.cuda_ops_autograd(op).inputs == (1,)
+
+
+def test_a_misspelt_gradient_is_refused():
+    for name, ok in (("backwards", False), ("bakward", False), ("forward", True)):
+        op = pair(
+            spec("derive_one(Tensor x) -> Tensor", "()->()"),
+            spec(f"derive_one_{name}(Tensor grad_out) -> Tensor grad_x", "()->()"),
+        )
+        expected = nullcontext() if ok else pytest.raises(ManifestError, match=f"got '.*_{name}'")
+        with expected:
+            derive.cuda_ops_autograd(op)
 
 
 def test_tensors_of_one_floating_dtype_are_promoted_under_autocast():

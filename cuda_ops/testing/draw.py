@@ -52,6 +52,8 @@ class Draw:
     adapt: Callable[[Sample], Sample] = plain
     #: These instead, where the operator's signature line is enough to make them from.
     listed: Callable[[OpSpec], list[Sample]] | None = None
+    #: These too, likewise.
+    beside: Callable[[OpSpec], list[Sample]] | None = None
     #: Of ``count``, so many that the check could be run on are enough; ``None``: all.
     enough: int | None = None
 
@@ -114,4 +116,6 @@ def chosen(subject: Subject, draw: Draw) -> list[Sample]:
     fixed = settings(PROFILES["quick"].settings(), max_examples=_TRIED, phases=[Phase.generate])
     with contextlib.suppress(EnoughError, Unsatisfiable):
         fixed(given(draw.strategy(subject))(collect))()
+    if draw.beside is not None and follows_line(subject):
+        found += (sample for sample in draw.beside(subject.op) if sample not in found)
     return sorted(found, key=lambda sample: sample.numel)

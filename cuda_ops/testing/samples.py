@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
 from hypothesis import strategies as st
 
+from cuda_ops.shapes import group_of
 from cuda_ops.signature import Group
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import given
@@ -315,6 +316,16 @@ def shaped(
         for i, argument in enumerate(given(op))
     )
     return Sample(args, seed=seed)
+
+
+def broadcast_over(op: OpSpec, sample: Sample) -> list[Sample]:
+    """The sample with one row in the last tensor that has rows; none where no other has any."""
+    growing = [i for k, i in enumerate(op.tensor_positions) if group_of(op, k).loops]
+    if len(growing) < 2:
+        return []
+    args = list(sample.args)
+    args[growing[-1]] = replace(args[growing[-1]], shape=(1, *args[growing[-1]].shape[1:]))
+    return [replace(sample, args=tuple(args))]
 
 
 def example_scalar(argument: Any) -> Any:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from cuda_ops.shapes import group_of
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.compare import same, tensors
 from cuda_ops.testing.draw import Draw
-from cuda_ops.testing.samples import Sample, shaped
+from cuda_ops.testing.samples import Sample, broadcast_over, shaped
 from cuda_ops.testing.subject import Subject
 
 _WORLD = 2
@@ -24,12 +22,7 @@ _WORLD = 2
 def _divisible(op: OpSpec) -> list[Sample]:
     """Equal loop dims, and one tensor whose first one broadcasts."""
     equal = shaped(op, (4, 6), core=4)
-    looping = [i for k, i in enumerate(op.tensor_positions) if group_of(op, k).loops]
-    if len(looping) < 2:
-        return [equal]
-    args = list(equal.args)
-    args[looping[-1]] = replace(args[looping[-1]], shape=(1, *args[looping[-1]].shape[1:]))
-    return [equal, replace(equal, args=tuple(args))]
+    return [equal, *broadcast_over(op, equal)]
 
 
 def _no_rule(subject: Subject, device: str) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch.autograd.gradcheck import GradcheckError
 
+from cuda_ops.spec import OpSpec
+from cuda_ops.testing.arguments import given
 from cuda_ops.testing.case import (
     Case,
     NotRunError,
@@ -13,6 +17,7 @@ from cuda_ops.testing.case import (
     without_float64,
 )
 from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.samples import Sample, broadcast_over, shaped
 from cuda_ops.testing.subject import Subject
 
 
@@ -48,8 +53,18 @@ def gradient_declared(case: Case) -> None:
             assert found is not None, f"'{name}' gets no gradient, and nobody says so"
 
 
+def _rows(op: OpSpec) -> list[Sample]:
+    """Several rows, since a gradient may be their sum, and each optional tensor left out: what is
+    drawn among so few elements has one row as a rule.
+    """
+    whole = shaped(op, (2, 3), core=2, dtype=torch.float64)
+    optional = [i for i, a in enumerate(given(op)) if str(a.type) == "Optional[Tensor]"]
+    without = [tuple(None if i == k else v for k, v in enumerate(whole.args)) for i in optional]
+    return [whole, *broadcast_over(op, whole), *(replace(whole, args=args) for args in without)]
+
+
 @check("gradcheck", None, "the gradient is wrong",
-       Draw(3, range(1, 41), torch.float64, floating=True), quick=True,
+       Draw(3, range(1, 41), torch.float64, floating=True, beside=_rows), quick=True,
        excuse=without_float64)  # fmt: skip
 def gradcheck(case: Case) -> None:
     """Against finite differences, in float64."""
