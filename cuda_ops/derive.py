@@ -200,18 +200,9 @@ def _read_formula(op: OpSpec, sibling: OpSpec) -> _Formula:
     )
 
 
-@hookimpl(trylast=True)
-def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
-    """Tensors that have to share a dtype are promoted, as those of ``torch.add`` are: a weight in
-    float32 meets what a layer before it computed in the autocast dtype.
-    """
-    several = len(op.tensor_positions) > 1
-    promotes = several and torch.float32 in op.dtypes and not _is_irregular(op)
-    return "promote" if promotes else None
-
-
 def _refuse_misspelt_backward(op: OpSpec) -> None:
-    suffixes = [name.removeprefix(f"{op.name}_") for name in op.siblings]
+    prefix = f"{op.name}_"
+    suffixes = [name.removeprefix(prefix) for name in op.siblings if name.startswith(prefix)]
     for close in get_close_matches("backward", suffixes, cutoff=0.8):
         raise ManifestError(
             f"{op.qualname}_{close}: expected '{op.name}_backward', which is the gradient of "
@@ -249,6 +240,16 @@ def _compare_lines(op: OpSpec, sibling: OpSpec, formula: _Formula) -> None:
                 f"{expected} as in the signature line '{op.signature}' of {op.name}, got {actual} "
                 f"in '{sibling.signature}'"
             )
+
+
+@hookimpl(trylast=True)
+def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
+    """Tensors that have to share a dtype are promoted, as those of ``torch.add`` are: a weight in
+    float32 meets what a layer before it computed in the autocast dtype.
+    """
+    several = len(op.tensor_positions) > 1
+    promotes = several and torch.float32 in op.dtypes and not _is_irregular(op)
+    return "promote" if promotes else None
 
 
 # --- batching and sharding ---------------------------------------------------------

@@ -396,6 +396,9 @@ def test_a_misspelt_gradient_is_refused():
         expected = nullcontext() if ok else pytest.raises(ManifestError, match=f"got '.*_{name}'")
         with expected:
             derive.cuda_ops_autograd(op)
+    backward = spec("ab_backward(Tensor grad_out) -> Tensor grad_x", "()->()")
+    pair(spec("ab(Tensor x) -> Tensor", "()->()"), backward)
+    assert isinstance(derive.cuda_ops_autograd(backward).backward, derive.NoGradient)
 
 
 def test_tensors_of_one_floating_dtype_are_promoted_under_autocast():

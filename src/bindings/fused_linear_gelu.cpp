@@ -38,7 +38,7 @@ struct Call {
     --lines.dims;
     lines.last_size = lines.sizes[lines.dims - 1];
     const View inputs[] = {x, lines, bias_ ? *bias_ : x, grad_out_ ? *grad_out_ : x};
-    std::vector<int64_t> shape = detail::broadcast_shape(op, inputs, 1);
+    std::vector<int64_t> shape = broadcast_shape(op, inputs, 1);
     check_batch(op, "x", x, shape);
     shape.push_back(lines.last_size);
     out = empty(shape, x);

@@ -15,14 +15,14 @@ Tensor empty_matrices(std::vector<int64_t> shape, int64_t rows, int64_t cols, co
 }
 
 Tensor empty_product(const char* op, const Tensor& a, const Tensor& b) {
-  const auto batch = detail::broadcast_shape(op, {a, b}, 2);
+  const auto batch = broadcast_shape(op, {a, b}, 2);
   check_batch(op, a.dim() < b.dim() ? "b" : "a", a.dim() < b.dim() ? b : a, batch);
   return empty_matrices(batch, Matrix(a).rows, Matrix(b).cols, a);
 }
 
 std::tuple<Tensor, Tensor> empty_gradients(const Tensor& grad_out, const Tensor& a,
                                            const Tensor& b) {
-  const auto batch = detail::broadcast_shape("matmul_backward", {grad_out, a, b}, 2);
+  const auto batch = broadcast_shape("matmul_backward", {grad_out, a, b}, 2);
   check_batch("matmul_backward", "grad_out", grad_out, batch);
   return {empty_matrices(batch, Matrix(a).rows, Matrix(a).cols, a),
           empty_matrices(batch, Matrix(b).rows, Matrix(b).cols, b)};

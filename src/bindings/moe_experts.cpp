@@ -135,7 +135,7 @@ template <class Body>
 void for_each_token(const MoeExperts& p, Body body) {
   visit_floating_cpu(p.dtype, [&](auto tag) {
     using C = std::conditional_t<std::is_same_v<decltype(tag), double>, double, float>;
-    detail::parallel_for(p.tokens, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(p.tokens, 1, [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) body(tag, C(), token);
     });
   });
@@ -218,7 +218,7 @@ void add_outer_products(const MoeExperts& p, void* out, int64_t m, int64_t n, Le
                         Right right) {
   visit_floating_cpu(p.dtype, [&](auto tag) {
     using T = decltype(tag);
-    detail::parallel_for(p.map.experts, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(p.map.experts, 1, [&](int64_t begin, int64_t end) {
       for (int64_t e = begin; e < end; ++e) {
         std::vector<double> sums(m * n);
         for (int32_t at = p.map.offsets[e]; at < p.map.offsets[e + 1]; ++at) {

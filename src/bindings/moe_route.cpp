@@ -151,7 +151,7 @@ template <class Body>
 void for_each_token(const MoeRoute& p, Body body) {
   visit_floating_cpu(p.dtype, [&](auto tag) {
     using C = std::conditional_t<std::is_same_v<decltype(tag), double>, double, float>;
-    detail::parallel_for(p.tokens, 64, [&](int64_t begin, int64_t end) {
+    parallel_for(p.tokens, 64, [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) body(tag, C(), token);
     });
   });

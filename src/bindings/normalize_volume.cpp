@@ -75,7 +75,7 @@ template <class In>
 Moments moments_cpu(const NormalizeVolume& p, int64_t first) {
   constexpr int64_t kChunk = 65536;
   std::vector<Moments> parts((p.each + kChunk - 1) / kChunk);
-  detail::parallel_for(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
+  parallel_for(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * kChunk; i < std::min(end * kChunk, p.each); ++i) {
       const uint64_t v = static_cast<const In*>(p.voxels.data)[p.voxels.offset_at(first + i)];
       parts[i / kChunk].sum += v;
@@ -101,7 +101,7 @@ void normalize(const NormalizeVolume& p) {
       scaling.mean = static_cast<double>(m.sum) / static_cast<double>(p.each);
       scaling.divisor = spread > 0 ? std::sqrt(spread) : 1;  // constant: x - mean is 0
     }
-    detail::parallel_for(p.each, 16384, [&](int64_t begin, int64_t end) {
+    parallel_for(p.each, 16384, [&](int64_t begin, int64_t end) {
       for (int64_t i = first + begin; i < first + end; ++i) {
         const double v = static_cast<const In*>(p.voxels.data)[p.voxels.offset_at(i)];
         static_cast<Out*>(p.out)[i] = static_cast<Out>((v - scaling.mean) / scaling.divisor);

@@ -27,7 +27,7 @@ RgbToGray conversion(const Tensor& out, const Tensor& image, int64_t channels) {
 Tensor convert_cpu(const Tensor& image, int64_t channels) {
   Tensor out = empty_gray(image, channels);
   const RgbToGray p = conversion(out, image, channels);
-  detail::parallel_for(p.pixels.numel, 16384, [&](int64_t begin, int64_t end) {
+  parallel_for(p.pixels.numel, 16384, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const auto* at = static_cast<const uint8_t*>(p.pixels.data) + p.pixels.offset_at(i);
       p.out[i] = static_cast<uint8_t>(weighted(at[0], at[p.channel], at[2 * p.channel]) >> 24);

@@ -38,7 +38,7 @@ Tensor silu_and_mul_cuda(const Tensor& x) {
 
 // grad_out broadcasts against x along the loop dims.
 Tensor empty_gradient(const Tensor& grad_out, const Tensor& x) {
-  auto shape = detail::broadcast_shape("silu_and_mul_backward", {grad_out, x}, 1);
+  auto shape = broadcast_shape("silu_and_mul_backward", {grad_out, x}, 1);
   shape.push_back(x.size(x.dim() - 1));
   return empty(shape, x);
 }

@@ -42,6 +42,8 @@ inline bool same_layout(const View& a, const View& b) {
   return true;
 }
 
+}  // namespace detail
+
 // The shape that the inputs broadcast to, their last `core_dims` left out. With a signature
 // line Checks has refused what does not broadcast.
 template <size_t N>
@@ -57,8 +59,6 @@ std::vector<int64_t> broadcast_shape(const char* op, const View (&inputs)[N], in
   return shape;
 }
 
-}  // namespace detail
-
 // The output of an elementwise operator: the shape its inputs broadcast to.
 // Where all inputs share one dense layout the output keeps it, as torch does
 // (channels_last in, channels_last out); otherwise it is contiguous.
@@ -70,7 +70,7 @@ Tensor empty_elementwise(const char* op, const View (&inputs)[N], const Tensor& 
   if (alike) {
     return empty_strided(first.sizes, first.strides, first.dims, first.dtype, device_of(like));
   }
-  return empty(detail::broadcast_shape(op, inputs), first.dtype, like);
+  return empty(broadcast_shape(op, inputs), first.dtype, like);
 }
 
 template <class... Inputs>
@@ -144,18 +144,19 @@ void cpu_rows(const Strided<Inputs, Outputs>& problem, int64_t begin, int64_t en
   }
 }
 
+}  // namespace detail
+
+// body(begin, end) on torch's threads, for parts of 0 .. count of `grain` indices or more.
 template <class Body>
 void parallel_for(int64_t count, int64_t grain, Body&& body) {
-  check_torch(torch_parallel_for(
-                  0, count, grain,
-                  [](int64_t begin, int64_t end, void* context) {
-                    (*static_cast<std::remove_reference_t<Body>*>(context))(begin, end);
-                  },
-                  &body),
-              "run a parallel loop");
+  detail::check_torch(torch_parallel_for(
+                          0, count, grain,
+                          [](int64_t begin, int64_t end, void* context) {
+                            (*static_cast<std::remove_reference_t<Body>*>(context))(begin, end);
+                          },
+                          &body),
+                      "run a parallel loop");
 }
-
-}  // namespace detail
 
 // Calls `body(T{})` with the C++ type of a floating dtype, on the CPU.
 template <class Body>
@@ -177,7 +178,7 @@ void map_cpu(const Strided<Inputs, Outputs>& problem, F f) {
   constexpr int64_t kGrain = 16384;
   visit_floating_cpu(problem.dtype, [&](auto tag) {
     using T = decltype(tag);
-    detail::parallel_for(problem.numel, kGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(problem.numel, kGrain, [&](int64_t begin, int64_t end) {
       detail::cpu_rows<T>(problem, begin, end, f, std::make_index_sequence<Inputs>{});
     });
   });

@@ -77,7 +77,7 @@ inline void sort_rows_cpu(const SortRows& p, int64_t stride, int64_t kept) {
   visit_bits(p.rows.dtype, [&](auto bits) {
     using U = decltype(bits);
     const Order<U> order = order_of<U>(p.rows.dtype, p.descending);
-    detail::parallel_for(p.rows.numel, 1 + 16384 / (p.n + 1), [&](int64_t begin, int64_t end) {
+    parallel_for(p.rows.numel, 1 + 16384 / (p.n + 1), [&](int64_t begin, int64_t end) {
       std::vector<U> keys(p.n);
       std::vector<int64_t> places(p.n);
       for (int64_t row = begin; row < end; ++row) {

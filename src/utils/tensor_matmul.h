@@ -70,7 +70,7 @@ void multiply(const Matmul& p, Finish finish) {
   visit_floating_cpu(p.batch.dtype, [&](auto tag) {
     using T = decltype(tag);
     const auto data = [&](int i) { return static_cast<T*>(p.batch.operands[i].data); };
-    detail::parallel_for(p.batch.numel * p.m, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(p.batch.numel * p.m, grain, [&](int64_t begin, int64_t end) {
       std::vector<double> sums(p.n);
       for (int64_t index = begin; index < end; ++index) {
         const auto at = p.batch.offsets_at(index / p.m);
