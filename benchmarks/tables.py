@@ -1,7 +1,8 @@
 """The tables of README.md and docs/, made from the committed runs and never typed.
 
 ``python -m benchmarks.tables`` writes them, ``--check`` fails where one differs, and
-``--keep RUN.json`` first takes over a run of ``python -m benchmarks --json RUN.json``.
+``--keep RUN.json`` first takes over a run of ``python -m benchmarks --json RUN.json``; one of some
+``--cases`` takes their place among those that were kept before.
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->``.
 """
 
@@ -12,6 +13,7 @@ import json
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +68,7 @@ def keep(run: Path, results: Path = RESULTS) -> list[Path]:
 
     Raises:
         BenchmarkError: a case of the run failed, it was a ``--quick`` one, or it is of another
-            device than ``results``.
+            device than ``results``, or of some cases and other versions than the rest.
     """
     report = Report.load(run)
     if report.errors:
@@ -84,11 +86,36 @@ def keep(run: Path, results: Path = RESULTS) -> list[Path]:
         left_out = {k: v for k, v in report.left_out.items() if k.split()[0] in ours}
         part = replace(report, results=mine, left_out=left_out)
         path = results / "operators" / f"{pair}.json"
+        if report.settings.get("cases") and path.exists():
+            part = _among(part, Report.load(path))
         part.save(path)
         for old in (results / "plots" / pair).glob("*.svg"):
             old.unlink()
         written += [path, *plots.draw(part, results / "plots" / pair)]
     return written
+
+
+def _among(part: Report, kept: Report) -> Report:
+    """Some cases, measured again, among those of an earlier run, which keep its commit."""
+    for version in ("device", "torch", "triton", "cuda"):
+        old, new = (report.environment.get(version) for report in (kept, part))
+        if old != new:
+            raise BenchmarkError(
+                f"the kept cases were measured with {version} {old}, these with {new}: measure all"
+            )
+    now, before = part.environment["commit"], kept.environment["commit"]
+    again = {(result.op, result.case): result for result in part.results}
+    results = []
+    for result in kept.results:
+        commit = result.commit or before
+        earlier = replace(result, commit="" if commit == now else commit)
+        results.append(again.pop((result.op, result.case), earlier))
+    return replace(
+        part,
+        settings=kept.settings,
+        results=[*results, *again.values()],
+        left_out=kept.left_out | part.left_out,
+    )
 
 
 # --- what the tables say ---------------------------------------------------------------
@@ -186,7 +213,8 @@ def _of_pair(pair: str, report: Report, base: Path) -> str:
         f"## {pair}",
         (
             f"{known['device']}, driver {known['driver']}, torch {known['torch']}, "
-            f"{known['date']}, commit {known['commit']}.\nMeasured ceilings: {ceilings}."
+            f"{known['date']}, commit {known['commit']}{_earlier(report)}.\n"
+            f"Measured ceilings: {ceilings}."
         ),
     ]
     for op in report.operators():
@@ -207,6 +235,12 @@ def _of_pair(pair: str, report: Report, base: Path) -> str:
         title = f"{pair}: {picture.stem.replace('_', ' ')}"
         parts.append(f"![{title}]({_relative(picture, base)})")
     return "\n\n".join(parts)
+
+
+def _earlier(report: Report) -> str:
+    """``", 3 cases 1234567"``, where a run has cases of an earlier one."""
+    commits = Counter(result.commit for result in report.results if result.commit)
+    return "".join(f", {count} cases {commit}" for commit, count in commits.items())
 
 
 def _row(result: CaseResult, peers: Sequence[str]) -> tuple[str, ...]:

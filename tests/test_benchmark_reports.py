@@ -115,6 +115,8 @@ def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(BenchmarkError, match="measured before and not now: f 2K"):
         regressions(base, report(result()))
     assert regressions(base, report(result(), left_out={"f 2K": "too large"})) == []
+    some = replace(report(result()), settings={"precision": 0.01, "cases": "1K"})
+    assert regressions(base, some) == []
 
 
 @pytest.mark.parametrize(
@@ -202,6 +204,7 @@ def test_an_interrupted_run_keeps_what_it_has(
     [
         (["no_such_operator"], "no operator 'no_such_operator'"),
         (["silu", "--quick", "--peers", "nobody"], "has a peer nobody; known: compile, eager"),
+        (["silu", "--quick", "--cases", "fp4$"], "no case has 'fp4$' in its label; known: "),
         (["silu", "--fail-if-regressed", "absent.json"], "absent.json is not the JSON"),
     ],
 )
@@ -286,3 +289,21 @@ def test_a_run_is_kept_by_pair_if_it_is_fit_to_be(tmp_path: Path) -> None:
         bad.save(run)
         with pytest.raises(BenchmarkError, match=message):
             tables.keep(run, results)
+
+
+def test_some_cases_take_their_place_among_the_kept_ones(tmp_path: Path) -> None:
+    results, run = tmp_path / "h200", tmp_path / "run.json"
+    report(result(), result(case="2K"), result(case="4K")).save(run)
+    tables.keep(run, results)
+    later = replace(report(result(case="2K", us=5.0)), settings={"precision": 0.01, "cases": "2K"})
+    later.environment["commit"] = "7654321"
+    later.save(run)
+    tables.keep(run, results)
+    kept = Report.load(results / "operators" / "f.json")
+    assert [(r.case, r.commit) for r in kept.results] == [("1K", "abc"), ("2K", ""), ("4K", "abc")]
+    assert kept.results[1].seconds == later.results[0].seconds and "cases" not in kept.settings
+    assert "commit 7654321, 2 cases abc." in tables._of_pair("f", kept, tables.REPO)
+    later.environment["torch"] = "3.0"
+    later.save(run)
+    with pytest.raises(BenchmarkError, match=r"measured with torch .*, these with 3\.0"):
+        tables.keep(run, results)

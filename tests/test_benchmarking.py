@@ -85,9 +85,11 @@ def test_the_floor_is_the_longer_of_memory_and_arithmetic() -> None:
     light = replace(case, flops=10**6)
     assert (ceilings.floor(light).seconds, ceilings.floor(light).bound) == (1e-3, "memory")
     assert ceilings.floor(replace(case, dtype=torch.bfloat16)).seconds == 2.5e-3
-    ceilings.refuse_impossible(case, 2.6e-3, calls=2)
-    with pytest.raises(BenchmarkError, match=r"5 TFLOP/s, above the 4 TFLOP/s of the device"):
-        ceilings.refuse_impossible(case, 2e-3, calls=2)
+    ceilings.refuse_impossible(case, "ours", 2.6e-3, calls=2)
+    with pytest.raises(
+        BenchmarkError, match=r"ours: 2e\+03 us .* 5 TFLOP/s, above the 4 TFLOP/s of"
+    ):
+        ceilings.refuse_impossible(case, "ours", 2e-3, calls=2)
 
 
 def test_arithmetic_follows_the_dtype_unless_said_otherwise() -> None:

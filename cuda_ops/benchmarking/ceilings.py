@@ -85,8 +85,8 @@ class Ceilings:
         compute = case.flops / self.rate(arithmetic(case)) if case.flops else 0.0
         return Floor(max(memory, compute), "compute" if compute > memory else "memory")
 
-    def refuse_impossible(self, case: BenchmarkCase, seconds: float, calls: int) -> None:
-        """Refuse a time per call, in a train of ``calls``, that the device cannot reach.
+    def refuse_impossible(self, case: BenchmarkCase, name: str, seconds: float, calls: int) -> None:
+        """Refuse a time of a call of ``name``, among ``calls``, that the device cannot reach.
 
         Raises:
             BenchmarkError: more bytes or FLOPs a second than the device can move or do.
@@ -99,7 +99,7 @@ class Ceilings:
                 unit = "B" if kind == "memory" else "FLOP"
                 what = "bytes" if kind == "memory" else "flops"
                 raise BenchmarkError(
-                    f"{seconds * 1e6:.3g} us a call would be {amount / seconds / 1e12:.3g} "
+                    f"{name}: {seconds * 1e6:.3g} us a call would be {amount / seconds / 1e12:.3g} "
                     f"T{unit}/s, above the {self.limit(kind) / 1e12:.3g} T{unit}/s of the device "
                     f"({kind}): work is left out or not timed, or the case states too many {what}"
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -79,10 +80,10 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with console.status("building") as status:
         ops, left_out = _operators(arguments.ops)
-        if names and ops:  # without operators their errors say more
-            _refuse_unknown(names, ops)
+        if ops:  # without operators their errors say more
+            _refuse_unknown(names or set(), arguments.cases, ops)
         status.update("measuring the device")
-        kit = Kit(device, QUICK if arguments.quick else Settings(), names)
+        kit = Kit(device, QUICK if arguments.quick else Settings(), names, arguments.cases)
         kit.left_out |= left_out
         results: list[CaseResult] = []
 
@@ -114,11 +115,15 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
     return kit.report(results)
 
 
-def _refuse_unknown(peers: set[str], ops: Sequence[OpSpec]) -> None:
-    known = {name for op in ops for case in cases_of(op, registry().plugins) for name in case.peers}
+def _refuse_unknown(peers: set[str], pattern: str, ops: Sequence[OpSpec]) -> None:
+    cases = [case for op in ops for case in cases_of(op, registry().plugins)]
+    known = {name for case in cases for name in case.peers}
     if unknown := peers - known:
         listed = ", ".join(sorted(known)) or "none"
         raise BenchmarkError(f"no case has a peer {', '.join(sorted(unknown))}; known: {listed}")
+    if pattern and not any(re.search(pattern, case.label) for case in cases):
+        listed = "; ".join(case.label for case in cases) or "none"
+        raise BenchmarkError(f"no case has {pattern!r} in its label; known: {listed}")
 
 
 def _operators(names: Sequence[str]) -> tuple[list[OpSpec], dict[str, str]]:
@@ -148,6 +153,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peers", metavar="NAMES", help="such as eager,compile; none (default: all of a case)"
     )
+    parser.add_argument(
+        "--cases",
+        metavar="REGEX",
+        type=_pattern,
+        default="",
+        help="only cases in whose label it finds something, such as 'float16'",
+    )
     parser.add_argument("--quick", action="store_true", help="few cases, wider intervals")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured")
     parser.add_argument("--plot", metavar="DIR", type=Path, help="draw roofline, ratios, bandwidth")
@@ -162,3 +174,11 @@ def _parser() -> argparse.ArgumentParser:
         help="a folder with kernels/ and bindings/ outside this project; repeatable",
     )  # fmt: skip
     return parser
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+    return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
@@ -42,16 +43,19 @@ class Kit:
         device: torch.device,
         settings: Settings | None = None,
         peers: Collection[str] | None = None,
+        cases: str = "",
     ) -> None:
         """Args:
             device: where to measure.
             settings: when a comparison is done.
             peers: the names of the peers to compare with; ``None`` for all that a case has.
+            cases: a regular expression; cases in whose labels it finds nothing are not measured.
 
         Raises:
             BenchmarkError: on a GPU, if flushing its cache has no effect.
         """
-        self.device, self.settings, self._peers = device, settings or Settings(), peers
+        self.device, self.settings = device, settings or Settings()
+        self._peers, self._cases = peers, cases
         self.clock = make_clock(device)
         self.cold_over_warm = prove_cold(self.clock) if device.type == "cuda" else None
         self.ceilings = Ceilings(self.clock)
@@ -79,6 +83,7 @@ class Kit:
         """
         reason = why_not(op, self.device.type)
         cases = cases_of(op, plugins)
+        asked = [case for case in cases if re.search(self._cases, case.label)]
         reference = plugins.ask("cuda_ops_reference", op)
         claims: Claims = plugins.ask("cuda_ops_claims", op) or Claims()
         if not reason and not cases:
@@ -89,7 +94,7 @@ class Kit:
             self.left_out[op.name] = reason
             return []
         fitting = []
-        for case in cases:
+        for case in asked:
             if too_large := self._too_large(case):
                 self.left_out[f"{op.name} {case.label}"] = too_large
             else:
@@ -111,7 +116,7 @@ class Kit:
             ceilings=self.ceilings.measured,
             physical=self.ceilings.physical,
             cold_over_warm=self.cold_over_warm,
-            settings=asdict(self.settings),
+            settings={**asdict(self.settings), "cases": self._cases},
             results=results,
             left_out=self.left_out,
         )
@@ -166,8 +171,8 @@ class Kit:
             if isinstance(peer, Peer) and (peer.off_by or peer.compared is not None)
         }
         found = compare(functions, rotation, verifier, self.clock, self.settings, lenient)
-        for seconds in found.seconds.values():
-            self.ceilings.refuse_impossible(case, seconds.value, calls)
+        for name, seconds in found.seconds.items():
+            self.ceilings.refuse_impossible(case, name, seconds.value, calls)
         missing |= found.missing
         latencies = self._latencies(
             {name: functions[name] for name in found.seconds},

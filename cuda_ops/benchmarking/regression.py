@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -57,6 +58,7 @@ def regressions(before: Report, now: Report) -> list[Regression]:
         f"{result.op} {result.case}"
         for result in before.results
         if (result.op, result.case) in base.keys() - current.keys()
+        and re.search(now.settings.get("cases", ""), result.case)
         and asked & {result.pair, result.op}
         and f"{result.op} {result.case}" not in now.left_out
     ]

@@ -57,6 +57,8 @@ class CaseResult:
     peers: dict[str, PeerResult] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     error: str = ""
+    #: Where a kept run has the case from an earlier one: that one's commit.
+    commit: str = ""
 
     @property
     def of_ceiling(self) -> float:
