@@ -9,6 +9,8 @@ using namespace cuda_ops;
 
 cudaError_t moe_experts_launch(const MoeExperts& problem, cudaStream_t stream);
 cudaError_t moe_experts_backward_launch(const MoeExpertsBackward& problem, cudaStream_t stream);
+cudaError_t moe_experts_backward_w_gate_up_launch(const MoeExpertsBackward& problem,
+                                                  cudaStream_t stream);
 
 namespace {
 
@@ -81,9 +83,12 @@ struct Call {
 // What a backward pass returns; of what is not wanted, no elements.
 struct Gradients {
   enum Wanted { kX = 1, kGateUp = 2, kDown = 4, kWeights = 8 };
+  int64_t wanted;
   Tensor grad_out, gate_up, x, w_gate_up, w_down, weights;
 
-  Gradients(const Call& call, const Tensor& grad_out_, const Tensor& gate_up_, int64_t wanted) {
+  // All but w_gate_up.
+  Gradients(const Call& call, const Tensor& grad_out_, const Tensor& gate_up_, int64_t wanted_)
+      : wanted(wanted_) {
     constexpr const char* kOp = "moe_experts_backward";
     const MoeExperts& p = call.problem;
     check_dtype(kOp, "grad_out", grad_out_, p.dtype);
@@ -93,14 +98,21 @@ struct Gradients {
     check_between(kOp, "wanted", wanted, 0, 15);
     grad_out = contiguous(grad_out_);
     gate_up = contiguous(gate_up_);
-    const auto made = [&](Wanted one, const Tensor& like) {
-      const auto sizes = like.sizes();
-      return wanted & one ? empty({sizes.begin(), sizes.end()}, like) : empty({0}, like);
-    };
     x = made(kX, call.x);
-    w_gate_up = made(kGateUp, call.w_gate_up);
     w_down = made(kDown, call.w_down);
     weights = made(kWeights, call.weights);
+  }
+
+  // The largest is made when its time has come, where others have given their memory back;
+  // null where it is not wanted.
+  void* make_w_gate_up(const Call& call) {
+    w_gate_up = made(kGateUp, call.w_gate_up);
+    return wanted & kGateUp ? w_gate_up.mutable_data_ptr() : nullptr;
+  }
+
+  Tensor made(Wanted one, const Tensor& like) const {
+    const auto sizes = like.sizes();
+    return wanted & one ? empty({sizes.begin(), sizes.end()}, like) : empty({0}, like);
   }
 
   std::tuple<Tensor, Tensor, Tensor, Tensor> results(const Tensor& weights_argument) const {
@@ -264,16 +276,15 @@ std::tuple<Tensor, Tensor> moe_experts_keep_cpu(const Tensor& x, const Tensor& w
 
 // --- CPU and CUDA -------------------------------------------------------------
 
-// The gradient's problem, once its tensors are there.
-MoeExpertsBackward backward_problem(const Call& call, Gradients& grads, int64_t wanted) {
+// The gradient's problem, without that of w_gate_up.
+MoeExpertsBackward backward_problem(const Call& call, Gradients& grads) {
   MoeExpertsBackward b;
   b.forward = call.problem;
   b.forward.gate_up = const_cast<void*>(grads.gate_up.const_data_ptr());
   b.grad_out = grads.grad_out.const_data_ptr();
-  if (wanted & Gradients::kX) b.grad_x = grads.x.mutable_data_ptr();
-  if (wanted & Gradients::kGateUp) b.grad_w_gate_up = grads.w_gate_up.mutable_data_ptr();
-  if (wanted & Gradients::kDown) b.grad_w_down = grads.w_down.mutable_data_ptr();
-  if (wanted & Gradients::kWeights) b.grad_weights = grads.weights.mutable_data_ptr();
+  if (grads.wanted & Gradients::kX) b.grad_x = grads.x.mutable_data_ptr();
+  if (grads.wanted & Gradients::kDown) b.grad_w_down = grads.w_down.mutable_data_ptr();
+  if (grads.wanted & Gradients::kWeights) b.grad_weights = grads.weights.mutable_data_ptr();
   return b;
 }
 
@@ -284,7 +295,8 @@ Four moe_experts_backward_cpu(const Tensor& grad_out, const Tensor& x, const Ten
                               const Tensor& gate_up, int64_t wanted) {
   Call call("moe_experts_backward", x, w_gate_up, w_down, experts, weights);
   Gradients grads(call, grad_out, gate_up, wanted);
-  const MoeExpertsBackward b = backward_problem(call, grads, wanted);
+  MoeExpertsBackward b = backward_problem(call, grads);
+  b.grad_w_gate_up = grads.make_w_gate_up(call);
   const MoeExperts& p = b.forward;
   std::vector<double> grad_gate_up(call.assignments() * 2 * p.inner);
   std::vector<double> activations(call.assignments() * p.inner);
@@ -347,13 +359,21 @@ Four moe_experts_backward_cuda(const Tensor& grad_out, const Tensor& x, const Te
                                const Tensor& w_down, const Tensor& experts, const Tensor& weights,
                                const Tensor& gate_up, int64_t wanted) {
   Call call("moe_experts_backward", x, w_gate_up, w_down, experts, weights);
-  const Space space(call, true);
   Gradients grads(call, grad_out, gate_up, wanted);
   Tensor grad_gate_up = call.empty_gate_up();
-  MoeExpertsBackward b = backward_problem(call, grads, wanted);
-  b.grad_gate_up = grad_gate_up.mutable_data_ptr();
-  launch("moe_experts_backward", x,
-         [&](cudaStream_t stream) { return moe_experts_backward_launch(b, stream); });
+  MoeExpertsBackward b;
+  {
+    const Space space(call, true);
+    b = backward_problem(call, grads);
+    b.grad_gate_up = grad_gate_up.mutable_data_ptr();
+    launch(call.op, x, [&](cudaStream_t stream) { return moe_experts_backward_launch(b, stream); });
+  }
+  b.forward.activations = b.forward.results = nullptr;
+  b.grad_w_gate_up = grads.make_w_gate_up(call);
+  if (b.grad_w_gate_up != nullptr) {
+    launch(call.op, x,
+           [&](cudaStream_t stream) { return moe_experts_backward_w_gate_up_launch(b, stream); });
+  }
   return grads.results(weights);
 }
 

@@ -204,14 +204,14 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
 //   grad_a  = weight * (g @ w_down)        grad_weight = <g @ w_down, a>
 //   grad_w_down    = sum of g^T (weight * a)
 //   grad_x  = sum of grad_gate_up @ w_gate_up
-//   grad_w_gate_up = sum of grad_gate_up^T x
+//   grad_w_gate_up = sum of grad_gate_up^T x    by a launch of its own, below
 template <class T>
 cudaError_t backward(const MoeExpertsBackward& b, cudaStream_t stream) {
   const MoeExperts& p = b.forward;
   const MoePlan plan = moe_plan(b, current_capability());
   const int32_t share = int32_t(p.top_k);
-  const Rows x{p.x, share}, grad_out{b.grad_out, share};
-  const Rows activations{p.activations, 0}, grad_gate_up{b.grad_gate_up, 0};
+  const Rows grad_out{b.grad_out, share}, activations{p.activations, 0};
+  const Rows grad_gate_up{b.grad_gate_up, 0};
   cudaError_t error = moe_map(p.map, stream);
   if (error != cudaSuccess) return error;
   error = rows_product<T>(
@@ -224,16 +224,20 @@ cudaError_t backward(const MoeExpertsBackward& b, cudaStream_t stream) {
         plan, weights_of(p, p.hidden, p.inner, grad_out, activations, b.grad_w_down), stream);
     if (error != cudaSuccess) return error;
   }
-  if (b.grad_x != nullptr) {
-    error = rows_product<T>(
-        plan, rows_of(p, p.hidden, 2 * p.inner, grad_gate_up, p.w_gate_up, true, p.results, false),
-        stream);
-    if (error == cudaSuccess) error = combine<T>(p, b.grad_x, nullptr, stream);
-    if (error != cudaSuccess) return error;
-  }
-  if (b.grad_w_gate_up == nullptr) return cudaSuccess;
-  return weights_product<T>(
-      plan, weights_of(p, 2 * p.inner, p.hidden, grad_gate_up, x, b.grad_w_gate_up), stream);
+  if (b.grad_x == nullptr) return cudaSuccess;
+  error = rows_product<T>(
+      plan, rows_of(p, p.hidden, 2 * p.inner, grad_gate_up, p.w_gate_up, true, p.results, false),
+      stream);
+  return error == cudaSuccess ? combine<T>(p, b.grad_x, nullptr, stream) : error;
+}
+
+template <class T>
+cudaError_t backward_w_gate_up(const MoeExpertsBackward& b, cudaStream_t stream) {
+  const MoeExperts& p = b.forward;
+  const Rows grad_gate_up{b.grad_gate_up, 0}, x{p.x, int32_t(p.top_k)};
+  return weights_product<T>(moe_plan(b, current_capability()),
+                            weights_of(p, 2 * p.inner, p.hidden, grad_gate_up, x, b.grad_w_gate_up),
+                            stream);
 }
 
 }  // namespace
@@ -247,4 +251,11 @@ cudaError_t moe_experts_launch(const MoeExperts& p, cudaStream_t stream) {
 cudaError_t moe_experts_backward_launch(const MoeExpertsBackward& b, cudaStream_t stream) {
   return visit_floating(b.forward.dtype,
                         [&](auto tag) { return backward<decltype(tag)>(b, stream); });
+}
+
+// After the other: it needs its map and grad_gate_up.
+cudaError_t moe_experts_backward_w_gate_up_launch(const MoeExpertsBackward& b,
+                                                  cudaStream_t stream) {
+  return visit_floating(b.forward.dtype,
+                        [&](auto tag) { return backward_w_gate_up<decltype(tag)>(b, stream); });
 }

@@ -219,6 +219,9 @@ int main(int count, char** texts) {
 
   std::printf("backward plan: %s\n", moe_plan(back, capability).text().c_str());
   check(moe_experts_backward_launch(back, nullptr), "moe_experts_backward_launch");
+  back.forward.activations = back.forward.results = nullptr;
+  check(moe_experts_backward_w_gate_up_launch(back, nullptr),
+        "moe_experts_backward_w_gate_up_launch");
   const Backward grads(p, gate_up.values());
   const auto matrix = size_t(p.inner) * size_t(p.hidden);
   compare("grad_x", grad_x.values(), grads.x, size_t(p.hidden), p.tolerance);
