@@ -109,13 +109,14 @@ inline void compare(const char* what, const std::vector<double>& got,
     for (size_t i = begin; i < begin + row_length; ++i) squares += wanted[i] * wanted[i];
     const double scale = std::sqrt(squares / double(row_length));
     for (size_t i = begin; i < begin + row_length; ++i) {
-      const double error = std::fabs(got[i] - wanted[i]);
+      double error = std::fabs(got[i] - wanted[i]);
+      if (std::isnan(error)) error = INFINITY;  // NaN compares with nothing, the next one either
       const double relative = error == 0 ? 0 : error / (std::fabs(wanted[i]) + 2 * scale);
-      if (!(relative <= worst)) worst = relative, worst_at = i;
+      if (relative > worst) worst = relative, worst_at = i;
     }
   }
   std::printf("%s: error %.2g of %.2g\n", what, worst, tolerance);
-  if (!(worst <= tolerance)) {
+  if (worst > tolerance) {
     std::printf("%s is wrong at row %zu, column %zu: got %g, wanted %g\n", what,
                 worst_at / row_length, worst_at % row_length, got[worst_at], wanted[worst_at]);
     std::exit(1);
