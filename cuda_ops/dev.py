@@ -282,6 +282,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.ops[:1] == ["new"]:
             return _new(arguments, console)
+        if arguments.rows:
+            raise ValueError("--rows: expected new, as in: compile_dev.py new my_softmax --rows")
         for root in arguments.root:
             registry().add_root(Path(root))
         archs = toolchain.parse_archs(arguments.arch) if arguments.arch else None
@@ -360,7 +362,7 @@ def _new(arguments: Any, console: Console) -> int:
     if len(arguments.ops) != 2:
         raise ValueError("new: expected one name, as in: compile_dev.py new swish_clip")
     root = Path(arguments.root[0]) if arguments.root else None
-    for path in new_pair(arguments.ops[1], root):
+    for path in new_pair(arguments.ops[1], root, rows=arguments.rows):
         console.print(f"wrote {path}", markup=False)
     where = f"--root {root} " if root else ""
     console.print(f"next: python compile_dev.py {where}--watch {arguments.ops[1]}", markup=False)
@@ -376,6 +378,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("ops", nargs="*", metavar="OP", help="operators to build (default: all)")
     parser.add_argument(
         "--watch", action="store_true", help="rebuild, reload, check and time on every save"
+    )
+    parser.add_argument(
+        "--rows", action="store_true", help="new: an operator of rows, not an elementwise one"
     )
     parser.add_argument("--check", action="store_true", help="run the full check of each operator")
     parser.add_argument(

@@ -10,8 +10,13 @@ from cuda_ops.errors import DiscoveryError
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def new_pair(name: str, root: Path | None = None) -> tuple[Path, Path]:
+def new_pair(name: str, root: Path | None = None, *, rows: bool = False) -> tuple[Path, Path]:
     """Write ``kernels/<name>.cu`` and ``bindings/<name>.cpp`` under ``root``.
+
+    Args:
+        name: of the operator, and of both files.
+        root: a folder of operators; without it that of cuda_ops.
+        rows: a softmax along the last dim, in place of an elementwise operator.
 
     Raises:
         DiscoveryError: the name is not usable, or a file of that name exists.
@@ -27,9 +32,10 @@ def new_pair(name: str, root: Path | None = None) -> tuple[Path, Path]:
     for path in pair.sources:
         if path.exists():
             raise DiscoveryError(f"{path} exists already; choose another name")
-    for path, template in ((pair.kernel, "kernel.cu.txt"), (pair.binding, "binding.cpp.txt")):
+    template = "rows" if rows else "elementwise"
+    for path in pair.sources:
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = (_TEMPLATES / template).read_text(encoding="utf-8")
+        text = (_TEMPLATES / f"{template}{path.suffix}.txt").read_text(encoding="utf-8")
         path.write_text(text.replace("@op@", name).replace("@Op@", _camel(name)), encoding="utf-8")
     return pair.kernel, pair.binding
 

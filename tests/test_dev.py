@@ -257,12 +257,17 @@ def roots_for_now() -> Iterator[None]:
     registry().rescan()
 
 
+@pytest.mark.parametrize("of", [[], ["--rows"]], ids=["elements", "rows"])
 def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, roots_for_now: None
+    of: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    roots_for_now: None,
 ) -> None:
     monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path / "cache"))
     root = ["--root", str(tmp_path / "mine")]
-    assert main([*root, "new", "swish_clip"]) == 0
+    assert main([*root, "new", "swish_clip", *of]) == 0
     next_line = f"next: python compile_dev.py --root {tmp_path / 'mine'} --watch swish_clip"
     assert capsys.readouterr().out.splitlines()[-1] == next_line
     checked = run("compile_dev.py", *root, "--check", "swish_clip")
@@ -272,7 +277,7 @@ def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
         report = checked.stdout.split(f"\n{name}\n")[1].partition(" not run\n")[0]
         assert re.search(r"ok +reference\[cpu\]: \d+ samples", report)
         assert re.search(r"ok +compile_dynamic\[cpu\]", report)
-    assert main(["new", *root, "swish_clip"]) == 1
+    assert main(["new", *root, "swish_clip", *of]) == 1
     error = r"error: .*swish_clip.cpp exists already; choose another name"
     assert re.search(error, capsys.readouterr().out)
 
@@ -318,6 +323,7 @@ def test_new_never_overwrites(tmp_path: Path) -> None:
         (["--root", "/no/such/folder", "silu"], r"/no/such/folder: operator root does not exist"),
         (["new"], "expected one name"),
         (["new", "two", "names"], "expected one name"),
+        (["--rows", "silu"], "--rows: expected new, as in: compile_dev.py new my_softmax --rows"),
     ],
 )
 def test_what_is_unknown_is_an_error_of_one_line_and_status_1(

@@ -20,6 +20,7 @@ from emulated_cases import FAULTS, MATMUL, MOE, RADIX, RADIX_STEPS, ROUTE, SORT,
 from emulator.translate import translate
 
 from cuda_ops import toolchain
+from cuda_ops.scaffold import new_pair
 
 HERE = Path(__file__).parent
 EMULATOR = HERE / "emulator"
@@ -174,6 +175,15 @@ def test_radix_sort_by_separate_launches(program: Program, name: str, seed: int)
 def test_grouped(program: Program, timing: str) -> None:
     """What test_a_fault_is_found breaks is right as it stands."""
     status, said = run(program("grouped"), timing, seed=1)
+    assert status == 0, said
+
+
+def test_what_new_writes_for_rows(build: Build, tmp_path: Path) -> None:
+    sources = tmp_path / "sources"
+    new_pair("by_rows", sources, rows=True)
+    (sources / "utils").symlink_to(SOURCES / "utils")
+    translate(sources, tmp_path / "include", ("by_rows.cu",), {})
+    status, said = run(build("rows", tmp_path / "include"), "late", seed=1)
     assert status == 0, said
 
 

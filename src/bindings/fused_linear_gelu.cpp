@@ -15,15 +15,6 @@ namespace {
 
 using MaybeTensor = std::optional<Tensor>;
 
-// `tensor` as a dense tensor of this shape.
-Tensor dense(const Tensor& tensor, const std::vector<int64_t>& shape) {
-  const auto sizes = tensor.sizes();
-  if (std::equal(sizes.begin(), sizes.end(), shape.begin(), shape.end())) return contiguous(tensor);
-  Tensor copy = empty(shape, tensor);
-  detail::check_torch(aoti_torch_copy_(copy.get(), tensor.get(), 0), "copy a tensor");
-  return copy;
-}
-
 // The arguments of one call, outputs allocated. Kernels read neighbours of the bias
 // and of grad_out, so those are dense; a bias of each row is laid out as out is.
 struct Call {
@@ -43,9 +34,9 @@ struct Call {
     shape.push_back(lines.last_size);
     out = empty(shape, x);
     if (keep) preactivation = empty(shape, x);
-    if (grad_out_) grad_out = dense(*grad_out_, shape);
+    if (grad_out_) grad_out = contiguous(*grad_out_, shape);
     problem.bias_as_out = bias_ && bias_->dim() > 1;
-    if (bias_) bias = problem.bias_as_out ? dense(*bias_, shape) : contiguous(*bias_);
+    if (bias_) bias = problem.bias_as_out ? contiguous(*bias_, shape) : contiguous(*bias_);
 
     problem.product = rows_times_weights(lines);
     if (bias) problem.bias = bias->const_data_ptr();

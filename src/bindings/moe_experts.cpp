@@ -111,8 +111,7 @@ struct Gradients {
   }
 
   Tensor made(Wanted one, const Tensor& like) const {
-    const auto sizes = like.sizes();
-    return wanted & one ? empty({sizes.begin(), sizes.end()}, like) : empty({0}, like);
+    return wanted & one ? empty(shape_of(like), like) : empty({0}, like);
   }
 
   std::tuple<Tensor, Tensor, Tensor, Tensor> results(const Tensor& weights_argument) const {

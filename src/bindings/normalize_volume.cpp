@@ -62,9 +62,7 @@ NormalizeVolume problem_of(const Tensor& x, const Number& maximum, const Number&
 }
 
 Tensor empty_result(const Tensor& x, NormalizeVolume& p) {
-  const auto sizes = x.sizes();
-  Tensor out =
-      empty({sizes.begin(), sizes.end()}, p.to_half ? DType::kFloat16 : DType::kFloat32, x);
+  Tensor out = empty(shape_of(x), p.to_half ? DType::kFloat16 : DType::kFloat32, x);
   p.out = out.mutable_data_ptr();
   return out;
 }

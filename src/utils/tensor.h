@@ -216,13 +216,21 @@ inline Tensor empty(const std::vector<int64_t>& sizes, const Tensor& like) {
   return empty(sizes, dtype_of(like), like);
 }
 
-// `tensor` itself if it is contiguous, else a contiguous copy.
-inline Tensor contiguous(const Tensor& tensor) {
-  if (tensor.is_contiguous()) return tensor;
+inline std::vector<int64_t> shape_of(const Tensor& tensor) {
   const auto sizes = tensor.sizes();
-  Tensor copy = empty({sizes.begin(), sizes.end()}, tensor);
+  return {sizes.begin(), sizes.end()};
+}
+
+// `tensor`, broadcast to `shape` and contiguous: itself where it is that already, else a copy.
+inline Tensor contiguous(const Tensor& tensor, const std::vector<int64_t>& shape) {
+  if (tensor.is_contiguous() && shape_of(tensor) == shape) return tensor;
+  Tensor copy = empty(shape, tensor);
   detail::check_torch(aoti_torch_copy_(copy.get(), tensor.get(), 0), "copy a tensor");
   return copy;
+}
+
+inline Tensor contiguous(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : contiguous(tensor, shape_of(tensor));
 }
 
 }  // namespace cuda_ops

@@ -22,8 +22,7 @@ inline bool is_floating(DType dtype) {
 // `tensor`, dense and of `dtype`: itself where it is that already.
 inline Tensor dense_as(const Tensor& tensor, DType dtype) {
   if (dtype_of(tensor) == dtype) return contiguous(tensor);
-  const auto sizes = tensor.sizes();
-  Tensor copy = empty({sizes.begin(), sizes.end()}, dtype, tensor);
+  Tensor copy = empty(shape_of(tensor), dtype, tensor);
   detail::check_torch(aoti_torch_copy_(copy.get(), tensor.get(), 0), "copy a tensor");
   return copy;
 }
