@@ -197,7 +197,7 @@ def _chosen(config: pytest.Config) -> list[str]:
     from cuda_ops.dev import compile_ops
     from cuda_ops.discovery import Kind
     from cuda_ops.errors import CudaOpsError
-    from cuda_ops.registry import registry
+    from cuda_ops.registry import operators_of, registry
     from cuda_ops.testing.subject import described, find
 
     _arrive(config)
@@ -210,8 +210,7 @@ def _chosen(config: pytest.Config) -> list[str]:
         for row in compile_ops(stems, compare=False) if stems else []:
             if row.error:
                 raise pytest.UsageError(row.error)
-        # A pair is checked with all operators that it defines.
-        chosen = [op for n in names for op in (registry().operators(n) if n in pairs else [n])]
+        chosen = operators_of(names)
         for name in chosen:
             find(name)
     except CudaOpsError as error:

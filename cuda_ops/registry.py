@@ -13,6 +13,7 @@ import hashlib
 import threading
 import warnings
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -323,3 +324,10 @@ def all_operators(where: Callable[[Pair], bool] = lambda _: True) -> dict[str, O
             except CudaOpsError:
                 continue
     return found
+
+
+def operators_of(names: Iterable[str]) -> list[str]:
+    """The names, and for that of a pair all operators that it defines; each of them once."""
+    native = {s for s, pair in registry().pairs().items() if pair.kind is Kind.NATIVE}
+    each = (registry().operators(n) if n in native else [n] for n in names)
+    return list(dict.fromkeys(chain.from_iterable(each)))

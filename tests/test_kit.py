@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from cuda_ops.build import build
 from cuda_ops.errors import CudaOpsError
-from cuda_ops.registry import registry
+from cuda_ops.registry import operators_of, registry
 from cuda_ops.spec import Claims
 from cuda_ops.testing import (
     CHECKS,
@@ -322,6 +322,11 @@ def test_reports_that_tests_recorded_come_back(
     assert main(["report", "--junit", str(file)]) == 0
     table = capsys.readouterr().out
     assert table.startswith("on a GPU.") and "| layouts[cpu] | 3 | 3 |" in table
+
+
+def test_a_pair_is_named_for_all_its_operators_each_once() -> None:
+    names = operators_of(["relu", "relu_backward", "scale_relu", "other::library"])
+    assert names == ["relu", "relu_backward", "scale_relu", "other::library"]
 
 
 def test_a_report_counts_what_was_not_run() -> None:

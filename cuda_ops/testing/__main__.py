@@ -115,9 +115,9 @@ def _sanitize(arguments: argparse.Namespace) -> int:
 
 
 def _names(chosen: Sequence[str]) -> list[str]:
-    from cuda_ops.registry import all_operators
+    from cuda_ops.registry import all_operators, operators_of
 
-    return list(chosen) or [*all_operators(), *described()]
+    return operators_of(chosen) or [*all_operators(), *described()]
 
 
 def _parser() -> argparse.ArgumentParser:
