@@ -110,6 +110,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         return Autograd(setup_context=_save_nothing, backward=NoGradient(op))
     formula = _read_formula(op, sibling)
     _compare_lines(op, sibling, formula)
+    _compare_kernels(op, sibling)
     saved = [source for source in formula.arguments if source[0] != "grad"]
     tensors = set(op.tensor_positions)
     positional = sum(not argument.kwarg_only for argument in op.parsed.arguments)
@@ -239,6 +240,18 @@ def _compare_lines(op: OpSpec, sibling: OpSpec, formula: _Formula) -> None:
                 f"{sibling.qualname}: {'return' if is_return else 'argument'} '{name}': expected "
                 f"{expected} as in the signature line '{op.signature}' of {op.name}, got {actual} "
                 f"in '{sibling.signature}'"
+            )
+
+
+def _compare_kernels(op: OpSpec, sibling: OpSpec) -> None:
+    """Refuse a gradient that would end in torch's list of devices where its operator has run."""
+    for device, of_op, of_sibling in (
+        ("cpu", "CPU" in op.keys, "CPU" in sibling.keys),
+        ("cuda", op.has_cuda, sibling.has_cuda),
+    ):
+        if of_op and not of_sibling and not sibling.is_composite:
+            raise ManifestError(
+                f"{sibling.qualname}: expected .{device}<f>(), which {op.name} has, got none"
             )
 
 

@@ -52,7 +52,7 @@ Tensor backward(const Tensor& grad_out, const Tensor& x{parameter}) {{
 CUDA_OPS(library) {{
   library.op("{op}(Tensor x{schema}) -> Tensor", "()->()").dtypes(kFloating).{key}<forward>();
   library.op("{op}_backward(Tensor grad_out, Tensor x{schema}) -> Tensor grad_x", "(),()->()")
-      .dtypes(kFloating).cpu<backward>();
+      .dtypes(kFloating).{key}<backward>();
 }}
 """
 

@@ -387,6 +387,19 @@ def test_a_gradient_of_each_row_serves_what_is_in_brackets():
     assert derive.cuda_ops_autograd(op).inputs == (1,)
 
 
+def test_a_gradient_without_a_kernel_is_refused():
+    gradient = ("derive_one_backward(Tensor grad_out) -> Tensor grad_x", "()->()")
+    op = pair(
+        spec("derive_one(Tensor x) -> Tensor", "()->()"),
+        spec(*gradient, keys=("CUDA",)),
+    )
+    message = r"_backward: expected \.cpu<f>\(\), which derive_one has, got none"
+    with pytest.raises(ManifestError, match=message):
+        derive.cuda_ops_autograd(op)
+    composed = pair(op, spec(*gradient, keys=("CompositeImplicitAutograd",)))
+    assert derive.cuda_ops_autograd(composed) is not None
+
+
 def test_a_misspelt_gradient_is_refused():
     for name, ok in (("backwards", False), ("bakward", False), ("forward", True)):
         op = pair(
