@@ -20,7 +20,7 @@ import torch
 from hypothesis import strategies as st
 
 from cuda_ops.build import build
-from cuda_ops.errors import CudaOpsError
+from cuda_ops.errors import CudaOpsError, PluginError
 from cuda_ops.registry import operators_of, registry
 from cuda_ops.spec import Claims
 from cuda_ops.testing import (
@@ -43,7 +43,7 @@ from cuda_ops.testing.draw import Draw, chosen, follows_line
 from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.report import CheckEntry, CheckReport, markdown, read_junit
 from cuda_ops.testing.sanitizer import Finding, Known, Run, judge, parse, read_ledger
-from cuda_ops.testing.subject import Origin, Subject, find
+from cuda_ops.testing.subject import Origin, Subject, find, subject_of
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -149,6 +149,37 @@ def test_what_indexes_what_is_not_made_from_the_signature_line() -> None:
     assert follows_line(add)
     indices = Sample((TensorArg((3, 4)), TensorArg((3, 4), torch.int64, below=3)))
     assert not follows_line(replace(add, strategy=st.just(indices)))
+
+
+def test_indices_are_tried_where_samples_have_some_with_a_signature_line_too() -> None:
+    add, indices = find("add"), by_name("indices")
+    labels = Sample((TensorArg((3, 4)), TensorArg((3, 4), torch.int64, below=3)))
+    assert indices.excuse(add, "cpu").startswith("no index tensors")
+    assert not indices.excuse(replace(add, strategy=st.just(labels)), "cpu")
+
+
+def test_layouts_are_tried_where_samples_name_none() -> None:
+    adapt = by_name("layouts").draw.adapt
+    adapted = adapt(Sample((TensorArg((3, 4)), TensorArg((5,), layout="offset"))))
+    assert [arg.layout for arg in adapted.tensors] == ["transposed", "stepped"]
+    some = Sample((TensorArg((3, 4)), TensorArg((5,), layout="sliced")))
+    assert adapt(some) == some
+    with pytest.raises(ValueError, match=r"'layout': expected one of .*, got 'nonsense'"):
+        TensorArg((3,), layout="nonsense")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([Sample((TensorArg((3,)),))], "a Hypothesis strategy, got list"),
+        (st.just(3), "a strategy of Sample, got one of int"),
+        (st.just(Sample((TensorArg((3,)),))), "arguments a, b, got 1 in Sample"),
+    ],
+)
+def test_samples_that_no_call_can_take_are_refused(answer: object, message: str) -> None:
+    hooks = SimpleNamespace(ask=lambda hook, op: answer if hook == "cuda_ops_samples" else None)
+    with pytest.raises(PluginError, match=f"cuda_ops::add: hook cuda_ops_samples: .*{message}"):
+        chosen(subject_of(find("add").op, hooks), Draw(1))  # type: ignore[arg-type]
 
 
 def test_only_what_has_a_gradient_is_asked_for_one() -> None:

@@ -64,6 +64,13 @@ class TensorArg:
 
     __repr__ = _short
 
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise ValueError(
+                f"TensorArg: argument 'layout': expected one of {', '.join(LAYOUTS)}, "
+                f"got {self.layout!r}"
+            )
+
 
 @dataclass(frozen=True, repr=False)
 class Sample:

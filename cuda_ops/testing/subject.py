@@ -13,7 +13,7 @@ from hypothesis.strategies import SearchStrategy
 
 from cuda_ops.derive import NoGradient
 from cuda_ops.discovery import BUILTIN_ROOT
-from cuda_ops.errors import CudaOpsError
+from cuda_ops.errors import CudaOpsError, PluginError
 from cuda_ops.signature import parse_signature
 from cuda_ops.spec import AutocastPolicy, Claims, OpSpec
 from cuda_ops.testing import samples
@@ -114,7 +114,7 @@ def subject_of(op: OpSpec, plugins: Plugins, origin: Origin | None = None) -> Su
         gradient = "refused" if isinstance(autograd.backward, NoGradient) else "declared"
     return Subject(
         op=op,
-        strategy=plugins.ask("cuda_ops_samples", op),
+        strategy=_strategy(op, plugins),
         reference=plugins.ask("cuda_ops_reference", op),
         gradient=gradient,
         differentiable=None if autograd is None else autograd.inputs,
@@ -125,6 +125,27 @@ def subject_of(op: OpSpec, plugins: Plugins, origin: Origin | None = None) -> Su
         origin=origin or Origin(),
         kernel_samples=tuple(plugins.ask("cuda_ops_kernel_samples", op) or ()),
     )
+
+
+def _strategy(op: OpSpec, plugins: Plugins) -> SearchStrategy[Sample] | None:
+    """What to draw from; one that draws what cannot be passed says so by name."""
+    strategy = plugins.ask("cuda_ops_samples", op)
+    if strategy is None:
+        return None
+    hook = f"{op.qualname}: hook cuda_ops_samples: expected"
+    if not isinstance(strategy, SearchStrategy):
+        raise PluginError(f"{hook} a Hypothesis strategy, got {type(strategy).__name__}")
+    least = sum(not argument.has_default_value() for argument in op.parsed.arguments)
+
+    def checked(sample: Any) -> Sample:
+        if not isinstance(sample, Sample):
+            raise PluginError(f"{hook} a strategy of Sample, got one of {type(sample).__name__}")
+        if not least <= len(sample.args) <= len(op.argument_names):
+            names = ", ".join(op.argument_names)
+            raise PluginError(f"{hook} arguments {names}, got {len(sample.args)} in {sample!r}")
+        return sample
+
+    return strategy.map(checked)
 
 
 def find(name: str) -> Subject:

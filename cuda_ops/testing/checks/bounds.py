@@ -8,7 +8,7 @@ import torch
 
 from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.compare import deviation, same_bits, widened
-from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.draw import Draw, chosen
 from cuda_ops.testing.guards import behind, guard
 from cuda_ops.testing.poison import POISONS, poisoned
 from cuda_ops.testing.subject import Subject
@@ -50,10 +50,9 @@ _NO_INDEX = "no index tensors: no TensorArg(below=...) in its samples"
 
 
 def _no_index(subject: Subject, device: str) -> str:
-    """A signature line draws no indices: which dim would they be of?"""
-    return (
-        "no index tensors: no TensorArg(below=...) in its samples" if subject.op.signature else ""
-    )
+    samples = [] if subject.strategy is None else chosen(subject, Draw(3, range(1, 4097)))
+    indexed = any(arg.below is not None for sample in samples for arg in sample.tensors)
+    return "" if indexed else _NO_INDEX
 
 
 @check("indices", 3, "out-of-bounds access by an index", Draw(6, range(1, 4097)),

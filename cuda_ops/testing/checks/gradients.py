@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import torch
@@ -68,9 +69,16 @@ def _rows(op: OpSpec) -> list[Sample]:
        excuse=without_float64)  # fmt: skip
 def gradcheck(case: Case) -> None:
     """Against finite differences, in float64."""
-    loose = 0.0 if case.subject.claims.deterministic else 1e-4
+    loose, leaves = 0.0 if case.subject.claims.deterministic else 1e-4, case.leaves()
+    names = [
+        name
+        for name, leaf in zip(case.subject.op.argument_names, leaves, strict=False)
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
     try:
-        torch.autograd.gradcheck(case.operator, case.leaves(), nondet_tol=loose)
+        torch.autograd.gradcheck(case.operator, leaves, nondet_tol=loose)
     except GradcheckError as error:
         # Without both Jacobians, which fill screens.
-        raise AssertionError(str(error).partition("\nnumerical:")[0]) from None
+        text = str(error).partition("\nnumerical:")[0].rstrip(",")
+        input_ = re.search(r"with respect to input (\d+)$", text)
+        raise AssertionError(text + (f", '{names[int(input_[1])]}'" if input_ else "")) from None

@@ -13,10 +13,15 @@ from cuda_ops.testing.samples import Sample, TensorArg
 
 
 def _strided(sample: Sample) -> Sample:
-    """Ordinary values in any layout but a mere offset, which is another check's."""
+    """Ordinary values in any layout but a mere offset, which is another check's. Samples of a
+    hook may name none; then no tensor is contiguous.
+    """
+    dense = {arg.layout for arg in sample.tensors} <= {"contiguous", "offset"}
 
     def adapted(arg: TensorArg) -> TensorArg:
-        return replace(arg, layout="transposed") if arg.layout == "offset" else arg
+        if not dense and arg.layout != "offset":
+            return arg
+        return replace(arg, layout="transposed" if len(arg.shape) > 1 else "stepped")
 
     return sample.with_tensors(adapted, "normal")
 
