@@ -95,7 +95,7 @@ class NoGradient:
     def __call__(self, ctx: Any, *grads: Any) -> NoReturn:
         raise RuntimeError(
             f"{self.op.qualname} has no gradient: "
-            f"add {self.op.name}_backward(...) to src/bindings/{self.op.stem}.cpp"
+            f"add {self.op.name}_backward(...) to {self.op.stem}.cpp"
         )
 
 
@@ -137,7 +137,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
                 name = op.argument_names[i]
                 raise RuntimeError(
                     f"{op.qualname} has no gradient for '{name}': "
-                    f"return grad_{name} from {sibling.name} in src/bindings/{op.stem}.cpp"
+                    f"return grad_{name} from {sibling.name} in {op.stem}.cpp"
                 )
         tensor_values, plain_values = iter(ctx.saved_tensors), iter(ctx.plain)
         arguments = [

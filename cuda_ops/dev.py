@@ -117,7 +117,7 @@ def _unusable(names: Sequence[str]) -> list[Row]:
     """What was asked for and is no operator."""
     errors: dict[str, CudaOpsError] = {}
     for problem in registry().problems:
-        if not names or (problem.name in names and problem.name not in registry().pairs()):
+        if not names or problem.name in names:
             errors[problem.name] = DiscoveryError(problem.text)
     if not names:
         for name, text in registry().plugins.problems.items():
@@ -142,6 +142,15 @@ def reload(*names: str) -> list[Row]:
         if row.error:
             raise registry().failures.get(row.op) or ResultError(row.error)
     return rows
+
+
+def add_root(root: str | Path) -> None:
+    """List the operators of one more folder, with ``kernels/`` and ``bindings/``: ``--root``.
+
+    Raises:
+        DiscoveryError: it does not exist, or has neither.
+    """
+    registry().add_root(Path(root))
 
 
 class CompiledOps(Mapping[str, Any]):

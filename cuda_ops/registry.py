@@ -223,8 +223,9 @@ class Registry:
         if pair.prebuilt.exists():
             return pair.prebuilt
         last = builder.last_failure(pair)
+        root = f"--root {pair.root} " if pair.root != BUILTIN_ROOT.resolve() else ""
         raise BuildError(
-            f"cuda_ops.{pair.stem} is not built: run python compile_dev.py {pair.stem} "
+            f"cuda_ops.{pair.stem} is not built: run python compile_dev.py {root}{pair.stem} "
             "or pip install -e ." + (f"\nIts last build failed: {last}" if last else "")
         )
 

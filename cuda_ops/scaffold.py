@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cuda_ops.discovery import BUILTIN_ROOT, Pair, illegal_name
 from cuda_ops.errors import DiscoveryError
+from cuda_ops.registry import registry
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -32,6 +33,10 @@ def new_pair(name: str, root: Path | None = None, *, rows: bool = False) -> tupl
     for path in pair.sources:
         if path.exists():
             raise DiscoveryError(f"{path} exists already; choose another name")
+    if (first := registry().pairs().get(name)) is not None:
+        raise DiscoveryError(
+            f"operator {name!r} is already defined by {first.sources[0]}; choose another name"
+        )
     template = "rows" if rows else "elementwise"
     for path in pair.sources:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _GROUP = re.compile(r"\([^()[\]]*\)|\[[^()[\]]*\]")
-_DIM = re.compile(r"(\d*)([A-Za-z_]\w*)|(\d+)")
+_DIM = re.compile(r"(\d{0,18})([A-Za-z_]\w*)|(\d{1,18})")  # numbers of 64 bits
 
 
 def factor_and_name(dim: str) -> tuple[int, str]:

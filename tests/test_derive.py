@@ -288,7 +288,7 @@ def test_no_formula_raises_when_a_gradient_is_asked_for(scaled_product):
         scaled_product.siblings["derive_mul_backward"].overload(x, x, x, 1.0)[0].sum().backward()
     assert str(caught.value) == (
         "cuda_ops::derive_mul_backward has no gradient: "
-        "add derive_mul_backward_backward(...) to src/bindings/pair.cpp"
+        "add derive_mul_backward_backward(...) to pair.cpp"
     )
 
 

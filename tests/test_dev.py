@@ -314,6 +314,29 @@ def test_new_never_overwrites(tmp_path: Path) -> None:
     assert kernel.read_text() == "mine" and not binding.exists()
 
 
+def test_a_pair_whose_name_is_taken_is_said_to_be(
+    tmp_path: Path, capsys: Capture, roots_for_now: None
+) -> None:
+    mine = tmp_path / "bindings" / "silu.cpp"
+    mine.parent.mkdir()
+    mine.write_text("CUDA_OPS(library) { this does not compile }")
+    error = f"{mine}: operator 'silu' is already defined by .*silu.cpp; rename one of them"
+    assert main(["--root", str(tmp_path), "silu"]) == 1
+    assert re.search(error, capsys.readouterr().out)
+    assert main(["--root", str(tmp_path), "relu"]) == 0
+    with pytest.raises(DiscoveryError, match=r"'relu' is already defined by .*relu\.cpp; choose"):
+        new_pair("relu", tmp_path)
+
+
+@pytest.mark.parametrize("line", ["n,n->n", "n)", "(99999999999999999999)->(n)", "](", "->"])
+def test_a_malformed_line_is_refused(scratch_op: ScratchOp, line: str) -> None:
+    scratch_op.write()
+    text = scratch_op.binding.read_text()
+    scratch_op.binding.write_text(text.replace('"()->()"', f'"{line}"'))
+    (row,) = compile_ops([scratch_op.name])
+    assert re.search("expected (groups|inputs)|is not a dim name or a size", row.error)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -362,7 +362,7 @@ def test_an_operator_that_was_never_built_says_how_to(scratch_op: ScratchOp) -> 
     scratch_op.write("v")
     registry().rescan()
     with pytest.raises(
-        BuildError, match=f"is not built: run python compile_dev.py {scratch_op.name}"
+        BuildError, match=f"is not built: run python compile_dev.py --root .* {scratch_op.name} "
     ):
         getattr(cuda_ops, scratch_op.name)
 

@@ -21,7 +21,8 @@ struct CoreDim {
   explicit CoreDim(std::string written) : text(std::move(written)) {
     size_t digits = 0;
     while (digits < text.size() && text[digits] >= '0' && text[digits] <= '9') ++digits;
-    if (digits > 0) factor = std::stoll(text.substr(0, digits));
+    // More digits, as all that is no signature line, are refused when this is loaded.
+    if (digits > 0 && digits <= 18) factor = std::stoll(text.substr(0, digits));
     name = text.substr(digits);
   }
 };

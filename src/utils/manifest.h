@@ -260,7 +260,7 @@ class Op {
       const bool separates = c == ',' || c == ')' || c == ']';
       if (c == '(' || c == '[') {
         checks_.core_dims.push_back({{}, c == '('});
-      } else if (separates && !dim.empty()) {
+      } else if (separates && !dim.empty() && !checks_.core_dims.empty()) {
         checks_.core_dims.back().dims.emplace_back(std::exchange(dim, ""));
       } else if (!separates && c != ' ') {
         dim += c;
