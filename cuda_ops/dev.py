@@ -358,7 +358,8 @@ def _check(rows: Sequence[Row], console: Console) -> bool:
             if row.error or registry().pairs()[row.op].kind is not Kind.NATIVE:
                 continue
             for name in registry().operators(row.op):
-                report = check_op(name, checks=QUICK, isolate=worker)
+                with console.status(f"checking {name}"):
+                    report = check_op(name, checks=QUICK, isolate=worker)
                 console.print(str(report), markup=False)
                 row.checks.append(report.as_json())
                 good &= report.passed

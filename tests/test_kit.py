@@ -34,10 +34,10 @@ from cuda_ops.testing import (
     sanitizer,
 )
 from cuda_ops.testing.__main__ import main, parse_line
-from cuda_ops.testing.case import Case, NotRunError
+from cuda_ops.testing.case import Case, Check, NotRunError
 from cuda_ops.testing.checks import QUICK, by_name
 from cuda_ops.testing.checks.abi import runs_on, undefined_symbols
-from cuda_ops.testing.child import CHILD, Worker, arrive
+from cuda_ops.testing.child import CHILD, Outcome, Worker, arrive
 from cuda_ops.testing.compare import errors
 from cuda_ops.testing.draw import Draw, chosen, follows_line
 from cuda_ops.testing.memory import much_memory
@@ -238,6 +238,21 @@ def test_an_operator_can_be_checked_by_name_in_a_process_of_its_own() -> None:
     assert report.passed and report.entries[0].count == PROFILES["quick"].examples
     with pytest.raises(CudaOpsError, match="no operator 'sillu'"):
         check_op("sillu")
+
+
+def test_after_a_hang_nothing_else_is_waited_for() -> None:
+    class Hangs(Worker):
+        def __call__(self, check: Check, case: Case) -> Outcome:
+            return Outcome("failed", "still running", True, True)
+
+    checks = [by_name("layouts"), by_name("reference")]
+    with Hangs(1) as worker:
+        report = check_op("silu", checks=checks, devices=["cpu"], isolate=worker)
+    assert [(e.check, e.passed) for e in report.entries] == [
+        ("layouts", False),
+        ("reference", None),
+    ]
+    assert report.entries[1].detail == "the operator hung in layouts"
 
 
 TALKATIVE = """

@@ -42,7 +42,7 @@ def check_op(
     profile: Profile = PROFILES["quick"],
     isolate: bool | Worker = True,
 ) -> CheckReport:
-    """Run checks on one operator.
+    """Run checks on one operator; after one that hangs, no further ones on that device.
 
     Args:
         op: name of an operator of cuda_ops, or what :func:`cuda_ops.testing.describe` returned.
@@ -74,8 +74,20 @@ def check_op(
             run = isolate
         elif isolate:
             run = stack.enter_context(Worker(profile.timeout))
+        hung: dict[str, str] = {}  # device: in which check
+
+        def watched(check: Check, case: Case) -> Outcome:
+            outcome = run(check, case)
+            if outcome.hung:
+                hung.setdefault(case.device, check.name)
+            return outcome
+
         for check, device in planned(checks, devices):
-            entries.append(run_check(check, subject, device, profile, run))
+            if device in hung:  # each further check might wait as long for nothing
+                reason = f"the operator hung in {hung[device]}"
+                entries.append(CheckEntry(check.name, device, None, reason))
+            else:
+                entries.append(run_check(check, subject, device, profile, watched))
     circumstances = f"Profile {profile.name}, {_gpu_name()}, torch {torch.__version__}"
     return CheckReport(subject.name, tuple(entries), circumstances)
 
