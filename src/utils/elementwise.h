@@ -6,7 +6,9 @@
 #include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <exception>
 #include <tuple>
 
 #include "launch.h"
@@ -146,16 +148,27 @@ void cpu_rows(const Strided<Inputs, Outputs>& problem, int64_t begin, int64_t en
 
 }  // namespace detail
 
-// body(begin, end) on torch's threads, for parts of 0 .. count of `grain` indices or more.
+// body(begin, end) on torch's threads, for parts of 0 .. count of `grain` indices or more. Of
+// what it throws the first comes out here; torch's C interface would drop the text.
 template <class Body>
 void parallel_for(int64_t count, int64_t grain, Body&& body) {
-  detail::check_torch(torch_parallel_for(
-                          0, count, grain,
-                          [](int64_t begin, int64_t end, void* context) {
-                            (*static_cast<std::remove_reference_t<Body>*>(context))(begin, end);
-                          },
-                          &body),
+  struct Loop {
+    std::remove_reference_t<Body>& body;
+    std::atomic<bool> failed{false};
+    std::exception_ptr error{};
+
+    static void part(int64_t begin, int64_t end, void* self) {
+      Loop& loop = *static_cast<Loop*>(self);
+      try {
+        loop.body(begin, end);
+      } catch (...) {
+        if (!loop.failed.exchange(true)) loop.error = std::current_exception();
+      }
+    }
+  } loop{body};
+  detail::check_torch(torch_parallel_for(0, count, grain, Loop::part, &loop),
                       "run a parallel loop");
+  if (loop.error) std::rethrow_exception(loop.error);
 }
 
 // Calls `body(T{})` with the C++ type of a floating dtype, on the CPU.
