@@ -20,7 +20,7 @@ def new_pair(name: str, root: Path | None = None, *, rows: bool = False) -> tupl
         rows: a softmax along the last dim, in place of an elementwise operator.
 
     Raises:
-        DiscoveryError: the name is not usable, or a file of that name exists.
+        DiscoveryError: the name is not usable, or taken.
     """
     if problem := illegal_name(name):
         raise DiscoveryError(problem.replace("rename the file", "choose another"))
