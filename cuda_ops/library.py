@@ -89,15 +89,16 @@ def open_library(path: Path, stem: str) -> Library:
     manifest: dict[str, Any] = json.loads(manifest_function(ctypes.byref(_host())).decode())
     ops: dict[str, OpSpec] = {}
     kernels: list[Kernel] = []
-    slots: dict[int, str] = {}
+    slots: dict[int, tuple[str, str]] = {}
     for entry in manifest["ops"]:
         op = _validated(entry, stem, ops)
         ops[op.name] = op
         for kernel in entry["kernels"]:
-            if slots.setdefault(kernel["slot"], op.name) != op.name:
+            other, key = slots.setdefault(kernel["slot"], (op.name, kernel["key"]))
+            if (other, key) != (op.name, kernel["key"]):
                 raise ManifestError(
-                    f"cuda_ops::{op.name}: its {kernel['key']} function also serves "
-                    f"{slots[kernel['slot']]!r}; give each operator a function of its own"
+                    f"cuda_ops::{op.name}: its {kernel['key']} function also serves {other!r} as "
+                    f"its {key} function; give each operator a function of its own on each device"
                 )
             kernels.append(
                 Kernel(op.name, kernel["key"], kernel["call"], kernel["trampoline"], kernel["slot"])

@@ -15,10 +15,12 @@ import torch
 from conftest import ScratchOp
 
 import cuda_ops
+from cuda_ops import toolchain
 from cuda_ops.dev import compile_ops
 from cuda_ops.errors import BuildError, CudaOpsError, ManifestError
 from cuda_ops.library import _validated, open_library, schema_type
 from cuda_ops.registry import registry
+from cuda_ops.scaffold import new_pair
 from cuda_ops.spec import OpSpec
 
 X = torch.tensor([1.0, 2.0])
@@ -216,6 +218,17 @@ def test_one_function_for_two_operators_is_refused(scratch_op: ScratchOp) -> Non
         scratch_op.reload()
     with pytest.raises(ManifestError, match="also serves"):
         getattr(torch.ops.cuda_ops, name)
+
+
+@pytest.mark.skipif(toolchain.cuda_home() is None, reason="needs nvcc")
+def test_one_function_for_two_devices_is_refused(scratch_op: ScratchOp) -> None:
+    name = scratch_op.name
+    new_pair(name, scratch_op.root)
+    text = scratch_op.binding.read_text()
+    scratch_op.binding.write_text(text.replace(f".cuda<{name}_cuda>", f".cuda<{name}_cpu>"))
+    message = rf"{name}: its CUDA function also serves '{name}' as its CPU function; .* each device"
+    with pytest.raises(ManifestError, match=message):
+        scratch_op.reload()
 
 
 def test_an_undefined_launcher_is_named(scratch_op: ScratchOp) -> None:
