@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cuda_ops import build as builder
+from cuda_ops import toolchain
 from cuda_ops.dev import reload
 from cuda_ops.registry import registry
 from cuda_ops.testing.memory import release
@@ -131,6 +132,8 @@ def scratch_op(
     registry().rescan()
 
 
+# Without one a binding's CUDA entry is no part of the build, and its kernel is not compiled.
+needs_nvcc = pytest.mark.skipif(toolchain.cuda_home() is None, reason="needs nvcc")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 

@@ -7,37 +7,20 @@ error texts are those of ``src/utils/manifest.h`` and ``elementwise.h``.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
+from specs import FLOATING, pair, spec
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cuda_ops import autocast, derive, shapes
-from cuda_ops.errors import ManifestError
-from cuda_ops.signature import parse_signature
-from cuda_ops.spec import OpSpec
 from cuda_ops.testing import Sample, TensorArg, check_op, quick_error, samples
 from cuda_ops.testing.subject import subject_of
 
-FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 LIBRARY = torch.library.Library("cuda_ops", "FRAGMENT")
-
-
-def spec(schema, signature, dtypes=FLOATING, keys=("CPU",)):
-    parsed = torch._C.parse_schema(schema)
-    line = parse_signature(signature) if signature else None
-    return OpSpec(parsed.name, "pair", schema, parsed, line, dtypes, "", keys, False)
-
-
-def pair(*ops):
-    """Make the specs siblings of one pair; the first one is returned."""
-    for op in ops:
-        op.siblings.update({other.name: other for other in ops})
-    return ops[0]
 
 
 class Plugins:
@@ -292,126 +275,7 @@ def test_no_formula_raises_when_a_gradient_is_asked_for(scaled_product):
     )
 
 
-def test_a_gradient_that_the_formula_leaves_out_is_not_silently_zero():
-    op = spec("f(Tensor x, Tensor y) -> Tensor", "(),()->()")
-    pair(op, spec("f_backward(Tensor grad_out) -> Tensor grad_x", "()->()"))
-    ctx = SimpleNamespace(needs_input_grad=(True, True))
-    with pytest.raises(RuntimeError, match="cuda_ops::f has no gradient for 'y': return grad_y"):
-        derive.cuda_ops_autograd(op).backward(ctx, torch.ones(2))
-
-
-def test_integer_operators_have_no_gradient():
-    op = spec("f(Tensor x) -> Tensor", "()->()", dtypes=(torch.uint8,))
-    assert derive.cuda_ops_autograd(op) is None
-
-
-@pytest.mark.parametrize(
-    ("forward", "backward", "message"),
-    [
-        (
-            "f(Tensor x) -> Tensor",
-            "f_backward(Tensor grad_out, Tensor w) -> Tensor grad_x",
-            (
-                "cuda_ops::f_backward: argument 'w' is unknown; allowed: "
-                "inputs 'x', outputs 'out', gradients 'grad_out'. "
-                "Rename it, or name the returns of f."
-            ),
-        ),
-        (
-            "f(Tensor x) -> Tensor",
-            "f_backward(Tensor grad_out) -> Tensor grad_y",
-            (
-                "cuda_ops::f_backward: return 'grad_y' is unknown; "
-                "name each return after the input it belongs to: 'grad_x'"
-            ),
-        ),
-        (
-            "f(Tensor x, Tensor y) -> Tensor",
-            "f_backward(Tensor grad_out) -> Tensor",
-            (
-                "cuda_ops::f_backward: an unnamed return; "
-                "name each return after the input it belongs to: 'grad_x', 'grad_y'"
-            ),
-        ),
-        (
-            "f(Tensor grad_out) -> Tensor",
-            "f_backward(Tensor grad_out) -> Tensor",
-            (
-                "cuda_ops::f_backward: argument 'grad_out' means two things; allowed: "
-                "inputs 'grad_out', outputs 'out', gradients 'grad_out'. "
-                "Rename it, or name the returns of f."
-            ),
-        ),
-    ],
-)
-def test_names_that_say_nothing_are_refused(forward, backward, message):
-    op = pair(spec(forward, ""), spec(backward, ""))
-    with pytest.raises(ManifestError) as caught:
-        derive.cuda_ops_autograd(op)
-    assert str(caught.value) == message
-
-
-# --- batching, sharding, samples, timing -------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("line", "backward", "message"),
-    [
-        ("(n),[n]->(n)", "(n),(n),(n)->(n),(n)", r"argument 'y': expected \[n\] .* got \(n\) in '"),
-        ("(n),[m]->(n)", "(n),(n),[n]->(n),[n]", r"argument 'y': expected \[m\] .* got \[n\] in '"),
-        ("(n),[n]->(n)", "(k),(n),[n]->(n),[n]", r"argument 'x': expected \(n\) .* got \(n\) in '"),
-        ("(n),(n)->()", "(n),(n),(n)->(n),(n)", r"argument 'grad_out': expected \(\) .* got \(n\)"),
-        ("(2n),(n)->(n)", "(n),(n),(n)->(n),(n)", r"argument 'x': expected \(2n\) .* got \(n\) in"),
-        (
-            "(n),(n)->(n)",
-            "(n),(n),(n)->(n),[n]",
-            r"return 'grad_y': expected \(n\) .* got \[n\] in",
-        ),
-    ],
-)
-def test_two_lines_that_disagree_on_a_tensor_are_refused(line, backward, message):
-    returns = "(Tensor grad_x, Tensor grad_y)"
-    op = pair(
-        spec("derive_two(Tensor x, Tensor y) -> Tensor", line),
-        spec(f"derive_two_backward(Tensor grad_out, Tensor x, Tensor y) -> {returns}", backward),
-    )
-    with pytest.raises(ManifestError, match=f"cuda_ops::derive_two_backward: {message}"):
-        derive.cuda_ops_autograd(op)
-
-
-def test_a_gradient_of_each_row_serves_what_is_in_brackets():
-    op = pair(
-        spec("derive_two(Tensor x, Tensor y) -> Tensor", "(n),[n]->(n)"),
-        spec("derive_two_backward(Tensor grad_out, Tensor x) -> Tensor grad_y", "(a),(a)->(a)"),
-    )
-    assert derive.cuda_ops_autograd(op).inputs == (1,)
-
-
-def test_a_gradient_without_a_kernel_is_refused():
-    gradient = ("derive_one_backward(Tensor grad_out) -> Tensor grad_x", "()->()")
-    op = pair(
-        spec("derive_one(Tensor x) -> Tensor", "()->()"),
-        spec(*gradient, keys=("CUDA",)),
-    )
-    message = r"_backward: expected \.cpu<f>\(\), which derive_one has, got none"
-    with pytest.raises(ManifestError, match=message):
-        derive.cuda_ops_autograd(op)
-    composed = pair(op, spec(*gradient, keys=("CompositeImplicitAutograd",)))
-    assert derive.cuda_ops_autograd(composed) is not None
-
-
-def test_a_misspelt_gradient_is_refused():
-    for name, ok in (("backwards", False), ("bakward", False), ("forward", True)):
-        op = pair(
-            spec("derive_one(Tensor x) -> Tensor", "()->()"),
-            spec(f"derive_one_{name}(Tensor grad_out) -> Tensor grad_x", "()->()"),
-        )
-        expected = nullcontext() if ok else pytest.raises(ManifestError, match=f"got '.*_{name}'")
-        with expected:
-            derive.cuda_ops_autograd(op)
-    backward = spec("ab_backward(Tensor grad_out) -> Tensor grad_x", "()->()")
-    pair(spec("ab(Tensor x) -> Tensor", "()->()"), backward)
-    assert isinstance(derive.cuda_ops_autograd(backward).backward, derive.NoGradient)
+# --- autocast, batching, sharding, samples, timing ---------------------------------
 
 
 def test_tensors_of_one_floating_dtype_are_promoted_under_autocast():

@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from xml.sax.saxutils import quoteattr
 
 import pytest
@@ -164,8 +165,9 @@ def test_layouts_are_tried_where_samples_name_none() -> None:
     assert [arg.layout for arg in adapted.tensors] == ["transposed", "stepped"]
     some = Sample((TensorArg((3, 4)), TensorArg((5,), layout="sliced")))
     assert adapt(some) == some
+    nonsense: Any = "nonsense"
     with pytest.raises(ValueError, match=r"'layout': expected one of .*, got 'nonsense'"):
-        TensorArg((3,), layout="nonsense")  # type: ignore[arg-type]
+        TensorArg((3,), layout=nonsense)
 
 
 @pytest.mark.parametrize(
@@ -177,9 +179,10 @@ def test_layouts_are_tried_where_samples_name_none() -> None:
     ],
 )
 def test_samples_that_no_call_can_take_are_refused(answer: object, message: str) -> None:
-    hooks = SimpleNamespace(ask=lambda hook, op: answer if hook == "cuda_ops_samples" else None)
+    asked = "cuda_ops_samples"
+    hooks: Any = SimpleNamespace(ask=lambda hook, op: answer if hook == asked else None)
     with pytest.raises(PluginError, match=f"cuda_ops::add: hook cuda_ops_samples: .*{message}"):
-        chosen(subject_of(find("add").op, hooks), Draw(1))  # type: ignore[arg-type]
+        chosen(subject_of(find("add").op, hooks), Draw(1))
 
 
 def test_only_what_has_a_gradient_is_asked_for_one() -> None:

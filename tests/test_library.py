@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ScratchOp
+from conftest import ScratchOp, needs_nvcc
 
 import cuda_ops
-from cuda_ops import toolchain
 from cuda_ops.dev import compile_ops
 from cuda_ops.errors import BuildError, CudaOpsError, ManifestError
 from cuda_ops.library import _validated, open_library, schema_type
@@ -220,7 +219,7 @@ def test_one_function_for_two_operators_is_refused(scratch_op: ScratchOp) -> Non
         getattr(torch.ops.cuda_ops, name)
 
 
-@pytest.mark.skipif(toolchain.cuda_home() is None, reason="needs nvcc")
+@needs_nvcc
 def test_one_function_for_two_devices_is_refused(scratch_op: ScratchOp) -> None:
     name = scratch_op.name
     new_pair(name, scratch_op.root)

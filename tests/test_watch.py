@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ScratchOp
+from conftest import ScratchOp, needs_nvcc
 from rich.console import Console
 
-from cuda_ops import toolchain
 from cuda_ops.watch import Save, watch
 
 X = torch.tensor([1.0, 2.0, 3.0])
@@ -132,7 +131,7 @@ def test_a_kernel_dropped_for_this_device_is_not_timed(watching: Watching) -> No
     assert re.fullmatch(rf"{watching.op.name}: \d+\.\d\d s, max error nan", watching.line())
 
 
-@pytest.mark.skipif(toolchain.cuda_home() is None, reason="needs nvcc")
+@needs_nvcc
 def test_a_kernel_added_meanwhile_is_built_too(watching: Watching) -> None:
     kernel = watching.op.root / "kernels" / f"{watching.op.name}.cu"
     kernel.write_text("__global__ void unused(float* out) { *out = 1; }\n")

@@ -1,0 +1,23 @@
+"""Operators without a library, for tests of what is derived from schema and signature line."""
+
+from __future__ import annotations
+
+import torch
+
+from cuda_ops.signature import parse_signature
+from cuda_ops.spec import OpSpec
+
+FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def spec(schema, signature, dtypes=FLOATING, keys=("CPU",)):
+    parsed = torch._C.parse_schema(schema)
+    line = parse_signature(signature) if signature else None
+    return OpSpec(parsed.name, "pair", schema, parsed, line, dtypes, "", keys, False)
+
+
+def pair(*ops):
+    """Make the specs siblings of one pair; the first one is returned."""
+    for op in ops:
+        op.siblings.update({other.name: other for other in ops})
+    return ops[0]

@@ -1,0 +1,132 @@
+"""How ``<op>_backward`` is read as a gradient, and which pairs of operators are refused."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from specs import pair, spec
+
+from cuda_ops import derive
+from cuda_ops.errors import ManifestError
+
+
+def test_a_gradient_that_the_formula_leaves_out_is_not_silently_zero():
+    op = spec("f(Tensor x, Tensor y) -> Tensor", "(),()->()")
+    pair(op, spec("f_backward(Tensor grad_out) -> Tensor grad_x", "()->()"))
+    ctx = SimpleNamespace(needs_input_grad=(True, True))
+    with pytest.raises(RuntimeError, match="cuda_ops::f has no gradient for 'y': return grad_y"):
+        derive.cuda_ops_autograd(op).backward(ctx, torch.ones(2))
+
+
+def test_integer_operators_have_no_gradient():
+    op = spec("f(Tensor x) -> Tensor", "()->()", dtypes=(torch.uint8,))
+    assert derive.cuda_ops_autograd(op) is None
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "message"),
+    [
+        (
+            "f(Tensor x) -> Tensor",
+            "f_backward(Tensor grad_out, Tensor w) -> Tensor grad_x",
+            (
+                "cuda_ops::f_backward: argument 'w' is unknown; allowed: "
+                "inputs 'x', outputs 'out', gradients 'grad_out'. "
+                "Rename it, or name the returns of f."
+            ),
+        ),
+        (
+            "f(Tensor x) -> Tensor",
+            "f_backward(Tensor grad_out) -> Tensor grad_y",
+            (
+                "cuda_ops::f_backward: return 'grad_y' is unknown; "
+                "name each return after the input it belongs to: 'grad_x'"
+            ),
+        ),
+        (
+            "f(Tensor x, Tensor y) -> Tensor",
+            "f_backward(Tensor grad_out) -> Tensor",
+            (
+                "cuda_ops::f_backward: an unnamed return; "
+                "name each return after the input it belongs to: 'grad_x', 'grad_y'"
+            ),
+        ),
+        (
+            "f(Tensor grad_out) -> Tensor",
+            "f_backward(Tensor grad_out) -> Tensor",
+            (
+                "cuda_ops::f_backward: argument 'grad_out' means two things; allowed: "
+                "inputs 'grad_out', outputs 'out', gradients 'grad_out'. "
+                "Rename it, or name the returns of f."
+            ),
+        ),
+    ],
+)
+def test_names_that_say_nothing_are_refused(forward, backward, message):
+    op = pair(spec(forward, ""), spec(backward, ""))
+    with pytest.raises(ManifestError) as caught:
+        derive.cuda_ops_autograd(op)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("line", "backward", "message"),
+    [
+        ("(n),[n]->(n)", "(n),(n),(n)->(n),(n)", r"argument 'y': expected \[n\] .* got \(n\) in '"),
+        ("(n),[m]->(n)", "(n),(n),[n]->(n),[n]", r"argument 'y': expected \[m\] .* got \[n\] in '"),
+        ("(n),[n]->(n)", "(k),(n),[n]->(n),[n]", r"argument 'x': expected \(n\) .* got \(n\) in '"),
+        ("(n),(n)->()", "(n),(n),(n)->(n),(n)", r"argument 'grad_out': expected \(\) .* got \(n\)"),
+        ("(2n),(n)->(n)", "(n),(n),(n)->(n),(n)", r"argument 'x': expected \(2n\) .* got \(n\) in"),
+        (
+            "(n),(n)->(n)",
+            "(n),(n),(n)->(n),[n]",
+            r"return 'grad_y': expected \(n\) .* got \[n\] in",
+        ),
+    ],
+)
+def test_two_lines_that_disagree_on_a_tensor_are_refused(line, backward, message):
+    returns = "(Tensor grad_x, Tensor grad_y)"
+    op = pair(
+        spec("derive_two(Tensor x, Tensor y) -> Tensor", line),
+        spec(f"derive_two_backward(Tensor grad_out, Tensor x, Tensor y) -> {returns}", backward),
+    )
+    with pytest.raises(ManifestError, match=f"cuda_ops::derive_two_backward: {message}"):
+        derive.cuda_ops_autograd(op)
+
+
+def test_a_gradient_of_each_row_serves_what_is_in_brackets():
+    op = pair(
+        spec("derive_two(Tensor x, Tensor y) -> Tensor", "(n),[n]->(n)"),
+        spec("derive_two_backward(Tensor grad_out, Tensor x) -> Tensor grad_y", "(a),(a)->(a)"),
+    )
+    assert derive.cuda_ops_autograd(op).inputs == (1,)
+
+
+def test_a_gradient_without_a_kernel_is_refused():
+    gradient = ("derive_one_backward(Tensor grad_out) -> Tensor grad_x", "()->()")
+    op = pair(
+        spec("derive_one(Tensor x) -> Tensor", "()->()"),
+        spec(*gradient, keys=("CUDA",)),
+    )
+    message = r"_backward: expected \.cpu<f>\(\), which derive_one has, got none"
+    with pytest.raises(ManifestError, match=message):
+        derive.cuda_ops_autograd(op)
+    composed = pair(op, spec(*gradient, keys=("CompositeImplicitAutograd",)))
+    assert derive.cuda_ops_autograd(composed) is not None
+
+
+def test_a_misspelt_gradient_is_refused():
+    for name, ok in (("backwards", False), ("bakward", False), ("forward", True)):
+        op = pair(
+            spec("derive_one(Tensor x) -> Tensor", "()->()"),
+            spec(f"derive_one_{name}(Tensor grad_out) -> Tensor grad_x", "()->()"),
+        )
+        expected = nullcontext() if ok else pytest.raises(ManifestError, match=f"got '.*_{name}'")
+        with expected:
+            derive.cuda_ops_autograd(op)
+    backward = spec("ab_backward(Tensor grad_out) -> Tensor grad_x", "()->()")
+    pair(spec("ab(Tensor x) -> Tensor", "()->()"), backward)
+    assert isinstance(derive.cuda_ops_autograd(backward).backward, derive.NoGradient)
