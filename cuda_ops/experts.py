@@ -86,16 +86,18 @@ def kept_mixture(
     experts: torch.Tensor,
     weights: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, and gate and up of every assignment."""
+    """The same, and gate and up of every assignment. The matrices may have another dtype than x:
+    each is widened as it is needed.
+    """
     (tokens, hidden), top_k = x.shape, experts.shape[1]
     gate_up = x.new_zeros(tokens, top_k, w_gate_up.shape[1])
     results = x.new_zeros(tokens, top_k, hidden)
     for e in range(w_down.shape[0]):
         token, place = torch.where(experts == e)
-        both = x[token] @ w_gate_up[e].mT
+        both = x[token] @ w_gate_up[e].mT.to(x.dtype)
         gate, up = both.chunk(2, -1)
         gate_up = gate_up.index_put((token, place), both)
-        results = results.index_put((token, place), (F.silu(gate) * up) @ w_down[e].mT)
+        results = results.index_put((token, place), (F.silu(gate) * up) @ w_down[e].mT.to(x.dtype))
     return (results * weights.to(x.dtype).unsqueeze(-1)).sum(1), gate_up
 
 

@@ -185,6 +185,10 @@ class BenchmarkCase:
     backward: bool = False
     #: Measure the device memory of a call too, ours and the peers', where the device is a GPU.
     memory: bool = False
+    #: Arguments that all calls have in common, by position, where ``make_inputs`` has ``None``: the
+    #: matrices of a model, of which more than one set would not fit. The reference is given them
+    #: in their own dtype. Not with ``backward``.
+    make_shared: Callable[[torch.device], Mapping[int, torch.Tensor]] | None = None
 
 
 #: One acceptable DTensor sharding: placements of the outputs, then of the arguments

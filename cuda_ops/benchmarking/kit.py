@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -16,13 +16,13 @@ from cuda_ops.spec import BenchmarkCase, Claims, OpSpec, Peer
 from cuda_ops.testing.subject import Plugins, why_not
 
 from .ceilings import Ceilings, arithmetic
-from .clock import host_latency, make_clock, prove_cold
+from .clock import cache_bytes, host_latency, make_clock, prove_cold
 from .compare import OURS, Settings, calls_for, compare, quick_seconds
 from .environment import environment
 from .memory import memory_of
 from .peers import load_peers
 from .results import CaseResult, PeerResult, Report
-from .rotation import Rotation
+from .rotation import Rotation, shared_arguments
 from .stats import Interval, median_interval
 from .training import with_gradients
 from .verify import Verifier
@@ -31,6 +31,8 @@ from .verify import Verifier
 HOST_BOUND_SECONDS = 20e-6
 #: What a CPU can do in reasonable time.
 _MOST_CPU_BYTES, _MOST_CPU_FLOPS = 300 << 20, 10**9
+#: What all calls of a case share is at least so many times the last cache: little of it is there.
+_SHARED_CACHES = 64
 #: The largest of few cases on a CPU, if there is a smaller one: the rest takes most of the time.
 _FEW_CPU_BYTES = 32 << 20
 
@@ -155,13 +157,16 @@ class Kit:
             functions = {name: partial(f, **case.keywords) for name, f in functions.items()}
             reference = partial(reference, **case.keywords)
         forward = functions
+        if case.backward and case.make_shared:
+            raise BenchmarkError(f"case {case.label!r}: make_shared is for cases without backward")
         if case.backward:
             functions = {name: with_gradients(f) for name, f in functions.items()}
             reference = with_gradients(reference)
         pair = Rotation(case, self.device, 2)
+        self._refuse_cached(case, _nbytes(pair.shared))
         estimate = quick_seconds(functions[OURS], pair, self.clock, budget=0.0)
         # A case that reads a part of its arguments keeps all of them, and their values.
-        each = max(_footprint(case), 2 * pair.bytes_per_copy)
+        each = max(_footprint(case, _nbytes(pair.shared)), 2 * pair.bytes_per_copy)
         calls = min(calls_for(estimate, self.clock), max(2, self._room() // each))
         rotation = pair if calls == 2 else Rotation(case, self.device, calls)
         verifier = Verifier(op, reference, rotation, claims.tolerance)
@@ -248,14 +253,25 @@ class Kit:
             return int(torch.cuda.mem_get_info(self.device)[0] * 0.6)
         return 4 * _MOST_CPU_BYTES
 
+    def _refuse_cached(self, case: BenchmarkCase, shared: int) -> None:
+        """What all calls have in common must not wait for them in a cache."""
+        least = _SHARED_CACHES * cache_bytes(self.device)
+        if case.make_shared and shared < least:
+            raise BenchmarkError(
+                f"case {case.label!r}: make_shared has {shared >> 20} MiB, which the caches may "
+                f"keep for the next call; expected {least >> 20} MiB, {_SHARED_CACHES} times theirs"
+            )
+
     def _too_large(self, case: BenchmarkCase) -> str:
+        shared = _nbytes(shared_arguments(case, torch.device("meta")))
         if self.device.type == "cpu":
-            if case.bytes > _MOST_CPU_BYTES:
-                return f"{case.bytes >> 20} MiB, too large for a CPU ({_MOST_CPU_BYTES >> 20} MiB)"
+            if (size := max(case.bytes, shared)) > _MOST_CPU_BYTES:
+                return f"{size >> 20} MiB, too large for a CPU ({_MOST_CPU_BYTES >> 20} MiB)"
             if case.flops > _MOST_CPU_FLOPS:
                 return f"{case.flops:.1e} FLOPs, too many for a CPU ({_MOST_CPU_FLOPS:.0e})"
-        elif 2 * _footprint(case) > self._room():
-            return f"{2 * _footprint(case) >> 30} GiB, too large for the memory that is free"
+        # The reference is asked for magnitudes too, by a copy of what is shared.
+        elif (size := 2 * (_footprint(case, shared) + shared)) > self._room():
+            return f"{size >> 30} GiB, too large for the memory that is free"
         return ""
 
 
@@ -266,6 +282,10 @@ def cases_of(op: OpSpec, plugins: Plugins) -> list[BenchmarkCase]:
     return [replace(case, peers={**peers, **case.peers}) for case in cases]
 
 
-def _footprint(case: BenchmarkCase) -> int:
+def _footprint(case: BenchmarkCase, shared: int) -> int:
     """Bytes of one copy, at most: arguments, their values, outputs, a peer's intermediates."""
-    return max(1, 3 * case.bytes)
+    return max(1, 3 * (case.bytes - shared))
+
+
+def _nbytes(tensors: Mapping[int, torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,15 +17,17 @@ class Rotation:
     """``copies`` sets of arguments, and as many sets of values that move round among them.
 
     In train ``t`` copy ``i`` holds the values ``(i + t) % copies``. So a result that was kept from
-    an earlier call is wrong, and one that was written over an argument is undone.
+    an earlier call is wrong, and one that was written over an argument is undone. What a case
+    shares, all copies and sets have in common.
     """
 
     def __init__(self, case: BenchmarkCase, device: torch.device, copies: int) -> None:
         if copies < 2:
             raise ValueError(f"Rotation: expected at least 2 copies, got {copies}")
         self.case = case
-        self.values = [_seeded(case, device, seed) for seed in range(copies)]
-        self.arguments = [_seeded(case, device, seed) for seed in range(copies)]
+        self.shared = shared_arguments(case, device)
+        self.values = [_seeded(case, device, seed, self.shared) for seed in range(copies)]
+        self.arguments = [_seeded(case, device, seed, self.shared) for seed in range(copies)]
         shapes = {_shapes(args) for args in (*self.values, *self.arguments)}
         if len(shapes) > 1:
             raise BenchmarkError(
@@ -32,8 +35,11 @@ class Rotation:
                 f"got {' and then '.join(sorted(map(str, shapes)))}"
             )
         self.device = device
-        #: Of the arguments alone; the values that they take in turn are as large.
-        self.bytes_per_copy = sum(t.numel() * t.element_size() for t in _tensors(self.values[0]))
+        self._hashes = self._hash_shared()
+        #: Of the arguments that a copy has for itself; the values that they take in turn are as
+        #: large.
+        own = [a for i, a in enumerate(self.values[0]) if i not in self.shared]
+        self.bytes_per_copy = sum(tensor.nbytes for tensor in _tensors(own))
         self._train = 0
 
     def advance(self) -> None:
@@ -41,7 +47,8 @@ class Rotation:
         self._train += 1
         for i, args in enumerate(self.arguments):
             for argument, value in zip(_tensors(args), _tensors(self._values_in(i)), strict=True):
-                _once(argument).copy_(_once(value))
+                if argument is not value:
+                    _once(argument).copy_(_once(value))
 
     def copy_with(self, value: int) -> int:
         """Which copy holds the values of this number now."""
@@ -52,9 +59,21 @@ class Rotation:
         given, now = self._values_in(copy), self.arguments[copy]
         for position, (before, after) in enumerate(zip(given, now, strict=True)):
             pairs = zip(_tensors(before), _tensors(after), strict=True)
-            if position not in writable and not all(_same(b, a) for b, a in pairs):
+            if position in writable or position in self.shared:
+                continue
+            if not all(_same(b, a) for b, a in pairs):
                 return position
         return None
+
+    def changed_shared(self) -> int | None:
+        """The position of an argument that all copies have in common and that has changed."""
+        now = self._hash_shared()
+        return next((i for i, hashed in self._hashes.items() if now[i] != hashed), None)
+
+    def _hash_shared(self) -> dict[int, int]:
+        # Its values are nowhere else to compare it with.
+        hashes = {i: torch.hash_tensor(tensor) for i, tensor in self.shared.items()}
+        return {i: int(hashed.view(torch.int64)) for i, hashed in hashes.items()}
 
     def _values_in(self, copy: int) -> tuple[Any, ...]:
         return self.values[(copy + self._train) % len(self.values)]
@@ -90,10 +109,33 @@ def _is_description(argument: Any) -> bool:
     )
 
 
-def _seeded(case: BenchmarkCase, device: torch.device, seed: int) -> tuple[Any, ...]:
+def shared_arguments(case: BenchmarkCase, device: torch.device) -> dict[int, torch.Tensor]:
+    """What all copies have in common, by position; on the meta device to know how large it is."""
+    if case.make_shared is None:
+        return {}
+    with _seed(device, 0):
+        return dict(case.make_shared(device))
+
+
+def _seeded(
+    case: BenchmarkCase, device: torch.device, seed: int, shared: Mapping[int, torch.Tensor]
+) -> tuple[Any, ...]:
+    with _seed(device, seed):
+        own = tuple(case.make_inputs(device))
+    for position in shared:
+        if not 0 <= position < len(own) or own[position] is not None:
+            raise BenchmarkError(
+                f"case {case.label!r}: make_shared has argument {position}, where make_inputs must "
+                f"have None among its {len(own)}"
+            )
+    return tuple(shared.get(i, argument) for i, argument in enumerate(own))
+
+
+@contextmanager
+def _seed(device: torch.device, seed: int) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        return tuple(case.make_inputs(device))
+        yield
 
 
 def _tensors(args: Any) -> list[torch.Tensor]:

@@ -68,7 +68,9 @@ class Verifier:
         whole = rotation.case.backward
         self._parts = None if whole else _draw_parts(op, rotation.values[0])
         # Of loop dims only parts are computed.
-        few = self._parts is not None or rotation.bytes_per_copy <= _EXPENSIVE_BYTES
+        few = self._parts is not None or (
+            rotation.bytes_per_copy <= _EXPENSIVE_BYTES and not rotation.shared
+        )
         # The derived reference is the operator's own CPU kernel, no judge of the one on the device.
         on_cpu = (rotation.case.flops <= _EXPENSIVE_FLOPS and few) or reference is op.overload
         self._device = torch.device("cpu") if on_cpu else rotation.device
@@ -80,7 +82,11 @@ class Verifier:
         args = self._rotation.values[value]
         if self._parts is not None:
             args = self._parts.of_arguments(args)
-        wide = [_widened(arg, self._device) for arg in args]
+        shared = self._rotation.shared  # too large for float64 beside what there is
+        wide = [
+            arg.to(self._device) if i in shared else _widened(arg, self._device)
+            for i, arg in enumerate(args)
+        ]
         expected = reference(*wide)
         if self._length > 1:
             magnitudes = [v.abs() if compare.is_floating(v) else v for v in wide]
@@ -98,14 +104,17 @@ class Verifier:
         """
         _check_memory(outputs, self._rotation.arguments, bool(self._writable))
         worst = 0.0
+        self._refuse_changed(self._rotation.changed_shared())
         for value, (expected, magnitude) in self._expected.items():
             copy = self._rotation.copy_with(value)
-            position = self._rotation.changed_argument(copy, self._writable)
-            if position is not None:
-                name = self._op.argument_names[position]
-                raise BenchmarkError(f"changes its argument {name!r}, which its schema denies")
+            self._refuse_changed(self._rotation.changed_argument(copy, self._writable))
             worst = max(worst, self._compare(outputs[copy], expected, magnitude, peer))
         return worst
+
+    def _refuse_changed(self, position: int | None) -> None:
+        if position is not None:
+            name = self._op.argument_names[position]
+            raise BenchmarkError(f"changes its argument {name!r}, which its schema denies")
 
     def _compare(self, output: Any, expected: Any, magnitude: float, peer: Peer | None) -> float:
         worst = 0.0

@@ -200,6 +200,8 @@ MODELS = {
     "OLMoE": (2048, 1024, 64, 8),
     "DeepSeek-V3, 32 of its experts": (7168, 2048, 32, 8),
 }
+#: The one that is too large for a set of matrices at each call: 21 GiB.
+WHOLE = {"DeepSeek-V3": (7168, 2048, 256, 8)}
 
 
 #: Tokens of a step of training; longer where the float64 reference leaves room for them.
@@ -208,7 +210,8 @@ _TRAINING = {"Qwen3-30B-A3B": (8192, 32768), "OLMoE": (8192, 32768)}
 
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
-    forward = [_case(op, model, t) for model in MODELS for t in (1, 8, 64, 512, 4096, 16384)]
+    tokens = 1, 8, 64, 512, 4096, 16384
+    forward = [_case(op, model, t) for model in (*MODELS, *WHOLE) for t in tokens]
     training = [
         _case(op, model, t, backward=True)
         for model in MODELS
@@ -218,7 +221,7 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
 
 
 def _case(op: OpSpec, model: str, tokens: int, backward: bool = False) -> BenchmarkCase:
-    hidden, inner, count, top_k = MODELS[model]
+    hidden, inner, count, top_k = (MODELS | WHOLE)[model]
     # As many experts as random choices are expected to meet.
     active = round(count * (1 - (1 - top_k / count) ** tokens))
 
@@ -229,19 +232,19 @@ def _case(op: OpSpec, model: str, tokens: int, backward: bool = False) -> Benchm
             if drawn.topk(top_k).indices.unique().numel() == active:
                 return drawn
 
+    def matrices(device: torch.device) -> dict[int, torch.Tensor]:
+        shapes = (count, 2 * inner, hidden), (count, hidden, inner)
+        return {
+            i: rotation.random_tensor(shape, torch.bfloat16, device).mul_(shape[-1] ** -0.5)
+            for i, shape in enumerate(shapes, start=2)
+        }
+
     def inputs(device: torch.device) -> tuple[Any, ...]:
-        def normal(*shape: int) -> torch.Tensor:
-            return rotation.random_tensor(shape, torch.bfloat16, device)
+        own = {2: None, 3: None} if model in WHOLE else matrices(device)
+        x = rotation.random_tensor((tokens, hidden), torch.bfloat16, device)
+        return x, logits(device), own[2], own[3], top_k
 
-        return (
-            normal(tokens, hidden),
-            logits(device),
-            normal(count, 2 * inner, hidden) * hidden**-0.5,
-            normal(count, hidden, inner) * inner**-0.5,
-            top_k,
-        )
-
-    matrices, rows = active * 6 * inner * hidden, 4 * tokens * hidden + 4 * tokens * count
+    in_use, rows = active * 6 * inner * hidden, 4 * tokens * hidden + 4 * tokens * count
     forward = 6 * tokens * top_k * hidden * inner
 
     def without_gradient(*args: Any) -> Any:
@@ -252,11 +255,12 @@ def _case(op: OpSpec, model: str, tokens: int, backward: bool = False) -> Benchm
         f"{model}, T={tokens} bfloat16" + (", forward and backward" if backward else ""),
         inputs,
         # Backward reads both matrices once more and writes a gradient of every argument.
-        bytes=2 * matrices + 6 * count * inner * hidden + 3 * rows if backward else matrices + rows,
+        bytes=2 * in_use + 6 * count * inner * hidden + 3 * rows if backward else in_use + rows,
         flops=3 * forward if backward else forward,
         reason=f"{model}, training" if backward else model,
         dtype=torch.bfloat16,
         function=None if backward else without_gradient,
         backward=backward,
         memory=tokens >= 4096,  # of fewer it is little beside the matrices
+        make_shared=matrices if model in WHOLE else None,
     )
