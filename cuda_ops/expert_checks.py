@@ -103,6 +103,62 @@ def experts_backward(
     _between(op, "wanted", wanted, most=15)
 
 
+def experts_backward_down(
+    op: OpSpec,
+    grad_out: torch.Tensor,
+    w_down: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    wanted: int,
+) -> None:
+    """Of ``moe_experts_backward_down``."""
+    shapes.check_arguments(op, [grad_out, w_down, experts, weights, gate_up])
+    _floating(op, "grad_out", grad_out)
+    _dims(op, "grad_out", grad_out, "T", "H")
+    _dims(op, "w_down", w_down, "E", "H", "I")
+    _dims(op, "experts", experts, "T", "k")
+    (tokens, hidden), (count, _, inner), top_k = grad_out.shape, w_down.shape, experts.shape[1]
+    _expert_count(op, "w_down", w_down, count)
+    _shape(op, "w_down", w_down, "(E, H, I)", (count, hidden, inner))
+    _shape(op, "experts", experts, "(T, k)", (tokens, top_k))
+    _shape(op, "weights", weights, "(T, k)", (tokens, top_k))
+    _shape(op, "gate_up", gate_up, "(T, k, 2I)", (tokens, top_k, 2 * inner))
+    _dtype(op, "w_down", w_down, grad_out.dtype)
+    _dtype(op, "gate_up", gate_up, grad_out.dtype)
+    _dtype(op, "experts", experts, torch.int64)
+    _floating(op, "weights", weights)
+    _countable(op, experts)
+    _between(op, "wanted", wanted, most=15)
+
+
+def experts_backward_gate_up(
+    op: OpSpec,
+    grad_gate_up: torch.Tensor,
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    experts: torch.Tensor,
+    wanted: int,
+) -> None:
+    """Of ``moe_experts_backward_gate_up``."""
+    shapes.check_arguments(op, [grad_gate_up, x, w_gate_up, experts])
+    _floating(op, "x", x)
+    _dims(op, "x", x, "T", "H")
+    _dims(op, "w_gate_up", w_gate_up, "E", "2I", "H")
+    _dims(op, "experts", experts, "T", "k")
+    (tokens, hidden), (count, lines, _), top_k = x.shape, w_gate_up.shape, experts.shape[1]
+    inner = lines // 2
+    _expert_count(op, "w_gate_up", w_gate_up, count)
+    _shape(op, "w_gate_up", w_gate_up, "(E, 2I, H)", (count, 2 * inner, hidden))
+    _shape(op, "experts", experts, "(T, k)", (tokens, top_k))
+    _shape(op, "grad_gate_up", grad_gate_up, "(T * k, 2I)", (tokens * top_k, 2 * inner))
+    _dtype(op, "w_gate_up", w_gate_up, x.dtype)
+    _dtype(op, "grad_gate_up", grad_gate_up, x.dtype)
+    _dtype(op, "experts", experts, torch.int64)
+    _countable(op, experts)
+    _between(op, "wanted", wanted, most=15)
+
+
 def _experts(
     op: OpSpec,
     x: torch.Tensor,
@@ -112,13 +168,9 @@ def _experts(
     weights: torch.Tensor,
 ) -> None:
     _floating(op, "x", x)
-    for name, tensor, dims in (
-        ("x", x, ("T", "H")),
-        ("w_down", w_down, ("E", "H", "I")),
-        ("experts", experts, ("T", "k")),
-    ):
-        if tensor.dim() != len(dims):
-            _refuse_shape(op, name, f"{len(dims)} dims ({', '.join(dims)})", tensor)
+    _dims(op, "x", x, "T", "H")
+    _dims(op, "w_down", w_down, "E", "H", "I")
+    _dims(op, "experts", experts, "T", "k")
     (tokens, hidden), (count, _, inner), top_k = x.shape, w_down.shape, experts.shape[1]
     _expert_count(op, "w_down", w_down, count)
     _shape(op, "w_gate_up", w_gate_up, "(E, 2I, H)", (count, 2 * inner, hidden))
@@ -153,6 +205,11 @@ def _countable(op: OpSpec, experts: torch.Tensor) -> None:
     expected = "fewer than 2^31 elements"
     fits = experts.numel() < MOST_ASSIGNMENTS
     torch._check(fits, partial(_refused_shape, op, "experts", expected, experts))
+
+
+def _dims(op: OpSpec, argument: str, tensor: torch.Tensor, *dims: str) -> None:
+    if tensor.dim() != len(dims):
+        _refuse_shape(op, argument, f"{len(dims)} dims ({', '.join(dims)})", tensor)
 
 
 def _shape(

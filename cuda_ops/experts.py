@@ -111,8 +111,21 @@ def mixture_backward(
     gate_up: torch.Tensor,
     wanted: int = 15,
 ) -> tuple[torch.Tensor, ...]:
-    """The chain rule, an expert at a time."""
-    grads = [torch.zeros_like(v) for v in (x, w_gate_up, w_down, weights)]
+    """The chain rule: both halves."""
+    grad_gate_up, *others = backward_down(grad_out, w_down, experts, weights, gate_up, wanted)
+    return (*backward_gate_up(grad_gate_up, x, w_gate_up, experts, wanted), *others)
+
+
+def backward_down(
+    grad_out: torch.Tensor,
+    w_down: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    wanted: int = 15,
+) -> tuple[torch.Tensor, ...]:
+    """An expert at a time, whose rows of the gradient of gate and up come one after the other."""
+    grad_gate_up, grad_down, grad_weights = map(torch.zeros_like, (gate_up, w_down, weights))
     for e in range(w_down.shape[0]):
         token, place = torch.where(experts == e)
         gate, up = gate_up[token, place].chunk(2, -1)
@@ -120,11 +133,38 @@ def mixture_backward(
         through = grad_out[token] @ w_down[e]
         activations = F.silu(gate) * up
         grad_gate = weight * through * up * slope * (1 + gate * (1 - slope))
-        grad_both = torch.cat([grad_gate, weight * through * F.silu(gate)], -1)
-        grads[0] = grads[0].index_add(0, token, grad_both @ w_gate_up[e])
-        grads[1][e] = grad_both.mT @ x[token]
-        grads[2][e] = grad_out[token].mT @ (weight * activations)
-        grads[3][token, place] = (through * activations).sum(-1)
+        grad_gate_up[token, place] = torch.cat([grad_gate, weight * through * F.silu(gate)], -1)
+        grad_down[e] = grad_out[token].mT @ (weight * activations)
+        grad_weights[token, place] = (through * activations).sum(-1)
+    by_expert = grad_gate_up.flatten(0, 1)[_order(experts, w_down.shape[0])]
+    return by_expert, *_of_wanted(wanted >> 2, grad_down, grad_weights)
+
+
+def backward_gate_up(
+    grad_gate_up: torch.Tensor,
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    experts: torch.Tensor,
+    wanted: int = 15,
+) -> tuple[torch.Tensor, ...]:
+    """From there to x and its matrix."""
+    grad_x, grad_matrix = torch.zeros_like(x), torch.zeros_like(w_gate_up)
+    order = _order(experts, w_gate_up.shape[0])
+    for e in range(w_gate_up.shape[0]):
+        (at,) = torch.where(experts.flatten()[order] == e)
+        token, rows = order[at] // experts.shape[1], grad_gate_up[at]
+        grad_x = grad_x.index_add(0, token, rows @ w_gate_up[e])
+        grad_matrix[e] = rows.mT @ x[token]
+    return _of_wanted(wanted, grad_x, grad_matrix)
+
+
+def _order(experts: torch.Tensor, count: int) -> torch.Tensor:
+    """Assignments in the order of their experts; those of none are last."""
+    known = (experts >= 0) & (experts < count)
+    return torch.where(known, experts, count).flatten().argsort(stable=True)
+
+
+def _of_wanted(wanted: int, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(g if wanted >> i & 1 else g.new_empty(0) for i, g in enumerate(grads))
 
 

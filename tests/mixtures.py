@@ -26,3 +26,11 @@ def naive(x: torch.Tensor, logits: torch.Tensor, *rest: Any, **options: Any) -> 
         logits, top_k, scoring, options.get("renormalize", True), options.get("expert_bias")
     )
     return references.mixture(x, gate_up, down, chosen[1], chosen[0])
+
+
+def drawn(sizes: tuple[int, ...], seed: int) -> tuple[Any, ...]:
+    """Tokens, logits, matrices and top_k of (T, H, I, E, k)."""
+    tokens, hidden, inner, count, top_k = sizes
+    torch.manual_seed(seed)
+    x, logits = (torch.randn(tokens, n, dtype=torch.float64) for n in (hidden, count))
+    return x, logits, *weights(count, hidden, inner), top_k

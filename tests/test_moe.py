@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from conftest import needs_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixtures import ROUNDING, naive, weights
+from mixtures import ROUNDING, drawn, naive, weights
 
 import cuda_ops
 from cuda_ops import experts as references
@@ -139,73 +138,11 @@ def test_bias_gets_no_gradient() -> None:
         torch.testing.assert_close(transformed(logits), grad)
 
 
-def test_derivatives() -> None:
-    x, logits = (torch.randn(3, n, dtype=torch.float64, requires_grad=True) for n in (4, 5))
-    matrices = [m.requires_grad_() for m in weights(5, 4, 2)]
-    for scoring in references.SCORINGS:
-        for renormalize in (True, False):
-
-            def function(*args: torch.Tensor, _s: str = scoring, _r: bool = renormalize) -> Any:
-                return cuda_ops.moe(*args, 2, scoring=_s, renormalize=_r)
-
-            assert torch.autograd.gradcheck(function, (x, logits, *matrices))
-
-
-def test_a_gradient_without_kept_values_runs_again() -> None:
-    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
-    chosen, ones = torch.randint(3, (5, 2)), torch.rand(5, 2, dtype=torch.float64)
-    matrices = weights(3, 4, 2)
-    plain = cuda_ops.moe_experts(x, *matrices, chosen, ones)
-    kept, _ = torch.ops.cuda_ops.moe_experts_keep(x, *matrices, chosen, ones)
-    for a, b in zip(*(torch.autograd.grad(y.sum(), x) for y in (plain, kept)), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_checkpointed() -> None:
-    x, logits, *rest = drawn((5, 4, 2, 3, 2), 0)
-    inputs = [t.requires_grad_() for t in (x, logits, *rest[:2])]
-    grads = [
-        torch.autograd.grad(out.square().sum(), inputs)
-        for out in (
-            cuda_ops.moe(*inputs, 2),
-            torch.utils.checkpoint.checkpoint(cuda_ops.moe, *inputs, 2, use_reentrant=False),
-        )
-    ]
-    assert all(map(torch.equal, *grads))
-
-
-def test_saves_what_it_says() -> None:
-    """x, the matrices, gates and ups, and the routing: nothing of T * k * H elements."""
-    tokens, hidden, inner, count, top_k = 32, 64, 8, 4, 2
-    sizes: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        sizes[tensor.data_ptr()] = tensor.nbytes
-        return tensor
-
-    x, logits = (torch.randn(tokens, n, dtype=torch.bfloat16) for n in (hidden, count))
-    matrices = weights(count, hidden, inner, torch.bfloat16)
-    given = {t.data_ptr() for t in matrices}
-    inputs = [t.requires_grad_() for t in (x, logits, *matrices)]
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        cuda_ops.moe(*inputs, top_k)
-    saved = sum(size for pointer, size in sizes.items() if pointer not in given)
-    routing = tokens * (2 * count + top_k * (4 + 8))
-    assert saved <= 2 * tokens * hidden + 4 * tokens * top_k * inner + routing
-
-
 # --- properties ------------------------------------------------------------------------------
 
 sizes = st.tuples(
     st.integers(1, 20), st.integers(1, 6), st.integers(1, 4), st.integers(2, 6), st.integers(1, 2)
 )
-
-
-def drawn(sizes: tuple[int, ...], seed: int) -> tuple[Any, ...]:
-    tokens, hidden, inner, count, top_k = sizes
-    torch.manual_seed(seed)
-    x, logits = (torch.randn(tokens, n, dtype=torch.float64) for n in (hidden, count))
-    return x, logits, *weights(count, hidden, inner), top_k
 
 
 properties = settings(max_examples=30, deadline=None, derandomize=True)
@@ -433,10 +370,12 @@ def test_errors_of_the_parts(device: str) -> None:
         v.to(device) if isinstance(v, torch.Tensor) else v for v in drawn((4, 6, 2, 3, 1), 0)
     )
     chosen, ones = (x.new_ones(4, 2, dtype=dtype) for dtype in (torch.int64, torch.float64))
-    kept, route_backward, backward = (
+    kept, route_backward, backward, down_half, gate_up_half = (
         x.new_ones(4, 2, 4),
         torch.ops.cuda_ops.moe_route_backward,
         torch.ops.cuda_ops.moe_experts_backward,
+        torch.ops.cuda_ops.moe_experts_backward_down,
+        torch.ops.cuda_ops.moe_experts_backward_gate_up,
     )
     for function, arguments, text in (
         (cuda_ops.moe_route, (logits[0], 2), "'router_logits': expected 2 dims (T, E)"),
@@ -478,6 +417,31 @@ def test_errors_of_the_parts(device: str) -> None:
             backward,
             (x, x, gate_up, down, chosen, ones, kept, 16),
             "'wanted': expected from 0 to 15",
+        ),
+        (
+            down_half,
+            (x, down, chosen, ones, kept[:, :1]),
+            "'gate_up': expected shape (T, k, 2I) = [4, 2, 4], got shape [4, 1, 4]",
+        ),
+        (
+            down_half,
+            (x, down[..., :1], chosen, ones, kept, 16),
+            "'gate_up': expected shape (T, k, 2I) = [4, 2, 2], got shape [4, 2, 4]",
+        ),
+        (
+            gate_up_half,
+            (kept, x, gate_up, chosen),
+            "'grad_gate_up': expected shape (T * k, 2I) = [8, 4], got shape [4, 2, 4]",
+        ),
+        (
+            gate_up_half,
+            (kept.flatten(0, 1), x, gate_up[:, :3], chosen),
+            "'w_gate_up': expected shape (E, 2I, H) = [3, 2, 6], got shape [3, 3, 6]",
+        ),
+        (
+            gate_up_half,
+            (kept.flatten(0, 1), x, gate_up, chosen, -1),
+            "'wanted': expected from 0 to 15, got -1",
         ),
         (
             route_backward,

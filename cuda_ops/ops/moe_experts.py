@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from cuda_ops import expert_checks, shapes
 from cuda_ops import experts as of_experts
@@ -20,6 +21,8 @@ from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, Claims, OpSpe
 from cuda_ops.testing.samples import Layout, Sample, TensorArg
 
 FORWARD, KEEP, BACKWARD = "moe_experts", "moe_experts_keep", "moe_experts_backward"
+# The halves of BACKWARD. What the first one passes on is in the order of all tokens' experts.
+DOWN, GATE_UP = "moe_experts_backward_down", "moe_experts_backward_gate_up"
 _ALL = 15  # of x, w_gate_up, w_down, weights, as `wanted` counts them
 
 
@@ -48,16 +51,47 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
     ) -> tuple[torch.Tensor, ...]:
         inputs = (x, w_gate_up, w_down, experts, weights)
         expert_checks.experts_backward(op, grad_out, gate_up, wanted, *inputs)
-        like = (x, w_gate_up, w_down, weights)
+        return of_wanted(wanted, x, w_gate_up, w_down, weights)
+
+    def backward_down(
+        grad_out: torch.Tensor,
+        w_down: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+        gate_up: torch.Tensor,
+        wanted: int = _ALL,
+    ) -> tuple[torch.Tensor, ...]:
+        inputs = (grad_out, w_down, experts, weights, gate_up)
+        expert_checks.experts_backward_down(op, *inputs, wanted)
+        rows = gate_up.new_empty(gate_up.shape[0] * gate_up.shape[1], gate_up.shape[2])
+        return rows, *of_wanted(wanted >> 2, w_down, weights)
+
+    def backward_gate_up(
+        grad_gate_up: torch.Tensor,
+        x: torch.Tensor,
+        w_gate_up: torch.Tensor,
+        experts: torch.Tensor,
+        wanted: int = _ALL,
+    ) -> tuple[torch.Tensor, ...]:
+        expert_checks.experts_backward_gate_up(op, grad_gate_up, x, w_gate_up, experts, wanted)
+        return of_wanted(wanted, x, w_gate_up)
+
+    def of_wanted(wanted: int, *like: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(v.new_empty(v.shape if wanted >> i & 1 else 0) for i, v in enumerate(like))
 
-    fakes: dict[str, Callable[..., Any]] = {FORWARD: forward, KEEP: keep, BACKWARD: backward}
+    fakes: dict[str, Callable[..., Any]] = {
+        FORWARD: forward,
+        KEEP: keep,
+        BACKWARD: backward,
+        DOWN: backward_down,
+        GATE_UP: backward_gate_up,
+    }
     return fakes[op.name]
 
 
 @hookimpl
 def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
-    if op.name == BACKWARD:
+    if op.name not in (FORWARD, KEEP):
         return None
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
@@ -65,25 +99,44 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         ctx.save_for_backward(*inputs, *((output[1],) if op.name == KEEP else ()))
 
     def backward(ctx: Any, grad_out: Any, grad_gate_up: Any = None) -> tuple[Any, ...]:
-        saved = ctx.saved_tensors  # read once: under a checkpoint each read unpacks again
-        inputs = saved[:5]
+        # Read once: under a checkpoint each read unpacks again.
+        x, w_gate_up, w_down, experts, weights, *saved = ctx.saved_tensors
+        inputs = (x, w_gate_up, w_down, experts, weights)
         grads: list[Any] = [None] * 4
         of_x, of_gate_up, of_down, _, of_weights = ctx.needs_input_grad
         wanted = (of_x, of_gate_up, of_down, of_weights)
         if grad_out is not None:
-            kept = saved[5] if op.name == KEEP else op.siblings[KEEP].function(*inputs)[1]
+            kept = saved.pop() if saved else op.siblings[KEEP].function(*inputs)[1]
             mask = sum(1 << i for i, one in enumerate(wanted) if one)
-            results = op.siblings[BACKWARD].function(grad_out, *inputs, kept, mask)
+            results: tuple[Any, ...]
+            if _whole(grad_out, *inputs):
+                ctx.maybe_clear_saved_tensors()
+                rows, *others = op.siblings[DOWN].function(
+                    grad_out, w_down, experts, weights, kept, mask
+                )
+                del kept  # gives its memory back before the largest gradient is made
+                of_rows = op.siblings[GATE_UP].function(rows, x, w_gate_up, experts, mask)
+                results = (*of_rows, *others)
+            else:
+                results = op.siblings[BACKWARD].function(grad_out, *inputs, kept, mask)
             grads = [g if one else None for g, one in zip(results, wanted, strict=True)]
         if grad_gate_up is not None:
-            for i, more in enumerate(
-                _through_gate_up(grad_gate_up, inputs[0], inputs[1], inputs[3])
-            ):
+            for i, more in enumerate(_through_gate_up(grad_gate_up, x, w_gate_up, experts)):
                 if wanted[i]:
                     grads[i] = more if grads[i] is None else grads[i] + more
         return grads[0], grads[1], grads[2], None, grads[3]
 
     return Autograd(setup_context, backward)
+
+
+def _whole(*tensors: Any) -> bool:
+    """Whether all tokens are seen together: not parts of them, mapped or sharded, each of which
+    would have an order of its own.
+    """
+    return not any(
+        is_traceable_wrapper_subclass(t) or torch._C._functorch.is_functorch_wrapped_tensor(t)
+        for t in tensors
+    )
 
 
 def _through_gate_up(
@@ -92,11 +145,10 @@ def _through_gate_up(
     """Of x and w_gate_up, where the kept gates and ups are themselves differentiated. Every token
     through every expert: right, and not meant to be fast.
     """
-    numbers = torch.arange(len(w_gate_up), device=experts.device).view(-1, 1, 1)
-    of_each = (experts == numbers).to(grad.dtype)  # (E, T, k)
-    by_expert = torch.einsum("etk,tkn->etn", of_each, grad)
-    grad_x = by_expert.transpose(0, 1).flatten(1) @ w_gate_up.flatten(0, 1)
-    return grad_x, by_expert.mT @ x
+    numbers = torch.arange(len(w_gate_up), device=experts.device).unsqueeze(-1)
+    by_expert = (experts.unsqueeze(1) == numbers).to(grad.dtype) @ grad  # (T, E, 2I)
+    rows = by_expert.reshape(len(x), len(numbers) * grad.shape[2])
+    return rows @ w_gate_up.flatten(0, 1), by_expert.permute(1, 2, 0) @ x
 
 
 @hookimpl
@@ -106,10 +158,12 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
 
 
 @hookimpl
-def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
+def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
     """Mapped tokens are more tokens. Where matrices are mapped too, or gradients of them are asked
-    for, each part has experts of its own: B times as many.
+    for, each part has experts of its own: B times as many. Half a gradient has no parts.
     """
+    if op.name in (DOWN, GATE_UP):
+        return None
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         size, first = info.batch_size, 1 if op.name == BACKWARD else 0
@@ -146,6 +200,11 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
         from torch.distributed.tensor import Partial, Replicate, Shard
 
         whole, tokens = Replicate(), Shard(0)
+        if op.name in (DOWN, GATE_UP):
+            outputs, inputs = (3, 5) if op.name == DOWN else (2, 4)
+            return [
+                ([whole] * outputs, [whole] * inputs + [None] * (len(args) + len(kwargs) - inputs))
+            ]
         places = [tokens, whole, whole, tokens, tokens]
         if op.name != BACKWARD:
             outputs = 2 if op.name == KEEP else 1
@@ -170,6 +229,8 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
         FORWARD: of_experts.mixture,
         KEEP: of_experts.kept_mixture,
         BACKWARD: of_experts.mixture_backward,
+        DOWN: of_experts.backward_down,
+        GATE_UP: of_experts.backward_gate_up,
     }
     return references[op.name]
 
@@ -185,17 +246,21 @@ def _sample(
 ) -> Sample:  # fmt: skip
     """Any numbers below E are a routing: experts without tokens, one with all, one chosen twice."""
     wide = torch.float64 if dtype is torch.float64 else torch.float32
-    arguments = [
-        TensorArg((tokens, hidden), dtype, layout),
-        TensorArg((count, 2 * inner, hidden), dtype),
-        TensorArg((count, hidden, inner), dtype),
-        TensorArg((tokens, k), torch.int64, below=count),
-        TensorArg((tokens, k), wide),
-    ]
-    if op.name == BACKWARD:
-        arguments.insert(0, TensorArg((tokens, hidden), dtype, layout))
-        arguments.append(TensorArg((tokens, k, 2 * inner), dtype))
-    return Sample(tuple(arguments), seed=seed)
+    rows = TensorArg((tokens, hidden), dtype, layout)
+    w_gate_up = TensorArg((count, 2 * inner, hidden), dtype)
+    w_down = TensorArg((count, hidden, inner), dtype)
+    experts = TensorArg((tokens, k), torch.int64, below=count)
+    weights = TensorArg((tokens, k), wide)
+    inputs = (rows, w_gate_up, w_down, experts, weights)
+    gate_up = TensorArg((tokens, k, 2 * inner), dtype)
+    arguments = {
+        FORWARD: inputs,
+        KEEP: inputs,
+        BACKWARD: (rows, *inputs, gate_up),
+        DOWN: (rows, w_down, experts, weights, gate_up),
+        GATE_UP: (TensorArg((tokens * k, 2 * inner), dtype, layout), rows, w_gate_up, experts),
+    }
+    return Sample(arguments[op.name], seed=seed)
 
 
 @hookimpl

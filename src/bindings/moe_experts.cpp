@@ -8,11 +8,108 @@
 using namespace cuda_ops;
 
 cudaError_t moe_experts_launch(const MoeExperts& problem, cudaStream_t stream);
-cudaError_t moe_experts_backward_launch(const MoeExpertsBackward& problem, cudaStream_t stream);
+cudaError_t moe_experts_backward_down_launch(const MoeExpertsBackward& problem,
+                                             cudaStream_t stream);
+cudaError_t moe_experts_backward_x_launch(const MoeExpertsBackward& problem, cudaStream_t stream);
 cudaError_t moe_experts_backward_w_gate_up_launch(const MoeExpertsBackward& problem,
                                                   cudaStream_t stream);
 
 namespace {
+
+// --- checks, as cuda_ops/expert_checks.py has them -----------------------------
+
+void check_dims(const char* op, const char* argument, const Tensor& tensor, int64_t count,
+                const char* dims) {
+  if (tensor.dim() == count) return;
+  refuse(op, argument, std::to_string(count) + " dims " + dims, "shape " + shape_name(tensor));
+}
+
+void check_count(const char* op, const char* argument, const Tensor& matrices) {
+  if (matrices.size(0) >= 1 && matrices.size(0) <= kMostExperts) return;
+  refuse(op, argument, "from 1 to " + std::to_string(kMostExperts) + " experts",
+         "shape " + shape_name(matrices));
+}
+
+void check_countable(const char* op, const Tensor& experts) {
+  if (experts.numel() < kMostAssignments) return;
+  refuse(op, "experts", "fewer than 2^31 elements", "shape " + shape_name(experts));
+}
+
+void check_experts(const char* op, const Tensor& x, const Tensor& w_gate_up, const Tensor& w_down,
+                   const Tensor& experts, const Tensor& weights) {
+  check_floating(op, "x", x);
+  check_dims(op, "x", x, 2, "(T, H)");
+  check_dims(op, "w_down", w_down, 3, "(E, H, I)");
+  check_dims(op, "experts", experts, 2, "(T, k)");
+  const int64_t count = w_down.size(0), inner = w_down.size(2);
+  const int64_t tokens = x.size(0), hidden = x.size(1), top_k = experts.size(1);
+  check_count(op, "w_down", w_down);
+  check_shape(op, "w_gate_up", w_gate_up, "(E, 2I, H)", {count, 2 * inner, hidden});
+  check_shape(op, "w_down", w_down, "(E, H, I)", {count, hidden, inner});
+  check_shape(op, "experts", experts, "(T, k)", {tokens, top_k});
+  check_shape(op, "weights", weights, "(T, k)", {tokens, top_k});
+  check_dtype(op, "w_gate_up", w_gate_up, dtype_of(x));
+  check_dtype(op, "w_down", w_down, dtype_of(x));
+  check_dtype(op, "experts", experts, DType::kInt64);
+  check_floating(op, "weights", weights);
+  check_countable(op, experts);
+}
+
+void check_backward_down(const char* op, const Tensor& grad_out, const Tensor& w_down,
+                         const Tensor& experts, const Tensor& weights, const Tensor& gate_up,
+                         int64_t wanted) {
+  check_floating(op, "grad_out", grad_out);
+  check_dims(op, "grad_out", grad_out, 2, "(T, H)");
+  check_dims(op, "w_down", w_down, 3, "(E, H, I)");
+  check_dims(op, "experts", experts, 2, "(T, k)");
+  const int64_t count = w_down.size(0), inner = w_down.size(2);
+  const int64_t tokens = grad_out.size(0), top_k = experts.size(1);
+  check_count(op, "w_down", w_down);
+  check_shape(op, "w_down", w_down, "(E, H, I)", {count, grad_out.size(1), inner});
+  check_shape(op, "experts", experts, "(T, k)", {tokens, top_k});
+  check_shape(op, "weights", weights, "(T, k)", {tokens, top_k});
+  check_shape(op, "gate_up", gate_up, "(T, k, 2I)", {tokens, top_k, 2 * inner});
+  check_dtype(op, "w_down", w_down, dtype_of(grad_out));
+  check_dtype(op, "gate_up", gate_up, dtype_of(grad_out));
+  check_dtype(op, "experts", experts, DType::kInt64);
+  check_floating(op, "weights", weights);
+  check_countable(op, experts);
+  check_between(op, "wanted", wanted, 0, 15);
+}
+
+void check_backward_gate_up(const char* op, const Tensor& grad_gate_up, const Tensor& x,
+                            const Tensor& w_gate_up, const Tensor& experts, int64_t wanted) {
+  check_floating(op, "x", x);
+  check_dims(op, "x", x, 2, "(T, H)");
+  check_dims(op, "w_gate_up", w_gate_up, 3, "(E, 2I, H)");
+  check_dims(op, "experts", experts, 2, "(T, k)");
+  const int64_t count = w_gate_up.size(0), inner = w_gate_up.size(1) / 2;
+  const int64_t tokens = x.size(0), top_k = experts.size(1);
+  check_count(op, "w_gate_up", w_gate_up);
+  check_shape(op, "w_gate_up", w_gate_up, "(E, 2I, H)", {count, 2 * inner, x.size(1)});
+  check_shape(op, "experts", experts, "(T, k)", {tokens, top_k});
+  check_shape(op, "grad_gate_up", grad_gate_up, "(T * k, 2I)", {tokens * top_k, 2 * inner});
+  check_dtype(op, "w_gate_up", w_gate_up, dtype_of(x));
+  check_dtype(op, "grad_gate_up", grad_gate_up, dtype_of(x));
+  check_dtype(op, "experts", experts, DType::kInt64);
+  check_countable(op, experts);
+  check_between(op, "wanted", wanted, 0, 15);
+}
+
+// --- arguments ------------------------------------------------------------------
+
+MoeExperts sized(DType dtype, const Tensor& experts, const MapTensors& map, int64_t hidden,
+                 int64_t inner) {
+  MoeExperts p;
+  p.dtype = dtype;
+  p.tokens = experts.size(0);
+  p.top_k = experts.size(1);
+  p.hidden = hidden;
+  p.inner = inner;
+  p.map = map.map;
+  p.built_for_hopper = built_for_hopper();
+  return p;
+}
 
 // The arguments of one call, dense, with all sizes known.
 struct Call {
@@ -29,95 +126,27 @@ struct Call {
         w_down(contiguous(w_down_)),
         experts(contiguous(experts_)),
         weights(dense_as(weights_, compute_dtype(dtype_of(x_)))),
-        map(experts, w_down.size(0)) {
-    problem.dtype = dtype_of(x);
-    problem.tokens = x.size(0);
-    problem.top_k = experts.size(1);
-    problem.hidden = x.size(1);
-    problem.inner = w_down.size(2);
-    problem.map = map.map;
+        map(experts, w_down.size(0)),
+        problem(sized(dtype_of(x), experts, map, x.size(1), w_down.size(2))) {
     problem.x = x.const_data_ptr();
     problem.weights = weights.const_data_ptr();
     problem.w_gate_up = w_gate_up.const_data_ptr();
     problem.w_down = w_down.const_data_ptr();
-    problem.built_for_hopper = built_for_hopper();
   }
 
   static Tensor checked(const char* op, const Tensor& x, const Tensor& w_gate_up,
                         const Tensor& w_down, const Tensor& experts, const Tensor& weights) {
-    check_floating(op, "x", x);
-    if (x.dim() != 2) refuse(op, "x", "2 dims (T, H)", "shape " + shape_name(x));
-    if (w_down.dim() != 3) {
-      refuse(op, "w_down", "3 dims (E, H, I)", "shape " + shape_name(w_down));
-    }
-    if (experts.dim() != 2) {
-      refuse(op, "experts", "2 dims (T, k)", "shape " + shape_name(experts));
-    }
-    const int64_t count = w_down.size(0), inner = w_down.size(2);
-    const int64_t tokens = x.size(0), hidden = x.size(1), top_k = experts.size(1);
-    if (count < 1 || count > kMostExperts) {
-      refuse(op, "w_down", "from 1 to " + std::to_string(kMostExperts) + " experts",
-             "shape " + shape_name(w_down));
-    }
-    check_shape(op, "w_gate_up", w_gate_up, "(E, 2I, H)", {count, 2 * inner, hidden});
-    check_shape(op, "w_down", w_down, "(E, H, I)", {count, hidden, inner});
-    check_shape(op, "experts", experts, "(T, k)", {tokens, top_k});
-    check_shape(op, "weights", weights, "(T, k)", {tokens, top_k});
-    check_dtype(op, "w_gate_up", w_gate_up, dtype_of(x));
-    check_dtype(op, "w_down", w_down, dtype_of(x));
-    check_dtype(op, "experts", experts, DType::kInt64);
-    check_floating(op, "weights", weights);
-    if (tokens * top_k >= kMostAssignments) {
-      refuse(op, "experts", "fewer than 2^31 elements", "shape " + shape_name(experts));
-    }
+    check_experts(op, x, w_gate_up, w_down, experts, weights);
     return contiguous(x);
   }
-
-  int64_t assignments() const { return problem.tokens * problem.top_k; }
-  Tensor empty_out() const { return empty({problem.tokens, problem.hidden}, x); }
-  Tensor empty_gate_up() const {
-    return empty({problem.tokens, problem.top_k, 2 * problem.inner}, x);
-  }
 };
 
-// What a backward pass returns; of what is not wanted, no elements.
-struct Gradients {
-  enum Wanted { kX = 1, kGateUp = 2, kDown = 4, kWeights = 8 };
-  int64_t wanted;
-  Tensor grad_out, gate_up, x, w_gate_up, w_down, weights;
+// Which gradients somebody asks for; of the others results have no elements.
+enum Wanted { kX = 1, kGateUp = 2, kDown = 4, kWeights = 8 };
 
-  // All but w_gate_up.
-  Gradients(const Call& call, const Tensor& grad_out_, const Tensor& gate_up_, int64_t wanted_)
-      : wanted(wanted_) {
-    constexpr const char* kOp = "moe_experts_backward";
-    const MoeExperts& p = call.problem;
-    check_dtype(kOp, "grad_out", grad_out_, p.dtype);
-    check_dtype(kOp, "gate_up", gate_up_, p.dtype);
-    check_shape(kOp, "grad_out", grad_out_, "(T, H)", {p.tokens, p.hidden});
-    check_shape(kOp, "gate_up", gate_up_, "(T, k, 2I)", {p.tokens, p.top_k, 2 * p.inner});
-    check_between(kOp, "wanted", wanted, 0, 15);
-    grad_out = contiguous(grad_out_);
-    gate_up = contiguous(gate_up_);
-    x = made(kX, call.x);
-    w_down = made(kDown, call.w_down);
-    weights = made(kWeights, call.weights);
-  }
-
-  // The largest is made when its time has come, where others have given their memory back;
-  // null where it is not wanted.
-  void* make_w_gate_up(const Call& call) {
-    w_gate_up = made(kGateUp, call.w_gate_up);
-    return wanted & kGateUp ? w_gate_up.mutable_data_ptr() : nullptr;
-  }
-
-  Tensor made(Wanted one, const Tensor& like) const {
-    return wanted & one ? empty(shape_of(like), like) : empty({0}, like);
-  }
-
-  std::tuple<Tensor, Tensor, Tensor, Tensor> results(const Tensor& weights_argument) const {
-    return {x, w_gate_up, w_down, dense_as(weights, dtype_of(weights_argument))};
-  }
-};
+Tensor made(int64_t wanted, Wanted one, const Tensor& like) {
+  return wanted & one ? empty(shape_of(like), like) : empty({0}, like);
+}
 
 // --- CPU ----------------------------------------------------------------------
 
@@ -186,44 +215,64 @@ void run_cpu(Call& call) {
   });
 }
 
-// The gradients of weights and, for each assignment, of gate and up and weight * silu(gate) * up.
-void run_backward_cpu(const MoeExpertsBackward& b, std::vector<double>& grad_gate_up,
-                      std::vector<double>& activations) {
+// Where each assignment lies in the order of experts.
+std::vector<int64_t> positions_of(const MoeMap& map) {
+  std::vector<int64_t> positions(map.assignments);
+  for (int64_t at = 0; at < map.assignments; ++at) positions[map.order[at]] = at;
+  return positions;
+}
+
+// The gradients of weights and, at the position of each assignment, of gate and up and
+// weight * silu(gate) * up.
+void run_backward_down_cpu(const MoeExpertsBackward& b, const std::vector<int64_t>& positions,
+                           std::vector<double>& activations) {
   const MoeExperts& p = b.forward;
   for_each_token(p, [&](auto tag, auto compute, int64_t token) {
     using T = decltype(tag);
     using C = decltype(compute);
     const T* grad_out = static_cast<const T*>(b.grad_out) + token * p.hidden;
-    std::vector<double> grad_x(p.hidden);
     for (int64_t i = token * p.top_k; i < (token + 1) * p.top_k; ++i) {
+      T* grad_gates = static_cast<T*>(b.grad_gate_up) + positions[i] * 2 * p.inner;
       double along = 0;
+      std::fill_n(grad_gates, 2 * p.inner, static_cast<T>(0.0));
       if (is_known(p, i)) {
         const int64_t expert = p.map.chosen[i];
-        const T* w_gate_up = static_cast<const T*>(p.w_gate_up) + expert * 2 * p.inner * p.hidden;
         const T* w_down = static_cast<const T*>(p.w_down) + expert * p.inner * p.hidden;
         const T* gates = static_cast<const T*>(p.gate_up) + i * 2 * p.inner;
         const double weight = static_cast<const C*>(p.weights)[i];
         const auto grads = transposed_product(w_down, grad_out, p.hidden, p.inner);
-        double* grad_gates = grad_gate_up.data() + i * 2 * p.inner;
         for (int64_t n = 0; n < p.inner; ++n) {
           const double gate = gates[n], up = gates[p.inner + n], s = sigmoid(gate);
           along += grads[n] * silu(gate) * up;
-          grad_gates[n] = weight * grads[n] * up * (s + gate * s * sigmoid(-gate));
-          grad_gates[p.inner + n] = weight * grads[n] * silu(gate);
-          activations[i * p.inner + n] = weight * silu(gate) * up;
+          grad_gates[n] = static_cast<T>(weight * grads[n] * up * (s + gate * s * sigmoid(-gate)));
+          grad_gates[p.inner + n] = static_cast<T>(weight * grads[n] * silu(gate));
+          activations[positions[i] * p.inner + n] = weight * silu(gate) * up;
         }
-        const auto back = transposed_product(w_gate_up, grad_gates, 2 * p.inner, p.hidden);
-        for (int64_t h = 0; h < p.hidden; ++h) grad_x[h] += back[h];
       }
       if (b.grad_weights != nullptr) static_cast<C*>(b.grad_weights)[i] = C(along);
     }
-    if (b.grad_x == nullptr) return;
+  });
+}
+
+void run_backward_x_cpu(const MoeExpertsBackward& b, const std::vector<int64_t>& positions) {
+  const MoeExperts& p = b.forward;
+  for_each_token(p, [&](auto tag, auto, int64_t token) {
+    using T = decltype(tag);
+    std::vector<double> grad_x(p.hidden);
+    for (int64_t i = token * p.top_k; i < (token + 1) * p.top_k; ++i) {
+      if (!is_known(p, i)) continue;
+      const T* w_gate_up =
+          static_cast<const T*>(p.w_gate_up) + p.map.chosen[i] * 2 * p.inner * p.hidden;
+      const T* grad_gates = static_cast<const T*>(b.grad_gate_up) + positions[i] * 2 * p.inner;
+      const auto back = transposed_product(w_gate_up, grad_gates, 2 * p.inner, p.hidden);
+      for (int64_t h = 0; h < p.hidden; ++h) grad_x[h] += back[h];
+    }
     T* out = static_cast<T*>(b.grad_x) + token * p.hidden;
     for (int64_t h = 0; h < p.hidden; ++h) out[h] = static_cast<T>(grad_x[h]);
   });
 }
 
-// out[e] = sum over e's assignments i of left(i)^T right(i).
+// out[e] = sum over the positions of e's assignments of left(at)^T right(at).
 template <class Left, class Right>
 void add_outer_products(const MoeExperts& p, void* out, int64_t m, int64_t n, Left left,
                         Right right) {
@@ -233,11 +282,10 @@ void add_outer_products(const MoeExperts& p, void* out, int64_t m, int64_t n, Le
       for (int64_t e = begin; e < end; ++e) {
         std::vector<double> sums(m * n);
         for (int32_t at = p.map.offsets[e]; at < p.map.offsets[e + 1]; ++at) {
-          const int64_t i = p.map.order[at];
           for (int64_t row = 0; row < m; ++row) {
-            const double value = left(tag, i, row);
+            const double value = left(tag, at, row);
             for (int64_t column = 0; column < n; ++column) {
-              sums[row * n + column] += value * right(tag, i, column);
+              sums[row * n + column] += value * right(tag, at, column);
             }
           }
         }
@@ -248,132 +296,195 @@ void add_outer_products(const MoeExperts& p, void* out, int64_t m, int64_t n, Le
   });
 }
 
-// Both forward operators, on the device that `run` is for.
-Tensor forward(Call call, void (*run)(Call&)) {
-  Tensor out = call.empty_out();
-  call.problem.out = out.mutable_data_ptr();
-  run(call);
-  return out;
-}
-
-std::tuple<Tensor, Tensor> forward_keep(Call call, void (*run)(Call&)) {
-  Tensor gate_up = call.empty_gate_up();
-  call.problem.gate_up = gate_up.mutable_data_ptr();
-  return {forward(std::move(call), run), gate_up};
-}
-
-Tensor moe_experts_cpu(const Tensor& x, const Tensor& w_gate_up, const Tensor& w_down,
-                       const Tensor& experts, const Tensor& weights) {
-  return forward({"moe_experts", x, w_gate_up, w_down, experts, weights}, run_cpu);
-}
-
-std::tuple<Tensor, Tensor> moe_experts_keep_cpu(const Tensor& x, const Tensor& w_gate_up,
-                                                const Tensor& w_down, const Tensor& experts,
-                                                const Tensor& weights) {
-  return forward_keep({"moe_experts_keep", x, w_gate_up, w_down, experts, weights}, run_cpu);
-}
-
-// --- CPU and CUDA -------------------------------------------------------------
-
-// The gradient's problem, without that of w_gate_up.
-MoeExpertsBackward backward_problem(const Call& call, Gradients& grads) {
-  MoeExpertsBackward b;
-  b.forward = call.problem;
-  b.forward.gate_up = const_cast<void*>(grads.gate_up.const_data_ptr());
-  b.grad_out = grads.grad_out.const_data_ptr();
-  if (grads.wanted & Gradients::kX) b.grad_x = grads.x.mutable_data_ptr();
-  if (grads.wanted & Gradients::kDown) b.grad_w_down = grads.w_down.mutable_data_ptr();
-  if (grads.wanted & Gradients::kWeights) b.grad_weights = grads.weights.mutable_data_ptr();
-  return b;
-}
-
-using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-
-Four moe_experts_backward_cpu(const Tensor& grad_out, const Tensor& x, const Tensor& w_gate_up,
-                              const Tensor& w_down, const Tensor& experts, const Tensor& weights,
-                              const Tensor& gate_up, int64_t wanted) {
-  Call call("moe_experts_backward", x, w_gate_up, w_down, experts, weights);
-  Gradients grads(call, grad_out, gate_up, wanted);
-  MoeExpertsBackward b = backward_problem(call, grads);
-  b.grad_w_gate_up = grads.make_w_gate_up(call);
+void down_cpu(const char*, MoeExpertsBackward& b, const Tensor&) {
   const MoeExperts& p = b.forward;
-  std::vector<double> grad_gate_up(call.assignments() * 2 * p.inner);
-  std::vector<double> activations(call.assignments() * p.inner);
-  run_backward_cpu(b, grad_gate_up, activations);
   moe_map_cpu(p.map);
-  const auto row = [&](const void* rows, int64_t size) {
-    return [=, &p](auto tag, int64_t i, int64_t at) {
-      return double(static_cast<const decltype(tag)*>(rows)[i / p.top_k * size + at]);
-    };
+  std::vector<double> activations(p.map.assignments * p.inner);
+  run_backward_down_cpu(b, positions_of(p.map), activations);
+  if (b.grad_w_down == nullptr) return;
+  const auto left = [&](auto tag, int64_t at, int64_t h) {
+    const int64_t token = p.map.order[at] / p.top_k;
+    return double(static_cast<const decltype(tag)*>(b.grad_out)[token * p.hidden + h]);
   };
-  if (b.grad_w_gate_up != nullptr) {
-    const auto left = [&](auto, int64_t i, int64_t n) { return grad_gate_up[i * 2 * p.inner + n]; };
-    add_outer_products(p, b.grad_w_gate_up, 2 * p.inner, p.hidden, left, row(p.x, p.hidden));
-  }
-  if (b.grad_w_down != nullptr) {
-    const auto right = [&](auto, int64_t i, int64_t n) { return activations[i * p.inner + n]; };
-    add_outer_products(p, b.grad_w_down, p.hidden, p.inner, row(b.grad_out, p.hidden), right);
-  }
-  return grads.results(weights);
+  const auto right = [&](auto, int64_t at, int64_t n) { return activations[at * p.inner + n]; };
+  add_outer_products(p, b.grad_w_down, p.hidden, p.inner, left, right);
+}
+
+void x_cpu(const char*, MoeExpertsBackward& b, const Tensor&) {
+  moe_map_cpu(b.forward.map);
+  if (b.grad_x != nullptr) run_backward_x_cpu(b, positions_of(b.forward.map));
+}
+
+void w_gate_up_cpu(const char*, MoeExpertsBackward& b, const Tensor&) {
+  const MoeExperts& p = b.forward;
+  const auto left = [&](auto tag, int64_t at, int64_t n) {
+    return double(static_cast<const decltype(tag)*>(b.grad_gate_up)[at * 2 * p.inner + n]);
+  };
+  const auto right = [&](auto tag, int64_t at, int64_t h) {
+    const int64_t token = p.map.order[at] / p.top_k;
+    return double(static_cast<const decltype(tag)*>(p.x)[token * p.hidden + h]);
+  };
+  add_outer_products(p, b.grad_w_gate_up, 2 * p.inner, p.hidden, left, right);
 }
 
 // --- CUDA ---------------------------------------------------------------------
 
-// Freed when the call returns: torch's allocator gives them to later work of this
+// Space is freed when a function returns: torch's allocator gives it to later work of this
 // stream only.
-struct Space {
-  Tensor activations, results;
-
-  // `shared`: both in the same place, as a gradient may have them.
-  explicit Space(Call& call, bool shared = false)
-      : activations(
-            empty({call.assignments(), shared ? widest(call) : call.problem.inner}, call.x)),
-        results(empty({shared ? 0 : call.assignments(), call.problem.hidden}, call.x)) {
-    call.problem.activations = activations.mutable_data_ptr();
-    call.problem.results = (shared ? activations : results).mutable_data_ptr();
-  }
-  static int64_t widest(const Call& call) {
-    return std::max(call.problem.inner, call.problem.hidden);
-  }
-};
 
 void run_cuda(Call& call) {
-  const Space space(call);
-  launch(call.op, call.x,
-         [&](cudaStream_t stream) { return moe_experts_launch(call.problem, stream); });
+  MoeExperts& p = call.problem;
+  Tensor activations = empty({p.map.assignments, p.inner}, call.x);
+  Tensor results = empty({p.map.assignments, p.hidden}, call.x);
+  p.activations = activations.mutable_data_ptr();
+  p.results = results.mutable_data_ptr();
+  launch(call.op, call.x, [&](cudaStream_t stream) { return moe_experts_launch(p, stream); });
 }
 
-Tensor moe_experts_cuda(const Tensor& x, const Tensor& w_gate_up, const Tensor& w_down,
-                        const Tensor& experts, const Tensor& weights) {
-  return forward({"moe_experts", x, w_gate_up, w_down, experts, weights}, run_cuda);
+void down_cuda(const char* op, MoeExpertsBackward& b, const Tensor& like) {
+  Tensor activations = empty({b.forward.map.assignments, b.forward.inner}, like);
+  b.forward.activations = activations.mutable_data_ptr();
+  launch(op, like,
+         [&](cudaStream_t stream) { return moe_experts_backward_down_launch(b, stream); });
 }
 
-std::tuple<Tensor, Tensor> moe_experts_keep_cuda(const Tensor& x, const Tensor& w_gate_up,
-                                                 const Tensor& w_down, const Tensor& experts,
-                                                 const Tensor& weights) {
-  return forward_keep({"moe_experts_keep", x, w_gate_up, w_down, experts, weights}, run_cuda);
+void x_cuda(const char* op, MoeExpertsBackward& b, const Tensor& like) {
+  const int64_t rows = b.grad_x == nullptr ? 0 : b.forward.map.assignments;
+  Tensor results = empty({rows, b.forward.hidden}, like);
+  b.forward.results = results.mutable_data_ptr();
+  launch(op, like, [&](cudaStream_t stream) { return moe_experts_backward_x_launch(b, stream); });
+  b.forward.results = nullptr;
 }
 
-Four moe_experts_backward_cuda(const Tensor& grad_out, const Tensor& x, const Tensor& w_gate_up,
-                               const Tensor& w_down, const Tensor& experts, const Tensor& weights,
-                               const Tensor& gate_up, int64_t wanted) {
-  Call call("moe_experts_backward", x, w_gate_up, w_down, experts, weights);
-  Gradients grads(call, grad_out, gate_up, wanted);
-  Tensor grad_gate_up = call.empty_gate_up();
+void w_gate_up_cuda(const char* op, MoeExpertsBackward& b, const Tensor& like) {
+  launch(op, like,
+         [&](cudaStream_t stream) { return moe_experts_backward_w_gate_up_launch(b, stream); });
+}
+
+// --- both ---------------------------------------------------------------------
+
+// What a device does; the steps of a gradient in this order. The last one finds the map that the
+// one before has made.
+using Step = void (*)(const char* op, MoeExpertsBackward& b, const Tensor& like);
+struct Device {
+  void (*run)(Call&);
+  Step down, x, w_gate_up;
+};
+constexpr Device kCpu{run_cpu, down_cpu, x_cpu, w_gate_up_cpu};
+constexpr Device kCuda{run_cuda, down_cuda, x_cuda, w_gate_up_cuda};
+
+template <const Device& kDevice>
+Tensor forward(Call call) {
+  Tensor out = empty(shape_of(call.x), call.x);
+  call.problem.out = out.mutable_data_ptr();
+  kDevice.run(call);
+  return out;
+}
+
+template <const Device& kDevice>
+Tensor moe_experts(const Tensor& x, const Tensor& w_gate_up, const Tensor& w_down,
+                   const Tensor& experts, const Tensor& weights) {
+  return forward<kDevice>({"moe_experts", x, w_gate_up, w_down, experts, weights});
+}
+
+template <const Device& kDevice>
+std::tuple<Tensor, Tensor> moe_experts_keep(const Tensor& x, const Tensor& w_gate_up,
+                                            const Tensor& w_down, const Tensor& experts,
+                                            const Tensor& weights) {
+  Call call("moe_experts_keep", x, w_gate_up, w_down, experts, weights);
+  const MoeExperts& p = call.problem;
+  Tensor gate_up = empty({p.tokens, p.top_k, 2 * p.inner}, call.x);
+  call.problem.gate_up = gate_up.mutable_data_ptr();
+  return {forward<kDevice>(std::move(call)), gate_up};
+}
+
+using Three = std::tuple<Tensor, Tensor, Tensor>;
+
+// Of checked arguments.
+Three backward_down(const char* op, const Device& device, const Tensor& grad_out_,
+                    const Tensor& w_down_, const Tensor& experts_, const Tensor& weights_,
+                    const Tensor& gate_up_, int64_t wanted) {
+  const Tensor grad_out = contiguous(grad_out_), w_down = contiguous(w_down_);
+  const Tensor experts = contiguous(experts_), gate_up = contiguous(gate_up_);
+  const Tensor weights = dense_as(weights_, compute_dtype(dtype_of(grad_out)));
+  const MapTensors map(experts, w_down.size(0));
   MoeExpertsBackward b;
-  {
-    const Space space(call, true);
-    b = backward_problem(call, grads);
-    b.grad_gate_up = grad_gate_up.mutable_data_ptr();
-    launch(call.op, x, [&](cudaStream_t stream) { return moe_experts_backward_launch(b, stream); });
-  }
-  b.forward.activations = b.forward.results = nullptr;
-  b.grad_w_gate_up = grads.make_w_gate_up(call);
-  if (b.grad_w_gate_up != nullptr) {
-    launch(call.op, x,
-           [&](cudaStream_t stream) { return moe_experts_backward_w_gate_up_launch(b, stream); });
-  }
-  return grads.results(weights);
+  MoeExperts& p = b.forward;
+  p = sized(dtype_of(grad_out), experts, map, grad_out.size(1), w_down.size(2));
+  p.weights = weights.const_data_ptr();
+  p.w_down = w_down.const_data_ptr();
+  p.gate_up = const_cast<void*>(gate_up.const_data_ptr());
+  b.grad_out = grad_out.const_data_ptr();
+
+  Tensor grad_gate_up = empty({p.map.assignments, 2 * p.inner}, grad_out);
+  Tensor grad_w_down = made(wanted, kDown, w_down);
+  Tensor grad_weights = made(wanted, kWeights, weights);
+  b.grad_gate_up = grad_gate_up.mutable_data_ptr();
+  if (wanted & kDown) b.grad_w_down = grad_w_down.mutable_data_ptr();
+  if (wanted & kWeights) b.grad_weights = grad_weights.mutable_data_ptr();
+  device.down(op, b, grad_out);
+  return {grad_gate_up, grad_w_down, dense_as(grad_weights, dtype_of(weights_))};
+}
+
+// Of checked arguments.
+std::tuple<Tensor, Tensor> backward_gate_up(const char* op, const Device& device,
+                                            const Tensor& grad_gate_up_, const Tensor& x_,
+                                            const Tensor& w_gate_up_, const Tensor& experts_,
+                                            int64_t wanted) {
+  const Tensor grad_gate_up = contiguous(grad_gate_up_), x = contiguous(x_);
+  const Tensor w_gate_up = contiguous(w_gate_up_), experts = contiguous(experts_);
+  const MapTensors map(experts, w_gate_up.size(0));
+  MoeExpertsBackward b;
+  MoeExperts& p = b.forward;
+  p = sized(dtype_of(x), experts, map, x.size(1), w_gate_up.size(1) / 2);
+  p.x = x.const_data_ptr();
+  p.w_gate_up = w_gate_up.const_data_ptr();
+  b.grad_gate_up = const_cast<void*>(grad_gate_up.const_data_ptr());
+
+  Tensor grad_x = made(wanted, kX, x);
+  if (wanted & kX) b.grad_x = grad_x.mutable_data_ptr();
+  device.x(op, b, x);
+  // The largest is made when its time has come, where others have given their memory back.
+  Tensor grad_w_gate_up = made(wanted, kGateUp, w_gate_up);
+  if (wanted & kGateUp) b.grad_w_gate_up = grad_w_gate_up.mutable_data_ptr();
+  if (b.grad_w_gate_up != nullptr) device.w_gate_up(op, b, x);
+  return {grad_x, grad_w_gate_up};
+}
+
+template <const Device& kDevice>
+Three moe_experts_backward_down(const Tensor& grad_out, const Tensor& w_down, const Tensor& experts,
+                                const Tensor& weights, const Tensor& gate_up, int64_t wanted) {
+  constexpr const char* kOp = "moe_experts_backward_down";
+  check_backward_down(kOp, grad_out, w_down, experts, weights, gate_up, wanted);
+  return backward_down(kOp, kDevice, grad_out, w_down, experts, weights, gate_up, wanted);
+}
+
+template <const Device& kDevice>
+std::tuple<Tensor, Tensor> moe_experts_backward_gate_up(const Tensor& grad_gate_up, const Tensor& x,
+                                                        const Tensor& w_gate_up,
+                                                        const Tensor& experts, int64_t wanted) {
+  constexpr const char* kOp = "moe_experts_backward_gate_up";
+  check_backward_gate_up(kOp, grad_gate_up, x, w_gate_up, experts, wanted);
+  return backward_gate_up(kOp, kDevice, grad_gate_up, x, w_gate_up, experts, wanted);
+}
+
+template <const Device& kDevice>
+std::tuple<Tensor, Tensor, Tensor, Tensor> moe_experts_backward(
+    const Tensor& grad_out, const Tensor& x, const Tensor& w_gate_up, const Tensor& w_down,
+    const Tensor& experts, const Tensor& weights, const Tensor& gate_up, int64_t wanted) {
+  constexpr const char* kOp = "moe_experts_backward";
+  check_experts(kOp, x, w_gate_up, w_down, experts, weights);
+  check_dtype(kOp, "grad_out", grad_out, dtype_of(x));
+  check_dtype(kOp, "gate_up", gate_up, dtype_of(x));
+  check_shape(kOp, "grad_out", grad_out, "(T, H)", shape_of(x));
+  check_shape(kOp, "gate_up", gate_up, "(T, k, 2I)",
+              {x.size(0), experts.size(1), w_gate_up.size(1)});
+  check_between(kOp, "wanted", wanted, 0, 15);
+  const auto [grad_gate_up, grad_w_down, grad_weights] =
+      backward_down(kOp, kDevice, grad_out, w_down, experts, weights, gate_up, wanted);
+  const auto [grad_x, grad_w_gate_up] =
+      backward_gate_up(kOp, kDevice, grad_gate_up, x, w_gate_up, experts, wanted);
+  return {grad_x, grad_w_gate_up, grad_w_down, grad_weights};
 }
 
 }  // namespace
@@ -398,8 +509,8 @@ contiguous are copied.
 Errors: RuntimeError for another shape or dtype, or T * k from 2^31 on.
 Formula: out[t] = sum over j of weights[t, j] * ((silu(gate) * up) @ w_down[e]^T) with e = experts[t,
 j] and gate, up = x[t] @ w_gate_up[e]^T.)")
-      .cpu<moe_experts_cpu>()
-      .cuda<moe_experts_cuda>();
+      .cpu<moe_experts<kCpu>>()
+      .cuda<moe_experts<kCuda>>();
   library
       .op("moe_experts_keep(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor experts, "
           "Tensor weights) -> (Tensor out, Tensor gate_up)",
@@ -410,8 +521,8 @@ Shapes: those of moe_experts; gate_up (T, k, 2I).
 Dtypes: those of moe_experts; gate_up has that of x.
 Errors: those of moe_experts.
 Formula: that of moe_experts; gate_up[t, j] = x[t] @ w_gate_up[e]^T.)")
-      .cpu<moe_experts_keep_cpu>()
-      .cuda<moe_experts_keep_cuda>();
+      .cpu<moe_experts_keep<kCpu>>()
+      .cuda<moe_experts_keep<kCuda>>();
   library
       .op("moe_experts_backward(Tensor grad_out, Tensor x, Tensor w_gate_up, Tensor w_down, "
           "Tensor experts, Tensor weights, Tensor gate_up, int wanted=15) -> (Tensor grad_x, "
@@ -426,6 +537,38 @@ Shapes: those of moe_experts_keep, grad_out (T, H); each result has the shape of
 Dtypes: those of moe_experts; each result has the dtype of its argument.
 Errors: those of moe_experts.
 Formula: the chain rule for moe_experts.)")
-      .cpu<moe_experts_backward_cpu>()
-      .cuda<moe_experts_backward_cuda>();
+      .cpu<moe_experts_backward<kCpu>>()
+      .cuda<moe_experts_backward<kCuda>>();
+  library
+      .op("moe_experts_backward_down(Tensor grad_out, Tensor w_down, Tensor experts, "
+          "Tensor weights, Tensor gate_up, int wanted=15) -> (Tensor grad_gate_up, "
+          "Tensor grad_w_down, Tensor grad_weights)",
+          "")
+      .doc(R"(The first half of moe_experts_backward, after which gate_up is needed no more.
+
+The rows of grad_gate_up are in the order of the experts, and of one expert in that of the tokens,
+as moe_route_map orders them; those of no expert are last. `wanted` is as in moe_experts_backward,
+of which 4 and 8 count.
+
+Shapes: those of moe_experts_backward; grad_gate_up (T * k, 2I).
+Dtypes: those of moe_experts_backward; grad_gate_up has that of grad_out.
+Errors: those of moe_experts.
+Formula: the chain rule for moe_experts.)")
+      .cpu<moe_experts_backward_down<kCpu>>()
+      .cuda<moe_experts_backward_down<kCuda>>();
+  library
+      .op("moe_experts_backward_gate_up(Tensor grad_gate_up, Tensor x, Tensor w_gate_up, "
+          "Tensor experts, int wanted=15) -> (Tensor grad_x, Tensor grad_w_gate_up)",
+          "")
+      .doc(R"(The second half of moe_experts_backward, from what moe_experts_backward_down returns.
+
+`wanted` is as in moe_experts_backward, of which 1 and 2 count.
+
+Shapes: grad_gate_up (T * k, 2I) in the order of the experts, others as in moe_experts; each result
+has the shape of its argument.
+Dtypes: those of moe_experts; grad_gate_up has that of x.
+Errors: those of moe_experts.
+Formula: the chain rule for moe_experts.)")
+      .cpu<moe_experts_backward_gate_up<kCpu>>()
+      .cuda<moe_experts_backward_gate_up<kCuda>>();
 }

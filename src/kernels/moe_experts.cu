@@ -204,14 +204,13 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
 //   grad_a  = weight * (g @ w_down)        grad_weight = <g @ w_down, a>
 //   grad_w_down    = sum of g^T (weight * a)
 //   grad_x  = sum of grad_gate_up @ w_gate_up
-//   grad_w_gate_up = sum of grad_gate_up^T x    by a launch of its own, below
+//   grad_w_gate_up = sum of grad_gate_up^T x
 template <class T>
-cudaError_t backward(const MoeExpertsBackward& b, cudaStream_t stream) {
+cudaError_t backward_down(const MoeExpertsBackward& b, cudaStream_t stream) {
   const MoeExperts& p = b.forward;
   const MoePlan plan = moe_plan(b, current_capability());
   const int32_t share = int32_t(p.top_k);
   const Rows grad_out{b.grad_out, share}, activations{p.activations, 0};
-  const Rows grad_gate_up{b.grad_gate_up, 0};
   cudaError_t error = moe_map(p.map, stream);
   if (error != cudaSuccess) return error;
   error = rows_product<T>(
@@ -219,12 +218,18 @@ cudaError_t backward(const MoeExpertsBackward& b, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   error = swiglu_backward<T>(b, stream);
   if (error != cudaSuccess) return error;
-  if (b.grad_w_down != nullptr) {  // before grad_x, whose results may lie over the activations
-    error = weights_product<T>(
-        plan, weights_of(p, p.hidden, p.inner, grad_out, activations, b.grad_w_down), stream);
-    if (error != cudaSuccess) return error;
-  }
-  if (b.grad_x == nullptr) return cudaSuccess;
+  if (b.grad_w_down == nullptr) return cudaSuccess;
+  return weights_product<T>(
+      plan, weights_of(p, p.hidden, p.inner, grad_out, activations, b.grad_w_down), stream);
+}
+
+template <class T>
+cudaError_t backward_x(const MoeExpertsBackward& b, cudaStream_t stream) {
+  const MoeExperts& p = b.forward;
+  const MoePlan plan = moe_plan(b, current_capability());
+  const Rows grad_gate_up{b.grad_gate_up, 0};
+  cudaError_t error = moe_map(p.map, stream);
+  if (error != cudaSuccess || b.grad_x == nullptr) return error;
   error = rows_product<T>(
       plan, rows_of(p, p.hidden, 2 * p.inner, grad_gate_up, p.w_gate_up, true, p.results, false),
       stream);
@@ -248,12 +253,19 @@ cudaError_t moe_experts_launch(const MoeExperts& p, cudaStream_t stream) {
   return visit_floating(p.dtype, [&](auto tag) { return forward<decltype(tag)>(p, stream); });
 }
 
-cudaError_t moe_experts_backward_launch(const MoeExpertsBackward& b, cudaStream_t stream) {
+// grad_gate_up, grad_weights and grad_w_down.
+cudaError_t moe_experts_backward_down_launch(const MoeExpertsBackward& b, cudaStream_t stream) {
   return visit_floating(b.forward.dtype,
-                        [&](auto tag) { return backward<decltype(tag)>(b, stream); });
+                        [&](auto tag) { return backward_down<decltype(tag)>(b, stream); });
 }
 
-// After the other: it needs its map and grad_gate_up.
+// The map, and grad_x where it is wanted.
+cudaError_t moe_experts_backward_x_launch(const MoeExpertsBackward& b, cudaStream_t stream) {
+  return visit_floating(b.forward.dtype,
+                        [&](auto tag) { return backward_x<decltype(tag)>(b, stream); });
+}
+
+// After the one for x, whose map it needs.
 cudaError_t moe_experts_backward_w_gate_up_launch(const MoeExpertsBackward& b,
                                                   cudaStream_t stream) {
   return visit_floating(b.forward.dtype,

@@ -90,10 +90,10 @@ struct MoeExperts {
 
 // Gradients of the same; null where one is not wanted.
 struct MoeExpertsBackward {
-  // gate_up is an input; activations and results are space, and may be the same.
+  // gate_up is an input; activations and results are space.
   MoeExperts forward;
   const void* grad_out = nullptr;  // (T, H)
-  void* grad_gate_up = nullptr;    // (T * k, 2I), space, at positions
+  void* grad_gate_up = nullptr;    // (T * k, 2I), at positions
   void* grad_x = nullptr;
   void* grad_weights = nullptr;
   void* grad_w_gate_up = nullptr;

@@ -208,8 +208,8 @@ int main(int count, char** texts) {
   MoeExpertsBackward back;
   back.forward = moe;
   back.forward.gate_up = gate_up.data();
-  const Tensor space = tensor(assignments, std::max(p.inner, p.hidden));
-  back.forward.activations = back.forward.results = space.data();
+  const Tensor space = tensor(assignments, p.inner), rows = tensor(assignments, p.hidden);
+  back.forward.activations = space.data();
   back.grad_out = p.grad_out.data();
   back.grad_gate_up = grad_gate_up.data();
   back.grad_x = grad_x.data();
@@ -218,8 +218,11 @@ int main(int count, char** texts) {
   back.grad_w_down = grad_w_down.data();
 
   std::printf("backward plan: %s\n", moe_plan(back, capability).text().c_str());
-  check(moe_experts_backward_launch(back, nullptr), "moe_experts_backward_launch");
-  back.forward.activations = back.forward.results = nullptr;
+  check(moe_experts_backward_down_launch(back, nullptr), "moe_experts_backward_down_launch");
+  back.forward.activations = nullptr;
+  back.forward.results = rows.data();
+  check(moe_experts_backward_x_launch(back, nullptr), "moe_experts_backward_x_launch");
+  back.forward.results = nullptr;
   check(moe_experts_backward_w_gate_up_launch(back, nullptr),
         "moe_experts_backward_w_gate_up_launch");
   const Backward grads(p, gate_up.values());
