@@ -169,7 +169,8 @@ class Operator:
     def _backward(self, ctx: Any, *grads: Any) -> Any:
         if self.now.autograd is None:
             raise RuntimeError(f"cuda_ops::{self.spec.name} has no gradient")
-        return self.now.autograd.backward(ctx, *grads)
+        with public.dispatched_if_batched():
+            return self.now.autograd.backward(ctx, *grads)
 
     def _vmap(self, info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
         if self.now.vmap is None:

@@ -10,6 +10,7 @@ dispatcher's way.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -19,6 +20,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cuda_ops.shapes import bind, refuse
 from cuda_ops.spec import AutocastPolicy, OpSpec
@@ -132,6 +134,26 @@ def _generate(operator: Operator) -> FunctionType:
     if before:
         body = f"if not _tracing():\n{textwrap.indent(before, '    ')}{body}"
     return _function(op, parameters, body, names, op.doc)
+
+
+def dispatched_if_batched() -> contextlib.AbstractContextManager[Any]:
+    """Sends public functions the dispatcher's way inside of ``torch.autograd.grad(...,
+    is_grads_batched=True)``, whose tensors look plain and have no memory that a kernel could read.
+    """
+    if torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED):
+        return _Dispatched()  # type: ignore[no-untyped-call]
+    return _NOTHING
+
+
+class _Dispatched(TorchDispatchMode):
+    """Changes nothing itself."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+_BATCHED = torch._C._dispatch_key_parse("VmapMode")
+_NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
 def _uncast(policy: AutocastPolicy | None, tensors: Sequence[str], is_on: str) -> str:

@@ -28,7 +28,7 @@ from cuda_ops.registry import all_operators, registry
 from cuda_ops.testing import PROFILES, check_op
 from cuda_ops.testing.case import Case
 from cuda_ops.testing.child import Worker
-from cuda_ops.testing.compare import is_floating
+from cuda_ops.testing.compare import is_floating, outputs
 from cuda_ops.testing.draw import Draw, chosen
 from cuda_ops.testing.samples import MAX_NUMEL, TensorArg, shaped
 from cuda_ops.testing.subject import subject_of
@@ -228,6 +228,23 @@ def test_gradients_per_sample(name: str) -> None:
     for k, actual in enumerate(per_sample):
         expected = torch.stack([gradients(function, c)[k] for c in calls])
         torch.testing.assert_close(actual, expected)
+
+
+@each_differentiable
+def test_several_gradients_at_once(name: str) -> None:
+    """As ``torch.autograd.functional.jacobian(..., vectorize=True)`` asks for them."""
+    function, arguments = public(name), call_with(name)
+    leaves = [a.requires_grad_() if is_floating(a) else a for a in arguments]
+    wanted = [leaf for leaf in leaves if is_floating(leaf)]
+    results = [r for r in outputs(function(*leaves)) if r.requires_grad]
+    rows = [torch.randn(3, *r.shape, dtype=r.dtype, device=r.device) for r in results]
+    each = [
+        torch.autograd.grad(results, wanted, [r[i] for r in rows], retain_graph=True)
+        for i in range(3)
+    ]
+    together = torch.autograd.grad(results, wanted, rows, is_grads_batched=True)
+    for actual, expected in zip(together, zip(*each, strict=True), strict=True):
+        torch.testing.assert_close(actual, torch.stack(expected))
 
 
 @each_differentiable
