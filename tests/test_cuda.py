@@ -63,6 +63,16 @@ def test_more_than_2_to_the_31_elements() -> None:
         check()
 
 
+def test_several_gradients_at_once() -> None:
+    """Which torch computes in a thread of its own for each GPU."""
+    x = torch.randn(4, 5, device="cuda", requires_grad=True)
+    ours, theirs = (
+        torch.autograd.functional.jacobian(function, x, vectorize=True)
+        for function in (cuda_ops.silu, F.silu)
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_runs_on_the_current_stream() -> None:
     stream = torch.cuda.Stream()
     x = torch.zeros(1 << 20, device="cuda")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
-from conftest import Recorder
+from conftest import Recorder, needs_gpu
 from mixtures import drawn, weights
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -106,6 +106,27 @@ def test_what_was_kept_is_gone_before_the_largest_gradient() -> None:
         last = torch.autograd.grad(out.sum(), inputs)
     assert kept.alive == [True, False]
     assert all(map(torch.equal, again, last))
+
+
+@needs_gpu
+def test_the_peak_of_a_gradient_has_nothing_that_was_kept() -> None:
+    tokens, hidden, inner, count, top_k, size = 4096, 256, 512, 64, 2, 2
+    x, logits = (torch.randn(tokens, n, device="cuda").bfloat16() for n in (hidden, count))
+    matrices = weights(count, hidden, inner, x.dtype, "cuda")
+    inputs = [t.requires_grad_() for t in (x, logits, *matrices)]
+    grad = torch.randn_like(x)
+    for _ in range(2):  # the first call may leave what a library keeps
+        out = cuda_ops.moe(*inputs, top_k)
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        grads = torch.autograd.grad(out, inputs, grad)
+        peak = torch.cuda.max_memory_allocated() - before
+        del out, grads
+    rows, matrix = tokens * top_k * inner * size, count * inner * hidden * size
+    first = 2 * rows + rows + matrix
+    second = 2 * rows + tokens * hidden * size + 3 * matrix - 2 * rows  # less what was kept
+    assert second - first > 4 << 20, "the second half is the one with the peak"
+    assert peak <= second + (2 << 20)
 
 
 def test_a_compiled_gradient_has_halves() -> None:
