@@ -187,7 +187,8 @@ class BenchmarkCase:
     memory: bool = False
     #: Arguments that all calls have in common, by position, where ``make_inputs`` has ``None``: the
     #: matrices of a model, of which more than one set would not fit. The reference is given them
-    #: in their own dtype. Not with ``backward``.
+    #: in their own dtype. Called for the meta device too, to know how large they are. Not with
+    #: ``backward``.
     make_shared: Callable[[torch.device], Mapping[int, torch.Tensor]] | None = None
 
 

@@ -100,6 +100,15 @@ def test_a_gradient_of_it_is_refused() -> None:
     assert "make_shared is for cases without backward" in error
 
 
+@pytest.mark.usefixtures("small_caches")
+def test_a_size_that_cannot_be_known_is_an_error_of_the_case() -> None:
+    def of_values(device: torch.device) -> Mapping[int, torch.Tensor]:
+        size = int(torch.full((), 512, device=device))
+        return {1: torch.randn(256, size, device=device)}
+
+    assert "meta" in measured(CPU, case=replace(CASE, make_shared=of_values)).error
+
+
 @pytest.mark.parametrize(
     "shared",
     [lambda device: {0: torch.randn(64, 256)}, lambda device: {2: torch.randn(64, 256)}],

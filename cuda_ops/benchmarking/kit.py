@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -162,13 +162,14 @@ class Kit:
         if case.backward:
             functions = {name: with_gradients(f) for name, f in functions.items()}
             reference = with_gradients(reference)
+        shared = _shared_bytes(case)
+        self._refuse_cached(case, shared)
         pair = Rotation(case, self.device, 2)
-        self._refuse_cached(case, _nbytes(pair.shared))
         estimate = quick_seconds(functions[OURS], pair, self.clock, budget=0.0)
         # A case that reads a part of its arguments keeps all of them, and their values.
-        each = max(_footprint(case, _nbytes(pair.shared)), 2 * pair.bytes_per_copy)
+        each = max(_footprint(case, shared), 2 * pair.bytes_per_copy)
         calls = min(calls_for(estimate, self.clock), max(2, self._room() // each))
-        rotation = pair if calls == 2 else Rotation(case, self.device, calls)
+        rotation = pair if calls == 2 else Rotation(case, self.device, calls, pair.shared)
         verifier = Verifier(op, reference, rotation, claims.tolerance)
         lenient = {
             name: peer
@@ -263,7 +264,10 @@ class Kit:
             )
 
     def _too_large(self, case: BenchmarkCase) -> str:
-        shared = _nbytes(shared_arguments(case, torch.device("meta")))
+        try:
+            shared = _shared_bytes(case)
+        except Exception:
+            return ""  # it fails again where the case is measured, and is that case's error
         if self.device.type == "cpu":
             if (size := max(case.bytes, shared)) > _MOST_CPU_BYTES:
                 return f"{size >> 20} MiB, too large for a CPU ({_MOST_CPU_BYTES >> 20} MiB)"
@@ -287,5 +291,5 @@ def _footprint(case: BenchmarkCase, shared: int) -> int:
     return max(1, 3 * (case.bytes - shared))
 
 
-def _nbytes(tensors: Mapping[int, torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
+def _shared_bytes(case: BenchmarkCase) -> int:
+    return sum(t.nbytes for t in shared_arguments(case, torch.device("meta")).values())

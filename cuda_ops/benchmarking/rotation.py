@@ -12,6 +12,9 @@ from torch.utils import _pytree as pytree
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import BenchmarkCase
 
+#: Parts of a shared argument, each with a hash.
+_HASHES = 256
+
 
 class Rotation:
     """``copies`` sets of arguments, and as many sets of values that move round among them.
@@ -21,11 +24,18 @@ class Rotation:
     shares, all copies and sets have in common.
     """
 
-    def __init__(self, case: BenchmarkCase, device: torch.device, copies: int) -> None:
+    def __init__(
+        self,
+        case: BenchmarkCase,
+        device: torch.device,
+        copies: int,
+        shared: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:
+        """``shared``: what another rotation of the case has made already."""
         if copies < 2:
             raise ValueError(f"Rotation: expected at least 2 copies, got {copies}")
         self.case = case
-        self.shared = shared_arguments(case, device)
+        self.shared = shared_arguments(case, device) if shared is None else shared
         self.values = [_seeded(case, device, seed, self.shared) for seed in range(copies)]
         self.arguments = [_seeded(case, device, seed, self.shared) for seed in range(copies)]
         shapes = {_shapes(args) for args in (*self.values, *self.arguments)}
@@ -70,10 +80,13 @@ class Rotation:
         now = self._hash_shared()
         return next((i for i, hashed in self._hashes.items() if now[i] != hashed), None)
 
-    def _hash_shared(self) -> dict[int, int]:
-        # Its values are nowhere else to compare it with.
-        hashes = {i: torch.hash_tensor(tensor) for i, tensor in self.shared.items()}
-        return {i: int(hashed.view(torch.int64)) for i, hashed in hashes.items()}
+    def _hash_shared(self) -> dict[int, list[int]]:
+        # Its values are nowhere else to compare it with. In parts of fewer than 2^31 elements.
+        hashes = {
+            i: torch.stack([torch.hash_tensor(part) for part in tensor.chunk(_HASHES)])
+            for i, tensor in self.shared.items()
+        }
+        return {i: hashed.tolist() for i, hashed in hashes.items()}
 
     def _values_in(self, copy: int) -> tuple[Any, ...]:
         return self.values[(copy + self._train) % len(self.values)]
