@@ -82,6 +82,15 @@ def test_a_kernel_that_changes_it_is_rejected(device: torch.device) -> None:
 
 @on_every_device
 @pytest.mark.usefixtures("small_caches")
+def test_a_kernel_that_changes_it_once_is_rejected(device: torch.device) -> None:
+    def clamping(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x @ w.clamp_(-0.5, 0.5)
+
+    assert "changes its argument 'w', which its schema denies" in measured(device, clamping).error
+
+
+@on_every_device
+@pytest.mark.usefixtures("small_caches")
 def test_a_kernel_that_leaves_a_part_of_it_out_is_rejected(device: torch.device) -> None:
     def less(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x[:, :-16] @ w[:-16]
@@ -123,14 +132,24 @@ def test_a_place_that_is_taken_is_named(shared: Any) -> None:
 def test_it_is_one_tensor_for_all_copies_and_counts_for_none() -> None:
     rotation = Rotation(CASE, CPU, 3)
     rotation.advance()
-    sets = (*rotation.values, *rotation.arguments)
-    assert len({id(w) for _, w in sets}) == 1 and len({id(x) for x, _ in sets}) == 6
+    for sets in (rotation.values, rotation.arguments):
+        assert len({id(w) for _, w in sets}) == 1 and len({id(x) for x, _ in sets}) == 3
     assert rotation.bytes_per_copy == 64 * 256 * 4
-    assert rotation.changed_shared() is None
-    rotation.shared[1][3, 5] += 1
-    assert rotation.changed_shared() == 1 and rotation.changed_argument(0, frozenset()) is None
+    assert rotation.changed_argument(0, frozenset()) is None
+    rotation.arguments[0][1][3].neg_()
+    assert rotation.changed_argument(2, frozenset()) == 1
+    rotation.advance()
+    assert rotation.changed_argument(2, frozenset()) is None
+    another = Rotation(CASE, CPU, 5, rotation.shared)
+    assert another.arguments[4][1] is rotation.arguments[0][1]
 
 
+def test_it_has_numbers_of_its_own() -> None:
+    rotation = Rotation(CASE, CPU, 2)
+    assert not any((x[0] == w.flatten()[:256]).any() for x, w in rotation.values)
+
+
+@pytest.mark.usefixtures("built_mixture")
 def test_a_whole_model_is_left_out_where_it_does_not_fit() -> None:
     """Before anybody makes it."""
     kit = kits.Kit(CPU, FAST, cases="^DeepSeek-V3, T=")
@@ -139,7 +158,7 @@ def test_a_whole_model_is_left_out_where_it_does_not_fit() -> None:
     assert all("MiB, too large for a CPU" in reason for reason in kit.left_out.values())
 
 
-@pytest.mark.usefixtures("small_caches")
+@pytest.mark.usefixtures("small_caches", "built_mixture")
 def test_a_mixture_is_right_with_one_set_of_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe, "WHOLE", {"DeepSeek-V3": (64, 32, 16, 4)})
     plugins: Any = SimpleNamespace(

@@ -273,8 +273,8 @@ class Kit:
                 return f"{size >> 20} MiB, too large for a CPU ({_MOST_CPU_BYTES >> 20} MiB)"
             if case.flops > _MOST_CPU_FLOPS:
                 return f"{case.flops:.1e} FLOPs, too many for a CPU ({_MOST_CPU_FLOPS:.0e})"
-        # The reference is asked for magnitudes too, by a copy of what is shared.
-        elif (size := 2 * (_footprint(case, shared) + shared)) > self._room():
+        # What is shared, its values, and those without a sign, of which magnitudes are computed.
+        elif (size := 2 * _footprint(case, shared) + 3 * shared) > self._room():
             return f"{size >> 30} GiB, too large for the memory that is free"
         return ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,8 +13,16 @@ from torch.utils import _pytree as pytree
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import BenchmarkCase
 
-#: Parts of a shared argument, each with a hash.
-_HASHES = 256
+# No set of arguments has this one: its numbers would be those of what all have in common.
+_SHARED_SEED = 2**31
+
+
+@dataclass
+class Shared:
+    """What all copies of a case have in common, by position, and the values it must keep."""
+
+    arguments: Mapping[int, torch.Tensor]
+    values: Mapping[int, torch.Tensor]
 
 
 class Rotation:
@@ -29,15 +38,19 @@ class Rotation:
         case: BenchmarkCase,
         device: torch.device,
         copies: int,
-        shared: Mapping[int, torch.Tensor] | None = None,
+        shared: Shared | None = None,
     ) -> None:
-        """``shared``: what another rotation of the case has made already."""
+        """``shared``: that of another rotation of the case, instead of another one."""
         if copies < 2:
             raise ValueError(f"Rotation: expected at least 2 copies, got {copies}")
         self.case = case
-        self.shared = shared_arguments(case, device) if shared is None else shared
-        self.values = [_seeded(case, device, seed, self.shared) for seed in range(copies)]
-        self.arguments = [_seeded(case, device, seed, self.shared) for seed in range(copies)]
+        if shared is None:
+            made = shared_arguments(case, device)
+            shared = Shared({i: tensor.clone() for i, tensor in made.items()}, made)
+        self.shared = shared
+        seeds = range(copies)
+        self.values = [_seeded(case, device, seed, shared.values) for seed in seeds]
+        self.arguments = [_seeded(case, device, seed, shared.arguments) for seed in seeds]
         shapes = {_shapes(args) for args in (*self.values, *self.arguments)}
         if len(shapes) > 1:
             raise BenchmarkError(
@@ -45,20 +58,21 @@ class Rotation:
                 f"got {' and then '.join(sorted(map(str, shapes)))}"
             )
         self.device = device
-        self._hashes = self._hash_shared()
         #: Of the arguments that a copy has for itself; the values that they take in turn are as
         #: large.
-        own = [a for i, a in enumerate(self.values[0]) if i not in self.shared]
+        own = [a for i, a in enumerate(self.values[0]) if i not in shared.values]
         self.bytes_per_copy = sum(tensor.nbytes for tensor in _tensors(own))
         self._train = 0
 
     def advance(self) -> None:
         """Move the values on by one copy: before every train."""
         self._train += 1
+        copied = set()
         for i, args in enumerate(self.arguments):
             for argument, value in zip(_tensors(args), _tensors(self._values_in(i)), strict=True):
-                if argument is not value:
+                if id(argument) not in copied:
                     _once(argument).copy_(_once(value))
+                copied.add(id(argument))
 
     def copy_with(self, value: int) -> int:
         """Which copy holds the values of this number now."""
@@ -69,24 +83,9 @@ class Rotation:
         given, now = self._values_in(copy), self.arguments[copy]
         for position, (before, after) in enumerate(zip(given, now, strict=True)):
             pairs = zip(_tensors(before), _tensors(after), strict=True)
-            if position in writable or position in self.shared:
-                continue
-            if not all(_same(b, a) for b, a in pairs):
+            if position not in writable and not all(_same(b, a) for b, a in pairs):
                 return position
         return None
-
-    def changed_shared(self) -> int | None:
-        """The position of an argument that all copies have in common and that has changed."""
-        now = self._hash_shared()
-        return next((i for i, hashed in self._hashes.items() if now[i] != hashed), None)
-
-    def _hash_shared(self) -> dict[int, list[int]]:
-        # Its values are nowhere else to compare it with. In parts of fewer than 2^31 elements.
-        hashes = {
-            i: torch.stack([torch.hash_tensor(part) for part in tensor.chunk(_HASHES)])
-            for i, tensor in self.shared.items()
-        }
-        return {i: hashed.tolist() for i, hashed in hashes.items()}
 
     def _values_in(self, copy: int) -> tuple[Any, ...]:
         return self.values[(copy + self._train) % len(self.values)]
@@ -126,7 +125,7 @@ def shared_arguments(case: BenchmarkCase, device: torch.device) -> dict[int, tor
     """What all copies have in common, by position; on the meta device to know how large it is."""
     if case.make_shared is None:
         return {}
-    with _seed(device, 0):
+    with _seed(device, _SHARED_SEED):
         return dict(case.make_shared(device))
 
 

@@ -69,7 +69,7 @@ class Verifier:
         self._parts = None if whole else _draw_parts(op, rotation.values[0])
         # Of loop dims only parts are computed.
         few = self._parts is not None or (
-            rotation.bytes_per_copy <= _EXPENSIVE_BYTES and not rotation.shared
+            rotation.bytes_per_copy <= _EXPENSIVE_BYTES and not rotation.shared.values
         )
         # The derived reference is the operator's own CPU kernel, no judge of the one on the device.
         on_cpu = (rotation.case.flops <= _EXPENSIVE_FLOPS and few) or reference is op.overload
@@ -82,7 +82,7 @@ class Verifier:
         args = self._rotation.values[value]
         if self._parts is not None:
             args = self._parts.of_arguments(args)
-        shared = self._rotation.shared  # too large for float64 beside what there is
+        shared = self._rotation.shared.values  # too large for float64 beside what there is
         wide = [
             arg.to(self._device) if i in shared else _widened(arg, self._device)
             for i, arg in enumerate(args)
@@ -104,17 +104,14 @@ class Verifier:
         """
         _check_memory(outputs, self._rotation.arguments, bool(self._writable))
         worst = 0.0
-        self._refuse_changed(self._rotation.changed_shared())
         for value, (expected, magnitude) in self._expected.items():
             copy = self._rotation.copy_with(value)
-            self._refuse_changed(self._rotation.changed_argument(copy, self._writable))
+            position = self._rotation.changed_argument(copy, self._writable)
+            if position is not None:
+                name = self._op.argument_names[position]
+                raise BenchmarkError(f"changes its argument {name!r}, which its schema denies")
             worst = max(worst, self._compare(outputs[copy], expected, magnitude, peer))
         return worst
-
-    def _refuse_changed(self, position: int | None) -> None:
-        if position is not None:
-            name = self._op.argument_names[position]
-            raise BenchmarkError(f"changes its argument {name!r}, which its schema denies")
 
     def _compare(self, output: Any, expected: Any, magnitude: float, peer: Peer | None) -> float:
         worst = 0.0
