@@ -140,9 +140,11 @@ def dispatched_if_batched() -> contextlib.AbstractContextManager[Any]:
     """Sends public functions the dispatcher's way inside of ``torch.autograd.grad(...,
     is_grads_batched=True)``, whose tensors look plain and have no memory that a kernel could read.
     """
-    if torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED):
-        return _Dispatched()  # type: ignore[no-untyped-call]
-    return _NOTHING
+    return _dispatched() if torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED) else _NOTHING
+
+
+def _dispatched() -> contextlib.AbstractContextManager[Any]:
+    return _Dispatched()  # type: ignore[no-untyped-call]
 
 
 class _Dispatched(TorchDispatchMode):
@@ -307,7 +309,10 @@ def transformed(operator: Operator) -> Any:
         operator._setup_context(ctx, positional, output, **extra)
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        gradients = operator._backward(ctx, *grads)
+        # The function that torch.func.vjp returns is called when the transform is over. What was
+        # saved then looks plain and has no memory.
+        with _dispatched():
+            gradients = operator._backward(ctx, *grads)
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
         return (*gradients, *[None] * ctx.keywords)
 

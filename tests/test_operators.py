@@ -210,6 +210,22 @@ def test_func_grad_agrees_with_autograd(name: str) -> None:
 
 
 @each_differentiable
+def test_what_vjp_returns_outlives_the_transform(name: str) -> None:
+    function, arguments = public(name), call_with(name)
+    positions = floating(arguments)
+
+    def loss(*values: Any) -> torch.Tensor:
+        given = dict(zip(positions, values, strict=True))
+        return total(function(*(given.get(i, value) for i, value in enumerate(arguments))))
+
+    result, pull = torch.func.vjp(loss, *(arguments[i] for i in positions))
+    for actual, expected in zip(
+        pull(torch.ones_like(result)), gradients(function, arguments), strict=True
+    ):
+        torch.testing.assert_close(actual, expected)
+
+
+@each_differentiable
 def test_gradients_per_sample(name: str) -> None:
     function = public(name)
     calls = [call_with(name, seed=seed) for seed in range(3)]
