@@ -133,10 +133,8 @@ def _whole(*tensors: Any) -> bool:
     """Whether all tokens are seen together: not parts of them, mapped or sharded, each of which
     would have an order of its own.
     """
-    return not any(
-        is_traceable_wrapper_subclass(t) or torch._C._functorch.is_functorch_wrapped_tensor(t)
-        for t in tensors
-    )
+    transformed = torch._C._are_functorch_transforms_active()
+    return not transformed and not any(map(is_traceable_wrapper_subclass, tensors))
 
 
 def _through_gate_up(
@@ -145,9 +143,9 @@ def _through_gate_up(
     """Of x and w_gate_up, where the kept gates and ups are themselves differentiated. Every token
     through every expert: right, and not meant to be fast.
     """
-    numbers = torch.arange(len(w_gate_up), device=experts.device).unsqueeze(-1)
+    numbers = torch.arange(w_gate_up.shape[0], device=experts.device).unsqueeze(-1)
     by_expert = (experts.unsqueeze(1) == numbers).to(grad.dtype) @ grad  # (T, E, 2I)
-    rows = by_expert.reshape(len(x), len(numbers) * grad.shape[2])
+    rows = by_expert.reshape(x.shape[0], numbers.shape[0] * grad.shape[2])
     return rows @ w_gate_up.flatten(0, 1), by_expert.permute(1, 2, 0) @ x
 
 

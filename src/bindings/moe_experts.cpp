@@ -431,6 +431,7 @@ std::tuple<Tensor, Tensor> backward_gate_up(const char* op, const Device& device
                                             const Tensor& grad_gate_up_, const Tensor& x_,
                                             const Tensor& w_gate_up_, const Tensor& experts_,
                                             int64_t wanted) {
+  if (!(wanted & (kX | kGateUp))) return {empty({0}, x_), empty({0}, w_gate_up_)};
   const Tensor grad_gate_up = contiguous(grad_gate_up_), x = contiguous(x_);
   const Tensor w_gate_up = contiguous(w_gate_up_), experts = contiguous(experts_);
   const MapTensors map(experts, w_gate_up.size(0));

@@ -3,8 +3,8 @@
 //
 // One choice of one token is an assignment, number t * k + j. By an index map experts find
 // theirs, and an assignment its position in the order of experts. What one product leaves to
-// another lies at positions, where an expert's rows are neighbours; what callers see, and what
-// is added up over a token's assignments, at their numbers.
+// another lies at positions, where an expert's rows are neighbours; what callers see, but between
+// the halves of a gradient, and what is added up over a token's assignments, at their numbers.
 #pragma once
 
 #include "dtype.h"
