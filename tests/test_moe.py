@@ -445,6 +445,11 @@ def test_errors_of_the_parts(device: str) -> None:
         ),
         (
             route_backward,
+            (ones, logits, ones, chosen[0]),
+            "'experts': expected 2 dims (T, k), got shape [2]",
+        ),
+        (
+            route_backward,
             (ones[:3], logits, ones, chosen),
             "'grad_weights': expected shape (T, k) = [4, 2], got shape [3, 2]",
         ),

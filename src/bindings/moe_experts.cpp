@@ -1,8 +1,6 @@
 // moe_experts(x, w_gate_up, w_down, experts, weights): SwiGLU experts for tokens that
 // are routed already, and their gradients.
-#include <algorithm>
-#include <cmath>
-
+#include "moe_cpu.h"
 #include "tensor_moe.h"
 
 using namespace cuda_ops;
@@ -18,23 +16,6 @@ namespace {
 
 // --- checks, as cuda_ops/expert_checks.py has them -----------------------------
 
-void check_dims(const char* op, const char* argument, const Tensor& tensor, int64_t count,
-                const char* dims) {
-  if (tensor.dim() == count) return;
-  refuse(op, argument, std::to_string(count) + " dims " + dims, "shape " + shape_name(tensor));
-}
-
-void check_count(const char* op, const char* argument, const Tensor& matrices) {
-  if (matrices.size(0) >= 1 && matrices.size(0) <= kMostExperts) return;
-  refuse(op, argument, "from 1 to " + std::to_string(kMostExperts) + " experts",
-         "shape " + shape_name(matrices));
-}
-
-void check_countable(const char* op, const Tensor& experts) {
-  if (experts.numel() < kMostAssignments) return;
-  refuse(op, "experts", "fewer than 2^31 elements", "shape " + shape_name(experts));
-}
-
 void check_experts(const char* op, const Tensor& x, const Tensor& w_gate_up, const Tensor& w_down,
                    const Tensor& experts, const Tensor& weights) {
   check_floating(op, "x", x);
@@ -43,7 +24,7 @@ void check_experts(const char* op, const Tensor& x, const Tensor& w_gate_up, con
   check_dims(op, "experts", experts, 2, "(T, k)");
   const int64_t count = w_down.size(0), inner = w_down.size(2);
   const int64_t tokens = x.size(0), hidden = x.size(1), top_k = experts.size(1);
-  check_count(op, "w_down", w_down);
+  check_expert_count(op, "w_down", w_down, 0);
   check_shape(op, "w_gate_up", w_gate_up, "(E, 2I, H)", {count, 2 * inner, hidden});
   check_shape(op, "w_down", w_down, "(E, H, I)", {count, hidden, inner});
   check_shape(op, "experts", experts, "(T, k)", {tokens, top_k});
@@ -64,7 +45,7 @@ void check_backward_down(const char* op, const Tensor& grad_out, const Tensor& w
   check_dims(op, "experts", experts, 2, "(T, k)");
   const int64_t count = w_down.size(0), inner = w_down.size(2);
   const int64_t tokens = grad_out.size(0), top_k = experts.size(1);
-  check_count(op, "w_down", w_down);
+  check_expert_count(op, "w_down", w_down, 0);
   check_shape(op, "w_down", w_down, "(E, H, I)", {count, grad_out.size(1), inner});
   check_shape(op, "experts", experts, "(T, k)", {tokens, top_k});
   check_shape(op, "weights", weights, "(T, k)", {tokens, top_k});
@@ -85,7 +66,7 @@ void check_backward_gate_up(const char* op, const Tensor& grad_gate_up, const Te
   check_dims(op, "experts", experts, 2, "(T, k)");
   const int64_t count = w_gate_up.size(0), inner = w_gate_up.size(1) / 2;
   const int64_t tokens = x.size(0), top_k = experts.size(1);
-  check_count(op, "w_gate_up", w_gate_up);
+  check_expert_count(op, "w_gate_up", w_gate_up, 0);
   check_shape(op, "w_gate_up", w_gate_up, "(E, 2I, H)", {count, 2 * inner, x.size(1)});
   check_shape(op, "experts", experts, "(T, k)", {tokens, top_k});
   check_shape(op, "grad_gate_up", grad_gate_up, "(T * k, 2I)", {tokens * top_k, 2 * inner});
@@ -148,185 +129,6 @@ Tensor made(int64_t wanted, Wanted one, const Tensor& like) {
   return wanted & one ? empty(shape_of(like), like) : empty({0}, like);
 }
 
-// --- CPU ----------------------------------------------------------------------
-
-double silu(double v) { return v * sigmoid(v); }
-
-// y[i] = sum over j of matrix[i, j] * v[j], added to `out`.
-template <class T, class V>
-void add_product(std::vector<double>& out, const T* matrix, const V* v, int64_t columns) {
-  for (size_t i = 0; i < out.size(); ++i) {
-    for (int64_t j = 0; j < columns; ++j) out[i] += double(matrix[i * columns + j]) * double(v[j]);
-  }
-}
-
-// y[j] = sum over i of v[i] * matrix[i, j].
-template <class T, class V>
-std::vector<double> transposed_product(const T* matrix, const V* v, int64_t rows, int64_t columns) {
-  std::vector<double> out(columns);
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < columns; ++j) out[j] += double(v[i]) * double(matrix[i * columns + j]);
-  }
-  return out;
-}
-
-// Calls `body(tag, compute, token)` for each token.
-template <class Body>
-void for_each_token(const MoeExperts& p, Body body) {
-  visit_floating_cpu(p.dtype, [&](auto tag) {
-    using C = std::conditional_t<std::is_same_v<decltype(tag), double>, double, float>;
-    parallel_for(p.tokens, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t token = begin; token < end; ++token) body(tag, C(), token);
-    });
-  });
-}
-
-bool is_known(const MoeExperts& p, int64_t assignment) {
-  const int64_t expert = p.map.chosen[assignment];
-  return expert >= 0 && expert < p.map.experts;
-}
-
-void run_cpu(Call& call) {
-  const MoeExperts& p = call.problem;
-  for_each_token(p, [&](auto tag, auto compute, int64_t token) {
-    using T = decltype(tag);
-    const T* x = static_cast<const T*>(p.x) + token * p.hidden;
-    std::vector<double> sums(p.hidden);
-    for (int64_t i = token * p.top_k; i < (token + 1) * p.top_k; ++i) {
-      std::vector<double> gate_up(2 * p.inner), activations(p.inner), result(p.hidden);
-      if (is_known(p, i)) {
-        const int64_t expert = p.map.chosen[i];
-        const T* w_gate_up = static_cast<const T*>(p.w_gate_up) + expert * 2 * p.inner * p.hidden;
-        const T* w_down = static_cast<const T*>(p.w_down) + expert * p.inner * p.hidden;
-        add_product(gate_up, w_gate_up, x, p.hidden);
-        for (int64_t n = 0; n < p.inner; ++n) {
-          activations[n] = silu(gate_up[n]) * gate_up[p.inner + n];
-        }
-        add_product(result, w_down, activations.data(), p.inner);
-      }
-      const double weight = static_cast<const decltype(compute)*>(p.weights)[i];
-      for (int64_t h = 0; h < p.hidden; ++h) sums[h] += weight * result[h];
-      if (p.gate_up == nullptr) continue;
-      T* kept = static_cast<T*>(p.gate_up) + i * 2 * p.inner;
-      for (int64_t n = 0; n < 2 * p.inner; ++n) kept[n] = static_cast<T>(gate_up[n]);
-    }
-    T* out = static_cast<T*>(p.out) + token * p.hidden;
-    for (int64_t h = 0; h < p.hidden; ++h) out[h] = static_cast<T>(sums[h]);
-  });
-}
-
-// Where each assignment lies in the order of experts.
-std::vector<int64_t> positions_of(const MoeMap& map) {
-  std::vector<int64_t> positions(map.assignments);
-  for (int64_t at = 0; at < map.assignments; ++at) positions[map.order[at]] = at;
-  return positions;
-}
-
-// The gradients of weights and, at the position of each assignment, of gate and up and
-// weight * silu(gate) * up.
-void run_backward_down_cpu(const MoeExpertsBackward& b, const std::vector<int64_t>& positions,
-                           std::vector<double>& activations) {
-  const MoeExperts& p = b.forward;
-  for_each_token(p, [&](auto tag, auto compute, int64_t token) {
-    using T = decltype(tag);
-    using C = decltype(compute);
-    const T* grad_out = static_cast<const T*>(b.grad_out) + token * p.hidden;
-    for (int64_t i = token * p.top_k; i < (token + 1) * p.top_k; ++i) {
-      T* grad_gates = static_cast<T*>(b.grad_gate_up) + positions[i] * 2 * p.inner;
-      double along = 0;
-      std::fill_n(grad_gates, 2 * p.inner, static_cast<T>(0.0));
-      if (is_known(p, i)) {
-        const int64_t expert = p.map.chosen[i];
-        const T* w_down = static_cast<const T*>(p.w_down) + expert * p.inner * p.hidden;
-        const T* gates = static_cast<const T*>(p.gate_up) + i * 2 * p.inner;
-        const double weight = static_cast<const C*>(p.weights)[i];
-        const auto grads = transposed_product(w_down, grad_out, p.hidden, p.inner);
-        for (int64_t n = 0; n < p.inner; ++n) {
-          const double gate = gates[n], up = gates[p.inner + n], s = sigmoid(gate);
-          along += grads[n] * silu(gate) * up;
-          grad_gates[n] = static_cast<T>(weight * grads[n] * up * (s + gate * s * sigmoid(-gate)));
-          grad_gates[p.inner + n] = static_cast<T>(weight * grads[n] * silu(gate));
-          activations[positions[i] * p.inner + n] = weight * silu(gate) * up;
-        }
-      }
-      if (b.grad_weights != nullptr) static_cast<C*>(b.grad_weights)[i] = C(along);
-    }
-  });
-}
-
-void run_backward_x_cpu(const MoeExpertsBackward& b, const std::vector<int64_t>& positions) {
-  const MoeExperts& p = b.forward;
-  for_each_token(p, [&](auto tag, auto, int64_t token) {
-    using T = decltype(tag);
-    std::vector<double> grad_x(p.hidden);
-    for (int64_t i = token * p.top_k; i < (token + 1) * p.top_k; ++i) {
-      if (!is_known(p, i)) continue;
-      const T* w_gate_up =
-          static_cast<const T*>(p.w_gate_up) + p.map.chosen[i] * 2 * p.inner * p.hidden;
-      const T* grad_gates = static_cast<const T*>(b.grad_gate_up) + positions[i] * 2 * p.inner;
-      const auto back = transposed_product(w_gate_up, grad_gates, 2 * p.inner, p.hidden);
-      for (int64_t h = 0; h < p.hidden; ++h) grad_x[h] += back[h];
-    }
-    T* out = static_cast<T*>(b.grad_x) + token * p.hidden;
-    for (int64_t h = 0; h < p.hidden; ++h) out[h] = static_cast<T>(grad_x[h]);
-  });
-}
-
-// out[e] = sum over the positions of e's assignments of left(at)^T right(at).
-template <class Left, class Right>
-void add_outer_products(const MoeExperts& p, void* out, int64_t m, int64_t n, Left left,
-                        Right right) {
-  visit_floating_cpu(p.dtype, [&](auto tag) {
-    using T = decltype(tag);
-    parallel_for(p.map.experts, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t e = begin; e < end; ++e) {
-        std::vector<double> sums(m * n);
-        for (int32_t at = p.map.offsets[e]; at < p.map.offsets[e + 1]; ++at) {
-          for (int64_t row = 0; row < m; ++row) {
-            const double value = left(tag, at, row);
-            for (int64_t column = 0; column < n; ++column) {
-              sums[row * n + column] += value * right(tag, at, column);
-            }
-          }
-        }
-        T* matrix = static_cast<T*>(out) + e * m * n;
-        for (int64_t i = 0; i < m * n; ++i) matrix[i] = static_cast<T>(sums[i]);
-      }
-    });
-  });
-}
-
-void down_cpu(const char*, MoeExpertsBackward& b, const Tensor&) {
-  const MoeExperts& p = b.forward;
-  moe_map_cpu(p.map);
-  std::vector<double> activations(p.map.assignments * p.inner);
-  run_backward_down_cpu(b, positions_of(p.map), activations);
-  if (b.grad_w_down == nullptr) return;
-  const auto left = [&](auto tag, int64_t at, int64_t h) {
-    const int64_t token = p.map.order[at] / p.top_k;
-    return double(static_cast<const decltype(tag)*>(b.grad_out)[token * p.hidden + h]);
-  };
-  const auto right = [&](auto, int64_t at, int64_t n) { return activations[at * p.inner + n]; };
-  add_outer_products(p, b.grad_w_down, p.hidden, p.inner, left, right);
-}
-
-void x_cpu(const char*, MoeExpertsBackward& b, const Tensor&) {
-  moe_map_cpu(b.forward.map);
-  if (b.grad_x != nullptr) run_backward_x_cpu(b, positions_of(b.forward.map));
-}
-
-void w_gate_up_cpu(const char*, MoeExpertsBackward& b, const Tensor&) {
-  const MoeExperts& p = b.forward;
-  const auto left = [&](auto tag, int64_t at, int64_t n) {
-    return double(static_cast<const decltype(tag)*>(b.grad_gate_up)[at * 2 * p.inner + n]);
-  };
-  const auto right = [&](auto tag, int64_t at, int64_t h) {
-    const int64_t token = p.map.order[at] / p.top_k;
-    return double(static_cast<const decltype(tag)*>(p.x)[token * p.hidden + h]);
-  };
-  add_outer_products(p, b.grad_w_gate_up, 2 * p.inner, p.hidden, left, right);
-}
-
 // --- CUDA ---------------------------------------------------------------------
 
 // Space is freed when a function returns: torch's allocator gives it to later work of this
@@ -370,7 +172,14 @@ struct Device {
   void (*run)(Call&);
   Step down, x, w_gate_up;
 };
-constexpr Device kCpu{run_cpu, down_cpu, x_cpu, w_gate_up_cpu};
+constexpr Device kCpu{
+    [](Call& call) { moe_experts_cpu(call.problem); },
+    [](const char*, MoeExpertsBackward& b, const Tensor&) { moe_experts_backward_down_cpu(b); },
+    [](const char*, MoeExpertsBackward& b, const Tensor&) { moe_experts_backward_x_cpu(b); },
+    [](const char*, MoeExpertsBackward& b, const Tensor&) {
+      moe_experts_backward_w_gate_up_cpu(b);
+    },
+};
 constexpr Device kCuda{run_cuda, down_cuda, x_cuda, w_gate_up_cuda};
 
 template <const Device& kDevice>

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "moe_cpu.h"
 #include "tensor_moe.h"
 
 using namespace cuda_ops;
@@ -16,6 +17,12 @@ namespace {
 
 using MaybeTensor = std::optional<Tensor>;
 
+void check_logits(const char* op, const Tensor& logits) {
+  check_dims(op, "router_logits", logits, 2, "(T, E)");
+  check_floating(op, "router_logits", logits);
+  check_expert_count(op, "router_logits", logits, 1);
+}
+
 // The arguments of one call, outputs allocated.
 struct Routed {
   Tensor logits, weights, experts;
@@ -25,15 +32,8 @@ struct Routed {
   Routed(const char* op, const Tensor& logits_, int64_t top_k, int64_t scoring, bool renormalize,
          const MaybeTensor& bias_)
       : logits(logits_) {
-    if (logits.dim() != 2) {
-      refuse(op, "router_logits", "2 dims (T, E)", "shape " + shape_name(logits));
-    }
+    check_logits(op, logits);
     const int64_t count = logits.size(1);
-    check_floating(op, "router_logits", logits);
-    if (count < 1 || count > kMostExperts) {
-      refuse(op, "router_logits", "from 1 to " + std::to_string(kMostExperts) + " experts",
-             "shape " + shape_name(logits));
-    }
     check_between(op, "top_k", top_k, 1, std::min(count, kMostChosen));
     check_between(op, "scoring", scoring, 0, 1);
     if (bias_) {
@@ -67,16 +67,10 @@ struct Gradient {
            const Tensor& experts_, int64_t scoring, bool renormalize)
       : grad_weights(grad_weights_), weights(weights_), experts(experts_) {
     constexpr const char* kOp = "moe_route_backward";
-    if (logits.dim() != 2 || experts.dim() != 2) {
-      refuse(kOp, "router_logits", "2 dims (T, E)", "shape " + shape_name(logits));
-    }
-    check_floating(kOp, "router_logits", logits);
-    const int64_t tokens = logits.size(0), top_k = experts.size(1);
+    check_logits(kOp, logits);
     check_between(kOp, "scoring", scoring, 0, 1);
-    if (logits.size(1) < 1 || logits.size(1) > kMostExperts) {
-      refuse(kOp, "router_logits", "from 1 to " + std::to_string(kMostExperts) + " experts",
-             "shape " + shape_name(logits));
-    }
+    check_dims(kOp, "experts", experts, 2, "(T, k)");
+    const int64_t tokens = logits.size(0), top_k = experts.size(1);
     if (top_k < 1 || top_k > kMostChosen) {
       refuse(kOp, "experts", "from 1 to " + std::to_string(kMostChosen) + " a token",
              "shape " + shape_name(experts));
@@ -111,9 +105,7 @@ Tensor checked_choice(const Tensor& experts, int64_t num_experts) {
   constexpr const char* kOp = "moe_route_map";
   check_dtype(kOp, "experts", experts, DType::kInt64);
   check_between(kOp, "num_experts", num_experts, 1, kMostExperts);
-  if (experts.numel() >= kMostAssignments) {
-    refuse(kOp, "experts", "fewer than 2^31 elements", "shape " + shape_name(experts));
-  }
+  check_countable(kOp, experts);
   return contiguous(experts);
 }
 

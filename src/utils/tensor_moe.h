@@ -58,6 +58,25 @@ inline void check_between(const char* op, const char* argument, int64_t value, i
   }
 }
 
+inline void check_dims(const char* op, const char* argument, const Tensor& tensor, int64_t count,
+                       const char* dims) {
+  if (tensor.dim() == count) return;
+  refuse(op, argument, std::to_string(count) + " dims " + dims, "shape " + shape_name(tensor));
+}
+
+// Of matrices or logits, whose dim `dim` counts experts.
+inline void check_expert_count(const char* op, const char* argument, const Tensor& tensor,
+                               int64_t dim) {
+  if (tensor.size(dim) >= 1 && tensor.size(dim) <= kMostExperts) return;
+  refuse(op, argument, "from 1 to " + std::to_string(kMostExperts) + " experts",
+         "shape " + shape_name(tensor));
+}
+
+inline void check_countable(const char* op, const Tensor& experts) {
+  if (experts.numel() < kMostAssignments) return;
+  refuse(op, "experts", "fewer than 2^31 elements", "shape " + shape_name(experts));
+}
+
 // The index map's own memory: order, offsets, and what it counts with.
 struct MapTensors {
   Tensor order, offsets, counts;
@@ -75,18 +94,5 @@ struct MapTensors {
             static_cast<int32_t*>(offsets.mutable_data_ptr()),
             static_cast<int32_t*>(counts.mutable_data_ptr())} {}
 };
-
-// The same map on the CPU.
-inline void moe_map_cpu(const MoeMap& p) {
-  std::vector<int32_t> next(p.experts + 2);
-  const auto bin = [&](int64_t i) {
-    const int64_t expert = p.chosen[i];
-    return expert >= 0 && expert < p.experts ? expert : p.experts;
-  };
-  for (int64_t i = 0; i < p.assignments; ++i) ++next[bin(i) + 1];
-  for (int64_t e = 0; e <= p.experts; ++e) next[e + 1] += next[e];
-  for (int64_t e = 0; e <= p.experts; ++e) p.offsets[e] = next[e];
-  for (int64_t i = 0; i < p.assignments; ++i) p.order[next[bin(i)]++] = int32_t(i);
-}
 
 }  // namespace cuda_ops
