@@ -51,6 +51,17 @@ def route(
     return weights.masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan), order
 
 
+def index_map(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Assignments in the order of their experts, those of none last, and where each expert's
+    begin.
+    """
+    flat = experts.flatten()
+    bins = torch.where((flat >= 0) & (flat < num_experts), flat, num_experts)
+    counts = torch.bincount(bins, minlength=num_experts + 1)
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)[:num_experts]])
+    return torch.argsort(bins, stable=True).to(torch.int32), offsets.to(torch.int32)
+
+
 def torch_route(
     logits: torch.Tensor, top_k: int, scoring: int = 0, renormalize: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,8 +147,8 @@ def backward_down(
         grad_gate_up[token, place] = torch.cat([grad_gate, weight * through * F.silu(gate)], -1)
         grad_down[e] = grad_out[token].mT @ (weight * activations)
         grad_weights[token, place] = (through * activations).sum(-1)
-    by_expert = grad_gate_up.flatten(0, 1)[_order(experts, w_down.shape[0])]
-    return by_expert, *_of_wanted(wanted >> 2, grad_down, grad_weights)
+    order, _ = index_map(experts, w_down.shape[0])
+    return grad_gate_up.flatten(0, 1)[order], *of_wanted(wanted >> 2, grad_down, grad_weights)
 
 
 def backward_gate_up(
@@ -149,22 +160,17 @@ def backward_gate_up(
 ) -> tuple[torch.Tensor, ...]:
     """From there to x and its matrix."""
     grad_x, grad_matrix = torch.zeros_like(x), torch.zeros_like(w_gate_up)
-    order = _order(experts, w_gate_up.shape[0])
+    order, _ = index_map(experts, w_gate_up.shape[0])
     for e in range(w_gate_up.shape[0]):
         (at,) = torch.where(experts.flatten()[order] == e)
         token, rows = order[at] // experts.shape[1], grad_gate_up[at]
         grad_x = grad_x.index_add(0, token, rows @ w_gate_up[e])
         grad_matrix[e] = rows.mT @ x[token]
-    return _of_wanted(wanted, grad_x, grad_matrix)
+    return of_wanted(wanted, grad_x, grad_matrix)
 
 
-def _order(experts: torch.Tensor, count: int) -> torch.Tensor:
-    """Assignments in the order of their experts; those of none are last."""
-    known = (experts >= 0) & (experts < count)
-    return torch.where(known, experts, count).flatten().argsort(stable=True)
-
-
-def _of_wanted(wanted: int, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def of_wanted(wanted: int, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Without elements where the bit of ``wanted`` is not set."""
     return tuple(g if wanted >> i & 1 else g.new_empty(0) for i, g in enumerate(grads))
 
 

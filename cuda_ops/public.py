@@ -20,7 +20,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from cuda_ops.shapes import bind, refuse
 from cuda_ops.spec import AutocastPolicy, OpSpec
@@ -140,22 +140,16 @@ def dispatched_if_batched() -> contextlib.AbstractContextManager[Any]:
     """Sends public functions the dispatcher's way inside of ``torch.autograd.grad(...,
     is_grads_batched=True)``, whose tensors look plain and have no memory that a kernel could read.
     """
-    return _dispatched() if torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED) else _NOTHING
-
-
-def _dispatched() -> contextlib.AbstractContextManager[Any]:
-    return _Dispatched()  # type: ignore[no-untyped-call]
-
-
-class _Dispatched(TorchDispatchMode):
-    """Changes nothing itself."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
+    batched = torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED)
+    return _dispatched() if batched else contextlib.nullcontext()
 
 
 _BATCHED = torch._C._dispatch_key_parse("VmapMode")
-_NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+
+
+def _dispatched() -> contextlib.AbstractContextManager[Any]:
+    """A mode that changes nothing: while any is on, public functions take the dispatcher's way."""
+    return BaseTorchDispatchMode()
 
 
 def _uncast(policy: AutocastPolicy | None, tensors: Sequence[str], is_on: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -10,17 +11,14 @@ import torch.utils.checkpoint
 from conftest import Recorder, needs_gpu
 from mixtures import drawn, weights
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import cuda_ops
 from cuda_ops import experts as references
 from cuda_ops.spec import OpSpec
 
 pytestmark = pytest.mark.usefixtures("built_mixture")
-WHOLE, HALVES = (
-    "moe_experts_backward",
-    ["moe_experts_backward_down", "moe_experts_backward_gate_up"],
-)
+WHOLE = "moe_experts_backward"
+HALVES = ["moe_experts_backward_down", "moe_experts_backward_gate_up"]
 
 
 def test_derivatives() -> None:
@@ -81,36 +79,11 @@ def test_saves_what_it_says() -> None:
 # --- in halves -------------------------------------------------------------------------------
 
 
-class Kept(TorchDispatchMode):
-    """Whether anybody still has what ``moe_experts_keep`` kept when the second half begins."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive: list[bool] = []
-        self._storage: Any = None
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.cuda_ops.moe_experts_backward_gate_up.default:
-            self.alive.append(not self._storage.expired())
-        result = func(*args, **(kwargs or {}))
-        if func is torch.ops.cuda_ops.moe_experts_keep.default:
-            self._storage = StorageWeakRef(result[1].untyped_storage())
-        return result
-
-
-def test_what_was_kept_is_gone_before_the_largest_gradient() -> None:
-    *tensors, top_k = drawn((6, 8, 4, 3, 2), 0)
-    inputs = [t.requires_grad_() for t in tensors]
-    with Kept() as kept:
-        out = cuda_ops.moe(*inputs, top_k)
-        again = torch.autograd.grad(out.sum(), inputs, retain_graph=True)
-        last = torch.autograd.grad(out.sum(), inputs)
-    assert kept.alive == [True, False]
-    assert all(map(torch.equal, again, last))
-
-
-def test_what_was_kept_is_gone_outside_of_any_mode_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As users call it, past the dispatcher's autograd."""
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, Recorder], ids=["plain", "dispatched"])
+def test_what_was_kept_is_gone_before_the_largest_gradient(
+    mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As users call it, past the dispatcher's autograd, and by that."""
     alive: list[bool] = []
     storages: list[Any] = []
     of_spec = OpSpec.function
@@ -130,10 +103,12 @@ def test_what_was_kept_is_gone_outside_of_any_mode_too(monkeypatch: pytest.Monke
     monkeypatch.setattr(OpSpec, "function", property(watched))
     *tensors, top_k = drawn((6, 8, 4, 3, 2), 0)
     inputs = [t.requires_grad_() for t in tensors]
-    out = cuda_ops.moe(*inputs, top_k)
-    torch.autograd.grad(out.sum(), inputs, retain_graph=True)
-    torch.autograd.grad(out.sum(), inputs)
+    with mode():
+        out = cuda_ops.moe(*inputs, top_k)
+        again = torch.autograd.grad(out.sum(), inputs, retain_graph=True)
+        last = torch.autograd.grad(out.sum(), inputs)
     assert alive == [True, False]
+    assert all(map(torch.equal, again, last))
 
 
 @needs_gpu

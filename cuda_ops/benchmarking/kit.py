@@ -157,13 +157,11 @@ class Kit:
             functions = {name: partial(f, **case.keywords) for name, f in functions.items()}
             reference = partial(reference, **case.keywords)
         forward = functions
-        if case.backward and case.make_shared:
-            raise BenchmarkError(f"case {case.label!r}: make_shared is for cases without backward")
+        shared = _shared_bytes(case)
+        self._check_shared(case, shared)
         if case.backward:
             functions = {name: with_gradients(f) for name, f in functions.items()}
             reference = with_gradients(reference)
-        shared = _shared_bytes(case)
-        self._refuse_cached(case, shared)
         pair = Rotation(case, self.device, 2)
         estimate = quick_seconds(functions[OURS], pair, self.clock, budget=0.0)
         # A case that reads a part of its arguments keeps all of them, and their values.
@@ -254,10 +252,14 @@ class Kit:
             return int(torch.cuda.mem_get_info(self.device)[0] * 0.6)
         return 4 * _MOST_CPU_BYTES
 
-    def _refuse_cached(self, case: BenchmarkCase, shared: int) -> None:
+    def _check_shared(self, case: BenchmarkCase, shared: int) -> None:
         """What all calls have in common must not wait for them in a cache."""
+        if case.make_shared is None:
+            return
+        if case.backward:
+            raise BenchmarkError(f"case {case.label!r}: make_shared is for cases without backward")
         least = _SHARED_CACHES * cache_bytes(self.device)
-        if case.make_shared and shared < least:
+        if shared < least:
             raise BenchmarkError(
                 f"case {case.label!r}: make_shared has {shared >> 20} MiB, which the caches may "
                 f"keep for the next call; expected {least >> 20} MiB, {_SHARED_CACHES} times theirs"

@@ -1,4 +1,6 @@
-"""The arguments of a train: copies that share nothing, holding other values in every train."""
+"""The arguments of a train: copies that share nothing but what a case has one of, holding other
+values in every train.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ class Rotation:
     def advance(self) -> None:
         """Move the values on by one copy: before every train."""
         self._train += 1
-        copied = set()
+        copied = set()  # what copies have in common is copied once
         for i, args in enumerate(self.arguments):
             for argument, value in zip(_tensors(args), _tensors(self._values_in(i)), strict=True):
                 if id(argument) not in copied:

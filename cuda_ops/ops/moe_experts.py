@@ -22,7 +22,7 @@ from cuda_ops.testing.samples import Layout, Sample, TensorArg
 
 FORWARD, KEEP, BACKWARD = "moe_experts", "moe_experts_keep", "moe_experts_backward"
 # The halves of BACKWARD. What the first one passes on is in the order of all tokens' experts.
-DOWN, GATE_UP = "moe_experts_backward_down", "moe_experts_backward_gate_up"
+DOWN, GATE_UP = HALVES = "moe_experts_backward_down", "moe_experts_backward_gate_up"
 _ALL = 15  # of x, w_gate_up, w_down, weights, as `wanted` counts them
 
 
@@ -77,7 +77,7 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
         return of_wanted(wanted, x, w_gate_up)
 
     def of_wanted(wanted: int, *like: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(v.new_empty(v.shape if wanted >> i & 1 else 0) for i, v in enumerate(like))
+        return of_experts.of_wanted(wanted, *(v.new_empty(v.shape) for v in like))
 
     fakes: dict[str, Callable[..., Any]] = {
         FORWARD: forward,
@@ -160,7 +160,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
     """Mapped tokens are more tokens. Where matrices are mapped too, or gradients of them are asked
     for, each part has experts of its own: B times as many. Half a gradient has no parts.
     """
-    if op.name in (DOWN, GATE_UP):
+    if op.name in HALVES:
         return None
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -192,25 +192,23 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookimpl
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
-    """Tokens shard, experts stay whole; gradients of those are then partial sums."""
+    """Tokens shard, experts stay whole; gradients of those are then partial sums. Nothing shards in
+    half a gradient.
+    """
 
     def rule(*args: Any, **kwargs: Any) -> list[ShardingRule]:
         from torch.distributed.tensor import Partial, Replicate, Shard
 
         whole, tokens = Replicate(), Shard(0)
-        if op.name in (DOWN, GATE_UP):
-            outputs, inputs = (3, 5) if op.name == DOWN else (2, 4)
-            return [
-                ([whole] * outputs, [whole] * inputs + [None] * (len(args) + len(kwargs) - inputs))
-            ]
+        outputs, inputs = len(op.parsed.returns), len(op.tensor_positions)
+        wanted = args[inputs] if len(args) > inputs else kwargs.get("wanted", _ALL)
+        flags = [None] * (len(args) + len(kwargs) - inputs)
+        rules: list[ShardingRule] = [([whole] * outputs, [*[whole] * inputs, *flags])]
         places = [tokens, whole, whole, tokens, tokens]
-        if op.name != BACKWARD:
-            outputs = 2 if op.name == KEEP else 1
-            return [([whole] * outputs, [whole] * 5), ([tokens] * outputs, places)]
-        wanted = args[7] if len(args) > 7 else kwargs.get("wanted", _ALL)
-        flags = [None] * (len(args) + len(kwargs) - 7)
-        rules: list[ShardingRule] = [([whole] * 4, [*[whole] * 7, *flags])]
-        if wanted == _ALL:  # a gradient without elements has nothing to shard
+        if op.name in (FORWARD, KEEP):
+            rules.append(([tokens] * outputs, places))
+        # A gradient without elements has nothing to shard.
+        elif op.name == BACKWARD and wanted == _ALL:
             grads = [tokens, Partial(), Partial(), tokens]
             rules.append((grads, [tokens, *places, tokens, *flags]))
         return rules

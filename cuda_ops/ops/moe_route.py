@@ -196,7 +196,7 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
     references: dict[str, Callable[..., Any]] = {
         ROUTE: of_experts.route,
         BACKWARD: reference_backward,
-        MAP: reference_map,
+        MAP: of_experts.index_map,
     }
     return references[op.name]
 
@@ -226,14 +226,6 @@ def reference_backward(
         grad_logits = -router_logits.softmax(-1) * along
         own = weights * grad_weights
     return grad_logits.scatter_add(1, at, torch.where(known, own, 0))
-
-
-def reference_map(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    flat = experts.flatten()
-    bins = torch.where((flat >= 0) & (flat < num_experts), flat, num_experts)
-    counts = torch.bincount(bins, minlength=num_experts + 1)
-    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)[:num_experts]])
-    return torch.argsort(bins, stable=True).to(torch.int32), offsets.to(torch.int32)
 
 
 @hookimpl
