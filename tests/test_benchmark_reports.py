@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 import torch
 from conftest import ScratchOp
 from reports import around, rendered, report, result
+from rich.console import Console
 
 from benchmarks import tables
 from cuda_ops.benchmarking import command, plots
@@ -175,6 +179,71 @@ def test_the_command_from_end_to_end(
         actual = command.main([*options, "--fail-if-regressed", str(tmp_path / "base.json")])
         out = capsys.readouterr().out
         assert actual == status and line in out, out
+
+
+def test_what_goes_on_is_told_on_stderr_where_no_status_is_seen(
+    capsys: pytest.CaptureFixture[str], fast_command: None
+) -> None:
+    assert command.main(["silu", "--quick", "--peers", "eager"]) == 0
+    out, err = capsys.readouterr()
+    told = [re.fullmatch(r"\[ *\d+ s\] (.+)", line) for line in err.splitlines()]
+    texts = [line[1] for line in told if line]
+    assert len(texts) == len(told), err
+    assert texts[:2] == ["building", "measuring the device"]
+    parts = [text for text in texts if text.startswith("silu 1K")]
+    # How many calls depends on the machine; where they are two there is no such line.
+    assert [text for text in parts if not text.endswith(" calls")] == [
+        f"silu 1K float32: {part}"
+        for part in (
+            "making arguments",
+            "estimating the time of cuda_ops",
+            "the reference in float64",
+            "first calls of cuda_ops",
+            "first calls of eager",
+            "timing in turns",
+            "the device's ceilings and the host's latency",
+        )
+    ]
+    assert "silu_backward 1K float32: first calls of eager" in texts
+    assert out.startswith("measured silu: 1 cases") and "first calls" not in out
+
+
+def test_a_terminal_shows_what_goes_on_as_its_status(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "xterm"})
+    status = console.status("")
+    command._progress(console, status)("f [1, 2]: first calls of eager")
+    assert str(status.renderable.text) == "f [1, 2]: first calls of eager"
+    assert capsys.readouterr().err == ""
+
+
+_KILLED_IN_A_PEER = """
+import os
+import signal
+import types
+
+from cuda_ops.benchmarking.command import main
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.registry import registry
+
+
+@hookimpl
+def cuda_ops_peers(op):
+    return {"endless": lambda x: os.kill(os.getpid(), signal.SIGKILL)}
+
+
+plugin = types.ModuleType("plugin")
+plugin.cuda_ops_peers = cuda_ops_peers
+registry().plugins.add(plugin, "plugin")
+main(["silu", "--quick", "--peers", "endless"])
+"""
+
+
+def test_the_last_line_of_a_run_that_is_killed_says_who_has_not_returned() -> None:
+    # A process that is killed writes nothing more: each line must have been flushed.
+    command_line = [sys.executable, "-c", _KILLED_IN_A_PEER]
+    done = subprocess.run(command_line, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL and done.stdout == "", done
+    assert done.stderr.endswith(" s] silu 1K float32: first calls of endless\n"), done.stderr
 
 
 def test_an_interrupted_run_keeps_what_it_has(

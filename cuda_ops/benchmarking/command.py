@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 
 from cuda_ops.dev import compile_ops
 from cuda_ops.discovery import Kind
@@ -78,11 +80,13 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
     if names == {"none"}:
         names = set()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with console.status("building") as status:
+    with console.status("") as status:
+        progress = _progress(console, status)
+        progress("building")
         ops, left_out = _operators(arguments.ops)
         if ops:  # without operators their errors say more
             _refuse_unknown(names or set(), arguments.cases, ops)
-        status.update("measuring the device")
+        progress("measuring the device")
         kit = Kit(device, QUICK if arguments.quick else Settings(), names, arguments.cases)
         kit.left_out |= left_out
         results: list[CaseResult] = []
@@ -102,7 +106,7 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
                     op,
                     registry().plugins,
                     few=arguments.quick,
-                    progress=status.update,
+                    progress=progress,
                     measured=measured,
                 )
                 seconds = time.monotonic() - begin
@@ -113,6 +117,21 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
             raise
         save()  # with what was left out
     return kit.report(results)
+
+
+def _progress(console: Console, status: Status) -> Callable[[str], None]:
+    """Shows a text as the status, or as a line on stderr where a status is not seen: the last line
+    of a run that hangs or is killed names who has not returned.
+    """
+    if console.is_terminal and not console.is_dumb_terminal:
+        return lambda text: status.update(escape(text))
+    begin = time.monotonic()
+
+    def line(text: str) -> None:
+        with contextlib.suppress(OSError):  # that nobody reads it any more is no case's error
+            print(f"[{time.monotonic() - begin:4.0f} s] {text}", file=sys.stderr, flush=True)
+
+    return line
 
 
 def _refuse_unknown(peers: set[str], pattern: str, ops: Sequence[OpSpec]) -> None:

@@ -68,11 +68,13 @@ def compare(
     clock: Clock,
     settings: Settings,
     peers: Mapping[str, Peer] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
     """Time ``functions``, of which :data:`OURS` is one, on the same arguments.
 
     Every train of every function is checked, a peer's as far as ``peers`` says by name.
-    A peer that fails before the rounds start is left out and named.
+    A peer that fails before the rounds start is left out and named. ``progress`` is told whose
+    first calls come next, and when the rounds start; nothing while they last.
 
     Raises:
         BenchmarkError: a result of ours is wrong, or one that a peer gave later on; work goes on
@@ -91,6 +93,7 @@ def compare(
         return train
 
     for name in functions:
+        progress(f"first calls of {name}")  # where a peer compiles, and tunes itself for minutes
         try:
             run(name), run(name)
         except Exception as error:
@@ -99,6 +102,7 @@ def compare(
             del alive[name]
             missing[name] = _reason(error)
     trains: dict[str, list[Train]] = {name: [] for name in alive}
+    progress("timing in turns")
     begin, round_ = perf_counter(), 0
     with undisturbed():
         while True:

@@ -80,7 +80,8 @@ class Kit:
             op: the operator, registered.
             plugins: answers the hooks.
             few: of each dtype the smallest and the largest case alone.
-            progress: told which case comes next.
+            progress: told which part of which case comes next; nothing while calls are timed in
+                turns.
             measured: given each result as soon as it is there.
         """
         reason = why_not(op, self.device.type)
@@ -106,8 +107,7 @@ class Kit:
             # Strict float32 is what a float32 case is about.
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
             for case in self._few(fitting) if few else fitting:
-                progress(f"{op.name} {case.label}")
-                results.append(self._measure_case(op, case, reference, claims))
+                results.append(self._measure_case(op, case, reference, claims, progress))
                 measured(results[-1])
         return results
 
@@ -126,15 +126,23 @@ class Kit:
     # --- one case --------------------------------------------------------------------
 
     def _measure_case(
-        self, op: OpSpec, case: BenchmarkCase, reference: Callable[..., Any], claims: Claims
+        self,
+        op: OpSpec,
+        case: BenchmarkCase,
+        reference: Callable[..., Any],
+        claims: Claims,
+        progress: Callable[[str], None],
     ) -> CaseResult:
+        def part(text: str) -> None:
+            progress(f"{op.name} {case.label}: {text}")
+
         dtype = "" if case.dtype is None else str(case.dtype).removeprefix("torch.")
         result = CaseResult(
             op.name, op.stem, case.label, case.reason, dtype, case.bytes, case.flops, ""
         )
         try:
             result = replace(result, arithmetic=arithmetic(case))
-            return self._compared(op, case, reference, claims, result)
+            return self._compared(op, case, reference, claims, result, part)
         except BenchmarkError as error:
             return replace(result, error=str(error))
         except Exception as error:  # the operator's own code, or out of memory
@@ -147,11 +155,12 @@ class Kit:
         reference: Callable[..., Any],
         claims: Claims,
         result: CaseResult,
+        progress: Callable[[str], None],
     ) -> CaseResult:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # the case before may have left little
         wanted = {n: p for n, p in case.peers.items() if self._peers is None or n in self._peers}
-        peers, missing = load_peers(wanted)
+        peers, missing = load_peers(wanted, progress)
         functions = {OURS: case.function or op.function, **peers}
         if case.keywords:
             functions = {name: partial(f, **case.keywords) for name, f in functions.items()}
@@ -162,19 +171,26 @@ class Kit:
         if case.backward:
             functions = {name: with_gradients(f) for name, f in functions.items()}
             reference = with_gradients(reference)
+        progress("making arguments")
         pair = Rotation(case, self.device, 2)
+        progress(f"estimating the time of {OURS}")
         estimate = quick_seconds(functions[OURS], pair, self.clock, budget=0.0)
         # A case that reads a part of its arguments keeps all of them, and their values.
         each = max(_footprint(case, shared), 2 * pair.bytes_per_copy)
         calls = min(calls_for(estimate, self.clock), max(2, self._room() // each))
-        rotation = pair if calls == 2 else Rotation(case, self.device, calls, pair.shared)
+        rotation = pair
+        if calls > 2:
+            progress(f"making arguments for {calls} calls")
+            rotation = Rotation(case, self.device, calls, pair.shared)
+        progress("the reference in float64")
         verifier = Verifier(op, reference, rotation, claims.tolerance)
         lenient = {
             name: peer
             for name, peer in wanted.items()
             if isinstance(peer, Peer) and (peer.off_by or peer.compared is not None)
         }
-        found = compare(functions, rotation, verifier, self.clock, self.settings, lenient)
+        found = compare(functions, rotation, verifier, self.clock, self.settings, lenient, progress)
+        progress("the device's ceilings and the host's latency")
         for name, seconds in found.seconds.items():
             self.ceilings.refuse_impossible(case, name, seconds.value, calls)
         missing |= found.missing
@@ -183,10 +199,12 @@ class Kit:
             rotation.arguments[0],
             found.seconds[OURS].value,
         )
-        memory = {
-            name: memory_of(forward[name], rotation.arguments[0], self.device, case.backward)
-            for name in (found.seconds if case.memory else ())
-        }
+        memory = {}
+        for name in found.seconds if case.memory else ():
+            progress(f"memory of {name}")
+            memory[name] = memory_of(
+                forward[name], rotation.arguments[0], self.device, case.backward
+            )
         floor = self.ceilings.floor(case)
         notes = [f"{name} waits for the device: host time is included" for name in found.waiting]
         for name, peer in lenient.items():

@@ -83,13 +83,21 @@ def from_pair(root: Path, stem: str, name: str | None = None) -> Peer:
 
 def load_peers(
     peers: Mapping[str, Callable[..., Any] | Peer],
+    progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[dict[str, Callable[..., Any]], dict[str, str]]:
-    """The callables by name, and the reasons of those that are missing."""
+    """The callables by name, and the reasons of those that are missing.
+
+    ``progress`` is told which one is imported or built next.
+    """
     ready: dict[str, Callable[..., Any]] = {}
     missing: dict[str, str] = {}
     for name, peer in peers.items():
+        if not isinstance(peer, Peer):
+            ready[name] = peer
+            continue
+        progress(f"loading {name}")
         try:
-            ready[name] = peer.load() if isinstance(peer, Peer) else peer
+            ready[name] = peer.load()
         except Exception as error:  # a stranger's package may raise anything
             first = (str(error).strip().splitlines() or [""])[0]
             missing[name] = f"{type(error).__name__}: {first}"
