@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import repeat
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from hypothesis.strategies import SearchStrategy
@@ -21,6 +21,7 @@ from hypothesis.strategies import SearchStrategy
 from cuda_ops.benchmarking import rotation
 from cuda_ops.errors import ManifestError
 from cuda_ops.hookspecs import hookimpl
+from cuda_ops.no_gradient import no_gradient, refusal
 from cuda_ops.shapes import (
     bind,
     broadcast,
@@ -86,19 +87,6 @@ class _Formula:
     targets: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class NoGradient:
-    """The ``backward`` of an operator without a formula: no gradient is lost silently."""
-
-    op: OpSpec
-
-    def __call__(self, ctx: Any, *grads: Any) -> NoReturn:
-        raise RuntimeError(
-            f"{self.op.qualname} has no gradient: "
-            f"add {self.op.name}_backward(...) to {self.op.stem}.cpp"
-        )
-
-
 @hookimpl(trylast=True)
 def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
     """The formula that ``<op>_backward`` spells by its names; without one, a loud refusal."""
@@ -107,13 +95,16 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
     sibling = op.siblings.get(f"{op.name}_backward")
     if sibling is None:
         _refuse_misspelt_backward(op)
-        return Autograd(setup_context=_save_nothing, backward=NoGradient(op))
+        return refusal(
+            f"{op.qualname} has no gradient: add {op.name}_backward(...) to {op.stem}.cpp"
+        )
     formula = _read_formula(op, sibling)
     _compare_lines(op, sibling, formula)
     _compare_kernels(op, sibling)
     saved = [source for source in formula.arguments if source[0] != "grad"]
     tensors = set(op.tensor_positions)
     positional = sum(not argument.kwarg_only for argument in op.parsed.arguments)
+    without = [i for i in op.tensor_positions if i not in formula.targets]
 
     def is_tensor(source: tuple[str, int]) -> bool:
         return source[0] == "output" or source[1] in tensors
@@ -127,18 +118,21 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
             *((values if kind == "input" else outputs)[i] for kind, i in filter(is_tensor, saved))
         )
         ctx.plain = [values[source[1]] for source in saved if not is_tensor(source)]
+        ctx.sizes = {i: values[i].shape for i in without if values[i] is not None}
         # An output that nothing depends on has no gradient; torch hands in zeros.
         ctx.set_materialize_grads(True)
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad  # the dispatcher leaves out arguments equal to their default
-        for i in op.tensor_positions:
-            if i < len(wanted) and wanted[i] and i not in formula.targets:
+        gradients: list[Any] = [None] * positional
+        for i in without:
+            if i < len(wanted) and wanted[i]:
                 name = op.argument_names[i]
-                raise RuntimeError(
+                reason = (
                     f"{op.qualname} has no gradient for '{name}': "
                     f"return grad_{name} from {sibling.name} in {op.stem}.cpp"
                 )
+                gradients[i] = no_gradient(grads[0], ctx.sizes[i], reason)
         tensor_values, plain_values = iter(ctx.saved_tensors), iter(ctx.plain)
         arguments = [
             grads[source[1]]
@@ -150,17 +144,12 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         results = results if isinstance(results, (tuple, list)) else (results,)
         # Where loop dims broadcast, a result is larger than its input: torch's
         # engine sums every gradient to the shape of what it belongs to.
-        gradients: list[Any] = [None] * positional
         for target, result in zip(formula.targets, results, strict=True):
             if target < len(wanted) and wanted[target]:
                 gradients[target] = result
         return tuple(gradients[: len(wanted)])
 
     return Autograd(setup_context=setup_context, backward=backward, inputs=formula.targets)
-
-
-def _save_nothing(ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Any = None) -> None:
-    pass
 
 
 def _read_formula(op: OpSpec, sibling: OpSpec) -> _Formula:

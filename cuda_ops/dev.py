@@ -21,9 +21,9 @@ from rich.table import Table
 
 from cuda_ops import build as builder
 from cuda_ops import clangd, guests, toolchain
-from cuda_ops.derive import NoGradient
 from cuda_ops.discovery import Kind, Pair
 from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, PluginError, ResultError
+from cuda_ops.no_gradient import NoGradient
 from cuda_ops.operator import Operator
 from cuda_ops.registry import registry
 from cuda_ops.spec import Autograd, OpSpec

@@ -13,7 +13,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ import torch
 from cuda_ops import autocast, dtensor, public
 from cuda_ops.errors import ManifestError
 from cuda_ops.library import Kernel, Library
+from cuda_ops.no_gradient import refusal
 from cuda_ops.plugins import Plugins
 from cuda_ops.spec import AutocastPolicy, Autograd, OpSpec
 
@@ -38,6 +39,11 @@ class Generation:
     public: Callable[..., Any] | None
     #: Hash of what compiled graphs depend on: schema, signature, dtypes, plugin, siblings' schemas.
     fingerprint: str
+    #: What torch is given: ``autograd``, or what refuses a gradient.
+    formula: Autograd = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.formula = self.autograd or refusal(f"{self.spec.qualname} has no gradient")
 
 
 class Operator:
@@ -163,14 +169,11 @@ class Operator:
     def _setup_context(
         self, ctx: Any, inputs: tuple[Any, ...], output: Any, **keyword_only: Any
     ) -> None:
-        if self.now.autograd is not None:
-            self.now.autograd.setup_context(ctx, inputs, output, **keyword_only)
+        self.now.formula.setup_context(ctx, inputs, output, **keyword_only)
 
     def _backward(self, ctx: Any, *grads: Any) -> Any:
-        if self.now.autograd is None:
-            raise RuntimeError(f"cuda_ops::{self.spec.name} has no gradient")
         with public.dispatched_if_batched():
-            return self.now.autograd.backward(ctx, *grads)
+            return self.now.formula.backward(ctx, *grads)
 
     def _vmap(self, info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
         if self.now.vmap is None:

@@ -261,9 +261,7 @@ def _differentiable(operator: Operator, redispatch: Any) -> Any:
 
     def forward(ctx: Any, *args: Any) -> Any:
         output = redispatch(cuda if args[first].is_cuda else cpu, *args)
-        autograd = operator.now.autograd
-        if autograd is not None:
-            autograd.setup_context(ctx, args, output)
+        operator.now.formula.setup_context(ctx, args, output)
         return output
 
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -275,6 +275,21 @@ def test_no_formula_raises_when_a_gradient_is_asked_for(scaled_product):
     )
 
 
+def test_a_gradient_that_the_formula_leaves_out_compiles_until_it_is_asked_for():
+    backward = spec("derive_part_backward(Tensor grad_out, Tensor y) -> Tensor grad_x", "(),()->()")
+    op = pair(spec("derive_part(Tensor x, Tensor y) -> Tensor", "(),()->()"), backward)
+    register(backward, torch.mul)
+    register(op, torch.mul)
+    compiled = torch.compile(op.overload, backend="aot_eager", fullgraph=True)
+    x, y = (torch.randn(2, 3, requires_grad=True) for _ in range(2))
+    (grad,) = torch.autograd.grad(compiled(x, y.detach()).sum(), x)
+    torch.testing.assert_close(grad, y.detach())
+    out = compiled(x, y)
+    torch.testing.assert_close(out, x * y)
+    with pytest.raises(RuntimeError, match="derive_part has no gradient for 'y': return grad_y"):
+        out.sum().backward()
+
+
 # --- autocast, batching, sharding, samples, timing ---------------------------------
 
 

@@ -11,12 +11,13 @@ from specs import pair, spec
 
 from cuda_ops import derive
 from cuda_ops.errors import ManifestError
+from cuda_ops.no_gradient import NoGradient
 
 
 def test_a_gradient_that_the_formula_leaves_out_is_not_silently_zero():
     op = spec("f(Tensor x, Tensor y) -> Tensor", "(),()->()")
     pair(op, spec("f_backward(Tensor grad_out) -> Tensor grad_x", "()->()"))
-    ctx = SimpleNamespace(needs_input_grad=(True, True))
+    ctx = SimpleNamespace(needs_input_grad=(True, True), sizes={1: (2,)})
     with pytest.raises(RuntimeError, match="cuda_ops::f has no gradient for 'y': return grad_y"):
         derive.cuda_ops_autograd(op).backward(ctx, torch.ones(2))
 
@@ -129,4 +130,4 @@ def test_a_misspelt_gradient_is_refused():
             derive.cuda_ops_autograd(op)
     backward = spec("ab_backward(Tensor grad_out) -> Tensor grad_x", "()->()")
     pair(spec("ab(Tensor x) -> Tensor", "()->()"), backward)
-    assert isinstance(derive.cuda_ops_autograd(backward).backward, derive.NoGradient)
+    assert isinstance(derive.cuda_ops_autograd(backward).backward, NoGradient)

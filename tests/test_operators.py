@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 import cuda_ops
-from cuda_ops.derive import NoGradient
 from cuda_ops.dev import compile_ops
 from cuda_ops.discovery import BUILTIN_ROOT, Kind
+from cuda_ops.no_gradient import NoGradient
 from cuda_ops.operator import Operator
 from cuda_ops.registry import all_operators, registry
 from cuda_ops.testing import PROFILES, check_op
@@ -288,6 +288,32 @@ def test_the_second_derivative_is_right(name: str) -> None:
     arguments = call_with(name, dtype=torch.float64)
     leaves = [a.requires_grad_() if is_floating(a) else a for a in arguments]
     assert torch.autograd.gradgradcheck(getattr(cuda_ops, name), leaves)
+
+
+def refuses(name: str) -> bool:
+    """Whether a gradient is asked for in vain, of floating arguments and results."""
+    autograd = OPERATORS[name].now.autograd
+    refused = autograd is not None and isinstance(autograd.backward, NoGradient)
+    return refused and name != "moe_route_map"  # of integers
+
+
+@pytest.mark.parametrize("name", [n for n in OPERATORS if refuses(n)])
+def test_what_has_no_gradient_compiles_until_one_is_asked_for(name: str) -> None:
+    arguments = call_with(name)
+    function = OPERATORS[name].public
+    expected = tensors(function(*arguments))
+    for argument in arguments:
+        if is_floating(argument):
+            argument.requires_grad_()
+    reason = f"^cuda_ops::{name} has no gradient"
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for run in (function, compiled):
+        results = tensors(run(*arguments))
+        torch.testing.assert_close([r.detach() for r in results], expected)
+        ends = [result for result in results if result.requires_grad]
+        seeds = [torch.ones_like(end) for end in ends]
+        with pytest.raises(RuntimeError, match=reason):
+            torch.autograd.backward(ends, seeds)
 
 
 def curvature(function: Callable[..., Any], arguments: list[Any]) -> Callable[..., Any]:

@@ -11,9 +11,9 @@ from typing import Any, Literal, Protocol
 import torch
 from hypothesis.strategies import SearchStrategy
 
-from cuda_ops.derive import NoGradient
 from cuda_ops.discovery import BUILTIN_ROOT
 from cuda_ops.errors import CudaOpsError, PluginError
+from cuda_ops.no_gradient import NoGradient
 from cuda_ops.signature import parse_signature
 from cuda_ops.spec import AutocastPolicy, Claims, OpSpec
 from cuda_ops.testing import samples

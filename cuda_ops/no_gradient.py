@@ -1,0 +1,83 @@
+"""A gradient that does not exist: refused where it is computed, never zero.
+
+torch.compile traces a gradient beside every forward pass whose arguments require one, before
+anybody asks for it. So the refusal is an operator: a trace has it in its backward, which raises if
+it is run at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from cuda_ops.spec import Autograd
+
+# Not among cuda_ops' own operators, which users list.
+_library = torch.library.Library("_cuda_ops", "DEF")
+# `grad` makes it a part of the backward: what depends on nothing there might run in the forward.
+_library.define(
+    "no_gradient(Tensor grad, SymInt[] size, str reason) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl(_library, "no_gradient", "CompositeExplicitAutograd")
+def _refuse(grad: torch.Tensor, size: Sequence[int], reason: str) -> NoReturn:
+    raise RuntimeError(reason)
+
+
+torch.library.register_fake(
+    "_cuda_ops::no_gradient", lambda grad, size, reason: grad.new_empty(size), lib=_library
+)
+
+
+def no_gradient(grad: torch.Tensor, size: Sequence[int], reason: str) -> torch.Tensor:
+    """In place of the gradient of an argument of this size.
+
+    Raises:
+        RuntimeError: with ``reason``, unless this is a trace.
+    """
+    refused: torch.Tensor = torch.ops._cuda_ops.no_gradient(grad, size, reason)
+    return refused
+
+
+@dataclass(frozen=True)
+class NoGradient:
+    """The ``backward`` of an operator without a gradient; ``reason`` names it."""
+
+    reason: str
+
+    def __call__(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        grad = next((grad for grad in grads if grad is not None), None)
+        if grad is None:
+            raise RuntimeError(self.reason)
+
+        def refused(size: Any) -> Any:
+            if isinstance(size, list):
+                return [refused(one) for one in size]
+            return None if size is None else no_gradient(grad, size, self.reason)
+
+        return tuple(
+            refused(size) if wanted else None
+            for wanted, size in zip(ctx.needs_input_grad, ctx.sizes, strict=False)
+        )
+
+
+def refusal(reason: str) -> Autograd:
+    """The formula of an operator without one."""
+    return Autograd(setup_context=_keep_sizes, backward=NoGradient(reason))
+
+
+def _keep_sizes(
+    ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: Any = None
+) -> None:
+    ctx.sizes = [_size(value) for value in inputs]
+
+
+def _size(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    return [_size(one) for one in value] if isinstance(value, (list, tuple)) else None
