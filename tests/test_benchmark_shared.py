@@ -11,8 +11,9 @@ import pytest
 import torch
 from test_benchmark_cheats import DEVICES, on_every_device, operator
 
-from cuda_ops.benchmarking import kit as kits
+from cuda_ops.benchmarking import room
 from cuda_ops.benchmarking.compare import Settings
+from cuda_ops.benchmarking.kit import Kit
 from cuda_ops.benchmarking.results import CaseResult
 from cuda_ops.benchmarking.rotation import Rotation
 from cuda_ops.errors import BenchmarkError
@@ -53,13 +54,13 @@ def measured(
     answers = {"cuda_ops_benchmarks": [case], "cuda_ops_reference": widening}
     plugins: Any = SimpleNamespace(ask=lambda hook, op: answers.get(hook), peers=lambda op: {})
     op = operator(kernel, "(Tensor x, Tensor w) -> Tensor", "(m,k),(k,n)->(m,n)")
-    (result,) = kits.Kit(device, FAST).measure(op, plugins)
+    (result,) = Kit(device, FAST).measure(op, plugins)
     return result
 
 
 @pytest.fixture
 def small_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kits, "cache_bytes", lambda device: 1)
+    monkeypatch.setattr(room, "cache_bytes", lambda device: 1)
 
 
 @on_every_device
@@ -152,7 +153,7 @@ def test_it_has_numbers_of_its_own() -> None:
 @pytest.mark.usefixtures("built_mixture")
 def test_a_whole_model_is_left_out_where_it_does_not_fit() -> None:
     """Before anybody makes it."""
-    kit = kits.Kit(CPU, FAST, cases="^DeepSeek-V3, T=")
+    kit = Kit(CPU, FAST, cases="^DeepSeek-V3, T=")
     assert not kit.measure(registry().operators("moe")["moe"].spec, registry().plugins)
     assert len(kit.left_out) == 6
     assert all("MiB, too large for a CPU" in reason for reason in kit.left_out.values())
@@ -164,7 +165,7 @@ def test_a_mixture_is_right_with_one_set_of_matrices(monkeypatch: pytest.MonkeyP
     plugins: Any = SimpleNamespace(
         ask=lambda hook, op: getattr(moe, hook)(op), peers=moe.cuda_ops_peers
     )
-    kit = kits.Kit(CPU, FAST, peers=("grouped_mm",), cases="^DeepSeek-V3, T=(1|8|64) ")
+    kit = Kit(CPU, FAST, peers=("grouped_mm",), cases="^DeepSeek-V3, T=(1|8|64) ")
     results = kit.measure(registry().operators("moe")["moe"].spec, plugins)
     assert [result.error for result in results] == [""] * 3
     assert all(result.peers["grouped_mm"].ratio for result in results)

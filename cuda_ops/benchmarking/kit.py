@@ -15,24 +15,21 @@ from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import BenchmarkCase, Claims, OpSpec, Peer
 from cuda_ops.testing.subject import Plugins, why_not
 
+from . import room
 from .ceilings import Ceilings, arithmetic
-from .clock import cache_bytes, host_latency, make_clock, prove_cold
+from .clock import host_latency, make_clock, prove_cold
 from .compare import OURS, Settings, calls_for, compare, quick_seconds
 from .environment import environment
 from .memory import memory_of
 from .peers import load_peers
 from .results import CaseResult, PeerResult, Report
-from .rotation import Rotation, shared_arguments
+from .rotation import Rotation
 from .stats import Interval, median_interval
 from .training import with_gradients
 from .verify import Verifier
 
 #: Where the device takes longer than this, the host's latency is hidden behind it.
 HOST_BOUND_SECONDS = 20e-6
-#: What a CPU can do in reasonable time.
-_MOST_CPU_BYTES, _MOST_CPU_FLOPS = 300 << 20, 10**9
-#: What all calls of a case share is at least so many times the last cache: little of it is there.
-_SHARED_CACHES = 64
 #: The largest of few cases on a CPU, if there is a smaller one: the rest takes most of the time.
 _FEW_CPU_BYTES = 32 << 20
 
@@ -98,7 +95,7 @@ class Kit:
             return []
         fitting = []
         for case in asked:
-            if too_large := self._too_large(case):
+            if too_large := room.too_large(case, self.device):
                 self.left_out[f"{op.name} {case.label}"] = too_large
             else:
                 fitting.append(case)
@@ -166,8 +163,7 @@ class Kit:
             functions = {name: partial(f, **case.keywords) for name, f in functions.items()}
             reference = partial(reference, **case.keywords)
         forward = functions
-        shared = _shared_bytes(case)
-        self._check_shared(case, shared)
+        room.check_shared(case, self.device)
         if case.backward:
             functions = {name: with_gradients(f) for name, f in functions.items()}
             reference = with_gradients(reference)
@@ -176,8 +172,8 @@ class Kit:
         progress(f"estimating the time of {OURS}")
         estimate = quick_seconds(functions[OURS], pair, self.clock, budget=0.0)
         # A case that reads a part of its arguments keeps all of them, and their values.
-        each = max(_footprint(case, shared), 2 * pair.bytes_per_copy)
-        calls = min(calls_for(estimate, self.clock), max(2, self._room() // each))
+        each = max(room.footprint(case), 2 * pair.bytes_per_copy)
+        calls = min(calls_for(estimate, self.clock), max(2, room.free(self.device) // each))
         rotation = pair
         if calls > 2:
             progress(f"making arguments for {calls} calls")
@@ -264,52 +260,9 @@ class Kit:
         ]
         return [case for case in cases if any(case is end for end in ends)]
 
-    def _room(self) -> int:
-        """Bytes that the copies of a case may take."""
-        if self.device.type == "cuda":
-            return int(torch.cuda.mem_get_info(self.device)[0] * 0.6)
-        return 4 * _MOST_CPU_BYTES
-
-    def _check_shared(self, case: BenchmarkCase, shared: int) -> None:
-        """What all calls have in common must not wait for them in a cache."""
-        if case.make_shared is None:
-            return
-        if case.backward:
-            raise BenchmarkError(f"case {case.label!r}: make_shared is for cases without backward")
-        least = _SHARED_CACHES * cache_bytes(self.device)
-        if shared < least:
-            raise BenchmarkError(
-                f"case {case.label!r}: make_shared has {shared >> 20} MiB, which the caches may "
-                f"keep for the next call; expected {least >> 20} MiB, {_SHARED_CACHES} times theirs"
-            )
-
-    def _too_large(self, case: BenchmarkCase) -> str:
-        try:
-            shared = _shared_bytes(case)
-        except Exception:
-            return ""  # it fails again where the case is measured, and is that case's error
-        if self.device.type == "cpu":
-            if (size := max(case.bytes, shared)) > _MOST_CPU_BYTES:
-                return f"{size >> 20} MiB, too large for a CPU ({_MOST_CPU_BYTES >> 20} MiB)"
-            if case.flops > _MOST_CPU_FLOPS:
-                return f"{case.flops:.1e} FLOPs, too many for a CPU ({_MOST_CPU_FLOPS:.0e})"
-        # What is shared, its values, and those without a sign, of which magnitudes are computed.
-        elif (size := 2 * _footprint(case, shared) + 3 * shared) > self._room():
-            return f"{size >> 30} GiB, too large for the memory that is free"
-        return ""
-
 
 def cases_of(op: OpSpec, plugins: Plugins) -> list[BenchmarkCase]:
     """The operator's cases, each with the operator's peers beside its own."""
     cases: list[BenchmarkCase] = plugins.ask("cuda_ops_benchmarks", op) or []
     peers = plugins.peers(op)
     return [replace(case, peers={**peers, **case.peers}) for case in cases]
-
-
-def _footprint(case: BenchmarkCase, shared: int) -> int:
-    """Bytes of one copy, at most: arguments, their values, outputs, a peer's intermediates."""
-    return max(1, 3 * (case.bytes - shared))
-
-
-def _shared_bytes(case: BenchmarkCase) -> int:
-    return sum(t.nbytes for t in shared_arguments(case, torch.device("meta")).values())
