@@ -58,7 +58,9 @@ def _is_sharded(matrices: Any) -> bool:
 
 
 def _here(*inputs: torch.Tensor) -> torch.Tensor:
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    # What is exported is for inference mostly, and has a gradient without what is kept too.
+    if wanted and not torch.compiler.is_exporting():
         kept: torch.Tensor = function("moe_experts_keep")(*inputs)[0]
         return kept
     out: torch.Tensor = function("moe_experts")(*inputs)

@@ -76,8 +76,22 @@ def _public(operator: Operator) -> FunctionType:
             f"not isinstance({t}, _Tensor)" + (f" and {t} is not None" if _optional(op, t) else "")
             for t in tensors
         )
-        body = f"if {wrong}:\n    _refuse_others({', '.join(tensors)})\n{body}"
+        given, group = ", ".join(passed), "".join(f"{name}, " for name in tensors)
+        defaults["_overrides"] = torch.overrides.has_torch_function
+        defaults["_override"] = functools.partial(_override, operator)
+        before = textwrap.dedent(f"""\
+            if {wrong}:
+                if _overrides(({group})):
+                    return _override(({group}), {given})
+                _refuse_others({", ".join(tensors)})
+            """)
+        body = before + body
     return _function(op, ", ".join(parts), body, defaults, wrapper.__doc__)
+
+
+def _override(operator: Operator, values: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
+    """Of what is no tensor and takes calls in its place: a tracer's stand-in."""
+    return torch.overrides.handle_torch_function(operator.public, values, *args, **kwargs)
 
 
 def _generate(operator: Operator) -> FunctionType:
@@ -105,7 +119,7 @@ def _generate(operator: Operator) -> FunctionType:
                 _refuse_tangents({", ".join(tensors)})
             """)
     if tensors and not optional and not keyword_only and not op.is_composite:
-        names.update(_helpers(operator, tensors))
+        names.update(_helpers(operator))
         plain = " and ".join(f"(type({t}) is _Tensor or type({t}) is _Parameter)" for t in tensors)
         gradient = " or ".join(f"{t}.requires_grad" for t in tensors)
         uncast_cuda, uncast_cpu = (
@@ -114,13 +128,12 @@ def _generate(operator: Operator) -> FunctionType:
         )
         on_cuda = f"{tensors[0]}.is_cuda{uncast_cuda}"
         on_cpu = f"{tensors[0]}.is_cpu{uncast_cpu}"
-        missing = " or ".join(f"{t} is None" for t in tensors)
         # The cheapest questions first; inference mode has no autograd kernel to get past.
         before += textwrap.dedent(f"""\
             if _inference():
                 return _dispatch({arguments})
-            if not (_modes() or _transformed() or _jit() or _profiler._is_profiler_enabled) \\
-                    and {plain}:
+            if not (_modes() or _functions() or _transformed() or _jit() \\
+                    or _profiler._is_profiler_enabled) and {plain}:
                 if ({gradient}) and _grad_enabled():
                     if {on_cuda} or {on_cpu}:
                         return _differentiable({arguments})
@@ -128,9 +141,12 @@ def _generate(operator: Operator) -> FunctionType:
                     return _redispatch(_CUDA, {arguments})
                 elif {on_cpu}:
                     return _redispatch(_CPU, {arguments})
-            if {missing}:
-                _refuse_others({", ".join(tensors)})
             """)
+    required = [name for name in tensors if not _optional(op, name)]
+    if required and not op.is_composite:
+        names["_refuse_others"] = functools.partial(_refuse_others, op, tensors)
+        missing = " or ".join(f"{name} is None" for name in required)
+        before += f"if {missing}:\n    _refuse_others({', '.join(tensors)})\n"
     if before:
         body = f"if not _tracing():\n{textwrap.indent(before, '    ')}{body}"
     return _function(op, parameters, body, names, op.doc)
@@ -179,7 +195,7 @@ def _function(
     return function
 
 
-def _helpers(operator: Operator, tensors: Sequence[str]) -> dict[str, Any]:
+def _helpers(operator: Operator) -> dict[str, Any]:
     redispatch = operator.spec.overload._handle.redispatch_boxed
     return {
         "_Tensor": torch.Tensor,
@@ -187,13 +203,13 @@ def _helpers(operator: Operator, tensors: Sequence[str]) -> dict[str, Any]:
         "_CPU": _below_autograd("CPU", operator.spec),
         "_CUDA": _below_autograd("CUDA", operator.spec),
         "_modes": torch._C._len_torch_dispatch_stack,
+        "_functions": torch._C._len_torch_function_stack,
         "_transformed": torch._C._are_functorch_transforms_active,
         "_profiler": torch.autograd.profiler,
         "_jit": torch._C._is_tracing,
         # Without an argument it asks of CUDA alone, in half the time.
         "_cuda_autocast": torch.is_autocast_enabled,
         "_any_autocast": torch._C._is_any_autocast_enabled,
-        "_refuse_others": functools.partial(_refuse_others, operator.spec, tensors),
         "_grad_enabled": torch.is_grad_enabled,
         "_inference": torch.is_inference_mode_enabled,
         "_dispatch": operator.spec.overload._op,

@@ -8,7 +8,6 @@ swapped. An operator's schema is defined, and its trampolines registered, once.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import threading
 import warnings
@@ -298,10 +297,18 @@ class Registry:
         config.cache_key_tag = ";".join([*kept, tag])
 
 
-@functools.cache
+_making = threading.RLock()
+_registry: Registry | None = None
+
+
 def registry() -> Registry:
     """The process's registry."""
-    return Registry()
+    global _registry  # functools.cache makes one for each of several threads that come first
+    if _registry is None:
+        with _making:
+            if _registry is None:
+                _registry = Registry()
+    return _registry
 
 
 def function(name: str) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ sizes survive.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -298,4 +299,5 @@ def as_rows(tensor: torch.Tensor) -> torch.Tensor:
     """The dims (..., n) of ``tensor`` as (rows, n), where n may be 0; what is that is itself."""
     if tensor.dim() == 2:
         return tensor
-    return tensor.unsqueeze(0) if tensor.dim() == 1 else tensor.flatten(0, -2)
+    # Not flatten, for which torch has no rule where gradients are computed several at once.
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])

@@ -304,6 +304,59 @@ def test_a_tensor_that_is_none_is_named(arguments: Any, name: str) -> None:
     for add in (cuda_ops.add, torch.ops.cuda_ops.add):
         with pytest.raises(RuntimeError, match=f"add: argument '{name}': expected a tensor, got N"):
             add(*arguments)
+    with pytest.raises(RuntimeError, match="volume: argument 'x': expected a tensor, got N"):
+        cuda_ops.normalize_volume(None)
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("matmul", (X, X)), ("fused_linear_gelu", (X, X[None])), ("silu", (X,)), ("add", (X, X))],
+)
+def test_a_symbolic_trace_has_it(name: str, arguments: tuple[torch.Tensor, ...]) -> None:
+    function = getattr(cuda_ops, name)
+
+    class Model(torch.nn.Module):
+        def forward(self, *inputs: Any) -> Any:
+            return function(*(inputs[i] for i in range(len(arguments))))
+
+    traced = torch.fx.symbolic_trace(Model())
+    torch.testing.assert_close(traced(*arguments), function(*arguments))
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("first", ["cuda_ops.silu(x)", "torch.ops.cuda_ops.silu(x)"])
+def test_threads_may_be_the_first_to_use_it(first: str) -> None:
+    program = f"""
+import threading, torch, cuda_ops
+x, together, errors = torch.zeros(2), threading.Barrier(4), []
+def use():
+    together.wait()
+    try:
+        {first}
+    except Exception as error:
+        errors.append(error)
+threads = [threading.Thread(target=use) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(errors)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+@pytest.mark.usefixtures("shipped")
+def test_what_asks_from_c_plus_plus_needs_operators_that_are_loaded(tmp_path: Path) -> None:
+    traced = torch.jit.trace(lambda x: torch.ops.cuda_ops.silu(x), X)
+    traced.save(str(tmp_path / "model.pt"))
+    program = f"""
+import torch
+from cuda_ops.registry import all_operators
+all_operators()
+print(torch.jit.load({str(tmp_path / "model.pt")!r})(torch.zeros(1)).item())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "0.0\n", done.stderr
 
 
 @pytest.mark.usefixtures("shipped")

@@ -218,3 +218,11 @@ def test_tokens_that_are_sharded_stay_where_they_are(mesh: Any) -> None:
             gradients = torch.autograd.grad(cuda_ops.matmul(*inputs).square().sum(), inputs)
         assert communication.get_total_counts() == 0
         assert [g.placements for g in gradients] == [(Shard(dim),), (Partial(),)]
+
+
+def test_gradients_of_a_linear_layer_several_at_once() -> None:
+    """Where a batch of rows has one weight, its gradient is one product."""
+    x, w = torch.randn(2, 4, 6), torch.randn(6, 5)
+    expected = torch.autograd.functional.jacobian(torch.matmul, (x, w), vectorize=True)
+    actual = torch.autograd.functional.jacobian(cuda_ops.matmul, (x, w), vectorize=True)
+    torch.testing.assert_close(actual, expected)

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 
 import cuda_ops
 from cuda_ops.dev import compile_ops
@@ -261,6 +262,30 @@ def test_several_gradients_at_once(name: str) -> None:
     together = torch.autograd.grad(results, wanted, rows, is_grads_batched=True)
     for actual, expected in zip(together, zip(*each, strict=True), strict=True):
         torch.testing.assert_close(actual, torch.stack(expected))
+
+
+class Calls(TorchFunctionMode):
+    """The functions of cuda_ops that are called while it is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if isinstance(function, torch._ops.OpOverload) and function.namespace == "cuda_ops":
+            self.seen.append(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [n for n in OPERATORS if n != "moe_route_map"])  # of integers
+def test_function_modes_see_it(name: str) -> None:
+    """As they see torch's own: tools that cast, count or quantize are such modes."""
+    arguments = call_with(name)
+    with Calls() as calls:
+        public(name)(*arguments)
+    assert calls.seen
 
 
 @each_differentiable

@@ -151,7 +151,7 @@ def _rows(*batches: torch.Tensor) -> tuple[torch.Tensor, ...]:
         for place in getattr(batch, "placements", ()):
             if place.is_shard() and 0 < place.dim < batch.dim() - 1:
                 return batches
-    return tuple(batch.flatten(0, -2) for batch in batches)
+    return tuple(shapes.as_rows(batch) for batch in batches)
 
 
 @hookimpl
