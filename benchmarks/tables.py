@@ -240,7 +240,10 @@ def _of_pair(pair: str, report: Report, base: Path) -> str:
 def _earlier(report: Report) -> str:
     """``", 3 cases 1234567"``, where a run has cases of an earlier one."""
     commits = Counter(result.commit for result in report.results if result.commit)
-    return "".join(f", {count} cases {commit}" for commit, count in commits.items())
+    return "".join(
+        f", {count} {'case' if count == 1 else 'cases'} {commit}"
+        for commit, count in commits.items()
+    )
 
 
 def _row(result: CaseResult, peers: Sequence[str]) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ class NoGradient:
                 return [refused(one) for one in size]
             return None if size is None else no_gradient(grad, size, self.reason)
 
+        # Transforms count keyword-only arguments too, which never have a gradient.
         return tuple(
             refused(size) if wanted else None
             for wanted, size in zip(ctx.needs_input_grad, ctx.sizes, strict=False)

@@ -2,10 +2,9 @@
 
 ``torch.ops.cuda_ops.silu`` is always right, and slower than it need be: its
 Autograd kernel is Python and runs whether or not a gradient is wanted. The
-public function looks first. Plain tensors outside of any tracing,
-transform, profiling or autocast that would cast them go straight to the CPU or CUDA kernel, or, if
-a gradient is wanted, through one autograd.Function; everything else takes the
-dispatcher's way.
+public function looks first. Plain tensors outside of any tracing, transform, mode, profiling or
+autocast that would cast them go straight to the CPU or CUDA kernel, or, if a gradient is wanted,
+through one autograd.Function; everything else takes the dispatcher's way.
 """
 
 from __future__ import annotations

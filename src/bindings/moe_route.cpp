@@ -138,23 +138,12 @@ std::vector<double> logits_of(const MoeRoute& p, int64_t token) {
   return logits;
 }
 
-// Calls `body(tag, compute, token)` for each token.
-template <class Body>
-void for_each_token(const MoeRoute& p, Body body) {
-  visit_floating_cpu(p.dtype, [&](auto tag) {
-    using C = std::conditional_t<std::is_same_v<decltype(tag), double>, double, float>;
-    parallel_for(p.tokens, 64, [&](int64_t begin, int64_t end) {
-      for (int64_t token = begin; token < end; ++token) body(tag, C(), token);
-    });
-  });
-}
-
 std::tuple<Tensor, Tensor> moe_route_cpu(const Tensor& router_logits, int64_t top_k,
                                          int64_t scoring, bool renormalize,
                                          const MaybeTensor& expert_bias) {
   Routed call("moe_route", router_logits, top_k, scoring, renormalize, expert_bias);
   const MoeRoute& p = call.problem;
-  for_each_token(p, [&](auto tag, auto compute, int64_t token) {
+  for_each_token(p.dtype, p.tokens, 64, [&](auto tag, auto compute, int64_t token) {
     using C = decltype(compute);
     const std::vector<double> logits = logits_of<decltype(tag)>(p, token);
     const std::vector<double> scores = scores_of(logits, p.scoring);
@@ -194,7 +183,7 @@ Tensor moe_route_backward_cpu(const Tensor& grad_weights, const Tensor& router_l
                               bool renormalize) {
   Gradient call(grad_weights, router_logits, weights, experts, scoring, renormalize);
   const MoeRoute& p = call.problem.route;
-  for_each_token(p, [&](auto tag, auto compute, int64_t token) {
+  for_each_token(p.dtype, p.tokens, 64, [&](auto tag, auto compute, int64_t token) {
     using T = decltype(tag);
     using C = decltype(compute);
     const C* grads = static_cast<const C*>(call.problem.grad_weights) + token * p.top_k;

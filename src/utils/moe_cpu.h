@@ -11,6 +11,17 @@
 
 namespace cuda_ops {
 
+// Calls `body(tag, compute, token)` for each token, of which a thread takes at least `grain`.
+template <class Body>
+void for_each_token(DType dtype, int64_t tokens, int64_t grain, Body body) {
+  visit_floating_cpu(dtype, [&](auto tag) {
+    using C = std::conditional_t<std::is_same_v<decltype(tag), double>, double, float>;
+    parallel_for(tokens, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token) body(tag, C(), token);
+    });
+  });
+}
+
 inline void moe_map_cpu(const MoeMap& p) {
   std::vector<int32_t> next(p.experts + 2);
   const auto bin = [&](int64_t i) {
@@ -45,17 +56,6 @@ std::vector<double> transposed_product(const T* matrix, const V* v, int64_t rows
   return out;
 }
 
-// Calls `body(tag, compute, token)` for each token.
-template <class Body>
-void for_each_token(const MoeExperts& p, Body body) {
-  visit_floating_cpu(p.dtype, [&](auto tag) {
-    using C = std::conditional_t<std::is_same_v<decltype(tag), double>, double, float>;
-    parallel_for(p.tokens, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t token = begin; token < end; ++token) body(tag, C(), token);
-    });
-  });
-}
-
 inline bool is_known(const MoeExperts& p, int64_t assignment) {
   const int64_t expert = p.map.chosen[assignment];
   return expert >= 0 && expert < p.map.experts;
@@ -74,7 +74,7 @@ inline void rows_backward_down_cpu(const MoeExpertsBackward& b,
                                    const std::vector<int64_t>& positions,
                                    std::vector<double>& activations) {
   const MoeExperts& p = b.forward;
-  for_each_token(p, [&](auto tag, auto compute, int64_t token) {
+  for_each_token(p.dtype, p.tokens, 1, [&](auto tag, auto compute, int64_t token) {
     using T = decltype(tag);
     using C = decltype(compute);
     const T* grad_out = static_cast<const T*>(b.grad_out) + token * p.hidden;
@@ -128,7 +128,7 @@ void add_outer_products(const MoeExperts& p, void* out, int64_t m, int64_t n, Le
 }  // namespace detail
 
 inline void moe_experts_cpu(const MoeExperts& p) {
-  detail::for_each_token(p, [&](auto tag, auto compute, int64_t token) {
+  for_each_token(p.dtype, p.tokens, 1, [&](auto tag, auto compute, int64_t token) {
     using T = decltype(tag);
     const T* x = static_cast<const T*>(p.x) + token * p.hidden;
     std::vector<double> sums(p.hidden);
@@ -175,7 +175,7 @@ inline void moe_experts_backward_x_cpu(const MoeExpertsBackward& b) {
   moe_map_cpu(p.map);
   if (b.grad_x == nullptr) return;
   const std::vector<int64_t> positions = detail::positions_of(p.map);
-  detail::for_each_token(p, [&](auto tag, auto, int64_t token) {
+  for_each_token(p.dtype, p.tokens, 1, [&](auto tag, auto, int64_t token) {
     using T = decltype(tag);
     std::vector<double> grad_x(p.hidden);
     for (int64_t i = token * p.top_k; i < (token + 1) * p.top_k; ++i) {
