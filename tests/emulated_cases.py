@@ -50,6 +50,10 @@ MOE = {
     "hopper, choices of no expert": Moe(
         "backward plan: hopper", 150, 200, 136, 5, 2, routing="invalid", backward=1
     ),
+    # Tiles that take no stage of the ring.
+    "hopper, most choices of no expert": Moe(
+        "backward plan: hopper", 1300, 72, 136, 1, 1, routing="invalid", backward=1
+    ),
     "hopper, experts without any": Moe(
         "backward plan: hopper", 257, 8, 264, 6, 2, routing="some", backward=1
     ),
@@ -321,6 +325,7 @@ class Fault(NamedTuple):
 USER_OF: dict[str, tuple[str, dict[str, object]]] = {
     "gemm_grouped_hopper.cuh": ("grouped", {}),
     "gemm_grouped_hopper_weights.cuh": ("grouped", {}),
+    "moe_map.cuh": ("moe", MOE["hopper, most choices of no expert"]._asdict()),
     "gemm_grouped_stream.cuh": ("moe", MOE["direct, tiles of 16"]._asdict()),
     "gemm_stream_sums.cuh": ("moe", MOE["token, most choices"]._asdict()),
     "gemm_fma.cuh": ("matmul", MATMUL["fma 64x64 quads of a b"]._asdict()),
@@ -355,6 +360,23 @@ FAULTS = {
         "kGather ? Tile::kStage : Tile::kStage",
         "late",
         "deadlock",
+    ),
+    "a number for too few": Fault(
+        "4 * Tile::kConsumers + (kGather ? 4 : 0)",
+        "4 * Tile::kConsumers",
+        "late",
+        "deadlock|one arrival too many|is wrong",
+        mixture="hopper, most choices of no expert",
+    ),
+    "a number that some have not read": Fault(
+        "mbarrier_wait(empty + 8 * slot, phase ^ 1);\n    numbers",
+        "numbers",
+        "late",
+        "deadlock|one arrival too many|is wrong",
+        mixture="hopper, most choices of no expert",
+    ),
+    "numbers of the call before": Fault(
+        "p.taken[thread] = 0;", ";", "late", "is wrong", "moe_map.cuh"
     ),
     "rows of the next expert": Fault(
         "if (kb == whole && busy)",

@@ -197,7 +197,7 @@ def test_a_fault_is_found(build: Build, tmp_path: Path, name: str) -> None:
     header.write_text(text.replace(fault.right, fault.wrong, 1))
     name_of_program, case = USER_OF[fault.header]
     if fault.mixture:
-        case = MOE[fault.mixture]._asdict()
+        name_of_program, case = "moe", MOE[fault.mixture]._asdict()
     if fault.header == "sort_radix_wide.cuh":
         case = {**case, "separate": fault.separate}
     broken = build(name_of_program, tmp_path / "include")

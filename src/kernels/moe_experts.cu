@@ -134,7 +134,9 @@ GroupedRows rows_of(const MoeExperts& p, int64_t n, int64_t k, const Rows& a, co
           b,
           line_major_b,
           out,
-          at_positions};
+          at_positions,
+          nullptr,
+          p.map.taken};
 }
 GroupedWeights weights_of(const MoeExperts& p, int64_t m, int64_t n, const Rows& a, const Rows& b,
                           void* out) {
@@ -181,6 +183,7 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
   gate_up.second = p.gate_up;
   GroupedRows down = rows_of(p, p.hidden, p.inner, {p.activations, at_positions ? 0 : 1}, p.w_down,
                              false, p.results, false);
+  down.taken = p.map.taken + 1;  // the second product of this map
   if (plan.family == MoePlan::kStream) {
     if constexpr (sizeof(T) == 2) {
       const StreamRows first{gate_up, p.map, plan.map, plan.splits_gate_up};

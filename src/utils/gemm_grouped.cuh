@@ -32,6 +32,7 @@ struct GroupedRows {
   void* out;                  // a dense row for each assignment, at its number
   bool at_positions = false;  // out has them at their positions
   void* second = nullptr;     // of a gated product: gate and up by number, or null
+  int32_t* taken = nullptr;   // of Hopper's: one of MoeMap's
 };
 
 struct GroupedWeights {

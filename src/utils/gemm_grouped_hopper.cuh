@@ -83,6 +83,53 @@ struct GroupedRing {
   }
 };
 
+// The numbers of the tiles that a block takes, from the thread that takes them to all warps.
+//
+// Each block begins with its own number; the next one is whichever no block has taken. So tiles
+// are in flight in their order, whatever each of them takes, and what neighbours read is read at
+// about the same time: blocks that took every 132nd tile drifted apart, since an expert's last
+// tile may be shorter, and read its matrix from memory again.
+struct GroupedTiles {
+  static constexpr int kSlots = 2;
+  int32_t* numbers;      // kSlots of them, in shared memory
+  uint32_t full, empty;  // barriers of each slot
+  int slot = 0;
+  uint32_t phase = 0;
+
+  // `readers`: warps that call next().
+  __device__ GroupedTiles(int32_t* slots, uint32_t barriers, uint32_t readers)
+      : numbers(slots), full(barriers), empty(barriers + 8 * kSlots) {
+    if (threadIdx.x != 0) return;
+    for (int s = 0; s < kSlots; ++s) {
+      mbarrier_init(full + 8 * s, 1);
+      mbarrier_init(empty + 8 * s, readers);
+    }
+    mbarrier_init_fence();
+  }
+
+  __device__ void advance() {
+    if (++slot == kSlots) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+  // One thread, which keeps its place by advance() alone.
+  __device__ void put(int number) const {
+    mbarrier_wait(empty + 8 * slot, phase ^ 1);
+    numbers[slot] = number;
+    mbarrier_arrive(full + 8 * slot);
+  }
+  // A whole warp.
+  __device__ int next() {
+    mbarrier_wait(full + 8 * slot, phase);
+    const int number = uniform(numbers[slot]);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * slot);
+    advance();
+    return number;
+  }
+};
+
 // Of a producing warp: the stage whose copies are on their way. It is handed over one
 // stage later, when its copies are there and those of the next have begun.
 struct GroupedCopies {
@@ -213,10 +260,12 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
   constexpr int kColumns = kGated ? Tile::kTileN / 2 : Tile::kTileN;
   extern __shared__ uint8_t shared[];
   // Here, so that a tile begins without waiting for memory.
-  __shared__ int32_t starts[kMostBins + 1], offsets[kMostBins];
+  __shared__ int32_t starts[kMostBins + 1], offsets[kMostBins], numbers[GroupedTiles::kSlots];
   // What the copy engine brings, and four warps that copy.
   constexpr int kArrivals = kGather ? 1 + 4 : 1;
   GroupedRing ring(shared, kArrivals);
+  GroupedTiles taken(numbers, ring.full + 16 * Tile::kStages,
+                     4 * Tile::kConsumers + (kGather ? 4 : 0));
   for (int i = int(threadIdx.x); i <= p.experts; i += Tile::kThreads) offsets[i] = p.offsets[i];
   __syncthreads();
   add_up_tiles(offsets, p.experts, p.assignments, Tile::kTileM, starts);
@@ -235,6 +284,17 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
   if (group == 0) {
     // --- producer
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kGather ? 72 : 40));
+    // Late, so that those who are done sooner come first; a ring ahead of where it is needed.
+    const int last = blocks > Tile::kStages ? blocks - Tile::kStages : 0;
+    // What others took before, looked at by put_next alone: it is on its way. Of an atomic addition
+    // the compiler makes one of a whole warp's, and waits for it.
+    uint32_t others = 0;
+    const auto take = [&] {
+      asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
+                   : "=r"(others)
+                   : "l"(p.taken), "r"(INT32_MAX));
+    };
+    const auto put_next = [&] { taken.put(int(gridDim.x + others)); };
     // What the copy engine brings of a stage, asked for by one thread.
     const auto load = [&](const RowTile& tile, int k) {
       const int first = int(tile.column) * kColumns;
@@ -261,7 +321,7 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
       const int row = thread / 8, chunk = thread % 8;
       const uint32_t to = uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
       GroupedCopies copies;
-      for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
+      for (int index = int(blockIdx.x); index < tiles; index = taken.next()) {
         const RowTile tile = tile_at(index);
         const int rows = int(tile.end - tile.begin) - row;  // that are inside, from `row` on
         int32_t numbers[kRows];
@@ -275,10 +335,17 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
         for (int i = 0; i < kRows; ++i) {
           from[i] = static_cast<const T*>(p.a) + numbers[i] / p.share * p.k + chunk * 8;
         }
-        if (tile.group == p.experts) continue;  // empty sums
+        if (tile.group == p.experts) {  // empty sums
+          if (thread == 0) {
+            take();
+            put_next();
+          }
+          continue;
+        }
         for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
           const int k = kb * Tile::kBlockK;
           const uint32_t a = ring.memory();
+          if (thread == 0 && kb == last) take();
           ring.wait_empty();
           if (thread == 0) load(tile, k);
           const bool inside = k + chunk * 8 < p.k;
@@ -289,19 +356,26 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
           }
           copies.begun(ring);
         }
+        if (thread == 0) put_next();
       }
       copies.hand_over<0>();
     } else if (thread == 0) {
-      for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
+      for (int index = int(blockIdx.x); index < tiles;
+           index = int(gridDim.x + others), taken.advance()) {
         const RowTile tile = tile_at(index);
-        if (tile.group == p.experts) continue;  // empty sums
-        // Rows behind the tile's end, of which there may be none, are other experts': what
-        // becomes of them is not stored.
+        if (tile.group == p.experts) {  // empty sums
+          take();
+        } else {
+          // Rows behind the tile's end, of which there may be none, are other experts': what
+          // becomes of them is not stored.
 #pragma unroll 1  // 40 registers
-        for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
-          ring.wait_empty();
-          load(tile, kb * Tile::kBlockK);
+          for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
+            if (kb == last) take();
+            ring.wait_empty();
+            load(tile, kb * Tile::kBlockK);
+          }
         }
+        put_next();
       }
     }
   } else {
@@ -309,7 +383,7 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kGather ? 216 : 232));
     const int consumer = group - 1;
     const uint32_t box = ring.staging() + uint32_t(consumer * Tile::kBox);
-    for (int index = int(blockIdx.x); index < tiles; index += int(gridDim.x)) {
+    for (int index = int(blockIdx.x); index < tiles; index = taken.next()) {
       const RowTile tile = tile_at(index);
       const int rows = int(tile.end - tile.begin) - 64 * consumer;
       const int begin = int(tile.begin) + 64 * consumer;

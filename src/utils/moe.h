@@ -47,7 +47,11 @@ struct MoeMap {
   int32_t* order = nullptr;
   int32_t* offsets = nullptr;  // E + 1
   int32_t* counts = nullptr;   // moe_map_counts() of them
+  // Of up to kMapProducts products that come after: how many tiles were taken beyond each block's
+  // first. Zero when the map is there.
+  int32_t* taken = nullptr;
 };
+constexpr int kMapProducts = 2;
 
 // A block counts and places a chunk of assignments. There are up to 128 chunks, and
 // every block adds up the counts of all of them; up to kMapStep assignments are one chunk,

@@ -130,6 +130,7 @@ static __global__ void __launch_bounds__(kMapThreads)
   for (int i = thread; i < kMostBins; i += kMapThreads) starts[i] = next[i] = 0;
   wait_for_previous();
   let_next_start();
+  if (blockIdx.x == 0 && thread < kMapProducts) p.taken[thread] = 0;
   __syncthreads();
   const auto add_up = [&](const int32_t* totals) {
     if (warp == 0) warp_add_up(bins, starts, [&](int i) { return totals[i]; });

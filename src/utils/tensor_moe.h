@@ -86,13 +86,16 @@ struct MapTensors {
   MapTensors(const Tensor& chosen, int64_t experts)
       : order(empty({chosen.numel()}, DType::kInt32, chosen)),
         offsets(empty({experts + 1}, DType::kInt32, chosen)),
-        counts(empty({moe_map_counts(chosen.numel(), experts)}, DType::kInt32, chosen)),
+        counts(
+            empty({moe_map_counts(chosen.numel(), experts) + kMapProducts}, DType::kInt32, chosen)),
         map{static_cast<const int64_t*>(chosen.const_data_ptr()),
             chosen.numel(),
             experts,
             static_cast<int32_t*>(order.mutable_data_ptr()),
             static_cast<int32_t*>(offsets.mutable_data_ptr()),
-            static_cast<int32_t*>(counts.mutable_data_ptr())} {}
+            static_cast<int32_t*>(counts.mutable_data_ptr()),
+            static_cast<int32_t*>(counts.mutable_data_ptr()) +
+                moe_map_counts(chosen.numel(), experts)} {}
 };
 
 }  // namespace cuda_ops

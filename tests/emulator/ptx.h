@@ -117,6 +117,10 @@ inline void ptx_ld_relaxed_gpu_global_L1__no_allocate_L2__128B_v4_u32(uint32_t& 
   a = q.w[0], b = q.w[1], c = q.w[2], d = q.w[3];
 }
 inline void ptx_ld_relaxed_gpu_global_s64(int64_t& value, const int64_t* from) { value = *from; }
+inline void ptx_atom_relaxed_gpu_global_inc_u32(uint32_t& before, int32_t* to, uint32_t most) {
+  before = uint32_t(*to);
+  *to = before >= most ? 0 : int32_t(before + 1);
+}
 inline void ptx_st_global_v4_u32(void* to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0) fail("an unaligned global store");
   const Quad q{{a, b, c, d}};

@@ -23,8 +23,9 @@ void run_rows(std::mt19937& numbers) {
   for (int i = kRows; i-- > 0;) order.push_back(i);
   const std::vector<int32_t> offsets{0, kRows};
 
-  GroupedRows p{order.data(),    offsets.data(), kRows,    1,     kN,         kK,
-                kGather ? 1 : 0, a.data(),       b.data(), false, out.data(), !kGather};
+  std::vector<int32_t> taken{0};
+  GroupedRows p{order.data(), offsets.data(), kRows, 1,          kN,       kK,      kGather ? 1 : 0,
+                a.data(),     b.data(),       false, out.data(), !kGather, nullptr, taken.data()};
   check(grouped_rows_hopper_launch<BFloat16, false, false, kGather>(p, nullptr), "the launch");
   const std::vector<double> rows = a.values(), columns = b.values();
   std::vector<double> wanted;

@@ -159,6 +159,7 @@ int main(int count, char** texts) {
 
   std::vector<int32_t> order(assignments), offsets(size_t(p.experts) + 1);
   std::vector<int32_t> counts(size_t(moe_map_counts(p.assignments(), p.experts)));
+  std::vector<int32_t> taken(kMapProducts, 1 << 30);  // whatever memory held
   const Tensor gate_up = tensor(assignments, 2 * p.inner), out = tensor(p.tokens, p.hidden);
   const Tensor activations = tensor(assignments, p.inner), results = tensor(assignments, p.hidden);
   MoeExperts moe;
@@ -167,8 +168,8 @@ int main(int count, char** texts) {
   moe.top_k = p.top_k;
   moe.hidden = p.hidden;
   moe.inner = p.inner;
-  moe.map = {p.chosen.data(), p.assignments(), p.experts,
-             order.data(),    offsets.data(),  counts.data()};
+  moe.map = {p.chosen.data(), p.assignments(), p.experts,   order.data(),
+             offsets.data(),  counts.data(),   taken.data()};
   moe.x = p.x.data();
   moe.weights = p.weights.data();
   moe.w_gate_up = p.w_gate_up.data();

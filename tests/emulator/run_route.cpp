@@ -109,9 +109,13 @@ int main(int count, char** texts) {
   const auto assignments = int64_t(chosen.size());
   std::vector<int32_t> map_order(chosen.size()), offsets(experts + 1);
   std::vector<int32_t> counts(size_t(moe_map_counts(assignments, p.experts)));
-  const MoeMap map{chosen.data(),    assignments,    p.experts,
-                   map_order.data(), offsets.data(), counts.data()};
+  std::vector<int32_t> taken(kMapProducts, 1);
+  const MoeMap map{chosen.data(),  assignments,   p.experts,   map_order.data(),
+                   offsets.data(), counts.data(), taken.data()};
   check(moe_route_map_launch(map, nullptr), "moe_route_map_launch");
   check_map(map);
+  for (const int32_t count : taken) {
+    if (count != 0) fail("taken is %d, wanted 0", count);
+  }
   return 0;
 }
