@@ -65,6 +65,17 @@ MOE = {
         "backward plan: hopper", 323, 72, 136, 6, 1, routing="tails", backward=1
     ),
     "hopper, few rows": Moe("backward plan: hopper", 30, 328, 8, 1, 1, "float16", backward=1),
+    # Tiles of 192 rows.
+    "hopper, tall tiles": Moe("plan: hopper tall", 140, 136, 72, 2, 2, backward=1),
+    "hopper, tall tiles, uneven": Moe(
+        "plan: hopper tall", 150, 72, 200, 2, 2, "float16", "some", keep=0
+    ),
+    "hopper, tall tiles, all of one expert": Moe(
+        "plan: hopper tall", 250, 200, 136, 2, 1, routing="one"
+    ),
+    "hopper, tall tiles, choices of no expert": Moe(
+        "plan: hopper tall", 300, 136, 136, 2, 1, routing="invalid"
+    ),
     # Rows that are no whole vectors, and GPUs before Hopper.
     "mma, other rows": Moe("backward plan: mma", 40, 36, 20, 3, 2, routing="invalid", backward=1),
     "mma": Moe("backward plan: mma", 150, 136, 72, 3, 2, backward=1, capability=80),

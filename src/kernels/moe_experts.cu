@@ -156,7 +156,9 @@ GroupedWeights weights_of(const MoeExperts& p, int64_t m, int64_t n, const Rows&
 template <class T, bool kGated = false>
 cudaError_t rows_product(const MoePlan& plan, const GroupedRows& p, cudaStream_t stream) {
   if constexpr (sizeof(T) == 2) {
-    if (plan.family == MoePlan::kHopper) return grouped_rows_hopper<T, kGated>(p, stream);
+    if (plan.family == MoePlan::kHopper) {
+      return grouped_rows_hopper<T, kGated>(p, plan.tall, stream);
+    }
   }
   return grouped_rows<T, kGated>(p, stream);
 }

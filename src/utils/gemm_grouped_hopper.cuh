@@ -9,6 +9,9 @@
 //
 //   stage = 128 lines of a x 128 bytes of K + 256 lines of b x 128 bytes
 //
+// The tall tile has a third consumer, 192 rows and 128 lines of b, whose sums fit three
+// warpgroups: an expert that has a few more rows than 128 reads its matrix once, not twice.
+//
 // A gated product's 256 lines are 128 gates and their 128 ups, so that sums[i] and
 // sums[64 + i] of a thread belong together. Blocks stay and take tile after tile: the
 // producer loads the next tile's stages while the consumers write this one's result.
@@ -22,9 +25,11 @@ namespace cuda_ops {
 
 // --- sizes and ring -------------------------------------------------------------
 
-struct GroupedHopper {
-  static constexpr int kTileM = 128, kTileN = 256, kBlockK = 64, kSums = kTileN / 2;
-  static constexpr int kThreads = 384, kConsumers = 2;
+template <int kWarpgroups>
+struct GroupedTile {
+  static constexpr int kConsumers = kWarpgroups, kThreads = 128 * (1 + kConsumers);
+  static constexpr int kTileM = 64 * kConsumers, kTileN = kConsumers == 2 ? 256 : 128;
+  static constexpr int kBlockK = 64, kSums = kTileN / 2;
   // 64 lines, or 64 k's, of 128 bytes.
   static constexpr int kBox = 64 * kSwizzleBytes;
   static constexpr int kBytesA = kTileM * kSwizzleBytes, kBytesB = kTileN * kSwizzleBytes;
@@ -36,6 +41,8 @@ struct GroupedHopper {
     return kStages * kStage + kBarriers + boxes * kConsumers * kBox + 1024;
   }
 };
+using GroupedHopper = GroupedTile<2>;
+using TallGroupedHopper = GroupedTile<3>;
 
 // Elements of rows that lie one after the other, and matrices of them, for the copy engine.
 template <class T>
@@ -49,7 +56,9 @@ cudaError_t grouped_map(TensorMap& map, const void* data, int64_t columns, int64
 #ifdef CUDA_OPS_HOPPER_CODE
 
 // One warp's way around the stages, and the barriers that hand them over.
+template <class TileOfRing>
 struct GroupedRing {
+  using Tile = TileOfRing;
   uint32_t stages, full, empty;
   int stage = 0;
   uint32_t phase = 0;
@@ -57,21 +66,21 @@ struct GroupedRing {
   // `arrivals`: how many there are when a stage is full.
   __device__ GroupedRing(const uint8_t* shared, uint32_t arrivals)
       : stages((shared_address(shared) + 1023) & ~1023u),
-        full(stages + GroupedHopper::kStages * GroupedHopper::kStage),
-        empty(full + 8 * GroupedHopper::kStages) {
+        full(stages + Tile::kStages * Tile::kStage),
+        empty(full + 8 * Tile::kStages) {
     if (threadIdx.x != 0) return;
-    for (int s = 0; s < GroupedHopper::kStages; ++s) {
+    for (int s = 0; s < Tile::kStages; ++s) {
       mbarrier_init(full + 8 * s, arrivals);
-      mbarrier_init(empty + 8 * s, 4 * GroupedHopper::kConsumers);  // each consuming warp
+      mbarrier_init(empty + 8 * s, 4 * Tile::kConsumers);  // each consuming warp
     }
     mbarrier_init_fence();
   }
 
   // Boxes for results.
-  __device__ uint32_t staging() const { return full + GroupedHopper::kBarriers; }
-  __device__ uint32_t memory() const { return stages + uint32_t(stage) * GroupedHopper::kStage; }
+  __device__ uint32_t staging() const { return full + Tile::kBarriers; }
+  __device__ uint32_t memory() const { return stages + uint32_t(stage) * Tile::kStage; }
   __device__ void advance() {
-    if (++stage == GroupedHopper::kStages) {
+    if (++stage == Tile::kStages) {
       stage = 0;
       phase ^= 1;
     }
@@ -146,7 +155,8 @@ struct GroupedCopies {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
     barrier = 0;
   }
-  __device__ void begun(const GroupedRing& ring) {
+  template <class Ring>
+  __device__ void begun(const Ring& ring) {
     cp_async_commit();
     hand_over<1>();
     barrier = ring.full + 8 * ring.stage;
@@ -158,10 +168,11 @@ struct GroupedCopies {
 // The sums of a tile from `blocks` stages, at least one. `busy`: whether any of the warpgroup's 64
 // rows are wanted; it takes its part in the hand-over in any case. `arrived(kb)` is called where
 // a stage is there, by both consumers.
-template <class T, bool kLineMajorA, bool kLineMajorB, class Arrived>
-__device__ __forceinline__ void grouped_sums(GroupedRing& ring, int blocks, int consumer, bool busy,
-                                             float (&sums)[GroupedHopper::kSums],
+template <class T, bool kLineMajorA, bool kLineMajorB, class Ring, class Arrived>
+__device__ __forceinline__ void grouped_sums(Ring& ring, int blocks, int consumer, bool busy,
+                                             float (&sums)[Ring::Tile::kSums],
                                              const Arrived& arrived) {
+  using Tile = typename Ring::Tile;
   if (!busy) {
     for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
       ring.wait_full();
@@ -175,14 +186,14 @@ __device__ __forceinline__ void grouped_sums(GroupedRing& ring, int blocks, int 
   for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
     ring.wait_full();
     arrived(kb);
-    const uint32_t a = uint32_t(uniform(int(ring.memory()))), b = a + GroupedHopper::kBytesA;
-    const uint64_t at_a = wgmma_descriptor(a + uint32_t(consumer * GroupedHopper::kBox), 8192);
+    const uint32_t a = uint32_t(uniform(int(ring.memory()))), b = a + Tile::kBytesA;
+    const uint64_t at_a = wgmma_descriptor(a + uint32_t(consumer * Tile::kBox), 8192);
     const uint64_t at_b = wgmma_descriptor(b, 8192);
     wgmma_fence_sums(sums);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      Wgmma<T, GroupedHopper::kTileN, kLineMajorA, kLineMajorB>::run(
+      Wgmma<T, Tile::kTileN, kLineMajorA, kLineMajorB>::run(
           sums, at_a + i * kWgmmaStep<kLineMajorA>, at_b + i * kWgmmaStep<kLineMajorB>,
           kb > 0 || i > 0);
     }
@@ -250,20 +261,20 @@ __device__ void store_rows(uint32_t box, const float (&values)[32], T* out, int6
 // --- rows -----------------------------------------------------------------------
 
 // kGather: p.share is at least 1, and map_a is not looked at.
-template <class T, bool kGated, bool kLineMajorB, bool kGather>
-__global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
+template <class T, class Tile, bool kGated, bool kLineMajorB, bool kGather>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
     grouped_rows_hopper_kernel(const __grid_constant__ TensorMap map_a,
                                const __grid_constant__ TensorMap map_b,
                                const __grid_constant__ GroupedRows p) {
 #ifdef CUDA_OPS_HOPPER_CODE
-  using Tile = GroupedHopper;
+  constexpr bool kTall = Tile::kConsumers == 3;
   constexpr int kColumns = kGated ? Tile::kTileN / 2 : Tile::kTileN;
   extern __shared__ uint8_t shared[];
   // Here, so that a tile begins without waiting for memory.
   __shared__ int32_t starts[kMostBins + 1], offsets[kMostBins], numbers[GroupedTiles::kSlots];
   // What the copy engine brings, and four warps that copy.
   constexpr int kArrivals = kGather ? 1 + 4 : 1;
-  GroupedRing ring(shared, kArrivals);
+  GroupedRing<Tile> ring(shared, kArrivals);
   GroupedTiles taken(numbers, ring.full + 16 * Tile::kStages,
                      4 * Tile::kConsumers + (kGather ? 4 : 0));
   for (int i = int(threadIdx.x); i <= p.experts; i += Tile::kThreads) offsets[i] = p.offsets[i];
@@ -283,7 +294,7 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
 
   if (group == 0) {
     // --- producer
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kGather ? 72 : 40));
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(!kGather ? 40 : kTall ? 104 : 72));
     // Late, so that those who are done sooner come first; a ring ahead of where it is needed.
     const int last = blocks > Tile::kStages ? blocks - Tile::kStages : 0;
     // What others took before, looked at by put_next alone: it is on its way. Of an atomic addition
@@ -310,14 +321,15 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
       } else {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int line = kGated ? i * int(p.n) + first : first + 128 * i;
-          tma_load(map_b, b + uint32_t(2 * i * Tile::kBox), arrived, k, line, tile.group);
+          constexpr int kHalf = Tile::kTileN / 2;
+          const int line = kGated ? i * int(p.n) + first : first + kHalf * i;
+          tma_load(map_b, b + uint32_t(i * kHalf * kSwizzleBytes), arrived, k, line, tile.group);
         }
       }
     };
     if constexpr (kGather) {
-      // A thread has one 16-byte column of 8 rows, 16 apart.
-      constexpr int kRows = 8, kStep = 16;
+      // A thread has one 16-byte column of rows that are 16 apart.
+      constexpr int kStep = 16, kRows = Tile::kTileM / kStep;
       const int row = thread / 8, chunk = thread % 8;
       const uint32_t to = uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
       GroupedCopies copies;
@@ -380,7 +392,8 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
     }
   } else {
     // --- consumer
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kGather ? 216 : 232));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kTall ? (kGather ? 136 : 152)
+                                                                   : (kGather ? 216 : 232)));
     const int consumer = group - 1;
     const uint32_t box = ring.staging() + uint32_t(consumer * Tile::kBox);
     for (int index = int(blockIdx.x); index < tiles; index = taken.next()) {
@@ -424,7 +437,7 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
 #pragma unroll
         for (int j = 0; j < 32; ++j) {
           values[j] = sums[32 * i + j];
-          if constexpr (kGated) ups[j] = sums[64 + 32 * i + j];
+          if constexpr (kGated) ups[j] = sums[Tile::kSums / 2 + 32 * i + j];
         }
         if constexpr (kGated) {
           if (p.second != nullptr) {
@@ -443,7 +456,7 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
 
 // --- launch -----------------------------------------------------------------------
 
-template <class Kernel, class... Arguments>
+template <class Tile, class Kernel, class... Arguments>
 cudaError_t grouped_hopper_launch(Kernel kernel, int shared_bytes, int64_t tiles,
                                   cudaStream_t stream, const Arguments&... arguments) {
   const cudaError_t error =
@@ -451,19 +464,18 @@ cudaError_t grouped_hopper_launch(Kernel kernel, int shared_bytes, int64_t tiles
   if (error != cudaSuccess) return error;
   const auto grid = unsigned(tiles < kHopperSms ? tiles : kHopperSms);
   // Not early: 4096 tokens took 1 to 11 % longer then (H200, 2026-11-21).
-  kernel<<<grid, GroupedHopper::kThreads, unsigned(shared_bytes), stream>>>(arguments...);
+  kernel<<<grid, Tile::kThreads, unsigned(shared_bytes), stream>>>(arguments...);
   return cudaGetLastError();
 }
 
-template <class T, bool kGated, bool kLineMajorB, bool kGather>
+template <class T, class Tile, bool kGated, bool kLineMajorB, bool kGather>
 cudaError_t grouped_rows_hopper_launch(const GroupedRows& p, cudaStream_t stream) {
-  using Tile = GroupedHopper;
   constexpr int kColumns = kGated ? Tile::kTileN / 2 : Tile::kTileN;
   const int64_t lines = kGated ? 2 * p.n : p.n;
   TensorMap map_a{}, map_b;
   cudaError_t error =
       grouped_map<T>(map_b, p.b, kLineMajorB ? lines : p.k, kLineMajorB ? p.k : lines, p.experts,
-                     kLineMajorB ? Tile::kBlockK : 128);
+                     kLineMajorB ? Tile::kBlockK : Tile::kTileN / 2);
   if (error != cudaSuccess) return error;
   if constexpr (!kGather) {
     error = grouped_map<T>(map_a, p.a, p.k, p.assignments, 1, Tile::kTileM);
@@ -471,25 +483,30 @@ cudaError_t grouped_rows_hopper_launch(const GroupedRows& p, cudaStream_t stream
   }
   const int64_t tiles =
       grouped_row_tiles(p.assignments, p.experts, Tile::kTileM) * ((p.n + kColumns - 1) / kColumns);
-  return grouped_hopper_launch(grouped_rows_hopper_kernel<T, kGated, kLineMajorB, kGather>,
-                               Tile::shared(1), tiles, stream, map_a, map_b, p);
+  return grouped_hopper_launch<Tile>(
+      grouped_rows_hopper_kernel<T, Tile, kGated, kLineMajorB, kGather>, Tile::shared(1), tiles,
+      stream, map_a, map_b, p);
 }
 
 // grouped_rows where a, b and out have rows of whole aligned 16-byte vectors: those products that
-// a mixture has. Forward's first one and its gradient's have rows of tokens.
+// a mixture has. Forward's first one and its gradient's have rows of tokens. `tall`: of forward's.
 template <class T, bool kGated = false>
-cudaError_t grouped_rows_hopper(const GroupedRows& p, cudaStream_t stream) {
+cudaError_t grouped_rows_hopper(const GroupedRows& p, bool tall, cudaStream_t stream) {
+  using Even = GroupedHopper;
+  using Tall = TallGroupedHopper;
   if (p.assignments == 0 || p.n == 0) return cudaSuccess;
   const bool gather = p.share != 0;
   if constexpr (kGated) {
     if (gather && !p.line_major_b) {
-      return grouped_rows_hopper_launch<T, true, false, true>(p, stream);
+      return tall ? grouped_rows_hopper_launch<T, Tall, true, false, true>(p, stream)
+                  : grouped_rows_hopper_launch<T, Even, true, false, true>(p, stream);
     }
   } else if (p.line_major_b) {
-    return gather ? grouped_rows_hopper_launch<T, false, true, true>(p, stream)
-                  : grouped_rows_hopper_launch<T, false, true, false>(p, stream);
+    return gather ? grouped_rows_hopper_launch<T, Even, false, true, true>(p, stream)
+                  : grouped_rows_hopper_launch<T, Even, false, true, false>(p, stream);
   } else if (!gather) {
-    return grouped_rows_hopper_launch<T, false, false, false>(p, stream);
+    return tall ? grouped_rows_hopper_launch<T, Tall, false, false, false>(p, stream)
+                : grouped_rows_hopper_launch<T, Even, false, false, false>(p, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
   using Tile = GroupedHopper;
   extern __shared__ uint8_t shared[];
   constexpr int kArrivals = 1 + 4;  // what the copy engine brings, and four warps that copy
-  GroupedRing ring(shared, kArrivals);
+  GroupedRing<Tile> ring(shared, kArrivals);
   __syncthreads();
   const int group = uniform(int(threadIdx.x) / 128), thread = int(threadIdx.x) % 128;
   int index = int(blockIdx.x);
@@ -202,8 +202,8 @@ cudaError_t grouped_weights_hopper_launch(const GroupedWeights& p, cudaStream_t 
   error = grouped_map<T>(map_out, p.out, kTransposed ? p.m : p.n, kTransposed ? p.n : p.m,
                          p.experts, 64);
   if (error != cudaSuccess) return error;
-  return grouped_hopper_launch(grouped_weights_hopper_kernel<T, kTransposed>, Tile::shared(2),
-                               tiles, stream, map_b, map_out, p);
+  return grouped_hopper_launch<Tile>(grouped_weights_hopper_kernel<T, kTransposed>, Tile::shared(2),
+                                     tiles, stream, map_b, map_out, p);
 }
 
 // grouped_weights of one operand that is gathered and one at positions, with rows of whole aligned

@@ -22,6 +22,8 @@ struct MoePlan {
   int splits_gate_up = 1, splits_down = 1;
   bool map = true;     // assignments are sorted by expert first
   bool token = false;  // one token, whose results the second product adds up itself
+  // Of kHopper: tiles of 192 rows.
+  bool tall = false;
 
   std::string text() const {
     switch (family) {
@@ -29,7 +31,7 @@ struct MoePlan {
       case kStream:
         return "stream " + std::to_string(tile) + " splits " + std::to_string(splits_gate_up) +
                (token ? " token" : " " + std::to_string(splits_down)) + (map ? "" : " no map");
-      case kHopper: return "hopper";
+      case kHopper: return tall ? "hopper tall" : "hopper";
       case kMma: return "mma";
       case kSimt: return "simt";
     }
@@ -45,6 +47,11 @@ constexpr int64_t kMostStreamed = 24;
 // columns. Measured (H200, 2026-11-21): at 8 assignments an expert a streamed mixture takes
 // longer than one of twice as many tokens by Hopper's kernel: 272 us and 225 for OLMoE.
 constexpr int64_t kMostStreamedHopper = 4, kHopperTiles = 3 * 132;
+
+// Assignments an expert of which Hopper's forward takes tiles of 192 rows and half as many columns:
+// with random numbers of them, many experts would have a second tile of 128, with few rows, for
+// which they read their matrix again. Above, more would have a second one of 192.
+constexpr int64_t kLeastTall = 120, kMostTall = 176;
 
 // Assignments that each block of a streaming kernel looks through on its own: one word.
 constexpr int64_t kMostUnsorted = 64;
@@ -124,7 +131,10 @@ inline MoePlan moe_plan(const MoeExperts& p, int capability) {
   const bool hopper = capability == 90 && p.built_for_hopper;
   const bool filled = hopper && experts * ((p.inner + 127) / 128) >= kHopperTiles;
   if (assignments > (filled ? kMostStreamedHopper : kMostStreamed) * experts) {
-    if (hopper) plan.family = MoePlan::kHopper;
+    if (hopper) {
+      plan.family = MoePlan::kHopper;
+      plan.tall = assignments >= kLeastTall * experts && assignments <= kMostTall * experts;
+    }
     return plan;
   }
   plan.family = MoePlan::kStream;
@@ -143,6 +153,7 @@ inline MoePlan moe_plan(const MoeExpertsBackward& b, int capability) {
   MoePlan plan = moe_plan(b.forward, capability);
   const bool whole = detail::whole_vectors(
       {b.grad_out, b.grad_gate_up, b.grad_x, b.grad_w_gate_up, b.grad_w_down});
+  plan.tall = false;
   if (plan.family == MoePlan::kStream || (plan.family == MoePlan::kHopper && !whole)) {
     plan = MoePlan{};
     plan.family = MoePlan::kMma;

@@ -11,7 +11,7 @@ namespace {
 
 // out = rows times a matrix, each assignment with a row of its own. `gather`: rows lie at their
 // numbers; else at their positions, as in the result.
-template <bool kGather>
+template <class Tile, bool kGather>
 void run_rows(std::mt19937& numbers) {
   constexpr int kRows = 200, kN = 264, kK = 840;
   Tensor a(DType::kBFloat16, kRows * kK), b(DType::kBFloat16, kN * kK);
@@ -26,7 +26,8 @@ void run_rows(std::mt19937& numbers) {
   std::vector<int32_t> taken{0};
   GroupedRows p{order.data(), offsets.data(), kRows, 1,          kN,       kK,      kGather ? 1 : 0,
                 a.data(),     b.data(),       false, out.data(), !kGather, nullptr, taken.data()};
-  check(grouped_rows_hopper_launch<BFloat16, false, false, kGather>(p, nullptr), "the launch");
+  check(grouped_rows_hopper_launch<BFloat16, Tile, false, false, kGather>(p, nullptr),
+        "the launch");
   const std::vector<double> rows = a.values(), columns = b.values();
   std::vector<double> wanted;
   for (int i = 0; i < kRows; ++i) {
@@ -96,8 +97,10 @@ void run_weights(std::mt19937& numbers, bool turned, bool odd) {
 int main(int count, char** texts) {
   const Arguments arguments(count, texts);
   std::mt19937 numbers(unsigned(arguments.number("seed")));
-  run_rows<true>(numbers);
-  run_rows<false>(numbers);
+  run_rows<GroupedHopper, true>(numbers);
+  run_rows<GroupedHopper, false>(numbers);
+  run_rows<TallGroupedHopper, true>(numbers);
+  run_rows<TallGroupedHopper, false>(numbers);
   for (const bool turned : {false, true}) {
     for (const bool odd : {false, true}) run_weights(numbers, turned, odd);
   }
