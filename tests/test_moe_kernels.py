@@ -71,7 +71,8 @@ BORDERS = [
     Case(1, 40, 24, 16, 17), Case(1, 40, 24, 4, 70),
     Case(1, 4104, 2056, 3, 2), Case(2, 4104, 2056, 3, 2), Case(20, 2056, 4104, 3, 2),
     Case(1700, 24, 16, 512, 8), Case(3000, 136, 72, 4, 3), Case(900, 136, 4104, 5, 2),
-    Case(300, 264, 72, 4, 2), Case(400, 136, 4104, 5, 2),
+    # Tall tiles, of which blocks take several.
+    Case(300, 264, 72, 4, 2), Case(400, 136, 4104, 5, 2), Case(400, 8200, 136, 5, 2),
 ]  # fmt: skip
 
 
@@ -157,7 +158,7 @@ def test_the_sanitizer_is_shown_every_family(plans: Any, name: str) -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("tokens", [1, 8, 300])
+@pytest.mark.parametrize("tokens", [1, 8, 300, 6000])  # of which blocks take several tiles
 def test_one_graph_for_every_routing(tokens: int, dtype: torch.dtype) -> None:
     hidden, inner, count, top_k = 64, 48, 16, 4
     matrices = weights(count, hidden, inner, dtype, "cuda")

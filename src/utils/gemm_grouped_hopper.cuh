@@ -296,6 +296,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     // --- producer
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(!kGather ? 40 : kTall ? 104 : 72));
     // Late, so that those who are done sooner come first; a ring ahead of where it is needed.
+    // Between two loops: a branch in one would wait for what is on its way.
     const int last = blocks > Tile::kStages ? blocks - Tile::kStages : 0;
     // What others took before, looked at by put_next alone: it is on its way. Of an atomic addition
     // the compiler makes one of a whole warp's, and waits for it.
@@ -354,10 +355,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
           }
           continue;
         }
-        for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
-          const int k = kb * Tile::kBlockK;
+        const auto stage = [&](int k) {
           const uint32_t a = ring.memory();
-          if (thread == 0 && kb == last) take();
           ring.wait_empty();
           if (thread == 0) load(tile, k);
           const bool inside = k + chunk * 8 < p.k;
@@ -367,7 +366,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                      inside && kStep * i < rows ? 16 : 0);
           }
           copies.begun(ring);
-        }
+          ring.advance();
+        };
+        int kb = 0;
+        for (; kb < last; ++kb) stage(kb * Tile::kBlockK);
+        if (thread == 0) take();
+        for (; kb < blocks; ++kb) stage(kb * Tile::kBlockK);
         if (thread == 0) put_next();
       }
       copies.hand_over<0>();
@@ -380,12 +384,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         } else {
           // Rows behind the tile's end, of which there may be none, are other experts': what
           // becomes of them is not stored.
-#pragma unroll 1  // 40 registers
-          for (int kb = 0; kb < blocks; ++kb, ring.advance()) {
-            if (kb == last) take();
+          int kb = 0;
+          const auto stage = [&] {
             ring.wait_empty();
             load(tile, kb * Tile::kBlockK);
-          }
+            ring.advance();
+          };
+#pragma unroll 1  // 40 registers
+          for (; kb < last; ++kb) stage();
+          take();
+#pragma unroll 1
+          for (; kb < blocks; ++kb) stage();
         }
         put_next();
       }

@@ -51,7 +51,7 @@ constexpr int64_t kMostStreamedHopper = 4, kHopperTiles = 3 * 132;
 // Assignments an expert of which Hopper's forward takes tiles of 192 rows and half as many columns:
 // with random numbers of them, many experts would have a second tile of 128, with few rows, for
 // which they read their matrix again. Above, more would have a second one of 192.
-constexpr int64_t kLeastTall = 120, kMostTall = 176;
+constexpr int64_t kLeastTall = 124, kMostTall = 176;
 
 // Assignments that each block of a streaming kernel looks through on its own: one word.
 constexpr int64_t kMostUnsorted = 64;
