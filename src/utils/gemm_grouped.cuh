@@ -106,7 +106,7 @@ __device__ inline void add_up_tiles(const int32_t* offsets, int experts, int32_t
 __device__ inline RowTile row_tile_of(const int32_t* offsets, int experts, int32_t assignments,
                                       int tile, const int32_t* starts, int64_t columns, int group,
                                       int64_t index) {
-  constexpr unsigned kBand = 32;
+  constexpr unsigned kBand = 16;
   // Results of 2^32 tiles are larger than any memory: no 64-bit division.
   const auto in = unsigned(index - starts[group] * columns);
   const auto at =
