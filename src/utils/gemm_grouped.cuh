@@ -101,8 +101,8 @@ __device__ inline void add_up_tiles(const int32_t* offsets, int experts, int32_t
 }
 
 // Tile number `index` in the order group, band of rows, column, row, of a group that has it:
-// blocks that run together share a matrix's columns, which are read once, and the rows of a
-// band. Bands are high, so that few experts need a second one and read their matrix again.
+// blocks that run together share a matrix's columns and the rows of a band, of each about as
+// many. An expert with rows for a second band reads its matrix again.
 __device__ inline RowTile row_tile_of(const int32_t* offsets, int experts, int32_t assignments,
                                       int tile, const int32_t* starts, int64_t columns, int group,
                                       int64_t index) {
