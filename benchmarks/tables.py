@@ -26,6 +26,7 @@ from cuda_ops.benchmarking.results import CaseResult, PeerResult, Report, mean_r
 from cuda_ops.benchmarking.stats import Interval
 from cuda_ops.benchmarking.table import (
     MEMORY,
+    ceilings_text,
     footnotes,
     memory_table,
     rate_text,
@@ -169,7 +170,8 @@ def _operators(base: Path) -> str:
     machines = "; ".join(f"{gpu}, torch {torch}, CUDA {cuda}" for gpu, torch, cuda in sorted(made))
     heading = (
         f"{machines}. The peer's time over ours, so above 1 we are faster: the\ngeometric mean of "
-        "all cases and in brackets the least of them. `python -m benchmarks OP` measures one."
+        "all cases, or of those that the peer has, and in brackets the least of them.\n"
+        "`python -m benchmarks OP` measures one."
     )
     waiting = f"\n\nWithout a committed run: {waiting}." if waiting else ""
     return f"{heading}\n\n{_markdown(header, rows)}{waiting}"
@@ -195,7 +197,9 @@ def _mean_and_least(results: list[CaseResult], peer: str) -> str:
     if mean is None:
         return ""
     found = [r.peers[peer].ratio for r in results if peer in r.peers]
-    return f"{mean:.2f}x ({min(ratio.value for ratio in found if ratio):.2f})"
+    ratios = [ratio.value for ratio in found if ratio]
+    some = "" if len(ratios) == len(results) else f"; {len(ratios)} of {len(results)} cases"
+    return f"{mean:.2f}x ({min(ratios):.2f}{some})"
 
 
 def _cases(base: Path) -> str:
@@ -205,16 +209,12 @@ def _cases(base: Path) -> str:
 
 def _of_pair(pair: str, report: Report, base: Path) -> str:
     known = report.environment
-    ceilings = ", ".join(
-        f"{kind} {scaled(rate.value, 'B/s' if kind == 'memory' else 'FLOP/s')}"
-        for kind, rate in report.ceilings.items()
-    )
     parts = [
         f"## {pair}",
         (
             f"{known['device']}, driver {known['driver']}, torch {known['torch']}, "
             f"{known['date']}, commit {known['commit']}{_earlier(report)}.\n"
-            f"Measured ceilings: {ceilings}."
+            f"Measured ceilings: {ceilings_text(report)}."
         ),
     ]
     for op in report.operators():

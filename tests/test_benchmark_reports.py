@@ -24,7 +24,7 @@ from cuda_ops.benchmarking.kit import Kit
 from cuda_ops.benchmarking.regression import regressions
 from cuda_ops.benchmarking.results import CaseResult, PeerResult, Report
 from cuda_ops.benchmarking.stats import Interval
-from cuda_ops.benchmarking.table import rate_text, time_text
+from cuda_ops.benchmarking.table import ceilings_text, rate_text, time_text
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.registry import registry
 
@@ -65,7 +65,21 @@ def test_numbers_read_well() -> None:
         "eager": PeerResult(around(2e-5), Interval(2.0, 1.97, 2.01), around(5.2e-6)),
         "compile": PeerResult(missing="ImportError: x")})))  # fmt: skip
     assert re.search(r"1K +10.0 us +105 GB/s +50% +6.5 \(eager 5.2\) +2.00 ±0.03 +missing", text)
-    assert "measured ceilings: memory 4 TB/s, fp32 50 TFLOP/s; cold reads take 1.30x" in text
+    # Each case was held against the ceiling of its own run.
+    assert "measured ceilings: memory 210 GB/s, fp32 50 TFLOP/s; cold reads take 1.30x" in text
+    several = report(result(), result(case="2K", floor_seconds=4e-6), result(floor_seconds=1e-6))
+    assert ceilings_text(report(*several.results[:2])) == "memory 210 to 262 GB/s, fp32 50 TFLOP/s"
+    assert ceilings_text(several) == "memory 210 GB/s to 1.05 TB/s, fp32 50 TFLOP/s"
+
+
+def test_of_a_peer_that_has_some_cases_their_number_is_said() -> None:
+    missing = {"eager": PeerResult(missing="ImportError: x")}
+    some, none = [result(), result(case="2K", peers=missing)], [result(peers=missing)]
+    assert "f: peer eager is missing in 1 of 2 cases: ImportError: x" in rendered(report(*some))
+    assert "f: peer eager is missing: ImportError: x" in rendered(report(*none))
+    assert tables._mean_and_least(some, "eager") == "2.00x (2.00; 1 of 2 cases)"
+    assert tables._mean_and_least(some[:1], "eager") == "2.00x (2.00)"
+    assert tables._mean_and_least(none, "eager") == ""
 
 
 def test_pictures_are_drawn_and_repeatable(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
@@ -68,19 +69,35 @@ def render(report: Report) -> Group:
 def heading(report: Report) -> str:
     """Device, versions, and the ceilings that percentages refer to."""
     known = report.environment
-    ceilings = [
-        f"{kind} {scaled(rate.value, 'B/s' if kind == 'memory' else 'FLOP/s')}"
-        for kind, rate in report.ceilings.items()
-    ]
     clocks = f", {known['sm_clock_mhz']} MHz" if "sm_clock_mhz" in known else ""
     cold = report.cold_over_warm
     flushed = f"; cold reads take {cold:.2f}x as long as warm ones" if cold else ""
     return (
         f"{known['device']}{clocks}, torch {known['torch']}, {known['date']}, "
         f"commit {known['commit']}\n"
-        f"measured ceilings: {', '.join(ceilings) or 'none'}{flushed}\n"
+        f"measured ceilings: {ceilings_text(report) or 'none'}{flushed}\n"
         "ceiling: the share of it that is reached; peers: their time / ours, above 1 we are faster"
     )
+
+
+def ceilings_text(report: Report) -> str:
+    """``"memory 4.26 TB/s, bf16 781 to 805 TFLOP/s"``: a range where cases are of several runs."""
+    rates = {kind: [rate.value] for kind, rate in report.ceilings.items()}
+    bound: dict[str, list[float]] = {}
+    for result in report.results:
+        if result.floor_seconds:
+            memory = result.bound == "memory"
+            kind, amount = ("memory", result.bytes) if memory else (result.arithmetic, result.flops)
+            bound.setdefault(kind, []).append(amount / result.floor_seconds)
+    return ", ".join(f"{kind} {_range(kind, found)}" for kind, found in (rates | bound).items())
+
+
+def _range(kind: str, rates: list[float]) -> str:
+    low, high = (scaled(f(rates), "B/s" if kind == "memory" else "FLOP/s") for f in (min, max))
+    if low == high:
+        return high
+    number, unit = low.split()
+    return f"{number if high.endswith(f' {unit}') else low} to {high}"
 
 
 def _table(report: Report, op: str) -> Table:
@@ -167,11 +184,17 @@ def footnotes(report: Report) -> Iterator[str]:
             f"~ an interval is wider than {report.settings['precision']:.0%} "
             f"after {report.settings['seconds']:g} s"
         )
-    reasons = {
-        f"{result.op}: peer {name} is missing: {peer.missing}"
+    cases = Counter(result.op for result in report.results)
+    missing = Counter(
+        (result.op, name, peer.missing)
         for result in report.results
         for name, peer in result.peers.items()
         if peer.missing
+    )
+    reasons = {
+        f"{op}: peer {name} is missing{'' if n == cases[op] else f' in {n} of {cases[op]} cases'}: "
+        f"{reason}"
+        for (op, name, reason), n in missing.items()
     }
     notes = {f"{r.op} {r.case}: {note}" for r in report.results for note in r.notes}
     yield from sorted(reasons | notes)
