@@ -80,6 +80,10 @@ MOE = {
     "mma, other rows": Moe("backward plan: mma", 40, 36, 20, 3, 2, routing="invalid", backward=1),
     "mma": Moe("backward plan: mma", 150, 136, 72, 3, 2, backward=1, capability=80),
     "simt": Moe("backward plan: simt", 20, 36, 20, 3, 2, "float32", "invalid", backward=1),
+    "simt, before 8.0": Moe("backward plan: simt", 20, 36, 20, 3, 2, backward=1, capability=75),
+    "simt, before 8.0, float16": Moe(
+        "backward plan: simt", 70, 40, 72, 3, 2, "float16", "some", backward=1, capability=75
+    ),
 }
 
 

@@ -6,8 +6,9 @@
 //   combine   each token's k results, weighted, in order     here
 //
 // What goes from one product to the next lies at the assignments' positions in the map's
-// order, where an expert's rows are neighbours. Results lie at the numbers: the sum over a
-// token's reads neighbours and needs neither a map nor atomics. Rows of tokens are gathered by
+// order, where an expert's rows are neighbours; where products are streamed, at their numbers.
+// Results lie at the numbers: the sum over a token's reads neighbours and needs neither a map
+// nor atomics. Rows of tokens are gathered by
 // the products that read them, and never copied.
 #include "gemm.cuh"
 #include "gemm_grouped.cuh"
@@ -160,7 +161,7 @@ cudaError_t rows_product(const MoePlan& plan, const GroupedRows& p, cudaStream_t
       return grouped_rows_hopper<T, kGated>(p, plan.tall, stream);
     }
   }
-  return grouped_rows<T, kGated>(p, stream);
+  return grouped_rows<T, kGated>(p, plan.family == MoePlan::kMma, stream);
 }
 
 template <class T>
@@ -168,7 +169,7 @@ cudaError_t weights_product(const MoePlan& plan, const GroupedWeights& p, cudaSt
   if constexpr (sizeof(T) == 2) {
     if (plan.family == MoePlan::kHopper) return grouped_weights_hopper<T>(p, stream);
   }
-  return grouped_weights<T>(p, stream);
+  return grouped_weights<T>(p, plan.family == MoePlan::kMma, stream);
 }
 
 // Both products by the kernels of a plan, in order.

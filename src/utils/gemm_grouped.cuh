@@ -13,7 +13,7 @@
 // those that are left over end at once: the launch is the same for all routings.
 //
 //   mma    16-bit, sm_80 on: tile, stages and warps of gemm_mma.cuh
-//   simt   float32 and float64: a tile of 64 x 64, a square of 4 x 4 a thread
+//   simt   float32, float64, and 16-bit before sm_80: a tile of 64 x 64, a square of 4 x 4 a thread
 #pragma once
 
 #include "gemm_mma.cuh"
@@ -310,33 +310,34 @@ __device__ void grouped_simt_sums(const A& a, const B& b, int64_t k, C (&sums)[4
 }
 
 // Lines that begin at begins[line], or nowhere below 0; k's are `stride` apart.
-template <class C, bool kAlong>
+template <class T, bool kAlong>
 struct SimtLines {
   static constexpr bool kAlongK = kAlong;
-  const C* memory;
+  const T* memory;
   const int64_t* begins;
   int64_t stride;
-  __device__ C operator()(int line, int64_t k) const {
-    return begins[line] < 0 ? C(0) : memory[begins[line] + k * stride];
+  __device__ compute_t<T> operator()(int line, int64_t k) const {
+    return begins[line] < 0 ? compute_t<T>(0) : to_compute(memory[begins[line] + k * stride]);
   }
 };
 
 // The rows of assignments as k's.
-template <class C>
+template <class T>
 struct SimtAssignments {
   static constexpr bool kAlongK = false;
-  const C* rows;
+  const T* rows;
   const int32_t* order;
   int32_t begin, share;
   int64_t stride, first;
-  __device__ C operator()(int line, int64_t k) const {
-    if (first + line >= stride) return C(0);
-    return rows[operand_row(order, share, begin + k) * stride + first + line];
+  __device__ compute_t<T> operator()(int line, int64_t k) const {
+    if (first + line >= stride) return compute_t<T>(0);
+    return to_compute(rows[operand_row(order, share, begin + k) * stride + first + line]);
   }
 };
 
-template <class C, bool kGated, bool kLineMajorB>
+template <class T, bool kGated, bool kLineMajorB>
 __global__ void __launch_bounds__(kGroupedThreads) grouped_rows_simt_kernel(const GroupedRows p) {
+  using C = compute_t<T>;
   __shared__ int32_t starts[kMostBins + 1];
   __shared__ int64_t begins_a[kGroupedTile], begins_b[kGroupedTile];
   const int thread = int(threadIdx.x);
@@ -356,9 +357,9 @@ __global__ void __launch_bounds__(kGroupedThreads) grouped_rows_simt_kernel(cons
       begins_b[thread] = l < 0 ? -1 : kLineMajorB ? l : l * p.k;
     }
     __syncthreads();
-    const C* matrix = static_cast<const C*>(p.b) + tile.group * lines * p.k;
-    const SimtLines<C, true> a{static_cast<const C*>(p.a), begins_a, 1};
-    const SimtLines<C, !kLineMajorB> b{matrix, begins_b, kLineMajorB ? lines : 1};
+    const T* matrix = static_cast<const T*>(p.b) + tile.group * lines * p.k;
+    const SimtLines<T, true> a{static_cast<const T*>(p.a), begins_a, 1};
+    const SimtLines<T, !kLineMajorB> b{matrix, begins_b, kLineMajorB ? lines : 1};
     C sums[4][4] = {};
     grouped_simt_sums(a, b, k, sums);
 
@@ -370,19 +371,20 @@ __global__ void __launch_bounds__(kGroupedThreads) grouped_rows_simt_kernel(cons
       const int64_t line = first + thread % 16 * 4;
       const C left[2] = {sums[i][0], sums[i][1]}, right[2] = {sums[i][2], sums[i][3]};
       if constexpr (kGated) {
-        finish_gated<C>(p, left, right, to, assignment, line / 2);
+        finish_gated<T>(p, left, right, to, assignment, line / 2);
       } else {
         const int64_t at = to * p.n + line;
-        store_pair<C>(p.out, {at, row, line, line < p.n, line + 1 < p.n}, left);
-        store_pair<C>(p.out, {at + 2, row, line + 2, line + 2 < p.n, line + 3 < p.n}, right);
+        store_pair<T>(p.out, {at, row, line, line < p.n, line + 1 < p.n}, left);
+        store_pair<T>(p.out, {at + 2, row, line + 2, line + 2 < p.n, line + 3 < p.n}, right);
       }
     }
   }
 }
 
-template <class C>
+template <class T>
 __global__ void __launch_bounds__(kGroupedThreads)
     grouped_weights_simt_kernel(const GroupedWeights p) {
+  using C = compute_t<T>;
   const int64_t tiles_m = (p.m + kGroupedTile - 1) / kGroupedTile;
   const int64_t tiles_n = (p.n + kGroupedTile - 1) / kGroupedTile;
   for (int64_t tile = blockIdx.x; tile < p.experts * tiles_m * tiles_n; tile += gridDim.x) {
@@ -390,8 +392,8 @@ __global__ void __launch_bounds__(kGroupedThreads)
     const int64_t first_m = tile % tiles_m * kGroupedTile;
     const int64_t first_n = tile / tiles_m % tiles_n * kGroupedTile;
     const int32_t begin = p.offsets[expert], count = p.offsets[expert + 1] - begin;
-    const SimtAssignments<C> a{static_cast<const C*>(p.a), p.order, begin, p.share_a, p.m, first_m};
-    const SimtAssignments<C> b{static_cast<const C*>(p.b), p.order, begin, p.share_b, p.n, first_n};
+    const SimtAssignments<T> a{static_cast<const T*>(p.a), p.order, begin, p.share_a, p.m, first_m};
+    const SimtAssignments<T> b{static_cast<const T*>(p.b), p.order, begin, p.share_b, p.n, first_n};
     C sums[4][4] = {};
     grouped_simt_sums(a, b, count, sums);
 #pragma unroll
@@ -401,7 +403,8 @@ __global__ void __launch_bounds__(kGroupedThreads)
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int64_t n = first_n + int(threadIdx.x) % 16 * 4 + j;
-        if (n < p.n) static_cast<C*>(p.out)[(expert * p.m + m) * p.n + n] = sums[i][j];
+        if (n >= p.n) continue;
+        static_cast<T*>(p.out)[(expert * p.m + m) * p.n + n] = from_compute<T>(sums[i][j]);
       }
     }
   }
@@ -430,9 +433,10 @@ cudaError_t grouped_mma_launch(Kernel kernel, int operand_bytes, int64_t tiles, 
   return cudaGetLastError();
 }
 
-// out[i] = a[row of i] @ b[e], or silu(gate) * up of the two halves of it.
+// out[i] = a[row of i] @ b[e], or silu(gate) * up of the two halves of it. `mma`: of 16-bit types,
+// by the tensor cores.
 template <class T, bool kGated = false>
-cudaError_t grouped_rows(const GroupedRows& p, cudaStream_t stream) {
+cudaError_t grouped_rows(const GroupedRows& p, bool mma, cudaStream_t stream) {
   const int64_t lines = kGated ? 2 * p.n : p.n;
   const auto tiles = [&](int tile) {
     return grouped_row_tiles(p.assignments, p.experts, tile) * ((lines + tile - 1) / tile);
@@ -444,22 +448,23 @@ cudaError_t grouped_rows(const GroupedRows& p, cudaStream_t stream) {
     const auto run = [&](auto kernel, int bytes, int tile) {
       return grouped_mma_launch(kernel, bytes, tiles(tile), p, vector_a, vector_b, stream);
     };
-    return grouped_tile(p.assignments, p.experts, lines) == 128
-               ? run(grouped_rows_mma_kernel<T, 128, kGated>, MmaOperand<T, 128>::kBytes, 128)
-               : run(grouped_rows_mma_kernel<T, 64, kGated>, MmaOperand<T, 64>::kBytes, 64);
-  } else {
-    auto kernel = grouped_rows_simt_kernel<T, kGated, false>;
-    if constexpr (!kGated) {
-      if (p.line_major_b) kernel = grouped_rows_simt_kernel<T, false, true>;
+    if (mma) {
+      return grouped_tile(p.assignments, p.experts, lines) == 128
+                 ? run(grouped_rows_mma_kernel<T, 128, kGated>, MmaOperand<T, 128>::kBytes, 128)
+                 : run(grouped_rows_mma_kernel<T, 64, kGated>, MmaOperand<T, 64>::kBytes, 64);
     }
-    kernel<<<grouped_grid(tiles(kGroupedTile)), kGroupedThreads, 0, stream>>>(p);
-    return cudaGetLastError();
   }
+  auto kernel = grouped_rows_simt_kernel<T, kGated, false>;
+  if constexpr (!kGated) {
+    if (p.line_major_b) kernel = grouped_rows_simt_kernel<T, false, true>;
+  }
+  kernel<<<grouped_grid(tiles(kGroupedTile)), kGroupedThreads, 0, stream>>>(p);
+  return cudaGetLastError();
 }
 
 // An expert without assignments gets zeros.
 template <class T>
-cudaError_t grouped_weights(const GroupedWeights& p, cudaStream_t stream) {
+cudaError_t grouped_weights(const GroupedWeights& p, bool mma, cudaStream_t stream) {
   const auto tiles = [&](int tile) {
     return p.experts * ((p.m + tile - 1) / tile) * ((p.n + tile - 1) / tile);
   };
@@ -467,16 +472,18 @@ cudaError_t grouped_weights(const GroupedWeights& p, cudaStream_t stream) {
   if constexpr (sizeof(T) == 2) {
     const bool vector_a = grouped_vectors(p.a, p.m, sizeof(T));
     const bool vector_b = grouped_vectors(p.b, p.n, sizeof(T));
-    return tiles(128) >= 132
-               ? grouped_mma_launch(grouped_weights_mma_kernel<T, 128>, MmaOperand<T, 128>::kBytes,
-                                    tiles(128), p, vector_a, vector_b, stream)
-               : grouped_mma_launch(grouped_weights_mma_kernel<T, 64>, MmaOperand<T, 64>::kBytes,
-                                    tiles(64), p, vector_a, vector_b, stream);
-  } else {
-    grouped_weights_simt_kernel<T>
-        <<<grouped_grid(tiles(kGroupedTile)), kGroupedThreads, 0, stream>>>(p);
-    return cudaGetLastError();
+    const auto run = [&](auto kernel, int bytes, int tile) {
+      return grouped_mma_launch(kernel, bytes, tiles(tile), p, vector_a, vector_b, stream);
+    };
+    if (mma) {
+      return tiles(128) >= 132
+                 ? run(grouped_weights_mma_kernel<T, 128>, MmaOperand<T, 128>::kBytes, 128)
+                 : run(grouped_weights_mma_kernel<T, 64>, MmaOperand<T, 64>::kBytes, 64);
+    }
   }
+  const unsigned grid = grouped_grid(tiles(kGroupedTile));
+  grouped_weights_simt_kernel<T><<<grid, kGroupedThreads, 0, stream>>>(p);
+  return cudaGetLastError();
 }
 
 }  // namespace cuda_ops

@@ -3,8 +3,9 @@
 //
 // One choice of one token is an assignment, number t * k + j. By an index map experts find
 // theirs, and an assignment its position in the order of experts. What one product leaves to
-// another lies at positions, where an expert's rows are neighbours; what callers see, but between
-// the halves of a gradient, and what is added up over a token's assignments, at their numbers.
+// another lies at positions, where an expert's rows are neighbours, unless it is streamed; what
+// callers see, but between the halves of a gradient, and what is added up over a token's
+// assignments, lies at their numbers.
 #pragma once
 
 #include "dtype.h"
@@ -86,7 +87,7 @@ struct MoeExperts {
   const void* w_gate_up = nullptr;  // (E, 2I, H): gate is the first I rows
   const void* w_down = nullptr;     // (E, H, I)
   void* gate_up = nullptr;          // (T * k, 2I), or null: not kept
-  void* activations = nullptr;      // (T * k, I), at positions where the plan has a map
+  void* activations = nullptr;      // (T * k, I), at positions, at numbers where the plan streams
   void* results = nullptr;          // (T * k, H)
   void* out = nullptr;              // (T, H)
   bool built_for_hopper = false;    // the library holds sm_90a code

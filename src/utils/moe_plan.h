@@ -4,7 +4,7 @@
 //   stream   mma.sync, matrices straight from memory   16-bit, few assignments an expert
 //   hopper   TMA, cp.async and wgmma                   16-bit, many, compute capability 9.0
 //   mma      cp.async + mma.sync                       16-bit, many, from 8.0 on; any alignment
-//   simt     multiply-adds                             float32, float64
+//   simt     multiply-adds                             float32, float64, and 16-bit before 8.0
 #pragma once
 
 #include <initializer_list>
@@ -117,17 +117,14 @@ inline MoePlan moe_plan(const MoeExperts& p, int capability) {
   MoePlan plan;
   const int64_t assignments = p.map.assignments, experts = p.map.experts;
   if (p.tokens == 0 || p.hidden == 0) return plan;
-  plan.family = size_of(p.dtype) == 2 ? MoePlan::kMma : MoePlan::kSimt;
+  plan.family = size_of(p.dtype) == 2 && capability >= 80 ? MoePlan::kMma : MoePlan::kSimt;
   // Numbers of lines, and of blocks, then have 31 bits.
   constexpr int64_t kWidest = 1 << 22;
   const bool vectors = p.hidden % 8 == 0 && p.hidden < kWidest && p.inner % 8 == 0 &&
                        p.inner < kWidest &&
                        detail::whole_vectors({p.x, p.w_gate_up, p.w_down, p.gate_up, p.activations,
                                               p.results, p.out});
-  if (plan.family == MoePlan::kSimt || capability < 80 || assignments == 0 || p.inner == 0 ||
-      !vectors) {
-    return plan;
-  }
+  if (plan.family == MoePlan::kSimt || assignments == 0 || p.inner == 0 || !vectors) return plan;
   const bool hopper = capability == 90 && p.built_for_hopper;
   const bool filled = hopper && experts * ((p.inner + 127) / 128) >= kHopperTiles;
   if (assignments > (filled ? kMostStreamedHopper : kMostStreamed) * experts) {
@@ -156,7 +153,7 @@ inline MoePlan moe_plan(const MoeExpertsBackward& b, int capability) {
   plan.tall = false;
   if (plan.family == MoePlan::kStream || (plan.family == MoePlan::kHopper && !whole)) {
     plan = MoePlan{};
-    plan.family = MoePlan::kMma;
+    plan.family = MoePlan::kMma;  // both are from 8.0 on
   }
   return plan;
 }
