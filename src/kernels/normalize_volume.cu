@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "capability.h"
 #include "reduce.cuh"
 
 using namespace cuda_ops;
@@ -290,11 +291,8 @@ cudaError_t start(const NormalizeVolume& p, const NormalizeConfig& config, cudaS
 
 cudaError_t normalize_volume_launch(const NormalizeVolume& problem, cudaStream_t stream) {
   if (problem.voxels.numel == 0) return cudaSuccess;
-  int device = 0, sms = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  }
+  int sms = 0;
+  const cudaError_t error = current_multiprocessors(sms);
   if (error != cudaSuccess) return error;
   const NormalizeConfig config = normalize_config(problem, sms);
   return problem.voxels.dtype == DType::kUInt8 ? start<uint8_t>(problem, config, stream)

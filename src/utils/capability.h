@@ -1,4 +1,4 @@
-// Which GPU is current.
+// Which GPU is current, and what it has.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,6 +12,14 @@ inline int current_capability() {
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
   return 10 * major + minor;
+}
+
+// How many multiprocessors the current device has.
+inline cudaError_t current_multiprocessors(int& count) {
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  return cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
 }
 
 }  // namespace cuda_ops

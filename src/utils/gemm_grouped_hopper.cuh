@@ -17,6 +17,7 @@
 // producer loads the next tile's stages while the consumers write this one's result.
 #pragma once
 
+#include "capability.h"
 #include "cp_async.cuh"
 #include "gemm_grouped.cuh"
 #include "gemm_hopper.cuh"
@@ -25,9 +26,9 @@ namespace cuda_ops {
 
 // --- sizes and ring -------------------------------------------------------------
 
-template <int kWarpgroups>
+template <int kConsuming>
 struct GroupedTile {
-  static constexpr int kConsumers = kWarpgroups, kThreads = 128 * (1 + kConsumers);
+  static constexpr int kConsumers = kConsuming, kThreads = 128 * (1 + kConsumers);
   static constexpr int kTileM = 64 * kConsumers, kTileN = kConsumers == 2 ? 256 : 128;
   static constexpr int kBlockK = 64, kSums = kTileN / 2;
   // 64 lines, or 64 k's, of 128 bytes.
@@ -98,7 +99,7 @@ struct GroupedRing {
 // are in flight in their order, whatever each of them takes, and what neighbours read is read at
 // about the same time: blocks that took every 132nd tile drifted apart, since an expert's last
 // tile may be shorter, and read its matrix from memory again.
-struct GroupedTiles {
+struct TileQueue {
   static constexpr int kSlots = 2;
   int32_t* numbers;      // kSlots of them, in shared memory
   uint32_t full, empty;  // barriers of each slot
@@ -106,7 +107,7 @@ struct GroupedTiles {
   uint32_t phase = 0;
 
   // `readers`: warps that call next().
-  __device__ GroupedTiles(int32_t* slots, uint32_t barriers, uint32_t readers)
+  __device__ TileQueue(int32_t* slots, uint32_t barriers, uint32_t readers)
       : numbers(slots), full(barriers), empty(barriers + 8 * kSlots) {
     if (threadIdx.x != 0) return;
     for (int s = 0; s < kSlots; ++s) {
@@ -167,7 +168,7 @@ struct GroupedCopies {
 
 // The sums of a tile from `blocks` stages, at least one. `busy`: whether any of the warpgroup's 64
 // rows are wanted; it takes its part in the hand-over in any case. `arrived(kb)` is called where
-// a stage is there, by both consumers.
+// a stage is there, by each consumer.
 template <class T, bool kLineMajorA, bool kLineMajorB, class Ring, class Arrived>
 __device__ __forceinline__ void grouped_sums(Ring& ring, int blocks, int consumer, bool busy,
                                              float (&sums)[Ring::Tile::kSums],
@@ -271,12 +272,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   constexpr int kColumns = kGated ? Tile::kTileN / 2 : Tile::kTileN;
   extern __shared__ uint8_t shared[];
   // Here, so that a tile begins without waiting for memory.
-  __shared__ int32_t starts[kMostBins + 1], offsets[kMostBins], numbers[GroupedTiles::kSlots];
+  __shared__ int32_t starts[kMostBins + 1], offsets[kMostBins], tile_numbers[TileQueue::kSlots];
   // What the copy engine brings, and four warps that copy.
   constexpr int kArrivals = kGather ? 1 + 4 : 1;
   GroupedRing<Tile> ring(shared, kArrivals);
-  GroupedTiles taken(numbers, ring.full + 16 * Tile::kStages,
-                     4 * Tile::kConsumers + (kGather ? 4 : 0));
+  TileQueue queue(tile_numbers, ring.full + 16 * Tile::kStages,
+                  4 * Tile::kConsumers + (kGather ? 4 : 0));
   for (int i = int(threadIdx.x); i <= p.experts; i += Tile::kThreads) offsets[i] = p.offsets[i];
   __syncthreads();
   add_up_tiles(offsets, p.experts, p.assignments, Tile::kTileM, starts);
@@ -306,7 +307,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                    : "=r"(others)
                    : "l"(p.taken), "r"(INT32_MAX));
     };
-    const auto put_next = [&] { taken.put(int(gridDim.x + others)); };
+    const auto put_next = [&] { queue.put(int(gridDim.x + others)); };
     // What the copy engine brings of a stage, asked for by one thread.
     const auto load = [&](const RowTile& tile, int k) {
       const int first = int(tile.column) * kColumns;
@@ -334,7 +335,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       const int row = thread / 8, chunk = thread % 8;
       const uint32_t to = uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
       GroupedCopies copies;
-      for (int index = int(blockIdx.x); index < tiles; index = taken.next()) {
+      for (int index = int(blockIdx.x); index < tiles; index = queue.next()) {
         const RowTile tile = tile_at(index);
         const int rows = int(tile.end - tile.begin) - row;  // that are inside, from `row` on
         int32_t numbers[kRows];
@@ -377,7 +378,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       copies.hand_over<0>();
     } else if (thread == 0) {
       for (int index = int(blockIdx.x); index < tiles;
-           index = int(gridDim.x + others), taken.advance()) {
+           index = int(gridDim.x + others), queue.advance()) {
         const RowTile tile = tile_at(index);
         if (tile.group == p.experts) {  // empty sums
           take();
@@ -405,7 +406,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                                                                    : (kGather ? 216 : 232)));
     const int consumer = group - 1;
     const uint32_t box = ring.staging() + uint32_t(consumer * Tile::kBox);
-    for (int index = int(blockIdx.x); index < tiles; index = taken.next()) {
+    for (int index = int(blockIdx.x); index < tiles; index = queue.next()) {
       const RowTile tile = tile_at(index);
       const int rows = int(tile.end - tile.begin) - 64 * consumer;
       const int begin = int(tile.begin) + 64 * consumer;
@@ -468,10 +469,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 template <class Tile, class Kernel, class... Arguments>
 cudaError_t grouped_hopper_launch(Kernel kernel, int shared_bytes, int64_t tiles,
                                   cudaStream_t stream, const Arguments&... arguments) {
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  int sms = 0;
+  cudaError_t error = current_multiprocessors(sms);
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  }
   if (error != cudaSuccess) return error;
-  const auto grid = unsigned(tiles < kHopperSms ? tiles : kHopperSms);
+  const auto grid = unsigned(tiles < sms ? tiles : sms);
   // Not early: 4096 tokens took 1 to 11 % longer then (H200, 2026-11-21).
   kernel<<<grid, Tile::kThreads, unsigned(shared_bytes), stream>>>(arguments...);
   return cudaGetLastError();

@@ -20,6 +20,7 @@
 
 #include <cooperative_groups.h>
 
+#include "capability.h"
 #include "sort_radix.cuh"
 #include "sort_radix_choice.cuh"
 
@@ -295,13 +296,10 @@ __global__ void __launch_bounds__(kRadixThreads, 4)
 template <class... Parameters>
 cudaError_t resident_grid(unsigned& blocks, void (*kernel)(Parameters...), int shared_bytes,
                           int64_t work, int waves) {
-  int device = 0, sms = 0, of_sm = 0;
+  int sms = 0, of_sm = 0;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-  if (error == cudaSuccess) error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  }
+  if (error == cudaSuccess) error = current_multiprocessors(sms);
   if (error == cudaSuccess) {
     error =
         cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_sm, kernel, kRadixThreads, shared_bytes);
