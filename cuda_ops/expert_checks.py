@@ -73,6 +73,8 @@ def route_backward(
     choices = {"experts": experts, "weights": weights, "grad_weights": grad_weights}
     for name, tensor in choices.items():
         _shape(op, name, tensor, "(T, k)", (router_logits.shape[0], top_k))
+    _floating(op, "weights", weights)
+    _floating(op, "grad_weights", grad_weights)
 
 
 def index_map(op: OpSpec, experts: torch.Tensor, num_experts: int) -> None:

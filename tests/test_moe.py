@@ -453,6 +453,16 @@ def test_errors_of_the_parts(device: str) -> None:
             (ones[:3], logits, ones, chosen),
             "'grad_weights': expected shape (T, k) = [4, 2], got shape [3, 2]",
         ),
+        (
+            route_backward,
+            (chosen, logits, ones, chosen),
+            "'grad_weights': expected dtype float64, float32, float16 or bfloat16, got int64",
+        ),
+        (
+            route_backward,
+            (ones, logits, chosen, chosen),
+            "'weights': expected dtype float64, float32, float16 or bfloat16, got int64",
+        ),
     ):
         with pytest.raises(RuntimeError, match=re.escape(text)):
             function(*arguments)

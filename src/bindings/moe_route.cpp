@@ -79,6 +79,8 @@ struct Gradient {
     check_shape(kOp, "experts", experts, "(T, k)", {tokens, top_k});
     check_shape(kOp, "weights", weights, "(T, k)", {tokens, top_k});
     check_shape(kOp, "grad_weights", grad_weights, "(T, k)", {tokens, top_k});
+    check_floating(kOp, "weights", weights);
+    check_floating(kOp, "grad_weights", grad_weights);
     const DType dtype = dtype_of(logits);
     grad_weights = dense_as(grad_weights, compute_dtype(dtype));
     weights = dense_as(weights, compute_dtype(dtype));
