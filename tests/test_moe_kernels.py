@@ -14,6 +14,8 @@ from mixtures import ROUNDING, naive, weights
 
 import cuda_ops
 from cuda_ops import experts as references
+from cuda_ops.testing.case import NotRunError
+from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import find
 
@@ -97,7 +99,8 @@ def test_the_choice(plans: Any) -> None:
     ]
     assert plans(qwen, backward=True) == ["mma"] * 3 + ["hopper"] * 3
     assert plans(qwen[3:], capability=80) == ["stream 16 splits 4 4", *["mma"] * 2]
-    assert plans(qwen[:1], capability=75) == ["mma"]
+    for backward in (False, True):
+        assert plans([qwen[0], qwen[5]], capability=75, backward=backward) == ["simt"] * 2
     more = [Case(1, 2048, 768, 128, top_k) for top_k in (16, 17)]  # than one token's kernel takes
     assert ["token" in plan for plan in plans(more)] == [True, False]
     mixtral = Case(64, 4096, 14336, 8, 2)
@@ -158,9 +161,23 @@ def test_the_sanitizer_is_shown_every_family(plans: Any, name: str) -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("tokens", [1, 8, 300, 6000])  # of which blocks take several tiles
-def test_one_graph_for_every_routing(tokens: int, dtype: torch.dtype) -> None:
-    hidden, inner, count, top_k = 64, 48, 16, 4
+# Of the last two, tall tiles and even ones, blocks take several.
+@pytest.mark.parametrize(
+    ("tokens", "inner", "plan"),
+    [
+        (1, 48, "token"),
+        (8, 48, "stream"),
+        (300, 48, "hopper"),
+        (520, 576, "tall"),
+        (6000, 48, "hopper"),
+    ],
+)
+def test_one_graph_for_every_routing(
+    plans: Any, tokens: int, inner: int, plan: str, dtype: torch.dtype
+) -> None:
+    hidden, count, top_k = 64, 16, 4
+    (chosen,) = plans([Case(tokens, hidden, inner, count, top_k, dtype)])
+    assert (plan if dtype.itemsize == 2 else "simt") in chosen
     matrices = weights(count, hidden, inner, dtype, "cuda")
     x = torch.randn(tokens, hidden, dtype=dtype, device="cuda")
     logits = torch.randn(tokens, count, device="cuda")
@@ -290,3 +307,44 @@ def test_a_gradient_gives_its_space_back_before_the_last_result() -> None:
     space = tokens * top_k * max(inner, hidden) * size
     assert of_gate_up > 2 << 20, "large enough to be seen beside the map"
     assert peak <= together + max(space, of_gate_up) + (1 << 20)
+
+
+@needs_gpu
+def test_more_elements_than_an_int_counts() -> None:
+    tokens, case = 131072, Case(131072, 2080, 1040, 64, 8)
+    assert tokens * case.top_k * min(case.hidden, 2 * case.inner) > 2**31
+    try:
+        with much_memory("cuda", 24e9, patience=300):
+            compare_with_parts(case, 8, "cuda")
+    except NotRunError as error:
+        pytest.skip(str(error))
+
+
+def compare_with_parts(case: Case, parts: int, device: str) -> None:
+    """All tokens at once, and a part of them at a time: the same kernels, and each token alone."""
+    torch.manual_seed(0)
+    matrices = weights(case.experts, case.hidden, case.inner, case.dtype, device)
+    for matrix in matrices:
+        matrix.requires_grad_()
+    rows, grad = (
+        torch.randn(case.tokens, case.hidden, device=device, dtype=case.dtype) for _ in range(2)
+    )
+    logits = torch.randn(case.tokens, case.experts, device=device)
+
+    def step(part: slice) -> tuple[torch.Tensor, ...]:
+        inputs = rows[part].clone().requires_grad_(), logits[part].clone().requires_grad_()
+        out = cuda_ops.moe(*inputs, *matrices, case.top_k)
+        return out.detach(), *torch.autograd.grad(out, (*inputs, *matrices), grad[part])
+
+    *of_tokens, whole_gate_up, whole_down = step(slice(None))
+    sums = [torch.zeros_like(matrix, dtype=torch.float32) for matrix in matrices]
+    size = case.tokens // parts
+    for first in range(0, case.tokens, size):
+        part = slice(first, first + size)
+        *of_part, grad_gate_up, grad_down = step(part)
+        for name, ours, theirs in zip(("out", "x", "logits"), of_tokens, of_part, strict=True):
+            assert torch.equal(ours[part], theirs), (name, first)
+        sums[0] += grad_gate_up
+        sums[1] += grad_down
+    for ours, theirs in zip((whole_gate_up, whole_down), sums, strict=True):
+        assert (ours.float() - theirs).norm() <= ROUNDING[case.dtype] * theirs.norm()

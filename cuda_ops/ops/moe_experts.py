@@ -274,10 +274,10 @@ _KERNELS = (
     (70, 264, 136, 64, 2, torch.bfloat16),
     (70, 264, 136, 16, 2, torch.float16),
     (70, 264, 136, 8, 2, torch.bfloat16),
-    (300, 264, 520, 5, 2, torch.bfloat16),  # Hopper's, even and tall, of which blocks take several
+    (300, 264, 520, 5, 2, torch.bfloat16),  # Hopper's tall tiles, of which blocks take several
     (330, 3464, 136, 5, 2, torch.bfloat16),
     (330, 72, 1800, 5, 2, torch.float16),
-    (2100, 72, 136, 3, 2, torch.float16),  # and as many assignments as several blocks sort
+    (2100, 776, 392, 3, 2, torch.float16),  # even ones, of as many assignments as several sort
     (800, 72, 1025, 16, 2, torch.bfloat16),  # mma.sync's large tile, of all three products
     (100, 72, 136, 3, 2, torch.float32),
 )
