@@ -66,19 +66,21 @@ Dtypes: x and both matrices float64, float32, float16 or bfloat16, the same for 
 any of these. Sums run in float32, in float64 for float64.
 Several devices: x and router_logits may be DTensors sharded by token, and both matrices sharded by
 expert along a mesh dim, (Shard(0)); the result is then a partial sum along that dim.
-Memory: for the gradient, gate and up of each of the T * top_k assignments beside the arguments.
+Memory: for the gradient, gate and up of each of the T * top_k choices beside the arguments, and
+their routing, 12 bytes each. Arguments that are not contiguous are copied.
 
 Args:
     x: tokens.
     router_logits: what the router says of each of them.
     w_gate_up, w_down: all experts' matrices.
-    top_k: experts a token, from 1 to 16.
-    renormalize: divide a token's weights by their sum.
+    top_k: experts a token, from 1 to 16 and at most E.
+    renormalize: divide a token's weights by their sum (of sigmoids: their sum + 1e-20).
     scoring: "softmax" over all experts, or "sigmoid" of each.
-    expert_bias: (E), added to scores to choose by, not to weights.
+    expert_bias: (E) of any floating dtype, added to scores to choose by, not to weights; no
+        gradient. A DTensor where the others are.
 
-Errors: RuntimeError for another shape or dtype or a top_k out of range, ValueError for another
-scoring.
+Errors: RuntimeError for another shape, dtype or device, a top_k out of range, T * top_k from 2^31
+on, DTensors beside plain tensors, and second derivatives; ValueError for another scoring.
 Formula: Shazeer et al., https://arxiv.org/abs/1701.06538, with the experts of Shazeer,
 https://arxiv.org/abs/2002.05202, SwiGLU.
 """

@@ -315,8 +315,10 @@ keeps them, experts and weights (T, k) as moe_route gives them; the result (T, H
 Dtypes: x and both matrices float64, float32, float16 or bfloat16, the same for all; weights any of
 these, experts int64. Products are added up in float32, in float64 for float64.
 Memory: (I + H) elements for each of the T * k assignments, and their map. Arguments that are not
-contiguous are copied.
-Errors: RuntimeError for another shape or dtype, or T * k from 2^31 on.
+contiguous are copied. The gradient runs forward again: moe_experts_keep returns, and moe keeps, what
+spares that.
+Errors: RuntimeError for another shape, dtype or device, for T * k from 2^31 on, and for second
+derivatives.
 Formula: out[t] = sum over j of weights[t, j] * ((silu(gate) * up) @ w_down[e]^T) with e = experts[t,
 j] and gate, up = x[t] @ w_gate_up[e]^T.)")
       .cpu<moe_experts<kCpu>>()
