@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 from conftest import ScratchOp
+from torch.utils import cpp_extension
 
 import cuda_ops
+from cuda_ops import toolchain
 from cuda_ops.dev import CompiledOps, _unusable, compile_ops, compiled_ops, main, reload
 from cuda_ops.errors import BuildError, DiscoveryError, ResultError
 from cuda_ops.registry import Registry, registry
@@ -172,6 +174,29 @@ def test_a_crash_shows_whose_it_was_and_check_has_no_share_in_it(
     # The checks run in a process of their own, which may die.
     monkeypatch.setattr("cuda_ops.dev._check", lambda rows, console: rows[0].max_error is None)
     assert main(["--check", scratch_op.name]) == 0
+
+
+def test_torchs_guess_of_a_toolkit_is_not_asked(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An nvcc on PATH may be a script, beside which there are no headers."""
+    scratch_op.write()
+    kernel = scratch_op.root / "kernels" / f"{scratch_op.name}.cu"
+    kernel.parent.mkdir(exist_ok=True)
+    kernel.touch()
+    used = []
+
+    def load(**arguments: Any) -> None:
+        used.append((cpp_extension.CUDA_HOME, arguments["with_cuda"]))
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", "/guessed")
+    monkeypatch.setattr(cpp_extension, "load", load)
+    monkeypatch.setattr(toolchain, "cuda_home", lambda: Path("/toolkit"))
+    monkeypatch.setattr(toolchain, "cuda_version", lambda: "13.0")
+    with pytest.raises(BuildError, match="far enough"):
+        scratch_op.build()
+    assert used == [("/toolkit", True)]
 
 
 def test_what_a_template_refuses_names_the_line_that_asked_for_it(scratch_op: ScratchOp) -> None:
