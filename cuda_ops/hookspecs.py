@@ -54,7 +54,8 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any] | None:
 
     The callable takes the operator's arguments (sizes may be symbolic) and
     returns empty outputs with the shape, strides, dtype and device of the
-    real ones, and raises the errors that the real one raises.
+    real ones, and raises the errors that the real one raises. What a signature
+    line and ``.dtypes`` refuse has been refused before.
     Fires when the operator's library is loaded or reloaded.
     """
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops import autocast, dtensor, public
+from cuda_ops import autocast, dtensor, public, shapes
 from cuda_ops.errors import ManifestError
 from cuda_ops.library import Kernel, Library
 from cuda_ops.no_gradient import refusal
@@ -164,6 +164,9 @@ class Operator:
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
         if self.now.fake is None:
             raise self._underived("its output shape", "cuda_ops_fake")
+        op = self.now.spec
+        if op.signature is not None:  # a plugin need not repeat what the line says
+            shapes.check_arguments(op, shapes.tensor_arguments(op, shapes.bind(op, args, kwargs)))
         return self.now.fake(*args, **kwargs)
 
     def _setup_context(
