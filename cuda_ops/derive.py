@@ -190,6 +190,10 @@ def _read_formula(op: OpSpec, sibling: OpSpec) -> _Formula:
     )
 
 
+def _takes_gradients(op: OpSpec) -> bool:
+    return any(name.startswith("grad_") for name in op.argument_names)
+
+
 def _refuse_misspelt_backward(op: OpSpec) -> None:
     prefix = f"{op.name}_"
     suffixes = [name.removeprefix(prefix) for name in op.siblings if name.startswith(prefix)]
@@ -198,6 +202,17 @@ def _refuse_misspelt_backward(op: OpSpec) -> None:
             f"{op.qualname}_{close}: expected '{op.name}_backward', which is the gradient of "
             f"{op.name}, got '{op.name}_{close}'"
         )
+    if _takes_gradients(op):  # parts of a gradient are no gradients of it
+        return
+    inputs = {f"grad_{op.argument_names[i]}" for i in op.tensor_positions}
+    for suffix in suffixes:
+        sibling = op.siblings[prefix + suffix]
+        made = inputs & {value.name for value in sibling.parsed.returns}
+        if made and _takes_gradients(sibling):
+            raise ManifestError(
+                f"{sibling.qualname}: returns {_listed(tuple(sorted(made)))}: expected the name "
+                f"'{op.name}_backward', which makes it the gradient of {op.name}"
+            )
 
 
 def _compare_lines(op: OpSpec, sibling: OpSpec, formula: _Formula) -> None:
