@@ -34,6 +34,15 @@ torch.library.register_fake(
 )
 
 
+def _mapped(
+    info: Any, in_dims: Sequence[int | None], grad: torch.Tensor, size: Sequence[int], reason: str
+) -> tuple[torch.Tensor, int]:
+    return no_gradient(grad, (info.batch_size, *size), reason), 0
+
+
+torch.library.register_vmap("_cuda_ops::no_gradient", _mapped, lib=_library)
+
+
 def no_gradient(grad: torch.Tensor, size: Sequence[int], reason: str) -> torch.Tensor:
     """In place of the gradient of an argument of this size.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any
 
 import pytest
@@ -241,3 +242,16 @@ def test_what_is_exported_keeps_nothing_for_a_gradient() -> None:
     layer(*given).sum().backward()
     for actual, expected in zip(module.parameters(), layer.parameters(), strict=True):
         torch.testing.assert_close(actual.grad, expected.grad)
+
+
+def test_a_second_derivative_is_refused_by_its_name_under_vmap_too() -> None:
+    x, *rest = drawn((4, 3, 2, 3, 2), 0)
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return cuda_ops.moe(x, *rest).sum()
+
+    with (
+        warnings.catch_warnings(action="error"),
+        pytest.raises(RuntimeError, match="moe_experts_backward has no gradient"),
+    ):
+        torch.func.jacrev(torch.func.jacrev(total))(x)
