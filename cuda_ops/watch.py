@@ -129,10 +129,12 @@ def _measure(pair: Pair, seconds: float, built: builder.Built, device: str) -> S
     resources = built.resources
     home = device if "CUDA" in op.keys or op.is_composite else "cpu"
     runs = op.is_composite or home.upper() in op.keys
+    # First, since it says who is at work where a kernel crashes or does not end.
+    error = quick_error(op, registry().plugins, home)
     taken, rate = _timed(op, home) if runs else (None, None)
     return Save(
         seconds,
-        quick_error(op, registry().plugins, home),
+        error,
         taken,
         rate,
         resources.registers if resources else None,

@@ -38,7 +38,7 @@ from cuda_ops.testing.__main__ import main, parse_line
 from cuda_ops.testing.case import Case, Check, NotRunError
 from cuda_ops.testing.checks import QUICK, by_name
 from cuda_ops.testing.checks.abi import runs_on, undefined_symbols
-from cuda_ops.testing.child import CHILD, Outcome, Worker, arrive
+from cuda_ops.testing.child import CHILD, Outcome, Worker, _telling, arrive
 from cuda_ops.testing.compare import errors
 from cuda_ops.testing.draw import Draw, chosen, follows_line
 from cuda_ops.testing.memory import much_memory
@@ -492,3 +492,9 @@ def test_a_gpu_s_memory_is_given_out_in_parts() -> None:
         raise torch.OutOfMemoryError
     with much_memory("cuda", 60e9, patience=0.1):
         pass  # all of it was given back
+
+
+def test_of_a_crash_what_tells_is_kept() -> None:
+    head = "Fatal Python error"
+    said = ["loading", f"{head}: Aborted", "  File 'op.py'", "Extension modules: numpy, torch"]
+    assert _telling(said, head) == said[1:3]

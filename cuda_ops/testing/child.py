@@ -189,6 +189,7 @@ def _environment() -> dict[str, str]:
 
 def _telling(said: list[str], head: str | tuple[str, ...]) -> list[str]:
     """The lines from the last ``head`` of faulthandler on, past what the operator printed."""
+    said = [line for line in said if not line.startswith("Extension modules:")]
     heads = [i for i, line in enumerate(said) if line.startswith(head)]
     return said[heads[-1] :][:_LAST_WORDS] if heads else said[-_LAST_WORDS:]
 
