@@ -6,6 +6,7 @@ Its plugin for pytest is in test_pytest_plugin.py.
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -498,3 +499,25 @@ def test_of_a_crash_what_tells_is_kept() -> None:
     head = "Fatal Python error"
     said = ["loading", f"{head}: Aborted", "  File 'op.py'", "Extension modules: numpy, torch"]
     assert _telling(said, head) == said[1:3]
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "text"),
+    [
+        ([[[1.0, 2.0], [3.0, 4.5]]], [[[1.0, 2.0], [3.5, 4.0]]], ": at [1, 0] got 3, expected 3.5"),
+        ([[1.0], [math.nan]], [[1.0], [2.0]], ": result 1 at [0] got nan, expected 2"),
+        ([2.0], [1.0], ": at [] got 2, expected 1"),
+        ([[1.0]], [[1.0]], "the error is 0 times the tolerance"),
+        ([[]], [[]], "the error is 0 times the tolerance"),
+        ([[1, 2, 4]], [[1, 3, 3]], "the result differs: at [1] got 2, expected 3"),
+        ([[True, False]], [[True, True]], "the result differs: at [1] got 0, expected 1"),
+    ],
+)
+def test_an_error_says_where_it_is_largest(
+    actual: list[Any], expected: list[Any], text: str
+) -> None:
+    try:
+        said = errors(*([torch.tensor(v) for v in some] for some in (actual, expected)), 1.0).text
+    except AssertionError as error:
+        said = str(error)
+    assert text in said

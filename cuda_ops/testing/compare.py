@@ -27,6 +27,17 @@ _SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _OTHER_EPSILONS = 2.0
 
 
+class Deviation(float):
+    """The largest error in units of the tolerance; more than 1 is wrong."""
+
+    #: Where it is, and what is there: ``": at [0, 3] got 0, expected -128"``.
+    place: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"the error is {self:.3g} times the tolerance{self.place}"
+
+
 def outputs(result: Any) -> tuple[Any, ...]:
     """What an operator returned, always as a tuple."""
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
@@ -66,8 +77,8 @@ def widened(sample: Sample) -> list[Any]:
 
 def deviation(
     subject: Subject, sample: Sample, actual: Any, wide: list[Any] | None = None
-) -> float:
-    """The largest error against the reference, in units of the tolerance; more than 1 is wrong.
+) -> Deviation:
+    """The largest error against the reference.
 
     NaN equals NaN, an infinity only itself. ``wide``: what the operator was called with, as
     :func:`widened` has it, where that is not the sample.
@@ -106,18 +117,20 @@ def errors(
     *,
     factor: float = 1.0,
     least: float = 0.0,
-) -> float:
+) -> Deviation:
     """The largest error in units of ``factor`` times the table's tolerance.
 
     Results are judged relative to themselves and, as sums of ``length`` numbers, to the size
     ``magnitude`` of what was added up. No epsilon of the table is below ``least``.
     """
-    worst = 0.0
-    for a, e in zip(actual, expected, strict=True):
+    worst = Deviation(0)
+    for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        name = f"result {i} " if len(actual) > 1 else ""
         assert a.shape == e.shape, f"shape {list(a.shape)}, expected {list(e.shape)}"
         a, e = a.detach().cpu(), e.detach().cpu()
         if not a.is_floating_point():
-            assert torch.equal(a, e.to(a.dtype)), "the result differs"
+            e = e.to(a.dtype)
+            assert torch.equal(a, e), f"the result differs: {name}{_place(a != e, a, e)}"
             continue
         tiny = torch.finfo(a.dtype).tiny
         unit = max(epsilon(a.dtype), least)
@@ -129,8 +142,17 @@ def errors(
         same = (a == e) | (a.isnan() & e.isnan())
         error = torch.where(same, 0.0, (a - e).abs() / (allowed + tiny))
         error = torch.where(same | (a.isfinite() & e.isfinite()), error, math.inf)
-        worst = max(worst, error.max().item() if error.numel() else 0.0)
+        if error.numel() and error.max() > worst:
+            worst = Deviation(error.max())
+            worst.place = f": {name}{_place(error, a, e)}"
     return worst
+
+
+def _place(error: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor) -> str:
+    """Where the largest error is, the first of equals."""
+    at = tuple(int(i) for i in torch.unravel_index(error.to(torch.float64).argmax(), error.shape))
+    got, wanted = (value[at].item() for value in (actual, expected))
+    return f"at {list(at)} got {got:.6g}, expected {wanted:.6g}"
 
 
 def same(actual: Any, expected: Any, what: str, factor: float = 1.0) -> None:
@@ -141,7 +163,7 @@ def same(actual: Any, expected: Any, what: str, factor: float = 1.0) -> None:
     """
     magnitude = largest(tensors(expected))
     worst = errors(tensors(actual), tensors(expected), magnitude, factor=factor)
-    assert worst <= 1, f"{what}: the error is {worst:.3g} times the tolerance"
+    assert worst <= 1, f"{what}: {worst.text}"
 
 
 def largest(values: Any) -> float:
@@ -191,7 +213,7 @@ def quick_error(op: OpSpec, plugins: Plugins, device: str) -> float:
             expected = in_order(op, subject.reference)(*widened(sample))
             try:
                 times = deviation(subject, sample, actual)
-                wrong = f"the error is {times:.3g} times the tolerance" if not times <= 1 else ""
+                wrong = times.text if not times <= 1 else ""
             except AssertionError as error:
                 wrong = str(error)
             if wrong:

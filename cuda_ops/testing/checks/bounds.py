@@ -79,7 +79,7 @@ def _is_right(case: Case, position: int, value: int, what: str) -> None:
     actual = case.call(*_filled(case.arguments(), position, value))
     wide = list(_filled(widened(case.sample), position, value))
     worst = deviation(case.subject, case.sample, actual, wide)
-    assert worst <= 1, f"{what}: the error is {worst:.3g} times the tolerance"
+    assert worst <= 1, f"{what}: {worst.text}"
 
 
 def _stays_inside(case: Case, position: int, value: int, what: str) -> None:

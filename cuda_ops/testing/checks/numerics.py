@@ -18,7 +18,7 @@ def _edges(sample: Sample) -> Sample:
 
 def _agrees(case: Case) -> None:
     worst = deviation(case.subject, case.sample, case.call(*case.arguments()))
-    assert worst <= 1, f"the error is {worst:.3g} times the tolerance"
+    assert worst <= 1, worst.text
 
 
 @check("reference", None, "the result is not the reference's", Draw(), quick=True)
