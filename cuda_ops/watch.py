@@ -23,6 +23,7 @@ from cuda_ops.plugins import plugin_file
 from cuda_ops.registry import registry
 from cuda_ops.spec import BenchmarkCase, OpSpec
 from cuda_ops.testing import quick_error
+from cuda_ops.testing.watchdog import announced
 
 #: The largest case that is timed after a save.
 _MOST_BYTES = {"cuda": 4 << 30, "cpu": 16 << 20}
@@ -151,7 +152,8 @@ def _timed(op: OpSpec, device: str) -> tuple[float | None, float | None]:
         return None, None
     case, clock = cases[-1], make_clock(torch.device(device))
     rotation = Rotation(case, clock.device, 2)
-    median = quick_seconds(op.function, rotation, clock, budget=0.1)
+    with announced(f"{op.name}: timing it on {device}"):
+        median = quick_seconds(op.function, rotation, clock, budget=0.1)
     return median, case.bytes / median / 1e9
 
 

@@ -171,6 +171,7 @@ def test_a_crash_shows_whose_it_was_and_check_has_no_share_in_it(
     scratch_op.write("*(volatile int*)nullptr", "g")
     died = run("compile_dev.py", "--root", str(scratch_op.root), scratch_op.name)
     assert f'File "<cuda_ops.{scratch_op.name}>"' in died.stderr, died.stderr
+    assert f"died in {scratch_op.name}: the comparison with its reference on cpu." in died.stderr
     # The checks run in a process of their own, which may die.
     monkeypatch.setattr("cuda_ops.dev._check", lambda rows, console: rows[0].max_error is None)
     assert main(["--check", scratch_op.name]) == 0
