@@ -259,6 +259,21 @@ def test_after_a_hang_nothing_else_is_waited_for() -> None:
     assert report.entries[1].detail == "the operator hung in layouts"
 
 
+def test_what_ends_four_checks_is_not_asked_further() -> None:
+    class Dies(Worker):
+        def __call__(self, check: Check, case: Case) -> Outcome:
+            return Outcome("failed", "the process died", fatal=True, died=True)
+
+    names = ("empty", "bounds", "reference", "layouts", "numerics", "opcheck")
+    with Dies(1) as worker:
+        report = check_op(
+            "silu", checks=[by_name(name) for name in names], devices=["cpu"], isolate=worker
+        )
+    assert [e.passed for e in report.entries] == [False] * 4 + [None] * 2
+    reason = f"the operator ended the process in {', '.join(names[:4])}"
+    assert [e.detail for e in report.entries[4:]] == [reason] * 2
+
+
 TALKATIVE = """
 import os, time, torch
 from cuda_ops.testing import describe

@@ -47,6 +47,8 @@ class Outcome:
     fatal: bool = False
     #: It took longer than it may.
     hung: bool = False
+    #: The process ended in it.
+    died: bool = False
 
 
 def perform(check: Check, case: Case) -> Outcome:
@@ -125,7 +127,8 @@ class Worker:
         said = words.read().decode(errors="replace").strip().splitlines()
         self.close()
         lines = "\n".join(f"  {line}" for line in _telling(said, _THREAD if hung else _DEATH))
-        return Outcome("failed", f"{case.subject.name}: {what}:\n{lines}", True, hung)
+        text = f"{case.subject.name}: {what}:\n{lines}"
+        return Outcome("failed", text, fatal=True, hung=hung, died=not hung)
 
     def close(self) -> None:
         """End the process, if there is one."""

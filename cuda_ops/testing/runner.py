@@ -23,8 +23,9 @@ from cuda_ops.testing.report import CheckEntry, CheckReport, command
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Subject, find
 
-#: A process that dies costs seconds, so shrinking ends after so many.
-_MOST_DEATHS = 3
+#: A process that dies costs seconds, so shrinking ends after so many, and checking after so many
+#: checks with such deaths.
+_MOST_DEATHS, _MOST_DYING_CHECKS = 3, 4
 
 Run = Callable[[Check, Case], Outcome]
 
@@ -74,18 +75,24 @@ def check_op(
             run = isolate
         elif isolate:
             run = stack.enter_context(Worker(profile.timeout))
-        hung: dict[str, str] = {}  # device: in which check
+        lost: dict[str, str] = {}  # device: why further checks might wait as long for nothing
+        died: dict[str, dict[str, None]] = {}  # device: in which checks
 
         def watched(check: Check, case: Case) -> Outcome:
             outcome = run(check, case)
             if outcome.hung:
-                hung.setdefault(case.device, check.name)
+                lost.setdefault(case.device, f"the operator hung in {check.name}")
+            if outcome.died:
+                ended = died.setdefault(case.device, {})
+                ended[check.name] = None
+                if len(ended) == _MOST_DYING_CHECKS:
+                    reason = f"the operator ended the process in {', '.join(ended)}"
+                    lost.setdefault(case.device, reason)
             return outcome
 
         for check, device in planned(checks, devices):
-            if device in hung:  # each further check might wait as long for nothing
-                reason = f"the operator hung in {hung[device]}"
-                entries.append(CheckEntry(check.name, device, None, reason))
+            if device in lost:
+                entries.append(CheckEntry(check.name, device, None, lost[device]))
             else:
                 entries.append(run_check(check, subject, device, profile, watched))
     circumstances = f"Profile {profile.name}, {_gpu_name()}, torch {torch.__version__}"
