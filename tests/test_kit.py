@@ -82,7 +82,8 @@ def test_one_argument_without_its_comma_is_refused() -> None:
 def test_the_line_in_the_document_can_be_replayed() -> None:
     text = (REPO / "docs" / "testing.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"reproduce: .* replay '(.*)'", text)
-    assert parse_line(line)[3] == Sample((TensorArg((2,), layout="stepped"),))
+    arg = TensorArg((2,), dtype=torch.float64, layout="stepped")
+    assert parse_line(line)[3] == Sample((arg,))
 
 
 def test_a_line_names_operator_check_device_and_sample() -> None:
