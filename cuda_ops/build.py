@@ -181,9 +181,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
     _drop_stale_objects(pair, work)
     with_cuda = any(source.endswith(".cu") for source in toolchain.sources(pair))
     if with_cuda:
-        # torch looks for a toolkit only when it was built with CUDA, and an nvcc on PATH that is a
-        # script leads it astray.
-        cpp_extension.CUDA_HOME = str(toolchain.cuda_home())
+        toolchain.use_cuda_home()
     # load() would take an earlier failure of the same text for a finished build.
     name = path.stem
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)

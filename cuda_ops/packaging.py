@@ -72,9 +72,7 @@ def extensions(package: str, root: str | Path) -> list[setuptools.Extension]:
 def _extension(package: str, pair: Pair) -> setuptools.Extension:
     cuda = toolchain.uses_cuda(pair)
     if cuda:
-        # torch looks for a toolkit only when it was built with CUDA, and an nvcc
-        # on PATH that is a script leads it astray.
-        cpp_extension.CUDA_HOME = str(toolchain.cuda_home())
+        toolchain.use_cuda_home()
     make: Any = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
     native = pair.kind is Kind.NATIVE
     ext: setuptools.Extension = make(

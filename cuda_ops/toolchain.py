@@ -46,6 +46,17 @@ def cuda_home() -> Path | None:
     return None
 
 
+def use_cuda_home() -> None:
+    """Have torch's builders take that toolkit.
+
+    They look for one only when torch was built with CUDA, and an nvcc on PATH that is a script
+    leads them astray.
+    """
+    from torch.utils import cpp_extension
+
+    cpp_extension.CUDA_HOME = str(cuda_home())
+
+
 def _home_of(nvcc: str) -> str | None:
     asked = subprocess.run(
         [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull],
