@@ -78,7 +78,13 @@ def _witnessing() -> subprocess.Popen[str]:
     process = subprocess.Popen(
         ["/bin/sh", "-c", _WITNESS], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
-    assert process.stdin is not None
-    # Not waited for: processes that were forked meanwhile may hold the pipe open.
-    atexit.register(process.stdin.close)
+    atexit.register(_end, process)
     return process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    # Processes that were forked meanwhile may hold the pipe open.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(1.0)
