@@ -6,7 +6,6 @@ Its plugin for pytest is in test_pytest_plugin.py.
 from __future__ import annotations
 
 import json
-import math
 import re
 import subprocess
 import sys
@@ -24,10 +23,8 @@ from hypothesis import strategies as st
 from cuda_ops.build import build
 from cuda_ops.errors import CudaOpsError, PluginError
 from cuda_ops.registry import operators_of, registry
-from cuda_ops.spec import Claims
 from cuda_ops.testing import (
     CHECKS,
-    EPSILONS,
     PROFILES,
     Sample,
     TensorArg,
@@ -40,7 +37,6 @@ from cuda_ops.testing.case import Case, Check, NotRunError
 from cuda_ops.testing.checks import QUICK, by_name
 from cuda_ops.testing.checks.abi import runs_on, undefined_symbols
 from cuda_ops.testing.child import CHILD, Outcome, Worker, _telling, arrive
-from cuda_ops.testing.compare import errors
 from cuda_ops.testing.draw import Draw, chosen, follows_line
 from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.report import CheckEntry, CheckReport, markdown, read_junit
@@ -105,43 +101,6 @@ def test_replay_says_what_became_of_the_sample(capsys: pytest.CaptureFixture[str
     assert "no operator 'sillu'; known: " in capsys.readouterr().err
     assert main(["replay", "elsewhere::f::layouts[cpu]"]) == 2
     assert "elsewhere::f is not described" in capsys.readouterr().err
-
-
-# --- tolerances ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", EPSILONS)
-def test_the_table_is_what_is_allowed(dtype: torch.dtype) -> None:
-    one = torch.ones(3, dtype=torch.float64)
-    allowed = EPSILONS[dtype] * torch.finfo(dtype).eps
-    near, far = (one + f * allowed for f in (0.9, 2.2))
-    assert errors([near.to(dtype)], [one], 0.0) <= 1 < errors([far.to(dtype)], [one], 0.0)
-    assert errors([far.to(dtype)], [one], 0.0, factor=3.0) <= 1
-
-
-def test_special_values_equal_only_themselves() -> None:
-    nan, inf = torch.tensor([torch.nan]), torch.tensor([torch.inf])
-    assert errors([nan], [nan], 1.0) == errors([inf], [inf], 1.0) == 0
-    for other in (inf, torch.zeros(1)):
-        assert errors([nan], [other], 1.0) == errors([other], [nan], 1.0) == torch.inf
-    assert errors([inf], [-inf], 1.0) == torch.inf
-    with pytest.raises(AssertionError, match=r"shape \[1\], expected \[2\]"):
-        errors([nan], [torch.zeros(2)], 1.0)
-
-
-def test_sums_of_halves_are_judged_as_sums_in_float32() -> None:
-    length, magnitude = 64, 50.0
-    expected = torch.zeros(1)  # all of it cancelled
-    off = torch.full((1,), 0.1, dtype=torch.bfloat16)
-    assert errors([off], [expected], magnitude, length) > 1
-    rounded = EPSILONS[torch.bfloat16] * torch.finfo(torch.bfloat16).eps
-    assert errors([off], [expected], magnitude, length, least=rounded) <= 1
-
-
-def test_a_claim_needs_its_reason() -> None:
-    with pytest.raises(ValueError, match="give the reason"):
-        Claims(deterministic=False)
-    assert not Claims(deterministic=False, reason="atomics").deterministic
 
 
 # --- the list of checks ----------------------------------------------------------------------
@@ -515,25 +474,3 @@ def test_of_a_crash_what_tells_is_kept() -> None:
     head = "Fatal Python error"
     said = ["loading", f"{head}: Aborted", "  File 'op.py'", "Extension modules: numpy, torch"]
     assert _telling(said, head) == said[1:3]
-
-
-@pytest.mark.parametrize(
-    ("actual", "expected", "text"),
-    [
-        ([[[1.0, 2.0], [3.0, 4.5]]], [[[1.0, 2.0], [3.5, 4.0]]], ": at [1, 0] got 3, expected 3.5"),
-        ([[1.0], [math.nan]], [[1.0], [2.0]], ": result 1 at [0] got nan, expected 2"),
-        ([2.0], [1.0], ": at [] got 2, expected 1"),
-        ([[1.0]], [[1.0]], "the error is 0 times the tolerance"),
-        ([[]], [[]], "the error is 0 times the tolerance"),
-        ([[1, 2, 4]], [[1, 3, 3]], "the result differs: at [1] got 2, expected 3"),
-        ([[True, False]], [[True, True]], "the result differs: at [1] got 0, expected 1"),
-    ],
-)
-def test_an_error_says_where_it_is_largest(
-    actual: list[Any], expected: list[Any], text: str
-) -> None:
-    try:
-        said = errors(*([torch.tensor(v) for v in some] for some in (actual, expected)), 1.0).text
-    except AssertionError as error:
-        said = str(error)
-    assert text in said
