@@ -340,6 +340,7 @@ class Fault(NamedTuple):
 USER_OF: dict[str, tuple[str, dict[str, object]]] = {
     "gemm_grouped_hopper.cuh": ("grouped", {}),
     "gemm_grouped_hopper_weights.cuh": ("grouped", {}),
+    "gemm_grouped_ring.cuh": ("grouped", {}),
     "moe_map.cuh": ("moe", MOE["hopper, most choices of no expert"]._asdict()),
     "gemm_grouped_stream.cuh": ("moe", MOE["direct, tiles of 16"]._asdict()),
     "gemm_stream_sums.cuh": ("moe", MOE["token, most choices"]._asdict()),
@@ -351,9 +352,11 @@ USER_OF: dict[str, tuple[str, dict[str, object]]] = {
 
 
 FAULTS = {
-    "no fence": Fault("tma_store_fence();\n", "\n", "late", "without a fence"),
+    "no fence": Fault(
+        "tma_store_fence();\n", "\n", "late", "without a fence", "gemm_grouped_ring.cuh"
+    ),
     "waits for too few copies": Fault(
-        "hand_over<1>();", "hand_over<2>();", "early", "out is wrong"
+        "hand_over<1>();", "hand_over<2>();", "early", "out is wrong", "gemm_grouped_ring.cuh"
     ),
     "wgmma still reads what is released": Fault(
         "wgmma_wait<1>();", "wgmma_wait<2>();", "late", "out is wrong"
@@ -389,6 +392,7 @@ FAULTS = {
         "late",
         "deadlock|one arrival too many|is wrong",
         mixture="hopper, most choices of no expert",
+        header="gemm_grouped_ring.cuh",
     ),
     "numbers of the call before": Fault(
         "p.taken[thread] = 0;", ";", "late", "is wrong", "moe_map.cuh"
