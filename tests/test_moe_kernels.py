@@ -317,7 +317,7 @@ def test_more_elements_than_an_int_counts() -> None:
         with much_memory("cuda", 24e9, patience=300):
             compare_with_parts(case, 8, "cuda")
     except NotRunError as error:
-        pytest.skip(str(error))
+        pytest.skip(str(error))  # the GPU has less memory, or other tests have it
 
 
 def compare_with_parts(case: Case, parts: int, device: str) -> None:
