@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from cuda_ops.spec import Claims
 from cuda_ops.testing.compare import EPSILONS, errors
 
 
@@ -38,12 +37,6 @@ def test_sums_of_halves_are_judged_as_sums_in_float32() -> None:
     assert errors([off], [expected], magnitude, length) > 1
     rounded = EPSILONS[torch.bfloat16] * torch.finfo(torch.bfloat16).eps
     assert errors([off], [expected], magnitude, length, least=rounded) <= 1
-
-
-def test_a_claim_needs_its_reason() -> None:
-    with pytest.raises(ValueError, match="give the reason"):
-        Claims(deterministic=False)
-    assert not Claims(deterministic=False, reason="atomics").deterministic
 
 
 @pytest.mark.parametrize(

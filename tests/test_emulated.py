@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from emulated_cases import FAULTS, MATMUL, MOE, RADIX, RADIX_STEPS, ROUTE, SORT, USER_OF, Moe
+from emulated_cases import MATMUL, MOE, RADIX, RADIX_STEPS, ROUTE, SORT, Moe
+from emulated_faults import FAULTS, USER_OF
 from emulator.translate import translate
 
 from cuda_ops import toolchain

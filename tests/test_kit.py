@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from cuda_ops.build import build
 from cuda_ops.errors import CudaOpsError, PluginError
 from cuda_ops.registry import operators_of, registry
+from cuda_ops.spec import Claims
 from cuda_ops.testing import (
     CHECKS,
     PROFILES,
@@ -368,6 +369,12 @@ def test_a_report_counts_what_was_not_run() -> None:
     table = markdown([report, CheckReport("g", (replace(entries[0], count=5),))])
     assert "| layouts[cpu] | 3 | 5 |\n| vmap[cpu] | **FAILED** | - |" in table
     assert "- layouts[cuda]: no CUDA device (1 operators)" in table
+
+
+def test_a_claim_needs_its_reason() -> None:
+    with pytest.raises(ValueError, match="give the reason"):
+        Claims(deterministic=False)
+    assert not Claims(deterministic=False, reason="atomics").deterministic
 
 
 def test_describe_compares_the_signature_with_the_schema() -> None:

@@ -311,8 +311,8 @@ def test_a_gradient_gives_its_space_back_before_the_last_result() -> None:
 
 @needs_gpu
 def test_more_elements_than_an_int_counts() -> None:
-    tokens, case = 131072, Case(131072, 2080, 1040, 64, 8)
-    assert tokens * case.top_k * min(case.hidden, 2 * case.inner) > 2**31
+    case = Case(131072, 2080, 1040, 64, 8)
+    assert case.tokens * case.top_k * min(case.hidden, 2 * case.inner) > 2**31
     try:
         with much_memory("cuda", 24e9, patience=300):
             compare_with_parts(case, 8, "cuda")

@@ -8,8 +8,7 @@
 // What goes from one product to the next lies at the assignments' positions in the map's
 // order, where an expert's rows are neighbours; where products are streamed, at their numbers.
 // Results lie at the numbers: the sum over a token's reads neighbours and needs neither a map
-// nor atomics. Rows of tokens are gathered by
-// the products that read them, and never copied.
+// nor atomics. Rows of tokens are gathered by the products that read them, and never copied.
 #include "gemm.cuh"
 #include "gemm_grouped.cuh"
 #include "gemm_grouped_hopper_weights.cuh"

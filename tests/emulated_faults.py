@@ -1,0 +1,218 @@
+"""Faults that test_emulated.py puts into the kernels, and that must be found."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from emulated_cases import MATMUL, MOE, RADIX, SORT
+
+
+class Fault(NamedTuple):
+    right: str
+    wrong: str
+    timing: str
+    found: str  # a pattern
+    header: str = "gemm_grouped_hopper.cuh"
+    separate: int = -1  # sort_radix_wide.cuh: as a Sort's
+    mixture: str = ""  # the case in MOE, if it is not its header's
+
+
+#: What runs a header's kernels: a program, and its case.
+USER_OF: dict[str, tuple[str, dict[str, object]]] = {
+    "gemm_grouped_hopper.cuh": ("grouped", {}),
+    "gemm_grouped_hopper_weights.cuh": ("grouped", {}),
+    "gemm_grouped_ring.cuh": ("grouped", {}),
+    "moe_map.cuh": ("moe", MOE["hopper, most choices of no expert"]._asdict()),
+    "gemm_grouped_stream.cuh": ("moe", MOE["direct, tiles of 16"]._asdict()),
+    "gemm_stream_sums.cuh": ("moe", MOE["token, most choices"]._asdict()),
+    "gemm_fma.cuh": ("matmul", MATMUL["fma 64x64 quads of a b"]._asdict()),
+    "gemm_hopper.cuh": ("matmul", MATMUL["tile 16"]._asdict()),
+    "sort_cluster.cuh": ("sort", SORT["four passes"]._asdict()),
+    "sort_radix_wide.cuh": ("sort", RADIX["more than are put in order"]._asdict()),
+}
+
+
+FAULTS = {
+    "no fence": Fault(
+        "tma_store_fence();\n", "\n", "late", "without a fence", "gemm_grouped_ring.cuh"
+    ),
+    "waits for too few copies": Fault(
+        "hand_over<1>();", "hand_over<2>();", "early", "out is wrong", "gemm_grouped_ring.cuh"
+    ),
+    "wgmma still reads what is released": Fault(
+        "wgmma_wait<1>();", "wgmma_wait<2>();", "late", "out is wrong"
+    ),
+    "too few arrivals": Fault(
+        "kArrivals = kGather ? 1 + 4 : 1",
+        "kArrivals = kGather ? 4 : 1",
+        "late",
+        "deadlock|one arrival too many|out is wrong",
+    ),
+    "no swizzle": Fault(
+        "kSwizzleBytes + ((chunk ^ (row % 8)) * 16));\n      GroupedCopies",
+        "kSwizzleBytes + chunk * 16);\n      GroupedCopies",
+        "late",
+        "out is wrong",
+    ),
+    "too many bytes": Fault(
+        "kGather ? Tile::kBytesB : Tile::kStage",
+        "kGather ? Tile::kStage : Tile::kStage",
+        "late",
+        "deadlock",
+    ),
+    "a number for too few": Fault(
+        "4 * Tile::kConsumers + (kGather ? 4 : 0)",
+        "4 * Tile::kConsumers",
+        "late",
+        "deadlock|one arrival too many|is wrong",
+        mixture="hopper, most choices of no expert",
+    ),
+    "a number that some have not read": Fault(
+        "mbarrier_wait(empty + 8 * slot, phase ^ 1);\n    numbers",
+        "numbers",
+        "late",
+        "deadlock|one arrival too many|is wrong",
+        mixture="hopper, most choices of no expert",
+        header="gemm_grouped_ring.cuh",
+    ),
+    "numbers of the call before": Fault(
+        "p.taken[thread] = 0;", ";", "late", "is wrong", "moe_map.cuh"
+    ),
+    "rows of the next expert": Fault(
+        "if (kb == whole && busy)",
+        "if (kb > whole && busy)",
+        "late",
+        "weights is wrong",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "rows of no assignment": Fault(
+        "there[i] && m + 64 * box < p.m ? 16 : 0",
+        "m + 64 * box < p.m ? 16 : 0",
+        "late",
+        "weights is wrong",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "gradients with too few arrivals": Fault(
+        "kArrivals = 1 + 4;",
+        "kArrivals = 4;",
+        "late",
+        "deadlock|one arrival too many|weights is wrong",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "copies that are never handed over": Fault(
+        "    }\n    copies.hand_over<0>();\n",
+        "    }\n",
+        "late",
+        "deadlock",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "a result not turned over": Fault(
+        "fill_box<T, kTransposed>(",
+        "fill_box<T>(",
+        "late",
+        "weights is wrong",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "zeros without a fence": Fault(
+        "tma_store_fence();  // wgmma sees them\n",
+        "\n",
+        "late",
+        "without a fence",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "zeros that others have not written": Fault(
+        "named_barrier(uint32_t(1 + (alone ? consumer : Tile::kConsumers)), uint32_t(threads));",
+        "",
+        "early",
+        "weights is wrong|without a fence",
+        "gemm_grouped_hopper_weights.cuh",
+    ),
+    "multiplies a stage that is on its way": Fault(
+        "wait_group(kStages - 2)",
+        "wait_group(kStages - 1)",
+        "late",
+        "out is wrong",
+        "gemm_fma.cuh",
+    ),
+    "adds up slices that others still write": Fault(
+        "with_totals(put_totals);\n      __syncthreads();",
+        "with_totals(put_totals);",
+        "late",
+        "out is wrong",
+        "gemm_fma.cuh",
+    ),
+    "copies over a stage that is read": Fault(
+        "(kStages - 2);\n          __syncthreads();",
+        "(kStages - 2);",
+        "late",
+        "out is wrong",
+        "gemm_fma.cuh",
+    ),
+    "writes to blocks that still read": Fault(
+        "cluster_sync();  // all counts are there",
+        "__syncthreads();  //",
+        "late",
+        "of row . is wrong|there is no block",
+        "sort_cluster.cuh",
+    ),
+    "reads before other blocks have written": Fault(
+        "cluster_sync();\n    do {",
+        "__syncthreads();\n    do {",
+        "late",
+        "of row . is wrong",
+        "sort_cluster.cuh",
+    ),
+    "does not sort again": Fault(
+        "if (round > 0 && choice.unsorted == 0) return {};",
+        "if (round > 0) return {};",
+        "late",
+        "of row . is wrong",
+        "sort_radix_wide.cuh",
+    ),
+    "no launches that sort again": Fault(
+        "for (int round = 0; round < 2; ++round) {\n    for (int number = 0; number < int",
+        "for (int round = 0; round < 1; ++round) {\n    for (int number = 0; number < int",
+        "late",
+        "of row . is wrong",
+        "sort_radix_wide.cuh",
+        separate=1,
+    ),
+    "no wait in an early launch": Fault(
+        "  wait_for_previous();\n",
+        "",
+        "late",
+        "global memory before the wait",
+        "gemm_hopper.cuh",
+    ),
+    "reads through the L1 cache before the wait": Fault(
+        "ahead.template load<true>",
+        "ahead.template load<false>",
+        "late",
+        "global memory before the wait",
+        "gemm_grouped_stream.cuh",
+    ),
+    "a block that does not wait after its early reads": Fault(
+        """    rows = after_previous(rows);
+    let_next_start();
+  }
+#pragma unroll
+  for (int c""",
+        """  }
+#pragma unroll
+  for (int c""",
+        "late",
+        "global memory before the wait",
+        "gemm_grouped_stream.cuh",
+    ),
+    "one token that does not wait": Fault(
+        "const void* rows = after_previous(p.a);\n  let_next_start();\n  if (int(",
+        "const void* rows = p.a;\n  let_next_start();\n  if (int(",
+        "late",
+        "global memory before the wait",
+        "gemm_grouped_stream.cuh",
+        mixture="token",
+    ),
+    "the first part of a line again": Fault(
+        "loaded = false;", "", "late", "out is wrong", "gemm_stream_sums.cuh"
+    ),
+}
