@@ -276,10 +276,8 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
     """A mapped dim becomes the outermost loop dim of one call; where it cannot, since a mapped
     argument or a result has none or rows are not independent, there is a call for each index.
-
-    Composed operators too: torch does not look inside them here, it would loop.
     """
-    if op.signature is None or op.parsed.is_mutable:
+    if op.signature is None or op.parsed.is_mutable or op.is_composite:
         return None
     one_call = rows_are_independent(op) and all(group.loops for group in op.signature.outputs)
 

@@ -131,10 +131,11 @@ class Operator:
         lib = self._library = torch.library.Library("cuda_ops", "FRAGMENT")
         lib.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
         self._autocast_registered = False
-        torch.library.register_vmap(op.qualname, self._vmap, lib=lib)
+        transformed = self._decomposed if op.is_composite else public.transformed(self)
+        lib.impl(op.name, transformed, "FuncTorchDynamicLayerFrontMode")
         if op.is_composite:
             return
-        lib.impl(op.name, public.transformed(self), "FuncTorchDynamicLayerFrontMode")
+        torch.library.register_vmap(op.qualname, self._vmap, lib=lib)
         torch.library.register_fake(op.qualname, self._fake, lib=lib)
         torch.library.register_autograd(
             op.qualname, self._backward, setup_context=self._setup_context, lib=lib
@@ -160,6 +161,11 @@ class Operator:
             f"cuda_ops::{self.spec.name} has no signature line to derive {what} from; "
             f"give it one in the binding, or write {hook} in its plugin"
         )
+
+    def _decomposed(self, *args: Any, **kwargs: Any) -> Any:
+        # Where the outermost transform sees it, so that its parts meet all transforms. Further in
+        # they would not: they would pass as plain functions, without a tangent for one.
+        return self.now.spec.overload.decompose(*args, **kwargs)
 
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
         if self.now.fake is None:

@@ -246,10 +246,14 @@ def _refuse_tangents(op: OpSpec, names: Sequence[str], *values: Any) -> None:
             if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
                 continue
             if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
-                raise NotImplementedError(
-                    f"{op.qualname}: argument {name!r}: expected no tangent, as the operator has "
-                    "no derivative in forward mode; torch.func.grad, vjp and backward have one"
-                )
+                raise _no_forward_mode(op, f"argument {name!r}: ")
+
+
+def _no_forward_mode(op: OpSpec, where: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{op.qualname}: {where}expected no tangent, as the operator has no derivative in forward "
+        "mode; torch.func.grad, vjp and backward have one"
+    )
 
 
 def _below_autograd(backend: str, op: OpSpec) -> torch._C.DispatchKeySet:
@@ -323,6 +327,9 @@ def transformed(operator: Operator) -> Any:
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
         return (*gradients, *[None] * ctx.keywords)
 
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise _no_forward_mode(operator.spec, "")
+
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         positional, keywords = split(args)
         return operator._vmap(info, in_dims[: len(positional)], *positional, **keywords)
@@ -334,6 +341,7 @@ def transformed(operator: Operator) -> Any:
             "forward": staticmethod(forward),
             "setup_context": staticmethod(setup_context),
             "backward": staticmethod(backward),
+            "jvp": staticmethod(jvp),
             "vmap": staticmethod(vmap),
         },
     )

@@ -105,6 +105,15 @@ def public(name: str) -> Callable[..., Any]:
     return call
 
 
+#: Both names of an operator: what callers use, and what exported graphs and other libraries do.
+by_each_name = pytest.mark.parametrize("called", ["cuda_ops", "torch.ops.cuda_ops"])
+
+
+def function_of(name: str, called: str) -> Callable[..., Any]:
+    packet: Callable[..., Any] = getattr(torch.ops.cuda_ops, name)
+    return public(name) if called == "cuda_ops" else packet
+
+
 def tensors(values: Any) -> list[torch.Tensor]:
     values = values if isinstance(values, (tuple, list)) else [values]
     return [value for value in values if isinstance(value, torch.Tensor)]
@@ -197,9 +206,10 @@ def test_the_result_and_gradient_are_torchs(name: str, dtype: torch.dtype) -> No
 # --- transforms ----------------------------------------------------------------------------
 
 
+@by_each_name
 @each_differentiable
-def test_func_grad_agrees_with_autograd(name: str) -> None:
-    function, arguments = public(name), call_with(name)
+def test_func_grad_agrees_with_autograd(name: str, called: str) -> None:
+    function, arguments = function_of(name, called), call_with(name)
     positions = floating(arguments)
 
     def loss(*values: Any) -> torch.Tensor:
@@ -210,9 +220,10 @@ def test_func_grad_agrees_with_autograd(name: str) -> None:
         torch.testing.assert_close(one, expected)
 
 
+@by_each_name
 @each_differentiable
-def test_what_vjp_returns_outlives_the_transform(name: str) -> None:
-    function, arguments = public(name), call_with(name)
+def test_what_vjp_returns_outlives_the_transform(name: str, called: str) -> None:
+    function, arguments = function_of(name, called), call_with(name)
     positions = floating(arguments)
 
     def loss(*values: Any) -> torch.Tensor:
@@ -226,9 +237,10 @@ def test_what_vjp_returns_outlives_the_transform(name: str) -> None:
         torch.testing.assert_close(actual, expected)
 
 
+@by_each_name
 @each_differentiable
-def test_gradients_per_sample(name: str) -> None:
-    function = public(name)
+def test_gradients_per_sample(name: str, called: str) -> None:
+    function = function_of(name, called)
     calls = [call_with(name, seed=seed) for seed in range(3)]
 
     def loss(*values: Any) -> torch.Tensor:
@@ -300,6 +312,26 @@ def test_forward_mode_is_refused_and_not_forgotten(name: str) -> None:
             return
         with pytest.raises(NotImplementedError, match=r"cuda_ops::\w+: argument '\w+': .* tangent"):
             function(*arguments)
+
+
+@by_each_name
+@each_differentiable
+def test_torch_func_jvp_is_refused_by_name(name: str, called: str) -> None:
+    function, arguments = function_of(name, called), call_with(name)
+    first = floating(arguments)[0]
+
+    def along(value: torch.Tensor) -> Any:
+        return function(*arguments[:first], value, *arguments[first + 1 :])
+
+    value, spec = (arguments[first],), OPERATORS[name].spec
+    if spec.is_composite and not spec.calls:
+        assert tensors(torch.func.jvp(along, value, value)[1])[0].any()  # torch's own
+        return
+    # C++ that calls a part does not learn why it was refused.
+    refusals = NotImplementedError, RuntimeError
+    text = "failed to run" if spec.is_composite and called != "cuda_ops" else "expected no tangent"
+    with pytest.raises(refusals, match=rf"(?s)cuda_ops::\w+.*{text}|{text} cuda_ops::\w+"):
+        torch.func.jvp(along, value, value)
 
 
 # --- gradients of gradients -------------------------------------------------------------------

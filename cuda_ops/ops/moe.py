@@ -63,11 +63,11 @@ Shapes: x (..., H), router_logits (..., E) with the same dims in front, w_gate_u
 the gate first and w_down (E, H, I) as Hugging Face keeps them; the result has the shape of x. E
 from 1 to 512.
 Dtypes: x and both matrices float64, float32, float16 or bfloat16, the same for all; router_logits
-any of these. Sums run in float32, in float64 for float64.
+any of these. Sums run in float32, in float64 for float64 and on a CPU.
 Several devices: x and router_logits may be DTensors sharded by token, and both matrices sharded by
 expert along a mesh dim, (Shard(0)); the result is then a partial sum along that dim.
 Memory: for the gradient, gate and up of each of the T * top_k choices beside the arguments, and
-their routing, 12 bytes each. Arguments that are not contiguous are copied.
+their routing, 12 bytes each (16 of float64 logits). Arguments that are not contiguous are copied.
 
 Args:
     x: tokens.
@@ -91,36 +91,6 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
     """Which its parts bring about; they route in float32."""
     lowered = ("x", "w_gate_up", "w_down")
     return {"router_logits": "float32", **dict.fromkeys(lowered, "lower_precision")}
-
-
-@hookimpl
-def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
-    """As of the parts: mapped tokens are more tokens, mapped matrices more experts."""
-
-    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        values = shapes.bind(op, args, kwargs)
-        if len(in_dims) > 7 and in_dims[7] is not None:
-            raise RuntimeError(f"{op.qualname}: argument 'expert_bias': vmap shares it among rows")
-        bias, size = values[7], info.batch_size
-        if size == 0:
-            return shapes.of_no_parts(op.function, values, in_dims)
-        x, logits, w_gate_up, w_down, *_ = of_experts.mapped(values[:4], in_dims[:4], size)
-        route = function("moe_route")
-        weights, experts = route(logits.flatten(0, 1), *values[4:7], bias)
-        if in_dims[2] is None and in_dims[3] is None:
-            w_gate_up, w_down = w_gate_up[0], w_down[0]
-        else:
-            parts = experts.reshape(size, -1, experts.shape[1])
-            experts = of_experts.renumbered(parts, w_down.shape[1]).flatten(0, 1)
-            w_gate_up, w_down = w_gate_up.flatten(0, 1), w_down.flatten(0, 1)
-        arguments = (x.flatten(0, 1), w_gate_up, w_down, experts, weights)
-        if values[8]:
-            out = function("moe_experts_keep")(*arguments)[0]
-        else:
-            out = function("moe_experts")(*arguments)
-        return out.reshape(x.shape), 0
-
-    return rule
 
 
 # --- testing and timing --------------------------------------------------------------------
