@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import cuda_ops
 from cuda_ops import expert_parallel
+from cuda_ops.expert_checks import MOST_CHOSEN, MOST_EXPERTS
 
 #: The blocks that were compared, and what they are made of. Others look the same from outside and
 #: are not: a shared expert, groups of experts, sigmoids or a factor are in a forward's text alone.
@@ -25,10 +26,12 @@ def use_moe(block: torch.nn.Module) -> torch.nn.Module:
     """Have a sparse block of Hugging Face's Mixtral, Qwen3-MoE or OLMoE run what
     :func:`cuda_ops.moe` is made of.
 
-    Its gate then chooses by :func:`cuda_ops.moe_route` and returns what it did, logits, weights and
-    experts; its experts run :func:`cuda_ops.moe_experts`, with values kept where a gradient is
-    wanted. The block's own forward stays, and so do parameters, hooks, recorded router logits and
-    Mixtral's jitter.
+    Its gate then chooses by :func:`cuda_ops.moe_route` and returns what it did, logits, weights
+    (float32 of 16-bit logits) and experts; its experts run :func:`cuda_ops.moe_experts`, with
+    values kept where a gradient is wanted. The block's own forward stays, and so do parameters,
+    hooks, recorded router logits and Mixtral's jitter. A copy of the block that ``copy.copy`` or
+    ``torch.nn.DataParallel`` makes runs the original's tensors; one of ``copy.deepcopy``, or within
+    DistributedDataParallel, its own.
 
     Args:
         block: ``MixtralSparseMoeBlock``, ``Qwen3MoeSparseMoeBlock`` or ``OlmoeSparseMoeBlock`` of a
@@ -39,8 +42,8 @@ def use_moe(block: torch.nn.Module) -> torch.nn.Module:
 
     Raises:
         ValueError: it is of another class, has other parts or tensors than that class had when it
-            was compared, its activation is another than silu, or somebody gave one of its parts
-            another forward.
+            was compared, its activation is another than silu, it has more experts or chooses more
+            than :func:`cuda_ops.moe` can, or somebody gave one of its parts another forward.
     """
     _check(block)
     gate, experts = block.get_submodule("gate"), block.get_submodule("experts")
@@ -71,9 +74,16 @@ def _check(block: torch.nn.Module) -> None:
     if set(tensors) != set(_TENSORS):
         listed = ", ".join(sorted(tensors))
         raise ValueError(f"use_moe: expected {name} to have {', '.join(_TENSORS)}, got {listed}")
+    chosen: Any = block.get_submodule("gate").top_k
+    count = len(block.get_parameter("experts.down_proj"))
+    if chosen > MOST_CHOSEN or count > MOST_EXPERTS:
+        raise ValueError(
+            f"use_moe: expected {name} to choose at most {MOST_CHOSEN} of at most {MOST_EXPERTS} "
+            f"experts, got {chosen} of {count}"
+        )
     probe = torch.linspace(-4, 4, 9, device="cpu")  # with data under a meta device too
     activation = block.get_submodule("experts.act_fn")
-    if not torch.allclose(activation(probe), F.silu(probe)):
+    if not torch.allclose(activation(probe.clone()), F.silu(probe)):
         raise ValueError(f"use_moe: expected experts of {name} to have silu, got {activation}")
 
 
@@ -91,5 +101,12 @@ def _run_experts(
 ) -> torch.Tensor:
     """The experts' forward."""
     matrices = experts.gate_up_proj, experts.down_proj
+    expert_parallel.check(
+        w_gate_up=matrices[0],
+        w_down=matrices[1],
+        x=hidden_states,
+        experts=top_k_index,
+        weights=weights,
+    )
     out = expert_parallel.mixture(hidden_states, *matrices, top_k_index, weights)
     return out.to(hidden_states.dtype)  # which autocast lowers

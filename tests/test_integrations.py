@@ -152,6 +152,23 @@ def test_blocks_that_look_alike_are_refused(model: str, name: str) -> None:
         use_moe(block)
 
 
+def test_silu_in_place_is_silu() -> None:
+    block = block_of("mixtral")
+    block.experts.act_fn = torch.nn.SiLU(inplace=True)
+    assert use_moe(block) is block
+
+
+def test_sharded_experts_name_what_is_not(mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor, Shard
+
+    block = use_moe(block_of("mixtral"))
+    for name, parameter in [*block.experts.named_parameters()]:
+        sharded = DTensor.from_local(parameter.detach(), mesh, [Shard(0)], run_check=False)
+        setattr(block.experts, name, torch.nn.Parameter(sharded))
+    with pytest.raises(RuntimeError, match="'x': expected a DTensor on the mesh of 'w_gate_up'"):
+        block(torch.randn(1, 3, 16, dtype=torch.float64))
+
+
 def test_a_changed_block_is_refused() -> None:
     def changed(change: Callable[[Any], None]) -> Any:
         block = block_of("qwen3_moe")
@@ -167,7 +184,11 @@ def test_a_changed_block_is_refused() -> None:
     def shared(block: Any) -> None:
         block.shared_expert = torch.nn.Linear(16, 16)
 
+    def choices(block: Any) -> None:
+        block.gate.top_k = 17
+
     for change, text in (
+        (choices, "to choose at most 16 of at most 512 experts, got 17 of 4"),
         (activation, "expected experts of Qwen3MoeSparseMoeBlock to have silu"),
         (scores, "to have gate.weight, .* got .*e_score_correction_bias"),
         (shared, "to be made of .* got .*shared_expert"),
