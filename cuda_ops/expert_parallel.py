@@ -23,9 +23,10 @@ def mixture(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> 
     others it lies as ``x``.
 
     Raises:
-        RuntimeError: ``w_down`` is sharded in another way, or the experts along several mesh dims.
+        RuntimeError: ``w_down`` is sharded in another way, or the experts along several mesh dims,
+            or the matrices have other shapes.
     """
-    run = _on_all if _is_sharded(w_gate_up) else _here
+    run = _on_all if _is_sharded(w_gate_up) or _is_sharded(w_down) else _here
     return run(x, w_gate_up, w_down, experts, weights)
 
 
@@ -59,8 +60,10 @@ def _is_sharded(matrices: Any) -> bool:
 
 def _here(*inputs: torch.Tensor) -> torch.Tensor:
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    # What is exported is for inference mostly, and has a gradient without what is kept too.
-    if wanted and not torch.compiler.is_exporting():
+    # What is exported or traced is for inference mostly, and has a gradient without what is kept
+    # too. By the name that torch.compile knows:
+    traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if wanted and not torch.compiler.is_exporting() and not traced:
         kept: torch.Tensor = function("moe_experts_keep")(*inputs)[0]
         return kept
     out: torch.Tensor = function("moe_experts")(*inputs)
@@ -77,6 +80,18 @@ def _on_all(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> 
             f"cuda_ops::moe: argument 'w_down': expected {list(placements)} as 'w_gate_up', "
             f"got {list(w_down.placements)}"
         )
+    # Here, where all ranks see the same: one alone that refuses its part leaves others waiting.
+    (count, _, inner), hidden = w_down.shape, x.shape[-1]
+    expected = {
+        "w_gate_up": (w_gate_up, "(E, 2I, H)", [count, 2 * inner, hidden]),
+        "w_down": (w_down, "(E, H, I)", [count, hidden, inner]),
+    }
+    for name, (matrices, dims, shape) in expected.items():
+        if list(matrices.shape) != shape:
+            raise RuntimeError(
+                f"cuda_ops::moe: argument '{name}': expected shape {dims} = {shape}, "
+                f"got shape {list(matrices.shape)}"
+            )
     own = [dim for dim, placement in enumerate(placements) if placement.is_shard(0)]
     if len(own) > 1 or not all(p.is_replicate() for d, p in enumerate(placements) if d not in own):
         raise RuntimeError(

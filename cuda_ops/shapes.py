@@ -169,7 +169,8 @@ def device_name(device: torch.device) -> str:
 
 
 def shape_name(shape: Dims) -> str:
-    return f"[{', '.join(str(size) for size in shape)}]"
+    # Not by str(): torch.compile cannot trace that of a symbolic size.
+    return "[" + ", ".join([f"{size}" for size in shape]) + "]"
 
 
 def _agree(actual: Any, expected: Any, message: Callable[[], str]) -> None:
@@ -283,6 +284,17 @@ def is_true(condition: bool | torch.SymBool) -> bool:
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
     return guard_or_false(condition)
+
+
+def is_surely_true(condition: bool | torch.SymBool) -> bool:
+    """``bool(condition)``, and ``False``, without a guard, where another symbolic size could make
+    it false.
+    """
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)
 
 
 def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:

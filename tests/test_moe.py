@@ -1,4 +1,4 @@
-"""moe and its parts: routing, imbalance, gradients, properties, transforms, shards."""
+"""moe and its parts: routing, imbalance, gradients, properties, shards."""
 
 from __future__ import annotations
 
@@ -225,25 +225,6 @@ def test_compiled_and_autocast() -> None:
     assert torch.equal(inside, cuda_ops.moe_experts(*outside, experts, chosen))  # of float32
 
 
-@pytest.mark.parametrize("in_dims", [(0, 0, None, None), (None, 0, 0, 0), (0, 0, 0, 0)])
-def test_vmap(in_dims: tuple[int | None, ...]) -> None:
-    tensors = [torch.randn(3, 5, n, dtype=torch.float64) for n in (4, 6)]
-    tensors += [torch.stack(m) for m in zip(*(weights(6, 4, 2) for _ in range(3)), strict=True)]
-    args = [t if d == 0 else t[0] for t, d in zip(tensors, in_dims, strict=True)]
-
-    def function(*args: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = cuda_ops.moe(*args, 2)
-        return out
-
-    each = [
-        function(*(a[i] if d == 0 else a for a, d in zip(args, in_dims, strict=True)))
-        for i in range(3)
-    ]
-    torch.testing.assert_close(torch.vmap(function, in_dims)(*args), torch.stack(each))
-    none = [a[:0] if d == 0 else a for a, d in zip(args, in_dims, strict=True)]
-    assert torch.vmap(function, in_dims)(*none).shape == (0, 5, 4)
-
-
 def test_shards_tokens(mesh: Any) -> None:
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor.debug import CommDebugMode
@@ -319,6 +300,13 @@ def test_sharded_experts_refuse_what_does_not_fit(mesh: Any) -> None:
         cuda_ops.moe(*whole, *weights(6, 6, 2, torch.float32), 2)
     with pytest.raises(RuntimeError, match=r"'w_down': expected .* as 'w_gate_up'"):
         cuda_ops.moe(*whole, first, placed(matrices[1].repeat(2, 1, 1), Replicate()), 2)
+    with pytest.raises(RuntimeError, match=r"'w_down': expected .* as 'w_gate_up'"):
+        cuda_ops.moe(*whole, placed(matrices[0].repeat(2, 1, 1), Replicate()), second, 2)
+    # Of all ranks' experts: a rank whose own fit would wait for the others.
+    with pytest.raises(
+        RuntimeError, match=r"'w_gate_up': .* \(E, 2I, H\) = \[6, 4, 6\], got shape \["
+    ):
+        cuda_ops.moe(*whole, placed(matrices[0].repeat(2, 1, 1), Shard(0)), second, 2)
 
 
 @pytest.mark.parametrize("device", [*DEVICES, "meta"])

@@ -222,28 +222,6 @@ def test_parts_of_all_tokens_have_no_halves(mesh: Any) -> None:
     assert backward_operators(lambda: loss(*sharded).backward()) == [WHOLE]
 
 
-def test_what_is_exported_keeps_nothing_for_a_gradient() -> None:
-    """Its parameters want one, and most of such programs are for inference."""
-
-    class Layer(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.matrices = torch.nn.ParameterList(weights(3, 8, 16, torch.float32))
-
-        def forward(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-            mixed: torch.Tensor = cuda_ops.moe(x, logits, *self.matrices, 2)
-            return mixed
-
-    layer, given = Layer(), (torch.randn(5, 8), torch.randn(5, 3))
-    exported = torch.export.export(layer, given)
-    assert "moe_experts_keep" not in str(exported.graph)
-    module = exported.module()
-    module(*given).sum().backward()
-    layer(*given).sum().backward()
-    for actual, expected in zip(module.parameters(), layer.parameters(), strict=True):
-        torch.testing.assert_close(actual.grad, expected.grad)
-
-
 def test_a_second_derivative_is_refused_by_its_name_under_vmap_too() -> None:
     x, *rest = drawn((4, 3, 2, 3, 2), 0)
 

@@ -24,6 +24,7 @@ FORWARD, KEEP, BACKWARD = "moe_experts", "moe_experts_keep", "moe_experts_backwa
 # The halves of BACKWARD. What the first one passes on is in the order of all tokens' experts.
 DOWN, GATE_UP = HALVES = "moe_experts_backward_down", "moe_experts_backward_gate_up"
 _ALL = 15  # of x, w_gate_up, w_down, weights, as `wanted` counts them
+_OF_MATRICES = 6
 
 
 @hookimpl
@@ -158,7 +159,8 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
 @hookimpl
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
     """Mapped tokens are more tokens. Where matrices are mapped too, or gradients of them are asked
-    for, each part has experts of its own: B times as many. Half a gradient has no parts.
+    for, each part has experts of its own, and a call as many parts as have experts for it. Half a
+    gradient has no parts.
     """
     if op.name in HALVES:
         return None
@@ -170,22 +172,35 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
             return shapes.of_no_parts(op.function, values, in_dims)
         values = of_experts.mapped(values, in_dims, size)
         matrices, count = (first + 1, first + 2), values[first + 2].shape[1]
-        apart = op.name == BACKWARD or any(in_dims[i] is not None for i in matrices)
-        if apart:
-            values[first + 3] = of_experts.renumbered(values[first + 3], count)
-        flat = [
-            v
-            if not isinstance(v, torch.Tensor)
-            else v[0]
-            if i in matrices and not apart
-            else v.flatten(0, 1)
-            for i, v in enumerate(values)
-        ]
-        results = op.function(*flat)
-        if isinstance(results, torch.Tensor):
-            return results.reshape(size, -1, *results.shape[1:]), 0
-        parted = tuple(r.reshape(size, r.shape[0] // size, *r.shape[1:]) for r in results)
-        return parted, (0,) * len(parted)
+        apart = any(in_dims[i] is not None for i in matrices)
+        apart = apart or (op.name == BACKWARD and values[-1] & _OF_MATRICES)
+
+        def call(parts: list[Any]) -> tuple[torch.Tensor, ...]:
+            number = parts[first].shape[0]
+            if apart:
+                parts[first + 3] = of_experts.renumbered(parts[first + 3], count)
+            flat = [
+                v
+                if not isinstance(v, torch.Tensor)
+                else v[0]
+                if i in matrices and not apart
+                else v.flatten(0, 1)
+                for i, v in enumerate(parts)
+            ]
+            results = op.function(*flat)
+            results = (results,) if isinstance(results, torch.Tensor) else results
+            return tuple(r.reshape(number, r.shape[0] // number, *r.shape[1:]) for r in results)
+
+        at_once = max(1, expert_checks.MOST_EXPERTS // max(1, count)) if apart else size
+        if size <= at_once:
+            outputs = call(values)
+        else:
+            slices = [slice(begin, begin + at_once) for begin in range(0, size, at_once)]
+            calls = [
+                call([v[s] if isinstance(v, torch.Tensor) else v for v in values]) for s in slices
+            ]
+            outputs = tuple(torch.cat(each) for each in zip(*calls, strict=True))
+        return (outputs, (0,) * len(outputs)) if len(outputs) > 1 else (outputs[0], 0)
 
     return rule
 
