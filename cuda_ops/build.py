@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 import sys
 import threading
 import uuid
@@ -201,7 +202,8 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
                 ],
                 extra_include_paths=[str(d) for d in pair.include_dirs],
                 build_directory=str(work),
-                verbose=verbose,
+                # Else torch prints to stdout, and does not say what went wrong.
+                verbose=False,
                 with_cuda=with_cuda,
                 is_python_module=False,
                 is_standalone=True,
@@ -213,6 +215,12 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
         with contextlib.suppress(OSError):  # a disk may be full: that is the reason then
             _failure_note(path).write_text(reason)
         raise BuildError(f"{pair.stem}: {reason}") from None
+    finally:
+        if verbose and (work / "build.ninja").exists():
+            commands = subprocess.run(
+                ["ninja", "-t", "commands"], cwd=work, capture_output=True, text=True
+            )
+            print(commands.stdout, end="", file=sys.stderr)
     if pair.source_hash() == before:  # else nobody knows which text was compiled
         if (log := work / "nvcc.log").exists():
             shutil.copyfile(log, path.with_suffix(".nvcc.log"))

@@ -339,7 +339,8 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
     console.print(table(rows))
     for row in rows:
         if row.error:
-            console.print(f"\n[red]{row.op}[/] {escape(row.error)}")
+            said = row.error.removeprefix(f"{row.op}: ")
+            console.print(f"\n[red]{row.op}[/]: {escape(said)}")
         elif row.warnings and row.built == "built":
             console.print(f"\n[yellow]{row.op}[/] {escape(chr(10).join(row.warnings))}")
     if not torch.cuda.is_available() and any("cuda" in row.devices for row in rows):

@@ -52,6 +52,17 @@ def test_the_table_has_a_row_for_the_operator_and_the_exit_status_is_0(
     assert capsys.readouterr().out.splitlines()[-1].split()[:2] == [scratch_op.name, "cached"]
 
 
+def test_verbose_shows_command_lines_beside_the_reason(
+    scratch_op: ScratchOp, capsys: Capture
+) -> None:
+    for body, status in (("v * undeclared", 1), ("v * 3", 0)):
+        scratch_op.write(body)
+        assert main(["--json", "--verbose", scratch_op.name]) == status
+        captured = capsys.readouterr()
+        assert re.search(rf"(?m)^\S*c\+\+ .*{scratch_op.name}.cpp", captured.err)
+        assert ("undeclared" in json.loads(captured.out)[0]["error"]) == bool(status)
+
+
 def test_one_failing_operator_is_status_1_with_its_compiler_lines_and_leaves_the_others(
     scratch_op: ScratchOp, capsys: Capture
 ) -> None:
