@@ -25,6 +25,18 @@ from cuda_ops.no_gradient import refusal
 from cuda_ops.plugins import Plugins
 from cuda_ops.spec import AutocastPolicy, Autograd, OpSpec
 
+#: Where the dispatcher takes tensors whose elements do not lie at strides. Without a kernel there
+#: its error lists every key that has one, and names no argument.
+_WITHOUT_STRIDES = (
+    "SparseCPU",
+    "SparseCUDA",
+    "SparseCsrCPU",
+    "SparseCsrCUDA",
+    "MkldnnCPU",
+    "NestedTensorCPU",
+    "NestedTensorCUDA",
+)
+
 
 @dataclass
 class Generation:
@@ -142,6 +154,8 @@ class Operator:
         )
         if op.has_cuda and "CUDA" not in op.keys:
             lib.impl(op.name, self._without_cuda, "CUDA")
+        for key in _WITHOUT_STRIDES:
+            lib.impl(op.name, self._without_strides, key)
         self._register_autocast()
         dtensor.register(op.name, self._sharding)
 
@@ -193,6 +207,17 @@ class Operator:
         if self.now.sharding is None:
             raise self._underived("sharding", "cuda_ops_sharding")
         return self.now.sharding(*args, **kwargs)
+
+    def _without_strides(self, *args: Any, **kwargs: Any) -> Any:
+        op = self.now.spec
+        for name, value in zip(op.argument_names, shapes.bind(op, args, kwargs), strict=True):
+            for tensor in value if isinstance(value, (list, tuple)) else [value]:
+                # A nested tensor of this kind calls itself strided.
+                if isinstance(tensor, torch.Tensor) and (
+                    tensor.layout is not torch.strided or tensor.is_nested
+                ):
+                    got = "a nested one" if tensor.is_nested else f"layout {tensor.layout}"
+                    shapes.refuse(op, name, "a strided tensor", got)
 
     def _without_cuda(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
