@@ -456,6 +456,15 @@ def test_errors_of_the_parts(device: str) -> None:
             function(*arguments)
 
 
+def test_the_composed_operator_says_why_a_part_refused() -> None:
+    x, logits, gate_up, down, _ = drawn((4, 6, 2, 3, 1), 0)
+    text = "cuda_ops: torch failed to run cuda_ops::moe_route"
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13):  # torch keeps it since then
+        text += ": RuntimeError: cuda_ops::moe_route: argument 'top_k': expected from 1 to 3, got 9"
+    with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
+        torch.ops.cuda_ops.moe(x, logits, gate_up, down, 9)
+
+
 def test_no_elements_in_a_token() -> None:
     x, logits = torch.zeros(2, 3, 0), torch.randn(2, 3, 4)
     assert cuda_ops.moe(x, logits, torch.zeros(4, 6, 0), torch.zeros(4, 0, 3), 2).shape == x.shape

@@ -39,7 +39,7 @@ R call(const char* op, const char* overload, const Args&... args) {
   static_assert(detail::Returned<R>::kCount <= sizeof...(Args), "returns need room");
   std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
   if (torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION) != TORCH_SUCCESS) {
-    throw std::runtime_error(std::string("cuda_ops: torch failed to run ") + op);
+    detail::torch_failed(std::string("run ") + op);
   }
   return detail::Returned<R>::from_stack(stack.data());
 }

@@ -15,6 +15,9 @@
 
 #include "dtype.h"
 
+// Of torch from 2.13 on; null before.
+extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
+
 namespace cuda_ops {
 
 using torch::stable::Tensor;
@@ -23,10 +26,17 @@ constexpr DType kFloating[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16
 
 namespace detail {
 
-inline void check_torch(AOTITorchError error, const char* what) {
-  if (error != TORCH_SUCCESS) {
-    throw std::runtime_error(std::string("cuda_ops: torch failed to ") + what);
+[[noreturn]] inline void torch_failed(std::string what) {
+  what = "cuda_ops: torch failed to " + what;
+  if (torch_exception_get_what_without_backtrace != nullptr) {
+    const std::string reason = torch_exception_get_what_without_backtrace();
+    what += ": " + reason.substr(0, reason.find("\n\nAt:"));  // where Python was
   }
+  throw std::runtime_error(what);
+}
+
+inline void check_torch(AOTITorchError error, const char* what) {
+  if (error != TORCH_SUCCESS) torch_failed(what);
 }
 
 inline std::array<int32_t, static_cast<size_t>(DType::kUnsupported)> torch_codes() {
