@@ -72,6 +72,7 @@ def vmap(op: OpSpec, dim_at: int) -> Callable[..., Any]:
         rank = front.dim() - 1
         if rank == 0:  # each one a row of its own
             front = front.unsqueeze(-1)
+            values[1:dim_at] = [k or 1 for k in values[1:dim_at]]  # which is kept for k = 0 too
         dim = checked_dim(op, front[0], values[dim_at])
         values[0], values[dim_at] = front, dim + 1
         results = op.function(*values)

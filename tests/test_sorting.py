@@ -507,3 +507,14 @@ def test_more_than_2_to_the_31_elements(rows: int, n: int) -> None:
 
     with much_memory("cuda", 70e9, patience=240):
         check()
+
+
+def test_topk_of_no_dims_is_its_element() -> None:
+    x = torch.tensor(3.0, requires_grad=True)
+    for k in (0, 1):
+        for function in (cuda_ops.bitonic_topk, torch.topk):
+            values, indices = function(x, k)
+            assert (values, indices, values.shape) == (3, 0, ())
+            assert torch.autograd.grad(values, x)[0] == 1
+        mapped = torch.vmap(lambda one, k=k: cuda_ops.bitonic_topk(one, k)[0])(x.expand(2))
+        assert torch.equal(mapped, x.expand(2))

@@ -66,7 +66,7 @@ def first_of_stable_sort(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``torch.topk``, and which of equal elements it takes."""
     results = torch.sort(x, stable=True, dim=dim, descending=largest)
-    if not x.dim():  # its one element, or none, which torch.topk refuses too
+    if not x.dim():  # its one element, for k = 0 too, as of torch.topk
         return results[0], results[1]
     return results[0].narrow(dim, 0, k), results[1].narrow(dim, 0, k)
 
@@ -76,8 +76,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     def sample(drawn: tuple[Any, int], wanted: int, values: Any, seed: int, *flags: bool) -> Sample:
         tensor, dim = drawn
         length = tensor.shape[dim] if tensor.shape else 1
-        k = min(wanted, length) if tensor.shape else 1
-        return Sample((tensor, k, dim, *flags), values, seed)
+        return Sample((tensor, min(wanted, length), dim, *flags), values, seed)
 
     wanted = st.sampled_from((1, 2, 3, 8, 31, 32, 33, 64, 65, 0))
     flags = st.booleans(), st.booleans()

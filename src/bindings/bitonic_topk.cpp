@@ -15,12 +15,14 @@ constexpr const char* kOp = "bitonic_topk";
 // Indices of a row have 32 bits on their way.
 constexpr int64_t kLongest = (int64_t(1) << 32) - 1;
 
-void check_k(const Tensor& x, int64_t dim, int64_t k) {
+// How many are kept: the one element of a tensor without dims in any case, as torch has it.
+int64_t checked_k(const Tensor& x, int64_t dim, int64_t k) {
   const int64_t n = x.dim() > 0 ? x.size(dim) : 1;
   if (k < 0 || k > n) {
     refuse(kOp, "k", "a number from 0 to the size of the dim, " + std::to_string(n),
            std::to_string(k));
   }
+  return x.dim() > 0 ? k : 1;
 }
 
 struct Kept {
@@ -51,7 +53,7 @@ void keep_by_sorting(Kept& out, const Tensor& x, int64_t k, int64_t dim, bool la
 std::tuple<Tensor, Tensor> bitonic_topk_cpu(const Tensor& x, int64_t k, int64_t dim, bool largest,
                                             bool) {
   dim = checked_dim(kOp, x, dim);
-  check_k(x, dim, k);
+  k = checked_k(x, dim, k);
   Kept out(x, k, dim, largest);
   sort_rows_cpu(out.problem.sort, x.dim() > 0 ? x.stride(dim) : 1, k);
   return {out.values, out.indices};
@@ -60,7 +62,7 @@ std::tuple<Tensor, Tensor> bitonic_topk_cpu(const Tensor& x, int64_t k, int64_t 
 std::tuple<Tensor, Tensor> bitonic_topk_cuda(const Tensor& x, int64_t k, int64_t dim, bool largest,
                                              bool) {
   dim = checked_dim(kOp, x, dim);
-  check_k(x, dim, k);
+  k = checked_k(x, dim, k);
   const Tensor rows = with_rows(x, dim);
   Kept out(rows, k, dim, largest);
   SortRows& p = out.problem.sort;
@@ -94,7 +96,8 @@ The order is that of torch.topk: NaN is larger than any number. The result is al
 are bit for bit those of x. The same call gives the same bits every time.
 
 Shapes: x of any shape and strides; the results have k elements along the dim, which are neighbours
-in memory, and the other dims are in row-major order.
+in memory, and the other dims are in row-major order. Of x without dims its element is the result,
+for k = 0 too, as torch has it.
 Dtypes: float64, float32, float16, bfloat16, uint8, int8, int16, int32, int64 or bool; values have
 the dtype of x, indices are int64. Values have a gradient.
 Memory: none for rows up to 1024 and k above 32, or up to 256; else for k up to 64 at most 16 bytes per
