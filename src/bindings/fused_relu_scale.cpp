@@ -9,7 +9,13 @@ cudaError_t fused_relu_scale_backward_launch(const Strided<2>& problem, double a
 
 namespace {
 
+// As the kernels have it: float32 beside all but float64.
+double rounded(double alpha, const Tensor& x) {
+  return dtype_of(x) == DType::kFloat64 ? alpha : double(float(alpha));
+}
+
 Tensor fused_relu_scale_cpu(const Tensor& x, double alpha) {
+  alpha = rounded(alpha, x);
   const auto f = [=](double v) { return (v < 0 ? 0 : v) * alpha; };
   return elementwise_cpu("fused_relu_scale", f, x);
 }
@@ -22,6 +28,7 @@ Tensor fused_relu_scale_cuda(const Tensor& x, double alpha) {
 }
 
 Tensor fused_relu_scale_backward_cpu(const Tensor& grad_out, const Tensor& x, double alpha) {
+  alpha = rounded(alpha, x);
   const auto f = [=](double g, double v) { return v <= 0 ? 0 : g * alpha; };
   return elementwise_cpu("fused_relu_scale_backward", f, grad_out, x);
 }

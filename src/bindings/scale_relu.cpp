@@ -8,6 +8,10 @@ using namespace cuda_ops;
 namespace {
 
 Tensor scale_relu(const Tensor& x, double scale) {
+  if (x.dim() == 0) {  // which scalar() would round to
+    const Tensor row = call<Tensor>("aten::unsqueeze", "", x, int64_t(0));
+    return call<Tensor>("aten::squeeze", "dim", scale_relu(row, scale), int64_t(0));
+  }
   const Tensor shifted = add(mul(x, scalar(scale, x)), scalar(1, x));
   return call<Tensor>("aten::relu", "", shifted);
 }

@@ -47,7 +47,7 @@ R call(const char* op, const char* overload, const Args&... args) {
 // A number as a 0-dim CPU tensor, which combines with `like` on any device and
 // leaves it its dtype. It goes to CUDA as a kernel argument, so a graph can
 // record it. float64 keeps all its digits; only beside another 0-dim tensor
-// would that promote, hence the dtype of `like` there.
+// would that promote, hence the dtype of `like` there, to which it is rounded.
 inline Tensor scalar(double value, const Tensor& like) {
   int32_t dtype = detail::torch_code(like.dim() > 0 ? DType::kFloat64 : dtype_of(like));
   int32_t cpu = aoti_torch_device_type_cpu();
