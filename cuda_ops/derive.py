@@ -24,6 +24,7 @@ from cuda_ops.hookspecs import hookimpl
 from cuda_ops.no_gradient import no_gradient, refusal
 from cuda_ops.shapes import (
     bind,
+    bind_dims,
     broadcast,
     empty_outputs,
     group_of,
@@ -289,6 +290,11 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
             if i < len(in_dims) and in_dims[i] is not None
         }
         groups = {i: group_of(op, k) for k, i in enumerate(op.tensor_positions)}
+        sizes: dict[str, Any] = {}
+        for i, group in groups.items():  # else a mapped dim could pass for one of a row's
+            if values[i] is not None:
+                shape = [n for d, n in enumerate(values[i].shape) if mapped.get(i) != d]
+                bind_dims(op, op.argument_names[i], group, shape, sizes)
         if not (one_call and all(groups[i].loops for i in mapped)):
             return _call_by_call(op, args, kwargs, mapped)
         ranks = {

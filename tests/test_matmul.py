@@ -226,3 +226,11 @@ def test_gradients_of_a_linear_layer_several_at_once() -> None:
     expected = torch.autograd.functional.jacobian(torch.matmul, (x, w), vectorize=True)
     actual = torch.autograd.functional.jacobian(cuda_ops.matmul, (x, w), vectorize=True)
     torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("shapes", [((4, 6), (6,)), ((4,), (4, 6)), ((6,), (6,))])
+def test_vectors_are_traced_by_torchscript(shapes: tuple[Any, Any]) -> None:
+    a, b = (torch.randn(shape) for shape in shapes)
+    traced = torch.jit.trace(lambda a, b: cuda_ops.matmul(a, b), (a, b))
+    torch.testing.assert_close(traced(a + 1, b), cuda_ops.matmul(a + 1, b))

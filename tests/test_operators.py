@@ -347,6 +347,28 @@ def test_torch_func_jvp_is_refused_by_name(name: str, called: str) -> None:
         torch.func.jvp(along, value, value)
 
 
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("silu_and_mul", [()]),
+        ("sum_rows", [()]),
+        ("rgb_to_gray", [(2,)]),
+        ("normalize_volume", [(4, 4)]),
+        ("fused_linear_gelu", [(), (2, 1)]),
+    ],
+)
+def test_vmap_takes_no_mapped_dim_for_one_of_a_row(name: str, shapes: list[Any]) -> None:
+    """What is refused for one example is refused for several."""
+    spec = OPERATORS[name].spec
+    tensors = [torch.ones(5, *shape).to(spec.dtypes[0]) for shape in shapes]
+    rest = call_with(name)[len(tensors) :]
+    for function in (function_of(name, "cuda_ops"), function_of(name, "torch.ops.cuda_ops")):
+        with pytest.raises(RuntimeError, match=f"::{name}: argument '.*': expected .* dims"):
+            function(*(t[0] for t in tensors), *rest)
+        with pytest.raises(RuntimeError, match=f"::{name}: argument '.*': expected .* dims"):
+            torch.vmap(lambda *t, call=function: call(*t, *rest))(*tensors)
+
+
 # --- gradients of gradients -------------------------------------------------------------------
 
 #: What a caller may differentiate twice with torch's own operators.
@@ -485,3 +507,14 @@ def test_autocast_of_matmul_follows_torch() -> None:
     torch.testing.assert_close(ours, theirs)
     for gradient in torch.autograd.grad(ours.sum(), [a, b]):
         assert gradient.dtype is torch.float32
+
+
+def test_numbers_are_rounded_as_torch_rounds_them() -> None:
+    small = torch.tensor(1e-4, dtype=torch.float16)
+    assert cuda_ops.scale_relu(small, 1e5) == 11  # 1e5 is no float16
+    several = torch.vmap(lambda one: cuda_ops.scale_relu(one, 1e5))(small.expand(3))
+    assert torch.equal(several, cuda_ops.scale_relu(small.expand(3), 1e5))
+    x = torch.tensor([-1.0, 0, 2])
+    for alpha in (1e300, 1e39, 1e-50):
+        expected = F.relu(x) * torch.tensor(alpha, dtype=torch.float32)
+        torch.testing.assert_close(cuda_ops.fused_relu_scale(x, alpha), expected, equal_nan=True)
