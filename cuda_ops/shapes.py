@@ -130,6 +130,8 @@ def bind_dims(op: OpSpec, argument: str, group: Group, shape: Dims, bound: dict[
     if len(shape) < len(dims) if group.loops else len(shape) != len(dims):
         expected = f"{f'at least {len(dims)}' if group.loops else 'exactly the'} dims {listed}"
         refuse(op, argument, expected, f"shape {shape_name(shape)}")
+    if torch._C._is_tracing():  # by torch.jit: sizes are tensors then, and the kernel compares them
+        return
     for dim, actual in zip(dims, shape[len(shape) - len(dims) :], strict=True):
         expected = f"dim '{dim}' of {listed} to be"
         factor, name = factor_and_name(dim)

@@ -228,9 +228,12 @@ def test_gradients_of_a_linear_layer_several_at_once() -> None:
     torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("shapes", [((4, 6), (6,)), ((4,), (4, 6)), ((6,), (6,))])
-def test_vectors_are_traced_by_torchscript(shapes: tuple[Any, Any]) -> None:
+def test_traced_by_torchscript(shapes: tuple[Any, Any]) -> None:
     a, b = (torch.randn(shape) for shape in shapes)
     traced = torch.jit.trace(lambda a, b: cuda_ops.matmul(a, b), (a, b))
     torch.testing.assert_close(traced(a + 1, b), cuda_ops.matmul(a + 1, b))
+    rows, columns = torch.randn(2, 4, 6), torch.randn(2, 6, 3)
+    several = torch.jit.trace(lambda a, b: torch.vmap(cuda_ops.matmul)(a, b), (rows, columns))
+    torch.testing.assert_close(several(rows, columns), torch.matmul(rows, columns))

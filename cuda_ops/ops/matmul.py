@@ -51,8 +51,7 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
         # A vector is a row on the left and a column on the right, as for torch.matmul.
         row, column = a.dim() < 2, b.dim() < 2
         # Its own shape is what an error should show; traced, the operator finds the error.
-        traced = torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()
-        if (row or column) and not traced:
+        if (row or column) and not torch.compiler.is_dynamo_compiling():
             sizes: dict[str, Any] = {}
             shapes.bind_dims(plain, "a", Group(("k",) if row else ("m", "k")), a.shape, sizes)
             shapes.bind_dims(plain, "b", Group(("k",) if column else ("k", "n")), b.shape, sizes)
