@@ -61,7 +61,7 @@ def _is_sharded(matrices: Any) -> bool:
 def _here(*inputs: torch.Tensor) -> torch.Tensor:
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     # What is exported or traced is for inference mostly, and has a gradient without what is kept
-    # too. By the name that torch.compile knows:
+    # too. Of torch's names for that question torch.compile knows this one, which has no types.
     traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     if wanted and not torch.compiler.is_exporting() and not traced:
         kept: torch.Tensor = function("moe_experts_keep")(*inputs)[0]
@@ -81,6 +81,7 @@ def _on_all(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> 
             f"got {list(w_down.placements)}"
         )
     # Here, where all ranks see the same: one alone that refuses its part leaves others waiting.
+    # torch.compile traces this, as it cannot the functions that say so of each part.
     (count, _, inner), hidden = w_down.shape, x.shape[-1]
     expected = {
         "w_gate_up": (w_gate_up, "(E, 2I, H)", [count, 2 * inner, hidden]),

@@ -90,8 +90,8 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
     """The batching rule, in the form of :func:`torch.library.register_vmap`.
 
-    ``rule(info, in_dims, *args) -> (outputs, out_dims)``. Of a composed operator the parts are
-    mapped, by their rules.
+    ``rule(info, in_dims, *args) -> (outputs, out_dims)``. Not for composed operators,
+    whose parts are mapped.
     Fires when the operator's library is loaded or reloaded.
     """
 

@@ -212,12 +212,12 @@ class Operator:
         op = self.now.spec
         for name, value in zip(op.argument_names, shapes.bind(op, args, kwargs), strict=True):
             for tensor in value if isinstance(value, (list, tuple)) else [value]:
-                # A nested tensor of this kind calls itself strided.
-                if isinstance(tensor, torch.Tensor) and (
-                    tensor.layout is not torch.strided or tensor.is_nested
-                ):
-                    got = "a nested one" if tensor.is_nested else f"layout {tensor.layout}"
-                    shapes.refuse(op, name, "a strided tensor", got)
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                if tensor.is_nested:  # one of this kind calls itself strided
+                    shapes.refuse(op, name, "a strided tensor", "a nested one")
+                if tensor.layout is not torch.strided:
+                    shapes.refuse(op, name, "a strided tensor", f"layout {tensor.layout}")
 
     def _without_cuda(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(

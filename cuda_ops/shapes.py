@@ -280,7 +280,9 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def is_true(condition: bool | torch.SymBool) -> bool:
-    """``bool(condition)``, and ``False`` where a symbolic size leaves it open."""
+    """``bool(condition)``, by a guard where sizes are symbolic, and ``False`` where one has no
+    value.
+    """
     if isinstance(condition, bool):
         return condition
     from torch.fx.experimental.symbolic_shapes import guard_or_false

@@ -120,3 +120,20 @@ def test_errors_under_compile_name_the_argument(dynamic: bool | None) -> None:
 
     with pytest.raises(Exception, match=r"(?s)'router_logits': .* = \[3, 3\], got shape \[5, 3\]"):
         mixed(*inputs, top_k)
+
+
+def test_sharded_experts_compile(mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    tensors = (torch.randn(4, 6), torch.randn(4, 6), *weights(3, 6, 2, torch.float32))
+    places = (Replicate(), Replicate(), Shard(0), Shard(0))
+    inputs = [
+        DTensor.from_local(tensor, mesh, [place], run_check=False)
+        for tensor, place in zip(tensors, places, strict=True)
+    ]
+    for dynamic in (None, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(cuda_ops.moe, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+        actual, expected = (f(*inputs, 2) for f in (compiled, cuda_ops.moe))
+        assert actual.placements == expected.placements
+        torch.testing.assert_close(actual.to_local(), expected.to_local())

@@ -153,6 +153,17 @@ def test_any_layout_and_dim(view: str, dim: int, device: str) -> None:
     first_agree(VIEWS[view](x), 1, device, dim)
 
 
+def test_topk_of_no_dims_is_its_element() -> None:
+    x = torch.tensor(3.0, requires_grad=True)
+    for k in (0, 1):
+        for function in (cuda_ops.bitonic_topk, torch.topk):
+            values, indices = function(x, k)
+            assert (values, indices, values.shape) == (3, 0, ())
+            assert torch.autograd.grad(values, x)[0] == 1
+        mapped = torch.vmap(lambda one, k=k: cuda_ops.bitonic_topk(one, k)[0])(x.expand(2))
+        assert torch.equal(mapped, x.expand(2))
+
+
 @on_each_device
 def test_nothing_and_a_single_number(device: str) -> None:
     for shape, dim in [((0,), 0), ((3, 0), 1), ((3, 0), 0), ((0, 5), 1), ((2, 0, 3), 0)]:
@@ -507,14 +518,3 @@ def test_more_than_2_to_the_31_elements(rows: int, n: int) -> None:
 
     with much_memory("cuda", 70e9, patience=240):
         check()
-
-
-def test_topk_of_no_dims_is_its_element() -> None:
-    x = torch.tensor(3.0, requires_grad=True)
-    for k in (0, 1):
-        for function in (cuda_ops.bitonic_topk, torch.topk):
-            values, indices = function(x, k)
-            assert (values, indices, values.shape) == (3, 0, ())
-            assert torch.autograd.grad(values, x)[0] == 1
-        mapped = torch.vmap(lambda one, k=k: cuda_ops.bitonic_topk(one, k)[0])(x.expand(2))
-        assert torch.equal(mapped, x.expand(2))

@@ -24,7 +24,7 @@ FORWARD, KEEP, BACKWARD = "moe_experts", "moe_experts_keep", "moe_experts_backwa
 # The halves of BACKWARD. What the first one passes on is in the order of all tokens' experts.
 DOWN, GATE_UP = HALVES = "moe_experts_backward_down", "moe_experts_backward_gate_up"
 _ALL = 15  # of x, w_gate_up, w_down, weights, as `wanted` counts them
-_OF_MATRICES = 6
+_OF_MATRICES = 6  # of those, the bits of both matrices
 
 
 @hookimpl
@@ -159,8 +159,8 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
 @hookimpl
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
     """Mapped tokens are more tokens. Where matrices are mapped too, or gradients of them are asked
-    for, each part has experts of its own, and a call as many parts as have experts for it. Half a
-    gradient has no parts.
+    for, each part has experts of its own, and a call takes as many parts as its limit of experts
+    allows. Half a gradient has no parts.
     """
     if op.name in HALVES:
         return None
