@@ -1,0 +1,134 @@
+"""The operators of this checkout, what torch says of them, and how tests call each of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import cuda_ops
+from cuda_ops.dev import compile_ops
+from cuda_ops.discovery import BUILTIN_ROOT, Kind
+from cuda_ops.no_gradient import NoGradient
+from cuda_ops.operator import Operator
+from cuda_ops.registry import all_operators, registry
+from cuda_ops.testing.compare import is_floating
+from cuda_ops.testing.draw import Draw, chosen
+from cuda_ops.testing.samples import MAX_NUMEL, shaped
+from cuda_ops.testing.subject import subject_of
+
+
+def _shipped() -> dict[str, Operator]:
+    """The operators of this checkout, built if need be."""
+    stems = [
+        pair.stem
+        for pair in registry().pairs().values()
+        if pair.root == BUILTIN_ROOT and pair.kind is Kind.NATIVE
+    ]
+    for row in compile_ops(stems):
+        assert not row.error, row.error
+    return all_operators(lambda pair: pair.root == BUILTIN_ROOT)
+
+
+OPERATORS = _shipped()
+#: Those that a caller uses; the others are their gradients.
+FORWARD = {n: o for n, o in OPERATORS.items() if not n.endswith("_backward")}
+each = pytest.mark.parametrize("name", OPERATORS)
+
+#: What torch itself computes, for operators that have a counterpart there.
+TORCH: dict[str, Callable[..., Any]] = {
+    "silu": F.silu,
+    # aten's own silu_backward is not differentiable.
+    "silu_backward": lambda g, x: g * torch.sigmoid(x) * (1 + x * (1 - torch.sigmoid(x))),
+    "gelu_approx_backward": partial(torch.ops.aten.gelu_backward, approximate="tanh"),
+    "matmul": torch.matmul,
+    "silu_and_mul": lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+    "gelu_approx": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "relu_backward": lambda grad_out, out: torch.ops.aten.threshold_backward(grad_out, out, 0),
+    "add": torch.add,
+    "fused_relu_scale": lambda x, alpha: F.relu(x) * alpha,
+    "scale_relu": lambda x, scale: F.relu(x * scale + 1),
+    "sum_rows": lambda x: x.sum(-1),
+    "reduce_sum": torch.sum,
+}
+
+
+def call_with(name: str, dtype: torch.dtype | None = None, seed: int = 0) -> list[Any]:
+    """Arguments that fit the signature line, or that its plugin draws."""
+    spec = OPERATORS[name].spec
+    if spec.signature is not None or len(spec.tensor_positions) == 1:
+        return list(shaped(spec, (3, 4), dtype=dtype, seed=seed).make())
+    draw = Draw(20, range(2, MAX_NUMEL), dtype or torch.float32)
+    sample = chosen(subject_of(spec, registry().plugins), draw)[-1]
+    return list(replace(sample, seed=seed).make())
+
+
+def floating(arguments: list[Any]) -> tuple[int, ...]:
+    """Positions of the arguments that may have a gradient."""
+    return tuple(i for i, value in enumerate(arguments) if is_floating(value))
+
+
+def public(name: str) -> Callable[..., Any]:
+    """The public function, by the positions of the schema; what is no tensor may be left to it."""
+    function: Callable[..., Any] = getattr(cuda_ops, name)
+    names = OPERATORS[name].spec.argument_names
+    parameters = inspect.signature(function).parameters
+    if tuple(parameters) == names:
+        return function
+
+    def call(*values: Any) -> Any:
+        given = dict(zip(names, values, strict=False))
+        return function(**{
+            name: given[name]
+            for name, parameter in parameters.items()
+            if parameter.default is parameter.empty or torch.is_tensor(given.get(name))
+        })  # fmt: skip
+
+    return call
+
+
+#: Both names of an operator: what callers use, and what exported graphs and other libraries do.
+by_each_name = pytest.mark.parametrize("called", ["cuda_ops", "torch.ops.cuda_ops"])
+
+
+def function_of(name: str, called: str) -> Callable[..., Any]:
+    packet: Callable[..., Any] = getattr(torch.ops.cuda_ops, name)
+    return public(name) if called == "cuda_ops" else packet
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    values = values if isinstance(values, (tuple, list)) else [values]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def total(result: Any) -> torch.Tensor:
+    """A number that depends on every element, and on which is where."""
+    parts = [
+        (out * torch.arange(1.0, out.numel() + 1).view(out.shape)).sum() for out in tensors(result)
+    ]
+    return torch.stack(parts).sum()
+
+
+def differentiable(name: str) -> bool:
+    operator = OPERATORS[name]
+    autograd = operator.now.autograd
+    return operator.spec.is_composite or (
+        autograd is not None and not isinstance(autograd.backward, NoGradient)
+    )
+
+
+each_differentiable = pytest.mark.parametrize("name", [n for n in FORWARD if differentiable(n)])
+
+
+def gradients(function: Callable[..., Any], arguments: list[Any]) -> list[torch.Tensor]:
+    leaves = [a.detach().clone().requires_grad_() if is_floating(a) else a for a in arguments]
+    return list(
+        torch.autograd.grad(total(function(*leaves)), [a for a in leaves if is_floating(a)])
+    )
