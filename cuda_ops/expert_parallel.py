@@ -72,7 +72,6 @@ def _here(*inputs: torch.Tensor) -> torch.Tensor:
 
 def _on_all(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> torch.Tensor:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = w_gate_up.device_mesh, w_gate_up.placements
     if w_down.placements != placements:
@@ -111,7 +110,10 @@ def _on_all(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> 
         moved: torch.Tensor = value.redistribute(mesh, tokens).to_local(grad_placements=partial)
         return moved
 
-    _, (first, *_) = compute_local_shape_and_global_offset(w_down.shape, mesh, placements)
+    # Shard splits as torch.chunk does. What torch.distributed has for this (private) is not traced
+    # by torch.compile of torch 2.11.
+    per_device = -(-count // mesh.size(own[0]))
+    first = min(mesh.get_local_rank(own[0]) * per_device, count)
     matrices = [v.to_local(grad_placements=of_matrices) for v in (w_gate_up, w_down)]
     if matrices[0].shape[0] == 0:
         # A device without experts adds zeros, those of one that nobody chose, and takes part in all

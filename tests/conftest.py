@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from cuda_ops import build as builder
 from cuda_ops import toolchain
@@ -167,8 +168,9 @@ class Recorder(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
-        first = result[0] if isinstance(result, (tuple, list)) else result
-        self._calls.append((function.overloadpacket.__name__, first.shape))
+        first = next(filter(torch.is_tensor, tree_leaves(result)), None)
+        if first is not None:
+            self._calls.append((function.overloadpacket.__name__, first.shape))
         return result
 
     def results(self, name: str) -> list[torch.Size]:

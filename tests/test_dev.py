@@ -59,7 +59,7 @@ def test_verbose_shows_command_lines_beside_the_reason(
         scratch_op.write(body)
         assert main(["--json", "--verbose", scratch_op.name]) == status
         captured = capsys.readouterr()
-        assert re.search(rf"(?m)^\S*c\+\+ .*{scratch_op.name}.cpp", captured.err)
+        assert re.search(rf"(?m)^\S+ .*-c \S*{scratch_op.name}\.cpp", captured.err)
         assert ("undeclared" in json.loads(captured.out)[0]["error"]) == bool(status)
 
 
