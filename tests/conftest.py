@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -157,6 +158,15 @@ def mesh() -> Iterator[Any]:
     torch.distributed.destroy_process_group()
 
 
+@pytest.fixture
+def roots_for_now() -> Iterator[None]:
+    """The roots that a command line adds are gone after the test."""
+    before = list(registry()._extra_roots)
+    yield
+    registry()._extra_roots[:] = before
+    registry().rescan()
+
+
 class Recorder(TorchDispatchMode):
     """The operators that run while it is on, and the shapes of their first results."""
 
@@ -181,6 +191,12 @@ class Recorder(TorchDispatchMode):
 def built_mixture() -> None:
     """moe and its parts."""
     reload("moe_route", "moe_experts", "moe")
+
+
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Another process, in the checkout."""
+    command, folder = [sys.executable, *arguments], Path(__file__).parent.parent
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300)
 
 
 def plan_program(

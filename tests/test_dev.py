@@ -6,14 +6,12 @@ import json
 import math
 import re
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import ScratchOp
+from conftest import ScratchOp, run_python
 from torch.utils import cpp_extension
 
 import cuda_ops
@@ -23,15 +21,8 @@ from cuda_ops.errors import BuildError, DiscoveryError, ResultError
 from cuda_ops.registry import Registry, registry
 from cuda_ops.scaffold import new_pair
 
-REPO = Path(__file__).resolve().parent.parent
 X = torch.tensor([1.0, 2.0, 3.0])
 Capture = pytest.CaptureFixture[str]
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, cwd=REPO, timeout=300
-    )
 
 
 # --- the command line ------------------------------------------------------------------
@@ -180,7 +171,7 @@ def test_a_crash_shows_whose_it_was_and_check_has_no_share_in_it(
     scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch_op.write("*(volatile int*)nullptr", "g")
-    died = run("compile_dev.py", "--root", str(scratch_op.root), scratch_op.name)
+    died = run_python("compile_dev.py", "--root", str(scratch_op.root), scratch_op.name)
     assert f'File "<cuda_ops.{scratch_op.name}>"' in died.stderr, died.stderr
     assert f"died in {scratch_op.name}: the comparison with its reference on cpu." in died.stderr
     # The checks run in a process of their own, which may die.
@@ -231,7 +222,7 @@ binding = Path({str(scratch_op.binding)!r})
 binding.write_text(binding.read_text().replace("v * 2", "v * 3"))
 print([row.op for row in reload()], registry().public({scratch_op.name!r})(torch.ones(())).item())
 """
-    done = run("-c", code)
+    done = run_python("-c", code)
     assert done.stdout == f"['{scratch_op.name}'] 3.0\n", done.stdout + done.stderr
 
 
@@ -253,7 +244,7 @@ def test_json_is_all_there_is_on_stdout_even_without_a_result_to_compare(
     scratch_op: ScratchOp,
 ) -> None:
     scratch_op.write("v", key="cuda")
-    done = run("compile_dev.py", "--root", str(scratch_op.root), "--json", scratch_op.name)
+    done = run_python("compile_dev.py", "--root", str(scratch_op.root), "--json", scratch_op.name)
     assert done.returncode == 0, done.stderr
 
     def refuse(constant: str) -> None:
@@ -283,72 +274,6 @@ def test_a_reference_that_raises_is_that_operators_error(
         plugin.unlink()
     assert f"{scratch_op.name}: comparing it with its reference failed" in capsys.readouterr().out
     assert torch.equal(scratch_op.function(X), X)
-
-
-@pytest.fixture
-def roots_for_now() -> Iterator[None]:
-    """The roots that a command line adds are gone after the test."""
-    before = list(registry()._extra_roots)
-    yield
-    registry()._extra_roots[:] = before
-    registry().rescan()
-
-
-@pytest.mark.parametrize("of", [[], ["--rows"]], ids=["elements", "rows"])
-def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
-    of: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
-    roots_for_now: None,
-) -> None:
-    monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path / "cache"))
-    root = ["--root", str(tmp_path / "mine")]
-    assert main([*root, "new", "swish_clip", *of]) == 0
-    next_line = f"next: python compile_dev.py --root {tmp_path / 'mine'} --watch swish_clip"
-    assert capsys.readouterr().out.splitlines()[-1] == next_line
-    checked = run("compile_dev.py", *root, "--check", "swish_clip")
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "FAILED" not in checked.stdout
-    for name in ("swish_clip", "swish_clip_backward"):
-        report = checked.stdout.split(f"\n{name}\n")[1].partition(" not run\n")[0]
-        assert re.search(r"ok +reference\[cpu\]: \d+ samples", report)
-        assert re.search(r"ok +compile_dynamic\[cpu\]", report)
-    assert main(["new", *root, "swish_clip", *of]) == 1
-    error = r"error: .*swish_clip.cpp exists already; choose another name"
-    assert re.search(error, capsys.readouterr().out)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("two words", "not a Python identifier; choose another"),
-        ("2fast", "not a Python identifier"),
-        ("class", "not a Python identifier"),
-        ("../up", "not a Python identifier"),
-        ("_hidden", "starts with an underscore"),
-        ("build", "taken by the module cuda_ops.build"),
-    ],
-)
-def test_new_refuses_names_that_cannot_be_used(tmp_path: Path, name: str, message: str) -> None:
-    with pytest.raises(DiscoveryError, match=message):
-        new_pair(name, tmp_path)
-    assert not list(tmp_path.rglob("*"))
-
-
-def test_new_leaves_a_gradient_to_its_operator(tmp_path: Path) -> None:
-    new_pair("planned", tmp_path)
-    with pytest.raises(DiscoveryError, match=r"gradient of planned and belongs into planned.cpp"):
-        new_pair("planned_backward", tmp_path)
-
-
-def test_new_never_overwrites(tmp_path: Path) -> None:
-    kernel, binding = new_pair("planned", tmp_path)
-    binding.unlink()
-    kernel.write_text("mine")
-    with pytest.raises(DiscoveryError, match=r"planned.cu exists already"):
-        new_pair("planned", tmp_path)
-    assert kernel.read_text() == "mine" and not binding.exists()
 
 
 def test_a_pair_whose_name_is_taken_is_said_to_be(
@@ -506,7 +431,7 @@ def test_import_opens_no_operator_library(scratch_op: ScratchOp) -> None:
         cuda_ops.{scratch_op.name}
         assert opened()
     """
-    done = run("-c", code)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
 
 
@@ -529,6 +454,6 @@ def test_import_takes_less_than_50_ms_beyond_torch() -> None:
             return time.perf_counter() - start
         print(statistics.median(once() for _ in range(5)))
     """
-    done = run("-c", code)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 0.05

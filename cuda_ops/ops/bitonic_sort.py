@@ -73,9 +73,9 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     return st.builds(sample, rows.tensors(op), st.sampled_from(VALUES), seeds, *flags)
 
 
-#: Rows for blocks, clusters and radix sorts, as tests/test_sorting.py compares with the plan of an
-#: H200. A launch for each step of 8-byte keys is missing: from 2^26 elements on, too many for a
-#: sanitizer.
+#: Rows for blocks, clusters and radix sorts, as tests/test_sorting_kernels.py compares with the
+#: plan of an H200. A launch for each step of 8-byte keys is missing: from 2^26 elements on, too
+#: many for a sanitizer.
 _KERNELS = (
     ((3, 3000), torch.float32), ((3, 3000), torch.int64), ((3, 3000), torch.bfloat16),
     ((17, 16500), torch.float32), ((17, 16500), torch.uint8),

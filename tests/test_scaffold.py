@@ -1,0 +1,70 @@
+"""``compile_dev.py new``: a pair of files to begin with."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import run_python
+
+from cuda_ops.dev import main
+from cuda_ops.errors import DiscoveryError
+from cuda_ops.scaffold import new_pair
+
+
+@pytest.mark.parametrize("of", [[], ["--rows"]], ids=["elements", "rows"])
+def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
+    of: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    roots_for_now: None,
+) -> None:
+    monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path / "cache"))
+    root = ["--root", str(tmp_path / "mine")]
+    assert main([*root, "new", "swish_clip", *of]) == 0
+    next_line = f"next: python compile_dev.py --root {tmp_path / 'mine'} --watch swish_clip"
+    assert capsys.readouterr().out.splitlines()[-1] == next_line
+    checked = run_python("compile_dev.py", *root, "--check", "swish_clip")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "FAILED" not in checked.stdout
+    for name in ("swish_clip", "swish_clip_backward"):
+        report = checked.stdout.split(f"\n{name}\n")[1].partition(" not run\n")[0]
+        assert re.search(r"ok +reference\[cpu\]: \d+ samples", report)
+        assert re.search(r"ok +compile_dynamic\[cpu\]", report)
+    assert main(["new", *root, "swish_clip", *of]) == 1
+    error = r"error: .*swish_clip.cpp exists already; choose another name"
+    assert re.search(error, capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("two words", "not a Python identifier; choose another"),
+        ("2fast", "not a Python identifier"),
+        ("class", "not a Python identifier"),
+        ("../up", "not a Python identifier"),
+        ("_hidden", "starts with an underscore"),
+        ("build", "taken by the module cuda_ops.build"),
+    ],
+)
+def test_new_refuses_names_that_cannot_be_used(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(DiscoveryError, match=message):
+        new_pair(name, tmp_path)
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_new_leaves_a_gradient_to_its_operator(tmp_path: Path) -> None:
+    new_pair("planned", tmp_path)
+    with pytest.raises(DiscoveryError, match=r"gradient of planned and belongs into planned.cpp"):
+        new_pair("planned_backward", tmp_path)
+
+
+def test_new_never_overwrites(tmp_path: Path) -> None:
+    kernel, binding = new_pair("planned", tmp_path)
+    binding.unlink()
+    kernel.write_text("mine")
+    with pytest.raises(DiscoveryError, match=r"planned.cu exists already"):
+        new_pair("planned", tmp_path)
+    assert kernel.read_text() == "mine" and not binding.exists()
