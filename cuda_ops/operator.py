@@ -112,9 +112,7 @@ class Operator:
         self.now = new
         self.generation += 1
         if redefine:
-            self._library._destroy()
-            self._forget_cached_overload()
-            self._define()
+            self._define_again()
         elif changed:
             self._register_autocast()
         if changed:
@@ -164,9 +162,21 @@ class Operator:
             autocast.register(self._library, self.spec.name, lambda: self.now.autocast)
             self._autocast_registered = True
 
-    def _forget_cached_overload(self) -> None:
-        namespace = torch.ops.cuda_ops
-        namespace.__dict__.pop(self.spec.name, None)
+    def _define_again(self) -> None:
+        """With another schema. The dispatcher hands to tracers the overload that they saw first, for
+        ever, and they read the schema there: it becomes the new one.
+        """
+        namespace, name = torch.ops.cuda_ops, self.spec.name
+        overload = getattr(namespace, name).default
+        self._library._destroy()
+        namespace.__dict__.pop(name, None)
+        self._define()
+        packet = getattr(namespace, name)
+        vars(overload).update(vars(packet.default))
+        packet.default = overload
+        # By name, and private: of a torch without it nothing is remembered.
+        known = getattr(torch.fx.operator_schemas, "_SCHEMA_TO_SIGNATURE_CACHE", {})
+        known.pop((self.spec.qualname, ""), None)
 
     # --- what torch calls: forward to the present generation ---------------------------
 

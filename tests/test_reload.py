@@ -78,6 +78,36 @@ def test_schema_change(scratch_op: ScratchOp) -> None:
         function(X)
 
 
+def test_changed_schemas_reach_inductor(
+    scratch_op: ScratchOp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fills in defaults, and counts arguments, by the schema that tracers find."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def reload(arguments: str) -> None:
+        schema = "".join(f", float {argument}" for argument in arguments.split())
+        parameter = "".join(f", double {argument[0]}" for argument in arguments.split())
+        product = " * ".join(["v", *(argument[0] for argument in arguments.split())])
+        scratch_op.write(product, product.replace("v", "g"), parameter=parameter, schema=schema)
+        scratch_op.reload()
+        torch._dynamo.reset()
+
+    for arguments, factor in [
+        ("a=1.0", 1),
+        ("a=3.0", 3),
+        ("a=3.0 b=4.0", 12),
+        ("", 1),
+        ("a=5.0", 5),
+    ]:
+        reload(arguments)
+        leaf = X.clone().requires_grad_()
+        compiled = torch.compile(scratch_op.function, fullgraph=True)
+        (gradient,) = torch.autograd.grad(compiled(leaf).sum(), leaf)
+        assert torch.equal(compiled(X), X * factor)
+        assert torch.equal(gradient, torch.full_like(X, factor))
+    assert torch.equal(torch.compile(scratch_op.function)(X, 3.0), X * 3)
+
+
 def test_schema_that_contradicts_the_code_is_refused_and_the_old_one_serves(
     scratch_op: ScratchOp,
 ) -> None:
