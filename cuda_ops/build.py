@@ -217,10 +217,11 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
         raise BuildError(f"{pair.stem}: {reason}") from None
     finally:
         if verbose and (work / "build.ninja").exists():
-            commands = subprocess.run(
-                ["ninja", "-t", "commands"], cwd=work, capture_output=True, text=True
-            )
-            print(commands.stdout, end="", file=sys.stderr)
+            with contextlib.suppress(OSError):  # no ninja: that is the reason then
+                commands = subprocess.run(
+                    ["ninja", "-t", "commands"], cwd=work, capture_output=True, text=True
+                )
+                print(commands.stdout, end="", file=sys.stderr)
     if pair.source_hash() == before:  # else nobody knows which text was compiled
         if (log := work / "nvcc.log").exists():
             shutil.copyfile(log, path.with_suffix(".nvcc.log"))

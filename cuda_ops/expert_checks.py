@@ -30,6 +30,10 @@ def mixture(
     w_down: torch.Tensor,
 ) -> None:
     """Of ``cuda_ops.moe``: what its parts cannot compare. The rest is theirs."""
+    tensors = {"x": x, "router_logits": router_logits, "w_gate_up": w_gate_up, "w_down": w_down}
+    for name, tensor in tensors.items():
+        if tensor.is_nested:  # and has no shape to compare
+            shapes.refuse(op, name, "a strided tensor", "a nested one")
     if x.dim() < 1:
         shapes.refuse(op, "x", "at least 1 dim (..., H)", "shape []")
     if w_down.dim() != 3:
@@ -40,7 +44,14 @@ def mixture(
         _refuse_shape(op, "router_logits", wanted, router_logits)
 
 
-def route(op: OpSpec, router_logits: torch.Tensor, top_k: int, scoring: int, bias: Any) -> None:
+def route(
+    op: OpSpec,
+    router_logits: torch.Tensor,
+    top_k: int,
+    scoring: int,
+    renormalize: bool,
+    bias: torch.Tensor | None,
+) -> None:
     """Of ``moe_route``."""
     shapes.check_arguments(op, [router_logits, bias])
     _logits(op, router_logits)
@@ -59,6 +70,7 @@ def route_backward(
     weights: torch.Tensor,
     experts: torch.Tensor,
     scoring: int,
+    renormalize: bool,
 ) -> None:
     """Of ``moe_route_backward``."""
     shapes.check_arguments(op, [grad_weights, router_logits, weights, experts])
@@ -92,12 +104,20 @@ def experts(op: OpSpec, *tensors: torch.Tensor) -> None:
 
 
 def experts_backward(
-    op: OpSpec, grad_out: torch.Tensor, gate_up: torch.Tensor, wanted: int, *inputs: torch.Tensor
+    op: OpSpec,
+    grad_out: torch.Tensor,
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    wanted: int,
 ) -> None:
-    """Of ``moe_experts_backward``; ``inputs`` are those of ``moe_experts``."""
+    """Of ``moe_experts_backward``."""
+    inputs = (x, w_gate_up, w_down, chosen, weights)
     shapes.check_arguments(op, [grad_out, *inputs, gate_up])
     _experts(op, *inputs)
-    x, w_gate_up, _, chosen, _ = inputs
     _dtype(op, "grad_out", grad_out, x.dtype)
     _dtype(op, "gate_up", gate_up, x.dtype)
     _shape(op, "grad_out", grad_out, "(T, H)", x.shape)

@@ -81,6 +81,12 @@ class Operator:
         Raises:
             PluginError, ManifestError: from the hooks.
         """
+        vmap = plugins.ask("cuda_ops_vmap", op)
+        if vmap is not None and op.is_composite:
+            raise ManifestError(
+                f"{op.qualname}: cuda_ops_vmap: a composed operator has no batching rule, what it "
+                "calls has one; remove it"
+            )
         schemas = [sibling.schema + str(sibling.signature) for sibling in op.siblings.values()]
         text = [op.schema, str(op.signature), str(op.dtypes), str(op.is_composite), plugin_text]
         return Generation(
@@ -88,7 +94,7 @@ class Operator:
             fake=plugins.ask("cuda_ops_fake", op),
             autograd=plugins.ask("cuda_ops_autograd", op),
             autocast=plugins.ask("cuda_ops_autocast", op),
-            vmap=plugins.ask("cuda_ops_vmap", op),
+            vmap=vmap,
             sharding=plugins.ask("cuda_ops_sharding", op),
             public=plugins.ask("cuda_ops_public", op),
             fingerprint=hashlib.sha256("\0".join(text + schemas).encode()).hexdigest(),
@@ -163,8 +169,8 @@ class Operator:
             self._autocast_registered = True
 
     def _define_again(self) -> None:
-        """With another schema. The dispatcher hands to tracers the overload that they saw first, for
-        ever, and they read the schema there: it becomes the new one.
+        """With another schema. The dispatcher hands to tracers, for ever, the overload that they
+        saw first, and they read the schema there: it becomes the new one.
         """
         namespace, name = torch.ops.cuda_ops, self.spec.name
         overload = getattr(namespace, name).default

@@ -155,6 +155,8 @@ def dispatched_if_batched() -> contextlib.AbstractContextManager[Any]:
     """Sends public functions the dispatcher's way inside of ``torch.autograd.grad(...,
     is_grads_batched=True)``, whose tensors look plain and have no memory that a kernel could read.
     """
+    if torch.compiler.is_dynamo_compiling():  # compiled autograd: the dispatcher's way anyway
+        return contextlib.nullcontext()
     batched = torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED)
     return _dispatched() if batched else contextlib.nullcontext()
 

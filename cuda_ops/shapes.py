@@ -33,6 +33,19 @@ def bind(op: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any
     return values
 
 
+def check_part(
+    check: Callable[..., None], op: OpSpec, values: Sequence[Any], in_dims: Sequence[int | None]
+) -> None:
+    """``check(op, ...)`` of the first part's arguments, for a rule of vmap: what is refused without
+    is refused with it, and no mapped dim passes for another.
+    """
+    if torch._C._is_tracing():  # by torch.jit: sizes are tensors then
+        return
+    dims = [*in_dims, *[None] * (len(values) - len(in_dims))]
+    parts = [v if d is None else v.select(d, 0) for v, d in zip(values, dims, strict=True)]
+    check(op, *parts)
+
+
 def of_no_parts(
     function: Callable[..., Any], values: Sequence[Any], in_dims: Sequence[int | None]
 ) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,18 @@ def test_verbose_shows_command_lines_beside_the_reason(
         captured = capsys.readouterr()
         assert re.search(rf"(?m)^\S+ .*-c \S*{scratch_op.name}\.cpp", captured.err)
         assert ("undeclared" in json.loads(captured.out)[0]["error"]) == bool(status)
+
+
+def test_without_ninja_verbose_names_the_reason_too(
+    scratch_op: ScratchOp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    scratch_op.write("v * 2")
+    assert main([scratch_op.name]) == 0  # leaves a build.ninja
+    (tmp_path / "c++").symlink_to(str(shutil.which("c++")))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    scratch_op.write("v * 3")
+    assert main(["--verbose", scratch_op.name]) == 1
+    assert "Ninja is required" in capsys.readouterr().out
 
 
 def test_one_failing_operator_is_status_1_with_its_compiler_lines_and_leaves_the_others(

@@ -67,17 +67,23 @@ def test_calls_for_the_sanitizer_are_few_and_small(name: str) -> None:
         ))  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @by_each_name
 @pytest.mark.parametrize("name", [n for n, o in OPERATORS.items() if not o.spec.is_composite])
-def test_a_sparse_argument_is_refused_by_name(name: str, called: str) -> None:
+def test_a_sparse_or_nested_argument_is_refused_by_name(name: str, called: str) -> None:
     arguments = call_with(name)
     position = max(i for i, value in enumerate(arguments) if torch.is_tensor(value))
     shape, dtype = arguments[position].shape, arguments[position].dtype
     nothing = torch.zeros(len(shape), 0, dtype=torch.int64), torch.zeros(0, dtype=dtype)
-    arguments[position] = torch.sparse_coo_tensor(*nothing, shape, check_invariants=True)
+    sparse = torch.sparse_coo_tensor(*nothing, shape, check_invariants=True)
+    # This kind calls itself strided.
+    nested = (
+        [torch.nested.nested_tensor([torch.zeros(shape[1:])])] if dtype.is_floating_point else []
+    )
     argument = OPERATORS[name].spec.argument_names[position]
-    with pytest.raises(RuntimeError, match=f"::{name}: argument '{argument}': expected a strided"):
-        function_of(name, called)(*arguments)
+    for arguments[position] in (sparse, *nested):
+        with pytest.raises(RuntimeError, match=f"::{name}: argument '{argument}': expected a stri"):
+            function_of(name, called)(*arguments)
 
 
 @each

@@ -6,6 +6,7 @@ import importlib.metadata
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,8 +16,9 @@ import torch
 from conftest import ScratchOp
 
 from cuda_ops.discovery import Pair
-from cuda_ops.errors import PluginError
+from cuda_ops.errors import ManifestError, PluginError
 from cuda_ops.hookspecs import hookimpl
+from cuda_ops.operator import Operator
 from cuda_ops.plugins import Plugins, iter_hook_names
 from cuda_ops.registry import registry
 from cuda_ops.signature import parse_signature
@@ -117,6 +119,19 @@ def test_an_invalid_plugin_is_refused_and_leaves_no_trace(
     plugins.add(answering("float32"), "guest")
     plugins.add(answering(None), "another")
     assert plugins.ask("cuda_ops_autocast", spec("planned")) == "float32"
+
+
+def test_a_rule_that_nobody_would_ask_for_is_refused(plugins: Plugins) -> None:
+    @hookimpl
+    def cuda_ops_vmap(op: OpSpec) -> Any:
+        return lambda info, in_dims, x: (x, 0)
+
+    plugins.add(plugin(cuda_ops_vmap=cuda_ops_vmap), "guest")
+    composed = replace(spec("planned"), keys=("CompositeImplicitAutograd",))
+    with pytest.raises(
+        ManifestError, match="cuda_ops::planned: cuda_ops_vmap: a composed operator"
+    ):
+        Operator.prepare(composed, plugins, "")
 
 
 def test_a_name_that_is_taken_is_refused_and_its_owner_stays(plugins: Plugins) -> None:

@@ -25,6 +25,7 @@ from shipped import (
     tensors,
     total,
 )
+from torch._dynamo import compiled_autograd
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
@@ -181,6 +182,28 @@ def test_vmap_takes_no_mapped_dim_for_one_of_a_row(name: str, shapes: list[Any])
             function(*(t[0] for t in tensors), *rest)
         with pytest.raises(RuntimeError, match=f"::{name}: argument '.*': expected .* dims"):
             torch.vmap(lambda *t, call=function: call(*t, *rest))(*tensors)
+
+
+def test_vmap_takes_no_dtype_that_one_example_has_not() -> None:
+    """By a rule of its own."""
+    with pytest.raises(RuntimeError, match=r"argument 'x': expected dtype .* got int64"):
+        torch.vmap(cuda_ops.reduce_sum)(torch.ones(3, 4, dtype=torch.int64))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # by torch
+@each_differentiable
+def test_compiled_autograd_traces_the_gradient(name: str) -> None:
+    arguments = call_with(name)
+    expected = gradients(public(name), arguments)
+    leaves = [arguments[i].detach().requires_grad_() for i in floating(arguments)]
+    for i, leaf in zip(floating(arguments), leaves, strict=True):
+        arguments[i] = leaf
+    loss = total(public(name)(*arguments))
+    torch._dynamo.reset()
+    with compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+        loss.backward()
+    for leaf, one in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(leaf.grad, one)
 
 
 # --- gradients of gradients -------------------------------------------------------------------

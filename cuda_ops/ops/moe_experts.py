@@ -50,8 +50,8 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
         gate_up: torch.Tensor,
         wanted: int = _ALL,
     ) -> tuple[torch.Tensor, ...]:
-        inputs = (x, w_gate_up, w_down, experts, weights)
-        expert_checks.experts_backward(op, grad_out, gate_up, wanted, *inputs)
+        inputs = (grad_out, x, w_gate_up, w_down, experts, weights, gate_up)
+        expert_checks.experts_backward(op, *inputs, wanted)
         return of_wanted(wanted, x, w_gate_up, w_down, weights)
 
     def backward_down(
@@ -111,7 +111,8 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
             mask = sum(1 << i for i, one in enumerate(wanted) if one)
             results: tuple[Any, ...]
             if _whole(grad_out, *inputs):
-                ctx.maybe_clear_saved_tensors()
+                if not torch.compiler.is_dynamo_compiling():  # compiled autograd has no such thing
+                    ctx.maybe_clear_saved_tensors()
                 rows, *others = op.siblings[DOWN].function(
                     grad_out, w_down, experts, weights, kept, mask
                 )
@@ -170,6 +171,8 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
         values = shapes.bind(op, args, kwargs)
         if size == 0:
             return shapes.of_no_parts(op.function, values, in_dims)
+        check = expert_checks.experts_backward if op.name == BACKWARD else expert_checks.experts
+        shapes.check_part(check, op, values, in_dims)
         values = of_experts.mapped(values, in_dims, size)
         matrices, count = (first + 1, first + 2), values[first + 2].shape[1]
         apart = any(in_dims[i] is not None for i in matrices)

@@ -76,7 +76,7 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
         renormalize: bool = True,
         expert_bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        expert_checks.route(op, router_logits, top_k, scoring, expert_bias)
+        expert_checks.route(op, router_logits, top_k, scoring, renormalize, expert_bias)
         tokens = router_logits.shape[0]
         wide = router_logits.dtype is torch.float64
         return (
@@ -92,7 +92,8 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
         scoring: int = 0,
         renormalize: bool = True,
     ) -> torch.Tensor:
-        expert_checks.route_backward(op, grad_weights, router_logits, weights, experts, scoring)
+        inputs = (grad_weights, router_logits, weights, experts)
+        expert_checks.route_backward(op, *inputs, scoring, renormalize)
         return router_logits.new_empty(router_logits.shape)
 
     def index_map(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,6 +143,8 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
         values = shapes.bind(op, args, kwargs)
         if info.batch_size == 0:
             return shapes.of_no_parts(op.function, values, in_dims)
+        check = expert_checks.route if op.name == ROUTE else expert_checks.route_backward
+        shapes.check_part(check, op, values, in_dims)
         if op.name == ROUTE and len(in_dims) > 4 and in_dims[4] is not None:
             rows = of_experts.mapped(values, in_dims, info.batch_size)
             parts = [

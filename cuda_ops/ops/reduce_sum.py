@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from cuda_ops import shapes
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
@@ -39,6 +40,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
     """
 
     def rule(info: Any, in_dims: tuple[Any, ...], x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        shapes.check_arguments(op, [x])
         return x.movedim(in_dims[0], 0).unsqueeze(-1).flatten(1).sum(1), 0
 
     return rule

@@ -45,6 +45,7 @@ struct Checks {
   std::vector<std::string> tensor_names;  // tensor arguments, in order
   std::vector<CoreDims> core_dims;        // per tensor argument; empty: no signature
   std::vector<DType> dtypes;              // empty: the binding checks on its own
+  bool composed = false;                  // of other operators: sizes may be symbolic
 
   void run(const Tensor* const* tensors, size_t count) const {
     const Tensor* first = nullptr;
@@ -56,6 +57,10 @@ struct Checks {
       const Tensor& tensor = *tensors[i];
       if (!tensor.defined()) refuse(op, tensor_names[i], "a tensor", "None");
       if (!is_strided(tensor)) refuse(op, tensor_names[i], "a strided tensor", "another layout");
+      int64_t* sizes = nullptr;  // a nested tensor calls itself strided, and has none
+      if (!composed && aoti_torch_get_sizes(tensor.get(), &sizes) != TORCH_SUCCESS) {
+        refuse(op, tensor_names[i], "a strided tensor", "a nested one");
+      }
       if (first == nullptr) {
         first = &tensor;
         first_index = i;

@@ -207,6 +207,7 @@ class Op {
   // and traceable through what it calls.
   template <auto Function>
   Op& composite() {
+    checks_.composed = true;
     return kernel<Function>("CompositeImplicitAutograd");
   }
 
