@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -197,7 +198,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
                 extra_ldflags=[
                     "-shared",
                     *toolchain.link_flags(pair),
-                    f"-L{stub_libraries()}",
+                    f"-L{shlex.quote(str(stub_libraries()))}",
                     *(["-ltorch_python"] if pair.kind is Kind.PYBIND else []),
                 ],
                 extra_include_paths=[str(d) for d in pair.include_dirs],
@@ -362,7 +363,8 @@ class _CompilerEnvironment:
                 # Native libraries share no C++ types with torch; asking the compiler costs 0.1 s.
                 wanted = {"TORCH_DONT_CHECK_COMPILER_ABI": "1"}
                 if (home := toolchain.cuda_home()) is not None:
-                    wanted["PYTORCH_NVCC"] = str(_nvcc_script(home))
+                    # Into a command line of ninja's as it is.
+                    wanted["PYTORCH_NVCC"] = shlex.quote(str(_nvcc_script(home)))
                 self._ours = [name for name in wanted if name not in os.environ]
                 os.environ.update({name: wanted[name] for name in self._ours})
             self._builds += 1  # last: on a full disk the script cannot be written

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -260,6 +261,8 @@ def _devices(pair: Pair, keys: Sequence[str], has_cuda: bool) -> str:
     names = [key.lower() for key in keys]
     if has_cuda and "CUDA" not in keys:
         names.append("no nvcc" if toolchain.cuda_home() is None else "no .cu")
+    elif pair.kernel is not None and "CUDA" not in keys:
+        names.append("no .cuda<f>() of its .cu")
     elif "CUDA" in keys and not torch.cuda.is_available():
         names[names.index("cuda")] = "cuda (no GPU)"
     return " ".join(names)
@@ -375,7 +378,7 @@ def _new(arguments: Any, console: Console) -> int:
     root = Path(arguments.root[0]) if arguments.root else None
     for path in new_pair(arguments.ops[1], root, rows=arguments.rows):
         console.print(f"wrote {path}", markup=False)
-    where = f"--root {root} " if root else ""
+    where = f"--root {shlex.quote(str(root))} " if root else ""
     console.print(f"next: python compile_dev.py {where}--watch {arguments.ops[1]}", markup=False)
     return 0
 

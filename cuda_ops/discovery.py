@@ -116,8 +116,8 @@ def survey(roots: Iterable[Path]) -> tuple[dict[str, Pair], list[Problem]]:
     A root is a folder with ``kernels/*.cu`` and ``bindings/*.cpp``. A ``.cpp``
     alone is an operator composed in C++; a ``.cu`` alone must register itself.
     Problems are a root that does not exist or holds neither folder, a ``.cu``
-    that nothing binds, a name that is no Python identifier or is taken, and one
-    operator in two roots, of which the first counts.
+    that nothing binds, a name that is no Python identifier or is taken, one
+    operator in two roots, of which the first counts, and a plugin of none.
     """
     problems: list[Problem] = []
     pairs: dict[str, Pair] = {}
@@ -131,6 +131,11 @@ def survey(roots: Iterable[Path]) -> tuple[dict[str, Pair], list[Problem]]:
                 )
                 problems.append(Problem(text, pair.stem))
     return dict(sorted(pairs.items())), sorted(problems)
+
+
+def plugin_folder(root: Path) -> Path:
+    """Where the plugins of a root's operators lie."""
+    return (PACKAGE if root == BUILTIN_ROOT else root) / "ops"
 
 
 def root_problem(root: Path) -> str:
@@ -167,12 +172,21 @@ def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
             problems.append(Problem(text, stem))
         else:
             yield pair
+    for plugin in sorted(plugin_folder(root).glob("[!_]*.py")):
+        if plugin.stem not in cu.keys() | cpp.keys():
+            text = (
+                f"{plugin}: no operator {plugin.stem!r} for this plugin; name it as the pair that "
+                "it belongs to, or what others import with an underscore in front"
+            )
+            problems.append(Problem(text, plugin.stem))
 
 
 def illegal_name(stem: str) -> str:
     """Why ``stem`` cannot name an operator; empty where it can."""
     if not stem.isidentifier() or keyword.iskeyword(stem):
         return f"operator name {stem!r} is not a Python identifier; rename the file"
+    if not stem.isascii():  # nvcc takes no others
+        return f"operator name {stem!r} has letters beyond ASCII; rename the file"
     if stem.startswith("_"):
         return f"operator name {stem!r} starts with an underscore; rename the file"
     if stem == "new":

@@ -13,15 +13,14 @@ from typing import Any
 import pluggy
 
 from cuda_ops import hookspecs
-from cuda_ops.discovery import BUILTIN_ROOT, PACKAGE, Pair
+from cuda_ops.discovery import Pair, plugin_folder
 from cuda_ops.errors import ManifestError, PluginError
 from cuda_ops.spec import OpSpec
 
 
 def plugin_file(pair: Pair) -> Path:
     """Where the plugin of a pair lives, if it has one."""
-    folder = PACKAGE / "ops" if pair.root == BUILTIN_ROOT else pair.root / "ops"
-    return folder / f"{pair.stem}.py"
+    return plugin_folder(pair.root) / f"{pair.stem}.py"
 
 
 class Plugins:

@@ -125,10 +125,10 @@ def scratch_op(
     scratch_root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ScratchOp]:
     """A new operator each time, built in a cache of its own."""
-    monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path_factory.mktemp("a cache")))
     op = ScratchOp(f"scratch_{next(_numbers)}", scratch_root)
     yield op
-    for folder in ("kernels", "bindings"):
+    for folder in ("kernels", "bindings", "ops"):
         for path in (scratch_root / folder).glob(f"{op.name}.*"):
             path.unlink()
     registry().rescan()

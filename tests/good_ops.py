@@ -137,6 +137,18 @@ def _sort(x: Tensor) -> tuple[Tensor, Tensor]:
 
 good("sort(Tensor x) -> (Tensor, Tensor)", "(n)->(n),(n)", _sort)
 good("argsort(Tensor x) -> Tensor", "(n)->(n)", lambda x: torch.argsort(x, dim=-1, stable=True))
+good(
+    "largest(Tensor x) -> (Tensor, Tensor)", "(n)->(),()", lambda x: tuple(x.max(-1))
+)  # fmt: skip  (of no numbers there is none)
+
+
+def _root(x: Tensor, degree: float) -> Tensor:
+    if degree <= 0:
+        raise ValueError(f"degree: expected more than 0, got {degree}")
+    return x.abs().clamp(min=1e-3) ** (1 / degree)
+
+
+good("root(Tensor x, float degree) -> Tensor", "()->()", _root)
 good("extrema(Tensor x, Tensor y) -> (Tensor, Tensor)", "(),()->(),()",
      lambda x, y: (torch.minimum(x, y), torch.maximum(x, y)))  # fmt: skip
 good("frexp(Tensor x) -> (Tensor, Tensor)", "()->(),()", lambda x: tuple(torch.frexp(x)))

@@ -121,6 +121,12 @@ def test_the_printed_line_reproduces_the_failure_in_a_new_process(worker: Worker
     assert "FAILED  unwritten[cpu]: class 15, unwritten output" in done.stdout
 
 
+def test_a_wrong_gradient_is_told_by_a_number(worker: Worker) -> None:
+    detail = first_failure("bad_gradient", "cpu", worker).detail
+    numbers = re.search(r"'x': of element \d+ by element \d+ got (\S+), expected (\S+)$", detail)
+    assert numbers is not None and float(numbers[1]) != float(numbers[2]), detail
+
+
 def test_shrinking_works_across_the_process_boundary(worker: Worker) -> None:
     entry = first_failure("bad_numerics", "cpu", worker)
     _, _, _, sample = parse_line(shlex.split(entry.reproduce)[-1])

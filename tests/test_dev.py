@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ScratchOp, run_python
+from conftest import ScratchOp, needs_nvcc, run_python
 from torch.utils import cpp_extension
 
 import cuda_ops
@@ -65,6 +65,14 @@ def test_without_ninja_verbose_names_the_reason_too(
     scratch_op.write("v * 3")
     assert main(["--verbose", scratch_op.name]) == 1
     assert "Ninja is required" in capsys.readouterr().out
+
+
+@needs_nvcc
+def test_a_kernel_that_no_line_binds_is_said_to_be(scratch_op: ScratchOp, capsys: Capture) -> None:
+    scratch_op.write("v * 2")
+    (scratch_op.root / "kernels" / f"{scratch_op.name}.cu").write_text("// nothing yet\n")
+    assert main([scratch_op.name]) == 0
+    assert "cpu no .cuda<f>() of its .cu" in capsys.readouterr().out
 
 
 def test_one_failing_operator_is_status_1_with_its_compiler_lines_and_leaves_the_others(

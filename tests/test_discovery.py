@@ -123,6 +123,18 @@ def test_a_name_that_python_cannot_say(tmp_path: Path, stem: str) -> None:
     assert f"operator name {stem!r} is not a Python identifier; rename the file" in problem(root)
 
 
+def test_a_name_that_nvcc_cannot_say(tmp_path: Path) -> None:
+    root = write(tmp_path, {"bindings/opé.cpp": NATIVE})
+    assert "operator name 'opé' has letters beyond ASCII; rename the file" in problem(root)
+
+
+def test_a_plugin_of_no_operator(tmp_path: Path) -> None:
+    files = {"bindings/row_max.cpp": NATIVE, "ops/row_max.py": "", "ops/_shared.py": ""}
+    assert discover([write(tmp_path, files)])
+    root = write(tmp_path, {"ops/rowmax.py": ""})
+    assert f"{root}/ops/rowmax.py: no operator 'rowmax' for this plugin; name it" in problem(root)
+
+
 def test_a_private_name(tmp_path: Path) -> None:
     root = write(tmp_path, {"bindings/_a.cpp": NATIVE})
     assert "operator name '_a' starts with an underscore; rename the file" in problem(root)

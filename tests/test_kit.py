@@ -205,6 +205,20 @@ def test_an_operator_can_be_checked_by_name_in_a_process_of_its_own() -> None:
         check_op("sillu")
 
 
+def test_an_operator_that_refuses_everything_fails() -> None:
+    def nothing(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("nothing at all")
+
+    with torch.library._scoped_library("refusing", "DEF") as library:
+        library.define("everything(Tensor x) -> Tensor")
+        library.impl("everything", nothing, "CompositeExplicitAutograd")
+        subject = describe("refusing::everything", "()->()", reference=nothing)
+        (entry,) = check_op(
+            subject, checks=[by_name("reference")], devices=["cpu"], isolate=False
+        ).entries
+    assert entry.passed is False and "every sample is refused" in entry.detail
+
+
 def test_after_a_hang_nothing_else_is_waited_for() -> None:
     class Hangs(Worker):
         def __call__(self, check: Check, case: Case) -> Outcome:

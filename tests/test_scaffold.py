@@ -45,6 +45,7 @@ def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
         ("2fast", "not a Python identifier"),
         ("class", "not a Python identifier"),
         ("../up", "not a Python identifier"),
+        ("opé", "has letters beyond ASCII; choose another"),
         ("_hidden", "starts with an underscore"),
         ("build", "taken by the module cuda_ops.build"),
     ],

@@ -16,7 +16,7 @@ from hypothesis.errors import Unsatisfiable
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.case import Case, Check
 from cuda_ops.testing.checks import CHECKS
-from cuda_ops.testing.child import CHILD, Outcome, Worker, perform
+from cuda_ops.testing.child import CHILD, REFUSED, Outcome, Worker, perform
 from cuda_ops.testing.draw import EnoughError, chosen
 from cuda_ops.testing.profiles import PROFILES, Profile
 from cuda_ops.testing.report import CheckEntry, CheckReport, command
@@ -200,6 +200,9 @@ class _Found:
             line = command(self.subject, name, self.device, sample)
             return CheckEntry(name, self.device, False, detail, self.check.label, self.passed, line)
         if not self.passed:
+            if name == "reference" and REFUSED in self.skipped:
+                detail = f"every sample is {REFUSED}; say in cuda_ops_samples what it takes"
+                return CheckEntry(name, self.device, False, detail, self.check.label)
             reason = skipped or "no sample of the operator fits this check"
             return CheckEntry(name, self.device, None, reason)
         return CheckEntry(name, self.device, True, skipped, self.check.label, self.passed)
