@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -242,7 +243,7 @@ def test_two_processes_build_the_same_operator(scratch_op: ScratchOp) -> None:
         subprocess.Popen(_build_script(scratch_op), stdout=subprocess.PIPE, text=True, cwd=REPO)
         for _ in range(2)
     ]
-    outputs = [process.communicate(timeout=120)[0].split()[-1] for process in both]
+    outputs = [process.communicate(timeout=120)[0].splitlines()[-1] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert outputs[0] == outputs[1]
     registry().rescan()
@@ -304,12 +305,17 @@ def test_cache_that_cannot_be_written(
         scratch_op.build()
 
 
+def _cache() -> str:
+    """As a shell takes it."""
+    return shlex.quote(str(builder.cache_dir()))
+
+
 def _in_namespace(op: ScratchOp, mount: str) -> subprocess.CompletedProcess[str]:
     """Build ``op`` in a process of its own after ``mount``, which only that process sees.
 
     Its output ends with the libraries that are in the cache then.
     """
-    look = f"find {builder.cache_dir()}/lib -name '*.so'"
+    look = f"find {_cache()}/lib -name '*.so'"
     command = f'{mount} && "$@"; status=$?; {look}; exit $status'
     isolated = ["unshare", "--map-root-user", "--mount", "sh", "-c", command, "sh"]
     try:
@@ -326,11 +332,11 @@ def _in_namespace(op: ScratchOp, mount: str) -> subprocess.CompletedProcess[str]
 def test_read_only_cache_serves_what_it_holds(scratch_op: ScratchOp) -> None:
     scratch_op.write("v * 2")
     built = scratch_op.build()
-    cache = builder.cache_dir()
+    cache = _cache()
     read_only = f"mount --bind {cache} {cache} && mount -o remount,ro,bind {cache} {cache}"
     done = _in_namespace(scratch_op, read_only)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["start", str(built.path), str(built.path)]
+    assert done.stdout.splitlines() == ["start", str(built.path), str(built.path)]
     scratch_op.write("v * 3")
     done = _in_namespace(scratch_op, read_only)
     assert "Read-only file system; set CUDA_OPS_CACHE to a folder" in done.stderr
@@ -340,8 +346,7 @@ def test_read_only_cache_serves_what_it_holds(scratch_op: ScratchOp) -> None:
 @pytest.mark.parametrize("kilobytes", [4, 60, 400])
 def test_full_disk_is_an_error_and_leaves_no_library(scratch_op: ScratchOp, kilobytes: int) -> None:
     scratch_op.write("v * 2")
-    cache = builder.cache_dir()
-    done = _in_namespace(scratch_op, f"mount -t tmpfs -o size={kilobytes}k none {cache}")
+    done = _in_namespace(scratch_op, f"mount -t tmpfs -o size={kilobytes}k none {_cache()}")
     assert "BuildError" in done.stderr, done.stderr
     assert "No space left on device" in done.stderr
     assert ".so" not in done.stdout
