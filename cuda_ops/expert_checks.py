@@ -52,7 +52,7 @@ def route(
     renormalize: bool,
     bias: torch.Tensor | None,
 ) -> None:
-    """Of ``moe_route``."""
+    """Of ``moe_route``, whose arguments these are."""
     shapes.check_arguments(op, [router_logits, bias])
     _logits(op, router_logits)
     most = min(router_logits.shape[1], MOST_CHOSEN)
@@ -72,7 +72,7 @@ def route_backward(
     scoring: int,
     renormalize: bool,
 ) -> None:
-    """Of ``moe_route_backward``."""
+    """Of ``moe_route_backward``, likewise."""
     shapes.check_arguments(op, [grad_weights, router_logits, weights, experts])
     _logits(op, router_logits)
     _between(op, "scoring", scoring, most=1)
