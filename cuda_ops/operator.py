@@ -180,6 +180,8 @@ class Operator:
         packet = getattr(namespace, name)
         vars(overload).update(vars(packet.default))
         packet.default = overload
+        if not self.spec.is_composite:  # which are asked for by the overload itself
+            dtensor.register(name, self._sharding)
         # By name, and private: of a torch without it nothing is remembered.
         known = getattr(torch.fx.operator_schemas, "_SCHEMA_TO_SIGNATURE_CACHE", {})
         known.pop((self.spec.qualname, ""), None)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +78,19 @@ def test_schema_change(scratch_op: ScratchOp) -> None:
     assert torch.equal(gradient, torch.full_like(X, 5))
     with pytest.raises((RuntimeError, TypeError)):
         function(X)
+
+
+def test_shards_find_their_rule_after_a_schema_change(scratch_op: ScratchOp, mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor, Shard
+
+    scratch_op.write("v * 2")
+    scratch_op.reload()
+    shards = DTensor.from_local(X, mesh, [Shard(0)], run_check=False)
+    assert scratch_op.function(shards).placements == (Shard(0),)
+    scratch_op.write("v * a", "g * a", parameter=", double a", schema=", float a")
+    scratch_op.reload()
+    scaled = scratch_op.function(shards, 3.0)
+    assert scaled.placements == (Shard(0),) and torch.equal(scaled.to_local(), X * 3)
 
 
 def test_changed_schemas_reach_inductor(
