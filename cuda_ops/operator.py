@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,7 +50,8 @@ class Generation:
     vmap: Callable[..., Any] | None
     sharding: Callable[..., Any] | None
     public: Callable[..., Any] | None
-    #: Hash of what compiled graphs depend on: schema, signature, dtypes, plugin, siblings' schemas.
+    #: Hash of what compiled graphs depend on: schema, signature, dtypes, plugin, siblings' schemas,
+    #: and the library of a composed operator.
     fingerprint: str
     #: What torch is given: ``autograd``, or what refuses a gradient.
     formula: Autograd = field(init=False)
@@ -75,7 +77,7 @@ class Operator:
         return self.now.spec
 
     @staticmethod
-    def prepare(op: OpSpec, plugins: Plugins, plugin_text: str) -> Generation:
+    def prepare(op: OpSpec, plugins: Plugins, plugin_text: str, library: Path) -> Generation:
         """Ask the plugins everything about an operator; nothing is registered yet.
 
         Raises:
@@ -89,6 +91,8 @@ class Operator:
             )
         schemas = [sibling.schema + str(sibling.signature) for sibling in op.siblings.values()]
         text = [op.schema, str(op.signature), str(op.dtypes), str(op.is_composite), plugin_text]
+        if op.is_composite:  # graphs hold what it calls
+            text.append(str(library))
         return Generation(
             spec=op,
             fake=plugins.ask("cuda_ops_fake", op),

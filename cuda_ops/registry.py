@@ -8,6 +8,7 @@ swapped. An operator's schema is defined, and its trampolines registered, once.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 import warnings
@@ -236,7 +237,7 @@ class Registry:
         before = self._stems.get(pair.stem, {})
         try:
             prepared = {
-                name: Operator.prepare(op, self.plugins, plugin_text)
+                name: Operator.prepare(op, self.plugins, plugin_text, library.path)
                 for name, op in library.ops.items()
             }
             redefined = [
@@ -282,19 +283,42 @@ class Registry:
 
         Without it a new process may be given the *old* gradient from the cache.
         """
-        from torch.compiler import config
-
         self._texts.pop(loaded.stem, None)  # the others' are as they were when last looked at
         for stem, pair in self.pairs().items():
             if stem not in self._texts:
                 own = [f] if (f := plugin_file(pair)).is_file() else []
                 self._texts[stem] = content_hash([*pair.files(), *own])
         text = [f"{stem}:{self._texts[stem]}" for stem in self.pairs()]
-        text.append(content_hash(self.plugins.installed_files()))
-        tag = "cuda_ops-" + hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
-        present = [part for part in config.cache_key_tag.split(";") if part]
-        kept = [part for part in present if not part.startswith("cuda_ops-")]
-        config.cache_key_tag = ";".join([*kept, tag])
+        text += [_own_text(), content_hash(self.plugins.installed_files())]
+        _tag_everywhere("cuda_ops-" + hashlib.sha256("\n".join(text).encode()).hexdigest()[:16])
+
+
+@functools.cache
+def _own_text() -> str:
+    """Hash of what derives gradients and shapes: another version may derive others."""
+    return content_hash(sorted(Path(__file__).parent.glob("*.py")))
+
+
+def _tag_everywhere(tag: str) -> None:
+    """In ``torch.compiler.config.cache_key_tag``, beside what others put there.
+
+    What is set there is this thread's alone (torch 2.13), and another may compile: so the default
+    bears it too, of the config and of its environment variable. They are private; without them
+    each thread is left to its own.
+    """
+    from torch.compiler import config
+
+    def tagged(present: str) -> str:
+        parts = [part for part in present.split(";") if part]
+        return ";".join([*(part for part in parts if not part.startswith("cuda_ops-")), tag])
+
+    mine = tagged(config.cache_key_tag)
+    entry = getattr(config, "_config", {}).get("cache_key_tag")
+    for default in ("default", "env_value_default"):
+        if isinstance(getattr(entry, default, None), str):
+            setattr(entry, default, tagged(getattr(entry, default)))
+    if config.cache_key_tag != mine:  # set in this thread, which goes before the defaults
+        config.cache_key_tag = mine
 
 
 _making = threading.RLock()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ScratchOp
+from conftest import ScratchOp, run_python
 
 from cuda_ops import build as builder
 from cuda_ops.errors import BuildError, ManifestError
@@ -165,25 +165,53 @@ def test_changed_backward(scratch_op: ScratchOp) -> None:
     assert _gradient(scratch_op.function) == _gradient(compiled) == 3
 
 
-def test_changed_backward_in_a_new_process_despite_torch_s_disk_caches(
-    scratch_op: ScratchOp, tmp_path: Path
+_FORMULA = """
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.spec import Autograd
+@hookimpl
+def cuda_ops_autograd(op):
+    return Autograd(lambda ctx, inputs, output: None, lambda ctx, grad: grad * {factor})
+"""
+
+
+def test_changed_formula_in_a_plugin_reaches_compiled_code(scratch_op: ScratchOp) -> None:
+    plugin = scratch_op.root / "ops" / f"{scratch_op.name}.py"
+    scratch_op.write("v")
+    plugin.write_text(_FORMULA.format(factor=4))
+    scratch_op.reload()
+    compiled = torch.compile(scratch_op.function, backend="aot_eager")
+    assert _gradient(scratch_op.function) == _gradient(compiled) == 4
+    plugin.write_text(_FORMULA.format(factor=6))
+    scratch_op.reload()
+    assert _gradient(scratch_op.function) == _gradient(compiled) == 6
+
+
+@pytest.mark.parametrize("loader", ["this thread", "another thread"])
+def test_changed_formula_in_a_new_process_despite_torch_s_disk_caches(
+    scratch_op: ScratchOp, tmp_path: Path, loader: str
 ) -> None:
+    plugin = scratch_op.root / "ops" / f"{scratch_op.name}.py"
+    load = f"registry().load({scratch_op.name!r}, built.path)"
+    if loader == "another thread":
+        load = f"thread = Thread(target=lambda: {load}); thread.start(); thread.join()"
     code = f"""
 from pathlib import Path
+from threading import Thread
 import torch
 from cuda_ops import build
 from cuda_ops.registry import registry
 registry().add_root(Path({str(scratch_op.root)!r}))
 built = build.build(registry().pairs()[{scratch_op.name!r}])
-registry().load({scratch_op.name!r}, built.path)
+{load}
 function = torch.compile(registry().public({scratch_op.name!r}), fullgraph=True)
 leaf = torch.ones(3, requires_grad=True)
 function(leaf).sum().backward()
 print(leaf.grad[0].item())
 """
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    scratch_op.write("v")
     for factor in (2.0, 3.0):
-        scratch_op.write("v", f"g * {factor}")
+        plugin.write_text(_FORMULA.format(factor=factor))
         result = subprocess.run(
             [sys.executable, "-c", code], cwd=REPO, env=environment, capture_output=True, text=True
         )
@@ -191,24 +219,56 @@ print(leaf.grad[0].item())
         assert float(result.stdout.split()[-1]) == factor
 
 
-def test_changed_formula_in_a_plugin_reaches_compiled_code(scratch_op: ScratchOp) -> None:
-    plugin = scratch_op.root / "ops" / f"{scratch_op.name}.py"
-    text = (
-        "from cuda_ops.hookspecs import hookimpl\n"
-        "from cuda_ops.spec import Autograd\n"
-        "@hookimpl\n"
-        "def cuda_ops_autograd(op):\n"
-        "    return Autograd(lambda ctx, inputs, output: None, lambda ctx, grad: grad * {factor})\n"
-    )
-    scratch_op.write("v")
-    plugin.write_text(text.format(factor=4))
+def test_the_tag_of_torch_s_disk_caches_is_every_thread_s_and_keeps_what_others_put_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCH_COMPILE_CACHE_KEY_TAG", "set")
+    code = """
+from threading import Thread
+from torch.compiler import config
+import cuda_ops
+seen = []
+def other(work):
+    thread = Thread(target=work); thread.start(); thread.join()
+def look():
+    seen.append(config.cache_key_tag)
+config.cache_key_tag = "mine"
+other(lambda: cuda_ops.relu)
+other(look)
+cuda_ops.silu
+look()
+other(look)
+environment, mine, others = (text.split(";cuda_ops-") for text in seen)
+assert environment[0] == others[0] in ("set", "mine"), seen  # "mine": one for all, as torch 2.11
+assert mine[0] == "mine", seen
+assert environment[1] == mine[1] == others[1], seen
+"""
+    result = run_python("-c", code)
+    assert result.returncode == 0, result.stderr
+
+
+_COMPOSED = """
+#include "binding.h"
+#include "compose.h"
+using namespace cuda_ops;
+namespace {{
+Tensor f(const Tensor& x) {{ return mul(x, scalar({factor}, x)); }}
+}}
+CUDA_OPS(library) {{
+  library.op("{name}(Tensor x) -> Tensor", "()->()").dtypes(kFloating).composite<f>();
+}}
+"""
+
+
+def test_changed_composition_reaches_compiled_code(scratch_op: ScratchOp) -> None:
+    scratch_op.binding.write_text(_COMPOSED.format(name=scratch_op.name, factor=2))
     scratch_op.reload()
-    compiled = torch.compile(scratch_op.function, backend="aot_eager")
-    assert _gradient(scratch_op.function) == _gradient(compiled) == 4
-    plugin.write_text(text.format(factor=6))
+    compiled = torch.compile(scratch_op.function, fullgraph=True)
+    assert torch.equal(compiled(X), X * 2)
+    scratch_op.binding.write_text(_COMPOSED.format(name=scratch_op.name, factor=5))
     scratch_op.reload()
-    assert _gradient(scratch_op.function) == _gradient(compiled) == 6
-    plugin.unlink()
+    assert torch.equal(scratch_op.function(X), X * 5)
+    assert torch.equal(compiled(X), X * 5)
 
 
 def test_300_reloads_while_another_thread_calls(scratch_op: ScratchOp, tmp_path: Path) -> None:
