@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from specs import FLOATING, pair, spec
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -455,6 +456,23 @@ def test_an_operator_that_nothing_compares_fails(product):
     assert failed == ["compared[any]"]
     assert "nothing compares this operator; no reference: implement cuda_ops_ref" in str(report)
     assert math.isnan(quick_error(product, Plugins(cuda_ops_reference=None), "cpu"))
+
+
+def test_the_quick_comparison_leaves_out_what_both_refuse():
+    def halved(x):
+        if x.numel() < 3:
+            raise RuntimeError("cuda_ops::derive_halved: argument 'x': expected 3 elements")
+        return x / 2
+
+    op = spec("derive_halved(Tensor x) -> Tensor", "()->()")
+    register(op, halved)
+    shapes = st.integers(1, 9).map(lambda size: Sample((TensorArg((size,)),)))
+    answers = {"cuda_ops_samples": shapes, "cuda_ops_reference": halved}
+    assert quick_error(op, Plugins(**answers), "cpu") == 0
+    with pytest.raises(RuntimeError, match="expected 3 elements"):
+        quick_error(op, Plugins(**answers | {"cuda_ops_reference": lambda x: x / 2}), "cpu")
+    refused = answers | {"cuda_ops_samples": st.just(Sample((TensorArg((2,)),)))}
+    assert math.isnan(quick_error(op, Plugins(**refused), "cpu"))
 
 
 def test_a_wrong_result_is_reported_with_its_sample(product):

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +38,7 @@ from cuda_ops.testing.__main__ import main, parse_line
 from cuda_ops.testing.case import Case, Check, NotRunError
 from cuda_ops.testing.checks import QUICK, by_name
 from cuda_ops.testing.checks.abi import runs_on, undefined_symbols
-from cuda_ops.testing.child import CHILD, Outcome, Worker, _telling, arrive
+from cuda_ops.testing.child import CHILD, Outcome, Worker, _telling, arrive, perform
 from cuda_ops.testing.draw import Draw, chosen, follows_line
 from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.report import CheckEntry, CheckReport, markdown, read_junit
@@ -217,6 +218,53 @@ def test_an_operator_that_refuses_everything_fails() -> None:
             subject, checks=[by_name("reference")], devices=["cpu"], isolate=False
         ).entries
     assert entry.passed is False and "every sample is refused" in entry.detail
+
+
+@pytest.fixture
+def reciprocal() -> Iterator[Subject]:
+    """It refuses 0, as its reference does, and rows that do not lie side by side."""
+
+    def divided(x: torch.Tensor, by: int) -> torch.Tensor:
+        if by == 0:
+            raise ValueError("by 0")
+        return x / by
+
+    def of_contiguous(x: torch.Tensor, by: int) -> torch.Tensor:
+        if not x.is_contiguous():
+            raise RuntimeError("these strides")
+        return divided(x, by)
+
+    x = TensorArg((3, 2), torch.float64)
+    with torch.library._scoped_library("refusing", "DEF") as library:
+        library.define("divided(Tensor x, int by) -> Tensor")
+        library.impl("divided", of_contiguous, "CompositeExplicitAutograd")
+        # Hypothesis begins with the smallest.
+        samples = st.integers(0, 9).map(lambda by: Sample((x, by)))
+        yield describe("refusing::divided", reference=divided, strategy=samples)
+
+
+def test_others_are_drawn_in_place_of_samples_that_are_refused(reciprocal: Subject) -> None:
+    few = replace(by_name("reference"), draw=Draw(1))
+    (sample,) = chosen(reciprocal, few.draw)
+    assert sample.args[1] == 0
+    report = check_op(reciprocal, checks=[few], devices=["cpu"], isolate=False)
+    assert report.entries[0].passed and report.entries[0].count == 1, str(report)
+
+
+def test_what_only_a_variant_of_a_sample_meets_is_no_refusal(reciprocal: Subject) -> None:
+    def nothing(x: torch.Tensor, by: int) -> torch.Tensor:
+        raise ValueError("nothing at all")
+
+    case = Case(replace(reciprocal, reference=nothing), "cpu", Sample((TensorArg((3, 2)), 2)))
+
+    def transposed(case: Case) -> None:
+        x, by = case.arguments()
+        case.call(x.t(), by)
+
+    check = replace(by_name("layouts"), body=transposed)
+    assert perform(check, case) == Outcome("failed", "RuntimeError: these strides")
+    refused = replace(case, sample=Sample((TensorArg((3, 2)), 0)))
+    assert perform(check, refused).status == "not run"
 
 
 def test_after_a_hang_nothing_else_is_waited_for() -> None:

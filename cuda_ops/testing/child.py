@@ -23,9 +23,8 @@ from typing import IO, Any, Literal
 
 import torch
 
-from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.case import Case, Check, NotRunError
-from cuda_ops.testing.compare import widened
+from cuda_ops.testing.compare import is_refused
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Origin, Subject, find
 
@@ -67,24 +66,10 @@ def perform(check: Check, case: Case) -> Outcome:
     except AssertionError as failure:
         return Outcome("failed", str(failure))
     except Exception as error:
-        if _is_refused(case, error):
+        if is_refused(case.subject, case.sample, case.device, error):
             return Outcome("not run", REFUSED, case.on_cuda and _context_is_lost())
         # On a GPU an error may leave anything behind: a lost context, a capture under way.
         return Outcome("failed", f"{type(error).__name__}: {error}".strip(), case.on_cuda)
-
-
-def _is_refused(case: Case, error: Exception) -> bool:
-    """Whether the sample is none: the largest of no numbers, a parameter that must not be 0. One of
-    our operators names the argument then.
-    """
-    op, reference = case.subject.op, case.subject.reference
-    if reference is None or (op.namespace == "cuda_ops" and ": argument '" not in str(error)):
-        return False
-    try:
-        in_order(op, reference)(*widened(case.sample))
-    except Exception:
-        return True
-    return False
 
 
 def _context_is_lost() -> bool:

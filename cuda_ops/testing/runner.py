@@ -17,7 +17,7 @@ from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.case import Case, Check
 from cuda_ops.testing.checks import CHECKS
 from cuda_ops.testing.child import CHILD, REFUSED, Outcome, Worker, perform
-from cuda_ops.testing.draw import EnoughError, chosen
+from cuda_ops.testing.draw import Draw, EnoughError, chosen
 from cuda_ops.testing.profiles import PROFILES, Profile
 from cuda_ops.testing.report import CheckEntry, CheckReport, command
 from cuda_ops.testing.samples import Sample
@@ -26,6 +26,8 @@ from cuda_ops.testing.subject import Subject, find
 #: A process that dies costs seconds, so shrinking ends after so many, and checking after so many
 #: checks with such deaths.
 _MOST_DEATHS, _MOST_DYING_CHECKS = 3, 4
+#: So many times as many samples are looked through for one that is not refused.
+_MORE = 8
 
 Run = Callable[[Check, Case], Outcome]
 
@@ -126,9 +128,7 @@ def run_check(
     if check.draw.count is None:
         found.draw(profile)
     else:
-        for sample in chosen(subject, check.draw):
-            if not found.holds(sample) or found.passed == check.draw.enough:
-                break
+        found.choose(check.draw)
     return replace(found.entry(), seconds=time.monotonic() - start)
 
 
@@ -170,6 +170,20 @@ class _Found:
             self.deaths += _MOST_DEATHS if outcome.hung else outcome.fatal
             return False
         return True
+
+    def choose(self, draw: Draw) -> None:
+        """The few samples that a check wants; where all of them are refused, others."""
+        assert draw.count is not None
+        tried: list[Sample] = []
+        for more in (draw, replace(draw, count=_MORE * draw.count, listed=None)):
+            for sample in chosen(self.subject, more):
+                if sample in tried:
+                    continue
+                tried.append(sample)
+                if not self.holds(sample) or self.passed == (draw.enough if more is draw else 1):
+                    return
+            if self.passed or REFUSED not in self.skipped:
+                return
 
     def draw(self, profile: Profile) -> None:
         """As many samples as the profile says; of those that fail, ever smaller ones."""
