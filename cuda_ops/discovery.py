@@ -152,8 +152,9 @@ def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
         problems.append(Problem(text, str(root)))
         return
     kernels, bindings = root / "kernels", root / "bindings"
-    cu = {path.stem: path for path in sorted(kernels.glob("*.cu"))}
-    cpp = {path.stem: path for path in sorted(bindings.glob("*.cpp"))}
+    # Hidden files are an editor's.
+    cu = {path.stem: path for path in sorted(kernels.glob("[!.]*.cu"))}
+    cpp = {path.stem: path for path in sorted(bindings.glob("[!.]*.cpp"))}
     for stem in sorted(cu.keys() | cpp.keys()):
         pair = Pair(stem, root, cpp.get(stem), cu.get(stem))
         if text := illegal_name(stem):
@@ -172,7 +173,7 @@ def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
             problems.append(Problem(text, stem))
         else:
             yield pair
-    for plugin in sorted(plugin_folder(root).glob("[!_]*.py")):
+    for plugin in sorted(plugin_folder(root).glob("[!_.]*.py")):
         if plugin.stem not in cu.keys() | cpp.keys():
             text = (
                 f"{plugin}: no operator {plugin.stem!r} for this plugin; name it as the pair that "

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops import autocast, dtensor, public, shapes
+from cuda_ops import autocast, compile_cache, dtensor, public, shapes
 from cuda_ops.errors import ManifestError
 from cuda_ops.library import Kernel, Library
 from cuda_ops.no_gradient import refusal
@@ -204,6 +204,7 @@ class Operator:
         return self.now.spec.overload.decompose(*args, **kwargs)
 
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
+        compile_cache.renew()  # in the thread that compiles
         if self.now.fake is None:
             raise self._underived("its output shape", "cuda_ops_fake")
         op = self.now.spec

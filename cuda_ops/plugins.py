@@ -23,6 +23,12 @@ def plugin_file(pair: Pair) -> Path:
     return plugin_folder(pair.root) / f"{pair.stem}.py"
 
 
+def plugin_files(pair: Pair) -> list[Path]:
+    """What the pair's plugin says may be in: the file itself and those that plugins share."""
+    own = plugin_file(pair)
+    return [*([own] if own.is_file() else []), *sorted(own.parent.glob("_*.py"))]
+
+
 class Plugins:
     """Plugins of pairs, then installed ones, then the derivation plugin, in that order.
 

@@ -8,8 +8,6 @@ swapped. An operator's schema is defined, and its trampolines registered, once.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import threading
 import warnings
 from collections.abc import Callable, Iterable
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 
 from cuda_ops import build as builder
-from cuda_ops import guests
+from cuda_ops import compile_cache, guests
 from cuda_ops.discovery import (
     BUILTIN_ROOT,
     Kind,
@@ -33,7 +31,7 @@ from cuda_ops.discovery import (
 from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, ManifestError
 from cuda_ops.library import Library, open_library
 from cuda_ops.operator import Operator, redefining
-from cuda_ops.plugins import Plugins, plugin_file
+from cuda_ops.plugins import Plugins, plugin_files
 
 
 class Registry:
@@ -232,8 +230,7 @@ class Registry:
     def _swap(self, pair: Pair, library: Library) -> None:
         self._refuse_foreign(library)
         undo = self.plugins.load_pair_plugin(pair)
-        own = [f] if (f := plugin_file(pair)).is_file() else []
-        plugin_text = content_hash([*own, *self.plugins.installed_files()])
+        plugin_text = content_hash([*plugin_files(pair), *self.plugins.installed_files()])
         before = self._stems.get(pair.stem, {})
         try:
             prepared = {
@@ -262,7 +259,7 @@ class Registry:
             for name, operator in before.items():
                 operator.drop_keys(library, {key for op, key in present if op == name})
         self._stems[pair.stem] = {name: self._operators[name] for name in prepared}
-        self._tag_compiler_caches(pair)
+        self._tag_compile_caches(pair)
         if changed:
             # Traced graphs hold the old shapes, gradients or schema.
             torch._dynamo.reset()
@@ -278,47 +275,13 @@ class Registry:
                     f"{owner.spec.stem!r}; rename one of them"
                 )
 
-    def _tag_compiler_caches(self, loaded: Pair) -> None:
-        """Make torch's on-disk compile caches depend on the operators' text.
-
-        Without it a new process may be given the *old* gradient from the cache.
-        """
+    def _tag_compile_caches(self, loaded: Pair) -> None:
         self._texts.pop(loaded.stem, None)  # the others' are as they were when last looked at
         for stem, pair in self.pairs().items():
             if stem not in self._texts:
-                own = [f] if (f := plugin_file(pair)).is_file() else []
-                self._texts[stem] = content_hash([*pair.files(), *own])
-        text = [f"{stem}:{self._texts[stem]}" for stem in self.pairs()]
-        text += [_own_text(), content_hash(self.plugins.installed_files())]
-        _tag_everywhere("cuda_ops-" + hashlib.sha256("\n".join(text).encode()).hexdigest()[:16])
-
-
-@functools.cache
-def _own_text() -> str:
-    """Hash of what derives gradients and shapes: another version may derive others."""
-    return content_hash(sorted(Path(__file__).parent.glob("*.py")))
-
-
-def _tag_everywhere(tag: str) -> None:
-    """In ``torch.compiler.config.cache_key_tag``, beside what others put there.
-
-    What is set there is this thread's alone (torch 2.13), and another may compile: so the default
-    bears it too, of the config and of its environment variable. They are private; without them
-    each thread is left to its own.
-    """
-    from torch.compiler import config
-
-    def tagged(present: str) -> str:
-        parts = [part for part in present.split(";") if part]
-        return ";".join([*(part for part in parts if not part.startswith("cuda_ops-")), tag])
-
-    mine = tagged(config.cache_key_tag)
-    entry = getattr(config, "_config", {}).get("cache_key_tag")
-    for default in ("default", "env_value_default"):
-        if isinstance(getattr(entry, default, None), str):
-            setattr(entry, default, tagged(getattr(entry, default)))
-    if config.cache_key_tag != mine:  # set in this thread, which goes before the defaults
-        config.cache_key_tag = mine
+                self._texts[stem] = content_hash([*pair.files(), *plugin_files(pair)])
+        each = [f"{stem}:{self._texts[stem]}" for stem in self.pairs()]
+        compile_cache.change([*each, content_hash(self.plugins.installed_files())])
 
 
 _making = threading.RLock()

@@ -135,6 +135,13 @@ def test_a_plugin_of_no_operator(tmp_path: Path) -> None:
     assert f"{root}/ops/rowmax.py: no operator 'rowmax' for this plugin; name it" in problem(root)
 
 
+def test_files_that_an_editor_hides_are_none(tmp_path: Path) -> None:
+    root = write(tmp_path, {"bindings/row_max.cpp": NATIVE, "ops/row_max.py": ""})
+    for name in ("bindings/.#row_max.cpp", "ops/.#row_max.py"):
+        (root / name).symlink_to("whoever@somewhere.42")  # as Emacs locks what it edits
+    assert [pair.stem for pair in discover([root])] == ["row_max"]
+
+
 def test_a_private_name(tmp_path: Path) -> None:
     root = write(tmp_path, {"bindings/_a.cpp": NATIVE})
     assert "operator name '_a' starts with an underscore; rename the file" in problem(root)

@@ -131,7 +131,7 @@ def test_a_rule_that_nobody_would_ask_for_is_refused(plugins: Plugins) -> None:
     with pytest.raises(
         ManifestError, match="cuda_ops::planned: cuda_ops_vmap: a composed operator"
     ):
-        Operator.prepare(composed, plugins, "")
+        Operator.prepare(composed, plugins, "", Path())
 
 
 def test_a_name_that_is_taken_is_refused_and_its_owner_stays(plugins: Plugins) -> None:

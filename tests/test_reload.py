@@ -225,6 +225,7 @@ def test_the_tag_of_torch_s_disk_caches_is_every_thread_s_and_keeps_what_others_
     monkeypatch.setenv("TORCH_COMPILE_CACHE_KEY_TAG", "set")
     code = """
 from threading import Thread
+import torch
 from torch.compiler import config
 import cuda_ops
 seen = []
@@ -235,7 +236,7 @@ def look():
 config.cache_key_tag = "mine"
 other(lambda: cuda_ops.relu)
 other(look)
-cuda_ops.silu
+cuda_ops.relu(torch.empty(2, device="meta"))  # as a compiler asks for the shape
 look()
 other(look)
 environment, mine, others = (text.split(";cuda_ops-") for text in seen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from cuda_ops.errors import ResultError
 from cuda_ops.shapes import bind, broadcast, check_arguments, tensor_arguments
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import in_order
-from cuda_ops.testing.samples import MAX_NUMEL, Sample
+from cuda_ops.testing.samples import MAX_NUMEL, Sample, TensorArg
 from cuda_ops.testing.subject import Plugins, Subject, subject_of
 from cuda_ops.testing.watchdog import announced
 
@@ -191,16 +192,20 @@ def reduction_length(op: OpSpec, sample: Sample) -> int:
 
 def is_refused(subject: Subject, sample: Sample, device: str, error: Exception) -> bool:
     """Whether an error says that a sample is none: the largest of no numbers, a parameter that must
-    not be 0. The operator refuses it as it is, and not in some variant alone, and so does the
-    reference. One of our operators names the argument then.
+    not be 0. The operator refuses it however it lies, and not in some variant alone, and so does
+    the reference. One of our operators names the argument then.
     """
+
+    def contiguous(arg: TensorArg) -> TensorArg:
+        return replace(arg, layout="contiguous")
+
     op, text = subject.op, str(error)
     if subject.reference is None or "CUDA error" in text:  # a fault
         return False
     if op.namespace == "cuda_ops" and ": argument '" not in text:
         return False
     for function, arguments in (
-        (op.overload, sample.make(device)),
+        (op.overload, sample.with_tensors(contiguous).make(device)),
         (subject.reference, widened(sample)),
     ):
         try:

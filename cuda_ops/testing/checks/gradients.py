@@ -98,7 +98,10 @@ def _furthest_off(case: Case, leaves: tuple[Any, ...], output: int, input_: int)
     """
     x = wanting(leaves)[input_]
     results = case.call(*leaves)
-    which = [i for i, result in enumerate(results) if result.requires_grad][output]
+    differentiable = [isinstance(r, torch.Tensor) and r.requires_grad for r in results]
+    which = [i for i, is_one in enumerate(differentiable) if is_one][output]
+    if results[which].is_complex():
+        return "in complex numbers"
     numbers = results[which].flatten()
     rows = [
         torch.autograd.grad(number, x, retain_graph=True, allow_unused=True, materialize_grads=True)
