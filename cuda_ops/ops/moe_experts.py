@@ -107,7 +107,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         of_x, of_gate_up, of_down, _, of_weights = ctx.needs_input_grad
         wanted = (of_x, of_gate_up, of_down, of_weights)
         if grad_out is not None:
-            kept = saved.pop() if saved else op.siblings[KEEP].function(*inputs)[1]
+            kept = saved[0] if saved else op.siblings[KEEP].function(*inputs)[1]
             mask = sum(1 << i for i, one in enumerate(wanted) if one)
             results: tuple[Any, ...]
             if _whole(grad_out, *inputs):
@@ -116,7 +116,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
                 rows, *others = op.siblings[DOWN].function(
                     grad_out, w_down, experts, weights, kept, mask
                 )
-                del kept  # gives its memory back before the largest gradient is made
+                del kept, saved  # gives its memory back before the largest gradient is made
                 of_rows = op.siblings[GATE_UP].function(rows, x, w_gate_up, experts, mask)
                 results = (*of_rows, *others)
             else:
