@@ -122,6 +122,14 @@ def test_indices_are_tried_where_samples_have_some_with_a_signature_line_too() -
     assert not indices.excuse(replace(add, strategy=st.just(labels)), "cpu")
 
 
+@pytest.mark.parametrize("name", ["moe", "scale_relu"])
+def test_a_composed_operator_is_mapped_if_its_parts_are(name: str) -> None:
+    excuse, hooks = by_name("vmap").excuse, registry().plugins
+    assert not excuse(find(name), "cpu")
+    unmapped = replace(find(name).op, calls=("moe_route", "moe_route_map"))
+    assert "cuda_ops_vmap of what it calls" in excuse(subject_of(unmapped, hooks), "cpu")
+
+
 def test_layouts_are_tried_where_samples_name_none() -> None:
     adapt = by_name("layouts").draw.adapt
     adapted = adapt(Sample((TensorArg((3, 4)), TensorArg((5,), layout="offset"))))

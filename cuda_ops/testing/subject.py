@@ -119,12 +119,19 @@ def subject_of(op: OpSpec, plugins: Plugins, origin: Origin | None = None) -> Su
         gradient=gradient,
         differentiable=None if autograd is None else autograd.inputs,
         autocast=plugins.ask("cuda_ops_autocast", op),
-        vmap=plugins.ask("cuda_ops_vmap", op) is not None,
+        vmap=_is_mapped(op, plugins),
         sharding=plugins.ask("cuda_ops_sharding", op),
         claims=plugins.ask("cuda_ops_claims", op) or Claims(),
         origin=origin or Origin(),
         kernel_samples=tuple(plugins.ask("cuda_ops_kernel_samples", op) or ()),
     )
+
+
+def _is_mapped(op: OpSpec, plugins: Plugins) -> bool:
+    """Whether ``torch.vmap`` takes it: by its own rule, a composed one by those of its parts."""
+    if op.is_composite:
+        return all(find(part).vmap for part in op.calls)
+    return plugins.ask("cuda_ops_vmap", op) is not None
 
 
 def _strategy(op: OpSpec, plugins: Plugins) -> SearchStrategy[Sample] | None:

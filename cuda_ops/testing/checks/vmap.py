@@ -15,7 +15,10 @@ from cuda_ops.testing.subject import Subject
 
 
 def _no_rule(subject: Subject, device: str) -> str:
-    return "" if subject.vmap else "no batching rule: implement cuda_ops_vmap"
+    if subject.vmap:
+        return ""
+    of = " of what it calls" if subject.op.is_composite else ""
+    return f"no batching rule: implement cuda_ops_vmap{of}"
 
 
 @check("vmap", None, "the batching rule is wrong", Draw(4, range(1, 513)), quick=True,
