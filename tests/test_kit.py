@@ -519,6 +519,37 @@ def test_the_sanitizer_says_which_operators_have_no_cuda_kernel(
     assert "memcheck on 0 operators: 0 findings" in said
 
 
+_CUT_SHORT = """\
+#!{python}
+import sys
+for op in sys.argv[sys.argv.index("cuda_ops.testing.exercise") + 1 :]:
+    print(f"cuda_ops checks {{op}}")
+    if op in ("add", "relu"):
+        print("========= Invalid __global__ read of size 4 bytes\\n=========")
+    if op == "add":  # and 3 more, of whichever operator
+        print("========= ERROR SUMMARY: 10003 errors")
+        print("========= ERROR SUMMARY: 3 errors were not printed. Use --print-limit option")
+        break
+"""
+
+
+def test_a_tool_that_prints_no_more_is_run_again_for_the_operators_that_follow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "compute-sanitizer"
+    program.write_text(_CUT_SHORT.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setattr(sanitizer, "why_not", lambda: "")
+    monkeypatch.setattr(sanitizer, "_program", lambda: str(program))
+    monkeypatch.setattr(Subject, "why_not", lambda subject, device: "")
+    run = sanitizer.run(("silu", "add", "relu"), ("memcheck",))
+    assert [finding.op for finding in run.findings] == ["add", "relu"]
+    known = [Known("memcheck", op, "Invalid", "of this test") for op in ("add", "relu")]
+    verdict = judge(run, known)
+    assert not verdict.passed and not verdict.new
+    assert "memcheck, add: more findings than the 10000 it prints" in str(verdict)
+
+
 # --- the memory of a GPU --------------------------------------------------------------------------
 
 

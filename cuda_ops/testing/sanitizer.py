@@ -24,9 +24,15 @@ from cuda_ops.testing.subject import find
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 #: Seconds for one tool on all operators.
 _TIMEOUT = 540
+#: Findings that a tool prints of one process; a false one comes once for each thread.
+_PRINTED = 10_000
+#: Findings that a verdict shows in full.
+_SHOWN = 20
 #: What the watched process prints before it calls an operator.
 MARK = "cuda_ops checks "
 _PREFIX = re.compile(r"^========= ?")
+#: In the last line of a tool that found more than it may print, racecheck's or another's.
+_CUT = re.compile(rf"SUMMARY: {_PRINTED} hazards displayed|SUMMARY: \d+ errors were not printed")
 _NOISE = re.compile(r"COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY|LEAK SUMMARY")
 
 
@@ -64,6 +70,8 @@ class Run:
     findings: tuple[Finding, ...]
     #: Why the tools did not look at an operator, by its name.
     not_run: Mapping[str, str] = field(default_factory=dict)
+    #: Tool and operator of which there was more than is printed.
+    cut: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,16 +84,22 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        return not self.new and not self.outdated
+        return not self.new and not self.outdated and not self.run.cut
 
     def __str__(self) -> str:
-        lines = [str(finding) for finding in self.new]
+        lines = [str(finding) for finding in self.new[:_SHOWN]]
+        if len(self.new) > _SHOWN:
+            lines.append(f"and {len(self.new) - _SHOWN} more")
         lines += [
             f"the ledger expects of {known.tool}, {known.op}: {known.pattern!r}; it was not found: "
             "delete the entry"
             for known in self.outdated
         ]
         lines += [f"not run {op}: {reason}" for op, reason in self.run.not_run.items()]
+        lines += [
+            f"{tool}, {op}: more findings than the {_PRINTED} it prints; the rest is unknown"
+            for tool, op in self.run.cut
+        ]
         tools, ops = ", ".join(self.run.tools), len(self.run.ops)
         known = len(self.run.findings) - len(self.new)
         lines.append(f"{tools} on {ops} operators: {len(self.new)} findings, {known} known false")
@@ -118,16 +132,30 @@ def run(ops: Sequence[str], tools: Iterable[str] = TOOLS) -> Run:
     looked_at = tuple(op for op, reason in reasons.items() if not reason)
     not_run = {op: reason for op, reason in reasons.items() if reason}
     tools = tuple(tools)
-    findings = [f for tool in tools for f in _run_tool(tool, looked_at)] if looked_at else []
-    return Run(tools, looked_at, tuple(findings), not_run)
+    findings: list[Finding] = []
+    cut: list[tuple[str, str]] = []
+    for tool in tools:
+        left = looked_at
+        while left:
+            found, complete = _run_tool(tool, left)
+            findings += found
+            if complete:
+                break
+            # Nothing was printed of the operators that follow: they are called again.
+            last = found[-1].op if found and found[-1].op in left else left[0]
+            cut.append((tool, last))
+            left = left[left.index(last) + 1 :]
+    return Run(tools, looked_at, tuple(findings), not_run, tuple(cut))
 
 
-def _run_tool(tool: str, ops: Sequence[str]) -> list[Finding]:
+def _run_tool(tool: str, ops: Sequence[str]) -> tuple[list[Finding], bool]:
+    """What a tool finds, and whether it printed all of it."""
     options = dict.fromkeys(tuple(find(op).origin.options) for op in ops)
     told = [word for option in options for word in option]
     done = subprocess.run(
         [
-            str(_program()), "--tool", tool, "--print-limit", "20", "--num-callers-host", "4",
+            str(_program()), "--tool", tool, "--print-limit", str(_PRINTED),
+            "--num-callers-host", "4",
             sys.executable, "-m", "cuda_ops.testing.exercise", *told, *ops,
         ],
         env={
@@ -147,7 +175,7 @@ def _run_tool(tool: str, ops: Sequence[str]) -> list[Finding]:
     if done.returncode and not findings:
         last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:])
         raise CudaOpsError(f"{tool}: the calls end with exit status {done.returncode}:\n{last}")
-    return findings
+    return findings, not _CUT.search(done.stdout)
 
 
 def parse(tool: str, output: str) -> list[Finding]:
