@@ -37,6 +37,7 @@ from cuda_ops.benchmarking.table import (
 from cuda_ops.errors import BenchmarkError
 
 RESULTS = REPO / "benchmarks" / "results" / "h200"
+_CLEAN = "clean_caches"
 _BLOCK = re.compile(r"(<!-- table: (.+?) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 
 
@@ -65,7 +66,8 @@ def updated(text: str, base: Path) -> str:
 
 
 def keep(run: Path, results: Path = RESULTS) -> list[Path]:
-    """Store a run, one file a pair, with its pictures; returns what was written.
+    """Store a run, one file a pair, with its pictures; returns what was written. One with clean
+    caches has a folder of its own, and no pictures.
 
     Raises:
         BenchmarkError: a case of the run failed, it was a ``--quick`` one, or it is of another
@@ -81,18 +83,22 @@ def keep(run: Path, results: Path = RESULTS) -> list[Path]:
     if device != results.name:
         raise BenchmarkError(f"{run} was measured on {device}, {results} is of another device")
     written = []
+    clean = report.settings.get("clean_caches", False)
     for pair in report.pairs():
         mine = [result for result in report.results if result.pair == pair]
         ours = {result.op for result in mine}
         left_out = {k: v for k, v in report.left_out.items() if k.split()[0] in ours}
         part = replace(report, results=mine, left_out=left_out)
-        path = results / "operators" / f"{pair}.json"
+        path = results / (_CLEAN if clean else "operators") / f"{pair}.json"
         if report.settings.get("cases") and path.exists():
             part = _among(part, Report.load(path))
         part.save(path)
+        written.append(path)
+        if clean:
+            continue
         for old in (results / "plots" / pair).glob("*.svg"):
             old.unlink()
-        written += [path, *plots.draw(part, results / "plots" / pair)]
+        written += plots.draw(part, results / "plots" / pair)
     return written
 
 

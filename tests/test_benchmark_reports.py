@@ -24,7 +24,7 @@ from cuda_ops.benchmarking.kit import Kit
 from cuda_ops.benchmarking.regression import regressions
 from cuda_ops.benchmarking.results import CaseResult, PeerResult, Report
 from cuda_ops.benchmarking.stats import Interval
-from cuda_ops.benchmarking.table import ceilings_text, rate_text, time_text
+from cuda_ops.benchmarking.table import ceilings_text, heading, rate_text, time_text
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.registry import registry
 
@@ -135,6 +135,8 @@ def test_what_cannot_be_compared_is_refused() -> None:
     assert regressions(base, report(result(), left_out={"f 2K": "too large"})) == []
     some = replace(report(result()), settings={"precision": 0.01, "cases": "1K"})
     assert regressions(base, some) == []
+    with pytest.raises(BenchmarkError, match="one of the runs was made with --clean-caches"):
+        regressions(base, replace(base, settings={"precision": 0.01, "clean_caches": True}))
 
 
 @pytest.mark.parametrize(
@@ -193,6 +195,10 @@ def test_the_command_from_end_to_end(
         actual = command.main([*options, "--fail-if-regressed", str(tmp_path / "base.json")])
         out = capsys.readouterr().out
         assert actual == status and line in out, out
+    base = ["--fail-if-regressed", str(tmp_path / "base.json")]
+    assert command.main([*options, "--clean-caches", *base]) == 2
+    out = capsys.readouterr().out
+    assert "caches held nothing unwritten" in out and "was made with --clean-caches" in out
 
 
 def test_what_goes_on_is_told_on_stderr_where_no_status_is_seen(
@@ -372,6 +378,15 @@ def test_a_run_is_kept_by_pair_if_it_is_fit_to_be(tmp_path: Path) -> None:
         bad.save(run)
         with pytest.raises(BenchmarkError, match=message):
             tables.keep(run, results)
+
+
+def test_a_run_with_clean_caches_is_kept_apart(tmp_path: Path) -> None:
+    results, run = tmp_path / "h200", tmp_path / "run.json"
+    clean = replace(report(result()), settings={"precision": 0.01, "clean_caches": True})
+    clean.save(run)
+    assert tables.keep(run, results) == [results / "clean_caches" / "f.json"]
+    assert "caches held nothing unwritten" in heading(clean)
+    assert "unwritten" not in heading(report(result()))
 
 
 def test_some_cases_take_their_place_among_the_kept_ones(tmp_path: Path) -> None:

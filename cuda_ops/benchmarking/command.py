@@ -87,7 +87,8 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
         if ops:  # without operators their errors say more
             _refuse_unknown(names or set(), arguments.cases, ops)
         progress("measuring the device")
-        kit = Kit(device, QUICK if arguments.quick else Settings(), names, arguments.cases)
+        settings = QUICK if arguments.quick else Settings()
+        kit = Kit(device, settings, names, arguments.cases, arguments.clean_caches)
         kit.left_out |= left_out
         results: list[CaseResult] = []
 
@@ -180,6 +181,11 @@ def _parser() -> argparse.ArgumentParser:
         help="only cases in whose label it finds something, such as 'float16'",
     )
     parser.add_argument("--quick", action="store_true", help="few cases, wider intervals")
+    parser.add_argument(
+        "--clean-caches",
+        action="store_true",
+        help="start with caches that hold nothing unwritten, for what only reads",
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured")
     parser.add_argument("--plot", metavar="DIR", type=Path, help="draw roofline, ratios, bandwidth")
     parser.add_argument(

@@ -17,7 +17,7 @@ from cuda_ops.testing.subject import Plugins, why_not
 
 from . import room
 from .ceilings import Ceilings, arithmetic
-from .clock import host_latency, make_clock, prove_cold
+from .clock import CLEAN_OVER_WARM, COLD_OVER_WARM, host_latency, make_clock, prove_cold
 from .compare import OURS, Settings, calls_for, compare, quick_seconds
 from .environment import environment
 from .memory import memory_of
@@ -43,20 +43,23 @@ class Kit:
         settings: Settings | None = None,
         peers: Collection[str] | None = None,
         cases: str = "",
+        clean_caches: bool = False,
     ) -> None:
         """Args:
             device: where to measure.
             settings: when a comparison is done.
             peers: the names of the peers to compare with; ``None`` for all that a case has.
             cases: a regular expression; cases in whose labels it finds nothing are not measured.
+            clean_caches: nothing that waits to be written is in the caches when a train starts.
 
         Raises:
             BenchmarkError: on a GPU, if flushing its cache has no effect.
         """
         self.device, self.settings = device, settings or Settings()
-        self._peers, self._cases = peers, cases
-        self.clock = make_clock(device)
-        self.cold_over_warm = prove_cold(self.clock) if device.type == "cuda" else None
+        self._peers, self._cases, self._clean_caches = peers, cases, clean_caches
+        self.clock = make_clock(device, clean_caches)
+        least = CLEAN_OVER_WARM if clean_caches else COLD_OVER_WARM
+        self.cold_over_warm = prove_cold(self.clock, least) if device.type == "cuda" else None
         self.ceilings = Ceilings(self.clock)
         self.left_out: dict[str, str] = {}
 
@@ -115,7 +118,11 @@ class Kit:
             ceilings=self.ceilings.measured,
             physical=self.ceilings.physical,
             cold_over_warm=self.cold_over_warm,
-            settings={**asdict(self.settings), "cases": self._cases},
+            settings={
+                **asdict(self.settings),
+                "cases": self._cases,
+                "clean_caches": self._clean_caches,
+            },
             results=results,
             left_out=self.left_out,
         )

@@ -38,16 +38,18 @@ def regressions(before: Report, now: Report) -> list[Regression]:
     :data:`BETWEEN_RUNS`.
 
     Raises:
-        BenchmarkError: the runs are of two devices, have no case in common, or the later run
-            failed at a case or lost one that the earlier one had. A case that is left out for
-            itself, as too large for what memory is free, is not lost; one whose operator or pair
-            is left out is.
+        BenchmarkError: the runs are of two devices, only one is with clean caches, they have no
+            case in common, or the later run failed at a case or lost one that the earlier one had.
+            A case that is left out for itself, as too large for what memory is free, is not lost;
+            one whose operator or pair is left out is.
     """
     devices = [report.environment.get("device", "unknown") for report in (before, now)]
     if devices[0] != devices[1]:
         raise BenchmarkError(
             f"cannot compare: the base was measured on {devices[0]}, this run on {devices[1]}"
         )
+    if before.settings.get("clean_caches", False) != now.settings.get("clean_caches", False):
+        raise BenchmarkError("cannot compare: one of the runs was made with --clean-caches")
     base, current = _timed(before.results), _timed(now.results)
     common = [key for key in base if key in current]
     if not common:

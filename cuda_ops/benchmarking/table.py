@@ -72,6 +72,8 @@ def heading(report: Report) -> str:
     clocks = f", {known['sm_clock_mhz']} MHz" if "sm_clock_mhz" in known else ""
     cold = report.cold_over_warm
     flushed = f"; cold reads take {cold:.2f}x as long as warm ones" if cold else ""
+    if report.settings.get("clean_caches"):
+        flushed += "; caches held nothing unwritten before each train"
     return (
         f"{known['device']}{clocks}, torch {known['torch']}, {known['date']}, "
         f"commit {known['commit']}\n"
