@@ -194,8 +194,8 @@ class Operator:
 
     def _underived(self, what: str, hook: str) -> NotImplementedError:
         return NotImplementedError(
-            f"cuda_ops::{self.spec.name} has no signature line to derive {what} from; "
-            f"give it one in the binding, or write {hook} in its plugin"
+            f"cuda_ops::{self.spec.name} has no rule for {what}: neither a signature line to "
+            f"derive it from, nor {hook} in its plugin"
         )
 
     def _decomposed(self, *args: Any, **kwargs: Any) -> Any:
