@@ -64,8 +64,12 @@ def _check(block: torch.nn.Module) -> None:
     if parts != _BLOCKS[name]:
         raise ValueError(f"use_moe: expected {name} to be made of {_BLOCKS[name]}, got {parts}")
     for part in _BLOCKS[name]:
-        forward = vars(block.get_submodule(part)).get("forward")
-        if getattr(forward, "func", forward) not in (None, _route, _run_experts):
+        module = block.get_submodule(part)
+        forward = vars(module).get("forward")
+        # Who wraps a forward for a while leaves the class's own behind, bound to the module.
+        own = getattr(forward, "__func__", None) is type(module).forward
+        own = own and getattr(forward, "__self__", None) is module
+        if not own and getattr(forward, "func", forward) not in (None, _route, _run_experts):
             raise ValueError(
                 f"use_moe: expected {part} of {name} to have its class's forward, got one that was "
                 f"set on it, {forward!r}, which would be lost: call use_moe before"
@@ -74,7 +78,9 @@ def _check(block: torch.nn.Module) -> None:
     if set(tensors) != set(_TENSORS):
         listed = ", ".join(sorted(tensors))
         raise ValueError(f"use_moe: expected {name} to have {', '.join(_TENSORS)}, got {listed}")
-    chosen: Any = block.get_submodule("gate").top_k
+    chosen: Any = getattr(block.get_submodule("gate"), "top_k", None)
+    if not isinstance(chosen, int):
+        raise ValueError(f"use_moe: expected the gate of {name} to have a top_k, got {chosen!r}")
     count = len(block.get_parameter("experts.down_proj"))
     if chosen > MOST_CHOSEN or count > MOST_EXPERTS:
         raise ValueError(
@@ -82,8 +88,8 @@ def _check(block: torch.nn.Module) -> None:
             f"experts, got {chosen} of {count}"
         )
     probe = torch.linspace(-4, 4, 9, device="cpu")  # with data under a meta device too
-    activation = block.get_submodule("experts.act_fn")
-    if not torch.allclose(activation(probe.clone()), F.silu(probe)):
+    activation = getattr(block.get_submodule("experts"), "act_fn", None)
+    if not callable(activation) or not torch.allclose(activation(probe.clone()), F.silu(probe)):
         raise ValueError(f"use_moe: expected experts of {name} to have silu, got {activation}")
 
 

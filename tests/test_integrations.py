@@ -126,7 +126,7 @@ def test_a_forward_of_somebody_else_is_not_lost() -> None:
     block.experts.forward = lambda *args: theirs(*args)
     with pytest.raises(ValueError, match=r"expected experts of Qwen3.* its class's forward, got"):
         use_moe(block)
-    del block.experts.forward
+    block.experts.forward = theirs  # as who wraps a forward for a while leaves it
     assert use_moe(use_moe(block)) is block
 
 
@@ -154,8 +154,10 @@ def test_blocks_that_look_alike_are_refused(model: str, name: str) -> None:
 
 def test_silu_in_place_is_silu() -> None:
     block = block_of("mixtral")
-    block.experts.act_fn = torch.nn.SiLU(inplace=True)
-    assert use_moe(block) is block
+    for silu in (torch.nn.SiLU(inplace=True), torch.nn.functional.silu):
+        del block.experts.act_fn
+        block.experts.act_fn = silu
+        assert use_moe(block) is block
 
 
 def test_sharded_experts_name_what_is_not(mesh: Any) -> None:
@@ -187,9 +189,17 @@ def test_a_changed_block_is_refused() -> None:
     def choices(block: Any) -> None:
         block.gate.top_k = 17
 
+    def unknown(block: Any) -> None:
+        del block.gate.top_k
+
+    def nothing(block: Any) -> None:
+        block.experts.act_fn = None
+
     for change, text in (
         (choices, "to choose at most 16 of at most 512 experts, got 17 of 4"),
+        (unknown, "expected the gate of Qwen3MoeSparseMoeBlock to have a top_k, got None"),
         (activation, "expected experts of Qwen3MoeSparseMoeBlock to have silu"),
+        (nothing, "expected experts of Qwen3MoeSparseMoeBlock to have silu, got None"),
         (scores, "to have gate.weight, .* got .*e_score_correction_bias"),
         (shared, "to be made of .* got .*shared_expert"),
     ):
