@@ -7,6 +7,8 @@ alone sees both the logits and the matrices.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -28,8 +30,11 @@ def mixture(
     router_logits: torch.Tensor,
     w_gate_up: torch.Tensor,
     w_down: torch.Tensor,
+    top_k: Any,
 ) -> None:
-    """Of ``cuda_ops.moe``: what its parts cannot compare. The rest is theirs."""
+    """Of ``cuda_ops.moe``: what its parts cannot compare, or would say of arguments that its caller
+    did not give. The rest is theirs.
+    """
     tensors = {"x": x, "router_logits": router_logits, "w_gate_up": w_gate_up, "w_down": w_down}
     for name, tensor in tensors.items():
         if tensor.is_nested:  # and has no shape to compare
@@ -38,10 +43,22 @@ def mixture(
         shapes.refuse(op, "x", "at least 1 dim (..., H)", "shape []")
     if w_down.dim() != 3:
         _refuse_shape(op, "w_down", "3 dims (E, H, I)", w_down)
+    if router_logits.device != x.device:
+        wanted = f"a tensor on {shapes.device_name(x.device)} like 'x'"
+        actual = f"one on {shapes.device_name(router_logits.device)}"
+        shapes.refuse(op, "router_logits", wanted, actual)
     expected = (*x.shape[:-1], w_down.shape[0])
-    if router_logits.shape != expected:
+    # Of sizes that have no value yet the parts say so: torch.compile takes no check with a text of
+    # its own here.
+    compare = shapes.may_be_equal if torch.compiler.is_compiling() else operator.eq
+    if not compare(router_logits.shape, expected):
         wanted = f"shape (..., E) = {shapes.shape_name(expected)}"
         _refuse_shape(op, "router_logits", wanted, router_logits)
+    tokens: Any = math.prod(x.shape[:-1])  # while torch.jit traces a tensor
+    numbers = isinstance(tokens, int) and isinstance(top_k, int)
+    if numbers and shapes.is_surely_true(tokens * top_k >= MOST_ASSIGNMENTS):
+        wanted = "fewer than 2^31 choices of all tokens together"
+        shapes.refuse(op, "top_k", wanted, f"{top_k} of each of {tokens} tokens")
 
 
 def route(

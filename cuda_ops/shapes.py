@@ -296,7 +296,8 @@ def is_true(condition: bool | torch.SymBool) -> bool:
     """``bool(condition)``, by a guard where sizes are symbolic, and ``False`` where one has no
     value.
     """
-    if isinstance(condition, bool):
+    # torch.compile says of symbols too that they are bool.
+    if isinstance(condition, bool) and not torch.compiler.is_dynamo_compiling():
         return condition
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
@@ -307,11 +308,18 @@ def is_surely_true(condition: bool | torch.SymBool) -> bool:
     """``bool(condition)``, and ``False``, without a guard, where another symbolic size could make
     it false.
     """
-    if isinstance(condition, bool):
+    if isinstance(condition, bool) and not torch.compiler.is_dynamo_compiling():
         return condition
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)
+
+
+def may_be_equal(actual: Dims, expected: Dims) -> bool:
+    """Whether the shapes are the same, as far as their sizes have values."""
+    return len(actual) == len(expected) and not any(
+        is_true(size != other) for size, other in zip(actual, expected, strict=True)
+    )
 
 
 def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -33,7 +33,7 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any]:
         expert_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         # The operator itself, made of the same two, cannot pass on what they refuse and why.
-        expert_checks.mixture(op, x, router_logits, w_gate_up, w_down)
+        expert_checks.mixture(op, x, router_logits, w_gate_up, w_down, top_k)
         expert_parallel.check(
             w_gate_up=w_gate_up,
             w_down=w_down,

@@ -14,6 +14,7 @@ from cuda_ops import expert_checks, shapes
 from cuda_ops import experts as of_experts
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
+from cuda_ops.no_gradient import refusal
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
 
@@ -60,8 +61,8 @@ Args:
     renormalize: divide a token's weights by their sum (of sigmoids: their sum + 1e-20).
     expert_bias: (E), added to scores to choose by, not to weights; no gradient.
 
-Errors: RuntimeError for another shape or dtype or a top_k out of range, ValueError for another
-scoring.
+Errors: RuntimeError for another shape, dtype or device, a top_k out of range, and second
+derivatives; ValueError for another scoring.
 Formula: of the chosen, softmax of their logits; of all experts' softmax or sigmoids those of the
 chosen, sigmoids then divided by their sum if renormalized.
 """
@@ -110,6 +111,8 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
     """As names would have it, but for the bias: it takes part in choosing alone, so that a module
     may keep it as a parameter, and gets no gradient.
     """
+    if op.name == BACKWARD:
+        return refusal(f"{op.qualname} has no gradient: second derivatives are not computed")
     if op.name != ROUTE:
         return None
 
