@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.tables`` writes them, ``--check`` fails where one differs, and
 ``--keep RUN.json`` first takes over a run of ``python -m benchmarks --json RUN.json``; one of some
-``--cases`` takes their place among those that were kept before.
+``--cases`` takes their place among those that were kept before, and peers that it was not asked for
+stay beside them.
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->``.
 """
 
@@ -103,7 +104,9 @@ def keep(run: Path, results: Path = RESULTS) -> list[Path]:
 
 
 def _among(part: Report, kept: Report) -> Report:
-    """Some cases, measured again, among those of an earlier run, which keep its commit."""
+    """Some cases, measured again, among those of an earlier run, which keep its commit, as do peers
+    that only that one was asked for.
+    """
     for version in ("device", "torch", "triton", "cuda"):
         old, new = (report.environment.get(version) for report in (kept, part))
         if old != new:
@@ -115,8 +118,16 @@ def _among(part: Report, kept: Report) -> Report:
     results = []
     for result in kept.results:
         commit = result.commit or before
-        earlier = replace(result, commit="" if commit == now else commit)
-        results.append(again.pop((result.op, result.case), earlier))
+        later = again.pop((result.op, result.case), None)
+        if later is None:
+            results.append(replace(result, commit="" if commit == now else commit))
+            continue
+        others = {
+            name: replace(peer, commit=peer.commit or commit)
+            for name, peer in result.peers.items()
+            if name not in later.peers and peer.ratio is not None
+        }
+        results.append(replace(later, peers=later.peers | others))
     return replace(
         part,
         settings=kept.settings,
@@ -244,11 +255,17 @@ def _of_pair(pair: str, report: Report, base: Path) -> str:
 
 
 def _earlier(report: Report) -> str:
-    """``", 3 cases 1234567"``, where a run has cases of an earlier one."""
-    commits = Counter(result.commit for result in report.results if result.commit)
+    """``", 3 cases 1234567, triton in 1 case 1234567"``, where a run has some of an earlier one."""
+    cases = Counter(("", result.commit) for result in report.results)
+    peers = Counter(
+        (f"{name} in ", peer.commit)
+        for result in report.results
+        for name, peer in result.peers.items()
+    )
     return "".join(
-        f", {count} {'case' if count == 1 else 'cases'} {commit}"
-        for commit, count in commits.items()
+        f", {what}{count} {'case' if count == 1 else 'cases'} {commit}"
+        for (what, commit), count in (cases | peers).items()
+        if commit
     )
 
 
@@ -276,8 +293,16 @@ def _peer(peer: PeerResult | None) -> str:
 
 def _mixtures(base: Path) -> str:
     """The run of ``moe``, a column for each model."""
+    return _by_model(reports()["moe"].of("moe"))
+
+
+def _decoding(base: Path) -> str:
+    """The same of few tokens, where caches held nothing unwritten."""
+    return _by_model(Report.load(RESULTS / _CLEAN / "moe.json").of("moe"))
+
+
+def _by_model(results: list[CaseResult]) -> str:
     cells: dict[str, dict[str, str]] = {}
-    results = reports()["moe"].of("moe")
 
     def ratio(result: CaseResult, name: str) -> Interval | None:
         return peer.ratio if (peer := result.peers.get(name)) else None
@@ -314,6 +339,7 @@ _TABLES = {
     "operators": _operators,
     "cases": _cases,
     "mixtures": _mixtures,
+    "decoding": _decoding,
     "dense experts": _dense_experts,
 }
 

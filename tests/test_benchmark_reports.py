@@ -401,6 +401,17 @@ def test_some_cases_take_their_place_among_the_kept_ones(tmp_path: Path) -> None
     assert [(r.case, r.commit) for r in kept.results] == [("1K", "abc"), ("2K", ""), ("4K", "abc")]
     assert kept.results[1].seconds == later.results[0].seconds and "cases" not in kept.settings
     assert "commit 7654321, 2 cases abc." in tables._of_pair("f", kept, tables.REPO)
+    assert "eager" in kept.results[1].peers and not kept.results[1].peers["eager"].commit
+    # Without a peer that was there before: it stays, with its commit.
+    alone = replace(later, results=[result(case="2K", us=5.0, peers={})])
+    alone.environment["commit"] = "fedcba9"
+    alone.save(run)
+    tables.keep(run, results)
+    kept = Report.load(results / "operators" / "f.json")
+    assert kept.results[1].peers["eager"].commit == "7654321"
+    assert "commit fedcba9, 2 cases abc, eager in 1 case 7654321." in tables._of_pair(
+        "f", kept, tables.REPO
+    )
     later.environment["torch"] = "3.0"
     later.save(run)
     with pytest.raises(BenchmarkError, match=r"measured with torch .*, these with 3\.0"):

@@ -26,6 +26,9 @@ class PeerResult:
     missing: str = ""
     #: Where the case asks for it; ``None`` on a CPU.
     memory: Memory | None = None
+    #: Where a kept run has the peer from an earlier one, beside what the operator was then: that
+    #: one's commit.
+    commit: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,9 +153,11 @@ def _case(data: dict[str, Any]) -> CaseResult:
     )
 
 
-def _peer(seconds: Any, ratio: Any, host: Any, missing: str, memory: Any = None) -> PeerResult:
+def _peer(
+    seconds: Any, ratio: Any, host: Any, missing: str, memory: Any = None, commit: str = ""
+) -> PeerResult:
     intervals = _interval(seconds), _interval(ratio), _interval(host)
-    return PeerResult(*intervals, missing, _memory(memory))
+    return PeerResult(*intervals, missing, _memory(memory), commit)
 
 
 def _memory(data: dict[str, Any] | None) -> Memory | None:
