@@ -115,15 +115,19 @@ def _among(part: Report, kept: Report) -> Report:
             )
     now, before = part.environment["commit"], kept.environment["commit"]
     again = {(result.op, result.case): result for result in part.results}
+
+    def of(commit: str) -> str:
+        return "" if commit == now else commit
+
     results = []
     for result in kept.results:
         commit = result.commit or before
         later = again.pop((result.op, result.case), None)
         if later is None:
-            results.append(replace(result, commit="" if commit == now else commit))
+            results.append(replace(result, commit=of(commit)))
             continue
         others = {
-            name: replace(peer, commit=peer.commit or commit)
+            name: replace(peer, commit=of(peer.commit or commit))
             for name, peer in result.peers.items()
             if name not in later.peers and peer.ratio is not None
         }
