@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.tables`` writes them, ``--check`` fails where one differs, and
 ``--keep RUN.json`` first takes over a run of ``python -m benchmarks --json RUN.json``; one of some
-``--cases`` takes their place among those that were kept before, and peers that it was not asked for
+``--cases`` takes their place among those that were kept before, and peers that it did not measure
 stay beside them.
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->``.
 """
@@ -104,14 +104,15 @@ def keep(run: Path, results: Path = RESULTS) -> list[Path]:
 
 
 def _among(part: Report, kept: Report) -> Report:
-    """Some cases, measured again, among those of an earlier run, which keep its commit, as do peers
-    that only that one was asked for.
+    """Some cases, measured again, among those of an earlier run. What is of that run, a case or a
+    peer of one, keeps its commit.
     """
     for version in ("device", "torch", "triton", "cuda"):
-        old, new = (report.environment.get(version) for report in (kept, part))
-        if old != new:
+        then, today = (report.environment.get(version) for report in (kept, part))
+        if then != today:
             raise BenchmarkError(
-                f"the kept cases were measured with {version} {old}, these with {new}: measure all"
+                f"the kept cases were measured with {version} {then}, these with {today}: "
+                "measure all"
             )
     now, before = part.environment["commit"], kept.environment["commit"]
     again = {(result.op, result.case): result for result in part.results}
@@ -126,12 +127,12 @@ def _among(part: Report, kept: Report) -> Report:
         if later is None:
             results.append(replace(result, commit=of(commit)))
             continue
-        others = {
-            name: replace(peer, commit=of(peer.commit or commit))
-            for name, peer in result.peers.items()
-            if name not in later.peers and peer.ratio is not None
-        }
-        results.append(replace(later, peers=later.peers | others))
+        peers = result.peers | later.peers
+        for name, old in result.peers.items():
+            new = later.peers.get(name)
+            if new is None or (new.ratio is None and old.ratio is not None):
+                peers[name] = replace(old, commit=of(old.commit or commit))
+        results.append(replace(later, peers=peers))
     return replace(
         part,
         settings=kept.settings,
@@ -259,18 +260,23 @@ def _of_pair(pair: str, report: Report, base: Path) -> str:
 
 
 def _earlier(report: Report) -> str:
-    """``", 3 cases 1234567, triton in 1 case 1234567"``, where a run has some of an earlier one."""
-    cases = Counter(("", result.commit) for result in report.results)
-    peers = Counter(
-        (f"{name} in ", peer.commit)
-        for result in report.results
-        for name, peer in result.peers.items()
+    """``"; 1234567: 3 cases, triton in 1 case"``, where a run has some of earlier ones."""
+    parts: dict[str, Counter[str]] = {}
+    for result in report.results:
+        parts.setdefault(result.commit, Counter())[""] += 1
+        for name, peer in result.peers.items():
+            parts.setdefault(peer.commit, Counter())[f"{name} in "] += 1
+    parts.pop("", None)
+    text = "".join(
+        f"; {commit}: "
+        + ", ".join(
+            f"{what}{n} {'case' if n == 1 else 'cases'}" for what, n in sorted(counted.items())
+        )
+        for commit, counted in parts.items()
     )
-    return "".join(
-        f", {what}{count} {'case' if count == 1 else 'cases'} {commit}"
-        for (what, commit), count in (cases | peers).items()
-        if commit
-    )
+    if any(what for counted in parts.values() for what in counted):
+        text += ". Peers of an earlier commit are beside what the operator took then"
+    return text
 
 
 def _row(result: CaseResult, peers: Sequence[str]) -> tuple[str, ...]:

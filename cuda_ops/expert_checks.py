@@ -54,7 +54,7 @@ def mixture(
     if not compare(router_logits.shape, expected):
         wanted = f"shape (..., E) = {shapes.shape_name(expected)}"
         _refuse_shape(op, "router_logits", wanted, router_logits)
-    tokens: Any = math.prod(x.shape[:-1])  # while torch.jit traces a tensor
+    tokens: Any = math.prod(x.shape[:-1])  # a tensor while torch.jit traces
     numbers = isinstance(tokens, int) and isinstance(top_k, int)
     if numbers and shapes.is_surely_true(tokens * top_k >= MOST_ASSIGNMENTS):
         wanted = "fewer than 2^31 choices of all tokens together"

@@ -80,7 +80,9 @@ def _check(block: torch.nn.Module) -> None:
         raise ValueError(f"use_moe: expected {name} to have {', '.join(_TENSORS)}, got {listed}")
     chosen: Any = getattr(block.get_submodule("gate"), "top_k", None)
     if not isinstance(chosen, int):
-        raise ValueError(f"use_moe: expected the gate of {name} to have a top_k, got {chosen!r}")
+        raise ValueError(
+            f"use_moe: expected the gate of {name} to have an int top_k, got {chosen!r}"
+        )
     count = len(block.get_parameter("experts.down_proj"))
     if chosen > MOST_CHOSEN or count > MOST_EXPERTS:
         raise ValueError(

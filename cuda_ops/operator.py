@@ -194,8 +194,8 @@ class Operator:
 
     def _underived(self, what: str, hook: str) -> NotImplementedError:
         return NotImplementedError(
-            f"cuda_ops::{self.spec.name} has no rule for {what}: neither a signature line to "
-            f"derive it from, nor {hook} in its plugin"
+            f"cuda_ops::{self.spec.name} has no rule for {what}: no signature line to derive it "
+            f"from, and none from {hook} of a plugin"
         )
 
     def _decomposed(self, *args: Any, **kwargs: Any) -> Any:

@@ -400,17 +400,21 @@ def test_some_cases_take_their_place_among_the_kept_ones(tmp_path: Path) -> None
     kept = Report.load(results / "operators" / "f.json")
     assert [(r.case, r.commit) for r in kept.results] == [("1K", "abc"), ("2K", ""), ("4K", "abc")]
     assert kept.results[1].seconds == later.results[0].seconds and "cases" not in kept.settings
-    assert "commit 7654321, 2 cases abc." in tables._of_pair("f", kept, tables.REPO)
+    assert "commit 7654321; abc: 2 cases.\n" in tables._of_pair("f", kept, tables.REPO)
     assert "eager" in kept.results[1].peers and not kept.results[1].peers["eager"].commit
-    # Without a peer that was there before: it stays, with its commit.
-    alone = replace(later, results=[result(case="2K", us=5.0, peers={})])
-    alone.environment["commit"] = "fedcba9"
-    alone.save(run)
-    tables.keep(run, results)
-    kept = Report.load(results / "operators" / "f.json")
-    assert kept.results[1].peers["eager"].commit == "7654321"
-    assert "commit fedcba9, 2 cases abc, eager in 1 case 7654321." in tables._of_pair(
-        "f", kept, tables.REPO
+    # Without a peer that was there before, or where it could not be had: it stays, with its commit.
+    more = {"compile": PeerResult(around(2e-5), around(2.0))}
+    for commit, peers in (("fedcba9", more), ("0123456", {"eager": PeerResult(missing="no")})):
+        alone = replace(later, results=[result(case="2K", us=5.0, peers=peers)])
+        alone.environment["commit"] = commit
+        alone.save(run)
+        tables.keep(run, results)
+        kept = Report.load(results / "operators" / "f.json")
+        assert [*kept.results[1].peers] == ["eager", "compile"]
+        assert kept.results[1].peers["eager"].commit == "7654321"
+    assert (
+        "commit 0123456; abc: 2 cases; 7654321: eager in 1 case; fedcba9: compile in 1 case. Peers"
+        in tables._of_pair("f", kept, tables.REPO)
     )
     later.environment["torch"] = "3.0"
     later.save(run)

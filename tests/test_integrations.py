@@ -197,7 +197,7 @@ def test_a_changed_block_is_refused() -> None:
 
     for change, text in (
         (choices, "to choose at most 16 of at most 512 experts, got 17 of 4"),
-        (unknown, "expected the gate of Qwen3MoeSparseMoeBlock to have a top_k, got None"),
+        (unknown, "expected the gate of Qwen3MoeSparseMoeBlock to have an int top_k, got None"),
         (activation, "expected experts of Qwen3MoeSparseMoeBlock to have silu"),
         (nothing, "expected experts of Qwen3MoeSparseMoeBlock to have silu, got None"),
         (scores, "to have gate.weight, .* got .*e_score_correction_bias"),

@@ -140,7 +140,7 @@ def test_bias_gets_no_gradient() -> None:
 
 # --- properties ------------------------------------------------------------------------------
 
-#: T, H, I, E and top_k by device: on a GPU those of every family of kernels, in dtypes of all.
+#: T, H, I, E and top_k by device: on a GPU such that every family of kernels runs.
 SIZES: dict[str, Any] = {
     "cpu": st.tuples(
         st.integers(1, 20),

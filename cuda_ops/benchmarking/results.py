@@ -26,8 +26,8 @@ class PeerResult:
     missing: str = ""
     #: Where the case asks for it; ``None`` on a CPU.
     memory: Memory | None = None
-    #: Where a kept run has the peer from an earlier one, beside what the operator was then: that
-    #: one's commit.
+    #: The commit of the run that measured it beside the operator of then, where that is not the
+    #: case's own.
     commit: str = ""
 
 
