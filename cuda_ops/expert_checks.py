@@ -43,18 +43,15 @@ def mixture(
         shapes.refuse(op, "x", "at least 1 dim (..., H)", "shape []")
     if w_down.dim() != 3:
         _refuse_shape(op, "w_down", "3 dims (E, H, I)", w_down)
-    if router_logits.device != x.device:
-        wanted = f"a tensor on {shapes.device_name(x.device)} like 'x'"
-        actual = f"one on {shapes.device_name(router_logits.device)}"
-        shapes.refuse(op, "router_logits", wanted, actual)
+    shapes.check_device(op, "router_logits", router_logits, "x", x)
     expected = (*x.shape[:-1], w_down.shape[0])
     # Of sizes that have no value yet the parts say so: torch.compile takes no check with a text of
-    # its own here.
+    # its own here. Elsewhere tuples are compared, whose sizes are tensors while torch.jit traces.
     compare = shapes.may_be_equal if torch.compiler.is_compiling() else operator.eq
     if not compare(router_logits.shape, expected):
         wanted = f"shape (..., E) = {shapes.shape_name(expected)}"
         _refuse_shape(op, "router_logits", wanted, router_logits)
-    tokens: Any = math.prod(x.shape[:-1])  # a tensor while torch.jit traces
+    tokens: Any = math.prod(x.shape[:-1])  # or a tensor
     numbers = isinstance(tokens, int) and isinstance(top_k, int)
     if numbers and shapes.is_surely_true(tokens * top_k >= MOST_ASSIGNMENTS):
         wanted = "fewer than 2^31 choices of all tokens together"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -67,9 +68,8 @@ def _check(block: torch.nn.Module) -> None:
         module = block.get_submodule(part)
         forward = vars(module).get("forward")
         # Who wraps a forward for a while leaves the class's own behind, bound to the module.
-        own = getattr(forward, "__func__", None) is type(module).forward
-        own = own and getattr(forward, "__self__", None) is module
-        if not own and getattr(forward, "func", forward) not in (None, _route, _run_experts):
+        own = MethodType(type(module).forward, module)
+        if forward != own and getattr(forward, "func", forward) not in (None, _route, _run_experts):
             raise ValueError(
                 f"use_moe: expected {part} of {name} to have its class's forward, got one that was "
                 f"set on it, {forward!r}, which would be lost: call use_moe before"

@@ -81,6 +81,11 @@ def refusal(reason: str) -> Autograd:
     return Autograd(setup_context=_keep_sizes, backward=NoGradient(reason))
 
 
+def no_second_derivative(gradient: str) -> Autograd:
+    """The formula of an operator, named ``gradient``, that computes one and has none itself."""
+    return refusal(f"{gradient} has no gradient: second derivatives are not computed")
+
+
 def _keep_sizes(
     ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: Any = None
 ) -> None:

@@ -127,14 +127,21 @@ def check_arguments(op: OpSpec, tensors: Sequence[torch.Tensor | None]) -> dict[
                 refuse(op, name, f"dtype {allowed}", dtype_name(tensor.dtype))
         else:
             like, other = first
-            if tensor.device != other.device:
-                expected = f"a tensor on {device_name(other.device)} like '{like}'"
-                refuse(op, name, expected, f"one on {device_name(tensor.device)}")
+            check_device(op, name, tensor, like, other)
             if op.dtypes and tensor.dtype != other.dtype:
                 expected = f"dtype {dtype_name(other.dtype)} like '{like}'"
                 refuse(op, name, expected, dtype_name(tensor.dtype))
         bind_dims(op, name, group_of(op, i), tensor.shape, bound)
     return bound
+
+
+def check_device(
+    op: OpSpec, argument: str, tensor: torch.Tensor, like: str, other: torch.Tensor
+) -> None:
+    """Refuse another device than that of the argument ``like``."""
+    if tensor.device != other.device:
+        expected = f"a tensor on {device_name(other.device)} like '{like}'"
+        refuse(op, argument, expected, f"one on {device_name(tensor.device)}")
 
 
 def bind_dims(op: OpSpec, argument: str, group: Group, shape: Dims, bound: dict[str, Any]) -> None:

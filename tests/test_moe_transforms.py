@@ -1,4 +1,4 @@
-"""moe mapped, traced and exported."""
+"""moe mapped, compiled, traced and exported."""
 
 from __future__ import annotations
 
@@ -80,6 +80,41 @@ def test_no_numbers_in_a_mapped_token() -> None:
     assert mapped(x, logits).shape == (3, 4, 0)
 
 
+def test_compiled_and_autocast() -> None:
+    tensors = [torch.randn(6, 8), torch.randn(6, 4), *weights(4, 8, 3, torch.float32)]
+    inputs = [t.requires_grad_() for t in tensors]
+
+    def loss(*args: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = cuda_ops.moe(*args, 2)
+        return out.square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(
+        torch.autograd.grad(compiled(*inputs), inputs), torch.autograd.grad(loss(*inputs), inputs)
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        assert cuda_ops.moe(*inputs, 2).dtype is torch.bfloat16
+        assert cuda_ops.moe_route(inputs[1].bfloat16(), 2)[0].dtype is torch.float32
+        chosen, experts = cuda_ops.moe_route(inputs[1], 2)
+        outside = [t.bfloat16() for t in (inputs[0], *inputs[2:])]
+        inside = cuda_ops.moe_experts(inputs[0], *inputs[2:], experts, chosen)
+    assert torch.equal(inside, cuda_ops.moe_experts(*outside, experts, chosen))  # of float32
+
+
+def test_compiled_for_numbers_of_tokens_without_a_value() -> None:
+    from torch._dynamo.decorators import mark_unbacked
+
+    def mixture(*args: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = cuda_ops.moe(*args, 2)
+        return out
+
+    inputs = [torch.randn(5, 6), torch.randn(5, 4), *weights(4, 6, 3, torch.float32)]
+    for tensor in inputs[:2]:
+        mark_unbacked(tensor, 0)
+    compiled = torch.compile(mixture, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), mixture(*inputs))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_traced_by_torchscript() -> None:
     """Whose check runs the trace again without gradients."""
@@ -132,20 +167,3 @@ def test_errors_under_compile_name_the_argument(dynamic: bool | None) -> None:
 
     with pytest.raises(Exception, match=r"(?s)'router_logits': .* = \[3, 3\], got shape \[5, 3\]"):
         mixed(*inputs, top_k)
-
-
-def test_sharded_experts_compile(mesh: Any) -> None:
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    tensors = (torch.randn(4, 6), torch.randn(4, 6), *weights(3, 6, 2, torch.float32))
-    places = (Replicate(), Replicate(), Shard(0), Shard(0))
-    inputs = [
-        DTensor.from_local(tensor, mesh, [place], run_check=False)
-        for tensor, place in zip(tensors, places, strict=True)
-    ]
-    for dynamic in (None, True):
-        torch._dynamo.reset()
-        compiled = torch.compile(cuda_ops.moe, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-        actual, expected = (f(*inputs, 2) for f in (compiled, cuda_ops.moe))
-        assert actual.placements == expected.placements
-        torch.testing.assert_close(actual.to_local(), expected.to_local())

@@ -85,9 +85,9 @@ def _kibibytes(path: Path) -> int:
 class CpuClock:
     """Times calls on the CPU: wall time, since a call returns when it is done."""
 
-    def __init__(self, device: torch.device, flush: Callable[[], None] | None = None) -> None:
+    def __init__(self, device: torch.device, flush: Callable[[], None]) -> None:
         self.device = device
-        self.flush = flush or Flush(device)
+        self.flush = flush
         #: A train shorter than this is not worth believing, in seconds.
         self.train_seconds = 500e-6
 
@@ -109,9 +109,9 @@ class CpuClock:
 class CudaClock:
     """Times calls on a GPU: events at both ends of a train that runs without the host."""
 
-    def __init__(self, device: torch.device, flush: Callable[[], None] | None = None) -> None:
+    def __init__(self, device: torch.device, flush: Callable[[], None]) -> None:
         self.device = device
-        self.flush = flush or Flush(device)
+        self.flush = flush
         #: Long enough that two events and the first launch, about 2 us, are 1 % of it.
         self.train_seconds = 200e-6
         self._start = torch.cuda.Event(enable_timing=True)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from cuda_ops import expert_checks, shapes
 from cuda_ops import experts as of_experts
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.no_gradient import refusal
+from cuda_ops.no_gradient import no_second_derivative
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, Claims, OpSpec, ShardingRule
 from cuda_ops.testing.samples import Layout, Sample, TensorArg
 
@@ -94,7 +94,7 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
 @hookimpl
 def cuda_ops_autograd(op: OpSpec) -> Autograd:
     if op.name not in (FORWARD, KEEP):
-        return refusal(f"{op.qualname} has no gradient: second derivatives are not computed")
+        return no_second_derivative(op.qualname)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
         ctx.set_materialize_grads(False)

@@ -14,7 +14,7 @@ from cuda_ops import expert_checks, shapes
 from cuda_ops import experts as of_experts
 from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.no_gradient import refusal
+from cuda_ops.no_gradient import no_second_derivative
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
 
@@ -112,7 +112,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
     may keep it as a parameter, and gets no gradient.
     """
     if op.name == BACKWARD:
-        return refusal(f"{op.qualname} has no gradient: second derivatives are not computed")
+        return no_second_derivative(op.qualname)
     if op.name != ROUTE:
         return None
 
