@@ -24,10 +24,9 @@ from rich.table import Table
 from torch.utils import cpp_extension
 
 from benchmarks import report
-from cuda_ops import build as builder
-from cuda_ops import toolchain
+from cuda_ops.build import compiling, toolchain
+from cuda_ops.dev.scaffold import new_pair
 from cuda_ops.registry import registry
-from cuda_ops.scaffold import new_pair
 
 FLOOR, GOAL = 10, 20
 _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -46,7 +45,7 @@ def ours(root: Path, edits: int) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {"kernel edit": [], "binding edit": []}
 
     def load() -> None:
-        built = builder.build(registry().pairs()["dev_loop"])
+        built = compiling.build(registry().pairs()["dev_loop"])
         registry().load("dev_loop", built.path)
         _run(registry().public("dev_loop"))
 
@@ -71,13 +70,13 @@ def tutorial(folder: Path, edits: int) -> list[float]:
         cpp_extension.CUDA_HOME = str(toolchain.cuda_home())
         stubs = [
             "-Wl,--as-needed",
-            f"-L{builder.stub_libraries()}",
+            f"-L{compiling.stub_libraries()}",
             f"-L{toolchain.cuda_home()}/lib64",
             "-lcudart_static",
             "-lrt",
             "-ldl",
         ]
-    archs = builder.visible_archs()
+    archs = compiling.visible_archs()
     taken = []
     for i in range(edits + 1):
         kernel = folder / "tutorial_silu.cu"

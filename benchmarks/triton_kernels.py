@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from cuda_ops.experts import torch_route
+from cuda_ops.ops._moe import torch_route
 
 _BLOCK = 1024
 

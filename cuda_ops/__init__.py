@@ -15,9 +15,9 @@ from typing import Any
 __version__ = "0.1.0"
 
 if importlib.util.find_spec("torch") is not None:  # setup.py may come before torch
-    from cuda_ops import namespace
+    from cuda_ops import torch_ops
 
-    namespace.install()
+    torch_ops.install()
 
 
 class _Listed(str):

@@ -4,7 +4,7 @@ A plugin is a module or object whose functions are marked with ``@hookimpl``.
 The file ``cuda_ops/ops/<op>.py`` is the plugin of one pair and is asked only
 about the operators of that pair. Installed packages add plugins through the
 entry-point group ``cuda_ops`` and are asked about every operator. The
-derivation plugin (``cuda_ops/derive.py``) answers last, from the schema and
+derivation plugin (``cuda_ops/derive/rules.py``) answers last, from the schema and
 the signature line, so a plugin says only what is special about an operator.
 
 A hook about one operator stops at the first answer that is not ``None``;

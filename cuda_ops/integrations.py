@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import cuda_ops
-from cuda_ops import expert_parallel
-from cuda_ops.expert_checks import MOST_CHOSEN, MOST_EXPERTS
+from cuda_ops.ops import _moe_parallel as expert_parallel
+from cuda_ops.ops._moe_checks import MOST_CHOSEN, MOST_EXPERTS
 
 #: The blocks that were compared, and what they are made of. Others look the same from outside and
 #: are not: a shared expert, groups of experts, sigmoids or a factor are in a forward's text alone.

@@ -6,7 +6,7 @@
     setup(**operators("my_package.src", "my_package/src"))
 
 Every operator becomes one library, ``<root>/lib/<op>.abi3.so``, with the flags
-of :mod:`cuda_ops.toolchain`. It is no Python module: the registry opens it. It
+of :mod:`cuda_ops.build.toolchain`. It is no Python module: the registry opens it. It
 says what it was made from, so that the dev loop builds only what is edited.
 """
 
@@ -24,9 +24,9 @@ import setuptools
 import torch
 from torch.utils import cpp_extension
 
-from cuda_ops import provenance, toolchain
-from cuda_ops.discovery import Kind, Pair, content_hash, discover, files_of
-from cuda_ops.provenance import Provenance
+from cuda_ops.build import provenance, toolchain
+from cuda_ops.build.discovery import Kind, Pair, content_hash, discover, files_of
+from cuda_ops.build.provenance import Provenance
 
 #: What a package carries beside the libraries, so that an operator can be rebuilt where it is used.
 FOLDERS = ("kernels", "bindings", "utils", "ops")
@@ -42,7 +42,7 @@ def operators(package: str, root: str | Path) -> dict[str, Any]:
         root: the folder with ``kernels/`` and ``bindings/``, relative to ``setup.py``.
 
     Raises:
-        DiscoveryError: see :func:`cuda_ops.discovery.discover`.
+        DiscoveryError: see :func:`cuda_ops.build.discovery.discover`.
     """
     root = Path(root)
     top = package.partition(".")[0]
@@ -52,7 +52,7 @@ def operators(package: str, root: str | Path) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "packages": sorted({*modules, package, *data} - {f"{package}.lib"}),
         "package_dir": {package: root.as_posix()},
-        "package_data": {**{name: ["*"] for name in data}, "": ["py.typed", "templates/*"]},
+        "package_data": {**{name: ["**/*"] for name in data}, "": ["py.typed", "templates/*"]},
         "ext_modules": built,
         "cmdclass": {"build_ext": build_ext},
     }

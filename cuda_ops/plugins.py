@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import pluggy
 
 from cuda_ops import hookspecs
-from cuda_ops.discovery import Pair, plugin_folder
+from cuda_ops.build.discovery import Pair, plugin_folder
 from cuda_ops.errors import ManifestError, PluginError
 from cuda_ops.spec import OpSpec
 
@@ -27,6 +28,21 @@ def plugin_files(pair: Pair) -> list[Path]:
     """What the pair's plugin says may be in: the file itself and those that plugins share."""
     own = plugin_file(pair)
     return [*([own] if own.is_file() else []), *sorted(own.parent.glob("_*.py"))]
+
+
+_RULES = "cuda_ops.derive.rules"
+#: Where each derived answer is. Those for tests and benchmarks are in the kits, which operators
+#: that are only called never import.
+_DERIVED = {
+    "cuda_ops_fake": _RULES,
+    "cuda_ops_autograd": _RULES,
+    "cuda_ops_autocast": _RULES,
+    "cuda_ops_vmap": _RULES,
+    "cuda_ops_sharding": _RULES,
+    "cuda_ops_reference": "cuda_ops.testing.derived",
+    "cuda_ops_samples": "cuda_ops.testing.derived",
+    "cuda_ops_benchmarks": "cuda_ops.benchmarking.derived",
+}
 
 
 class Plugins:
@@ -43,12 +59,9 @@ class Plugins:
         self._of_pair: dict[str, Any] = {}
         self._installed: list[Any] = []
         self._loads: list[dict[str, Any]] = []
+        self._derived: dict[str, Any] = {}
         #: Installed plugins that could not be used, by name, with the reason.
         self.problems: dict[str, str] = {}
-        from cuda_ops import derive
-
-        self._derive = derive
-        self.register(derive, "cuda_ops.derive")
         for entry_point in importlib.metadata.entry_points(group=hookspecs.PROJECT):
             try:
                 plugin = entry_point.load()
@@ -183,9 +196,20 @@ class Plugins:
 
     def _answers(self, hook: str, op: OpSpec) -> Iterator[Any]:
         """What is not ``None``, from the plugins in their order."""
-        for plugin in (self._of_pair.get(op.stem), *reversed(self._installed), self._derive):
+        about = f"operator {op.name!r}"
+        for plugin in (self._of_pair.get(op.stem), *reversed(self._installed)):
             if plugin is not None:
-                yield from self._call(hook, plugin, f"operator {op.name!r}", op=op)
+                yield from self._call(hook, plugin, about, op=op)
+        if hook in _DERIVED:
+            yield from self._call(hook, self._derivation(_DERIVED[hook]), about, op=op)
+
+    def _derivation(self, module: str) -> Any:
+        """The part of the derivation plugin that is in ``module``, imported when first asked."""
+        if module not in self._derived:
+            plugin = importlib.import_module(module)
+            self.register(plugin, module)
+            self._derived[module] = plugin
+        return self._derived[module]
 
     def tell_loaded(self, op: OpSpec, library: Path, generation: int) -> None:
         """Fire ``cuda_ops_op_loaded``: in the plugin of the pair and in those of all operators.

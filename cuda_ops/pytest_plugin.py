@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from cuda_ops.testing import CheckEntry, Profile
     from cuda_ops.testing.case import Check
-    from cuda_ops.testing.child import Worker
+    from cuda_ops.testing.worker import Worker
 
 #: A file that pytest can be pointed at and nobody else collects: what is under test are operators.
 _ANCHOR = Path(__file__).parent / "py.typed"
@@ -171,7 +171,7 @@ _PLAN: pytest.StashKey[tuple[list[str], list[tuple[int, str]]]] = pytest.StashKe
 
 def _worker(config: pytest.Config) -> tuple[Worker, Profile]:
     """One process for all checks of a run, replaced when one of them breaks it."""
-    from cuda_ops.testing.child import Worker
+    from cuda_ops.testing.worker import Worker
 
     if _WORKER not in config.stash:
         profile = _profile(config)
@@ -194,8 +194,8 @@ def _profile(config: pytest.Config) -> Profile:
 
 
 def _chosen(config: pytest.Config) -> list[str]:
-    from cuda_ops.dev import compile_ops
-    from cuda_ops.discovery import Kind
+    from cuda_ops.build.discovery import Kind
+    from cuda_ops.compile_ops import compile_ops
     from cuda_ops.errors import CudaOpsError
     from cuda_ops.registry import operators_of, registry
     from cuda_ops.testing.subject import described, find
@@ -221,8 +221,8 @@ def _chosen(config: pytest.Config) -> list[str]:
 def _arrive(config: pytest.Config) -> None:
     """Add the roots and run the file that the options name."""
     from cuda_ops.errors import CudaOpsError
-    from cuda_ops.testing.child import arrive
     from cuda_ops.testing.subject import Origin
+    from cuda_ops.testing.worker import arrive
 
     roots, file = config.getoption("--cuda-ops-root"), config.getoption("--cuda-ops-file")
     try:

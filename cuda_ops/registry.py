@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from cuda_ops import build as builder
-from cuda_ops import compile_cache, guests
-from cuda_ops.discovery import (
+from cuda_ops.build import compiling, guests
+from cuda_ops.build.discovery import (
     BUILTIN_ROOT,
     Kind,
     Pair,
@@ -28,9 +27,10 @@ from cuda_ops.discovery import (
     root_problem,
     survey,
 )
+from cuda_ops.dispatch import compile_tag
+from cuda_ops.dispatch.library import Library, open_library
+from cuda_ops.dispatch.operator import Operator, redefining
 from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, ManifestError
-from cuda_ops.library import Library, open_library
-from cuda_ops.operator import Operator, redefining
 from cuda_ops.plugins import Plugins, plugin_files
 
 
@@ -215,12 +215,12 @@ class Registry:
         return self._libraries.get(stem)
 
     def _best_library(self, pair: Pair) -> Path:
-        built = builder.library_path(pair, builder.visible_archs())
+        built = compiling.library_path(pair, compiling.visible_archs())
         if built.exists():
             return built
         if pair.prebuilt.exists():
             return pair.prebuilt
-        last = builder.last_failure(pair)
+        last = compiling.last_failure(pair)
         root = f"--root {pair.root} " if pair.root != BUILTIN_ROOT.resolve() else ""
         raise BuildError(
             f"cuda_ops.{pair.stem} is not built: run python compile_dev.py {root}{pair.stem} "
@@ -281,7 +281,7 @@ class Registry:
             if stem not in self._texts:
                 self._texts[stem] = content_hash([*pair.files(), *plugin_files(pair)])
         each = [f"{stem}:{self._texts[stem]}" for stem in self.pairs()]
-        compile_cache.change([*each, content_hash(self.plugins.installed_files())])
+        compile_tag.change([*each, content_hash(self.plugins.installed_files())])
 
 
 _making = threading.RLock()

@@ -15,6 +15,9 @@ from cuda_ops.signature import Signature
 AutocastWord = Literal["lower_precision", "float32", "promote"]
 AutocastPolicy = AutocastWord | Mapping[str, AutocastWord]
 
+#: The Python function of each operator in this process, by name, filled as they are loaded.
+functions: dict[str, Callable[..., Any]] = {}
+
 
 @dataclass(frozen=True)
 class OpSpec:
@@ -69,15 +72,18 @@ class OpSpec:
         """
         if torch.compiler.is_dynamo_compiling():
             return self.overload  # what the function comes down to there; traced without a look-up
-        from cuda_ops.registry import registry
-
-        operator = registry().loaded(self.name) if self.namespace == "cuda_ops" else None
-        return self.overload if operator is None else operator.direct
+        direct = functions.get(self.name) if self.namespace == "cuda_ops" else None
+        return self.overload if direct is None else direct
 
     @property
     def is_composite(self) -> bool:
         """Composed of other operators: gradients and shapes follow from those."""
         return "CompositeImplicitAutograd" in self.keys
+
+    @property
+    def is_irregular(self) -> bool:
+        """Composed of other operators, or writing its arguments: names and dims say nothing."""
+        return self.is_composite or self.parsed.is_mutable
 
     @property
     def argument_names(self) -> tuple[str, ...]:

@@ -17,9 +17,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cuda_ops import build as builder
-from cuda_ops import toolchain
-from cuda_ops.dev import reload
+from cuda_ops.build import compiling, toolchain
+from cuda_ops.compile_ops import reload
 from cuda_ops.registry import registry
 from cuda_ops.testing.memory import release
 
@@ -90,10 +89,10 @@ class ScratchOp:
         )  # fmt: skip
         self.binding.write_text(textwrap.dedent(text))
 
-    def build(self) -> builder.Built:
-        return builder.build(registry().rescan()[self.name])
+    def build(self) -> compiling.Built:
+        return compiling.build(registry().rescan()[self.name])
 
-    def reload(self) -> builder.Built:
+    def reload(self) -> compiling.Built:
         """Build and load; what ``compile_dev.reload`` does for one operator."""
         built = self.build()
         registry().load(self.name, built.path)

@@ -2,7 +2,7 @@
 //   element bytes, precision, capability, m, n, k, a's row and column strides, b's, batch,
 //   whether the address is aligned, whether a layer is meant, elements from one matrix of a to the
 //   next, and of b.
-#include "gemm.h"
+#include "gemm/gemm.h"
 
 #include <iostream>
 

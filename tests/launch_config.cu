@@ -9,8 +9,8 @@
 #include <cstdio>
 
 #include "elementwise.cuh"
-#include "reduce.h"
-#include "topk.h"
+#include "reduce/reduce.h"
+#include "sort/topk.h"
 
 namespace {
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops import experts as references
+from cuda_ops.ops import _moe as references
 
 ROUNDING = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 2.5e-2}
 

@@ -1,7 +1,7 @@
 // Prints which kernels moe_plan.h chooses: one line for each line of input,
 //   element bytes, capability, tokens, top_k, H, I, E, whether addresses are aligned, whether
 //   the gradient is meant.
-#include "moe_plan.h"
+#include "moe/moe_plan.h"
 
 #include <iostream>
 

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 import cuda_ops
-from cuda_ops.dev import compile_ops
-from cuda_ops.discovery import BUILTIN_ROOT, Kind
-from cuda_ops.no_gradient import NoGradient
-from cuda_ops.operator import Operator
+from cuda_ops.build.discovery import BUILTIN_ROOT, Kind
+from cuda_ops.compile_ops import compile_ops
+from cuda_ops.derive.no_gradient import NoGradient
+from cuda_ops.dispatch.operator import Operator
 from cuda_ops.registry import all_operators, registry
 from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw, chosen

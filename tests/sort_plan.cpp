@@ -1,7 +1,7 @@
 // Prints which kernels sort.h chooses: one line for each line of input,
 //   rows, their length, element bytes, shared memory, whether clusters can be launched, how many of
 //   16 blocks at once.
-#include "sort.h"
+#include "sort/sort.h"
 
 #include <cstdio>
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuda_ops.build import build
+from cuda_ops.build.compiling import build
 from cuda_ops.registry import registry
 from cuda_ops.testing import CHECKS, PROFILES, CheckEntry
 from cuda_ops.testing.__main__ import parse_line
-from cuda_ops.testing.child import Worker
 from cuda_ops.testing.runner import planned, run_check
 from cuda_ops.testing.subject import find
+from cuda_ops.testing.worker import Worker
 
 ROOT = Path(__file__).parent / "bad_ops"
 #: The check that must fail first, by operator, on a CPU and on a GPU; ``None``: cannot show there.

@@ -23,7 +23,7 @@ from cuda_ops.benchmarking.compare import Settings
 from cuda_ops.benchmarking.memory import Memory, memory_of
 from cuda_ops.benchmarking.results import PeerResult, Report
 from cuda_ops.benchmarking.rotation import maker
-from cuda_ops.dev import reload
+from cuda_ops.compile_ops import reload
 from cuda_ops.ops import moe
 from cuda_ops.registry import registry
 from cuda_ops.spec import BenchmarkCase

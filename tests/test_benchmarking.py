@@ -27,7 +27,7 @@ from cuda_ops.benchmarking.peers import compiled, from_pair, imported, load_peer
 from cuda_ops.benchmarking.results import PeerResult, mean_ratio
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.benchmarking.stats import Interval, geometric_mean, median_interval, ratio_interval
-from cuda_ops.dev import reload
+from cuda_ops.compile_ops import reload
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.registry import registry
 from cuda_ops.spec import BenchmarkCase, Peer

@@ -13,15 +13,16 @@ import torch
 from conftest import ScratchOp
 from torch._subclasses import FakeTensorMode
 
-from cuda_ops import derive
-from cuda_ops.dev import compile_ops
+from cuda_ops.benchmarking import derived as benchmarking_derived
+from cuda_ops.compile_ops import compile_ops
+from cuda_ops.derive import rules
 from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing import PROFILES, check_op
 from cuda_ops.testing.case import Case, NotRunError
 from cuda_ops.testing.checks import by_name, index_width
-from cuda_ops.testing.child import Worker
 from cuda_ops.testing.subject import find
+from cuda_ops.testing.worker import Worker
 
 SOURCE = """
 #pragma GCC optimize("O0")
@@ -195,7 +196,7 @@ def test_a_mean_over_all_rows_is_not_one_of_some(name: str) -> None:
         )
         expected = cotangent.expand(5).unsqueeze(1) / 4
         torch.testing.assert_close(each(x, y, cotangent), (y * expected, x * expected))
-    replicated = derive.cuda_ops_sharding(spec(f"{name}_loss_backward"))
+    replicated = rules.cuda_ops_sharding(spec(f"{name}_loss_backward"))
     assert replicated is not None and len(replicated(torch.ones(()), x, y)) == 1
 
 
@@ -225,17 +226,17 @@ def test_shards_of_rows_give_partial_sums(name: str) -> None:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     x, weight = torch.empty(4, 5, 3), torch.empty(3)
-    rule = derive.cuda_ops_sharding(spec(name))
+    rule = rules.cuda_ops_sharding(spec(name))
     assert rule is not None
     assert ([Shard(1)], [Shard(1), Replicate()]) in rule(x, weight)
-    rule = derive.cuda_ops_sharding(spec(f"{name}_backward"))
+    rule = rules.cuda_ops_sharding(spec(f"{name}_backward"))
     assert rule is not None
     rows = [Shard(1), Shard(1), Replicate()]
     assert ([Shard(1), Partial(), Partial()], rows) in rule(x, x, weight)
 
 
 def test_what_serves_all_rows_is_counted_once(name: str) -> None:
-    cases = derive.cuda_ops_benchmarks(spec(name)) or []
+    cases = benchmarking_derived.cuda_ops_benchmarks(spec(name)) or []
     (case,) = (case for case in cases if case.label == "4096x1024 float32")
     assert case.bytes == 4 * (2 * 4096 * 1024 + 2 * 1024)
     x, weight, _ = case.make_inputs(torch.device("cpu"))

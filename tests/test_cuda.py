@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from conftest import ScratchOp, needs_gpu
 
 import cuda_ops
+from cuda_ops.dev.scaffold import new_pair
 from cuda_ops.registry import registry
-from cuda_ops.scaffold import new_pair
-from cuda_ops.stall import stall
 from cuda_ops.testing.memory import much_memory
+from cuda_ops.testing.stall import stall
 
 pytestmark = needs_gpu
 
@@ -110,12 +110,12 @@ def test_device_mix_names_both() -> None:
 
 
 def test_build_for_another_arch_names_both(cuda_op: ScratchOp) -> None:
-    from cuda_ops import build as builder
+    from cuda_ops.build import compiling
 
     pair = registry().rescan()[cuda_op.name]
     capability = torch.cuda.get_device_capability()
     other = "8.0" if capability < (8, 0) else "12.0"
-    registry().load(cuda_op.name, builder.build(pair, (other,)).path)
+    registry().load(cuda_op.name, compiling.build(pair, (other,)).path)
     with pytest.raises(RuntimeError, match=f"this build holds code for {other}.*Rebuild"):
         cuda_op.function(torch.ones(3, device="cuda"))
 

@@ -17,8 +17,11 @@ from hypothesis import strategies as st
 from specs import FLOATING, pair, spec
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cuda_ops import autocast, derive, shapes
+from cuda_ops.benchmarking import derived as benchmarking_derived
+from cuda_ops.derive import arguments, batching, gradient, layout, rules
+from cuda_ops.dispatch import autocast
 from cuda_ops.testing import Sample, TensorArg, check_op, quick_error, samples
+from cuda_ops.testing import derived as testing_derived
 from cuda_ops.testing.subject import subject_of
 
 LIBRARY = torch.library.Library("cuda_ops", "FRAGMENT")
@@ -33,7 +36,9 @@ class Plugins:
     def ask(self, hook_name, op):
         if hook_name in self.answers:
             return self.answers[hook_name]
-        return getattr(derive, hook_name, lambda op: None)(op)
+        homes = (rules, testing_derived, benchmarking_derived)
+        found = (getattr(home, hook_name) for home in homes if hasattr(home, hook_name))
+        return next(found, lambda op: None)(op)
 
 
 def register(op, kernel, plugins=None):
@@ -41,7 +46,7 @@ def register(op, kernel, plugins=None):
     plugins = plugins or Plugins()
 
     def cpu(*args, **kwargs):
-        outputs = shapes.empty_outputs(op, op.signature, shapes.tensor_arguments(op, args))
+        outputs = layout.empty_outputs(op, op.signature, arguments.tensor_arguments(op, args))
         results = kernel(*args, **kwargs)
         for out, result in zip(outputs, results if len(outputs) > 1 else [results], strict=True):
             out.copy_(result)
@@ -92,7 +97,7 @@ def product():
 
 def refusal(op, *tensors):
     with pytest.raises(RuntimeError) as caught:
-        shapes.empty_outputs(op, op.signature, tensors)
+        layout.empty_outputs(op, op.signature, tensors)
     return str(caught.value)
 
 
@@ -169,12 +174,12 @@ def test_an_output_dim_of_an_argument_that_is_none():
 )
 def test_broadcast(inputs, expected):
     op = spec("f(Tensor x, Tensor y, Tensor z) -> Tensor", "(),(),()->()")
-    assert shapes.broadcast(op, [torch.empty(shape) for shape in inputs]) == expected
+    assert layout.broadcast(op, [torch.empty(shape) for shape in inputs]) == expected
 
 
 def test_broadcast_leaves_core_dims_out():
     op = spec("mm(Tensor a, Tensor? c, Tensor b) -> Tensor", "(m,k),(m),(k,n)->(m,n)")
-    assert shapes.broadcast(op, [torch.empty(5, 1, 2, 3), None, torch.empty(4, 3, 2)]) == [5, 4]
+    assert layout.broadcast(op, [torch.empty(5, 1, 2, 3), None, torch.empty(4, 3, 2)]) == [5, 4]
 
 
 @pytest.mark.parametrize(
@@ -191,22 +196,22 @@ def test_broadcast_leaves_core_dims_out():
 )
 def test_an_elementwise_output_keeps_a_dense_layout(x, strides):
     op = spec("f(Tensor x, Tensor y) -> Tensor", "(),()->()")
-    (out,) = shapes.empty_outputs(op, op.signature, (x, x))
+    (out,) = layout.empty_outputs(op, op.signature, (x, x))
     assert (out.shape, out.stride(), out.dtype) == (x.shape, strides, x.dtype)
 
 
 def test_two_layouts_or_a_core_dim_make_the_output_contiguous():
     op = spec("f(Tensor x, Tensor y) -> Tensor", "(),()->()")
-    (out,) = shapes.empty_outputs(op, op.signature, (torch.ones(3, 3), torch.ones(3, 3).t()))
+    (out,) = layout.empty_outputs(op, op.signature, (torch.ones(3, 3), torch.ones(3, 3).t()))
     assert out.stride() == (3, 1)
     rows = spec("rows(Tensor x) -> (Tensor, Tensor)", "(n)->(n),()")
-    outputs = shapes.empty_outputs(rows, rows.signature, (torch.ones(4, 5).t(),))
+    outputs = layout.empty_outputs(rows, rows.signature, (torch.ones(4, 5).t(),))
     assert [(tuple(o.shape), o.stride()) for o in outputs] == [((5, 4), (4, 1)), ((5,), (1,))]
 
 
 def test_fake_skips_an_optional_tensor_and_fills_defaults():
     op = spec("f(Tensor x, Tensor? y=None, float alpha=2.0) -> Tensor", "(),()->()")
-    fake = derive.cuda_ops_fake(op)
+    fake = rules.cuda_ops_fake(op)
     assert fake(torch.ones(2, 3)).shape == (2, 3)
     assert fake(torch.ones(3), y=torch.ones(2, 1)).shape == (2, 3)
 
@@ -215,13 +220,13 @@ def test_nothing_is_derived_where_names_and_dims_say_nothing():
     composite = spec("f(Tensor x) -> Tensor", "()->()", keys=("CompositeImplicitAutograd",))
     bare = spec("f(Tensor x) -> Tensor", "")
     mutable = spec("f(Tensor(a!) x) -> Tensor(a!)", "()->()")
-    assert derive.cuda_ops_fake(composite) is None
-    assert derive.cuda_ops_autograd(composite) is None
+    assert rules.cuda_ops_fake(composite) is None
+    assert gradient.cuda_ops_autograd(composite) is None
     for op in (bare, mutable):
-        assert derive.cuda_ops_fake(op) is None
-        assert derive.cuda_ops_vmap(op) is None
-        assert derive.cuda_ops_sharding(op) is None
-    for hook in (derive.cuda_ops_samples, derive.cuda_ops_benchmarks):
+        assert rules.cuda_ops_fake(op) is None
+        assert batching.cuda_ops_vmap(op) is None
+        assert rules.cuda_ops_sharding(op) is None
+    for hook in (testing_derived.cuda_ops_samples, benchmarking_derived.cuda_ops_benchmarks):
         assert hook(bare) is None
 
 
@@ -241,7 +246,7 @@ def test_gradients_are_summed_where_inputs_broadcast(scaled_product, product):
 
 
 def test_an_input_that_needs_no_gradient_gets_none(scaled_product):
-    formula = derive.cuda_ops_autograd(scaled_product)
+    formula = gradient.cuda_ops_autograd(scaled_product)
     x, y = torch.ones(2), torch.ones(2)
     ctx = SimpleNamespace(needs_input_grad=(False, True, False), saved_tensors=(x, y), plain=[3.0])
     assert [g if g is None else g.tolist() for g in formula.backward(ctx, torch.ones(2))] == [
@@ -296,14 +301,14 @@ def test_a_gradient_that_the_formula_leaves_out_compiles_until_it_is_asked_for()
 
 def test_tensors_of_one_floating_dtype_are_promoted_under_autocast():
     two = "derive_autocast(Tensor x, Tensor? y) -> Tensor"
-    assert derive.cuda_ops_autocast(spec(two, "(),()->()")) == "promote"
+    assert rules.cuda_ops_autocast(spec(two, "(),()->()")) == "promote"
     for left_alone in (
         spec("derive_autocast(Tensor x) -> Tensor", "()->()"),
         spec(two, "(),()->()", dtypes=()),  # the binding's business
         spec(two, "(),()->()", dtypes=(torch.float16, torch.bfloat16)),  # float32 is none of them
         spec(two, "(),()->()", keys=("CompositeImplicitAutograd",)),
     ):
-        assert derive.cuda_ops_autocast(left_alone) is None
+        assert rules.cuda_ops_autocast(left_alone) is None
 
 
 @pytest.mark.parametrize("in_dims", [(0, None), (None, -1), (1, 0), (-1, -1)])
@@ -322,7 +327,7 @@ def test_loop_dims_shard_and_core_dims_replicate():
     from torch.distributed.tensor import Replicate, Shard
 
     op = spec("mm(Tensor a, Tensor b, float alpha=1.0) -> Tensor", "(m,k),(k,n)->(m,n)")
-    rule = derive.cuda_ops_sharding(op)
+    rule = rules.cuda_ops_sharding(op)
     a, b = SimpleNamespace(shape=(4, 1, 8, 8)), SimpleNamespace(shape=(2, 8, 8))
     assert rule(a, b, 2.0) == [
         ([Replicate()], [Replicate(), Replicate(), None]),
@@ -345,7 +350,7 @@ def test_samples_fit_the_signature_and_print_what_makes_them():
         for arg, made in zip(sample.tensors, args[:2], strict=True):
             assert (tuple(made.shape), made.dtype) == (arg.shape, arg.dtype)
             layouts.add(arg.layout)
-        shapes.empty_outputs(op, op.signature, args[:2])
+        layout.empty_outputs(op, op.signature, args[:2])
         again = sample.make("cpu")
         assert all(
             torch.equal(x.nan_to_num(), y.nan_to_num())
@@ -386,14 +391,14 @@ def test_every_dtype_has_every_value_mode(dtype, values):
 
 def test_benchmarks_count_bytes_in_and_out():
     mm = spec("mm(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
-    assert [(c.label, c.bytes) for c in derive.cuda_ops_benchmarks(mm)] == [
+    assert [(c.label, c.bytes) for c in benchmarking_derived.cuda_ops_benchmarks(mm)] == [
         ("k=m=n=256 float32", 3 * 256**2 * 4),
         ("k=m=n=1024 float32", 3 * 1024**2 * 4),
         ("k=m=n=256 bfloat16", 3 * 256**2 * 2),
         ("k=m=n=1024 bfloat16", 3 * 1024**2 * 2),
     ]
     scale = spec("f(Tensor x, float alpha) -> Tensor", "()->()")
-    cases = derive.cuda_ops_benchmarks(scale)
+    cases = benchmarking_derived.cuda_ops_benchmarks(scale)
     sizes = [2**10, 2**15, 2**20, 2**24, 2**28, 2**30]
     assert [case.bytes for case in cases] == [
         *(8 * n for n in sizes),
@@ -405,12 +410,12 @@ def test_benchmarks_count_bytes_in_and_out():
     x, alpha = cases[0].make_inputs(torch.device("cpu"))
     assert (x.shape, x.dtype, alpha) == ((1024,), torch.float32, 0.5)
     named = spec("f(Tensor x, *, float alpha, float beta=1.0) -> Tensor", "()->()")
-    case = derive.cuda_ops_benchmarks(named)[0]
+    case = benchmarking_derived.cuda_ops_benchmarks(named)[0]
     assert case.keywords == {"alpha": 0.5} and len(case.make_inputs(torch.device("cpu"))) == 1
-    rows = derive.cuda_ops_benchmarks(spec("h(Tensor x) -> Tensor", "(2d)->(d)"))
+    rows = benchmarking_derived.cuda_ops_benchmarks(spec("h(Tensor x) -> Tensor", "(2d)->(d)"))
     assert (rows[1].label, rows[1].bytes) == ("4096x1024 float32", 4096 * 3 * 1024 * 4)
     integers = spec("g(Tensor x) -> Tensor", "()->()", dtypes=(torch.uint8,))
-    (x,) = derive.cuda_ops_benchmarks(integers)[2].make_inputs(torch.device("cpu"))
+    (x,) = benchmarking_derived.cuda_ops_benchmarks(integers)[2].make_inputs(torch.device("cpu"))
     assert x.dtype == torch.uint8 and x.max() > 250 and x.min() < 5
 
 

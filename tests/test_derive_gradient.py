@@ -9,9 +9,9 @@ import pytest
 import torch
 from specs import pair, spec
 
-from cuda_ops import derive
+from cuda_ops.derive import gradient
+from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.errors import ManifestError
-from cuda_ops.no_gradient import NoGradient
 
 
 def test_a_gradient_that_the_formula_leaves_out_is_not_silently_zero():
@@ -19,12 +19,12 @@ def test_a_gradient_that_the_formula_leaves_out_is_not_silently_zero():
     pair(op, spec("f_backward(Tensor grad_out) -> Tensor grad_x", "()->()"))
     ctx = SimpleNamespace(needs_input_grad=(True, True), sizes={1: (2,)})
     with pytest.raises(RuntimeError, match="cuda_ops::f has no gradient for 'y': return grad_y"):
-        derive.cuda_ops_autograd(op).backward(ctx, torch.ones(2))
+        gradient.cuda_ops_autograd(op).backward(ctx, torch.ones(2))
 
 
 def test_integer_operators_have_no_gradient():
     op = spec("f(Tensor x) -> Tensor", "()->()", dtypes=(torch.uint8,))
-    assert derive.cuda_ops_autograd(op) is None
+    assert gradient.cuda_ops_autograd(op) is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_integer_operators_have_no_gradient():
 def test_names_that_say_nothing_are_refused(forward, backward, message):
     op = pair(spec(forward, ""), spec(backward, ""))
     with pytest.raises(ManifestError) as caught:
-        derive.cuda_ops_autograd(op)
+        gradient.cuda_ops_autograd(op)
     assert str(caught.value) == message
 
 
@@ -95,7 +95,7 @@ def test_two_lines_that_disagree_on_a_tensor_are_refused(line, backward, message
         spec(f"derive_two_backward(Tensor grad_out, Tensor x, Tensor y) -> {returns}", backward),
     )
     with pytest.raises(ManifestError, match=f"cuda_ops::derive_two_backward: {message}"):
-        derive.cuda_ops_autograd(op)
+        gradient.cuda_ops_autograd(op)
 
 
 def test_a_gradient_of_each_row_serves_what_is_in_brackets():
@@ -103,7 +103,7 @@ def test_a_gradient_of_each_row_serves_what_is_in_brackets():
         spec("derive_two(Tensor x, Tensor y) -> Tensor", "(n),[n]->(n)"),
         spec("derive_two_backward(Tensor grad_out, Tensor x) -> Tensor grad_y", "(a),(a)->(a)"),
     )
-    assert derive.cuda_ops_autograd(op).inputs == (1,)
+    assert gradient.cuda_ops_autograd(op).inputs == (1,)
 
 
 def test_a_gradient_without_a_kernel_is_refused():
@@ -114,9 +114,9 @@ def test_a_gradient_without_a_kernel_is_refused():
     )
     message = r"_backward: expected \.cpu<f>\(\), which derive_one has, got none"
     with pytest.raises(ManifestError, match=message):
-        derive.cuda_ops_autograd(op)
+        gradient.cuda_ops_autograd(op)
     composed = pair(op, spec(*gradient, keys=("CompositeImplicitAutograd",)))
-    assert derive.cuda_ops_autograd(composed) is not None
+    assert gradient.cuda_ops_autograd(composed) is not None
 
 
 def test_a_misspelt_gradient_is_refused():
@@ -135,7 +135,7 @@ def test_a_misspelt_gradient_is_refused():
             spec(f"derive_one_{name}{rest}", "()->()"),
         )
         with pytest.raises(ManifestError, match=message) if message else nullcontext():
-            derive.cuda_ops_autograd(op)
+            gradient.cuda_ops_autograd(op)
     backward = spec("ab_backward(Tensor grad_out) -> Tensor grad_x", "()->()")
     pair(spec("ab(Tensor x) -> Tensor", "()->()"), backward)
-    assert isinstance(derive.cuda_ops_autograd(backward).backward, NoGradient)
+    assert isinstance(gradient.cuda_ops_autograd(backward).backward, NoGradient)

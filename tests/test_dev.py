@@ -16,11 +16,12 @@ from conftest import ScratchOp, needs_nvcc, run_python
 from torch.utils import cpp_extension
 
 import cuda_ops
-from cuda_ops import toolchain
-from cuda_ops.dev import CompiledOps, _unusable, compile_ops, compiled_ops, main, reload
+from cuda_ops.build import toolchain
+from cuda_ops.compile_ops import CompiledOps, _unusable, compile_ops, compiled_ops, reload
+from cuda_ops.dev import main
+from cuda_ops.dev.scaffold import new_pair
 from cuda_ops.errors import BuildError, DiscoveryError, ResultError
 from cuda_ops.registry import Registry, registry
-from cuda_ops.scaffold import new_pair
 
 X = torch.tensor([1.0, 2.0, 3.0])
 Capture = pytest.CaptureFixture[str]
@@ -196,7 +197,9 @@ def test_a_crash_shows_whose_it_was_and_check_has_no_share_in_it(
     assert f'File "<cuda_ops.{scratch_op.name}>"' in died.stderr, died.stderr
     assert f"died in {scratch_op.name}: the comparison with its reference on cpu." in died.stderr
     # The checks run in a process of their own, which may die.
-    monkeypatch.setattr("cuda_ops.dev._check", lambda rows, console: rows[0].max_error is None)
+    monkeypatch.setattr(
+        "cuda_ops.dev.command._check", lambda rows, console: rows[0].max_error is None
+    )
     assert main(["--check", scratch_op.name]) == 0
 
 
@@ -235,7 +238,7 @@ def test_reload_builds_what_is_in_use_alone(scratch_op: ScratchOp) -> None:
     code = f"""
 from pathlib import Path
 import torch
-from cuda_ops.dev import compile_ops, reload
+from cuda_ops.compile_ops import compile_ops, reload
 from cuda_ops.registry import registry
 registry().add_root(Path({str(scratch_op.root)!r}))
 compile_ops([{scratch_op.name!r}])

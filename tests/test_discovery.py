@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cuda_ops.discovery import (
+from cuda_ops.build.discovery import (
     BUILTIN_ROOT,
     INCLUDE_DIR,
     Kind,
@@ -147,7 +147,7 @@ def test_a_private_name(tmp_path: Path) -> None:
     assert "operator name '_a' starts with an underscore; rename the file" in problem(root)
 
 
-@pytest.mark.parametrize("stem", ["discovery", "templates"])
+@pytest.mark.parametrize("stem", ["registry", "build"])
 def test_a_name_that_a_module_has(tmp_path: Path, stem: str) -> None:
     root = write(tmp_path, {f"bindings/{stem}.cpp": NATIVE})
     assert (

@@ -20,8 +20,8 @@ from emulated_cases import MATMUL, MOE, RADIX, RADIX_STEPS, ROUTE, SORT, Moe
 from emulated_faults import FAULTS, USER_OF
 from emulator.translate import translate
 
-from cuda_ops import toolchain
-from cuda_ops.scaffold import new_pair
+from cuda_ops.build import toolchain
+from cuda_ops.dev.scaffold import new_pair
 
 HERE = Path(__file__).parent
 EMULATOR = HERE / "emulator"

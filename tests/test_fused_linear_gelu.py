@@ -12,7 +12,7 @@ from conftest import Recorder, needs_gpu
 from gemm_cases import Case, Plans, anything, families, planner, smallest
 
 import cuda_ops
-from cuda_ops.dev import reload
+from cuda_ops.compile_ops import reload
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import find
 

@@ -8,8 +8,8 @@ import good_ops  # describes them
 import pytest
 
 from cuda_ops.testing import PROFILES, check_op
-from cuda_ops.testing.child import Worker
 from cuda_ops.testing.subject import described
+from cuda_ops.testing.worker import Worker
 
 GOOD = [name for name in described() if name.startswith("good::")]
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 import cuda_ops
-from cuda_ops import build as builder
-from cuda_ops.dev import compile_ops
-from cuda_ops.discovery import Kind
+from cuda_ops.build import compiling
+from cuda_ops.build.discovery import Kind
+from cuda_ops.compile_ops import compile_ops
 from cuda_ops.registry import registry
 
 ROOT = Path(__file__).parent / "guests"
@@ -44,5 +44,5 @@ def test_torch_library_guest_keeps_its_namespace() -> None:
 def test_guest_whose_cuda_headers_are_missing_says_so() -> None:
     pair = registry().pairs()["tutorial_silu"]
     log = "tutorial_silu.cu:2:10: fatal error: c10/cuda/CUDAStream.h: No such file or directory"
-    reason = builder.explain_failure(pair, log)
+    reason = compiling.explain_failure(pair, log)
     assert "needs torch's CUDA headers" in reason and "CUDAStream.h" in reason

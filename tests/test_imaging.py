@@ -11,7 +11,7 @@ from conftest import needs_gpu
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cuda_ops
-from cuda_ops.dev import reload
+from cuda_ops.compile_ops import reload
 from cuda_ops.ops.normalize_volume import normalized
 
 

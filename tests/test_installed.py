@@ -14,11 +14,11 @@ import pytest
 import torch
 from conftest import ScratchOp
 
-from cuda_ops import build as builder
-from cuda_ops import provenance, toolchain
-from cuda_ops.dev import compile_ops, main
-from cuda_ops.discovery import Pair
-from cuda_ops.provenance import Provenance
+from cuda_ops.build import compiling, provenance, toolchain
+from cuda_ops.build.discovery import Pair
+from cuda_ops.build.provenance import Provenance
+from cuda_ops.compile_ops import compile_ops
+from cuda_ops.dev import main
 from cuda_ops.registry import registry
 
 REPO = Path(__file__).resolve().parent.parent
@@ -78,7 +78,7 @@ def pair(scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     def compiled(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose: bool) -> None:
         path.write_bytes(b"compiled")
 
-    monkeypatch.setattr(builder, "_compile", compiled)
+    monkeypatch.setattr(compiling, "_compile", compiled)
     monkeypatch.setattr(toolchain, "cuda_home", lambda: tmp_path)
     monkeypatch.setattr(toolchain, "cuda_version", lambda: "13.0")
     scratch_op.write("v", include='#include "scratch_factor.h"')
@@ -97,11 +97,11 @@ def installed(pair: Pair, archs: tuple[str, ...] = HERE, contents: bytes = LIBRA
 
 def test_a_library_that_fits_is_published_as_it_is(pair: Pair) -> None:
     library = installed(pair)
-    built = builder.build(pair, HERE)
+    built = compiling.build(pair, HERE)
     assert built.origin == "installed"
     assert built.path.read_bytes() == library.read_bytes()
     assert built.resources is None and built.warnings == ()  # pip keeps no log of nvcc's
-    assert builder.build(pair, HERE).origin == "cached"
+    assert compiling.build(pair, HERE).origin == "cached"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_its_gpus_must_be_among_those_that_were_built_for(
     pair: Pair, built: tuple[str, ...], wanted: tuple[str, ...], serves: bool
 ) -> None:
     installed(pair, built)
-    assert (builder.build(pair, wanted).origin == "installed") is serves
+    assert (compiling.build(pair, wanted).origin == "installed") is serves
 
 
 def _edit(pair: Pair) -> None:
@@ -152,7 +152,7 @@ def test_a_library_of_another_text_or_in_doubt_is_left_alone(
 ) -> None:
     installed(pair)
     change(pair)
-    assert builder.build(pair, HERE).path.read_bytes() == b"compiled"
+    assert compiling.build(pair, HERE).path.read_bytes() == b"compiled"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_other_compilers_or_flags_build_it_again(
 ) -> None:
     installed(pair)
     monkeypatch.setattr(toolchain, name, now)
-    assert builder.build(pair, HERE).origin == "built"
+    assert compiling.build(pair, HERE).origin == "built"
 
 
 def test_an_operator_without_a_kernel_fits_every_gpu_and_toolkit(
@@ -181,7 +181,7 @@ def test_an_operator_without_a_kernel_fits_every_gpu_and_toolkit(
     composed = registry().rescan()[pair.stem]
     installed(composed, ("8.0",))
     monkeypatch.setattr(toolchain, "cuda_version", lambda: "13.1")
-    assert builder.build(composed, HERE).origin == "installed"
+    assert compiling.build(composed, HERE).origin == "installed"
 
 
 def test_files_saved_while_the_installed_library_is_looked_at(
@@ -196,9 +196,9 @@ def test_files_saved_while_the_installed_library_is_looked_at(
         return read(contents)
 
     monkeypatch.setattr(provenance, "read", edited_meanwhile)
-    built = builder.build(pair, HERE)
+    built = compiling.build(pair, HERE)
     # The library is published for the text that it was made from, and the new text is built.
-    assert built.path == builder.library_path(pair, HERE)
+    assert built.path == compiling.library_path(pair, HERE)
     assert built.path.read_bytes() == b"compiled"
     libraries = {path.read_bytes() for path in built.path.parent.glob(f"{pair.stem}-*.so")}
     assert libraries == {library, b"compiled"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from cuda_ops.dev import reload
+from cuda_ops.compile_ops import reload
 from cuda_ops.integrations import use_moe
 
 SIZES = {

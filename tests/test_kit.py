@@ -21,7 +21,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from cuda_ops.build import build
+from cuda_ops.build.compiling import build
 from cuda_ops.errors import CudaOpsError, PluginError
 from cuda_ops.registry import operators_of, registry
 from cuda_ops.spec import Claims
@@ -37,11 +37,11 @@ from cuda_ops.testing.__main__ import main, parse_line
 from cuda_ops.testing.case import Case, Check, NotRunError
 from cuda_ops.testing.checks import QUICK, by_name
 from cuda_ops.testing.checks.abi import runs_on, undefined_symbols
-from cuda_ops.testing.child import CHILD, Outcome, Worker, _telling, arrive, perform
 from cuda_ops.testing.draw import Draw, chosen, follows_line
 from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.report import CheckEntry, CheckReport, markdown, read_junit
 from cuda_ops.testing.subject import Origin, Subject, find, subject_of
+from cuda_ops.testing.worker import CHILD, Outcome, Worker, _telling, arrive, perform
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -380,7 +380,7 @@ def test_checks_at_the_top_of_a_describing_file_are_refused(
 def test_what_takes_long_is_named_with_its_stack() -> None:
     code = """
 import time
-from cuda_ops.testing.watchdog import announced
+from cuda_ops.testing.announce import announced
 def slow():
     time.sleep(2)
 for what in ("the first", "the second"):

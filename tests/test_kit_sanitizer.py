@@ -78,7 +78,7 @@ def test_the_sanitizer_says_which_operators_have_no_cuda_kernel(
 _CUT_SHORT = """\
 #!{python}
 import sys
-for op in sys.argv[sys.argv.index("cuda_ops.testing.exercise") + 1 :]:
+for op in sys.argv[sys.argv.index("cuda_ops.testing.sanitized_calls") + 1 :]:
     print(f"cuda_ops checks {{op}}")
     if op in ("add", "relu"):
         print("========= Invalid __global__ read of size 4 bytes\\n=========")

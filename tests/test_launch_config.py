@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cuda_ops import toolchain
+from cuda_ops.build import toolchain
 
 HERE = Path(__file__).parent
 

@@ -15,11 +15,11 @@ import torch
 from conftest import ScratchOp, needs_nvcc
 
 import cuda_ops
-from cuda_ops.dev import compile_ops
+from cuda_ops.compile_ops import compile_ops
+from cuda_ops.dev.scaffold import new_pair
+from cuda_ops.dispatch.library import _validated, open_library, schema_type
 from cuda_ops.errors import BuildError, CudaOpsError, ManifestError
-from cuda_ops.library import _validated, open_library, schema_type
 from cuda_ops.registry import registry
-from cuda_ops.scaffold import new_pair
 from cuda_ops.spec import OpSpec
 
 X = torch.tensor([1.0, 2.0])

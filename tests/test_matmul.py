@@ -10,7 +10,7 @@ import torch
 from conftest import Recorder, needs_gpu
 
 import cuda_ops
-from cuda_ops.dev import reload
+from cuda_ops.compile_ops import reload
 from cuda_ops.ops.matmul import PRECISIONS
 
 

@@ -24,7 +24,7 @@ from gemm_cases import (
 )
 
 import cuda_ops
-from cuda_ops.dev import reload
+from cuda_ops.compile_ops import reload
 from cuda_ops.ops.matmul import PRECISIONS
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import find

@@ -12,7 +12,7 @@ from conftest import needs_gpu
 from mixtures import ROUNDING, drawn, naive, weights
 
 import cuda_ops
-from cuda_ops import experts as references
+from cuda_ops.ops import _moe as references
 
 ROOT = Path(__file__).parents[1]
 

@@ -14,7 +14,7 @@ from mixtures import drawn, weights
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import cuda_ops
-from cuda_ops import experts as references
+from cuda_ops.ops import _moe as references
 from cuda_ops.spec import OpSpec
 
 pytestmark = pytest.mark.usefixtures("built_mixture")

@@ -13,7 +13,7 @@ from conftest import needs_gpu, plan_program
 from mixtures import ROUNDING, naive, weights
 
 import cuda_ops
-from cuda_ops import experts as references
+from cuda_ops.ops import _moe as references
 from cuda_ops.testing.case import NotRunError
 from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.samples import Sample

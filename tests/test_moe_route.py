@@ -7,7 +7,7 @@ import torch
 from conftest import needs_gpu
 
 import cuda_ops
-from cuda_ops import experts as references
+from cuda_ops.ops import _moe as references
 
 pytestmark = pytest.mark.usefixtures("built_mixture")
 on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])

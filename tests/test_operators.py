@@ -29,9 +29,9 @@ import cuda_ops
 from cuda_ops.registry import registry
 from cuda_ops.testing import PROFILES, check_op
 from cuda_ops.testing.case import Case
-from cuda_ops.testing.child import Worker
 from cuda_ops.testing.samples import TensorArg
 from cuda_ops.testing.subject import subject_of
+from cuda_ops.testing.worker import Worker
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,9 @@ def test_autocast_promotes_two_half_types_as_torch(lower: torch.dtype) -> None:
 
 def test_autocast_is_in_the_way_only_where_it_casts(monkeypatch: pytest.MonkeyPatch) -> None:
     casts = []
-    monkeypatch.setattr("cuda_ops.autocast.cast", lambda *given: casts.append(given) or given[3:])
+    monkeypatch.setattr(
+        "cuda_ops.dispatch.autocast.cast", lambda *given: casts.append(given) or given[3:]
+    )
     x, y = torch.randn(2, 3), torch.randn(3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(cuda_ops.add(x, y), x + y) and not casts

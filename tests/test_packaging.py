@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from cuda_ops import provenance, toolchain
-from cuda_ops.discovery import BUILTIN_ROOT, discover
+from cuda_ops.build import provenance, toolchain
+from cuda_ops.build.discovery import BUILTIN_ROOT, discover
 
 ROOT = Path(__file__).resolve().parent.parent
 packaging = pytest.importorskip(
@@ -253,8 +253,8 @@ print(cuda_ops_backend.missing(), importlib.util.find_spec("torch") is not None)
 
 def test_folders_become_operators_without_torch(tmp_path: Path) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import cuda_ops.toolchain; "
-        "print(len(cuda_ops.discovery.discover([cuda_ops.discovery.BUILTIN_ROOT])) > 0)"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import cuda_ops.build.toolchain; "
+        "print(len(cuda_ops.build.discovery.discover([cuda_ops.build.discovery.BUILTIN_ROOT])) > 0)"
     )
     shown = subprocess.run(
         [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path

@@ -15,10 +15,10 @@ import pytest
 import torch
 from conftest import ScratchOp
 
-from cuda_ops.discovery import Pair
+from cuda_ops.build.discovery import Pair
+from cuda_ops.dispatch.operator import Operator
 from cuda_ops.errors import ManifestError, PluginError
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.operator import Operator
 from cuda_ops.plugins import Plugins, iter_hook_names
 from cuda_ops.registry import registry
 from cuda_ops.signature import parse_signature

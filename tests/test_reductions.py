@@ -10,7 +10,7 @@ import torch
 from conftest import needs_gpu
 
 import cuda_ops
-from cuda_ops.dev import reload
+from cuda_ops.compile_ops import reload
 
 
 @pytest.fixture(scope="module", autouse=True)

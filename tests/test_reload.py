@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import ScratchOp, run_python
 
-from cuda_ops import build as builder
+from cuda_ops.build import compiling
 from cuda_ops.errors import BuildError, ManifestError
 from cuda_ops.registry import registry
 
@@ -198,7 +198,7 @@ def test_changed_formula_in_a_new_process_despite_torch_s_disk_caches(
 from pathlib import Path
 from threading import Thread
 import torch
-from cuda_ops import build
+from cuda_ops.build import compiling
 from cuda_ops.registry import registry
 registry().add_root(Path({str(scratch_op.root)!r}))
 built = build.build(registry().pairs()[{scratch_op.name!r}])
@@ -306,7 +306,7 @@ def test_300_reloads_while_another_thread_calls(scratch_op: ScratchOp, tmp_path:
 def _build_script(op: ScratchOp) -> list[str]:
     code = (
         "import sys; from pathlib import Path; from cuda_ops import build\n"
-        "from cuda_ops.discovery import discover\n"
+        "from cuda_ops.build.discovery import discover\n"
         f"pair = {{p.stem: p for p in discover([Path({str(op.root)!r})])}}[{op.name!r}]\n"
         "print('start', flush=True); print(build.build(pair).path)"
     )
@@ -331,8 +331,8 @@ _KILLED_BUILDS = """
 import os, random, signal, time
 from pathlib import Path
 from torch.utils import cpp_extension  # once, before the forks
-from cuda_ops import build
-from cuda_ops.discovery import discover
+from cuda_ops.build import compiling
+from cuda_ops.build.discovery import discover
 binding = Path({binding!r})
 pair = {{p.stem: p for p in discover([binding.parent.parent])}}[binding.stem]
 text, moments = binding.read_text(), random.Random(0)
@@ -383,7 +383,7 @@ def test_cache_that_cannot_be_written(
 
 def _cache() -> str:
     """As a shell takes it."""
-    return shlex.quote(str(builder.cache_dir()))
+    return shlex.quote(str(compiling.cache_dir()))
 
 
 def _in_namespace(op: ScratchOp, mount: str) -> subprocess.CompletedProcess[str]:
@@ -444,10 +444,10 @@ def test_an_environment_that_could_not_be_set_does_not_disturb_the_next_build(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(builder.toolchain, "cuda_home", lambda: Path("/nowhere"))
-        patched.setattr(builder, "_nvcc_script", full)
-        with pytest.raises(OSError, match="No space left"), builder._compiler_environment():
+        patched.setattr(compiling.toolchain, "cuda_home", lambda: Path("/nowhere"))
+        patched.setattr(compiling, "_nvcc_script", full)
+        with pytest.raises(OSError, match="No space left"), compiling._compiler_environment():
             pass
-    with builder._compiler_environment():
+    with compiling._compiler_environment():
         assert os.environ["TORCH_DONT_CHECK_COMPILER_ABI"] == "1"
     assert dict(os.environ) == before

@@ -9,8 +9,8 @@ import pytest
 from conftest import run_python
 
 from cuda_ops.dev import main
+from cuda_ops.dev.scaffold import new_pair
 from cuda_ops.errors import DiscoveryError
-from cuda_ops.scaffold import new_pair
 
 
 @pytest.mark.parametrize("of", [[], ["--rows"]], ids=["elements", "rows"])

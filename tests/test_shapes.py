@@ -9,8 +9,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from cuda_ops.dev import compile_ops
-from cuda_ops.shapes import MAX_DIMS
+from cuda_ops.compile_ops import compile_ops
+from cuda_ops.derive.checks import MAX_DIMS
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cuda_ops
-from cuda_ops.dev import reload
+from cuda_ops.compile_ops import reload
 from cuda_ops.testing.memory import much_memory
 
 

@@ -30,7 +30,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 import cuda_ops
-from cuda_ops.no_gradient import NoGradient
+from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.registry import all_operators
 from cuda_ops.testing.compare import is_floating, outputs
 

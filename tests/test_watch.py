@@ -15,7 +15,7 @@ import torch
 from conftest import ScratchOp, needs_nvcc
 from rich.console import Console
 
-from cuda_ops.watch import Save, watch
+from cuda_ops.dev.watch import Save, watch
 
 X = torch.tensor([1.0, 2.0, 3.0])
 
@@ -69,14 +69,14 @@ def watching(scratch_op: ScratchOp) -> Iterator[Watching]:
 # The watcher looks at the folder a moment after it says so; a save before that would go unseen.
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    import cuda_ops.watch
+    import cuda_ops.dev.watch
 
-    wait = cuda_ops.watch.wait_for_changes
+    wait = cuda_ops.dev.watch.wait_for_changes
 
     def also_now_and_then(*folders: Path, **options: object) -> object:
         return wait(*folders, yield_on_timeout=True, rust_timeout=500, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cuda_ops.watch, "wait_for_changes", also_now_and_then)
+    monkeypatch.setattr(cuda_ops.dev.watch, "wait_for_changes", also_now_and_then)
 
 
 def test_each_save_is_one_line_and_a_broken_one_leaves_the_old_code(watching: Watching) -> None:

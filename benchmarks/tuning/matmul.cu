@@ -16,10 +16,10 @@
 #include <map>
 #include <string>
 
-#include "gemm.h"
-#include "gemm_hopper.cuh"
-#include "gemm_pack.cuh"
-#include "gemm_stream.cuh"
+#include "gemm/gemm.h"
+#include "gemm/gemm_hopper.cuh"
+#include "gemm/gemm_pack.cuh"
+#include "gemm/gemm_stream.cuh"
 #include "race.cuh"
 
 using namespace cuda_ops;

@@ -5,8 +5,8 @@
 //   nvcc -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a
 //        -I src/utils -o /tmp/multiply_adds benchmarks/tuning/multiply_adds.cu &&
 //        /tmp/multiply_adds
-#include "gemm_epilogue.cuh"
-#include "gemm_fma.cuh"
+#include "gemm/gemm_epilogue.cuh"
+#include "gemm/gemm_fma.cuh"
 #include "race.cuh"
 
 using namespace cuda_ops;

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from cuda_ops.errors import BenchmarkError
-from cuda_ops.stall import stall
+from cuda_ops.testing.stall import stall
 
 #: How often a train is repeated with a longer backlog before it counts as one that waits for the
 #: GPU itself.

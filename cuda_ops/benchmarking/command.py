@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from cuda_ops.dev import compile_ops
-from cuda_ops.discovery import Kind
+from cuda_ops.build.discovery import Kind
+from cuda_ops.compile_ops import compile_ops
 from cuda_ops.errors import BenchmarkError, CudaOpsError
 from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec

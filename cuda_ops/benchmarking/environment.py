@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from cuda_ops import toolchain
+from cuda_ops.build import toolchain
 
 _NVIDIA_SMI = {
     "driver": "driver_version",

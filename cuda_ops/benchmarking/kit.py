@@ -13,9 +13,9 @@ import torch
 
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import BenchmarkCase, Claims, OpSpec, Peer
-from cuda_ops.testing.subject import Plugins, why_not
+from cuda_ops.testing.subject import HookAnswers, why_not
 
-from . import room
+from . import capacity
 from .ceilings import Ceilings, arithmetic
 from .clock import CLEAN_OVER_WARM, COLD_OVER_WARM, host_latency, make_clock, prove_cold
 from .compare import OURS, Settings, calls_for, compare, quick_seconds
@@ -66,7 +66,7 @@ class Kit:
     def measure(
         self,
         op: OpSpec,
-        plugins: Plugins,
+        plugins: HookAnswers,
         *,
         few: bool = False,
         progress: Callable[[str], None] = lambda text: None,
@@ -98,7 +98,7 @@ class Kit:
             return []
         fitting = []
         for case in asked:
-            if too_large := room.too_large(case, self.device):
+            if too_large := capacity.too_large(case, self.device):
                 self.left_out[f"{op.name} {case.label}"] = too_large
             else:
                 fitting.append(case)
@@ -170,7 +170,7 @@ class Kit:
             functions = {name: partial(f, **case.keywords) for name, f in functions.items()}
             reference = partial(reference, **case.keywords)
         forward = functions
-        room.check_shared(case, self.device)
+        capacity.check_shared(case, self.device)
         if case.backward:
             functions = {name: with_gradients(f) for name, f in functions.items()}
             reference = with_gradients(reference)
@@ -179,8 +179,8 @@ class Kit:
         progress(f"estimating the time of {OURS}")
         estimate = quick_seconds(functions[OURS], pair, self.clock, budget=0.0)
         # A case that reads a part of its arguments keeps all of them, and their values.
-        each = max(room.footprint(case), 2 * pair.bytes_per_copy)
-        calls = min(calls_for(estimate, self.clock), max(2, room.free(self.device) // each))
+        each = max(capacity.footprint(case), 2 * pair.bytes_per_copy)
+        calls = min(calls_for(estimate, self.clock), max(2, capacity.free(self.device) // each))
         rotation = pair
         if calls > 2:
             progress(f"making arguments for {calls} calls")
@@ -268,7 +268,7 @@ class Kit:
         return [case for case in cases if any(case is end for end in ends)]
 
 
-def cases_of(op: OpSpec, plugins: Plugins) -> list[BenchmarkCase]:
+def cases_of(op: OpSpec, plugins: HookAnswers) -> list[BenchmarkCase]:
     """The operator's cases, each with the operator's peers beside its own."""
     cases: list[BenchmarkCase] = plugins.ask("cuda_ops_benchmarks", op) or []
     peers = plugins.peers(op)

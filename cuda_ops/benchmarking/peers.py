@@ -70,7 +70,7 @@ def from_pair(root: Path, stem: str, name: str | None = None) -> Peer:
 
     def load() -> Callable[..., Any]:
         # Operators load this module with their plugins; builds are needed here alone.
-        from cuda_ops.dev import reload
+        from cuda_ops.compile_ops import reload
         from cuda_ops.registry import registry
 
         registry().add_root(root)

@@ -18,14 +18,9 @@ from typing import Any
 
 import torch
 
+from cuda_ops.derive.arguments import bind, loop_dims, rows_are_independent, tensor_arguments
+from cuda_ops.derive.layout import broadcast
 from cuda_ops.errors import BenchmarkError
-from cuda_ops.shapes import (
-    bind,
-    broadcast,
-    loop_dims,
-    rows_are_independent,
-    tensor_arguments,
-)
 from cuda_ops.spec import OpSpec, Peer
 from cuda_ops.testing import compare
 from cuda_ops.testing.samples import Sample, TensorArg

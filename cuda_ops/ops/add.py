@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import Autograd, OpSpec, Peer
 
@@ -31,4 +30,6 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    from cuda_ops.benchmarking.peers import torch_peers
+
     return torch_peers(torch.add)

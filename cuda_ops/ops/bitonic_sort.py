@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from hypothesis import strategies as st
 
-from cuda_ops import rows
-from cuda_ops.benchmarking.peers import EAGER
-from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
+from cuda_ops.ops import _sorting as rows
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
-from cuda_ops.testing.samples import VALUES, Sample, TensorArg
+
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
+
+    from cuda_ops.testing.samples import Sample
 
 
 @hookimpl
@@ -65,6 +66,10 @@ def torch_sort(
 
 @hookimpl
 def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
+    from hypothesis import strategies as st
+
+    from cuda_ops.testing.samples import VALUES, Sample
+
     def sample(drawn: tuple[Any, int], values: Any, seed: int, *flags: bool) -> Sample:
         return Sample((*drawn, *flags), values, seed)
 
@@ -88,11 +93,15 @@ _KERNELS = (
 
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
+    from cuda_ops.testing.samples import Sample, TensorArg
+
     return [Sample((TensorArg(*kernel),)) for kernel in _KERNELS]
 
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    from cuda_ops.benchmarking.peers import EAGER
+
     return {EAGER: torch_sort}  # compiled it is the same kernel
 
 
@@ -111,6 +120,8 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
 
 
 def _case(count: int, n: int, dtype: torch.dtype) -> BenchmarkCase:
+    from cuda_ops.benchmarking.rotation import maker
+
     return BenchmarkCase(
         f"{count}x{n} {str(dtype).removeprefix('torch.')}",
         maker((((count, n), dtype), -1, False, True)),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from hypothesis import strategies as st
 
-from cuda_ops import rows
-from cuda_ops.benchmarking.peers import EAGER
-from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
+from cuda_ops.ops import _sorting as rows
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
-from cuda_ops.testing.samples import VALUES, Sample, TensorArg
+
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
+
+    from cuda_ops.testing.samples import Sample
 
 _DIM_AT = 2
 
@@ -73,6 +74,10 @@ def first_of_stable_sort(
 
 @hookimpl
 def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
+    from hypothesis import strategies as st
+
+    from cuda_ops.testing.samples import VALUES, Sample
+
     def sample(drawn: tuple[Any, int], wanted: int, values: Any, seed: int, *flags: bool) -> Sample:
         tensor, dim = drawn
         length = tensor.shape[dim] if tensor.shape else 1
@@ -87,6 +92,8 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
     """Rows of one chunk and of several, of both numbers that are kept."""
+    from cuda_ops.testing.samples import Sample, TensorArg
+
     dtypes = torch.float32, torch.bfloat16, torch.int64
     return [
         Sample((TensorArg((2, n), dtype), k))
@@ -98,6 +105,8 @@ def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
     # Compiled it is the same kernel. Of equal elements it may take others.
+    from cuda_ops.benchmarking.peers import EAGER
+
     return {EAGER: Peer(lambda: torch_topk, compared=1)}
 
 
@@ -115,6 +124,8 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
 
 
 def _case(count: int, n: int, k: int, dtype: torch.dtype) -> BenchmarkCase:
+    from cuda_ops.benchmarking.rotation import maker
+
     return BenchmarkCase(
         f"{count}x{n}, {k} {str(dtype).removeprefix('torch.')}",
         maker((((count, n), dtype), k)),

@@ -7,17 +7,20 @@ multiply once more for its gradient; ``fused_linear_gelu_keep`` also returns the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.derive.arguments import bind, tensor_arguments
+from cuda_ops.derive.checks import check_batch
+from cuda_ops.derive.layout import as_rows, empty_outputs
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.registry import function
-from cuda_ops.shapes import as_rows, bind, check_batch, empty_outputs, tensor_arguments
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
-from cuda_ops.testing.samples import Layout, Sample, TensorArg
+
+if TYPE_CHECKING:
+    from cuda_ops.testing.samples import Layout, Sample
 
 FORWARD, KEEP, SLOPE = (
     "fused_linear_gelu",
@@ -246,6 +249,8 @@ _KERNELS: tuple[tuple[int, int, int, Layout, Layout, torch.dtype], ...] = (
 
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
+    from cuda_ops.testing.samples import Sample, TensorArg
+
     def sample(rows: int, o: int, i: int, x: Layout, weight: Layout, dtype: torch.dtype) -> Sample:
         grads = [TensorArg((rows, o), dtype)] if op.name == SLOPE else []
         inputs = TensorArg((rows, i), dtype, x), TensorArg((o, i), dtype, weight)
@@ -267,6 +272,8 @@ def addmm_activation(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) 
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
+    from cuda_ops.benchmarking.peers import torch_peers
+
     if op.name != FORWARD:
         return None
     return {**torch_peers(eager), "addmm_activation": addmm_activation}

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import OpSpec, Peer
 
@@ -25,6 +24,8 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
+    from cuda_ops.benchmarking.peers import torch_peers
+
     theirs: dict[str, Callable[..., Any]] = {
         "gelu_approx": gelu_tanh,
         "gelu_approx_backward": torch_gelu_backward,

@@ -8,13 +8,11 @@ follows without walking over named dims.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cuda_ops import shapes
-from cuda_ops.benchmarking.peers import EAGER
-from cuda_ops.benchmarking.rotation import random_tensor
+from cuda_ops.derive import checks, layout
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.signature import Group
 from cuda_ops.spec import (
@@ -26,7 +24,9 @@ from cuda_ops.spec import (
     Peer,
     ShardingRule,
 )
-from cuda_ops.testing.samples import Layout, Sample, TensorArg
+
+if TYPE_CHECKING:
+    from cuda_ops.testing.samples import Layout, Sample
 
 #: The operator of each ``precision``; those other than the first take float32 alone.
 PRECISIONS = {"ieee": "matmul", "tf32": "matmul_tf32", "tf32x3": "matmul_tf32x3"}
@@ -53,8 +53,8 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
         # Its own shape is what an error should show; traced, the operator finds the error.
         if (row or column) and not torch.compiler.is_dynamo_compiling():
             sizes: dict[str, Any] = {}
-            shapes.bind_dims(plain, "a", Group(("k",) if row else ("m", "k")), a.shape, sizes)
-            shapes.bind_dims(plain, "b", Group(("k",) if column else ("k", "n")), b.shape, sizes)
+            checks.bind_dims(plain, "a", Group(("k",) if row else ("m", "k")), a.shape, sizes)
+            checks.bind_dims(plain, "b", Group(("k",) if column else ("k", "n")), b.shape, sizes)
         out: torch.Tensor = op.function(
             a.unsqueeze(0) if row else a, b.unsqueeze(-1) if column else b
         )
@@ -96,16 +96,16 @@ Formula: out[m, n] = sum over k of a[m, k] * b[k, n].
 @hookimpl
 def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
     def fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        loop = shapes.broadcast(op, [a, b])
+        loop = layout.broadcast(op, [a, b])
         name, factor = ("b", b) if a.dim() < b.dim() else ("a", a)
-        shapes.check_batch(op, name, factor, loop)
+        checks.check_batch(op, name, factor, loop)
         return a.new_empty((*loop, a.shape[-2], b.shape[-1]))
 
     def fake_backward(
         grad_out: torch.Tensor, a: torch.Tensor, b: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        loop = shapes.broadcast(op, [grad_out, a, b])
-        shapes.check_batch(op, "grad_out", grad_out, loop)
+        loop = layout.broadcast(op, [grad_out, a, b])
+        checks.check_batch(op, "grad_out", grad_out, loop)
         return tuple(x.new_empty((*loop, *x.shape[-2:])) for x in (a, b))
 
     return fake_backward if op.name == "matmul_backward" else fake
@@ -149,7 +149,7 @@ def _rows(*batches: torch.Tensor) -> tuple[torch.Tensor, ...]:
         for place in getattr(batch, "placements", ()):
             if place.is_shard() and 0 < place.dim < batch.dim() - 1:
                 return batches
-    return tuple(shapes.as_rows(batch) for batch in batches)
+    return tuple(layout.as_rows(batch) for batch in batches)
 
 
 @hookimpl
@@ -241,6 +241,8 @@ _KERNELS: dict[str, tuple[tuple[int, int, int, str, torch.dtype], ...]] = {
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
     """Of a gradient none: it is two products by the kernels of ``matmul``."""
+    from cuda_ops.testing.samples import Sample, TensorArg
+
     layouts: dict[str, Layout] = {"k": "contiguous", "l": "transposed"}
     return [
         Sample((
@@ -261,6 +263,8 @@ def cuda_ops_claims(op: OpSpec) -> Claims | None:
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
     # Compiled they are the same calls of cuBLAS.
+    from cuda_ops.benchmarking.peers import EAGER
+
     if op.name == "matmul_tf32":
         return {EAGER: torch.matmul, "eager tf32": torch_tf32}
     return {EAGER: torch_backward if op.name == "matmul_backward" else torch.matmul}
@@ -316,6 +320,8 @@ def _case(
     op: OpSpec, m: int, n: int, k: int, reason: str, dtype: torch.dtype, layer: bool = False
 ) -> BenchmarkCase:
     """``layer``: b is the transpose of a weight as layers keep it."""
+    from cuda_ops.benchmarking.rotation import random_tensor
+
     backward = op.name == "matmul_backward"
 
     def inputs(device: torch.device) -> tuple[torch.Tensor, ...]:

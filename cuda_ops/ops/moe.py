@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from hypothesis import strategies as st
 
-from cuda_ops import expert_checks, expert_parallel, shapes
-from cuda_ops import experts as of_experts
-from cuda_ops.benchmarking import rotation
-from cuda_ops.benchmarking.peers import compiled
+from cuda_ops.derive import layout
 from cuda_ops.hookspecs import hookimpl
+from cuda_ops.ops import _moe as of_experts
+from cuda_ops.ops import _moe_checks as expert_checks
+from cuda_ops.ops import _moe_parallel as expert_parallel
 from cuda_ops.registry import function
 from cuda_ops.spec import AutocastPolicy, BenchmarkCase, Claims, OpSpec, Peer
-from cuda_ops.testing.samples import Sample, TensorArg
+
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
+
+    from cuda_ops.testing.samples import Sample
 
 
 @hookimpl
@@ -42,7 +45,7 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any]:
             expert_bias=expert_bias,
         )
         route = function("moe_route")
-        rows, logits = shapes.as_rows(x), shapes.as_rows(router_logits)
+        rows, logits = layout.as_rows(x), layout.as_rows(router_logits)
         code = of_experts.scoring_code("moe", scoring)
         weights, experts = route(logits, top_k, code, renormalize, expert_bias)
         out = expert_parallel.mixture(rows, w_gate_up, w_down, experts, weights)
@@ -124,6 +127,8 @@ def cuda_ops_claims(op: OpSpec) -> Claims:
 
 @hookimpl
 def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
+    from cuda_ops.testing.samples import Sample, TensorArg
+
     def sample(
         tokens: int, hidden: int, inner: int, count: int, k: int, dtype: Any, layout: Any, seed: int
     ) -> Sample:
@@ -140,6 +145,8 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    from cuda_ops.benchmarking.peers import compiled
+
     return {"grouped_mm": grouped_mm, "grouped_mm compiled": compiled(grouped_mm)}
 
 
@@ -193,6 +200,8 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
 
 
 def _case(op: OpSpec, model: str, tokens: int, backward: bool = False) -> BenchmarkCase:
+    from cuda_ops.benchmarking import rotation
+
     hidden, inner, count, top_k = (MODELS | WHOLE)[model]
     # As many experts as random choices are expected to meet.
     active = round(count * (1 - (1 - top_k / count) ** tokens))

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from hypothesis import strategies as st
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from cuda_ops import expert_checks, shapes
-from cuda_ops import experts as of_experts
+from cuda_ops.derive import arguments, batching
+from cuda_ops.derive.no_gradient import no_second_derivative
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.no_gradient import no_second_derivative
+from cuda_ops.ops import _moe as of_experts
+from cuda_ops.ops import _moe_checks as expert_checks
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, Claims, OpSpec, ShardingRule
-from cuda_ops.testing.samples import Layout, Sample, TensorArg
+
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
+
+    from cuda_ops.testing.samples import Layout, Sample
 
 FORWARD, KEEP, BACKWARD = "moe_experts", "moe_experts_keep", "moe_experts_backward"
 # The halves of BACKWARD. What the first one passes on is in the order of all tokens' experts.
@@ -169,11 +173,11 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         size, first = info.batch_size, 1 if op.name == BACKWARD else 0
-        values = shapes.bind(op, args, kwargs)
+        values = arguments.bind(op, args, kwargs)
         if size == 0:
-            return shapes.of_no_parts(op.function, values, in_dims)
+            return batching.of_no_parts(op.function, values, in_dims)
         check = expert_checks.experts_backward if op.name == BACKWARD else expert_checks.experts
-        shapes.check_part(check, op, values, in_dims)
+        batching.check_part(check, op, values, in_dims)
         values = of_experts.mapped(values, in_dims, size)
         matrices, count = (first + 1, first + 2), values[first + 2].shape[1]
         apart = any(in_dims[i] is not None for i in matrices)
@@ -260,6 +264,8 @@ def _sample(
     layout: Layout = "contiguous", seed: int = 0,
 ) -> Sample:  # fmt: skip
     """Any numbers below E are a routing: experts without tokens, one with all, one chosen twice."""
+    from cuda_ops.testing.samples import Sample, TensorArg
+
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     rows = TensorArg((tokens, hidden), dtype, layout)
     w_gate_up = TensorArg((count, 2 * inner, hidden), dtype)

@@ -5,18 +5,21 @@ name.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from hypothesis import strategies as st
 
-from cuda_ops import expert_checks, shapes
-from cuda_ops import experts as of_experts
-from cuda_ops.benchmarking.peers import torch_peers
+from cuda_ops.derive import arguments, batching
+from cuda_ops.derive.no_gradient import no_second_derivative
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.no_gradient import no_second_derivative
+from cuda_ops.ops import _moe as of_experts
+from cuda_ops.ops import _moe_checks as expert_checks
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
-from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
+
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
+
+    from cuda_ops.testing.samples import Sample
 
 ROUTE, BACKWARD, MAP = "moe_route", "moe_route_backward", "moe_route_map"
 
@@ -117,7 +120,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         return None
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
-        logits, _, *ctx.flags, _ = shapes.bind(op, inputs, {})
+        logits, _, *ctx.flags, _ = arguments.bind(op, inputs, {})
         ctx.save_for_backward(logits, *output)
 
     def backward(ctx: Any, grad_weights: Any, _: Any) -> tuple[Any, ...]:
@@ -143,11 +146,11 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
         return None
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        values = shapes.bind(op, args, kwargs)
+        values = arguments.bind(op, args, kwargs)
         if info.batch_size == 0:
-            return shapes.of_no_parts(op.function, values, in_dims)
+            return batching.of_no_parts(op.function, values, in_dims)
         check = expert_checks.route if op.name == ROUTE else expert_checks.route_backward
-        shapes.check_part(check, op, values, in_dims)
+        batching.check_part(check, op, values, in_dims)
         if op.name == ROUTE and len(in_dims) > 4 and in_dims[4] is not None:
             rows = of_experts.mapped(values, in_dims, info.batch_size)
             parts = [
@@ -236,6 +239,10 @@ def reference_backward(
 
 @hookimpl
 def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
+    from hypothesis import strategies as st
+
+    from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
+
     tokens = st.sampled_from((1, 2, 3, 5, 33, 130, 1031, 0))
     counts, wanted = st.sampled_from((1, 2, 3, 8, 31, 32, 33, 64, 65)), st.integers(1, 16)
     dtypes = st.sampled_from((torch.float64, torch.float32, torch.float16, torch.bfloat16))
@@ -266,6 +273,8 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
     """Tokens that share a warp, of every number of experts for which there is code."""
+    from cuda_ops.testing.samples import Sample, TensorArg
+
     if op.name != ROUTE:
         return []
     many = (600, 8), (600, 24), (600, 60), (2100, 100), (2100, 200)
@@ -275,6 +284,8 @@ def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    from cuda_ops.benchmarking.peers import torch_peers
+
     return {
         ROUTE: torch_peers(of_experts.torch_route),
         BACKWARD: {},

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from hypothesis import strategies as st
 
-from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
-from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
+
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
+
+    from cuda_ops.testing.samples import Sample
 
 _DIVISORS = (1e-30, 1e30)
 _SIZES = (1, 2, 3, 5, 8, 16, 33)
@@ -93,6 +95,10 @@ def normalized(
 @hookimpl
 def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any] | None:
     """Volumes by their own statistics; what keyword arguments do is no sample's matter."""
+    from hypothesis import strategies as st
+
+    from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
+
     sizes = st.sampled_from(_SIZES)
     batch = st.lists(st.sampled_from((0, 1, 2, 3)), max_size=2)
     layouts = [layout for layout in LAYOUTS if layout != "channels_last"]
@@ -109,12 +115,16 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any] | None:
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
     """Volumes whose blocks wait for each other, of whole vectors and of others."""
+    from cuda_ops.testing.samples import Sample, TensorArg
+
     sides = (32, 32, 64), (31, 33, 65)
     return [Sample((TensorArg((2, *side), dtype),)) for dtype in op.dtypes for side in sides]
 
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    from cuda_ops.benchmarking.peers import torch_peers
+
     return torch_peers(composed)
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cuda_ops import shapes
-from cuda_ops.benchmarking.peers import torch_peers
-from cuda_ops.benchmarking.rotation import maker
+from cuda_ops.derive import checks
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
-from cuda_ops.testing.samples import Sample, TensorArg
+
+if TYPE_CHECKING:
+    from cuda_ops.testing.samples import Sample
 
 
 @hookimpl
@@ -40,7 +40,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
     """
 
     def rule(info: Any, in_dims: tuple[Any, ...], x: torch.Tensor) -> tuple[torch.Tensor, int]:
-        shapes.check_arguments(op, [x])
+        checks.check_arguments(op, [x])
         return x.movedim(in_dims[0], 0).unsqueeze(-1).flatten(1).sum(1), 0
 
     return rule
@@ -67,6 +67,8 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
     """Several blocks, whose sums one or several add: of one row and of rows along a dim."""
+    from cuda_ops.testing.samples import Sample, TensorArg
+
     return [
         Sample((x,))
         for dtype in (torch.float32, torch.bfloat16)
@@ -80,6 +82,8 @@ def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    from cuda_ops.benchmarking.peers import torch_peers
+
     return torch_peers(torch_sum)
 
 
@@ -100,6 +104,8 @@ _POINTS = (
 
 
 def _case(numel: int, reason: str, dtype: torch.dtype) -> BenchmarkCase:
+    from cuda_ops.benchmarking.rotation import maker
+
     return BenchmarkCase(
         f"{numel} {str(dtype).removeprefix('torch.')}",
         maker((((numel,), dtype),)),

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from cuda_ops.benchmarking.peers import torch_peers
-from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
 
@@ -27,6 +25,8 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    from cuda_ops.benchmarking.peers import torch_peers
+
     return torch_peers(composed(_channels(op)))
 
 
@@ -59,6 +59,8 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
 
 
 def _case(op: OpSpec, images: int, height: int, width: int, reason: str) -> BenchmarkCase:
+    from cuda_ops.benchmarking.rotation import maker
+
     shape = [images, height, width]
     shape.insert(len(shape) + 1 + _channels(op), 3)
     return BenchmarkCase(

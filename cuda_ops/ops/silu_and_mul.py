@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import Autograd, OpSpec, Peer
 
@@ -50,6 +49,8 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    from cuda_ops.benchmarking.peers import torch_peers
+
     return torch_peers(composed if op.name == "silu_and_mul" else composed_backward)
 
 

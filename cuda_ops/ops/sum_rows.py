@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cuda_ops import derive
-from cuda_ops.benchmarking.peers import torch_peers
-from cuda_ops.benchmarking.rotation import maker
+from cuda_ops.derive import rules
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
-from cuda_ops.testing.samples import Sample, TensorArg
+
+if TYPE_CHECKING:
+    from cuda_ops.testing.samples import Sample
 
 
 @hookimpl
@@ -36,7 +36,7 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
 @hookimpl
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
     """The derived placements, and shards of rows give partial sums."""
-    derived = derive.cuda_ops_sharding(op)
+    derived = rules.cuda_ops_sharding(op)
     if derived is None:
         return None
 
@@ -56,6 +56,8 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
     """Long rows, each of a block or of several, along memory and across it."""
+    from cuda_ops.testing.samples import Sample, TensorArg
+
     return [
         Sample((x,))
         for dtype in (torch.float32, torch.bfloat16)
@@ -69,6 +71,8 @@ def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
+    from cuda_ops.benchmarking.peers import torch_peers
+
     return torch_peers(torch_sum)
 
 
@@ -90,6 +94,8 @@ _POINTS = (
 
 
 def _case(rows: int, n: int, reason: str, dtype: torch.dtype) -> BenchmarkCase:
+    from cuda_ops.benchmarking.rotation import maker
+
     return BenchmarkCase(
         f"{rows}x{n} {str(dtype).removeprefix('torch.')}",
         maker((((rows, n), dtype),)),

@@ -15,12 +15,12 @@ from pathlib import Path
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.case import Case
 from cuda_ops.testing.checks import by_name
-from cuda_ops.testing.child import Worker, arrive, perform
 from cuda_ops.testing.profiles import PROFILES
 from cuda_ops.testing.report import CheckEntry, CheckReport, command, markdown, read_junit
 from cuda_ops.testing.runner import check_op, why_not
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Origin, described, find
+from cuda_ops.testing.worker import Worker, arrive, perform
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from cuda_ops.spec import OpSpec
 
 
-def given(op: OpSpec) -> list[Any]:
+def sampled_arguments(op: OpSpec) -> list[Any]:
     """The arguments of the schema that samples hold: all up to keyword-only ones with defaults."""
     arguments = list(op.parsed.arguments)
     while arguments and arguments[-1].kwarg_only and arguments[-1].has_default_value():

@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
+from cuda_ops.derive.arguments import bind, tensor_arguments
+from cuda_ops.derive.checks import check_arguments
+from cuda_ops.derive.layout import broadcast
 from cuda_ops.errors import ResultError
-from cuda_ops.shapes import bind, broadcast, check_arguments, tensor_arguments
 from cuda_ops.spec import OpSpec
+from cuda_ops.testing.announce import announced
 from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.samples import MAX_NUMEL, Sample, TensorArg
-from cuda_ops.testing.subject import Plugins, Subject, subject_of
-from cuda_ops.testing.watchdog import announced
+from cuda_ops.testing.subject import HookAnswers, Subject, subject_of
 
 #: Error allowed of one result, in units of the dtype's epsilon. Half precision
 #: is rounded once from float32; wider dtypes are computed in themselves, with
@@ -216,7 +218,7 @@ def is_refused(subject: Subject, sample: Sample, device: str, error: Exception) 
     return True
 
 
-def quick_error(op: OpSpec, plugins: Plugins, device: str) -> float:
+def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float:
     """Largest error, relative above 1 and absolute below, over a handful of fixed samples.
 
     In float32 where the operator takes it. Samples that both refuse are left out.

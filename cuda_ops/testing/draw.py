@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
-from cuda_ops.shapes import group_of
+from cuda_ops.derive.arguments import group_of
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.profiles import PROFILES
 from cuda_ops.testing.samples import MAX_NUMEL, Sample, TensorArg

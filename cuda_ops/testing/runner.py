@@ -16,12 +16,12 @@ from hypothesis.errors import Unsatisfiable
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.case import Case, Check
 from cuda_ops.testing.checks import CHECKS
-from cuda_ops.testing.child import CHILD, REFUSED, Outcome, Worker, perform
 from cuda_ops.testing.draw import Draw, EnoughError, chosen
 from cuda_ops.testing.profiles import PROFILES, Profile
 from cuda_ops.testing.report import CheckEntry, CheckReport, command
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Subject, find
+from cuda_ops.testing.worker import CHILD, REFUSED, Outcome, Worker, perform
 
 #: A process that dies costs seconds, so shrinking ends after so many, and checking after so many
 #: checks with such deaths.

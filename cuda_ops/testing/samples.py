@@ -15,10 +15,10 @@ from typing import Any, Literal
 import torch
 from hypothesis import strategies as st
 
-from cuda_ops.shapes import group_of
+from cuda_ops.derive.arguments import group_of
 from cuda_ops.signature import Group
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing.arguments import given
+from cuda_ops.testing.arguments import sampled_arguments
 
 Layout = Literal[
     "contiguous", "transposed", "sliced", "stepped", "expanded", "channels_last", "offset"
@@ -210,7 +210,9 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
     if op.signature is None:
         return None
     scalars = {
-        i: _scalar(argument) for i, argument in enumerate(given(op)) if i not in op.tensor_positions
+        i: _scalar(argument)
+        for i, argument in enumerate(sampled_arguments(op))
+        if i not in op.tensor_positions
     }
     known = {i: scalar for i, scalar in scalars.items() if scalar is not None}
     return _draw_sample(op, known) if len(known) == len(scalars) else None
@@ -255,7 +257,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
 
     args: list[Any] = []
     remaining = iter(groups)
-    for i, argument in enumerate(given(op)):
+    for i, argument in enumerate(sampled_arguments(op)):
         if i in scalars:
             args.append(draw(scalars[i]))
         else:
@@ -320,7 +322,7 @@ def shaped(
         TensorArg(next(groups).shape(loop, sizes), dtype, layout)
         if i in op.tensor_positions
         else example_scalar(argument)
-        for i, argument in enumerate(given(op))
+        for i, argument in enumerate(sampled_arguments(op))
     )
     return Sample(args, seed=seed)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from cuda_ops import toolchain
+from cuda_ops.build import toolchain
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.subject import find
 
@@ -156,7 +156,7 @@ def _run_tool(tool: str, ops: Sequence[str]) -> tuple[list[Finding], bool]:
         [
             str(_program()), "--tool", tool, "--print-limit", str(_PRINTED),
             "--num-callers-host", "4",
-            sys.executable, "-m", "cuda_ops.testing.exercise", *told, *ops,
+            sys.executable, "-m", "cuda_ops.testing.sanitized_calls", *told, *ops,
         ],
         env={
             **os.environ,

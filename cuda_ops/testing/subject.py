@@ -11,9 +11,9 @@ from typing import Any, Literal, Protocol
 import torch
 from hypothesis.strategies import SearchStrategy
 
-from cuda_ops.discovery import BUILTIN_ROOT
+from cuda_ops.build.discovery import BUILTIN_ROOT
+from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.errors import CudaOpsError, PluginError
-from cuda_ops.no_gradient import NoGradient
 from cuda_ops.signature import parse_signature
 from cuda_ops.spec import AutocastPolicy, Claims, OpSpec
 from cuda_ops.testing import samples
@@ -24,7 +24,7 @@ from cuda_ops.testing.samples import Sample
 Gradient = Literal["declared", "refused", "none"]
 
 
-class Plugins(Protocol):
+class HookAnswers(Protocol):
     """Whatever answers hooks: the plugin manager, or a stand-in."""
 
     def ask(self, hook_name: str, op: OpSpec, /) -> Any: ...
@@ -104,7 +104,7 @@ def why_not(op: OpSpec, device: str) -> str:
     return f"no {kind.upper()} kernel in this build"
 
 
-def subject_of(op: OpSpec, plugins: Plugins, origin: Origin | None = None) -> Subject:
+def subject_of(op: OpSpec, plugins: HookAnswers, origin: Origin | None = None) -> Subject:
     """What the hooks say about a registered operator."""
     autograd = plugins.ask("cuda_ops_autograd", op)
     gradient: Gradient = "none"
@@ -127,14 +127,14 @@ def subject_of(op: OpSpec, plugins: Plugins, origin: Origin | None = None) -> Su
     )
 
 
-def _is_mapped(op: OpSpec, plugins: Plugins) -> bool:
+def _is_mapped(op: OpSpec, plugins: HookAnswers) -> bool:
     """Whether ``torch.vmap`` takes it: by its own rule, a composed one by those of its parts."""
     if op.is_composite:
         return all(find(part).vmap for part in op.calls)
     return plugins.ask("cuda_ops_vmap", op) is not None
 
 
-def _strategy(op: OpSpec, plugins: Plugins) -> SearchStrategy[Sample] | None:
+def _strategy(op: OpSpec, plugins: HookAnswers) -> SearchStrategy[Sample] | None:
     """What to draw from; one that draws what cannot be passed says so by name."""
     strategy = plugins.ask("cuda_ops_samples", op)
     if strategy is None:

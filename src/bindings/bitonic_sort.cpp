@@ -1,6 +1,6 @@
 // bitonic_sort(x): elements in order along a dim, and where they were.
 #include "binding.h"
-#include "sort_rows.h"
+#include "sort/sort_binding.h"
 
 using namespace cuda_ops;
 

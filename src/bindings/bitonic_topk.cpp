@@ -1,8 +1,8 @@
 // bitonic_topk(x, k): the k largest or smallest elements along a dim, in order.
 #include "binding.h"
 #include "compose.h"
-#include "sort_rows.h"
-#include "topk.h"
+#include "sort/sort_binding.h"
+#include "sort/topk.h"
 
 using namespace cuda_ops;
 

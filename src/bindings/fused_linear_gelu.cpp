@@ -1,9 +1,9 @@
 // gelu(x @ weight^T + bias) in one pass, the same with the values before gelu kept,
 // and what its gradient needs of them when they were not.
-#include "fused_linear_gelu.h"
+#include "gemm/fused_linear_gelu.h"
 
 #include "gelu.h"
-#include "tensor_matmul.h"
+#include "gemm/matmul_binding.h"
 
 using namespace cuda_ops;
 

@@ -1,5 +1,5 @@
 // matmul(a, b) over broadcasting batch dims, and its gradients.
-#include "tensor_matmul.h"
+#include "gemm/matmul_binding.h"
 
 using namespace cuda_ops;
 

@@ -1,7 +1,7 @@
 // moe_experts(x, w_gate_up, w_down, experts, weights): SwiGLU experts for tokens that
 // are routed already, and their gradients.
-#include "moe_cpu.h"
-#include "tensor_moe.h"
+#include "moe/moe_cpu.h"
+#include "moe/moe_binding.h"
 
 using namespace cuda_ops;
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "moe_cpu.h"
-#include "tensor_moe.h"
+#include "moe/moe_cpu.h"
+#include "moe/moe_binding.h"
 
 using namespace cuda_ops;
 

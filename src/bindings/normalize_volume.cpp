@@ -1,9 +1,9 @@
 // normalize_volume(x): 8- or 16-bit volumes as floating numbers, by a maximum,
 // by a mean and a standard deviation, or by each volume's own.
-#include "normalize_volume.h"
+#include "imaging/normalize_volume.h"
 
 #include "binding.h"
-#include "tensor_points.h"
+#include "points_binding.h"
 
 using namespace cuda_ops;
 

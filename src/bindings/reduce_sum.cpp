@@ -1,7 +1,7 @@
 // reduce_sum(x): the sum of all elements.
 #include "binding.h"
-#include "reduce_cpu.h"
-#include "tensor_points.h"
+#include "reduce/reduce_cpu.h"
+#include "points_binding.h"
 
 using namespace cuda_ops;
 

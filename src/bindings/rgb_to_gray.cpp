@@ -1,8 +1,8 @@
 // rgb_to_gray(image): luma of 8-bit images, interleaved (HWC) or planar (CHW).
-#include "rgb_to_gray.h"
+#include "imaging/rgb_to_gray.h"
 
 #include "binding.h"
-#include "tensor_points.h"
+#include "points_binding.h"
 
 using namespace cuda_ops;
 

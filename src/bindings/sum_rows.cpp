@@ -1,7 +1,7 @@
 // sum_rows(x): sums over the last dim.
 #include "binding.h"
-#include "reduce_cpu.h"
-#include "tensor_points.h"
+#include "reduce/reduce_cpu.h"
+#include "points_binding.h"
 
 using namespace cuda_ops;
 

@@ -8,11 +8,11 @@
 //                 blocks, as long as there are few such rows (sort_cluster.cuh)
 //   longer        a radix sort of all rows together (sort_radix.cuh; of 8-byte keys
 //                 sort_radix_wide.cuh)
-#include "capability.h"
-#include "sort_cluster.cuh"
-#include "sort_network.cuh"
-#include "sort_radix_wide.cuh"
-#include "sort_warp.cuh"
+#include "ptx/capability.h"
+#include "sort/sort_cluster.cuh"
+#include "sort/sort_network.cuh"
+#include "sort/sort_radix_wide.cuh"
+#include "sort/sort_warp.cuh"
 
 using namespace cuda_ops;
 

@@ -3,8 +3,8 @@
 // than a comparison: a warp has the best it has met in registers, puts what is better than the k-th
 // of them into a queue, and sorts queue and best together when the queue is full (networks of
 // sort_network.cuh). Of n elements in random order about k * ln(n / k) ever get into the queue.
-#include "sort_warp.cuh"
-#include "topk.h"
+#include "sort/sort_warp.cuh"
+#include "sort/topk.h"
 
 using namespace cuda_ops;
 

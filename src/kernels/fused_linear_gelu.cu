@@ -1,9 +1,9 @@
 // gelu(x @ weight^T + bias) without a second pass over memory: bias and gelu are
 // applied to the sums while they are in registers. The kernels are those of matmul.
-#include "fused_linear_gelu.h"
+#include "gemm/fused_linear_gelu.h"
 
 #include "gelu.cuh"
-#include "gemm.cuh"
+#include "gemm/gemm.cuh"
 
 using namespace cuda_ops;
 

@@ -1,7 +1,7 @@
 // out = a @ b for one matrix or for a batch, any strides. The kernels are in
 // utils/gemm_*.cuh, shared with what else multiplies matrices; gemm.h says which one
 // runs, and whether operands are copied before it.
-#include "gemm.cuh"
+#include "gemm/gemm.cuh"
 
 using namespace cuda_ops;
 

@@ -9,11 +9,11 @@
 // order, where an expert's rows are neighbours; where products are streamed, at their numbers.
 // Results lie at the numbers: the sum over a token's reads neighbours and needs neither a map
 // nor atomics. Rows of tokens are gathered by the products that read them, and never copied.
-#include "gemm.cuh"
-#include "gemm_grouped.cuh"
-#include "gemm_grouped_hopper_weights.cuh"
-#include "gemm_grouped_stream.cuh"
-#include "moe_plan.h"
+#include "gemm/gemm.cuh"
+#include "moe/gemm_grouped.cuh"
+#include "moe/gemm_grouped_hopper_weights.cuh"
+#include "moe/gemm_grouped_stream.cuh"
+#include "moe/moe_plan.h"
 
 using namespace cuda_ops;
 

@@ -5,9 +5,9 @@
 // is done soonest, of many up to four share a warp, and what every lane does serves all of them.
 #include "dtype.cuh"
 #include "math.cuh"
-#include "moe.h"
-#include "moe_map.cuh"
-#include "sort_network.cuh"
+#include "moe/moe.h"
+#include "moe/moe_map.cuh"
+#include "sort/sort_network.cuh"
 
 using namespace cuda_ops;
 

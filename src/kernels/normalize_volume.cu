@@ -2,14 +2,14 @@
 // uint16 voxel to float32. With a volume's own statistics one launch adds up,
 // waits for all blocks and normalises: the second read comes from the cache as
 // far as the volume fits (60 MB of L2 on an H200), which is why it runs backwards.
-#include "normalize_volume.h"
+#include "imaging/normalize_volume.h"
 
 #include <cooperative_groups.h>
 
 #include <cstring>
 
-#include "capability.h"
-#include "reduce.cuh"
+#include "ptx/capability.h"
+#include "reduce/reduce.cuh"
 
 using namespace cuda_ops;
 

@@ -1,7 +1,7 @@
 // The sum of all elements: one row where the tensor is dense in any order of its
 // dims. Other tensors are rows along one dim, whose sums are a row again. Either
 // way x is read once, which is all the time there is to spend.
-#include "reduce.cuh"
+#include "reduce/reduce.cuh"
 
 using namespace cuda_ops;
 

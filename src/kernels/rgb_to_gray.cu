@@ -1,7 +1,7 @@
 // Gray value of 8-bit RGB. Three bytes in and one out per pixel, so an H200 that
 // moves 4.2 TB/s has time for 27 instructions a pixel; the fixed-point sum takes
 // about 8. What counts is that bytes arrive 16 at a time.
-#include "rgb_to_gray.h"
+#include "imaging/rgb_to_gray.h"
 
 #include <cuda_runtime.h>
 

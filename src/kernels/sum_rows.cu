@@ -1,7 +1,7 @@
 // Sums over the last dim. Every byte of x is read once and nothing else of that
 // size is written, so the time is that of reading. Long rows are the business of
 // reduce.cuh; here are the short ones, where threads would have little to do.
-#include "reduce.cuh"
+#include "reduce/reduce.cuh"
 
 using namespace cuda_ops;
 

@@ -2,7 +2,7 @@
 // the emulator has to find.
 #include "cases.h"
 
-#include "gemm_grouped_hopper_weights.cuh"
+#include "moe/gemm_grouped_hopper_weights.cuh"
 
 using namespace cuda_ops;
 using namespace emulator;

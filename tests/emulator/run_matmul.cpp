@@ -1,11 +1,11 @@
 // One case of the matrix product, by the kernel that the arguments name, against sums in double.
 #include "cases.h"
 
-#include "gemm_fma.cuh"
-#include "gemm_hopper.cuh"
-#include "gemm_mma.cuh"
-#include "gemm_pack.cuh"
-#include "gemm_stream.cuh"
+#include "gemm/gemm_fma.cuh"
+#include "gemm/gemm_hopper.cuh"
+#include "gemm/gemm_mma.cuh"
+#include "gemm/gemm_pack.cuh"
+#include "gemm/gemm_stream.cuh"
 
 using namespace cuda_ops;
 using namespace emulator;

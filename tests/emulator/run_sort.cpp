@@ -2,8 +2,8 @@
 // for the same bits from two orders of events.
 #include "cases.h"
 
-#include "sort_cluster.cuh"
-#include "sort_radix_wide.cuh"
+#include "sort/sort_cluster.cuh"
+#include "sort/sort_radix_wide.cuh"
 
 #include <numeric>
 

@@ -36,8 +36,8 @@ _DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];
 
 #: Of a file: where what tensor_cores.h replaces begins, and what follows it.
 _TENSOR_CORES = {
-    "wgmma.cuh": ("// The registers of an instruction", "// clang-format on"),
-    "gemm_mma.cuh": ("#define CUDA_OPS_MMA", "#undef CUDA_OPS_MMA"),
+    "ptx/wgmma.cuh": ("// The registers of an instruction", "// clang-format on"),
+    "gemm/gemm_mma.cuh": ("#define CUDA_OPS_MMA", "#undef CUDA_OPS_MMA"),
 }
 
 
@@ -50,18 +50,21 @@ def translate(
     """
     out.mkdir()
     found = []
-    for path in [*(sources / "utils").iterdir(), *(sources / "kernels" / k for k in kernels)]:
+    utils, chosen = sources / "utils", [sources / "kernels" / kernel for kernel in kernels]
+    for path in [*filter(Path.is_file, utils.rglob("*")), *chosen]:
         text = path.read_text()
-        if path.name in _TENSOR_CORES:
-            begin, end = map(text.index, _TENSOR_CORES[path.name])
+        name = path.name if path in chosen else str(path.relative_to(utils))
+        if name in _TENSOR_CORES:
+            begin, end = map(text.index, _TENSOR_CORES[name])
             here = '}  // namespace cuda_ops\n#include "tensor_cores.h"\nnamespace cuda_ops {\n'
-            text = text[:begin] + here + text[end + len(_TENSOR_CORES[path.name][1]) :]
-        for name, value in constants.items():
-            text, count = re.subn(rf"\b{name} = \d+", f"{name} = {value}", text)
-            found += count * [name]
+            text = text[:begin] + here + text[end + len(_TENSOR_CORES[name][1]) :]
+        for constant, value in constants.items():
+            text, count = re.subn(rf"\b{constant} = \d+", f"{constant} = {value}", text)
+            found += count * [constant]
         if path.suffix in (".cu", ".cuh"):
             text = _launches(_instructions(_shared_memory(text)))
-        (out / path.name).write_text(text)
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text(text)
     assert sorted(found) == sorted(constants), f"of {set(constants)} there are {found}"
 
 

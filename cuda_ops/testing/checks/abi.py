@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from cuda_ops.library import open_library
+from cuda_ops.dispatch.library import open_library
 from cuda_ops.testing.case import Case, check
 from cuda_ops.testing.draw import NOTHING
 from cuda_ops.testing.subject import Subject

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops.autocast import cast
+from cuda_ops.dispatch.autocast import cast
 from cuda_ops.testing.case import Case, check
 from cuda_ops.testing.compare import is_floating, same
 from cuda_ops.testing.draw import Draw

@@ -11,7 +11,7 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing.arguments import given
+from cuda_ops.testing.arguments import sampled_arguments
 from cuda_ops.testing.case import (
     Case,
     NotRunError,
@@ -61,7 +61,7 @@ def _rows(op: OpSpec) -> list[Sample]:
     drawn among so few elements has one row as a rule.
     """
     whole = shaped(op, (2, 3), core=2, dtype=torch.float64)
-    optional = [i for i, a in enumerate(given(op)) if str(a.type) == "Optional[Tensor]"]
+    optional = [i for i, a in enumerate(sampled_arguments(op)) if str(a.type) == "Optional[Tensor]"]
     without = [tuple(None if i == k else v for k, v in enumerate(whole.args)) for i in optional]
     return [whole, *broadcast_over(op, whole), *(replace(whole, args=args) for args in without)]
 

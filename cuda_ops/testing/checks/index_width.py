@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops.shapes import group_of
+from cuda_ops.derive.arguments import group_of
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.case import Case, NotRunError, check

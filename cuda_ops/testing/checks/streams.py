@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from cuda_ops.stall import stall
 from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.stall import stall
 
 #: Seconds; any launch that does not wait for them comes too early.
 _LATE = 0.1

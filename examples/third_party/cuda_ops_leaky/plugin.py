@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from cuda_ops.benchmarking.peers import torch_peers
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import BenchmarkCase, OpSpec
 
@@ -39,6 +38,8 @@ _POINTS = (
 
 
 def _case(numel: int, reason: str) -> BenchmarkCase:
+    from cuda_ops.benchmarking.peers import torch_peers
+
     def inputs(device: torch.device) -> tuple[Any, ...]:
         return torch.randn(numel, device=device, dtype=torch.bfloat16), SLOPE, LIMIT
 

@@ -1,8 +1,6 @@
 import torch
-from hypothesis import strategies as st
 
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.testing import Sample, TensorArg
 
 
 @hookimpl
@@ -17,6 +15,10 @@ def cuda_ops_reference(op):
 
 @hookimpl
 def cuda_ops_samples(op):
+    from hypothesis import strategies as st
+
+    from cuda_ops.testing import Sample, TensorArg
+
     def sample(rows, cols, count, seed):
         index = TensorArg((count,), torch.int64, below=rows)
         return Sample((TensorArg((rows, cols)), index), seed=seed)

@@ -1,0 +1,106 @@
+"""Benchmark cases for operators whose plugin gives none.
+
+These answer ``cuda_ops_benchmarks`` last, and are imported when it is first asked.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from cuda_ops.benchmarking import rotation
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.spec import BenchmarkCase, OpSpec
+from cuda_ops.testing import samples
+from cuda_ops.testing.arguments import sampled_arguments, split
+
+#: What is timed without core dims: the number of elements, and why.
+_LOOP_NUMEL = {
+    "1K": (2**10, "the launch is the whole cost"),
+    "32K": (2**15, "a grid that does not fill a large GPU"),
+    "1M": (2**20, "one short kernel, inside any cache"),
+    "16M": (2**24, "beyond the cache, launch still visible"),
+    "256M": (2**28, "memory bandwidth alone"),
+    "1G": (2**30, "half of what 32 bits count"),
+}
+
+
+#: With one core dim: rows and their length. With several: all of them this long.
+_ROW_SIZES = {
+    (1, 1024): "one row, as when one token is decoded",
+    (4096, 1024): "many short rows",
+    (4096, 16384): "memory bandwidth alone",
+    (16, 2**20): "few long rows",
+}
+
+
+_CORE_SIZES = {256: "small", 1024: "medium"}
+
+
+#: In which dtypes, as far as the operator takes them; half types differ in arithmetic alone, so
+#: the second one is timed at one size.
+_TIMED_DTYPES = (torch.float32, torch.bfloat16)
+
+
+_ONE_MORE = (torch.float16, "16M")
+
+
+@hookimpl(trylast=True)
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
+    """Growing sizes in the dtypes that are used most; bytes are sizes in + sizes out."""
+    signature = op.signature
+    if signature is None:
+        return None
+    dims = signature.names
+    points: list[tuple[str, str, tuple[int, ...], dict[str, int]]]
+    if len(dims) == 1 and any(group.loops for group in signature.inputs):
+        points = [
+            (f"{rows}x{n}", why, (rows,), {dims[0]: n}) for (rows, n), why in _ROW_SIZES.items()
+        ]
+    elif dims:
+        names = "=".join(dims)
+        points = [
+            (f"{names}={n}", why, (), dict.fromkeys(dims, n)) for n, why in _CORE_SIZES.items()
+        ]
+    else:
+        points = [(label, why, (numel,), {}) for label, (numel, why) in _LOOP_NUMEL.items()]
+    timed = [dtype for dtype in _TIMED_DTYPES if dtype in op.dtypes]
+    cases = [
+        _case(op, *point, dtype)
+        for dtype in timed or op.dtypes[:1] or _TIMED_DTYPES[:1]
+        for point in points
+    ]
+    extra, size = _ONE_MORE
+    return cases + [_case(op, *p, extra) for p in points if p[0] == size and extra in op.dtypes]
+
+
+def _case(
+    op: OpSpec,
+    label: str,
+    reason: str,
+    loop: tuple[int, ...],
+    sizes: dict[str, int],
+    dtype: torch.dtype,
+) -> BenchmarkCase:
+    assert op.signature is not None
+    groups = iter(op.signature.inputs)
+    args, keywords = split(
+        op,
+        tuple(
+            (next(groups).shape(loop, sizes), dtype)
+            if i in op.tensor_positions
+            else samples.example_scalar(argument)
+            for i, argument in enumerate(sampled_arguments(op))
+        ),
+    )
+    everything = (*op.signature.inputs, *op.signature.outputs)
+    numel = sum(math.prod(group.shape(loop, sizes)) for group in everything)
+    return BenchmarkCase(
+        f"{label} {str(dtype).removeprefix('torch.')}",
+        rotation.maker(args),
+        bytes=numel * dtype.itemsize,
+        keywords=keywords,
+        reason=reason,
+        dtype=dtype,
+    )

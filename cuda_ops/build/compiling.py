@@ -1,0 +1,397 @@
+"""The dev build: one operator at a time through ``torch.utils.cpp_extension.load``.
+
+What is published is ``<cache>/lib/<op>-<key>.so``, where the key is a hash of
+everything that went in. It appears by an atomic rename, so a library that can
+be seen is whole, two processes cannot disturb each other, and going back to an
+earlier text of the sources finds its library again without a build. What
+``pip install`` has built of the present text is published as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Literal
+
+import torch
+from filelock import FileLock, Timeout
+
+from cuda_ops.build import provenance, toolchain
+from cuda_ops.build.discovery import Kind, Pair, content_hash, files_of
+from cuda_ops.errors import BuildError
+
+_COMPILER_ERROR = re.compile(
+    r"error|undefined|multiple definition|No such file|fatal", re.IGNORECASE
+)
+_ASKED_FOR = re.compile(r"\.(cpp|cu):\d+:\d+:\s+required from here")
+_NINJA_NOISE = re.compile(r"^(\[\d+/\d+\]|FAILED|ninja: |/\S*(g\+\+|nvcc|c\+\+) |c\+\+ |g\+\+ )")
+# ptxas calls it an info that it has serialized every wgmma of a kernel.
+_NVCC_WARNING = re.compile(r"\bwarning\b|Potential Performance Loss", re.IGNORECASE)
+_PTXAS_SPILL = re.compile(r"(\d+) bytes spill stores")
+_PTXAS_REGISTERS = re.compile(r"Used (\d+) registers")
+
+
+Origin = Literal["built", "cached", "installed"]
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """What ptxas said of one pair's kernels: the most any of them needs."""
+
+    registers: int
+    spilled_bytes: int
+
+
+@dataclass(frozen=True)
+class Built:
+    """A published library of one pair."""
+
+    pair: Pair
+    path: Path
+    seconds: float
+    #: ``built`` now, ``cached`` by an earlier build, or ``installed`` by pip.
+    origin: Origin
+    archs: tuple[str, ...]
+    resources: KernelResources | None = None
+    #: What nvcc and ptxas warned of, line by line.
+    warnings: tuple[str, ...] = ()
+
+
+def cache_dir() -> Path:
+    """``$CUDA_OPS_CACHE``, else ``$XDG_CACHE_HOME/cuda_ops``, else ``~/.cache/cuda_ops``."""
+    if chosen := os.environ.get("CUDA_OPS_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuda_ops"
+
+
+def visible_archs() -> tuple[str, ...]:
+    """``TORCH_CUDA_ARCH_LIST``, else the visible GPUs, else :data:`toolchain.DEFAULT_ARCH`."""
+    if chosen := os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        return toolchain.parse_archs(chosen)
+    if torch.cuda.is_available():
+        found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+        return tuple(toolchain.arch_of_capability(*capability) for capability in sorted(found))
+    return (toolchain.DEFAULT_ARCH,)
+
+
+def library_path(pair: Pair, archs: tuple[str, ...]) -> Path:
+    """Where the library of the pair's present sources is, or would be, published."""
+    return _path(pair, archs, pair.source_hash())
+
+
+def _path(pair: Pair, archs: tuple[str, ...], source_hash: str) -> Path:
+    key = _digest(source_hash, _place(pair, archs))
+    return cache_dir() / "lib" / f"{pair.stem}-{key}.so"
+
+
+def build(pair: Pair, archs: tuple[str, ...] | None = None, *, verbose: bool = False) -> Built:
+    """Publish the pair's library: what pip built where it fits, else compile and link what changed.
+
+    Raises:
+        BuildError: the compiler's own error lines; or a cache directory that
+            cannot be written, or a disk that is full.
+    """
+    archs = archs or visible_archs()
+    start = monotonic()
+    path = library_path(pair, archs)
+    if path.exists():
+        return _built(pair, path, start, "cached", archs)
+    path, origin = _publish_current(pair, archs, verbose)
+    return _built(pair, path, start, origin, archs)
+
+
+def _publish_current(pair: Pair, archs: tuple[str, ...], verbose: bool) -> tuple[Path, Origin]:
+    """Build until what was compiled is what the files say: they may be saved meanwhile."""
+    work = cache_dir() / "work" / f"{pair.stem}-{_place(pair, archs)}"
+    try:
+        (cache_dir() / "lib").mkdir(parents=True, exist_ok=True)
+        work.mkdir(parents=True, exist_ok=True)
+        with _locked(work.with_suffix(".lock"), pair.stem):
+            # Another process may have built it while this one waited.
+            origin: Origin = "cached"
+            while not (path := library_path(pair, archs)).exists():
+                if _publish_installed(pair, archs, path):
+                    origin = "installed"
+                else:
+                    _compile(pair, archs, work, path, verbose)
+                    origin = "built"
+            return path, origin
+    except OSError as error:
+        raise BuildError(
+            f"{pair.stem}: cannot build in {cache_dir()}: {error.strerror or error}; "
+            "set CUDA_OPS_CACHE to a folder that can be written"
+        ) from error
+
+
+def _publish_installed(pair: Pair, archs: tuple[str, ...], path: Path) -> bool:
+    """Publish the library that pip built, if it is what a build for ``path`` would make.
+
+    A copy: pip may replace the file under processes that have it open.
+    """
+    try:
+        library = pair.prebuilt.read_bytes()
+    except OSError:
+        return False
+    made_from = provenance.read(library)
+    fits = (
+        made_from is not None
+        and _path(pair, archs, made_from.source_hash) == path
+        and toolchain.recipe(pair, made_from.archs) == made_from.recipe
+        and (not toolchain.uses_cuda(pair) or toolchain.serves(made_from.archs, archs))
+    )
+    if fits:
+        _publish(library, path)
+    return fits
+
+
+def failing_lines(log: str, limit: int = 12) -> str:
+    """The lines of a build log that say what is wrong, without the command lines."""
+    log = re.sub(r"^Error building extension '[^']*': ", "", log)
+    lines = [line for line in log.splitlines() if line.strip() and not _NINJA_NOISE.match(line)]
+    # What a template of a header refuses is the fault of the line that asked for it.
+    errors = [line for line in lines if _COMPILER_ERROR.search(line) or _ASKED_FOR.search(line)]
+    return "\n".join((errors or lines)[:limit])
+
+
+def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose: bool) -> None:
+    from torch.utils import cpp_extension
+
+    marker = work / "building"
+    if marker.exists():
+        # A build was killed here. Its compilers may still be writing: leave them the old
+        # folder under another name and start in a new one.
+        abandoned = work.with_name(f"{work.name}.abandoned-{uuid.uuid4().hex[:8]}")
+        work.rename(abandoned)
+        shutil.rmtree(abandoned, ignore_errors=True)
+        work.mkdir()
+    marker.touch()
+    before = pair.source_hash()
+    _drop_stale_objects(pair, work)
+    with_cuda = any(source.endswith(".cu") for source in toolchain.sources(pair))
+    if with_cuda:
+        toolchain.use_cuda_home()
+    # load() would take an earlier failure of the same text for a finished build.
+    name = path.stem
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
+    try:
+        (work / "lock").unlink(missing_ok=True)  # load()'s own lock file; ours covers it
+        with _compiler_environment():
+            linked = cpp_extension.load(
+                name=name,
+                sources=toolchain.sources(pair),
+                extra_cflags=toolchain.cxx_flags(pair, archs),
+                extra_cuda_cflags=[*toolchain.nvcc_flags(pair, archs), "-Xptxas", "-v"],
+                extra_ldflags=[
+                    "-shared",
+                    *toolchain.link_flags(pair),
+                    f"-L{shlex.quote(str(stub_libraries()))}",
+                    *(["-ltorch_python"] if pair.kind is Kind.PYBIND else []),
+                ],
+                extra_include_paths=[str(d) for d in pair.include_dirs],
+                build_directory=str(work),
+                # Else torch prints to stdout, and does not say what went wrong.
+                verbose=False,
+                with_cuda=with_cuda,
+                is_python_module=False,
+                is_standalone=True,
+            )
+    except RuntimeError as error:
+        marker.unlink(missing_ok=True)
+        (work / "objects.json").unlink(missing_ok=True)
+        reason = explain_failure(pair, str(error))
+        with contextlib.suppress(OSError):  # a disk may be full: that is the reason then
+            _failure_note(path).write_text(reason)
+        raise BuildError(f"{pair.stem}: {reason}") from None
+    finally:
+        if verbose and (work / "build.ninja").exists():
+            with contextlib.suppress(OSError):  # no ninja: that is the reason then
+                commands = subprocess.run(
+                    ["ninja", "-t", "commands"], cwd=work, capture_output=True, text=True
+                )
+                print(commands.stdout, end="", file=sys.stderr)
+    if pair.source_hash() == before:  # else nobody knows which text was compiled
+        if (log := work / "nvcc.log").exists():
+            shutil.copyfile(log, path.with_suffix(".nvcc.log"))
+        _publish(Path(linked).read_bytes(), path)
+        _remember_objects(pair, work)
+    Path(linked).unlink(missing_ok=True)
+    marker.unlink(missing_ok=True)
+
+
+def _failure_note(path: Path) -> Path:
+    return path.with_suffix(".failed.txt")
+
+
+def last_failure(pair: Pair) -> str:
+    """Why the pair's present sources did not build here, in any process; empty if they did."""
+    try:
+        return _failure_note(library_path(pair, visible_archs())).read_text()
+    except OSError:
+        return ""
+
+
+def explain_failure(pair: Pair, log: str) -> str:
+    """What a failed build's log comes down to."""
+    if "No space left on device" in log:
+        return f"cannot build in {cache_dir()}: No space left on device"
+    cuda_header = re.search(r"cu(da|blas|sparse|solver)\w*\.h|c10/cuda", failing_lines(log))
+    if pair.kind is not Kind.NATIVE and cuda_header:
+        return (
+            "needs torch's CUDA headers, and this torch is built without CUDA:\n"
+            + failing_lines(log, 3)
+        )
+    return "does not compile:\n" + failing_lines(log)
+
+
+def _publish(library: bytes, path: Path) -> None:
+    """Write, flush and rename: after a crash the name leads to a whole file or to none."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(library)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o755)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _built(pair: Pair, path: Path, start: float, origin: Origin, archs: tuple[str, ...]) -> Built:
+    try:
+        log = path.with_suffix(".nvcc.log").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        log = ""
+    registers = [int(n) for n in _PTXAS_REGISTERS.findall(log)]
+    spilled = max(map(int, _PTXAS_SPILL.findall(log)), default=0)
+    resources = KernelResources(max(registers), spilled) if registers else None
+    warnings = tuple(line for line in log.splitlines() if _NVCC_WARNING.search(line))
+    return Built(pair, path, monotonic() - start, origin, archs, resources, warnings)
+
+
+def _place(pair: Pair, archs: tuple[str, ...]) -> str:
+    """Hash of everything but the text: folder, flags, compilers, torch where it matters."""
+    # A native library fits every torch; a guest's is compiled against this one.
+    against = "stable" if pair.kind is Kind.NATIVE else torch.__version__
+    recipe = toolchain.recipe(pair, archs)
+    return _digest(str(pair.root), against, recipe, str(torch.version.cuda))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _drop_stale_objects(pair: Pair, work: Path) -> None:
+    """Remove objects whose inputs changed: ninja goes by mtime, and knows a kernel's headers
+    only where torch has CUDA.
+    """
+    try:
+        known = json.loads((work / "objects.json").read_text())
+    except (OSError, ValueError):
+        known = {}
+    for source in pair.sources:
+        if known.get(source.name) != content_hash(files_of(source, pair)):
+            suffix = ".cuda.o" if source.suffix == ".cu" else ".o"
+            (work / f"{source.stem}{suffix}").unlink(missing_ok=True)
+
+
+def _remember_objects(pair: Pair, work: Path) -> None:
+    inputs = {source.name: content_hash(files_of(source, pair)) for source in pair.sources}
+    (work / "objects.json").write_text(json.dumps(inputs))
+
+
+def stub_libraries() -> Path:
+    """Empty stand-ins for the CUDA libraries that torch's helper names on every link line.
+
+    Native libraries need none of them; ``--as-needed`` then leaves them out of the result,
+    with the real ones and with these.
+    """
+    folder = cache_dir() / "stubs"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not torch.version.cuda:
+        for name in ("c10_cuda", "torch_cuda", "cudart"):
+            script = folder / f"lib{name}.so"
+            if not script.exists():
+                script.write_text("/* GNU ld script: nothing */\n")
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(path: Path, stem: str) -> Iterator[None]:
+    """An operating-system lock: it dies with its holder."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"{stem}: another process is building it; waiting", file=sys.stderr, flush=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class _CompilerEnvironment:
+    """What torch's helpers read from the environment while we build, and only then.
+
+    Builds run side by side in threads: the first to come sets it, the last to go restores it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._builds = 0
+        self._ours: list[str] = []
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if self._builds == 0:
+                # Native libraries share no C++ types with torch; asking the compiler costs 0.1 s.
+                wanted = {"TORCH_DONT_CHECK_COMPILER_ABI": "1"}
+                if (home := toolchain.cuda_home()) is not None:
+                    # Into a command line of ninja's as it is.
+                    wanted["PYTORCH_NVCC"] = shlex.quote(str(_nvcc_script(home)))
+                self._ours = [name for name in wanted if name not in os.environ]
+                os.environ.update({name: wanted[name] for name in self._ours})
+            self._builds += 1  # last: on a full disk the script cannot be written
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._builds -= 1
+                if self._builds == 0:
+                    for name in self._ours:
+                        os.environ.pop(name, None)
+
+
+_compiler_environment = _CompilerEnvironment()
+
+
+def _nvcc_script(home: Path) -> Path:
+    """nvcc through a script that keeps what it says: torch drops a successful build's output."""
+    script = cache_dir() / "nvcc-keeping-its-log"
+    text = (
+        "#!/bin/sh\n# The build's folder is the current one.\n"
+        f'"{home}/bin/nvcc" "$@" >nvcc.log 2>&1\nstatus=$?\n'
+        "if [ $status != 0 ]; then cat nvcc.log; fi\nexit $status\n"
+    )
+    if not script.exists() or script.read_text() != text:
+        temporary = script.with_name(f".{script.name}.{uuid.uuid4().hex[:8]}")
+        temporary.write_text(text)
+        temporary.chmod(temporary.stat().st_mode | stat.S_IXUSR)
+        temporary.rename(script)
+    return script

@@ -1,0 +1,234 @@
+"""From folders to operators. The files are the registry: there is no other list.
+
+Standard library only, so that ``setup.py`` can use it before torch is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import keyword
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from cuda_ops.errors import DiscoveryError
+
+PACKAGE = Path(__file__).resolve().parent.parent
+#: The operators that cuda_ops ships: inside the package in a wheel, beside it in a checkout.
+BUILTIN_ROOT = PACKAGE / "src" if (PACKAGE / "src").is_dir() else PACKAGE.parent / "src"
+#: The headers that bindings and kernels include.
+INCLUDE_DIR = BUILTIN_ROOT / "utils"
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+class Kind(Enum):
+    """How the files of a pair register their operators."""
+
+    #: ``CUDA_OPS(library)``: through the manifest, reloadable in place.
+    NATIVE = "native"
+    #: ``PYBIND11_MODULE``: a guest, imported as a Python module.
+    PYBIND = "pybind11"
+    #: ``TORCH_LIBRARY`` or ``STABLE_TORCH_LIBRARY``: a guest that registers itself when opened.
+    TORCH_LIBRARY = "TORCH_LIBRARY"
+
+
+@dataclass(frozen=True, order=True)
+class Pair:
+    """The one or two files of an operator."""
+
+    stem: str
+    root: Path
+    binding: Path | None
+    kernel: Path | None
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """Binding first: its object is the one that an edit of the kernel leaves alone."""
+        return tuple(path for path in (self.binding, self.kernel) if path is not None)
+
+    @property
+    def include_dirs(self) -> tuple[Path, ...]:
+        """The root's own ``utils`` folder before that of cuda_ops."""
+        own = self.root / "utils"
+        dirs = (own, INCLUDE_DIR) if own.is_dir() and own != INCLUDE_DIR else (INCLUDE_DIR,)
+        return dirs
+
+    @property
+    def kind(self) -> Kind:
+        kinds = {kind for path in self.sources if (kind := _kind_of(path))}
+        if Kind.NATIVE in kinds or not kinds:
+            return Kind.NATIVE
+        return Kind.PYBIND if Kind.PYBIND in kinds else Kind.TORCH_LIBRARY
+
+    @property
+    def prebuilt(self) -> Path:
+        """Where ``pip install`` puts the operator's library."""
+        return self.root / "lib" / f"{self.stem}.abi3.so"
+
+    def files(self) -> tuple[Path, ...]:
+        """The sources and every project header they include, in a fixed order."""
+        return tuple(_closure(self.sources, self.include_dirs))
+
+    def source_hash(self) -> str:
+        """Hex digest of the contents of :meth:`files`; equal text, equal digest."""
+        return content_hash(self.files())
+
+
+def content_hash(files: Iterable[Path]) -> str:
+    """Hex digest of names and contents."""
+    digest = hashlib.sha256()
+    for path in files:
+        data = path.read_bytes()
+        digest.update(f"{path.name}\0{len(data)}\0".encode())
+        digest.update(data)
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """Files that form no operator, or a root that holds none."""
+
+    text: str
+    #: Of the operator that it would have been, or the root.
+    name: str
+
+
+def discover(roots: Iterable[Path]) -> tuple[Pair, ...]:
+    """The operators under ``roots``, sorted by name, if nothing else is there.
+
+    Raises:
+        DiscoveryError: with one line per offender; :func:`survey` says which there are.
+    """
+    pairs, problems = survey(roots)
+    if problems:
+        lines = [problem.text for problem in problems]
+        raise DiscoveryError("cannot list operators:\n  " + "\n  ".join(lines))
+    return tuple(pairs.values())
+
+
+def survey(roots: Iterable[Path]) -> tuple[dict[str, Pair], list[Problem]]:
+    """The operators under ``roots`` by name, and what is there and is none.
+
+    A root is a folder with ``kernels/*.cu`` and ``bindings/*.cpp``. A ``.cpp``
+    alone is an operator composed in C++; a ``.cu`` alone must register itself.
+    Problems are a root that does not exist or holds neither folder, a ``.cu``
+    that nothing binds, a name that is no Python identifier or is taken, one
+    operator in two roots, of which the first counts, and a plugin of none.
+    """
+    problems: list[Problem] = []
+    pairs: dict[str, Pair] = {}
+    for root in dict.fromkeys(Path(root).resolve() for root in roots):
+        for pair in _pairs_in(root, problems):
+            first = pairs.setdefault(pair.stem, pair)
+            if first is not pair:
+                text = (
+                    f"{pair.sources[0]}: operator {pair.stem!r} is already defined by "
+                    f"{first.sources[0]}; rename one of them"
+                )
+                problems.append(Problem(text, pair.stem))
+    return dict(sorted(pairs.items())), sorted(problems)
+
+
+def plugin_folder(root: Path) -> Path:
+    """Where the plugins of a root's operators lie."""
+    return (PACKAGE if root == BUILTIN_ROOT else root) / "ops"
+
+
+def root_problem(root: Path) -> str:
+    """Why a folder is no operator root; empty where it is one."""
+    if not root.is_dir():
+        return f"{root}: operator root does not exist; create it or drop it from the roots"
+    if not (root / "kernels").is_dir() and not (root / "bindings").is_dir():
+        return f"{root}: operator root has neither kernels/ nor bindings/; create them"
+    return ""
+
+
+def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
+    if text := root_problem(root):
+        problems.append(Problem(text, str(root)))
+        return
+    kernels, bindings = root / "kernels", root / "bindings"
+    # Hidden files are an editor's.
+    cu = {path.stem: path for path in sorted(kernels.glob("[!.]*.cu"))}
+    cpp = {path.stem: path for path in sorted(bindings.glob("[!.]*.cpp"))}
+    for stem in sorted(cu.keys() | cpp.keys()):
+        pair = Pair(stem, root, cpp.get(stem), cu.get(stem))
+        if text := illegal_name(stem):
+            text = f"{pair.sources[0]}: {text}"
+        elif pair.binding is None and _kind_of(cu[stem]) is None:
+            text = (
+                f"{cu[stem]}: nothing binds this kernel; write {bindings / (stem + '.cpp')} or "
+                "register it in the file itself (PYBIND11_MODULE or TORCH_LIBRARY)"
+            )
+        elif pair.binding and all(_kind_of(path) is None for path in pair.sources):
+            text = (
+                f"{pair.binding}: registers nothing; add CUDA_OPS(library) {{ ... }} "
+                "(see docs/binding.md), PYBIND11_MODULE or TORCH_LIBRARY"
+            )
+        if text:
+            problems.append(Problem(text, stem))
+        else:
+            yield pair
+    for plugin in sorted(plugin_folder(root).glob("[!_.]*.py")):
+        if plugin.stem not in cu.keys() | cpp.keys():
+            text = (
+                f"{plugin}: no operator {plugin.stem!r} for this plugin; name it as the pair that "
+                "it belongs to, or what others import with an underscore in front"
+            )
+            problems.append(Problem(text, plugin.stem))
+
+
+def illegal_name(stem: str) -> str:
+    """Why ``stem`` cannot name an operator; empty where it can."""
+    if not stem.isidentifier() or keyword.iskeyword(stem):
+        return f"operator name {stem!r} is not a Python identifier; rename the file"
+    if not stem.isascii():  # nvcc takes no others
+        return f"operator name {stem!r} has letters beyond ASCII; rename the file"
+    if stem.startswith("_"):
+        return f"operator name {stem!r} starts with an underscore; rename the file"
+    if stem == "new":
+        return "operator name 'new' is a command of compile_dev.py; rename the file"
+    if (PACKAGE / f"{stem}.py").exists() or (PACKAGE / stem).is_dir():
+        return f"operator name {stem!r} is taken by the module cuda_ops.{stem}; rename the file"
+    return ""
+
+
+def _code(path: Path) -> str:
+    return _COMMENT.sub("", path.read_text(encoding="utf-8", errors="replace"))
+
+
+def _kind_of(path: Path) -> Kind | None:
+    code = _code(path)
+    if re.search(r"\bCUDA_OPS\s*\(", code):
+        return Kind.NATIVE
+    if re.search(r"\bPYBIND11_MODULE\s*\(", code):
+        return Kind.PYBIND
+    if re.search(r"\b(STABLE_)?TORCH_LIBRARY(_FRAGMENT|_IMPL|_EXPAND)?\s*\(", code):
+        return Kind.TORCH_LIBRARY
+    return None
+
+
+def _closure(sources: Iterable[Path], include_dirs: Iterable[Path]) -> Iterator[Path]:
+    """The sources, then the headers reached by ``#include "..."``, depth first, each once."""
+    dirs = tuple(include_dirs)
+    seen: set[Path] = set()
+    todo = list(sources)
+    while todo:
+        path = todo.pop(0)
+        if path in seen:
+            continue
+        seen.add(path)
+        yield path
+        for name in _INCLUDE.findall(path.read_text(encoding="utf-8", errors="replace")):
+            found = next((d / name for d in (path.parent, *dirs) if (d / name).is_file()), None)
+            if found is not None:
+                todo.append(found.resolve())
+
+
+def files_of(source: Path, pair: Pair) -> tuple[Path, ...]:
+    """One source of a pair and the project headers that it alone includes."""
+    return tuple(_closure((source,), pair.include_dirs))

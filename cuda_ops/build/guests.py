@@ -1,0 +1,81 @@
+"""Pairs written as the PyTorch tutorials write them, unchanged.
+
+They register themselves when opened, so they are loaded as they are and lack
+what the manifest gives: see :func:`missing`.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from cuda_ops.build.discovery import Kind, Pair
+from cuda_ops.errors import ManifestError
+
+_opened: dict[str, Path] = {}
+
+
+class GuestModule(ModuleType):
+    """``cuda_ops.<op>`` of a pybind11 guest: the functions of the library loaded last."""
+
+    def __init__(self, stem: str) -> None:
+        super().__init__(f"cuda_ops.{stem}")
+        self.__dict__["_current"] = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_current"], name)
+
+    def __dir__(self) -> list[str]:
+        return dir(self.__dict__["_current"])
+
+
+_modules: dict[str, GuestModule] = {}
+
+
+def load(pair: Pair, path: Path) -> ModuleType:
+    """Open a guest's library.
+
+    Returns:
+        A module: the pybind11 functions, or for TORCH_LIBRARY an empty one whose
+        docstring says that the operators are in the namespace the guest chose.
+
+    Raises:
+        ManifestError: the library does not load, or would register its operators twice.
+    """
+    module = _modules.setdefault(pair.stem, GuestModule(pair.stem))
+    if pair.kind is Kind.TORCH_LIBRARY:
+        if _opened.setdefault(pair.stem, path) != path:
+            raise ManifestError(
+                f"{pair.stem}: TORCH_LIBRARY registers when opened and cannot be replaced in a "
+                "live process; restart to use the new build, or write CUDA_OPS(library)"
+            )
+        try:
+            torch.ops.load_library(str(path))
+        except OSError as error:
+            raise ManifestError(f"{pair.stem}: {path.name} does not load: {error}") from error
+        module.__doc__ = f"{pair.stem} registered its operators in torch.ops itself."
+        return module
+    loader = importlib.machinery.ExtensionFileLoader(pair.stem, str(path))
+    spec = importlib.util.spec_from_file_location(pair.stem, path, loader=loader)
+    assert spec is not None
+    try:
+        current = importlib.util.module_from_spec(spec)
+        loader.exec_module(current)
+    except ImportError as error:
+        raise ManifestError(f"{pair.stem}: {path.name} does not load: {error}") from error
+    module.__dict__["_current"] = current
+    module.__doc__ = current.__doc__
+    return module
+
+
+def missing(pair: Pair) -> str:
+    """What a guest goes without, in a few words for the table."""
+    lost = ["fake", "autograd", "checks", "one build for every torch"]
+    if pair.kind is Kind.TORCH_LIBRARY:
+        lost.append("reload in place")
+    return f"{pair.kind.value} guest: no " + ", no ".join(lost)

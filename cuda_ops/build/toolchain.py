@@ -1,0 +1,242 @@
+"""Compilers and flags, the same for ``setup.py`` and ``compile_dev.py``.
+
+Standard library only, so that ``setup.py`` can use it before torch is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from cuda_ops.build.discovery import Kind, Pair
+
+#: The oldest torch whose stable ABI the libraries use (2.10), as TORCH_TARGET_VERSION.
+TORCH_TARGET = "0x020a000000000000"
+#: What a release is built for; a plain number is machine code, ``+PTX`` adds PTX for later GPUs.
+RELEASE_ARCHS = ("8.0", "8.6", "8.9", "9.0a", "10.0", "12.0+PTX")
+#: What the dev loop builds for on a machine without a GPU.
+DEFAULT_ARCH = "9.0a"
+
+#: The compilers of one operator stay well below this.
+_BYTES_PER_OPERATOR = 2 << 30
+_ARCH = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
+
+
+@functools.cache
+def cuda_home() -> Path | None:
+    """The CUDA toolkit: ``CUDA_HOME``, ``CUDA_PATH``, the nvcc on PATH, then /usr/local/cuda*.
+
+    An nvcc on PATH may be a script that calls the real one, so it is asked where it lives.
+    """
+    candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    if nvcc := shutil.which("nvcc"):
+        candidates += [_home_of(nvcc)]
+    candidates += ["/usr/local/cuda", *sorted(map(str, Path("/usr/local").glob("cuda-*")))[::-1]]
+    for candidate in candidates:
+        if candidate and (Path(candidate) / "bin" / "nvcc").is_file():
+            home = Path(candidate)
+            if (home / "include" / "cuda_runtime_api.h").is_file():
+                return home
+    return None
+
+
+def use_cuda_home() -> None:
+    """Have torch's builders take that toolkit.
+
+    They look for one only when torch was built with CUDA, and an nvcc on PATH that is a script
+    leads them astray.
+    """
+    from torch.utils import cpp_extension
+
+    cpp_extension.CUDA_HOME = str(cuda_home())
+
+
+def _home_of(nvcc: str) -> str | None:
+    asked = subprocess.run(
+        [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    top = re.search(r"^#\$ TOP=(.+)$", asked.stderr, re.MULTILINE)
+    return str(Path(top[1].strip()).resolve()) if top else None
+
+
+@functools.cache
+def cuda_version() -> str:
+    """Release of the toolkit, ``"13.0"``, or ``"none"``."""
+    home = cuda_home()
+    if home is None:
+        return "none"
+    asked = subprocess.run(
+        [home / "bin" / "nvcc", "--version"], capture_output=True, text=True, check=False
+    )
+    release = re.search(r"release (\d+\.\d+)", asked.stdout)
+    return release[1] if release else "unknown"
+
+
+@functools.cache
+def cxx_version() -> str:
+    """What the C++ compiler (``CXX``, else ``c++``) says of its version, or ``"none"``."""
+    try:
+        asked = subprocess.run(
+            [os.environ.get("CXX", "c++"), "--version"], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return "none"
+    return asked.stdout.partition("\n")[0]
+
+
+def parse_archs(text: str) -> tuple[str, ...]:
+    """``"8.0;9.0a+PTX"`` as a tuple; spaces and commas separate too.
+
+    Raises:
+        ValueError: naming the entry that is not a compute capability.
+    """
+    archs = tuple(part for part in re.split(r"[;,\s]+", text) if part)
+    for arch in archs:
+        if not _ARCH.fullmatch(arch):
+            raise ValueError(
+                f"arch {arch!r}: expected a compute capability such as 8.0, 9.0a or 12.0+PTX"
+            )
+    return archs
+
+
+def arch_of_capability(major: int, minor: int) -> str:
+    """The arch to build for a visible GPU: with its specific instructions from 9.0 on."""
+    return f"{major}.{minor}" + ("a" if major >= 9 else "")
+
+
+def serves(built: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+    """Whether a library for the archs ``built`` holds all that one for ``wanted`` would."""
+    return {*wanted} <= {*built, *(arch.removesuffix("+PTX") for arch in built)}
+
+
+def gencode_flags(archs: tuple[str, ...]) -> list[str]:
+    flags = []
+    for arch in archs:
+        match = _ARCH.fullmatch(arch)
+        if match is None:
+            raise ValueError(f"arch {arch!r}: expected a compute capability such as 8.0 or 9.0a")
+        number = match[1] + match[2] + match[3]
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if match[4]:
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return flags
+
+
+def uses_cuda(pair: Pair) -> bool:
+    """Whether the pair's ``.cu`` can be part of a build on this machine."""
+    return pair.kernel is not None and cuda_home() is not None
+
+
+def sources(pair: Pair) -> list[str]:
+    """What to compile here: without a CUDA toolkit, the binding alone."""
+    return [str(path) for path in pair.sources if path != pair.kernel or uses_cuda(pair)]
+
+
+def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str = "") -> list[str]:
+    """Flags of the binding.
+
+    A release stores ``source_hash`` in the library, so that the loader can tell
+    when the sources beside it have changed since. The dev loop keeps it out of
+    the flags (it would recompile the binding for every edit of the kernel).
+
+    Hidden, non-unique symbols: several generations of an operator live in one
+    process, and a symbol shared between them would be the old one's.
+    """
+    if pair.kind is not Kind.NATIVE:
+        return ["-O2", f"-DTORCH_EXTENSION_NAME={pair.stem}", *_guest_cuda(pair)]
+    return [
+        "-std=c++17",
+        "-O2",
+        "-Wall",
+        "-fvisibility=hidden",
+        "-fno-gnu-unique",
+        f"-DTORCH_TARGET_VERSION={TORCH_TARGET}",
+        f"-DCUDA_OPS_CUDA={int(uses_cuda(pair))}",
+        f"'-DCUDA_OPS_ARCHS=\"{' '.join(archs)}\"'" if uses_cuda(pair) else "-UCUDA_OPS_ARCHS",
+        *([f"'-DCUDA_OPS_SOURCE_HASH=\"{source_hash}\"'"] if source_hash else []),
+    ]
+
+
+def nvcc_flags(pair: Pair, archs: tuple[str, ...]) -> list[str]:
+    """Flags of the kernel. Explicit archs make torch's helpers leave the arch list alone."""
+    if pair.kind is not Kind.NATIVE:
+        return ["-O3", f"-DTORCH_EXTENSION_NAME={pair.stem}", *gencode_flags(archs)]
+    return [
+        "-std=c++17",
+        "-lineinfo",
+        # Optimise the kernels of one file side by side.
+        "-split-compile=0",
+        # The host side of a .cu only launches: optimising it further costs build time alone.
+        # An nvcc -O3 would come after this and win; for the device it is the default.
+        "-Xcompiler",
+        "-O1,-fvisibility=hidden,-fno-gnu-unique",
+        "--expt-relaxed-constexpr",
+        # torch's helpers switch the half types' operators off; kernels without torch want them.
+        "-U__CUDA_NO_HALF_OPERATORS__",
+        "-U__CUDA_NO_HALF_CONVERSIONS__",
+        "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+        "-U__CUDA_NO_HALF2_OPERATORS__",
+        *gencode_flags(archs),
+    ]
+
+
+def operators_at_once() -> int:
+    """As many as there are cores, and memory for their compilers.
+
+    An operator is two compiler runs, and nearly all of its time is the kernel's. ``MAX_JOBS``,
+    where it is set, counts both.
+    """
+    listed = os.environ.get("MAX_JOBS")
+    most = int(listed) // 2 if listed else os.cpu_count() or 1
+    return max(1, min(most, _available_memory() // _BYTES_PER_OPERATOR))
+
+
+def _available_memory() -> int:
+    """Bytes that are free, or hold copies of files and would be given up."""
+    with contextlib.suppress(OSError):
+        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+        if found := re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE):
+            return int(found[1]) << 10
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def recipe(pair: Pair, archs: tuple[str, ...]) -> str:
+    """Hex digest of the compilers and flags that make the pair's text a library."""
+    parts = [cxx_version(), *cxx_flags(pair, archs), *link_flags(pair)]
+    if uses_cuda(pair):
+        parts += [cuda_version(), *nvcc_flags(pair, archs)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def link_flags(pair: Pair) -> list[str]:
+    """The static CUDA runtime, and nothing that a CPU-only torch does not have.
+
+    What comes out of static archives stays private: a libstdc++ or CUDA runtime
+    linked into one library must not meet another copy's symbols at run time.
+    """
+    home = cuda_home()
+    if not uses_cuda(pair) or home is None:
+        return ["-Wl,--as-needed", "-Wl,--exclude-libs,ALL"]
+    lib = home / "lib64" if (home / "lib64").is_dir() else home / "lib"
+    return [
+        "-Wl,--as-needed",
+        "-Wl,--exclude-libs,ALL",
+        f"-L{lib}",
+        "-lcudart_static",
+        "-lrt",
+        "-lpthread",
+        "-ldl",
+    ]
+
+
+def _guest_cuda(pair: Pair) -> list[str]:
+    return ["-DWITH_CUDA"] if uses_cuda(pair) else []

@@ -1,0 +1,261 @@
+"""Builds pairs, loads them and compares them with their references, as ``compile_dev.py`` does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cuda_ops.build import compiling, guests, toolchain
+from cuda_ops.build.discovery import Kind, Pair
+from cuda_ops.derive.no_gradient import NoGradient
+from cuda_ops.dispatch.operator import Operator
+from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, PluginError, ResultError
+from cuda_ops.registry import registry
+from cuda_ops.spec import Autograd, OpSpec
+
+
+@dataclass
+class Row:
+    """One line of the table; ``error`` is empty where everything worked. One that is no operator,
+    a root or a plugin that cannot be used, has nothing else.
+    """
+
+    op: str
+    built: str = ""
+    seconds: float = 0.0
+    devices: str = ""
+    fake: str = ""
+    autograd: str = ""
+    max_error: float | None = None
+    note: str = ""
+    error: str = ""
+    warnings: tuple[str, ...] = ()
+    #: With ``--check``: what the checks said, of each operator of the pair.
+    checks: list[dict[str, Any]] = field(default_factory=list)
+
+
+def compile_ops(
+    names: Sequence[str] = (),
+    *,
+    archs: tuple[str, ...] | None = None,
+    verbose: bool = False,
+    compare: bool = True,
+    progress: Callable[[Row], None] = lambda row: None,
+) -> list[Row]:
+    """Build and load the named pairs (all without names) and those that they call, in parallel;
+    rows sorted by name. Unless ``compare`` is false, a few samples tell the largest error.
+
+    A pair that fails has its error in its row and in ``registry().failures``;
+    the others are usable, and what was loaded of it before goes on serving. One
+    that is loaded and computes something else than its reference has its error in its row alone. So
+    has what forms no operator and, without names, a plugin that cannot be used.
+
+    Raises:
+        BuildError: a name that is no operator.
+    """
+    pairs = registry().rescan()
+    rows = _unusable(names)
+    unknown = [name for name in names if name not in (*pairs, *(row.op for row in rows))]
+    if unknown:
+        raise BuildError(f"no operator {', '.join(map(repr, unknown))}; known: {', '.join(pairs)}")
+    chosen = [name for name in names if name in pairs] if names else list(pairs)
+    waiting: list[tuple[compiling.Built, Row]] = []
+    with ThreadPoolExecutor(toolchain.operators_at_once()) as pool:
+
+        def start(stem: str) -> tuple[Future[compiling.Built], Row]:
+            return pool.submit(compiling.build, pairs[stem], archs, verbose=verbose), Row(stem)
+
+        def done(loaded: list[tuple[compiling.Built, Row]]) -> None:
+            for one in loaded:
+                waiting.remove(one)
+                progress(one[1])
+
+        running = dict(map(start, chosen))
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                row = running.pop(future)
+                rows.append(row)
+                try:
+                    built = future.result()
+                    row.seconds, row.built = built.seconds, built.origin
+                    row.warnings = built.warnings
+                    called = [
+                        stem
+                        for stem in registry().called(built.pair, built.path)
+                        if stem not in chosen
+                    ]
+                except CudaOpsError as error:
+                    _fail(row, error)
+                    progress(row)
+                    continue
+                waiting.append((built, row))
+                chosen += called
+                running.update(map(start, called))
+            # One that calls another may be done before it.
+            while ready := [one for one in waiting if _load_or_wait(*one, compare, patient=True)]:
+                done(ready)
+        done([one for one in waiting if _load_or_wait(*one, compare, patient=False)])
+    return sorted(rows, key=lambda row: row.op)
+
+
+def _unusable(names: Sequence[str]) -> list[Row]:
+    """What was asked for and is no operator."""
+    errors: dict[str, CudaOpsError] = {}
+    for problem in registry().problems:
+        if not names or problem.name in names:
+            errors[problem.name] = DiscoveryError(problem.text)
+    if not names:
+        for name, text in registry().plugins.problems.items():
+            errors[f"plugin {name}"] = PluginError(text)
+    rows = [Row(name) for name in errors]
+    for row in rows:
+        _fail(row, errors[row.op])
+    return rows
+
+
+def reload(*names: str) -> list[Row]:
+    """Build and load what changed of these pairs, or of all that are loaded or failed to be;
+    functions obtained earlier run the new code.
+
+    Raises:
+        CudaOpsError: the first of the operators that failed; all others are
+            reloaded, and the failed one still runs its old code.
+    """
+    used = [s for s in registry().rescan() if registry().library_of(s) or s in registry().failures]
+    rows = compile_ops(names or used) if names or used else []
+    for row in rows:
+        if row.error:
+            raise registry().failures.get(row.op) or ResultError(row.error)
+    return rows
+
+
+def add_root(root: str | Path) -> None:
+    """List the operators of one more folder, with ``kernels/`` and ``bindings/``: ``--root``.
+
+    Raises:
+        DiscoveryError: it does not exist, or has neither.
+    """
+    registry().add_root(Path(root))
+
+
+class CompiledOps(Mapping[str, Any]):
+    """``compiled_ops["silu"]``: the public function, built on first use."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in registry().pairs():
+            raise KeyError(name)
+        if registry().library_of(name) is None:
+            reload(name)
+        return registry().public(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(registry().pairs())
+
+    def __len__(self) -> int:
+        return len(registry().pairs())
+
+
+compiled_ops = CompiledOps()
+
+
+def _load_or_wait(built: compiling.Built, row: Row, compare: bool, patient: bool) -> bool:
+    """Whether the row is complete. Where ``patient``, what it calls may still come."""
+    try:
+        _load(built, row, compare)
+    except BuildError as error:
+        if patient:
+            return False
+        _fail(row, error)
+    except CudaOpsError as error:
+        _fail(row, error)
+    return True
+
+
+def _fail(row: Row, error: CudaOpsError) -> None:
+    registry().fail(row.op, error)
+    row.error = str(error)
+
+
+def _load(built: compiling.Built, row: Row, compare: bool) -> None:
+    pair = built.pair
+    if registry().library_of(pair.stem) != built.path:
+        registry().load(pair.stem, built.path)
+    if pair.kind is not Kind.NATIVE:
+        row.note = guests.missing(pair)
+        return
+    operator = registry().operators(pair.stem)[pair.stem]
+    op = operator.spec
+    row.devices = _devices(pair, op.keys, op.has_cuda)
+    composed = "composed" if op.is_composite else ""
+    row.fake = composed or ("yes" if operator.now.fake else "no")
+    autograd = operator.now.autograd
+    differentiable = autograd is not None and not isinstance(autograd.backward, NoGradient)
+    row.autograd = composed or (_gradients(op, autograd) if autograd and differentiable else "no")
+    if not compare:
+        return
+    device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
+    try:
+        error = _max_error(operator, built, device)
+    except ResultError as wrong:  # it stays loaded: one wants to see what it does
+        row.error = str(wrong)
+    else:
+        row.max_error = None if math.isnan(error) else error  # nothing to compare with
+
+
+def _gradients(op: OpSpec, autograd: Autograd) -> str:
+    """``yes``, or the inputs that have a gradient where other tensors have none."""
+    if autograd.inputs is None or set(op.tensor_positions) <= set(autograd.inputs):
+        return "yes"
+    return "of " + ", ".join(op.argument_names[i] for i in sorted(autograd.inputs))
+
+
+def _max_error(operator: Operator, built: compiling.Built, device: str) -> float:
+    """The largest error on a few fixed samples; kept beside the library, since neither changes.
+
+    So a run that has nothing to build does not even have to start the GPU.
+    """
+    store = built.path.with_suffix(".max_error.json")
+    key = f"{device}, torch {torch.__version__}, {operator.now.fingerprint}"
+    try:
+        known: dict[str, float] = json.loads(store.read_text())
+    except (OSError, ValueError):
+        known = {}
+    if key not in known:
+        from cuda_ops.testing import quick_error
+
+        try:
+            known[key] = quick_error(operator.spec, registry().plugins, device)
+        except CudaOpsError:
+            raise
+        except Exception as error:  # the operator's own code, or a plugin's reference
+            raise CudaOpsError(
+                f"{operator.spec.name}: comparing it with its reference failed: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
+            temporary = store.with_name(f".{store.name}.{os.getpid()}")
+            temporary.write_text(json.dumps(known))
+            temporary.rename(store)
+    return known[key]
+
+
+def _devices(pair: Pair, keys: Sequence[str], has_cuda: bool) -> str:
+    if "CompositeImplicitAutograd" in keys:
+        return "any"
+    names = [key.lower() for key in keys]
+    if has_cuda and "CUDA" not in keys:
+        names.append("no nvcc" if toolchain.cuda_home() is None else "no .cu")
+    elif pair.kernel is not None and "CUDA" not in keys:
+        names.append("no .cuda<f>() of its .cu")
+    elif "CUDA" in keys and not torch.cuda.is_available():
+        names[names.index("cuda")] = "cuda (no GPU)"
+    return " ".join(names)

@@ -1,0 +1,105 @@
+"""The batching rule that a signature line gives, and what rules of plugins share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from cuda_ops.derive.arguments import bind, group_of, rows_are_independent
+from cuda_ops.derive.checks import bind_dims
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.spec import OpSpec
+
+
+@hookimpl(trylast=True)
+def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
+    """A mapped dim becomes the outermost loop dim of one call; where it cannot, since a mapped
+    argument or a result has none or rows are not independent, there is a call for each index.
+    """
+    if op.signature is None or op.is_irregular:
+        return None
+    one_call = rows_are_independent(op) and all(group.loops for group in op.signature.outputs)
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        values = bind(op, args, kwargs)
+        mapped = {
+            i: in_dims[i]
+            for i in op.tensor_positions
+            if i < len(in_dims) and in_dims[i] is not None
+        }
+        groups = {i: group_of(op, k) for k, i in enumerate(op.tensor_positions)}
+        sizes: dict[str, Any] = {}
+        for i, group in groups.items():  # else a mapped dim could pass for one of a row's
+            if values[i] is not None:
+                shape = [n for d, n in enumerate(values[i].shape) if mapped.get(i) != d]
+                bind_dims(op, op.argument_names[i], group, shape, sizes)
+        if not (one_call and all(groups[i].loops for i in mapped)):
+            return _call_by_call(op, args, kwargs, mapped)
+        ranks = {
+            i: values[i].dim() - len(group.core) - (i in mapped)
+            for i, group in groups.items()
+            if values[i] is not None
+        }
+        rank = max(ranks.values())
+        for i, dim in mapped.items():
+            front = values[i].movedim(dim, 0)
+            missing = [1] * (rank - ranks[i])
+            values[i] = front.reshape(front.shape[0], *missing, *front.shape[1:])
+        result = op.function(*values[: len(args)], **kwargs)
+        return result, tuple(0 for _ in result) if isinstance(result, (tuple, list)) else 0
+
+    return rule
+
+
+def _call_by_call(
+    op: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], mapped: dict[int, int]
+) -> tuple[Any, Any]:
+    """One call for each index of the mapped dim."""
+
+    def call(*values: Any) -> Any:
+        return op.function(*values, **kwargs)
+
+    def part(at: int) -> list[Any]:
+        return [v.select(mapped[i], at) if i in mapped else v for i, v in enumerate(args)]
+
+    count = next(args[i].shape[dim] for i, dim in mapped.items())
+    if not count:
+        return of_no_parts(call, args, [mapped.get(i) for i in range(len(args))])
+    results = [call(*part(at)) for at in range(count)]
+    if isinstance(results[0], torch.Tensor):
+        return torch.stack(results), 0
+    stacked = tuple(torch.stack(each) for each in zip(*results, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
+def check_part(
+    check: Callable[..., None], op: OpSpec, values: Sequence[Any], in_dims: Sequence[int | None]
+) -> None:
+    """``check(op, ...)`` of the first part's arguments, for a rule of vmap: what is refused without
+    is refused with it, and no mapped dim passes for another.
+    """
+    if torch._C._is_tracing():  # by torch.jit: sizes are tensors then
+        return
+    dims = [*in_dims, *[None] * (len(values) - len(in_dims))]
+    parts = [v if d is None else v.select(d, 0) for v, d in zip(values, dims, strict=True)]
+    check(op, *parts)
+
+
+def of_no_parts(
+    function: Callable[..., Any], values: Sequence[Any], in_dims: Sequence[int | None]
+) -> tuple[Any, Any]:
+    """What a rule of vmap returns where the mapped dim has no elements: results of one part, which
+    is all zeros, none of them.
+    """
+    part = list(values)
+    for i, dim in enumerate(in_dims):
+        if dim is not None:
+            shape = list(values[i].shape)
+            del shape[dim]
+            part[i] = values[i].new_zeros(shape)
+    results = function(*part)
+    if isinstance(results, torch.Tensor):
+        return results.new_empty((0, *results.shape)), 0
+    return tuple(r.new_empty((0, *r.shape)) for r in results), (0,) * len(results)

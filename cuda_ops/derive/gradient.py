@@ -1,0 +1,211 @@
+"""The gradient that names spell, as in PyTorch's ``derivatives.yaml``.
+
+The arguments of ``<op>_backward`` say what to save (inputs and outputs by name, ``grad_<output>``
+for what comes in), its returns ``grad_<input>`` say where the gradients go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import repeat
+from typing import Any
+
+from cuda_ops.derive.arguments import bind
+from cuda_ops.derive.no_gradient import no_gradient, refusal
+from cuda_ops.errors import ManifestError
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.signature import factor_and_name
+from cuda_ops.spec import Autograd, OpSpec
+
+
+@dataclass(frozen=True)
+class _Formula:
+    """How to call ``<op>_backward``: where each argument comes from, where each return goes."""
+
+    #: Per argument: the kind of its source and the position there.
+    arguments: tuple[tuple[str, int], ...]
+    #: Per return: the position of the operator's argument.
+    targets: tuple[int, ...]
+
+
+@hookimpl(trylast=True)
+def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
+    """The formula that ``<op>_backward`` spells by its names; without one, a loud refusal."""
+    if op.is_irregular or not _is_differentiable(op):
+        return None
+    sibling = op.siblings.get(f"{op.name}_backward")
+    if sibling is None:
+        _refuse_misspelt_backward(op)
+        return refusal(
+            f"{op.qualname} has no gradient: add {op.name}_backward(...) to {op.stem}.cpp"
+        )
+    formula = _read_formula(op, sibling)
+    _compare_lines(op, sibling, formula)
+    _compare_kernels(op, sibling)
+    saved = [source for source in formula.arguments if source[0] != "grad"]
+    tensors = set(op.tensor_positions)
+    positional = sum(not argument.kwarg_only for argument in op.parsed.arguments)
+    without = [i for i in op.tensor_positions if i not in formula.targets]
+
+    def is_tensor(source: tuple[str, int]) -> bool:
+        return source[0] == "output" or source[1] in tensors
+
+    def setup_context(
+        ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: Any = None
+    ) -> None:
+        values = bind(op, inputs, keyword_only_inputs or {})
+        outputs = output if isinstance(output, tuple) else (output,)
+        ctx.save_for_backward(
+            *((values if kind == "input" else outputs)[i] for kind, i in filter(is_tensor, saved))
+        )
+        ctx.plain = [values[source[1]] for source in saved if not is_tensor(source)]
+        ctx.sizes = {i: values[i].shape for i in without if values[i] is not None}
+        # An output that nothing depends on has no gradient; torch hands in zeros.
+        ctx.set_materialize_grads(True)
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        wanted = ctx.needs_input_grad  # the dispatcher leaves out arguments equal to their default
+        gradients: list[Any] = [None] * positional
+        for i in without:
+            if i < len(wanted) and wanted[i]:
+                name = op.argument_names[i]
+                reason = (
+                    f"{op.qualname} has no gradient for '{name}': "
+                    f"return grad_{name} from {sibling.name} in {op.stem}.cpp"
+                )
+                gradients[i] = no_gradient(grads[0], ctx.sizes[i], reason)
+        tensor_values, plain_values = iter(ctx.saved_tensors), iter(ctx.plain)
+        arguments = [
+            grads[source[1]]
+            if source[0] == "grad"
+            else next(tensor_values if is_tensor(source) else plain_values)
+            for source in formula.arguments
+        ]
+        results = sibling.function(*arguments)
+        results = results if isinstance(results, (tuple, list)) else (results,)
+        # Where loop dims broadcast, a result is larger than its input: torch's
+        # engine sums every gradient to the shape of what it belongs to.
+        for target, result in zip(formula.targets, results, strict=True):
+            if target < len(wanted) and wanted[target]:
+                gradients[target] = result
+        return tuple(gradients[: len(wanted)])
+
+    return Autograd(setup_context=setup_context, backward=backward, inputs=formula.targets)
+
+
+def _read_formula(op: OpSpec, sibling: OpSpec) -> _Formula:
+    names, outputs = op.argument_names, op.output_names
+    grads = tuple(f"grad_{name}" for name in outputs)
+
+    def source(name: str) -> tuple[str, int]:
+        found = [
+            (kind, known.index(name))
+            for kind, known in (("input", names), ("output", outputs), ("grad", grads))
+            if name in known
+        ]
+        if len(found) == 1:
+            return found[0]
+        allowed = f"inputs {_listed(names)}, outputs {_listed(outputs)}, gradients {_listed(grads)}"
+        what = "means two things" if found else "is unknown"
+        raise ManifestError(
+            f"{sibling.qualname}: argument '{name}' {what}; allowed: {allowed}. "
+            f"Rename it, or name the returns of {op.name}."
+        )
+
+    targets = {f"grad_{names[i]}": i for i in op.tensor_positions}
+
+    def target(name: str) -> int:
+        if name in targets:
+            return targets[name]
+        if not name and len(sibling.parsed.returns) == 1 and len(targets) == 1:
+            return next(iter(targets.values()))
+        called = f"return '{name}' is unknown" if name else "an unnamed return"
+        raise ManifestError(
+            f"{sibling.qualname}: {called}; name each return after the input it belongs to: "
+            f"{_listed(tuple(targets))}"
+        )
+
+    return _Formula(
+        tuple(source(name) for name in sibling.argument_names),
+        tuple(target(value.name or "") for value in sibling.parsed.returns),
+    )
+
+
+def _takes_gradients(op: OpSpec) -> bool:
+    return any(name.startswith("grad_") for name in op.argument_names)
+
+
+def _refuse_misspelt_backward(op: OpSpec) -> None:
+    prefix = f"{op.name}_"
+    suffixes = [name.removeprefix(prefix) for name in op.siblings if name.startswith(prefix)]
+    for close in get_close_matches("backward", suffixes, cutoff=0.8):
+        raise ManifestError(
+            f"{op.qualname}_{close}: expected '{op.name}_backward', which is the gradient of "
+            f"{op.name}, got '{op.name}_{close}'"
+        )
+    if _takes_gradients(op):  # parts of a gradient are no gradients of it
+        return
+    inputs = {f"grad_{op.argument_names[i]}" for i in op.tensor_positions}
+    for suffix in suffixes:
+        sibling = op.siblings[prefix + suffix]
+        made = inputs & {value.name for value in sibling.parsed.returns}
+        if made and _takes_gradients(sibling):
+            raise ManifestError(
+                f"{sibling.qualname}: returns {_listed(tuple(sorted(made)))}: expected the name "
+                f"'{op.name}_backward', which makes it the gradient of {op.name}"
+            )
+
+
+def _compare_lines(op: OpSpec, sibling: OpSpec, formula: _Formula) -> None:
+    """Refuse signature lines that say different things of one tensor."""
+    if op.signature is None or sibling.signature is None:
+        return
+    inputs = dict(zip(op.tensor_positions, op.signature.inputs, strict=True))
+    outputs = op.signature.outputs
+    sources = [formula.arguments[i] for i in sibling.tensor_positions]
+    of_arguments = [inputs[i] if kind == "input" else outputs[i] for kind, i in sources]
+    of_returns = [inputs[i] for i in formula.targets]
+    names = [sibling.argument_names[i] for i in sibling.tensor_positions]
+    renamed: dict[str, str] = {}
+    for name, expected, actual, is_return in (
+        *zip(names, of_arguments, sibling.signature.inputs, repeat(False)),
+        *zip(sibling.output_names, of_returns, sibling.signature.outputs, repeat(True)),
+    ):
+        # A gradient of each row is summed to what serves all of them.
+        loops = actual.loops == expected.loops or (is_return and actual.loops)
+        alike = len(expected.core) == len(actual.core) and all(
+            factor == other and renamed.setdefault(dim, here) == here
+            for (factor, dim), (other, here) in zip(
+                map(factor_and_name, expected.core), map(factor_and_name, actual.core), strict=True
+            )
+        )
+        apart = len(set(renamed.values())) == len(renamed)
+        if not (loops and alike and apart):
+            raise ManifestError(
+                f"{sibling.qualname}: {'return' if is_return else 'argument'} '{name}': expected "
+                f"{expected} as in the signature line '{op.signature}' of {op.name}, got {actual} "
+                f"in '{sibling.signature}'"
+            )
+
+
+def _compare_kernels(op: OpSpec, sibling: OpSpec) -> None:
+    """Refuse a gradient that would end in torch's list of devices where its operator has run."""
+    for device, of_op, of_sibling in (
+        ("cpu", "CPU" in op.keys, "CPU" in sibling.keys),
+        ("cuda", op.has_cuda, sibling.has_cuda),
+    ):
+        if of_op and not of_sibling and not sibling.is_composite:
+            raise ManifestError(
+                f"{sibling.qualname}: expected .{device}<f>(), which {op.name} has, got none"
+            )
+
+
+def _is_differentiable(op: OpSpec) -> bool:
+    floating = not op.dtypes or any(dtype.is_floating_point for dtype in op.dtypes)
+    return floating and bool(op.tensor_positions)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "none"

@@ -1,0 +1,116 @@
+"""Shapes, strides and dtypes of results: the rules of ``src/utils/elementwise.h``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from cuda_ops.derive.arguments import group_of, loop_dims
+from cuda_ops.derive.checks import _agree, _listed, check_arguments, refusal
+from cuda_ops.derive.sizes import Dims, is_true, shape_name
+from cuda_ops.signature import Signature, factor_and_name
+from cuda_ops.spec import OpSpec
+
+
+def broadcast(op: OpSpec, tensors: Sequence[Any]) -> list[Any]:
+    """The shape that the loop dims of an operator's tensor arguments broadcast to.
+
+    Args:
+        op: the operator.
+        tensors: what has a ``shape``, or ``None``, for each of its tensor arguments.
+
+    Raises:
+        RuntimeError: ``cuda_ops::<op>: argument '<arg>': expected dims '...' of (..., k, n) to
+            broadcast with [2], got shape [3, 4, 5]``.
+    """
+    result: list[Any] = []
+    for i, tensor in enumerate(tensors):
+        if tensor is None:
+            continue
+        loop = loop_dims(op, i, tensor.shape)
+        refusal = partial(_no_broadcast, op, i, tensor.shape, list(result))
+        result[:0] = [1] * (len(loop) - len(result))
+        for d, actual in enumerate(loop, start=len(result) - len(loop)):
+            if is_true(result[d] == 1):
+                result[d] = actual
+            elif not is_true(actual == 1):
+                _agree(actual, result[d], refusal)
+    return result
+
+
+def _no_broadcast(op: OpSpec, index: int, shape: Dims, before: Dims) -> str:
+    name = op.argument_names[op.tensor_positions[index]]
+    listed = _listed(group_of(op, index))
+    expected = f"dims '...' of {listed} to broadcast with {shape_name(before)}"
+    return refusal(op, name, expected, f"shape {shape_name(shape)}")
+
+
+def output_shapes(
+    op: OpSpec, signature: Signature, tensors: Sequence[torch.Tensor | None], bound: dict[str, Any]
+) -> list[list[Any]]:
+    """Loop dims broadcast, core dims from ``bound``; one shape per output."""
+    loop = tuple(broadcast(op, tensors))
+    for group in signature.outputs:
+        for dim in group.core:
+            if factor_and_name(dim)[1] not in ("", *bound):
+                raise RuntimeError(
+                    f"{op.qualname}: output dim '{dim}' is a dim of an argument that is None"
+                )
+    return [list(group.shape(loop, bound)) for group in signature.outputs]
+
+
+def empty_outputs(
+    op: OpSpec, signature: Signature, tensors: Sequence[torch.Tensor | None]
+) -> tuple[torch.Tensor, ...]:
+    """Check the tensor arguments, then allocate every output as the C++ side does.
+
+    Contiguous, except that an elementwise operator whose inputs share one
+    dense layout keeps it. dtype and device are those of the first tensor.
+    """
+    bound = check_arguments(op, tensors)
+    present = [tensor for tensor in tensors if tensor is not None]
+    first = present[0]
+    like: dict[str, Any] = {"dtype": first.dtype, "device": first.device}
+    same = signature.is_elementwise and all(_same_layout(first, other) for other in present[1:])
+    if same and is_dense(first):
+        shape, strides = first.shape, first.stride()
+        return tuple(torch.empty_strided(shape, strides, **like) for _ in signature.outputs)
+    shapes = output_shapes(op, signature, tensors, bound)
+    return tuple(torch.empty(shape, **like) for shape in shapes)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Every element of the storage span is used exactly once."""
+    if tensor.is_contiguous():
+        return True
+    kept = [
+        (stride, size)
+        for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+        if not is_true(size == 1)
+    ]
+    expected: Any = 1
+    while kept:
+        at = next((i for i, (stride, _) in enumerate(kept) if is_true(stride == expected)), None)
+        if at is None:
+            return False
+        expected = expected * kept.pop(at)[1]
+    return True
+
+
+def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dim() != b.dim():
+        return False
+    pairs = [*zip(a.shape, b.shape, strict=True), *zip(a.stride(), b.stride(), strict=True)]
+    return all(is_true(x == y) for x, y in pairs)
+
+
+def as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The dims (..., n) of ``tensor`` as (rows, n), where n may be 0; what is that is itself."""
+    if tensor.dim() == 2:
+        return tensor
+    # Not flatten, for which torch has no rule where gradients are computed several at once.
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])

@@ -1,0 +1,7 @@
+"""``python -m cuda_ops.dev``: the same as ``python compile_dev.py``."""
+
+import sys
+
+from cuda_ops.dev import main
+
+sys.exit(main())

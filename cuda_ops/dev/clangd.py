@@ -1,0 +1,61 @@
+"""``compile_commands.json``: what clangd needs to understand bindings and kernels.
+
+https://clang.llvm.org/docs/JSONCompilationDatabase.html. The entries are what
+clang would be called with, not g++ and nvcc: clangd does not know nvcc's flags.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from cuda_ops.build import toolchain
+from cuda_ops.build.discovery import PACKAGE, Kind, Pair
+
+NAME = "compile_commands.json"
+
+
+def write(pairs: Iterable[Pair], archs: tuple[str, ...]) -> None:
+    """Bring ``<root>/compile_commands.json`` of each root up to date.
+
+    Not in an installed package, nor where nobody may write.
+    """
+    by_root: dict[Path, list[dict[str, object]]] = {}
+    for pair in pairs:
+        by_root.setdefault(pair.root, []).extend(
+            {
+                "directory": str(pair.root),
+                "file": str(source),
+                "arguments": _call(pair, source, archs),
+            }
+            for source in pair.sources
+        )
+    for root, entries in by_root.items():
+        path = root / NAME
+        text = json.dumps(entries, indent=1) + "\n"
+        if PACKAGE in root.parents or not os.access(root, os.W_OK):
+            continue
+        if not (path.is_file() and path.read_text() == text):
+            path.write_text(text)
+
+
+def _call(pair: Pair, source: Path, archs: tuple[str, ...]) -> list[str]:
+    home = toolchain.cuda_home()
+    call = ["clang++", "-std=c++17", *(f"-I{folder}" for folder in pair.include_dirs)]
+    if source.suffix == ".cu":
+        newest = archs[-1].removesuffix("+PTX").replace(".", "")
+        call += ["-x", "cuda", f"--cuda-gpu-arch=sm_{newest}"]
+        call += [f"--cuda-path={home}"] if home is not None else ["-nocudainc", "-nocudalib"]
+    else:
+        flags = (flag.strip("'") for flag in toolchain.cxx_flags(pair, archs))
+        call += [flag for flag in flags if flag.startswith(("-D", "-U"))]
+    if source.suffix != ".cu" or pair.kind is not Kind.NATIVE:
+        include = Path(torch.__file__).parent / "include"
+        call += [f"-isystem{include}", f"-isystem{include / 'torch/csrc/api/include'}"]
+    if home is not None:
+        call.append(f"-isystem{home}/include")
+    return [*call, str(source)]

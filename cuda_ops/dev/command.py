@@ -1,0 +1,186 @@
+"""The command line of ``compile_dev.py``: build what changed, load it, say how it went."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cuda_ops.build import compiling, toolchain
+from cuda_ops.build.discovery import Kind
+from cuda_ops.compile_ops import Row, compile_ops
+from cuda_ops.dev import clangd
+from cuda_ops.errors import CudaOpsError
+from cuda_ops.registry import registry
+
+
+def table(rows: Sequence[Row]) -> Table:
+    grid = Table(
+        "op", "build", "devices", "fake", "autograd", "max error", box=None, pad_edge=False
+    )
+    for row in rows:
+        if row.error and not row.devices:  # not loaded
+            grid.add_row(row.op, "[red]failed[/]", "", "", "", "")
+            continue
+        build = f"{row.seconds:.1f} s" if row.built == "built" else row.built
+        error = "" if row.max_error is None else f"{row.max_error:.1e}"
+        if row.error:
+            error = "[red]failed[/]"
+        grid.add_row(row.op, build, row.devices or row.note, row.fake, row.autograd, error)
+    return grid
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    arguments = _parser().parse_intermixed_args(argv)
+    console = Console(stderr=arguments.json, highlight=False, soft_wrap=True)
+    if arguments.completion:
+        print(_completion(arguments.completion))
+        return 0
+    try:
+        if arguments.ops[:1] == ["new"]:
+            return _new(arguments, console)
+        if arguments.rows:
+            raise ValueError("--rows: expected new, as in: compile_dev.py new my_softmax --rows")
+        for root in arguments.root:
+            registry().add_root(Path(root))
+        archs = toolchain.parse_archs(arguments.arch) if arguments.arch else None
+        rows = _compile(arguments, archs, console)
+        failed = any(row.error for row in rows)
+        if arguments.check:
+            failed |= not _check(rows, console)
+        if arguments.json:
+            print(json.dumps([asdict(row) for row in rows], indent=2, allow_nan=False))
+        if arguments.watch and (
+            watched := [row.op for row in rows if row.op in registry().pairs()]
+        ):
+            from cuda_ops.dev.watch import watch
+
+            watch(watched, archs, console)
+        return int(failed)
+    except (CudaOpsError, ValueError) as error:
+        console.print(f"[red]error:[/] {escape(str(error))}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) -> list[Row]:
+    total = len(arguments.ops) or len(registry().pairs())
+    with console.status(f"building {total} operators") as status:
+        done: list[str] = []
+
+        def progress(row: Row) -> None:
+            done.append(row.op)
+            if row.built == "built":
+                console.print(f"built {row.op} in {row.seconds:.1f} s")
+            status.update(f"building: {len(done)} of {total} done")
+
+        rows = compile_ops(
+            arguments.ops,
+            archs=archs,
+            verbose=arguments.verbose,
+            # --check compares more, in a process that may crash or hang.
+            compare=not arguments.check,
+            progress=progress,
+        )
+    clangd.write(registry().pairs().values(), archs or compiling.visible_archs())
+    console.print(table(rows))
+    for row in rows:
+        if row.error:
+            said = row.error.removeprefix(f"{row.op}: ")
+            console.print(f"\n[red]{row.op}[/]: {escape(said)}")
+        elif row.warnings and row.built == "built":
+            console.print(f"\n[yellow]{row.op}[/] {escape(chr(10).join(row.warnings))}")
+    if not torch.cuda.is_available() and any("cuda" in row.devices for row in rows):
+        console.print("\nNo GPU here: CUDA kernels were compiled, only CPU kernels were run.")
+    return rows
+
+
+def _check(rows: Sequence[Row], console: Console) -> bool:
+    from cuda_ops.testing import PROFILES, check_op
+    from cuda_ops.testing.checks import QUICK
+    from cuda_ops.testing.worker import Worker
+
+    good = True
+    with Worker(PROFILES["quick"].timeout) as worker:
+        for row in rows:
+            if row.error or registry().pairs()[row.op].kind is not Kind.NATIVE:
+                continue
+            for name in registry().operators(row.op):
+                with console.status(f"checking {name}"):
+                    report = check_op(name, checks=QUICK, isolate=worker)
+                console.print(str(report), markup=False)
+                row.checks.append(report.as_json())
+                good &= report.passed
+    return good
+
+
+def _new(arguments: Any, console: Console) -> int:
+    from cuda_ops.dev.scaffold import new_pair
+
+    if len(arguments.ops) != 2:
+        raise ValueError("new: expected one name, as in: compile_dev.py new swish_clip")
+    root = Path(arguments.root[0]) if arguments.root else None
+    for path in new_pair(arguments.ops[1], root, rows=arguments.rows):
+        console.print(f"wrote {path}", markup=False)
+    where = f"--root {shlex.quote(str(root))} " if root else ""
+    console.print(f"next: python compile_dev.py {where}--watch {arguments.ops[1]}", markup=False)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_prog(),
+        description="Build what changed, load every operator, compare it with its reference.",
+        epilog="compile_dev.py new OP writes a pair that builds and passes its checks.",
+    )
+    parser.add_argument("ops", nargs="*", metavar="OP", help="operators to build (default: all)")
+    parser.add_argument(
+        "--watch", action="store_true", help="rebuild, reload, check and time on every save"
+    )
+    parser.add_argument(
+        "--rows", action="store_true", help="new: an operator of rows, not an elementwise one"
+    )
+    parser.add_argument("--check", action="store_true", help="run the full check of each operator")
+    parser.add_argument(
+        "--root",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder with kernels/ and bindings/ outside this project; repeatable",
+    )
+    parser.add_argument("--arch", metavar="LIST", help="compute capabilities, such as '8.0;9.0a'")
+    parser.add_argument("--verbose", action="store_true", help="show the compilers' command lines")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON on stdout")
+    parser.add_argument(
+        "--completion", choices=("bash", "zsh", "tcsh"), help="print a completion script and end"
+    )
+    return parser
+
+
+def _prog() -> str:
+    """``cuda-ops`` where that was called: completion scripts are for one command."""
+    called = Path(sys.argv[0]).name
+    return called if called == "cuda-ops" else "compile_dev.py"
+
+
+def _completion(shell: str) -> str:
+    """The script for ``eval``; operator names are those of the moment it was printed."""
+    import shtab
+
+    parser = _parser()
+    names = ["new", *registry().pairs()]
+    next(a for a in parser._actions if a.dest == "ops").choices = names
+    script: str = shtab.complete(parser, shell)
+    return script

@@ -1,0 +1,49 @@
+"""``compile_dev.py new OP``: a pair that builds and passes its checks, ready to be changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cuda_ops.build.discovery import BUILTIN_ROOT, Pair, illegal_name
+from cuda_ops.errors import DiscoveryError
+from cuda_ops.registry import registry
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def new_pair(name: str, root: Path | None = None, *, rows: bool = False) -> tuple[Path, Path]:
+    """Write ``kernels/<name>.cu`` and ``bindings/<name>.cpp`` under ``root``.
+
+    Args:
+        name: of the operator, and of both files.
+        root: a folder of operators; without it that of cuda_ops.
+        rows: a softmax along the last dim, in place of an elementwise operator.
+
+    Raises:
+        DiscoveryError: the name is not usable, or taken.
+    """
+    if problem := illegal_name(name):
+        raise DiscoveryError(problem.replace("rename the file", "choose another"))
+    root = root or BUILTIN_ROOT
+    owner = name.removesuffix("_backward")
+    if owner != name and any((root / "bindings").glob(f"{owner}.cpp")):
+        raise DiscoveryError(f"{name} is the gradient of {owner} and belongs into {owner}.cpp")
+    pair = Pair(name, root, root / "bindings" / f"{name}.cpp", root / "kernels" / f"{name}.cu")
+    assert pair.binding is not None and pair.kernel is not None
+    for path in pair.sources:
+        if path.exists():
+            raise DiscoveryError(f"{path} exists already; choose another name")
+    if (first := registry().pairs().get(name)) is not None:
+        raise DiscoveryError(
+            f"operator {name!r} is already defined by {first.sources[0]}; choose another name"
+        )
+    template = "rows" if rows else "elementwise"
+    for path in pair.sources:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = (_TEMPLATES / f"{template}{path.suffix}.txt").read_text(encoding="utf-8")
+        path.write_text(text.replace("@op@", name).replace("@Op@", _camel(name)), encoding="utf-8")
+    return pair.kernel, pair.binding
+
+
+def _camel(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))

@@ -1,0 +1,181 @@
+"""``compile_dev.py --watch``: one line per save, with the change against the save before."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from watchfiles import watch as wait_for_changes
+
+from cuda_ops.benchmarking.clock import make_clock
+from cuda_ops.benchmarking.compare import quick_seconds
+from cuda_ops.benchmarking.rotation import Rotation
+from cuda_ops.build import compiling
+from cuda_ops.build.discovery import INCLUDE_DIR, Kind, Pair
+from cuda_ops.errors import CudaOpsError, DiscoveryError, ResultError
+from cuda_ops.plugins import plugin_file
+from cuda_ops.registry import registry
+from cuda_ops.spec import BenchmarkCase, OpSpec
+from cuda_ops.testing import quick_error
+from cuda_ops.testing.announce import announced
+
+#: The largest case that is timed after a save.
+_MOST_BYTES = {"cuda": 4 << 30, "cpu": 16 << 20}
+
+
+@dataclass(frozen=True)
+class Save:
+    """What is known of an operator after one save."""
+
+    seconds: float
+    max_error: float
+    #: Seconds per call at the largest benchmark case, and its GB/s; ``None`` where not timed.
+    time: float | None
+    rate: float | None
+    registers: int | None
+    spilled: int | None
+
+    def line(self, op: str, before: Save | None) -> str:
+        """The printed line."""
+        parts = [f"{op}: {self.seconds:.2f} s", f"max error {self.max_error:.1e}"]
+        if self.time is not None:
+            change = _change(self.time, before.time if before else None)
+            parts.append(f"{self.time * 1e6:.1f} us{change}")
+        if self.rate is not None:
+            change = _change(self.rate, before.rate if before else None)
+            parts.append(f"{self.rate:.0f} GB/s{change}")
+        if self.registers is not None and self.spilled is not None:
+            step = _step(self.registers, before.registers if before else None)
+            parts.append(f"{self.registers} registers{step}")
+            step = _step(self.spilled, before.spilled if before else None)
+            parts.append(f"{self.spilled} bytes spilled{step}")
+        return ", ".join(parts)
+
+
+def watch(
+    names: Iterable[str],
+    archs: tuple[str, ...] | None,
+    console: Console,
+    stop: threading.Event | None = None,
+    on_save: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Rebuild, reload, check and time the named pairs on every save, until interrupted."""
+    chosen = [registry().pairs()[name] for name in names]
+    last: dict[str, Save] = {}
+    known = {pair.stem: _text(pair) for pair in chosen}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else "CPU only: CUDA code is compiled, not run"
+    )
+    for pair in chosen:
+        if pair.stem not in registry().failures and pair.kind is Kind.NATIVE:
+            # What cannot be measured now is reported at the first save.
+            with contextlib.suppress(Exception):
+                last[pair.stem] = _measure(pair, 0.0, compiling.build(pair, archs), device)
+    console.print(f"watching {', '.join(p.stem for p in chosen)} ({where}); Ctrl-C ends")
+    for _ in wait_for_changes(*_folders(chosen), debounce=50, step=10, stop_event=stop):
+        for pair in map(_present, chosen):
+            text = _text(pair)
+            if text != known[pair.stem]:
+                known[pair.stem] = text
+                line = _after_save(pair, archs, device, last)
+                console.print(line, markup=False)
+                on_save(line)
+
+
+def _after_save(
+    pair: Pair, archs: tuple[str, ...] | None, device: str, last: dict[str, Save]
+) -> str:
+    start = time.monotonic()
+    try:
+        built = compiling.build(pair, archs)
+        registry().load(pair.stem, built.path)
+        seconds = time.monotonic() - start
+        if pair.kind is not Kind.NATIVE:
+            return f"{pair.stem}: {seconds:.2f} s"
+        save = _measure(pair, seconds, built, device)
+    except ResultError as error:
+        return f"{pair.stem}: {seconds:.2f} s, loaded; {error}"
+    except CudaOpsError as error:
+        registry().fail(pair.stem, error)
+        serving = "; the code before it goes on serving" if registry().library_of(pair.stem) else ""
+        return f"{error}{serving}"
+    except FileNotFoundError as error:
+        return f"{pair.stem}: {error.filename} is gone; waiting for it"
+    except Exception as error:  # the operator's own code, or a plugin's reference or benchmark
+        return f"{pair.stem}: loaded, but measuring it failed: {type(error).__name__}: {error}"
+    line = save.line(pair.stem, last.get(pair.stem))
+    last[pair.stem] = save
+    return "\n".join([line, *built.warnings])
+
+
+def _present(pair: Pair) -> Pair:
+    """The pair with the files it has now: a kernel may have been added to a binding."""
+    try:
+        return registry().rescan()[pair.stem]
+    except (DiscoveryError, KeyError):  # between two saves the folders may form no operator
+        return pair
+
+
+def _measure(pair: Pair, seconds: float, built: compiling.Built, device: str) -> Save:
+    op = registry().operators(pair.stem)[pair.stem].spec
+    resources = built.resources
+    home = device if "CUDA" in op.keys or op.is_composite else "cpu"
+    runs = op.is_composite or home.upper() in op.keys
+    # First, since it says who is at work where a kernel crashes or does not end.
+    error = quick_error(op, registry().plugins, home)
+    taken, rate = _timed(op, home) if runs else (None, None)
+    return Save(
+        seconds,
+        error,
+        taken,
+        rate,
+        resources.registers if resources else None,
+        resources.spilled_bytes if resources else None,
+    )
+
+
+def _timed(op: OpSpec, device: str) -> tuple[float | None, float | None]:
+    cases: list[BenchmarkCase] = registry().plugins.ask("cuda_ops_benchmarks", op) or []
+    # On a CPU a smaller case is enough to see a change and does not delay the next save.
+    most = _MOST_BYTES[device]
+    cases = sorted((c for c in cases if c.bytes <= most), key=lambda case: case.bytes)
+    if not cases:
+        return None, None
+    case, clock = cases[-1], make_clock(torch.device(device))
+    rotation = Rotation(case, clock.device, 2)
+    with announced(f"{op.name}: timing it on {device}"):
+        median = quick_seconds(op.function, rotation, clock, budget=0.1)
+    return median, case.bytes / median / 1e9
+
+
+def _text(pair: Pair) -> str:
+    try:
+        plugin = plugin_file(pair)
+        return pair.source_hash() + (plugin.read_text() if plugin.is_file() else "")
+    except OSError:  # an editor replaces the file just now
+        return ""
+
+
+def _folders(pairs: list[Pair]) -> list[Path]:
+    folders = {INCLUDE_DIR}
+    for pair in pairs:
+        folders |= {pair.root / "kernels", pair.root / "bindings", *pair.include_dirs}
+        folders.add(plugin_file(pair).parent)
+    return sorted(folder for folder in folders if folder.is_dir())
+
+
+def _change(now: float, before: float | None) -> str:
+    return f" ({(now / before - 1) * 100:+.0f} %)" if before else ""
+
+
+def _step(now: int, before: int | None) -> str:
+    return f" ({now - before:+d})" if before is not None and now != before else ""

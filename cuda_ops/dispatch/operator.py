@@ -1,0 +1,252 @@
+"""One operator in the dispatcher, and the generations of code behind it.
+
+What torch holds is registered once and only forwards: C++ trampolines to
+slots, Python functions to the present :class:`Generation`. So a reload swaps
+pointers, and no table of the dispatcher changes while another thread reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cuda_ops.derive import arguments, checks
+from cuda_ops.dispatch import autocast, compile_tag, dtensor, public
+from cuda_ops.dispatch.generation import Generation
+from cuda_ops.dispatch.library import Kernel, Library
+from cuda_ops.errors import ManifestError
+from cuda_ops.plugins import Plugins
+from cuda_ops.spec import OpSpec, functions
+
+#: Where the dispatcher takes tensors whose elements do not lie at strides. Without a kernel there
+#: its error lists every key that has one, and names no argument.
+_WITHOUT_STRIDES = (
+    "SparseCPU",
+    "SparseCUDA",
+    "SparseCsrCPU",
+    "SparseCsrCUDA",
+    "MkldnnCPU",
+    "NestedTensorCPU",
+    "NestedTensorCUDA",
+)
+
+
+class Operator:
+    """``cuda_ops::<name>`` for the life of the process."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.now = generation
+        self.generation = 0
+        self._slots: dict[str, int] = {}
+        self._autocast_registered = False
+        self._define()
+        #: ``cuda_ops.<op>``, and what formulas call: the same unless a plugin wraps it.
+        self.public, self.direct = public.make(self)
+        functions[generation.spec.name] = self.direct
+
+    @property
+    def spec(self) -> OpSpec:
+        return self.now.spec
+
+    @staticmethod
+    def prepare(op: OpSpec, plugins: Plugins, plugin_text: str, library: Path) -> Generation:
+        """Ask the plugins everything about an operator; nothing is registered yet.
+
+        Raises:
+            PluginError, ManifestError: from the hooks.
+        """
+        vmap = plugins.ask("cuda_ops_vmap", op)
+        if vmap is not None and op.is_composite:
+            raise ManifestError(
+                f"{op.qualname}: cuda_ops_vmap: a composed operator has no batching rule, what it "
+                "calls has one; remove it"
+            )
+        schemas = [sibling.schema + str(sibling.signature) for sibling in op.siblings.values()]
+        text = [op.schema, str(op.signature), str(op.dtypes), str(op.is_composite), plugin_text]
+        if op.is_composite:  # graphs hold what it calls
+            text.append(str(library))
+        return Generation(
+            spec=op,
+            fake=plugins.ask("cuda_ops_fake", op),
+            autograd=plugins.ask("cuda_ops_autograd", op),
+            autocast=plugins.ask("cuda_ops_autocast", op),
+            vmap=vmap,
+            sharding=plugins.ask("cuda_ops_sharding", op),
+            public=plugins.ask("cuda_ops_public", op),
+            fingerprint=hashlib.sha256("\0".join(text + schemas).encode()).hexdigest(),
+        )
+
+    # --- reload --------------------------------------------------------------------
+
+    def must_redefine(self, new: Generation) -> bool:
+        """Whether the schema in the dispatcher has to change."""
+        if self.spec.is_composite != new.spec.is_composite and self._slots:
+            raise ManifestError(
+                f"cuda_ops::{self.spec.name} changed between composed and per-device kernels; "
+                "restart the process to use it"
+            )
+        return self.spec.schema != new.spec.schema
+
+    def become(self, new: Generation) -> bool:
+        """Take the new generation; true if compiled graphs must be traced again."""
+        redefine = self.must_redefine(new)
+        changed = self.now.fingerprint != new.fingerprint
+        self.now = new
+        self.generation += 1
+        if redefine:
+            self._define_again()
+        elif changed:
+            self._register_autocast()
+        if changed:
+            public.renew(self)
+        return changed
+
+    def point_at(self, library: Library, kernel: Kernel) -> None:
+        """Serve calls of one dispatch key with a kernel of ``library`` from now on."""
+        if kernel.key not in self._slots:
+            library.store(kernel.slot, kernel.call)
+            library.register(kernel)
+            self._slots[kernel.key] = kernel.slot
+        else:
+            library.store(self._slots[kernel.key], kernel.call)
+
+    def drop_keys(self, library: Library, present: set[str]) -> None:
+        """Kernels that the new library no longer has: their use becomes an error."""
+        for key, slot in self._slots.items():
+            if key not in present:
+                library.store(slot, 0)
+
+    # --- registration ----------------------------------------------------------------
+
+    def _define(self) -> None:
+        op = self.spec
+        lib = self._library = torch.library.Library("cuda_ops", "FRAGMENT")
+        lib.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
+        self._autocast_registered = False
+        transformed = self._decomposed if op.is_composite else public.transformed(self)
+        lib.impl(op.name, transformed, "FuncTorchDynamicLayerFrontMode")
+        if op.is_composite:
+            return
+        torch.library.register_vmap(op.qualname, self._vmap, lib=lib)
+        torch.library.register_fake(op.qualname, self._fake, lib=lib)
+        torch.library.register_autograd(
+            op.qualname, self._backward, setup_context=self._setup_context, lib=lib
+        )
+        if op.has_cuda and "CUDA" not in op.keys:
+            lib.impl(op.name, self._without_cuda, "CUDA")
+        for key in _WITHOUT_STRIDES:
+            lib.impl(op.name, self._without_strides, key)
+        self._register_autocast()
+        dtensor.register(op.name, self._sharding)
+
+    def _register_autocast(self) -> None:
+        if self.now.autocast is not None and not self._autocast_registered:
+            autocast.register(self._library, self.spec.name, lambda: self.now.autocast)
+            self._autocast_registered = True
+
+    def _define_again(self) -> None:
+        """With another schema. The dispatcher hands to tracers, for ever, the overload that they
+        saw first, and they read the schema there: it becomes the new one.
+        """
+        namespace, name = torch.ops.cuda_ops, self.spec.name
+        overload = getattr(namespace, name).default
+        self._library._destroy()
+        namespace.__dict__.pop(name, None)
+        self._define()
+        packet = getattr(namespace, name)
+        vars(overload).update(vars(packet.default))
+        packet.default = overload
+        if not self.spec.is_composite:  # which are asked for by the overload itself
+            dtensor.register(name, self._sharding)
+        # By name, and private: of a torch without it nothing is remembered.
+        known = getattr(torch.fx.operator_schemas, "_SCHEMA_TO_SIGNATURE_CACHE", {})
+        known.pop((self.spec.qualname, ""), None)
+
+    # --- what torch calls: forward to the present generation ---------------------------
+
+    def _underived(self, what: str, hook: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"cuda_ops::{self.spec.name} has no rule for {what}: no signature line to derive it "
+            f"from, and none from {hook} of a plugin"
+        )
+
+    def _decomposed(self, *args: Any, **kwargs: Any) -> Any:
+        # Where the outermost transform sees it, so that its parts meet all transforms. Further in
+        # they would not: they would pass as plain functions, without a tangent for one.
+        return self.now.spec.overload.decompose(*args, **kwargs)
+
+    def _fake(self, *args: Any, **kwargs: Any) -> Any:
+        compile_tag.renew()  # in the thread that compiles
+        if self.now.fake is None:
+            raise self._underived("its output shape", "cuda_ops_fake")
+        op = self.now.spec
+        if op.signature is not None:  # a plugin need not repeat what the line says
+            tensors = arguments.tensor_arguments(op, arguments.bind(op, args, kwargs))
+            checks.check_arguments(op, tensors)
+        return self.now.fake(*args, **kwargs)
+
+    def _setup_context(
+        self, ctx: Any, inputs: tuple[Any, ...], output: Any, **keyword_only: Any
+    ) -> None:
+        self.now.formula.setup_context(ctx, inputs, output, **keyword_only)
+
+    def _backward(self, ctx: Any, *grads: Any) -> Any:
+        with public.dispatched_if_batched():
+            return self.now.formula.backward(ctx, *grads)
+
+    def _vmap(self, info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.now.vmap is None:
+            raise self._underived("batching", "cuda_ops_vmap")
+        return self.now.vmap(info, in_dims, *args, **kwargs)
+
+    def _sharding(self, *args: Any, **kwargs: Any) -> Any:
+        if self.now.sharding is None:
+            raise self._underived("sharding", "cuda_ops_sharding")
+        return self.now.sharding(*args, **kwargs)
+
+    def _without_strides(self, *args: Any, **kwargs: Any) -> Any:
+        op = self.now.spec
+        for name, value in zip(op.argument_names, arguments.bind(op, args, kwargs), strict=True):
+            for tensor in value if isinstance(value, (list, tuple)) else [value]:
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                if tensor.is_nested:  # one of this kind calls itself strided
+                    checks.refuse(op, name, "a strided tensor", "a nested one")
+                if tensor.layout is not torch.strided:
+                    checks.refuse(op, name, "a strided tensor", f"layout {tensor.layout}")
+
+    def _without_cuda(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"cuda_ops::{self.spec.name}: argument on cuda, but this build has no CUDA kernel "
+            "(no nvcc when it was built); install a CUDA toolkit and run python compile_dev.py"
+        )
+
+
+@contextlib.contextmanager
+def redefining(operators: list[Operator]) -> Iterator[None]:
+    """Change schemas while other threads may be calling.
+
+    A call parses its arguments under the interpreter's lock and reads the
+    schema once more within microseconds of letting go of it. So: keep the lock
+    (no thread switch, and a sleep that does not release it) long enough for
+    such calls to have passed, then change everything before giving it back.
+    """
+    if not operators:
+        yield
+        return
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
+    try:
+        ctypes.PyDLL(None).usleep(ctypes.c_uint(20_000))
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        time.sleep(0)

@@ -1,0 +1,31 @@
+"""Samples and a reference for operators whose plugin gives none.
+
+These answer the hooks last, and are imported when one of those is first asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis.strategies import SearchStrategy
+
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.spec import OpSpec
+from cuda_ops.testing import samples
+
+
+@hookimpl(trylast=True)
+def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
+    """The CPU kernel in float64."""
+    if "CPU" not in op.keys and not op.is_composite:
+        return None
+    floating = [dtype for dtype in op.dtypes if dtype.is_floating_point]
+    return None if floating and torch.float64 not in floating else op.overload
+
+
+@hookimpl(trylast=True)
+def cuda_ops_samples(op: OpSpec) -> SearchStrategy[samples.Sample] | None:
+    """Shapes that fit the signature, then dtype, layout, values, seed."""
+    return samples.strategy(op)

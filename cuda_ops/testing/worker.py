@@ -1,0 +1,299 @@
+"""One case at a time in another process, which may crash, hang or lose its GPU context.
+
+The parent draws and shrinks; the child only runs. They exchange one line of JSON each way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import importlib.util
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import IO, Any, Literal
+
+import torch
+
+from cuda_ops.testing.case import Case, Check, NotRunError
+from cuda_ops.testing.compare import is_refused
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.subject import Origin, Subject, find
+
+#: Lines of a crashed or hung process's last words that are worth showing.
+_LAST_WORDS = 16
+#: What faulthandler says first of a process that dies, and of a thread.
+_DEATH = "Fatal Python error"
+_THREAD = ("Thread 0x", "Current thread 0x")
+_START_TIMEOUT = 300.0
+#: Of a sample.
+REFUSED = "refused by the operator, and by its reference too"
+#: Set in the environment of the processes that run cases.
+CHILD = "CUDA_OPS_TESTING_CHILD"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case."""
+
+    status: Literal["passed", "failed", "not run"]
+    detail: str = ""
+    #: The process did not survive it, or its GPU context did not.
+    fatal: bool = False
+    #: It took longer than it may.
+    hung: bool = False
+    #: The process ended in it.
+    died: bool = False
+
+
+def perform(check: Check, case: Case) -> Outcome:
+    """Run a case here."""
+    try:
+        check.body(case)
+        if case.on_cuda:
+            torch.cuda.synchronize()  # what the kernels did wrong belongs to this case
+        return Outcome("passed")
+    except NotRunError as reason:
+        return Outcome("not run", str(reason), case.on_cuda and _context_is_lost())
+    except AssertionError as failure:
+        return Outcome("failed", str(failure))
+    except Exception as error:
+        if is_refused(case.subject, case.sample, case.device, error):
+            return Outcome("not run", REFUSED, case.on_cuda and _context_is_lost())
+        # On a GPU an error may leave anything behind: a lost context, a capture under way.
+        return Outcome("failed", f"{type(error).__name__}: {error}".strip(), case.on_cuda)
+
+
+def _context_is_lost() -> bool:
+    try:
+        torch.cuda.synchronize()
+        torch.ones(1, device="cuda").sum().item()
+    except Exception:
+        return True
+    return False
+
+
+class Worker:
+    """A process that runs cases, started when needed and replaced when lost."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._words: IO[bytes] | None = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __call__(self, check: Check, case: Case) -> Outcome:
+        """Run a case there; a crash or a hang is an outcome too."""
+        process, words = self._started()
+        start = words.seek(0, os.SEEK_END)
+        message = {
+            "name": case.subject.name,
+            "stem": case.subject.op.stem,
+            "origin": asdict(case.subject.origin),
+            "check": check.name,
+            "device": case.device,
+            "sample": repr(case.sample),
+        }
+        answer = self._exchange(process, message, self.timeout)
+        if answer is not None:
+            outcome = Outcome(**answer)
+            if outcome.fatal:
+                self.close()
+            return outcome
+        hung = False
+        try:
+            what = f"the process died of {_cause(process.wait(0.5))}; its last words"
+        except subprocess.TimeoutExpired:
+            hung = True
+            start = words.seek(0, os.SEEK_END)  # what the operator printed is no stack
+            process.send_signal(signal.SIGUSR1)  # faulthandler prints the stack
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+            what = f"still running after {self.timeout:.0f} s; its stack"
+        words.seek(start)
+        said = words.read().decode(errors="replace").strip().splitlines()
+        self.close()
+        lines = "\n".join(f"  {line}" for line in _telling(said, _THREAD if hung else _DEATH))
+        text = f"{case.subject.name}: {what}:\n{lines}"
+        return Outcome("failed", text, fatal=True, hung=hung, died=not hung)
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, self._words):
+                if stream is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
+
+    def _started(self) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            # Appending, since both processes move the one position of this file.
+            self._words = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed with the process
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "cuda_ops.testing.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._words,
+                env=_environment(),
+            )
+            if self._exchange(self._process, None, _START_TIMEOUT) is None:
+                self._words.seek(0)
+                said = self._words.read().decode(errors="replace")
+                raise RuntimeError(f"the process for the checks does not start:\n{said}")
+        assert self._words is not None
+        return self._process, self._words
+
+    def _exchange(
+        self, process: subprocess.Popen[bytes], message: dict[str, Any] | None, timeout: float
+    ) -> dict[str, Any] | None:
+        """The child's next line, after sending it one; ``None`` if it gives none in time."""
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            if message is not None:
+                process.stdin.write(json.dumps(message).encode() + b"\n")
+                process.stdin.flush()
+        if not select.select([process.stdout], [], [], timeout)[0]:
+            return None
+        line = process.stdout.readline()
+        answer: dict[str, Any] | None = json.loads(line) if line else None
+        return answer
+
+
+def _environment() -> dict[str, str]:
+    """The parent's search path; and a malloc that keeps no freed blocks aside.
+
+    Such blocks would come back with what was in them, past what :mod:`poison` asks for.
+    """
+    tunables = [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.tcache_count=0"]
+    return {
+        **os.environ,
+        CHILD: "1",
+        "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
+        "GLIBC_TUNABLES": ":".join(filter(None, tunables)),
+    }
+
+
+def _telling(said: list[str], head: str | tuple[str, ...]) -> list[str]:
+    """The lines from the last ``head`` of faulthandler on, past what the operator printed."""
+    said = [line for line in said if not line.startswith("Extension modules:")]
+    heads = [i for i, line in enumerate(said) if line.startswith(head)]
+    return said[heads[-1] :][:_LAST_WORDS] if heads else said[-_LAST_WORDS:]
+
+
+def _cause(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
+
+
+# --- the child's side -----------------------------------------------------------------
+
+
+def arrive(origin: Origin) -> None:
+    """Make the operators of an origin known to this process.
+
+    Raises:
+        ValueError: its file is none that Python can run.
+    """
+    from cuda_ops.registry import registry
+
+    for root in origin.roots:
+        registry().add_root(Path(root))
+    if origin.file and origin.file not in _ran:
+        _ran[origin.file] = _run(Path(origin.file))
+
+
+_ran: dict[str, ModuleType] = {}
+
+
+def _run(file: Path) -> ModuleType:
+    """The module in a file; one of a package by its full name, since it may import relatively."""
+    if file.suffix != ".py" or not file.is_file():
+        raise ValueError(f"{file} is not a Python file")
+    file = file.resolve()
+    root = file.parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    name = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    if root != file.parent:
+        return _imported(name, root, file)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _imported(name: str, root: Path, file: Path) -> ModuleType:
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    module = importlib.import_module(name)
+    if Path(module.__file__ or "").resolve() != file:
+        raise ValueError(f"{file}: {name} is imported from {module.__file__} instead")
+    return module
+
+
+_subjects: dict[tuple[str, Origin], Subject] = {}
+
+
+def _subject(name: str, stem: str, origin: Origin) -> Subject:
+    """Loaded once, from the library that the parent runs."""
+    if (name, origin) not in _subjects:
+        from cuda_ops.registry import registry
+
+        arrive(origin)
+        if origin.library and registry().library_of(stem) != Path(origin.library):
+            registry().load(stem, Path(origin.library))
+        _subjects[name, origin] = find(name)
+    return _subjects[name, origin]
+
+
+def _main() -> None:
+    from cuda_ops.testing.checks import by_name
+
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    # The protocol has stdout for itself: what an operator prints goes with its last words.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(outcome: Outcome) -> None:
+        answers.write(json.dumps(asdict(outcome)) + "\n")
+        answers.flush()
+
+    say(Outcome("passed"))
+    for line in sys.stdin:
+        message = json.loads(line)
+        place = message["origin"]
+        origin = Origin(tuple(place["roots"]), place["file"], place["library"])
+        try:
+            subject = _subject(message["name"], message["stem"], origin)
+            case = Case(subject, message["device"], Sample.parse(message["sample"]))
+            outcome = perform(by_name(message["check"]), case)
+        except Exception as error:
+            outcome = Outcome("failed", f"{type(error).__name__}: {error}")
+        say(outcome)
+
+
+if __name__ == "__main__":
+    _main()

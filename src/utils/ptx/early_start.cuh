@@ -1,0 +1,83 @@
+// Kernels that start before the end of the one before them in the stream (PTX ISA,
+// griddepcontrol), so that launches take no time of their own.
+//
+// A kernel of launch_early may start when every block of the one before has called
+// let_next_start or is done. Its threads call wait_for_previous before they touch global memory,
+// also what no kernel in between wrote: the L1 cache of an SM is not cleaned for a kernel that
+// starts in the middle of another one. let_next_start comes after that; a kernel that is launched
+// in order may call it at once.
+// The one exception: what the kernel before had to wait for itself, and does not write, is there
+// when this one starts. It may be read before the wait by loads that go past the L1 cache
+// (ld.relaxed.gpu).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "ptx/capability.h"
+
+namespace cuda_ops {
+
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The same, and the address of what it waited for: loads for constants (__ldg), which the
+// compiler may move, can then not come before.
+template <class V>
+__device__ V* after_previous(V* data) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" : "+l"(data) : : "memory");
+#endif
+  return data;
+}
+
+// The attribute of such a launch. A capture takes it from driver 12.3 on: older ones get what
+// changes nothing.
+inline cudaLaunchAttribute early_start() {
+  static const bool supported = [] {
+    int driver = 0;
+    return cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030;
+  }();
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = supported;
+  return attribute;
+}
+
+// Whether there is code for exactly this GPU, which then waits as above: what the driver
+// compiles from older PTX does not.
+inline bool starts_early(int capability) {
+#ifdef __CUDA_ARCH_LIST__
+  for (const int arch : {__CUDA_ARCH_LIST__}) {
+    if (arch == 10 * capability) return capability >= 90;
+  }
+  return false;
+#else
+  return capability >= 90;
+#endif
+}
+
+// An ordinary launch on other GPUs.
+template <class... Parameters, class... Arguments>
+cudaError_t launch_early(void (*kernel)(Parameters...), unsigned blocks, int threads,
+                         int shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchAttribute early = early_start();
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(blocks);
+  launch.blockDim = dim3(unsigned(threads));
+  launch.dynamicSmemBytes = size_t(shared_bytes);
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = starts_early(current_capability()) ? 1 : 0;
+  return cudaLaunchKernelEx(&launch, kernel, Parameters(arguments)...);
+}
+
+}  // namespace cuda_ops

@@ -1,0 +1,57 @@
+// The plain description of the first k of each row, shared by bindings and
+// kernels. No torch, no CUDA.
+#pragma once
+
+#include "sort/sort.h"
+
+namespace cuda_ops {
+
+// Of each row of `sort` the first `k` in its order: largest means descending.
+struct TopkRows {
+  SortRows sort;  // values and indices have k elements a row
+  int64_t k = 0;
+};
+
+constexpr int64_t kMostKept = 64;  // by a warp, in its registers
+constexpr int kTopkWarps = 4;      // of a block
+
+// Whether a warp sorts all of a row. On an H200 (2026-11-22) 65536 rows of 128 float32 keys take
+// 63 us that way and 188 us to go through them for the best 8; 16384 rows of 1024 take 167 us,
+// and 103 for the best 8 or 182 for the best 64.
+constexpr bool topk_sorts(int64_t n, int64_t k) {
+  return n <= 256 || (n <= kSortRun && k > kMostKept / 2);
+}
+
+// A warp takes `chunk` elements of a row and keeps k of them. Of a row with more
+// than one chunk all that was kept is a row again, until there is one chunk.
+struct TopkConfig {
+  int kept = 32;  // k, rounded up to what there is code for
+  int64_t chunk = 0, chunks = 1;
+};
+
+// Chunks are for rows that are too few to fill a GPU with warps, 32 of them on
+// each of 132 SMs. Passes over what was kept cost less than long chunks of few warps.
+constexpr TopkConfig topk_config(int64_t rows, int64_t n, int64_t k) {
+  constexpr int64_t kWarps = 32 * 132, kShortest = 1024;
+  TopkConfig config;
+  config.kept = k <= 32 ? 32 : 64;
+  int64_t chunks = rows < kWarps ? kWarps / (rows > 0 ? rows : 1) : 1;
+  if (chunks > n / kShortest) chunks = n / kShortest;
+  if (chunks < 1) chunks = 1;
+  config.chunk = (n + chunks - 1) / chunks;
+  config.chunks = config.chunk > 0 ? (n + config.chunk - 1) / config.chunk : 1;
+  return config;
+}
+
+// Two places for what chunks keep, a key and an index each: 8 bytes, or 16.
+constexpr int64_t topk_kept_bytes(int64_t rows, int64_t k, int64_t chunks, int64_t size) {
+  return chunks > 1 ? rows * chunks * k * (size == 8 ? 16 : 8) : 0;
+}
+
+constexpr int64_t topk_workspace_bytes(int64_t rows, int64_t n, int64_t k, int64_t size) {
+  const int64_t chunks = topk_config(rows, n, k).chunks;
+  const int64_t again = topk_config(rows, chunks * k, k).chunks;
+  return topk_kept_bytes(rows, k, chunks, size) + topk_kept_bytes(rows, k, again, size);
+}
+
+}  // namespace cuda_ops
