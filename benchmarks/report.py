@@ -1,4 +1,4 @@
-"""Where a measurement that is no operator's is kept, together with what it says about itself."""
+"""Saves measurements that belong to no operator, with the environment they were made in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPO = Path(__file__).resolve().parent.parent
 
 
 def save(path: str | None, results: Any) -> None:
-    """Write ``{"environment": ..., "results": ...}`` as JSON, if a path was given."""
+    """Writes ``{"environment": ..., "results": ...}`` as JSON if a path was given."""
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(

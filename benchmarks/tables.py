@@ -1,9 +1,8 @@
-"""The tables of README.md and docs/, made from the committed runs and never typed.
+"""Generates the tables of the documents from the committed runs.
 
-``python -m benchmarks.tables`` writes them, ``--check`` fails where one differs, and
-``--keep RUN.json`` first takes over a run of ``python -m benchmarks --json RUN.json``; one of some
-``--cases`` takes their place among those that were kept before, and peers that it did not measure
-stay beside them.
+``python -m benchmarks.tables`` writes them and ``--check`` fails where one differs. ``--keep
+RUN.json`` first stores a run of ``python -m benchmarks --json RUN.json``: a run of some ``--cases``
+replaces those cases alone, and peers that it did not measure keep their earlier results.
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->``.
 """
 
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import REPO
-from cuda_ops.benchmarking import plots
+from cuda_ops.benchmarking import plots, regression
 from cuda_ops.benchmarking.peers import COMPILE, EAGER
 from cuda_ops.benchmarking.results import CaseResult, PeerResult, Report, mean_ratio, peer_names
 from cuda_ops.benchmarking.stats import Interval
@@ -43,15 +42,16 @@ _BLOCK = re.compile(r"(<!-- table: (.+?) -->\n)(.*?)(<!-- end of table -->)", re
 
 
 def documents() -> list[Path]:
-    """Every document that may hold a table."""
-    return [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
+    """Returns every document that may hold a table."""
+    folders = (REPO / "docs", REPO / "benchmarks" / "results")
+    return [REPO / "README.md", *(page for f in folders for page in sorted(f.rglob("*.md")))]
 
 
 def updated(text: str, base: Path) -> str:
-    """The text with every table made anew; links are relative to the folder ``base``.
+    """Returns the text with every table generated anew; links are relative to the folder ``base``.
 
     Raises:
-        BenchmarkError: a table of an unknown name, or one without an end.
+        BenchmarkError: a table has an unknown name or no end.
     """
     if text.count("<!-- table:") != len(_BLOCK.findall(text)):
         raise BenchmarkError("a <!-- table: NAME --> has no <!-- end of table -->")
@@ -67,12 +67,12 @@ def updated(text: str, base: Path) -> str:
 
 
 def keep(run: Path, results: Path = RESULTS) -> list[Path]:
-    """Store a run, one file a pair, with its pictures; returns what was written. One with clean
-    caches has a folder of its own, and no pictures.
+    """Stores a run, one file a pair, with its pictures, and returns what was written. A run with
+    clean caches goes into a folder of its own, without pictures.
 
     Raises:
-        BenchmarkError: a case of the run failed, it was a ``--quick`` one, or it is of another
-            device than ``results``, or of some cases and other versions than the rest.
+        BenchmarkError: a case failed, the run was ``--quick`` or is from another device than
+            ``results``, or it has some cases only and other versions than the stored ones.
     """
     report = Report.load(run)
     if report.errors:
@@ -104,8 +104,8 @@ def keep(run: Path, results: Path = RESULTS) -> list[Path]:
 
 
 def _among(part: Report, kept: Report) -> Report:
-    """Some cases, measured again, among those of an earlier run. What is of that run, a case or a
-    peer of one, keeps its commit.
+    """Merges cases that were measured again into an earlier run. Cases and peers that come from the
+    earlier run keep its commit.
     """
     for version in ("device", "torch", "triton", "cuda"):
         then, today = (report.environment.get(version) for report in (kept, part))
@@ -145,7 +145,7 @@ def _among(part: Report, kept: Report) -> Report:
 
 
 def _working(base: Path) -> str:
-    """What it costs to write an operator and to call it."""
+    """Says what it costs to write an operator and to call it."""
     loop, calls = _json("dev_loop"), _json("call_overhead")
     median = {k: statistics.median(v) for k, v in loop["results"]["seconds"].items()}
     ratio = {entry["mode"]: entry["ratio"] for entry in calls["results"]}
@@ -177,7 +177,7 @@ def _working(base: Path) -> str:
 
 
 def _operators(base: Path) -> str:
-    """One line an operator that a page of docs/kernels names in its title."""
+    """Has one line for each operator that a page of docs/kernels names in its title."""
     pages = {
         pair: page
         for page in sorted((REPO / "docs" / "kernels").glob("*.md"))
@@ -191,9 +191,9 @@ def _operators(base: Path) -> str:
     made = {(e["device"], e["torch"], e["cuda"]) for e in (r.environment for r in runs.values())}
     machines = "; ".join(f"{gpu}, torch {torch}, CUDA {cuda}" for gpu, torch, cuda in sorted(made))
     heading = (
-        f"{machines}. The peer's time over ours, so above 1 we are faster: the\ngeometric mean of "
-        "all cases, or of those that the peer has, and in brackets the least of them.\n"
-        "`python -m benchmarks OP` measures one."
+        f"{machines}. Ratios are the peer's time over ours, so above 1 we are\nfaster: the "
+        "geometric mean of all cases that the peer has (worst case).\n"
+        "`python -m benchmarks OP` measures one operator."
     )
     waiting = f"\n\nWithout a committed run: {waiting}." if waiting else ""
     return f"{heading}\n\n{_markdown(header, rows)}{waiting}"
@@ -224,8 +224,29 @@ def _mean_and_least(results: list[CaseResult], peer: str) -> str:
     return f"{mean:.2f}x ({min(ratios):.2f}{some})"
 
 
+def _behind(base: Path) -> str:
+    """Lists the peers that beat an operator by more than two runs of equal code differ."""
+    rows = []
+    for report in reports().values():
+        for op in report.operators():
+            results = report.of(op)
+            for peer in peer_names(results):
+                ratios = {
+                    result.case: ratio.value
+                    for result in results
+                    if peer in result.peers and (ratio := result.peers[peer].ratio)
+                }
+                slower = {c: r for c, r in ratios.items() if r < 1 - regression.BETWEEN_RUNS}
+                if slower:
+                    worst = min(slower, key=lambda case: slower[case])
+                    count = f"{len(slower)} of {len(ratios)} cases"
+                    rows.append((f"`{op}`", peer, count, worst, f"{slower[worst]:.2f}x"))
+    header = ("operator", "faster peer", "in", "worst case", "its time over ours")
+    return _markdown(header, rows)
+
+
 def _cases(base: Path) -> str:
-    """Every case of every operator, with the pictures."""
+    """Has every case of every operator, with the pictures."""
     return "\n\n".join(_of_pair(pair, report, base) for pair, report in reports().items())
 
 
@@ -260,7 +281,7 @@ def _of_pair(pair: str, report: Report, base: Path) -> str:
 
 
 def _earlier(report: Report) -> str:
-    """``"; 1234567: 3 cases, triton in 1 case"``, where a run has some of earlier ones."""
+    """Returns ``"; 1234567: 3 cases, triton in 1 case"`` for what comes from earlier runs."""
     parts: dict[str, Counter[str]] = {}
     for result in report.results:
         parts.setdefault(result.commit, Counter())[""] += 1
@@ -302,12 +323,12 @@ def _peer(peer: PeerResult | None) -> str:
 
 
 def _mixtures(base: Path) -> str:
-    """The run of ``moe``, a column for each model."""
+    """Has the run of ``moe``, a column for each model."""
     return _by_model(reports()["moe"].of("moe"))
 
 
 def _decoding(base: Path) -> str:
-    """The same of few tokens, where caches held nothing unwritten."""
+    """Has the run of few tokens with clean caches, a column for each model."""
     return _by_model(Report.load(RESULTS / _CLEAN / "moe.json").of("moe"))
 
 
@@ -331,7 +352,7 @@ def _by_model(results: list[CaseResult]) -> str:
 
 
 def _dense_experts(base: Path) -> str:
-    """The mixture, and its products alone."""
+    """Compares the mixture with its products alone."""
     rows = []
     for result in _json("dense_experts")["results"]:
         ours, composed, products = (
@@ -347,6 +368,7 @@ def _dense_experts(base: Path) -> str:
 _TABLES = {
     "working": _working,
     "operators": _operators,
+    "behind": _behind,
     "cases": _cases,
     "mixtures": _mixtures,
     "decoding": _decoding,
@@ -358,7 +380,7 @@ _TABLES = {
 
 
 def reports() -> dict[str, Report]:
-    """The committed run of each pair, by name."""
+    """Returns the committed run of each pair, by name."""
     return {path.stem: Report.load(path) for path in sorted((RESULTS / "operators").glob("*.json"))}
 
 
