@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from cuda_ops.build import compiling, guests, toolchain
-from cuda_ops.build.discovery import Kind, Pair
+from cuda_ops.build.discovery import Kind, Pair, Problem, unregistered
 from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.dispatch.operator import Operator
 from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, PluginError, ResultError
@@ -63,16 +63,21 @@ def compile_ops(
         BuildError: a name that is no operator.
     """
     pairs = registry().rescan()
-    rows = _unusable(names)
+    asked = {stem: pair for stem, pair in pairs.items() if not names or stem in names}
+    rows = _unusable(names, [*registry().problems, *unregistered(asked)])
     unknown = [name for name in names if name not in (*pairs, *(row.op for row in rows))]
     if unknown:
         raise BuildError(f"no operator {', '.join(map(repr, unknown))}; known: {', '.join(pairs)}")
-    chosen = [name for name in names if name in pairs] if names else list(pairs)
+    chosen = [stem for stem, pair in asked.items() if not pair.problem]
+    texts: dict[Path, bytes] = {}  # operators share headers
     waiting: list[tuple[compiling.Built, Row]] = []
     with ThreadPoolExecutor(toolchain.operators_at_once()) as pool:
 
         def start(stem: str) -> tuple[Future[compiling.Built], Row]:
-            return pool.submit(compiling.build, pairs[stem], archs, verbose=verbose), Row(stem)
+            return pool.submit(build, pairs[stem]), Row(stem)
+
+        def build(pair: Pair) -> compiling.Built:
+            return compiling.build(pair, archs, verbose=verbose, text=pair.read(texts))
 
         def done(loaded: list[tuple[compiling.Built, Row]]) -> None:
             for one in loaded:
@@ -107,10 +112,10 @@ def compile_ops(
     return sorted(rows, key=lambda row: row.op)
 
 
-def _unusable(names: Sequence[str]) -> list[Row]:
-    """What was asked for and is no operator."""
+def _unusable(names: Sequence[str], problems: Sequence[Problem]) -> list[Row]:
+    """A failed row for each file, root or plugin that was asked for and cannot be used."""
     errors: dict[str, CudaOpsError] = {}
-    for problem in registry().problems:
+    for problem in problems:
         if not names or problem.name in names:
             errors[problem.name] = DiscoveryError(problem.text)
     if not names:

@@ -25,8 +25,7 @@ import torch
 from torch.utils import cpp_extension
 
 from cuda_ops.build import provenance, toolchain
-from cuda_ops.build.discovery import Kind, Pair, content_hash, discover, files_of
-from cuda_ops.build.provenance import Provenance
+from cuda_ops.build.discovery import Kind, Pair, Text, discover
 
 #: What a package carries beside the libraries, so that an operator can be rebuilt where it is used.
 FOLDERS = ("kernels", "bindings", "utils", "ops")
@@ -130,8 +129,9 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
     def run(self) -> None:
         archs = editable_archs() if self.inplace else release_archs()
         for ext in self.extensions:
-            ext.made_from = provenance.of(ext.pair, archs)
-            ext.extra_compile_args = _compile_flags(ext.pair, ext.made_from)
+            text = ext.pair.read()
+            ext.made_from = provenance.of(ext.pair, archs, text)
+            ext.extra_compile_args = _compile_flags(ext.pair, archs, text)
             if not self.inplace:
                 ext.extra_compile_args["cxx"].append("-g0")  # Python's own flags ask for -g
         if all(ext.pair.kind is Kind.NATIVE for ext in self.extensions):
@@ -162,7 +162,7 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
             return  # made for one torch
         if ext.pair.source_hash() == ext.made_from.source_hash:
             provenance.write(Path(self.get_ext_fullpath(ext.name)), ext.made_from)
-        else:  # saved meanwhile: nobody knows which text was compiled
+        else:  # saved meanwhile: it is unknown which text was compiled
             shutil.rmtree(self.build_temp)
 
     def copy_extensions_to_source(self) -> None:
@@ -175,15 +175,14 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
         return fullname.replace(".", "/") + ".abi3.so"
 
 
-def _compile_flags(pair: Pair, made_from: Provenance) -> dict[str, list[str]]:
+def _compile_flags(pair: Pair, archs: tuple[str, ...], text: Text) -> dict[str, list[str]]:
     # What a command does not show (compilers, and for nvcc the headers, of which torch writes no
     # dependencies when it was built without CUDA) ninja sees as a changed definition.
-    recipe = f"-DCUDA_OPS_RECIPE={made_from.recipe}"
-    flags = {"cxx": [*toolchain.cxx_flags(pair, made_from.archs, made_from.source_hash), recipe]}
+    recipe = f"-DCUDA_OPS_RECIPE={toolchain.recipe(pair, archs)}"
+    flags = {"cxx": [*toolchain.cxx_flags(pair, archs, text.hash), recipe]}
     if toolchain.uses_cuda(pair) and pair.kernel is not None:
-        contents = content_hash(files_of(pair.kernel, pair))
-        text = f"-DCUDA_OPS_KERNEL_HASH={contents}"
-        flags["nvcc"] = [*toolchain.nvcc_flags(pair, made_from.archs), text, recipe]
+        contents = f"-DCUDA_OPS_KERNEL_HASH={text.hash_of(pair.kernel)}"
+        flags["nvcc"] = [*toolchain.nvcc_flags(pair, archs), contents, recipe]
     # The flags are quoted for a shell; here they are arguments, which torch quotes itself.
     return {tool: shlex.split(" ".join(listed)) for tool, listed in flags.items()}
 

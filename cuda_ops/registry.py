@@ -23,6 +23,7 @@ from cuda_ops.build.discovery import (
     Kind,
     Pair,
     Problem,
+    Text,
     content_hash,
     root_problem,
     survey,
@@ -160,13 +161,18 @@ class Registry:
             raise BuildError(f"no operator {stem!r}; known: {', '.join(self.pairs())}")
         if library is None and stem in self.failures and stem not in self._stems:
             raise self.failures[stem]
-        path = library or self._best_library(pair)
+        if pair.problem:
+            raise DiscoveryError(pair.problem)
+        text = None
+        if library is None:
+            text = pair.read()
+            library = self._built_library(pair, text)
         if pair.kind is not Kind.NATIVE:
-            self._guests[stem] = guests.load(pair, path)
-            self._libraries[stem] = path
+            self._guests[stem] = guests.load(pair, library)
+            self._libraries[stem] = library
             return
-        opened = open_library(path, stem)
-        if library is None and opened.source_hash not in ("", pair.source_hash()):
+        opened = open_library(library, stem)
+        if text is not None and opened.source_hash not in ("", text.hash):
             warnings.warn(
                 f"cuda_ops.{stem}: its sources changed since it was built; "
                 "run python compile_dev.py",
@@ -174,7 +180,7 @@ class Registry:
             )
         self._load_called(opened)
         self._swap(pair, opened)
-        self._libraries[stem] = path
+        self._libraries[stem] = library
         self.failures.pop(stem, None)
 
     def _load_called(self, library: Library) -> None:
@@ -214,13 +220,10 @@ class Registry:
         """The library that serves a pair in this process."""
         return self._libraries.get(stem)
 
-    def _best_library(self, pair: Pair) -> Path:
-        built = compiling.library_path(pair, compiling.visible_archs())
-        if built.exists():
-            return built
-        if pair.prebuilt.exists():
-            return pair.prebuilt
-        last = compiling.last_failure(pair)
+    def _built_library(self, pair: Pair, text: Text) -> Path:
+        if (library := compiling.find_library(pair, text)) is not None:
+            return library
+        last = compiling.last_failure(pair, text)
         root = f"--root {pair.root} " if pair.root != BUILTIN_ROOT.resolve() else ""
         raise BuildError(
             f"cuda_ops.{pair.stem} is not built: run python compile_dev.py {root}{pair.stem} "
@@ -259,7 +262,9 @@ class Registry:
             for name, operator in before.items():
                 operator.drop_keys(library, {key for op, key in present if op == name})
         self._stems[pair.stem] = {name: self._operators[name] for name in prepared}
-        self._tag_compile_caches(pair)
+        made_from = library.source_hash or compiling.source_hash(library.path)
+        self._texts[pair.stem] = f"{made_from} {plugin_text}"
+        compile_tag.change(f"{stem}: {text}" for stem, text in sorted(self._texts.items()))
         if changed:
             # Traced graphs hold the old shapes, gradients or schema.
             torch._dynamo.reset()
@@ -274,14 +279,6 @@ class Registry:
                     f"cuda_ops::{name} of pair {library.stem!r} is already defined by pair "
                     f"{owner.spec.stem!r}; rename one of them"
                 )
-
-    def _tag_compile_caches(self, loaded: Pair) -> None:
-        self._texts.pop(loaded.stem, None)  # the others' are as they were when last looked at
-        for stem, pair in self.pairs().items():
-            if stem not in self._texts:
-                self._texts[stem] = content_hash([*pair.files(), *plugin_files(pair)])
-        each = [f"{stem}:{self._texts[stem]}" for stem in self.pairs()]
-        compile_tag.change([*each, content_hash(self.plugins.installed_files())])
 
 
 _making = threading.RLock()

@@ -13,7 +13,6 @@ from cuda_ops.build.discovery import (
     Pair,
     content_hash,
     discover,
-    files_of,
     survey,
 )
 from cuda_ops.errors import DiscoveryError
@@ -229,10 +228,12 @@ def test_files_of_one_source_leave_the_other_out(tmp_path: Path) -> None:
             "kernels/mine.cuh": "",
         },
     )
-    assert files_of(root / "kernels/a.cu", one(root)) == (
-        root / "kernels/a.cu",
-        root / "kernels/mine.cuh",
-    )
+    kernel = root / "kernels/a.cu"
+    before = one(root).read()
+    assert before.closures[kernel] == (kernel, root / "kernels/mine.cuh")
+    (root / "bindings/a.cpp").write_text(NATIVE + "// edited")
+    after = one(root).read()
+    assert after.hash != before.hash and after.hash_of(kernel) == before.hash_of(kernel)
 
 
 @pytest.mark.parametrize("edited", ["bindings/a.cpp", "kernels/a.cu", "utils/mine.cuh"])

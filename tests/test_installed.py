@@ -15,7 +15,7 @@ import torch
 from conftest import ScratchOp
 
 from cuda_ops.build import compiling, provenance, toolchain
-from cuda_ops.build.discovery import Pair
+from cuda_ops.build.discovery import Pair, Text
 from cuda_ops.build.provenance import Provenance
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.dev import main
@@ -75,8 +75,9 @@ def test_what_pip_built_is_loaded_until_an_edit_and_again_after_it(
 def pair(scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pair:
     """A pair with a kernel, on a machine with a toolkit; its builds publish nothing of use."""
 
-    def compiled(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose: bool) -> None:
-        path.write_bytes(b"compiled")
+    def compiled(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose: bool) -> Text:
+        compiling.library_path(pair, archs, text).write_bytes(b"compiled")
+        return pair.read()
 
     monkeypatch.setattr(compiling, "_compile", compiled)
     monkeypatch.setattr(toolchain, "cuda_home", lambda: tmp_path)

@@ -75,7 +75,7 @@ def test_without_a_toolkit_the_binding_is_built_alone(
 ) -> None:
     _, pair = packaging.extensions("pkg.src", "pkg/src")
     assert pair.sources == ["pkg/src/bindings/pair.cpp"]
-    flags = packaging._compile_flags(pair.pair, provenance.of(pair.pair, ("9.0a",)))
+    flags = packaging._compile_flags(pair.pair, ("9.0a",), pair.pair.read())
     assert "-DCUDA_OPS_CUDA=0" in flags["cxx"]
     assert "no CUDA toolkit found (set CUDA_HOME)" in capsys.readouterr().out
 
@@ -100,20 +100,20 @@ def test_the_sources_travel_with_the_package(project: Path, no_toolkit: None) ->
     arguments = packaging.operators("pkg.src", "pkg/src")
     assert arguments["package_dir"] == {"pkg.src": "pkg/src"}
     assert arguments["packages"] == ["pkg", "pkg.src", "pkg.src.bindings", "pkg.src.kernels"]
-    assert arguments["package_data"]["pkg.src.kernels"] == ["*"]
+    assert arguments["package_data"]["pkg.src.kernels"] == ["**/*"]
 
 
 def test_flags_are_arguments_and_hold_the_hashes(project: Path, toolkit: Path) -> None:
     pair = discover([project])[1]
-    made_from = provenance.of(pair, ("8.0", "9.0a"))
-    flags = packaging._compile_flags(pair, made_from)
+    archs, text = ("8.0", "9.0a"), pair.read()
+    flags = packaging._compile_flags(pair, archs, text)
     assert '-DCUDA_OPS_ARCHS="8.0 9.0a"' in flags["cxx"]
-    assert f'-DCUDA_OPS_SOURCE_HASH="{pair.source_hash()}"' in flags["cxx"]
+    assert f'-DCUDA_OPS_SOURCE_HASH="{text.hash}"' in flags["cxx"]
     assert "-gencode=arch=compute_90a,code=sm_90a" in flags["nvcc"]
     for tool in ("cxx", "nvcc"):
-        assert f"-DCUDA_OPS_RECIPE={made_from.recipe}" in flags[tool]
+        assert f"-DCUDA_OPS_RECIPE={toolchain.recipe(pair, archs)}" in flags[tool]
     (project / "kernels" / "pair.cu").write_text("// edited\n")
-    edited = packaging._compile_flags(pair, provenance.of(pair, ("8.0", "9.0a")))
+    edited = packaging._compile_flags(pair, archs, pair.read())
     assert edited["cxx"] != flags["cxx"] and edited["nvcc"] != flags["nvcc"]
 
 

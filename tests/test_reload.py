@@ -201,7 +201,7 @@ import torch
 from cuda_ops.build import compiling
 from cuda_ops.registry import registry
 registry().add_root(Path({str(scratch_op.root)!r}))
-built = build.build(registry().pairs()[{scratch_op.name!r}])
+built = compiling.build(registry().pairs()[{scratch_op.name!r}])
 {load}
 function = torch.compile(registry().public({scratch_op.name!r}), fullgraph=True)
 leaf = torch.ones(3, requires_grad=True)
@@ -308,7 +308,7 @@ def _build_script(op: ScratchOp) -> list[str]:
         "import sys; from pathlib import Path; from cuda_ops import build\n"
         "from cuda_ops.build.discovery import discover\n"
         f"pair = {{p.stem: p for p in discover([Path({str(op.root)!r})])}}[{op.name!r}]\n"
-        "print('start', flush=True); print(build.build(pair).path)"
+        "print('start', flush=True); print(compiling.build(pair).path)"
     )
     return [sys.executable, "-c", code]
 
@@ -340,7 +340,7 @@ for i in range(10):
     binding.write_text(text.replace("v * 0", f"v * {{i}}"))
     child = os.fork()
     if child == 0:
-        build.build(pair)
+        compiling.build(pair)
         os._exit(0)
     time.sleep(moments.uniform(0, 3.0))
     os.kill(child, signal.SIGKILL)

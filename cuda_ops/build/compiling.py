@@ -1,10 +1,11 @@
 """The dev build: one operator at a time through ``torch.utils.cpp_extension.load``.
 
-What is published is ``<cache>/lib/<op>-<key>.so``, where the key is a hash of
-everything that went in. It appears by an atomic rename, so a library that can
-be seen is whole, two processes cannot disturb each other, and going back to an
-earlier text of the sources finds its library again without a build. What
-``pip install`` has built of the present text is published as it is.
+It publishes ``<cache>/lib/<op>-<text>-<place>.so``, named by a hash of the
+sources' text and one of everything else that went in. The file appears by an
+atomic rename, so a library that can be seen is whole, two processes cannot
+disturb each other, and going back to an earlier text of the sources finds its
+library again without a build. What ``pip install`` built of the present text
+is published as it is.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ import torch
 from filelock import FileLock, Timeout
 
 from cuda_ops.build import provenance, toolchain
-from cuda_ops.build.discovery import Kind, Pair, content_hash, files_of
-from cuda_ops.errors import BuildError
+from cuda_ops.build.discovery import Kind, Pair, Text
+from cuda_ops.errors import BuildError, DiscoveryError
 
 _COMPILER_ERROR = re.compile(
     r"error|undefined|multiple definition|No such file|fatal", re.IGNORECASE
@@ -82,52 +83,117 @@ def visible_archs() -> tuple[str, ...]:
     """``TORCH_CUDA_ARCH_LIST``, else the visible GPUs, else :data:`toolchain.DEFAULT_ARCH`."""
     if chosen := os.environ.get("TORCH_CUDA_ARCH_LIST"):
         return toolchain.parse_archs(chosen)
-    if torch.cuda.is_available():
-        found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
-        return tuple(toolchain.arch_of_capability(*capability) for capability in sorted(found))
-    return (toolchain.DEFAULT_ARCH,)
+    return _archs_of_gpus() or (toolchain.DEFAULT_ARCH,)
 
 
-def library_path(pair: Pair, archs: tuple[str, ...]) -> Path:
-    """Where the library of the pair's present sources is, or would be, published."""
-    return _path(pair, archs, pair.source_hash())
+def _archs_of_gpus() -> tuple[str, ...]:
+    if not torch.cuda.is_available():
+        return ()
+    found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    return tuple(toolchain.arch_of_capability(*capability) for capability in sorted(found))
+
+
+def library_path(pair: Pair, archs: tuple[str, ...], text: Text | None = None) -> Path:
+    """Where the library of a text of the pair, or of its present one, is or would be published."""
+    return _path(pair, archs, (text or pair.read()).hash)
 
 
 def _path(pair: Pair, archs: tuple[str, ...], source_hash: str) -> Path:
-    key = _digest(source_hash, _place(pair, archs))
-    return cache_dir() / "lib" / f"{pair.stem}-{key}.so"
+    return _published() / f"{pair.stem}-{source_hash}-{_place(pair, archs)}.so"
 
 
-def build(pair: Pair, archs: tuple[str, ...] | None = None, *, verbose: bool = False) -> Built:
-    """Publish the pair's library: what pip built where it fits, else compile and link what changed.
+def _published() -> Path:
+    return cache_dir() / "lib"
+
+
+def source_hash(path: Path) -> str:
+    """The hash of the text that a published library was made from, as its name says."""
+    return path.stem.rpartition("-")[0].rpartition("-")[2]
+
+
+def find_library(pair: Pair, text: Text) -> Path | None:
+    """Finds a library to load without building: made of ``text``, and for the visible GPUs if any
+    is. Failing that, what pip installed of an earlier text; ``None`` where there is nothing.
+
+    Asks no compiler which flags it would take now: what was built last of this text is what the
+    user means to run. A guest's library is another matter, since it fits one torch alone.
+    """
+    if pair.kind is not Kind.NATIVE:
+        built = library_path(pair, visible_archs(), text)
+        return next((path for path in (built, pair.prebuilt) if path.exists()), None)
+    built_of_it: list[tuple[Path, tuple[str, ...]]] = []
+    for path in (*_newest_first(f"{pair.stem}-{text.hash}-*.so"), pair.prebuilt):
+        try:
+            made_from = provenance.read(path.read_bytes())
+        except OSError:
+            continue
+        if made_from is not None and made_from.source_hash == text.hash:
+            built_of_it.append((path, made_from.archs))
+    wanted = _archs_of_gpus()
+    for path, archs in built_of_it:
+        if pair.kernel is None or toolchain.serves(archs, wanted or archs[:1] or ("any",)):
+            return path
+    if built_of_it:
+        return built_of_it[0][0]
+    return pair.prebuilt if pair.prebuilt.exists() else None
+
+
+def _newest_first(pattern: str) -> list[Path]:
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
+        return sorted(_published().glob(pattern), key=lambda path: -path.stat().st_mtime)
+    return []
+
+
+def build(
+    pair: Pair,
+    archs: tuple[str, ...] | None = None,
+    *,
+    verbose: bool = False,
+    text: Text | None = None,
+) -> Built:
+    """Publishes the pair's library: what pip built where it fits, else compiles what changed.
+
+    Args:
+        pair: the operator.
+        archs: compute capabilities; without them those of :func:`visible_archs`.
+        verbose: print the compilers' command lines.
+        text: what the pair's files say, where the caller has just read them.
 
     Raises:
         BuildError: the compiler's own error lines; or a cache directory that
             cannot be written, or a disk that is full.
+        DiscoveryError: the pair registers nothing.
     """
+    if pair.problem:
+        raise DiscoveryError(pair.problem)
     archs = archs or visible_archs()
     start = monotonic()
-    path = library_path(pair, archs)
+    text = text or pair.read()
+    path = library_path(pair, archs, text)
     if path.exists():
         return _built(pair, path, start, "cached", archs)
-    path, origin = _publish_current(pair, archs, verbose)
+    path, origin = _publish_current(pair, archs, text, verbose)
     return _built(pair, path, start, origin, archs)
 
 
-def _publish_current(pair: Pair, archs: tuple[str, ...], verbose: bool) -> tuple[Path, Origin]:
-    """Build until what was compiled is what the files say: they may be saved meanwhile."""
+def _publish_current(
+    pair: Pair, archs: tuple[str, ...], text: Text, verbose: bool
+) -> tuple[Path, Origin]:
+    """Builds until what was compiled is what the files say: they may be saved meanwhile."""
     work = cache_dir() / "work" / f"{pair.stem}-{_place(pair, archs)}"
     try:
-        (cache_dir() / "lib").mkdir(parents=True, exist_ok=True)
+        _published().mkdir(parents=True, exist_ok=True)
         work.mkdir(parents=True, exist_ok=True)
-        with _locked(work.with_suffix(".lock"), pair.stem):
-            # Another process may have built it while this one waited.
+        with _locked(work.with_suffix(".lock"), pair.stem) as waited:
+            if waited:  # another process may have built it
+                text = pair.read()
             origin: Origin = "cached"
-            while not (path := library_path(pair, archs)).exists():
+            while not (path := library_path(pair, archs, text)).exists():
                 if _publish_installed(pair, archs, path):
                     origin = "installed"
+                    text = pair.read()
                 else:
-                    _compile(pair, archs, work, path, verbose)
+                    text = _compile(pair, archs, text, work, verbose)
                     origin = "built"
             return path, origin
     except OSError as error:
@@ -167,9 +233,17 @@ def failing_lines(log: str, limit: int = 12) -> str:
     return "\n".join((errors or lines)[:limit])
 
 
-def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose: bool) -> None:
+def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose: bool) -> Text:
+    """Compiles and links what changed since ``text`` was compiled here last.
+
+    Publishes the library if the files still say ``text`` afterwards.
+
+    Returns:
+        What they say afterwards.
+    """
     from torch.utils import cpp_extension
 
+    path = library_path(pair, archs, text)
     marker = work / "building"
     if marker.exists():
         # A build was killed here. Its compilers may still be writing: leave them the old
@@ -179,8 +253,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
         shutil.rmtree(abandoned, ignore_errors=True)
         work.mkdir()
     marker.touch()
-    before = pair.source_hash()
-    _drop_stale_objects(pair, work)
+    _drop_stale_objects(pair, text, work)
     with_cuda = any(source.endswith(".cu") for source in toolchain.sources(pair))
     if with_cuda:
         toolchain.use_cuda_home()
@@ -223,23 +296,27 @@ def _compile(pair: Pair, archs: tuple[str, ...], work: Path, path: Path, verbose
                     ["ninja", "-t", "commands"], cwd=work, capture_output=True, text=True
                 )
                 print(commands.stdout, end="", file=sys.stderr)
-    if pair.source_hash() == before:  # else nobody knows which text was compiled
+    after = pair.read()
+    if after.hash == text.hash:  # else it is unknown which text was compiled
         if (log := work / "nvcc.log").exists():
             shutil.copyfile(log, path.with_suffix(".nvcc.log"))
+        provenance.write(Path(linked), provenance.of(pair, archs, text))
         _publish(Path(linked).read_bytes(), path)
-        _remember_objects(pair, work)
+        _remember_objects(text, work)
     Path(linked).unlink(missing_ok=True)
     marker.unlink(missing_ok=True)
+    return after
 
 
 def _failure_note(path: Path) -> Path:
     return path.with_suffix(".failed.txt")
 
 
-def last_failure(pair: Pair) -> str:
-    """Why the pair's present sources did not build here, in any process; empty if they did."""
+def last_failure(pair: Pair, text: Text) -> str:
+    """Why this text of the pair did not build here last, in any process; empty where it did."""
+    notes = _newest_first(f"{pair.stem}-{text.hash}-*.failed.txt")
     try:
-        return _failure_note(library_path(pair, visible_archs())).read_text()
+        return notes[0].read_text() if notes else ""
     except OSError:
         return ""
 
@@ -295,7 +372,7 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _drop_stale_objects(pair: Pair, work: Path) -> None:
+def _drop_stale_objects(pair: Pair, text: Text, work: Path) -> None:
     """Remove objects whose inputs changed: ninja goes by mtime, and knows a kernel's headers
     only where torch has CUDA.
     """
@@ -304,13 +381,13 @@ def _drop_stale_objects(pair: Pair, work: Path) -> None:
     except (OSError, ValueError):
         known = {}
     for source in pair.sources:
-        if known.get(source.name) != content_hash(files_of(source, pair)):
+        if known.get(source.name) != text.hash_of(source):
             suffix = ".cuda.o" if source.suffix == ".cu" else ".o"
             (work / f"{source.stem}{suffix}").unlink(missing_ok=True)
 
 
-def _remember_objects(pair: Pair, work: Path) -> None:
-    inputs = {source.name: content_hash(files_of(source, pair)) for source in pair.sources}
+def _remember_objects(text: Text, work: Path) -> None:
+    inputs = {source.name: text.hash_of(source) for source in text.closures}
     (work / "objects.json").write_text(json.dumps(inputs))
 
 
@@ -331,16 +408,17 @@ def stub_libraries() -> Path:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, stem: str) -> Iterator[None]:
-    """An operating-system lock: it dies with its holder."""
-    lock = FileLock(path)
+def _locked(path: Path, stem: str) -> Iterator[bool]:
+    """Holds an operating-system lock, which dies with its holder; says whether it had to wait."""
+    lock, waited = FileLock(path), False
     try:
         lock.acquire(timeout=0)
     except Timeout:
         print(f"{stem}: another process is building it; waiting", file=sys.stderr, flush=True)
         lock.acquire()
+        waited = True
     try:
-        yield
+        yield waited
     finally:
         lock.release()
 

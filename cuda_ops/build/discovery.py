@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import keyword
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 
 from cuda_ops.errors import DiscoveryError
@@ -57,12 +58,26 @@ class Pair:
         dirs = (own, INCLUDE_DIR) if own.is_dir() and own != INCLUDE_DIR else (INCLUDE_DIR,)
         return dirs
 
+    @cached_property
+    def _kinds(self) -> frozenset[Kind]:
+        return frozenset(kind for path in self.sources if (kind := _kind_of(path)))
+
     @property
     def kind(self) -> Kind:
-        kinds = {kind for path in self.sources if (kind := _kind_of(path))}
-        if Kind.NATIVE in kinds or not kinds:
+        """How the pair registers itself; read from its files once."""
+        if Kind.NATIVE in self._kinds or not self._kinds:
             return Kind.NATIVE
-        return Kind.PYBIND if Kind.PYBIND in kinds else Kind.TORCH_LIBRARY
+        return Kind.PYBIND if Kind.PYBIND in self._kinds else Kind.TORCH_LIBRARY
+
+    @property
+    def problem(self) -> str:
+        """Why the files form no operator, whatever their names; empty where they do."""
+        if self._kinds:
+            return ""
+        return (
+            f"{self.sources[0]}: registers nothing; add CUDA_OPS(library) {{ ... }} "
+            "(see docs/binding.md), PYBIND11_MODULE or TORCH_LIBRARY"
+        )
 
     @property
     def prebuilt(self) -> Path:
@@ -71,21 +86,59 @@ class Pair:
 
     def files(self) -> tuple[Path, ...]:
         """The sources and every project header they include, in a fixed order."""
-        return tuple(_closure(self.sources, self.include_dirs))
+        return tuple(_closure(self.sources, self.include_dirs, {}))
+
+    def read(self, texts: dict[Path, bytes] | None = None) -> Text:
+        """Reads the pair's files, each once, as they are now.
+
+        Args:
+            texts: files that were read already; those read now are added. Pairs that are read
+                together share their headers.
+
+        Raises:
+            OSError: a file went away meanwhile.
+        """
+        texts = {} if texts is None else texts
+        closures = {
+            source: tuple(_closure((source,), self.include_dirs, texts)) for source in self.sources
+        }
+        files = dict.fromkeys(file for closure in closures.values() for file in closure)
+        return Text(closures, {file: _digest(file.name, texts[file]) for file in files})
 
     def source_hash(self) -> str:
         """Hex digest of the contents of :meth:`files`; equal text, equal digest."""
-        return content_hash(self.files())
+        return self.read().hash
+
+
+@dataclass(frozen=True)
+class Text:
+    """What a pair's files said at one moment, as digests."""
+
+    #: Per source: itself and the project headers that it includes.
+    closures: Mapping[Path, tuple[Path, ...]]
+    digests: Mapping[Path, bytes]
+
+    @cached_property
+    def hash(self) -> str:
+        """Hex digest of names and contents of all files; equal text, equal digest."""
+        return _combined(self.digests.values())
+
+    def hash_of(self, source: Path) -> str:
+        """Hex digest of one source and the headers that it alone includes."""
+        return _combined(self.digests[file] for file in self.closures[source])
 
 
 def content_hash(files: Iterable[Path]) -> str:
     """Hex digest of names and contents."""
-    digest = hashlib.sha256()
-    for path in files:
-        data = path.read_bytes()
-        digest.update(f"{path.name}\0{len(data)}\0".encode())
-        digest.update(data)
-    return digest.hexdigest()[:16]
+    return _combined(_digest(path.name, path.read_bytes()) for path in files)
+
+
+def _digest(name: str, contents: bytes) -> bytes:
+    return hashlib.sha256(f"{name}\0".encode() + contents).digest()
+
+
+def _combined(digests: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
 
 
 @dataclass(frozen=True, order=True)
@@ -104,20 +157,28 @@ def discover(roots: Iterable[Path]) -> tuple[Pair, ...]:
         DiscoveryError: with one line per offender; :func:`survey` says which there are.
     """
     pairs, problems = survey(roots)
+    problems = sorted([*problems, *unregistered(pairs)])
     if problems:
         lines = [problem.text for problem in problems]
         raise DiscoveryError("cannot list operators:\n  " + "\n  ".join(lines))
     return tuple(pairs.values())
 
 
+def unregistered(pairs: Mapping[str, Pair]) -> list[Problem]:
+    """The pairs whose files register nothing. Reads every one of them."""
+    return [Problem(pair.problem, stem) for stem, pair in pairs.items() if pair.problem]
+
+
 def survey(roots: Iterable[Path]) -> tuple[dict[str, Pair], list[Problem]]:
-    """The operators under ``roots`` by name, and what is there and is none.
+    """Lists the operators under ``roots`` by name, and the files that form none.
 
     A root is a folder with ``kernels/*.cu`` and ``bindings/*.cpp``. A ``.cpp``
     alone is an operator composed in C++; a ``.cu`` alone must register itself.
     Problems are a root that does not exist or holds neither folder, a ``.cu``
-    that nothing binds, a name that is no Python identifier or is taken, one
-    operator in two roots, of which the first counts, and a plugin of none.
+    that nothing binds, a name that is not a Python identifier or is taken, an
+    operator in two roots, where the first counts, and a plugin without an
+    operator. Names tell all of that: no file is read but a ``.cu`` without a
+    ``.cpp``. Whether a pair registers anything, :attr:`Pair.problem` says.
     """
     problems: list[Problem] = []
     pairs: dict[str, Pair] = {}
@@ -164,11 +225,6 @@ def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
                 f"{cu[stem]}: nothing binds this kernel; write {bindings / (stem + '.cpp')} or "
                 "register it in the file itself (PYBIND11_MODULE or TORCH_LIBRARY)"
             )
-        elif pair.binding and all(_kind_of(path) is None for path in pair.sources):
-            text = (
-                f"{pair.binding}: registers nothing; add CUDA_OPS(library) {{ ... }} "
-                "(see docs/binding.md), PYBIND11_MODULE or TORCH_LIBRARY"
-            )
         if text:
             problems.append(Problem(text, stem))
         else:
@@ -212,8 +268,10 @@ def _kind_of(path: Path) -> Kind | None:
     return None
 
 
-def _closure(sources: Iterable[Path], include_dirs: Iterable[Path]) -> Iterator[Path]:
-    """The sources, then the headers reached by ``#include "..."``, depth first, each once."""
+def _closure(
+    sources: Iterable[Path], include_dirs: Iterable[Path], texts: dict[Path, bytes]
+) -> Iterator[Path]:
+    """The sources, then the headers reached by ``#include "..."``, each once and read once."""
     dirs = tuple(include_dirs)
     seen: set[Path] = set()
     todo = list(sources)
@@ -223,12 +281,9 @@ def _closure(sources: Iterable[Path], include_dirs: Iterable[Path]) -> Iterator[
             continue
         seen.add(path)
         yield path
-        for name in _INCLUDE.findall(path.read_text(encoding="utf-8", errors="replace")):
+        if path not in texts:
+            texts[path] = path.read_bytes()
+        for name in _INCLUDE.findall(texts[path].decode(errors="replace")):
             found = next((d / name for d in (path.parent, *dirs) if (d / name).is_file()), None)
             if found is not None:
                 todo.append(found.resolve())
-
-
-def files_of(source: Path, pair: Pair) -> tuple[Path, ...]:
-    """One source of a pair and the project headers that it alone includes."""
-    return tuple(_closure((source,), pair.include_dirs))

@@ -1,8 +1,9 @@
-"""What a release library was made from: one line behind the last byte of the file.
+"""What a library was made from: one line behind the last byte of the file.
 
-``pip install`` writes it and the dev build reads it, so that neither compiles what the other has.
-The loader of the system ignores the line. It is read without opening the library: that would run
-the initialisers of a file which may be stale or cut short, and keep it for the life of the process.
+``pip install`` and the dev build write it. The dev build reads it so as not to compile what pip
+has built, and the first use of an operator to find a library of the present text. The loader of
+the system ignores the line. It is read without opening the library, since that would run the
+initialisers of a file which may be stale or cut short, and keep it for the life of the process.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuda_ops.build import toolchain
-from cuda_ops.build.discovery import Pair
+from cuda_ops.build.discovery import Pair, Text
 
+_NO_ARCHS = "none"
 _LINE = re.compile(rb"\ncuda_ops ([0-9a-f]+) ([0-9a-f]+) (\S+) ([0-9a-f]{64})\Z")
 
 
@@ -22,22 +24,25 @@ _LINE = re.compile(rb"\ncuda_ops ([0-9a-f]+) ([0-9a-f]+) (\S+) ([0-9a-f]{64})\Z"
 class Provenance:
     """Text, compilers and flags, and architectures of a library."""
 
-    #: :meth:`cuda_ops.build.discovery.Pair.source_hash`
+    #: :attr:`cuda_ops.build.discovery.Text.hash`
     source_hash: str
     #: :func:`cuda_ops.build.toolchain.recipe`
     recipe: str
+    #: The GPUs that it holds kernels for; empty where it holds none.
     archs: tuple[str, ...]
 
 
-def of(pair: Pair, archs: tuple[str, ...]) -> Provenance:
-    """What a build would make the pair's library from now."""
-    return Provenance(pair.source_hash(), toolchain.recipe(pair, archs), archs)
+def of(pair: Pair, archs: tuple[str, ...], text: Text | None = None) -> Provenance:
+    """What a build makes the pair's library from: ``text``, or its files as they are now."""
+    text = text or pair.read()
+    built_for = archs if toolchain.uses_cuda(pair) else ()
+    return Provenance(text.hash, toolchain.recipe(pair, archs), built_for)
 
 
 def write(library: Path, provenance: Provenance) -> None:
     """Append the line to a library that was just linked."""
     digest = hashlib.sha256(library.read_bytes()).hexdigest()
-    archs = ";".join(provenance.archs)
+    archs = ";".join(provenance.archs) or _NO_ARCHS
     with library.open("ab") as file:
         file.write(
             f"\ncuda_ops {provenance.source_hash} {provenance.recipe} {archs} {digest}".encode()
@@ -52,4 +57,5 @@ def read(contents: bytes) -> Provenance | None:
     source_hash, recipe, archs, digest = (field.decode() for field in line.groups())
     if hashlib.sha256(contents[: line.start()]).hexdigest() != digest:
         return None
-    return Provenance(source_hash, recipe, tuple(archs.split(";")))
+    listed = () if archs == _NO_ARCHS else tuple(archs.split(";"))
+    return Provenance(source_hash, recipe, listed)

@@ -17,7 +17,7 @@ from cuda_ops.benchmarking.clock import make_clock
 from cuda_ops.benchmarking.compare import quick_seconds
 from cuda_ops.benchmarking.rotation import Rotation
 from cuda_ops.build import compiling
-from cuda_ops.build.discovery import INCLUDE_DIR, Kind, Pair
+from cuda_ops.build.discovery import INCLUDE_DIR, Kind, Pair, Text
 from cuda_ops.errors import CudaOpsError, DiscoveryError, ResultError
 from cuda_ops.plugins import plugin_file
 from cuda_ops.registry import registry
@@ -86,17 +86,21 @@ def watch(
             text = _text(pair)
             if text != known[pair.stem]:
                 known[pair.stem] = text
-                line = _after_save(pair, archs, device, last)
+                line = _after_save(pair, text[0], archs, device, last)
                 console.print(line, markup=False)
                 on_save(line)
 
 
 def _after_save(
-    pair: Pair, archs: tuple[str, ...] | None, device: str, last: dict[str, Save]
+    pair: Pair,
+    text: Text | None,
+    archs: tuple[str, ...] | None,
+    device: str,
+    last: dict[str, Save],
 ) -> str:
     start = time.monotonic()
     try:
-        built = compiling.build(pair, archs)
+        built = compiling.build(pair, archs, text=text)
         registry().load(pair.stem, built.path)
         seconds = time.monotonic() - start
         if pair.kind is not Kind.NATIVE:
@@ -157,12 +161,13 @@ def _timed(op: OpSpec, device: str) -> tuple[float | None, float | None]:
     return median, case.bytes / median / 1e9
 
 
-def _text(pair: Pair) -> str:
+def _text(pair: Pair) -> tuple[Text | None, str]:
+    """What the pair's files and its plugin say now."""
     try:
         plugin = plugin_file(pair)
-        return pair.source_hash() + (plugin.read_text() if plugin.is_file() else "")
-    except OSError:  # an editor replaces the file just now
-        return ""
+        return pair.read(), plugin.read_text() if plugin.is_file() else ""
+    except OSError:  # an editor is replacing the file
+        return None, ""
 
 
 def _folders(pairs: list[Pair]) -> list[Path]:

@@ -1,7 +1,8 @@
 """The tag of torch's compile caches: what is compiled depends on the text of operators.
 
 torch keeps compiled graphs on disk under a key that knows an operator's schema and not its
-gradient. Without a tag a new process may be given the gradient of an older text.
+gradient. Without a tag a new process may be given the gradient of an older text. The tag covers
+the operators that are loaded: a graph can hold no others, and their files need not be read.
 """
 
 from __future__ import annotations
