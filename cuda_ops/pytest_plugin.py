@@ -1,7 +1,7 @@
-"""``pytest --cuda-ops``: every check of every operator as a test of its own.
+"""``pytest --cuda-ops`` runs every check of every operator as a test of its own.
 
-Outside of :mod:`cuda_ops.testing`, and importing nothing of it at once: pytest loads this in every
-run of an environment where cuda_ops is installed.
+pytest loads this in every run where cuda_ops is installed, so it stays outside of
+:mod:`cuda_ops.testing` and imports that only when needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cuda_ops.testing.case import Check
     from cuda_ops.testing.worker import Worker
 
-#: A file that pytest can be pointed at and nobody else collects: what is under test are operators.
+#: A file to point pytest at that no other plugin collects, since operators are not files.
 _ANCHOR = Path(__file__).parent / "py.typed"
 
 
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                     help="quick, ci, dev or nightly; default: ci where CI is set, else dev",
                     )  # fmt: skip
     group.addoption("--sanitize", action="store_true",
-                    help="with --cuda-ops: compute-sanitizer's tools, not the checks")  # fmt: skip
+                    help="with --cuda-ops: run compute-sanitizer, not the checks")  # fmt: skip
     parser.addini("cuda_ops_ledger", "known false findings of compute-sanitizer", "string", "")
     parser.addini("cuda_ops_regressions", "lines that once failed, replayed first", "string", "")
 
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Before pytest-xdist starts processes: what is wrong with the call is said once."""
+    """Plans the run before pytest-xdist starts processes, so that a wrong call is reported once."""
     config = session.config
     if config.getoption("--cuda-ops"):
         _profile(config)
@@ -93,7 +93,7 @@ class _Item(pytest.Item):
         super().__init__(name, parent, nodeid=name, **extra)
 
     def _settle(self, entry: CheckEntry) -> None:
-        # As plain values, which pytest-xdist can send.
+        # As plain values, since pytest-xdist must send them.
         self.user_properties.append(("cuda_ops_entry", asdict(entry)))
         if entry.passed is None:
             pytest.skip(entry.detail)
@@ -162,15 +162,15 @@ class _SanitizerItem(_Item):
         print(verdict)  # pytest -rP shows what was not run
 
 
-# --- what a run shares ----------------------------------------------------------------
+# --- shared by all tests of a run -----------------------------------------------------
 
 _WORKER: pytest.StashKey[tuple[Worker, Profile]] = pytest.StashKey()
-#: The operators to check, and the numbered lines that are replayed of them.
+#: The operators to check, and the numbered lines to replay for them.
 _PLAN: pytest.StashKey[tuple[list[str], list[tuple[int, str]]]] = pytest.StashKey()
 
 
 def _worker(config: pytest.Config) -> tuple[Worker, Profile]:
-    """One process for all checks of a run, replaced when one of them breaks it."""
+    """Returns the one process for all checks of a run, which is replaced when a check breaks it."""
     from cuda_ops.testing.worker import Worker
 
     if _WORKER not in config.stash:
@@ -200,13 +200,13 @@ def _chosen(config: pytest.Config) -> list[str]:
     from cuda_ops.registry import operators_of, registry
     from cuda_ops.testing.subject import described, find
 
-    _arrive(config)
+    _load_origin(config)
     wanted = config.getoption("--cuda-ops")
     try:
         pairs = {s: p for s, p in registry().rescan().items() if p.kind is Kind.NATIVE}
         names = list(pairs) + list(described()) if wanted == "all" else wanted.split(",")
         stems = [name for name in names if name in pairs]
-        # Not compared: Hypothesis warns of what is drawn while pytest starts.
+        # Not compared: Hypothesis warns when samples are drawn while pytest starts.
         for row in compile_ops(stems, compare=False) if stems else []:
             if row.error:
                 raise pytest.UsageError(row.error)
@@ -218,23 +218,23 @@ def _chosen(config: pytest.Config) -> list[str]:
     return chosen
 
 
-def _arrive(config: pytest.Config) -> None:
-    """Add the roots and run the file that the options name."""
+def _load_origin(config: pytest.Config) -> None:
+    """Adds the roots and runs the file that the options name."""
     from cuda_ops.errors import CudaOpsError
     from cuda_ops.testing.subject import Origin
-    from cuda_ops.testing.worker import arrive
+    from cuda_ops.testing.worker import load_origin
 
     roots, file = config.getoption("--cuda-ops-root"), config.getoption("--cuda-ops-file")
     try:
-        arrive(Origin(tuple(roots), file))
+        load_origin(Origin(tuple(roots), file))
     except (CudaOpsError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error
-    except Exception as error:  # the file's own, whose line its author wants to see
+    except Exception as error:  # the file's own: its author wants to see the line
         raise pytest.UsageError(f"{file} fails:\n{traceback.format_exc()}") from error
 
 
 def _regressions(config: pytest.Config, names: list[str]) -> list[tuple[int, str]]:
-    """Numbered lines of the file, of the operators under test."""
+    """Returns the file's numbered lines for the operators under test."""
     from cuda_ops.testing.__main__ import parse_line
     from cuda_ops.testing.checks import by_name
 
@@ -261,7 +261,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What was checked, in one line, and what was not run, by reason."""
+    """Prints how many checks passed, in one line, and what was not run, by reason."""
     found = [
         value
         for reports in terminalreporter.stats.values()

@@ -41,7 +41,7 @@ from cuda_ops.testing.draw import Draw, chosen, follows_line
 from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.report import CheckEntry, CheckReport, markdown, read_junit
 from cuda_ops.testing.subject import Origin, Subject, find, subject_of
-from cuda_ops.testing.worker import CHILD, Outcome, Worker, _telling, arrive, perform
+from cuda_ops.testing.worker import IN_WORKER, Outcome, Worker, _telling, load_origin, perform
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -71,7 +71,7 @@ def test_what_is_no_sample_is_refused(line: str) -> None:
 
 
 def test_one_argument_without_its_comma_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no tuple; one alone needs a comma, Sample\(\(x,\)\)"):
+    with pytest.raises(ValueError, match=r"not a tuple; a single one needs a comma, Sample\(\(x,"):
         Sample.parse('Sample((TensorArg((2,), layout="stepped")))')
 
 
@@ -125,7 +125,7 @@ def test_a_composed_operator_is_mapped_if_its_parts_are(name: str) -> None:
     excuse, hooks = by_name("vmap").excuse, registry().plugins
     assert not excuse(find(name), "cpu")
     unmapped = replace(find(name).op, calls=("moe_route", "moe_route_map"))
-    assert "cuda_ops_vmap of what it calls" in excuse(subject_of(unmapped, hooks), "cpu")
+    assert "cuda_ops_vmap of the operators it calls" in excuse(subject_of(unmapped, hooks), "cpu")
 
 
 def test_layouts_are_tried_where_samples_name_none() -> None:
@@ -329,7 +329,7 @@ def test_last_words_are_not_lost_among_what_an_operator_prints(
 ) -> None:
     file = tmp_path / f"talkative_{name}.py"
     file.write_text(TALKATIVE.format(name=name, end=end))
-    arrive(Origin(file=str(file)))
+    load_origin(Origin(file=str(file)))
     with Worker(8.0 if name == "hang" else 60.0) as worker:
         case = Case(find(f"talkative::{name}"), "cpu", Sample((TensorArg((2,)),)))
         outcome = worker(by_name("reference"), case)
@@ -346,7 +346,7 @@ def test_an_operator_may_be_described_in_a_module_of_a_package(tmp_path: Path) -
     source = TALKATIVE.format(name="packaged", end="return double(x)")
     source = source.replace("torch.clone", "double")
     (folder / "double.py").write_text(f"from ..doubled import double\n{source}")
-    arrive(Origin(file=str(folder / "double.py")))
+    load_origin(Origin(file=str(folder / "double.py")))
     report = check_op("talkative::packaged", checks=[by_name("layouts")], devices=["cpu"])
     assert report.passed, report
 
@@ -356,9 +356,9 @@ def test_a_file_that_fails_fails_again(tmp_path: Path) -> None:
     file.write_text("raise OSError('no licence')\n")
     for _ in range(2):
         with pytest.raises(OSError, match="no licence"):
-            arrive(Origin(file=str(file)))
+            load_origin(Origin(file=str(file)))
     with pytest.raises(ValueError, match=r"missing\.py is not a Python file"):
-        arrive(Origin(file=str(tmp_path / "missing.py")))
+        load_origin(Origin(file=str(tmp_path / "missing.py")))
 
 
 def test_what_no_file_describes_is_checked_in_this_process_alone() -> None:
@@ -372,7 +372,7 @@ def test_what_no_file_describes_is_checked_in_this_process_alone() -> None:
 def test_checks_at_the_top_of_a_describing_file_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(CHILD, "1")
+    monkeypatch.setenv(IN_WORKER, "1")
     with pytest.raises(RuntimeError, match="__name__"):
         check_op("silu")
 
@@ -471,7 +471,7 @@ def eighty_gigabytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("eighty_gigabytes")
 def test_a_gpu_s_memory_is_given_out_in_parts() -> None:
-    with pytest.raises(NotRunError, match="70 GB of memory wanted, of 80"):
+    with pytest.raises(NotRunError, match="70 GB of memory wanted, the GPU has 80"):
         much_memory("cuda", 70e9).__enter__()
     with much_memory("cuda", 30e9), much_memory("cuda", 30e9), pytest.raises(NotRunError) as late:
         much_memory("cuda", 5e9, patience=0.1).__enter__()

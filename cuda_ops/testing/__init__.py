@@ -1,4 +1,4 @@
-"""The test kit: what must hold for any operator with a schema, a signature line, a reference.
+"""The test kit checks what must hold for any operator with a schema, a signature line, a reference.
 
     from cuda_ops.testing import check_op
 
@@ -6,10 +6,10 @@
     assert report.passed, report
 
 The same checks run as ``python compile_dev.py --check OP`` (those that take seconds) and as
-``pytest --cuda-ops OP`` (all of them). An operator of another library is told about with
-:func:`describe`. docs/testing.md says what each check finds.
+``pytest --cuda-ops OP`` (all of them). :func:`describe` prepares an operator of another library for
+them. docs/testing.md says what each check finds.
 
-Nothing is imported before it is used: the samples alone belong to the hooks' vocabulary.
+Each name is imported on first use, since plugins often need the samples alone.
 """
 
 from __future__ import annotations

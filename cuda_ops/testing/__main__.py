@@ -20,14 +20,14 @@ from cuda_ops.testing.report import CheckEntry, CheckReport, command, markdown, 
 from cuda_ops.testing.runner import check_op, why_not
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Origin, described, find
-from cuda_ops.testing.worker import Worker, arrive, perform
+from cuda_ops.testing.worker import Worker, load_origin, perform
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; exit status 0 if all that ran has passed, 1 if not, 2 for a wrong call."""
+    """Runs the command line; returns 0 if all checks passed, 1 if not, 2 for a wrong call."""
     arguments = _parser().parse_args(argv)
     try:
-        arrive(Origin(tuple(arguments.root), arguments.file))
+        load_origin(Origin(tuple(arguments.root), arguments.file))
         status: int = arguments.run(arguments)
         return status
     except (CudaOpsError, ValueError) as error:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_line(line: str) -> tuple[str, str, str, Sample]:
-    """Operator, check, device and sample of ``silu::layouts[cpu] Sample(...)``.
+    """Returns operator, check, device and sample of ``silu::layouts[cpu] Sample(...)``.
 
     Raises:
         ValueError: the line has another form.
@@ -50,11 +50,11 @@ def parse_line(line: str) -> tuple[str, str, str, Sample]:
 
 
 def replay(line: str, *, isolate: bool = True) -> CheckEntry:
-    """Run the one case that a failure printed.
+    """Runs the one case that a failure printed.
 
     Raises:
         CudaOpsError: the operator is unknown or cannot be used.
-        ValueError: the line names no check or no sample.
+        ValueError: the line has another form, or names an unknown check.
     """
     name, check_name, device, sample = parse_line(line)
     check, subject = by_name(check_name), find(name)
@@ -91,11 +91,11 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _checked(arguments: argparse.Namespace) -> list[CheckReport]:
     origin = Origin(tuple(arguments.root), arguments.file)
-    # Many processes of many threads each would stand in each other's way.
+    # Many processes with many threads each would slow each other down.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // arguments.jobs)))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    # Processes that are started afresh: CUDA does not survive a fork.
-    with ProcessPoolExecutor(arguments.jobs, get_context("spawn"), arrive, (origin,)) as pool:
+    # Spawned, not forked: CUDA does not survive a fork.
+    with ProcessPoolExecutor(arguments.jobs, get_context("spawn"), load_origin, (origin,)) as pool:
         checked = partial(check_op, profile=PROFILES[arguments.profile])
         reports = []
         for report in pool.map(checked, _names(arguments.ops)):
@@ -128,21 +128,21 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--file", default="", help="a Python file that describes operators")
     commands = parser.add_subparsers(required=True)
 
-    one = commands.add_parser("replay", parents=[common], help="run a failed sample again")
-    one.add_argument("line", help="what a failure printed: OP::CHECK[DEVICE] Sample(...)")
-    one.add_argument("--here", action="store_true", help="in this process, for a debugger")
-    one.set_defaults(run=_replay)
+    again = commands.add_parser("replay", parents=[common], help="run a failed sample again")
+    again.add_argument("line", help="what a failure printed: OP::CHECK[DEVICE] Sample(...)")
+    again.add_argument("--here", action="store_true", help="run in this process, for a debugger")
+    again.set_defaults(run=_replay)
 
-    table = commands.add_parser("report", parents=[common], help="a table operator x check")
-    table.add_argument("ops", nargs="*", metavar="OP")
-    table.add_argument("--profile", choices=PROFILES, default="ci")
-    table.add_argument("--jobs", type=int, default=1, help="operators at a time")
-    table.add_argument("--junit", type=Path, metavar="FILE",
-                       help="what tests recorded in a pytest --junitxml")  # fmt: skip
-    table.add_argument("--json", action="store_true")
-    table.set_defaults(run=_report)
+    report = commands.add_parser("report", parents=[common], help="print a table, operator x check")
+    report.add_argument("ops", nargs="*", metavar="OP")
+    report.add_argument("--profile", choices=PROFILES, default="ci")
+    report.add_argument("--jobs", type=int, default=1, help="operators at a time")
+    report.add_argument("--junit", type=Path, metavar="FILE",
+                        help="read what tests recorded with pytest --junitxml")  # fmt: skip
+    report.add_argument("--json", action="store_true")
+    report.set_defaults(run=_report)
 
-    tools = commands.add_parser("sanitize", parents=[common], help="compute-sanitizer, four tools")
+    tools = commands.add_parser("sanitize", parents=[common], help="run compute-sanitizer's tools")
     tools.add_argument("ops", nargs="*", metavar="OP")
     tools.add_argument("--tool", action="append", help="memcheck, racecheck, initcheck, synccheck")
     tools.add_argument("--ledger", default="", help="a file of known false findings")

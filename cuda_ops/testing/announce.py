@@ -1,4 +1,4 @@
-"""A word where there would be silence: what takes long, while it does."""
+"""Warns when an operation takes long."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from collections.abc import Iterator
 
 #: Longer than any quick comparison of an operator that works.
 _SECONDS = 20.0
-
-
-#: Reads what is going on, line by line, and says the last one if it was not an empty line: then
-#: this process has died in it, of whatever.
+#: A shell script that reads a line when an operation begins and an empty one when it ends. If the
+#: last line is not empty, this process died during that operation, and the script says so.
 _WITNESS = """while read -r line; do last=$line; done
 [ -z "$last" ] || echo "The process died in $last. \
 compile_dev.py --check runs that in a process of its own." >&2"""
@@ -26,14 +24,14 @@ compile_dev.py --check runs that in a process of its own." >&2"""
 
 @contextlib.contextmanager
 def announced(what: str, seconds: float = _SECONDS) -> Iterator[None]:
-    """Say on stderr that ``what`` takes longer than ``seconds``, and soon after where it is, unless
-    somebody else uses faulthandler.
+    """Warns on stderr when ``what`` takes longer than ``seconds``, and soon after prints the stack,
+    unless faulthandler is already in use.
 
-    It goes on all the same: a kernel that does not end can only be ended with its process, which
-    Ctrl-C does meanwhile, as a kernel gives Python no time to. A crash leaves the stack, and a line
-    that says in what.
+    The block runs on: a kernel that does not end can only be ended with its process. So Ctrl-C ends
+    the process at once, since Python may get no chance to handle it. A crash leaves the stack, and
+    a line that names ``what``.
     """
-    _witness(what)
+    _tell_witness(what)
     text = (
         f"{what} has taken {seconds:g} s and may never end; Ctrl-C stops it. "
         "compile_dev.py --check would run it in a process of its own, with a time limit."
@@ -41,11 +39,11 @@ def announced(what: str, seconds: float = _SECONDS) -> Iterator[None]:
     timer = threading.Timer(seconds, print, (text,), {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
-    # pytest, for one, has its one timer too.
+    # There is one timer in a process, and pytest, for example, uses it.
     if mine := not faulthandler.is_enabled():
         with contextlib.suppress(AttributeError, ValueError, io.UnsupportedOperation):
-            # From a thread that needs no interpreter: a kernel may keep that from everybody. Later
-            # than the word, whose thread could end while the stacks are walked.
+            # From a thread that needs no interpreter lock, which a kernel may hold. Later than the
+            # warning, whose thread could end while the stacks are walked.
             faulthandler.dump_traceback_later(1.5 * seconds, file=sys.stderr)
             faulthandler.enable(sys.stderr)
     main = threading.current_thread() is threading.main_thread()
@@ -58,23 +56,23 @@ def announced(what: str, seconds: float = _SECONDS) -> Iterator[None]:
         if before is signal.default_int_handler:
             signal.signal(signal.SIGINT, before)
         timer.cancel()
-        _witness("")
+        _tell_witness("")
         if mine:
             faulthandler.cancel_dump_traceback_later()
             faulthandler.disable()
 
 
-def _witness(what: str) -> None:
-    """Tell the other process; where there cannot be one, nobody."""
+def _tell_witness(what: str) -> None:
+    """Writes a line to the other process; does nothing where it cannot run."""
     with contextlib.suppress(OSError, ValueError):
-        pipe = _witnessing().stdin
+        pipe = _witness().stdin
         assert pipe is not None
         pipe.write(f"{what}\n")
         pipe.flush()
 
 
 @functools.cache
-def _witnessing() -> subprocess.Popen[str]:
+def _witness() -> subprocess.Popen[str]:
     process = subprocess.Popen(
         ["/bin/sh", "-c", _WITNESS], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )

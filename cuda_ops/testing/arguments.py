@@ -1,6 +1,6 @@
-"""How the values of a sample reach a function: in the schema's order, keyword-only ones by name.
+"""Passes the values of a sample to a function: in the schema's order, keyword-only ones by name.
 
-Operators, references and sharding rules are all called so.
+Operators, references and sharding rules are all called this way.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from cuda_ops.spec import OpSpec
 
 
 def sampled_arguments(op: OpSpec) -> list[Any]:
-    """The arguments of the schema that samples hold: all up to keyword-only ones with defaults."""
+    """Returns the schema's arguments, but not the last keyword-only ones that have defaults."""
     arguments = list(op.parsed.arguments)
     while arguments and arguments[-1].kwarg_only and arguments[-1].has_default_value():
         arguments.pop()
@@ -20,7 +20,7 @@ def sampled_arguments(op: OpSpec) -> list[Any]:
 
 
 def in_order(op: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which then takes the operator's keyword-only arguments by position."""
+    """Returns ``function`` so that it takes the operator's keyword-only arguments by position."""
     names = [argument.name for argument in op.parsed.arguments if argument.kwarg_only]
     count = len(op.parsed.arguments) - len(names)
 
@@ -31,6 +31,6 @@ def in_order(op: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def split(op: OpSpec, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The values to pass by position, and those to pass by name."""
+    """Returns the values to pass by position, and those to pass by name."""
     parts: tuple[tuple[Any, ...], dict[str, Any]] = in_order(op, lambda *a, **k: (a, k))(*values)
     return parts

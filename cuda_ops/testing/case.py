@@ -1,4 +1,4 @@
-"""What a check is: one idea, as a function of one case, and what a table shows of it."""
+"""A check: one idea, as a function of one case, and what a table shows of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cuda_ops.testing.subject import Subject
 
 
 class NotRunError(Exception):
-    """Why a check does not apply to an operator, a device or a sample."""
+    """A check does not apply to an operator, a device or a sample; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Case:
         return in_order(self.subject.op, self.subject.op.overload)
 
     def call(self, *args: Any) -> tuple[Any, ...]:
-        """The operator's outputs, always as a tuple."""
+        """Calls the operator; returns its outputs, always as a tuple."""
         return outputs(self.operator(*args))
 
     @property
     def slack(self) -> float:
-        """Factor on the tolerance: longer sums, and what the operator claims."""
+        """Factor on the tolerance, for longer sums and for what the operator claims."""
         length = reduction_length(self.subject.op, self.sample)
         return self.subject.claims.tolerance * math.sqrt(length)
 
@@ -51,8 +51,8 @@ class Case:
         return self.sample.make(self.device)
 
     def leaves(self, *, even_refused: bool = False) -> tuple[Any, ...]:
-        """The arguments, floating ones as contiguous leaves that ask for a gradient if they have
-        one, or ``even_refused``.
+        """Returns the arguments, floating ones as contiguous leaves. Those with a declared gradient
+        ask for one; with ``even_refused`` all do.
         """
         having = None if even_refused else self.subject.differentiable
         return tuple(
@@ -66,7 +66,7 @@ class Case:
 
 
 def wanting(args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """The tensors that ask for a gradient."""
+    """Returns the tensors that ask for a gradient."""
     return [tensor for tensor in tensors(args) if tensor.requires_grad]
 
 
@@ -75,17 +75,17 @@ class Check:
     """One check. ``body`` raises AssertionError, or anything that the operator raised."""
 
     name: str
-    #: Its row in the list of fifteen classes of docs/testing.md; ``None`` for those beside it.
+    #: Its class among the fifteen of docs/testing.md; ``None`` for a check of no class.
     number: int | None
     #: The mistake that it finds.
     title: str
     body: Callable[[Case], None]
     draw: Draw
-    #: Where it can show anything.
+    #: The devices on which it can find anything.
     devices: tuple[str, ...] = ("cpu", "cuda")
     #: Part of ``compile_dev.py --check``.
     quick: bool = False
-    #: Why it says nothing about an operator on a device; empty where it does.
+    #: Returns why it cannot run for an operator on a device; empty if it can.
     excuse: Callable[[Subject, str], str] = lambda subject, device: ""
 
     @property
@@ -104,7 +104,7 @@ def check(
     quick: bool = False,
     excuse: Callable[[Subject, str], str] = lambda subject, device: "",
 ) -> Callable[[Callable[[Case], None]], Check]:
-    """Make a check of the function below it."""
+    """Makes a check of the decorated function."""
     return lambda body: Check(name, number, title, body, draw, devices, quick, excuse)
 
 
@@ -112,19 +112,16 @@ def check(
 
 
 def without_gradient(subject: Subject, device: str) -> str:
-    """For checks of a gradient."""
+    """Returns why a gradient cannot be checked; empty if it can."""
     if subject.gradient == "declared":
         return ""
-    backward = f"{subject.op.name}_backward"
-    return (
-        f"no gradient declared: no {backward}"
-        if subject.gradient == "refused"
-        else ("the operator does not claim to be differentiable")
-    )
+    if subject.gradient == "refused":
+        return f"no gradient declared: no {subject.op.name}_backward"
+    return "the operator does not claim to be differentiable"
 
 
 def without_float64(subject: Subject, device: str) -> str:
-    """For checks of a gradient by finite differences."""
+    """Returns why finite differences cannot check a gradient; empty if they can."""
     if subject.op.dtypes and torch.float64 not in subject.op.dtypes:
         return "finite differences need float64, which the operator does not take"
     return without_gradient(subject, device)

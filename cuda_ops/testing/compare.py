@@ -1,4 +1,4 @@
-"""When two results are the same: one table of tolerances, by dtype and reduction length."""
+"""Compares results by one table of tolerances, for each dtype and reduction length."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.samples import MAX_NUMEL, Sample, TensorArg
 from cuda_ops.testing.subject import HookAnswers, Subject, subject_of
 
-#: Error allowed of one result, in units of the dtype's epsilon. Half precision
-#: is rounded once from float32; wider dtypes are computed in themselves, with
-#: a device's own exp.
+#: The error that one result may have, in units of the dtype's epsilon. Half precision is rounded
+#: once from float32; wider dtypes are computed in their own precision, with a device's own exp.
 EPSILONS = {torch.float64: 32.0, torch.float32: 32.0, torch.float16: 4.0, torch.bfloat16: 4.0}
-#: What sums of half precision are added up in, unless an operator claims to round in between.
-#: Their errors grow with the square root of how many are added.
+#: The dtype that sums of half precision are taken in, unless an operator claims to round in
+#: between. Their errors grow with the square root of the number of terms.
 _SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 #: For every other floating dtype, float8 among them.
 _OTHER_EPSILONS = 2.0
@@ -33,7 +32,7 @@ _OTHER_EPSILONS = 2.0
 class Deviation(float):
     """The largest error in units of the tolerance; more than 1 is wrong."""
 
-    #: Where it is, and what is there: ``": at [0, 3] got 0, expected -128"``.
+    #: Where it is, and the values there: ``": at [0, 3] got 0, expected -128"``.
     place: str = ""
 
     @property
@@ -42,12 +41,12 @@ class Deviation(float):
 
 
 def outputs(result: Any) -> tuple[Any, ...]:
-    """What an operator returned, always as a tuple."""
+    """Returns an operator's result, always as a tuple."""
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
 def tensors(values: Any) -> list[torch.Tensor]:
-    """The tensors among arguments or outputs."""
+    """Returns the tensors among arguments or outputs."""
     return [value for value in outputs(values) if isinstance(value, torch.Tensor)]
 
 
@@ -56,14 +55,14 @@ def is_floating(value: Any) -> bool:
 
 
 def described(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What a fake must get right; the stride of a dim that is never stepped along means nothing."""
+    """Returns what a fake must get right; ``None`` for the stride of a dim never stepped along."""
     used = zip(tensor.shape, tensor.stride(), strict=True)
     strides = tuple(stride if size > 1 and tensor.numel() else None for size, stride in used)
     return tuple(tensor.shape), strides, tensor.dtype, str(tensor.device)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal to the bit: NaN equals itself, and -0.0 is not 0.0."""
+    """Tells whether tensors are equal to the bit: NaN equals itself, and -0.0 is not 0.0."""
 
     def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
         flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
@@ -74,17 +73,17 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def widened(sample: Sample) -> list[Any]:
-    """The sample's arguments on the CPU, floating ones in float64."""
+    """Returns the sample's arguments on the CPU, floating ones in float64."""
     return [v.to(torch.float64) if is_floating(v) else v for v in sample.make("cpu")]
 
 
 def deviation(
     subject: Subject, sample: Sample, actual: Any, wide: list[Any] | None = None
 ) -> Deviation:
-    """The largest error against the reference.
+    """Returns the largest error against the reference.
 
-    NaN equals NaN, an infinity only itself. ``wide``: what the operator was called with, as
-    :func:`widened` has it, where that is not the sample.
+    NaN equals NaN, an infinity only itself. ``wide`` holds the arguments of the call as
+    :func:`widened` returns them, if they are not the sample's.
 
     Raises:
         AssertionError: a shape differs, or a result that is not floating.
@@ -108,7 +107,7 @@ def deviation(
 
 
 def epsilon(dtype: torch.dtype) -> float:
-    """The error allowed of one result of this dtype."""
+    """Returns the relative error that one result of this dtype may have."""
     return EPSILONS.get(dtype, _OTHER_EPSILONS) * torch.finfo(dtype).eps
 
 
@@ -121,10 +120,13 @@ def errors(
     factor: float = 1.0,
     least: float = 0.0,
 ) -> Deviation:
-    """The largest error in units of ``factor`` times the table's tolerance.
+    """Returns the largest error in units of ``factor`` times the table's tolerance.
 
-    Results are judged relative to themselves and, as sums of ``length`` numbers, to the size
-    ``magnitude`` of what was added up. No epsilon of the table is below ``least``.
+    The tolerance is relative to the result and, for sums of ``length`` numbers, also to the size
+    ``magnitude`` of what was added up. No epsilon of the table counts as less than ``least``.
+
+    Raises:
+        AssertionError: a shape differs, or a result that is not floating.
     """
     worst = Deviation(0)
     for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
@@ -152,17 +154,17 @@ def errors(
 
 
 def _place(error: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor) -> str:
-    """Where the largest error is, the first of equals."""
+    """Says where the largest error is, the first of several equal ones."""
     at = tuple(int(i) for i in torch.unravel_index(error.to(torch.float64).argmax(), error.shape))
     got, wanted = (value[at].item() for value in (actual, expected))
     return f"at {list(at)} got {got:.6g}, expected {wanted:.6g}"
 
 
 def same(actual: Any, expected: Any, what: str, factor: float = 1.0) -> None:
-    """Two runs of the same arithmetic, in another order at most.
+    """Compares two runs of the same arithmetic, perhaps in another order.
 
     Raises:
-        AssertionError: they differ by more than the table allows; starts with ``what``.
+        AssertionError: they differ by more than the table allows; the text starts with ``what``.
     """
     magnitude = largest(tensors(expected))
     worst = errors(tensors(actual), tensors(expected), magnitude, factor=factor)
@@ -170,14 +172,14 @@ def same(actual: Any, expected: Any, what: str, factor: float = 1.0) -> None:
 
 
 def largest(values: Any) -> float:
-    """The largest finite magnitude among floating tensors."""
+    """Returns the largest finite magnitude among floating tensors; 0 if there is none."""
     floating = [v.detach() for v in outputs(values) if is_floating(v)]
     finite = [v.to(torch.float64).abs()[v.isfinite()] for v in floating]
     return max((v.max().item() for v in finite if v.numel()), default=0.0)
 
 
 def reduction_length(op: OpSpec, sample: Sample) -> int:
-    """How many elements one result may be summed from: 1 if elementwise, else by the core dims."""
+    """Returns how many elements one result may be a sum of: 1 if elementwise, else by core dims."""
     if op.signature is None:
         return max((size for arg in sample.tensors for size in arg.shape), default=1)
     if op.signature.is_elementwise:
@@ -193,9 +195,11 @@ def reduction_length(op: OpSpec, sample: Sample) -> int:
 
 
 def is_refused(subject: Subject, sample: Sample, device: str, error: Exception) -> bool:
-    """Whether an error says that a sample is none: the largest of no numbers, a parameter that must
-    not be 0. The operator refuses it however it lies, and not in some variant alone, and so does
-    the reference. One of our operators names the argument then.
+    """Tells whether an error means that the sample is invalid, such as the largest of no numbers
+    or a parameter that must not be 0.
+
+    Then operator and reference both refuse it in contiguous tensors too. An operator of cuda_ops
+    must also name the argument.
     """
 
     def contiguous(arg: TensorArg) -> TensorArg:
@@ -219,13 +223,28 @@ def is_refused(subject: Subject, sample: Sample, device: str, error: Exception) 
 
 
 def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float:
-    """Largest error, relative above 1 and absolute below, over a handful of fixed samples.
+    """Compares an operator with its reference on a handful of fixed samples.
 
-    In float32 where the operator takes it. Samples that both refuse are left out.
-    ``nan`` where the operator has no reference, no samples or no kernel for the device.
+    Samples are float32 if the operator takes it. Those that operator and reference both refuse are
+    left out.
+
+    Args:
+        op: a registered operator.
+        plugins: answers the hooks.
+        device: ``"cpu"`` or ``"cuda"``.
+
+    Returns:
+        The largest error, relative where the expected value is above 1 and absolute below; ``nan``
+        if the operator has no reference, no samples or no kernel for the device.
 
     Raises:
-        ResultError: a result that the check ``reference`` would call wrong.
+        ResultError: a result is wrong by the tolerances of the check ``reference``.
+
+    Example::
+
+        registry = cuda_ops.registry.registry()
+        op = registry.operators("silu")["silu"].spec
+        error = quick_error(op, registry.plugins, "cpu")
     """
     from cuda_ops.testing.draw import Draw, chosen
 
@@ -237,7 +256,7 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float:
     samples = chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype))
     with announced(f"{op.name}: the comparison with its reference on {device}"):
         for sample in samples:
-            # By the function that bears its name: the stack of a crash then shows it.
+            # The function has the operator's name, which the stack of a crash then shows.
             try:
                 actual = in_order(op, op.function)(*sample.make(device))
             except Exception as error:

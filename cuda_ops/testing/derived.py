@@ -1,6 +1,6 @@
 """Samples and a reference for operators whose plugin gives none.
 
-These answer the hooks last, and are imported when one of those is first asked.
+They answer the hooks last, and are imported when a hook is first asked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cuda_ops.testing import samples
 
 @hookimpl(trylast=True)
 def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
-    """The CPU kernel in float64."""
+    """Returns the CPU kernel, which is called in float64."""
     if "CPU" not in op.keys and not op.is_composite:
         return None
     floating = [dtype for dtype in op.dtypes if dtype.is_floating_point]
@@ -27,5 +27,5 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookimpl(trylast=True)
 def cuda_ops_samples(op: OpSpec) -> SearchStrategy[samples.Sample] | None:
-    """Shapes that fit the signature, then dtype, layout, values, seed."""
+    """Draws shapes that fit the signature, then dtype, layout, values, seed."""
     return samples.strategy(op)

@@ -1,4 +1,4 @@
-"""Which samples a check sees: a few chosen ones, or as many as the profile says."""
+"""Chooses the samples that a check sees: a few fixed ones, or as many as the profile says."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class EnoughError(BaseException):
     """Ends Hypothesis, which goes on after any Exception."""
 
 
-#: Looked through to find a few that fit.
+#: How many samples are looked through to find a few that fit.
 _TRIED = 200
 
 
 def plain(sample: Sample) -> Sample:
-    """Ordinary values in contiguous tensors: layouts and edges are other checks' business."""
+    """Returns the sample with ordinary values in contiguous tensors; other checks see the rest."""
     return sample.with_tensors(lambda arg: replace(arg, layout="contiguous"), "normal")
 
 
 def ordinary(sample: Sample) -> Sample:
-    """Ordinary values in any layout."""
+    """Returns the sample with ordinary values, in its own layouts."""
     return sample.with_tensors(lambda arg: arg, "normal")
 
 
@@ -41,20 +41,20 @@ def ordinary(sample: Sample) -> Sample:
 class Draw:
     """What to draw for one check."""
 
-    #: So many different samples; ``None``: as many as the profile says.
+    #: How many different samples; ``None`` for as many as the profile says.
     count: int | None = None
     #: The size of each tensor with loop dims, in elements.
     numel: range = range(MAX_NUMEL + 1)
-    #: Where the operator takes it; a floating dtype.
+    #: The dtype of all floating tensors; ``None`` for any that the operator takes.
     dtype: torch.dtype | None = None
-    #: With a floating tensor: for checks of gradients, where an operator takes others too.
+    #: Whether a sample must have a floating tensor, as checks of gradients need.
     floating: bool = False
     adapt: Callable[[Sample], Sample] = plain
-    #: These instead, where the operator's signature line is enough to make them from.
+    #: Samples to use instead, if the signature line is enough to make them.
     listed: Callable[[OpSpec], list[Sample]] | None = None
-    #: These too, likewise.
+    #: Samples to use as well, under the same condition.
     beside: Callable[[OpSpec], list[Sample]] | None = None
-    #: Of ``count``, so many that the check could be run on are enough; ``None``: all.
+    #: How many of ``count`` must pass, the rest being spares; ``None`` for all.
     enough: int | None = None
 
     def strategy(self, subject: Subject) -> SearchStrategy[Sample]:
@@ -77,7 +77,7 @@ class Draw:
 
 
 def _with_loop_dims(op: OpSpec, sample: Sample) -> Sequence[TensorArg]:
-    """The tensors that grow with the loop dims; all, where a line says of none that it has some."""
+    """Returns the tensors that have loop dims; all tensors if the signature line gives none any."""
     if op.signature is None:
         return sample.tensors
     values = [(k, sample.args[i]) for k, i in enumerate(op.tensor_positions)]
@@ -90,8 +90,8 @@ NOTHING = Draw(0)
 
 
 def follows_line(subject: Subject) -> bool:
-    """Whether arguments can be made from the signature line, which knows no dtypes and no values:
-    of indices beside numbers only the operator's own samples know which are valid.
+    """Tells whether the signature line is enough to make arguments. It knows no dtypes and values,
+    so for indices beside numbers only the operator's own samples know which are valid.
     """
     if subject.op.signature is None:
         return False
@@ -100,7 +100,7 @@ def follows_line(subject: Subject) -> bool:
 
 
 def chosen(subject: Subject, draw: Draw) -> list[Sample]:
-    """Up to ``draw.count`` different samples, the same ones each time; the smallest first."""
+    """Returns up to ``draw.count`` different samples, always the same, the smallest first."""
     if draw.count == 0:
         return [Sample(())]
     if draw.listed is not None and follows_line(subject):

@@ -8,7 +8,7 @@ import torch
 
 #: Bytes on either side; a multiple of every alignment that kernels ask for.
 _GUARD = 4096
-#: The CUDA caching allocator rounds up to this, and nobody owns what is between.
+#: The CUDA caching allocator rounds sizes up to this, and the bytes in between belong to no tensor.
 _ROUNDED = 512
 
 
@@ -16,7 +16,7 @@ class Guarded:
     """A contiguous copy of a tensor between two zones of one byte."""
 
     def __init__(self, tensor: torch.Tensor, byte: int) -> None:
-        # Integers and bools as small as an index may be: reading one must not lead far away.
+        # Beside integers and bools the byte is 0 or 1: an index read there must not lead far away.
         self._byte = byte if tensor.is_floating_point() else byte & 1
         size = tensor.nbytes + 2 * _GUARD
         self._bytes = torch.full((size,), self._byte, dtype=torch.uint8, device=tensor.device)
@@ -30,13 +30,13 @@ class Guarded:
 
 
 def guard(args: tuple[Any, ...], byte: int) -> tuple[list[Any], dict[int, Guarded]]:
-    """The arguments with every tensor guarded, and the guards by position."""
+    """Returns the arguments with every tensor guarded, and the guards by position."""
     guards = {i: Guarded(v, byte) for i, v in enumerate(args) if isinstance(v, torch.Tensor)}
     return [guards[i].tensor if i in guards else v for i, v in enumerate(args)], guards
 
 
 def behind(output: torch.Tensor) -> torch.Tensor | None:
-    """The bytes by which CUDA's allocator rounded an output up; ``None`` where there are none."""
+    """Returns the bytes by which CUDA's allocator rounded an output up; ``None`` if it did not."""
     nbytes = output.untyped_storage().nbytes()
     length = -nbytes % _ROUNDED
     if output.device.type != "cuda" or not nbytes or not length:

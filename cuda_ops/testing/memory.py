@@ -1,4 +1,4 @@
-"""A share of a GPU's memory: several processes may test on the same GPU."""
+"""Reserves a share of a GPU's memory, since several processes may test on the same GPU."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from filelock import FileLock, Timeout
 
 from cuda_ops.testing.case import NotRunError
 
-#: A GPU's memory is given out in sixteenths, and a quarter of it is not: that is for contexts,
-#: and for tests that need little and do not ask.
+#: A GPU's memory is given out in sixteenths, except for a quarter, which is for contexts and for
+#: tests that need little and do not ask.
 _WHOLE, _GIVEN_OUT = 16, 12
 
 
@@ -25,20 +25,20 @@ _WHOLE, _GIVEN_OUT = 16, 12
 def much_memory(
     device: torch.device | str, wanted: float, patience: float = 60.0
 ) -> Iterator[None]:
-    """Waits until so many bytes are free, and lets the block allocate no more than that.
+    """Waits until ``wanted`` bytes are free, and lets the block allocate no more than that.
 
-    What the block allocates must be gone when it ends.
+    The block must free what it allocates.
 
     Raises:
-        NotRunError: the GPU has less, others did not give it back within ``patience`` seconds,
-            or the block needed more.
+        NotRunError: the GPU has less, other processes held on to it for ``patience`` seconds, or
+            the block needed more.
     """
     index = torch.device(device).index or 0
     whole = torch.cuda.get_device_properties(index).total_memory
     text = f"{wanted / 1e9:.0f} GB of memory wanted"
     parts = math.ceil(wanted / whole * _WHOLE)
     if parts > _GIVEN_OUT:
-        raise NotRunError(f"{text}, of {whole / 1e9:.0f}")
+        raise NotRunError(f"{text}, the GPU has {whole / 1e9:.0f}")
     deadline = time.monotonic() + patience
     with _gathered(index, parts, deadline):
         release()
@@ -59,15 +59,18 @@ def much_memory(
 
 
 def release() -> None:
-    """Gives the memory of what nobody uses back to the device, cycles of references included."""
+    """Gives unused memory back to the device, that of reference cycles included."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def _gathered(index: int, count: int, deadline: float) -> contextlib.ExitStack:
-    """So many parts, until it is left. One process at a time gathers, for two halves would wait."""
+    """Holds ``count`` parts until the stack is closed.
+
+    Only one process gathers parts at a time: two with half of theirs would wait for each other.
+    """
     folder, uuid = Path(tempfile.gettempdir()), torch.cuda.get_device_properties(index).uuid
-    # Whoever dies leaves the locks: they are the operating system's.
+    # The operating system releases the locks of a process that dies.
     queue, *parts = (
         FileLock(folder / f"cuda_ops-memory-{uuid}-{name}.lock", mode=0o666)
         for name in ("queue", *range(_GIVEN_OUT))
@@ -83,7 +86,7 @@ def _gathered(index: int, count: int, deadline: float) -> contextlib.ExitStack:
 
 
 def _any(parts: list[FileLock], deadline: float) -> contextlib.AbstractContextManager[object]:
-    """One that nobody holds, taken off the list."""
+    """Locks a free part and takes it off the list."""
     while True:
         for part in parts:
             with contextlib.suppress(Timeout):

@@ -1,4 +1,4 @@
-"""Memory that is known before an operator gets it: allocations filled with a chosen byte."""
+"""Fills new allocations with a chosen byte, so that unwritten memory shows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCKS = (*[512 << 10] * 32, 64 << 20)
 
 @contextlib.contextmanager
 def poisoned(device: str, byte: int) -> Iterator[None]:
-    """What is allocated inside starts out as ``byte`` everywhere.
+    """Fills all memory that is allocated inside with ``byte``.
 
     Raises:
         NotRunError: the C library cannot do this.
@@ -31,7 +31,7 @@ def poisoned(device: str, byte: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _malloc(byte: int) -> Iterator[None]:
-    """glibc fills what it hands out with the complement of M_PERTURB."""
+    """Makes glibc fill what it allocates, which is with the complement of M_PERTURB."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
@@ -46,7 +46,7 @@ def _malloc(byte: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cuda(device: str, byte: int) -> Iterator[None]:
-    """A fresh pool of the caching allocator, filled and given back before the operator runs."""
+    """Fills a fresh pool of the caching allocator and frees it before the operator runs."""
     index = torch.device(device).index if ":" in device else torch.cuda.current_device()
     with torch.cuda.use_mem_pool(torch.cuda.MemPool(), index):
         blocks = [torch.full((size,), byte, dtype=torch.uint8, device=device) for size in _BLOCKS]

@@ -1,4 +1,4 @@
-"""How much is drawn: Hypothesis settings by the name of an occasion."""
+"""How much is drawn: named settings of Hypothesis."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 @dataclass(frozen=True)
 class Profile:
-    """One occasion to run the checks."""
+    """How much to draw, and how long a sample may take."""
 
     name: str
-    #: Samples of each check that draws as many as it is given.
+    #: Samples of each check that has no number of its own.
     examples: int
-    #: The same samples on every run. Without it failures are kept in a local example database.
+    #: Whether every run draws the same samples. If not, a local database keeps failures.
     derandomize: bool
     #: Seconds that one sample may take in its process before it counts as hung.
     timeout: float = 120.0
@@ -47,5 +47,5 @@ PROFILES = {
 
 
 def default() -> Profile:
-    """``ci`` where the variable CI is set, as continuous integration sets it; else ``dev``."""
+    """Returns ``ci`` if the variable CI is set, as continuous integration sets it; else ``dev``."""
     return PROFILES["ci" if os.environ.get("CI") else "dev"]

@@ -1,4 +1,4 @@
-"""What was checked, what failed and what was not run: as lines, as JSON, as a table."""
+"""Reports of what passed, what failed and what was not run: as lines, as JSON, as a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CheckEntry:
     label: str = ""
     #: Samples that ran.
     count: int = 0
-    #: Command that runs the failed sample again.
+    #: The command that runs the failed sample again.
     reproduce: str = ""
     seconds: float = 0.0
 
@@ -57,7 +57,7 @@ class CheckReport:
 
     op: str
     entries: tuple[CheckEntry, ...]
-    #: Profile, GPU and version of torch that it was checked with.
+    #: Profile, GPU and version of torch of the run.
     circumstances: str = ""
 
     @property
@@ -82,7 +82,7 @@ class CheckReport:
 
 
 def read_junit(path: Path) -> list[CheckReport]:
-    """What tests recorded as property ``cuda_ops_report`` of a ``pytest --junitxml``."""
+    """Reads what tests recorded as property ``cuda_ops_report`` with ``pytest --junitxml``."""
     properties = ElementTree.parse(path).iter("property")
     texts = [p.get("value", "") for p in properties if p.get("name") == "cuda_ops_report"]
     reports = [CheckReport.from_json(json.loads(text)) for text in texts]
@@ -90,7 +90,7 @@ def read_junit(path: Path) -> list[CheckReport]:
 
 
 def not_run(entries: Iterable[CheckEntry]) -> list[str]:
-    """One line for each reason, with the checks that it kept from running."""
+    """Returns one line for each reason, with the checks that it kept from running."""
     reasons: dict[str, list[str]] = {}
     for entry in entries:
         if entry.passed is None:
@@ -99,26 +99,26 @@ def not_run(entries: Iterable[CheckEntry]) -> list[str]:
 
 
 def not_run_counts(entries: Iterable[CheckEntry]) -> list[str]:
-    """One line for each reason, with how many checks it kept from running."""
+    """Returns one line for each reason, with how many checks it kept from running."""
     reasons = Counter(entry.detail for entry in entries if entry.passed is None)
     return [f"not run {number}: {reason}" for reason, number in reasons.most_common()]
 
 
 def counts(entries: Iterable[CheckEntry]) -> str:
-    """``20 passed, 1 failed, 9 not run``."""
-    told = Counter(entry.passed for entry in entries)
-    return f"{told[True]} passed, {told[False]} failed, {told[None]} not run"
+    """Returns ``20 passed, 1 failed, 9 not run``."""
+    number = Counter(entry.passed for entry in entries)
+    return f"{number[True]} passed, {number[False]} failed, {number[None]} not run"
 
 
 def command(subject: Subject, check: str, device: str, sample: Sample) -> str:
-    """The one line that runs a sample again, in a process of its own."""
+    """Returns the command that runs a sample again, in a process of its own."""
     line = f"{subject.name}::{check}[{device}]" + (f" {sample}" if sample.args else "")
     words = ["python", "-m", "cuda_ops.testing", "replay", *subject.origin.options, line]
     return shlex.join(words)
 
 
 def markdown(reports: Sequence[CheckReport]) -> str:
-    """A table operator x check: samples that passed, FAILED, or a dash where it was not run."""
+    """Returns a table operator x check: samples that passed, FAILED, or a dash if not run."""
     circumstances = " and ".join(dict.fromkeys(r.circumstances for r in reports))
     names = list(dict.fromkeys(entry.name for report in reports for entry in report.entries))
     ran = [

@@ -1,4 +1,4 @@
-"""Run checks on an operator: draw samples, run each in its process, keep the smallest failure."""
+"""Runs checks on an operator: draws samples, runs each in a process, keeps the smallest failure."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from cuda_ops.testing.profiles import PROFILES, Profile
 from cuda_ops.testing.report import CheckEntry, CheckReport, command
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Subject, find
-from cuda_ops.testing.worker import CHILD, REFUSED, Outcome, Worker, perform
+from cuda_ops.testing.worker import IN_WORKER, REFUSED, Outcome, Worker, perform
 
-#: A process that dies costs seconds, so shrinking ends after so many, and checking after so many
-#: checks with such deaths.
+#: A process that dies costs seconds, so shrinking ends after this many deaths, and checking after
+#: this many checks with deaths.
 _MOST_DEATHS, _MOST_DYING_CHECKS = 3, 4
-#: So many times as many samples are looked through for one that is not refused.
+#: How many times as many samples are looked through for one that is not refused.
 _MORE = 8
 
 Run = Callable[[Check, Case], Outcome]
 
 
 def visible_devices() -> tuple[str, ...]:
-    """``("cpu", "cuda")``; without a GPU the checks on ``cuda`` say that they were not run."""
+    """Returns ``("cpu", "cuda")``; without a GPU the checks on ``cuda`` are listed as not run."""
     return ("cpu", "cuda")
 
 
@@ -45,21 +45,31 @@ def check_op(
     profile: Profile = PROFILES["quick"],
     isolate: bool | Worker = True,
 ) -> CheckReport:
-    """Run checks on one operator; after one that hangs, no further ones on that device.
+    """Runs checks on one operator; after a check that hangs, no further ones on that device.
 
     Args:
-        op: name of an operator of cuda_ops, or what :func:`cuda_ops.testing.describe` returned.
+        op: the name of an operator of cuda_ops, or what :func:`cuda_ops.testing.describe` returned.
         checks: which of :data:`cuda_ops.testing.CHECKS`, the most specific first.
         devices: where to run it.
-        profile: how much to draw, and how long a sample may take.
-        isolate: run it in a process of its own, so that this one survives crashes, hangs and
-            lost GPU contexts; or in the given one. Without it a debugger sees the calls.
+        profile: how much to draw, and how long a sample may take, in seconds.
+        isolate: whether to run samples in a process of their own, so that this one survives
+            crashes, hangs and lost GPU contexts; or the process to use. With ``False`` a debugger
+            sees the calls.
+
+    Returns:
+        A report with one entry for each check on each device; it prints as lines.
 
     Raises:
-        CudaOpsError: no such operator, or it cannot be used, or not by a process of its own.
+        CudaOpsError: the operator is unknown, cannot be used, or cannot be found by a process of
+            its own.
         RuntimeError: called at the top level of a file that describes operators.
+
+    Example::
+
+        report = check_op("silu", devices=["cpu"])
+        assert report.passed, report
     """
-    if isolate and CHILD in os.environ:
+    if isolate and IN_WORKER in os.environ:
         raise RuntimeError(
             "check_op was called while a process of the test kit ran this file; "
             'put the call below if __name__ == "__main__"'
@@ -77,8 +87,8 @@ def check_op(
             run = isolate
         elif isolate:
             run = stack.enter_context(Worker(profile.timeout))
-        lost: dict[str, str] = {}  # device: why further checks might wait as long for nothing
-        died: dict[str, dict[str, None]] = {}  # device: in which checks
+        lost: dict[str, str] = {}  # device: why no further checks are run on it
+        died: dict[str, dict[str, None]] = {}  # device: checks in which a process died
 
         def watched(check: Check, case: Case) -> Outcome:
             outcome = run(check, case)
@@ -102,13 +112,13 @@ def check_op(
 
 
 def unjudged(subject: Subject) -> CheckEntry:
-    """The failure of an operator whose results nothing compares."""
+    """Returns the failure of an operator that has no samples or no reference."""
     nothing = f"nothing compares this operator; {subject.incomparable}"
     return CheckEntry("compared", "any", False, nothing, "no check can judge it")
 
 
 def planned(checks: Iterable[Check], devices: Sequence[str]) -> list[tuple[Check, str]]:
-    """Each check on each device that it can show anything on, in the order of the checks."""
+    """Returns each check with each device on which it can find anything, in the checks' order."""
     return [
         (check, device)
         for check in checks
@@ -120,7 +130,7 @@ def planned(checks: Iterable[Check], devices: Sequence[str]) -> list[tuple[Check
 def run_check(
     check: Check, subject: Subject, device: str, profile: Profile, run: Run
 ) -> CheckEntry:
-    """One check on one device; ``run`` decides in which process."""
+    """Runs one check on one device; ``run`` decides in which process."""
     if reason := why_not(check, subject, device):
         return CheckEntry(check.name, device, None, reason)
     start = time.monotonic()
@@ -133,7 +143,7 @@ def run_check(
 
 
 def why_not(check: Check, subject: Subject, device: str) -> str:
-    """Why a check says nothing about an operator on a device; empty where it does."""
+    """Returns why a check cannot run for an operator on a device; empty if it can."""
     if device == "any":
         return check.excuse(subject, device)
     needs_samples = check.draw.count != 0
@@ -166,13 +176,13 @@ class _Found:
             self.passed += 1
         else:
             self.failures.append((sample, outcome.detail))
-            # Nobody wants to wait for a smaller sample that hangs.
+            # A smaller sample that hangs is not worth the wait.
             self.deaths += _MOST_DEATHS if outcome.hung else outcome.fatal
             return False
         return True
 
     def choose(self, draw: Draw) -> None:
-        """The few samples that a check wants; where all of them are refused, others."""
+        """Runs the few samples that a check wants, or others if all of these are refused."""
         assert draw.count is not None
         tried: list[Sample] = []
         for more in (draw, replace(draw, count=_MORE * draw.count, listed=None)):
@@ -186,7 +196,7 @@ class _Found:
                 return
 
     def draw(self, profile: Profile) -> None:
-        """As many samples as the profile says; of those that fail, ever smaller ones."""
+        """Runs as many samples as the profile says, and smaller ones if one fails."""
 
         def body(sample: Sample) -> None:
             if not self.holds(sample):
@@ -204,7 +214,7 @@ class _Found:
         except Unsatisfiable:
             pass
         except (Exception, EnoughError):
-            if not self.failures:  # a strategy of a plugin, not the operator
+            if not self.failures:  # the plugin's strategy raised, not the operator
                 raise
 
     def entry(self) -> CheckEntry:

@@ -35,14 +35,14 @@ MAX_NUMEL = 4096
 # Odd and prime sizes, one warp, and just past powers of two.
 _LOOP_SIZES = (1, 2, 3, 4, 5, 7, 13, 31, 32, 33, 64, 129, 257, 1031)
 _CORE_SIZES = (1, 2, 3, 4, 5, 7, 13, 16, 17, 31, 33, 64)
-# One sample in so many is empty.
+# One in this many samples is empty.
 _EMPTY_EVERY = 8
-# How many loop dims; 4 keeps channels_last in reach of elementwise operators.
+# Numbers of loop dims; with 4, elementwise operators get channels_last tensors too.
 _LOOP_DIMS = (1, 2, 3, 4, 0)
 
 
 def _short(value: Any) -> str:
-    """Python that makes a description again: no defaults, and no quotes that a shell minds."""
+    """Returns Python that makes a description again, without defaults and single quotes."""
     shown = [
         repr(part) if field.name in ("shape", "args") else f"{field.name}={part!r}"
         for field in fields(value)
@@ -53,7 +53,13 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True, repr=False)
 class TensorArg:
-    """One tensor without its data."""
+    """One tensor without its data.
+
+    ``TensorArg((7, 3), torch.bfloat16, "transposed")`` is a (7, 3) tensor with strides (1, 7).
+
+    Raises:
+        ValueError: the layout is not one of ``LAYOUTS``.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -77,7 +83,8 @@ class Sample:
     """The arguments of one call; ``repr`` is the line that reproduces it.
 
     ``args`` holds a :class:`TensorArg` for every tensor and everything else as it is, in the order
-    of the schema. Keyword-only arguments left out at the end keep their defaults.
+    of the schema. Keyword-only arguments left out at the end keep their defaults. Two tensors and a
+    number: ``Sample((TensorArg((5,)), TensorArg((5,)), 0.5), values="special")``.
     """
 
     args: tuple[Any, ...]
@@ -88,7 +95,7 @@ class Sample:
 
     @staticmethod
     def parse(line: str) -> Sample:
-        """The sample that prints as ``line``.
+        """Returns the sample that prints as ``line``.
 
         Raises:
             ValueError: the line is something else.
@@ -103,13 +110,13 @@ class Sample:
             raise ValueError(f"{line!r} does not describe a sample")
         if not isinstance(sample.args, tuple):
             raise ValueError(
-                f"{line!r} does not describe a sample: its arguments are no tuple; "
-                "one alone needs a comma, Sample((x,))"
+                f"{line!r} does not describe a sample: its arguments are not a tuple; "
+                "a single one needs a comma, Sample((x,))"
             )
         return sample
 
     def make(self, device: torch.device | str = "cpu") -> tuple[Any, ...]:
-        """The arguments themselves; the same values on every device."""
+        """Makes the arguments, with the same values on every device."""
         generator = torch.Generator().manual_seed(self.seed)
         return tuple(
             _make_tensor(arg, self.values, generator, torch.device(device))
@@ -130,7 +137,7 @@ class Sample:
     def with_tensors(
         self, change: Callable[[TensorArg], TensorArg], values: Values | None = None
     ) -> Sample:
-        """The same call with every tensor's description changed."""
+        """Returns the same call with every tensor's description changed."""
         args = tuple(change(arg) if isinstance(arg, TensorArg) else arg for arg in self.args)
         return Sample(args, values or self.values, self.seed)
 
@@ -202,10 +209,17 @@ def _fill(
 
 
 def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
-    """Samples that fit the operator's schema and signature.
+    """Returns samples that fit the operator's schema and signature.
 
-    ``None`` without a signature, or where an argument is neither a tensor nor
-    a number and has no default.
+    Tensors have at most 4096 elements and the dtypes of ``op.dtypes``, or float32 if it has none.
+
+    Returns:
+        A strategy to draw from or to filter; ``None`` without a signature, or if an argument is
+        neither a tensor nor a number and has no default.
+
+    Example::
+
+        strategy(op).filter(lambda sample: sample.args[-1] != 0)
     """
     if op.signature is None:
         return None
@@ -298,16 +312,15 @@ def shaped(
     layout: Layout = "contiguous",
     seed: int = 0,
 ) -> Sample:
-    """One call of a given size: every tensor has these loop dims, and ordinary values.
+    """Returns one call of a given size: every tensor has these loop dims, and ordinary values.
 
     Args:
         op: an operator; without a signature line it has loop dims alone.
         loop: the loop dims of all tensors.
-        core: the size of each core dim by name; or a number, from which on they get different
-            sizes.
-        dtype: of all tensors; float32 where the operator takes it.
-        layout: of all tensors.
-        seed: of the values.
+        core: the size of each core dim by name; or the first size, after which each is one larger.
+        dtype: the dtype of all tensors; by default float32 if the operator takes it.
+        layout: the layout of all tensors.
+        seed: the seed of the values.
     """
     inputs = (Group(()),) * len(op.tensor_positions)
     names: tuple[str, ...] = ()
@@ -328,7 +341,7 @@ def shaped(
 
 
 def broadcast_over(op: OpSpec, sample: Sample) -> list[Sample]:
-    """The sample with one row in the last tensor that has rows; none where no other has any."""
+    """Returns the sample with one row in the last tensor that has rows, if another has some too."""
     growing = [i for k, i in enumerate(op.tensor_positions) if group_of(op, k).loops]
     if len(growing) < 2:
         return []
@@ -338,7 +351,7 @@ def broadcast_over(op: OpSpec, sample: Sample) -> list[Sample]:
 
 
 def example_scalar(argument: Any) -> Any:
-    """One unremarkable value for an argument that is not a tensor: its default, or by its type."""
+    """Returns an ordinary value for an argument that is not a tensor: its default, or by type."""
     if argument.has_default_value():
         return argument.default_value
     return {"float": 0.5, "int": 1, "bool": False}.get(str(argument.real_type))

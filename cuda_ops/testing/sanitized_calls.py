@@ -1,5 +1,5 @@
-"""What compute-sanitizer watches: a few small calls of operators on the GPU, gradients included,
-and calls that plugins name, so that kernels for larger problems run too.
+"""Makes the calls that compute-sanitizer watches: a few small ones of each operator on the GPU,
+gradients included, and those that plugins name, so that kernels for larger problems run too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw, chosen, ordinary
 from cuda_ops.testing.sanitizer import MARK
 from cuda_ops.testing.subject import Origin, find
-from cuda_ops.testing.worker import arrive
+from cuda_ops.testing.worker import load_origin
 
 #: Tails, several blocks, and views; the tools slow kernels down a hundredfold.
 _DRAW = Draw(8, range(1, 2049), adapt=ordinary)
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--file", default="")
     parser.add_argument("ops", nargs="+")
     parsed = parser.parse_args()
-    arrive(Origin(tuple(parsed.root), parsed.file))
+    load_origin(Origin(tuple(parsed.root), parsed.file))
     torch.zeros(1, device="cuda")
     for name in parsed.ops:
         subject = find(name)
@@ -39,7 +39,7 @@ def main() -> int:
                 having = subject.differentiable
                 for i, value in enumerate(arguments):
                     if is_floating(value) and (having is None or i in having):
-                        value.requires_grad_()  # as it lies, where leaves() are contiguous
+                        value.requires_grad_()  # in its own layout; leaves() are contiguous
             sums = [output.sum() for output in case.call(*arguments) if output.requires_grad]
             if sums:
                 torch.autograd.grad(sums, wanting(arguments), allow_unused=True)

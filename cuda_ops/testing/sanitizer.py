@@ -1,4 +1,4 @@
-"""compute-sanitizer on small calls of operators, one process per tool.
+"""Runs compute-sanitizer on small calls of operators, one process per tool.
 
 python -m cuda_ops.testing sanitize silu
 pytest --cuda-ops silu --sanitize
@@ -24,14 +24,14 @@ from cuda_ops.testing.subject import find
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 #: Seconds for one tool on all operators.
 _TIMEOUT = 540
-#: Findings that a tool prints of one process; a false one comes once for each thread.
+#: Findings that a tool prints for one process; a false one appears once for each thread.
 _PRINTED = 10_000
 #: Findings that a verdict shows in full.
 _SHOWN = 20
 #: What the watched process prints before it calls an operator.
 MARK = "cuda_ops checks "
 _PREFIX = re.compile(r"^========= ?")
-#: In the last line of a tool that found more than it may print, racecheck's or another's.
+#: In the last line of a tool that found more than it may print: racecheck's, then the others'.
 _CUT = re.compile(rf"SUMMARY: {_PRINTED} hazards displayed|SUMMARY: \d+ errors were not printed")
 _NOISE = re.compile(r"COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY|LEAK SUMMARY")
 
@@ -63,20 +63,20 @@ class Known:
 
 @dataclass(frozen=True)
 class Run:
-    """What was looked at, and what was found."""
+    """What the tools looked at, and what they found."""
 
     tools: tuple[str, ...]
     ops: tuple[str, ...]
     findings: tuple[Finding, ...]
     #: Why the tools did not look at an operator, by its name.
     not_run: Mapping[str, str] = field(default_factory=dict)
-    #: Tool and operator of which there was more than is printed.
+    #: Tool and operator that had more findings than are printed.
     cut: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Findings that the ledger does not know, and entries of the ledger that were not found."""
+    """Findings that the ledger does not list, and entries of the ledger that were not found."""
 
     run: Run
     new: tuple[Finding, ...]
@@ -91,7 +91,7 @@ class Verdict:
         if len(self.new) > _SHOWN:
             lines.append(f"and {len(self.new) - _SHOWN} more")
         lines += [
-            f"the ledger expects of {known.tool}, {known.op}: {known.pattern!r}; it was not found: "
+            f"{known.tool}, {known.op}: the ledger expects {known.pattern!r}, which was not found: "
             "delete the entry"
             for known in self.outdated
         ]
@@ -107,7 +107,7 @@ class Verdict:
 
 
 def why_not() -> str:
-    """Why the tools cannot run here; empty where they can."""
+    """Returns why the tools cannot run here; empty if they can."""
     if not torch.cuda.is_available():
         return "no CUDA device"
     return "" if _program() else "no compute-sanitizer on PATH or in the CUDA toolkit"
@@ -121,7 +121,7 @@ def _program() -> str | None:
 
 
 def run(ops: Sequence[str], tools: Iterable[str] = TOOLS) -> Run:
-    """Call every operator with a CUDA kernel under every tool.
+    """Calls every operator that has a CUDA kernel under every tool.
 
     Raises:
         CudaOpsError: the tools cannot run here, or the calls themselves fail.
@@ -141,7 +141,7 @@ def run(ops: Sequence[str], tools: Iterable[str] = TOOLS) -> Run:
             findings += found
             if complete:
                 break
-            # Nothing was printed of the operators that follow: they are called again.
+            # Nothing was printed for the operators that follow: they are called again.
             last = found[-1].op if found and found[-1].op in left else left[0]
             cut.append((tool, last))
             left = left[left.index(last) + 1 :]
@@ -149,20 +149,20 @@ def run(ops: Sequence[str], tools: Iterable[str] = TOOLS) -> Run:
 
 
 def _run_tool(tool: str, ops: Sequence[str]) -> tuple[list[Finding], bool]:
-    """What a tool finds, and whether it printed all of it."""
-    options = dict.fromkeys(tuple(find(op).origin.options) for op in ops)
-    told = [word for option in options for word in option]
+    """Runs a tool; returns what it finds, and whether it printed all of it."""
+    origins = dict.fromkeys(tuple(find(op).origin.options) for op in ops)
+    options = [word for origin in origins for word in origin]
     done = subprocess.run(
         [
             str(_program()), "--tool", tool, "--print-limit", str(_PRINTED),
             "--num-callers-host", "4",
-            sys.executable, "-m", "cuda_ops.testing.sanitized_calls", *told, *ops,
+            sys.executable, "-m", "cuda_ops.testing.sanitized_calls", *options, *ops,
         ],
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
-            # Every tensor is an allocation of its own, so that its ends are known; and not of
-            # expandable segments, of which the tools report errors that are none.
+            # Every tensor is an allocation of its own, so that its ends are known, and not in
+            # expandable segments, for which the tools report false errors.
             "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
             "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
         },
@@ -179,7 +179,7 @@ def _run_tool(tool: str, ops: Sequence[str]) -> tuple[list[Finding], bool]:
 
 
 def parse(tool: str, output: str) -> list[Finding]:
-    """The findings in a tool's output; the calls print which operator is next."""
+    """Returns the findings in a tool's output; the calls print which operator is next."""
     findings: list[Finding] = []
     block: list[str] = []
     op = ""
@@ -204,7 +204,7 @@ def parse(tool: str, output: str) -> list[Finding]:
 
 
 def read_ledger(path: Path) -> list[Known]:
-    """Lines of ``tool | operator | part of the finding | reason``; ``#`` starts a comment.
+    """Reads lines of ``tool | operator | part of the finding | reason``; ``#`` starts a comment.
 
     Raises:
         ValueError: a line of another form, or without a reason.
@@ -221,7 +221,7 @@ def read_ledger(path: Path) -> list[Known]:
 
 
 def judge(run: Run, ledger: Sequence[Known]) -> Verdict:
-    """A known finding passes; one that is not found any more fails, as a new one does."""
+    """Judges findings: a known one passes, a new one fails, a known one that is gone fails too."""
     new = [f for f in run.findings if not any(known.covers(f) for known in ledger)]
     asked = [known for known in ledger if known.tool in run.tools and known.op in run.ops]
     outdated = [known for known in asked if not any(map(known.covers, run.findings))]

@@ -1,4 +1,4 @@
-"""A stream that does nothing for a while, so that what is queued behind it comes late."""
+"""Stalls a stream for a while, so that the work queued behind comes late."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import ctypes
 
 import torch
 
-#: Of one call of ``usleep``, which takes less than a second.
+#: Seconds for one call of ``usleep``, which must be less than 1.
 _MOST = 0.9
 
 
 def stall(seconds: float) -> None:
     """Holds the current stream for ``seconds``; the host goes on at once.
 
-    The driver calls the C library's ``usleep`` in its turn, so neither Python nor the GPU is kept
-    busy. ``torch.cuda._sleep`` may take hours on a GPU that others use too: its kernel waits for
-    the clock of its multiprocessor, which starts again when another process dies of an error.
+    The driver calls the C library's ``usleep`` when the stream gets there, so neither Python nor
+    the GPU is kept busy. ``torch.cuda._sleep`` may take hours on a GPU that is shared: its kernel
+    waits for its multiprocessor's clock, which is reset when another process dies of an error.
 
     Raises:
         RuntimeError: the driver refuses.

@@ -1,4 +1,4 @@
-"""The operator under test: its spec, and what its hooks (or its describer) say about it."""
+"""The operator under test: its spec, and what its hooks or :func:`describe` say about it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Gradient = Literal["declared", "refused", "none"]
 
 
 class HookAnswers(Protocol):
-    """Whatever answers hooks: the plugin manager, or a stand-in."""
+    """Anything that answers hooks: the plugin manager, or a stand-in."""
 
     def ask(self, hook_name: str, op: OpSpec, /) -> Any: ...
 
@@ -34,7 +34,7 @@ class HookAnswers(Protocol):
 
 @dataclass(frozen=True)
 class Origin:
-    """How another process comes by the same operator."""
+    """How another process finds the same operator."""
 
     #: Operator roots to add, and a Python file to run.
     roots: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Origin:
 
     @property
     def options(self) -> list[str]:
-        """Of ``python -m cuda_ops.testing``; the library is found by the sources."""
+        """Options of ``python -m cuda_ops.testing``, which finds the library by the sources."""
         named = [("--root", root) for root in self.roots]
         named += [("--file", self.file)] if self.file else []
         return [word for option in named for word in option]
@@ -58,24 +58,24 @@ class Subject:
     strategy: SearchStrategy[Sample] | None
     reference: Callable[..., Any] | None
     gradient: Gradient
-    #: Positions of the arguments that have one, of a declared gradient; ``None`` for all.
+    #: Positions of the arguments that a declared gradient covers; ``None`` for all.
     differentiable: tuple[int, ...] | None
     autocast: AutocastPolicy | None
     vmap: bool
     sharding: Callable[..., Any] | None
     claims: Claims
     origin: Origin
-    #: Beside what is drawn, for compute-sanitizer.
+    #: Further samples for compute-sanitizer.
     kernel_samples: tuple[Sample, ...] = ()
 
     @property
     def name(self) -> str:
-        """``silu``, or with its namespace where that is not ours."""
+        """``silu``, or with its namespace if that is not ``cuda_ops``."""
         return self.op.name if self.op.namespace == "cuda_ops" else self.op.qualname
 
     @property
     def incomparable(self) -> str:
-        """Why nothing compares the operator's results; empty where something does."""
+        """Why the operator's results cannot be compared; empty if they can."""
         if self.strategy is None:
             return "no samples: give a signature line or implement cuda_ops_samples"
         if self.reference is None:
@@ -84,18 +84,18 @@ class Subject:
 
     @property
     def unreachable(self) -> str:
-        """Why no other process can come by the operator; empty where one can."""
+        """Why no other process can find the operator; empty if one can."""
         if self.op.namespace == "cuda_ops" or Path(self.origin.file).is_file():
             return ""
-        return "described outside of any file, which another process could run"
+        return "described outside of any file that another process could run"
 
     def why_not(self, device: str) -> str:
-        """Why the operator cannot run on a device; empty where it can."""
+        """Returns why the operator cannot run on a device; empty if it can."""
         return why_not(self.op, device)
 
 
 def why_not(op: OpSpec, device: str) -> str:
-    """Why an operator cannot run on a device; empty where it can."""
+    """Returns why an operator cannot run on a device; empty if it can."""
     kind = device.partition(":")[0]
     if kind == "cuda" and not torch.cuda.is_available():
         return "no CUDA device"
@@ -105,7 +105,7 @@ def why_not(op: OpSpec, device: str) -> str:
 
 
 def subject_of(op: OpSpec, plugins: HookAnswers, origin: Origin | None = None) -> Subject:
-    """What the hooks say about a registered operator."""
+    """Returns what the hooks say about a registered operator."""
     autograd = plugins.ask("cuda_ops_autograd", op)
     gradient: Gradient = "none"
     if op.is_composite:
@@ -128,14 +128,14 @@ def subject_of(op: OpSpec, plugins: HookAnswers, origin: Origin | None = None) -
 
 
 def _is_mapped(op: OpSpec, plugins: HookAnswers) -> bool:
-    """Whether ``torch.vmap`` takes it: by its own rule, a composed one by those of its parts."""
+    """Tells whether ``torch.vmap`` takes it, by its own rule or, if composed, its parts' rules."""
     if op.is_composite:
         return all(find(part).vmap for part in op.calls)
     return plugins.ask("cuda_ops_vmap", op) is not None
 
 
 def _strategy(op: OpSpec, plugins: HookAnswers) -> SearchStrategy[Sample] | None:
-    """What to draw from; one that draws what cannot be passed says so by name."""
+    """Returns the strategy to draw from, which names the hook if it draws unsuitable arguments."""
     strategy = plugins.ask("cuda_ops_samples", op)
     if strategy is None:
         return None
@@ -156,7 +156,7 @@ def _strategy(op: OpSpec, plugins: HookAnswers) -> SearchStrategy[Sample] | None
 
 
 def find(name: str) -> Subject:
-    """The operator of this name, ours loaded if need be, others as described.
+    """Returns the operator of this name; loads one of cuda_ops, looks up a described one.
 
     Raises:
         CudaOpsError: there is none, or it cannot be used.
@@ -188,7 +188,7 @@ _described: dict[str, Subject] = {}
 
 
 def described() -> dict[str, Subject]:
-    """All subjects that :func:`describe` made, by name."""
+    """Returns all subjects that :func:`describe` made, by name."""
     return dict(_described)
 
 
@@ -205,24 +205,31 @@ def describe(
     claims: Claims | None = None,
     kernel_samples: Sequence[Sample] = (),
 ) -> Subject:
-    """An operator that cuda_ops did not make, for the same checks.
+    """Describes an operator of another library, for the same checks.
 
-    Call it at the top of a module: another process runs that file to come by the operator.
+    Call it at the top of a module: another process runs that file to find the operator.
 
     Args:
         name: ``"mylib::softmax"``, registered with ``torch.library``.
         signature: its NumPy-style line, ``"(n)->(n)"``; or give a ``strategy`` instead.
         reference: a slow, obvious function of CPU tensors, floating ones in float64.
-        dtypes: of its tensor arguments.
+        dtypes: the dtypes that its tensor arguments may have.
         strategy: inputs to draw, as the hook ``cuda_ops_samples`` gives them.
         differentiable: whether a floating operator claims a gradient.
         autocast: the policy that it claims; ``None`` claims that autocast changes nothing.
         sharding: its DTensor rule, as for ``register_sharding``.
         claims: what else it promises, or does not.
-        kernel_samples: for compute-sanitizer, calls of kernels that drawn ones are too small for.
+        kernel_samples: calls for compute-sanitizer that reach kernels for larger problems.
+
+    Returns:
+        The subject, for :func:`cuda_ops.testing.check_op`.
 
     Raises:
         ValueError: the signature line does not fit the schema, or leaves nothing to draw from.
+
+    Example::
+
+        subject = describe("mylib::softsign", "()->()", reference=lambda x: x / (1 + x.abs()))
     """
     namespace, _, short = name.partition("::")
     parsed = getattr(getattr(torch.ops, namespace), short).default._schema

@@ -1,6 +1,6 @@
-"""One case at a time in another process, which may crash, hang or lose its GPU context.
+"""Runs one case at a time in another process, which may crash, hang or lose its GPU context.
 
-The parent draws and shrinks; the child only runs. They exchange one line of JSON each way.
+The parent draws and shrinks; the worker only runs. They exchange one line of JSON each way.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from cuda_ops.testing.compare import is_refused
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Origin, Subject, find
 
-#: Lines of a crashed or hung process's last words that are worth showing.
+#: How many lines of a crashed or hung process's last words are worth showing.
 _LAST_WORDS = 16
-#: What faulthandler says first of a process that dies, and of a thread.
+#: What faulthandler prints first for a process that dies, and for each thread.
 _DEATH = "Fatal Python error"
 _THREAD = ("Thread 0x", "Current thread 0x")
 _START_TIMEOUT = 300.0
-#: Of a sample.
+#: Why a sample was not run.
 REFUSED = "refused by the operator, and by its reference too"
 #: Set in the environment of the processes that run cases.
-CHILD = "CUDA_OPS_TESTING_CHILD"
+IN_WORKER = "CUDA_OPS_TESTING_WORKER"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one case."""
+    """The outcome of one case."""
 
     status: Literal["passed", "failed", "not run"]
     detail: str = ""
-    #: The process did not survive it, or its GPU context did not.
+    #: Whether the process or its GPU context is lost.
     fatal: bool = False
-    #: It took longer than it may.
+    #: Whether the case took longer than allowed.
     hung: bool = False
-    #: The process ended in it.
+    #: Whether the process died.
     died: bool = False
 
 
 def perform(check: Check, case: Case) -> Outcome:
-    """Run a case here."""
+    """Runs a case in this process."""
     try:
         check.body(case)
         if case.on_cuda:
-            torch.cuda.synchronize()  # what the kernels did wrong belongs to this case
+            torch.cuda.synchronize()  # an error of its kernels belongs to this case
         return Outcome("passed")
     except NotRunError as reason:
         return Outcome("not run", str(reason), case.on_cuda and _context_is_lost())
@@ -101,7 +101,7 @@ class Worker:
         self.close()
 
     def __call__(self, check: Check, case: Case) -> Outcome:
-        """Run a case there; a crash or a hang is an outcome too."""
+        """Runs a case in the process; a crash or a hang is an outcome too."""
         process, words = self._started()
         start = words.seek(0, os.SEEK_END)
         message = {
@@ -123,7 +123,7 @@ class Worker:
             what = f"the process died of {_cause(process.wait(0.5))}; its last words"
         except subprocess.TimeoutExpired:
             hung = True
-            start = words.seek(0, os.SEEK_END)  # what the operator printed is no stack
+            start = words.seek(0, os.SEEK_END)  # past what the operator printed
             process.send_signal(signal.SIGUSR1)  # faulthandler prints the stack
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
@@ -136,7 +136,7 @@ class Worker:
         return Outcome("failed", text, fatal=True, hung=hung, died=not hung)
 
     def close(self) -> None:
-        """End the process, if there is one."""
+        """Ends the process, if there is one."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -168,7 +168,7 @@ class Worker:
     def _exchange(
         self, process: subprocess.Popen[bytes], message: dict[str, Any] | None, timeout: float
     ) -> dict[str, Any] | None:
-        """The child's next line, after sending it one; ``None`` if it gives none in time."""
+        """Sends the worker a message, if any, and returns its next line; ``None`` if too late."""
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             if message is not None:
@@ -182,21 +182,21 @@ class Worker:
 
 
 def _environment() -> dict[str, str]:
-    """The parent's search path; and a malloc that keeps no freed blocks aside.
+    """Returns the worker's environment: the parent's search path, and a malloc without a cache.
 
-    Such blocks would come back with what was in them, past what :mod:`poison` asks for.
+    Cached blocks would come back with their old contents, in spite of :mod:`poison`.
     """
     tunables = [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.tcache_count=0"]
     return {
         **os.environ,
-        CHILD: "1",
+        IN_WORKER: "1",
         "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
         "GLIBC_TUNABLES": ":".join(filter(None, tunables)),
     }
 
 
 def _telling(said: list[str], head: str | tuple[str, ...]) -> list[str]:
-    """The lines from the last ``head`` of faulthandler on, past what the operator printed."""
+    """Returns the lines from faulthandler's last ``head`` on, past what the operator printed."""
     said = [line for line in said if not line.startswith("Extension modules:")]
     heads = [i for i, line in enumerate(said) if line.startswith(head)]
     return said[heads[-1] :][:_LAST_WORDS] if heads else said[-_LAST_WORDS:]
@@ -206,14 +206,14 @@ def _cause(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
 
-# --- the child's side -----------------------------------------------------------------
+# --- in the worker --------------------------------------------------------------------
 
 
-def arrive(origin: Origin) -> None:
-    """Make the operators of an origin known to this process.
+def load_origin(origin: Origin) -> None:
+    """Makes the operators of an origin known to this process.
 
     Raises:
-        ValueError: its file is none that Python can run.
+        ValueError: its file is not a Python file, or another module has its name.
     """
     from cuda_ops.registry import registry
 
@@ -227,7 +227,7 @@ _ran: dict[str, ModuleType] = {}
 
 
 def _run(file: Path) -> ModuleType:
-    """The module in a file; one of a package by its full name, since it may import relatively."""
+    """Imports the module in a file; in a package by its full name, for its relative imports."""
     if file.suffix != ".py" or not file.is_file():
         raise ValueError(f"{file} is not a Python file")
     file = file.resolve()
@@ -257,11 +257,11 @@ _subjects: dict[tuple[str, Origin], Subject] = {}
 
 
 def _subject(name: str, stem: str, origin: Origin) -> Subject:
-    """Loaded once, from the library that the parent runs."""
+    """Returns an operator, loaded once from the library that the parent runs."""
     if (name, origin) not in _subjects:
         from cuda_ops.registry import registry
 
-        arrive(origin)
+        load_origin(origin)
         if origin.library and registry().library_of(stem) != Path(origin.library):
             registry().load(stem, Path(origin.library))
         _subjects[name, origin] = find(name)
@@ -273,7 +273,7 @@ def _main() -> None:
 
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    # The protocol has stdout for itself: what an operator prints goes with its last words.
+    # stdout is for the protocol alone: what an operator prints goes to its last words.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

@@ -1,7 +1,7 @@
-"""The checks, in the order in which they run: what is specific comes before what it would break.
+"""The checks, in the order in which they run: from the specific to the general.
 
-An operator that ignores strides fails ``layouts`` and must not fail ``reference`` first; so each
-check leaves to the others what is theirs. One module per class of mistake.
+An operator that ignores strides should fail ``layouts``, and not ``reference`` first; so each check
+looks for its own mistakes alone. One module per class of mistake.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ QUICK = tuple(check for check in CHECKS if check.quick)
 
 
 def by_name(name: str) -> Check:
-    """The check of this name.
+    """Returns the check of this name.
 
     Raises:
-        ValueError: there is none; lists those there are.
+        ValueError: there is none; the text lists all.
     """
     for check in CHECKS:
         if check.name == name:

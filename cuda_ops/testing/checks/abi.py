@@ -28,7 +28,7 @@ def _not_built(subject: Subject, device: str) -> str:
 @check("abi", 1, "ABI, architecture or toolchain mismatch", NOTHING, devices=("any",), quick=True,
        excuse=_not_built)  # fmt: skip
 def abi(case: Case) -> None:
-    """Every symbol that the library lacks is a stable one that is here; so is code for the GPU."""
+    """Checks that undefined symbols are stable and present, and that there is code for the GPU."""
     path = Path(case.subject.origin.library)
     handle = ctypes.CDLL(str(path))
     unstable, missing = [], []
@@ -54,10 +54,10 @@ def abi(case: Case) -> None:
 
 
 def runs_on(archs: str, capability: tuple[int, int]) -> bool:
-    """Whether code for ``"8.0 9.0a 12.0+PTX"`` runs on a device of this capability.
+    """Tells whether code for ``"8.0 9.0a 12.0+PTX"`` runs on a device of this capability.
 
-    Machine code runs on the same major and a later minor capability, ``a`` code on its own
-    alone, PTX on every later one.
+    Machine code runs on its own capability and on later ones with the same major number, ``a`` code
+    on its own alone, PTX on every later one.
     """
     for major, minor, exact, ptx in _ARCH.findall(archs):
         built = int(major), int(minor)
@@ -68,7 +68,7 @@ def runs_on(archs: str, capability: tuple[int, int]) -> bool:
 
 
 def undefined_symbols(elf: bytes) -> list[tuple[str, bool]]:
-    """Name and weakness of the dynamic symbols that a 64-bit little-endian library leaves open."""
+    """Returns name and weakness of a 64-bit little-endian library's undefined dynamic symbols."""
     (sections_at,) = struct.unpack_from("<Q", elf, 0x28)
     size, count = struct.unpack_from("<HH", elf, 0x3A)
     sections = [struct.unpack_from("<IIQQQQII", elf, sections_at + i * size) for i in range(count)]

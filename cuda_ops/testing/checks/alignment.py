@@ -13,7 +13,7 @@ _OFFSETS = range(1, 8)
 
 @check("alignment", 11, "misaligned vector access", Draw(4, range(8, 4097)), quick=True)
 def alignment(case: Case) -> None:
-    """Contiguous views that start 1 to 7 elements into their storage change nothing."""
+    """Checks that contiguous views that start 1 to 7 elements into their storage change nothing."""
     args = case.arguments()
     expected = case.call(*args)
     tensors = [i for i, value in enumerate(args) if isinstance(value, torch.Tensor)]

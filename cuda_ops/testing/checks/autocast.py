@@ -1,4 +1,4 @@
-"""``torch.autocast``, with dtypes that are mixed before it sees them."""
+"""``torch.autocast``, also with dtypes that were mixed before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cuda_ops.testing.draw import Draw
 @check("autocast", None, "wrong under autocast or with mixed dtypes",
        Draw(3, range(1, 513), torch.float32), quick=True)  # fmt: skip
 def autocast(case: Case) -> None:
-    """Inside, arguments are cast by the policy; without one, nothing differs from outside."""
+    """Checks that arguments are cast by the policy; without one, autocast must change nothing."""
     kind = case.device.partition(":")[0]
     lower = torch.bfloat16
     args, names = case.arguments(), case.subject.op.argument_names
@@ -38,15 +38,15 @@ def autocast(case: Case) -> None:
         assert inside == outside, f"with {dtypes} the result is {inside}, expected {outside}"
         same(actual, expected, f"with {dtypes} under autocast", case.slack)
         if lowered is not None and case.subject.autocast is None:
-            # Accepted as it is: then a wider dtype with the same values says what is right, up
-            # to the rounding of the narrower one.
+            # Mixed dtypes are accepted: the same values in the wider dtype give the right result,
+            # up to the rounding of the narrower one.
             rounded = tuple(v.float() if k == lowered else v for k, v in enumerate(mixed))
             narrow = [a.to(lower) if is_floating(a) else a for a in actual]
             same(narrow, case.call(*rounded), f"with {dtypes}", case.slack)
 
 
 def _called(case: Case, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None:
-    """The outputs; ``None`` where the operator refuses."""
+    """Returns the outputs; ``None`` if the operator refuses."""
     try:
         return case.call(*args)
     except (RuntimeError, ValueError) as refusal:

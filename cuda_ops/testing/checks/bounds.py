@@ -16,14 +16,14 @@ from cuda_ops.testing.subject import Subject
 
 @check("bounds", 3, "out-of-bounds access", Draw(8, range(1, 4097)), quick=True)
 def bounds(case: Case) -> None:
-    """Guard zones around the inputs, and behind CUDA outputs, are neither used nor changed."""
+    """Checks that guard zones around inputs and behind CUDA outputs are unused and unchanged."""
     results = []
     for byte in POISONS:
         args, guards = guard(case.arguments(), byte)
         with poisoned(case.device, POISONS[0]):
             allocations = _allocations(case)
             outputs = case.call(*args)
-            # Behind an output that lies where a temporary was is what the temporary left there.
+            # An output may get a temporary's memory, and then has its remains behind it.
             reused = _allocations(case) - allocations > len(outputs)
             for k, output in enumerate(outputs):
                 zone = None if reused else behind(output)
@@ -41,7 +41,7 @@ def bounds(case: Case) -> None:
 
 
 def _allocations(case: Case) -> int:
-    """How many there were so far, of the allocator whose outputs :func:`behind` can look behind."""
+    """Returns how many allocations CUDA's caching allocator has made; 0 on a CPU."""
     statistics = torch.cuda.memory_stats(case.device) if case.on_cuda else {}
     return int(statistics.get("allocation.all.allocated", 0))
 
@@ -58,7 +58,7 @@ def _no_index(subject: Subject, device: str) -> str:
 @check("indices", 3, "out-of-bounds access by an index", Draw(6, range(1, 4097)),
        excuse=_no_index)  # fmt: skip
 def indices(case: Case) -> None:
-    """Indices at the last element, all the same, and outside: a right result, or an error."""
+    """Checks indices at the last element, all the same, and outside: a right result or an error."""
     at = [i for i, arg in enumerate(case.sample.args) if getattr(arg, "below", None) is not None]
     if not at:
         raise NotRunError(_NO_INDEX)
@@ -83,7 +83,7 @@ def _is_right(case: Case, position: int, value: int, what: str) -> None:
 
 
 def _stays_inside(case: Case, position: int, value: int, what: str) -> None:
-    """Whether it refuses, or has a meaning of its own for such indices: nothing outside counts."""
+    """Checks that nothing outside is read or written; any result or refusal will do."""
     results = []
     for byte in POISONS:
         args, guards = guard(_filled(case.arguments(), position, value), byte)

@@ -1,4 +1,4 @@
-"""``torch.utils.checkpoint``, which runs the operator once more when its gradient is asked for."""
+"""``torch.utils.checkpoint``, which runs the operator again when its gradient is asked for."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from cuda_ops.testing.draw import Draw
 @check("checkpoint", None, "wrong under activation checkpointing",
        Draw(1, range(1, 513), floating=True), quick=True, excuse=without_gradient)  # fmt: skip
 def checkpoint(case: Case) -> None:
-    """The gradient of a checkpointed call is that of the call."""
+    """Checks that a checkpointed call has the same gradient as the call."""
     leaves = case.leaves()
 
     def gradients(found: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         sums = [output.sum() for output in found if output.requires_grad]
         if not sums:
             raise NotRunError("no floating outputs")
-        # allow_unused gives None, which torch's own types do not know.
+        # allow_unused gives None, which torch's type hints leave out.
         return list(
             filter(torch.is_tensor, torch.autograd.grad(sums, wanting(leaves), allow_unused=True))
         )
 
     expected = gradients(case.call(*leaves))
-    # Having recomputed enough, torch leaves by an exception, which its C interface, through
-    # which a composed operator calls, turns into an error.
+    # When it has recomputed enough, torch raises to stop early. A composed operator calls through
+    # torch's C interface, which turns that into an error.
     with set_checkpoint_early_stop(not case.subject.op.is_composite):
         actual = gradients(outputs(checkpointed(case.operator, *leaves, use_reentrant=False)))
     same(actual, expected, "the gradient of a checkpointed call", case.slack)

@@ -17,7 +17,7 @@ from cuda_ops.testing.samples import Sample, shaped
 
 @check("compile_static", None, "wrong under torch.compile", Draw(2, range(2, 513)), quick=True)
 def compile_static(case: Case) -> None:
-    """One graph for these sizes, against eager."""
+    """Compares one graph for these sizes with eager."""
     _agrees(case)
 
 
@@ -28,7 +28,7 @@ def _small(op: OpSpec) -> list[Sample]:
 @check("compile_dynamic", None, "wrong under torch.compile with dynamic shapes",
        Draw(1, range(2, 513), listed=_small), quick=True)  # fmt: skip
 def compile_dynamic(case: Case) -> None:
-    """One graph for these sizes and, without tracing again, for others."""
+    """Compares one graph for these sizes and, without tracing again, for others."""
     op = case.subject.op
     others = [shaped(op, (7, 2), core=8)] if follows_line(case.subject) else []
     _agrees(case, *(replace(case, sample=other) for other in others), dynamic=True)
@@ -50,13 +50,13 @@ def _agrees(*cases: Case, dynamic: bool = False) -> None:
 
 
 def _results(function: Callable[..., Any], case: Case) -> list[torch.Tensor]:
-    """Outputs and gradients."""
+    """Returns outputs and gradients."""
     declared = case.subject.gradient == "declared"
     args = case.leaves() if declared else case.arguments()
     values = list(outputs(function(*args)))
     sums = [value.sum() for value in values if value.requires_grad]
     if sums and declared:
         found = torch.autograd.grad(sums, wanting(args), allow_unused=True)
-        # allow_unused gives None, which torch's own types do not know.
+        # allow_unused gives None, which torch's type hints leave out.
         values += filter(torch.is_tensor, found)
     return values

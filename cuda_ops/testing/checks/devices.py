@@ -11,7 +11,9 @@ from cuda_ops.testing.draw import Draw
 
 @check("devices", 9, "wrong device", Draw(2, range(1, 4097)), devices=("cuda",))
 def devices(case: Case) -> None:
-    """Outputs are where inputs are, a mix is refused, device 1 works while 0 is current."""
+    """Checks that outputs are on the inputs' device, that mixed devices are refused, and that
+    device 1 works while 0 is current.
+    """
     args = case.arguments()
     expected = case.call(*args)
     home = next(v.device for v in args if isinstance(v, torch.Tensor))

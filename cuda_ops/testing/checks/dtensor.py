@@ -1,4 +1,4 @@
-"""DTensor rules: a sharded run against a replicated one, in a process group of one pretender."""
+"""DTensor rules: a sharded run against a replicated one, in a fake process group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORLD = 2
 
 
 def _divisible(op: OpSpec) -> list[Sample]:
-    """Equal loop dims, and one tensor whose first one broadcasts."""
+    """Returns a call with equal loop dims, and one whose last tensor broadcasts along the first."""
     equal = shaped(op, (4, 6), core=4)
     return [equal, *broadcast_over(op, equal)]
 
@@ -34,7 +34,7 @@ def _no_rule(subject: Subject, device: str) -> str:
 @check("dtensor", None, "the sharding rule is wrong", Draw(2, range(1, 513), listed=_divisible),
        excuse=_no_rule)  # fmt: skip
 def dtensor(case: Case) -> None:
-    """Every rank's run of its shards, put together, is the run of the whole; so is DTensor's."""
+    """Checks that joining each rank's results gives the result of the whole, as must DTensor."""
     from torch.distributed.tensor import Shard
 
     assert case.subject.sharding is not None
@@ -59,7 +59,7 @@ def dtensor(case: Case) -> None:
 
 
 def _joined(parts: list[torch.Tensor], placement: Any) -> torch.Tensor:
-    """What the ranks hold together."""
+    """Returns what the ranks hold together."""
     from torch.distributed.tensor import Partial, Shard
 
     if isinstance(placement, Shard):
@@ -80,7 +80,7 @@ def _joined(parts: list[torch.Tensor], placement: Any) -> torch.Tensor:
 
 
 def _part(value: Any, placement: Any, rank: int) -> Any:
-    """The shard of a rank; the whole where it is replicated."""
+    """Returns the shard of a rank; the whole if it is replicated."""
     dim = getattr(placement, "dim", None)
     return value if dim is None else value.chunk(_WORLD, dim)[rank].contiguous()
 
@@ -111,7 +111,7 @@ def _as_dtensors(
 
 @contextmanager
 def _mesh(device: str) -> Iterator[Any]:
-    """Two ranks, of which this process plays the first; nobody answers for the other."""
+    """Makes a mesh of two ranks: this process plays the first, and the other does not exist."""
     try:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.testing._internal.distributed.fake_pg import FakeStore

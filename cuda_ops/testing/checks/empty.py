@@ -1,4 +1,4 @@
-"""Class 12: empty inputs, whose grid of 0 blocks is an error that shows up elsewhere."""
+"""Class 12: empty inputs, for which a grid of 0 blocks is an error that shows up elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOOP = (3, 4)
 
 
 def _each_dim_empty(op: OpSpec) -> list[Sample]:
-    """Every loop dim and every named core dim in turn."""
+    """Returns calls in which each loop dim and each named core dim is empty in turn."""
     assert op.signature is not None
     core = dict.fromkeys(op.signature.names, 5)
     loops = [(0,), *(tuple(0 if i == d else s for i, s in enumerate(_LOOP)) for d in range(2))]
@@ -24,7 +24,7 @@ def _each_dim_empty(op: OpSpec) -> list[Sample]:
 
 @check("empty", 12, "empty input", Draw(4, range(1), listed=_each_dim_empty), quick=True)
 def empty(case: Case) -> None:
-    """The result is the reference's, the gradient has its shape, and the device is unharmed."""
+    """Checks that result and shapes of gradients are right, and that the device is unharmed."""
     result = case.call(*case.arguments())
     worst = deviation(case.subject, case.sample, result)
     assert worst <= 1, worst.text

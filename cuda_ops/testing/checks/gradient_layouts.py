@@ -10,7 +10,7 @@ from cuda_ops.testing.case import Case, NotRunError, check, wanting, without_gra
 from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
 
-#: What follows the operator in a model, and hands back gradients of another layout.
+#: What may follow the operator in a model, and passes back gradients in other layouts.
 _USES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda out: out.sum(),
     "mean": lambda out: out.mean(),
@@ -25,7 +25,7 @@ _USES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @check("gradient_layouts", 5, "the backward assumes a contiguous gradient",
        Draw(4, range(1, 513), floating=True), quick=True, excuse=without_gradient)  # fmt: skip
 def gradient_layouts(case: Case) -> None:
-    """The same gradient in another layout gives the same result."""
+    """Checks that the same gradient in another layout gives the same result."""
     leaves = case.leaves()
     outputs = [out for out in case.call(*leaves) if out.requires_grad and out.dim()]
     if not outputs:
@@ -43,11 +43,11 @@ def gradient_layouts(case: Case) -> None:
             )
             return list(filter(torch.is_tensor, found))
 
-        what = f"backward through {name} is not that of the same gradient, contiguous"
+        what = f"backward through {name} differs from that of the same gradient, contiguous"
         same(results(list(incoming)), results(dense), what, case.slack)
 
 
 def _ramp(like: torch.Tensor) -> torch.Tensor:
-    """Another number for every element, so that none can stand in for another."""
+    """Returns a different number for every element, so that none can be mistaken for another."""
     numbers = torch.arange(1, like.numel() + 1, device=like.device, dtype=torch.float32)
     return (numbers / like.numel()).to(like.dtype).view(like.shape)

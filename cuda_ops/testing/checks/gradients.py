@@ -32,13 +32,13 @@ def _nothing_claimed(subject: Subject, device: str) -> str:
 @check("gradient_declared", None, "undeclared autograd: a gradient is silently lost",
        Draw(2, range(1, 513), floating=True), quick=True, excuse=_nothing_claimed)  # fmt: skip
 def gradient_declared(case: Case) -> None:
-    """Each floating input gets a gradient, or asking for one is an error."""
+    """Checks that each floating input gets a gradient, or that asking for one is an error."""
     leaves = case.leaves(even_refused=True)
     outputs = [output for output in case.call(*leaves) if output.is_floating_point()]
     if not wanting(leaves) or not outputs:
         raise NotRunError("no floating inputs and outputs")
     silent = [k for k, output in enumerate(outputs) if not output.requires_grad]
-    assert not silent, f"output {silent[0]} does not know that an input wants a gradient"
+    assert not silent, f"output {silent[0]} requires no gradient, but an input does"
     sums = [output.sum() for output in outputs]
     if case.subject.gradient == "refused":
         try:
@@ -53,12 +53,12 @@ def gradient_declared(case: Case) -> None:
                 (found,) = torch.autograd.grad(sums, [leaf], retain_graph=True, allow_unused=True)
             except RuntimeError:
                 continue  # a refusal
-            assert found is not None, f"'{name}' gets no gradient, and nobody says so"
+            assert found is not None, f"'{name}' gets no gradient, and there is no error"
 
 
 def _rows(op: OpSpec) -> list[Sample]:
-    """Several rows, since a gradient may be their sum, and each optional tensor left out: what is
-    drawn among so few elements has one row as a rule.
+    """Returns calls with several rows, since a gradient may be their sum, and with each optional
+    tensor left out. Drawn samples of so few elements mostly have one row.
     """
     whole = shaped(op, (2, 3), core=2, dtype=torch.float64)
     optional = [i for i, a in enumerate(sampled_arguments(op)) if str(a.type) == "Optional[Tensor]"]
@@ -66,7 +66,7 @@ def _rows(op: OpSpec) -> list[Sample]:
     return [whole, *broadcast_over(op, whole), *(replace(whole, args=args) for args in without)]
 
 
-#: Other errors of gradcheck name an output and an input too, and no number of theirs is wrong.
+#: Other errors of gradcheck name an output and an input too, but not for a wrong number.
 _MISMATCH = r"^Jacobian mismatch for output (\d+) with respect to input (\d+)$"
 
 
@@ -74,7 +74,7 @@ _MISMATCH = r"^Jacobian mismatch for output (\d+) with respect to input (\d+)$"
        Draw(3, range(1, 41), torch.float64, floating=True, beside=_rows), quick=True,
        excuse=without_float64)  # fmt: skip
 def gradcheck(case: Case) -> None:
-    """Against finite differences, in float64."""
+    """Compares the gradient with finite differences, in float64."""
     loose, leaves = 0.0 if case.subject.claims.deterministic else 1e-4, case.leaves()
     names = [
         name
@@ -84,22 +84,22 @@ def gradcheck(case: Case) -> None:
     try:
         torch.autograd.gradcheck(case.operator, leaves, nondet_tol=loose)
     except GradcheckError as error:
-        # Of both Jacobians, which fill screens, the number that is furthest off.
+        # Instead of both Jacobians, which fill screens, the number that is furthest off.
         text = str(error).partition("\nnumerical:")[0].rstrip(",")
-        if of := re.search(_MISMATCH, text):
-            output, input_ = map(int, of.groups())
+        if mismatch := re.search(_MISMATCH, text):
+            output, input_ = map(int, mismatch.groups())
             text += f", '{names[input_]}': {_furthest_off(case, leaves, output, input_)}"
         raise AssertionError(text) from None
 
 
 def _furthest_off(case: Case, leaves: tuple[Any, ...], output: int, input_: int) -> str:
-    """The entry of a Jacobian whose finite difference differs most, by gradcheck's tolerance;
-    numbers as gradcheck has them, of what is differentiable.
+    """Describes the entry of a Jacobian that is furthest from its finite difference, by gradcheck's
+    tolerance. ``output`` and ``input_`` count differentiable tensors alone, as gradcheck does.
     """
     x = wanting(leaves)[input_]
     results = case.call(*leaves)
     differentiable = [isinstance(r, torch.Tensor) and r.requires_grad for r in results]
-    which = [i for i, is_one in enumerate(differentiable) if is_one][output]
+    which = [i for i, counted in enumerate(differentiable) if counted][output]
     if results[which].is_complex():
         return "in complex numbers"
     numbers = results[which].flatten()

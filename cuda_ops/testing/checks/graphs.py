@@ -15,7 +15,9 @@ from cuda_ops.testing.draw import Draw
 
 @check("graphs", 10, "not CUDA-graph safe", Draw(2, range(1, 4097)), devices=("cuda",))
 def graphs(case: Case) -> None:
-    """Captured once, replayed with other values in the same memory; nothing synchronizes."""
+    """Captures a call once and replays it with other values in the same memory. The call must not
+    synchronize.
+    """
     static = case.arguments()
     with _no_synchronization():
         case.call(*static)  # warm: libraries load, workspaces are made
@@ -37,7 +39,7 @@ def graphs(case: Case) -> None:
 
 @contextmanager
 def _no_synchronization() -> Iterator[None]:
-    """What synchronizes through torch is an error; the rest fails in the capture."""
+    """Makes synchronization through torch an error; any other fails in the capture."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -21,7 +21,7 @@ _INT32 = 2**31
 
 
 def _smallest(op: OpSpec) -> torch.dtype | None:
-    """Fewer bytes for as many elements."""
+    """Returns the smallest dtype, which takes the fewest bytes for as many elements."""
     return min(op.dtypes, key=lambda dtype: dtype.itemsize, default=None)
 
 
@@ -35,7 +35,7 @@ def _block(op: OpSpec) -> list[Sample]:
 
 @check("far_strides", 6, "32-bit index overflow", Draw(1, range(3, 4097), listed=_few))
 def far_strides(case: Case) -> None:
-    """A few elements, each argument in turn with strides that lead beyond 2^31."""
+    """Checks a few elements, each argument in turn with strides that lead beyond 2^31."""
     args = case.arguments()
     expected = case.call(*args)
     for i, value in enumerate(args):
@@ -60,14 +60,15 @@ def _far_apart(
 
 
 def _stretched(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, with the outermost dim stepping so far that its last offset needs 33 bits.
+    """Returns the same values, with an outermost stride so large that the last offset is beyond
+    2^31.
 
-    Memory between them is never touched, so on a CPU it is never there.
+    The memory in between is never touched, so on a CPU it takes none.
     """
     step = _INT32 // (tensor.shape[0] - 1) + 64
     try:
         storage = tensor.new_empty(step * (tensor.shape[0] - 1) + tensor.numel())
-    except RuntimeError as error:  # out of memory, and on a CPU overcommitting forbidden
+    except RuntimeError as error:  # out of memory, or a CPU that must not overcommit
         raise NotRunError("not enough memory for 2^31 elements") from error
     far = storage.as_strided(tensor.shape, (step, *tensor.stride()[1:]))
     return far.copy_(tensor)
@@ -76,13 +77,13 @@ def _stretched(tensor: torch.Tensor) -> torch.Tensor:
 @check("many_elements", 6, "32-bit index overflow",
        Draw(8, enough=1, numel=range(1 << 8, 4097), listed=_block), devices=("cuda",))  # fmt: skip
 def many_elements(case: Case) -> None:
-    """More than 2^31 elements, made of one block again and again, as is the result."""
+    """Checks more than 2^31 elements: one block over and over, whose result repeats too."""
     args = case.arguments()
     expected = case.call(*args)
     tensors = [args[i] for i in _growing(case)] + list(expected)
     if any(not t.dim() or t.shape[0] != tensors[0].shape[0] for t in tensors):
         raise NotRunError("no common outermost dim to grow")
-    if not _independent(case):  # say sorted along it
+    if not _independent(case):  # sorted along it, for instance
         raise NotRunError("the outermost dim is not one of independent blocks")
     times = _INT32 // max(t.numel() for t in tensors) + 2
     with much_memory(case.device, 2.0 * times * sum(t.nbytes for t in tensors)):
@@ -90,7 +91,7 @@ def many_elements(case: Case) -> None:
 
 
 def _independent(case: Case) -> bool:
-    """Whether the reference's result of two equal blocks is that of one, twice."""
+    """Tells whether the reference's result for two equal blocks is that for one, twice."""
     if case.subject.reference is None:
         return True
     reference = in_order(case.subject.op, case.subject.reference)
@@ -104,10 +105,10 @@ def _independent(case: Case) -> bool:
 
 
 def _growing(case: Case) -> list[int]:
-    """Positions of the tensors that have loop dims."""
+    """Returns the positions of the tensors that have loop dims."""
     op, args = case.subject.op, dict(enumerate(case.sample.args))
-    given = [(k, i) for k, i in enumerate(op.tensor_positions) if args.get(i) is not None]
-    return [i for k, i in given if group_of(op, k).loops]
+    present = [(k, i) for k, i in enumerate(op.tensor_positions) if args.get(i) is not None]
+    return [i for k, i in present if group_of(op, k).loops]
 
 
 def _grown(case: Case, values: Sequence[Any], times: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Class 14: launches that nobody checks, and the limits of a grid."""
+"""Class 14: unchecked launches, and the limits of a grid."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, shaped
 
-#: One more block than y and z of a grid may have, and not a multiple of anything.
+#: More blocks than the 65,535 that y and z of a grid may have, and a prime.
 _MANY = 65_537
 
 
@@ -19,6 +19,6 @@ def _each_batch_dim_large(op: OpSpec) -> list[Sample]:
 @check("launches", 14, "unchecked launch or resource limits", devices=("cuda",),
        draw=Draw(2, range(_MANY, 2 * _MANY), listed=_each_batch_dim_large))  # fmt: skip
 def launches(case: Case) -> None:
-    """65,537 in every batch dim: right, or an error; an unchecked launch leaves garbage."""
+    """Checks 65,537 in every batch dim: right, or an error; an unchecked launch leaves garbage."""
     worst = deviation(case.subject, case.sample, case.call(*case.arguments()))
     assert worst <= 1, worst.text

@@ -13,8 +13,8 @@ from cuda_ops.testing.samples import Sample, TensorArg
 
 
 def _strided(sample: Sample) -> Sample:
-    """Ordinary values in any layout but a mere offset, which is another check's. Samples of a
-    hook may name none; then no tensor is contiguous.
+    """Returns the sample with ordinary values and strided tensors. An offset alone is for
+    ``alignment`` to check; a sample without other layouts gets strides for every tensor.
     """
     dense = {arg.layout for arg in sample.tensors} <= {"contiguous", "offset"}
 
@@ -28,7 +28,7 @@ def _strided(sample: Sample) -> Sample:
 
 @check("layouts", 4, "the forward assumes contiguous inputs", Draw(adapt=_strided), quick=True)
 def layouts(case: Case) -> None:
-    """Equal values in another layout: an equal result, or a clear error."""
+    """Checks that equal values in another layout give an equal result, or a clear error."""
     args = case.arguments()
     dense = [v.contiguous().clone() if isinstance(v, torch.Tensor) else v for v in args]
     expected = case.call(*dense)

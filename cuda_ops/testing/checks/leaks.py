@@ -1,4 +1,4 @@
-"""Memory that a call does not give back."""
+"""Memory that a call does not free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.draw import Draw
 
 _CALLS, _ROUNDS = 1000, 3
-#: What the driver says of a GPU includes other processes, which may grow for a while.
+#: The driver's count for a GPU includes other processes, which may grow for a while.
 _MOST_ROUNDS = 20
 #: Bytes per call below which growth is caches and counters, not a leak.
 _NOISE = 8
@@ -36,7 +36,7 @@ class _Mallinfo2(ctypes.Structure):
 
 @check("leaks", None, "memory leak", Draw(1, range(64, 4097)))
 def leaks(case: Case) -> None:
-    """1,000 calls, once more and once more, each time leave memory in use."""
+    """Checks whether each of several rounds of 1,000 calls leaves more memory in use."""
     args = case.arguments()
     with _only_new_objects_collected():
         # Caches grow once, a leak grows each time.
@@ -51,18 +51,18 @@ def leaks(case: Case) -> None:
 
 @contextlib.contextmanager
 def _only_new_objects_collected() -> Iterator[None]:
-    """A collection looks at what the calls left and not at all of torch, which takes 0.2 s."""
+    """Limits collections to what the calls left: a look at all of torch takes 0.2 s."""
     frozen = gc.get_freeze_count()
     gc.freeze()
     try:
         yield
     finally:
-        if not frozen:  # else someone else wants it so
+        if not frozen:  # else other code froze them
             gc.unfreeze()
 
 
 def _growth(case: Case, args: tuple[Any, ...]) -> list[float]:
-    """Bytes per call, of the heap and of the GPU."""
+    """Returns the bytes that a call adds to the heap and to the GPU's memory."""
     before = _in_use(case)
     for _ in range(_CALLS):
         case.call(*args)

@@ -1,4 +1,4 @@
-"""Class 7: infinities, NaN and other edges; and a result that is plainly wrong."""
+"""Class 7: infinities, NaN and other edge values; and results that are plainly wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cuda_ops.testing.samples import Sample
 
 
 def _edges(sample: Sample) -> Sample:
-    """Anything but ordinary values, in contiguous tensors."""
+    """Returns the sample with anything but ordinary values, in contiguous tensors."""
     values = "special" if sample.values == "normal" else sample.values
     return replace(plain(sample), values=values)
 
@@ -23,11 +23,11 @@ def _agrees(case: Case) -> None:
 
 @check("reference", None, "the result is not the reference's", Draw(), quick=True)
 def reference(case: Case) -> None:
-    """Ordinary values, contiguous: the float64 reference within the tolerance of the dtype."""
+    """Compares ordinary values, contiguous, with the float64 reference by the dtype's tolerance."""
     _agrees(case)
 
 
 @check("numerics", 7, "NaN, infinity or edge numerics", Draw(adapt=_edges), quick=True)
 def numerics(case: Case) -> None:
-    """Signed zeros, infinities, NaN, denormals, huge and equal values: as the reference has it."""
+    """Compares signed zeros, infinities, NaN, denormals, huge, equal values with the reference."""
     _agrees(case)

@@ -1,4 +1,4 @@
-"""The four tests that torch has of a registration."""
+"""torch's own four tests of a registration."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cuda_ops.testing.draw import Draw
 @check("opcheck", 13, TITLE,
        Draw(3, range(1, 513)), quick=True)  # fmt: skip
 def opcheck(case: Case) -> None:
-    """Schema, autograd registration, fake, and AOT dispatch with dynamic shapes."""
+    """Tests schema, autograd registration, fake, and AOT dispatch with dynamic shapes."""
     declared = case.subject.gradient == "declared"
     args = case.leaves() if declared else case.arguments()
     op = case.subject.op
-    case.call(*case.arguments())  # what is refused is none of its findings
+    case.call(*case.arguments())  # a refused sample must not count as a finding
     results = torch.library.opcheck(op.overload, *split(op, args), raise_exception=False)
     wrong = [f"{test}: {text}" for test, text in results.items() if text != "SUCCESS"]
     assert not wrong, "; ".join(wrong)

@@ -1,4 +1,4 @@
-"""The public function, which goes past the dispatcher where it may, against the dispatcher."""
+"""The public function, which bypasses the dispatcher where it may, against the dispatcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _not_ours(subject: Subject, device: str) -> str:
 @check("public", None, "the public function differs from the operator",
        Draw(4, adapt=ordinary), quick=True, excuse=_not_ours)  # fmt: skip
 def public(case: Case) -> None:
-    """The same result and gradient, with autograd, without it, and in inference mode."""
+    """Compares results and gradients, with autograd, without it, and in inference mode."""
     function, op = in_order(case.subject.op, case.subject.op.function), case.operator
     same(_results(function, case), _results(op, case), "cuda_ops.<op>", case.slack)
     args = case.arguments()
@@ -32,7 +32,7 @@ def public(case: Case) -> None:
 
 
 def _results(function: Callable[..., Any], case: Case) -> list[torch.Tensor]:
-    """Outputs and, where there are any, gradients."""
+    """Returns outputs and, if there are any, gradients."""
     leaves = case.leaves()
     values = list(outputs(function(*leaves)))
     sums = [value.sum() for value in values if value.requires_grad]

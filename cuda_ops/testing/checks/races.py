@@ -1,7 +1,7 @@
 """Class 2: races and missing barriers, as far as repeating a call shows them.
 
-``pytest --cuda-ops --sanitize`` looks for the rest with racecheck and synccheck; a deadlock is
-what the time limit of every check reports.
+``pytest --cuda-ops --sanitize`` looks for the rest with racecheck and synccheck; the time limit of
+every check reports a deadlock.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _CALLS = 20
 
 
 def _several_blocks(op: OpSpec) -> list[Sample]:
-    """A block, a few, as many as a GPU runs at once."""
+    """Returns calls of one block, of a few, and of as many as a GPU runs at once."""
     return [shaped(op, loop, core=core) for loop, core in (((1,), 33), ((5,), 33), ((1 << 16,), 2))]
 
 
 def nondeterministic(subject: Subject, device: str) -> str:
-    """For checks that compare bits."""
+    """Returns why bits cannot be compared; empty if they can."""
     return "" if subject.claims.deterministic else f"no such claim: {subject.claims.reason}"
 
 
@@ -32,9 +32,9 @@ def nondeterministic(subject: Subject, device: str) -> str:
        Draw(3, listed=_several_blocks), quick=True,
        excuse=nondeterministic)  # fmt: skip
 def repeats(case: Case) -> None:
-    """The same call gives the same bits, again and again."""
-    # What lies around the arguments and in fresh memory is the same each time: that an
-    # operator depends on it is for other checks to find.
+    """Checks that the same call gives the same bits, again and again."""
+    # Memory around the arguments and fresh memory hold the same each time: other checks find
+    # operators that depend on them.
     args, _guards = guard(case.arguments(), POISONS[0])
     with poisoned(case.device, POISONS[0]):
         first, *others = [case.call(*args) for _ in range(_CALLS)]

@@ -1,4 +1,4 @@
-"""Class 13: what torch was told about an operator, and what the operator does."""
+"""Class 13: what torch was told about an operator, against what the operator does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cuda_ops.testing.compare import described, same_bits, tensors
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample
 
-#: How other checks of this class name it too.
+#: The title of every check of this class.
 TITLE = "fake, schema or mutation wrong"
 
 
@@ -22,7 +22,7 @@ def _as_drawn(sample: Sample) -> Sample:
 
 @check("mutation", 13, TITLE, Draw(), quick=True)
 def mutation(case: Case) -> None:
-    """Inputs keep their bits, and outputs share no memory with them or with each other."""
+    """Checks that inputs keep their bits and outputs share no memory with them or each other."""
     args = case.arguments()
     before = [value.clone() if isinstance(value, torch.Tensor) else value for value in args]
     real = tensors(case.call(*args))
@@ -36,14 +36,14 @@ def mutation(case: Case) -> None:
     for k, output in enumerate(real):
         place = output.untyped_storage().data_ptr()
         assert not output.numel() or place not in memory, (
-            f"output {k} is memory of {memory[place]}, and the schema does not say so"
+            f"output {k} shares memory with {memory[place]}, and the schema does not say so"
         )
         memory[place] = f"output {k}"
 
 
 @check("registration", 13, TITLE, Draw(adapt=_as_drawn), quick=True)
 def registration(case: Case) -> None:
-    """The fake foretells shape, strides, dtype and device of each output."""
+    """Checks that the fake foretells shape, strides, dtype and device of each output."""
     args = case.arguments()
     actual = [described(output) for output in tensors(case.call(*args))]
     with FakeTensorMode() as mode:

@@ -9,13 +9,13 @@ from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.stall import stall
 
-#: Seconds; any launch that does not wait for them comes too early.
+#: In seconds; a launch that does not wait for the inputs comes too early.
 _LATE = 0.1
 
 
 @check("streams", 8, "wrong stream", Draw(2, range(1, 4097)), devices=("cuda",))
 def streams(case: Case) -> None:
-    """Inputs arrive late on a side stream; the result is right, and every kernel ran there."""
+    """Checks that late inputs on a side stream give a right result, and every kernel ran there."""
     args = case.arguments()
     expected = case.call(*args)
     late = [torch.zeros_like(v) if isinstance(v, torch.Tensor) else v for v in args]
@@ -51,6 +51,6 @@ def _runs_on(side: torch.cuda.Stream, case: Case, args: tuple[object, ...]) -> N
     kernels = [e for e in events if not e.name().startswith(("Mem", "Context", "Event", "Stream"))]
     if not kernels:
         raise NotRunError("the profiler gives no events")
-    last = max(kernels, key=lambda event: event.start_ns())  # of torch.zeros, on the side stream
+    last = max(kernels, key=lambda event: event.start_ns())  # torch.zeros, on the side stream
     strays = {e.name() for e in kernels if e.device_resource_id() != last.device_resource_id()}
     assert not strays, f"not on the current stream: {', '.join(sorted(strays))}"

@@ -12,7 +12,7 @@ from cuda_ops.testing.poison import POISONS, poisoned
 @check("unwritten", 15, "unwritten output or lifetime of temporaries", Draw(6, range(1, 4097)),
        quick=True, excuse=nondeterministic)  # fmt: skip
 def unwritten(case: Case) -> None:
-    """Whatever the allocated memory held before, the result is the same."""
+    """Checks that the result is the same whatever the allocated memory held before."""
     args = case.arguments()
     results = []
     for byte in POISONS:
@@ -21,5 +21,5 @@ def unwritten(case: Case) -> None:
     for k, (a, b) in enumerate(zip(*results, strict=True)):
         assert same_bits(a, b), (
             f"output {k} changes with what was in memory before: not every element is written, "
-            "or something is read that was not"
+            "or something is read that was not written"
         )

@@ -17,14 +17,14 @@ from cuda_ops.testing.subject import Subject
 def _no_rule(subject: Subject, device: str) -> str:
     if subject.vmap:
         return ""
-    of = " of what it calls" if subject.op.is_composite else ""
-    return f"no batching rule: implement cuda_ops_vmap{of}"
+    whose = " of the operators it calls" if subject.op.is_composite else ""
+    return f"no batching rule: implement cuda_ops_vmap{whose}"
 
 
 @check("vmap", None, "the batching rule is wrong", Draw(4, range(1, 513)), quick=True,
        excuse=_no_rule)  # fmt: skip
 def vmap(case: Case) -> None:
-    """The mapped dim first, last, on some tensors only, and without elements."""
+    """Checks the mapped dim first, last, on some tensors only, and without elements."""
     sample = case.sample
     # copies[i] are the arguments of the i-th call
     copies = [replace(sample, seed=sample.seed + i).make(case.device) for i in range(3)]
@@ -42,17 +42,17 @@ def vmap(case: Case) -> None:
         batched = outputs(torch.vmap(case.operator, in_dims=in_dims)(*args))
         expected = [torch.stack(parts) for parts in zip(*looped, strict=True)]
         same(batched, expected, f"vmap with in_dims={in_dims}", case.slack)
-        none = [
+        empty = [
             arg if dim is None else arg.narrow(dim, 0, 0)
             for arg, dim in zip(args, in_dims, strict=True)
         ]
-        batched = outputs(torch.vmap(case.operator, in_dims=in_dims)(*none))
+        batched = outputs(torch.vmap(case.operator, in_dims=in_dims)(*empty))
         expected = [part[:0] for part in expected]
         same(batched, expected, f"vmap with in_dims={in_dims} of no elements", case.slack)
 
 
 def _mappings(sample: Sample) -> list[tuple[Any, ...]]:
-    """Which dim of which argument to map: all first, all last, then each tensor alone."""
+    """Returns which dim of which argument to map: all first, all last, then each tensor alone."""
     tensors = [k for k, arg in enumerate(sample.args) if isinstance(arg, TensorArg)]
     positions = range(len(sample.args))
     everything = [tuple(dim if k in tensors else None for k in positions) for dim in (0, -1)]
