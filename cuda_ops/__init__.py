@@ -1,8 +1,12 @@
-"""Two files become a PyTorch operator.
+"""Turns two files into a PyTorch operator.
 
 ``cuda_ops.<op>`` is the public function of each operator, ``torch.ops.cuda_ops.<op>``
-what the dispatcher calls. Importing this package opens no operator library;
+the one that the dispatcher calls. Importing this package opens no operator library;
 the first use of an operator does.
+
+>>> import torch, cuda_ops
+>>> cuda_ops.silu(torch.zeros(3))
+tensor([0., 0., 0.])
 """
 
 from __future__ import annotations
@@ -21,8 +25,9 @@ if importlib.util.find_spec("torch") is not None:  # setup.py may come before to
 
 
 class _Listed(str):
-    """A name that ``dir(cuda_ops)`` gave. Who walks over those, as ``help`` and completion do, gets
-    a function for each operator, also where one cannot be used; who names it gets the error.
+    """A name that ``dir(cuda_ops)`` gave. Code that walks over those, such as ``help`` and
+    completion, gets a function even for an operator that cannot be used; code that names the
+    operator gets the error.
     """
 
     __slots__ = ()
@@ -50,7 +55,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _unusable(name: str, error: Exception) -> Any:
-    """What says why there is no such operator, and does again when it is called."""
+    """Stands in for an operator that cannot be used; its docstring and each call say why."""
 
     def operator(*args: Any, **kwargs: Any) -> Any:
         return __getattr__(name)(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The plugin manager: who answers a hook, in which order, and what happens when one fails."""
+"""The plugin manager: which plugin answers a hook, in which order, and what a failing one costs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from cuda_ops.spec import OpSpec
 
 
 def plugin_file(pair: Pair) -> Path:
-    """Where the plugin of a pair lives, if it has one."""
+    """Returns where the plugin of a pair lies, if it has one."""
     return plugin_folder(pair.root) / f"{pair.stem}.py"
 
 
 def plugin_files(pair: Pair) -> list[Path]:
-    """What the pair's plugin says may be in: the file itself and those that plugins share."""
+    """Returns the pair's plugin file, and the files that plugins beside it share."""
     own = plugin_file(pair)
     return [*([own] if own.is_file() else []), *sorted(own.parent.glob("_*.py"))]
 
 
 _RULES = "cuda_ops.derive.rules"
-#: Where each derived answer is. Those for tests and benchmarks are in the kits, which operators
-#: that are only called never import.
+#: The module of each derived answer. Those for tests and benchmarks are in the kits, which a
+#: program that only calls operators never imports.
 _DERIVED = {
     "cuda_ops_fake": _RULES,
     "cuda_ops_autograd": _RULES,
@@ -69,13 +69,13 @@ class Plugins:
                 self._installed.append(plugin)
             except PluginError as error:
                 self.problems[entry_point.name] = str(error)
-            except Exception as error:  # a stranger's module may raise anything on import
+            except Exception as error:  # another package's module may raise anything
                 self.problems[entry_point.name] = (
                     f"plugin {entry_point.name!r} ({entry_point.value}) failed to import: {error!r}"
                 )
 
     def register(self, plugin: Any, name: str, stem: str | None = None) -> None:
-        """Add a plugin, of the pair ``stem`` or of all operators, or leave no trace of it.
+        """Adds a plugin, of the pair ``stem`` or of all operators, or leaves no trace of it.
 
         Raises:
             PluginError: a duplicate name, a hook that does not exist, a hook
@@ -113,12 +113,12 @@ class Plugins:
         self._manager.unregister(plugin)
 
     def add(self, plugin: Any, name: str) -> None:
-        """Register a plugin that is asked about every operator, as an installed one is."""
+        """Registers a plugin that is asked about every operator, as an installed one is."""
         self.register(plugin, name)
         self._installed.append(plugin)
 
     def load_pair_plugin(self, pair: Pair) -> Callable[[], None]:
-        """(Re)load the plugin file of a pair; without a file, forget the one from before.
+        """Loads the plugin file of a pair again; without a file, forgets the one from before.
 
         Returns:
             A function that undoes it, for a reload that fails later on.
@@ -158,12 +158,12 @@ class Plugins:
             self._of_pair[stem] = sys.modules[name] = before
 
     def installed_files(self) -> list[Path]:
-        """The files of the installed plugins: compiled graphs depend on what they say."""
+        """Returns the files of the installed plugins: compiled graphs depend on what they say."""
         files = (getattr(plugin, "__file__", None) for plugin in self._installed)
         return sorted(Path(file) for file in files if file)
 
     def roots(self) -> list[Path]:
-        """Operator roots of the installed plugins; one that raises is in :attr:`problems`."""
+        """Returns the operator roots of the plugins; one that raises goes to :attr:`problems`."""
         found: list[Path] = []
         for name, plugin in self._manager.list_name_plugin():
             if plugin is None:
@@ -176,7 +176,7 @@ class Plugins:
         return found
 
     def ask(self, hook: str, op: OpSpec) -> Any:
-        """The first answer to a per-operator hook that is not ``None``.
+        """Returns the first answer to a per-operator hook that is not ``None``.
 
         Raises:
             PluginError: a plugin raised; names plugin, hook and operator.
@@ -184,7 +184,7 @@ class Plugins:
         return next(self._answers(hook, op), None)
 
     def peers(self, op: OpSpec) -> dict[str, Any]:
-        """All answers to ``cuda_ops_peers``; the one asked first wins where names are the same.
+        """Joins all answers to ``cuda_ops_peers``; where names are equal, the first one asked wins.
 
         Raises:
             PluginError: a plugin raised; names plugin, hook and operator.
@@ -195,7 +195,7 @@ class Plugins:
         return found
 
     def _answers(self, hook: str, op: OpSpec) -> Iterator[Any]:
-        """What is not ``None``, from the plugins in their order."""
+        """Yields the answers that are not ``None``, in the order of the plugins."""
         about = f"operator {op.name!r}"
         for plugin in (self._of_pair.get(op.stem), *reversed(self._installed)):
             if plugin is not None:
@@ -204,7 +204,7 @@ class Plugins:
             yield from self._call(hook, self._derivation(_DERIVED[hook]), about, op=op)
 
     def _derivation(self, module: str) -> Any:
-        """The part of the derivation plugin that is in ``module``, imported when first asked."""
+        """Returns the part of the derivation plugin in ``module``; imports it when first asked."""
         if module not in self._derived:
             plugin = importlib.import_module(module)
             self.register(plugin, module)
@@ -212,7 +212,7 @@ class Plugins:
         return self._derived[module]
 
     def tell_loaded(self, op: OpSpec, library: Path, generation: int) -> None:
-        """Fire ``cuda_ops_op_loaded``: in the plugin of the pair and in those of all operators.
+        """Fires ``cuda_ops_op_loaded`` in the plugin of the pair and in those of all operators.
 
         Not through pluggy's own history, which would tell a pair's plugin of
         every operator and leave out the plugins after one that raises.
@@ -237,7 +237,7 @@ class Plugins:
         self._call("cuda_ops_op_loaded", plugin, f"operator {load['op'].name!r}", **load)
 
     def _call(self, hook: str, plugin: Any, about: str, **arguments: Any) -> list[Any]:
-        """The plugin's answer, or none: it has no such hook or answers ``None``."""
+        """Returns the plugin's answer; nothing if it lacks the hook or answers ``None``."""
         caller = getattr(self._manager.hook, hook)
         for implementation in caller.get_hookimpls():
             if implementation.plugin is plugin:
@@ -257,7 +257,7 @@ class Plugins:
 
 
 def _import_file(path: Path, name: str) -> ModuleType:
-    """Import a file afresh, whatever is cached under its name."""
+    """Imports a file afresh, whatever is cached under its name."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise PluginError(f"plugin {name!r}: {path} is not a Python file")
@@ -276,5 +276,5 @@ def _import_file(path: Path, name: str) -> ModuleType:
 
 
 def iter_hook_names() -> Iterator[str]:
-    """Names of all hooks, for docs and tests."""
+    """Returns the names of all hooks, for docs and tests."""
     return (name for name in vars(hookspecs) if name.startswith("cuda_ops_"))

@@ -1,4 +1,4 @@
-"""Operators by name: found, loaded on first use, reloaded in place.
+"""Finds operators by name, loads them on first use and reloads them in place.
 
 A reload is a transaction. Everything that can fail (build, open, validate, ask
 the plugins) happens before anything that callers see changes; then slots are
@@ -50,15 +50,15 @@ class Registry:
         self._texts: dict[str, str] = {}
         self._loading: list[str] = []
         self._loader: int | None = None
-        #: What lies in the roots and is no operator; it costs only itself.
+        #: Files in the roots that form no operator; the operators beside them work.
         self.problems: list[Problem] = []
-        #: Why a pair cannot be used, by stem; the text of the error that its use raises.
+        #: Why a pair cannot be used, by stem: the error that its use raises.
         self.failures: dict[str, CudaOpsError] = {}
 
     # --- finding -----------------------------------------------------------------
 
     def pairs(self) -> dict[str, Pair]:
-        """The pairs of every root, by stem. Scanned on first use and by :meth:`rescan`."""
+        """Returns the pairs of every root, by stem. Scans on first use and in :meth:`rescan`."""
         if self._pairs is None:
             self.rescan()
         assert self._pairs is not None
@@ -70,7 +70,7 @@ class Registry:
         return self._pairs
 
     def add_root(self, root: Path) -> None:
-        """List the operators of one more folder too.
+        """Adds a folder of operators.
 
         Raises:
             DiscoveryError: it does not exist, or holds neither kernels/ nor bindings/.
@@ -84,7 +84,7 @@ class Registry:
     # --- using -------------------------------------------------------------------
 
     def public(self, name: str) -> Any:
-        """What ``cuda_ops.<name>`` is: the public function, or a guest's module.
+        """Returns what ``cuda_ops.<name>`` is: the public function, or a guest's module.
 
         Raises:
             AttributeError: no such operator.
@@ -108,13 +108,13 @@ class Registry:
         return self._operators[name].public
 
     def operators(self, stem: str) -> dict[str, Operator]:
-        """The operators of one pair, loading it if need be."""
+        """Returns the operators of one pair; loads it if need be."""
         if stem not in self._stems:
             self.load(stem)
         return self._stems.get(stem, {})
 
     def loaded(self, name: str) -> Operator | None:
-        """The operator, if its library is open."""
+        """Returns the operator if its library is open."""
         return self._operators.get(name)
 
     def _refuse_unfinished(self, name: str) -> None:
@@ -128,14 +128,14 @@ class Registry:
         return self._loader == threading.get_ident()
 
     def _stem_of(self, name: str) -> str | None:
-        """``silu_backward`` is in the pair ``silu``; the longest stem that fits wins."""
+        """Returns an operator's pair: ``silu_backward`` is in ``silu``. The longest stem wins."""
         fitting = [s for s in self.pairs() if name == s or name.startswith(f"{s}_")]
         return max(fitting, key=len, default=None)
 
     # --- loading -----------------------------------------------------------------
 
     def load(self, stem: str, library: Path | None = None) -> None:
-        """Open the pair's library and register it, or swap it in for the one loaded before.
+        """Opens the pair's library and registers it, or swaps it in for the one loaded before.
 
         ``library`` is what a build published; without it the best one that
         exists for the present sources is taken. On any error what was loaded
@@ -184,7 +184,7 @@ class Registry:
         self.failures.pop(stem, None)
 
     def _load_called(self, library: Library) -> None:
-        """The dispatcher must know what this library's functions call."""
+        """Loads the operators that this library's functions call: the dispatcher must know them."""
         self._loading.append(library.stem)
         try:
             for op in library.ops.values():
@@ -205,7 +205,7 @@ class Registry:
             raise BuildError(f"cuda_ops::{op} calls {part!r}: {error}") from error
 
     def called(self, pair: Pair, library: Path) -> list[str]:
-        """The stems of the other pairs that a library's operators call."""
+        """Returns the stems of the other pairs that a library's operators call."""
         if pair.kind is not Kind.NATIVE:
             return []
         ops = open_library(library, pair.stem).ops.values()
@@ -213,11 +213,11 @@ class Registry:
         return [stem for stem in dict.fromkeys(stems) if stem not in (None, pair.stem)]
 
     def fail(self, stem: str, error: CudaOpsError) -> None:
-        """Remember why a pair cannot be used; an older library of it goes on serving."""
+        """Remembers why a pair cannot be used; an older library of it goes on serving."""
         self.failures[stem] = error
 
     def library_of(self, stem: str) -> Path | None:
-        """The library that serves a pair in this process."""
+        """Returns the library that serves a pair in this process."""
         return self._libraries.get(stem)
 
     def _built_library(self, pair: Pair, text: Text) -> Path:
@@ -286,7 +286,7 @@ _registry: Registry | None = None
 
 
 def registry() -> Registry:
-    """The process's registry."""
+    """Returns the process's registry."""
     global _registry  # functools.cache makes one for each of several threads that come first
     if _registry is None:
         with _making:
@@ -296,7 +296,7 @@ def registry() -> Registry:
 
 
 def function(name: str) -> Callable[..., Any]:
-    """The operator of any pair as formulas call it: see :attr:`OpSpec.function`."""
+    """Returns the operator of any pair as formulas call it: see :attr:`OpSpec.function`."""
     if torch.compiler.is_dynamo_compiling():
         overload: Callable[..., Any] = getattr(torch.ops.cuda_ops, name).default
         return overload
@@ -307,7 +307,7 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def all_operators(where: Callable[[Pair], bool] = lambda _: True) -> dict[str, Operator]:
-    """Every native operator that can be used, by name; pairs that cannot are left out."""
+    """Returns every native operator that can be used, by name; leaves out pairs that cannot."""
     found: dict[str, Operator] = {}
     for stem, pair in registry().pairs().items():
         if pair.kind is Kind.NATIVE and where(pair):
@@ -319,7 +319,7 @@ def all_operators(where: Callable[[Pair], bool] = lambda _: True) -> dict[str, O
 
 
 def operators_of(names: Iterable[str]) -> list[str]:
-    """The names, and for that of a pair all operators that it defines; each of them once."""
+    """Returns the names once each; the name of a pair stands for all operators that it defines."""
     native = {s for s, pair in registry().pairs().items() if pair.kind is Kind.NATIVE}
     each = (registry().operators(n) if n in native else [n] for n in names)
     return list(dict.fromkeys(chain.from_iterable(each)))

@@ -1,5 +1,5 @@
-"""``torch.ops.cuda_ops``: its operators are loaded when they are first asked for, as those of
-``cuda_ops`` are, so that a graph exported elsewhere finds them.
+"""``torch.ops.cuda_ops``: loads an operator when it is first asked for, as ``cuda_ops`` does, so
+that a graph exported elsewhere finds it.
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ class _Namespace(torch._ops._OpNamespace):
 
 
 def install() -> None:
-    """Make it what ``torch.ops.cuda_ops`` is."""
+    """Puts it in place of ``torch.ops.cuda_ops``."""
     setattr(torch.ops, "cuda_ops", _Namespace("cuda_ops"))  # noqa: B010 - mypy knows no such name

@@ -71,6 +71,45 @@ def test_what_pip_built_is_loaded_until_an_edit_and_again_after_it(
     assert torch.equal(scratch_op.function(X), X * 5)
 
 
+_FIRST_CALL = """
+import sys
+from pathlib import Path
+opened = []
+sys.addaudithook(lambda event, args: event == "open" and opened.append(str(args[0])))
+import torch, cuda_ops
+from cuda_ops.registry import registry
+registry().add_root(Path({root!r}))
+assert torch.equal(getattr(cuda_ops, {name!r})(torch.ones(3)), torch.full((3,), 2.0))
+print(*{{Path(file).stem for file in opened if Path(file).parent.name in ("kernels", "bindings")}})
+"""
+
+
+def test_a_first_call_starts_no_compiler_and_reads_no_other_operator(
+    scratch_op: ScratchOp, tmp_path: Path
+) -> None:
+    scratch_op.write("v * 2", "g * 2")
+    install(scratch_op.root)
+    called = tmp_path / "called"
+    for name in ("c++", "g++", "cc", "nvcc", "ninja"):
+        script = tmp_path / name
+        script.write_text(f'#!/bin/sh\necho "$0 $@" >> {called}\nexit 1\n')
+        script.chmod(0o755)
+    unset = ("CXX", "CUDA_HOME", "CUDA_PATH", "PYTORCH_NVCC")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment |= {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "PYTHONPATH": str(REPO),
+        "CUDA_OPS_CACHE": str(tmp_path / "empty"),
+    }
+    code = _FIRST_CALL.format(root=str(scratch_op.root), name=scratch_op.name)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [scratch_op.name]
+    assert not called.exists(), called.read_text()
+
+
 @pytest.fixture
 def pair(scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pair:
     """A pair with a kernel, on a machine with a toolkit; its builds publish nothing of use."""

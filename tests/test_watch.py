@@ -6,6 +6,7 @@ import io
 import queue
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,10 @@ import torch
 from conftest import ScratchOp, needs_nvcc
 from rich.console import Console
 
-from cuda_ops.dev.watch import Save, watch
+from cuda_ops.build import discovery
+from cuda_ops.dev import watch
+from cuda_ops.dev.watch import Save
+from cuda_ops.registry import registry
 
 X = torch.tensor([1.0, 2.0, 3.0])
 
@@ -53,7 +57,7 @@ def watching(scratch_op: ScratchOp) -> Iterator[Watching]:
     stop, out = threading.Event(), _Ready()
     console = Console(file=out, width=1000)
     thread = threading.Thread(
-        target=watch, args=([scratch_op.name], None, console, stop, lines.put)
+        target=watch.watch, args=([scratch_op.name], None, console, stop, lines.put)
     )
     thread.start()
     try:
@@ -69,14 +73,12 @@ def watching(scratch_op: ScratchOp) -> Iterator[Watching]:
 # The watcher looks at the folder a moment after it says so; a save before that would go unseen.
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    import cuda_ops.dev.watch
-
-    wait = cuda_ops.dev.watch.wait_for_changes
+    wait = watch.wait_for_changes
 
     def also_now_and_then(*folders: Path, **options: object) -> object:
         return wait(*folders, yield_on_timeout=True, rust_timeout=500, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cuda_ops.dev.watch, "wait_for_changes", also_now_and_then)
+    monkeypatch.setattr(watch, "wait_for_changes", also_now_and_then)
 
 
 def test_each_save_is_one_line_and_a_broken_one_leaves_the_old_code(watching: Watching) -> None:
@@ -102,6 +104,32 @@ def test_each_save_is_one_line_and_a_broken_one_leaves_the_old_code(watching: Wa
     line = watching.line()
     assert float(re.findall(r": (\d+\.\d\d) s", line)[0]) < 1
     assert torch.equal(function(X), X * 3)
+
+
+def test_a_save_reads_each_file_once_before_and_once_after_compiling(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scratch_op.root / "utils" / "scratch_save.h").write_text("// one")
+    scratch_op.write(include='#include "scratch_save.h"')
+    hashed, looked_at = Counter[str](), Counter[str]()
+    digest, kind_of = discovery._digest, discovery._kind_of
+
+    def counted(name: str, contents: bytes) -> bytes:
+        hashed[name] += 1
+        return digest(name, contents)
+
+    def kind(path: Path) -> discovery.Kind | None:
+        looked_at[path.name] += 1
+        return kind_of(path)
+
+    monkeypatch.setattr(discovery, "_digest", counted)
+    monkeypatch.setattr(discovery, "_kind_of", kind)
+    pair = registry().rescan()[scratch_op.name]
+    text, _ = watch._text(pair)
+    assert ", max error " in watch._after_save(pair, text, None, "cpu", {})
+    names = (scratch_op.binding.name, "scratch_save.h", "binding.h")
+    assert {name: hashed[name] for name in names} == dict.fromkeys(names, 2)
+    assert looked_at == {scratch_op.binding.name: 1}
 
 
 def test_a_plugin_that_raises_ends_neither_the_watch_nor_the_operator(watching: Watching) -> None:

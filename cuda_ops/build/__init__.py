@@ -1,1 +1,1 @@
-"""From two files to a library: which pairs there are, how they are compiled, what a library is made of."""
+"""From two files to a library: finds pairs, compiles them, says what a library was made from."""

@@ -40,7 +40,7 @@ _COMPILER_ERROR = re.compile(
 )
 _ASKED_FOR = re.compile(r"\.(cpp|cu):\d+:\d+:\s+required from here")
 _NINJA_NOISE = re.compile(r"^(\[\d+/\d+\]|FAILED|ninja: |/\S*(g\+\+|nvcc|c\+\+) |c\+\+ |g\+\+ )")
-# ptxas calls it an info that it has serialized every wgmma of a kernel.
+# ptxas reports as info that it has serialized every wgmma of a kernel.
 _NVCC_WARNING = re.compile(r"\bwarning\b|Potential Performance Loss", re.IGNORECASE)
 _PTXAS_SPILL = re.compile(r"(\d+) bytes spill stores")
 _PTXAS_REGISTERS = re.compile(r"Used (\d+) registers")
@@ -51,7 +51,7 @@ Origin = Literal["built", "cached", "installed"]
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What ptxas said of one pair's kernels: the most any of them needs."""
+    """What ptxas said about one pair's kernels: the most that any of them needs."""
 
     registers: int
     spilled_bytes: int
@@ -68,19 +68,19 @@ class Built:
     origin: Origin
     archs: tuple[str, ...]
     resources: KernelResources | None = None
-    #: What nvcc and ptxas warned of, line by line.
+    #: The warnings of nvcc and ptxas, line by line.
     warnings: tuple[str, ...] = ()
 
 
 def cache_dir() -> Path:
-    """``$CUDA_OPS_CACHE``, else ``$XDG_CACHE_HOME/cuda_ops``, else ``~/.cache/cuda_ops``."""
+    """Returns ``$CUDA_OPS_CACHE``, ``$XDG_CACHE_HOME/cuda_ops`` or ``~/.cache/cuda_ops``."""
     if chosen := os.environ.get("CUDA_OPS_CACHE"):
         return Path(chosen).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuda_ops"
 
 
 def visible_archs() -> tuple[str, ...]:
-    """``TORCH_CUDA_ARCH_LIST``, else the visible GPUs, else :data:`toolchain.DEFAULT_ARCH`."""
+    """Returns ``TORCH_CUDA_ARCH_LIST``, the visible GPUs' or :data:`toolchain.DEFAULT_ARCH`."""
     if chosen := os.environ.get("TORCH_CUDA_ARCH_LIST"):
         return toolchain.parse_archs(chosen)
     return _archs_of_gpus() or (toolchain.DEFAULT_ARCH,)
@@ -94,7 +94,7 @@ def _archs_of_gpus() -> tuple[str, ...]:
 
 
 def library_path(pair: Pair, archs: tuple[str, ...], text: Text | None = None) -> Path:
-    """Where the library of a text of the pair, or of its present one, is or would be published."""
+    """Returns where the library of a text of the pair, or of its present one, is published."""
     return _path(pair, archs, (text or pair.read()).hash)
 
 
@@ -107,7 +107,7 @@ def _published() -> Path:
 
 
 def source_hash(path: Path) -> str:
-    """The hash of the text that a published library was made from, as its name says."""
+    """Returns the hash of the text that a published library was made from: part of its name."""
     return path.stem.rpartition("-")[0].rpartition("-")[2]
 
 
@@ -204,7 +204,7 @@ def _publish_current(
 
 
 def _publish_installed(pair: Pair, archs: tuple[str, ...], path: Path) -> bool:
-    """Publish the library that pip built, if it is what a build for ``path`` would make.
+    """Publishes the library that pip built, if it is what a build for ``path`` would make.
 
     A copy: pip may replace the file under processes that have it open.
     """
@@ -225,10 +225,10 @@ def _publish_installed(pair: Pair, archs: tuple[str, ...], path: Path) -> bool:
 
 
 def failing_lines(log: str, limit: int = 12) -> str:
-    """The lines of a build log that say what is wrong, without the command lines."""
+    """Returns the lines of a build log that say what is wrong, without the command lines."""
     log = re.sub(r"^Error building extension '[^']*': ", "", log)
     lines = [line for line in log.splitlines() if line.strip() and not _NINJA_NOISE.match(line)]
-    # What a template of a header refuses is the fault of the line that asked for it.
+    # Where a header's template refuses something, the line that asked for it is at fault.
     errors = [line for line in lines if _COMPILER_ERROR.search(line) or _ASKED_FOR.search(line)]
     return "\n".join((errors or lines)[:limit])
 
@@ -313,7 +313,7 @@ def _failure_note(path: Path) -> Path:
 
 
 def last_failure(pair: Pair, text: Text) -> str:
-    """Why this text of the pair did not build here last, in any process; empty where it did."""
+    """Returns why this text of the pair did not build here; empty where it did."""
     notes = _newest_first(f"{pair.stem}-{text.hash}-*.failed.txt")
     try:
         return notes[0].read_text() if notes else ""
@@ -322,7 +322,7 @@ def last_failure(pair: Pair, text: Text) -> str:
 
 
 def explain_failure(pair: Pair, log: str) -> str:
-    """What a failed build's log comes down to."""
+    """Sums up the log of a failed build."""
     if "No space left on device" in log:
         return f"cannot build in {cache_dir()}: No space left on device"
     cuda_header = re.search(r"cu(da|blas|sparse|solver)\w*\.h|c10/cuda", failing_lines(log))
@@ -335,7 +335,7 @@ def explain_failure(pair: Pair, log: str) -> str:
 
 
 def _publish(library: bytes, path: Path) -> None:
-    """Write, flush and rename: after a crash the name leads to a whole file or to none."""
+    """Writes, flushes and renames: after a crash the name leads to a whole file or to none."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         with temporary.open("wb") as file:
@@ -361,7 +361,7 @@ def _built(pair: Pair, path: Path, start: float, origin: Origin, archs: tuple[st
 
 
 def _place(pair: Pair, archs: tuple[str, ...]) -> str:
-    """Hash of everything but the text: folder, flags, compilers, torch where it matters."""
+    """Hashes everything but the text: folder, flags, compilers, torch where it matters."""
     # A native library fits every torch; a guest's is compiled against this one.
     against = "stable" if pair.kind is Kind.NATIVE else torch.__version__
     recipe = toolchain.recipe(pair, archs)
@@ -373,7 +373,7 @@ def _digest(*parts: str) -> str:
 
 
 def _drop_stale_objects(pair: Pair, text: Text, work: Path) -> None:
-    """Remove objects whose inputs changed: ninja goes by mtime, and knows a kernel's headers
+    """Removes objects whose inputs changed: ninja goes by mtime, and knows a kernel's headers
     only where torch has CUDA.
     """
     try:
@@ -392,7 +392,7 @@ def _remember_objects(text: Text, work: Path) -> None:
 
 
 def stub_libraries() -> Path:
-    """Empty stand-ins for the CUDA libraries that torch's helper names on every link line.
+    """Makes empty stand-ins for the CUDA libraries that torch names on every link line.
 
     Native libraries need none of them; ``--as-needed`` then leaves them out of the result,
     with the real ones and with these.
@@ -424,7 +424,7 @@ def _locked(path: Path, stem: str) -> Iterator[bool]:
 
 
 class _CompilerEnvironment:
-    """What torch's helpers read from the environment while we build, and only then.
+    """Sets what torch's helpers read from the environment, while builds run and only then.
 
     Builds run side by side in threads: the first to come sets it, the last to go restores it.
     """
@@ -441,7 +441,7 @@ class _CompilerEnvironment:
                 # Native libraries share no C++ types with torch; asking the compiler costs 0.1 s.
                 wanted = {"TORCH_DONT_CHECK_COMPILER_ABI": "1"}
                 if (home := toolchain.cuda_home()) is not None:
-                    # Into a command line of ninja's as it is.
+                    # ninja's command line takes it as it is.
                     wanted["PYTORCH_NVCC"] = shlex.quote(str(_nvcc_script(home)))
                 self._ours = [name for name in wanted if name not in os.environ]
                 os.environ.update({name: wanted[name] for name in self._ours})
@@ -460,7 +460,7 @@ _compiler_environment = _CompilerEnvironment()
 
 
 def _nvcc_script(home: Path) -> Path:
-    """nvcc through a script that keeps what it says: torch drops a successful build's output."""
+    """Wraps nvcc in a script that keeps its output: torch drops that of a successful build."""
     script = cache_dir() / "nvcc-keeping-its-log"
     text = (
         "#!/bin/sh\n# The build's folder is the current one.\n"

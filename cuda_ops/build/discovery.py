@@ -1,4 +1,4 @@
-"""From folders to operators. The files are the registry: there is no other list.
+"""Finds operators in folders. The files are the registry: there is no other list.
 
 Standard library only, so that ``setup.py`` can use it before torch is there.
 """
@@ -48,12 +48,12 @@ class Pair:
 
     @property
     def sources(self) -> tuple[Path, ...]:
-        """Binding first: its object is the one that an edit of the kernel leaves alone."""
+        """Binding first: an edit of the kernel leaves its object alone."""
         return tuple(path for path in (self.binding, self.kernel) if path is not None)
 
     @property
     def include_dirs(self) -> tuple[Path, ...]:
-        """The root's own ``utils`` folder before that of cuda_ops."""
+        """The root's own ``utils`` folder, then the one of cuda_ops."""
         own = self.root / "utils"
         dirs = (own, INCLUDE_DIR) if own.is_dir() and own != INCLUDE_DIR else (INCLUDE_DIR,)
         return dirs
@@ -64,14 +64,14 @@ class Pair:
 
     @property
     def kind(self) -> Kind:
-        """How the pair registers itself; read from its files once."""
+        """How the pair registers itself. Its files are read once."""
         if Kind.NATIVE in self._kinds or not self._kinds:
             return Kind.NATIVE
         return Kind.PYBIND if Kind.PYBIND in self._kinds else Kind.TORCH_LIBRARY
 
     @property
     def problem(self) -> str:
-        """Why the files form no operator, whatever their names; empty where they do."""
+        """Why the files register no operator; empty where they do."""
         if self._kinds:
             return ""
         return (
@@ -85,7 +85,7 @@ class Pair:
         return self.root / "lib" / f"{self.stem}.abi3.so"
 
     def files(self) -> tuple[Path, ...]:
-        """The sources and every project header they include, in a fixed order."""
+        """Returns the sources and every project header they include, in a fixed order."""
         return tuple(_closure(self.sources, self.include_dirs, {}))
 
     def read(self, texts: dict[Path, bytes] | None = None) -> Text:
@@ -106,7 +106,7 @@ class Pair:
         return Text(closures, {file: _digest(file.name, texts[file]) for file in files})
 
     def source_hash(self) -> str:
-        """Hex digest of the contents of :meth:`files`; equal text, equal digest."""
+        """Returns the hex digest of the contents of :meth:`files`; equal text, equal digest."""
         return self.read().hash
 
 
@@ -124,12 +124,12 @@ class Text:
         return _combined(self.digests.values())
 
     def hash_of(self, source: Path) -> str:
-        """Hex digest of one source and the headers that it alone includes."""
+        """Returns the hex digest of one source and the headers that it includes."""
         return _combined(self.digests[file] for file in self.closures[source])
 
 
 def content_hash(files: Iterable[Path]) -> str:
-    """Hex digest of names and contents."""
+    """Returns the hex digest of names and contents."""
     return _combined(_digest(path.name, path.read_bytes()) for path in files)
 
 
@@ -146,12 +146,12 @@ class Problem:
     """Files that form no operator, or a root that holds none."""
 
     text: str
-    #: Of the operator that it would have been, or the root.
+    #: The name of the operator that it would have been, or the root.
     name: str
 
 
 def discover(roots: Iterable[Path]) -> tuple[Pair, ...]:
-    """The operators under ``roots``, sorted by name, if nothing else is there.
+    """Returns the operators under ``roots``, sorted by name, if nothing else is there.
 
     Raises:
         DiscoveryError: with one line per offender; :func:`survey` says which there are.
@@ -165,7 +165,7 @@ def discover(roots: Iterable[Path]) -> tuple[Pair, ...]:
 
 
 def unregistered(pairs: Mapping[str, Pair]) -> list[Problem]:
-    """The pairs whose files register nothing. Reads every one of them."""
+    """Returns the pairs whose files register nothing. Reads every one of them."""
     return [Problem(pair.problem, stem) for stem, pair in pairs.items() if pair.problem]
 
 
@@ -195,12 +195,12 @@ def survey(roots: Iterable[Path]) -> tuple[dict[str, Pair], list[Problem]]:
 
 
 def plugin_folder(root: Path) -> Path:
-    """Where the plugins of a root's operators lie."""
+    """Returns where the plugins of a root's operators lie."""
     return (PACKAGE if root == BUILTIN_ROOT else root) / "ops"
 
 
 def root_problem(root: Path) -> str:
-    """Why a folder is no operator root; empty where it is one."""
+    """Returns why a folder is no operator root; empty where it is one."""
     if not root.is_dir():
         return f"{root}: operator root does not exist; create it or drop it from the roots"
     if not (root / "kernels").is_dir() and not (root / "bindings").is_dir():
@@ -213,7 +213,7 @@ def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
         problems.append(Problem(text, str(root)))
         return
     kernels, bindings = root / "kernels", root / "bindings"
-    # Hidden files are an editor's.
+    # Editors keep hidden files here.
     cu = {path.stem: path for path in sorted(kernels.glob("[!.]*.cu"))}
     cpp = {path.stem: path for path in sorted(bindings.glob("[!.]*.cpp"))}
     for stem in sorted(cu.keys() | cpp.keys()):
@@ -239,7 +239,7 @@ def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
 
 
 def illegal_name(stem: str) -> str:
-    """Why ``stem`` cannot name an operator; empty where it can."""
+    """Returns why ``stem`` cannot name an operator; empty where it can."""
     if not stem.isidentifier() or keyword.iskeyword(stem):
         return f"operator name {stem!r} is not a Python identifier; rename the file"
     if not stem.isascii():  # nvcc takes no others
@@ -271,7 +271,7 @@ def _kind_of(path: Path) -> Kind | None:
 def _closure(
     sources: Iterable[Path], include_dirs: Iterable[Path], texts: dict[Path, bytes]
 ) -> Iterator[Path]:
-    """The sources, then the headers reached by ``#include "..."``, each once and read once."""
+    """Yields the sources, then the headers reached by ``#include "..."``; reads each once."""
     dirs = tuple(include_dirs)
     seen: set[Path] = set()
     todo = list(sources)

@@ -38,7 +38,7 @@ _modules: dict[str, GuestModule] = {}
 
 
 def load(pair: Pair, path: Path) -> ModuleType:
-    """Open a guest's library.
+    """Opens a guest's library.
 
     Returns:
         A module: the pybind11 functions, or for TORCH_LIBRARY an empty one whose
@@ -74,7 +74,7 @@ def load(pair: Pair, path: Path) -> ModuleType:
 
 
 def missing(pair: Pair) -> str:
-    """What a guest goes without, in a few words for the table."""
+    """Says what a guest goes without, in a few words for the table."""
     lost = ["fake", "autograd", "checks", "one build for every torch"]
     if pair.kind is Kind.TORCH_LIBRARY:
         lost.append("reload in place")

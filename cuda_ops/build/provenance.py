@@ -33,14 +33,14 @@ class Provenance:
 
 
 def of(pair: Pair, archs: tuple[str, ...], text: Text | None = None) -> Provenance:
-    """What a build makes the pair's library from: ``text``, or its files as they are now."""
+    """Returns what a build makes the pair's library from: ``text``, or its files as they are."""
     text = text or pair.read()
     built_for = archs if toolchain.uses_cuda(pair) else ()
     return Provenance(text.hash, toolchain.recipe(pair, archs), built_for)
 
 
 def write(library: Path, provenance: Provenance) -> None:
-    """Append the line to a library that was just linked."""
+    """Appends the line to a library that was just linked."""
     digest = hashlib.sha256(library.read_bytes()).hexdigest()
     archs = ";".join(provenance.archs) or _NO_ARCHS
     with library.open("ab") as file:
@@ -50,7 +50,7 @@ def write(library: Path, provenance: Provenance) -> None:
 
 
 def read(contents: bytes) -> Provenance | None:
-    """The line of a library, or ``None``: it has none, or is not whole as it was linked."""
+    """Reads the line of a library; ``None`` if it has none or the file is damaged."""
     line = _LINE.search(contents, max(0, len(contents) - 1024))
     if line is None:
         return None

@@ -30,7 +30,7 @@ _ARCH = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
 
 @functools.cache
 def cuda_home() -> Path | None:
-    """The CUDA toolkit: ``CUDA_HOME``, ``CUDA_PATH``, the nvcc on PATH, then /usr/local/cuda*.
+    """Finds the CUDA toolkit: CUDA_HOME, CUDA_PATH, the nvcc on PATH, then /usr/local/cuda*.
 
     An nvcc on PATH may be a script that calls the real one, so it is asked where it lives.
     """
@@ -47,7 +47,7 @@ def cuda_home() -> Path | None:
 
 
 def use_cuda_home() -> None:
-    """Have torch's builders take that toolkit.
+    """Makes torch's builders take that toolkit.
 
     They look for one only when torch was built with CUDA, and an nvcc on PATH that is a script
     leads them astray.
@@ -70,7 +70,7 @@ def _home_of(nvcc: str) -> str | None:
 
 @functools.cache
 def cuda_version() -> str:
-    """Release of the toolkit, ``"13.0"``, or ``"none"``."""
+    """Returns the release of the toolkit, ``"13.0"``, or ``"none"``."""
     home = cuda_home()
     if home is None:
         return "none"
@@ -83,7 +83,7 @@ def cuda_version() -> str:
 
 @functools.cache
 def cxx_version() -> str:
-    """What the C++ compiler (``CXX``, else ``c++``) says of its version, or ``"none"``."""
+    """Returns what the C++ compiler (``CXX``, else ``c++``) says its version is, or ``"none"``."""
     try:
         asked = subprocess.run(
             [os.environ.get("CXX", "c++"), "--version"], capture_output=True, text=True, check=False
@@ -94,7 +94,7 @@ def cxx_version() -> str:
 
 
 def parse_archs(text: str) -> tuple[str, ...]:
-    """``"8.0;9.0a+PTX"`` as a tuple; spaces and commas separate too.
+    """Splits ``"8.0;9.0a+PTX"`` into a tuple; spaces and commas separate too.
 
     Raises:
         ValueError: naming the entry that is not a compute capability.
@@ -109,12 +109,12 @@ def parse_archs(text: str) -> tuple[str, ...]:
 
 
 def arch_of_capability(major: int, minor: int) -> str:
-    """The arch to build for a visible GPU: with its specific instructions from 9.0 on."""
+    """Returns the arch to build for a visible GPU: with its own instructions from 9.0 on."""
     return f"{major}.{minor}" + ("a" if major >= 9 else "")
 
 
 def serves(built: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
-    """Whether a library for the archs ``built`` holds all that one for ``wanted`` would."""
+    """Says whether a library for the archs ``built`` holds all that one for ``wanted`` would."""
     return {*wanted} <= {*built, *(arch.removesuffix("+PTX") for arch in built)}
 
 
@@ -132,17 +132,17 @@ def gencode_flags(archs: tuple[str, ...]) -> list[str]:
 
 
 def uses_cuda(pair: Pair) -> bool:
-    """Whether the pair's ``.cu`` can be part of a build on this machine."""
+    """Says whether the pair's ``.cu`` can be part of a build on this machine."""
     return pair.kernel is not None and cuda_home() is not None
 
 
 def sources(pair: Pair) -> list[str]:
-    """What to compile here: without a CUDA toolkit, the binding alone."""
+    """Lists what to compile here: without a CUDA toolkit, the binding alone."""
     return [str(path) for path in pair.sources if path != pair.kernel or uses_cuda(pair)]
 
 
 def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str = "") -> list[str]:
-    """Flags of the binding.
+    """Returns the flags of the binding.
 
     A release stores ``source_hash`` in the library, so that the loader can tell
     when the sources beside it have changed since. The dev loop keeps it out of
@@ -167,7 +167,7 @@ def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str = "") -> list
 
 
 def nvcc_flags(pair: Pair, archs: tuple[str, ...]) -> list[str]:
-    """Flags of the kernel. Explicit archs make torch's helpers leave the arch list alone."""
+    """Returns the flags of the kernel. Explicit archs keep torch's helpers from adding theirs."""
     if pair.kind is not Kind.NATIVE:
         return ["-O3", f"-DTORCH_EXTENSION_NAME={pair.stem}", *gencode_flags(archs)]
     return [
@@ -190,7 +190,7 @@ def nvcc_flags(pair: Pair, archs: tuple[str, ...]) -> list[str]:
 
 
 def operators_at_once() -> int:
-    """As many as there are cores, and memory for their compilers.
+    """Returns how many operators to build at once: one a core, as far as memory allows.
 
     An operator is two compiler runs, and nearly all of its time is the kernel's. ``MAX_JOBS``,
     where it is set, counts both.
@@ -201,7 +201,7 @@ def operators_at_once() -> int:
 
 
 def _available_memory() -> int:
-    """Bytes that are free, or hold copies of files and would be given up."""
+    """Returns the bytes that are free, or hold copies of files and would be given up."""
     with contextlib.suppress(OSError):
         meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
         if found := re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE):
@@ -210,7 +210,7 @@ def _available_memory() -> int:
 
 
 def recipe(pair: Pair, archs: tuple[str, ...]) -> str:
-    """Hex digest of the compilers and flags that make the pair's text a library."""
+    """Returns the hex digest of the compilers and flags that make the pair's text a library."""
     parts = [cxx_version(), *cxx_flags(pair, archs), *link_flags(pair)]
     if uses_cuda(pair):
         parts += [cuda_version(), *nvcc_flags(pair, archs)]
@@ -218,7 +218,7 @@ def recipe(pair: Pair, archs: tuple[str, ...]) -> str:
 
 
 def link_flags(pair: Pair) -> list[str]:
-    """The static CUDA runtime, and nothing that a CPU-only torch does not have.
+    """Returns the link flags: the static CUDA runtime, and nothing that a CPU-only torch lacks.
 
     What comes out of static archives stays private: a libstdc++ or CUDA runtime
     linked into one library must not meet another copy's symbols at run time.

@@ -19,7 +19,7 @@ _KEYS = {
 def register(
     library: torch.library.Library, name: str, policy: Callable[[], AutocastPolicy | None]
 ) -> None:
-    """Register the Autocast kernels of ``cuda_ops::<name>``.
+    """Registers the Autocast kernels of ``cuda_ops::<name>``.
 
     ``policy`` is asked at each call, so that a reload can change it.
     """
@@ -49,8 +49,8 @@ def cast(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as the policy wants them; ``names`` are those of all that the operator takes.
-    float64 is left alone, as torch leaves it.
+    """Casts the arguments as the policy says; ``names`` lists all arguments of the operator.
+    Leaves float64 alone, as torch does.
     """
     given = [*zip(names, args, strict=False), *kwargs.items()]
     by_name: Mapping[str, AutocastWord] = (

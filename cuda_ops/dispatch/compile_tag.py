@@ -18,7 +18,7 @@ _tag = ""
 
 
 def change(texts: Iterable[str]) -> None:
-    """Let what is compiled from now on, in any thread, depend on these texts.
+    """Makes everything compiled from now on, in any thread, depend on these texts.
 
     torch 2.13 has a tag for each thread, and the one that loads an operator need not be the one
     that compiles. So the default bears it, of the config and of its environment variable; both are
@@ -37,9 +37,7 @@ def change(texts: Iterable[str]) -> None:
 
 
 def renew() -> None:
-    """Tag what this thread compiles, where it has set a tag of its own; what others put there is
-    kept.
-    """
+    """Tags what this thread compiles, where it has set a tag of its own; keeps what is there."""
     from torch.compiler import config
 
     if config.cache_key_tag != (tagged := _tagged(config.cache_key_tag)):

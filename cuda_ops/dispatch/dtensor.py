@@ -1,7 +1,7 @@
 """DTensor rules, registered when ``torch.distributed.tensor`` is in use.
 
 Importing it costs more than all of cuda_ops, so nothing here does; the rules
-wait until somebody else imports it.
+wait until other code imports it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _waiting: dict[str, Callable[..., Any]] = {}
 
 
 def register(name: str, rule: Callable[..., Any]) -> None:
-    """Give DTensor the sharding rule of ``cuda_ops::<name>``, now or when DTensor arrives."""
+    """Gives DTensor the sharding rule of ``cuda_ops::<name>``, now or once DTensor is imported."""
     if _MODULE in sys.modules:
         importlib.import_module(_MODULE)  # waits for a thread that is importing it
         _register(name, rule)

@@ -25,7 +25,7 @@ class Generation:
     #: Hash of what compiled graphs depend on: schema, signature, dtypes, plugin, siblings' schemas,
     #: and the library of a composed operator.
     fingerprint: str
-    #: What torch is given: ``autograd``, or what refuses a gradient.
+    #: The formula that torch gets: ``autograd``, or one that refuses a gradient.
     formula: Autograd = field(init=False)
 
     def __post_init__(self) -> None:

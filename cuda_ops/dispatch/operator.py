@@ -26,8 +26,8 @@ from cuda_ops.errors import ManifestError
 from cuda_ops.plugins import Plugins
 from cuda_ops.spec import OpSpec, functions
 
-#: Where the dispatcher takes tensors whose elements do not lie at strides. Without a kernel there
-#: its error lists every key that has one, and names no argument.
+#: The keys of tensors whose elements do not lie at strides. Without a kernel for them the
+#: dispatcher's error lists every key that has one, and names no argument.
 _WITHOUT_STRIDES = (
     "SparseCPU",
     "SparseCUDA",
@@ -58,7 +58,7 @@ class Operator:
 
     @staticmethod
     def prepare(op: OpSpec, plugins: Plugins, plugin_text: str, library: Path) -> Generation:
-        """Ask the plugins everything about an operator; nothing is registered yet.
+        """Asks the plugins everything about an operator; registers nothing yet.
 
         Raises:
             PluginError, ManifestError: from the hooks.
@@ -70,7 +70,8 @@ class Operator:
                 "calls has one; remove it"
             )
         schemas = [sibling.schema + str(sibling.signature) for sibling in op.siblings.values()]
-        text = [op.schema, str(op.signature), str(op.dtypes), str(op.is_composite), plugin_text]
+        checked = [str(v) for v in (op.signature, op.dtypes, op.dtypes_of, op.ranges, op.limits)]
+        text = [op.schema, *checked, str(op.is_composite), plugin_text]
         if op.is_composite:  # graphs hold what it calls
             text.append(str(library))
         return Generation(
@@ -87,7 +88,7 @@ class Operator:
     # --- reload --------------------------------------------------------------------
 
     def must_redefine(self, new: Generation) -> bool:
-        """Whether the schema in the dispatcher has to change."""
+        """Says whether the schema in the dispatcher has to change."""
         if self.spec.is_composite != new.spec.is_composite and self._slots:
             raise ManifestError(
                 f"cuda_ops::{self.spec.name} changed between composed and per-device kernels; "
@@ -96,7 +97,7 @@ class Operator:
         return self.spec.schema != new.spec.schema
 
     def become(self, new: Generation) -> bool:
-        """Take the new generation; true if compiled graphs must be traced again."""
+        """Takes the new generation; returns whether compiled graphs must be traced again."""
         redefine = self.must_redefine(new)
         changed = self.now.fingerprint != new.fingerprint
         self.now = new
@@ -110,7 +111,7 @@ class Operator:
         return changed
 
     def point_at(self, library: Library, kernel: Kernel) -> None:
-        """Serve calls of one dispatch key with a kernel of ``library`` from now on."""
+        """Serves calls of one dispatch key with a kernel of ``library`` from now on."""
         if kernel.key not in self._slots:
             library.store(kernel.slot, kernel.call)
             library.register(kernel)
@@ -119,7 +120,7 @@ class Operator:
             library.store(self._slots[kernel.key], kernel.call)
 
     def drop_keys(self, library: Library, present: set[str]) -> None:
-        """Kernels that the new library no longer has: their use becomes an error."""
+        """Makes the use of kernels that the new library no longer has an error."""
         for key, slot in self._slots.items():
             if key not in present:
                 library.store(slot, 0)
@@ -153,8 +154,8 @@ class Operator:
             self._autocast_registered = True
 
     def _define_again(self) -> None:
-        """With another schema. The dispatcher hands to tracers, for ever, the overload that they
-        saw first, and they read the schema there: it becomes the new one.
+        """Defines the operator with another schema. The dispatcher goes on handing tracers the
+        overload that they saw first, and they read the schema there: it becomes the new one.
         """
         namespace, name = torch.ops.cuda_ops, self.spec.name
         overload = getattr(namespace, name).default
@@ -166,7 +167,7 @@ class Operator:
         packet.default = overload
         if not self.spec.is_composite:  # which are asked for by the overload itself
             dtensor.register(name, self._sharding)
-        # By name, and private: of a torch without it nothing is remembered.
+        # Kept by name, in a private table that not every torch has.
         known = getattr(torch.fx.operator_schemas, "_SCHEMA_TO_SIGNATURE_CACHE", {})
         known.pop((self.spec.qualname, ""), None)
 
@@ -179,18 +180,16 @@ class Operator:
         )
 
     def _decomposed(self, *args: Any, **kwargs: Any) -> Any:
-        # Where the outermost transform sees it, so that its parts meet all transforms. Further in
-        # they would not: they would pass as plain functions, without a tangent for one.
+        # Here the outermost transform sees it, so that its parts meet all transforms. Further in
+        # they would pass for plain functions, and lose their tangents for instance.
         return self.now.spec.overload.decompose(*args, **kwargs)
 
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
         compile_tag.renew()  # in the thread that compiles
         if self.now.fake is None:
             raise self._underived("its output shape", "cuda_ops_fake")
-        op = self.now.spec
-        if op.signature is not None:  # a plugin need not repeat what the line says
-            tensors = arguments.tensor_arguments(op, arguments.bind(op, args, kwargs))
-            checks.check_arguments(op, tensors)
+        op = self.now.spec  # whose plugin need not repeat what the binding says
+        checks.check_arguments(op, arguments.bind(op, args, kwargs))
         return self.now.fake(*args, **kwargs)
 
     def _setup_context(
@@ -232,7 +231,7 @@ class Operator:
 
 @contextlib.contextmanager
 def redefining(operators: list[Operator]) -> Iterator[None]:
-    """Change schemas while other threads may be calling.
+    """Lets schemas change while other threads may be calling.
 
     A call parses its arguments under the interpreter's lock and reads the
     schema once more within microseconds of letting go of it. So: keep the lock

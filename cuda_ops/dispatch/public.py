@@ -28,7 +28,7 @@ from cuda_ops.spec import AutocastPolicy, OpSpec
 
 
 def make(operator: Served) -> tuple[FunctionType, FunctionType]:
-    """Generate ``cuda_ops.<op>``, and the operator alone as formulas call it.
+    """Generates ``cuda_ops.<op>``, and the operator alone as formulas call it.
 
     Their identities last; :func:`renew` changes what they do.
     """
@@ -36,7 +36,7 @@ def make(operator: Served) -> tuple[FunctionType, FunctionType]:
 
 
 def renew(operator: Served) -> None:
-    """Bring the existing functions up to the operator's present generation."""
+    """Brings the existing functions up to the operator's present generation."""
     for old, new in zip((operator.public, operator.direct), make(operator), strict=True):
         old.__code__ = new.__code__
         old.__defaults__ = new.__defaults__
@@ -46,7 +46,7 @@ def renew(operator: Served) -> None:
 
 
 def _public(operator: Served) -> FunctionType:
-    """What the plugin made of the operator, under a function whose identity lasts."""
+    """Wraps what the plugin made of the operator in a function whose identity lasts."""
     wrapper = operator.now.public
     if wrapper is None:
         return _generate(operator)
@@ -88,7 +88,7 @@ def _public(operator: Served) -> FunctionType:
 
 
 def _override(operator: Served, values: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
-    """Of what is no tensor and takes calls in its place: a tracer's stand-in."""
+    """Calls the override of an argument that intercepts calls, such as an fx Proxy."""
     return torch.overrides.handle_torch_function(operator.public, values, *args, **kwargs)
 
 
@@ -100,14 +100,13 @@ def _generate(operator: Served) -> FunctionType:
     )
     names: dict[str, Any] = {**defaults, "_overload": op.overload}
     body = f"return _overload({arguments})"
-    # dtypes is non-empty exactly where the C++ side checks them all, floating or not.
     tensors = _tensor_names(op)
     optional = any(
         str(a.type).startswith(("Optional[Tensor", "List[Tensor")) for a in op.parsed.arguments
     )
     keyword_only = any(argument.kwarg_only for argument in op.parsed.arguments)
     before = ""
-    # A composition of torch's operators alone has the tangents that those give it.
+    # What is composed of torch's operators alone has the tangents that those give it.
     if tensors and (not op.is_composite or op.calls):
         names["_tracing"] = torch.compiler.is_dynamo_compiling
         names["_forward_mode"] = torch.autograd.forward_ad
@@ -151,7 +150,7 @@ def _generate(operator: Served) -> FunctionType:
 
 
 def dispatched_if_batched() -> contextlib.AbstractContextManager[Any]:
-    """Sends public functions the dispatcher's way inside of ``torch.autograd.grad(...,
+    """Sends public functions through the dispatcher inside of ``torch.autograd.grad(...,
     is_grads_batched=True)``, whose tensors look plain and have no memory that a kernel could read.
     """
     if torch.compiler.is_dynamo_compiling():  # compiled autograd: the dispatcher's way anyway
@@ -164,12 +163,14 @@ _BATCHED = torch._C._dispatch_key_parse("VmapMode")
 
 
 def _dispatched() -> contextlib.AbstractContextManager[Any]:
-    """A mode that changes nothing: while any is on, public functions take the dispatcher's way."""
+    """Turns on a mode that changes nothing: while any is on, public functions go through the
+    dispatcher.
+    """
     return BaseTorchDispatchMode()
 
 
 def _uncast(policy: AutocastPolicy | None, tensors: Sequence[str], is_on: str) -> str:
-    """The condition under which autocast changes none of the arguments."""
+    """Returns the condition under which autocast changes none of the arguments, as code."""
     if not policy:
         return ""
     if policy != "promote":
@@ -207,7 +208,7 @@ def _helpers(operator: Served) -> dict[str, Any]:
         "_transformed": torch._C._are_functorch_transforms_active,
         "_profiler": torch.autograd.profiler,
         "_jit": torch._C._is_tracing,
-        # Without an argument it asks of CUDA alone, in half the time.
+        # Called without an argument it tells about CUDA alone, in half the time.
         "_cuda_autocast": torch.is_autocast_enabled,
         "_any_autocast": torch._C._is_any_autocast_enabled,
         "_grad_enabled": torch.is_grad_enabled,
@@ -228,8 +229,8 @@ def _optional(op: OpSpec, name: str) -> bool:
 
 
 def _refuse_others(op: OpSpec, names: Sequence[str], *values: Any) -> None:
-    """Name what is no tensor. Of ``None`` the dispatcher would say that there is no tensor, and not
-    which; what a plugin made of the operator would fail at whatever it asks of it first.
+    """Refuses an argument that is not a tensor, by name. For ``None`` the dispatcher would not say
+    which argument it is, and a plugin's function would fail wherever it first uses it.
     """
     for name, value in zip(names, values, strict=True):
         optional = _optional(op, name)
@@ -239,7 +240,7 @@ def _refuse_others(op: OpSpec, names: Sequence[str], *values: Any) -> None:
 
 
 def _refuse_tangents(op: OpSpec, names: Sequence[str], *values: Any) -> None:
-    """Of forward mode the dispatcher knows nothing: results would have no tangent, in silence."""
+    """Refuses dual numbers: the dispatcher would drop their tangents in silence."""
     if torch._C._are_functorch_transforms_active():
         return  # torch.func.jvp refuses what has no rule for it
     for name, value in zip(names, values, strict=True):
@@ -258,13 +259,14 @@ def _no_forward_mode(op: OpSpec, where: str) -> NotImplementedError:
 
 
 def _below_autograd(backend: str, op: OpSpec) -> torch._C.DispatchKeySet:
-    """A backend's kernel, and before it torch's fallbacks that resolve lazy views.
+    """Returns the keys of a backend's kernel and of torch's fallbacks that resolve lazy views.
 
     Those look at each tensor for less than asking ``x.is_neg()`` in Python would cost.
     """
-    # Only complex numbers are conjugated lazily, and no list of dtypes has one: what is not on it
-    # is refused before any number is read.
-    lazy = ["Negative", "ZeroTensor"] + ([] if op.dtypes else ["Conjugate"])
+    # Only complex numbers are conjugated lazily, and no list of dtypes holds one: a dtype that is
+    # not listed is refused before any number is read.
+    listed = all(op.allowed_dtypes(name) for name in op.tensor_names)
+    lazy = ["Negative", "ZeroTensor"] + ([] if listed else ["Conjugate"])
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, backend))
     for name in lazy:
         keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
@@ -272,7 +274,7 @@ def _below_autograd(backend: str, op: OpSpec) -> torch._C.DispatchKeySet:
 
 
 def _differentiable(operator: Served, redispatch: Any) -> Any:
-    """``autograd.Function.apply`` for the operator, below its own Python-side checks.
+    """Returns ``autograd.Function.apply`` for the operator, below its own Python-side checks.
 
     Those handle functorch, which the caller has ruled out.
     """
@@ -297,14 +299,14 @@ def _differentiable(operator: Served, redispatch: Any) -> Any:
 
 
 def transformed(operator: Served) -> Any:
-    """The operator as an autograd.Function that ``torch.func`` transforms understand.
+    """Returns the operator as an autograd.Function that ``torch.func`` transforms understand.
 
     :func:`torch.library.register_autograd` alone refuses ``torch.func.grad``, so this is
     registered where the dispatcher meets the outermost transform.
     """
 
     def split(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Function.apply takes no keywords: keyword-only arguments come at the end."""
+        """Splits off keyword-only arguments, which come last: Function.apply takes none."""
         arguments = operator.spec.parsed.arguments
         count = sum(not argument.kwarg_only for argument in arguments)
         names = [argument.name for argument in arguments[count:]]
@@ -321,8 +323,8 @@ def transformed(operator: Served) -> Any:
         operator._setup_context(ctx, positional, output, **extra)
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        # The function that torch.func.vjp returns is called when the transform is over. What was
-        # saved then looks plain and has no memory.
+        # The function that torch.func.vjp returns is called when the transform is over. Saved
+        # tensors then look plain and have no memory.
         with _dispatched():
             gradients = operator._backward(ctx, *grads)
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
@@ -356,7 +358,7 @@ def transformed(operator: Served) -> Any:
 
 
 def _parameters(op: OpSpec) -> tuple[str, dict[str, Any]]:
-    """The parameter list with its defaults by name, and the defaults."""
+    """Returns the parameter list, in which defaults have names, and the defaults."""
     parts: list[str] = []
     defaults: dict[str, Any] = {}
     star = False
