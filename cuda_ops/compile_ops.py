@@ -25,8 +25,8 @@ from cuda_ops.spec import Autograd, OpSpec
 
 @dataclass
 class Row:
-    """One line of the table; ``error`` is empty where everything worked. One that is no operator,
-    a root or a plugin that cannot be used, has nothing else.
+    """One line of the table; ``error`` is empty where everything worked. A line about a root or a
+    plugin that cannot be used has nothing else.
     """
 
     op: str
@@ -39,7 +39,7 @@ class Row:
     note: str = ""
     error: str = ""
     warnings: tuple[str, ...] = ()
-    #: With ``--check``: what the checks said, of each operator of the pair.
+    #: With ``--check``: what the checks found, for each operator of the pair.
     checks: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -51,16 +51,16 @@ def compile_ops(
     compare: bool = True,
     progress: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
-    """Build and load the named pairs (all without names) and those that they call, in parallel;
-    rows sorted by name. Unless ``compare`` is false, a few samples tell the largest error.
+    """Builds and loads the named pairs (all without names) and those that they call, in parallel;
+    returns rows sorted by name. Unless ``compare`` is false, a few samples tell the largest error.
 
-    A pair that fails has its error in its row and in ``registry().failures``;
-    the others are usable, and what was loaded of it before goes on serving. One
-    that is loaded and computes something else than its reference has its error in its row alone. So
-    has what forms no operator and, without names, a plugin that cannot be used.
+    A pair that fails has its error in its row and in ``registry().failures``; the others are
+    usable, and an older library of the failed one goes on serving. A pair that is loaded and
+    differs from its reference has its error in its row alone, and so have files that form no
+    operator and, without names, a plugin that cannot be used.
 
     Raises:
-        BuildError: a name that is no operator.
+        BuildError: no operator has one of the names.
     """
     pairs = registry().rescan()
     asked = {stem: pair for stem, pair in pairs.items() if not names or stem in names}
@@ -128,8 +128,8 @@ def _unusable(names: Sequence[str], problems: Sequence[Problem]) -> list[Row]:
 
 
 def reload(*names: str) -> list[Row]:
-    """Build and load what changed of these pairs, or of all that are loaded or failed to be;
-    functions obtained earlier run the new code.
+    """Builds and loads what changed in these pairs, or in all that are loaded or failed to be.
+    Functions obtained earlier run the new code.
 
     Raises:
         CudaOpsError: the first of the operators that failed; all others are
@@ -144,7 +144,7 @@ def reload(*names: str) -> list[Row]:
 
 
 def add_root(root: str | Path) -> None:
-    """List the operators of one more folder, with ``kernels/`` and ``bindings/``: ``--root``.
+    """Adds a folder with ``kernels/`` and ``bindings/``, as ``--root`` does.
 
     Raises:
         DiscoveryError: it does not exist, or has neither.
@@ -173,7 +173,7 @@ compiled_ops = CompiledOps()
 
 
 def _load_or_wait(built: compiling.Built, row: Row, compare: bool, patient: bool) -> bool:
-    """Whether the row is complete. Where ``patient``, what it calls may still come."""
+    """Says whether the row is complete. With ``patient``, a called operator may still come."""
     try:
         _load(built, row, compare)
     except BuildError as error:
@@ -210,23 +210,22 @@ def _load(built: compiling.Built, row: Row, compare: bool) -> None:
     device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
     try:
         error = _max_error(operator, built, device)
-    except ResultError as wrong:  # it stays loaded: one wants to see what it does
+    except ResultError as wrong:  # it stays loaded, so that its author can look at it
         row.error = str(wrong)
     else:
         row.max_error = None if math.isnan(error) else error  # nothing to compare with
 
 
 def _gradients(op: OpSpec, autograd: Autograd) -> str:
-    """``yes``, or the inputs that have a gradient where other tensors have none."""
+    """Returns ``yes``, or the inputs that have a gradient where other tensors have none."""
     if autograd.inputs is None or set(op.tensor_positions) <= set(autograd.inputs):
         return "yes"
     return "of " + ", ".join(op.argument_names[i] for i in sorted(autograd.inputs))
 
 
 def _max_error(operator: Operator, built: compiling.Built, device: str) -> float:
-    """The largest error on a few fixed samples; kept beside the library, since neither changes.
-
-    So a run that has nothing to build does not even have to start the GPU.
+    """Returns the largest error on a few fixed samples. The file beside the library keeps it, since
+    neither changes, so that a run with nothing to build need not start the GPU.
     """
     store = built.path.with_suffix(".max_error.json")
     key = f"{device}, torch {torch.__version__}, {operator.now.fingerprint}"

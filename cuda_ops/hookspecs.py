@@ -54,8 +54,8 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any] | None:
 
     The callable takes the operator's arguments (sizes may be symbolic) and
     returns empty outputs with the shape, strides, dtype and device of the
-    real ones, and raises the errors that the real one raises. What a signature
-    line and ``.dtypes`` refuse has been refused before.
+    real ones, and raises the errors that the real one raises. Arguments that
+    the signature line and ``.dtypes`` refuse never reach it.
     Fires when the operator's library is loaded or reloaded.
     """
 
@@ -71,7 +71,7 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
 
     ``"lower_precision"`` casts floating arguments to the autocast dtype,
     ``"float32"`` casts them to float32, ``"promote"`` to what
-    ``torch.promote_types`` makes of them. A mapping from names says so of
+    ``torch.promote_types`` makes of them. A mapping from names says so for
     some, and leaves the others as they are.
     Fires when the operator's library is loaded or reloaded.
     """
@@ -126,7 +126,7 @@ def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Any] | None:
 
 @hookspec(firstresult=True)
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample] | None:
-    """Calls that run the kernels which drawn samples, of up to 4096 elements, are too small for.
+    """Calls that run kernels which drawn samples, of up to 4096 elements, are too small to reach.
 
     Fires when an operator is called under compute-sanitizer, which slows kernels down a
     hundredfold: few calls, and no larger than it takes to have each kernel chosen.
@@ -151,10 +151,10 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
 
 @hookspec
 def cuda_ops_peers(op: OpSpec) -> Mapping[str, Callable[..., Any] | Peer] | None:
-    """Who else computes it, by name: callables that take the operator's arguments.
+    """Peers that compute the same, by name: callables that take the operator's arguments.
 
-    All answers are joined, so that anyone can add a peer; of two with one name
-    the first plugin's counts. Fires when an operator is timed.
+    All answers are joined, so that any package can add a peer; where two have one
+    name the first plugin's counts. Fires when an operator is timed.
     """
 
 

@@ -1,7 +1,7 @@
-"""A gradient that does not exist: refused where it is computed, never zero.
+"""Refuses a gradient that does not exist where it would be computed; it is never zero.
 
-torch.compile traces a gradient beside every forward pass whose arguments require one, before
-anybody asks for it. So the refusal is an operator: a trace has it in its backward, which raises if
+torch.compile traces a gradient beside every forward pass whose arguments require one, whether or
+not it is ever used. So the refusal is an operator: a trace has it in its backward, which raises if
 it is run at all.
 """
 
@@ -15,9 +15,9 @@ import torch
 
 from cuda_ops.spec import Autograd
 
-# Not among cuda_ops' own operators, which users list.
+# Kept apart from the operators of cuda_ops, which users list.
 _library = torch.library.Library("_cuda_ops", "DEF")
-# `grad` makes it a part of the backward: what depends on nothing there might run in the forward.
+# `grad` ties it to the backward; if it depended on nothing there, it might run in the forward.
 _library.define(
     "no_gradient(Tensor grad, SymInt[] size, str reason) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
@@ -44,7 +44,7 @@ torch.library.register_vmap("_cuda_ops::no_gradient", _mapped, lib=_library)
 
 
 def no_gradient(grad: torch.Tensor, size: Sequence[int], reason: str) -> torch.Tensor:
-    """In place of the gradient of an argument of this size.
+    """Stands in for the gradient of an argument of this size.
 
     Raises:
         RuntimeError: with ``reason``, unless this is a trace.
@@ -77,12 +77,12 @@ class NoGradient:
 
 
 def refusal(reason: str) -> Autograd:
-    """The formula of an operator without one."""
+    """Returns the formula of an operator without a gradient."""
     return Autograd(setup_context=_keep_sizes, backward=NoGradient(reason))
 
 
 def no_second_derivative(gradient: str) -> Autograd:
-    """The formula of an operator, named ``gradient``, that computes one and has none itself."""
+    """Returns the formula of an operator, named ``gradient``, that computes one and has none."""
     return refusal(f"{gradient} has no gradient: second derivatives are not computed")
 
 

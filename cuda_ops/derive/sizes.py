@@ -10,7 +10,7 @@ Dims = Sequence[int | torch.SymInt]
 
 
 def is_true(condition: bool | torch.SymBool) -> bool:
-    """``bool(condition)``, by a guard where sizes are symbolic, and ``False`` where one has no
+    """Returns ``bool(condition)``: by a guard where sizes are symbolic, ``False`` where one has no
     value.
     """
     # torch.compile says of symbols too that they are bool.
@@ -22,8 +22,8 @@ def is_true(condition: bool | torch.SymBool) -> bool:
 
 
 def is_surely_true(condition: bool | torch.SymBool) -> bool:
-    """``bool(condition)``, and ``False``, without a guard, where another symbolic size could make
-    it false.
+    """Returns ``bool(condition)``, or ``False`` without a guard where another symbolic size could
+    make it false.
     """
     if isinstance(condition, bool) and not torch.compiler.is_dynamo_compiling():
         return condition
@@ -33,7 +33,7 @@ def is_surely_true(condition: bool | torch.SymBool) -> bool:
 
 
 def may_be_equal(actual: Dims, expected: Dims) -> bool:
-    """Whether the shapes are the same, as far as their sizes have values."""
+    """Says whether the shapes are the same, as far as their sizes have values."""
     return len(actual) == len(expected) and not any(
         is_true(size != other) for size, other in zip(actual, expected, strict=True)
     )

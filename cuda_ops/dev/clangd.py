@@ -20,9 +20,9 @@ NAME = "compile_commands.json"
 
 
 def write(pairs: Iterable[Pair], archs: tuple[str, ...]) -> None:
-    """Bring ``<root>/compile_commands.json`` of each root up to date.
+    """Brings ``<root>/compile_commands.json`` of each root up to date.
 
-    Not in an installed package, nor where nobody may write.
+    Leaves installed packages and read-only folders alone.
     """
     by_root: dict[Path, list[dict[str, object]]] = {}
     for pair in pairs:

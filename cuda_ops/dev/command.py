@@ -41,7 +41,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     arguments = _parser().parse_intermixed_args(argv)
     console = Console(stderr=arguments.json, highlight=False, soft_wrap=True)
     if arguments.completion:
@@ -170,13 +170,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _prog() -> str:
-    """``cuda-ops`` where that was called: completion scripts are for one command."""
+    """Returns the command that was called: a completion script serves one command."""
     called = Path(sys.argv[0]).name
     return called if called == "cuda-ops" else "compile_dev.py"
 
 
 def _completion(shell: str) -> str:
-    """The script for ``eval``; operator names are those of the moment it was printed."""
+    """Returns the script for ``eval``, with the operator names of this moment."""
     import shtab
 
     parser = _parser()

@@ -12,12 +12,12 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def new_pair(name: str, root: Path | None = None, *, rows: bool = False) -> tuple[Path, Path]:
-    """Write ``kernels/<name>.cu`` and ``bindings/<name>.cpp`` under ``root``.
+    """Writes ``kernels/<name>.cu`` and ``bindings/<name>.cpp`` under ``root``.
 
     Args:
-        name: of the operator, and of both files.
-        root: a folder of operators; without it that of cuda_ops.
-        rows: a softmax along the last dim, in place of an elementwise operator.
+        name: the name of the operator and of both files.
+        root: a folder of operators; without it the one of cuda_ops.
+        rows: write a softmax along the last dim instead of an elementwise operator.
 
     Raises:
         DiscoveryError: the name is not usable, or taken.

@@ -31,7 +31,7 @@ _MOST_BYTES = {"cuda": 4 << 30, "cpu": 16 << 20}
 
 @dataclass(frozen=True)
 class Save:
-    """What is known of an operator after one save."""
+    """What is known about an operator after one save."""
 
     seconds: float
     max_error: float
@@ -42,7 +42,7 @@ class Save:
     spilled: int | None
 
     def line(self, op: str, before: Save | None) -> str:
-        """The printed line."""
+        """Returns the line to print."""
         parts = [f"{op}: {self.seconds:.2f} s", f"max error {self.max_error:.1e}"]
         if self.time is not None:
             change = _change(self.time, before.time if before else None)
@@ -65,7 +65,7 @@ def watch(
     stop: threading.Event | None = None,
     on_save: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Rebuild, reload, check and time the named pairs on every save, until interrupted."""
+    """Rebuilds, reloads, checks and times the named pairs on every save, until interrupted."""
     chosen = [registry().pairs()[name] for name in names]
     last: dict[str, Save] = {}
     known = {pair.stem: _text(pair) for pair in chosen}
@@ -122,7 +122,7 @@ def _after_save(
 
 
 def _present(pair: Pair) -> Pair:
-    """The pair with the files it has now: a kernel may have been added to a binding."""
+    """Returns the pair with the files it has now: a kernel may have joined a binding."""
     try:
         return registry().rescan()[pair.stem]
     except (DiscoveryError, KeyError):  # between two saves the folders may form no operator
@@ -134,7 +134,7 @@ def _measure(pair: Pair, seconds: float, built: compiling.Built, device: str) ->
     resources = built.resources
     home = device if "CUDA" in op.keys or op.is_composite else "cpu"
     runs = op.is_composite or home.upper() in op.keys
-    # First, since it says who is at work where a kernel crashes or does not end.
+    # First, since it names the operator if its kernel crashes or never ends.
     error = quick_error(op, registry().plugins, home)
     taken, rate = _timed(op, home) if runs else (None, None)
     return Save(
@@ -162,7 +162,7 @@ def _timed(op: OpSpec, device: str) -> tuple[float | None, float | None]:
 
 
 def _text(pair: Pair) -> tuple[Text | None, str]:
-    """What the pair's files and its plugin say now."""
+    """Reads what the pair's files and its plugin say now."""
     try:
         plugin = plugin_file(pair)
         return pair.read(), plugin.read_text() if plugin.is_file() else ""
