@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_benchmark_cheats import DEVICES, on_every_device, operator
 
-from cuda_ops.benchmarking import room
+from cuda_ops.benchmarking import capacity
 from cuda_ops.benchmarking.compare import Settings
 from cuda_ops.benchmarking.kit import Kit
 from cuda_ops.benchmarking.results import CaseResult
@@ -60,7 +60,7 @@ def measured(
 
 @pytest.fixture
 def small_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "cache_bytes", lambda device: 1)
+    monkeypatch.setattr(capacity, "cache_bytes", lambda device: 1)
 
 
 @on_every_device

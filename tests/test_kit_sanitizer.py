@@ -44,7 +44,7 @@ def test_the_ledger_excuses_findings_and_expires(tmp_path: Path) -> None:
     assert judge(run, [known]).new == run.findings[1:]
     assert judge(replace(run, findings=run.findings[:1]), [known]).passed
     clean = judge(replace(run, findings=()), [known])
-    assert not clean.passed and "it was not found: delete the entry" in str(clean)
+    assert not clean.passed and "which was not found: delete the entry" in str(clean)
     assert judge(replace(run, findings=(), ops=("silu",)), [known]).passed
     assert not judge(Run(("memcheck",), ("f",), (Finding("memcheck", "f", "x"),)), []).passed
     ledger.write_text("memcheck | bad | size 4 bytes |\n")

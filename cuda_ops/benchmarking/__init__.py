@@ -1,4 +1,4 @@
-"""The benchmark kit: how long an operator takes, against its peers and against the device.
+"""The benchmark kit measures how long an operator takes, against its peers and the device.
 
 ``python -m cuda_ops.benchmarking [op...]`` measures every operator that is
 installed; from a checkout ``python -m benchmarks`` is the same. An operator
@@ -14,6 +14,9 @@ operator, and no operator has a timing loop.
 ``ceilings``   what the device can do: measured, and physically
 ``kit``        all of the above for one operator
 ``results``    what was found, as values and as JSON
-``table``, ``plots``, ``regression``, ``command``: what is made of it
+``capacity``   which cases fit the device
+``table``      the results in a terminal; ``plots`` draws them
+``regression`` whether a run is slower than an earlier one
+``command``    the command line
 =============  ==================================================================
 """

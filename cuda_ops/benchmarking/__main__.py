@@ -1,4 +1,4 @@
-"""``python -m cuda_ops.benchmarking``."""
+"""Runs ``python -m cuda_ops.benchmarking``."""
 
 import sys
 

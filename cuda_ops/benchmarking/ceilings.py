@@ -1,7 +1,7 @@
-"""What the device can do: measured in the same run, and physically at most.
+"""What the device can do: its measured ceilings and its physical ones.
 
-The measured ceilings are what a percentage refers to: a large copy by torch, and large matrix
-products by its BLAS. The physical ones are what no measurement may exceed.
+Percentages refer to the measured ceilings: a large copy by torch, and large matrix products by its
+BLAS, in the same run. No measurement may exceed the physical ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cuda_ops.spec import BenchmarkCase
 from .clock import Clock, cache_bytes
 from .stats import Interval, median_interval
 
-#: The kinds of arithmetic, with the operands that a matrix product of this kind has.
+#: The kinds of arithmetic, with the dtype of a matrix product of this kind.
 ARITHMETIC = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
@@ -28,7 +28,7 @@ ARITHMETIC = {
     "fp32": torch.float32,
     "fp64": torch.float64,
 }
-# Dense FLOPs a clock and SM, by compute capability, from NVIDIA's architecture whitepapers:
+# Dense FLOPs per clock and SM, by compute capability, from NVIDIA's architecture whitepapers:
 # published peak / (SMs x boost clock).
 _FLOPS_PER_CLOCK = {
     (8, 0): {"bf16": 2048, "fp16": 2048, "tf32": 1024, "fp32": 128, "fp64": 128},
@@ -37,8 +37,8 @@ _FLOPS_PER_CLOCK = {
     (9, 0): {"bf16": 4096, "fp16": 4096, "tf32": 2048, "fp32": 256, "fp64": 256},
     (10, 0): {"bf16": 8192, "fp16": 8192, "tf32": 4096, "fp32": 256, "fp64": 256},
 }
-# How far above the measured ceiling a result may be where the physical one is not known. A CPU's
-# caches hold what a flush does not reach, and its clock is its own.
+# How far above the measured ceiling a result may be if the physical one is not known. On a CPU some
+# caches are out of the flush's reach, and the clock varies.
 _SLACK = {"cuda": 1.5, "cpu": 4.0}
 _ROUNDS = 10
 
@@ -59,11 +59,11 @@ class Ceilings:
         self._clock = clock
         #: Bytes read and written per second, or FLOPs per second, by kind.
         self.measured: dict[str, Interval] = {}
-        #: The same, as far as it is known; no measurement can be above it.
+        #: The same physically, as far as it is known; no measurement can be above it.
         self.physical: dict[str, float] = _physical(clock.device)
 
     def rate(self, kind: str) -> float:
-        """The measured ceiling of ``"memory"`` in bytes/s, or of an arithmetic in FLOP/s."""
+        """Returns the measured ceiling: ``"memory"`` in bytes/s, a kind of arithmetic in FLOP/s."""
         if kind not in self.measured:
             self.measured[kind] = (
                 _copy_rate(self._clock) if kind == "memory" else _matmul_rate(self._clock, kind)
@@ -71,27 +71,28 @@ class Ceilings:
         return self.measured[kind].value
 
     def limit(self, kind: str) -> float:
-        """The physical ceiling, or the measured one with slack."""
+        """Returns the physical ceiling, or the measured one with slack."""
         if kind in self.physical:
             return self.physical[kind]
         measured = self.rate(kind)
         if kind != "memory":
-            # A library may be slow in one kind; what a device does in float32 it does in others.
+            # A library may be slow in one kind, but no kind is slower than float32 on a device.
             measured = max(measured, self.rate("fp32"))
         return measured * _SLACK[self._clock.device.type]
 
     def floor(self, case: BenchmarkCase) -> Floor:
+        """Returns the shortest time that a call of the case can take."""
         memory = case.bytes / self.rate("memory")
         compute = case.flops / self.rate(arithmetic(case)) if case.flops else 0.0
         return Floor(max(memory, compute), "compute" if compute > memory else "memory")
 
     def refuse_impossible(self, case: BenchmarkCase, name: str, seconds: float, calls: int) -> None:
-        """Refuse a time of a call of ``name``, among ``calls``, that the device cannot reach.
+        """Refuses a time of a call of ``name``, one of ``calls``, that the device cannot reach.
 
         Raises:
-            BenchmarkError: more bytes or FLOPs a second than the device can move or do.
+            BenchmarkError: more bytes or FLOPs per second than the device can move or do.
         """
-        # What the last calls wrote may still be in the cache: it was not paid for.
+        # What the last calls wrote may still be in the cache: writing it took no time.
         moved = case.bytes - cache_bytes(self._clock.device) / calls
         done = {"memory": moved, arithmetic(case): float(case.flops)}
         for kind, amount in done.items():
@@ -106,7 +107,11 @@ class Ceilings:
 
 
 def arithmetic(case: BenchmarkCase) -> str:
-    """The kind of arithmetic that bounds a case."""
+    """Returns the kind of arithmetic that bounds a case.
+
+    Raises:
+        BenchmarkError: the case names an unknown kind.
+    """
     if case.arithmetic:
         if case.arithmetic not in ARITHMETIC:
             known = ", ".join(map(repr, ARITHMETIC))
@@ -147,7 +152,7 @@ def _rate(amount: int, taken: Interval) -> Interval:
 
 @contextlib.contextmanager
 def allow_tf32(allowed: bool) -> Iterator[None]:
-    """Matrix products of float32 in TF32, or strictly in float32; as before afterwards."""
+    """Runs float32 matrix products in TF32, or strictly in float32; restores the setting."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
     try:
@@ -170,7 +175,7 @@ def _physical(device: torch.device) -> dict[str, float]:
     if device.type != "cuda":
         return {}
     limits: dict[str, float] = {}
-    # Two transfers a clock: DDR. H200: 2 x 3.201 GHz x 6144 bits = 4.92 TB/s.
+    # Two transfers per clock: DDR. H200: 2 x 3.201 GHz x 6144 bits = 4.92 TB/s.
     memory = 2 * _attribute(device, _MEMORY_CLOCK_KHZ) * 1e3
     if rate := memory * _attribute(device, _MEMORY_BUS_BITS) / 8:
         limits["memory"] = rate
@@ -183,7 +188,7 @@ def _physical(device: torch.device) -> dict[str, float]:
 
 
 def _attribute(device: torch.device, number: int) -> int:
-    """An attribute of the device, as the driver tells it; 0 where it does not."""
+    """Asks the driver for an attribute of the device; returns 0 if it is not known."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

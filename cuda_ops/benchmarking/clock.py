@@ -2,11 +2,11 @@
 
 On a GPU a call is shorter than its launch, and an event around one call measures mostly itself. So
 a train is timed, not a call: the stream is first kept busy (the backlog), every call of the train
-is enqueued behind it, and by the time the GPU arrives the host is done. Each call has arguments of
-its own, which a write over the whole cache has just evicted, so each call reads from memory. The
-caches are full of another buffer's unwritten lines at the start of a train as they are full of its
-own at the end: every byte is paid for by somebody. Nothing is subtracted. Calls that only read
-leave nothing unwritten, and pay for what the flush left: ``clean`` is for them.
+is enqueued behind it, and by the time the GPU gets there the host is done. Each call has arguments
+of its own, which a write over the whole cache has just evicted, so each call reads from memory. At
+the start of a train the caches are full of the flush's unwritten lines, as they are full of the
+train's own at its end, so a train pays for as many bytes as it writes. Nothing is subtracted. Calls
+that only read leave nothing unwritten, and would pay for the flush's lines: ``clean`` is for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-# Bound now: what an operator does to the time module later does not matter.
+# Bound now, so that nothing an operator does to the time module matters.
 from time import perf_counter
 from typing import Any
 
@@ -28,10 +28,11 @@ from cuda_ops.errors import BenchmarkError
 from cuda_ops.testing.stall import stall
 
 #: How often a train is repeated with a longer backlog before it counts as one that waits for the
-#: GPU itself.
+#: GPU.
 _BACKLOG_ATTEMPTS = 4
-#: Cold reads must take at least this much longer than warm ones, or the flush does not work; after
-#: a clean one, which leaves them nothing to write (H200, 2026-11-24: 1.31 and 1.18).
+#: Cold reads must take at least this many times as long as warm ones, or the flush does not work;
+#: the second after a clean flush, which leaves them nothing to write (H200, 2026-11-24: 1.31 and
+#: 1.18).
 COLD_OVER_WARM, CLEAN_OVER_WARM = 1.2, 1.1
 
 
@@ -41,20 +42,19 @@ class Train:
 
     #: Seconds per call.
     seconds: float
-    #: What the calls returned, all of it alive until now: no two calls could share an output.
+    #: What the calls returned, all of it alive until now, so that no two calls share an output.
     outputs: list[Any]
-    #: Seconds that the device went on working after the last call had ended.
+    #: Seconds that the device worked on after the last call had ended.
     tail: float = 0.0
-    #: Seconds that waiting for it takes when it has nothing to do: longer the more streams it has,
-    #: and among other processes.
+    #: Seconds that waiting for an idle device takes; longer with more streams or other processes.
     idle: float = 0.0
     #: Whether the GPU never waited for the host.
     backlogged: bool = True
 
 
 class Flush:
-    """Evicts the caches by writing more than they hold, or, ``clean``, by then reading it, which
-    leaves nothing to write to memory.
+    """Evicts the caches by writing more than they hold. With ``clean`` it then reads that, which
+    leaves no line that waits to be written to memory.
     """
 
     def __init__(self, device: torch.device, clean: bool = False) -> None:
@@ -71,7 +71,7 @@ class Flush:
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Size of the last cache before memory, in bytes; of a CPU at most 256 MiB is reported."""
+    """Returns the size of the last cache before memory, in bytes; at most 256 MiB for a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     sizes = [_kibibytes(path) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("*/size")]
@@ -88,7 +88,7 @@ class CpuClock:
     def __init__(self, device: torch.device, flush: Callable[[], None]) -> None:
         self.device = device
         self.flush = flush
-        #: A train shorter than this is not worth believing, in seconds.
+        #: Seconds that a train must take to be believed.
         self.train_seconds = 500e-6
 
     def train(
@@ -97,7 +97,7 @@ class CpuClock:
         arguments: Sequence[tuple[Any, ...]],
         prepare: Callable[[], None] = lambda: None,
     ) -> Train:
-        """``prepare``, flush, then one call per entry of ``arguments``, timed."""
+        """Calls ``prepare``, flushes, then times one call per entry of ``arguments``."""
         prepare()
         self.flush()
         start = perf_counter()
@@ -112,11 +112,11 @@ class CudaClock:
     def __init__(self, device: torch.device, flush: Callable[[], None]) -> None:
         self.device = device
         self.flush = flush
-        #: Long enough that two events and the first launch, about 2 us, are 1 % of it.
+        #: Seconds that a train must take: two events and the first launch, 2 us, are 1 % of that.
         self.train_seconds = 200e-6
         self._start = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
-        #: Host seconds that enqueueing a call and preparing it has taken, at most.
+        #: Host seconds to prepare and enqueue one call, an upper bound.
         self._enqueue = 200e-6
 
     def train(
@@ -125,7 +125,7 @@ class CudaClock:
         arguments: Sequence[tuple[Any, ...]],
         prepare: Callable[[], None] = lambda: None,
     ) -> Train:
-        """The same as :meth:`CpuClock.train`, on the current stream."""
+        """Does the same as :meth:`CpuClock.train`, on the current stream."""
         margin = 1.5
         for _ in range(_BACKLOG_ATTEMPTS):
             train = self._attempt(function, arguments, prepare, margin)
@@ -144,7 +144,7 @@ class CudaClock:
         torch.cuda.synchronize(self.device)
         begin = perf_counter()
         stall(margin * (50e-6 + self._enqueue * len(arguments)))
-        # Behind the backlog: a kernel on another stream, that does not wait, sees old values.
+        # Behind the backlog, so that a kernel on another stream that does not wait sees old values.
         prepare()
         self.flush()
         self._start.record()
@@ -169,19 +169,19 @@ Clock = CpuClock | CudaClock
 
 
 def make_clock(device: torch.device, clean: bool = False) -> Clock:
-    """The clock of a device; ``clean`` as :class:`Flush` has it."""
+    """Makes the clock of a device; ``clean`` is that of :class:`Flush`."""
     flush = Flush(device, clean)
     return CudaClock(device, flush) if device.type == "cuda" else CpuClock(device, flush)
 
 
 def prove_cold(clock: Clock, least: float = COLD_OVER_WARM) -> float:
-    """Time the same reads on flushed and on warm caches; returns cold time over warm time.
+    """Times the same reads on flushed and on warm caches; returns cold time over warm time.
 
     Raises:
-        BenchmarkError: cold reads are less than ``least`` times as long as warm ones, so the flush
+        BenchmarkError: cold reads take less than ``least`` times as long as warm ones, so the flush
             does not evict.
     """
-    # Two buffers that fit in the cache together with whatever else is there.
+    # Two buffers that fit in the cache together with anything else that is there.
     numel = cache_bytes(clock.device) // 4 // 4
     buffers = [(torch.randn(numel, device=clock.device),) for _ in range(2)]
     result = torch.empty((), device=clock.device)
@@ -205,7 +205,7 @@ def prove_cold(clock: Clock, least: float = COLD_OVER_WARM) -> float:
                     times[cold].append(taken)
     finally:
         clock.flush = flush
-    # What else the machine does lengthens trains of either kind: then the fastest ones tell.
+    # Other work of the machine lengthens trains of either kind: then the fastest ones tell.
     ratio = max(of(times[True]) / of(times[False]) for of in (statistics.median, min))
     if ratio < least:
         raise BenchmarkError(
@@ -218,10 +218,17 @@ def prove_cold(clock: Clock, least: float = COLD_OVER_WARM) -> float:
 def host_latency(
     thunks: Mapping[str, Callable[[], Any]], device: torch.device, *, rounds: int, calls: int
 ) -> dict[str, list[float]]:
-    """Seconds that a call keeps the host, by name: one sample a round, in rotated order.
+    """Measures how many seconds a call keeps the host, by name: one sample a round, in turns.
 
     A sample is a loop of ``calls`` calls without synchronisation; the device is drained before and
     after, outside of the clock. Three more rounds warm up.
+
+    Returns:
+        For each name of ``thunks`` one number of seconds per call for each of ``rounds``.
+
+    Example::
+
+        host_latency({"silu": lambda: F.silu(x)}, x.device, rounds=20, calls=100)
     """
     times: dict[str, list[float]] = {name: [] for name in thunks}
     with undisturbed():
@@ -240,14 +247,14 @@ def host_latency(
 
 
 def rotated(names: Sequence[str], by: int) -> list[str]:
-    """The names, starting with another one each time: nobody always goes first."""
+    """Returns the names, starting with another one each time, so that none always goes first."""
     by %= len(names)
     return [*names[by:], *names[:by]]
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """No garbage collection in the middle of a measurement."""
+    """Keeps the garbage collector from running in the middle of a measurement."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -28,14 +28,14 @@ from .regression import regressions
 from .results import CaseResult, Report
 from .table import render
 
-#: Exit statuses beside 0: something is wrong or slower, and the question makes no sense.
+#: Exit statuses beside 0: something is wrong or slower, and nothing could be measured or compared.
 FAILED, REFUSED = 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, save, draw, compare; returns the exit status."""
+    """Measures, prints, saves, draws, compares; returns the exit status."""
     arguments = _parser().parse_args(argv)
-    # What is piped has no width; tables need some.
+    # A pipe has no width; tables need one.
     width = None if sys.stdout.isatty() else 160
     console = Console(highlight=False, soft_wrap=True, width=width)
     try:
@@ -84,7 +84,7 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
         progress = _progress(console, status)
         progress("building")
         ops, left_out = _operators(arguments.ops)
-        if ops:  # without operators their errors say more
+        if ops:  # without operators, the reasons why they were left out say more
             _refuse_unknown(names or set(), arguments.cases, ops)
         progress("measuring the device")
         settings = QUICK if arguments.quick else Settings()
@@ -121,15 +121,15 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
 
 
 def _progress(console: Console, status: Status) -> Callable[[str], None]:
-    """Shows a text as the status, or as a line on stderr where a status is not seen: the last line
-    of a run that hangs or is killed names who has not returned.
+    """Returns a function that shows a text as the status, or as a line on stderr if there is no
+    terminal. So the last line of a run that hangs or is killed names the part that did not return.
     """
     if console.is_terminal and not console.is_dumb_terminal:
         return lambda text: status.update(escape(text))
     begin = time.monotonic()
 
     def line(text: str) -> None:
-        with contextlib.suppress(OSError):  # that nobody reads it any more is no case's error
+        with contextlib.suppress(OSError):  # a closed pipe is no reason for a case to fail
             print(f"[{time.monotonic() - begin:4.0f} s] {text}", file=sys.stderr, flush=True)
 
     return line
@@ -147,11 +147,11 @@ def _refuse_unknown(peers: set[str], pattern: str, ops: Sequence[OpSpec]) -> Non
 
 
 def _operators(names: Sequence[str]) -> tuple[list[OpSpec], dict[str, str]]:
-    """The operators of the named pairs, built and loaded, and why others cannot be measured."""
+    """Builds and loads the named pairs; returns their operators, and why others are left out."""
     ops: list[OpSpec] = []
     left_out: dict[str, str] = {}
     for row in compile_ops(names, compare=False):
-        if names and row.op not in names:  # one that another calls
+        if names and row.op not in names:  # built because another operator calls it
             continue
         if row.error:
             left_out[row.op] = row.error.splitlines()[0]
@@ -171,20 +171,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("ops", nargs="*", metavar="OP", help="pairs to measure (default: all)")
     parser.add_argument(
-        "--peers", metavar="NAMES", help="such as eager,compile; none (default: all of a case)"
+        "--peers", metavar="NAMES", help="such as eager,compile, or none (default: all of a case)"
     )
     parser.add_argument(
         "--cases",
         metavar="REGEX",
         type=_pattern,
         default="",
-        help="only cases in whose label it finds something, such as 'float16'",
+        help="only cases whose label matches, such as 'float16'",
     )
     parser.add_argument("--quick", action="store_true", help="few cases, wider intervals")
     parser.add_argument(
         "--clean-caches",
         action="store_true",
-        help="start with caches that hold nothing unwritten, for what only reads",
+        help="start with caches that hold nothing unwritten, for operators that only read",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured")
     parser.add_argument("--plot", metavar="DIR", type=Path, help="draw roofline, ratios, bandwidth")
@@ -205,5 +205,7 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a regular expression: {error}"
+        ) from error
     return text

@@ -1,4 +1,4 @@
-"""Operator and peers in turn, round after round, until the intervals are narrow or time is up."""
+"""Times operator and peers in turns until the intervals are narrow or time is up."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from .rotation import Rotation
 from .stats import LEAST_SAMPLES, Interval, median_interval, ratio_interval
 from .verify import Verifier, poison
 
-#: The operator's own name among those that are compared.
+#: The operator's name among those that are compared.
 OURS = "cuda_ops"
 #: Calls in a train, at most.
 MOST_CALLS = 64
 _MOST_ROUNDS = 300
-# A device that works on for longer than this after the last call, by the larger of the two.
+# How long the device may work on after the last call: the larger of seconds and a share of the
+# train.
 _TAIL_SECONDS, _TAIL_SHARE = 50e-6, 0.2
-# So many times a comparison's time, and at least so many seconds, may be spent to see whether
-# nearly every round is like that.
+# This many times a comparison's time, and at least this many seconds, may be spent to see whether
+# nearly every round exceeds that.
 _PATIENCE, _PATIENCE_SECONDS = 10, 5.0
 
 
@@ -33,9 +34,9 @@ _PATIENCE, _PATIENCE_SECONDS = 10, 5.0
 class Settings:
     """When a comparison is done."""
 
-    #: Relative half-width that every interval must reach.
+    #: The relative half-width that every interval must reach.
     precision: float = 0.01
-    #: Seconds after which a case ends all the same, marked as not converged.
+    #: Seconds after which a case ends without that, marked as not converged.
     seconds: float = 3.0
     #: Samples of the host's latency, and calls in each.
     latency_rounds: int = 20
@@ -48,7 +49,7 @@ QUICK = Settings(precision=0.05, seconds=0.3, latency_rounds=8, latency_calls=50
 
 @dataclass
 class Comparison:
-    """What the rounds gave."""
+    """The result of all rounds."""
 
     seconds: dict[str, Interval]
     #: Peer time over ours, by peer.
@@ -57,7 +58,7 @@ class Comparison:
     converged: bool
     #: Why a peer could not be compared, by peer.
     missing: dict[str, str] = field(default_factory=dict)
-    #: Who made the GPU wait for the host, so that the host's time is in the measurement.
+    #: The functions that made the GPU wait for the host, whose time they then include.
     waiting: list[str] = field(default_factory=list)
 
 
@@ -70,15 +71,15 @@ def compare(
     peers: Mapping[str, Peer] | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
-    """Time ``functions``, of which :data:`OURS` is one, on the same arguments.
+    """Times ``functions``, which include :data:`OURS`, on the same arguments.
 
-    Every train of every function is checked, a peer's as far as ``peers`` says by name.
-    A peer that fails before the rounds start is left out and named. ``progress`` is told whose
-    first calls come next, and when the rounds start; nothing while they last.
+    Every train of every function is checked; ``peers`` says by name how far a peer's is. A peer
+    that fails before the rounds start is left out and named. ``progress`` is called before the
+    first calls of each function and when the rounds start, but not during them.
 
     Raises:
-        BenchmarkError: a result of ours is wrong, or one that a peer gave later on; work goes on
-            after the last call has ended.
+        BenchmarkError: our result is wrong, or a peer's is during the rounds; or the device still
+            works after the last call has ended.
     """
     alive = dict(functions)
     missing: dict[str, str] = {}
@@ -93,7 +94,7 @@ def compare(
         return train
 
     for name in functions:
-        progress(f"first calls of {name}")  # where a peer compiles, and tunes itself for minutes
+        progress(f"first calls of {name}")  # a peer may compile, and tune itself for minutes
         try:
             run(name), run(name)
         except Exception as error:
@@ -133,7 +134,7 @@ def _summary(
     ratios = {
         name: ratio_interval(theirs, times[OURS]) for name, theirs in times.items() if name != OURS
     }
-    # Our time and every ratio; a peer's time alone is not what a table is read for.
+    # Our time and every ratio; a table is not read for a peer's time alone.
     widest = max(i.half_width for i in (seconds[OURS], *ratios.values()))
     converged = rounds >= LEAST_SAMPLES and widest <= settings.precision
     waiting = [name for name, mine in trains.items() if not all(train.backlogged for train in mine)]
@@ -141,10 +142,12 @@ def _summary(
 
 
 def _tail(trains: Mapping[str, list[Train]], calls: int) -> str:
-    """Who leaves the device working in nearly every round, as an error; empty where nobody does."""
+    """Returns an error that names a function that leaves the device working in nearly every round;
+    empty if none does.
+    """
 
     def low(seconds: Iterable[float]) -> float:
-        # Nearly: a host that was interrupted while it waited sees no work any more.
+        # Nearly every, since a host that was interrupted while it waited sees no work any more.
         ordered = sorted(seconds)
         return ordered[len(ordered) // 10]
 
@@ -153,7 +156,7 @@ def _tail(trains: Mapping[str, list[Train]], calls: int) -> str:
         for name, mine in trains.items()
     }
     for name, mine in trains.items():
-        # What all others show as well is work of other processes on the device.
+        # What all others show as well is work of other processes.
         others = [seconds for other, seconds in lasting.items() if other != name]
         tail = lasting[name] - max(0.0, min(others, default=0.0))
         timed = statistics.median(train.seconds for train in mine) * calls
@@ -166,15 +169,16 @@ def _tail(trains: Mapping[str, list[Train]], calls: int) -> str:
 
 
 def calls_for(seconds: float, clock: Clock) -> int:
-    """How many calls of this length make a train: long enough for the clock, and at least two."""
+    """Returns how many calls of this length make a train: at least two, enough for the clock."""
     return max(2, min(MOST_CALLS, math.ceil(clock.train_seconds / max(seconds, 1e-9))))
 
 
 def quick_seconds(
     function: Callable[..., Any], rotation: Rotation, clock: Clock, budget: float
 ) -> float:
-    """Median seconds of a call, unchecked, within about ``budget`` seconds; for a first estimate
-    and for whoever watches a kernel change.
+    """Returns the median seconds of a call, unchecked, from about ``budget`` seconds of calls.
+
+    This is for a first estimate, and for watching a kernel change.
     """
     clock.train(function, rotation.arguments, rotation.advance)
     times: list[float] = []

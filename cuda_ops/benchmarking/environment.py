@@ -1,4 +1,4 @@
-"""What every measurement says about where it was made: device, clocks, driver, versions, commit."""
+"""Describes where a measurement was made: device, clocks, driver, versions, commit."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ _NVIDIA_SMI = {
 
 
 def environment(device: torch.device | None = None) -> dict[str, str]:
-    """Device, date, versions and commit; for a GPU its clocks, driver and power limit, as of now.
+    """Returns device, date, versions and commit; for a GPU also its clocks, driver and power limit.
 
-    What cannot be found out is ``"unknown"``.
+    Clocks are those of this moment. A value that cannot be found out is ``"unknown"``.
+
+    Example::
+
+        assert environment(torch.device("cpu"))["device"].startswith("CPU (")
     """
     if device is None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -47,7 +51,7 @@ def environment(device: torch.device | None = None) -> dict[str, str]:
 
 
 def device_name(device: torch.device) -> str:
-    """``"NVIDIA H200"``, or ``"CPU (AMD EPYC, 2 cores)"``."""
+    """Returns ``"NVIDIA H200"``, or ``"CPU (AMD EPYC, 2 cores)"``."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU ({_cpu_model()}, {os.cpu_count()} cores)"
@@ -63,7 +67,7 @@ def _cpu_model() -> str:
 
 
 def _nvidia_smi(device: torch.device) -> dict[str, str]:
-    # nvidia-smi counts all GPUs of the machine; the UUID means the one this process sees.
+    # nvidia-smi numbers all GPUs of the machine; the UUID means the one this process sees.
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     answer = _output(
         "nvidia-smi", f"--id={uuid}", "--format=csv,noheader,nounits",
@@ -83,9 +87,9 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    # A copy without its history, or with another's, is told by whoever made it.
-    if told := os.environ.get("CUDA_OPS_COMMIT"):
-        return told
+    # For a copy without its history, or with another one.
+    if commit := os.environ.get("CUDA_OPS_COMMIT"):
+        return commit
     here = Path(__file__).parent
     commit = _output("git", "-C", str(here), "rev-parse", "--short", "HEAD")
     if not commit:

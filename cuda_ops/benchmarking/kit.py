@@ -1,4 +1,4 @@
-"""One device, and operators measured on it."""
+"""Measures operators on one device."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from .stats import Interval, median_interval
 from .training import with_gradients
 from .verify import Verifier
 
-#: Where the device takes longer than this, the host's latency is hidden behind it.
+#: If the device takes longer than this, the host's latency is hidden behind it.
 HOST_BOUND_SECONDS = 20e-6
-#: The largest of few cases on a CPU, if there is a smaller one: the rest takes most of the time.
+#: The largest of few cases on a CPU, if any is smaller: larger ones take most of the time.
 _FEW_CPU_BYTES = 32 << 20
 
 
@@ -49,8 +49,8 @@ class Kit:
             device: where to measure.
             settings: when a comparison is done.
             peers: the names of the peers to compare with; ``None`` for all that a case has.
-            cases: a regular expression; cases in whose labels it finds nothing are not measured.
-            clean_caches: nothing that waits to be written is in the caches when a train starts.
+            cases: a regular expression; cases whose labels do not match are not measured.
+            clean_caches: whether trains start with caches that hold nothing unwritten.
 
         Raises:
             BenchmarkError: on a GPU, if flushing its cache has no effect.
@@ -72,17 +72,17 @@ class Kit:
         progress: Callable[[str], None] = lambda text: None,
         measured: Callable[[CaseResult], None] = lambda result: None,
     ) -> list[CaseResult]:
-        """Every case of an operator, in order; a case that fails has its error in its result.
+        """Measures every case of an operator, in order; if a case fails, its result has the error.
 
-        What is not measured is in :attr:`left_out` afterwards.
+        :attr:`left_out` then names what was not measured, and why.
 
         Args:
             op: the operator, registered.
             plugins: answers the hooks.
-            few: of each dtype the smallest and the largest case alone.
-            progress: told which part of which case comes next; nothing while calls are timed in
-                turns.
-            measured: given each result as soon as it is there.
+            few: whether to measure only the smallest and the largest case of each dtype.
+            progress: called with the part of the case that comes next, but not while calls are
+                timed in turns.
+            measured: called with each result as soon as it is there.
         """
         reason = why_not(op, self.device.type)
         cases = cases_of(op, plugins)
@@ -112,7 +112,7 @@ class Kit:
         return results
 
     def report(self, results: list[CaseResult]) -> Report:
-        """The results with all that one needs to judge them."""
+        """Returns the results with everything that is needed to judge them."""
         return Report(
             environment=environment(self.device),
             ceilings=self.ceilings.measured,
@@ -178,7 +178,7 @@ class Kit:
         pair = Rotation(case, self.device, 2)
         progress(f"estimating the time of {OURS}")
         estimate = quick_seconds(functions[OURS], pair, self.clock, budget=0.0)
-        # A case that reads a part of its arguments keeps all of them, and their values.
+        # A case that reads only part of its arguments keeps all of them, and their values.
         each = max(capacity.footprint(case), 2 * pair.bytes_per_copy)
         calls = min(calls_for(estimate, self.clock), max(2, capacity.free(self.device) // each))
         rotation = pair
@@ -254,7 +254,7 @@ class Kit:
         return {name: median_interval(taken) for name, taken in times.items()}
 
     def _few(self, cases: list[BenchmarkCase]) -> list[BenchmarkCase]:
-        """Of each dtype the smallest and the largest."""
+        """Returns the smallest and the largest case of each dtype."""
         if self.device.type == "cpu":
             cases = [case for case in cases if case.bytes <= _FEW_CPU_BYTES] or cases
         by_dtype: dict[torch.dtype | None, list[BenchmarkCase]] = {}
@@ -269,7 +269,7 @@ class Kit:
 
 
 def cases_of(op: OpSpec, plugins: HookAnswers) -> list[BenchmarkCase]:
-    """The operator's cases, each with the operator's peers beside its own."""
+    """Returns the operator's cases, each with the operator's peers beside its own."""
     cases: list[BenchmarkCase] = plugins.ask("cuda_ops_benchmarks", op) or []
     peers = plugins.peers(op)
     return [replace(case, peers={**peers, **case.peers}) for case in cases]

@@ -1,7 +1,7 @@
-"""How much memory of the device a call takes, which its time does not tell.
+"""Measures how much memory of the device a call takes.
 
-Counted by torch's allocator, apart from all timing: what a library takes from the driver itself is
-not seen.
+torch's allocator counts it, in calls that are not timed. Memory that a library takes from the
+driver itself is not seen.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _CALLS = 3
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes beyond those that were there before the call."""
+    """Bytes beyond those that were allocated before the call."""
 
-    #: The most at any time, with the results; of a step of training with its gradients too.
+    #: The most at any time, results included, and gradients too for a step of training.
     peak: int
-    #: What a step of training has between forward and backward, without forward's results;
+    #: What a step of training keeps between forward and backward, without forward's results;
     #: ``None`` for other calls.
     kept: int | None = None
 
@@ -34,9 +34,7 @@ class Memory:
 def memory_of(
     function: Callable[..., Any], args: tuple[Any, ...], device: torch.device, backward: bool
 ) -> Memory | None:
-    """The memory of ``function(*args)``, with ``backward`` of a step of training; a CPU's is not
-    counted, ``None``.
-    """
+    """Measures ``function(*args)``, or with ``backward`` a step of training; ``None`` on a CPU."""
     if device.type != "cuda":
         return None
     held = 0
@@ -47,13 +45,13 @@ def memory_of(
         held = torch.cuda.memory_allocated(device) - own
 
     call = with_gradients(function, between) if backward else function
-    # A block that somebody else has left may be larger than is asked for, and counts whole.
+    # A block left in the cache may be larger than is asked for, and would count whole.
     torch.cuda.empty_cache()
-    call(*args)  # what stays from the first call on, a library's workspace, is no call's peak
+    call(*args)  # what it leaves for good, such as a library's workspace, must not count
     peaks, kept = [], []
     with undisturbed():
-        # autograd's thread may let go of a call's gradients while the next one begins, which then
-        # seems to take less: the most of several calls.
+        # autograd's thread may free a call's gradients while the next call begins, which then
+        # seems to take less. So the most of several calls counts.
         for _ in range(_CALLS):
             torch.cuda.synchronize(device)
             before = torch.cuda.memory_allocated(device)

@@ -1,10 +1,10 @@
-"""Who an operator is compared with.
+"""Makes the peers that an operator is compared with.
 
     peers = {**torch_peers(F.silu), "liger": imported("liger_kernel.ops.swiglu:silu")}
 
-A peer is a callable that takes the operator's arguments, or a :class:`~cuda_ops.spec.Peer` where it
-must be imported, compiled or built first. One that cannot be had stays in every table, as missing,
-with its reason.
+A peer is a callable that takes the operator's arguments, or a :class:`~cuda_ops.spec.Peer` if it
+must be imported, compiled or built first. An unavailable peer stays in every table, as missing,
+with the reason.
 """
 
 from __future__ import annotations
@@ -23,15 +23,25 @@ EAGER, COMPILE = "eager", "compile"
 
 
 def torch_peers(function: Callable[..., Any]) -> dict[str, Callable[..., Any] | Peer]:
-    """PyTorch itself: ``function`` as it is, and through ``torch.compile``."""
+    """Makes peers of a function of PyTorch: as it is, and through ``torch.compile``.
+
+    Example::
+
+        assert list(torch_peers(F.silu)) == ["eager", "compile"]
+    """
     return {EAGER: function, COMPILE: compiled(function)}
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Peer:
-    """``torch.compile(function)`` for exactly the shapes of a case; ``options`` are its own."""
+    """Makes a peer of ``torch.compile(function, **options)`` for exactly the shapes of a case.
+
+    Example::
+
+        peers = {"max-autotune": compiled(F.silu, mode="max-autotune-no-cudagraphs")}
+    """
 
     def load() -> Callable[..., Any]:
-        # One code object would be shared by all cases, and after a few of them compiled no more.
+        # All cases share one code object, which torch would stop compiling after a few of them.
         torch._dynamo.reset()
         made: Callable[..., Any] = torch.compile(
             function, **{"fullgraph": True, "dynamic": False, **options}
@@ -44,10 +54,12 @@ def compiled(function: Callable[..., Any], **options: Any) -> Peer:
 def imported(
     path: str, adapt: Callable[[Any], Callable[..., Any]] | None = None, *, off_by: int = 0
 ) -> Peer:
-    """What ``"package.module:name"`` is, or the callable that ``adapt`` makes of it.
+    """Makes a peer of ``"package.module:name"``, which is missing if it cannot be imported.
 
-    Missing where the module does not import or has no such name. ``off_by`` is that of
-    :class:`~cuda_ops.spec.Peer`.
+    Args:
+        path: module and name, with dots in the name for attributes.
+        adapt: makes the callable of what was imported; by default that itself.
+        off_by: as in :class:`~cuda_ops.spec.Peer`.
     """
     module, _, name = path.partition(":")
 
@@ -62,14 +74,17 @@ def imported(
 
 
 def from_pair(root: Path, stem: str, name: str | None = None) -> Peer:
-    """The operator ``name``, by default ``stem``, of a pair under ``root``, built when needed.
+    """Makes a peer of a pair under ``root``, which is built when needed: one call of CUB, for
+    instance. It is missing if it does not build, for lack of a CUDA toolkit perhaps.
 
-    So a peer may be a ``.cu`` with its binding: one call of CUB, for instance. Missing where it
-    does not build, for want of a CUDA toolkit perhaps.
+    Args:
+        root: a folder with kernels/ and bindings/.
+        stem: the pair's name.
+        name: the operator's name, by default ``stem``.
     """
 
     def load() -> Callable[..., Any]:
-        # Operators load this module with their plugins; builds are needed here alone.
+        # Plugins import this module; only here does it need to build.
         from cuda_ops.compile_ops import reload
         from cuda_ops.registry import registry
 
@@ -85,9 +100,9 @@ def load_peers(
     peers: Mapping[str, Callable[..., Any] | Peer],
     progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[dict[str, Callable[..., Any]], dict[str, str]]:
-    """The callables by name, and the reasons of those that are missing.
+    """Returns the callables by name, and by name why others are missing.
 
-    ``progress`` is told which one is imported or built next.
+    ``progress`` is called with the one that is imported or built next.
     """
     ready: dict[str, Callable[..., Any]] = {}
     missing: dict[str, str] = {}
@@ -98,7 +113,7 @@ def load_peers(
         progress(f"loading {name}")
         try:
             ready[name] = peer.load()
-        except Exception as error:  # a stranger's package may raise anything
+        except Exception as error:  # another package may raise anything
             first = (str(error).strip().splitlines() or [""])[0]
             missing[name] = f"{type(error).__name__}: {first}"
     return ready, missing

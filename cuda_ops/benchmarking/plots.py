@@ -1,6 +1,6 @@
-"""Three pictures of a run: against the roofline, against the peers, and bandwidth by size.
+"""Draws a run: against the roofline, against the peers, and bandwidth by size.
 
-They are drawn from a :class:`~cuda_ops.benchmarking.results.Report`, so also from a file.
+The input is a :class:`~cuda_ops.benchmarking.results.Report`, so it may come from a file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cuda_ops.errors import BenchmarkError
 from .results import CaseResult, Report, peer_names
 from .table import scaled
 
-# Okabe and Ito's palette: told apart by every kind of eye.
+# Okabe and Ito's palette, which color-blind people can tell apart.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "os^Dvph"
 _UNITS = (("KiB", 10), ("MiB", 20), ("GiB", 30))
@@ -35,10 +35,14 @@ _STYLE = {
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """Write the pictures into ``folder`` as SVG; returns their paths.
+    """Writes the pictures into ``folder`` as SVG; returns their paths.
 
     Raises:
         BenchmarkError: matplotlib is not installed, or there is nothing to draw.
+
+    Example::
+
+        draw(Report.load(Path("run.json")), Path("pictures"))
     """
     try:
         mpl: Any = importlib.import_module("matplotlib")
@@ -71,7 +75,7 @@ def _figures(report: Report, timed: list[CaseResult], new: Any) -> Iterable[tupl
 
 
 def _roofline(report: Report, timed: list[CaseResult], new: Any) -> Any:
-    """FLOP/s over FLOPs per byte, under the roofs that were measured in the same run."""
+    """Draws FLOP/s over FLOPs per byte, under the roofs that were measured in the same run."""
     points = [result for result in timed if result.flops]
     memory = report.ceilings["memory"].value
     intensities = [result.flops / result.bytes for result in points]
@@ -107,7 +111,7 @@ def _roofline(report: Report, timed: list[CaseResult], new: Any) -> Any:
 
 
 def _ratios(report: Report, op: str, mine: list[CaseResult], new: Any) -> Any:
-    """Each peer's time over ours, with its interval; right of the line we are faster."""
+    """Draws each peer's time over ours, with its interval; right of the line we are faster."""
     peers = [name for name in peer_names(mine) if any(_ratio(r, name) for r in mine)]
     figure = new(figsize=(7, 0.9 + 0.32 * len(mine)))
     axes = figure.add_subplot(xscale="log")
@@ -137,7 +141,7 @@ def _ratio(result: CaseResult, peer: str) -> Any:
 
 
 def _plain_ticks(axes: Any, ratios: list[Any]) -> None:
-    """0.9, 1, 1.1 rather than powers of ten."""
+    """Sets ticks such as 0.9, 1, 1.1 rather than powers of ten."""
     low, high = min(r.low for r in ratios), max(r.high for r in ratios)
     round_numbers = (
         0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1,
@@ -153,7 +157,7 @@ def _plain_ticks(axes: Any, ratios: list[Any]) -> None:
 
 
 def _bandwidth(report: Report, streaming: list[CaseResult], new: Any) -> Any:
-    """GB/s over bytes for the operators that memory bounds, one panel an operator."""
+    """Draws GB/s over bytes for the operators that memory bounds, one panel each."""
     ops = list(dict.fromkeys(result.op for result in streaming))
     columns = min(2, len(ops))
     rows = -(-len(ops) // columns)

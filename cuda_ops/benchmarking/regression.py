@@ -1,4 +1,4 @@
-"""Whether a run is slower than an earlier one, beyond noise."""
+"""Finds the cases that became slower than in an earlier run, beyond noise."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .results import CaseResult, Report
 from .stats import Interval
 from .table import time_text
 
-#: Two runs of the same code differ by this much, which no interval of one run can know.
+#: Two runs of the same code differ by this much, which the intervals of one run do not show.
 BETWEEN_RUNS = 0.03
 
 
 @dataclass(frozen=True)
 class Regression:
-    """A case that became slower; prints as the line that a person needs."""
+    """A case that became slower; prints as one line with both times."""
 
     op: str
     case: str
@@ -34,14 +34,18 @@ class Regression:
 
 
 def regressions(before: Report, now: Report) -> list[Regression]:
-    """The cases of both runs whose intervals lie apart, the later one above, by more than
+    """Returns the cases whose later interval lies above the earlier one by more than
     :data:`BETWEEN_RUNS`.
 
     Raises:
-        BenchmarkError: the runs are of two devices, only one is with clean caches, they have no
+        BenchmarkError: the runs are from different devices, only one has clean caches, they have no
             case in common, or the later run failed at a case or lost one that the earlier one had.
-            A case that is left out for itself, as too large for what memory is free, is not lost;
-            one whose operator or pair is left out is.
+            A case that was itself left out, as too large for the free memory, is not lost; one
+            whose operator or pair was left out is.
+
+    Example::
+
+        slower = regressions(Report.load(Path("before.json")), Report.load(Path("now.json")))
     """
     devices = [report.environment.get("device", "unknown") for report in (before, now)]
     if devices[0] != devices[1]:
@@ -54,7 +58,7 @@ def regressions(before: Report, now: Report) -> list[Regression]:
     common = [key for key in base if key in current]
     if not common:
         raise BenchmarkError("cannot compare: no case is in both runs")
-    # Only of what this run was asked for: an operator that is gone belongs to a pair that was.
+    # Only among what this run was asked for: an operator that is gone belongs to such a pair.
     asked = {result.pair for result in now.results} | now.left_out.keys()
     lost = [
         f"{result.op} {result.case}"

@@ -1,4 +1,4 @@
-"""What was found, as values and as JSON. Times are in seconds, sizes in bytes, rates per second."""
+"""Results of a run, as values and as JSON: times in seconds, sizes in bytes, rates per second."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class PeerResult:
     seconds: Interval | None = None
     #: Its time over ours: above 1 we are faster.
     ratio: Interval | None = None
-    #: Seconds that an eager call keeps the host; ``None`` where that was not measured.
+    #: Seconds that an eager call keeps the host; ``None`` if that was not measured.
     host: Interval | None = None
     missing: str = ""
-    #: Where the case asks for it; ``None`` on a CPU.
+    #: Measured if the case asks for it; ``None`` on a CPU.
     memory: Memory | None = None
-    #: The commit of the run that measured it beside the operator of then, where that is not the
-    #: case's own.
+    #: The commit of the run that measured the peer beside the operator of that time, if it is not
+    #: the case's own.
     commit: str = ""
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case; where ``error`` is not empty, the times mean nothing and are left out."""
+    """One case; if ``error`` is not empty, the times mean nothing and are left out."""
 
     op: str
     #: The pair that defines the operator.
@@ -47,10 +47,10 @@ class CaseResult:
     seconds: Interval | None = None
     #: Seconds that an eager call keeps the host; only where the device takes no longer than that.
     host: Interval | None = None
-    #: Where the case asks for it; ``None`` on a CPU.
+    #: Measured if the case asks for it; ``None`` on a CPU.
     memory: Memory | None = None
-    #: The shortest time at the ceilings that were measured in the same run, and which one it is:
-    #: ``"memory"`` or ``"compute"``.
+    #: The shortest time at the ceilings that were measured in the same run, and which of them sets
+    #: it: ``"memory"`` or ``"compute"``.
     floor_seconds: float = 0.0
     bound: str = ""
     calls: int = 0
@@ -60,7 +60,7 @@ class CaseResult:
     peers: dict[str, PeerResult] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     error: str = ""
-    #: Where a kept run has the case from an earlier one: that one's commit.
+    #: The commit of the earlier run that a kept run has the case from, if any.
     commit: str = ""
 
     @property
@@ -82,9 +82,9 @@ class Report:
     environment: dict[str, str]
     #: Measured ceilings: bytes/s of ``"memory"``, FLOP/s of each arithmetic that was needed.
     ceilings: dict[str, Interval]
-    #: The same, as the device's data say; nothing measured may be above.
+    #: The same by the device's data; nothing measured may be above.
     physical: dict[str, float]
-    #: How much longer cold reads take than warm ones; ``None`` where that is not tested.
+    #: Time of cold reads over time of warm ones; ``None`` if that was not tested.
     cold_over_warm: float | None
     settings: dict[str, Any]
     results: list[CaseResult]
@@ -105,7 +105,7 @@ class Report:
         return [result for result in self.results if result.op == op]
 
     def save(self, path: Path) -> None:
-        """Write it as JSON, so that :meth:`load` gives it back; the file is always a whole one."""
+        """Writes the report as JSON that :meth:`load` reads; the file is complete at all times."""
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f"{path.name}.unfinished")
         unfinished.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
@@ -113,7 +113,7 @@ class Report:
 
     @staticmethod
     def load(path: Path) -> Report:
-        """Read what :meth:`save` wrote.
+        """Reads what :meth:`save` wrote.
 
         Raises:
             BenchmarkError: the file does not exist or is something else.
@@ -128,12 +128,12 @@ class Report:
 
 
 def peer_names(results: Iterable[CaseResult]) -> list[str]:
-    """The peers of any of the cases, in the order they first appear."""
+    """Returns the peers of any of the cases, in the order in which they first appear."""
     return list(dict.fromkeys(name for result in results for name in result.peers))
 
 
 def mean_ratio(results: Iterable[CaseResult], peer: str) -> float | None:
-    """The geometric mean of a peer's ratios; ``None`` where it has none."""
+    """Returns the geometric mean of a peer's ratios; ``None`` if it has none."""
     found = [r.peers[peer].ratio for r in results if peer in r.peers]
     values = [ratio.value for ratio in found if ratio is not None]
     return geometric_mean(values) if values else None
@@ -161,7 +161,7 @@ def _peer(
 
 
 def _memory(data: dict[str, Any] | None) -> Memory | None:
-    return None if data is None else Memory(**data)  # runs before it was measured have none
+    return None if data is None else Memory(**data)  # runs from before it was measured have none
 
 
 def _interval(data: dict[str, float] | None) -> Interval | None:

@@ -1,5 +1,5 @@
-"""The arguments of a train: copies that share nothing but what a case has one of, holding other
-values in every train.
+"""The arguments of a train: copies that hold other values in every train, and that share nothing
+but what the case makes once for all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import BenchmarkCase
 
-# No set of arguments has this one: its numbers would be those of what all have in common.
+# A seed that no set of arguments has: its numbers would repeat those that all have in common.
 _SHARED_SEED = 2**31
 
 
@@ -31,8 +31,8 @@ class Rotation:
     """``copies`` sets of arguments, and as many sets of values that move round among them.
 
     In train ``t`` copy ``i`` holds the values ``(i + t) % copies``. So a result that was kept from
-    an earlier call is wrong, and one that was written over an argument is undone. What a case
-    shares, all copies and sets have in common.
+    an earlier call is wrong, and an argument that was written over is restored. All copies and sets
+    have in common what the case shares.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Rotation:
         copies: int,
         shared: Shared | None = None,
     ) -> None:
-        """``shared``: that of another rotation of the case, instead of another one."""
+        """Makes all sets; ``shared`` is that of another rotation of the case, to use again."""
         if copies < 2:
             raise ValueError(f"Rotation: expected at least 2 copies, got {copies}")
         self.case = case
@@ -60,14 +60,13 @@ class Rotation:
                 f"got {' and then '.join(sorted(map(str, shapes)))}"
             )
         self.device = device
-        #: Of the arguments that a copy has for itself; the values that they take in turn are as
-        #: large.
         own = [a for i, a in enumerate(self.values[0]) if i not in shared.values]
+        #: Bytes of the arguments that are a copy's own; each set of values takes as many.
         self.bytes_per_copy = sum(tensor.nbytes for tensor in _tensors(own))
         self._train = 0
 
     def advance(self) -> None:
-        """Move the values on by one copy: before every train."""
+        """Moves the values on by one copy; call it before every train."""
         self._train += 1
         copied = set()  # what copies have in common is copied once
         for i, args in enumerate(self.arguments):
@@ -77,13 +76,13 @@ class Rotation:
                 copied.add(id(argument))
 
     def copy_with(self, value: int) -> int:
-        """Which copy holds the values of this number now."""
+        """Returns which copy now holds the set of values ``value``."""
         return (value - self._train) % len(self.values)
 
     def changed_argument(self, copy: int, writable: frozenset[int]) -> int | None:
-        """The position of an argument that no longer has its values, leaving out ``writable``."""
-        given, now = self._values_in(copy), self.arguments[copy]
-        for position, (before, after) in enumerate(zip(given, now, strict=True)):
+        """Returns the position of an argument that lost its values, ``writable`` ones left out."""
+        values, arguments = self._values_in(copy), self.arguments[copy]
+        for position, (before, after) in enumerate(zip(values, arguments, strict=True)):
             pairs = zip(_tensors(before), _tensors(after), strict=True)
             if position not in writable and not all(_same(b, a) for b, a in pairs):
                 return position
@@ -94,7 +93,17 @@ class Rotation:
 
 
 def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """What is timed unless a case says otherwise: N(0, 1), or all integers of the dtype alike."""
+    """Makes the values that are timed by default: N(0, 1), or all integers of the dtype alike.
+
+    Args:
+        shape: the tensor's shape.
+        dtype: any dtype; bools are drawn evenly too.
+        device: where to make it.
+
+    Example::
+
+        x = random_tensor((4096, 14336), torch.bfloat16, torch.device("cuda"))
+    """
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(shape, dtype=dtype, device=device)
     if dtype == torch.bool:
@@ -104,7 +113,12 @@ def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devi
 
 
 def maker(arguments: tuple[Any, ...]) -> Callable[[torch.device], tuple[Any, ...]]:
-    """``make_inputs`` for a case: ``(shape, dtype)`` stands for a random tensor."""
+    """Makes a ``make_inputs`` for a case; ``(shape, dtype)`` stands for a random tensor.
+
+    Example::
+
+        BenchmarkCase("4096 float32", maker((((4096,), torch.float32), 0.5)), bytes=2 * 4096 * 4)
+    """
 
     def make_inputs(device: torch.device) -> tuple[Any, ...]:
         return tuple(
@@ -124,7 +138,7 @@ def _is_description(argument: Any) -> bool:
 
 
 def shared_arguments(case: BenchmarkCase, device: torch.device) -> dict[int, torch.Tensor]:
-    """What all copies have in common, by position; on the meta device to know how large it is."""
+    """Makes what all copies have in common, by position; the meta device is enough for its size."""
     if case.make_shared is None:
         return {}
     with _seed(device, _SHARED_SEED):
@@ -161,7 +175,7 @@ def _shapes(args: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """Each element in memory once: an expanded dim is one element."""
+    """Returns a view with each element of memory once: an expanded dim is one element."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -169,7 +183,7 @@ def _once(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bitwise for all that matters: NaN equals NaN."""
+    """Tells whether two tensors have the same values, where NaN equals NaN."""
     a, b = _once(a), _once(b)
     if torch.equal(a, b):
         return True

@@ -1,4 +1,4 @@
-"""Medians with an interval that assumes nothing about the distribution of the times."""
+"""Medians with intervals that assume nothing about the distribution of the times."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Interval:
 
 
 def median_interval(samples: Sequence[float]) -> Interval:
-    """The sample median between two order statistics.
+    """Returns the sample median between two order statistics.
 
     The number of samples below the true median is binomial with p = 1/2, so the ranks follow from
     its tails alone: David and Nagaraja, Order Statistics, 3rd edition, section 7.1. Below
     :data:`LEAST_SAMPLES` samples the bounds are the extremes, and cover less than 95 %.
 
     Raises:
-        ValueError: no samples.
+        ValueError: there are no samples.
     """
     if not samples:
         raise ValueError("median_interval: expected at least one sample, got none")
@@ -46,7 +46,7 @@ def median_interval(samples: Sequence[float]) -> Interval:
 
 
 def _rank(count: int) -> int:
-    """The largest k with P(Binomial(count, 1/2) < k) <= 2.5 %, less one and at least 0."""
+    """Returns the largest k with P(Binomial(count, 1/2) < k) <= 2.5 %, less one and at least 0."""
     tail, rank = 0.0, 0
     while (tail := tail + math.comb(count, rank) / 2**count) <= 0.025:
         rank += 1
@@ -54,14 +54,14 @@ def _rank(count: int) -> int:
 
 
 def ratio_interval(theirs: Sequence[float], ours: Sequence[float]) -> Interval:
-    """The median of ``theirs / ours``, taken round by round.
+    """Returns the median of ``theirs / ours``, taken round by round.
 
-    Clocks and temperature drift during a run; within a round they hardly do, so the ratio of a
-    round is free of them.
+    Clocks and temperature drift during a run, but hardly within a round, so a round's ratio is free
+    of that.
     """
     return median_interval([t / o for t, o in zip(theirs, ours, strict=True)])
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """The mean that ratios have: twice as fast and half as fast make 1."""
+    """Returns the mean that suits ratios: twice as fast and half as fast make 1."""
     return math.exp(math.fsum(map(math.log, values)) / len(values))

@@ -1,4 +1,4 @@
-"""Results for the terminal, and the words and numbers that every other output uses too."""
+"""Tables for the terminal, and the words and numbers that every other output uses too."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
 def rate_text(result: CaseResult) -> str:
-    """``"3920 GB/s"`` or ``"612 TFLOP/s"``, whichever bounds the case."""
+    """Returns ``"3920 GB/s"`` or ``"612 TFLOP/s"``, whichever bounds the case."""
     if result.bound == "compute":
         return scaled(result.rate, "FLOP/s")
     return f"{result.rate / 1e9:.{0 if result.rate >= 1e11 else 1}f} GB/s"
 
 
 def scaled(rate: float, unit: str) -> str:
-    """``"4.25 TB/s"``: three digits and the prefix that fits."""
+    """Returns ``"4.25 TB/s"``: three digits and the prefix that fits."""
     factor, prefix = next((p for p in _PREFIXES if rate >= p[0]), _PREFIXES[-1])
     return f"{rate / factor:.3g} {prefix}{unit}"
 
 
 def time_text(seconds: float) -> str:
-    """``"3.21 us"``, ``"45.6 us"`` or ``"1.23 ms"``: three digits."""
+    """Returns ``"3.21 us"``, ``"45.6 us"`` or ``"1.23 ms"``: three digits."""
     # Below the next unit even when rounded.
     factor, unit = next(
         (u for u in ((1e6, "us"), (1e3, "ms")) if seconds * u[0] < 999.5), (1.0, "s")
@@ -43,13 +43,13 @@ def time_text(seconds: float) -> str:
 
 
 def ratio_text(ratio: Interval) -> str:
-    """``"1.04 ±0.01"``, the larger side of the interval."""
+    """Returns ``"1.04 ±0.01"``, with the larger side of the interval."""
     side = max(ratio.high - ratio.value, ratio.value - ratio.low)
     return f"{ratio.value:.2f} ±{side:.2f}"
 
 
 def render(report: Report) -> Group:
-    """One table an operator, then what is missing, wrong or left out."""
+    """Returns one table for each operator, then what is missing, wrong or left out."""
     parts: list[RenderableType] = [Text(heading(report))]
     for op in report.operators():
         parts += ["", _table(report, op)]
@@ -67,7 +67,7 @@ def render(report: Report) -> Group:
 
 
 def heading(report: Report) -> str:
-    """Device, versions, and the ceilings that percentages refer to."""
+    """Returns device, versions, and the ceilings that percentages refer to."""
     known = report.environment
     clocks = f", {known['sm_clock_mhz']} MHz" if "sm_clock_mhz" in known else ""
     cold = report.cold_over_warm
@@ -83,7 +83,7 @@ def heading(report: Report) -> str:
 
 
 def ceilings_text(report: Report) -> str:
-    """``"memory 4.26 TB/s, bf16 781 to 805 TFLOP/s"``: a range where cases are of several runs."""
+    """Returns ``"memory 4.26 TB/s, bf16 781 to 805 TFLOP/s"``: a range if runs were joined."""
     rates = {kind: [rate.value] for kind, rate in report.ceilings.items()}
     bound: dict[str, list[float]] = {}
     for result in report.results:
@@ -136,7 +136,7 @@ def _grid(title: str, header: Sequence[str]) -> Table:
 
 
 def memory_table(results: Iterable[CaseResult]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and rows of the memory that calls take; no rows where none was measured."""
+    """Returns header and rows of the memory that calls take; no rows if none was measured."""
     measured = [(result, result.memory) for result in results if result.memory]
     peers = peer_names(result for result, _ in measured)
     rows = []
@@ -157,13 +157,13 @@ def _memory_text(peer: PeerResult | None, what: str, ours: int) -> str:
 
 
 def _mebibytes(size: int) -> str:
-    """``"1234"`` or ``"45.6"``."""
+    """Returns ``"1234"`` or ``"45.6"``."""
     value = size / 2**20
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}"
 
 
 def host_text(result: CaseResult) -> str:
-    """Our host latency, and the first peer's: ``"6.9 (eager 6.3)"``."""
+    """Returns our host latency, and the first peer's: ``"6.9 (eager 6.3)"``."""
     if result.host is None:
         return ""
     for name, peer in result.peers.items():
@@ -173,14 +173,14 @@ def host_text(result: CaseResult) -> str:
 
 
 def peer_text(peer: PeerResult | None) -> str:
-    """The ratio, or that there is none."""
+    """Returns the ratio, or that there is none."""
     if peer is None:
         return ""
     return "missing" if peer.ratio is None else ratio_text(peer.ratio)
 
 
 def footnotes(report: Report) -> Iterator[str]:
-    """What the tables leave open, each said once."""
+    """Returns what the tables leave open, each said once."""
     if any(result.seconds and not result.converged for result in report.results):
         yield (
             f"~ an interval is wider than {report.settings['precision']:.0%} "

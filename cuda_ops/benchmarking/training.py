@@ -1,4 +1,4 @@
-"""A step of training as one function, for cases that time forward and backward together."""
+"""Makes a step of training one function, for cases that time forward and backward together."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ def with_gradients(
     function: Callable[..., Any],
     between: Callable[[tuple[Any, ...]], None] = lambda results: None,
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """``function`` and the gradients of its floating arguments, after its results.
+    """Returns a function of the same arguments that also computes the floating ones' gradients.
 
-    The loss is half the sum of the squared results, whose gradient costs nothing: the results.
-    ``between`` is called with them before backward starts.
+    It returns the results of ``function``, then the gradients. The loss is half the sum of the
+    squared results, so its gradient, which is the results, costs nothing. ``between`` is called
+    with the results before backward starts.
     """
 
     def step(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:

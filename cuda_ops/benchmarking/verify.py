@@ -1,13 +1,14 @@
-"""Whether what was timed is right: the outputs of every train against the float64 reference.
+"""Checks what was timed: the outputs of every train against the float64 reference.
 
-Each result within the table of tolerances, and all together within a few epsilons: the first finds
-a single wrong one, the second a part left out of long sums, where the table must allow much.
+Each result must be within the table of tolerances, and all together within a few epsilons: the
+first finds a single wrong one, the second a part left out of long sums, where the table must allow
+much.
 
-The reference is asked for two of the sets of values that move round among the copies, so any call
-of a train may be the one that is looked at. Large outputs are compared at
-positions drawn at random, ends included; where loop dims make parts independent of each other, the
-reference computes only parts drawn at random. All of the memory that comes back is looked at in
-another way: it is overwritten before it is given up, so what a kernel leaves out stays wrong.
+The reference is computed for two of the sets of values that move round among the copies, so any
+call of a train may be the one that is looked at. Large outputs are compared at positions drawn at
+random, ends included; if loop dims make parts independent of each other, the reference computes
+only parts drawn at random. All memory that comes back is checked in another way: it is overwritten
+before it is given up, so what a kernel leaves out stays wrong.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from .rotation import Rotation
 
 #: Elements of an output that are compared after each train, at most.
 MOST_COMPARED = 2**18
-#: Elements of an output that the reference computes, at most, where loop dims allow a choice.
+#: Elements of an output that the reference computes, at most, if loop dims allow a choice.
 MOST_COMPUTED = 2**20
 _PARTS = 8
-#: Above this many FLOPs, or bytes of arguments where it cannot compute parts alone, the reference
-#: runs on the device that is measured, still in float64: a CPU would take longer for it than all
-#: timing does.
+#: Above this many FLOPs, or bytes of arguments if it cannot compute parts alone, the reference runs
+#: on the measured device, still in float64: on a CPU it would take longer than all timing does.
 _EXPENSIVE_FLOPS, _EXPENSIVE_BYTES = 10**10, 2**24
-#: So many results that their root mean square says how large they are; of few it may be small.
+#: From this many results on, their root mean square says how large they are; that of few may be
+#: small by chance.
 _MANY = 1024
-# Seeded by the operating system: what is looked at cannot be known beforehand.
+# Seeded by the operating system, so that an operator cannot know what is looked at.
 _CHANCE = torch.Generator()
 _CHANCE.seed()
 
@@ -53,7 +54,7 @@ class Verifier:
         rotation: Rotation,
         tolerance: float = 1.0,
     ) -> None:
-        """``tolerance`` is what the operator claims, a factor."""
+        """Computes the expected results; ``tolerance`` is the factor that the operator claims."""
         self._op, self._rotation, self._tolerance = op, rotation, tolerance
         self._writable = frozenset(
             i for i, a in enumerate(op.parsed.arguments) if a.alias_info and a.alias_info.is_write
@@ -62,11 +63,10 @@ class Verifier:
         # Gradients of broadcast arguments are sums over all parts.
         whole = rotation.case.backward
         self._parts = None if whole else _draw_parts(op, rotation.values[0])
-        # Of loop dims only parts are computed.
         few = self._parts is not None or (
             rotation.bytes_per_copy <= _EXPENSIVE_BYTES and not rotation.shared.values
         )
-        # The derived reference is the operator's own CPU kernel, no judge of the one on the device.
+        # The derived reference is the operator's CPU kernel; on the device it would be itself.
         on_cpu = (rotation.case.flops <= _EXPENSIVE_FLOPS and few) or reference is op.overload
         self._device = torch.device("cpu") if on_cpu else rotation.device
         self._length = compare.reduction_length(op, _shapes_of(rotation.values[0]))
@@ -77,7 +77,7 @@ class Verifier:
         args = self._rotation.values[value]
         if self._parts is not None:
             args = self._parts.of_arguments(args)
-        shared = self._rotation.shared.values  # too large for float64 beside what there is
+        shared = self._rotation.shared.values  # too large to have in float64 as well
         wide = [
             arg.to(self._device) if i in shared else _widened(arg, self._device)
             for i, arg in enumerate(args)
@@ -89,13 +89,13 @@ class Verifier:
         return expected, min(1.0, compare.largest(wide))
 
     def check(self, outputs: Sequence[Any], peer: Peer | None = None) -> float:
-        """Compare a train's outputs; returns the largest error in units of the tolerance.
+        """Compares a train's outputs; returns the largest error in units of the tolerance.
 
-        Those of a ``peer`` as far as it says.
+        A ``peer`` says how far its outputs are compared.
 
         Raises:
-            BenchmarkError: a wrong result, an output that is no plain tensor or no memory of its
-                own, an argument that has changed.
+            BenchmarkError: a result is wrong, an output is not a plain tensor or has no memory of
+                its own, or an argument has changed.
         """
         _check_memory(outputs, self._rotation.arguments, bool(self._writable))
         worst = 0.0
@@ -143,8 +143,8 @@ class Verifier:
         return worst
 
     def _spread(self, actual: torch.Tensor, expected: torch.Tensor, magnitude: float) -> float:
-        """The root mean square of the errors, relative to that of the results, in units of what the
-        table allows one of them. Rounding errors of long sums cancel, those of omissions do not.
+        """Returns the root mean square of the errors, relative to that of the results, in units of
+        what the table allows one of them. Rounding errors of long sums cancel, omissions do not.
         """
         if not actual.is_floating_point() or not actual.numel():
             return 0.0
@@ -153,13 +153,13 @@ class Verifier:
         error, size = (v[known].square().mean().sqrt().item() for v in (a - e, e))
         if a.numel() < _MANY:
             size = max(size, magnitude / math.sqrt(self._length))
-        given = [v.dtype for v in self._rotation.values[0] if compare.is_floating(v)]
-        unit = max(compare.epsilon(dtype) for dtype in (actual.dtype, *given))
+        inputs = [v.dtype for v in self._rotation.values[0] if compare.is_floating(v)]
+        unit = max(compare.epsilon(dtype) for dtype in (actual.dtype, *inputs))
         return error / (self._tolerance * unit * size) if error else 0.0
 
 
 def poison(outputs: Sequence[Any]) -> None:
-    """Overwrite results that nobody needs any more: the next one in this memory starts wrong."""
+    """Overwrites results that are not needed any more: the next ones in this memory start wrong."""
     for output in outputs:
         for tensor in compare.outputs(output):
             if isinstance(tensor, torch.Tensor):
@@ -187,7 +187,7 @@ def _check_memory(
 
 
 class _Shapes(Sample):
-    """Arguments without data, for those who ask for their shapes alone."""
+    """Arguments without data, for code that needs their shapes alone."""
 
     def make(self, device: torch.device | str = "meta") -> tuple[Any, ...]:
         return tuple(
@@ -229,7 +229,7 @@ class _Parts:
 
 
 def _draw_parts(op: OpSpec, args: tuple[Any, ...]) -> _Parts | None:
-    """Random parts of the first loop dim, first and last included; ``None``: take everything."""
+    """Draws parts of the first loop dim, first and last included; ``None`` to take everything."""
     if op.signature is None or op.parsed.is_mutable:
         return None
     if not rows_are_independent(op) or not all(group.loops for group in op.signature.outputs):
