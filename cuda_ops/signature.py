@@ -3,14 +3,15 @@
 Names are the core dims of each tensor; everything to their left is loop dims,
 which broadcast. ``()->()`` is elementwise. A number is a fixed size. Beyond
 NumPy's notation, ``2d`` is twice the size of ``d``: ``(2d)->(d)``, and brackets
-are all dims that there are: in ``(n),[n]->(n)`` one weight serves all rows.
+are all dims that there are: in ``(n),[n]->(n)`` one weight serves all rows. A dim of an output may
+have the name of an int argument: ``(n)->(k)`` keeps k numbers of each row.
 See https://numpy.org/doc/stable/reference/c-api/generalized-ufuncs.html.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,12 +74,22 @@ class Signature:
         """The named dims of the inputs, sorted."""
         return tuple(sorted(set().union(*(group.names for group in self.inputs))))
 
+    @property
+    def int_names(self) -> tuple[str, ...]:
+        """The dims of the outputs whose sizes are int arguments, sorted."""
+        outputs = set().union(*(group.names for group in self.outputs))
+        return tuple(sorted(outputs.difference(self.names)))
+
     def __str__(self) -> str:
         return "->".join(",".join(map(str, side)) for side in (self.inputs, self.outputs))
 
 
-def parse_signature(text: str) -> Signature:
+def parse_signature(text: str, ints: Collection[str] = ()) -> Signature:
     """Parse ``"(m,k),(k,n)->(m,n)"``.
+
+    Args:
+        text: the line.
+        ints: the names of the operator's int arguments, which outputs may have as sizes.
 
     Raises:
         ValueError: the text is not of that form, or an output names a dim that no input has.
@@ -90,7 +101,7 @@ def parse_signature(text: str) -> Signature:
     signature = Signature(*(_parse_side(text, side) for side in sides))
     for group in signature.outputs:
         for dim in group.core:
-            if factor_and_name(dim)[1] not in ("", *signature.names):
+            if factor_and_name(dim)[1] not in ("", *signature.names, *ints):
                 raise ValueError(f"signature {text!r}: output dim {dim!r} is in no input")
     return signature
 

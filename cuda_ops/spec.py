@@ -20,6 +20,17 @@ functions: dict[str, Callable[..., Any]] = {}
 
 
 @dataclass(frozen=True)
+class Range:
+    """What a binding allows an int argument, or the size of a named dim, to be."""
+
+    least: int
+    most: int
+
+    def __contains__(self, value: int) -> bool:
+        return self.least <= value <= self.most
+
+
+@dataclass(frozen=True)
 class OpSpec:
     """One operator of one pair, as its binding's manifest declares it.
 
@@ -36,7 +47,8 @@ class OpSpec:
     parsed: torch._C.FunctionSchema
     #: The generalized-ufunc signature line, or ``None`` where the binding gave none.
     signature: Signature | None
-    #: The dtypes its tensor arguments may have; empty where the binding declared none.
+    #: The dtypes that its tensor arguments may have, all the same one; empty where the binding
+    #: declared none. Arguments in ``dtypes_of`` are apart from this.
     dtypes: tuple[torch.dtype, ...]
     #: Docstring of the public function; may be empty.
     doc: str
@@ -49,8 +61,14 @@ class OpSpec:
     calls: tuple[str, ...] = ()
     #: Other operators of the same pair, by name; how ``<op>_backward`` is found.
     siblings: dict[str, OpSpec] = field(default_factory=dict, repr=False, compare=False)
-    #: Of another library's operator, where the test kit was told about one.
+    #: Another library's namespace, if the test kit was told about its operator.
     namespace: str = "cuda_ops"
+    #: By name, the dtypes of tensor arguments that have a list of their own.
+    dtypes_of: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict, hash=False)
+    #: By name, the ranges of int arguments and of named dims.
+    ranges: Mapping[str, Range] = field(default_factory=dict, hash=False)
+    #: By name, the dim that an int argument may not exceed.
+    limits: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def qualname(self) -> str:
@@ -97,6 +115,29 @@ class OpSpec:
             for i, argument in enumerate(self.parsed.arguments)
             if str(argument.type) in ("Tensor", "Optional[Tensor]")
         )
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Names of the arguments of type ``Tensor`` and ``Tensor?``."""
+        return tuple(self.argument_names[i] for i in self.tensor_positions)
+
+    @property
+    def int_positions(self) -> tuple[int, ...]:
+        """Positions of the arguments of type ``int`` and ``int?``."""
+        return tuple(
+            i
+            for i, argument in enumerate(self.parsed.arguments)
+            if str(argument.real_type) in ("int", "Optional[int]")
+        )
+
+    @property
+    def sharing(self) -> tuple[str, ...]:
+        """Names of the tensor arguments that have one dtype out of ``dtypes`` together."""
+        return tuple(name for name in self.tensor_names if name not in self.dtypes_of)
+
+    def allowed_dtypes(self, argument: str) -> tuple[torch.dtype, ...]:
+        """The dtypes of one tensor argument; empty where the binding declared none."""
+        return self.dtypes_of.get(argument, self.dtypes)
 
     @property
     def output_names(self) -> tuple[str, ...]:

@@ -41,12 +41,12 @@ _BINDING = """
 using namespace cuda_ops;
 namespace {{
 Tensor forward(const Tensor& x{parameter}) {{
-  Tensor out = empty_elementwise("{op}", x);
+  Tensor out = empty_elementwise(x);
   map_cpu(strided(out, x), [=](double v) {{ return {forward}; }});
   return out;
 }}
 Tensor backward(const Tensor& grad_out, const Tensor& x{parameter}) {{
-  Tensor grad_x = empty_elementwise("{op}_backward", grad_out, x);
+  Tensor grad_x = empty_elementwise(grad_out, x);
   map_cpu(strided(grad_x, grad_out, x), [=](double g, double v) {{ (void)v; return {backward}; }});
   return grad_x;
 }}

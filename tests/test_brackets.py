@@ -31,7 +31,7 @@ using namespace cuda_ops;
 namespace {
 template <class... Tensors>
 std::vector<int64_t> shape_of(const Tensors&... tensors) {
-  return broadcast_shape("OP", {View(tensors)...});
+  return broadcast_shape({View(tensors)...});
 }
 Tensor dense(const Tensor& x, const std::vector<int64_t>& shape) {
   Tensor out = empty(shape, x);

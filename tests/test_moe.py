@@ -147,7 +147,7 @@ def test_errors_name_what_is_wrong(device: str) -> None:
     floating = "dtype float64, float32, float16 or bfloat16"
     for arguments, text in (
         ((x, logits, gate_up, down, 4), "'top_k': expected from 1 to 3, got 4"),
-        ((x, logits, gate_up, down, 0), "'top_k': expected from 1 to 3, got 0"),
+        ((x, logits, gate_up, down, 0), "'top_k': expected from 1 to 16, got 0"),
         ((None, logits, gate_up, down, 2), "'x': expected a tensor, got None"),
         ((3.5, logits, gate_up, down, 2), "'x': expected a tensor, got float"),
         ((x, logits, None, down, 2), "'w_gate_up': expected a tensor, got None"),
@@ -157,10 +157,10 @@ def test_errors_name_what_is_wrong(device: str) -> None:
         ),
         ((x.int(), logits, gate_up, down, 2), f"'x': expected {floating}, got int32"),
         ((x, logits.int(), gate_up, down, 2), f"'router_logits': expected {floating}, got int32"),
-        ((x, logits, gate_up[:2], down, 2), "'w_gate_up': expected shape (E, 2I, H) = [3, 4, 6]"),
-        ((x, logits, gate_up[0], down, 2), "'w_gate_up': expected shape (E, 2I, H) = [3, 4, 6]"),
+        ((x, logits, gate_up[:2], down, 2), "'w_down': expected dim 'e' of [e, h, i] to be 2"),
+        ((x, logits, gate_up[0], down, 2), "'w_gate_up': expected exactly the dims [e, 2i, h]"),
         ((x, logits, gate_up, down[0], 2), "'w_down': expected 3 dims (E, H, I), got shape [6, 2]"),
-        ((x, logits, gate_up, down.float(), 2), "'w_down': expected dtype float64, got float32"),
+        ((x, logits, gate_up, down.float(), 2), "'w_down': expected dtype float64 like 'x', got float32"),
         # What no part could see: the logits of other tokens, and of experts that are not there.
         ((x[:3], logits, gate_up, down, 2), "'router_logits': expected shape (..., E) = [3, 3]"),
         (
@@ -173,7 +173,7 @@ def test_errors_name_what_is_wrong(device: str) -> None:
         ),
         (
             (x, x.new_zeros(4, 600), x.new_zeros(600, 4, 6), x.new_zeros(600, 6, 2), 2),
-            "'router_logits': expected from 1 to 512 experts, got shape [4, 600]",
+            "'router_logits': expected dim 'e' of [t, e] to be from 1 to 512, got shape [4, 600]",
         ),
     ):
         with pytest.raises(RuntimeError, match=re.escape(text)):
@@ -207,13 +207,13 @@ def test_errors_of_the_parts(device: str) -> None:
         torch.ops.cuda_ops.moe_experts_backward_gate_up,
     )
     for function, arguments, text in (
-        (cuda_ops.moe_route, (logits[0], 2), "'router_logits': expected 2 dims (T, E)"),
+        (cuda_ops.moe_route, (logits[0], 2), "'router_logits': expected exactly the dims [t, e]"),
         (cuda_ops.moe_route, (None, 2), "'router_logits': expected a tensor, got None"),
         (cuda_ops.moe_route, (logits, 2, 5), "'scoring': expected from 0 to 1, got 5"),
         (
             cuda_ops.moe_route,
             (logits, 2, 0, True, x[0]),
-            "'expert_bias': expected shape (E) = [3], got shape [6]",
+            "'expert_bias': expected dim 'e' of [e] to be 3, got shape [6]",
         ),
         (cuda_ops.moe_route_map, (chosen.int(), 3), "'experts': expected dtype int64, got int32"),
         (cuda_ops.moe_route_map, (chosen, 0), "'num_experts': expected from 1 to 512, got 0"),
@@ -225,7 +225,7 @@ def test_errors_of_the_parts(device: str) -> None:
         (
             cuda_ops.moe_experts,
             (x, gate_up, down, chosen[:3], ones),
-            "'experts': expected shape (T, k) = [4, 2], got shape [3, 2]",
+            "'experts': expected dim 't' of [t, k] to be 4, got shape [3, 2]",
         ),
         (
             cuda_ops.moe_experts,
@@ -235,12 +235,12 @@ def test_errors_of_the_parts(device: str) -> None:
         (
             backward,
             (x.float(), x, gate_up, down, chosen, ones, kept),
-            "'grad_out': expected dtype float64, got float32",
+            "'x': expected dtype float32 like 'grad_out', got float64",
         ),
         (
             backward,
             (x, x, gate_up, down, chosen, ones, kept[0]),
-            "'gate_up': expected shape (T, k, 2I) = [4, 2, 4], got shape [2, 4]",
+            "'gate_up': expected exactly the dims [t, k, 2i], got shape [2, 4]",
         ),
         (
             backward,
@@ -250,37 +250,37 @@ def test_errors_of_the_parts(device: str) -> None:
         (
             down_half,
             (x, down, chosen, ones, kept[:, :1]),
-            "'gate_up': expected shape (T, k, 2I) = [4, 2, 4], got shape [4, 1, 4]",
+            "'gate_up': expected dim 'k' of [t, k, 2i] to be 2, got shape [4, 1, 4]",
         ),
         (
             down_half,
             (x, down[..., :1], chosen, ones, kept, 16),
-            "'gate_up': expected shape (T, k, 2I) = [4, 2, 2], got shape [4, 2, 4]",
+            "'gate_up': expected dim '2i' of [t, k, 2i] to be 2, got shape [4, 2, 4]",
         ),
         (
             gate_up_half,
-            (kept, x, gate_up, chosen),
-            "'grad_gate_up': expected shape (T * k, 2I) = [8, 4], got shape [4, 2, 4]",
+            (kept.flatten(0, 1), x, gate_up, chosen),
+            "'grad_gate_up': expected exactly the dims [t, k, 2i], got shape [8, 4]",
         ),
         (
             gate_up_half,
-            (kept.flatten(0, 1), x, gate_up[:, :3], chosen),
-            "'w_gate_up': expected shape (E, 2I, H) = [3, 2, 6], got shape [3, 3, 6]",
+            (kept, x, gate_up[:, :3], chosen),
+            "'w_gate_up': expected dim '2i' of [e, 2i, h] to be 4, got shape [3, 3, 6]",
         ),
         (
             gate_up_half,
-            (kept.flatten(0, 1), x, gate_up, chosen, -1),
+            (kept, x, gate_up, chosen, -1),
             "'wanted': expected from 0 to 15, got -1",
         ),
         (
             route_backward,
             (ones, logits, ones, chosen[0]),
-            "'experts': expected 2 dims (T, k), got shape [2]",
+            "'experts': expected exactly the dims [t, k], got shape [2]",
         ),
         (
             route_backward,
             (ones[:3], logits, ones, chosen),
-            "'grad_weights': expected shape (T, k) = [4, 2], got shape [3, 2]",
+            "'router_logits': expected dim 't' of [t, e] to be 3, got shape [4, 3]",
         ),
         (
             route_backward,
@@ -301,7 +301,7 @@ def test_the_composed_operator_says_why_a_part_refused() -> None:
     x, logits, gate_up, down, _ = drawn((4, 6, 2, 3, 1), 0)
     text = "cuda_ops: torch failed to run cuda_ops::moe_route"
     if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13):  # torch keeps it since then
-        text += ": RuntimeError: cuda_ops::moe_route: argument 'top_k': expected from 1 to 3, got 9"
+        text += ": RuntimeError: cuda_ops::moe_route: argument 'top_k': expected at most 3, the size of dim 'e', got 9"
     with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
         torch.ops.cuda_ops.moe(x, logits, gate_up, down, 9)
 

@@ -1,11 +1,12 @@
 """Benchmark cases for operators whose plugin gives none.
 
-These answer ``cuda_ops_benchmarks`` last, and are imported when it is first asked.
+They answer ``cuda_ops_benchmarks`` last, and are imported when it is first asked.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ from cuda_ops.spec import BenchmarkCase, OpSpec
 from cuda_ops.testing import samples
 from cuda_ops.testing.arguments import sampled_arguments, split
 
-#: What is timed without core dims: the number of elements, and why.
+#: Sizes for operators without core dims: the number of elements, and why.
 _LOOP_NUMEL = {
     "1K": (2**10, "the launch is the whole cost"),
     "32K": (2**15, "a grid that does not fill a large GPU"),
@@ -24,31 +25,24 @@ _LOOP_NUMEL = {
     "256M": (2**28, "memory bandwidth alone"),
     "1G": (2**30, "half of what 32 bits count"),
 }
-
-
-#: With one core dim: rows and their length. With several: all of them this long.
+#: Sizes with one core dim: rows and their length, and why.
 _ROW_SIZES = {
     (1, 1024): "one row, as when one token is decoded",
     (4096, 1024): "many short rows",
     (4096, 16384): "memory bandwidth alone",
     (16, 2**20): "few long rows",
 }
-
-
+#: Sizes with several core dims, or with one and no loop dims: all core dims are this long.
 _CORE_SIZES = {256: "small", 1024: "medium"}
-
-
-#: In which dtypes, as far as the operator takes them; half types differ in arithmetic alone, so
-#: the second one is timed at one size.
+#: The dtypes to time, as far as the operator takes them.
 _TIMED_DTYPES = (torch.float32, torch.bfloat16)
-
-
+#: The other half type differs in arithmetic alone, so it is timed at one size.
 _ONE_MORE = (torch.float16, "16M")
 
 
 @hookimpl(trylast=True)
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    """Growing sizes in the dtypes that are used most; bytes are sizes in + sizes out."""
+    """Returns growing sizes in the dtypes that are used most; bytes are sizes in + sizes out."""
     signature = op.signature
     if signature is None:
         return None
@@ -65,6 +59,7 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
         ]
     else:
         points = [(label, why, (numel,), {}) for label, (numel, why) in _LOOP_NUMEL.items()]
+    points = [p for p in points if all(p[3][d] in r for d, r in op.ranges.items() if d in dims)]
     timed = [dtype for dtype in _TIMED_DTYPES if dtype in op.dtypes]
     cases = [
         _case(op, *point, dtype)
@@ -84,22 +79,23 @@ def _case(
     dtype: torch.dtype,
 ) -> BenchmarkCase:
     assert op.signature is not None
-    groups = iter(op.signature.inputs)
-    args, keywords = split(
-        op,
-        tuple(
-            (next(groups).shape(loop, sizes), dtype)
-            if i in op.tensor_positions
-            else samples.example_scalar(argument)
-            for i, argument in enumerate(sampled_arguments(op))
-        ),
-    )
-    everything = (*op.signature.inputs, *op.signature.outputs)
-    numel = sum(math.prod(group.shape(loop, sizes)) for group in everything)
+    groups, moved = iter(op.signature.inputs), 0
+    values: list[Any] = []
+    for i, argument in enumerate(sampled_arguments(op)):
+        if i in op.tensor_positions:
+            shape = next(groups).shape(loop, sizes)
+            values.append((shape, samples.example_dtype(op, argument.name, dtype)))
+            moved += math.prod(shape) * values[-1][1].itemsize
+        else:
+            values.append(samples.example_scalar(argument, op.ranges.get(argument.name)))
+    named = {n: values[op.argument_names.index(n)] for n in op.signature.int_names}
+    for group in op.signature.outputs:
+        moved += math.prod(group.shape(loop, sizes | named)) * dtype.itemsize
+    args, keywords = split(op, tuple(values))
     return BenchmarkCase(
         f"{label} {str(dtype).removeprefix('torch.')}",
         rotation.maker(args),
-        bytes=numel * dtype.itemsize,
+        bytes=moved,
         keywords=keywords,
         reason=reason,
         dtype=dtype,

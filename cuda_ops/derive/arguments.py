@@ -13,7 +13,9 @@ from cuda_ops.spec import OpSpec
 
 
 def bind(op: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """One value per argument of the schema; the dispatcher drops those equal to their default."""
+    """Returns one value per argument of the schema; the dispatcher drops those equal to their
+    default.
+    """
     values = list(args)
     for argument in op.parsed.arguments[len(values) :]:
         values.append(kwargs.get(argument.name, argument.default_value))
@@ -21,27 +23,27 @@ def bind(op: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any
 
 
 def tensor_arguments(op: OpSpec, values: Sequence[Any]) -> list[torch.Tensor | None]:
-    """The values of type ``Tensor`` and ``Tensor?``, one per group of the signature's inputs."""
+    """Returns the values of type ``Tensor`` and ``Tensor?``: one per group of the line's inputs."""
     return [values[i] for i in op.tensor_positions]
 
 
 def group_of(op: OpSpec, index: int) -> Group:
-    """The dims of the ``index``-th tensor argument; without a signature loop dims alone."""
+    """Returns the dims of the ``index``-th tensor argument; without a line, loop dims alone."""
     groups = op.signature.inputs if op.signature is not None else ()
     return groups[index] if index < len(groups) else Group(())
 
 
 def loop_dims(op: OpSpec, index: int, shape: Dims) -> Dims:
-    """Those of the ``index``-th tensor argument's dims that are loop dims."""
+    """Returns the loop dims of the ``index``-th tensor argument."""
     group = group_of(op, index)
     return shape[: len(shape) - len(group.core)] if group.loops else ()
 
 
 def rows_are_independent(op: OpSpec) -> bool:
-    """Whether each index of the loop dims is computed on its own, as if there were no other.
+    """Says whether each index of the loop dims is computed on its own, as if there were no other.
 
-    Not where a result is of all of them, and neither in the gradient of that; but what is a
-    gradient of a row's own result is, and one in brackets is the sum over the rows.
+    It is not where a result belongs to all rows, nor in the gradient of such a result. The gradient
+    of a row's own result is; one in brackets is the sum over the rows.
     """
     assert op.signature is not None
     forward = op.siblings.get(op.name.removesuffix("_backward"), op)

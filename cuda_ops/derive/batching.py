@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from cuda_ops.derive.arguments import bind, group_of, rows_are_independent
-from cuda_ops.derive.checks import bind_dims
+from cuda_ops.derive.checks import bind_dims, check_arguments
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import OpSpec
 
 
 @hookimpl(trylast=True)
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
-    """A mapped dim becomes the outermost loop dim of one call; where it cannot, since a mapped
-    argument or a result has none or rows are not independent, there is a call for each index.
+    """Makes a mapped dim the outermost loop dim of one call. Calls once for each index where that
+    cannot be: a mapped argument or a result has no loop dims, or rows are not independent.
     """
     if op.signature is None or op.is_irregular:
         return None
@@ -56,7 +56,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
 def _call_by_call(
     op: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], mapped: dict[int, int]
 ) -> tuple[Any, Any]:
-    """One call for each index of the mapped dim."""
+    """Calls the operator once for each index of the mapped dim."""
 
     def call(*values: Any) -> Any:
         return op.function(*values, **kwargs)
@@ -74,24 +74,23 @@ def _call_by_call(
     return stacked, (0,) * len(stacked)
 
 
-def check_part(
-    check: Callable[..., None], op: OpSpec, values: Sequence[Any], in_dims: Sequence[int | None]
-) -> None:
-    """``check(op, ...)`` of the first part's arguments, for a rule of vmap: what is refused without
-    is refused with it, and no mapped dim passes for another.
+def check_part(op: OpSpec, values: Sequence[Any], in_dims: Sequence[int | None]) -> None:
+    """Check the first part's arguments, for a rule of vmap: what is refused without is refused with
+    it, and no mapped dim passes for another.
     """
     if torch._C._is_tracing():  # by torch.jit: sizes are tensors then
         return
     dims = [*in_dims, *[None] * (len(values) - len(in_dims))]
-    parts = [v if d is None else v.select(d, 0) for v, d in zip(values, dims, strict=True)]
-    check(op, *parts)
+    check_arguments(
+        op, [v if d is None else v.select(d, 0) for v, d in zip(values, dims, strict=True)]
+    )
 
 
 def of_no_parts(
     function: Callable[..., Any], values: Sequence[Any], in_dims: Sequence[int | None]
 ) -> tuple[Any, Any]:
-    """What a rule of vmap returns where the mapped dim has no elements: results of one part, which
-    is all zeros, none of them.
+    """Returns what a batching rule does where the mapped dim has no elements: empty results, shaped
+    by one call on zeros.
     """
     part = list(values)
     for i, dim in enumerate(in_dims):

@@ -1,8 +1,8 @@
 """Refuses what the C++ side refuses, in the same order and words, for tensors without data too.
 
-``check_arguments`` mirrors ``detail::Checks`` of ``src/utils/checks.h``: a fake tensor must be
-refused as the real one is. Sizes may be symbolic, so sizes that must agree go through
-``torch._check``.
+``check_arguments`` mirrors ``detail::Checks`` of ``src/utils/checks.h``, which gets the texts below
+from :mod:`cuda_ops.dispatch.check_rules`: a fake tensor must be refused as the real one is. Sizes
+may be symbolic, so sizes that must agree go through ``torch._check``.
 """
 
 from __future__ import annotations
@@ -16,46 +16,78 @@ import torch
 from cuda_ops.derive.arguments import group_of
 from cuda_ops.derive.sizes import Dims, is_true, shape_name
 from cuda_ops.signature import Group, factor_and_name, size_of
-from cuda_ops.spec import OpSpec
+from cuda_ops.spec import OpSpec, Range
 
-#: ``kMaxDims`` of ``strided.h``: the dims that a kernel walks, those of size 1 left out.
+#: ``kMaxDims`` of ``layout.h``: the dims that a kernel walks, those of size 1 left out.
 MAX_DIMS = 16
 
 
-def check_arguments(op: OpSpec, tensors: Sequence[torch.Tensor | None]) -> dict[str, Any]:
+def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
     """Refuse what the operator's C++ checks refuse, in the same words.
 
+    Args:
+        op: the operator.
+        values: one for each argument of its schema.
+
     Returns:
-        The size that each core dim is bound to.
+        The size that each named dim is bound to, those of outputs that int arguments name too.
 
     Raises:
         RuntimeError: ``cuda_ops::<op>: argument '<arg>': expected <...>, got <...>``.
     """
-    names = [op.argument_names[i] for i in op.tensor_positions]
     bound: dict[str, Any] = {}
     first: tuple[str, torch.Tensor] | None = None
-    for i, tensor in enumerate(tensors):
-        name = names[i]
+    sharing: tuple[str, torch.Tensor] | None = None
+    for i, position in enumerate(op.tensor_positions):
+        name, tensor = op.argument_names[position], values[position]
         if tensor is None:
-            if not str(op.parsed.arguments[op.tensor_positions[i]].type).startswith("Optional"):
+            if not str(op.parsed.arguments[position].type).startswith("Optional"):
                 refuse(op, name, "a tensor", "None")
             continue
         if tensor.layout is not torch.strided:
             refuse(op, name, "a strided tensor", "another layout")
         if first is None:
             first = (name, tensor)
-            if op.dtypes and tensor.dtype not in op.dtypes:
-                *most, last = map(dtype_name, op.dtypes)
-                allowed = f"{', '.join(most)} or {last}" if most else last
-                refuse(op, name, f"dtype {allowed}", dtype_name(tensor.dtype))
         else:
-            like, other = first
-            check_device(op, name, tensor, like, other)
-            if op.dtypes and tensor.dtype != other.dtype:
+            check_device(op, name, tensor, *first)
+        allowed, shares = op.allowed_dtypes(name), name not in op.dtypes_of
+        if shares and sharing is not None:
+            like, other = sharing
+            if allowed and tensor.dtype != other.dtype:
                 expected = f"dtype {dtype_name(other.dtype)} like '{like}'"
                 refuse(op, name, expected, dtype_name(tensor.dtype))
+        else:
+            if allowed and tensor.dtype not in allowed:
+                refuse(op, name, f"dtype {dtypes_text(allowed)}", dtype_name(tensor.dtype))
+            sharing = (name, tensor) if shares else sharing
         bind_dims(op, name, group_of(op, i), tensor.shape, bound)
-    return bound
+    _check_ints(op, values, bound)
+    ints = op.signature.int_names if op.signature is not None else ()
+    return bound | {name: values[op.argument_names.index(name)] for name in ints}
+
+
+def _check_ints(op: OpSpec, values: Sequence[Any], bound: dict[str, Any]) -> None:
+    for position in op.int_positions:
+        name, value = op.argument_names[position], values[position]
+        if value is None:
+            continue
+        if name in op.ranges:
+            wrong = partial(_wrong_int, op, name, range_text(op.ranges[name]), value)
+            check_between(value, op.ranges[name], wrong)
+        dim = op.limits.get(name)
+        if dim in bound:
+            limit = f"at most {bound[dim]}{limit_text(dim)}"
+            torch._check(value <= bound[dim], partial(_wrong_int, op, name, limit, value))
+
+
+def _wrong_int(op: OpSpec, argument: str, expected: str, value: Any) -> str:
+    return refusal(op, argument, expected, f"{value}")
+
+
+def check_between(value: Any, allowed: Range, message: Callable[[], str], factor: int = 1) -> None:
+    """Refuse a value, perhaps a symbolic one, outside of a range."""
+    torch._check(value >= factor * allowed.least, message)
+    torch._check(value <= factor * allowed.most, message)
 
 
 def check_device(
@@ -69,7 +101,7 @@ def check_device(
 
 def bind_dims(op: OpSpec, argument: str, group: Group, shape: Dims, bound: dict[str, Any]) -> None:
     """Match the last dims of ``shape`` with core dims, adding those not yet in ``bound``."""
-    dims, listed = group.core, _listed(group)
+    dims, listed = group.core, dims_text(group)
     if len(shape) < len(dims) if group.loops else len(shape) != len(dims):
         expected = f"{f'at least {len(dims)}' if group.loops else 'exactly the'} dims {listed}"
         refuse(op, argument, expected, f"shape {shape_name(shape)}")
@@ -84,13 +116,33 @@ def bind_dims(op: OpSpec, argument: str, group: Group, shape: Dims, bound: dict[
                 wrong = partial(_wrong_size, op, argument, expected, multiple, shape)
                 torch._check(actual % factor == 0, wrong)
             bound[name] = actual if factor == 1 else actual // factor
+            if name in op.ranges:
+                within = range_text(op.ranges[name], factor)
+                wrong = partial(_wrong_size, op, argument, expected, within, shape)
+                check_between(actual, op.ranges[name], wrong, factor)
         size = size_of(dim, bound)
         _agree(actual, size, partial(_wrong_size, op, argument, expected, size, shape))
 
 
-def _listed(group: Group) -> str:
+def dims_text(group: Group) -> str:
+    """``(..., m, k)``, or ``[n]``."""
     dims = ", ".join(("...", *group.core) if group.loops else group.core)
     return f"({dims})" if group.loops else f"[{dims}]"
+
+
+def dtypes_text(dtypes: Sequence[torch.dtype]) -> str:
+    """``float64, float32 or float16``."""
+    *most, last = map(dtype_name, dtypes)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def range_text(allowed: Range, factor: int = 1) -> str:
+    return f"from {factor * allowed.least} to {factor * allowed.most}"
+
+
+def limit_text(dim: str) -> str:
+    """What follows the number in ``at most 8, the size of dim 'e'``."""
+    return f", the size of dim '{dim}'"
 
 
 def check_batch(op: OpSpec, argument: str, factor: torch.Tensor, batch: Dims) -> None:

@@ -22,7 +22,7 @@ from cuda_ops.spec import Autograd, OpSpec
 
 @dataclass(frozen=True)
 class _Formula:
-    """How to call ``<op>_backward``: where each argument comes from, where each return goes."""
+    """Says how to call ``<op>_backward``: where each argument comes from and each return goes."""
 
     #: Per argument: the kind of its source and the position there.
     arguments: tuple[tuple[str, int], ...]
@@ -32,7 +32,7 @@ class _Formula:
 
 @hookimpl(trylast=True)
 def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
-    """The formula that ``<op>_backward`` spells by its names; without one, a loud refusal."""
+    """Reads the formula that ``<op>_backward`` spells by its names; without one, refuses loudly."""
     if op.is_irregular or not _is_differentiable(op):
         return None
     sibling = op.siblings.get(f"{op.name}_backward")
@@ -159,7 +159,7 @@ def _refuse_misspelt_backward(op: OpSpec) -> None:
 
 
 def _compare_lines(op: OpSpec, sibling: OpSpec, formula: _Formula) -> None:
-    """Refuse signature lines that say different things of one tensor."""
+    """Refuses signature lines that say different things about one tensor."""
     if op.signature is None or sibling.signature is None:
         return
     inputs = dict(zip(op.tensor_positions, op.signature.inputs, strict=True))
@@ -191,7 +191,7 @@ def _compare_lines(op: OpSpec, sibling: OpSpec, formula: _Formula) -> None:
 
 
 def _compare_kernels(op: OpSpec, sibling: OpSpec) -> None:
-    """Refuse a gradient that would end in torch's list of devices where its operator has run."""
+    """Refuses a gradient that lacks a kernel on a device where its operator has one."""
     for device, of_op, of_sibling in (
         ("cpu", "CPU" in op.keys, "CPU" in sibling.keys),
         ("cuda", op.has_cuda, sibling.has_cuda),
@@ -203,8 +203,8 @@ def _compare_kernels(op: OpSpec, sibling: OpSpec) -> None:
 
 
 def _is_differentiable(op: OpSpec) -> bool:
-    floating = not op.dtypes or any(dtype.is_floating_point for dtype in op.dtypes)
-    return floating and bool(op.tensor_positions)
+    allowed = [op.allowed_dtypes(name) for name in op.tensor_names]
+    return any(not dtypes or any(d.is_floating_point for d in dtypes) for dtypes in allowed)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from cuda_ops.derive.arguments import group_of, loop_dims
-from cuda_ops.derive.checks import _agree, _listed, check_arguments, refusal
+from cuda_ops.derive.arguments import group_of, loop_dims, tensor_arguments
+from cuda_ops.derive.checks import _agree, check_arguments, dims_text, refusal
 from cuda_ops.derive.sizes import Dims, is_true, shape_name
 from cuda_ops.signature import Signature, factor_and_name
 from cuda_ops.spec import OpSpec
 
 
 def broadcast(op: OpSpec, tensors: Sequence[Any]) -> list[Any]:
-    """The shape that the loop dims of an operator's tensor arguments broadcast to.
+    """Returns the shape that the loop dims of an operator's tensor arguments broadcast to.
 
     Args:
         op: the operator.
-        tensors: what has a ``shape``, or ``None``, for each of its tensor arguments.
+        tensors: for each of its tensor arguments an object with a ``shape``, or ``None``.
 
     Raises:
         RuntimeError: ``cuda_ops::<op>: argument '<arg>': expected dims '...' of (..., k, n) to
@@ -44,7 +44,7 @@ def broadcast(op: OpSpec, tensors: Sequence[Any]) -> list[Any]:
 
 def _no_broadcast(op: OpSpec, index: int, shape: Dims, before: Dims) -> str:
     name = op.argument_names[op.tensor_positions[index]]
-    listed = _listed(group_of(op, index))
+    listed = dims_text(group_of(op, index))
     expected = f"dims '...' of {listed} to broadcast with {shape_name(before)}"
     return refusal(op, name, expected, f"shape {shape_name(shape)}")
 
@@ -52,7 +52,7 @@ def _no_broadcast(op: OpSpec, index: int, shape: Dims, before: Dims) -> str:
 def output_shapes(
     op: OpSpec, signature: Signature, tensors: Sequence[torch.Tensor | None], bound: dict[str, Any]
 ) -> list[list[Any]]:
-    """Loop dims broadcast, core dims from ``bound``; one shape per output."""
+    """Returns one shape per output: loop dims broadcast, core dims from ``bound``."""
     loop = tuple(broadcast(op, tensors))
     for group in signature.outputs:
         for dim in group.core:
@@ -64,14 +64,14 @@ def output_shapes(
 
 
 def empty_outputs(
-    op: OpSpec, signature: Signature, tensors: Sequence[torch.Tensor | None]
+    op: OpSpec, signature: Signature, values: Sequence[Any]
 ) -> tuple[torch.Tensor, ...]:
-    """Check the tensor arguments, then allocate every output as the C++ side does.
+    """Check the arguments, one value for each, then allocate every output as the C++ side does.
 
     Contiguous, except that an elementwise operator whose inputs share one
     dense layout keeps it. dtype and device are those of the first tensor.
     """
-    bound = check_arguments(op, tensors)
+    bound, tensors = check_arguments(op, values), tensor_arguments(op, values)
     present = [tensor for tensor in tensors if tensor is not None]
     first = present[0]
     like: dict[str, Any] = {"dtype": first.dtype, "device": first.device}
@@ -84,7 +84,7 @@ def empty_outputs(
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Every element of the storage span is used exactly once."""
+    """Says whether every element of the storage span is used exactly once."""
     if tensor.is_contiguous():
         return True
     kept = [
@@ -109,7 +109,7 @@ def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The dims (..., n) of ``tensor`` as (rows, n), where n may be 0; what is that is itself."""
+    """Returns ``tensor`` (..., n) as (rows, n), where n may be 0; as it is if it has two dims."""
     if tensor.dim() == 2:
         return tensor
     # Not flatten, for which torch has no rule where gradients are computed several at once.

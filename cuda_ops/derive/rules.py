@@ -22,13 +22,13 @@ from cuda_ops.spec import AutocastPolicy, OpSpec, ShardingRule
 
 @hookimpl(trylast=True)
 def cuda_ops_fake(op: OpSpec) -> Callable[..., Any] | None:
-    """Shapes from the signature, layout and dtype by the rule of :mod:`cuda_ops.derive.layout`."""
+    """Takes shapes from the signature, layout and dtype from :mod:`cuda_ops.derive.layout`."""
     signature = op.signature
     if signature is None or op.is_irregular:
         return None
 
     def fake(*args: Any, **kwargs: Any) -> Any:
-        outputs = empty_outputs(op, signature, tensor_arguments(op, bind(op, args, kwargs)))
+        outputs = empty_outputs(op, signature, bind(op, args, kwargs))
         return outputs if len(outputs) > 1 else outputs[0]
 
     return fake
@@ -36,17 +36,18 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookimpl(trylast=True)
 def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
-    """Tensors that have to share a dtype are promoted, as those of ``torch.add`` are: a weight in
-    float32 meets what a layer before it computed in the autocast dtype.
+    """Promotes tensors that have to share a dtype, as ``torch.add`` does: a weight in float32 meets
+    what a layer before it computed in the autocast dtype.
     """
-    several = len(op.tensor_positions) > 1
-    promotes = several and torch.float32 in op.dtypes and not op.is_irregular
-    return "promote" if promotes else None
+    sharing = op.sharing
+    if len(sharing) < 2 or torch.float32 not in op.dtypes or op.is_irregular:
+        return None
+    return dict.fromkeys(sharing, "promote") if op.dtypes_of else "promote"
 
 
 @hookimpl(trylast=True)
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
-    """Loop dims shard, core dims replicate; what is the sum over loop dims is a partial one."""
+    """Shards loop dims and replicates core dims; a sum over loop dims becomes a partial one."""
     signature = op.signature
     if signature is None or op.is_irregular:
         return None

@@ -1,8 +1,9 @@
 """An operator's shared library: open it, read its manifest, believe nothing unchecked.
 
-Opening registers nothing. The manifest lists schemas, signature lines, dtypes,
+Opening registers nothing. The manifest lists schemas, signature lines, dtypes, ranges,
 and for every kernel its C++ types, since the stable ABI itself checks only how
 many arguments there are: an ``int`` read as a ``double`` would go unnoticed.
+What C++ is to check at each call it gets from here, in :mod:`cuda_ops.dispatch.check_rules`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,22 @@ import ctypes
 import functools
 import json
 import keyword
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from cuda_ops.dispatch.check_rules import MOST_NAMES, Rules, rules_of
 from cuda_ops.errors import ManifestError
 from cuda_ops.signature import Signature, parse_signature
-from cuda_ops.spec import OpSpec
+from cuda_ops.spec import OpSpec, Range
+
+#: The form of the manifest, and of what a library is handed, as ``src/utils/manifest.h`` has it.
+FORMAT = 2
+#: What libraries check their arguments by, for the life of the process, like the libraries.
+_kept: list[Rules] = []
 
 
 class _Host(ctypes.Structure):
@@ -87,12 +95,21 @@ def open_library(path: Path, stem: str) -> Library:
     handle.cuda_ops_store.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     handle.cuda_ops_store.restype = None
     manifest: dict[str, Any] = json.loads(manifest_function(ctypes.byref(_host())).decode())
+    if manifest["format"] != FORMAT:
+        raise ManifestError(
+            f"{stem}: {path.name}: expected a manifest of format {FORMAT}, got "
+            f"{manifest['format']}: another version of cuda_ops built it; build it again"
+        )
+    handle.cuda_ops_check.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    handle.cuda_ops_check.restype = None
     ops: dict[str, OpSpec] = {}
     kernels: list[Kernel] = []
     slots: dict[int, tuple[str, str]] = {}
     for entry in manifest["ops"]:
         op = _validated(entry, stem, ops)
         ops[op.name] = op
+        _kept.append(rules_of(op))
+        handle.cuda_ops_check(entry["checks"], ctypes.byref(_kept[-1]))
         for kernel in entry["kernels"]:
             other, key = slots.setdefault(kernel["slot"], (op.name, kernel["key"]))
             if (other, key) != (op.name, kernel["key"]):
@@ -172,18 +189,80 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         raise ManifestError(
             f"cuda_ops::{name}: no kernel; add .cpu<f>(), .cuda<f>() or .composite<f>()"
         )
+    names = [argument.name for argument in parsed.arguments]
+    tensors, ints = (
+        [n for n, t in zip(names, arguments, strict=True) if t in (kind, f"{kind}?")]
+        for kind in ("Tensor", "int")
+    )
+    signature = _signature(name, entry["signature"], arguments, returns, ints)
     return OpSpec(
         name=name,
         stem=stem,
         schema=schema,
         parsed=parsed,
-        signature=_signature(name, entry["signature"], arguments, returns),
-        dtypes=tuple(getattr(torch, dtype) for dtype in entry["dtypes"]),
+        signature=signature,
+        dtypes=_dtypes(entry["dtypes"]),
         doc=entry["doc"],
         keys=tuple(kernel["key"] for kernel in entry["kernels"]),
         has_cuda=entry["has_cuda"],
         calls=tuple(entry["calls"]),
         siblings=siblings,
+        dtypes_of={
+            argument: _dtypes(dtypes)
+            for argument, dtypes in _by_name(name, ".dtypes", entry["dtypes_of"], tensors).items()
+        },
+        ranges=_ranges(name, entry["ranges"], ints, signature),
+        limits=_limits(name, entry["limits"], ints, signature),
+    )
+
+
+def _dtypes(names: Sequence[str]) -> tuple[torch.dtype, ...]:
+    return tuple(getattr(torch, name) for name in names)
+
+
+def _by_name(
+    op: str, call: str, listed: Sequence[Sequence[Any]], known: Sequence[str]
+) -> dict[str, Any]:
+    """The values of ``[name, *values]``, once for each name, all of them known ones."""
+    found: dict[str, Any] = {}
+    for name, *values in listed:
+        if name not in known:
+            allowed = ", ".join(map(repr, known)) or "none, as there is none to name"
+            raise _refusal(op, name, f"one of {allowed} in {call}", repr(name))
+        if name in found:
+            raise _refusal(op, name, f"to be named once in {call}", "it twice")
+        found[name] = values[0] if len(values) == 1 else values
+    return found
+
+
+def _ranges(
+    op: str, listed: Sequence[Sequence[Any]], ints: Sequence[str], signature: Signature | None
+) -> dict[str, Range]:
+    dims = signature.names if signature is not None else ()
+    for name, least, most in listed:
+        if name in dims and name in ints:
+            raise _refusal(op, name, "another name than that of a dim beside .range", "one of both")
+        if least > most:
+            raise _refusal(op, name, "the smaller number first in .range", f"{least}, {most}")
+    found = _by_name(op, ".range", listed, (*ints, *dims))
+    return {name: Range(*limits) for name, limits in found.items()}
+
+
+def _limits(
+    op: str, listed: Sequence[Sequence[Any]], ints: Sequence[str], signature: Signature | None
+) -> dict[str, str]:
+    dims = signature.names if signature is not None else ()
+    found = _by_name(op, ".at_most", listed, ints)
+    for name, dim in found.items():
+        if dim not in dims:
+            known = ", ".join(map(repr, dims)) or "the signature line, which there must be"
+            raise _refusal(op, name, f"one of the dims {known} in .at_most", repr(dim))
+    return found
+
+
+def _refusal(op: str, argument: str, expected: str, actual: str) -> ManifestError:
+    return ManifestError(
+        f"cuda_ops::{op}: argument {argument!r}: expected {expected}, got {actual}"
     )
 
 
@@ -237,13 +316,20 @@ def _cpp(schema: str) -> str:
     return _SCALARS.get(schema, schema)
 
 
-def _signature(op: str, text: str, arguments: list[str], returns: list[str]) -> Signature | None:
+def _signature(
+    op: str, text: str, arguments: list[str], returns: list[str], ints: Sequence[str]
+) -> Signature | None:
     if not text:
         return None
     try:
-        signature = parse_signature(text)
+        signature = parse_signature(text, ints)
     except ValueError as error:
         raise ManifestError(f"cuda_ops::{op}: {error}") from None
+    if len(signature.names) > MOST_NAMES:
+        raise ManifestError(
+            f"cuda_ops::{op}: signature {text!r}: expected at most {MOST_NAMES} names, got "
+            f"{len(signature.names)}"
+        )
     for what, groups, types in (
         (
             "tensor arguments",

@@ -151,7 +151,8 @@ def backward_down(
         grad_down[e] = grad_out[token].mT @ (weight * activations)
         grad_weights[token, place] = (through * activations).sum(-1)
     order, _ = index_map(experts, w_down.shape[0])
-    return grad_gate_up.flatten(0, 1)[order], *of_wanted(wanted >> 2, grad_down, grad_weights)
+    rows = grad_gate_up.flatten(0, 1)[order].view(grad_gate_up.shape)
+    return rows, *of_wanted(wanted >> 2, grad_down, grad_weights)
 
 
 def backward_gate_up(
@@ -166,7 +167,7 @@ def backward_gate_up(
     order, _ = index_map(experts, w_gate_up.shape[0])
     for e in range(w_gate_up.shape[0]):
         (at,) = torch.where(experts.flatten()[order] == e)
-        token, rows = order[at] // experts.shape[1], grad_gate_up[at]
+        token, rows = order[at] // experts.shape[1], grad_gate_up.flatten(0, 1)[at]
         grad_x = grad_x.index_add(0, token, rows @ w_gate_up[e])
         grad_matrix[e] = rows.mT @ x[token]
     return of_wanted(wanted, grad_x, grad_matrix)

@@ -1,7 +1,7 @@
 """What ``bitonic_sort`` and ``bitonic_topk`` have in common: the dim is an argument.
 
 Their results are values and indices whose elements along the dim are neighbours in memory, as
-``sort_binding.h`` lays them out, and the gradient goes back to where the values came from.
+``sort_binding.h`` lays them out, and the gradient goes to the elements that the values came from.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cuda_ops.derive import checks
 from cuda_ops.derive.arguments import bind
 from cuda_ops.derive.batching import of_no_parts
 from cuda_ops.spec import Autograd, OpSpec, ShardingRule
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
 
 def checked_dim(op: OpSpec, x: torch.Tensor, dim: int) -> int:
-    """``dim`` counted from 0, refused as the binding refuses it."""
-    checks.check_arguments(op, [x])
+    """Returns ``dim`` counted from 0; raises the binding's error if it is out of range."""
     rank = max(1, x.dim())
     if not -rank <= dim < rank:
         raise RuntimeError(
@@ -35,7 +33,7 @@ def checked_dim(op: OpSpec, x: torch.Tensor, dim: int) -> int:
 
 
 def empty(x: torch.Tensor, dim: int, length: Any, dtype: torch.dtype) -> torch.Tensor:
-    """The result for ``x``: ``length`` neighbours along ``dim``, other dims in row-major order."""
+    """Makes a result for ``x``: ``length`` neighbours along ``dim``, other dims in row-major order."""
     if not x.dim():
         return x.new_empty((), dtype=dtype)
     others = [size for d, size in enumerate(x.shape) if d != dim]
@@ -43,15 +41,15 @@ def empty(x: torch.Tensor, dim: int, length: Any, dtype: torch.dtype) -> torch.T
 
 
 def autograd(dim_at: int) -> Autograd:
-    """Each value's gradient to the element that it was: an index occurs once at most.
+    """Sends each value's gradient to the element that it came from; no index occurs twice.
 
     Args:
-        dim_at: which argument of the operator the dim is.
+        dim_at: the position of the operator's argument ``dim``.
     """
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
         ctx.shape = inputs[0].shape
-        # What the dispatcher leaves out has its default.
+        # The dispatcher leaves out arguments at their default.
         ctx.dim = inputs[dim_at] if len(inputs) > dim_at else -1
         ctx.arguments = len(inputs)
         ctx.save_for_backward(output[1])
@@ -66,7 +64,7 @@ def autograd(dim_at: int) -> Autograd:
 
 
 def vmap(op: OpSpec, dim_at: int) -> Callable[..., Any]:
-    """The mapped dim is one more that is not sorted along."""
+    """Makes the mapped dim one more that is not sorted along."""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         values = bind(op, args, kwargs)
@@ -76,7 +74,7 @@ def vmap(op: OpSpec, dim_at: int) -> Callable[..., Any]:
         rank = front.dim() - 1
         if rank == 0:  # each one a row of its own
             front = front.unsqueeze(-1)
-            values[1:dim_at] = [k or 1 for k in values[1:dim_at]]  # which is kept for k = 0 too
+            values[1:dim_at] = [k or 1 for k in values[1:dim_at]]  # k = 0 keeps the element too
         dim = checked_dim(op, front[0], values[dim_at])
         values[0], values[dim_at] = front, dim + 1
         results = op.function(*values)
@@ -86,7 +84,7 @@ def vmap(op: OpSpec, dim_at: int) -> Callable[..., Any]:
 
 
 def sharding(op: OpSpec, dim_at: int) -> Callable[..., list[ShardingRule]]:
-    """Every dim but the one that is sorted along may be sharded."""
+    """Shards any dim but the one that is sorted along."""
 
     def rule(*args: Any, **kwargs: Any) -> list[ShardingRule]:
         from torch.distributed.tensor import Replicate, Shard
@@ -104,7 +102,7 @@ _SIZES = (1, 2, 3, 4, 5, 7, 16, 17, 31, 33, 64, 129, 1025)
 
 
 def tensors(op: OpSpec) -> st.SearchStrategy[tuple[TensorArg, int]]:
-    """A tensor and a dim of it, counted from either side."""
+    """Draws a tensor and a dim of it, counted from either side."""
     from hypothesis import strategies as st
 
     from cuda_ops.testing.samples import LAYOUTS, MAX_NUMEL, TensorArg
@@ -114,6 +112,6 @@ def tensors(op: OpSpec) -> st.SearchStrategy[tuple[TensorArg, int]]:
         return TensorArg(tuple(shape), dtype, layout), dim % (2 * rank) - rank
 
     sizes = st.sampled_from((*_SIZES, 0))
-    shapes_ = st.lists(sizes, max_size=4).filter(lambda s: math.prod(s) <= MAX_NUMEL)
+    shapes = st.lists(sizes, max_size=4).filter(lambda s: math.prod(s) <= MAX_NUMEL)
     kinds = st.sampled_from(op.dtypes), st.sampled_from(LAYOUTS), st.integers(0, 7)
-    return st.builds(pair, shapes_, *kinds)
+    return st.builds(pair, shapes, *kinds)

@@ -28,71 +28,37 @@ if TYPE_CHECKING:
 FORWARD, KEEP, BACKWARD = "moe_experts", "moe_experts_keep", "moe_experts_backward"
 # The halves of BACKWARD. What the first one passes on is in the order of all tokens' experts.
 DOWN, GATE_UP = HALVES = "moe_experts_backward_down", "moe_experts_backward_gate_up"
-_ALL = 15  # of x, w_gate_up, w_down, weights, as `wanted` counts them
+_BITS = "x", "w_gate_up", "w_down", "weights"  # as `wanted` counts them
+_ALL = 15
 _OF_MATRICES = 6  # of those, the bits of both matrices
 
 
 @hookimpl
 def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
-    def forward(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        expert_checks.experts(op, x, *rest)
-        return x.new_empty(x.shape)
+    """Shapes of the signature line; a gradient that is not wanted has no elements."""
 
-    def keep(
-        x: torch.Tensor, w_gate_up: torch.Tensor, *rest: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        expert_checks.experts(op, x, w_gate_up, *rest)
-        _, chosen, _ = rest
-        return x.new_empty(x.shape), x.new_empty(*chosen.shape, w_gate_up.shape[1])
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        values = arguments.bind(op, args, kwargs)
+        given = dict(zip(op.argument_names, values, strict=True))
+        expert_checks.countable(op, given["experts"])
 
-    def backward(
-        grad_out: torch.Tensor,
-        x: torch.Tensor,
-        w_gate_up: torch.Tensor,
-        w_down: torch.Tensor,
-        experts: torch.Tensor,
-        weights: torch.Tensor,
-        gate_up: torch.Tensor,
-        wanted: int = _ALL,
-    ) -> tuple[torch.Tensor, ...]:
-        inputs = (grad_out, x, w_gate_up, w_down, experts, weights, gate_up)
-        expert_checks.experts_backward(op, *inputs, wanted)
-        return of_wanted(wanted, x, w_gate_up, w_down, weights)
+        def of_wanted(*names: str) -> tuple[torch.Tensor, ...]:
+            grads = tuple(given[name].new_empty(given[name].shape) for name in names)
+            return of_experts.of_wanted(given["wanted"] >> _BITS.index(names[0]), *grads)
 
-    def backward_down(
-        grad_out: torch.Tensor,
-        w_down: torch.Tensor,
-        experts: torch.Tensor,
-        weights: torch.Tensor,
-        gate_up: torch.Tensor,
-        wanted: int = _ALL,
-    ) -> tuple[torch.Tensor, ...]:
-        inputs = (grad_out, w_down, experts, weights, gate_up)
-        expert_checks.experts_backward_down(op, *inputs, wanted)
-        rows = gate_up.new_empty(gate_up.shape[0] * gate_up.shape[1], gate_up.shape[2])
-        return rows, *of_wanted(wanted >> 2, w_down, weights)
+        if op.name in (FORWARD, KEEP):
+            x, w_gate_up, _, experts, _ = values
+            out = x.new_empty(x.shape)
+            kept = x.new_empty(*experts.shape, w_gate_up.shape[1])
+            return out if op.name == FORWARD else (out, kept)
+        if op.name == BACKWARD:
+            return of_wanted(*_BITS)
+        if op.name == GATE_UP:
+            return of_wanted(*_BITS[:2])
+        gate_up = given["gate_up"]
+        return gate_up.new_empty(gate_up.shape), *of_wanted(*_BITS[2:])
 
-    def backward_gate_up(
-        grad_gate_up: torch.Tensor,
-        x: torch.Tensor,
-        w_gate_up: torch.Tensor,
-        experts: torch.Tensor,
-        wanted: int = _ALL,
-    ) -> tuple[torch.Tensor, ...]:
-        expert_checks.experts_backward_gate_up(op, grad_gate_up, x, w_gate_up, experts, wanted)
-        return of_wanted(wanted, x, w_gate_up)
-
-    def of_wanted(wanted: int, *like: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return of_experts.of_wanted(wanted, *(v.new_empty(v.shape) for v in like))
-
-    fakes: dict[str, Callable[..., Any]] = {
-        FORWARD: forward,
-        KEEP: keep,
-        BACKWARD: backward,
-        DOWN: backward_down,
-        GATE_UP: backward_gate_up,
-    }
-    return fakes[op.name]
+    return fake
 
 
 @hookimpl
@@ -176,8 +142,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
         values = arguments.bind(op, args, kwargs)
         if size == 0:
             return batching.of_no_parts(op.function, values, in_dims)
-        check = expert_checks.experts_backward if op.name == BACKWARD else expert_checks.experts
-        batching.check_part(check, op, values, in_dims)
+        batching.check_part(op, values, in_dims)
         values = of_experts.mapped(values, in_dims, size)
         matrices, count = (first + 1, first + 2), values[first + 2].shape[1]
         apart = any(in_dims[i] is not None for i in matrices)
@@ -199,7 +164,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
             results = (results,) if isinstance(results, torch.Tensor) else results
             return tuple(r.reshape(number, r.shape[0] // number, *r.shape[1:]) for r in results)
 
-        at_once = max(1, expert_checks.MOST_EXPERTS // max(1, count)) if apart else size
+        at_once = max(1, op.ranges["e"].most // max(1, count)) if apart else size
         if size <= at_once:
             outputs = call(values)
         else:
@@ -279,7 +244,7 @@ def _sample(
         KEEP: inputs,
         BACKWARD: (rows, *inputs, gate_up),
         DOWN: (rows, w_down, experts, weights, gate_up),
-        GATE_UP: (TensorArg((tokens * k, 2 * inner), dtype, layout), rows, w_gate_up, experts),
+        GATE_UP: (TensorArg((tokens, k, 2 * inner), dtype, layout), rows, w_gate_up, experts),
     }
     return Sample(arguments[op.name], seed=seed)
 

@@ -122,6 +122,8 @@ def without_gradient(subject: Subject, device: str) -> str:
 
 def without_float64(subject: Subject, device: str) -> str:
     """Returns why finite differences cannot check a gradient; empty if they can."""
-    if subject.op.dtypes and torch.float64 not in subject.op.dtypes:
+    lists = [subject.op.allowed_dtypes(name) for name in subject.op.tensor_names]
+    floating = [dtypes for dtypes in lists if any(d.is_floating_point for d in dtypes)]
+    if subject.op.dtypes and not all(torch.float64 in dtypes for dtypes in floating or lists):
         return "finite differences need float64, which the operator does not take"
     return without_gradient(subject, device)

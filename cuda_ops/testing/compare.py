@@ -184,12 +184,12 @@ def reduction_length(op: OpSpec, sample: Sample) -> int:
         return max((size for arg in sample.tensors for size in arg.shape), default=1)
     if op.signature.is_elementwise:
         return 1
-    tensors = tensor_arguments(op, bind(op, sample.make("meta"), {}))
-    bound, outputs = check_arguments(op, tensors), op.signature.outputs
+    values = bind(op, sample.make("meta"), {})
+    bound, outputs = check_arguments(op, values), op.signature.outputs
     kept = {dim for group in outputs for dim in group.core}
     summed = math.prod(size for dim, size in bound.items() if dim not in kept)
     if not all(group.loops for group in outputs):
-        summed *= math.prod(broadcast(op, tensors))
+        summed *= math.prod(broadcast(op, tensor_arguments(op, values)))
     longest: int = max(2, summed, *bound.values())
     return longest
 

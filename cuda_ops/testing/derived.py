@@ -21,8 +21,11 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
     """Returns the CPU kernel, which is called in float64."""
     if "CPU" not in op.keys and not op.is_composite:
         return None
-    floating = [dtype for dtype in op.dtypes if dtype.is_floating_point]
-    return None if floating and torch.float64 not in floating else op.overload
+    for name in op.tensor_names:
+        floating = [dtype for dtype in op.allowed_dtypes(name) if dtype.is_floating_point]
+        if floating and torch.float64 not in floating:
+            return None
+    return op.overload
 
 
 @hookimpl(trylast=True)

@@ -80,7 +80,8 @@ def _with_loop_dims(op: OpSpec, sample: Sample) -> Sequence[TensorArg]:
     """Returns the tensors that have loop dims; all tensors if the signature line gives none any."""
     if op.signature is None:
         return sample.tensors
-    values = [(k, sample.args[i]) for k, i in enumerate(op.tensor_positions)]
+    given = dict(enumerate(sample.args))  # optional ones at the end may be left out
+    values = [(k, given.get(i)) for k, i in enumerate(op.tensor_positions)]
     growing = [v for k, v in values if isinstance(v, TensorArg) and group_of(op, k).loops]
     return growing or sample.tensors
 

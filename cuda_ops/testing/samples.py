@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cuda_ops.derive.arguments import group_of
 from cuda_ops.signature import Group
-from cuda_ops.spec import OpSpec
+from cuda_ops.spec import OpSpec, Range
 from cuda_ops.testing.arguments import sampled_arguments
 
 Layout = Literal[
@@ -211,7 +211,7 @@ def _fill(
 def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
     """Returns samples that fit the operator's schema and signature.
 
-    Tensors have at most 4096 elements and the dtypes of ``op.dtypes``, or float32 if it has none.
+    Tensors have at most 4096 elements and dtypes that the operator takes, by default float32.
 
     Returns:
         A strategy to draw from or to filter; ``None`` without a signature, or if an argument is
@@ -224,7 +224,7 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
     if op.signature is None:
         return None
     scalars = {
-        i: _scalar(argument)
+        i: _scalar(argument, op.ranges.get(argument.name))
         for i, argument in enumerate(sampled_arguments(op))
         if i not in op.tensor_positions
     }
@@ -236,7 +236,8 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
 def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrategy[Any]]) -> Sample:
     assert op.signature is not None
     groups = op.signature.inputs
-    core = dict.fromkeys(op.signature.names, 1)
+    core = dict.fromkeys((*op.signature.names, *op.signature.int_names), 1)
+    ranges = {name: op.ranges.get(name, Range(0, MAX_NUMEL)) for name in op.signature.names}
 
     def room_beside(fitted: Iterable[Group]) -> int:
         taken: list[int] = [math.prod(group.shape((), core)) for group in fitted]
@@ -246,6 +247,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
     for name in op.signature.names:
         having = [group for group in everything if name in group.names]
         fitting = [size for size in _CORE_SIZES if size <= room_beside(having)]
+        fitting = [size for size in fitting if size in ranges[name]] or [ranges[name].least]
         core[name] = draw(st.sampled_from(fitting), label=name)
     room = room_beside(everything)
     loop: list[int] = []
@@ -253,20 +255,23 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         fitting = [size for size in _LOOP_SIZES if size * math.prod(loop) <= room]
         loop.append(draw(st.sampled_from(fitting)))
     if draw(st.integers(1, _EMPTY_EVERY)) == _EMPTY_EVERY:
-        at = draw(st.integers(0, len(loop) + len(core)))
+        may_be_empty = [name for name in op.signature.names if 0 in ranges[name]]
+        at = draw(st.integers(0, len(loop) + len(may_be_empty)))
         if at < len(loop):
             loop[at] = 0
-        elif at < len(loop) + len(core):
-            core[op.signature.names[at - len(loop)]] = 0
-    dtype = draw(st.sampled_from(op.dtypes or (torch.float32,)))
+        elif at < len(loop) + len(may_be_empty):
+            core[may_be_empty[at - len(loop)]] = 0
+    shared = draw(st.sampled_from(op.dtypes or (torch.float32,)))
 
-    def tensor(group: Group) -> TensorArg:
+    def tensor(group: Group, name: str) -> TensorArg:
         own = list(loop)
         if group.loops and len(op.tensor_positions) > 1 and draw(st.booleans()):
             # Broadcast: leave out leading dims, make others 1.
             own = own[draw(st.integers(0, len(own))) :]
             own = [size if draw(st.booleans()) else 1 for size in own]
         shape = group.shape(tuple(own), core)
+        own_dtypes = op.dtypes_of.get(name)
+        dtype = draw(st.sampled_from(own_dtypes)) if own_dtypes else shared
         return TensorArg(shape, dtype, draw(st.sampled_from(_layouts(shape))))
 
     args: list[Any] = []
@@ -275,7 +280,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         if i in scalars:
             args.append(draw(scalars[i]))
         else:
-            drawn = tensor(next(remaining))
+            drawn = tensor(next(remaining), argument.name)
             optional = str(argument.type) == "Optional[Tensor]"
             args.append(None if optional and draw(st.booleans()) else drawn)
     return Sample(tuple(args), draw(st.sampled_from(VALUES)), draw(st.integers(0, 2**16)))
@@ -290,12 +295,14 @@ def _layouts(shape: tuple[int, ...]) -> list[Layout]:
     ]
 
 
-def _scalar(argument: Any) -> st.SearchStrategy[Any] | None:
+def _scalar(argument: Any, allowed: Range | None) -> st.SearchStrategy[Any] | None:
     kind = str(argument.real_type)
     plain = kind.removeprefix("Optional[").removesuffix("]")
     drawn: dict[str, st.SearchStrategy[Any]] = {
         "float": st.sampled_from((0.0, 1.0, -1.0, 0.5, 2.0, -3.25)),
-        "int": st.integers(-2, 5),
+        "int": st.integers(allowed.least, min(allowed.most, allowed.least + 7))
+        if allowed
+        else st.integers(-2, 5),
         "bool": st.booleans(),
     }
     if plain not in drawn:
@@ -326,15 +333,18 @@ def shaped(
     names: tuple[str, ...] = ()
     if op.signature is not None:
         inputs, names = op.signature.inputs, op.signature.names
-    sizes = {d: core + i for i, d in enumerate(names)} if isinstance(core, int) else core
-    if dtype is None:
-        preferred = (torch.float32, *op.dtypes)
-        dtype = next(d for d in preferred if d in op.dtypes or not op.dtypes)
+    if isinstance(core, int):
+        within = {d: op.ranges.get(d, Range(0, core + len(names))) for d in names}
+        sizes: Mapping[str, int] = {
+            d: min(max(core + i, within[d].least), within[d].most) for i, d in enumerate(names)
+        }
+    else:
+        sizes = core
     groups = iter(inputs)
     args = tuple(
-        TensorArg(next(groups).shape(loop, sizes), dtype, layout)
+        TensorArg(next(groups).shape(loop, sizes), example_dtype(op, argument.name, dtype), layout)
         if i in op.tensor_positions
-        else example_scalar(argument)
+        else example_scalar(argument, op.ranges.get(argument.name))
         for i, argument in enumerate(sampled_arguments(op))
     )
     return Sample(args, seed=seed)
@@ -350,8 +360,20 @@ def broadcast_over(op: OpSpec, sample: Sample) -> list[Sample]:
     return [replace(sample, args=tuple(args))]
 
 
-def example_scalar(argument: Any) -> Any:
+def example_dtype(op: OpSpec, name: str, wanted: torch.dtype | None = None) -> torch.dtype:
+    """Returns the dtype to give a tensor argument: the wanted one, or float32, where it takes that;
+    where it has a list of its own without it, the first there.
+    """
+    allowed = op.allowed_dtypes(name)
+    if wanted is not None and name not in op.dtypes_of:
+        return wanted
+    preferred = (wanted or torch.float32, torch.float32, *allowed)
+    return next(dtype for dtype in preferred if dtype in allowed or not allowed)
+
+
+def example_scalar(argument: Any, allowed: Range | None = None) -> Any:
     """Returns an ordinary value for an argument that is not a tensor: its default, or by type."""
     if argument.has_default_value():
         return argument.default_value
-    return {"float": 0.5, "int": 1, "bool": False}.get(str(argument.real_type))
+    example: Any = {"float": 0.5, "int": 1, "bool": False}.get(str(argument.real_type))
+    return allowed.least if allowed and example not in allowed else example

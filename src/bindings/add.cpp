@@ -8,12 +8,10 @@ cudaError_t add_launch(const Strided<2>& problem, cudaStream_t stream);
 namespace {
 
 Tensor add_cpu(const Tensor& a, const Tensor& b) {
-  return elementwise_cpu("add", [](double x, double y) { return x + y; }, a, b);
+  return elementwise_cpu([](double x, double y) { return x + y; }, a, b);
 }
 
-Tensor add_cuda(const Tensor& a, const Tensor& b) {
-  return elementwise_cuda("add", add_launch, a, b);
-}
+Tensor add_cuda(const Tensor& a, const Tensor& b) { return elementwise_cuda(add_launch, a, b); }
 
 }  // namespace
 
@@ -27,7 +25,12 @@ where they share a dense one.
 Dtypes: float64, float32, float16 or bfloat16, the same for both. The sum is taken in float64 for
 float64 and in float32 for the others, and rounded once.
 Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not broadcast.
-Formula: a + b; as torch.add without type promotion and without alpha.)")
+Formula: a + b; as torch.add without type promotion and without alpha.
+
+Example:
+>>> cuda_ops.add(torch.tensor([1.0, 2.0]), torch.tensor([[10.0], [20.0]]))
+tensor([[11., 12.],
+        [21., 22.]]))")
       .cpu<add_cpu>()
       .cuda<add_cuda>();
 }

@@ -10,8 +10,6 @@ cudaError_t bitonic_sort_launch(const SortRows& problem, const SortConfig& confi
 
 namespace {
 
-constexpr const char* kOp = "bitonic_sort";
-
 // Indices of one row have 32 bits on their way.
 constexpr int64_t kLongest = (int64_t(1) << 32) - 1;
 
@@ -30,26 +28,26 @@ struct Sorted {
 };
 
 std::tuple<Tensor, Tensor> bitonic_sort_cpu(const Tensor& x, int64_t dim, bool descending, bool) {
-  dim = checked_dim(kOp, x, dim);
+  dim = checked_dim(x, dim);
   Sorted out(x, dim, descending);
   sort_rows_cpu(out.problem, x.dim() > 0 ? x.stride(dim) : 1, out.problem.n);
   return {out.values, out.indices};
 }
 
 std::tuple<Tensor, Tensor> bitonic_sort_cuda(const Tensor& x, int64_t dim, bool descending, bool) {
-  dim = checked_dim(kOp, x, dim);
+  dim = checked_dim(x, dim);
   const Tensor rows = with_rows(x, dim);
   Sorted out(rows, dim, descending);
   if (out.problem.n > kLongest) {
-    refuse(kOp, "x", "fewer than 2^32 elements along the dim", "shape " + shape_name(x));
+    refuse("x", "fewer than 2^32 elements along the dim", "shape " + shape_name(x));
   }
   SortConfig config;
-  launch(kOp, x, [&](cudaStream_t) { return bitonic_sort_plan(out.problem, config); });
+  launch(x, [&](cudaStream_t) { return bitonic_sort_plan(out.problem, config); });
   const int64_t bytes = sort_workspace_bytes(config, out.problem.n, size_of(dtype_of(x)));
   // Freed when this returns: torch's allocator gives it to later work of this stream only.
   const Tensor workspace = bytes > 0 ? empty({bytes}, DType::kUInt8, x) : out.values;
   out.problem.workspace = workspace.mutable_data_ptr();
-  launch(kOp, x, [&](cudaStream_t s) { return bitonic_sort_launch(out.problem, config, s); });
+  launch(x, [&](cudaStream_t s) { return bitonic_sort_launch(out.problem, config, s); });
   return {out.values, out.indices};
 }
 
@@ -75,7 +73,11 @@ Memory: rows of up to 32768 elements (float64 and int64: 22528) need none beside
 a few of up to 131072 (65536) on Hopper; longer or more ones the size of the values and half the
 size of the indices, at least for 2^28 elements at once.
 Errors: RuntimeError for another dtype, a dim that x does not have, 2^32 elements along the dim.
-Formula: values[..., i] = x[..., indices[..., i]], values[..., i] <= values[..., i + 1].)")
+Formula: values[..., i] = x[..., indices[..., i]], values[..., i] <= values[..., i + 1].
+
+Example:
+>>> cuda_ops.bitonic_sort(torch.tensor([3, 1, 2]))
+(tensor([1, 2, 3]), tensor([1, 2, 0])))")
       .cpu<bitonic_sort_cpu>()
       .cuda<bitonic_sort_cuda>();
 }

@@ -6,11 +6,10 @@
 
 using namespace cuda_ops;
 
+int64_t bitonic_topk_workspace(const TopkRows& problem);
 cudaError_t bitonic_topk_launch(const TopkRows& problem, cudaStream_t stream);
 
 namespace {
-
-constexpr const char* kOp = "bitonic_topk";
 
 // Indices of a row have 32 bits on their way.
 constexpr int64_t kLongest = (int64_t(1) << 32) - 1;
@@ -19,8 +18,7 @@ constexpr int64_t kLongest = (int64_t(1) << 32) - 1;
 int64_t checked_k(const Tensor& x, int64_t dim, int64_t k) {
   const int64_t n = x.dim() > 0 ? x.size(dim) : 1;
   if (k < 0 || k > n) {
-    refuse(kOp, "k", "a number from 0 to the size of the dim, " + std::to_string(n),
-           std::to_string(k));
+    refuse("k", "a number from 0 to the size of the dim, " + std::to_string(n), std::to_string(k));
   }
   return x.dim() > 0 ? k : 1;
 }
@@ -52,7 +50,7 @@ void keep_by_sorting(Kept& out, const Tensor& x, int64_t k, int64_t dim, bool la
 
 std::tuple<Tensor, Tensor> bitonic_topk_cpu(const Tensor& x, int64_t k, int64_t dim, bool largest,
                                             bool) {
-  dim = checked_dim(kOp, x, dim);
+  dim = checked_dim(x, dim);
   k = checked_k(x, dim, k);
   Kept out(x, k, dim, largest);
   sort_rows_cpu(out.problem.sort, x.dim() > 0 ? x.stride(dim) : 1, k);
@@ -61,7 +59,7 @@ std::tuple<Tensor, Tensor> bitonic_topk_cpu(const Tensor& x, int64_t k, int64_t 
 
 std::tuple<Tensor, Tensor> bitonic_topk_cuda(const Tensor& x, int64_t k, int64_t dim, bool largest,
                                              bool) {
-  dim = checked_dim(kOp, x, dim);
+  dim = checked_dim(x, dim);
   k = checked_k(x, dim, k);
   const Tensor rows = with_rows(x, dim);
   Kept out(rows, k, dim, largest);
@@ -70,12 +68,13 @@ std::tuple<Tensor, Tensor> bitonic_topk_cuda(const Tensor& x, int64_t k, int64_t
     keep_by_sorting(out, x, k, dim, largest);
     return {out.values, out.indices};
   }
-  const int64_t bytes =
-      topk_sorts(p.n, k) ? 0 : topk_workspace_bytes(p.rows.numel, p.n, k, size_of(p.rows.dtype));
-  // Freed when this returns: torch's allocator gives it to later work of this stream only.
-  const Tensor workspace = bytes > 0 ? empty({bytes}, DType::kUInt8, x) : out.values;
-  p.workspace = workspace.mutable_data_ptr();
-  launch(kOp, x, [&](cudaStream_t stream) { return bitonic_topk_launch(out.problem, stream); });
+  launch(x, [&](cudaStream_t stream) {
+    const int64_t bytes = bitonic_topk_workspace(out.problem);
+    // Freed when this returns: torch's allocator gives it to later work of this stream only.
+    const Tensor workspace = bytes > 0 ? empty({bytes}, DType::kUInt8, x) : out.values;
+    p.workspace = workspace.mutable_data_ptr();
+    return bitonic_topk_launch(out.problem, stream);
+  });
   return {out.values, out.indices};
 }
 
@@ -104,7 +103,11 @@ Memory: none for rows up to 1024 and k above 32, or up to 256; else for k up to 
 kept element of a chunk of 1024; for more all of x is sorted by bitonic_sort, and the first k are
 copied.
 Errors: RuntimeError for another dtype, a dim that x does not have, k below 0 or above its size.
-Formula: the first k of bitonic_sort(x, dim, descending=largest).)")
+Formula: the first k of bitonic_sort(x, dim, descending=largest).
+
+Example:
+>>> cuda_ops.bitonic_topk(torch.tensor([3.0, 1.0, 2.0]), 2)
+(tensor([3., 2.]), tensor([0, 2])))")
       .cpu<bitonic_topk_cpu>()
       .cuda<bitonic_topk_cuda>();
 }

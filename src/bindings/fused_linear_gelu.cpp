@@ -22,15 +22,15 @@ struct Call {
   MaybeTensor bias, grad_out, preactivation;
   LinearGelu problem;
 
-  Call(const char* op, const Tensor& x_, const Tensor& weight_, const MaybeTensor& bias_,
+  Call(const Tensor& x_, const Tensor& weight_, const MaybeTensor& bias_,
        const MaybeTensor& grad_out_, bool keep)
       : x(x_), weight(weight_) {
     View lines = weight;  // (..., O), each a line of I
     --lines.dims;
     lines.last_size = lines.sizes[lines.dims - 1];
     const View inputs[] = {x, lines, bias_ ? *bias_ : x, grad_out_ ? *grad_out_ : x};
-    std::vector<int64_t> shape = broadcast_shape(op, inputs, 1);
-    check_batch(op, "x", x, shape);
+    std::vector<int64_t> shape = broadcast_shape(inputs, 1);
+    check_batch("x", x, shape);
     shape.push_back(lines.last_size);
     out = empty(shape, x);
     if (keep) preactivation = empty(shape, x);
@@ -48,7 +48,7 @@ struct Call {
   Matmul rows_times_weights(const View& lines) const {
     const Matrix w = transposed(weight);
     Matmul p;
-    p.batch = strided({written(out)}, {View(x), lines}, 1);
+    p.batch = strided({writable_view(out)}, {View(x), lines}, 1);
     p.m = 1;
     p.n = w.cols;
     p.k = w.rows;
@@ -86,8 +86,8 @@ struct Call {
     });
   }
 
-  void run_cuda(const char* op) const {
-    launch(op, x, [&](cudaStream_t stream) {
+  void run_cuda() const {
+    launch(x, [&](cudaStream_t stream) {
       const GemmPlan plan = fused_linear_gelu_plan(problem);
       return with_workspace(x, plan, [&](void* workspace) {
         return fused_linear_gelu_launch(problem, plan, workspace, stream);
@@ -99,21 +99,21 @@ struct Call {
 // --- CPU ----------------------------------------------------------------------
 
 Tensor fused_linear_gelu_cpu(const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
-  const Call call("fused_linear_gelu", x, weight, bias, {}, false);
+  const Call call(x, weight, bias, {}, false);
   call.run_cpu();
   return call.out;
 }
 
 std::tuple<Tensor, Tensor> fused_linear_gelu_keep_cpu(const Tensor& x, const Tensor& weight,
                                                       const MaybeTensor& bias) {
-  const Call call("fused_linear_gelu_keep", x, weight, bias, {}, true);
+  const Call call(x, weight, bias, {}, true);
   call.run_cpu();
   return {call.out, *call.preactivation};
 }
 
 Tensor fused_linear_gelu_slope_cpu(const Tensor& grad_out, const Tensor& x, const Tensor& weight,
                                    const MaybeTensor& bias) {
-  const Call call("fused_linear_gelu_slope", x, weight, bias, grad_out, false);
+  const Call call(x, weight, bias, grad_out, false);
   call.run_cpu();
   return call.out;
 }
@@ -121,22 +121,22 @@ Tensor fused_linear_gelu_slope_cpu(const Tensor& grad_out, const Tensor& x, cons
 // --- CUDA ---------------------------------------------------------------------
 
 Tensor fused_linear_gelu_cuda(const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
-  const Call call("fused_linear_gelu", x, weight, bias, {}, false);
-  call.run_cuda("fused_linear_gelu");
+  const Call call(x, weight, bias, {}, false);
+  call.run_cuda();
   return call.out;
 }
 
 std::tuple<Tensor, Tensor> fused_linear_gelu_keep_cuda(const Tensor& x, const Tensor& weight,
                                                        const MaybeTensor& bias) {
-  const Call call("fused_linear_gelu_keep", x, weight, bias, {}, true);
-  call.run_cuda("fused_linear_gelu_keep");
+  const Call call(x, weight, bias, {}, true);
+  call.run_cuda();
   return {call.out, *call.preactivation};
 }
 
 Tensor fused_linear_gelu_slope_cuda(const Tensor& grad_out, const Tensor& x, const Tensor& weight,
                                     const MaybeTensor& bias) {
-  const Call call("fused_linear_gelu_slope", x, weight, bias, grad_out, false);
-  call.run_cuda("fused_linear_gelu_slope");
+  const Call call(x, weight, bias, grad_out, false);
+  call.run_cuda();
   return call.out;
 }
 

@@ -15,29 +15,21 @@ double rounded(double alpha, const Tensor& x) {
 }
 
 Tensor fused_relu_scale_cpu(const Tensor& x, double alpha) {
-  alpha = rounded(alpha, x);
-  const auto f = [=](double v) { return (v < 0 ? 0 : v) * alpha; };
-  return elementwise_cpu("fused_relu_scale", f, x);
+  const auto f = [](double v, double scale) { return (v < 0 ? 0 : v) * scale; };
+  return elementwise_cpu(f, x, rounded(alpha, x));
 }
 
 Tensor fused_relu_scale_cuda(const Tensor& x, double alpha) {
-  const auto launcher = [=](const Strided<1>& problem, cudaStream_t stream) {
-    return fused_relu_scale_launch(problem, alpha, stream);
-  };
-  return elementwise_cuda("fused_relu_scale", launcher, x);
+  return elementwise_cuda(fused_relu_scale_launch, x, alpha);
 }
 
 Tensor fused_relu_scale_backward_cpu(const Tensor& grad_out, const Tensor& x, double alpha) {
-  alpha = rounded(alpha, x);
-  const auto f = [=](double g, double v) { return v <= 0 ? 0 : g * alpha; };
-  return elementwise_cpu("fused_relu_scale_backward", f, grad_out, x);
+  const auto f = [](double g, double v, double scale) { return v <= 0 ? 0 : g * scale; };
+  return elementwise_cpu(f, grad_out, x, rounded(alpha, x));
 }
 
 Tensor fused_relu_scale_backward_cuda(const Tensor& grad_out, const Tensor& x, double alpha) {
-  const auto launcher = [=](const Strided<2>& problem, cudaStream_t stream) {
-    return fused_relu_scale_backward_launch(problem, alpha, stream);
-  };
-  return elementwise_cuda("fused_relu_scale_backward", launcher, grad_out, x);
+  return elementwise_cuda(fused_relu_scale_backward_launch, grad_out, x, alpha);
 }
 
 }  // namespace
@@ -51,7 +43,11 @@ Shapes: x (...); the result has the shape of x, and its layout where x is dense.
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. The arithmetic runs in
 float64 for float64 and in float32 for the others; alpha is rounded to that type.
 Errors: RuntimeError for any other dtype.
-Formula: relu as in torch.nn.functional.relu; NaN stays NaN.)")
+Formula: relu as in torch.nn.functional.relu; NaN stays NaN.
+
+Example:
+>>> cuda_ops.fused_relu_scale(torch.tensor([-1.0, 3.0]), 2.0)
+tensor([0., 6.]))")
       .cpu<fused_relu_scale_cpu>()
       .cuda<fused_relu_scale_cuda>();
   library

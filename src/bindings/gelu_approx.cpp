@@ -14,33 +14,29 @@ Results<double, 2> second_order(double gg, double g, double v) {
   return {gg * gelu::first(v), gg * g * gelu::second(v)};
 }
 
-Tensor gelu_approx_cpu(const Tensor& x) { return elementwise_cpu("gelu_approx", gelu::value, x); }
+Tensor gelu_approx_cpu(const Tensor& x) { return elementwise_cpu(gelu::value, x); }
 
-Tensor gelu_approx_cuda(const Tensor& x) {
-  return elementwise_cuda("gelu_approx", gelu_approx_launch, x);
-}
+Tensor gelu_approx_cuda(const Tensor& x) { return elementwise_cuda(gelu_approx_launch, x); }
 
 Tensor gelu_approx_backward_cpu(const Tensor& grad_out, const Tensor& x) {
   const auto f = [](double g, double v) { return g * gelu::first(v); };
-  return elementwise_cpu("gelu_approx_backward", f, grad_out, x);
+  return elementwise_cpu(f, grad_out, x);
 }
 
 Tensor gelu_approx_backward_cuda(const Tensor& grad_out, const Tensor& x) {
-  return elementwise_cuda("gelu_approx_backward", gelu_approx_backward_launch, grad_out, x);
+  return elementwise_cuda(gelu_approx_backward_launch, grad_out, x);
 }
 
 std::tuple<Tensor, Tensor> gelu_approx_backward_backward_cpu(const Tensor& grad_grad_x,
                                                              const Tensor& grad_out,
                                                              const Tensor& x) {
-  return elementwise_cpu<2>("gelu_approx_backward_backward", second_order, grad_grad_x, grad_out,
-                            x);
+  return elementwise_cpu<2>(second_order, grad_grad_x, grad_out, x);
 }
 
 std::tuple<Tensor, Tensor> gelu_approx_backward_backward_cuda(const Tensor& grad_grad_x,
                                                               const Tensor& grad_out,
                                                               const Tensor& x) {
-  return elementwise_cuda<2>("gelu_approx_backward_backward", gelu_approx_backward_backward_launch,
-                             grad_grad_x, grad_out, x);
+  return elementwise_cuda<2>(gelu_approx_backward_backward_launch, grad_grad_x, grad_out, x);
 }
 
 }  // namespace
@@ -55,7 +51,11 @@ Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. Th
 float64 for float64 and in float32 for the others.
 Errors: RuntimeError for any other dtype.
 Formula: 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), Hendrycks and Gimpel,
-https://arxiv.org/abs/1606.08415; as torch.nn.functional.gelu(x, approximate="tanh").)")
+https://arxiv.org/abs/1606.08415; as torch.nn.functional.gelu(x, approximate="tanh").
+
+Example:
+>>> cuda_ops.gelu_approx(torch.tensor([-1.0, 0.0, 2.0]))
+tensor([-0.1588,  0.0000,  1.9546]))")
       .cpu<gelu_approx_cpu>()
       .cuda<gelu_approx_cuda>();
   library.op("gelu_approx_backward(Tensor grad_out, Tensor x) -> Tensor grad_x", "(),()->()")

@@ -14,35 +14,26 @@ Tensor empty_matrices(std::vector<int64_t> shape, int64_t rows, int64_t cols, co
   return empty(shape, like);
 }
 
-Tensor empty_product(const char* op, const Tensor& a, const Tensor& b) {
-  const auto batch = broadcast_shape(op, {a, b}, 2);
-  check_batch(op, a.dim() < b.dim() ? "b" : "a", a.dim() < b.dim() ? b : a, batch);
+Tensor empty_product(const Tensor& a, const Tensor& b) {
+  const auto batch = broadcast_shape({a, b}, 2);
+  check_batch(a.dim() < b.dim() ? "b" : "a", a.dim() < b.dim() ? b : a, batch);
   return empty_matrices(batch, Matrix(a).rows, Matrix(b).cols, a);
 }
 
 std::tuple<Tensor, Tensor> empty_gradients(const Tensor& grad_out, const Tensor& a,
                                            const Tensor& b) {
-  const auto batch = broadcast_shape("matmul_backward", {grad_out, a, b}, 2);
-  check_batch("matmul_backward", "grad_out", grad_out, batch);
+  const auto batch = broadcast_shape({grad_out, a, b}, 2);
+  check_batch("grad_out", grad_out, batch);
   return {empty_matrices(batch, Matrix(a).rows, Matrix(a).cols, a),
           empty_matrices(batch, Matrix(b).rows, Matrix(b).cols, b)};
 }
 
 // --- CPU ----------------------------------------------------------------------
 
-constexpr const char* op_name(Precision precision) {
-  switch (precision) {
-    case Precision::kIeee: return "matmul";
-    case Precision::kTF32: return "matmul_tf32";
-    case Precision::kTF32x3: return "matmul_tf32x3";
-  }
-  return "";
-}
-
 // A CPU is exact in every precision; each operator has a function of its own.
 template <Precision kPrecision>
 Tensor matmul_cpu(const Tensor& a, const Tensor& b) {
-  Tensor out = empty_product(op_name(kPrecision), a, b);
+  Tensor out = empty_product(a, b);
   multiply(product(out, a, b));
   return out;
 }
@@ -65,8 +56,8 @@ cudaError_t multiply_cuda(const Tensor& like, const Matmul& p, cudaStream_t stre
 
 template <Precision kPrecision>
 Tensor matmul_cuda(const Tensor& a, const Tensor& b) {
-  Tensor out = empty_product(op_name(kPrecision), a, b);
-  launch(op_name(kPrecision), a, [&](cudaStream_t stream) {
+  Tensor out = empty_product(a, b);
+  launch(a, [&](cudaStream_t stream) {
     return multiply_cuda(a, product(out, a, b, kPrecision), stream);
   });
   return out;
@@ -75,7 +66,7 @@ Tensor matmul_cuda(const Tensor& a, const Tensor& b) {
 std::tuple<Tensor, Tensor> matmul_backward_cuda(const Tensor& grad_out, const Tensor& a,
                                                 const Tensor& b) {
   auto [grad_a, grad_b] = empty_gradients(grad_out, a, b);
-  launch("matmul_backward", a, [&, &grad_a = grad_a, &grad_b = grad_b](cudaStream_t stream) {
+  launch(a, [&, &grad_a = grad_a, &grad_b = grad_b](cudaStream_t stream) {
     const cudaError_t error = multiply_cuda(a, product(grad_a, grad_out, transposed(b)), stream);
     if (error != cudaSuccess) return error;
     return multiply_cuda(a, product(grad_b, transposed(a), grad_out), stream);

@@ -14,69 +14,6 @@ cudaError_t moe_experts_backward_w_gate_up_launch(const MoeExpertsBackward& prob
 
 namespace {
 
-// --- checks, as cuda_ops/expert_checks.py has them -----------------------------
-
-void check_experts(const char* op, const Tensor& x, const Tensor& w_gate_up, const Tensor& w_down,
-                   const Tensor& experts, const Tensor& weights) {
-  check_floating(op, "x", x);
-  check_dims(op, "x", x, 2, "(T, H)");
-  check_dims(op, "w_down", w_down, 3, "(E, H, I)");
-  check_dims(op, "experts", experts, 2, "(T, k)");
-  const int64_t count = w_down.size(0), inner = w_down.size(2);
-  const int64_t tokens = x.size(0), hidden = x.size(1), top_k = experts.size(1);
-  check_expert_count(op, "w_down", w_down, 0);
-  check_shape(op, "w_gate_up", w_gate_up, "(E, 2I, H)", {count, 2 * inner, hidden});
-  check_shape(op, "w_down", w_down, "(E, H, I)", {count, hidden, inner});
-  check_shape(op, "experts", experts, "(T, k)", {tokens, top_k});
-  check_shape(op, "weights", weights, "(T, k)", {tokens, top_k});
-  check_dtype(op, "w_gate_up", w_gate_up, dtype_of(x));
-  check_dtype(op, "w_down", w_down, dtype_of(x));
-  check_dtype(op, "experts", experts, DType::kInt64);
-  check_floating(op, "weights", weights);
-  check_countable(op, experts);
-}
-
-void check_backward_down(const char* op, const Tensor& grad_out, const Tensor& w_down,
-                         const Tensor& experts, const Tensor& weights, const Tensor& gate_up,
-                         int64_t wanted) {
-  check_floating(op, "grad_out", grad_out);
-  check_dims(op, "grad_out", grad_out, 2, "(T, H)");
-  check_dims(op, "w_down", w_down, 3, "(E, H, I)");
-  check_dims(op, "experts", experts, 2, "(T, k)");
-  const int64_t count = w_down.size(0), inner = w_down.size(2);
-  const int64_t tokens = grad_out.size(0), top_k = experts.size(1);
-  check_expert_count(op, "w_down", w_down, 0);
-  check_shape(op, "w_down", w_down, "(E, H, I)", {count, grad_out.size(1), inner});
-  check_shape(op, "experts", experts, "(T, k)", {tokens, top_k});
-  check_shape(op, "weights", weights, "(T, k)", {tokens, top_k});
-  check_shape(op, "gate_up", gate_up, "(T, k, 2I)", {tokens, top_k, 2 * inner});
-  check_dtype(op, "w_down", w_down, dtype_of(grad_out));
-  check_dtype(op, "gate_up", gate_up, dtype_of(grad_out));
-  check_dtype(op, "experts", experts, DType::kInt64);
-  check_floating(op, "weights", weights);
-  check_countable(op, experts);
-  check_between(op, "wanted", wanted, 0, 15);
-}
-
-void check_backward_gate_up(const char* op, const Tensor& grad_gate_up, const Tensor& x,
-                            const Tensor& w_gate_up, const Tensor& experts, int64_t wanted) {
-  check_floating(op, "x", x);
-  check_dims(op, "x", x, 2, "(T, H)");
-  check_dims(op, "w_gate_up", w_gate_up, 3, "(E, 2I, H)");
-  check_dims(op, "experts", experts, 2, "(T, k)");
-  const int64_t count = w_gate_up.size(0), inner = w_gate_up.size(1) / 2;
-  const int64_t tokens = x.size(0), top_k = experts.size(1);
-  check_expert_count(op, "w_gate_up", w_gate_up, 0);
-  check_shape(op, "w_gate_up", w_gate_up, "(E, 2I, H)", {count, 2 * inner, x.size(1)});
-  check_shape(op, "experts", experts, "(T, k)", {tokens, top_k});
-  check_shape(op, "grad_gate_up", grad_gate_up, "(T * k, 2I)", {tokens * top_k, 2 * inner});
-  check_dtype(op, "w_gate_up", w_gate_up, dtype_of(x));
-  check_dtype(op, "grad_gate_up", grad_gate_up, dtype_of(x));
-  check_dtype(op, "experts", experts, DType::kInt64);
-  check_countable(op, experts);
-  check_between(op, "wanted", wanted, 0, 15);
-}
-
 // --- arguments ------------------------------------------------------------------
 
 MoeExperts sized(DType dtype, const Tensor& experts, const MapTensors& map, int64_t hidden,
@@ -94,31 +31,23 @@ MoeExperts sized(DType dtype, const Tensor& experts, const MapTensors& map, int6
 
 // The arguments of one call, dense, with all sizes known.
 struct Call {
-  const char* op;
   Tensor x, w_gate_up, w_down, experts, weights;
   MapTensors map;
   MoeExperts problem;
 
-  Call(const char* op_, const Tensor& x_, const Tensor& w_gate_up_, const Tensor& w_down_,
-       const Tensor& experts_, const Tensor& weights_)
-      : op(op_),
-        x(checked(op, x_, w_gate_up_, w_down_, experts_, weights_)),
+  Call(const Tensor& x_, const Tensor& w_gate_up_, const Tensor& w_down_, const Tensor& experts_,
+       const Tensor& weights_)
+      : x(contiguous(x_)),
         w_gate_up(contiguous(w_gate_up_)),
         w_down(contiguous(w_down_)),
-        experts(contiguous(experts_)),
-        weights(dense_as(weights_, compute_dtype(dtype_of(x_)))),
+        experts(contiguous_choice(experts_)),
+        weights(contiguous_as(weights_, compute_dtype(dtype_of(x_)))),
         map(experts, w_down.size(0)),
         problem(sized(dtype_of(x), experts, map, x.size(1), w_down.size(2))) {
     problem.x = x.const_data_ptr();
     problem.weights = weights.const_data_ptr();
     problem.w_gate_up = w_gate_up.const_data_ptr();
     problem.w_down = w_down.const_data_ptr();
-  }
-
-  static Tensor checked(const char* op, const Tensor& x, const Tensor& w_gate_up,
-                        const Tensor& w_down, const Tensor& experts, const Tensor& weights) {
-    check_experts(op, x, w_gate_up, w_down, experts, weights);
-    return contiguous(x);
   }
 };
 
@@ -140,26 +69,25 @@ void run_cuda(Call& call) {
   Tensor results = empty({p.map.assignments, p.hidden}, call.x);
   p.activations = activations.mutable_data_ptr();
   p.results = results.mutable_data_ptr();
-  launch(call.op, call.x, [&](cudaStream_t stream) { return moe_experts_launch(p, stream); });
+  launch(call.x, [&](cudaStream_t stream) { return moe_experts_launch(p, stream); });
 }
 
-void down_cuda(const char* op, MoeExpertsBackward& b, const Tensor& like) {
+void down_cuda(MoeExpertsBackward& b, const Tensor& like) {
   Tensor activations = empty({b.forward.map.assignments, b.forward.inner}, like);
   b.forward.activations = activations.mutable_data_ptr();
-  launch(op, like,
-         [&](cudaStream_t stream) { return moe_experts_backward_down_launch(b, stream); });
+  launch(like, [&](cudaStream_t stream) { return moe_experts_backward_down_launch(b, stream); });
 }
 
-void x_cuda(const char* op, MoeExpertsBackward& b, const Tensor& like) {
+void x_cuda(MoeExpertsBackward& b, const Tensor& like) {
   const int64_t rows = b.grad_x == nullptr ? 0 : b.forward.map.assignments;
   Tensor results = empty({rows, b.forward.hidden}, like);
   b.forward.results = results.mutable_data_ptr();
-  launch(op, like, [&](cudaStream_t stream) { return moe_experts_backward_x_launch(b, stream); });
+  launch(like, [&](cudaStream_t stream) { return moe_experts_backward_x_launch(b, stream); });
   b.forward.results = nullptr;
 }
 
-void w_gate_up_cuda(const char* op, MoeExpertsBackward& b, const Tensor& like) {
-  launch(op, like,
+void w_gate_up_cuda(MoeExpertsBackward& b, const Tensor& like) {
+  launch(like,
          [&](cudaStream_t stream) { return moe_experts_backward_w_gate_up_launch(b, stream); });
 }
 
@@ -167,18 +95,16 @@ void w_gate_up_cuda(const char* op, MoeExpertsBackward& b, const Tensor& like) {
 
 // What a device does; the steps of a gradient in this order. The last one finds the map that the
 // one before has made.
-using Step = void (*)(const char* op, MoeExpertsBackward& b, const Tensor& like);
+using Step = void (*)(MoeExpertsBackward& b, const Tensor& like);
 struct Device {
   void (*run)(Call&);
   Step down, x, w_gate_up;
 };
 constexpr Device kCpu{
     [](Call& call) { moe_experts_cpu(call.problem); },
-    [](const char*, MoeExpertsBackward& b, const Tensor&) { moe_experts_backward_down_cpu(b); },
-    [](const char*, MoeExpertsBackward& b, const Tensor&) { moe_experts_backward_x_cpu(b); },
-    [](const char*, MoeExpertsBackward& b, const Tensor&) {
-      moe_experts_backward_w_gate_up_cpu(b);
-    },
+    [](MoeExpertsBackward& b, const Tensor&) { moe_experts_backward_down_cpu(b); },
+    [](MoeExpertsBackward& b, const Tensor&) { moe_experts_backward_x_cpu(b); },
+    [](MoeExpertsBackward& b, const Tensor&) { moe_experts_backward_w_gate_up_cpu(b); },
 };
 constexpr Device kCuda{run_cuda, down_cuda, x_cuda, w_gate_up_cuda};
 
@@ -193,14 +119,14 @@ Tensor forward(Call call) {
 template <const Device& kDevice>
 Tensor moe_experts(const Tensor& x, const Tensor& w_gate_up, const Tensor& w_down,
                    const Tensor& experts, const Tensor& weights) {
-  return forward<kDevice>({"moe_experts", x, w_gate_up, w_down, experts, weights});
+  return forward<kDevice>({x, w_gate_up, w_down, experts, weights});
 }
 
 template <const Device& kDevice>
 std::tuple<Tensor, Tensor> moe_experts_keep(const Tensor& x, const Tensor& w_gate_up,
                                             const Tensor& w_down, const Tensor& experts,
                                             const Tensor& weights) {
-  Call call("moe_experts_keep", x, w_gate_up, w_down, experts, weights);
+  Call call(x, w_gate_up, w_down, experts, weights);
   const MoeExperts& p = call.problem;
   Tensor gate_up = empty({p.tokens, p.top_k, 2 * p.inner}, call.x);
   call.problem.gate_up = gate_up.mutable_data_ptr();
@@ -209,13 +135,13 @@ std::tuple<Tensor, Tensor> moe_experts_keep(const Tensor& x, const Tensor& w_gat
 
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 
-// Of checked arguments.
-Three backward_down(const char* op, const Device& device, const Tensor& grad_out_,
-                    const Tensor& w_down_, const Tensor& experts_, const Tensor& weights_,
-                    const Tensor& gate_up_, int64_t wanted) {
+template <const Device& kDevice>
+Three moe_experts_backward_down(const Tensor& grad_out_, const Tensor& w_down_,
+                                const Tensor& experts_, const Tensor& weights_,
+                                const Tensor& gate_up_, int64_t wanted) {
   const Tensor grad_out = contiguous(grad_out_), w_down = contiguous(w_down_);
-  const Tensor experts = contiguous(experts_), gate_up = contiguous(gate_up_);
-  const Tensor weights = dense_as(weights_, compute_dtype(dtype_of(grad_out)));
+  const Tensor experts = contiguous_choice(experts_), gate_up = contiguous(gate_up_);
+  const Tensor weights = contiguous_as(weights_, compute_dtype(dtype_of(grad_out)));
   const MapTensors map(experts, w_down.size(0));
   MoeExpertsBackward b;
   MoeExperts& p = b.forward;
@@ -225,24 +151,23 @@ Three backward_down(const char* op, const Device& device, const Tensor& grad_out
   p.gate_up = const_cast<void*>(gate_up.const_data_ptr());
   b.grad_out = grad_out.const_data_ptr();
 
-  Tensor grad_gate_up = empty({p.map.assignments, 2 * p.inner}, grad_out);
+  Tensor grad_gate_up = empty({p.tokens, p.top_k, 2 * p.inner}, grad_out);
   Tensor grad_w_down = made(wanted, kDown, w_down);
   Tensor grad_weights = made(wanted, kWeights, weights);
   b.grad_gate_up = grad_gate_up.mutable_data_ptr();
   if (wanted & kDown) b.grad_w_down = grad_w_down.mutable_data_ptr();
   if (wanted & kWeights) b.grad_weights = grad_weights.mutable_data_ptr();
-  device.down(op, b, grad_out);
-  return {grad_gate_up, grad_w_down, dense_as(grad_weights, dtype_of(weights_))};
+  kDevice.down(b, grad_out);
+  return {grad_gate_up, grad_w_down, contiguous_as(grad_weights, dtype_of(weights_))};
 }
 
-// Of checked arguments.
-std::tuple<Tensor, Tensor> backward_gate_up(const char* op, const Device& device,
-                                            const Tensor& grad_gate_up_, const Tensor& x_,
-                                            const Tensor& w_gate_up_, const Tensor& experts_,
-                                            int64_t wanted) {
+template <const Device& kDevice>
+std::tuple<Tensor, Tensor> moe_experts_backward_gate_up(const Tensor& grad_gate_up_,
+                                                        const Tensor& x_, const Tensor& w_gate_up_,
+                                                        const Tensor& experts_, int64_t wanted) {
   if (!(wanted & (kX | kGateUp))) return {empty({0}, x_), empty({0}, w_gate_up_)};
   const Tensor grad_gate_up = contiguous(grad_gate_up_), x = contiguous(x_);
-  const Tensor w_gate_up = contiguous(w_gate_up_), experts = contiguous(experts_);
+  const Tensor w_gate_up = contiguous(w_gate_up_), experts = contiguous_choice(experts_);
   const MapTensors map(experts, w_gate_up.size(0));
   MoeExpertsBackward b;
   MoeExperts& p = b.forward;
@@ -253,47 +178,22 @@ std::tuple<Tensor, Tensor> backward_gate_up(const char* op, const Device& device
 
   Tensor grad_x = made(wanted, kX, x);
   if (wanted & kX) b.grad_x = grad_x.mutable_data_ptr();
-  device.x(op, b, x);
+  kDevice.x(b, x);
   // The largest is made when its time has come, where others have given their memory back.
   Tensor grad_w_gate_up = made(wanted, kGateUp, w_gate_up);
   if (wanted & kGateUp) b.grad_w_gate_up = grad_w_gate_up.mutable_data_ptr();
-  if (b.grad_w_gate_up != nullptr) device.w_gate_up(op, b, x);
+  if (b.grad_w_gate_up != nullptr) kDevice.w_gate_up(b, x);
   return {grad_x, grad_w_gate_up};
-}
-
-template <const Device& kDevice>
-Three moe_experts_backward_down(const Tensor& grad_out, const Tensor& w_down, const Tensor& experts,
-                                const Tensor& weights, const Tensor& gate_up, int64_t wanted) {
-  constexpr const char* kOp = "moe_experts_backward_down";
-  check_backward_down(kOp, grad_out, w_down, experts, weights, gate_up, wanted);
-  return backward_down(kOp, kDevice, grad_out, w_down, experts, weights, gate_up, wanted);
-}
-
-template <const Device& kDevice>
-std::tuple<Tensor, Tensor> moe_experts_backward_gate_up(const Tensor& grad_gate_up, const Tensor& x,
-                                                        const Tensor& w_gate_up,
-                                                        const Tensor& experts, int64_t wanted) {
-  constexpr const char* kOp = "moe_experts_backward_gate_up";
-  check_backward_gate_up(kOp, grad_gate_up, x, w_gate_up, experts, wanted);
-  return backward_gate_up(kOp, kDevice, grad_gate_up, x, w_gate_up, experts, wanted);
 }
 
 template <const Device& kDevice>
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe_experts_backward(
     const Tensor& grad_out, const Tensor& x, const Tensor& w_gate_up, const Tensor& w_down,
     const Tensor& experts, const Tensor& weights, const Tensor& gate_up, int64_t wanted) {
-  constexpr const char* kOp = "moe_experts_backward";
-  check_experts(kOp, x, w_gate_up, w_down, experts, weights);
-  check_dtype(kOp, "grad_out", grad_out, dtype_of(x));
-  check_dtype(kOp, "gate_up", gate_up, dtype_of(x));
-  check_shape(kOp, "grad_out", grad_out, "(T, H)", shape_of(x));
-  check_shape(kOp, "gate_up", gate_up, "(T, k, 2I)",
-              {x.size(0), experts.size(1), w_gate_up.size(1)});
-  check_between(kOp, "wanted", wanted, 0, 15);
   const auto [grad_gate_up, grad_w_down, grad_weights] =
-      backward_down(kOp, kDevice, grad_out, w_down, experts, weights, gate_up, wanted);
+      moe_experts_backward_down<kDevice>(grad_out, w_down, experts, weights, gate_up, wanted);
   const auto [grad_x, grad_w_gate_up] =
-      backward_gate_up(kOp, kDevice, grad_gate_up, x, w_gate_up, experts, wanted);
+      moe_experts_backward_gate_up<kDevice>(grad_gate_up, x, w_gate_up, experts, wanted);
   return {grad_x, grad_w_gate_up, grad_w_down, grad_weights};
 }
 
@@ -303,7 +203,11 @@ CUDA_OPS(library) {
   library
       .op("moe_experts(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor experts, Tensor weights) "
           "-> Tensor",
-          "")
+          "[t,h],[e,2i,h],[e,h,i],[t,k],[t,k]->[t,h]")
+      .dtypes(kFloating)
+      .dtypes("experts", kInt64)
+      .dtypes("weights", kFloating)
+      .range("e", 1, kMostExperts)
       .doc(R"(SwiGLU experts for routed tokens: each token's k results, weighted and added up.
 
 An index outside of range(E) is an expert whose result is zero, so a rank that has a part of the
@@ -320,13 +224,22 @@ spares that.
 Errors: RuntimeError for another shape, dtype or device, for T * k from 2^31 on, and for second
 derivatives.
 Formula: out[t] = sum over j of weights[t, j] * ((silu(gate) * up) @ w_down[e]^T) with e = experts[t,
-j] and gate, up = x[t] @ w_gate_up[e]^T.)")
+j] and gate, up = x[t] @ w_gate_up[e]^T.
+
+Example:
+>>> x, experts, weights = torch.ones(1, 2), torch.tensor([[0, 1]]), torch.tensor([[0.25, 0.75]])
+>>> cuda_ops.moe_experts(x, torch.ones(2, 2, 2), torch.ones(2, 2, 1), experts, weights)
+tensor([[3.5232, 3.5232]]))")
       .cpu<moe_experts<kCpu>>()
       .cuda<moe_experts<kCuda>>();
   library
       .op("moe_experts_keep(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor experts, "
           "Tensor weights) -> (Tensor out, Tensor gate_up)",
-          "")
+          "[t,h],[e,2i,h],[e,h,i],[t,k],[t,k]->[t,h],[t,k,2i]")
+      .dtypes(kFloating)
+      .dtypes("experts", kInt64)
+      .dtypes("weights", kFloating)
+      .range("e", 1, kMostExperts)
       .doc(R"(moe_experts, and the gates and ups of every assignment, (T, k, 2I), for its gradient.
 
 Shapes: those of moe_experts; gate_up (T, k, 2I).
@@ -339,7 +252,12 @@ Formula: that of moe_experts; gate_up[t, j] = x[t] @ w_gate_up[e]^T.)")
       .op("moe_experts_backward(Tensor grad_out, Tensor x, Tensor w_gate_up, Tensor w_down, "
           "Tensor experts, Tensor weights, Tensor gate_up, int wanted=15) -> (Tensor grad_x, "
           "Tensor grad_w_gate_up, Tensor grad_w_down, Tensor grad_weights)",
-          "")
+          "[t,h],[t,h],[e,2i,h],[e,h,i],[t,k],[t,k],[t,k,2i]->[t,h],[e,2i,h],[e,h,i],[t,k]")
+      .dtypes(kFloating)
+      .dtypes("experts", kInt64)
+      .dtypes("weights", kFloating)
+      .range("e", 1, kMostExperts)
+      .range("wanted", 0, 15)
       .doc(R"(Gradients of moe_experts from what moe_experts_keep kept.
 
 `wanted` adds up 1 for x, 2 for w_gate_up, 4 for w_down and 8 for weights; of the others the result
@@ -355,14 +273,19 @@ Formula: the chain rule for moe_experts.)")
       .op("moe_experts_backward_down(Tensor grad_out, Tensor w_down, Tensor experts, "
           "Tensor weights, Tensor gate_up, int wanted=15) -> (Tensor grad_gate_up, "
           "Tensor grad_w_down, Tensor grad_weights)",
-          "")
+          "[t,h],[e,h,i],[t,k],[t,k],[t,k,2i]->[t,k,2i],[e,h,i],[t,k]")
+      .dtypes(kFloating)
+      .dtypes("experts", kInt64)
+      .dtypes("weights", kFloating)
+      .range("e", 1, kMostExperts)
+      .range("wanted", 0, 15)
       .doc(R"(The first half of moe_experts_backward, after which gate_up is needed no more.
 
-The rows of grad_gate_up are in the order of the experts, and of one expert in that of the tokens,
-as moe_route_map orders them; those of no expert are last. `wanted` is as in moe_experts_backward,
+The T * k rows of grad_gate_up are in the order of the experts, and of one expert in that of the
+tokens, as moe_route_map orders them; those of no expert are last. `wanted` is as in moe_experts_backward,
 of which 4 and 8 count.
 
-Shapes: those of moe_experts_backward; grad_gate_up (T * k, 2I).
+Shapes: those of moe_experts_backward; grad_gate_up (T, k, 2I).
 Dtypes: those of moe_experts_backward; grad_gate_up has that of grad_out.
 Errors: those of moe_experts.
 Formula: the chain rule for moe_experts.)")
@@ -371,13 +294,17 @@ Formula: the chain rule for moe_experts.)")
   library
       .op("moe_experts_backward_gate_up(Tensor grad_gate_up, Tensor x, Tensor w_gate_up, "
           "Tensor experts, int wanted=15) -> (Tensor grad_x, Tensor grad_w_gate_up)",
-          "")
+          "[t,k,2i],[t,h],[e,2i,h],[t,k]->[t,h],[e,2i,h]")
+      .dtypes(kFloating)
+      .dtypes("experts", kInt64)
+      .range("e", 1, kMostExperts)
+      .range("wanted", 0, 15)
       .doc(R"(The second half of moe_experts_backward, from what moe_experts_backward_down returns.
 
 `wanted` is as in moe_experts_backward, of which 1 and 2 count.
 
-Shapes: grad_gate_up (T * k, 2I) in the order of the experts, others as in moe_experts; each result
-has the shape of its argument.
+Shapes: grad_gate_up (T, k, 2I), its rows in the order of the experts, others as in moe_experts; each
+result has the shape of its argument.
 Dtypes: those of moe_experts; grad_gate_up has that of x.
 Errors: those of moe_experts.
 Formula: the chain rule for moe_experts.)")

@@ -17,30 +17,17 @@ namespace {
 
 using MaybeTensor = std::optional<Tensor>;
 
-void check_logits(const char* op, const Tensor& logits) {
-  check_dims(op, "router_logits", logits, 2, "(T, E)");
-  check_floating(op, "router_logits", logits);
-  check_expert_count(op, "router_logits", logits, 1);
-}
-
 // The arguments of one call, outputs allocated.
 struct Routed {
   Tensor logits, weights, experts;
   MaybeTensor bias;
   MoeRoute problem;
 
-  Routed(const char* op, const Tensor& logits_, int64_t top_k, int64_t scoring, bool renormalize,
+  Routed(const Tensor& logits_, int64_t top_k, int64_t scoring, bool renormalize,
          const MaybeTensor& bias_)
       : logits(logits_) {
-    check_logits(op, logits);
     const int64_t count = logits.size(1);
-    check_between(op, "top_k", top_k, 1, std::min(count, kMostChosen));
-    check_between(op, "scoring", scoring, 0, 1);
-    if (bias_) {
-      check_floating(op, "expert_bias", *bias_);
-      check_shape(op, "expert_bias", *bias_, "(E)", {count});
-      bias = dense_as(*bias_, DType::kFloat64);
-    }
+    if (bias_) bias = contiguous_as(*bias_, DType::kFloat64);
     const DType dtype = dtype_of(logits);
     weights = empty({logits.size(0), top_k}, compute_dtype(dtype), logits);
     experts = empty({logits.size(0), top_k}, DType::kInt64, logits);
@@ -66,24 +53,10 @@ struct Gradient {
   Gradient(const Tensor& grad_weights_, const Tensor& logits, const Tensor& weights_,
            const Tensor& experts_, int64_t scoring, bool renormalize)
       : grad_weights(grad_weights_), weights(weights_), experts(experts_) {
-    constexpr const char* kOp = "moe_route_backward";
-    check_logits(kOp, logits);
-    check_between(kOp, "scoring", scoring, 0, 1);
-    check_dims(kOp, "experts", experts, 2, "(T, k)");
     const int64_t tokens = logits.size(0), top_k = experts.size(1);
-    if (top_k < 1 || top_k > kMostChosen) {
-      refuse(kOp, "experts", "from 1 to " + std::to_string(kMostChosen) + " a token",
-             "shape " + shape_name(experts));
-    }
-    check_dtype(kOp, "experts", experts, DType::kInt64);
-    check_shape(kOp, "experts", experts, "(T, k)", {tokens, top_k});
-    check_shape(kOp, "weights", weights, "(T, k)", {tokens, top_k});
-    check_shape(kOp, "grad_weights", grad_weights, "(T, k)", {tokens, top_k});
-    check_floating(kOp, "weights", weights);
-    check_floating(kOp, "grad_weights", grad_weights);
     const DType dtype = dtype_of(logits);
-    grad_weights = dense_as(grad_weights, compute_dtype(dtype));
-    weights = dense_as(weights, compute_dtype(dtype));
+    grad_weights = contiguous_as(grad_weights, compute_dtype(dtype));
+    weights = contiguous_as(weights, compute_dtype(dtype));
     experts = contiguous(experts);
     grad_logits = empty({tokens, logits.size(1)}, logits);
     MoeRoute& p = problem.route;
@@ -102,14 +75,6 @@ struct Gradient {
     problem.grad_logits = grad_logits.mutable_data_ptr();
   }
 };
-
-Tensor checked_choice(const Tensor& experts, int64_t num_experts) {
-  constexpr const char* kOp = "moe_route_map";
-  check_dtype(kOp, "experts", experts, DType::kInt64);
-  check_between(kOp, "num_experts", num_experts, 1, kMostExperts);
-  check_countable(kOp, experts);
-  return contiguous(experts);
-}
 
 // --- CPU ----------------------------------------------------------------------
 
@@ -143,7 +108,7 @@ std::vector<double> logits_of(const MoeRoute& p, int64_t token) {
 std::tuple<Tensor, Tensor> moe_route_cpu(const Tensor& router_logits, int64_t top_k,
                                          int64_t scoring, bool renormalize,
                                          const MaybeTensor& expert_bias) {
-  Routed call("moe_route", router_logits, top_k, scoring, renormalize, expert_bias);
+  Routed call(router_logits, top_k, scoring, renormalize, expert_bias);
   const MoeRoute& p = call.problem;
   for_each_token(p.dtype, p.tokens, 64, [&](auto tag, auto compute, int64_t token) {
     using C = decltype(compute);
@@ -218,7 +183,7 @@ Tensor moe_route_backward_cpu(const Tensor& grad_weights, const Tensor& router_l
 }
 
 std::tuple<Tensor, Tensor> moe_route_map_cpu(const Tensor& experts, int64_t num_experts) {
-  const Tensor chosen = checked_choice(experts, num_experts);
+  const Tensor chosen = contiguous_choice(experts);
   MapTensors made(chosen, num_experts);
   moe_map_cpu(made.map);
   return {made.order, made.offsets};
@@ -229,8 +194,8 @@ std::tuple<Tensor, Tensor> moe_route_map_cpu(const Tensor& experts, int64_t num_
 std::tuple<Tensor, Tensor> moe_route_cuda(const Tensor& router_logits, int64_t top_k,
                                           int64_t scoring, bool renormalize,
                                           const MaybeTensor& expert_bias) {
-  Routed call("moe_route", router_logits, top_k, scoring, renormalize, expert_bias);
-  launch("moe_route", router_logits,
+  Routed call(router_logits, top_k, scoring, renormalize, expert_bias);
+  launch(router_logits,
          [&](cudaStream_t stream) { return moe_route_launch(call.problem, stream); });
   return {call.weights, call.experts};
 }
@@ -239,16 +204,15 @@ Tensor moe_route_backward_cuda(const Tensor& grad_weights, const Tensor& router_
                                const Tensor& weights, const Tensor& experts, int64_t scoring,
                                bool renormalize) {
   Gradient call(grad_weights, router_logits, weights, experts, scoring, renormalize);
-  launch("moe_route_backward", router_logits,
+  launch(router_logits,
          [&](cudaStream_t stream) { return moe_route_backward_launch(call.problem, stream); });
   return call.grad_logits;
 }
 
 std::tuple<Tensor, Tensor> moe_route_map_cuda(const Tensor& experts, int64_t num_experts) {
-  const Tensor chosen = checked_choice(experts, num_experts);
+  const Tensor chosen = contiguous_choice(experts);
   MapTensors made(chosen, num_experts);
-  launch("moe_route_map", experts,
-         [&](cudaStream_t stream) { return moe_route_map_launch(made.map, stream); });
+  launch(experts, [&](cudaStream_t stream) { return moe_route_map_launch(made.map, stream); });
   return {made.order, made.offsets};
 }
 
@@ -258,13 +222,26 @@ CUDA_OPS(library) {
   library
       .op("moe_route(Tensor router_logits, int top_k, int scoring=0, bool renormalize=True, "
           "Tensor? expert_bias=None) -> (Tensor weights, Tensor experts)",
-          "")
+          "[t,e],[e]->[t,top_k],[t,top_k]")
+      .dtypes(kFloating)
+      .dtypes("expert_bias", kFloating)
+      .range("e", 1, kMostExperts)
+      .range("top_k", 1, kMostChosen)
+      .at_most("top_k", "e")
+      .range("scoring", 0, 1)
       .cpu<moe_route_cpu>()
       .cuda<moe_route_cuda>();
   library
       .op("moe_route_backward(Tensor grad_weights, Tensor router_logits, Tensor weights, "
           "Tensor experts, int scoring=0, bool renormalize=True) -> Tensor grad_router_logits",
-          "")
+          "[t,k],[t,e],[t,k],[t,k]->[t,e]")
+      .dtypes(kFloating)
+      .dtypes("grad_weights", kFloating)
+      .dtypes("weights", kFloating)
+      .dtypes("experts", kInt64)
+      .range("e", 1, kMostExperts)
+      .range("k", 1, kMostChosen)
+      .range("scoring", 0, 1)
       .doc(R"(The gradient of moe_route's weights, back to the logits.
 
 Shapes: grad_weights, weights and experts (T, k), router_logits (T, E); the result (T, E).
@@ -276,6 +253,8 @@ s_j (1 - s_j) g_j for sigmoid.)")
       .cpu<moe_route_backward_cpu>()
       .cuda<moe_route_backward_cuda>();
   library.op("moe_route_map(Tensor experts, int num_experts) -> (Tensor order, Tensor offsets)", "")
+      .dtypes("experts", kInt64)
+      .range("num_experts", 1, kMostExperts)
       .doc(R"(Assignments by expert, without sorting keys and without waiting for the device.
 
 order[offsets[e]] ... order[offsets[e + 1] - 1] are the places of e in experts, counted in row-major
@@ -285,7 +264,11 @@ Shapes: experts of any shape with N elements; order (N), offsets (num_experts + 
 Dtypes: experts int64; both results int32.
 Errors: RuntimeError for another dtype, 2^31 elements, or num_experts outside of 1 to 512.
 Formula: order is a stable sort of the places by expert, offsets[e] = how many are of an expert
-below e.)")
+below e.
+
+Example:
+>>> torch.ops.cuda_ops.moe_route_map(torch.tensor([2, 0, 2]), 3)
+(tensor([1, 0, 2], dtype=torch.int32), tensor([0, 1, 1, 3], dtype=torch.int32)))")
       .cpu<moe_route_map_cpu>()
       .cuda<moe_route_map_cuda>();
 }

@@ -11,7 +11,6 @@ cudaError_t normalize_volume_launch(const NormalizeVolume& problem, cudaStream_t
 
 namespace {
 
-constexpr const char* kOp = "normalize_volume";
 constexpr DType kVoxels[] = {DType::kUInt16, DType::kUInt8};
 using Number = std::optional<double>;
 using Code = std::optional<int64_t>;  // of a torch dtype
@@ -19,24 +18,24 @@ using Code = std::optional<int64_t>;  // of a torch dtype
 DType output_dtype(const Code& code) {
   if (!code || *code == detail::torch_code(DType::kFloat32)) return DType::kFloat32;
   if (*code == detail::torch_code(DType::kFloat16)) return DType::kFloat16;
-  refuse(kOp, "dtype", "float32 or float16", "another dtype");
+  refuse("dtype", "float32 or float16", "another dtype");
 }
 
 // Wide enough for any image, and nothing on the way to the result overflows.
 void check_divisor(const char* argument, const Number& value) {
   if (value && !(*value >= 1e-30 && *value <= 1e30)) {
-    refuse(kOp, argument, "a number from 1e-30 to 1e30", std::to_string(*value));
+    refuse(argument, "a number from 1e-30 to 1e30", std::to_string(*value));
   }
 }
 
 Scaling given_scaling(const Number& maximum, const Number& mean, const Number& std) {
-  if (maximum && (mean || std)) refuse(kOp, "maximum", "None beside mean and std", "both");
-  if (mean && !std) refuse(kOp, "std", "a number beside mean", "None");
-  if (std && !mean) refuse(kOp, "mean", "a number beside std", "None");
+  if (maximum && (mean || std)) refuse("maximum", "None beside mean and std", "both");
+  if (mean && !std) refuse("std", "a number beside mean", "None");
+  if (std && !mean) refuse("mean", "a number beside std", "None");
   check_divisor("maximum", maximum);
   check_divisor("std", std);
   if (mean && !(std::abs(*mean) <= 1e30)) {
-    refuse(kOp, "mean", "a number from -1e30 to 1e30", std::to_string(*mean));
+    refuse("mean", "a number from -1e30 to 1e30", std::to_string(*mean));
   }
   if (maximum) return {0, *maximum};
   return std ? Scaling{*mean, *std} : Scaling{};
@@ -53,7 +52,7 @@ NormalizeVolume problem_of(const Tensor& x, const Number& maximum, const Number&
   if (p.own_statistics) {
     p.volumes = p.each > 0 ? p.voxels.numel / p.each : 0;
     if (p.each > kMostVoxels) {
-      refuse(kOp, "x", "at most 2^32 voxels a volume", "shape " + shape_name(x));
+      refuse("x", "at most 2^32 voxels a volume", "shape " + shape_name(x));
     }
   } else {
     p.each = p.voxels.numel;
@@ -128,7 +127,7 @@ Tensor normalize_volume_cuda(const Tensor& x, Number maximum, Number mean, Numbe
   // Written before it is read, so it need not be zero; kept until the launch is queued.
   const Tensor partials = empty({p.own_statistics ? 2 * kMostPartials : 0}, DType::kInt64, x);
   p.partials = static_cast<Moments*>(partials.mutable_data_ptr());
-  launch(kOp, x, [&](cudaStream_t stream) { return normalize_volume_launch(p, stream); });
+  launch(x, [&](cudaStream_t stream) { return normalize_volume_launch(p, stream); });
   return out;
 }
 
@@ -153,7 +152,12 @@ float32, rounded to within 2 units in the last place, and x / maximum as if comp
 Errors: RuntimeError for another dtype, fewer than three dims, maximum together with mean or std,
 mean without std or std without mean, maximum or std outside of 1e-30 to 1e30 (0 and NaN among
 them), mean beyond 1e30, and, without any of them, volumes of more than 2^32 voxels.
-Formula: the standard score, (x - mean) / std.)")
+Formula: the standard score, (x - mean) / std.
+
+Example:
+>>> cuda_ops.normalize_volume(torch.tensor([[[0, 5], [10, 20]]], dtype=torch.uint8), maximum=20)
+tensor([[[0.0000, 0.2500],
+         [0.5000, 1.0000]]]))")
       .cpu<normalize_volume_cpu>()
       .cuda<normalize_volume_cuda>();
 }

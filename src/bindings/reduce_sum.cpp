@@ -5,6 +5,7 @@
 
 using namespace cuda_ops;
 
+int64_t reduce_sum_partials(const RowSums& problem);
 cudaError_t reduce_sum_launch(const RowSums& problem, cudaStream_t stream);
 
 namespace {
@@ -39,11 +40,13 @@ Tensor reduce_sum_cpu(const Tensor& x) {
 Tensor reduce_sum_cuda(const Tensor& x) {
   Tensor out = empty({}, x);
   RowSums problem = rows_of(in_memory_order(points_of(x)), out);
-  // Freed when this returns: torch's allocator gives it to later work of this stream only.
-  const int64_t count = full_partial_sums(problem);
-  const Tensor partials = count > 0 ? empty({count}, DType::kFloat64, x) : out;
-  problem.partials = partials.mutable_data_ptr();
-  launch("reduce_sum", x, [&](cudaStream_t stream) { return reduce_sum_launch(problem, stream); });
+  launch(x, [&](cudaStream_t stream) {
+    const int64_t count = reduce_sum_partials(problem);
+    // Freed when this returns: torch's allocator gives it to later work of this stream only.
+    const Tensor partials = count > 0 ? empty({count}, DType::kFloat64, x) : out;
+    problem.partials = partials.mutable_data_ptr();
+    return reduce_sum_launch(problem, stream);
+  });
   return out;
 }
 
@@ -61,7 +64,11 @@ Shapes: x of any shape and strides; the result has no dims. No elements give 0.
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. Sums run in float64
 for float64 and in float32 for the others, and are rounded once. autocast: in float32.
 Errors: RuntimeError for another dtype.
-Formula: the sum of x[i] over all i, as torch.sum(x).)")
+Formula: the sum of x[i] over all i, as torch.sum(x).
+
+Example:
+>>> cuda_ops.reduce_sum(torch.arange(10.0))
+tensor(45.))")
       .cpu<reduce_sum_cpu>()
       .cuda<reduce_sum_cuda>();
 }

@@ -9,18 +9,18 @@ cudaError_t relu_backward_launch(const Strided<2>& problem, cudaStream_t stream)
 namespace {
 
 Tensor relu_cpu(const Tensor& x) {
-  return elementwise_cpu("relu", [](double v) { return v <= 0 ? 0 : v; }, x);
+  return elementwise_cpu([](double v) { return v <= 0 ? 0 : v; }, x);
 }
 
-Tensor relu_cuda(const Tensor& x) { return elementwise_cuda("relu", relu_launch, x); }
+Tensor relu_cuda(const Tensor& x) { return elementwise_cuda(relu_launch, x); }
 
 Tensor relu_backward_cpu(const Tensor& grad_out, const Tensor& out) {
   const auto f = [](double g, double v) { return v <= 0 ? 0 : g; };
-  return elementwise_cpu("relu_backward", f, grad_out, out);
+  return elementwise_cpu(f, grad_out, out);
 }
 
 Tensor relu_backward_cuda(const Tensor& grad_out, const Tensor& out) {
-  return elementwise_cuda("relu_backward", relu_backward_launch, grad_out, out);
+  return elementwise_cuda(relu_backward_launch, grad_out, out);
 }
 
 }  // namespace
@@ -34,7 +34,11 @@ Shapes: x (...); the result has the shape of x, and its layout where x is dense.
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. The arithmetic runs in
 float64 for float64 and in float32 for the others.
 Errors: RuntimeError for any other dtype.
-Formula: max(x, 0); as torch.relu.)")
+Formula: max(x, 0); as torch.relu.
+
+Example:
+>>> cuda_ops.relu(torch.tensor([-1.0, 0.0, 2.0]))
+tensor([0., 0., 2.]))")
       .cpu<relu_cpu>()
       .cuda<relu_cuda>();
   library.op("relu_backward(Tensor grad_out, Tensor out) -> Tensor grad_x", "(),()->()")

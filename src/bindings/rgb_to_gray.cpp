@@ -36,9 +36,9 @@ Tensor convert_cpu(const Tensor& image, int64_t channels) {
   return out;
 }
 
-Tensor convert_cuda(const char* op, const Tensor& image, int64_t channels) {
+Tensor convert_cuda(const Tensor& image, int64_t channels) {
   Tensor out = empty_gray(image, channels);
-  launch(op, image, [&](cudaStream_t stream) {
+  launch(image, [&](cudaStream_t stream) {
     return rgb_to_gray_launch(conversion(out, image, channels), stream);
   });
   return out;
@@ -46,15 +46,11 @@ Tensor convert_cuda(const char* op, const Tensor& image, int64_t channels) {
 
 Tensor rgb_to_gray_cpu(const Tensor& image) { return convert_cpu(image, image.dim() - 1); }
 
-Tensor rgb_to_gray_cuda(const Tensor& image) {
-  return convert_cuda("rgb_to_gray", image, image.dim() - 1);
-}
+Tensor rgb_to_gray_cuda(const Tensor& image) { return convert_cuda(image, image.dim() - 1); }
 
 Tensor rgb_to_gray_chw_cpu(const Tensor& image) { return convert_cpu(image, image.dim() - 3); }
 
-Tensor rgb_to_gray_chw_cuda(const Tensor& image) {
-  return convert_cuda("rgb_to_gray_chw", image, image.dim() - 3);
-}
+Tensor rgb_to_gray_chw_cuda(const Tensor& image) { return convert_cuda(image, image.dim() - 3); }
 
 }  // namespace
 
@@ -71,7 +67,11 @@ cvtColor rounds, with weights in 14 or 15 bits: it differs by at most 1, in abou
 Shapes: image (..., H, W, 3) of any strides; the result (..., H, W) is contiguous.
 Dtypes: uint8. Integers have no gradient.
 Errors: RuntimeError for another dtype, fewer than three dims, or a last dim that is not 3.
-Formula: the luma of ITU-R BT.601, https://www.itu.int/rec/R-REC-BT.601.)")
+Formula: the luma of ITU-R BT.601, https://www.itu.int/rec/R-REC-BT.601.
+
+Example:
+>>> cuda_ops.rgb_to_gray(torch.tensor([[[255, 0, 0], [0, 255, 0]]], dtype=torch.uint8))
+tensor([[ 76, 150]], dtype=torch.uint8))")
       .cpu<rgb_to_gray_cpu>()
       .cuda<rgb_to_gray_cuda>();
   library.op("rgb_to_gray_chw(Tensor image) -> Tensor", "(3,h,w)->(h,w)")

@@ -27,6 +27,10 @@ Shapes: x (...); the result has the shape of x.
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. It is composed of
 aten::mul, aten::subtract and aten::relu, so each of the three rounds to that dtype.
 Errors: RuntimeError for any other dtype.
-Formula: relu as in torch.nn.functional.relu. Gradients of any order follow from the three parts.)")
+Formula: relu as in torch.nn.functional.relu. Gradients of any order follow from the three parts.
+
+Example:
+>>> cuda_ops.scale_relu(torch.tensor([-1.0, 2.0]), 3.0)
+tensor([0., 7.]))")
       .composite<scale_relu>();
 }

@@ -25,28 +25,27 @@ Results<double, 2> second_order(double gg, double g, double v) {
   return {gg * first(v), gg * g * second(v)};
 }
 
-Tensor silu_cpu(const Tensor& x) { return elementwise_cpu("silu", value, x); }
+Tensor silu_cpu(const Tensor& x) { return elementwise_cpu(value, x); }
 
-Tensor silu_cuda(const Tensor& x) { return elementwise_cuda("silu", silu_launch, x); }
+Tensor silu_cuda(const Tensor& x) { return elementwise_cuda(silu_launch, x); }
 
 Tensor silu_backward_cpu(const Tensor& grad_out, const Tensor& x) {
   const auto f = [](double g, double v) { return g * first(v); };
-  return elementwise_cpu("silu_backward", f, grad_out, x);
+  return elementwise_cpu(f, grad_out, x);
 }
 
 Tensor silu_backward_cuda(const Tensor& grad_out, const Tensor& x) {
-  return elementwise_cuda("silu_backward", silu_backward_launch, grad_out, x);
+  return elementwise_cuda(silu_backward_launch, grad_out, x);
 }
 
 std::tuple<Tensor, Tensor> silu_backward_backward_cpu(const Tensor& grad_grad_x,
                                                       const Tensor& grad_out, const Tensor& x) {
-  return elementwise_cpu<2>("silu_backward_backward", second_order, grad_grad_x, grad_out, x);
+  return elementwise_cpu<2>(second_order, grad_grad_x, grad_out, x);
 }
 
 std::tuple<Tensor, Tensor> silu_backward_backward_cuda(const Tensor& grad_grad_x,
                                                        const Tensor& grad_out, const Tensor& x) {
-  return elementwise_cuda<2>("silu_backward_backward", silu_backward_backward_launch, grad_grad_x,
-                             grad_out, x);
+  return elementwise_cuda<2>(silu_backward_backward_launch, grad_grad_x, grad_out, x);
 }
 
 }  // namespace
@@ -61,7 +60,11 @@ Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. Th
 float64 for float64 and in float32 for the others.
 Errors: RuntimeError for any other dtype.
 Formula: Elfwing, Uchibe and Doya, https://arxiv.org/abs/1702.03118; as torch.nn.functional.silu,
-with NaN for -inf, where the limit would be 0.)")
+with NaN for -inf, where the limit would be 0.
+
+Example:
+>>> cuda_ops.silu(torch.tensor([-1.0, 0.0, 2.0]))
+tensor([-0.2689,  0.0000,  1.7616]))")
       .cpu<silu_cpu>()
       .cuda<silu_cuda>();
   library.op("silu_backward(Tensor grad_out, Tensor x) -> Tensor grad_x", "(),()->()")

@@ -15,7 +15,7 @@ Tensor empty_half(const View& x, const Tensor& like) {
 }
 
 Strided<2> problem(const Tensor& out, const View& x) {
-  return strided({written(out)}, {x.chunk(2, 0), x.chunk(2, 1)});
+  return strided({writable_view(out)}, {x.chunk(2, 0), x.chunk(2, 1)});
 }
 
 Strided<3, 2> gradient_problem(const View& grad_x, const Tensor& grad_out, const View& x) {
@@ -31,31 +31,32 @@ Tensor silu_and_mul_cpu(const Tensor& x) {
 
 Tensor silu_and_mul_cuda(const Tensor& x) {
   Tensor out = empty_half(x, x);
-  launch("silu_and_mul", x,
-         [&](cudaStream_t stream) { return silu_and_mul_launch(problem(out, x), stream); });
+  launch(x, [&](cudaStream_t stream) { return silu_and_mul_launch(problem(out, x), stream); });
   return out;
 }
 
 // grad_out broadcasts against x along the loop dims.
 Tensor empty_gradient(const Tensor& grad_out, const Tensor& x) {
-  auto shape = broadcast_shape("silu_and_mul_backward", {grad_out, x}, 1);
+  auto shape = broadcast_shape({grad_out, x}, 1);
   shape.push_back(x.size(x.dim() - 1));
   return empty(shape, x);
 }
 
 Tensor silu_and_mul_backward_cpu(const Tensor& grad_out, const Tensor& x) {
   Tensor grad_x = empty_gradient(grad_out, x);
-  map_cpu(gradient_problem(written(grad_x), grad_out, x), [](double g, double gate, double up) {
-    const double s = sigmoid(gate);
-    return Results<double, 2>{g * up * s * (1 + gate * (1 - s)), g * gate * s};
-  });
+  map_cpu(gradient_problem(writable_view(grad_x), grad_out, x),
+          [](double g, double gate, double up) {
+            const double s = sigmoid(gate);
+            return Results<double, 2>{g * up * s * (1 + gate * (1 - s)), g * gate * s};
+          });
   return grad_x;
 }
 
 Tensor silu_and_mul_backward_cuda(const Tensor& grad_out, const Tensor& x) {
   Tensor grad_x = empty_gradient(grad_out, x);
-  launch("silu_and_mul_backward", x, [&](cudaStream_t stream) {
-    return silu_and_mul_backward_launch(gradient_problem(written(grad_x), grad_out, x), stream);
+  launch(x, [&](cudaStream_t stream) {
+    return silu_and_mul_backward_launch(gradient_problem(writable_view(grad_x), grad_out, x),
+                                        stream);
   });
   return grad_x;
 }
@@ -72,7 +73,11 @@ Shapes: x (..., 2 D); the result (..., D) is contiguous.
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. The arithmetic runs in
 float64 for float64 and in float32 for the others, rounded once.
 Errors: RuntimeError for any other dtype, no dims, or an odd last dim.
-Formula: Shazeer, https://arxiv.org/abs/2002.05202: x[..., :D] * sigmoid(x[..., :D]) * x[..., D:].)")
+Formula: Shazeer, https://arxiv.org/abs/2002.05202: x[..., :D] * sigmoid(x[..., :D]) * x[..., D:].
+
+Example:
+>>> cuda_ops.silu_and_mul(torch.tensor([1.0, 2.0, 10.0, 100.0]))
+tensor([  7.3106, 176.1594]))")
       .cpu<silu_and_mul_cpu>()
       .cuda<silu_and_mul_cuda>();
   library.op("silu_and_mul_backward(Tensor grad_out, Tensor x) -> Tensor grad_x", "(d),(2d)->(2d)")

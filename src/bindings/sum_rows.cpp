@@ -5,6 +5,7 @@
 
 using namespace cuda_ops;
 
+int64_t sum_rows_partials(const RowSums& problem);
 cudaError_t sum_rows_launch(const RowSums& problem, cudaStream_t stream);
 
 namespace {
@@ -28,11 +29,13 @@ Tensor sum_rows_cpu(const Tensor& x) {
 Tensor sum_rows_cuda(const Tensor& x) {
   Tensor out = empty_sums(x);
   RowSums problem = sums_of(out, x);
-  // Freed when this returns: torch's allocator gives it to later work of this stream only.
-  const int64_t count = partial_sums(problem);
-  const Tensor partials = count > 0 ? empty({count}, DType::kFloat64, x) : out;
-  problem.partials = partials.mutable_data_ptr();
-  launch("sum_rows", x, [&](cudaStream_t stream) { return sum_rows_launch(problem, stream); });
+  launch(x, [&](cudaStream_t stream) {
+    const int64_t count = sum_rows_partials(problem);
+    // Freed when this returns: torch's allocator gives it to later work of this stream only.
+    const Tensor partials = count > 0 ? empty({count}, DType::kFloat64, x) : out;
+    problem.partials = partials.mutable_data_ptr();
+    return sum_rows_launch(problem, stream);
+  });
   return out;
 }
 
@@ -50,7 +53,11 @@ Shapes: x (..., N) of any strides; the result (...) is contiguous. N = 0 gives z
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. Sums run in float64
 for float64 and in float32 for the others, and are rounded once. autocast: in float32.
 Errors: RuntimeError for another dtype or no dim.
-Formula: out = sum over n of x[..., n], as torch.sum(x, -1).)")
+Formula: out = sum over n of x[..., n], as torch.sum(x, -1).
+
+Example:
+>>> cuda_ops.sum_rows(torch.ones(2, 5))
+tensor([5., 5.]))")
       .cpu<sum_rows_cpu>()
       .cuda<sum_rows_cuda>();
 }

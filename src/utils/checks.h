@@ -1,10 +1,9 @@
 // What is checked before a kernel sees its arguments: one device, the dtypes
-// that the binding listed, and dims that fit the signature line.
+// that the binding listed, dims that fit the signature line, and ranges.
 #pragma once
 
-#include <array>
+#include <algorithm>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tensor.h"
@@ -12,132 +11,160 @@
 namespace cuda_ops {
 namespace detail {
 
-// "d", "2d" or "3" of a signature line: a size is factor * the size of `name`.
-struct CoreDim {
-  std::string text;
-  int64_t factor = 1;
-  std::string name;  // empty for a plain number
+// --- what the loader has read -------------------------------------------------
+// Schema and signature line are parsed once, in Python. These structs hold the
+// result; cuda_ops/dispatch/check_rules.py mirrors them and fills them in, texts
+// for errors included, so that both languages refuse in the same words.
 
-  explicit CoreDim(std::string written) : text(std::move(written)) {
-    size_t digits = 0;
-    while (digits < text.size() && text[digits] >= '0' && text[digits] <= '9') ++digits;
-    // More digits, as all that is no signature line, are refused when this is loaded.
-    if (digits > 0 && digits <= 18) factor = std::stoll(text.substr(0, digits));
-    name = text.substr(digits);
+// "d", "2d" or "3" of a signature line: a size is factor * the size with this index.
+struct DimRule {
+  const char* text;
+  int64_t factor;
+  int64_t size;  // -1 for a plain number
+};
+
+struct TensorRule {
+  const char* name;
+  int64_t dtypes;           // which list of Checks::dtypes; -1: any dtype
+  const char* dtypes_text;  // "float64, float32 or bfloat16"
+  const DimRule* dims;      // the last dims of the tensor, or all of them
+  int64_t dim_count;
+  int64_t has_loops;      // whether there may be loop dims to the left
+  const char* dims_text;  // "(..., m, k)"
+};
+
+struct Range {
+  int64_t least, most;
+
+  bool has(int64_t value) const { return value >= least && value <= most; }
+  std::string listed(int64_t factor = 1) const {
+    return "from " + std::to_string(factor * least) + " to " + std::to_string(factor * most);
   }
 };
 
-// "(m,k)" or "[n]" of a signature line: the last dims of a tensor, or all of them.
-struct CoreDims {
-  std::vector<CoreDim> dims;
-  bool loops;  // whether there may be loop dims to the left
-
-  std::string listed() const {
-    std::string text = loops ? "(..." : "[";
-    for (const CoreDim& dim : dims) text += (text.size() > 1 ? ", " : "") + dim.text;
-    return text + (loops ? ")" : "]");
-  }
+struct IntRule {
+  const char* name;
+  int64_t position;  // among all arguments
+  Range range;
+  int64_t limit;  // the size that it may not exceed; -1: none
+  const char* limit_text;
 };
 
-// Built from the schema's argument names, the signature line and dtypes().
+struct Rules {
+  const TensorRule* tensors;
+  int64_t tensor_count;
+  const Range* sizes;  // of each named dim
+  int64_t size_count;
+  const IntRule* ints;
+  int64_t int_count;
+  int64_t has_line;  // whether the binding gave a signature line
+};
+
+// The most named dims of a signature line; the loader refuses more.
+constexpr int64_t kMostNames = 32;
+
 struct Checks {
   std::string op;
-  std::vector<std::string> tensor_names;  // tensor arguments, in order
-  std::vector<CoreDims> core_dims;        // per tensor argument; empty: no signature
-  std::vector<DType> dtypes;              // empty: the binding checks on its own
-  bool composed = false;                  // of other operators: sizes may be symbolic
+  bool composed = false;  // of other operators: sizes may be symbolic
+  // What .dtypes() listed: first what arguments share, then what single ones may have.
+  std::vector<std::vector<DType>> dtypes{{}};
+  const Rules* rules = nullptr;  // set by the loader before the first call
 
-  void run(const Tensor* const* tensors, size_t count) const {
-    const Tensor* first = nullptr;
-    size_t first_index = 0;
-    std::array<std::pair<const std::string*, int64_t>, 16> bound;
-    size_t bound_count = 0;
-    for (size_t i = 0; i < count; ++i) {
-      if (tensors[i] == nullptr) continue;  // optional, and not given
+  // `tensors` has those that a schema calls Tensor or Tensor?, `ints` an entry for every argument;
+  // null for what was not given.
+  void run(const Tensor* const* tensors, const int64_t* const* ints) const {
+    if (rules == nullptr) return;
+    int64_t first = -1, sharing = -1;
+    int64_t sizes[kMostNames];
+    std::fill(sizes, sizes + rules->size_count, -1);
+    for (int64_t i = 0; i < rules->tensor_count; ++i) {
+      if (tensors[i] == nullptr) continue;
       const Tensor& tensor = *tensors[i];
-      if (!tensor.defined()) refuse(op, tensor_names[i], "a tensor", "None");
-      if (!is_strided(tensor)) refuse(op, tensor_names[i], "a strided tensor", "another layout");
-      int64_t* sizes = nullptr;  // a nested tensor calls itself strided, and has none
-      if (!composed && aoti_torch_get_sizes(tensor.get(), &sizes) != TORCH_SUCCESS) {
-        refuse(op, tensor_names[i], "a strided tensor", "a nested one");
+      const TensorRule& rule = rules->tensors[i];
+      if (!tensor.defined()) refuse(rule.name, "a tensor", "None");
+      if (!is_strided(tensor)) refuse(rule.name, "a strided tensor", "another layout");
+      int64_t* unused = nullptr;  // a nested tensor calls itself strided, and has no sizes
+      if (!composed && aoti_torch_get_sizes(tensor.get(), &unused) != TORCH_SUCCESS) {
+        refuse(rule.name, "a strided tensor", "a nested one");
       }
-      if (first == nullptr) {
-        first = &tensor;
-        first_index = i;
-        if (!dtypes.empty()) check_dtype(tensor, i);
-      } else {
-        if (device_of(tensor) != device_of(*first)) {
-          refuse(op, tensor_names[i],
-                 "a tensor on " + name(device_of(*first)) + " like '" + tensor_names[first_index] +
-                     "'",
-                 "one on " + name(device_of(tensor)));
-        }
-        if (!dtypes.empty() && dtype_of(tensor) != dtype_of(*first)) {
-          refuse(op, tensor_names[i],
-                 "dtype " + dtype_name(*first) + " like '" + tensor_names[first_index] + "'",
-                 dtype_name(tensor));
-        }
+      if (first < 0) {
+        first = i;
+      } else if (device_of(tensor) != device_of(*tensors[first])) {
+        refuse(rule.name,
+               "a tensor on " + name(device_of(*tensors[first])) + " like '" +
+                   rules->tensors[first].name + "'",
+               "one on " + name(device_of(tensor)));
       }
-      if (i < core_dims.size() && !(core_dims[i].dims.empty() && core_dims[i].loops)) {
-        check_dims(tensor, i, bound.data(), bound_count);
+      if (rule.dtypes == 0 && sharing >= 0) {
+        check_same_dtype(tensor, rule, *tensors[sharing], rules->tensors[sharing]);
+      } else if (rule.dtypes >= 0) {
+        check_dtype(tensor, rule);
+        if (rule.dtypes == 0) sharing = i;
       }
+      if (rule.dim_count > 0 || !rule.has_loops) check_dims(tensor, rule, sizes);
     }
-    if (count > 1 && core_dims.size() == count) check_loop_dims(tensors, count);
+    for (int64_t i = 0; i < rules->int_count; ++i) check_int(rules->ints[i], ints, sizes);
+    if (rules->has_line && rules->tensor_count > 1) check_loop_dims(tensors);
   }
 
  private:
-  void check_dtype(const Tensor& tensor, size_t i) const {
-    const DType actual = dtype_of(tensor);
-    for (const DType dtype : dtypes) {
-      if (dtype == actual) return;
-    }
-    std::string expected;
-    for (size_t k = 0; k < dtypes.size(); ++k) {
-      expected += std::string(k == 0                   ? ""
-                              : k + 1 == dtypes.size() ? " or "
-                                                       : ", ") +
-                  cuda_ops::name(dtypes[k]);
-    }
-    refuse(op, tensor_names[i], "dtype " + expected, dtype_name(tensor));
+  static void check_same_dtype(const Tensor& tensor, const TensorRule& rule, const Tensor& other,
+                               const TensorRule& other_rule) {
+    if (dtype_of(tensor) == dtype_of(other)) return;
+    refuse(rule.name, "dtype " + dtype_name(other) + " like '" + other_rule.name + "'",
+           dtype_name(tensor));
   }
 
-  void check_dims(const Tensor& tensor, size_t i, std::pair<const std::string*, int64_t>* bound,
-                  size_t& bound_count) const {
-    const auto& [dims, loops] = core_dims[i];
-    const int64_t rank = tensor.dim();
-    const auto count = static_cast<int64_t>(dims.size());
-    if (loops ? rank < count : rank != count) {
-      refuse(op, tensor_names[i],
-             (loops ? "at least " + std::to_string(count) : "exactly the") + " dims " +
-                 core_dims[i].listed(),
+  void check_dtype(const Tensor& tensor, const TensorRule& rule) const {
+    const DType actual = dtype_of(tensor);
+    for (const DType dtype : dtypes[rule.dtypes]) {
+      if (dtype == actual) return;
+    }
+    refuse(rule.name, std::string("dtype ") + rule.dtypes_text, dtype_name(tensor));
+  }
+
+  void check_dims(const Tensor& tensor, const TensorRule& rule, int64_t* sizes) const {
+    const int64_t rank = tensor.dim(), count = rule.dim_count;
+    if (rule.has_loops ? rank < count : rank != count) {
+      refuse(rule.name,
+             (rule.has_loops ? "at least " + std::to_string(count) : "exactly the") + " dims " +
+                 rule.dims_text,
              "shape " + shape_name(tensor));
     }
     for (int64_t d = 0; d < count; ++d) {
-      const CoreDim& dim = dims[d];
+      const DimRule& dim = rule.dims[d];
       const int64_t actual = tensor.size(rank - count + d);
       const auto refuse_size = [&](const std::string& expected) {
-        refuse(op, tensor_names[i],
-               "dim '" + dim.text + "' of " + core_dims[i].listed() + " to be " + expected,
+        refuse(rule.name,
+               std::string("dim '") + dim.text + "' of " + rule.dims_text + " to be " + expected,
                "shape " + shape_name(tensor));
       };
-      int64_t expected = dim.name.empty() ? dim.factor : -1;
-      for (size_t k = 0; k < bound_count; ++k) {
-        if (*bound[k].first == dim.name) expected = dim.factor * bound[k].second;
-      }
-      if (expected >= 0) {
+      if (dim.size < 0 || sizes[dim.size] >= 0) {
+        const int64_t expected = dim.size < 0 ? dim.factor : dim.factor * sizes[dim.size];
         if (actual != expected) refuse_size(std::to_string(expected));
-      } else if (actual % dim.factor != 0) {
-        refuse_size("a multiple of " + std::to_string(dim.factor));
-      } else if (bound_count < 16) {
-        bound[bound_count++] = {&dim.name, actual / dim.factor};
+        continue;
       }
+      if (actual % dim.factor != 0) refuse_size("a multiple of " + std::to_string(dim.factor));
+      const int64_t size = sizes[dim.size] = actual / dim.factor;
+      const Range& range = rules->sizes[dim.size];
+      if (!range.has(size)) refuse_size(range.listed(dim.factor));
+    }
+  }
+
+  static void check_int(const IntRule& rule, const int64_t* const* ints, const int64_t* sizes) {
+    if (ints[rule.position] == nullptr) return;
+    const int64_t value = *ints[rule.position];
+    if (!rule.range.has(value)) refuse(rule.name, rule.range.listed(), std::to_string(value));
+    const int64_t most = rule.limit < 0 ? -1 : sizes[rule.limit];
+    if (most >= 0 && value > most) {
+      refuse(rule.name, "at most " + std::to_string(most) + rule.limit_text, std::to_string(value));
     }
   }
 
   // Whether what is to the left of the core dims is alike, which takes no memory to find out.
-  static bool alike(const Tensor& a, const Tensor& b, size_t core_a, size_t core_b) {
-    const int64_t rank = a.dim() - static_cast<int64_t>(core_a);
-    if (b.dim() - static_cast<int64_t>(core_b) != rank) return false;
+  static bool alike(const Tensor& a, const Tensor& b, int64_t core_a, int64_t core_b) {
+    const int64_t rank = a.dim() - core_a;
+    if (b.dim() - core_b != rank) return false;
     for (int64_t d = 0; d < rank; ++d) {
       if (a.size(d) != b.size(d)) return false;
     }
@@ -145,23 +172,26 @@ struct Checks {
   }
 
   // What is to the left of the core dims broadcasts.
-  void check_loop_dims(const Tensor* const* tensors, size_t count) const {
-    const auto has_loops = [&](size_t i) { return tensors[i] != nullptr && core_dims[i].loops; };
-    size_t first = 0;
+  void check_loop_dims(const Tensor* const* tensors) const {
+    const TensorRule* const rule = rules->tensors;
+    const int64_t count = rules->tensor_count;
+    const auto has_loops = [&](int64_t i) { return tensors[i] != nullptr && rule[i].has_loops; };
+    int64_t first = 0;
     while (first < count && !has_loops(first)) ++first;
     bool all = true;
-    for (size_t i = first + 1; all && i < count; ++i) {
-      all = !has_loops(i) || alike(*tensors[first], *tensors[i], core_dims[first].dims.size(),
-                                   core_dims[i].dims.size());
+    for (int64_t i = first + 1; all && i < count; ++i) {
+      all = !has_loops(i) ||
+            alike(*tensors[first], *tensors[i], rule[first].dim_count, rule[i].dim_count);
     }
     if (all) return;
     std::vector<int64_t> loop;
-    for (size_t i = first; i < count; ++i) {
+    for (int64_t i = first; i < count; ++i) {
       if (!has_loops(i)) continue;
       const View view = *tensors[i];
-      if (!broadcast(loop, view, view.dims - static_cast<int>(core_dims[i].dims.size()))) {
-        refuse(op, tensor_names[i],
-               "dims '...' of " + core_dims[i].listed() + " to broadcast with " + shape_name(loop),
+      if (!broadcast(loop, view, view.dims - static_cast<int>(rule[i].dim_count))) {
+        refuse(rule[i].name,
+               std::string("dims '...' of ") + rule[i].dims_text + " to broadcast with " +
+                   shape_name(loop),
                "shape " + shape_name(view));
       }
     }

@@ -49,13 +49,12 @@ inline bool same_layout(const View& a, const View& b) {
 // The shape that the inputs broadcast to, their last `core_dims` left out. With a signature
 // line Checks has refused what does not broadcast.
 template <size_t N>
-std::vector<int64_t> broadcast_shape(const char* op, const View (&inputs)[N], int core_dims = 0) {
+std::vector<int64_t> broadcast_shape(const View (&inputs)[N], int core_dims = 0) {
   std::vector<int64_t> shape;
   for (const View& input : inputs) {
     if (!broadcast(shape, input, input.dims - core_dims)) {
-      throw std::runtime_error(std::string("cuda_ops::") + op + ": shapes " +
-                               shape_name(inputs[0]) + " and " + shape_name(input) +
-                               " do not broadcast");
+      throw OpError("shapes " + shape_name(inputs[0]) + " and " + shape_name(input) +
+                    " do not broadcast");
     }
   }
   return shape;
@@ -65,20 +64,20 @@ std::vector<int64_t> broadcast_shape(const char* op, const View (&inputs)[N], in
 // Where all inputs share one dense layout the output keeps it, as torch does
 // (channels_last in, channels_last out); otherwise it is contiguous.
 template <size_t N>
-Tensor empty_elementwise(const char* op, const View (&inputs)[N], const Tensor& like) {
+Tensor empty_elementwise(const View (&inputs)[N], const Tensor& like) {
   const View& first = inputs[0];
   bool alike = detail::is_dense(first);
   for (size_t k = 1; k < N; ++k) alike = alike && detail::same_layout(first, inputs[k]);
   if (alike) {
     return empty_strided(first.sizes, first.strides, first.dims, first.dtype, device_of(like));
   }
-  return empty(broadcast_shape(op, inputs), first.dtype, like);
+  return empty(broadcast_shape(inputs), first.dtype, like);
 }
 
 template <class... Inputs>
-Tensor empty_elementwise(const char* op, const Tensor& first, const Inputs&... rest) {
+Tensor empty_elementwise(const Tensor& first, const Inputs&... rest) {
   const View inputs[] = {first, rest...};
-  return empty_elementwise(op, inputs, first);
+  return empty_elementwise(inputs, first);
 }
 
 // The problem (outputs...) = f(inputs...), inputs broadcast to the outputs; the
@@ -99,7 +98,7 @@ Strided<Inputs, Outputs> strided(const View (&outputs)[Outputs], const View (&in
     problem.numel *= size;
     if (size == 1) continue;
     if (problem.dims == kMaxDims) {
-      throw Refusal("expected at most " + std::to_string(kMaxDims) +
+      throw OpError("expected at most " + std::to_string(kMaxDims) +
                     (core_dims > 0 ? " batch dims" : " dims") + " other than 1, got shape " +
                     shape_name(out));
     }
@@ -118,7 +117,7 @@ Strided<Inputs, Outputs> strided(const View (&outputs)[Outputs], const View (&in
 
 template <class... Inputs>
 Strided<sizeof...(Inputs)> strided(const Tensor& out, const Inputs&... inputs) {
-  return strided({written(out)}, {View(inputs)...});
+  return strided({writable_view(out)}, {View(inputs)...});
 }
 
 namespace detail {
@@ -201,40 +200,63 @@ inline double sigmoid(double v) { return 1 / (1 + std::exp(-v)); }
 
 namespace detail {
 
-template <int Outputs, class Run, class... Inputs>
-auto elementwise(const char* op, Run run, const Tensor& first, const Inputs&... rest) {
-  const View inputs[] = {first, rest...};
-  if constexpr (Outputs == 1) {
-    Tensor out = empty_elementwise(op, inputs, first);
-    run(strided({written(out)}, inputs));
-    return out;
+// `arg` as a tuple of one, or of none where it is not wanted.
+template <bool kTensors, class Arg>
+auto only(const Arg& arg) {
+  if constexpr (std::is_same_v<Arg, Tensor> == kTensors) {
+    return std::tuple<const Arg&>(arg);
   } else {
-    static_assert(Outputs == 2, "one output or two");
-    std::tuple<Tensor, Tensor> out{empty_elementwise(op, inputs, first),
-                                   empty_elementwise(op, inputs, first)};
-    run(strided({written(std::get<0>(out)), written(std::get<1>(out))}, inputs));
-    return out;
+    return std::tuple<>();
   }
+}
+
+// Allocates the outputs and calls `run(problem, scalars...)`.
+template <int Outputs, class Run, class... Args>
+auto elementwise(Run run, const Args&... args) {
+  const auto scalars = std::tuple_cat(only<false>(args)...);
+  return std::apply(
+      [&](const Tensor& first, const auto&... rest) {
+        const View inputs[] = {first, rest...};
+        const auto run_on = [&](const auto& problem) {
+          std::apply([&](const auto&... scalar) { run(problem, scalar...); }, scalars);
+        };
+        if constexpr (Outputs == 1) {
+          Tensor out = empty_elementwise(inputs, first);
+          run_on(strided({writable_view(out)}, inputs));
+          return out;
+        } else {
+          static_assert(Outputs == 2, "one output or two");
+          std::tuple<Tensor, Tensor> out{empty_elementwise(inputs, first),
+                                         empty_elementwise(inputs, first)};
+          run_on(
+              strided({writable_view(std::get<0>(out)), writable_view(std::get<1>(out))}, inputs));
+          return out;
+        }
+      },
+      std::tuple_cat(only<true>(args)...));
 }
 
 }  // namespace detail
 
-// The whole CPU entry of an elementwise operator: allocate the outputs, map_cpu.
-template <int Outputs = 1, class F, class... Inputs>
-auto elementwise_cpu(const char* op, F f, const Inputs&... inputs) {
-  return detail::elementwise<Outputs>(
-      op, [&](const auto& problem) { map_cpu(problem, f); }, inputs...);
+// The whole CPU entry of an elementwise operator: allocates the outputs and fills them with
+// `f(values..., scalars...)`. `args` are the operator's: tensors, and scalars to pass on.
+template <int Outputs = 1, class F, class... Args>
+auto elementwise_cpu(F f, const Args&... args) {
+  const auto run = [&](const auto& problem, const auto&... scalars) {
+    map_cpu(problem, [&](auto... values) { return f(values..., scalars...); });
+  };
+  return detail::elementwise<Outputs>(run, args...);
 }
 
-// The whole CUDA entry: allocate the outputs, call `launcher(problem, stream)`
+// The whole CUDA entry: allocates the outputs and calls `launcher(problem, scalars..., stream)`
 // with the right device and stream.
-template <int Outputs = 1, class Launcher, class... Inputs>
-auto elementwise_cuda(const char* op, Launcher launcher, const Tensor& first,
-                      const Inputs&... rest) {
-  const auto run = [&](const auto& problem) {
-    launch(op, first, [&](cudaStream_t stream) { return launcher(problem, stream); });
+template <int Outputs = 1, class Launcher, class... Args>
+auto elementwise_cuda(Launcher launcher, const Args&... args) {
+  const Tensor& first = std::get<0>(std::tuple_cat(detail::only<true>(args)...));
+  const auto run = [&](const auto& problem, const auto&... scalars) {
+    launch(first, [&](cudaStream_t stream) { return launcher(problem, scalars..., stream); });
   };
-  return detail::elementwise<Outputs>(op, run, first, rest...);
+  return detail::elementwise<Outputs>(run, args...);
 }
 
 }  // namespace cuda_ops

@@ -38,7 +38,7 @@ inline Host host;
 // Calls `launcher(stream)` with the device of `like` current and its current
 // stream, and raises what the launcher returns as an error.
 template <class Launcher>
-void launch(const char* op, const Tensor& like, Launcher&& launcher) {
+void launch(const Tensor& like, Launcher&& launcher) {
   struct DeviceGuard {
     DeviceGuardHandle handle = nullptr;
     ~DeviceGuard() {
@@ -58,17 +58,17 @@ void launch(const char* op, const Tensor& like, Launcher&& launcher) {
   detail::check_torch(host.current_cuda_stream(device, &stream), "read the current stream");
   const cudaError_t error = launcher(static_cast<cudaStream_t>(stream));
   if (error == cudaSuccess) return;
-  std::string text = std::string("cuda_ops::") + op + ": " + cudaGetErrorString(error);
+  std::string text = cudaGetErrorString(error);
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
     text += "; this build holds code for " CUDA_OPS_ARCHS ", the device is cuda:" +
             std::to_string(device) +
             ". Rebuild with TORCH_CUDA_ARCH_LIST or compile_dev.py --arch set to its capability.";
   }
-  throw std::runtime_error(text);
+  throw OpError(text);
 }
 #else
 template <class Launcher>
-void launch(const char*, const Tensor&, Launcher&&) {}
+void launch(const Tensor&, Launcher&&) {}
 #endif
 
 }  // namespace cuda_ops

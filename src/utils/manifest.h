@@ -9,7 +9,8 @@
 //
 // The library exports that list as JSON; nothing registers itself when it is
 // opened. The loader reads the list, compares the C++ types with the schema,
-// and only then asks for registration. The dispatcher gets a trampoline, which
+// hands back what to check at each call, and only then asks for registration.
+// The dispatcher gets a trampoline, which
 // jumps through an atomic slot: a reload stores the new library's function in
 // the slot, so no call ever sees a half-updated dispatch table.
 #pragma once
@@ -93,16 +94,16 @@ struct Entry<Function, R (*)(Args...)> {
   inline static std::atomic<Boxed> slot{nullptr};
 
   static void call(StableIValue* stack, uint64_t, uint64_t) {
-    std::tuple<Value<Args>...> args = unbox(stack, std::index_sequence_for<Args...>());
-    check(args);
     try {
+      std::tuple<Value<Args>...> args = unbox(stack, std::index_sequence_for<Args...>());
+      check(args);
       if constexpr (std::is_void_v<R>) {
         std::apply(Function, args);
       } else {
         Returns<R>::push(stack, std::apply(Function, args));
       }
-    } catch (const Refusal& refusal) {
-      throw std::runtime_error("cuda_ops::" + checks->op + ": " + refusal.what());
+    } catch (const OpError& error) {
+      throw std::runtime_error("cuda_ops::" + checks->op + ": " + error.what());
     }
   }
 
@@ -123,29 +124,31 @@ struct Entry<Function, R (*)(Args...)> {
     return std::tuple<Value<Args>...>{torch::stable::detail::to<Value<Args>>(stack[I])...};
   }
 
-  static const Tensor* tensor_in(const Tensor& value) { return &value; }
-  static const Tensor* tensor_in(const std::optional<Tensor>& value) {
+  template <class T>
+  static const T* given(const T& value) {
+    return &value;
+  }
+  template <class T>
+  static const T* given(const std::optional<T>& value) {
     return value ? &*value : nullptr;
   }
+
+  template <class T, class Arg>
+  static constexpr bool kMayBe = std::is_same_v<Arg, T> || std::is_same_v<Arg, std::optional<T>>;
 
   static void check(const std::tuple<Value<Args>...>& args) {
     constexpr size_t kMost = sizeof...(Args) + 1;
     const Tensor* tensors[kMost] = {};
-    size_t count = 0;
-    std::apply(
-        [&](const Value<Args>&... arg) {
-          (
-              [&] {
-                using T = Value<Args>;
-                if constexpr (std::is_same_v<T, Tensor> ||
-                              std::is_same_v<T, std::optional<Tensor>>) {
-                  tensors[count++] = tensor_in(arg);
-                }
-              }(),
-              ...);
-        },
-        args);
-    if (checks != nullptr) checks->run(tensors, count);
+    const int64_t* ints[kMost] = {};
+    size_t count = 0, position = 0;
+    const auto sort_in = [&](const auto& arg) {
+      using Arg = Value<decltype(arg)>;
+      if constexpr (kMayBe<Tensor, Arg>) tensors[count++] = given(arg);
+      if constexpr (kMayBe<int64_t, Arg>) ints[position] = given(arg);
+      ++position;
+    };
+    std::apply([&](const Value<Args>&... arg) { (sort_in(arg), ...); }, args);
+    checks->run(tensors, ints);
   }
 };
 
@@ -165,14 +168,37 @@ class Op {
   Op(std::string schema, std::string signature)
       : schema_(std::move(schema)), signature_(std::move(signature)) {
     checks_.op = schema_.substr(0, schema_.find('('));
-    read_tensor_names();
-    read_core_dims();
   }
 
-  // Every tensor argument has one of these dtypes, all of them the same one.
+  // Every tensor argument that has no list of its own has one of these dtypes, all the same one.
   template <size_t N>
   Op& dtypes(const DType (&allowed)[N]) {
-    checks_.dtypes.assign(allowed, allowed + N);
+    checks_.dtypes[0].assign(allowed, allowed + N);
+    return *this;
+  }
+
+  // This argument has one of these, whatever the others have.
+  template <size_t N>
+  Op& dtypes(const char* argument, const DType (&allowed)[N]) {
+    own_dtypes_.push_back(argument);
+    checks_.dtypes.emplace_back(allowed, allowed + N);
+    return *this;
+  }
+
+  Op& dtypes(const char* argument, DType only) {
+    const DType allowed[] = {only};
+    return dtypes(argument, allowed);
+  }
+
+  // An int argument, or the size of a dim that the signature line names, is from `least` to `most`.
+  Op& range(const char* name, int64_t least, int64_t most) {
+    ranges_.push_back({name, {least, most}});
+    return *this;
+  }
+
+  // An int argument is at most the size of a dim that the signature line names.
+  Op& at_most(const char* argument, const char* dim) {
+    limits_.push_back({argument, dim});
     return *this;
   }
 
@@ -234,43 +260,11 @@ class Op {
     return kernel;
   }
 
-  // "f(Tensor x, float a, Tensor? b) -> ..." : x, b
-  void read_tensor_names() {
-    const size_t end = schema_.find("->");
-    size_t at = schema_.find('(');
-    while (at != std::string::npos && at < end) {
-      const size_t stop = schema_.find_first_of(",", at + 1);
-      std::string part = schema_.substr(at + 1, std::min(stop, end) - at - 1);
-      const size_t word = part.find("Tensor");
-      if (word != std::string::npos && part.compare(word + 6, 2, "[]") != 0) {
-        const size_t name = part.find_first_not_of(' ', part.find(' ', word));
-        if (name != std::string::npos) {
-          checks_.tensor_names.push_back(part.substr(name, part.find_first_of(" )=", name) - name));
-        }
-      }
-      at = stop;
-    }
-  }
-
-  // "(m,k),[k,n]->(m,n)" : {m, k}, {k, n} without loop dims
-  void read_core_dims() {
-    std::string dim;
-    const size_t end = std::min(signature_.find("->"), signature_.size());
-    for (size_t i = 0; i < end; ++i) {
-      const char c = signature_[i];
-      const bool separates = c == ',' || c == ')' || c == ']';
-      if (c == '(' || c == '[') {
-        checks_.core_dims.push_back({{}, c == '('});
-      } else if (separates && !dim.empty() && !checks_.core_dims.empty()) {
-        checks_.core_dims.back().dims.emplace_back(std::exchange(dim, ""));
-      } else if (!separates && c != ' ') {
-        dim += c;
-      }
-    }
-  }
-
   std::string schema_, signature_, doc_;
   detail::Checks checks_;
+  std::vector<const char*> own_dtypes_;  // the arguments of checks_.dtypes from the second list on
+  std::vector<std::pair<const char*, detail::Range>> ranges_;
+  std::vector<std::pair<const char*, const char*>> limits_;
   std::vector<const char*> calls_;
   std::vector<detail::Kernel> kernels_;
   bool has_cuda_ = false;
@@ -285,15 +279,26 @@ class Library {
   // Strings only: a stream would drag in the locale machinery, which crashes in a
   // process that holds two copies of libstdc++ (a toolchain that links it statically).
   std::string json() const {
-    std::string out = "{\"format\":1,\"archs\":" + quoted(CUDA_OPS_ARCHS) +
+    std::string out = "{\"format\":2,\"archs\":" + quoted(CUDA_OPS_ARCHS) +
                       ",\"source_hash\":" + quoted(CUDA_OPS_SOURCE_HASH) + ",\"ops\":[";
     for (const Op& op : ops_) {
       if (&op != &ops_.front()) out += ',';
       out += "{\"schema\":" + quoted(op.schema_) + ",\"signature\":" + quoted(op.signature_) +
              ",\"doc\":" + quoted(op.doc_) + ",\"has_cuda\":" + (op.has_cuda_ ? "true" : "false") +
-             ",\"dtypes\":[";
-      for (size_t i = 0; i < op.checks_.dtypes.size(); ++i) {
-        out += (i ? "," : "") + quoted(cuda_ops::name(op.checks_.dtypes[i]));
+             ",\"checks\":" + address(&op.checks_) + ",\"dtypes\":" + dtypes(op.checks_.dtypes[0]) +
+             ",\"dtypes_of\":[";
+      for (size_t i = 0; i < op.own_dtypes_.size(); ++i) {
+        out += (i ? ",[" : "[") + quoted(op.own_dtypes_[i]) + ',' +
+               dtypes(op.checks_.dtypes[i + 1]) + ']';
+      }
+      out += "],\"ranges\":[";
+      for (const auto& [name, range] : op.ranges_) {
+        out += (out.back() == '[' ? "[" : ",[") + quoted(name) + ',' + std::to_string(range.least) +
+               ',' + std::to_string(range.most) + ']';
+      }
+      out += "],\"limits\":[";
+      for (const auto& [name, dim] : op.limits_) {
+        out += (out.back() == '[' ? "" : ",") + list({name, dim});
       }
       out += "],\"calls\":" + list(op.calls_) + ",\"kernels\":[";
       for (const detail::Kernel& kernel : op.kernels_) {
@@ -326,6 +331,12 @@ class Library {
     return out + '"';
   }
 
+  static std::string dtypes(const std::vector<DType>& allowed) {
+    std::vector<const char*> names;
+    for (const DType dtype : allowed) names.push_back(name(dtype));
+    return list(names);
+  }
+
   static std::string list(const std::vector<const char*>& names) {
     std::string text = "[";
     for (const char* name : names) text += (text.size() > 1 ? "," : "") + quoted(name);
@@ -339,7 +350,7 @@ class Library {
 
 #define CUDA_OPS_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Three functions are all that a library shows. They return 0 on success.
+// Four functions are all that a library shows.
 #define CUDA_OPS(library)                                                                          \
   static void cuda_ops_define(::cuda_ops::Library& library);                                       \
   CUDA_OPS_EXPORT const char* cuda_ops_manifest(const ::cuda_ops::Host* lent) {                    \
@@ -352,6 +363,11 @@ class Library {
     }                                                                                              \
     return json.c_str();                                                                           \
   }                                                                                                \
+  CUDA_OPS_EXPORT void cuda_ops_check(void* checks, const void* rules) {                           \
+    static_cast<::cuda_ops::detail::Checks*>(checks)->rules =                                      \
+        static_cast<const ::cuda_ops::detail::Rules*>(rules);                                      \
+  }                                                                                                \
+  /* Returns 0 on success. */                                                                      \
   CUDA_OPS_EXPORT int cuda_ops_register(const char* op, const char* key, void* trampoline) {       \
     TorchLibraryHandle handle = nullptr;                                                           \
     if (aoti_torch_library_init_impl("cuda_ops", key, __FILE__, __LINE__, &handle) != 0) {         \

@@ -7,13 +7,13 @@
 #include <cstdint>
 
 #include "dtype.h"
+#include "layout.h"
 
 namespace cuda_ops {
 
 // Dims run from the fastest to the slowest and are merged where memory allows
 // it, so a contiguous tensor has one dim, or none if it holds a single point.
 struct Points {
-  static constexpr int kMaxDims = 16;
   const void* data = nullptr;
   DType dtype = DType::kUnsupported;
   int64_t numel = 1;
@@ -28,7 +28,7 @@ struct Points {
 
   // Every offset is a multiple of `bytes` from an address that is one.
   bool is_aligned(int64_t bytes) const {
-    if (reinterpret_cast<uintptr_t>(data) % bytes != 0) return false;
+    if (!cuda_ops::is_aligned(data, bytes)) return false;
     for (int d = 0; d < dims; ++d) {
       if (strides[d] * size_of(dtype) % bytes != 0) return false;
     }

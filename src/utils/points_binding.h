@@ -15,8 +15,8 @@ inline Points points_of(const Tensor& tensor, int64_t dropped = -1) {
   points.dtype = dtype_of(tensor);
   for (int64_t d = tensor.dim(); d-- > 0;) {
     if (d == dropped) continue;
-    if (tensor.size(d) != 1 && points.dims == Points::kMaxDims) {
-      throw Refusal("expected at most " + std::to_string(Points::kMaxDims) +
+    if (tensor.size(d) != 1 && points.dims == kMaxDims) {
+      throw OpError("expected at most " + std::to_string(kMaxDims) +
                     " dims other than 1, got shape " + shape_name(tensor));
     }
     points.add_dim(tensor.size(d), tensor.stride(d));
@@ -26,7 +26,7 @@ inline Points points_of(const Tensor& tensor, int64_t dropped = -1) {
 
 // The same points in the order of memory: any dense tensor becomes one line.
 inline Points in_memory_order(const Points& points) {
-  std::array<int, Points::kMaxDims> order{};
+  std::array<int, kMaxDims> order{};
   for (int d = 0; d < points.dims; ++d) order[d] = d;
   std::stable_sort(order.begin(), order.begin() + points.dims,
                    [&](int a, int b) { return points.strides[a] < points.strides[b]; });

@@ -7,10 +7,9 @@
 #include <utility>
 
 #include "dtype.h"
+#include "layout.h"
 
 namespace cuda_ops {
-
-constexpr int kMaxDims = 16;
 
 // What a function of more than one output returns.
 template <class T, int Outputs>

@@ -23,6 +23,7 @@ namespace cuda_ops {
 using torch::stable::Tensor;
 
 constexpr DType kFloating[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+constexpr DType kInt64[] = {DType::kInt64};  // indices
 
 namespace detail {
 
@@ -128,7 +129,7 @@ struct View {
   int64_t last_size = 1;
 
   View() = default;
-  // To read from. Writing goes through `written`.
+  // To read from. Writing goes through `writable_view`.
   View(const Tensor& tensor) : View(tensor, const_cast<void*>(tensor.const_data_ptr())) {}
 
   int64_t size(int d) const { return d == dims - 1 ? last_size : sizes[d]; }
@@ -143,7 +144,7 @@ struct View {
   }
 
  private:
-  friend View written(const Tensor& tensor);
+  friend View writable_view(const Tensor& tensor);
 
   View(const Tensor& tensor, void* at)
       : data(at), dtype(dtype_of(tensor)), dims(static_cast<int>(tensor.dim())) {
@@ -157,7 +158,7 @@ struct View {
 };
 
 // The view of an output.
-inline View written(const Tensor& tensor) { return View(tensor, tensor.mutable_data_ptr()); }
+inline View writable_view(const Tensor& tensor) { return View(tensor, tensor.mutable_data_ptr()); }
 
 inline std::string shape_name(const std::vector<int64_t>& shape) {
   std::string text = "[";
@@ -187,17 +188,15 @@ inline bool broadcast(std::vector<int64_t>& shape, const View& view, int rank) {
   return true;
 }
 
-// What a part refuses that does not know whose tensor it has: whoever called the operator puts its
-// name in front.
-struct Refusal : std::runtime_error {
+// An error that does not name its operator: the entry that was called puts the name in front.
+struct OpError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The one way to refuse an argument: op, argument, expected, actual.
-[[noreturn]] inline void refuse(const std::string& op, const std::string& argument,
-                                const std::string& expected, const std::string& actual) {
-  throw std::runtime_error("cuda_ops::" + op + ": argument '" + argument + "': expected " +
-                           expected + ", got " + actual);
+// The one way to refuse an argument: argument, expected, actual, and the operator from its entry.
+[[noreturn]] inline void refuse(const std::string& argument, const std::string& expected,
+                                const std::string& actual) {
+  throw OpError("argument '" + argument + "': expected " + expected + ", got " + actual);
 }
 
 // A new tensor with explicit strides, uninitialised.
@@ -241,6 +240,14 @@ inline Tensor contiguous(const Tensor& tensor, const std::vector<int64_t>& shape
 
 inline Tensor contiguous(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : contiguous(tensor, shape_of(tensor));
+}
+
+// `tensor`, contiguous and of `dtype`: itself where it is that already, else a copy.
+inline Tensor contiguous_as(const Tensor& tensor, DType dtype) {
+  if (dtype_of(tensor) == dtype) return contiguous(tensor);
+  Tensor copy = empty(shape_of(tensor), dtype, tensor);
+  detail::check_torch(aoti_torch_copy_(copy.get(), tensor.get(), 0), "copy a tensor");
+  return copy;
 }
 
 }  // namespace cuda_ops

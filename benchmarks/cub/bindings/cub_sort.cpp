@@ -14,7 +14,7 @@ constexpr DType kTaken[] = {DType::kFloat32, DType::kBFloat16, DType::kInt64, DT
 
 std::tuple<Tensor, Tensor> cub_sort_cuda(const Tensor& x, int64_t dim, bool descending, bool) {
   if (!x.is_contiguous() || dim != -1 || descending || x.numel() == 0) {
-    refuse("cub_sort", "x", "a contiguous tensor, ascending along the last dim", shape_name(x));
+    refuse("x", "a contiguous tensor, ascending along the last dim", shape_name(x));
   }
   const auto shape = x.sizes();
   const std::vector<int64_t> sizes(shape.begin(), shape.end());
@@ -22,7 +22,7 @@ std::tuple<Tensor, Tensor> cub_sort_cuda(const Tensor& x, int64_t dim, bool desc
   const int64_t n = sizes.back(), rows = x.numel() / n;
   int64_t bytes = 0;
   const auto sort = [&](void* workspace) {
-    launch("cub_sort", x, [&](cudaStream_t stream) {
+    launch(x, [&](cudaStream_t stream) {
       return cub_sort_launch(dtype_of(x), x.const_data_ptr(), values.mutable_data_ptr(),
                              static_cast<int64_t*>(indices.mutable_data_ptr()),
                              static_cast<char*>(workspace), bytes, rows, n, rows > 1, stream);

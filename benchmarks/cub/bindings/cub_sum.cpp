@@ -9,25 +9,24 @@ cudaError_t cub_sum_launch(CubSum& problem, cudaStream_t stream);
 
 namespace {
 
-void run(const char* op, const Tensor& x, CubSum problem) {
-  if (!x.is_contiguous()) refuse(op, "x", "a contiguous tensor", "another layout");
-  launch(op, x, [&](cudaStream_t stream) { return cub_sum_launch(problem, stream); });
+void run(const Tensor& x, CubSum problem) {
+  if (!x.is_contiguous()) refuse("x", "a contiguous tensor", "another layout");
+  launch(x, [&](cudaStream_t stream) { return cub_sum_launch(problem, stream); });
   const Tensor workspace = empty({int64_t(problem.workspace_bytes)}, DType::kUInt8, x);
   problem.workspace = workspace.mutable_data_ptr();
-  launch(op, x, [&](cudaStream_t stream) { return cub_sum_launch(problem, stream); });
+  launch(x, [&](cudaStream_t stream) { return cub_sum_launch(problem, stream); });
 }
 
 Tensor cub_sum(const Tensor& x) {
   Tensor out = empty({}, x);
-  run("cub_sum", x, {dtype_of(x), x.const_data_ptr(), out.mutable_data_ptr(), -1, x.numel()});
+  run(x, {dtype_of(x), x.const_data_ptr(), out.mutable_data_ptr(), -1, x.numel()});
   return out;
 }
 
 Tensor cub_sum_rows(const Tensor& x) {
   const auto sizes = x.sizes();
   Tensor out = empty({sizes.begin(), sizes.end() - 1}, x);
-  run("cub_sum_rows", x,
-      {dtype_of(x), x.const_data_ptr(), out.mutable_data_ptr(), out.numel(), x.size(-1)});
+  run(x, {dtype_of(x), x.const_data_ptr(), out.mutable_data_ptr(), out.numel(), x.size(-1)});
   return out;
 }
 

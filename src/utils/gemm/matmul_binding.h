@@ -31,7 +31,7 @@ inline Matmul product(const Matrix& out, const Matrix& a, const Matrix& b,
   return {out.rows,
           out.cols,
           a.cols,
-          strided({written(out.tensor)}, {a.tensor, b.tensor}, 2),
+          strided({writable_view(out.tensor)}, {a.tensor, b.tensor}, 2),
           out.strides,
           a.strides,
           b.strides,
@@ -40,11 +40,11 @@ inline Matmul product(const Matrix& out, const Matrix& a, const Matrix& b,
 }
 
 // Refuses a batch that Strided does not hold, in the name of the factor with more dims.
-inline void check_batch(const char* op, const char* argument, const Tensor& factor,
+inline void check_batch(const char* argument, const Tensor& factor,
                         const std::vector<int64_t>& batch) {
   const auto ones = std::count(batch.begin(), batch.end(), 1);
   if (static_cast<int64_t>(batch.size()) - ones > kMaxDims) {
-    refuse(op, argument,
+    refuse(argument,
            "at most " + std::to_string(kMaxDims) + " batch dims other than 1 in the result",
            "shape " + shape_name(factor));
   }

@@ -16,10 +16,10 @@ constexpr DType kSortable[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16
                                DType::kInt64,   DType::kBool};
 
 // From 0 on; a tensor without dims has one to sort along all the same.
-inline int64_t checked_dim(const char* op, const Tensor& x, int64_t dim) {
+inline int64_t checked_dim(const Tensor& x, int64_t dim) {
   const int64_t rank = x.dim() > 0 ? x.dim() : 1;
   if (dim < -rank || dim >= rank) {
-    refuse(op, "dim", "a dim from " + std::to_string(-rank) + " to " + std::to_string(rank - 1),
+    refuse("dim", "a dim from " + std::to_string(-rank) + " to " + std::to_string(rank - 1),
            std::to_string(dim));
   }
   return dim < 0 ? dim + rank : dim;

@@ -7,11 +7,9 @@ cudaError_t bad_alignment_launch(const Raw& problem, cudaStream_t stream);
 
 namespace {
 
-Tensor bad_alignment_cpu(const Tensor& x) { return copied("bad_alignment", x); }
+Tensor bad_alignment_cpu(const Tensor& x) { return copied(x); }
 
-Tensor bad_alignment_cuda(const Tensor& x) {
-  return flattened("bad_alignment", x, bad_alignment_launch);
-}
+Tensor bad_alignment_cuda(const Tensor& x) { return flattened(x, bad_alignment_launch); }
 
 }  // namespace
 

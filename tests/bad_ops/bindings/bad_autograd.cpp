@@ -5,7 +5,7 @@ using namespace cuda_ops;
 
 namespace {
 
-Tensor bad_autograd_cpu(const Tensor& x) { return copied("bad_autograd", x); }
+Tensor bad_autograd_cpu(const Tensor& x) { return copied(x); }
 
 }  // namespace
 

@@ -9,8 +9,7 @@ namespace {
 
 Tensor bad_bounds_cpu(const Tensor& x) {
   const Tensor dense = contiguous(x);
-  Tensor out = empty_elementwise("bad_bounds", x),
-         flat = empty({x.sizes().begin(), x.sizes().end()}, x);
+  Tensor out = empty_elementwise(x), flat = empty({x.sizes().begin(), x.sizes().end()}, x);
   visit_raw(raw(flat, dense), [](auto* in, auto* result, int64_t numel) {
     for (int64_t i = 0; i < numel; ++i) result[i] = in[i + 1] > 0 ? in[i + 1] : -in[i + 1];
   });
@@ -18,7 +17,7 @@ Tensor bad_bounds_cpu(const Tensor& x) {
   return out;
 }
 
-Tensor bad_bounds_cuda(const Tensor& x) { return flattened("bad_bounds", x, bad_bounds_launch); }
+Tensor bad_bounds_cuda(const Tensor& x) { return flattened(x, bad_bounds_launch); }
 
 }  // namespace
 

@@ -5,7 +5,7 @@ using namespace cuda_ops;
 
 namespace {
 
-Tensor bad_checkpoint_cpu(const Tensor& x) { return copied("bad_checkpoint", x); }
+Tensor bad_checkpoint_cpu(const Tensor& x) { return copied(x); }
 
 }  // namespace
 

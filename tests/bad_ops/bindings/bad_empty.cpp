@@ -12,10 +12,10 @@ Tensor bad_empty_cpu(const Tensor& x) {
   visit_raw(raw(x, x), [&](auto* in, auto*, int64_t) {
     first = *const_cast<const volatile std::decay_t<decltype(*in)>*>(in);
   });
-  return mapped("bad_empty", x, [=](double v) { return first != first ? first : v; });
+  return mapped(x, [=](double v) { return first != first ? first : v; });
 }
 
-Tensor bad_empty_cuda(const Tensor& x) { return flattened("bad_empty", x, bad_empty_launch); }
+Tensor bad_empty_cuda(const Tensor& x) { return flattened(x, bad_empty_launch); }
 
 }  // namespace
 

@@ -5,10 +5,10 @@ using namespace cuda_ops;
 
 namespace {
 
-Tensor bad_gradient_cpu(const Tensor& x) { return copied("bad_gradient", x); }
+Tensor bad_gradient_cpu(const Tensor& x) { return copied(x); }
 
 Tensor bad_gradient_backward_cpu(const Tensor& grad_out, const Tensor& x) {
-  Tensor grad_x = empty_elementwise("bad_gradient_backward", grad_out, x);
+  Tensor grad_x = empty_elementwise(grad_out, x);
   map_cpu(strided(grad_x, grad_out, x), [](double g, double) { return g / 2; });
   return grad_x;
 }

@@ -7,7 +7,7 @@ cudaError_t bad_gradient_layouts_launch(const Raw& problem, cudaStream_t stream)
 
 namespace {
 
-Tensor bad_gradient_layouts_cpu(const Tensor& x) { return copied("bad_gradient_layouts", x); }
+Tensor bad_gradient_layouts_cpu(const Tensor& x) { return copied(x); }
 
 Tensor bad_gradient_layouts_backward_cpu(const Tensor& grad_out, const Tensor&) {
   Tensor grad_x = empty({grad_out.sizes().begin(), grad_out.sizes().end()}, grad_out);
@@ -18,12 +18,12 @@ Tensor bad_gradient_layouts_backward_cpu(const Tensor& grad_out, const Tensor&) 
 }
 
 Tensor bad_gradient_layouts_cuda(const Tensor& x) {
-  return flattened("bad_gradient_layouts", x, bad_gradient_layouts_launch);
+  return flattened(x, bad_gradient_layouts_launch);
 }
 
 Tensor bad_gradient_layouts_backward_cuda(const Tensor& grad_out, const Tensor&) {
   Tensor grad_x = empty({grad_out.sizes().begin(), grad_out.sizes().end()}, grad_out);
-  launch("bad_gradient_layouts_backward", grad_out, [&](cudaStream_t stream) {
+  launch(grad_out, [&](cudaStream_t stream) {
     return bad_gradient_layouts_launch(raw(grad_x, grad_out), stream);
   });
   return grad_x;

@@ -7,9 +7,9 @@ cudaError_t bad_graphs_launch(const Raw& problem, cudaStream_t stream);
 
 namespace {
 
-Tensor bad_graphs_cpu(const Tensor& x) { return copied("bad_graphs", x); }
+Tensor bad_graphs_cpu(const Tensor& x) { return copied(x); }
 
-Tensor bad_graphs_cuda(const Tensor& x) { return flattened("bad_graphs", x, bad_graphs_launch); }
+Tensor bad_graphs_cuda(const Tensor& x) { return flattened(x, bad_graphs_launch); }
 
 }  // namespace
 

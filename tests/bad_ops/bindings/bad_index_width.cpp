@@ -8,7 +8,7 @@ cudaError_t bad_index_width_launch(const Strided<1>& problem, cudaStream_t strea
 namespace {
 
 Tensor bad_index_width_cpu(const Tensor& x) {
-  Tensor out = empty_elementwise("bad_index_width", x);
+  Tensor out = empty_elementwise(x);
   const auto problem = strided(out, x);
   visit_floating_cpu(problem.dtype, [&](auto tag) {
     using T = decltype(tag);
@@ -23,9 +23,8 @@ Tensor bad_index_width_cpu(const Tensor& x) {
 }
 
 Tensor bad_index_width_cuda(const Tensor& x) {
-  Tensor out = empty_elementwise("bad_index_width", x);
-  launch("bad_index_width", x,
-         [&](cudaStream_t stream) { return bad_index_width_launch(strided(out, x), stream); });
+  Tensor out = empty_elementwise(x);
+  launch(x, [&](cudaStream_t stream) { return bad_index_width_launch(strided(out, x), stream); });
   return out;
 }
 

@@ -8,7 +8,7 @@ cudaError_t bad_layouts_launch(const Raw& problem, cudaStream_t stream);
 namespace {
 
 Tensor bad_layouts_cpu(const Tensor& x) {
-  Tensor out = empty_elementwise("bad_layouts", x);
+  Tensor out = empty_elementwise(x);
   visit_raw(raw(out, x), [](auto* in, auto* result, int64_t numel) {
     for (int64_t i = 0; i < numel; ++i) result[i] = in[i];
   });
@@ -16,9 +16,8 @@ Tensor bad_layouts_cpu(const Tensor& x) {
 }
 
 Tensor bad_layouts_cuda(const Tensor& x) {
-  Tensor out = empty_elementwise("bad_layouts", x);
-  launch("bad_layouts", x,
-         [&](cudaStream_t stream) { return bad_layouts_launch(raw(out, x), stream); });
+  Tensor out = empty_elementwise(x);
+  launch(x, [&](cudaStream_t stream) { return bad_layouts_launch(raw(out, x), stream); });
   return out;
 }
 

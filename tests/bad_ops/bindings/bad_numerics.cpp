@@ -8,12 +8,10 @@ cudaError_t bad_numerics_launch(const Raw& problem, cudaStream_t stream);
 namespace {
 
 Tensor bad_numerics_cpu(const Tensor& x) {
-  return mapped("bad_numerics", x, [](double v) { return v > 0 ? v : 0; });
+  return mapped(x, [](double v) { return v > 0 ? v : 0; });
 }
 
-Tensor bad_numerics_cuda(const Tensor& x) {
-  return flattened("bad_numerics", x, bad_numerics_launch);
-}
+Tensor bad_numerics_cuda(const Tensor& x) { return flattened(x, bad_numerics_launch); }
 
 }  // namespace
 

@@ -5,7 +5,7 @@ using namespace cuda_ops;
 
 namespace {
 
-Tensor bad_sizes_cpu(const Tensor& x) { return copied("bad_sizes", x); }
+Tensor bad_sizes_cpu(const Tensor& x) { return copied(x); }
 
 }  // namespace
 

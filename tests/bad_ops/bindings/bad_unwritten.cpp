@@ -9,16 +9,14 @@ namespace {
 
 Tensor bad_unwritten_cpu(const Tensor& x) {
   const Tensor dense = contiguous(x);
-  Tensor out = empty_elementwise("bad_unwritten", dense);
+  Tensor out = empty_elementwise(dense);
   visit_raw(raw(out, dense), [](auto* in, auto* result, int64_t numel) {
     for (int64_t i = 0; i < numel - numel % 2; ++i) result[i] = in[i];
   });
   return out;
 }
 
-Tensor bad_unwritten_cuda(const Tensor& x) {
-  return flattened("bad_unwritten", x, bad_unwritten_launch);
-}
+Tensor bad_unwritten_cuda(const Tensor& x) { return flattened(x, bad_unwritten_launch); }
 
 }  // namespace
 

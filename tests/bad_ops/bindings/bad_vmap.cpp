@@ -5,7 +5,7 @@ using namespace cuda_ops;
 
 namespace {
 
-Tensor bad_vmap_cpu(const Tensor& x) { return copied("bad_vmap", x); }
+Tensor bad_vmap_cpu(const Tensor& x) { return copied(x); }
 
 }  // namespace
 

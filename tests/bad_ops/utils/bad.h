@@ -27,24 +27,24 @@ void visit_raw(const Raw& problem, F f) {
 
 // y = f(x), right in every way.
 template <class F>
-Tensor mapped(const char* op, const Tensor& x, F f) {
-  Tensor out = empty_elementwise(op, x);
+Tensor mapped(const Tensor& x, F f) {
+  Tensor out = empty_elementwise(x);
   map_cpu(strided(out, x), f);
   return out;
 }
 
 // What a launcher makes of contiguous buffers, in the layout of x: right around a wrong kernel.
 template <class Launcher>
-Tensor flattened(const char* op, const Tensor& x, Launcher launcher) {
+Tensor flattened(const Tensor& x, Launcher launcher) {
   const Tensor dense = contiguous(x);
-  Tensor flat = empty({x.sizes().begin(), x.sizes().end()}, x), out = empty_elementwise(op, x);
-  launch(op, x, [&](cudaStream_t stream) { return launcher(raw(flat, dense), stream); });
+  Tensor flat = empty({x.sizes().begin(), x.sizes().end()}, x), out = empty_elementwise(x);
+  launch(x, [&](cudaStream_t stream) { return launcher(raw(flat, dense), stream); });
   detail::check_torch(aoti_torch_copy_(out.get(), flat.get(), 0), "copy the result");
   return out;
 }
 
-inline Tensor copied(const char* op, const Tensor& x) {
-  return mapped(op, x, [](double v) { return v; });
+inline Tensor copied(const Tensor& x) {
+  return mapped(x, [](double v) { return v; });
 }
 
 }  // namespace cuda_ops

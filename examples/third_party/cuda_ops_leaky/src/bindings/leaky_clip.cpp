@@ -13,35 +13,29 @@ namespace {
 double leaky(double x, double slope) { return x < 0 ? slope * x : x; }
 
 Tensor leaky_clip_cpu(const Tensor& x, double slope, double limit) {
-  const auto f = [=](double v) {
+  const auto f = [](double v, double slope, double limit) {
     const double value = leaky(v, slope);
     return value > limit ? limit : value;
   };
-  return elementwise_cpu("leaky_clip", f, x);
+  return elementwise_cpu(f, x, slope, limit);
 }
 
 Tensor leaky_clip_cuda(const Tensor& x, double slope, double limit) {
-  const auto launcher = [=](const Strided<1>& problem, cudaStream_t stream) {
-    return leaky_clip_launch(problem, slope, limit, stream);
-  };
-  return elementwise_cuda("leaky_clip", launcher, x);
+  return elementwise_cuda(leaky_clip_launch, x, slope, limit);
 }
 
 Tensor leaky_clip_backward_cpu(const Tensor& grad_out, const Tensor& x, double slope,
                                double limit) {
-  const auto f = [=](double g, double v) {
+  const auto f = [](double g, double v, double slope, double limit) {
     if (leaky(v, slope) > limit) return 0.0;
     return v < 0 ? slope * g : g;
   };
-  return elementwise_cpu("leaky_clip_backward", f, grad_out, x);
+  return elementwise_cpu(f, grad_out, x, slope, limit);
 }
 
 Tensor leaky_clip_backward_cuda(const Tensor& grad_out, const Tensor& x, double slope,
                                 double limit) {
-  const auto launcher = [=](const Strided<2>& problem, cudaStream_t stream) {
-    return leaky_clip_backward_launch(problem, slope, limit, stream);
-  };
-  return elementwise_cuda("leaky_clip_backward", launcher, grad_out, x);
+  return elementwise_cuda(leaky_clip_backward_launch, grad_out, x, slope, limit);
 }
 
 }  // namespace

@@ -1,0 +1,114 @@
+"""What C++ checks at each call: schema and signature line as Python has read them.
+
+The structs are those of ``src/utils/checks.h``. They are filled in when a library is opened, and
+hold the texts of :mod:`cuda_ops.derive.checks`, so that a kernel refuses in the words of a fake.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from cuda_ops.derive import checks
+from cuda_ops.derive.arguments import group_of
+from cuda_ops.signature import factor_and_name
+from cuda_ops.spec import OpSpec, Range
+
+#: ``kMostNames`` of ``checks.h``: named dims of one signature line.
+MOST_NAMES = 32
+_ANY = Range(-(2**63), 2**63 - 1)
+_NONE = -1  # for an index
+
+
+class _Dim(ctypes.Structure):
+    _fields_ = [("text", ctypes.c_char_p), ("factor", ctypes.c_int64), ("size", ctypes.c_int64)]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("dtypes", ctypes.c_int64),
+        ("dtypes_text", ctypes.c_char_p),
+        ("dims", ctypes.POINTER(_Dim)),
+        ("dim_count", ctypes.c_int64),
+        ("has_loops", ctypes.c_int64),
+        ("dims_text", ctypes.c_char_p),
+    ]
+
+
+class _Range(ctypes.Structure):
+    _fields_ = [("least", ctypes.c_int64), ("most", ctypes.c_int64)]
+
+
+class _Int(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("position", ctypes.c_int64),
+        ("range", _Range),
+        ("limit", ctypes.c_int64),
+        ("limit_text", ctypes.c_char_p),
+    ]
+
+
+class Rules(ctypes.Structure):
+    """``cuda_ops::detail::Rules``; it keeps what it points at alive."""
+
+    _fields_ = [
+        ("tensors", ctypes.POINTER(_Tensor)),
+        ("tensor_count", ctypes.c_int64),
+        ("sizes", ctypes.POINTER(_Range)),
+        ("size_count", ctypes.c_int64),
+        ("ints", ctypes.POINTER(_Int)),
+        ("int_count", ctypes.c_int64),
+        ("has_line", ctypes.c_int64),
+    ]
+
+
+def rules_of(op: OpSpec) -> Rules:
+    """The rules of an operator; the caller keeps them for as long as the library may check."""
+    names = op.signature.names if op.signature is not None else ()
+    tensors = [_tensor(op, i, names) for i in range(len(op.tensor_positions))]
+    sizes = [_range(op.ranges.get(name, _ANY)) for name in names]
+    ints = [
+        _int(op, position, names)
+        for position in op.int_positions
+        if op.argument_names[position] in (*op.ranges, *op.limits)
+    ]
+    return Rules(
+        _array(_Tensor, tensors), len(tensors), _array(_Range, sizes), len(sizes),
+        _array(_Int, ints), len(ints), op.signature is not None,
+    )  # fmt: skip
+
+
+def _tensor(op: OpSpec, index: int, names: Sequence[str]) -> _Tensor:
+    name, group = op.tensor_names[index], group_of(op, index)
+    dims = []
+    for dim in group.core:
+        factor, named = factor_and_name(dim)
+        dims.append(_Dim(dim.encode(), factor, names.index(named) if named else _NONE))
+    allowed = op.allowed_dtypes(name)
+    own = list(op.dtypes_of)  # in the order of the binding
+    listed = own.index(name) + 1 if name in own else 0 if allowed else _NONE
+    return _Tensor(
+        name.encode(), listed, checks.dtypes_text(allowed).encode() if allowed else None,
+        _array(_Dim, dims), len(dims), group.loops, checks.dims_text(group).encode(),
+    )  # fmt: skip
+
+
+def _int(op: OpSpec, position: int, names: Sequence[str]) -> _Int:
+    name = op.argument_names[position]
+    limit = op.limits.get(name)
+    return _Int(
+        name.encode(), position, _range(op.ranges.get(name, _ANY)),
+        names.index(limit) if limit else _NONE, checks.limit_text(limit or "").encode(),
+    )  # fmt: skip
+
+
+def _range(allowed: Range) -> _Range:
+    return _Range(allowed.least, allowed.most)
+
+
+def _array(struct: type[ctypes.Structure], values: Sequence[ctypes.Structure]) -> Any:
+    # A structure keeps an array alive that it was given as a pointer's target.
+    return ctypes.cast((struct * len(values))(*values), ctypes.POINTER(struct))
