@@ -1,9 +1,9 @@
-"""setuptools as build backend, with the torch of the environment that is installed into.
+"""Builds with setuptools and the torch of the environment that is installed into.
 
-pip builds in an environment of its own, which hides the one it installs into.
-A torch downloaded there would be several gigabytes, and not the one in use. So
-``pyproject.toml`` requires nothing, this backend looks through the wall, and
-asks pip only for what is missing. With everything there, pip needs no network.
+pip builds in an environment of its own, which hides the one it installs into. A torch downloaded
+there would be several gigabytes, and not the one in use. So ``pyproject.toml`` requires nothing,
+and this backend makes the target environment visible and asks pip only for what is missing there.
+If nothing is, pip needs no network.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Least version, and what to ask for where it is missing.
+#: The lowest version, and what to ask for if it is missing.
 NEEDS = {
     "setuptools": ((77,), "setuptools>=77"),
     "ninja": ((1,), "ninja"),
@@ -30,7 +30,7 @@ Settings = dict[str, Any] | None
 
 
 def use_target_environment() -> None:
-    """Let imports and programs fall back to the environment that is installed into."""
+    """Makes imports and programs fall back to the environment that is installed into."""
     folders = site.getsitepackages()
     if sys.prefix == sys.base_prefix:
         folders.append(site.getusersitepackages())
@@ -43,7 +43,7 @@ def use_target_environment() -> None:
 
 
 def missing() -> list[str]:
-    """What pip has to bring: nothing, in an environment with torch, setuptools and ninja."""
+    """Returns what pip must install: nothing if torch, setuptools and ninja are there."""
     return [wanted for name, (least, wanted) in NEEDS.items() if not _present(name, least)]
 
 
@@ -85,7 +85,7 @@ def prepare_metadata_for_build_editable(folder: str, config_settings: Settings =
 def build_wheel(
     folder: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    # setuptools packs whatever an earlier build left there, deleted operators included.
+    # setuptools packs all that an earlier build left there, deleted operators included.
     for leftover in (ROOT / "build").glob("lib*"):
         shutil.rmtree(leftover)
     return str(_setuptools().build_wheel(folder, config_settings, metadata_directory))

@@ -1,4 +1,4 @@
-"""cuda_ops inside other people's models."""
+"""Puts operators of cuda_ops into models of other libraries."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 
 import cuda_ops
-from cuda_ops.ops import _moe_parallel as expert_parallel
+from cuda_ops.ops import _moe_parallel
 from cuda_ops.ops._moe_checks import MOST_CHOSEN, MOST_EXPERTS
 
 #: The blocks that were compared, and what they are made of. Others look the same from outside and
-#: are not: a shared expert, groups of experts, sigmoids or a factor are in a forward's text alone.
+#: are not: a shared expert, groups of experts, sigmoids or a factor show only in forward's code.
 _BLOCKS = {
     "MixtralSparseMoeBlock": {"gate": "MixtralTopKRouter", "experts": "MixtralExperts"},
     "Qwen3MoeSparseMoeBlock": {"gate": "Qwen3MoeTopKRouter", "experts": "Qwen3MoeExperts"},
@@ -24,27 +24,32 @@ _TENSORS = ("gate.weight", "experts.gate_up_proj", "experts.down_proj")
 
 
 def use_moe(block: torch.nn.Module) -> torch.nn.Module:
-    """Have a sparse block of Hugging Face's Mixtral, Qwen3-MoE or OLMoE run what
-    :func:`cuda_ops.moe` is made of.
+    """Makes a sparse block of Hugging Face's Mixtral, Qwen3-MoE or OLMoE run the operators of
+    :func:`cuda_ops.moe`.
 
-    Its gate then chooses by :func:`cuda_ops.moe_route` and returns what it did, logits, weights
-    (float32 of 16-bit logits) and experts; its experts run :func:`cuda_ops.moe_experts`, with
-    values kept where a gradient is wanted. The block's own forward stays, and so do parameters,
-    hooks, recorded router logits and Mixtral's jitter. A copy of the block that ``copy.copy`` or
-    ``torch.nn.DataParallel`` makes runs the original's tensors; one of ``copy.deepcopy``, or within
-    DistributedDataParallel, its own.
+    The gate then routes with :func:`cuda_ops.moe_route` and returns the same as before: logits,
+    weights (float32 for 16-bit logits) and experts. The experts run :func:`cuda_ops.moe_experts`,
+    which keeps values for the gradient if one is wanted. The block's own forward stays, and so do
+    parameters, hooks, recorded router logits and Mixtral's jitter. A copy made by ``copy.copy`` or
+    ``torch.nn.DataParallel`` runs with the original's tensors; one made by ``copy.deepcopy``, or
+    within DistributedDataParallel, with its own.
 
     Args:
         block: ``MixtralSparseMoeBlock``, ``Qwen3MoeSparseMoeBlock`` or ``OlmoeSparseMoeBlock`` of a
-            transformers that stacks experts' matrices, as 5 does.
+            version of transformers that stacks experts' matrices, such as 5.
 
     Returns:
         The block, changed in place.
 
     Raises:
-        ValueError: it is of another class, has other parts or tensors than that class had when it
-            was compared, its activation is another than silu, it has more experts or chooses more
-            than :func:`cuda_ops.moe` can, or somebody gave one of its parts another forward.
+        ValueError: the block is of another class, has other parts or tensors than that class had
+            when it was compared, has another activation than silu, has more experts or chooses more
+            of them than :func:`cuda_ops.moe` can, or one of its parts was given another forward.
+
+    Example::
+
+        for layer in model.model.layers:  # of a MixtralForCausalLM, hidden states (B, S, H)
+            use_moe(layer.mlp)
     """
     _check(block)
     gate, experts = block.get_submodule("gate"), block.get_submodule("experts")
@@ -67,7 +72,7 @@ def _check(block: torch.nn.Module) -> None:
     for part in _BLOCKS[name]:
         module = block.get_submodule(part)
         forward = vars(module).get("forward")
-        # Who wraps a forward for a while leaves the class's own behind, bound to the module.
+        # Code that wraps a forward for a while puts back the class's own, bound to the module.
         own = MethodType(type(module).forward, module)
         if forward != own and getattr(forward, "func", forward) not in (None, _route, _run_experts):
             raise ValueError(
@@ -96,9 +101,9 @@ def _check(block: torch.nn.Module) -> None:
 
 
 def _route(gate: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The gate's forward."""
+    """Runs as the gate's forward."""
     logits = F.linear(hidden_states.flatten(0, -2), gate.weight)
-    # Mixtral always divides by the sum and has no word for it.
+    # Mixtral always divides by the sum and has no attribute for it.
     renormalize = bool(getattr(gate, "norm_topk_prob", True))
     weights, experts = cuda_ops.moe_route(logits, gate.top_k, renormalize=renormalize)
     return logits, weights, experts
@@ -107,14 +112,14 @@ def _route(gate: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def _run_experts(
     experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """The experts' forward."""
+    """Runs as the experts' forward."""
     matrices = experts.gate_up_proj, experts.down_proj
-    expert_parallel.check(
+    _moe_parallel.check(
         w_gate_up=matrices[0],
         w_down=matrices[1],
         x=hidden_states,
         experts=top_k_index,
         weights=weights,
     )
-    out = expert_parallel.mixture(hidden_states, *matrices, top_k_index, weights)
-    return out.to(hidden_states.dtype)  # which autocast lowers
+    out = _moe_parallel.mixture(hidden_states, *matrices, top_k_index, weights)
+    return out.to(hidden_states.dtype)  # autocast may have lowered it

@@ -212,9 +212,10 @@ class Kit:
         notes = [f"{name} waits for the device: host time is included" for name in found.waiting]
         for name, peer in lenient.items():
             if name in found.ratios and peer.off_by:
-                notes.append(f"{name} rounds by another rule: {peer.off_by} off at most")
+                notes.append(f"{name} rounds by another rule: off by {peer.off_by} at most")
             if name in found.ratios and peer.compared is not None:
-                notes.append(f"{name}: of its results the first {peer.compared} compared")
+                which = "result" if peer.compared == 1 else f"{peer.compared} results"
+                notes.append(f"{name}: only its first {which} compared")
         return replace(
             result,
             seconds=found.seconds[OURS],

@@ -33,7 +33,7 @@ def checked_dim(op: OpSpec, x: torch.Tensor, dim: int) -> int:
 
 
 def empty(x: torch.Tensor, dim: int, length: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Makes a result for ``x``: ``length`` neighbours along ``dim``, other dims in row-major order."""
+    """Makes a result for ``x``: ``length`` neighbours along ``dim``, the other dims row-major."""
     if not x.dim():
         return x.new_empty((), dtype=dtype)
     others = [size for d, size in enumerate(x.shape) if d != dim]

@@ -1,4 +1,4 @@
-"""``add``: its gradient is the incoming one, for which no kernel need run."""
+"""``add``: its gradient is the incoming one, which needs no kernel."""
 
 from __future__ import annotations
 

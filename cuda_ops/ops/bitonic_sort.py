@@ -1,4 +1,4 @@
-"""``bitonic_sort``: the dim is an argument, which no signature line can name."""
+"""``bitonic_sort``: the dim is an argument, which a signature line cannot say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.ops import _sorting as rows
+from cuda_ops.ops import _sorting
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 
 if TYPE_CHECKING:
@@ -22,26 +22,26 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
     def fake(
         x: torch.Tensor, dim: int = -1, descending: bool = False, stable: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        dim = rows.checked_dim(op, x, dim)
+        dim = _sorting.checked_dim(op, x, dim)
         length = x.shape[dim] if x.dim() else 1
-        return rows.empty(x, dim, length, x.dtype), rows.empty(x, dim, length, torch.int64)
+        return _sorting.empty(x, dim, length, x.dtype), _sorting.empty(x, dim, length, torch.int64)
 
     return fake
 
 
 @hookimpl
 def cuda_ops_autograd(op: OpSpec) -> Autograd:
-    return rows.autograd(dim_at=1)
+    return _sorting.autograd(dim_at=1)
 
 
 @hookimpl
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
-    return rows.vmap(op, dim_at=1)
+    return _sorting.vmap(op, dim_at=1)
 
 
 @hookimpl
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
-    return rows.sharding(op, dim_at=1)
+    return _sorting.sharding(op, dim_at=1)
 
 
 @hookimpl
@@ -52,7 +52,7 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
 def torch_stable_sort(
     x: torch.Tensor, dim: int = -1, descending: bool = False, stable: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stable whatever is asked for, as the operator is."""
+    """Sorts stably even if that is not asked for, as the operator does."""
     values, indices = torch.sort(x, stable=True, dim=dim, descending=descending)
     return values, indices
 
@@ -75,12 +75,12 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 
     flags = st.booleans(), st.booleans()
     seeds = st.integers(0, 2**16)
-    return st.builds(sample, rows.tensors(op), st.sampled_from(VALUES), seeds, *flags)
+    return st.builds(sample, _sorting.tensors(op), st.sampled_from(VALUES), seeds, *flags)
 
 
-#: Rows for blocks, clusters and radix sorts, as tests/test_sorting_kernels.py compares with the
-#: plan of an H200. A launch for each step of 8-byte keys is missing: from 2^26 elements on, too
-#: many for a sanitizer.
+#: Rows and their length for blocks, clusters and radix sorts; tests/test_sorting_kernels.py
+#: compares them with the plan of an H200. Launches for each step of 8-byte keys are missing: they
+#: start at 2^26 elements, too many for a sanitizer.
 _KERNELS = (
     ((3, 3000), torch.float32), ((3, 3000), torch.int64), ((3, 3000), torch.bfloat16),
     ((17, 16500), torch.float32), ((17, 16500), torch.uint8),
@@ -102,10 +102,10 @@ def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
     from cuda_ops.benchmarking.peers import EAGER
 
-    return {EAGER: torch_sort}  # compiled it is the same kernel
+    return {EAGER: torch_sort}  # torch.compile calls the same kernel
 
 
-#: Rows and their length: each way of sorting, short to long.
+#: Rows and their length, from short to long, for each way of sorting.
 _POINTS = (
     (1 << 18, 16), (1 << 16, 64), (1 << 16, 128), (1 << 14, 256), (1 << 14, 1000), (1 << 14, 1024),
     (1 << 13, 2048), (1 << 12, 4096), (1 << 11, 8192), (1 << 10, 16384), (1 << 9, 32768),

@@ -1,4 +1,4 @@
-"""``bitonic_topk``: the dim is an argument, which no signature line can name."""
+"""``bitonic_topk``: the dim is an argument, which a signature line cannot say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.ops import _sorting as rows
+from cuda_ops.ops import _sorting
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
         largest: bool = True,
         sorted: bool = True,  # noqa: A002 (torch.topk's name)
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        dim = rows.checked_dim(op, x, dim)
+        dim = _sorting.checked_dim(op, x, dim)
         length = x.shape[dim] if x.dim() else 1
 
         def message() -> str:
@@ -37,24 +37,24 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
 
         torch._check(k >= 0, message)
         torch._check(k <= length, message)
-        return rows.empty(x, dim, k, x.dtype), rows.empty(x, dim, k, torch.int64)
+        return _sorting.empty(x, dim, k, x.dtype), _sorting.empty(x, dim, k, torch.int64)
 
     return fake
 
 
 @hookimpl
 def cuda_ops_autograd(op: OpSpec) -> Autograd:
-    return rows.autograd(_DIM_AT)
+    return _sorting.autograd(_DIM_AT)
 
 
 @hookimpl
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
-    return rows.vmap(op, _DIM_AT)
+    return _sorting.vmap(op, _DIM_AT)
 
 
 @hookimpl
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
-    return rows.sharding(op, _DIM_AT)
+    return _sorting.sharding(op, _DIM_AT)
 
 
 @hookimpl
@@ -65,9 +65,9 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
 def first_of_stable_sort(
     x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, in_order: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``torch.topk``, and which of equal elements it takes."""
+    """Does what ``torch.topk`` does, and takes the first of equal elements."""
     results = torch.sort(x, stable=True, dim=dim, descending=largest)
-    if not x.dim():  # its one element, for k = 0 too, as of torch.topk
+    if not x.dim():  # its one element, for k = 0 too, as torch.topk returns
         return results[0], results[1]
     return results[0].narrow(dim, 0, k), results[1].narrow(dim, 0, k)
 
@@ -86,12 +86,12 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     wanted = st.sampled_from((1, 2, 3, 8, 31, 32, 33, 64, 65, 0))
     flags = st.booleans(), st.booleans()
     seeds = st.integers(0, 2**16)
-    return st.builds(sample, rows.tensors(op), wanted, st.sampled_from(VALUES), seeds, *flags)
+    return st.builds(sample, _sorting.tensors(op), wanted, st.sampled_from(VALUES), seeds, *flags)
 
 
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
-    """Rows of one chunk and of several, of both numbers that are kept."""
+    """Returns rows of one chunk and of several, for both numbers of elements that are kept."""
     from cuda_ops.testing.samples import Sample, TensorArg
 
     dtypes = torch.float32, torch.bfloat16, torch.int64
@@ -104,9 +104,9 @@ def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
-    # Compiled it is the same kernel. Of equal elements it may take others.
     from cuda_ops.benchmarking.peers import EAGER
 
+    # torch.compile calls the same kernel. It may take other indices of equal elements.
     return {EAGER: Peer(lambda: torch_topk, compared=1)}
 
 

@@ -1,4 +1,4 @@
-"""``fused_linear_gelu``: three operators under one function, and gradients made of matmul's.
+"""``fused_linear_gelu``: three operators behind one function, and gradients made of products.
 
 ``fused_linear_gelu`` keeps nothing beside its arguments and has ``fused_linear_gelu_slope``
 multiply once more for its gradient; ``fused_linear_gelu_keep`` also returns the values before gelu.
@@ -65,16 +65,22 @@ Args:
         otherwise the gradient multiplies x and weight once more.
 
 Memory: on Hopper GPUs, during the call, copies of 16-bit x and weight whose lines of I do not start
-at multiples of 16 bytes, where that is faster.
-Errors: RuntimeError for what is no tensor, an I or O that differs, another dtype, two dtypes, two
-devices, dims in front of I and O that do not broadcast, or more than 16 of them other than 1.
+at multiples of 16 bytes, if that is faster.
+Errors: RuntimeError for an argument that is not a tensor, an I or O that differs, another dtype,
+two dtypes, two devices, dims in front of I and O that do not broadcast, or more than 16 of them
+other than 1.
 Formula: Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415, section 2.
+
+Example:
+>>> x, weight, bias = torch.ones(1, 2), torch.eye(2), torch.tensor([0.0, 1.0])
+>>> cuda_ops.fused_linear_gelu(x, weight, bias)
+tensor([[0.8412, 1.9546]])
 """
 
 
 @hookimpl
 def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
-    """As derived, and a batch that the binding refuses is refused."""
+    """Makes outputs as the derived fake does, and refuses a batch that the binding refuses."""
     signature = op.signature
     assert signature is not None
 
@@ -94,8 +100,8 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
 
 @hookimpl
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
-    """Rows of x, or the columns of out with their rows of the weight. Not I: gelu needs whole
-    sums. Weights of their own for each row stay whole.
+    """Shards rows of x, or columns of out with their rows of the weight. It does not shard I, since
+    gelu needs whole sums, nor weights of which each row of x has its own.
     """
 
     def rule(*args: Any) -> list[ShardingRule]:
@@ -103,16 +109,16 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
 
         outputs, grads = (2 if op.name == KEEP else 1), (1 if op.name == SLOPE else 0)
         x, bias = args[grads], args[grads + 2] if len(args) > grads + 2 else None
-        given = [None if a is None else Replicate() for a in args]
+        whole = [None if a is None else Replicate() for a in args]
         last = len(x.shape) - 1
-        rules: list[ShardingRule] = [([Replicate()] * outputs, given)]
+        rules: list[ShardingRule] = [([Replicate()] * outputs, whole)]
         alike = all(a.shape[:-1] == x.shape[:-1] for a in args[:grads])
         one_weight = len(args[grads + 1].shape) == 2 and (bias is None or len(bias.shape) == 1)
         if not (alike and one_weight):
             return rules
         for d in range(last):
             rows = [Shard(d)] * (grads + 1)
-            rules.append(([Shard(d)] * outputs, [*rows, *given[grads + 1 :]]))
+            rules.append(([Shard(d)] * outputs, [*rows, *whole[grads + 1 :]]))
         columns: list[Any] = [*([Shard(last)] * grads), Replicate(), Shard(0)]
         columns += [None if bias is None else Shard(0)] * (len(args) > grads + 2)
         return [*rules, ([Shard(last)] * outputs, columns)]
@@ -136,8 +142,8 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 def _linear_backward(
     ctx: Any, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
-    """Gradients of x, weight and bias from that of x @ weight^T + bias; autograd sums what was
-    broadcast. ``x`` and ``weight`` are used for each other's gradient alone.
+    """Returns gradients of x, weight and bias from that of x @ weight^T + bias; autograd sums over
+    broadcast dims. ``x`` and ``weight`` are needed for each other's gradient alone.
     """
     matmul, sum_rows = function("matmul"), function("sum_rows")
     if not ctx.one_product:
@@ -160,14 +166,14 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd:
         ctx.set_materialize_grads(False)
         out = output[0] if op.name == KEEP else output
         x, weight, *bias = inputs[1:] if op.name == SLOPE else inputs
-        # Not where rows have weights or biases of their own, or are fewer than those of the others.
+        # One product will not do if rows have weights or biases of their own, or if x has fewer.
         one_of_each = weight.dim() == 2 and all(b is None or b.dim() == 1 for b in bias)
         ctx.one_product = one_of_each and x.shape[:-1] == out.shape[:-1]
         if op.name == KEEP:
             of_x, of_weight = ctx.needs_input_grad[:2]
             saved = x if of_weight else None, weight if of_x else None, output[1]
         else:
-            saved = inputs  # the slope is a function of all
+            saved = inputs  # the slope depends on all
         ctx.save_for_backward(*saved)
 
     def keep_backward(ctx: Any, grad_out: Any, grad_preactivation: Any) -> tuple[Any, ...]:
@@ -215,7 +221,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd:
 def reference(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Of torch's operators; each row of x may have a weight of its own."""
+    """Computes the result with torch's operators; each row of x may have a weight of its own."""
     sums = (x.unsqueeze(-2) @ weight.mT).squeeze(-2)
     return F.gelu(sums if bias is None else sums + bias, approximate="tanh")
 
@@ -225,8 +231,8 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
     return reference if op.name == FORWARD else None
 
 
-#: Rows, O, I, the layouts of x and of the weight: each family of kernels, as
-#: tests/test_fused_linear_gelu.py compares with the plan.
+#: Rows, O, I, the layouts of x and of the weight, for each family of kernels;
+#: tests/test_fused_linear_gelu.py compares them with the plan.
 _KERNELS: tuple[tuple[int, int, int, Layout, Layout, torch.dtype], ...] = (
     (100, 20_000, 136, "contiguous", "contiguous", torch.bfloat16),  # wide tiles
     (2000, 2104, 200, "contiguous", "contiguous", torch.float16),  # pairs, more than SMs
@@ -260,12 +266,12 @@ def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
 
 
 def eager(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Two kernels, and the values between them through memory."""
+    """Runs two kernels, with the values between them in memory."""
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")
 
 
 def addmm_activation(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """torch's own fused kernel, which is not differentiable."""
+    """Runs torch's own fused kernel, which is not differentiable."""
     out: torch.Tensor = torch._addmm_activation(bias, x, weight.mT, use_gelu=True)
     return out
 
@@ -314,14 +320,14 @@ def _case(
     function: Callable[..., Any] | None = None,
     peers: dict[str, Callable[..., Any]] | None = None,
 ) -> BenchmarkCase:
-    """With ``function`` and ``peers`` a step of training, which multiplies twice more and reads
-    everything again.
+    """Makes a case; with ``function`` and ``peers`` one of a step of training, which multiplies
+    twice more and reads everything again.
     """
     backward = peers is not None
 
     def inputs(device: torch.device) -> tuple[torch.Tensor, ...]:
-        shapes_ = ((rows, i), (o, i), (o,))
-        return tuple(torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes_)
+        shapes = ((rows, i), (o, i), (o,))
+        return tuple(torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes)
 
     return BenchmarkCase(
         f"{rows}x{o}x{i} bfloat16" + (", forward and backward" if backward else ""),

@@ -13,7 +13,7 @@ from cuda_ops.spec import Autograd, OpSpec, Peer
 
 @hookimpl
 def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
-    """The gradient's own gradient: the same mask and factor once more, and zeros for ``x``."""
+    """Differentiates the gradient: the same mask and factor again, and zeros for ``x``."""
     if op.name != "fused_relu_scale_backward":
         return None
 
@@ -39,11 +39,11 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
 
 
 def composed(x: torch.Tensor, alpha: float) -> torch.Tensor:
-    """Two kernels, twice the bytes."""
+    """Runs two kernels, which move twice the bytes."""
     return torch.relu(x) * alpha
 
 
 def composed_backward(grad_out: torch.Tensor, x: torch.Tensor, alpha: float) -> torch.Tensor:
-    """What autograd runs for it, from the input instead of the saved output."""
+    """Runs what autograd runs for it, from the input instead of the saved output."""
     grad_x: torch.Tensor = torch.ops.aten.threshold_backward(grad_out * alpha, x, 0)
     return grad_x

@@ -13,7 +13,7 @@ from cuda_ops.spec import OpSpec, Peer
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """PyTorch's own, in the approximation that the operator uses."""
+    """Runs PyTorch's gelu in the approximation that the operator uses."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -34,6 +34,6 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
 
 
 def torch_gelu_backward(grad_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """PyTorch's own kernel."""
+    """Runs PyTorch's own kernel."""
     grad_x: torch.Tensor = torch.ops.aten.gelu_backward(grad_out, x, approximate="tanh")
     return grad_x

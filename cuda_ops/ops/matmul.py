@@ -1,8 +1,7 @@
 """``matmul``: what a signature line cannot say.
 
-Autocast runs it in the lower precision, as torch runs its own; its gradient is
-two matrix products, of which only the wanted ones are computed; its shape
-follows without walking over named dims.
+Autocast runs it in the lower precision, as it runs torch's; its gradient is two matrix products,
+computed only if wanted; the fake works out the shape without walking over named dims.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 #: The operator of each ``precision``; those other than the first take float32 alone.
 PRECISIONS = {"ieee": "matmul", "tf32": "matmul_tf32", "tf32x3": "matmul_tf32x3"}
-_NAMES = tuple(PRECISIONS)  # a list, say, is no key of a dict
+_NAMES = tuple(PRECISIONS)  # unlike the dict, it can be asked for an unhashable value
 
 
 @hookimpl
@@ -50,7 +49,7 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
             op = plain.siblings[PRECISIONS[precision]]
         # A vector is a row on the left and a column on the right, as for torch.matmul.
         row, column = a.dim() < 2, b.dim() < 2
-        # Its own shape is what an error should show; traced, the operator finds the error.
+        # An error should show the shape as it was passed; traced, the operator finds the error.
         if (row or column) and not torch.compiler.is_dynamo_compiling():
             sizes: dict[str, Any] = {}
             checks.bind_dims(plain, "a", Group(("k",) if row else ("m", "k")), a.shape, sizes)
@@ -67,7 +66,7 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
 
 
 def _autocasts(device: str) -> bool:
-    """Whether autocast is on; the meta device has none, and torch refuses the question."""
+    """Tells whether autocast is on; the meta device has none, and torch refuses the question."""
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
@@ -81,15 +80,21 @@ and in float32 for the others, and are rounded once.
 
 Args:
     a, b: the factors.
-    precision: of float32; other dtypes have one way alone. "ieee" multiplies float32; "tf32" rounds
-        the factors to 10 bits and is about seven times as fast; "tf32x3" adds three products of
-        such numbers and is about as exact as "ieee" on finite numbers.
+    precision: for float32; other dtypes ignore it. "ieee" multiplies float32; "tf32" rounds the
+        factors to 10 bits and is about seven times as fast; "tf32x3" adds three products of such
+        numbers and is about as exact as "ieee" on finite numbers.
 
 Memory: on Hopper GPUs, during the call, copies of inputs that the matrix units cannot read as they
-lie, where that is faster; for "tf32x3" twice the size of both.
-Errors: RuntimeError for what is no tensor or has no dims, a K that differs, another dtype, two
-dtypes, two devices, or batch dims that do not broadcast; ValueError for another precision.
+lie, if that is faster; for "tf32x3" twice the size of both.
+Errors: RuntimeError for an argument that is not a tensor or has no dims, a K that differs, another
+dtype, two dtypes, two devices, or batch dims that do not broadcast; ValueError for another
+precision.
 Formula: out[m, n] = sum over k of a[m, k] * b[k, n].
+
+Example:
+>>> cuda_ops.matmul(torch.ones(2, 3), torch.arange(6.0).reshape(3, 2))
+tensor([[6., 9.],
+        [6., 9.]])
 """
 
 
@@ -126,7 +131,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         a, b = ctx.saved_tensors
         shared_a, shared_b = ctx.shared
         grad_a = grad_b = None
-        # Of any other broadcast dim autograd sums the result to the input's shape.
+        # For other broadcast dims autograd sums the result to the input's shape.
         if ctx.needs_input_grad[0]:
             pair = grad_out.mT, b.mT
             # As rows, both are copied; as matrices, their products are added up.
@@ -142,8 +147,8 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
 
 
 def _rows(*batches: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Each batch as one matrix, so that the gradient of what all of it shares is one product and
-    not as many as are then added up. A DTensor would send rows that are sharded within a batch.
+    """Makes each batch one matrix, so that the gradient of a factor that all of it shares is one
+    product and not a sum of many. Batches stay if that would send a DTensor's sharded rows.
     """
     for batch in batches:
         for place in getattr(batch, "placements", ()):
@@ -159,8 +164,8 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
 
 @hookimpl
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
-    """As torch.mm: a batch dim of both, rows of a, columns of b, or K of both, whose products
-    are partial sums.
+    """Shards as torch.mm does: a batch dim of both, rows of a, columns of b, or K of both, which
+    gives partial sums.
     """
     if op.name not in PRECISIONS.values():
         return None
@@ -193,7 +198,7 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 
 #: M, N, K of products that run each family of kernels, and which of a and b is K-major ("k") or
-#: line-major ("l"). tests/test_matmul.py compares with the plan, so that none is missed.
+#: line-major ("l"). tests/test_matmul.py compares them with the plan, so that none is missing.
 _KERNELS: dict[str, tuple[tuple[int, int, int, str, torch.dtype], ...]] = {
     "matmul": (
         (100, 20_000, 136, "kk", torch.bfloat16),  # wide tiles
@@ -240,7 +245,7 @@ _KERNELS: dict[str, tuple[tuple[int, int, int, str, torch.dtype], ...]] = {
 
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
-    """Of a gradient none: it is two products by the kernels of ``matmul``."""
+    """Returns none for the gradient, which is two products by the kernels of ``matmul``."""
     from cuda_ops.testing.samples import Sample, TensorArg
 
     layouts: dict[str, Layout] = {"k": "contiguous", "l": "transposed"}
@@ -262,9 +267,9 @@ def cuda_ops_claims(op: OpSpec) -> Claims | None:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
-    # Compiled they are the same calls of cuBLAS.
     from cuda_ops.benchmarking.peers import EAGER
 
+    # torch.compile makes the same calls of cuBLAS.
     if op.name == "matmul_tf32":
         return {EAGER: torch.matmul, "eager tf32": torch_tf32}
     return {EAGER: torch_backward if op.name == "matmul_backward" else torch.matmul}
@@ -275,7 +280,7 @@ _LAYERS = {
     "Llama-3 8B": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
     "Llama-3 70B": ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
 }
-#: Tokens: what is decoded at once, parts of a prompt, prompts.
+#: Tokens: those that are decoded at once, parts of a prompt, prompts.
 _TOKENS = {
     "Llama-3 8B": (1, 4, 16, 64, 128, 512, 2048, 4096, 8192),
     "Llama-3 70B": (1, 16, 64, 512, 4096),
@@ -319,7 +324,7 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
 def _case(
     op: OpSpec, m: int, n: int, k: int, reason: str, dtype: torch.dtype, layer: bool = False
 ) -> BenchmarkCase:
-    """``layer``: b is the transpose of a weight as layers keep it."""
+    """Makes a case; with ``layer``, b is the transpose of a weight as layers keep it."""
     from cuda_ops.benchmarking.rotation import random_tensor
 
     backward = op.name == "matmul_backward"
@@ -345,7 +350,7 @@ def _case(
 
 
 def torch_tf32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``torch.matmul`` of a program that allows it TF32."""
+    """Runs ``torch.matmul`` with TF32 allowed."""
     settings = torch.backends.cuda.matmul
     before = settings.fp32_precision
     settings.fp32_precision = "tf32"
@@ -358,11 +363,11 @@ def torch_tf32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def torch_backward(
     grad_out: torch.Tensor, a: torch.Tensor, b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What autograd runs for ``torch.matmul`` of two matrices."""
+    """Runs what autograd runs for ``torch.matmul`` of two matrices."""
     return grad_out @ b.mT, a.mT @ grad_out
 
 
 def gradients(grad_out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Of each factor's matrices; no batch dim is summed."""
+    """Computes the gradients of each factor's matrices; no batch dim is summed."""
     batch = torch.broadcast_shapes(grad_out.shape[:-2], a.shape[:-2], b.shape[:-2])
     return tuple(g.expand(*batch, *g.shape[-2:]) for g in torch_backward(grad_out, a, b))

@@ -1,4 +1,4 @@
-"""``normalize_volume``: an output dtype and rules for arguments that no signature line says."""
+"""``normalize_volume``: an output dtype and argument rules that a signature line cannot say."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _check(
     std: float | None,
     dtype: torch.dtype | None,
 ) -> None:
-    """Refuse what the binding refuses, in the same words."""
+    """Refuses what the binding refuses, in the same words."""
 
     def refuse(argument: str, expected: str, actual: str) -> None:
         raise RuntimeError(
@@ -78,7 +78,7 @@ def normalized(
     std: float | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """In float64, whatever ``dtype`` says; zeros where a volume is constant."""
+    """Computes the result in float64, whatever ``dtype`` says; zeros for a constant volume."""
     wide = x.to(torch.float64)
     if maximum is not None:
         return wide / maximum
@@ -94,7 +94,7 @@ def normalized(
 
 @hookimpl
 def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any] | None:
-    """Volumes by their own statistics; what keyword arguments do is no sample's matter."""
+    """Draws volumes to normalize by their own statistics; samples leave keyword arguments out."""
     from hypothesis import strategies as st
 
     from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
@@ -114,7 +114,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any] | None:
 
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
-    """Volumes whose blocks wait for each other, of whole vectors and of others."""
+    """Returns volumes whose blocks wait for each other, of whole vectors and of others."""
     from cuda_ops.testing.samples import Sample, TensorArg
 
     sides = (32, 32, 64), (31, 33, 65)
@@ -131,14 +131,14 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
 def composed(
     x: torch.Tensor, *, maximum: float | None = None, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """The same in PyTorch, by a maximum or for one volume by its own statistics."""
+    """Does the same in PyTorch, by a maximum or for one volume by its own statistics."""
     wide = x.to(torch.float32)
     if maximum is not None:
         return (wide / maximum).to(dtype)
     return ((wide - wide.mean()) / wide.std(correction=0)).to(dtype)
 
 
-#: Side of the cube and why.
+#: The side of the cube, and why.
 _SIDES = (
     (64, "a patch: the launch is much of the cost"),
     (128, "a small scan, inside any cache"),

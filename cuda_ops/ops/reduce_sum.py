@@ -1,4 +1,4 @@
-"""``reduce_sum``: that it is a sum, which no signature line can say."""
+"""``reduce_sum``: what follows from its being a sum, which a signature line cannot say."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def cuda_ops_autograd(op: OpSpec) -> Autograd:
-    """A broadcast view, as torch has it: no kernel, no memory, and a gradient of its own."""
+    """Makes the gradient a broadcast view, as torch does: no kernel, no memory, differentiable."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
         ctx.shape = inputs[0].shape
@@ -35,8 +35,8 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
 
 @hookimpl
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
-    """One sum per index of the mapped dim. That is torch's own sum of rows, so that this
-    operator does not need another one of this project to be built.
+    """Takes one sum per index of the mapped dim. It is torch's own sum of rows, so that this
+    operator does not need another one of this project.
     """
 
     def rule(info: Any, in_dims: tuple[Any, ...], x: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -48,7 +48,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
 
 @hookimpl
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
-    """Shards of any dim give partial sums."""
+    """Makes shards of any dim give partial sums."""
 
     def rule(x: Any) -> list[ShardingRule]:
         from torch.distributed.tensor import Partial, Replicate, Shard
@@ -66,7 +66,7 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
 
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
-    """Several blocks, whose sums one or several add: of one row and of rows along a dim."""
+    """Returns tensors for several blocks, whose sums are added by one block or by several."""
     from cuda_ops.testing.samples import Sample, TensorArg
 
     return [

@@ -13,7 +13,7 @@ from cuda_ops.spec import Autograd, OpSpec, Peer
 
 @hookimpl
 def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
-    """The gradient's own gradient: the same mask once more, and zeros for ``out``, as in torch."""
+    """Differentiates the gradient: the same mask again, and zeros for ``out``, as torch does."""
     if op.name != "relu_backward":
         return None
 
@@ -43,6 +43,6 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
 
 
 def threshold_backward(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """PyTorch's own gradient of relu."""
+    """Runs PyTorch's own gradient of relu."""
     grad_x: torch.Tensor = torch.ops.aten.threshold_backward(grad_out, out, 0)
     return grad_x

@@ -31,8 +31,8 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
 
 
 def composed(channels: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What one writes in PyTorch, and rounds as we do: what is beyond a half lifts ties over it,
-    and is less than the 0.001 that lies between two different sums.
+    """Returns what one writes in PyTorch, rounded as the operator rounds: 0.5002 lifts ties over
+    the half, and exceeds it by less than the 0.001 that lies between two different sums.
     """
 
     def gray(image: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,6 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
 
 
 def torch_silu_backward(grad_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """PyTorch's own kernel, with the arguments in its order."""
+    """Runs PyTorch's own kernel."""
     grad_x: torch.Tensor = torch.ops.aten.silu_backward(grad_out, x)
     return grad_x

@@ -1,4 +1,4 @@
-"""``silu_and_mul``: composed of PyTorch's own operators it is its own reference and peer."""
+"""``silu_and_mul``: a composition of PyTorch's operators is its reference and its peer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cuda_ops.spec import Autograd, OpSpec, Peer
 
 @hookimpl
 def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
-    """The gradient's own gradient, of torch's operators: rarely wanted, and of any order."""
+    """Differentiates the gradient with torch's operators: rarely wanted, but then to any order."""
     if op.name != "silu_and_mul_backward":
         return None
 
@@ -55,13 +55,13 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
 
 
 def composed(x: torch.Tensor) -> torch.Tensor:
-    """What SwiGLU layers write without a fused operator."""
+    """Runs what SwiGLU layers use without a fused operator."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 def composed_backward(grad_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """What autograd runs for it."""
+    """Runs what autograd runs for it."""
     gate, up = x.chunk(2, dim=-1)
     grad_gate = torch.ops.aten.silu_backward(grad_out * up, gate)
     return torch.cat([grad_gate, grad_out * F.silu(gate)], dim=-1)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def cuda_ops_autograd(op: OpSpec) -> Autograd:
-    """A broadcast view, as torch has it: no kernel, no memory, and a gradient of its own."""
+    """Makes the gradient a broadcast view, as torch does: no kernel, no memory, differentiable."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
         ctx.shape = inputs[0].shape
@@ -35,7 +35,7 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
 
 @hookimpl
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
-    """The derived placements, and shards of rows give partial sums."""
+    """Adds to the derived placements that shards of rows give partial sums."""
     derived = rules.cuda_ops_sharding(op)
     if derived is None:
         return None
@@ -55,7 +55,7 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
 
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
-    """Long rows, each of a block or of several, along memory and across it."""
+    """Returns long rows, each for one block or for several, along memory and across it."""
     from cuda_ops.testing.samples import Sample, TensorArg
 
     return [
