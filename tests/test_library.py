@@ -20,7 +20,7 @@ from cuda_ops.dev.scaffold import new_pair
 from cuda_ops.dispatch.library import _validated, open_library, schema_type
 from cuda_ops.errors import BuildError, CudaOpsError, ManifestError
 from cuda_ops.registry import registry
-from cuda_ops.spec import OpSpec
+from cuda_ops.spec import OpSpec, Range
 
 X = torch.tensor([1.0, 2.0])
 
@@ -149,6 +149,69 @@ def test_a_signature_that_contradicts_the_schema_is_refused(signature: str, mess
 def test_numbers_need_no_group_in_the_signature() -> None:
     op = validated(entry("planned(float a, Tensor x, int n) -> Tensor", "(m)->()"))
     assert op.signature is not None and str(op.signature) == "(m)->()"
+
+
+INDEXED = "planned(Tensor x, Tensor? index, int k, int? n=None) -> Tensor"
+
+
+def test_dtypes_and_ranges_of_single_arguments() -> None:
+    op = validated(
+        entry(
+            INDEXED,
+            "(m),[m]->(k)",
+            dtypes_of=[["index", ["int64", "int32"]]],
+            ranges=[["k", 1, 16], ["m", 1, 512]],
+            limits=[["k", "m"]],
+        )
+    )
+    assert op.dtypes_of == {"index": (torch.int64, torch.int32)}
+    assert op.sharing == ("x",) and op.allowed_dtypes("x") == (torch.float32,)
+    assert op.ranges == {"k": Range(1, 16), "m": Range(1, 512)} and op.limits == {"k": "m"}
+    assert op.signature is not None and op.signature.int_names == ("k",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"dtypes_of": [["k", ["int64"]]]},
+            "'k': expected 'x' or 'index', which .dtypes may name, got 'k'",
+        ),
+        (
+            {"dtypes_of": [["index", ["int64"]]] * 2},
+            "'index': expected to be named once by .dtypes, got twice",
+        ),
+        (
+            {"ranges": [["x", 1, 2]]},
+            "'x': expected 'k' or 'n' or 'm', which .range may name, got 'x'",
+        ),
+        ({"ranges": [["k", 1, 2]] * 2}, "'k': expected to be named once by .range, got twice"),
+        ({"ranges": [["k", 2, 1]]}, "'k': expected the smaller number first in .range, got 2, 1"),
+        (
+            {"limits": [["m", "m"]]},
+            "'m': expected 'k' or 'n', which .at_most may name, got 'm'",
+        ),
+        ({"limits": [["k", "q"]]}, "'k': expected 'm', which .at_most may name, got 'q'"),
+        (
+            {"limits": [["k", "m"]], "signature": ""},
+            "'k': expected nothing, which .at_most may name, got 'm'",
+        ),
+        (
+            {"ranges": [["k", 1, 2]], "signature": "(k),()->(k)"},
+            "'k': expected a dim of another name, as .range would mean both, got 'k'",
+        ),
+    ],
+)
+def test_a_name_that_is_none_is_refused(changes: dict[str, Any], message: str) -> None:
+    given = {"signature": "(m),[m]->(k)", **changes}
+    with pytest.raises(ManifestError, match=f"^cuda_ops::planned: argument {re.escape(message)}$"):
+        validated(entry(INDEXED, **given))
+
+
+def test_too_many_names_in_one_line_are_refused() -> None:
+    dims = ",".join(f"d{i}" for i in range(33))
+    with pytest.raises(ManifestError, match=r"signature .*: expected at most 32 names, got 33"):
+        validated(entry("planned(Tensor x) -> Tensor", f"({dims})->()"))
 
 
 @pytest.mark.parametrize("name", ["other", "plan", "plannedx", "my_planned"])

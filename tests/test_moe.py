@@ -146,7 +146,7 @@ def test_errors_name_what_is_wrong(device: str) -> None:
     )
     floating = "dtype float64, float32, float16 or bfloat16"
     for arguments, text in (
-        ((x, logits, gate_up, down, 4), "'top_k': expected from 1 to 3, got 4"),
+        ((x, logits, gate_up, down, 4), "'top_k': expected at most 3, the size of dim 'e', got 4"),
         ((x, logits, gate_up, down, 0), "'top_k': expected from 1 to 16, got 0"),
         ((None, logits, gate_up, down, 2), "'x': expected a tensor, got None"),
         ((3.5, logits, gate_up, down, 2), "'x': expected a tensor, got float"),
@@ -160,7 +160,10 @@ def test_errors_name_what_is_wrong(device: str) -> None:
         ((x, logits, gate_up[:2], down, 2), "'w_down': expected dim 'e' of [e, h, i] to be 2"),
         ((x, logits, gate_up[0], down, 2), "'w_gate_up': expected exactly the dims [e, 2i, h]"),
         ((x, logits, gate_up, down[0], 2), "'w_down': expected 3 dims (E, H, I), got shape [6, 2]"),
-        ((x, logits, gate_up, down.float(), 2), "'w_down': expected dtype float64 like 'x', got float32"),
+        (
+            (x, logits, gate_up, down.float(), 2),
+            "'w_down': expected dtype float64 like 'x', got float32",
+        ),
         # What no part could see: the logits of other tokens, and of experts that are not there.
         ((x[:3], logits, gate_up, down, 2), "'router_logits': expected shape (..., E) = [3, 3]"),
         (
@@ -301,7 +304,10 @@ def test_the_composed_operator_says_why_a_part_refused() -> None:
     x, logits, gate_up, down, _ = drawn((4, 6, 2, 3, 1), 0)
     text = "cuda_ops: torch failed to run cuda_ops::moe_route"
     if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13):  # torch keeps it since then
-        text += ": RuntimeError: cuda_ops::moe_route: argument 'top_k': expected at most 3, the size of dim 'e', got 9"
+        text += (
+            ": RuntimeError: cuda_ops::moe_route: argument 'top_k': expected at most 3, the size "
+        )
+        text += "of dim 'e', got 9"
     with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
         torch.ops.cuda_ops.moe(x, logits, gate_up, down, 9)
 

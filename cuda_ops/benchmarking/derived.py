@@ -47,19 +47,23 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
     if signature is None:
         return None
     dims = signature.names
+
+    def within(dim: str, size: int) -> int:
+        allowed = op.ranges.get(dim)
+        return min(max(size, allowed.least), allowed.most) if allowed else size
+
     points: list[tuple[str, str, tuple[int, ...], dict[str, int]]]
     if len(dims) == 1 and any(group.loops for group in signature.inputs):
-        points = [
-            (f"{rows}x{n}", why, (rows,), {dims[0]: n}) for (rows, n), why in _ROW_SIZES.items()
-        ]
+        sizes = {(rows, within(dims[0], n)): why for (rows, n), why in _ROW_SIZES.items()}
+        points = [(f"{rows}x{n}", why, (rows,), {dims[0]: n}) for (rows, n), why in sizes.items()]
     elif dims:
         names = "=".join(dims)
         points = [
-            (f"{names}={n}", why, (), dict.fromkeys(dims, n)) for n, why in _CORE_SIZES.items()
+            (f"{names}={n}", why, (), {dim: within(dim, n) for dim in dims})
+            for n, why in _CORE_SIZES.items()
         ]
     else:
         points = [(label, why, (numel,), {}) for label, (numel, why) in _LOOP_NUMEL.items()]
-    points = [p for p in points if all(p[3][d] in r for d, r in op.ranges.items() if d in dims)]
     timed = [dtype for dtype in _TIMED_DTYPES if dtype in op.dtypes]
     cases = [
         _case(op, *point, dtype)

@@ -227,10 +227,9 @@ def _by_name(
     found: dict[str, Any] = {}
     for name, *values in listed:
         if name not in known:
-            allowed = ", ".join(map(repr, known)) or "none, as there is none to name"
-            raise _refusal(op, name, f"one of {allowed} in {call}", repr(name))
+            raise _refusal(op, name, _may_name(call, known), repr(name))
         if name in found:
-            raise _refusal(op, name, f"to be named once in {call}", "it twice")
+            raise _refusal(op, name, f"to be named once by {call}", "twice")
         found[name] = values[0] if len(values) == 1 else values
     return found
 
@@ -241,7 +240,7 @@ def _ranges(
     dims = signature.names if signature is not None else ()
     for name, least, most in listed:
         if name in dims and name in ints:
-            raise _refusal(op, name, "another name than that of a dim beside .range", "one of both")
+            raise _refusal(op, name, "a dim of another name, as .range would mean both", repr(name))
         if least > most:
             raise _refusal(op, name, "the smaller number first in .range", f"{least}, {most}")
     found = _by_name(op, ".range", listed, (*ints, *dims))
@@ -255,9 +254,12 @@ def _limits(
     found = _by_name(op, ".at_most", listed, ints)
     for name, dim in found.items():
         if dim not in dims:
-            known = ", ".join(map(repr, dims)) or "the signature line, which there must be"
-            raise _refusal(op, name, f"one of the dims {known} in .at_most", repr(dim))
+            raise _refusal(op, name, _may_name(".at_most", dims), repr(dim))
     return found
+
+
+def _may_name(call: str, known: Sequence[str]) -> str:
+    return f"{' or '.join(map(repr, known)) or 'nothing'}, which {call} may name"
 
 
 def _refusal(op: str, argument: str, expected: str, actual: str) -> ManifestError:

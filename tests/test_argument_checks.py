@@ -1,0 +1,216 @@
+"""Dtypes of single arguments, ranges, and output dims from ints, in C++ and for fakes alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ScratchOp
+from hypothesis import given, settings
+from specs import spec as plain_spec
+from torch._subclasses import FakeTensorMode
+
+from cuda_ops.benchmarking import derived as benchmarking_derived
+from cuda_ops.compile_ops import compile_ops
+from cuda_ops.derive import rules
+from cuda_ops.registry import registry
+from cuda_ops.spec import OpSpec
+from cuda_ops.testing import check_op, samples
+from cuda_ops.testing.checks import by_name
+
+#: The first k numbers of each row, times scale, plus bias; where mask is not 0.
+SOURCE = """
+#pragma GCC optimize("O0")
+#include "binding.h"
+using namespace cuda_ops;
+namespace {
+template <class T>
+double mask_at(const Tensor& mask, int64_t i) {
+  return static_cast<const T*>(mask.const_data_ptr())[i] != 0;
+}
+Tensor forward(const Tensor& x_, const Tensor& bias_, const Tensor& mask_, int64_t k, double scale,
+               std::optional<int64_t>) {
+  const Tensor x = contiguous(x_), mask = contiguous(mask_);
+  const Tensor bias = contiguous_as(bias_, dtype_of(x));
+  std::vector<int64_t> shape = shape_of(x);
+  const int64_t n = shape.back(), rows = n > 0 ? x.numel() / n : 0;
+  shape.back() = k;
+  Tensor out = empty(shape, x);
+  visit_floating_cpu(dtype_of(x), [&](auto tag) {
+    using T = decltype(tag);
+    const auto* in = static_cast<const T*>(x.const_data_ptr());
+    const auto* b = static_cast<const T*>(bias.const_data_ptr());
+    for (int64_t i = 0; i < rows * k; ++i) {
+      const int64_t j = i % k;
+      const double kept = dtype_of(mask) == DType::kInt64 ? mask_at<int64_t>(mask, j)
+                                                          : mask_at<int32_t>(mask, j);
+      const double value = double(in[i / k * n + j]) * scale + double(b[j]);
+      static_cast<T*>(out.mutable_data_ptr())[i] = static_cast<T>(kept != 0 ? value : 0);
+    }
+  });
+  return out;
+}
+Tensor scaled(const Tensor& x, double factor, int64_t shift) {
+  const auto f = [](double v, double by, int64_t plus) { return v * by + double(plus); };
+  return elementwise_cpu(f, x, factor, shift);
+}
+}
+constexpr DType kIndices[] = {DType::kInt64, DType::kInt32};
+CUDA_OPS(library) {
+  library.op("OP(Tensor x, Tensor bias, Tensor mask, int k, float scale=1.0, int? level=None)"
+             " -> Tensor", "(n),[n],[n]->(k)")
+      .dtypes(kFloating)
+      .dtypes("bias", kFloating)
+      .dtypes("mask", kIndices)
+      .range("n", 1, 64)
+      .range("k", 1, 8)
+      .at_most("k", "n")
+      .range("level", -1, 1)
+      .cpu<forward>();
+  library.op("OP_scaled(Tensor x, float factor, int shift) -> Tensor", "()->()")
+      .dtypes(kFloating).dtypes("x", DType::kFloat64).cpu<scaled>();
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def name(scratch_root: Path) -> Iterator[str]:
+    scratch = ScratchOp("scratch_arguments", scratch_root)
+    scratch.binding.write_text(
+        SOURCE.replace("OP(", "scratch_arguments(").replace("OP_", "scratch_arguments_")
+    )
+    (row,) = compile_ops([scratch.name])
+    assert not row.error, row.error
+    yield scratch.name
+    scratch.binding.unlink()
+    registry().rescan()
+
+
+def spec(name: str) -> OpSpec:
+    return registry().operators("scratch_arguments")[name].spec
+
+
+def by_torch(
+    x: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor, k: int, scale: float = 1.0,
+    level: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    return torch.where(mask[:k] != 0, x[..., :k] * scale + bias[:k].to(x.dtype), 0)
+
+
+def test_an_output_has_the_size_that_an_int_says(name: str) -> None:
+    arguments = torch.randn(3, 5), torch.randn(5).double(), torch.tensor([1, 0, 2, 3, 0]), 4
+    function = registry().public(name)
+    torch.testing.assert_close(function(*arguments), by_torch(*arguments))
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in arguments]
+        assert function(*fakes).shape == (3, 4)
+    mapped = torch.vmap(lambda x: function(x, *arguments[1:]))(arguments[0])
+    torch.testing.assert_close(mapped, by_torch(*arguments))
+
+
+X, BIAS, MASK = torch.ones(2, 3), torch.ones(3), torch.ones(3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            (X.int(), BIAS, MASK, 1),
+            "'x': expected dtype float64, float32, float16 or bfloat16, got int32",
+        ),
+        (
+            (X, BIAS.int(), MASK, 1),
+            "'bias': expected dtype float64, float32, float16 or bfloat16, got int32",
+        ),
+        ((X, BIAS, BIAS, 1), "'mask': expected dtype int64 or int32, got float32"),
+        ((X, BIAS, MASK.short(), 1), "'mask': expected dtype int64 or int32, got int16"),
+        (
+            (X[:, :0], BIAS, MASK, 1),
+            "'x': expected dim 'n' of (..., n) to be from 1 to 64, got shape [2, 0]",
+        ),
+        (
+            (torch.ones(2, 65), BIAS, MASK, 1),
+            "'x': expected dim 'n' of (..., n) to be from 1 to 64, got shape [2, 65]",
+        ),
+        ((X, BIAS[:2], MASK, 1), "'bias': expected dim 'n' of [n] to be 3, got shape [2]"),
+        ((X, BIAS, MASK, 0), "'k': expected from 1 to 8, got 0"),
+        ((X, BIAS, MASK, 9), "'k': expected from 1 to 8, got 9"),
+        ((X, BIAS, MASK, 4), "'k': expected at most 3, the size of dim 'n', got 4"),
+        ((X, BIAS, MASK, 1, 1.0, -2), "'level': expected from -1 to 1, got -2"),
+    ],
+)
+def test_arguments_are_refused_in_the_same_words(
+    name: str, arguments: tuple[Any, ...], message: str
+) -> None:
+    expected = rf"^cuda_ops::{name}: argument {re.escape(message)}$"
+    for function in (registry().public(name), getattr(torch.ops.cuda_ops, name)):
+        for device in ("cpu", "meta"):
+            moved = [v.to(device) if isinstance(v, torch.Tensor) else v for v in arguments]
+            with pytest.raises(RuntimeError, match=expected):
+                function(*moved)
+
+
+@pytest.mark.parametrize("level", [None, 0])
+def test_arguments_in_range_are_taken(name: str, level: int | None) -> None:
+    for dtype in (torch.int64, torch.int32):
+        out = registry().public(name)(X.half(), BIAS.double(), MASK.to(dtype), 3, 2.0, level)
+        assert torch.equal(out, torch.full((2, 3), 3.0, dtype=torch.float16))
+
+
+def test_scalars_follow_the_values(name: str) -> None:
+    x = torch.randn(3, 4, dtype=torch.float64).t()
+    out = registry().public(f"{name}_scaled")(x, 2.5, -3)
+    torch.testing.assert_close(out, x * 2.5 - 3)
+    with pytest.raises(RuntimeError, match="'x': expected dtype float64, got float32"):
+        registry().public(f"{name}_scaled")(x.float(), 2.5, -3)
+
+
+def test_samples_fit_each_argument(name: str) -> None:
+    op = spec(name)
+    strategy = samples.strategy(op)
+    assert strategy is not None
+    seen: set[tuple[torch.dtype, ...]] = set()
+
+    @settings(max_examples=200, derandomize=True, database=None, deadline=None)
+    @given(strategy)
+    def check(sample: samples.Sample) -> None:
+        x, bias, mask, k, _, level = sample.args
+        assert x.dtype in op.dtypes and bias.dtype in op.dtypes
+        assert mask.dtype in (torch.int64, torch.int32)
+        assert 1 <= x.shape[-1] <= 64 and 1 <= k <= 8 and level in (None, -1, 0, 1)
+        seen.add((x.dtype, bias.dtype, mask.dtype))
+
+    check()
+    assert len(seen) > 20
+    for dtype in (None, torch.float64):
+        sample = samples.shaped(op, (2,), dtype=dtype)
+        assert [arg.dtype for arg in sample.tensors] == [dtype or torch.float32] * 2 + [torch.int64]
+
+
+def test_cases_fit_each_argument(name: str) -> None:
+    cases = benchmarking_derived.cuda_ops_benchmarks(spec(name)) or []
+    (case,) = (case for case in cases if case.label == "4096x64 float32")
+    x, bias, mask, k, *_ = case.make_inputs(torch.device("cpu"))
+    assert (x.shape, bias.dtype, mask.dtype, k) == ((4096, 64), torch.float32, torch.int64, 1)
+    assert case.bytes == 4 * (4096 * 64 + 64 + 4096) + 8 * 64
+
+
+def test_only_arguments_that_share_a_dtype_are_promoted() -> None:
+    schema = "f(Tensor x, Tensor y, Tensor weight, Tensor index) -> Tensor"
+    op = replace(plain_spec(schema, "(),(),(),()->()"), dtypes_of={"index": (torch.int64,)})
+    words = dict.fromkeys(("x", "y", "weight"), "promote")
+    assert rules.cuda_ops_autocast(op) == words
+    alone = replace(op, dtypes_of=dict.fromkeys(("y", "weight", "index"), (torch.int64,)))
+    assert rules.cuda_ops_autocast(alone) is None
+
+
+def test_it_passes_its_checks(name: str) -> None:
+    """With a dtype for each argument, which the kit draws."""
+    report = check_op(name, checks=[by_name("reference"), by_name("registration")], devices=["cpu"])
+    assert report.passed, str(report)
+    assert [entry.passed for entry in report.entries] == [True, True]
