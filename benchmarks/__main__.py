@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: every operator of this checkout, measured."""
+"""``python -m benchmarks`` measures every operator of this checkout."""
 
 import sys
 

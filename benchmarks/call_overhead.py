@@ -1,4 +1,4 @@
-"""Host latency of one small eager call: ``cuda_ops.silu`` against ``F.silu``, side by side.
+"""Measures the host latency of one small eager call, ``cuda_ops.silu`` beside ``F.silu``.
 
 ``python -m benchmarks.call_overhead [--numel 1024] [--json FILE]``
 """
@@ -20,7 +20,7 @@ import cuda_ops
 from benchmarks import report
 from cuda_ops.benchmarking.clock import host_latency
 
-#: Ratio to F.silu that must hold, and the one aimed at.
+#: The ratio to F.silu that must hold, and the goal.
 LIMITS = {"grad mode": (1.25, 1.10), "no_grad": (1.25, 1.10), "inference_mode": (1.25, 1.10),
           "requires_grad": (4.0, 2.0)}  # fmt: skip
 _CONTEXTS = {
@@ -32,7 +32,7 @@ _CONTEXTS = {
 
 
 def measure(numel: int, rounds: int = 30, calls: int = 500) -> list[dict[str, Any]]:
-    """Median over interleaved rounds, for each autograd mode."""
+    """Returns medians over rounds in turns, for each autograd mode: microseconds, and the ratio."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     functions = {
         "F.silu": F.silu,

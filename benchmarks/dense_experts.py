@@ -1,5 +1,5 @@
-"""``cuda_ops.moe`` beside its products alone, as cuBLAS computes them if all experts have equally
-many tokens: what would be left of a mixture if routing, gathers, SwiGLU and sums took no time.
+"""Times ``cuda_ops.moe`` beside its products alone, as cuBLAS computes them if all experts have
+equally many tokens: the time of a mixture if routing, gathers, SwiGLU and sums took none.
 
 ``python -m benchmarks.dense_experts [--tokens 4096 16384] [--json FILE]``. Needs a CUDA GPU.
 """
@@ -27,7 +27,9 @@ Call = Callable[[], Any]
 
 
 def calls(sizes: tuple[int, int, int, int], tokens: int, backward: bool) -> dict[str, Call]:
-    """The mixture, the composition that users write, and six products, or two without backward."""
+    """Returns the mixture, the composition that users write, and the products: six, or two without
+    backward.
+    """
     hidden, inner, count, top_k = sizes
     rows = tokens * top_k // count
 
@@ -67,7 +69,7 @@ def calls(sizes: tuple[int, int, int, int], tokens: int, backward: bool) -> dict
 
 
 def measure(sizes: tuple[int, int, int, int], tokens: int, backward: bool) -> dict[str, float]:
-    """Median seconds of each, in turns."""
+    """Returns the median seconds of each, timed in turns."""
     clock = make_clock(torch.device("cuda"))
     functions = calls(sizes, tokens, backward)
     times: dict[str, list[float]] = {name: [] for name in functions}

@@ -1,8 +1,9 @@
-"""From save to the new kernel having run: cuda_ops against ``torch.utils.cpp_extension.load``.
+"""Measures from save until the new kernel has run, for cuda_ops and for
+``torch.utils.cpp_extension.load``.
 
-The other side is the same operator as the tutorials write it (tests/guests),
-edited and loaded again under a new name. ``python -m benchmarks.dev_loop``.
-Without a GPU both sides are compiled and loaded, and the CPU kernel is run.
+The latter builds the same operator as the tutorials write it (tests/guests), edited and loaded
+again under a new name. ``python -m benchmarks.dev_loop``. Without a GPU both are compiled and
+loaded, and the CPU kernel is run.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _run(function: Callable[[torch.Tensor], Any]) -> None:
 
 
 def ours(root: Path, edits: int) -> dict[str, list[float]]:
-    """Seconds from save to run, for edits of the kernel and of the binding."""
+    """Returns the seconds from save to run, for edits of the kernel and of the binding."""
     kernel, binding = new_pair("dev_loop", root)
     registry().add_root(root)
     taken: dict[str, list[float]] = {"kernel edit": [], "binding edit": []}
@@ -61,7 +62,7 @@ def ours(root: Path, edits: int) -> dict[str, list[float]]:
 
 
 def tutorial(folder: Path, edits: int) -> list[float]:
-    """The same for the tutorial form, kernel edits."""
+    """Returns the same for the tutorial form, for edits of the kernel."""
     source = report.REPO / "tests" / "guests"
     for part in ("kernels/tutorial_silu.cu", "bindings/tutorial_silu.cpp"):
         shutil.copy(source / part, folder)
@@ -90,13 +91,13 @@ def tutorial(folder: Path, edits: int) -> list[float]:
             build_directory=str(folder),
         )
         _run(module.forward)
-        if i:  # the first is the first build
+        if i:  # the first one builds everything
             taken.append(time.perf_counter() - start)
     return taken
 
 
 def command_seconds(*command: str, repeats: int = 5) -> float:
-    """Median wall time of a whole command."""
+    """Returns the median wall time of a whole command, in seconds."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

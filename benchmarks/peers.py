@@ -1,6 +1,6 @@
-"""Peers from outside: what only this checkout has, or what another package must bring.
+"""Peers from outside: those that only this checkout has, or that another package must bring.
 
-A plugin about every operator; those of PyTorch itself are with the operators.
+This is one plugin for every operator; peers of PyTorch itself are with the operators.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _CUB = Path(__file__).parent / "cub"
 
 
 def scale_relu(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """What the operator is composed of."""
+    """Runs what the operator is composed of."""
     return torch.relu(x * scale + 1)
 
 
 # --- packages, adapted to our arguments -------------------------------------------------
 
 
-def of_halves(swiglu_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Liger's kernel takes two tensors, each contiguous: the halves of one must be copied."""
+def on_halves(swiglu_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls Liger's kernel, which takes two contiguous tensors, on copies of the halves of one."""
 
     def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
         gate, up = x.chunk(2, dim=-1)
@@ -50,8 +50,8 @@ def interleaved(rgb_to_grayscale: Callable[..., Any]) -> Callable[..., Any]:
     return lambda image: rgb_to_grayscale(image.movedim(-1, -3)).squeeze(-3)
 
 
-def of_routed(functional: Any) -> Callable[..., Any]:
-    """SonicMoE's router and experts, of logits and of the matrices as they are."""
+def routed(functional: Any) -> Callable[..., Any]:
+    """Calls SonicMoE's router and experts on logits and on the matrices as they are."""
     enums = importlib.import_module("sonicmoe.enums")
 
     @functools.cache
@@ -67,7 +67,7 @@ def of_routed(functional: Any) -> Callable[..., Any]:
     ) -> torch.Tensor:
         experts = w_down.shape[0]
         router = functional.TC_Softmax_Topk_Router_Function
-        # Of softmaxes, the one over the chosen: it is renormalised already.
+        # The softmax over the chosen experts alone, which is renormalised already.
         weights, chosen = router.apply(router_logits, experts, top_k, True, False)
         out: torch.Tensor = functional.moe_general_routing_inputs(
             x,
@@ -96,7 +96,7 @@ PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
     "silu": {"triton": imported("benchmarks.triton_kernels:silu")},
     "silu_and_mul": {
         "triton": imported("benchmarks.triton_kernels:silu_and_mul"),
-        "liger": imported("liger_kernel.ops.swiglu:swiglu_forward", of_halves),
+        "liger": imported("liger_kernel.ops.swiglu:swiglu_forward", on_halves),
     },
     "rgb_to_gray": {"torchvision": imported(_TORCHVISION, interleaved, off_by=1)},
     "rgb_to_gray_chw": {"torchvision": imported(_TORCHVISION, planar, off_by=1)},
@@ -104,7 +104,7 @@ PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
     "bitonic_sort": {"cub": from_pair(_CUB, "cub_sort")},
     "moe": {
         "triton": imported("benchmarks.triton_kernels:moe"),
-        "sonicmoe": imported("sonicmoe:functional", of_routed),
+        "sonicmoe": imported("sonicmoe:functional", routed),
     },
     "sum_rows": {"cub": from_pair(_CUB, "cub_sum", "cub_sum_rows")},
     "reduce_sum": {"cub": from_pair(_CUB, "cub_sum")},

@@ -1,5 +1,5 @@
-"""The same operators as one writes them in Triton: elementwise ones in blocks of 1024 elements,
-masked at the end, and a mixture of experts in the way that inference engines run it.
+"""Some operators as one would write them in Triton: elementwise ones in blocks of 1024 elements,
+masked at the end, and a mixture of experts as inference engines run it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 # --- a mixture of experts ---------------------------------------------------------------
 
-# Assignments are sorted by expert, each expert's rounded up to whole blocks of rows with a number
-# that belongs to no assignment. Then one kernel serves both products: a program takes a block of
-# rows, gathers them, and multiplies by the matrix of the block's expert.
+# Assignments are sorted by expert, and each expert's are padded to whole blocks of rows with a
+# number that belongs to no assignment. Then one kernel serves both products: a program takes a
+# block of rows, gathers them, and multiplies by the matrix of the block's expert.
 
 #: Assignments that one program sorts; more are sorted by torch.
 _SORTED_AT_ONCE = 512
@@ -114,7 +114,7 @@ def _experts_product(
 def _blocks(
     experts: torch.Tensor, num_experts: int, block: int
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Rows of all blocks, experts of the blocks (-1: none), and the number of blocks."""
+    """Returns the rows of all blocks, the experts of the blocks (-1: none), and their number."""
     chosen, count = experts.flatten(), experts.numel()
     blocks = min(count, triton.cdiv(count, block) + num_experts)
     rows = torch.full((blocks * block,), count, dtype=torch.int32, device=experts.device)
@@ -144,13 +144,13 @@ def moe(
     w_down: torch.Tensor,
     top_k: int,
 ) -> torch.Tensor:
-    """Softmax routing, renormalised, and SwiGLU experts; without a gradient."""
+    """Runs softmax routing, renormalised, and SwiGLU experts; without a gradient."""
     weights, experts = torch_route(router_logits, top_k)
     (tokens, hidden), count = x.shape, w_down.shape[0]
     assignments = tokens * top_k
     each = assignments / count
     block_m = 16 if each <= 16 else 32 if each <= 32 else 64 if each <= 96 else 128
-    # Few rows wait for the matrices: narrow blocks for more programs, long steps.
+    # With few rows the matrices are the bottleneck: narrow blocks for more programs, long steps.
     block_n, block_k, group = (64, 128, 1) if block_m == 16 else (128, 64, 16)
     rows, owners, blocks = _blocks(experts, count, block_m)
 

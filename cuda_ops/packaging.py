@@ -1,12 +1,12 @@
-"""Operator libraries for ``setup.py``: ours, and that of any package that brings operators.
+"""Builds operator libraries in ``setup.py``: ours, and that of any package that has operators.
 
     from setuptools import setup
     from cuda_ops.packaging import operators
 
     setup(**operators("my_package.src", "my_package/src"))
 
-Every operator becomes one library, ``<root>/lib/<op>.abi3.so``, with the flags
-of :mod:`cuda_ops.build.toolchain`. It is no Python module: the registry opens it. It
+Every operator becomes one library, ``<root>/lib/<op>.abi3.so``, with the flags of
+:mod:`cuda_ops.build.toolchain`. It is not a Python module: the registry opens it. It
 says what it was made from, so that the dev loop builds only what is edited.
 """
 
@@ -27,14 +27,14 @@ from torch.utils import cpp_extension
 from cuda_ops.build import provenance, toolchain
 from cuda_ops.build.discovery import Kind, Pair, Text, discover
 
-#: What a package carries beside the libraries, so that an operator can be rebuilt where it is used.
+#: Folders that a package carries beside the libraries, so that operators can be rebuilt from it.
 FOLDERS = ("kernels", "bindings", "utils", "ops")
 #: Libraries that a torch without CUDA does not have.
 _TORCH_CUDA = ("c10_cuda", "torch_cuda", "cudart")
 
 
 def operators(package: str, root: str | Path) -> dict[str, Any]:
-    """Keyword arguments for :func:`setuptools.setup` that build and ship the operators of a root.
+    """Returns arguments for :func:`setuptools.setup` that build and ship the operators of a root.
 
     Args:
         package: the package that the root becomes, ``"my_package.src"``.
@@ -42,6 +42,10 @@ def operators(package: str, root: str | Path) -> dict[str, Any]:
 
     Raises:
         DiscoveryError: see :func:`cuda_ops.build.discovery.discover`.
+
+    Example::
+
+        setup(name="my_package", **operators("my_package.src", "my_package/src"))
     """
     root = Path(root)
     top = package.partition(".")[0]
@@ -61,7 +65,7 @@ def operators(package: str, root: str | Path) -> dict[str, Any]:
 
 
 def extensions(package: str, root: str | Path) -> list[setuptools.Extension]:
-    """One extension ``<package>.lib.<op>`` per operator; :class:`build_ext` adds the flags."""
+    """Returns one extension ``<package>.lib.<op>`` per operator; :class:`build_ext` adds flags."""
     pairs = discover([Path(root)])
     if any(pair.kernel for pair in pairs) and toolchain.cuda_home() is None:
         print("cuda_ops: no CUDA toolkit found (set CUDA_HOME); building the CPU kernels alone")
@@ -96,15 +100,15 @@ def _extension(package: str, pair: Pair) -> setuptools.Extension:
 
 
 def release_archs() -> tuple[str, ...]:
-    """What a wheel is built for: ``TORCH_CUDA_ARCH_LIST``, or every GPU a release supports."""
+    """Returns a wheel's archs: ``TORCH_CUDA_ARCH_LIST``, or every GPU that a release supports."""
     listed = toolchain.parse_archs(os.environ.get("TORCH_CUDA_ARCH_LIST", ""))
     return listed or toolchain.RELEASE_ARCHS
 
 
 def editable_archs() -> tuple[str, ...]:
-    """What an editable install is built for: ``TORCH_CUDA_ARCH_LIST``, or the GPUs of this machine.
+    """Returns an editable install's archs: ``TORCH_CUDA_ARCH_LIST``, or this machine's GPUs.
 
-    The default arch is always there, so that a checkout built without a GPU runs on one later.
+    The default arch is always included, so that a checkout built without a GPU runs on one later.
     """
     listed = toolchain.parse_archs(os.environ.get("TORCH_CUDA_ARCH_LIST", ""))
     if listed:
@@ -117,7 +121,7 @@ def editable_archs() -> tuple[str, ...]:
 
 
 class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
-    """torch's build command, one folder per operator, several operators at a time."""
+    """torch's build command, with one folder per operator and several operators at a time."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -140,10 +144,10 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
         super().run()
 
     def build_extension(self, ext: Any) -> None:
-        # Commands are not made for threads; a copy has a build folder of its own.
+        # Commands are not made for threads: each gets a copy with a build folder of its own.
         worker = copy.copy(self)
         worker.build_temp = f"{self.build_temp}/{ext.pair.stem}"
-        # What is up to date is ninja's to say: its commands hold the text, not its age.
+        # ninja decides what is up to date: its commands contain the text's hash, not its age.
         worker.force = True
         try:
             super(build_ext, worker).build_extension(ext)
@@ -171,19 +175,19 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
         super().copy_extensions_to_source()
 
     def get_ext_filename(self, fullname: str) -> str:
-        """``<package>/lib/<op>.abi3.so``, where :attr:`Pair.prebuilt` looks for it."""
+        """Returns ``<package>/lib/<op>.abi3.so``, where :attr:`Pair.prebuilt` looks for it."""
         return fullname.replace(".", "/") + ".abi3.so"
 
 
 def _compile_flags(pair: Pair, archs: tuple[str, ...], text: Text) -> dict[str, list[str]]:
-    # What a command does not show (compilers, and for nvcc the headers, of which torch writes no
-    # dependencies when it was built without CUDA) ninja sees as a changed definition.
+    # ninja sees changes that a command does not show as a changed definition: compilers and, for
+    # nvcc, headers, whose dependencies a torch without CUDA does not write.
     recipe = f"-DCUDA_OPS_RECIPE={toolchain.recipe(pair, archs)}"
     flags = {"cxx": [*toolchain.cxx_flags(pair, archs, text.hash), recipe]}
     if toolchain.uses_cuda(pair) and pair.kernel is not None:
         contents = f"-DCUDA_OPS_KERNEL_HASH={text.hash_of(pair.kernel)}"
         flags["nvcc"] = [*toolchain.nvcc_flags(pair, archs), contents, recipe]
-    # The flags are quoted for a shell; here they are arguments, which torch quotes itself.
+    # The flags are quoted for a shell; here they must be plain, since torch quotes them itself.
     return {tool: shlex.split(" ".join(listed)) for tool, listed in flags.items()}
 
 
