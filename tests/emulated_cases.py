@@ -36,10 +36,10 @@ MOE = {
     "direct, K by several warps": Moe("splits 8", 33, 2048, 16, 2, 1, routing="one"),
     # Assignments are sorted by expert first.
     "stream": Moe("stream 8", 100, 264, 136, 48, 1),
-    "stream, uneven": Moe("stream 16", 70, 264, 136, 24, 3, "float16", "some"),
-    "stream, choices of no expert": Moe("stream 32", 70, 264, 40, 12, 3, routing="invalid"),
+    "stream, uneven": Moe("stream 16", 26, 264, 120, 8, 3, "float16", "some"),
+    "stream, choices of no expert": Moe("stream 32", 50, 264, 40, 8, 3, routing="invalid"),
     "stream, most experts": Moe("stream 8", 40, 40, 24, 512, 2, capability=80),
-    "stream, then mma": Moe("backward plan: mma", 100, 136, 24, 24, 2, backward=1),
+    "stream, then mma": Moe("backward plan: mma", 50, 136, 24, 8, 2, backward=1),
     # TMA, cp.async and wgmma.
     "hopper": Moe("backward plan: hopper", 150, 136, 72, 3, 2, backward=1),
     "hopper, all of one expert": Moe(

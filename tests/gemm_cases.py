@@ -28,14 +28,14 @@ class Case:
     #: Of a, K-major: elements from row to row and from matrix to matrix, b being one for all.
     walk: tuple[int, int] | None = None
 
-    def line(self, capability: int, linear: bool) -> str:
+    def line(self, device: str, linear: bool) -> str:
         a = (self.k, 1) if self.layouts[0] == "k" else (1, self.m)
         b = (1, self.k) if self.layouts[1] == "k" else (self.n, 1)
         precision = ("ieee", "tf32", "tf32x3").index(self.precision)
         steps = self.m * self.k, self.k * self.n
         if self.walk is not None:
             a, steps = (self.walk[0], 1), (self.walk[1], 0)
-        values = (self.dtype.itemsize, precision, capability, self.m, self.n, self.k, *a, *b)
+        values = (self.dtype.itemsize, precision, device, self.m, self.n, self.k, *a, *b)
         rest = (self.batch, int(self.aligned), int(linear), *steps)
         return " ".join(map(str, (*values, *rest)))
 
@@ -51,6 +51,8 @@ class Case:
         return (a, b) if self.batch > 1 else (a[0], b[0])
 
 
+#: What the GPU tests run on, and others: as device_info.h names or describes them.
+H200, A100, T4 = "H200", "A100", "7.5,40,64"
 LAYOUTS = ("kk", "kl", "lk", "ll")
 _SIZES = (1, 4, 8, 17, *(2**e for e in range(5, 15)), 40, 200, 640, 1000, 3000, 6000)
 #: The first is no whole number of vectors, the last one of lines of the cache: it
@@ -75,8 +77,8 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Plans:
     """The choice as a function of cases, compiled without CUDA."""
     answers = plan_program(tmp_path_factory, "gemm_plan.cpp")
 
-    def choose(cases: list[Case], capability: int = 90, linear: bool = False) -> list[str]:
-        return answers(case.line(capability, linear) for case in cases)
+    def choose(cases: list[Case], device: str = H200, linear: bool = False) -> list[str]:
+        return answers(case.line(device, linear) for case in cases)
 
     return choose
 

@@ -1,18 +1,22 @@
 // Prints which kernel gemm.h chooses: one line for each line of input,
-//   element bytes, precision, capability, m, n, k, a's row and column strides, b's, batch,
-//   whether the address is aligned, whether a layer is meant, elements from one matrix of a to the
-//   next, and of b.
+//   element bytes, precision, device as device_named() reads it, m, n, k, a's row and column
+//   strides, b's, batch, whether the address is aligned, whether a layer is meant, elements from
+//   one matrix of a to the next, and of b.
 #include "gemm/gemm.h"
 
 #include <iostream>
+#include <string>
 
 int main() {
   using namespace cuda_ops;
-  int bytes, precision, capability, aligned, linear;
+  int bytes, precision, aligned, linear;
+  std::string name;
+  DeviceInfo device;
   int64_t step_a, step_b;
   Matmul p;
-  while (std::cin >> bytes >> precision >> capability >> p.m >> p.n >> p.k >> p.a.row >> p.a.col >>
+  while (std::cin >> bytes >> precision >> name >> p.m >> p.n >> p.k >> p.a.row >> p.a.col >>
          p.b.row >> p.b.col >> p.batch.numel >> aligned >> linear >> step_a >> step_b) {
+    if (!device_named(name.c_str(), device)) return 1;
     p.batch.dtype = bytes == 8 ? DType::kFloat64 : bytes == 4 ? DType::kFloat32 : DType::kBFloat16;
     p.precision = static_cast<Precision>(precision);
     p.built_for_hopper = true;
@@ -24,6 +28,6 @@ int main() {
       p.batch.operands[i].data = reinterpret_cast<void*>(aligned ? 1024 : 1026);
       p.batch.operands[i].strides[0] = steps[i];
     }
-    std::cout << gemm_plan(fold_batch(p), capability, linear != 0).text() << "\n";
+    std::cout << gemm_plan(fold_batch(p), device, linear != 0).text() << "\n";
   }
 }

@@ -32,13 +32,19 @@ void elementwise(const char* name, int64_t rows, int64_t columns, int64_t row_st
               (long long)c.tile, (long long)c.blocks);
 }
 
+const DeviceInfo kH200 = [] {
+  DeviceInfo info;
+  device_named("H200", info);
+  return info;
+}();
+
 void rows(const char* name, int64_t count, int64_t n, int64_t stride, DType dtype) {
   RowSums p;
   p.rows.dtype = dtype;
   p.rows.add_dim(count, stride == 1 ? n : 1);
   p.n = n;
   p.stride = stride;
-  const auto c = row_sums_config(p);
+  const auto c = row_sums_config(p, kH200);
   std::printf("%s: %s, lanes %d, splits %lld, blocks %lld\n", name,
               c.path == RowSumsConfig::kStrided ? "strided" : "runs", c.lanes, (long long)c.splits,
               (long long)c.blocks);
@@ -65,16 +71,16 @@ void volume(const char* name, int64_t volumes, int64_t each, bool own_statistics
   p.volumes = volumes;
   p.each = each;
   p.own_statistics = own_statistics;
-  const auto c = normalize_config(p, 132);
+  const auto c = normalize_config(p, kH200);
   std::printf("%s: %s, unroll %d, team %lld, blocks %lld\n", name, c.packed ? "packed" : "scalar",
               c.unroll, (long long)c.team, (long long)c.blocks);
 }
 
 void topk(const char* name, int64_t count, int64_t n, int64_t k) {
-  const auto c = topk_config(count, n, k);
+  const auto c = topk_config(count, n, k, kH200);
   std::printf("%s: kept %d, chunk %lld, chunks %lld, workspace %lld\n", name, c.kept,
               (long long)c.chunk, (long long)c.chunks,
-              (long long)topk_workspace_bytes(count, n, k, 4));
+              (long long)topk_workspace_bytes(count, n, k, 4, kH200));
 }
 
 }  // namespace

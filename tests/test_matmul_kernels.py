@@ -12,7 +12,10 @@ import pytest
 import torch
 from conftest import needs_gpu
 from gemm_cases import (
+    A100,
+    H200,
     LAYOUTS,
+    T4,
     Case,
     Plans,
     anything,
@@ -73,18 +76,18 @@ def test_the_choice(plans: Plans) -> None:
     assert plans([Case(4096, 4096, 4096)])[0].startswith("hopper 128x256")
     few = [Case(1, 4096, 4096), Case(4096, 1, 4096), Case(8, 4096, 520), Case(3, 4096, 64)]
     swapped = "stream swapped 8 splits 4"
-    for capability in (80, 90):
-        assert plans(few, capability) == [
+    for device in (A100, H200):
+        assert plans(few, device) == [
             "stream 8 splits 4", swapped, "stream 8 splits 4", "stream 8 splits 1"
         ]  # fmt: skip
-    assert plans(few[:1], capability=75) == ["simt 64"]
+    assert plans(few[:1], device=T4) == ["simt 64"]
     # Blocks of 8 splits: 256, which are no whole number for each SM, 384, nearly all that run at
     # once, and 512.
     waves = [Case(1, 4096, 14336), Case(1, 6144, 4096), Case(1, 8192, 8192)]
     assert plans(waves) == ["stream 8 splits 4", "stream 8 splits 8", "stream 8 splits 8"]
     more = [Case(9, 4096, 4096), Case(4096, 32, 4096), Case(33, 4096, 4096)]
     assert all(plan.startswith("hopper swapped 128x") for plan in plans([more[0], more[2]]))
-    assert plans(more, capability=80) == [
+    assert plans(more, device=A100) == [
         "stream 16 splits 8", "stream swapped 32 splits 8", "mma 64"
     ]  # fmt: skip
     vectors = [Case(m, n, 4096, dtype=torch.float32) for m, n in ((1, 4096), (4096, 2))]
@@ -95,7 +98,7 @@ def test_the_choice(plans: Plans) -> None:
         "hopper 128x160 splits 2 grid 128", "hopper 128x224 splits 1 grid 128",
         "hopper swapped 128x64 splits 3 grid 120",
     ]  # fmt: skip
-    assert plans([Case(16, 4096, 4096, aligned=False)], capability=80) == ["mma 64"]
+    assert plans([Case(16, 4096, 4096, aligned=False)], device=A100) == ["mma 64"]
     # 1.94 and 3.88 waves of 132 SMs; tiles of 256 columns would make 1.21 and 3.39.
     assert plans([Case(512, 10240, 8192)]) == ["hopper 128x160 splits 1 pairs grid 132"]
     # Of what takes long enough for power to limit it, wide tiles, though waves are emptier.
@@ -108,15 +111,15 @@ def test_the_choice(plans: Plans) -> None:
     assert unaligned.startswith("pack a b, hopper 128x256 splits")
     assert plans([Case(64, 64, 64, aligned=False)]) == ["mma 64"]
     assert plans([Case(3000, 3000, 8, aligned=False)]) == ["mma 128"]
-    assert plans([Case(4096, 4096, 4096)], capability=80) == ["mma 128"]
-    assert plans([Case(4096, 4096, 4096)], capability=75) == ["simt 64"]
+    assert plans([Case(4096, 4096, 4096)], device=A100) == ["mma 128"]
+    assert plans([Case(4096, 4096, 4096)], device=T4) == ["simt 64"]
     float32 = [Case(size, size, size, dtype=torch.float32) for size in (4096, 1024, 512)]
     assert plans(float32) == ["fma 256x128", "fma 128x64", "fma 32x64"]
-    assert plans(float32, capability=80) == ["fma 128x128", "fma 64x64", "fma 32x32"]
+    assert plans(float32, device=A100) == ["fma 128x128", "fma 64x64", "fma 32x32"]
     layouts = [Case(4096, 4096, 4096, order, torch.float32) for order in ("kl", "lk", "ll")]
     assert [plan[12:] for plan in plans(layouts)] == ["quads of b", "quads of a", "quads of a b"]
     assert plans([Case(4096, 4096, 4096, "ll", torch.float32, aligned=False)]) == ["fma 256x128"]
-    assert plans(float32, capability=75) == ["simt 64"] * 3
+    assert plans(float32, device=T4) == ["simt 64"] * 3
     for precision, layouts, expected in (
         ("tf32", "kk", "hopper 128x256"),
         ("tf32", "kl", "pack b, hopper 128x256"),
@@ -125,7 +128,7 @@ def test_the_choice(plans: Plans) -> None:
     ):
         case = Case(4096, 4096, 4096, layouts, torch.float32, precision)
         assert plans([case])[0].startswith(expected)
-        assert plans([case], capability=80) == ["mma 128"]
+        assert plans([case], device=A100) == ["mma 128"]
     assert plans([Case(2000, 2000, 8, dtype=torch.float32, precision="tf32x3")]) == ["fma 128x128"]
     assert plans([Case(4096, 4096, 4096, dtype=torch.float64)]) == ["simt 64"]
     assert plans([Case(0, 8, 8), Case(8, 8, 0)]) == ["nothing", "simt 64"]
@@ -136,8 +139,8 @@ def test_the_choice(plans: Plans) -> None:
     assert plans([Case(8, 8, 2**30, dtype=torch.float32, precision="tf32x3")]) == ["fma 32x32"]
 
 
-@pytest.mark.parametrize("capability", [75, 80, 90])
-def test_rows_that_go_on_across_a_batch_are_one_product(plans: Plans, capability: int) -> None:
+@pytest.mark.parametrize("device", [T4, A100, H200])
+def test_rows_that_go_on_across_a_batch_are_one_product(plans: Plans, device: str) -> None:
     n = k = 4096
     for case, folded in (
         # Whole sequences; the last token of each, whatever its row stride; one row for all.
@@ -146,7 +149,7 @@ def test_rows_that_go_on_across_a_batch_are_one_product(plans: Plans, capability
         (Case(1, n, k, batch=64, walk=(3, 128 * k)), Case(64, n, k, walk=(128 * k, 0))),
         (Case(1, n, k, batch=64, walk=(k, 0)), Case(64, n, k, walk=(0, 0))),
     ):
-        assert plans([case], capability) == plans([folded], capability), case
+        assert plans([case], device) == plans([folded], device), case
 
 
 def test_rows_that_do_not_go_on_are_copied_where_that_pays(plans: Plans) -> None:
@@ -160,7 +163,7 @@ def test_rows_that_do_not_go_on_are_copied_where_that_pays(plans: Plans) -> None
 def test_copies_are_chosen_where_they_pay(plans: Plans) -> None:
     for case, plan in zip(PACKED, plans(PACKED), strict=True):
         assert plan.startswith("pack"), f"{case}: {plan}"
-    assert not any("pack" in plan for plan in plans(PACKED, capability=80))
+    assert not any("pack" in plan for plan in plans(PACKED, device=A100))
 
 
 @pytest.fixture(scope="module")

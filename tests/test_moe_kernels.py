@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import needs_gpu, plan_program
+from gemm_cases import A100, H200, T4
 from mixtures import ROUNDING, naive, weights
 
 import cuda_ops
@@ -37,9 +38,9 @@ class Case:
     dtype: torch.dtype = torch.bfloat16
     aligned: bool = True
 
-    def line(self, capability: int, backward: bool) -> str:
+    def line(self, device: str, backward: bool) -> str:
         sizes = (self.tokens, self.top_k, self.hidden, self.inner, self.experts)
-        values = (self.dtype.itemsize, capability, *sizes, int(self.aligned), int(backward))
+        values = (self.dtype.itemsize, device, *sizes, int(self.aligned), int(backward))
         return " ".join(map(str, values))
 
     def matrices(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,8 +84,8 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The choice as a function of cases, compiled without CUDA."""
     answers = plan_program(tmp_path_factory, "moe_plan.cpp")
 
-    def choose(cases: list[Case], capability: int = 90, backward: bool = False) -> list[str]:
-        return answers(case.line(capability, backward) for case in cases)
+    def choose(cases: list[Case], device: str = H200, backward: bool = False) -> list[str]:
+        return answers(case.line(device, backward) for case in cases)
 
     return choose
 
@@ -98,14 +99,14 @@ def test_the_choice(plans: Any) -> None:
         *["hopper"] * 3,
     ]
     assert plans(qwen, backward=True) == ["mma"] * 3 + ["hopper"] * 3
-    assert plans(qwen[3:], capability=80) == ["stream 16 splits 4 4", *["mma"] * 2]
+    assert plans(qwen[3:], device=A100) == ["stream 16 splits 4 4", *["mma"] * 2]
     for backward in (False, True):
-        assert plans([qwen[0], qwen[5]], capability=75, backward=backward) == ["simt"] * 2
+        assert plans([qwen[0], qwen[5]], device=T4, backward=backward) == ["simt"] * 2
     more = [Case(1, 2048, 768, 128, top_k) for top_k in (16, 17)]  # than one token's kernel takes
     assert ["token" in plan for plan in plans(more)] == [True, False]
     mixtral = Case(64, 4096, 14336, 8, 2)
     assert plans([mixtral]) == ["hopper"]
-    assert plans([mixtral], capability=80) == ["stream 32 splits 4 8"]
+    assert plans([mixtral], device=A100) == ["stream 32 splits 4 8"]
     # About as many rows an expert as a tile has, but for few of them.
     more = [Case(tokens, 4096, 14336, 8, 2) for tokens in (448, 512, 704, 768)]
     assert plans(more) == ["hopper", "hopper tall", "hopper tall", "hopper"]

@@ -9,17 +9,19 @@ from conftest import plan_program
 
 from cuda_ops.testing.subject import find
 
+#: 99 KB of shared memory.
+L40S = "8.9,142,99"
+
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """The choice without a GPU: here for 227 KB of shared memory, an H100's or H200's, or 99 KB.
-
-    ``wide``: clusters of 16 blocks at once; none where it is None, even of 8 blocks.
+    """The choice without a GPU. ``wide``: clusters of 16 blocks that are launched at once, which
+    differs from chip to chip; None: no clusters, not even of 8 blocks.
     """
     answers = plan_program(tmp_path_factory, "sort_plan.cpp")
 
-    def choose(rows: int, n: int, size: int, shared: int = 232448, wide: int | None = None) -> str:
-        (answer,) = answers([f"{rows} {n} {size} {shared} {int(wide is not None)} {wide or 0}"])
+    def choose(rows: int, n: int, size: int, device: str = "H200", wide: int | None = None) -> str:
+        (answer,) = answers([f"{device} {rows} {n} {size} {int(wide is not None)} {wide or 0}"])
         return answer
 
     return choose
@@ -58,7 +60,7 @@ def test_the_plan_of_each_length(plan: Callable[..., str]) -> None:
     assert plan(7, 32769, 4).startswith(radix)
     # float64 and int64, and GPUs with less shared memory, go over to the radix sort earlier.
     assert plan(7, 22528, 8)[0] == block and plan(7, 22529, 8)[0] == radix
-    assert plan(7, 16384, 4, 101376)[0] == block and plan(7, 16385, 4, 101376)[0] == radix
+    assert plan(7, 16384, 4, L40S)[0] == block and plan(7, 16385, 4, L40S)[0] == radix
     # Few rows go to wide clusters, more of them to others, many to the radix sort.
     assert plan(7, 1 << 16, 4, wide=7) == (
         f"{cluster} width 0 items 8 cluster 16 threads 512 blocks 112 shared 0 at once 0, 0 bytes"

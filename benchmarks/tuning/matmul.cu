@@ -20,6 +20,7 @@
 #include "gemm/gemm_hopper.cuh"
 #include "gemm/gemm_pack.cuh"
 #include "gemm/gemm_stream.cuh"
+#include "ptx/capability.h"
 #include "race.cuh"
 
 using namespace cuda_ops;
@@ -123,17 +124,18 @@ std::vector<HopperConfig> variants(const Matmul& p) {
       if (swap && !narrow) continue;
       // Columns in more than four narrow tiles: the other operand is read over and over,
       // which small problems of many blocks may afford.
-      const bool small = hopper_variant(p, 2, swap, tile_n, 1).tiles <= 2 * kHopperSms;
+      const bool small =
+          hopper_variant(p, 2, current_device(), swap, tile_n, 1).tiles <= 2 * current_device().sms;
       if (narrow && (swap ? p.m : p.n) > 4 * tile_n && !(tile_n == 64 && small)) continue;
       for (const int splits : {1, 2, 3, 4, 6, 8}) {
         if (splits > 1 && detail::ceil_div(p.k, 64) < 2 * splits) continue;
-        const HopperConfig config = hopper_variant(p, 2, swap, tile_n, splits);
+        const HopperConfig config = hopper_variant(p, 2, current_device(), swap, tile_n, splits);
         // In one wave: two narrow blocks share an SM.
-        if (splits > 1 && config.grid > (narrow ? 2 : 1) * kHopperSms) continue;
+        if (splits > 1 && config.grid > (narrow ? 2 : 1) * current_device().sms) continue;
         if (config.possible) all.push_back(config);
       }
       if (!narrow && p.m > kHopperTileM) {
-        all.push_back(hopper_variant(p, 2, swap, tile_n, 1, true));
+        all.push_back(hopper_variant(p, 2, current_device(), swap, tile_n, 1, true));
       }
     }
   }
@@ -196,7 +198,7 @@ std::vector<Measured> race_tiles(const Memory& memory, const Cublas& cublas, cud
   for (const auto& [m, n, k] : shapes()) {
     const Products products{memory, m, n, k, DType::kBFloat16};
     const Matmul p = products.at(0);
-    const GemmPlan chosen = gemm_plan(p, 90);
+    const GemmPlan chosen = gemm_plan(p, current_device());
     const double estimate =
         chosen.family == GemmPlan::kHopper ? chosen.hopper.time : products.bytes() / 4.0e6;
     std::vector<std::string> ran;
@@ -270,9 +272,10 @@ void refit(const std::vector<Measured>& results) {
       for (const auto& [p, config, time] : results) {
         if (config.tile_n != tile_n || (config.splits == 1) != (pass == 0)) continue;
         const auto stages = double(detail::ceil_div(p.k, 64)) / config.splits;
-        const auto waves = double(detail::ceil_div(config.tiles * config.splits, kHopperSms));
+        const auto waves =
+            double(detail::ceil_div(config.tiles * config.splits, current_device().sms));
         const double all = Products{{}, p.m, p.n, p.k, p.batch.dtype}.bytes() / 4.0e6;
-        const double loads = hopper_load_time(p, config, 2);
+        const double loads = hopper_load_time(p, config, 2, current_device());
         const double busy = waves * (stages * std::max(fitted, loads) + 0.5);
         // Of what waits for memory nothing is learned here.
         if (busy < 1.3 * all) continue;
@@ -342,14 +345,15 @@ void time_copies(const Memory& memory, cudaStream_t stream) {
     p.precision = Precision::kTF32x3;
     return p;
   };
-  const HopperConfig config = hopper_variant(split(0), 4, false, kHopperSplitTile, 1);
+  const HopperConfig config =
+      hopper_variant(split(0), 4, current_device(), false, kHopperSplitTile, 1);
   Race race(stream);
   race.add(products.sets(), 4, [&](int set) {
     return gemm_hopper<TF32x3, false>(split(set), config, PlainEpilogue{}, nullptr, stream) ==
            cudaSuccess;
   });
   const double time = race.run()[0];
-  const double waves = double(detail::ceil_div(config.tiles, kHopperSms));
+  const double waves = double(detail::ceil_div(config.tiles, current_device().sms));
   std::printf("3xTF32 of 4096^3 after its copies: %.1f us, %.3f us per stage, estimated %.3f\n",
               time, ((time - kHopperFixedTime) / waves - 0.5) / (kSide / 32), kHopperSplitTime);
 }

@@ -7,6 +7,7 @@
 //        /tmp/multiply_adds
 #include "gemm/gemm_epilogue.cuh"
 #include "gemm/gemm_fma.cuh"
+#include "ptx/capability.h"
 #include "race.cuh"
 
 using namespace cuda_ops;
@@ -35,9 +36,9 @@ Matmul product(const Memory& memory, int64_t m, int64_t n, int64_t k) {
 // Microseconds of tiles for `blocks` blocks on each of the SMs.
 double time_tile(const Memory& memory, const FmaTileTime& tile, int blocks, int64_t k,
                  cudaStream_t stream) {
-  // 132 is 12 rows of 11 tiles.
+  // The 132 SMs of an H200 are 12 rows of 11 tiles.
   const Matmul p = product(memory, 12 * tile.rows, blocks * 11 * tile.columns, k);
-  const FmaConfig config = fma_config(p, tile, false);
+  const FmaConfig config = fma_config(p, tile, current_device(), false);
   Race race(stream);
   const bool ran = race.add(1, 20, [&](int) {
     return gemm_fma<false>(p, config, PlainEpilogue{}, nullptr, stream) == cudaSuccess;

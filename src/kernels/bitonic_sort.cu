@@ -162,19 +162,15 @@ cudaError_t launch_sort(const SortRows& p, const SortConfig& config, cudaStream_
 
 // How on the current device.
 cudaError_t bitonic_sort_plan(const SortRows& p, SortConfig& config) {
-  int current = 0, shared_memory = 0;
-  cudaError_t error = cudaGetDevice(&current);
-  if (error == cudaSuccess) {
-    error =
-        cudaDeviceGetAttribute(&shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, current);
-  }
-  SortDevice device;
-  device.shared_memory = shared_memory;
+  const DeviceInfo device = current_device();
+  SortClusters clusters;
+  int current = 0;
+  const cudaError_t error = cudaGetDevice(&current);
   if (p.n > kClusterShortest && p.n <= kClusterElements) {  // else clusters are out of question
-    device.clusters = p.built_for_hopper && current_capability() == 90;
-    device.wide_clusters = device.clusters ? wide_clusters(current) : 0;
+    clusters.possible = p.built_for_hopper && device.capability == 90;
+    clusters.wide = clusters.possible ? wide_clusters(current) : 0;
   }
-  config = sort_config(p.rows.numel, p.n, size_of(p.rows.dtype), device);
+  config = sort_config(p.rows.numel, p.n, size_of(p.rows.dtype), device, clusters);
   return error;
 }
 

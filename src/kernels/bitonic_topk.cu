@@ -3,6 +3,7 @@
 // than a comparison: a warp has the best it has met in registers, puts what is better than the k-th
 // of them into a queue, and sorts queue and best together when the queue is full (networks of
 // sort_network.cuh). Of n elements in random order about k * ln(n / k) ever get into the queue.
+#include "ptx/capability.h"
 #include "sort/sort_warp.cuh"
 #include "sort/topk.h"
 
@@ -116,16 +117,17 @@ __global__ void __launch_bounds__(32 * kTopkWarps)
 template <class U>
 cudaError_t launch_topk(const TopkRows& p, cudaStream_t stream) {
   if (topk_sorts(p.sort.n, p.k)) {
-    const SortConfig config = sort_config(p.sort.rows.numel, p.sort.n, sizeof(U), SortDevice{});
+    const SortConfig config = sort_config(p.sort.rows.numel, p.sort.n, sizeof(U), DeviceInfo{});
     return launch_warps<U>(p.sort, config, p.k, stream);
   }
   const Order<U> order = order_of<U>(p.sort.rows.dtype, p.sort.descending);
   const int64_t rows = p.sort.rows.numel;
+  const DeviceInfo device = current_device();
   const Word<U>* from = nullptr;
   auto* to = static_cast<Word<U>*>(p.sort.workspace);
   Word<U>* other = nullptr;
   for (int64_t n = p.sort.n;;) {
-    const TopkConfig config = topk_config(rows, n, p.k);
+    const TopkConfig config = topk_config(rows, n, p.k, device);
     const auto kernel = config.kept == 32 ? topk_kernel<U, 2> : topk_kernel<U, 4>;
     const int64_t blocks = (rows * config.chunks + kTopkWarps - 1) / kTopkWarps;
     const bool last = config.chunks == 1;
@@ -144,6 +146,13 @@ cudaError_t launch_topk(const TopkRows& p, cudaStream_t stream) {
 }  // namespace
 
 // ----------------------------------------------------------------------------------
+
+int64_t bitonic_topk_workspace(const TopkRows& p) {
+  const SortRows& sort = p.sort;
+  if (topk_sorts(sort.n, p.k)) return 0;
+  const int64_t size = size_of(sort.rows.dtype);
+  return topk_workspace_bytes(sort.rows.numel, sort.n, p.k, size, current_device());
+}
 
 cudaError_t bitonic_topk_launch(const TopkRows& p, cudaStream_t stream) {
   if (p.sort.rows.numel == 0 || p.k == 0) return cudaSuccess;

@@ -114,10 +114,9 @@ cudaError_t combine(const MoeExperts& p, void* out, const void* weights, cudaStr
                                  : run(combine_kernel<T, 1>, 1);
 }
 
-// An operand, and its share as gemm_grouped.cuh has it.
 struct Rows {
   const void* data;
-  int32_t share;
+  RowsAt at;
 };
 
 // The products of one call; all but the first operands are the same.
@@ -129,7 +128,7 @@ GroupedRows rows_of(const MoeExperts& p, int64_t n, int64_t k, const Rows& a, co
           int32_t(p.map.experts),
           n,
           k,
-          a.share,
+          a.at,
           a.data,
           b,
           line_major_b,
@@ -146,8 +145,8 @@ GroupedWeights weights_of(const MoeExperts& p, int64_t m, int64_t n, const Rows&
           int32_t(p.map.experts),
           m,
           n,
-          a.share,
-          b.share,
+          a.at,
+          b.at,
           a.data,
           b.data,
           out};
@@ -174,17 +173,18 @@ cudaError_t weights_product(const MoePlan& plan, const GroupedWeights& p, cudaSt
 // Both products by the kernels of a plan, in order.
 template <class T>
 cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
-  const MoePlan plan = moe_plan(p, current_capability());
+  const DeviceInfo device = current_device();
+  const MoePlan plan = moe_plan(p, device);
   // Streamed products have maybe no map, and read few rows.
   const bool at_positions = plan.family != MoePlan::kStream;
   cudaError_t error = plan.map ? moe_map(p.map, stream) : cudaSuccess;
   if (error != cudaSuccess) return error;
-  const Rows x{p.x, int32_t(p.top_k)};
+  const Rows x{p.x, RowsAt::tokens(p.top_k)};
   GroupedRows gate_up =
       rows_of(p, p.inner, p.hidden, x, p.w_gate_up, false, p.activations, at_positions);
   gate_up.second = p.gate_up;
-  GroupedRows down = rows_of(p, p.hidden, p.inner, {p.activations, at_positions ? 0 : 1}, p.w_down,
-                             false, p.results, false);
+  const Rows between{p.activations, at_positions ? RowsAt::positions() : RowsAt::numbers()};
+  GroupedRows down = rows_of(p, p.hidden, p.inner, between, p.w_down, false, p.results, false);
   down.taken = p.map.taken + 1;  // the second product of this map
   if (plan.family == MoePlan::kStream) {
     if constexpr (sizeof(T) == 2) {
@@ -195,7 +195,8 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
         down.out = p.out;
         return stream_token<T>(down, p.map, p.weights, stream);
       }
-      const StreamRows second{down, p.map, plan.map, plan.splits_down, true};
+      const auto early = unsigned(device.sms * stream_resident(plan.tile));
+      const StreamRows second{down, p.map, plan.map, plan.splits_down, early};
       error = stream_rows<T, false>(second, plan.tile, stream);
     }
   } else {
@@ -213,9 +214,9 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
 template <class T>
 cudaError_t backward_down(const MoeExpertsBackward& b, cudaStream_t stream) {
   const MoeExperts& p = b.forward;
-  const MoePlan plan = moe_plan(b, current_capability());
-  const int32_t share = int32_t(p.top_k);
-  const Rows grad_out{b.grad_out, share}, activations{p.activations, 0};
+  const MoePlan plan = moe_plan(b, current_device());
+  const Rows grad_out{b.grad_out, RowsAt::tokens(p.top_k)};
+  const Rows activations{p.activations, RowsAt::positions()};
   cudaError_t error = moe_map(p.map, stream);
   if (error != cudaSuccess) return error;
   error = rows_product<T>(
@@ -231,8 +232,8 @@ cudaError_t backward_down(const MoeExpertsBackward& b, cudaStream_t stream) {
 template <class T>
 cudaError_t backward_x(const MoeExpertsBackward& b, cudaStream_t stream) {
   const MoeExperts& p = b.forward;
-  const MoePlan plan = moe_plan(b, current_capability());
-  const Rows grad_gate_up{b.grad_gate_up, 0};
+  const MoePlan plan = moe_plan(b, current_device());
+  const Rows grad_gate_up{b.grad_gate_up, RowsAt::positions()};
   cudaError_t error = moe_map(p.map, stream);
   if (error != cudaSuccess || b.grad_x == nullptr) return error;
   error = rows_product<T>(
@@ -244,8 +245,9 @@ cudaError_t backward_x(const MoeExpertsBackward& b, cudaStream_t stream) {
 template <class T>
 cudaError_t backward_w_gate_up(const MoeExpertsBackward& b, cudaStream_t stream) {
   const MoeExperts& p = b.forward;
-  const Rows grad_gate_up{b.grad_gate_up, 0}, x{p.x, int32_t(p.top_k)};
-  return weights_product<T>(moe_plan(b, current_capability()),
+  const Rows grad_gate_up{b.grad_gate_up, RowsAt::positions()};
+  const Rows x{p.x, RowsAt::tokens(p.top_k)};
+  return weights_product<T>(moe_plan(b, current_device()),
                             weights_of(p, 2 * p.inner, p.hidden, grad_gate_up, x, b.grad_w_gate_up),
                             stream);
 }

@@ -35,7 +35,8 @@ struct NormalizeConfig {
 };
 
 // A thread less than 64 bytes of a volume is not worth the wait for it.
-NormalizeConfig normalize_config(const NormalizeVolume& p, int sms) {
+NormalizeConfig normalize_config(const NormalizeVolume& p, const DeviceInfo& device) {
+  const int64_t sms = device.sms;
   NormalizeConfig config;
   const bool whole = p.volumes == 1 || p.each % 16 == 0;
   config.packed =
@@ -291,10 +292,7 @@ cudaError_t start(const NormalizeVolume& p, const NormalizeConfig& config, cudaS
 
 cudaError_t normalize_volume_launch(const NormalizeVolume& problem, cudaStream_t stream) {
   if (problem.voxels.numel == 0) return cudaSuccess;
-  int sms = 0;
-  const cudaError_t error = current_multiprocessors(sms);
-  if (error != cudaSuccess) return error;
-  const NormalizeConfig config = normalize_config(problem, sms);
+  const NormalizeConfig config = normalize_config(problem, current_device());
   return problem.voxels.dtype == DType::kUInt8 ? start<uint8_t>(problem, config, stream)
                                                : start<uint16_t>(problem, config, stream);
 }

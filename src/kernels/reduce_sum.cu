@@ -20,14 +20,14 @@ RowSums row_of(C* partials, int64_t count) {
 template <class T>
 cudaError_t launch_full_sum(const RowSums& p, cudaStream_t stream) {
   using C = compute_t<T>;
-  RowSumsConfig config = row_sums_config(p);
+  RowSumsConfig config = row_sums_config(p, current_device());
   int64_t count = p.rows.numel * config.splits;
   if (count == 1) return launch_partial_sums<T>(p, config, nullptr, stream);
   C* partials = static_cast<C*>(p.partials);
   cudaError_t error = launch_partial_sums<T>(p, config, partials, stream);
   if (error == cudaSuccess && count > kMostFinished) {
     const RowSums again = row_of(partials, count);
-    config = row_sums_config(again);
+    config = row_sums_config(again, current_device());
     partials += count;
     count = config.splits;
     error = launch_partial_sums<C>(again, config, partials, stream);
@@ -39,6 +39,10 @@ cudaError_t launch_full_sum(const RowSums& p, cudaStream_t stream) {
 }  // namespace
 
 // -----------------------------------------------------------------------------
+
+int64_t reduce_sum_partials(const RowSums& problem) {
+  return full_partial_sums(problem, current_device());
+}
 
 cudaError_t reduce_sum_launch(const RowSums& problem, cudaStream_t stream) {
   return visit_floating(problem.rows.dtype,

@@ -129,6 +129,10 @@ __global__ void __launch_bounds__(kSumThreads)
 
 // -----------------------------------------------------------------------------
 
+int64_t sum_rows_partials(const RowSums& problem) {
+  return partial_sums(problem, current_device());
+}
+
 cudaError_t sum_rows_launch(const RowSums& problem, cudaStream_t stream) {
   using Config = ShortRowsConfig;
   const Config config = short_rows_config(problem);

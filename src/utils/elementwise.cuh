@@ -25,11 +25,11 @@ constexpr int kPackBytes = 16;
 // do one after the other. Up to so many bytes a tensor, and more for functors that
 // say by a member kLong that their arithmetic takes longer than an access.
 constexpr int kSmallPackBytes = 4;
-constexpr int64_t kSmallBytes = int64_t(1) << 15, kSmallBytesOfLong = int64_t(1) << 17;
+constexpr int64_t kSmallBytes = int64_t(1) << 15, kSmallBytesLong = int64_t(1) << 17;
 template <class F, class = void>
-constexpr int64_t small_bytes = kSmallBytes;
+constexpr int64_t kSmallBytesOf = kSmallBytes;
 template <class F>
-constexpr int64_t small_bytes<F, std::enable_if_t<F::kLong>> = kSmallBytesOfLong;
+constexpr int64_t kSmallBytesOf<F, std::enable_if_t<F::kLong>> = kSmallBytesLong;
 constexpr int small_pack_bytes(int element_bytes) {
   return element_bytes > kSmallPackBytes ? element_bytes : kSmallPackBytes;
 }
@@ -371,7 +371,7 @@ cudaError_t map_cuda(const Strided<Inputs, Outputs>& problem, cudaStream_t strea
         {reinterpret_cast<const void*>(flat), reinterpret_cast<const void*>(small),
          reinterpret_cast<const void*>(rows), reinterpret_cast<const void*>(points)},
         sizeof(T),
-        small_bytes<F>};
+        kSmallBytesOf<F>};
     return launch_elementwise(problem, kernels, &f, stream);
   });
 }

@@ -24,8 +24,20 @@ void run_rows(std::mt19937& numbers) {
   const std::vector<int32_t> offsets{0, kRows};
 
   std::vector<int32_t> taken{0};
-  GroupedRows p{order.data(), offsets.data(), kRows, 1,          kN,       kK,      kGather ? 1 : 0,
-                a.data(),     b.data(),       false, out.data(), !kGather, nullptr, taken.data()};
+  GroupedRows p{order.data(),
+                offsets.data(),
+                kRows,
+                1,
+                kN,
+                kK,
+                kGather ? RowsAt::numbers() : RowsAt::positions(),
+                a.data(),
+                b.data(),
+                false,
+                out.data(),
+                !kGather,
+                nullptr,
+                taken.data()};
   check(grouped_rows_hopper_launch<BFloat16, Tile, false, false, kGather>(p, nullptr),
         "the launch");
   const std::vector<double> rows = a.values(), columns = b.values();
@@ -68,8 +80,17 @@ void run_weights(std::mt19937& numbers, bool turned, bool odd) {
       for (int c = 0; c < kPlaced; ++c) placed.set(size_t(i * kPlaced + c), INFINITY);
     }
   }
-  GroupedWeights p{order.data(),   offsets.data(), assignments,     experts,       m,         n,
-                   turned ? 0 : 1, turned ? 1 : 0, gathered.data(), placed.data(), out.data()};
+  GroupedWeights p{order.data(),
+                   offsets.data(),
+                   assignments,
+                   experts,
+                   m,
+                   n,
+                   turned ? RowsAt::positions() : RowsAt::numbers(),
+                   turned ? RowsAt::numbers() : RowsAt::positions(),
+                   gathered.data(),
+                   placed.data(),
+                   out.data()};
   if (turned) std::swap(p.a, p.b);
   check(grouped_weights_hopper<BFloat16>(p, nullptr), "the launch");
   const std::vector<double> got = out.values();

@@ -6,6 +6,7 @@
 #include "gemm/gemm_mma.cuh"
 #include "gemm/gemm_pack.cuh"
 #include "gemm/gemm_stream.cuh"
+#include "ptx/capability.h"
 
 using namespace cuda_ops;
 using namespace emulator;
@@ -67,8 +68,9 @@ template <class T>
 cudaError_t run_hopper(const Arguments& arguments, const Matmul& p, void* second) {
   const bool swap = arguments.number("swap") != 0;
   const bool line_major_a = p.a.row < p.a.col, line_major_b = p.b.col < p.b.row;
-  HopperConfig config = hopper_variant(p, int(sizeof(T)), swap, arguments.number("tile"),
-                                       arguments.number("splits"), arguments.number("pair") != 0);
+  HopperConfig config =
+      hopper_variant(p, int(sizeof(T)), current_device(), swap, arguments.number("tile"),
+                     arguments.number("splits"), arguments.number("pair") != 0);
   config.line_major_a = swap ? line_major_b : line_major_a;
   config.line_major_b = swap ? line_major_a : line_major_b;
   std::printf("plan: hopper %s\n", config.text().c_str());
@@ -98,7 +100,7 @@ cudaError_t run(const Arguments& arguments, const Matmul& p, void* second) {
   if (kernel == "fma") {
     for (const FmaTileTime& fma : kFmaTiles) {
       if (fma.rows != tile || fma.columns != arguments.number("columns")) continue;
-      const FmaConfig config = fma_config(p, fma, false);
+      const FmaConfig config = fma_config(p, fma, current_device(), false);
       std::printf("plan: fma %s\n", config.text().c_str());
       return gemm_fma<false>(p, config, plain, nullptr, nullptr);
     }

@@ -180,11 +180,11 @@ int main(int count, char** texts) {
   moe.out = out.data();
   moe.built_for_hopper = true;
 
-  std::printf("plan: %s\n", moe_plan(moe, capability).text().c_str());
+  std::printf("plan: %s\n", moe_plan(moe, current_device()).text().c_str());
   check(moe_experts_launch(moe, nullptr), "moe_experts_launch");
   Forward wanted(p);
   compare("out", out.values(), wanted.out, size_t(p.hidden), p.tolerance);
-  if (moe_plan(moe, capability).family != MoePlan::kStream) {
+  if (moe_plan(moe, current_device()).family != MoePlan::kStream) {
     const std::vector<double> by_number = wanted.activations;
     for (size_t i = 0; i < by_number.size(); ++i) {
       const auto inner = size_t(p.inner);
@@ -218,7 +218,7 @@ int main(int count, char** texts) {
   back.grad_w_gate_up = grad_w_gate_up.data();
   back.grad_w_down = grad_w_down.data();
 
-  std::printf("backward plan: %s\n", moe_plan(back, capability).text().c_str());
+  std::printf("backward plan: %s\n", moe_plan(back, current_device()).text().c_str());
   check(moe_experts_backward_down_launch(back, nullptr), "moe_experts_backward_down_launch");
   back.forward.activations = nullptr;
   back.forward.results = rows.data();

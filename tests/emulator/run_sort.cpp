@@ -69,7 +69,7 @@ void run(const Arguments& arguments, DType dtype) {
   const bool radix = arguments.text("path") == "radix";
   // A device without clusters or shared memory leaves all rows of more than 1024 to the radix sort.
   SortConfig config = radix
-                          ? sort_config(rows, n, size_of(dtype), {})
+                          ? sort_config(rows, n, size_of(dtype), DeviceInfo{})
                           : cluster_config(rows, n, size_of(dtype), arguments.number("wide") != 0);
   if (config.path != (radix ? SortConfig::kRadix : SortConfig::kCluster)) fail("not of this path");
   if (radix) {

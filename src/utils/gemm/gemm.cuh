@@ -18,7 +18,7 @@ namespace cuda_ops {
 // anything else is right by the other families, or by copies.
 template <bool kLinear = false>
 GemmPlan current_plan(const Matmul& problem) {
-  return gemm_plan(fold_batch(problem), current_capability(), kLinear);
+  return gemm_plan(fold_batch(problem), current_device(), kLinear);
 }
 
 // Runs current_plan's choice, for elements of T, the type of the problem's dtype.

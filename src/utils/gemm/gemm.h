@@ -59,18 +59,19 @@ inline bool gemv_lines(const Matmul& p, int operand, int64_t line, int64_t k, in
 
 // The kernels that read operands whichever way they lie. Large tiles reuse more of what
 // they load; small ones serve where large ones would leave SMs idle.
-inline GemmPlan tiled_plan(const Matmul& p, int capability, bool tensor_cores, bool linear) {
+inline GemmPlan tiled_plan(const Matmul& p, const DeviceInfo& device, bool tensor_cores,
+                           bool linear) {
   GemmPlan plan;
-  plan.family = tensor_cores && capability >= 80 ? GemmPlan::kMma : GemmPlan::kSimt;
+  plan.family = tensor_cores && device.capability >= 80 ? GemmPlan::kMma : GemmPlan::kSimt;
   const int64_t large = detail::ceil_div(p.m, 128) * detail::ceil_div(p.n, 128) * p.batch.numel;
-  plan.tile = plan.family == GemmPlan::kMma && large >= 132 ? 128 : 64;
+  plan.tile = plan.family == GemmPlan::kMma && large >= device.sms ? 128 : 64;
   // On an H200 multiply-adds take half of the time of three products on mma.sync, at 4096^3.
   const bool float32 = p.batch.dtype == DType::kFloat32;
   const bool multiply_adds =
-      float32 && (plan.family == GemmPlan::kSimt || (is_split(p) && capability == 90));
-  if (multiply_adds && capability >= 80) {
+      float32 && (plan.family == GemmPlan::kSimt || (is_split(p) && device.capability == 90));
+  if (multiply_adds && device.capability >= 80) {
     plan.family = GemmPlan::kFma;
-    plan.fma = fma_config(p, capability, linear);
+    plan.fma = fma_config(p, device, linear);
   }
   return plan;
 }
@@ -78,22 +79,22 @@ inline GemmPlan tiled_plan(const Matmul& p, int capability, bool tensor_cores, b
 // Estimated microseconds of such a plan on an H200, where multiply-adds do the work of tf32x3. Of
 // kMma whole tiles at the rate, in TFLOP/s, that 4096^3 reached there; that of tf32 without
 // vectors was not measured.
-inline double tiled_time(const Matmul& p, const GemmPlan& plan) {
+inline double tiled_time(const Matmul& p, const GemmPlan& plan, const DeviceInfo& device) {
   if (plan.family == GemmPlan::kFma) return plan.fma.time;
   const bool vectors = whole_vectors(p, 1, p.a) && whole_vectors(p, 2, p.b);
   const double rate = size_of(p.batch.dtype) == 4 ? (vectors ? 101 : 50) : (vectors ? 239 : 55);
   const double tiles = double(detail::ceil_div(p.m, plan.tile)) *
                        double(detail::ceil_div(p.n, plan.tile)) * double(p.batch.numel);
-  const double busy = (tiles < kHopperSms ? kHopperSms : tiles) * plan.tile * plan.tile * p.k;
+  const double busy = (tiles < device.sms ? device.sms : tiles) * plan.tile * plan.tile * p.k;
   return 4 + 2 * busy / (rate * 1e6);
 }
 
-// `capability` is 90 for 9.0. `linear`: of the kernels that gemm.cuh has for a layer.
-inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) {
+// `linear`: of the kernels that gemm.cuh has for a layer.
+inline GemmPlan gemm_plan(const Matmul& p, const DeviceInfo& device, bool linear = false) {
   GemmPlan plan;
   if (p.m == 0 || p.n == 0 || p.batch.numel == 0) return plan;
   const DType dtype = p.batch.dtype;
-  const bool halves = size_of(dtype) == 2, hopper = capability == 90 && p.built_for_hopper;
+  const bool halves = size_of(dtype) == 2, hopper = device.capability == 90 && p.built_for_hopper;
   const int64_t vectors = p.m < p.n ? p.m : p.n, lines = p.m < p.n ? p.n : p.m;
   const bool k_major =
       p.k > 0 && gemv_lines(p, 1, p.a.row, p.a.col, p.m) && gemv_lines(p, 2, p.b.col, p.b.row, p.n);
@@ -103,9 +104,9 @@ inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) 
     plan.swap = p.n < p.m;
     return plan;
   }
-  if (k_major && vectors <= stream_vectors(hopper, p.k) && halves && capability >= 80 &&
+  if (k_major && vectors <= stream_vectors(hopper, p.k) && halves && device.capability >= 80 &&
       p.out.col == 1) {
-    plan.stream = stream_config(p);
+    plan.stream = stream_config(p, device);
     if (plan.stream.possible) {
       plan.family = GemmPlan::kStream;
       return plan;
@@ -113,7 +114,7 @@ inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) 
   }
   const bool tensor_cores =
       p.k > 0 && (halves || (dtype == DType::kFloat32 && p.precision != Precision::kIeee));
-  const GemmPlan tiled = tiled_plan(p, capability, tensor_cores, linear);
+  const GemmPlan tiled = tiled_plan(p, device, tensor_cores, linear);
   if (!tensor_cores || !hopper || batch_step(p, 0) < 0) return tiled;
   const auto hopper_plan = [&](const GemmPack& pack) {
     GemmPlan made;
@@ -121,7 +122,7 @@ inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) 
     made.pack = pack;
     // Fewer than 2^31 blocks copy, each at least 128 bytes.
     if (pack.bytes() >= 1LL << 38) return made;
-    made.hopper = hopper_config(packed(p, pack, nullptr), int(size_of(dtype)), linear);
+    made.hopper = hopper_config(packed(p, pack, nullptr), int(size_of(dtype)), device, linear);
     if (pack.any()) made.hopper.time += pack_time(p, pack);
     return made;
   };
@@ -132,7 +133,7 @@ inline GemmPlan gemm_plan(const Matmul& p, int capability, bool linear = false) 
     const bool faster = !plan.hopper.possible || copied.hopper.time < plan.hopper.time;
     if (copied.hopper.possible && faster) plan = copied;
   }
-  const bool pays = !plan.pack.any() || plan.hopper.time < tiled_time(p, tiled);
+  const bool pays = !plan.pack.any() || plan.hopper.time < tiled_time(p, tiled, device);
   return plan.hopper.possible && pays ? plan : tiled;
 }
 

@@ -38,7 +38,8 @@ struct FmaConfig {
   }
 };
 
-inline FmaConfig fma_config(const Matmul& p, const FmaTileTime& tile, bool linear) {
+inline FmaConfig fma_config(const Matmul& p, const FmaTileTime& tile, const DeviceInfo& device,
+                            bool linear) {
   FmaConfig config;
   config.rows = tile.rows;
   config.columns = tile.columns;
@@ -50,20 +51,20 @@ inline FmaConfig fma_config(const Matmul& p, const FmaTileTime& tile, bool linea
   config.quads_b = quads(2, p.b, p.b.col, p.b.row);
   const auto up = [](int64_t size, int64_t step) { return detail::ceil_div(size, step); };
   const int64_t tiles = up(p.m, tile.rows) * up(p.n, tile.columns) * p.batch.numel;
-  const int64_t waves = up(tiles, kHopperSms), k = up(p.k, tile.block_k) * tile.block_k;
+  const int64_t waves = up(tiles, device.sms), k = up(p.k, tile.block_k) * tile.block_k;
   const double of_k = double(waves / 2) * tile.pair + double(waves % 2) * tile.each;
   config.time = kFmaLaunch + double(waves) * (tile.ends - kFmaLaunch) + of_k * double(k);
   return config;
 }
 
 // The fastest of the tiles for the GPU. `linear`: of those that gemm.cuh has for a layer.
-inline FmaConfig fma_config(const Matmul& p, int capability, bool linear) {
+inline FmaConfig fma_config(const Matmul& p, const DeviceInfo& device, bool linear) {
   FmaConfig best;
   for (const FmaTileTime& tile : kFmaTiles) {
     const bool anywhere = fma_fits_anywhere(tile.rows, tile.columns);
-    if ((capability != 90 || linear) && !anywhere) continue;
+    if ((device.capability != 90 || linear) && !anywhere) continue;
     if (linear && tile.rows == 32) continue;
-    const FmaConfig config = fma_config(p, tile, linear);
+    const FmaConfig config = fma_config(p, tile, device, linear);
     if (best.rows == 0 || config.time < best.time) best = config;
   }
   return best;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "gemm/matmul.h"
+#include "ptx/device_info.h"
 
 namespace cuda_ops {
 
@@ -32,7 +33,6 @@ struct HopperConfig {
 
 constexpr int kHopperTileM = 128;
 constexpr int kHopperSplitTile = 128;  // columns of 3xTF32's tiles: three sums of each in registers
-constexpr int kHopperSms = 132;        // of an H100 or H200: what the estimates were measured on
 
 namespace detail {
 
@@ -99,7 +99,8 @@ constexpr double kHopperExchangeTime = 2.3, kHopperExchangeColumn = 1.5 / 128;
 // TB/s of the L2 cache, and what the stages of all blocks at work wait for it: 128 blocks of
 // 128 x 128 do. Rows that start in the middle of its lines of 128 bytes touch twice as many.
 constexpr double kHopperL2 = 10.7, kHopperBetweenLines = 1.6;
-inline double hopper_load_time(const Matmul& p, const HopperConfig& config, int bytes) {
+inline double hopper_load_time(const Matmul& p, const HopperConfig& config, int bytes,
+                               const DeviceInfo& device) {
   const auto factor = [&](const MatrixStrides& s) {
     return (s.row > s.col ? s.row : s.col) * bytes % 128 == 0 ? 1 : kHopperBetweenLines;
   };
@@ -108,7 +109,7 @@ inline double hopper_load_time(const Matmul& p, const HopperConfig& config, int 
   const int box_a = hopper_box(config.swap ? p.n : p.m, kHopperTileM);
   const int box_b = hopper_box(config.swap ? p.m : p.n, config.tile_n);
   return 128 * (box_a * a + box_b * b / (config.pair ? 2 : 1)) *
-         double(blocks < kHopperSms ? blocks : kHopperSms) / (kHopperL2 * 1e6);
+         double(blocks < device.sms ? blocks : device.sms) / (kHopperL2 * 1e6);
 }
 
 // The same for 3xTF32, of three products of 128 x 128.
@@ -124,13 +125,14 @@ constexpr bool hopper_tile(int tile_n, bool linear, bool k_major) {
 
 // Estimated microseconds on an H200: waves of tiles at that rate, but never less than
 // all bytes at the memory's bandwidth.
-inline double hopper_estimate(const Matmul& p, const HopperConfig& config, int bytes) {
+inline double hopper_estimate(const Matmul& p, const HopperConfig& config, int bytes,
+                              const DeviceInfo& device) {
   const auto stages = double(detail::ceil_div(p.k * bytes, 128));
   const double exchange = kHopperExchangeTime + kHopperExchangeColumn * config.tile_n;
   const int64_t blocks = config.tiles * config.splits;
-  const auto waves = double(detail::ceil_div(blocks, kHopperSms));
+  const auto waves = double(detail::ceil_div(blocks, device.sms));
   const double products = is_split(p) ? kHopperSplitTime : hopper_stage_time(config.tile_n);
-  const double loads = hopper_load_time(p, config, bytes);
+  const double loads = hopper_load_time(p, config, bytes, device);
   const double stage = products > loads ? products : loads;
   double busy = waves * (stages / config.splits * stage + 0.5);
   if (busy > kHopperPowerTime && !is_split(p)) busy *= hopper_power_factor(config.tile_n);
@@ -142,12 +144,14 @@ inline double hopper_estimate(const Matmul& p, const HopperConfig& config, int b
 }
 
 // Whether all clusters of `splits` blocks find their SMs at once, if a block takes a whole one:
-// those of a cluster are of one part of the chip, and 39 clusters of three did not.
-constexpr bool hopper_clusters_fit(int splits, int64_t tiles) { return splits <= 2 || tiles <= 33; }
+// those of a cluster are of one part of the chip. 33 clusters of three did on 132 SMs, 39 did not.
+constexpr bool hopper_clusters_fit(int splits, int64_t tiles, const DeviceInfo& device) {
+  return splits <= 2 || 4 * splits * tiles <= 3 * device.sms;
+}
 
 // A variant of the kernel, its grid and its estimate; not possible if no grid holds it.
-inline HopperConfig hopper_variant(const Matmul& p, int bytes, bool swap, int tile_n, int splits,
-                                   bool pair = false) {
+inline HopperConfig hopper_variant(const Matmul& p, int bytes, const DeviceInfo& device, bool swap,
+                                   int tile_n, int splits, bool pair = false) {
   HopperConfig config;
   config.swap = swap;
   config.tile_n = tile_n;
@@ -160,14 +164,15 @@ inline HopperConfig hopper_variant(const Matmul& p, int bytes, bool swap, int ti
   config.possible = blocks < 1LL << 30;
   // Blocks of a split have one tile each, and those of narrow tiles do not stay.
   const bool one_each = splits > 1 || tile_n < 128;
-  const int64_t most = pair ? kHopperSms / 2 * 2 : kHopperSms;
+  const int64_t most = pair ? device.sms / 2 * 2 : device.sms;
   config.grid = one_each || blocks < most ? blocks : most;
-  config.time = hopper_estimate(p, config, bytes);
+  config.time = hopper_estimate(p, config, bytes, device);
   return config;
 }
 
 // `linear`: of the tiles that a layer has (hopper_tile).
-inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
+inline HopperConfig hopper_config(const Matmul& p, int bytes, const DeviceInfo& device,
+                                  bool linear) {
   using detail::Lines;
   HopperConfig best;
   const auto small = [](int64_t size) { return size > 0 && size < 1LL << 31; };
@@ -185,12 +190,12 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, bool linear) {
   const auto consider = [&](bool swap, int tile_n, int splits, bool pair = false) {
     if (!hopper_tile(tile_n, linear, a == Lines::kKMajor && b == Lines::kKMajor)) return;
     if (is_split(p) && tile_n != kHopperSplitTile) return;
-    HopperConfig config = hopper_variant(p, bytes, swap, tile_n, splits, pair);
+    HopperConfig config = hopper_variant(p, bytes, device, swap, tile_n, splits, pair);
     config.line_major_a = (swap ? b : a) == Lines::kLineMajor;
     config.line_major_b = (swap ? a : b) == Lines::kLineMajor;
     // Splits are for SMs that would idle: all of their blocks at work at once.
-    if (!config.possible || (splits > 1 && config.grid > kHopperSms)) return;
-    if (tile_n >= 128 && !hopper_clusters_fit(splits, config.tiles)) return;
+    if (!config.possible || (splits > 1 && config.grid > device.sms)) return;
+    if (tile_n >= 128 && !hopper_clusters_fit(splits, config.tiles, device)) return;
     // Of two alike that which loads less, for the power that takes; its blocks begin 0.1 us later.
     const bool preferred = pair && config.tile_n == best.tile_n && config.time > 15;
     const double most = preferred ? 1.001 * best.time : best.time;

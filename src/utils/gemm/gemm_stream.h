@@ -60,14 +60,14 @@ inline StreamConfig stream_variant(const Matmul& p, int splits) {
 // All warps on the same lines, while each has 4 KB to load; half of them where that is a block
 // on each SM, and all of them would be more without filling what holds them. On an H200
 // (2026-11-22) that is within 2 % of the fastest for up to 8 rows and every projection of Llama-3
-// that comes here. Other GPUs are taken to have as many SMs.
-inline StreamConfig stream_config(const Matmul& p) {
+// that comes here.
+inline StreamConfig stream_config(const Matmul& p, const DeviceInfo& device) {
   int splits = kStreamWarps;
   while (splits > 1 && p.k / splits < 128) splits /= 2;
   const StreamConfig all = stream_variant(p, splits), half = stream_variant(p, kStreamWarps / 2);
-  const int64_t at_once = int64_t(kHopperSms) * stream_resident(all.tile);
-  const bool uneven = all.grid > kHopperSms && all.grid < at_once * 9 / 10;
-  return splits == kStreamWarps && uneven && half.grid <= kHopperSms ? half : all;
+  const int64_t at_once = int64_t(device.sms) * stream_resident(all.tile);
+  const bool uneven = all.grid > device.sms && all.grid < at_once * 9 / 10;
+  return splits == kStreamWarps && uneven && half.grid <= device.sms ? half : all;
 }
 
 }  // namespace cuda_ops

@@ -4,10 +4,6 @@
 //   rows      out[i] = a[row of i] @ matrix of i's expert, for each assignment i
 //   weights   out[e] = sum over the assignments i of e of a[row of i]^T b[row of i]
 //
-// `share` says where an operand has assignment i's row. From 1 on it is i / share: rows lie
-// anywhere and are gathered on their way into shared memory. 0: at i's position in the order,
-// where an expert's rows are neighbours, those of no expert behind them.
-//
 // How many rows an expert has is known on the device alone. So the grid is the most
 // that any routing needs, every block adds up where each expert's tiles begin, and
 // those that are left over end at once: the launch is the same for all routings.
@@ -19,14 +15,27 @@
 #include "gemm/gemm_mma.cuh"
 #include "math.cuh"
 #include "moe/moe_map.cuh"
+#include "ptx/capability.h"
 
 namespace cuda_ops {
+
+// Where an operand has the row of an assignment: at its position in the order, where an expert's
+// rows are neighbours and those of no expert come last, or at its number or token, from where it is
+// gathered on its way into shared memory.
+struct RowsAt {
+  int32_t divisor;  // of a number: 0 stands for positions
+
+  static constexpr RowsAt positions() { return {0}; }
+  static constexpr RowsAt numbers() { return {1}; }
+  static constexpr RowsAt tokens(int64_t top_k) { return {int32_t(top_k)}; }
+  constexpr bool gathered() const { return divisor != 0; }
+};
 
 struct GroupedRows {
   const int32_t *order, *offsets;  // of MoeMap
   int32_t assignments, experts;
-  int64_t n, k;       // elements of a row of out, and of a row of a
-  int32_t share;      // of a
+  int64_t n, k;  // elements of a row of out, and of a row of a
+  RowsAt rows_a;
   const void *a, *b;  // b[e] is (n, k), or (k, n) if line_major_b
   bool line_major_b;
   void* out;                  // a dense row for each assignment, at its number
@@ -39,14 +48,14 @@ struct GroupedWeights {
   const int32_t *order, *offsets;
   int32_t assignments, experts;
   int64_t m, n;  // of each out[e]; elements of a row of a and of b
-  int32_t share_a, share_b;
+  RowsAt rows_a, rows_b;
   const void *a, *b;
   void* out;
 };
 
 // The row of the assignment at `position` of the order.
-__device__ inline int32_t operand_row(const int32_t* order, int32_t share, int64_t position) {
-  return share == 0 ? int32_t(position) : order[position] / share;
+__device__ inline int32_t operand_row(const int32_t* order, RowsAt rows, int64_t position) {
+  return rows.gathered() ? order[position] / rows.divisor : int32_t(position);
 }
 
 // A gated product's b has 2n lines, gates and then ups. A tile has both of the same
@@ -141,14 +150,15 @@ struct MmaAssignments {
 
   const T* from;  // the thread's columns of row 0
   const int32_t* order;
-  int32_t position, share;  // of the next stage
+  int32_t position;  // of the next stage
+  RowsAt where;
   int64_t stride;
   int offset, k, inside;
   bool vector;
 
   __device__ MmaAssignments(const void* rows, const int32_t* order_, int32_t position_,
-                            int32_t share_, int64_t stride_, int64_t first, bool vector_)
-      : order(order_), position(position_), share(share_), stride(stride_), vector(vector_) {
+                            RowsAt where_, int64_t stride_, int64_t first, bool vector_)
+      : order(order_), position(position_), where(where_), stride(stride_), vector(vector_) {
     const int line = int(threadIdx.x) % (kTile / Even::kVector) * Even::kVector;
     k = int(threadIdx.x) / (kTile / Even::kVector);
     offset = k * Even::kPitchLines + line * Even::kSize;
@@ -162,7 +172,7 @@ struct MmaAssignments {
     for (int i = 0; i < Even::kVectors; ++i) {
       const int step = k + i * Even::kStepK;
       const bool row = step < k_left;
-      const T* at = from + (row ? operand_row(order, share, position + step) * stride : 0);
+      const T* at = from + (row ? operand_row(order, where, position + step) * stride : 0);
       const auto to = stage + uint32_t(offset + i * Even::kStepK * Even::kPitchLines);
       Even::copy(to, at, row ? inside : 0, vector, 1);
     }
@@ -191,7 +201,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
     const int64_t first = tile.column * kTile, k = tile.group < p.experts ? p.k : 0;
     const auto row_at = [&](int row) -> int64_t {
       const int64_t i = tile.begin + row;
-      return i < tile.end ? operand_row(p.order, p.share, i) * p.k : -1;
+      return i < tile.end ? operand_row(p.order, p.rows_a, i) * p.k : -1;
     };
     Rows a(p.a, row_at, vector_a);
     const T* matrix = static_cast<const T*>(p.b) + tile.group * lines * p.k;
@@ -250,8 +260,8 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
     const int64_t expert = tile / (tiles_m * tiles_n);
     const int64_t first_m = tile % tiles_m * kTile, first_n = tile / tiles_m % tiles_n * kTile;
     const int32_t begin = p.offsets[expert], count = p.offsets[expert + 1] - begin;
-    Operand a(p.a, p.order, begin, p.share_a, p.m, first_m, vector_a);
-    Operand b(p.b, p.order, begin, p.share_b, p.n, first_n, vector_b);
+    Operand a(p.a, p.order, begin, p.rows_a, p.m, first_m, vector_a);
+    Operand b(p.b, p.order, begin, p.rows_b, p.n, first_n, vector_b);
     float sums[Warp::kRows][Warp::kCols][4] = {};
     mma_sums<T, MmaMode::kHalves, kTile>(a, b, true, true, count, ring, sums);
 
@@ -327,11 +337,12 @@ struct SimtAssignments {
   static constexpr bool kAlongK = false;
   const T* rows;
   const int32_t* order;
-  int32_t begin, share;
+  int32_t begin;
+  RowsAt where;
   int64_t stride, first;
   __device__ compute_t<T> operator()(int line, int64_t k) const {
     if (first + line >= stride) return compute_t<T>(0);
-    return to_compute(rows[operand_row(order, share, begin + k) * stride + first + line]);
+    return to_compute(rows[operand_row(order, where, begin + k) * stride + first + line]);
   }
 };
 
@@ -352,7 +363,7 @@ __global__ void __launch_bounds__(kGroupedThreads) grouped_rows_simt_kernel(cons
     __syncthreads();  // the last tile's lines have been read
     if (thread < kGroupedTile) {
       const int64_t i = tile.begin + thread, line = first + thread;
-      begins_a[thread] = i < tile.end ? operand_row(p.order, p.share, i) * p.k : -1;
+      begins_a[thread] = i < tile.end ? operand_row(p.order, p.rows_a, i) * p.k : -1;
       const int64_t l = kGated ? gated_line<2>(line, p.n) : line < lines ? line : -1;
       begins_b[thread] = l < 0 ? -1 : kLineMajorB ? l : l * p.k;
     }
@@ -392,8 +403,8 @@ __global__ void __launch_bounds__(kGroupedThreads)
     const int64_t first_m = tile % tiles_m * kGroupedTile;
     const int64_t first_n = tile / tiles_m % tiles_n * kGroupedTile;
     const int32_t begin = p.offsets[expert], count = p.offsets[expert + 1] - begin;
-    const SimtAssignments<T> a{static_cast<const T*>(p.a), p.order, begin, p.share_a, p.m, first_m};
-    const SimtAssignments<T> b{static_cast<const T*>(p.b), p.order, begin, p.share_b, p.n, first_n};
+    const SimtAssignments<T> a{static_cast<const T*>(p.a), p.order, begin, p.rows_a, p.m, first_m};
+    const SimtAssignments<T> b{static_cast<const T*>(p.b), p.order, begin, p.rows_b, p.n, first_n};
     C sums[4][4] = {};
     grouped_simt_sums(a, b, count, sums);
 #pragma unroll
@@ -449,7 +460,7 @@ cudaError_t grouped_rows(const GroupedRows& p, bool mma, cudaStream_t stream) {
       return grouped_mma_launch(kernel, bytes, tiles(tile), p, vector_a, vector_b, stream);
     };
     if (mma) {
-      return grouped_tile(p.assignments, p.experts, lines) == 128
+      return grouped_tile(p.assignments, p.experts, lines, current_device()) == 128
                  ? run(grouped_rows_mma_kernel<T, 128, kGated>, MmaOperand<T, 128>::kBytes, 128)
                  : run(grouped_rows_mma_kernel<T, 64, kGated>, MmaOperand<T, 64>::kBytes, 64);
     }
@@ -476,7 +487,7 @@ cudaError_t grouped_weights(const GroupedWeights& p, bool mma, cudaStream_t stre
       return grouped_mma_launch(kernel, bytes, tiles(tile), p, vector_a, vector_b, stream);
     };
     if (mma) {
-      return tiles(128) >= 132
+      return tiles(128) >= current_device().sms
                  ? run(grouped_weights_mma_kernel<T, 128>, MmaOperand<T, 128>::kBytes, 128)
                  : run(grouped_weights_mma_kernel<T, 64>, MmaOperand<T, 64>::kBytes, 64);
     }

@@ -131,7 +131,7 @@ __device__ void store_rows(uint32_t box, const float (&values)[32], T* out, int6
 
 // --- rows -----------------------------------------------------------------------
 
-// kGather: p.share is at least 1, and map_a is not looked at.
+// kGather: rows of a are gathered, and map_a is not looked at.
 template <class T, class Tile, bool kGated, bool kLineMajorB, bool kGather>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     grouped_rows_hopper_kernel(const __grid_constant__ TensorMap map_a,
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         const T* from[kRows];
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
-          from[i] = static_cast<const T*>(p.a) + numbers[i] / p.share * p.k + chunk * 8;
+          from[i] = static_cast<const T*>(p.a) + numbers[i] / p.rows_a.divisor * p.k + chunk * 8;
         }
         if (tile.group == p.experts) {  // empty sums
           if (thread == 0) {
@@ -339,12 +339,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 template <class Tile, class Kernel, class... Arguments>
 cudaError_t grouped_hopper_launch(Kernel kernel, int shared_bytes, int64_t tiles,
                                   cudaStream_t stream, const Arguments&... arguments) {
-  int sms = 0;
-  cudaError_t error = current_multiprocessors(sms);
-  if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-  }
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
+  const int64_t sms = current_device().sms;
   const auto grid = unsigned(tiles < sms ? tiles : sms);
   // Not early: 4096 tokens took 1 to 11 % longer then (H200, 2026-11-21).
   kernel<<<grid, Tile::kThreads, unsigned(shared_bytes), stream>>>(arguments...);
@@ -378,7 +376,7 @@ cudaError_t grouped_rows_hopper(const GroupedRows& p, bool tall, cudaStream_t st
   using Even = GroupedHopper;
   using Tall = TallGroupedHopper;
   if (p.assignments == 0 || p.n == 0) return cudaSuccess;
-  const bool gather = p.share != 0;
+  const bool gather = p.rows_a.gathered();
   if constexpr (kGated) {
     if (gather && !p.line_major_b) {
       return tall ? grouped_rows_hopper_launch<T, Tall, true, false, true>(p, stream)

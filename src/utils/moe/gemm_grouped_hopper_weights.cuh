@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         there[i] = numbers[i] >= 0;
-        const uint32_t number = uint32_t(there[i] ? numbers[i] : 0) / uint32_t(p.share_a);
+        const uint32_t number = uint32_t(there[i] ? numbers[i] : 0) / uint32_t(p.rows_a.divisor);
         from[i] = static_cast<const T*>(p.a) + number * p.m + m;
       }
       tile.begin = tile.end - at > Tile::kBlockK ? at + Tile::kBlockK : tile.end;
@@ -210,13 +210,13 @@ cudaError_t grouped_weights_hopper_launch(const GroupedWeights& p, cudaStream_t 
 // 16-byte vectors. There are assignments.
 template <class T>
 cudaError_t grouped_weights_hopper(const GroupedWeights& p, cudaStream_t stream) {
-  if ((p.share_a == 0) == (p.share_b == 0)) return cudaErrorInvalidValue;
-  if (p.share_b == 0) return grouped_weights_hopper_launch<T, false>(p, stream);
+  if (p.rows_a.gathered() == p.rows_b.gathered()) return cudaErrorInvalidValue;
+  if (!p.rows_b.gathered()) return grouped_weights_hopper_launch<T, false>(p, stream);
   GroupedWeights turned = p;
   turned.m = p.n;
   turned.n = p.m;
-  turned.share_a = p.share_b;
-  turned.share_b = p.share_a;
+  turned.rows_a = p.rows_b;
+  turned.rows_b = p.rows_a;
   turned.a = p.b;
   turned.b = p.a;
   return grouped_weights_hopper_launch<T, true>(turned, stream);

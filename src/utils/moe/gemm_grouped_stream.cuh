@@ -20,9 +20,10 @@ struct StreamRows {
   MoeMap map;
   bool sorted;  // by map; else each block looks for the assignments of its expert
   int splits;
-  // The kernel before is the first product, which has itself waited for whoever chose the experts
-  // and wrote the matrices: they may be read while it still runs.
-  bool second = false;
+  // Where the kernel before is the first product, which has itself waited for the kernels that
+  // chose the experts and wrote the matrices: as many blocks as the device holds read them while it
+  // still runs.
+  unsigned early_blocks = 0;
 };
 
 // --- which tile ---------------------------------------------------------------
@@ -87,8 +88,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(8 * kCols))
   const int part = warp % s.splits, place = warp / s.splits;
   const int width = kStreamWarps / s.splits * kBlocks * kStep;
   // Most blocks that are there before the kernel before is done; what is read so is not cached.
-  const bool early = !kGated && s.second && !s.sorted &&
-                     blockIdx.x < unsigned(kHopperSms * stream_resident(8 * kCols));
+  const bool early = !kGated && !s.sorted && blockIdx.x < s.early_blocks;
   const void* rows = p.a;
   if (!early) {
     rows = after_previous(rows);
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(8 * kCols))
 #pragma unroll
   for (int c = 0; c < kCols; ++c) {
     const int at = 8 * c + lane / 4, member = members[at < tile.count ? at : tile.count - 1];
-    vectors[c] = static_cast<const T*>(rows) + member / p.share * p.k + from;
+    vectors[c] = static_cast<const T*>(rows) + member / p.rows_a.divisor * p.k + from;
   }
   float sums[kBlocks][kCols][4] = {};
   if (wanted) stream_sums(lines, vectors, range, sums, ahead, early);
@@ -244,7 +244,7 @@ cudaError_t stream_rows(const StreamRows& s, int tile, cudaStream_t stream) {
 }
 
 // `p.out` is one row: the sum over all assignments. The kernel before is the first product, as
-// where StreamRows says `second`.
+// where StreamRows has early_blocks.
 template <class T>
 cudaError_t stream_token(const GroupedRows& p, const MoeMap& map, const void* weights,
                          cudaStream_t stream) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "dtype.h"
+#include "ptx/device_info.h"
 
 namespace cuda_ops {
 
@@ -108,9 +109,10 @@ struct MoeExpertsBackward {
 // The side of a square tile of a product of gathered rows. Large tiles reuse more of
 // what they load; small ones waste less where experts have few assignments, and serve
 // where large ones would leave SMs idle.
-constexpr int grouped_tile(int64_t assignments, int64_t experts, int64_t columns) {
+constexpr int grouped_tile(int64_t assignments, int64_t experts, int64_t columns,
+                           const DeviceInfo& device) {
   const int64_t large = assignments / 128 * ((columns + 127) / 128);
-  return assignments >= 96 * experts && large >= 132 ? 128 : 64;
+  return assignments >= 96 * experts && large >= device.sms ? 128 : 64;
 }
 
 // No routing has more tiles of rows than this: each expert with assignments, and those of

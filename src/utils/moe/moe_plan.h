@@ -42,11 +42,11 @@ struct MoePlan {
 // Up to so many assignments for each expert there is, a product waits for the matrices:
 // 132 SMs times 4 TB/s. Beyond, tiles of mma.sync keep the tensor cores about as long.
 constexpr int64_t kMostStreamed = 24;
-// The same where Hopper's kernel has tiles enough, kHopperTiles, to keep all SMs busy to
+// The same where Hopper's kernel has tiles enough, kHopperTilesPerSm, to keep all SMs busy to
 // the end: its ring has twice as many bytes on their way, and it reads rows once for more
 // columns. Measured (H200, 2026-11-21): at 8 assignments an expert a streamed mixture takes
 // longer than one of twice as many tokens by Hopper's kernel: 272 us and 225 for OLMoE.
-constexpr int64_t kMostStreamedHopper = 4, kHopperTiles = 3 * 132;
+constexpr int64_t kMostStreamedHopper = 4, kHopperTilesPerSm = 3;
 
 // Assignments an expert of which Hopper's forward takes tiles of 192 rows and half as many columns:
 // with random numbers of them, many experts would have a second tile of 128, with few rows, for
@@ -63,20 +63,21 @@ constexpr int stream_tile(int64_t assignments, int64_t experts) {
   return assignments <= 4 * experts ? 8 : assignments <= 10 * experts ? 16 : 32;
 }
 
-// Warps of a block that share the K of the same lines: as few as fill 132 SMs several
+// Warps of a block that share the K of the same lines: as few as fill the SMs several
 // times over, since warps with other lines share the assignments in the L1 cache. Once they are
 // full, no more where a warp's part of K is not whole loads of 4 KB but for a tenth. Measured
 // (H200, 2026-11-22): 8 tokens of Qwen3, I = 768, by 4 warps 127.4 us, by 2 124.4.
-constexpr int stream_splits(int64_t groups, int64_t lines, int64_t k, int tile) {
+constexpr int stream_splits(int64_t groups, int64_t lines, int64_t k, int tile,
+                            const DeviceInfo& device) {
   const int64_t warps = groups * ((lines + stream_lines(tile) - 1) / stream_lines(tile));
-  const int64_t full = kHopperSms * kStreamWarps * stream_resident(tile);
+  const int64_t full = int64_t(device.sms) * kStreamWarps * stream_resident(tile);
   const int64_t load = 2048 / stream_lines(tile);  // k's of all lines of a warp
   const auto whole = [&](int splits) {
     const int64_t share = (k + 32 * splits - 1) / (32 * splits) * 32;
     return 10 * k >= 9 * splits * ((share + load - 1) / load * load);
   };
   int splits = 1;
-  while (splits < kStreamWarps && warps * splits < kHopperSms * 128 && k / (2 * splits) >= 128 &&
+  while (splits < kStreamWarps && warps * splits < device.sms * 128 && k / (2 * splits) >= 128 &&
          (warps * splits < full || whole(2 * splits))) {
     splits *= 2;
   }
@@ -86,17 +87,18 @@ constexpr int stream_splits(int64_t groups, int64_t lines, int64_t k, int tile) 
 // The same of one token's first product: where less than three turns of blocks would do, as few
 // warps as make one turn of it that leaves all SMs at about the same time, since the second product
 // begins there. Measured (H200, 2026-11-22): Qwen3 27.3 us, else 27.8; OLMoE 33.0, else 33.7.
-constexpr int token_splits(int64_t groups, int64_t lines, int64_t k) {
-  constexpr int kTile = 8, kSms = int(kHopperSms), kTurn = kSms * stream_resident(kTile);
+constexpr int token_splits(int64_t groups, int64_t lines, int64_t k, const DeviceInfo& device) {
+  constexpr int kTile = 8;
+  const int64_t sms = device.sms, turn = sms * stream_resident(kTile);
   const auto blocks = [&](int splits) {
     const int64_t width = kStreamWarps / splits * stream_lines(kTile);
     return groups * ((lines + width - 1) / width);
   };
-  const int splits = stream_splits(groups, lines, k, kTile);
-  if (blocks(splits) >= 3 * kTurn) return splits;
+  const int splits = stream_splits(groups, lines, k, kTile, device);
+  if (blocks(splits) >= 3 * turn) return splits;
   for (int fewer = splits; fewer > 0; fewer /= 2) {
-    const int64_t all = blocks(fewer), of_an_sm = (all + kSms - 1) / kSms;
-    if (all <= kTurn && 100 * all >= 95 * kSms * of_an_sm) return fewer;
+    const int64_t all = blocks(fewer), of_an_sm = (all + sms - 1) / sms;
+    if (all <= turn && 100 * all >= 95 * sms * of_an_sm) return fewer;
   }
   return splits;
 }
@@ -112,12 +114,11 @@ inline bool whole_vectors(std::initializer_list<const void*> operands) {
 
 }  // namespace detail
 
-// `capability` is 90 for 9.0.
-inline MoePlan moe_plan(const MoeExperts& p, int capability) {
+inline MoePlan moe_plan(const MoeExperts& p, const DeviceInfo& device) {
   MoePlan plan;
   const int64_t assignments = p.map.assignments, experts = p.map.experts;
   if (p.tokens == 0 || p.hidden == 0) return plan;
-  plan.family = size_of(p.dtype) == 2 && capability >= 80 ? MoePlan::kMma : MoePlan::kSimt;
+  plan.family = size_of(p.dtype) == 2 && device.capability >= 80 ? MoePlan::kMma : MoePlan::kSimt;
   // Numbers of lines, and of blocks, then have 31 bits.
   constexpr int64_t kWidest = 1 << 22;
   const bool vectors = p.hidden % 8 == 0 && p.hidden < kWidest && p.inner % 8 == 0 &&
@@ -125,8 +126,8 @@ inline MoePlan moe_plan(const MoeExperts& p, int capability) {
                        detail::whole_vectors({p.x, p.w_gate_up, p.w_down, p.gate_up, p.activations,
                                               p.results, p.out});
   if (plan.family == MoePlan::kSimt || assignments == 0 || p.inner == 0 || !vectors) return plan;
-  const bool hopper = capability == 90 && p.built_for_hopper;
-  const bool filled = hopper && experts * ((p.inner + 127) / 128) >= kHopperTiles;
+  const bool hopper = device.capability == 90 && p.built_for_hopper;
+  const bool filled = hopper && experts * ((p.inner + 127) / 128) >= kHopperTilesPerSm * device.sms;
   if (assignments > (filled ? kMostStreamedHopper : kMostStreamed) * experts) {
     if (hopper) {
       plan.family = MoePlan::kHopper;
@@ -139,15 +140,16 @@ inline MoePlan moe_plan(const MoeExperts& p, int capability) {
   plan.map = assignments > kMostUnsorted;
   plan.token = p.tokens == 1 && p.top_k <= kMostChosen;  // its kernel has room for so many
   const int64_t groups = assignments < experts ? assignments : experts;
-  plan.splits_gate_up = plan.token ? token_splits(groups, 2 * p.inner, p.hidden)
-                                   : stream_splits(groups, 2 * p.inner, p.hidden, plan.tile);
-  plan.splits_down = stream_splits(groups, p.hidden, p.inner, plan.tile);
+  plan.splits_gate_up = plan.token
+                            ? token_splits(groups, 2 * p.inner, p.hidden, device)
+                            : stream_splits(groups, 2 * p.inner, p.hidden, plan.tile, device);
+  plan.splits_down = stream_splits(groups, p.hidden, p.inner, plan.tile, device);
   return plan;
 }
 
 // Of the gradient, whose matrices lie the other way round: they are not streamed.
-inline MoePlan moe_plan(const MoeExpertsBackward& b, int capability) {
-  MoePlan plan = moe_plan(b.forward, capability);
+inline MoePlan moe_plan(const MoeExpertsBackward& b, const DeviceInfo& device) {
+  MoePlan plan = moe_plan(b.forward, device);
   const bool whole = detail::whole_vectors(
       {b.grad_out, b.grad_gate_up, b.grad_x, b.grad_w_gate_up, b.grad_w_down});
   plan.tall = false;

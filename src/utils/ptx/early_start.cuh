@@ -76,7 +76,7 @@ cudaError_t launch_early(void (*kernel)(Parameters...), unsigned blocks, int thr
   launch.dynamicSmemBytes = size_t(shared_bytes);
   launch.stream = stream;
   launch.attrs = &early;
-  launch.numAttrs = starts_early(current_capability()) ? 1 : 0;
+  launch.numAttrs = starts_early(current_device().capability) ? 1 : 0;
   return cudaLaunchKernelEx(&launch, kernel, Parameters(arguments)...);
 }
 

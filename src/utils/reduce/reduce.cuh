@@ -219,7 +219,7 @@ cudaError_t launch_finish(T* out, const compute_t<T>* partials, int64_t rows, in
 
 template <class T>
 cudaError_t launch_row_sums(const RowSums& p, cudaStream_t stream) {
-  const RowSumsConfig config = row_sums_config(p);
+  const RowSumsConfig config = row_sums_config(p, current_device());
   if (config.splits == 1) return launch_partial_sums<T>(p, config, nullptr, stream);
   auto* partials = static_cast<compute_t<T>*>(p.partials);
   const cudaError_t error = launch_partial_sums<T>(p, config, partials, stream);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "points.h"
+#include "ptx/device_info.h"
 
 namespace cuda_ops {
 
@@ -28,25 +29,29 @@ struct RowSumsConfig {
   int64_t blocks = 0;
 };
 
-// A row is split while blocks are fewer than two waves of four on each of 132 SMs
+// Two waves of four blocks on each SM.
+constexpr int64_t row_sums_blocks(const DeviceInfo& device) { return 8 * int64_t(device.sms); }
+
+// A row is split while blocks are fewer than that
 // and a split gives each thread four 16-byte loads: its partial sums are added
 // by a second kernel, whose launch less work would not pay for.
-inline RowSumsConfig row_sums_config(const RowSums& p) {
-  constexpr int64_t kSms = 132, kBlocks = 2 * 4 * kSms, kSplitBytes = 64 * kSumThreads;
+inline RowSumsConfig row_sums_config(const RowSums& p, const DeviceInfo& device) {
+  constexpr int64_t kSplitBytes = 64 * kSumThreads;
+  const int64_t wanted = row_sums_blocks(device);
   const int64_t bytes = p.n * size_of(p.rows.dtype);
   RowSumsConfig config;
   if (p.n > 1 && p.stride != 1) {
     config.path = RowSumsConfig::kStrided;
     config.along_rows = p.rows.dims > 0 && p.rows.strides[0] < p.stride;
     config.lanes = config.along_rows ? kSumThreads / 32 : 32;
-  } else if (bytes <= 4096 || (bytes < 32768 && p.rows.numel >= 8 * kSms)) {
+  } else if (bytes <= 4096 || (bytes < 32768 && p.rows.numel >= wanted)) {
     config.lanes = 32;
   }
   const int64_t rows = kSumThreads / config.lanes;  // of a block
   const int64_t row_blocks = (p.rows.numel + rows - 1) / rows;
   const int64_t most = bytes * rows / kSplitBytes;
-  if (most >= 4 && row_blocks > 0 && row_blocks < kBlocks) {
-    config.splits = kBlocks / row_blocks < most ? kBlocks / row_blocks : most;
+  if (most >= 4 && row_blocks > 0 && row_blocks < wanted) {
+    config.splits = wanted / row_blocks < most ? wanted / row_blocks : most;
   }
   // Whole passes of the threads, so that every split starts as aligned as its row.
   const int64_t pass = config.path == RowSumsConfig::kRuns ? 16 * config.lanes : 8 * config.lanes;
@@ -57,8 +62,8 @@ inline RowSumsConfig row_sums_config(const RowSums& p) {
 }
 
 // Values of 8 bytes that the sums need besides their output.
-inline int64_t partial_sums(const RowSums& p) {
-  const RowSumsConfig config = row_sums_config(p);
+inline int64_t partial_sums(const RowSums& p, const DeviceInfo& device) {
+  const RowSumsConfig config = row_sums_config(p, device);
   return config.splits > 1 ? p.rows.numel * config.splits : 0;
 }
 
@@ -69,9 +74,9 @@ inline int64_t partial_sums(const RowSums& p) {
 constexpr int64_t kMostFinished = 4096;
 
 // Partial sums of the rows, and after them room for those of these.
-inline int64_t full_partial_sums(const RowSums& p) {
-  const int64_t count = p.rows.numel * row_sums_config(p).splits;
-  return count == 1 ? 0 : count + (count > kMostFinished ? kMostFinished : 0);
+inline int64_t full_partial_sums(const RowSums& p, const DeviceInfo& device) {
+  const int64_t count = p.rows.numel * row_sums_config(p, device).splits;
+  return count == 1 ? 0 : count + (count > kMostFinished ? row_sums_blocks(device) : 0);
 }
 
 }  // namespace cuda_ops

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "points.h"
+#include "ptx/device_info.h"
 
 namespace cuda_ops {
 
@@ -128,11 +129,10 @@ constexpr int64_t kClusterRows = 16;                    // at most, then: as man
 constexpr int64_t kClusterElements = int64_t(1) << 22;  // of all rows together, at most
 constexpr int64_t kClusterLongest8 = 65536;             // of 8-byte keys, in a wide cluster
 
-// What there is to know of a GPU.
-struct SortDevice {
-  int64_t shared_memory = 0;  // of a block, at most
-  bool clusters = false;      // of blocks; and there is code for them
-  int64_t wide_clusters = 0;  // of kWideClusterBlocks full blocks, at once
+// The clusters of blocks that can be launched.
+struct SortClusters {
+  bool possible = false;  // the device has them, and there is code for them
+  int64_t wide = 0;       // of kWideClusterBlocks full blocks, at once: differs from chip to chip
 };
 
 constexpr SortConfig cluster_config(int64_t rows, int64_t n, int64_t size, bool wide) {
@@ -149,7 +149,8 @@ constexpr SortConfig cluster_config(int64_t rows, int64_t n, int64_t size, bool 
   return config;
 }
 
-constexpr SortConfig sort_config(int64_t rows, int64_t n, int64_t size, const SortDevice& device) {
+constexpr SortConfig sort_config(int64_t rows, int64_t n, int64_t size, const DeviceInfo& device,
+                                 const SortClusters& clusters = {}) {
   SortConfig config;
   if (rows == 0 || n == 0) return config;
   if (n <= kSortRun) {
@@ -164,9 +165,9 @@ constexpr SortConfig sort_config(int64_t rows, int64_t n, int64_t size, const So
   }
   const int64_t runs = (n + kSortRun - 1) / kSortRun;
   const int64_t shared_bytes = sort_shared_bytes(runs * kSortRun, size);
-  const bool block = n <= 64 * kSortThreads && shared_bytes <= device.shared_memory;
-  if (device.clusters && rows * n <= kClusterElements) {
-    const bool wide = rows <= device.wide_clusters;
+  const bool block = n <= 64 * kSortThreads && shared_bytes <= device.shared_memory_per_block;
+  if (clusters.possible && rows * n <= kClusterElements) {
+    const bool wide = rows <= clusters.wide;
     const SortConfig of_clusters = cluster_config(rows, n, size, wide);
     const bool pays = (!block || (rows <= kClusterRows && n > kClusterShortest)) &&
                       (size < 8 || (wide && n <= kClusterLongest8));

@@ -296,15 +296,14 @@ __global__ void __launch_bounds__(kRadixThreads, 4)
 template <class... Parameters>
 cudaError_t resident_grid(unsigned& blocks, void (*kernel)(Parameters...), int shared_bytes,
                           int64_t work, int waves) {
-  int sms = 0, of_sm = 0;
+  int of_sm = 0;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-  if (error == cudaSuccess) error = current_multiprocessors(sms);
   if (error == cudaSuccess) {
     error =
         cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_sm, kernel, kRadixThreads, shared_bytes);
   }
-  const int64_t most = int64_t(sms) * of_sm * waves;
+  const int64_t most = int64_t(current_device().sms) * of_sm * waves;
   blocks = unsigned(work < most ? work : most);
   return error;
 }

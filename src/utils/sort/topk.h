@@ -30,12 +30,13 @@ struct TopkConfig {
 };
 
 // Chunks are for rows that are too few to fill a GPU with warps, 32 of them on
-// each of 132 SMs. Passes over what was kept cost less than long chunks of few warps.
-constexpr TopkConfig topk_config(int64_t rows, int64_t n, int64_t k) {
-  constexpr int64_t kWarps = 32 * 132, kShortest = 1024;
+// each SM. Passes over what was kept cost less than long chunks of few warps.
+constexpr TopkConfig topk_config(int64_t rows, int64_t n, int64_t k, const DeviceInfo& device) {
+  constexpr int64_t kShortest = 1024;
+  const int64_t warps = 32 * int64_t(device.sms);
   TopkConfig config;
   config.kept = k <= 32 ? 32 : 64;
-  int64_t chunks = rows < kWarps ? kWarps / (rows > 0 ? rows : 1) : 1;
+  int64_t chunks = rows < warps ? warps / (rows > 0 ? rows : 1) : 1;
   if (chunks > n / kShortest) chunks = n / kShortest;
   if (chunks < 1) chunks = 1;
   config.chunk = (n + chunks - 1) / chunks;
@@ -48,9 +49,10 @@ constexpr int64_t topk_kept_bytes(int64_t rows, int64_t k, int64_t chunks, int64
   return chunks > 1 ? rows * chunks * k * (size == 8 ? 16 : 8) : 0;
 }
 
-constexpr int64_t topk_workspace_bytes(int64_t rows, int64_t n, int64_t k, int64_t size) {
-  const int64_t chunks = topk_config(rows, n, k).chunks;
-  const int64_t again = topk_config(rows, chunks * k, k).chunks;
+constexpr int64_t topk_workspace_bytes(int64_t rows, int64_t n, int64_t k, int64_t size,
+                                       const DeviceInfo& device) {
+  const int64_t chunks = topk_config(rows, n, k, device).chunks;
+  const int64_t again = topk_config(rows, chunks * k, k, device).chunks;
   return topk_kept_bytes(rows, k, chunks, size) + topk_kept_bytes(rows, k, again, size);
 }
 
