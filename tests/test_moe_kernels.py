@@ -99,14 +99,14 @@ def test_the_choice(plans: Any) -> None:
         *["hopper"] * 3,
     ]
     assert plans(qwen, backward=True) == ["mma"] * 3 + ["hopper"] * 3
-    assert plans(qwen[3:], device=A100) == ["stream 16 splits 4 4", *["mma"] * 2]
+    assert plans(qwen[3:], device=A100) == ["stream 16 splits 4 2", *["mma"] * 2]
     for backward in (False, True):
         assert plans([qwen[0], qwen[5]], device=T4, backward=backward) == ["simt"] * 2
     more = [Case(1, 2048, 768, 128, top_k) for top_k in (16, 17)]  # than one token's kernel takes
     assert ["token" in plan for plan in plans(more)] == [True, False]
     mixtral = Case(64, 4096, 14336, 8, 2)
     assert plans([mixtral]) == ["hopper"]
-    assert plans([mixtral], device=A100) == ["stream 32 splits 4 8"]
+    assert plans([mixtral], device=A100) == ["stream 32 splits 2 8"]
     # About as many rows an expert as a tile has, but for few of them.
     more = [Case(tokens, 4096, 14336, 8, 2) for tokens in (448, 512, 704, 768)]
     assert plans(more) == ["hopper", "hopper tall", "hopper tall", "hopper"]
