@@ -176,27 +176,49 @@ def _working(base: Path) -> str:
     return _markdown(("", "takes", "against"), rows)
 
 
+def _families(base: Path) -> str:
+    """Has one line for each page of docs/kernels."""
+    runs, rows = reports(), []
+    for page, pairs in _pages().items():
+        title = page.read_text(encoding="utf-8")[2:].partition(":")[0]
+        measured = [result for pair in pairs if pair in runs for result in runs[pair].of(pair)]
+        names = ", ".join(f"`{pair}`" for pair in pairs)
+        rows.append((f"[{title}]({_relative(page, base)})", names, *_summary(measured)))
+    header = ("", "operators", "at most", EAGER, COMPILE, "others")
+    return f"{_heading(runs)}\n\n{_markdown(header, rows)}"
+
+
 def _operators(base: Path) -> str:
     """Has one line for each operator that a page of docs/kernels names in its title."""
-    pages = {
-        pair: page
-        for page in sorted((REPO / "docs" / "kernels").glob("*.md"))
-        for pair in re.findall(r"`(\w+)`", page.read_text(encoding="utf-8").split("\n", 1)[0])
-    }
     runs = reports()
-    links = {pair: f"[`{pair}`]({_relative(page, base)})" for pair, page in pages.items()}
+    links = {
+        pair: f"[`{pair}`]({_relative(page, base)})"
+        for page, pairs in _pages().items()
+        for pair in pairs
+    }
     rows = [(link, *_summary(runs[pair].of(pair))) for pair, link in links.items() if pair in runs]
     header = ("operator", "at most", EAGER, COMPILE, "others")
     waiting = ", ".join(link for pair, link in links.items() if pair not in runs)
+    waiting = f"\n\nWithout a committed run: {waiting}." if waiting else ""
+    return f"{_heading(runs)}\n\n{_markdown(header, rows)}{waiting}"
+
+
+def _pages() -> dict[Path, list[str]]:
+    """Returns the operators that each page of docs/kernels names in its title."""
+    return {
+        page: re.findall(r"`(\w+)`", page.read_text(encoding="utf-8").partition("\n")[0])
+        for page in sorted((REPO / "docs" / "kernels").glob("*.md"))
+    }
+
+
+def _heading(runs: dict[str, Report]) -> str:
     made = {(e["device"], e["torch"], e["cuda"]) for e in (r.environment for r in runs.values())}
     machines = "; ".join(f"{gpu}, torch {torch}, CUDA {cuda}" for gpu, torch, cuda in sorted(made))
-    heading = (
+    return (
         f"{machines}. Ratios are the peer's time over ours, so above 1 we are\nfaster: the "
         "geometric mean of all cases that the peer has (worst case).\n"
         "`python -m benchmarks OP` measures one operator."
     )
-    waiting = f"\n\nWithout a committed run: {waiting}." if waiting else ""
-    return f"{heading}\n\n{_markdown(header, rows)}{waiting}"
 
 
 def _summary(results: list[CaseResult]) -> tuple[str, ...]:
@@ -367,6 +389,7 @@ def _dense_experts(base: Path) -> str:
 
 _TABLES = {
     "working": _working,
+    "families": _families,
     "operators": _operators,
     "behind": _behind,
     "cases": _cases,
@@ -401,10 +424,7 @@ def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a table differs")
-    parser.add_argument("--keep", metavar="RUN.json", type=Path, help="store this run first")
-    arguments = parser.parse_args(argv)
+    arguments = _parser().parse_args(argv)
     try:
         for path in keep(arguments.keep) if arguments.keep else []:
             print(f"wrote {path}")
@@ -422,6 +442,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for path in differing:
         print(f"{path.relative_to(REPO)} {'differs' if arguments.check else 'updated'}")
     return int(arguments.check and bool(differing))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a table differs")
+    parser.add_argument("--keep", metavar="RUN.json", type=Path, help="store this run first")
+    return parser
 
 
 if __name__ == "__main__":

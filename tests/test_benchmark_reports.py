@@ -354,7 +354,7 @@ def test_a_typed_number_is_put_right_and_a_bad_marker_refused(tmp_path: Path) ->
     new = tables.updated(text, tables.REPO)
     assert "9.99" not in new and "| [`silu`](docs/kernels/elementwise.md) |" in new
     assert tables.updated(new, tables.REPO) == new
-    known = "known: 'working', 'operators', 'behind', 'cases'"
+    known = "known: 'working', 'families', 'operators', 'behind', 'cases'"
     with pytest.raises(BenchmarkError, match=f"no table 'nothing'; {known}"):
         tables.updated("<!-- table: nothing -->\n<!-- end of table -->", tmp_path)
     with pytest.raises(BenchmarkError, match="has no <!-- end of table -->"):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import functools
+import inspect
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,17 +21,26 @@ import hypothesis
 import pytest
 import torch
 
-from cuda_ops import dev, hookspecs
+import cuda_ops
+from cuda_ops import dev, errors, hookspecs
 from cuda_ops.benchmarking import clock, compare, kit, regression, verify
 from cuda_ops.plugins import Plugins, iter_hook_names
 from cuda_ops.registry import registry
 
 REPO = Path(__file__).resolve().parent.parent
-DOCS = sorted([*(REPO / "docs").rglob("*.md"), *REPO.glob("README.md")])
-LINKING = sorted({*DOCS, *REPO.glob("*.md"), *(REPO / "examples").rglob("*.md")})
-BINDING, HOOKS = REPO / "docs" / "binding.md", REPO / "docs" / "hooks.md"
-BENCHMARKING = REPO / "docs" / "benchmarking.md"
-NOT_RUN = "<!-- not run -->"
+PAGES = REPO / "docs"
+DOCS = sorted([*PAGES.rglob("*.md"), REPO / "README.md"])
+LINKING = sorted(
+    {
+        *DOCS,
+        *REPO.glob("*.md"),
+        *(p for f in ("examples", "benchmarks") for p in (REPO / f).rglob("*.md")),
+    }
+)
+BINDING, HOOKS, ERRORS = (PAGES / f"{name}.md" for name in ("binding", "hooks", "errors"))
+TUTORIAL, OPERATORS = PAGES / "first-operator.md", PAGES / "operators.md"
+KINDS = ("tutorial", "how-to", "reference", "explanation")
+NOT_RUN = ("<!-- not run -->", "<!-- write ")
 
 _FENCE = re.compile(
     r"^(?P<indent>[ \t]*)```(?P<language>\w+)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S
@@ -43,7 +56,7 @@ every_document = pytest.mark.parametrize("path", DOCS, ids=_name)
 
 @functools.cache
 def _sources() -> str:
-    """All text of the project that is not a document or a test; split string literals joined."""
+    """Returns all text of the project but documents and tests; split string literals joined."""
     folders = ("cuda_ops", "src", "build_backend", "examples", "benchmarks")
     suffixes = {".py", ".h", ".cuh", ".cpp", ".cu", ".toml", ".txt"}
     files = [p for f in folders for p in sorted((REPO / f).rglob("*")) if p.suffix in suffixes]
@@ -52,7 +65,7 @@ def _sources() -> str:
 
 
 def _blocks(path: Path, language: str) -> list[tuple[int, str, str]]:
-    """Line number, the line above, and the code of every fenced block of a language."""
+    """Returns line number, the line above, and the code of every fenced block of a language."""
     text = path.read_text(encoding="utf-8")
     found = []
     for match in _FENCE.finditer(text):
@@ -64,10 +77,10 @@ def _blocks(path: Path, language: str) -> list[tuple[int, str, str]]:
 
 
 def _program(path: Path) -> str:
-    """The Python blocks of a document as one program, each line at its own line number."""
+    """Returns a document's Python blocks as one program, each line at its own line number."""
     lines = [""] * path.read_text(encoding="utf-8").count("\n")
     for start, above, code in _blocks(path, "python"):
-        if above != NOT_RUN:
+        if not above.startswith(NOT_RUN):
             code_lines = code.splitlines()
             lines[start - 1 : start - 1 + len(code_lines)] = code_lines
     return "\n".join(lines) + "\n"
@@ -111,6 +124,20 @@ def test_relative_links_resolve(path: Path) -> None:
     assert not broken
 
 
+@pytest.mark.parametrize("path", sorted(PAGES.rglob("*.md")), ids=_name)
+def test_every_page_is_of_the_kind_under_which_the_index_lists_it(path: Path) -> None:
+    index = PAGES / "README.md"
+    if path == index:
+        return
+    (kind,) = re.findall(
+        r"^\*\[Documents\]\(\S+\) / (\S+)\*$", path.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert kind in KINDS
+    section = re.split(rf"^## {kind}$", index.read_text(encoding="utf-8"), flags=re.M | re.I)[1]
+    links = re.findall(r"\]\((\S+?)\)", section.partition("\n## ")[0])
+    assert path in [(PAGES / link).resolve() for link in links]
+
+
 def _anchors(path: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
@@ -134,13 +161,15 @@ def test_files_that_are_commands_exist(path: Path) -> None:
 
 def test_headers_of_the_binding_page_exist() -> None:
     for header in re.findall(r"[\w/]+\.(?:cuh|h)\b", BINDING.read_text(encoding="utf-8")):
-        assert (REPO / "src" / "utils" / Path(header).name).is_file(), header
+        assert [*(REPO / "src" / "utils").rglob(Path(header).name)], header
 
 
 @every_document
 def test_cpp_blocks_are_excerpts(path: Path) -> None:
-    """Each names its file; ``// ...`` stands for what is left out."""
+    """Each names its file; ``// ...`` stands for what is left out. The tutorial writes others."""
     for line, above, code in _blocks(path, "cpp"):
+        if above.startswith("<!-- write "):
+            continue
         source = re.fullmatch(r"<!-- from (\S+) -->", above)
         assert source, f"{path.name}:{line}: write <!-- from FILE --> above the block"
         rest = (REPO / source[1]).read_text(encoding="utf-8")
@@ -162,11 +191,149 @@ def test_type_table_is_that_of_the_headers() -> None:
     assert sorted(listed) == sorted(known)
 
 
-def test_messages_of_the_binding_page_exist() -> None:
-    table = BINDING.read_text(encoding="utf-8").partition("## Errors")[2]
+# --- docs/errors.md ------------------------------------------------------------------
+
+
+def test_messages_of_the_errors_page_exist() -> None:
+    table = ERRORS.read_text(encoding="utf-8").partition("## Bindings")[2]
     fragments = re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)
-    linker = {"undefined symbol"}  # the system's words
-    assert fragments and not [f for f in fragments if f not in _sources() and f not in linker]
+    # The linker's and pluggy's.
+    others = {"undefined symbol", "unknown hook", "can not be found in the hookspec"}
+    assert len(fragments) > 40
+    assert not [f for f in fragments if f not in _sources() and f not in others]
+
+
+def test_every_error_class_is_listed() -> None:
+    table = ERRORS.read_text(encoding="utf-8").partition("## Classes")[2].partition("## ")[0]
+    listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert listed == [
+        name for name, value in vars(errors).items() if inspect.isclass(value)
+    ]  # in their order
+
+
+# --- docs/design.md ------------------------------------------------------------------
+
+
+def test_the_layers_are_in_the_order_of_their_test() -> None:
+    text = (PAGES / "design.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[`(\w+)`\]", text, re.MULTILINE)
+    test = ast.parse((REPO / "tests" / "test_layers.py").read_text(encoding="utf-8"))
+    (layers,) = (
+        ast.literal_eval(node.value)
+        for node in test.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LAYERS"
+    )
+    assert tuple(listed) == layers
+
+
+# --- docs/environment.md -------------------------------------------------------------
+
+
+def test_every_environment_variable_is_listed() -> None:
+    text = (PAGES / "environment.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([A-Z][A-Z_]+)`", text))
+    folders = ("cuda_ops", "benchmarks", "build_backend")
+    code = "\n".join(
+        path.read_text(encoding="utf-8") for f in folders for path in (REPO / f).rglob("*.py")
+    )
+    used = r"(?:environ(?:\.get\(|\.setdefault\(|\[)|getenv\()"
+    read = set(re.findall(rf"""{used}["'](\w+)["']""", code))
+    assert read and read <= listed
+    # rich reads NO_COLOR.
+    assert not [name for name in listed - {"NO_COLOR"} if f'"{name}"' not in code]
+
+
+# --- docs/operators.md, docs/command-line.md -----------------------------------------
+
+
+@pytest.fixture(scope="module")
+def generator() -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(PAGES / "generate.py")))
+
+
+@pytest.mark.parametrize("name", ["operators.md", "command-line.md"])
+def test_generated_pages_are_up_to_date(generator: SimpleNamespace, name: str) -> None:
+    text = (PAGES / name).read_text(encoding="utf-8")
+    assert generator.updated(text) == text, "run python docs/generate.py"
+
+
+def _examples() -> Iterator[tuple[str, str]]:
+    heading = ""
+    for line in re.split(r"^(?=## )", OPERATORS.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        heading = line.partition("\n")[0].removeprefix("## ")
+        yield from ((heading, code) for code in re.findall(r"```pycon\n(.*?)```", line, re.S))
+
+
+def test_every_operator_has_an_example() -> None:
+    assert {name for name, _ in _examples()} == {
+        path.stem for path in (REPO / "src" / "bindings").glob("*.cpp")
+    }
+
+
+@pytest.mark.parametrize(("name", "code"), [pytest.param(*e, id=e[0]) for e in _examples()])
+def test_examples_of_operators_run(name: str, code: str) -> None:
+    scope = {"torch": torch, "cuda_ops": cuda_ops}
+    example = doctest.DocTestParser().get_doctest(code, scope, name, str(OPERATORS), 0)
+    assert example.examples
+    said: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(example, out=said.append)
+    assert not said, "".join(said)
+
+
+# --- docs/first-operator.md ----------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_and_prints_what_it_shows(tmp_path: Path) -> None:
+    """Its commands run in order, its files are written and edited, in a folder of the test's."""
+    for kind, where, text in _steps():
+        path = tmp_path / where.removeprefix("../")
+        if kind == "write":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        elif kind == "edit":
+            lines = text.splitlines(keepends=True)
+            old = "".join(line[1:] for line in lines if line[0] != "+")
+            new = "".join(line[1:] for line in lines if line[0] != "-")
+            before = path.read_text(encoding="utf-8")
+            assert before.count(old) == 1, old
+            path.write_text(before.replace(old, new), encoding="utf-8")
+        else:
+            _run_and_compare(text, tmp_path)
+
+
+def _steps() -> Iterator[tuple[str, str, str]]:
+    """Yields ``("write", path, text)``, ``("edit", path, diff)`` and ``("run", "", console)``."""
+    text = TUTORIAL.read_text(encoding="utf-8")
+    for match in _FENCE.finditer(text):
+        above = text[: match.start()].rstrip("\n").rpartition("\n")[2]
+        if marked := re.fullmatch(r"<!-- (write|edit) (\S+) -->", above):
+            yield marked[1], marked[2], match["code"]
+        elif match["language"] == "console":
+            yield "run", "", match["code"]
+
+
+def _run_and_compare(console: str, folder: Path) -> None:
+    # The outputs are those of a CPU.
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPO)}
+    for step in re.split(r"^\$ ", console, flags=re.MULTILINE)[1:]:
+        line, _, expected = step.partition("\n")
+        words = [word.replace("../", f"{folder}/") for word in shlex.split(line)]
+        assert words[0] == "python"
+        done = subprocess.run(
+            [sys.executable, *words[1:]], cwd=REPO, env=environment, capture_output=True,
+            text=True, timeout=300, check=False,
+        )  # fmt: skip
+        shown = _comparable(done.stdout.replace(f"{folder}/", "../"))
+        pattern = re.escape(_comparable(expected)).replace(re.escape("...\n"), "(?:.*\n)*?")
+        assert re.fullmatch(pattern, shown), f"{line}\n{done.stdout}{done.stderr}"
+
+
+def _comparable(text: str) -> str:
+    """Drops what another machine or version may print: numbers, spaces, a drawn sample."""
+    text = re.sub(r"Sample\(.*", "Sample", text)
+    text = re.sub(r"\d[\d.]*(?:e[+-]\d+)?", "#", text.replace("cpu no nvcc", "cpu cuda (no GPU)"))
+    return re.sub(r"[ ]+", " ", re.sub(r" ~|[ ]+$", "", text, flags=re.MULTILINE)).strip() + "\n"
 
 
 # --- docs/hooks.md -------------------------------------------------------------------
@@ -215,17 +382,11 @@ def test_examples_agree_with_each_other(example: SimpleNamespace) -> None:
     assert case.reason and case.dtype == torch.float32
 
 
-# --- docs/benchmarking.md ---------------------------------------------------------------
+# --- docs/measuring.md -----------------------------------------------------------------
 
 
-def test_messages_of_the_benchmarking_page_exist() -> None:
-    table = BENCHMARKING.read_text(encoding="utf-8").partition("## Errors")[2]
-    fragments = re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)
-    assert fragments and not [f for f in fragments if f not in _sources()]
-
-
-def test_numbers_of_the_benchmarking_page_are_those_of_the_kit() -> None:
-    text = " ".join(BENCHMARKING.read_text(encoding="utf-8").split())
+def test_numbers_of_the_measuring_page_are_those_of_the_kit() -> None:
+    text = " ".join((PAGES / "measuring.md").read_text(encoding="utf-8").split())
     for said in (
         f"from 2 to {compare.MOST_CALLS} of them",
         f"take {clock.COLD_OVER_WARM} times as long",

@@ -1,0 +1,231 @@
+"""Generates the parts of the reference that the code says already: operators and options.
+
+``python docs/generate.py`` writes them and ``--check`` fails where one differs. A part stands
+between ``<!-- from the code: NAME -->`` and ``<!-- end -->``. Operators have to be built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent))  # for the benchmarks, which are not installed
+
+import benchmarks.tables  # noqa: E402
+import cuda_ops.benchmarking.command  # noqa: E402
+import cuda_ops.dev.command  # noqa: E402
+import cuda_ops.testing.__main__  # noqa: E402
+from cuda_ops import pytest_plugin  # noqa: E402
+from cuda_ops.build.discovery import BUILTIN_ROOT  # noqa: E402
+from cuda_ops.derive.no_gradient import NoGradient  # noqa: E402
+from cuda_ops.dispatch.operator import Operator  # noqa: E402
+from cuda_ops.registry import registry  # noqa: E402
+
+PAGES = (DOCS / "operators.md", DOCS / "command-line.md")
+_PART = re.compile(r"(<!-- from the code: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_SECTION = re.compile(r"[A-Z][a-z]+(?: [a-z]+)?: ?")
+
+
+def updated(text: str) -> str:
+    """Returns the text of a page with every part generated anew."""
+
+    def made(match: re.Match[str]) -> str:
+        return f"{match[1]}{_PARTS[match[2]]().strip()}\n{match[4]}"
+
+    return _PART.sub(made, text)
+
+
+# --- operators -------------------------------------------------------------------------
+
+
+def operators() -> dict[str, dict[str, Operator]]:
+    """Returns the operators of this project by pair."""
+    pairs = registry().pairs()
+    stems = sorted(stem for stem, pair in pairs.items() if pair.root == BUILTIN_ROOT)
+    return {stem: registry().operators(stem) for stem in stems}
+
+
+def _contents() -> str:
+    return _filled(", ".join(f"[`{stem}`](#{stem})" for stem in operators()))
+
+
+def _operators() -> str:
+    return "\n\n".join(_pair(stem, found) for stem, found in operators().items())
+
+
+def _pair(stem: str, found: dict[str, Operator]) -> str:
+    others = (found[name] for name in sorted(found) if name != stem)
+    blocks = [f"## {stem}", _operator(found[stem])]
+    for other in others:
+        blocks += [f"### {other.spec.name}", _operator(other)]
+    return "\n\n".join(blocks)
+
+
+def _operator(operator: Operator) -> str:
+    op, function = operator.spec, registry().public(operator.spec.name)
+    parameters = inspect.signature(function)
+    bare = [p.replace(annotation=p.empty) for p in parameters.parameters.values()]
+    shown = parameters.replace(parameters=bare, return_annotation=parameters.empty)
+    line = f", signature line `{op.signature}`" if op.signature else ""
+    facts = (
+        f"`cuda_ops.{op.name}{shown}`\n\n"
+        f"- **Operator**: `{op.schema}`{line}\n"
+        f"- **Devices**: {_devices(operator)}\n"
+        f"- **Gradient**: {_gradient(operator)}"
+    )
+    return f"{facts}\n\n{_docstring(function.__doc__)}"
+
+
+def _devices(operator: Operator) -> str:
+    op = operator.spec
+    if op.is_composite:
+        return "any that its parts run on"
+    return "CPU, CUDA" if op.has_cuda else "CPU"
+
+
+def _gradient(operator: Operator) -> str:
+    autograd = operator.now.autograd
+    if operator.spec.is_composite:
+        return "from its parts"
+    if autograd is None or isinstance(autograd.backward, NoGradient):
+        return "none"
+    names = operator.spec.argument_names
+    tensors = operator.spec.tensor_positions
+    inputs = tensors if autograd.inputs is None else sorted(autograd.inputs)
+    return ", ".join(f"`{names[i]}`" for i in inputs)
+
+
+def _docstring(text: str) -> str:
+    """Formats a docstring: its paragraphs, then a list of its sections, then its example."""
+    text, _, example = inspect.cleandoc(text).partition("\n\nExample:\n")
+    prose: list[str] = []
+    sections: list[str] = []
+    for paragraph in text.split("\n\n"):
+        if not _SECTION.match(paragraph):
+            prose.append(_filled(paragraph))
+            continue
+        for section in re.split(rf"\n(?={_SECTION.pattern})", paragraph):
+            match = _SECTION.match(section)
+            assert match is not None
+            sections += _section(match[0].rstrip(": "), section[match.end() :].rstrip())
+    blocks = [*prose, "\n".join(sections)]
+    if example:
+        blocks.append(f"```pycon\n{example.strip()}\n```")
+    return "\n\n".join(filter(None, blocks))
+
+
+def _section(name: str, text: str) -> Iterator[str]:
+    if not text.startswith("\n") and name != "Args":
+        yield _filled(f"- **{name}**: {text}", "  ")
+        return
+    yield f"- **{name}**:"
+    for entry in re.split(r"\n(?=\S)", textwrap.dedent(text).strip()):
+        names, _, meaning = entry.partition(": ")
+        yield _filled(f"  - `{names}`: {meaning}", "    ")
+
+
+def _filled(text: str, indent: str = "") -> str:
+    start = text[: len(text) - len(text.lstrip())]
+    return textwrap.fill(
+        " ".join(text.split()), 120, initial_indent=start, subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+# --- options ---------------------------------------------------------------------------
+
+
+def _options(parser: argparse.ArgumentParser) -> str:
+    rows = []
+    for action in parser._actions:
+        if isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)):
+            continue
+        name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+        if action.option_strings and action.nargs != 0:
+            value = "|".join(map(str, action.choices)) if action.choices else action.metavar
+            name += f" {value or action.dest.upper()}"
+        elif action.nargs == "*":
+            name += " ..."
+        rows.append((name, action.help or ""))
+    return _table(rows)
+
+
+def _subcommands(parser: argparse.ArgumentParser) -> str:
+    (group,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    said = {choice.dest: choice.help for choice in group._choices_actions}
+    return "\n\n".join(
+        f"`{name}`: {said[name]}\n\n{_options(command)}" for name, command in group.choices.items()
+    )
+
+
+class _PytestOptions:
+    """Collects what the plugin of pytest adds."""
+
+    def __init__(self) -> None:
+        self.options: list[tuple[str, str]] = []
+        self.settings: list[tuple[str, str]] = []
+
+    def getgroup(self, name: str, description: str) -> _PytestOptions:
+        return self
+
+    def addoption(self, name: str, *, help: str, **more: Any) -> None:  # noqa: A002
+        metavar = more.get("metavar")
+        self.options.append((f"{name} {metavar}" if metavar else name, help))
+
+    def addini(self, name: str, help: str, kind: str, default: str) -> None:  # noqa: A002
+        self.settings.append((name, help))
+
+
+def _pytest_options() -> str:
+    found = _PytestOptions()
+    # It takes the place of pytest's parser, of which the plugin uses these methods alone.
+    pytest_plugin.pytest_addoption(found)  # type: ignore[arg-type]
+    return f"{_table(found.options)}\n\nSettings of pytest:\n\n{_table(found.settings)}"
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    lines = ["| option | meaning |", "|---|---|"]
+    for name, meaning in rows:
+        cells = f"`{name}`", " ".join(meaning.replace("%%", "%").split())
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+_PARTS: dict[str, Callable[[], str]] = {
+    "contents": _contents,
+    "operators": _operators,
+    "compile_dev.py": lambda: _options(cuda_ops.dev.command._parser()),
+    "cuda_ops.testing": lambda: _subcommands(cuda_ops.testing.__main__._parser()),
+    "pytest": _pytest_options,
+    "benchmarks": lambda: _options(cuda_ops.benchmarking.command._parser()),
+    "benchmarks.tables": lambda: _options(benchmarks.tables._parser()),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a page differs")
+    arguments = parser.parse_args(argv)
+    differing = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        new = updated(text)
+        if new != text:
+            differing.append(page)
+            if not arguments.check:
+                page.write_text(new, encoding="utf-8")
+    for page in differing:
+        print(f"{page.name} {'differs' if arguments.check else 'updated'}")
+    return int(arguments.check and bool(differing))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
