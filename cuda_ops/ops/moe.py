@@ -86,6 +86,11 @@ Errors: RuntimeError for another shape, dtype or device, a top_k out of range, T
 on, DTensors beside plain tensors, and second derivatives; ValueError for another scoring.
 Formula: Shazeer et al., https://arxiv.org/abs/1701.06538, with the experts of Shazeer,
 https://arxiv.org/abs/2002.05202, SwiGLU.
+
+Example:
+>>> x, router_logits = torch.ones(1, 2), torch.tensor([[1.0, 3.0]])
+>>> cuda_ops.moe(x, router_logits, torch.ones(2, 2, 2), torch.ones(2, 2, 1), top_k=1)
+tensor([[3.5232, 3.5232]])
 """
 
 
