@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock, Timeout
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -102,6 +104,30 @@ class ScratchOp:
     def function(self) -> Callable[..., Any]:
         function: Callable[..., Any] = registry().public(self.name)
         return function
+
+
+def made_once(path: Path, make: Callable[[Path], object], wait: bool = True) -> bool:
+    """Has ``make`` write ``path``, unless a process did before; False: one does it now.
+
+    With ``wait`` for that process to be done.
+    """
+    try:
+        with FileLock(f"{path}.lock", timeout=-1 if wait else 0):
+            if not path.exists():
+                part = path.with_name(f"{path.name}.part")
+                shutil.rmtree(part, ignore_errors=True)  # of one that failed
+                make(part)
+                part.rename(path)
+    except Timeout:
+        return False
+    return True
+
+
+@pytest.fixture(scope="session")
+def folder_of_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of a run share, for :func:`made_once`."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(autouse=True)

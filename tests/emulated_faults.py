@@ -1,4 +1,8 @@
-"""Faults that test_emulated.py puts into the kernels, and that must be found."""
+"""Faults that test_emulated.py puts into the kernels, and that must be found.
+
+All of them are compiled into the programs that run the kernels as they stand; ``FAULT`` is whether
+a run asks for this one.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ from emulated_cases import MATMUL, MOE, RADIX, SORT
 
 
 class Fault(NamedTuple):
-    right: str
-    wrong: str
+    right: str  # what the header says
+    switched: str  # what is compiled in its place: the same unless FAULT
     timing: str
     found: str  # a pattern
     header: str = "gemm_grouped_hopper.cuh"
@@ -19,9 +23,9 @@ class Fault(NamedTuple):
 
 #: What runs a header's kernels: a program, and its case.
 USER_OF: dict[str, tuple[str, dict[str, object]]] = {
-    "gemm_grouped_hopper.cuh": ("grouped", {}),
-    "gemm_grouped_hopper_weights.cuh": ("grouped", {}),
-    "gemm_grouped_ring.cuh": ("grouped", {}),
+    "gemm_grouped_hopper.cuh": ("grouped", {"products": "rows"}),
+    "gemm_grouped_hopper_weights.cuh": ("grouped", {"products": "weights"}),
+    "gemm_grouped_ring.cuh": ("grouped", {"products": "rows"}),
     "moe_map.cuh": ("moe", MOE["hopper, most choices of no expert"]._asdict()),
     "gemm_grouped_stream.cuh": ("moe", MOE["direct, tiles of 16"]._asdict()),
     "gemm_stream_sums.cuh": ("moe", MOE["token, most choices"]._asdict()),
@@ -34,144 +38,161 @@ USER_OF: dict[str, tuple[str, dict[str, object]]] = {
 
 FAULTS = {
     "no fence": Fault(
-        "tma_store_fence();\n", "\n", "late", "without a fence", "gemm_grouped_ring.cuh"
+        "tma_store_fence();\n",
+        "if (!FAULT) tma_store_fence();\n",
+        "late",
+        "without a fence",
+        "gemm_grouped_ring.cuh",
     ),
     "waits for too few copies": Fault(
-        "hand_over<1>();", "hand_over<2>();", "early", "out is wrong", "gemm_grouped_ring.cuh"
+        "hand_over<1>();",
+        "if (FAULT) hand_over<2>(); else hand_over<1>();",
+        "early",
+        "out is wrong",
+        "gemm_grouped_ring.cuh",
     ),
     "wgmma still reads what is released": Fault(
-        "wgmma_wait<1>();", "wgmma_wait<2>();", "late", "out is wrong"
+        "wgmma_wait<1>();",
+        "if (FAULT) wgmma_wait<2>(); else wgmma_wait<1>();",
+        "late",
+        "out is wrong",
     ),
     "too few arrivals": Fault(
-        "kArrivals = kGather ? 1 + 4 : 1",
-        "kArrivals = kGather ? 4 : 1",
+        "constexpr int kArrivals = kGather ? 1 + 4 : 1",
+        "const int kArrivals = kGather ? (FAULT ? 4 : 1 + 4) : 1",
         "late",
         "deadlock|one arrival too many|out is wrong",
     ),
     "no swizzle": Fault(
         "kSwizzleBytes + ((chunk ^ (row % 8)) * 16));\n      GroupedCopies",
-        "kSwizzleBytes + chunk * 16);\n      GroupedCopies",
+        "kSwizzleBytes + ((FAULT ? chunk : chunk ^ (row % 8)) * 16));\n      GroupedCopies",
         "late",
         "out is wrong",
     ),
     "too many bytes": Fault(
         "kGather ? Tile::kBytesB : Tile::kStage",
-        "kGather ? Tile::kStage : Tile::kStage",
+        "kGather && !FAULT ? Tile::kBytesB : Tile::kStage",
         "late",
         "deadlock",
     ),
     "a number for too few": Fault(
         "4 * Tile::kConsumers + (kGather ? 4 : 0)",
-        "4 * Tile::kConsumers",
+        "4 * Tile::kConsumers + (kGather && !FAULT ? 4 : 0)",
         "late",
         "deadlock|one arrival too many|is wrong",
         mixture="hopper, most choices of no expert",
     ),
     "a number that some have not read": Fault(
         "mbarrier_wait(empty + 8 * slot, phase ^ 1);\n    numbers",
-        "numbers",
+        "if (!FAULT) mbarrier_wait(empty + 8 * slot, phase ^ 1);\n    numbers",
         "late",
         "deadlock|one arrival too many|is wrong",
         mixture="hopper, most choices of no expert",
         header="gemm_grouped_ring.cuh",
     ),
     "numbers of the call before": Fault(
-        "p.taken[thread] = 0;", ";", "late", "is wrong", "moe_map.cuh"
+        "p.taken[thread] = 0;",
+        "p.taken[thread] = FAULT ? p.taken[thread] : 0;",
+        "late",
+        "is wrong",
+        "moe_map.cuh",
     ),
     "rows of the next expert": Fault(
         "if (kb == whole && busy)",
-        "if (kb > whole && busy)",
+        "if ((FAULT ? kb > whole : kb == whole) && busy)",
         "late",
         "weights is wrong",
         "gemm_grouped_hopper_weights.cuh",
     ),
     "rows of no assignment": Fault(
         "there[i] && m + 64 * box < p.m ? 16 : 0",
-        "m + 64 * box < p.m ? 16 : 0",
+        "(FAULT || there[i]) && m + 64 * box < p.m ? 16 : 0",
         "late",
         "weights is wrong",
         "gemm_grouped_hopper_weights.cuh",
     ),
     "gradients with too few arrivals": Fault(
-        "kArrivals = 1 + 4;",
-        "kArrivals = 4;",
+        "constexpr int kArrivals = 1 + 4;",
+        "const int kArrivals = FAULT ? 4 : 1 + 4;",
         "late",
         "deadlock|one arrival too many|weights is wrong",
         "gemm_grouped_hopper_weights.cuh",
     ),
     "copies that are never handed over": Fault(
         "    }\n    copies.hand_over<0>();\n",
-        "    }\n",
+        "    }\n    if (!FAULT) copies.hand_over<0>();\n",
         "late",
         "deadlock",
         "gemm_grouped_hopper_weights.cuh",
     ),
     "a result not turned over": Fault(
-        "fill_box<T, kTransposed>(",
-        "fill_box<T>(",
+        "fill_box<T, kTransposed>(box, pairs, consumer);",
+        "if (FAULT) fill_box<T>(box, pairs, consumer);\n"
+        "else fill_box<T, kTransposed>(box, pairs, consumer);",
         "late",
         "weights is wrong",
         "gemm_grouped_hopper_weights.cuh",
     ),
     "zeros without a fence": Fault(
         "tma_store_fence();  // wgmma sees them\n",
-        "\n",
+        "if (!FAULT) tma_store_fence();\n",
         "late",
         "without a fence",
         "gemm_grouped_hopper_weights.cuh",
     ),
     "zeros that others have not written": Fault(
-        "named_barrier(uint32_t(1 + (alone ? consumer : Tile::kConsumers)), uint32_t(threads));",
-        "",
+        "named_barrier(uint32_t(1 + (alone",
+        "if (!FAULT) named_barrier(uint32_t(1 + (alone",
         "early",
         "weights is wrong|without a fence",
         "gemm_grouped_hopper_weights.cuh",
     ),
     "multiplies a stage that is on its way": Fault(
         "wait_group(kStages - 2)",
-        "wait_group(kStages - 1)",
+        "wait_group(kStages - 2 + FAULT)",
         "late",
         "out is wrong",
         "gemm_fma.cuh",
     ),
     "adds up slices that others still write": Fault(
         "with_totals(put_totals);\n      __syncthreads();",
-        "with_totals(put_totals);",
+        "with_totals(put_totals);\n      if (!FAULT) __syncthreads();",
         "late",
         "out is wrong",
         "gemm_fma.cuh",
     ),
     "copies over a stage that is read": Fault(
         "(kStages - 2);\n          __syncthreads();",
-        "(kStages - 2);",
+        "(kStages - 2);\n          if (!FAULT) __syncthreads();",
         "late",
         "out is wrong",
         "gemm_fma.cuh",
     ),
     "writes to blocks that still read": Fault(
         "cluster_sync();  // all counts are there",
-        "__syncthreads();  //",
+        "if (FAULT) __syncthreads(); else cluster_sync();  // all counts are there",
         "late",
         "of row . is wrong|there is no block",
         "sort_cluster.cuh",
     ),
     "reads before other blocks have written": Fault(
         "cluster_sync();\n    do {",
-        "__syncthreads();\n    do {",
+        "if (FAULT) __syncthreads(); else cluster_sync();\n    do {",
         "late",
         "of row . is wrong",
         "sort_cluster.cuh",
     ),
     "does not sort again": Fault(
         "if (round > 0 && choice.unsorted == 0) return {};",
-        "if (round > 0) return {};",
+        "if (round > 0 && (FAULT || choice.unsorted == 0)) return {};",
         "late",
         "of row . is wrong",
         "sort_radix_wide.cuh",
     ),
     "no launches that sort again": Fault(
         "for (int round = 0; round < 2; ++round) {\n    for (int number = 0; number < int",
-        "for (int round = 0; round < 1; ++round) {\n    for (int number = 0; number < int",
+        "for (int round = 0; round < (FAULT ? 1 : 2); ++round) {\n"
+        "for (int number = 0; number < int",
         "late",
         "of row . is wrong",
         "sort_radix_wide.cuh",
@@ -179,14 +200,15 @@ FAULTS = {
     ),
     "no wait in an early launch": Fault(
         "  wait_for_previous();\n",
-        "",
+        "  if (!FAULT) wait_for_previous();\n",
         "late",
         "global memory before the wait",
         "gemm_hopper.cuh",
     ),
     "reads through the L1 cache before the wait": Fault(
-        "ahead.template load<true>",
-        "ahead.template load<false>",
+        "if (wanted) ahead.template load<true>(",
+        "if (wanted && FAULT) ahead.template load<false>(lines, range.end - range.begin);\n"
+        "if (wanted && !FAULT) ahead.template load<true>(",
         "late",
         "global memory before the wait",
         "gemm_grouped_stream.cuh",
@@ -197,7 +219,9 @@ FAULTS = {
   }
 #pragma unroll
   for (int c""",
-        """  }
+        """    if (!FAULT) rows = after_previous(rows);
+    if (!FAULT) let_next_start();
+  }
 #pragma unroll
   for (int c""",
         "late",
@@ -206,13 +230,17 @@ FAULTS = {
     ),
     "one token that does not wait": Fault(
         "const void* rows = after_previous(p.a);\n  let_next_start();\n  if (int(",
-        "const void* rows = p.a;\n  let_next_start();\n  if (int(",
+        "const void* rows = FAULT ? p.a : after_previous(p.a);\n  let_next_start();\n  if (int(",
         "late",
         "global memory before the wait",
         "gemm_grouped_stream.cuh",
         mixture="token",
     ),
     "the first part of a line again": Fault(
-        "loaded = false;", "", "late", "out is wrong", "gemm_stream_sums.cuh"
+        "loaded = false;",
+        "loaded = FAULT && loaded;",
+        "late",
+        "out is wrong",
+        "gemm_stream_sums.cuh",
     ),
 }

@@ -15,7 +15,7 @@ namespace emulator {
 
 // --- arguments ------------------------------------------------------------------
 
-// `name=value` each, all of them given. `seed` and `timing` are the emulator's.
+// `name=value` each, all of them given. `seed`, `timing` and `fault` are the emulator's.
 class Arguments {
  public:
   Arguments(int count, char** texts) {
@@ -26,6 +26,7 @@ class Arguments {
       values_[text.substr(0, equal)] = text.substr(equal + 1);
     }
     seed(uint64_t(number("seed")));
+    fault = number("fault");
     timing = text("timing") == "late" ? Timing::kLate : Timing::kEarly;
   }
   std::string text(const std::string& name) const {

@@ -82,12 +82,7 @@ V __shfl_xor_sync(unsigned, V value, unsigned mask) {
   return emulator::value_of_lane(value, (emulator::thread % 32) ^ int(mask));
 }
 
-inline unsigned __ballot_sync(unsigned, bool vote) {
-  const emulator::Words* all = emulator::exchange({{vote}});
-  unsigned lanes = 0;
-  for (int i = 0; i < 32; ++i) lanes |= all[i].w[0] << i;
-  return lanes;
-}
+inline unsigned __ballot_sync(unsigned, bool vote) { return emulator::ballot(vote); }
 
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   const emulator::Words* all = emulator::exchange({{value}});

@@ -32,6 +32,7 @@ namespace emulator {
 
 Timing timing = Timing::kLate;
 int capability = 90;
+int fault = 0;
 Block* block = nullptr;
 int thread = -1;
 unsigned grid_blocks = 0, block_threads = 0;
@@ -46,7 +47,8 @@ struct Fiber {
   bool done = false;
   bool waited = false;  // for the kernels before this one
   const char* waits_for = "";
-  std::vector<uint32_t> unfenced;  // sixteens of shared memory that it wrote
+  const std::function<bool()>* until = nullptr;  // of a wait
+  std::vector<uint32_t> unfenced;                // sixteens of shared memory that it wrote
   Async async;
 };
 
@@ -62,9 +64,6 @@ void* outside = nullptr;  // the stack of run_grid
 int current = -1;
 bool early_launch = false;
 uint64_t random_state = 88172645463325252ull;
-// Deadlocked is who has waited for several rounds in which nothing happened.
-uint64_t changes = 0, changes_seen = 0;
-size_t idle = 0;
 std::vector<std::function<void()>> events;
 NamedBarrier cluster;
 std::vector<Range> readable;
@@ -83,7 +82,6 @@ void fire_event() {
   const auto event = std::move(events[i]);
   events.erase(events.begin() + std::ptrdiff_t(i));
   event();
-  progress();
 }
 
 void switch_to(int next) {
@@ -93,18 +91,6 @@ void switch_to(int next) {
   thread = next % int(block_threads);
   block = blocks[size_t(next) / block_threads].get();
   emulator_switch(save, self().stack_pointer);
-}
-
-void resume_another() {
-  const int count = int(fibers.size());
-  const int first = draw(16) == 0 ? int(draw(fibers.size())) : current + 1;
-  for (int i = 0; i < count; ++i) {
-    const int next = (first + i) % count;
-    if (fibers[size_t(next)].done) continue;
-    if (next != current) switch_to(next);
-    return;
-  }
-  switch_to(-1);
 }
 
 [[noreturn]] void deadlock() {
@@ -121,23 +107,35 @@ void resume_another() {
   fail("deadlock");
 }
 
-void yield() {
-  if (!events.empty() && draw(64) == 0) fire_event();
-  if (changes != changes_seen) {
-    changes_seen = changes;
-    idle = 0;
-  } else if (++idle > 64 * fibers.size()) {
+// Goes on with a thread that waits for nothing any more, if need be after an event.
+void resume_another() {
+  const int count = int(fibers.size());
+  for (;;) {
+    const int first = draw(16) == 0 ? int(draw(fibers.size())) : current + 1;
+    bool all_done = true;
+    for (int i = 0; i < count; ++i) {
+      const int next = (first + i) % count;
+      const Fiber& fiber = fibers[size_t(next)];
+      if (fiber.done) continue;
+      all_done = false;
+      if (fiber.until != nullptr && !(*fiber.until)()) continue;
+      if (next != current) switch_to(next);
+      return;
+    }
+    if (all_done) return switch_to(-1);
     if (events.empty()) deadlock();
     fire_event();
-    idle = 0;
   }
+}
+
+void yield() {
+  if (!events.empty() && draw(16) == 0) fire_event();
   resume_another();
 }
 
 void fiber_entry() {
   (*body)();
   self().done = true;
-  progress();
   resume_another();
   std::abort();
 }
@@ -146,6 +144,7 @@ void prepare(Fiber& fiber) {
   fiber.done = false;
   fiber.waited = !early_launch;
   fiber.waits_for = "";
+  fiber.until = nullptr;
   fiber.unfenced.clear();
   fiber.async = {};
   const auto end = reinterpret_cast<uintptr_t>(fiber.stack.get() + kStack) & ~uintptr_t(15);
@@ -191,7 +190,6 @@ void end_phase_if_over(Barrier& b) {
     ++b.phase;
     b.pending = b.count;
   }
-  progress();
 }
 
 void arrive(NamedBarrier& b, unsigned threads, const char* what) {
@@ -199,7 +197,6 @@ void arrive(NamedBarrier& b, unsigned threads, const char* what) {
   if (++b.arrived == int(threads)) {
     b.arrived = 0;
     ++b.generation;
-    progress();
   } else {
     wait_until([&] { return b.generation != generation; }, what);
   }
@@ -324,32 +321,41 @@ void check_visible(uint32_t address) {
 
 // --- waiting ------------------------------------------------------------------
 
-void progress() { ++changes; }
-
-void later(std::function<void()> event) {
-  events.push_back(std::move(event));
-  progress();
-}
+void later(std::function<void()> event) { events.push_back(std::move(event)); }
 
 void wait_until(const std::function<bool()>& holds, const char* what) {
+  if (holds()) return;
   self().waits_for = what;
-  while (!holds()) yield();
+  self().until = &holds;
+  yield();
+  self().until = nullptr;
 }
 
-const Words* exchange(const Words& mine) {
+namespace {
+
+// What the lanes of a warp have shown each other, once all of them have.
+const Shown& show(const Words& mine) {
   Warp& warp = block->warps[size_t(thread) / 32];
   const uint64_t generation = warp.generation;
   // Two sets: a lane may read the last ones while the others show their next.
-  warp.words[generation % 2][thread % 32] = mine;
+  Shown& shown = warp.shown[generation % 2];
+  const int lane = thread % 32;
+  if (warp.arrived == 0) shown.set = 0;
+  shown.set |= uint32_t(mine.w[0] != 0) << lane;
+  shown.words[lane] = mine;
   if (++warp.arrived == 32) {
     warp.arrived = 0;
     ++warp.generation;
-    progress();
   } else {
     wait_until([&] { return warp.generation != generation; }, "lanes of the warp");
   }
-  return warp.words[generation % 2];
+  return shown;
 }
+
+}  // namespace
+
+const Words* exchange(const Words& mine) { return show(mine).words; }
+uint32_t ballot(bool mine) { return show({{mine}}).set; }
 
 void block_barrier(uint32_t name, uint32_t threads) {
   if (name >= 16) fail("named barrier %u", name);
@@ -380,10 +386,7 @@ void barrier_bytes(Block& of, uint32_t address, int64_t bytes) {
 
 void barrier_wait(uint32_t address, uint32_t parity) {
   const Barrier& b = barrier_at(*block, address);
-  if (draw(8) == 0) {  // a wait that holds may still be late
-    progress();
-    yield();
-  }
+  if (draw(8) == 0) yield();  // a wait that holds may still be late
   wait_until([&] { return (b.phase & 1) != (parity & 1); }, "a mbarrier");
 }
 

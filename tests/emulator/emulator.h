@@ -27,6 +27,7 @@ namespace emulator {
 enum class Timing { kEarly, kLate };
 extern Timing timing;
 extern int capability;  // of the device, 90 for 9.0
+extern int fault;       // the number of the one to run with, 0 for none
 void seed(uint64_t value);
 
 // Ends the process, naming block and thread.
@@ -77,8 +78,12 @@ struct Barrier {
 struct Words {
   uint32_t w[6];
 };
+struct Shown {
+  Words words[32];
+  uint32_t set = 0;  // the lanes whose first word is not 0
+};
 struct Warp {
-  Words words[2][32];
+  Shown shown[2];
   int arrived = 0;
   uint64_t generation = 0;
 };
@@ -143,12 +148,14 @@ void store_shared(uint32_t address, const T& value, int align) {
 
 // --- waiting ------------------------------------------------------------------
 
-void progress();  // something that others may wait for has happened
+// `holds` says the same in every thread.
 void wait_until(const std::function<bool()>& holds, const char* what);
 void later(std::function<void()> event);  // at a time of the emulator's choice
 
 // Every lane's words; a barrier of the warp too.
 const Words* exchange(const Words& mine);
+// The lanes that vote for it, in the same way.
+uint32_t ballot(bool mine);
 template <class V>
 V value_of_lane(const V& mine, int lane) {
   static_assert(sizeof(V) <= sizeof(Words), "too long to show");
@@ -184,7 +191,6 @@ class Groups {
     while (closed_.size() > pending) {
       for (const auto& work : closed_.front()) work();
       closed_.pop_front();
-      progress();
     }
   }
   bool left() const {

@@ -59,16 +59,16 @@ inline void ptx_ex2_approx_ftz_f32(float& to, float value) { to = std::exp2(valu
 // Bit a * 4 + b * 2 + c of `table` for bits a, b, c.
 inline void ptx_lop3_b32(uint32_t& a, uint32_t b, uint32_t c, uint32_t table) {
   uint32_t result = 0;
-  for (int i = 0; i < 32; ++i) {
-    result |= (table >> ((a >> i & 1) * 4 + (b >> i & 1) * 2 + (c >> i & 1)) & 1) << i;
+  for (uint32_t i = 0; i < 8; ++i) {
+    if ((table >> i & 1) == 0) continue;
+    result |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
   }
   a = result;
 }
 // With the vote and the complement that follow it: lanes_with_bit().
 inline void ptx_setp_ne_u32(uint32_t& lanes, uint32_t bit) {
-  const Words* all = exchange({{bit}});
-  lanes = 0;
-  for (int i = 0; i < 32; ++i) lanes |= uint32_t((all[i].w[0] != 0) == (bit != 0)) << i;
+  const uint32_t votes = ballot(bit != 0);
+  lanes = bit != 0 ? votes : ~votes;
 }
 
 // --- loads and stores -----------------------------------------------------------
