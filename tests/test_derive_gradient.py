@@ -107,15 +107,15 @@ def test_a_gradient_of_each_row_serves_what_is_in_brackets():
 
 
 def test_a_gradient_without_a_kernel_is_refused():
-    gradient = ("derive_one_backward(Tensor grad_out) -> Tensor grad_x", "()->()")
+    line = ("derive_one_backward(Tensor grad_out) -> Tensor grad_x", "()->()")
     op = pair(
         spec("derive_one(Tensor x) -> Tensor", "()->()"),
-        spec(*gradient, keys=("CUDA",)),
+        spec(*line, keys=("CUDA",)),
     )
     message = r"_backward: expected \.cpu<f>\(\), which derive_one has, got none"
     with pytest.raises(ManifestError, match=message):
         gradient.cuda_ops_autograd(op)
-    composed = pair(op, spec(*gradient, keys=("CompositeImplicitAutograd",)))
+    composed = pair(op, spec(*line, keys=("CompositeImplicitAutograd",)))
     assert gradient.cuda_ops_autograd(composed) is not None
 
 
