@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -22,7 +23,8 @@ from torch.utils._pytree import tree_leaves
 from cuda_ops.build import compiling, toolchain
 from cuda_ops.compile_ops import reload
 from cuda_ops.registry import registry
-from cuda_ops.testing.memory import release
+from cuda_ops.testing.case import NotRunError
+from cuda_ops.testing.memory import much_memory, release
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # As many workers as cores: one thread for each, and for what it starts.
@@ -216,6 +218,16 @@ class Recorder(TorchDispatchMode):
 def built_mixture() -> None:
     """moe and its parts."""
     reload("moe_route", "moe_experts", "moe")
+
+
+@contextlib.contextmanager
+def room_for(device: str, needed: float) -> Iterator[None]:
+    """Waits for so many bytes of the device's memory; skips where it has fewer in all."""
+    try:
+        with much_memory(device, needed, patience=240):
+            yield
+    except NotRunError as error:
+        pytest.skip(str(error))
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:

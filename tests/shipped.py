@@ -63,7 +63,9 @@ TORCH: dict[str, Callable[..., Any]] = {
 def call_with(name: str, dtype: torch.dtype | None = None, seed: int = 0) -> list[Any]:
     """Arguments that fit the signature line, or that its plugin draws."""
     spec = OPERATORS[name].spec
-    if spec.signature is not None or len(spec.tensor_positions) == 1:
+    # A line says nothing about values, and which optional tensors have a gradient.
+    optional = any("Optional[Tensor]" in str(argument.type) for argument in spec.parsed.arguments)
+    if (spec.signature is not None and not optional) or len(spec.tensor_positions) == 1:
         return list(shaped(spec, (3, 4), dtype=dtype, seed=seed).make())
     draw = Draw(20, range(2, MAX_NUMEL), dtype or torch.float32)
     sample = chosen(subject_of(spec, registry().plugins), draw)[-1]

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ScratchOp, needs_gpu
+from conftest import ScratchOp, needs_gpu, room_for
 
 import cuda_ops
 from cuda_ops.dev.scaffold import new_pair
 from cuda_ops.registry import registry
-from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.stall import stall
 
 pytestmark = needs_gpu
@@ -59,7 +58,7 @@ def test_more_than_2_to_the_31_elements() -> None:
         strided = x.view(2049, 1 << 20)[:, ::2]
         assert torch.equal(cuda_ops.silu(strided)[-1], expected[::2])
 
-    with much_memory("cuda", 18e9, patience=240):
+    with room_for("cuda", 18e9):
         check()
 
 

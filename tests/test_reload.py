@@ -305,7 +305,7 @@ def test_300_reloads_while_another_thread_calls(scratch_op: ScratchOp, tmp_path:
 
 def _build_script(op: ScratchOp) -> list[str]:
     code = (
-        "import sys; from pathlib import Path; from cuda_ops import build\n"
+        "import sys; from pathlib import Path; from cuda_ops.build import compiling\n"
         "from cuda_ops.build.discovery import discover\n"
         f"pair = {{p.stem: p for p in discover([Path({str(op.root)!r})])}}[{op.name!r}]\n"
         "print('start', flush=True); print(compiling.build(pair).path)"

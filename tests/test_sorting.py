@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import needs_gpu
+from conftest import needs_gpu, room_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cuda_ops
 from cuda_ops.compile_ops import reload
-from cuda_ops.testing.memory import much_memory
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -405,5 +404,5 @@ def test_more_than_2_to_the_31_elements(rows: int, n: int) -> None:
             tied = values[row, 1:] == values[row, :-1]
             assert (indices[row, 1:] > indices[row, :-1])[tied].all()
 
-    with much_memory("cuda", 70e9, patience=240):
+    with room_for("cuda", 70e9):
         check()
