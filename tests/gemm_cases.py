@@ -1,4 +1,4 @@
-"""Products of every size, and the least one that each kernel of gemm.h is chosen for."""
+"""Products of every size, and the smallest one that each kernel of gemm.h is chosen for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Case:
     precision: str = "ieee"
     batch: int = 1
     aligned: bool = True
-    #: Of a, K-major: elements from row to row and from matrix to matrix, b being one for all.
+    #: For a K-major a: elements from row to row and from matrix to matrix, b being one for all.
     walk: tuple[int, int] | None = None
 
     def line(self, device: str, linear: bool) -> str:
@@ -55,11 +55,11 @@ class Case:
 H200, A100, T4 = "H200", "A100", "7.5,40,64"
 LAYOUTS = ("kk", "kl", "lk", "ll")
 _SIZES = (1, 4, 8, 17, *(2**e for e in range(5, 15)), 40, 200, 640, 1000, 3000, 6000)
-#: The first is no whole number of vectors, the last one of lines of the cache: it
+#: The first is not a whole number of vectors; the last one is a whole number of cache lines, which
 #: decides whether loads are waited for.
 _KS = (21, 136, 264, 520, 1032, 2056, 4104, 6144)
-#: Tiles, but for a border, of which all SMs take as many at once, or that many in parts of two,
-#: three or four: where splits pay.
+#: Sizes a border below as many tiles as SMs, or below a half, a third or a quarter of that: where
+#: splits pay.
 _WAVES = [
     size
     for tiles in (33, 44, 66, 132)
@@ -74,7 +74,7 @@ Plans = Callable[..., list[str]]
 
 
 def planner(tmp_path_factory: pytest.TempPathFactory) -> Plans:
-    """The choice as a function of cases, compiled without CUDA."""
+    """Returns the plan as a function of cases, compiled without CUDA."""
     answers = plan_program(tmp_path_factory, "gemm_plan.cpp")
 
     def choose(cases: list[Case], device: str = H200, linear: bool = False) -> list[str]:
@@ -84,7 +84,7 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Plans:
 
 
 def kinds(linear: bool) -> list[tuple[torch.dtype, str, str]]:
-    """Every dtype, precision and layouts; a layer knows one precision."""
+    """Returns every dtype, precision and layouts; a layer knows one precision."""
     precisions = [(torch.bfloat16, "ieee"), (torch.float16, "ieee"), (torch.float32, "ieee")]
     if not linear:
         precisions += [(torch.float32, "tf32"), (torch.float32, "tf32x3")]
@@ -93,8 +93,8 @@ def kinds(linear: bool) -> list[tuple[torch.dtype, str, str]]:
 
 @cache
 def anything(linear: bool = False) -> list[Case]:
-    """All sizes, in order: those with as many stages as fill a ring come before those without, and
-    then the smallest ones.
+    """Returns all sizes in order: first those with enough stages to fill a ring, and among them the
+    smallest.
     """
     cases = [
         Case(m, n, k, layouts, dtype, precision)
@@ -105,12 +105,12 @@ def anything(linear: bool = False) -> list[Case]:
 
 
 def kernel(plan: str) -> str:
-    """What multiplies: as many blocks as there are, of whatever was copied before."""
+    """Returns the kernel of a plan, without its grid and the copies before it."""
     return re.sub(r"^pack.*, | grid \d+", "", plan)
 
 
 def kernels(plans: Plans, cases: list[Case], linear: bool = False) -> dict[str, Case]:
-    """Every kernel that any of the cases is given, and the first that is."""
+    """Returns every kernel that any of the cases gets, and the first case that does."""
     found: dict[str, Case] = {}
     for case, plan in zip(cases, plans(cases, linear=linear), strict=True):
         found.setdefault(f"{kernel(plan)}, {case.dtype}, {case.precision}", case)
@@ -118,16 +118,16 @@ def kernels(plans: Plans, cases: list[Case], linear: bool = False) -> dict[str, 
 
 
 def smallest(plans: Plans, linear: bool = False) -> dict[str, Case]:
-    """Every kernel that any size is given, and the smallest case of it."""
+    """Returns every kernel that any size gets, and the smallest case of it."""
     return kernels(plans, anything(linear), linear)
 
 
-#: Families that the samples which are drawn for any check are small enough for.
+#: Families for which the samples drawn for any check are small enough.
 _DRAWN = {"mma 64", "fma 32x32", "simt 64"}
 
 
 def families(plans: Plans, cases: list[Case], linear: bool = False) -> set[str]:
-    """What the cases are given, with one name for all wide tiles and one for all narrow ones:
+    """Returns the families of the cases, with one name for wide tiles and one for narrow ones:
     "pack a", "wide alone", "wide A^T", "narrow swapped", "narrow splits 2", "fma 128x64",
     "fma quads of a".
     """
@@ -143,6 +143,6 @@ def families(plans: Plans, cases: list[Case], linear: bool = False) -> set[str]:
             found |= {f"{width} {word}" for word in words}
         elif tile := re.match(r"(fma \d+x\d+)(.*)", chosen):
             found |= {tile[1], "fma" + tile[2]} - {"fma"}
-        else:  # of a stream, what is swapped
+        else:  # a stream, swapped or not
             found.add(re.sub(r" 8 splits \d", "", chosen))
     return found - _DRAWN

@@ -1,7 +1,7 @@
-// What the launch configurations are for a few problems, one line each. They are
-// values chosen without a GPU; test_launch_config.py says what they should be.
+// Prints the launch configurations of a few problems, one line each. They are values chosen without
+// a GPU; test_launch_config.py says what they should be.
 #include "../src/kernels/normalize_volume.cu"
-// Both keep the name to themselves.
+// Both files define this name.
 #define kThreads kGrayThreads
 #include "../src/kernels/rgb_to_gray.cu"
 #undef kThreads

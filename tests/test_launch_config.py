@@ -1,4 +1,4 @@
-"""Launch configurations are values: what the kernels would do, without a GPU to do it."""
+"""Launch configurations are values, so a test without a GPU can read them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXPECTED = {
     "1000 of 8^3": "packed, unroll 4, team 1, blocks 1000",
     "2000 of 8^3": "packed, unroll 4, team 1, blocks 2000",
     "off by one byte, volume": "scalar, unroll 4, team 256, blocks 256",
-    # Chunks where rows are too few; what they keep takes 8 bytes each, and is a row once more.
+    # Chunks where rows are too few; their elements take 8 bytes each and are a row once more.
     "8 of 64 for many rows": "kept 32, chunk 64, chunks 1, workspace 0",
     "64 of one row of 1M": "kept 64, chunk 1024, chunks 1024, workspace 557056",
     "50 of a vocabulary": "kept 64, chunk 1986, chunks 66, workspace 1766400",

@@ -1,4 +1,4 @@
-"""Which kernels matmul chooses, and each of them on a GPU."""
+"""Tests which kernels matmul chooses, and each of them on a GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def built() -> None:
     reload("matmul")
 
 
-#: Borders that are no multiples of anything, and what is not for Hopper's kernels.
+#: Sizes that are not multiples of anything, and cases that are not for Hopper's kernels.
 BORDERS = [
     *(Case(m, n, 1032, layouts) for m in (3, 9, 24, 50, 100, 130, 260, 520, 1030)
       for n in (8, 40, 136, 1032, 4104) for layouts in LAYOUTS),
@@ -102,7 +102,7 @@ def test_the_choice(plans: Plans) -> None:
     assert plans([Case(16, 4096, 4096, aligned=False)], device=A100) == ["mma 64"]
     # 1.94 and 3.88 waves of 132 SMs; tiles of 256 columns would make 1.21 and 3.39.
     assert plans([Case(512, 10240, 8192)]) == ["hopper 128x160 splits 1 pairs grid 132"]
-    # Of what takes long enough for power to limit it, wide tiles, though waves are emptier.
+    # Power limits what takes this long: wide tiles, though waves are emptier.
     assert plans([Case(4096, 28672, 8192)]) == ["hopper 128x256 splits 1 pairs grid 132"]
     assert plans([Case(1024, 14336, 4096)]) == ["hopper 128x224 splits 1 pairs grid 132"]
     # A pair below four rows of tiles would compute the fifth twice.
@@ -133,8 +133,8 @@ def test_the_choice(plans: Plans) -> None:
     assert plans([Case(2000, 2000, 8, dtype=torch.float32, precision="tf32x3")]) == ["fma 128x128"]
     assert plans([Case(4096, 4096, 4096, dtype=torch.float64)]) == ["simt 64"]
     assert plans([Case(0, 8, 8), Case(8, 8, 0)]) == ["nothing", "simt 64"]
-    # What the streaming kernel's ints would not hold: blocks. What the Hopper kernel's would
-    # not: tiles plus the grid, and K of both parts.
+    # The streaming kernel's ints would not hold the blocks; the Hopper kernel's would hold neither
+    # tiles plus the grid nor K of both parts.
     assert plans([Case(3, 3, 8, batch=2**31)]) == ["mma 128"]
     assert plans([Case(65, 65, 8, batch=2**30)]) == ["mma 128"]
     assert plans([Case(8, 8, 2**30, dtype=torch.float32, precision="tf32x3")]) == ["fma 32x32"]
@@ -201,7 +201,7 @@ def test_every_tile_and_layout_is_chosen_somewhere(cases_of_kernels: dict[str, C
 
 @pytest.mark.parametrize("linear", [False, True], ids=["product", "layer"])
 def test_no_other_size_is_given_another_kernel(plans: Plans, linear: bool) -> None:
-    """Of those that the GPU tests, here and of fused_linear_gelu, run."""
+    """The GPU tests, here and of fused_linear_gelu, run every kernel that any size gets."""
     draw = random.Random(0)
 
     def size() -> int:

@@ -1,4 +1,4 @@
-"""Which kernels moe chooses, and each of them on a GPU."""
+"""Tests which kernels moe chooses, and each of them on a GPU."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ ANYTHING = sorted(
     ),
     key=lambda case: (case.hidden * case.inner * case.experts, case.tokens * case.top_k),
 )
-#: Borders that are no multiples of a tile, and what is not for vectors of 16 bytes.
+#: Sizes that are not multiples of a tile, and rows that are not vectors of 16 bytes.
 BORDERS = [
     *(Case(tokens, hidden, inner, 5, 2, dtype)
       for tokens in (1, 3, 31, 200) for hidden, inner in ((8, 8), (8, 520), (328, 8), (136, 264))
@@ -74,14 +74,14 @@ BORDERS = [
     Case(1, 40, 24, 16, 17), Case(1, 40, 24, 4, 70),
     Case(1, 4104, 2056, 3, 2), Case(2, 4104, 2056, 3, 2), Case(20, 2056, 4104, 3, 2),
     Case(1700, 24, 16, 512, 8), Case(3000, 136, 72, 4, 3), Case(900, 136, 4104, 5, 2),
-    # Tall tiles, of which blocks take several.
+    # Tall tiles; blocks take several.
     Case(300, 264, 72, 4, 2), Case(400, 136, 4104, 5, 2), Case(400, 8200, 136, 5, 2),
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The choice as a function of cases, compiled without CUDA."""
+    """Returns the plan as a function of cases, compiled without CUDA."""
     answers = plan_program(tmp_path_factory, "moe_plan.cpp")
 
     def choose(cases: list[Case], device: str = H200, backward: bool = False) -> list[str]:
@@ -117,7 +117,7 @@ def test_the_choice(plans: Any) -> None:
 
 
 def smallest(plans: Any) -> dict[str, Case]:
-    """Every choice that any size is given, and the smallest case of it."""
+    """Returns every plan that any size gets, and the smallest case of it."""
     found: dict[str, Case] = {}
     for case, plan in zip(ANYTHING, plans(ANYTHING), strict=True):
         found.setdefault(plan, case)
@@ -138,7 +138,7 @@ def test_every_kernel_is_chosen_somewhere(plans: Any) -> None:
 
 
 def families(plans: list[str]) -> set[str]:
-    """What a plan says beside how many warps share a K."""
+    """Returns the plans without the numbers of warps that share a K."""
     return {re.sub(r" splits \d( \d)?", "", plan) for plan in plans}
 
 
@@ -162,7 +162,7 @@ def test_the_sanitizer_is_shown_every_family(plans: Any, name: str) -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-# Of the last two, tall tiles and even ones, blocks take several.
+# Blocks take several tiles of the last two, tall ones and even ones.
 @pytest.mark.parametrize(
     ("tokens", "inner", "plan"),
     [
@@ -192,7 +192,7 @@ def test_one_graph_for_every_routing(
         logits.copy_(new)
         matrices[1].neg_()
         graph.replay()
-        # Again at once: what a kernel reads before it waits is of this call, not of the last one.
+        # Again at once: a kernel's reads before it waits must be of this call, not of the last one.
         logits.copy_(new.roll(1, 1))
         matrices[1].copy_(matrices[1].roll(1, 0))
         graph.replay()
@@ -202,7 +202,7 @@ def test_one_graph_for_every_routing(
 
 
 def routed(case: Case, how: str) -> torch.Tensor:
-    """Experts of every token: any, all the same, or some that there are not."""
+    """Returns the experts of every token: any, all the same, or some that do not exist."""
     shape = (case.tokens, case.top_k)
     if how == "one":
         return torch.full(shape, case.experts // 2, device="cuda")
@@ -267,7 +267,7 @@ def test_gradients_of_many_tokens(plans: Any, how: str, dtype: torch.dtype) -> N
 
 
 # Tiles of 128 rows are for many assignments alone; those of mma.sync, on Hopper, for rows that are
-# no multiples of 16 bytes.
+# not multiples of 16 bytes.
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("hidden", [520, 516])
@@ -297,7 +297,7 @@ def test_a_gradient_gives_its_space_back_before_the_last_result() -> None:
         torch.rand_like(chosen * 1.0),
     )
     gate_up = torch.ops.cuda_ops.moe_experts_keep(*tensors)[1]
-    for _ in range(2):  # the first call may leave what a library keeps
+    for _ in range(2):  # the first call may leave memory that a library keeps
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         results = torch.ops.cuda_ops.moe_experts_backward(grad, *tensors, gate_up)
@@ -322,7 +322,7 @@ def test_more_elements_than_an_int_counts() -> None:
 
 
 def compare_with_parts(case: Case, parts: int, device: str) -> None:
-    """All tokens at once, and a part of them at a time: the same kernels, and each token alone."""
+    """Compares all tokens at once with a part of them at a time: each token stands alone."""
     torch.manual_seed(0)
     matrices = weights(case.experts, case.hidden, case.inner, case.dtype, device)
     for matrix in matrices:

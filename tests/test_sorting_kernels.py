@@ -1,4 +1,4 @@
-"""Which kernels bitonic_sort chooses."""
+"""Tests which kernels bitonic_sort chooses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ L40S = "8.9,142,99"
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """The choice without a GPU. ``wide``: clusters of 16 blocks that are launched at once, which
+    """Returns the plan as a function. ``wide``: how many clusters of 16 blocks run at once, which
     differs from chip to chip; None: no clusters, not even of 8 blocks.
     """
     answers = plan_program(tmp_path_factory, "sort_plan.cpp")
@@ -74,12 +74,12 @@ def test_the_plan_of_each_length(plan: Callable[..., str]) -> None:
     # 8-byte dtypes to wide ones alone, and not the longest.
     assert plan(7, 1 << 16, 8, wide=7).startswith(f"{cluster} width 0 items 8 cluster 16")
     assert plan(8, 1 << 16, 8, wide=7)[0] == plan(7, 65537, 8, wide=7)[0] == radix
-    # Of rows that a block could sort too, few.
+    # Rows that a block could sort too, if they are few.
     assert plan(7, 8193, 4, wide=7).startswith(f"{cluster} width 0 items 8 cluster 16 threads 256")
     assert plan(16, 8193, 4, wide=7).startswith(f"{cluster} width 0 items 16 cluster 8")
     assert plan(7, 8192, 4, wide=7)[0] == plan(17, 32768, 4, wide=7)[0] == block
     assert plan(8, 8193, 8, wide=7)[0] == block
-    # 8-byte keys: sums of the digits, of each tile too, keys, indices, and what is known of them.
+    # 8-byte keys: sums of the digits, of each tile too, keys, indices, and facts about the keys.
     assert plan(2, 40_000, 8).endswith(
         f", {2 * 256 * 4 * (1 + 7) + 2 * 40_000 * 8 + 2 * 40_000 * 4 + 12} bytes"
     )

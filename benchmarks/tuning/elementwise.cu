@@ -1,5 +1,5 @@
-// How the flat elementwise kernel was tuned: threads per block, accesses per
-// thread and their size, cache hints and the order of tiles, from 1K to 256M elements. Inputs
+// Times variants of the flat elementwise kernel: threads per block, accesses per thread and their
+// size, cache hints and the order of tiles, from 1K to 256M elements. Inputs
 // rotate through 6 GiB, so the L2 is cold; launches come from one CUDA graph.
 // Prints microseconds and GB/s of every variant.
 //
@@ -151,7 +151,7 @@ void measure(const char* label, char* arena, int64_t numel, F f) {
   });
 }
 
-// The kernel itself, with accesses of so many bytes.
+// Starts the kernel itself, with accesses of `kBytes` bytes.
 template <int kBytes, class T, int Inputs, class F>
 void measure_kernel(const char* label, char* arena, int64_t numel, F f) {
   char variant[80];

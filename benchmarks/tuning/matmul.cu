@@ -1,15 +1,15 @@
-// How the matrix product is tuned on Hopper: times every tile, swap and split that its kernel
-// can run, and those that stream a matrix past up to 32 rows, bfloat16, a @ weight^T, on the
-// projections of Llama-3 8B and 70B, on cubes and on odd sizes, beside the plan's choice and
-// cuBLAS. Then says what hopper_stage_time and its neighbours, and the estimates for copies and
-// 3xTF32 ought to be. Operands rotate through 6 GiB of N(0, 1), so the L2 is cold; launches
-// come from CUDA graphs that take turns. Under two minutes on an H200.
+// Tunes the matrix product on Hopper: times every tile, swap and split that its kernel can run, and
+// those that stream a matrix past up to 32 rows, bfloat16, a @ weight^T, on the projections of
+// Llama-3 8B and 70B, on cubes and on odd sizes, beside the plan's choice and cuBLAS. Then prints
+// what hopper_stage_time and its neighbours, and the estimates for copies and 3xTF32, should be.
+// Operands rotate through 6 GiB of N(0, 1), so the L2 is cold; launches come from CUDA graphs that
+// take turns. Under two minutes on an H200.
 //
 //   nvcc -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a
 //        -I src/utils -o /tmp/tiles benchmarks/tuning/matmul.cu -ldl && /tmp/tiles
 //
 // `/tmp/tiles all` prints every variant. cuBLAS takes part if the loader finds
-// libcublas.so.13 (or .12), say through LD_LIBRARY_PATH.
+// libcublas.so.13 (or .12), for example through LD_LIBRARY_PATH.
 #include <dlfcn.h>
 #include <library_types.h>
 
@@ -115,7 +115,7 @@ cudaError_t run_variant(const Matmul& p, const HopperConfig& config, cudaStream_
   return gemm_hopper<BFloat16, false>(p, config, PlainEpilogue{}, nullptr, stream);
 }
 
-// What the kernel can run, far beyond what the plan considers.
+// Returns the variants that the kernel can run, far beyond those that the plan considers.
 std::vector<HopperConfig> variants(const Matmul& p) {
   std::vector<HopperConfig> all;
   for (const int tile_n : {16, 32, 64, 128, 160, 192, 224, 256}) {
@@ -255,7 +255,7 @@ std::vector<Measured> race_tiles(const Memory& memory, const Cublas& cublas, cud
   return results;
 }
 
-// The constants of hopper_estimate that these times ask for: medians, of one split first.
+// Prints the constants of hopper_estimate that these times imply: medians, of one split first.
 void refit(const std::vector<Measured>& results) {
   std::printf("\nestimated: start and end %.1f us, exchange %.1f us, L2 %.1f TB/s\n",
               kHopperFixedTime, kHopperExchangeTime, kHopperL2);
@@ -277,7 +277,7 @@ void refit(const std::vector<Measured>& results) {
         const double all = Products{{}, p.m, p.n, p.k, p.batch.dtype}.bytes() / 4.0e6;
         const double loads = hopper_load_time(p, config, 2, current_device());
         const double busy = waves * (stages * std::max(fitted, loads) + 0.5);
-        // Of what waits for memory nothing is learned here.
+        // Products that wait for memory teach nothing here.
         if (busy < 1.3 * all) continue;
         const double stage = ((time - kHopperFixedTime) / waves - 0.5) / stages;
         if (pass == 1) {
@@ -304,7 +304,7 @@ void refit(const std::vector<Measured>& results) {
   }
 }
 
-// Copies of operands of 4096 lines, and the product of split ones.
+// Times copies of operands of 4096 lines, and the product of split ones.
 void time_copies(const Memory& memory, cudaStream_t stream) {
   constexpr int64_t kSide = 4096;
   std::printf("\n%-40s %9s %9s %9s\n", "copies of a", "us", "estimate", "GB/s");
@@ -337,7 +337,7 @@ void time_copies(const Memory& memory, cudaStream_t stream) {
   copy("float32, K-major, split", float{}, {4096, 1}, 0, Precision::kTF32x3, kSide);
   copy("float32, line-major, split", float{}, {1, 4096}, 0, Precision::kTF32x3, kSide);
 
-  // Whatever lies at inputs serves as parts: half as many sets of twice the size.
+  // The inputs serve as parts: half as many sets of twice the size.
   Products products{memory, kSide, kSide, 2 * kSide, DType::kFloat32};
   const auto split = [&](int set) {
     Matmul p = products.at(set);

@@ -1,6 +1,6 @@
-// How float32 is tuned: times every tile of the kernel of ordinary multiply-adds as one block on
-// each SM, and as two, and says what kFmaTiles of gemm_fma.h ought to be. Operands row by row, one
-// pair of them, so that the L2 cache is warm. Seconds on an H200.
+// Tunes float32: times every tile of the kernel of ordinary multiply-adds as one block on each SM,
+// and as two, and prints what kFmaTiles of gemm_fma.h should be. There is one pair of row-major
+// operands, so that the L2 cache is warm. Takes seconds on an H200.
 //
 //   nvcc -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a
 //        -I src/utils -o /tmp/multiply_adds benchmarks/tuning/multiply_adds.cu &&
@@ -33,7 +33,7 @@ Matmul product(const Memory& memory, int64_t m, int64_t n, int64_t k) {
   return p;
 }
 
-// Microseconds of tiles for `blocks` blocks on each of the SMs.
+// Returns the microseconds of tiles for `blocks` blocks on each of the SMs.
 double time_tile(const Memory& memory, const FmaTileTime& tile, int blocks, int64_t k,
                  cudaStream_t stream) {
   // The 132 SMs of an H200 are 12 rows of 11 tiles.

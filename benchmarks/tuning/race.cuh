@@ -1,4 +1,4 @@
-// What the tuning programs of matrix products share: random data, and graphs of calls that take
+// Shared by the tuning programs of matrix products: random data, and graphs of calls that take
 // turns.
 #pragma once
 
@@ -39,7 +39,7 @@ __global__ void fill_kernel(uint32_t* words, int64_t count) {
 
 using Call = std::function<bool(int set)>;
 
-// Graphs that take turns; one that is far behind after the first round leaves.
+// Graphs that take turns; one that is far behind after the first round drops out.
 class Race {
  public:
   explicit Race(cudaStream_t stream) : stream_(stream) {

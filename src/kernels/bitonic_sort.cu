@@ -3,10 +3,10 @@
 // SM; so instructions decide, and what to do depends on the length of the row:
 //
 //   up to 1024    a warp sorts a row or several in registers (sort_warp.cuh)
-//   up to 32768   a block sorts runs of 1024 so, and merges them in shared memory
+//   up to 32768   a block sorts runs of 1024 that way and merges them in shared memory
 //   up to 131072  on Hopper, a radix sort in the shared memory of a cluster of
 //                 blocks, as long as there are few such rows (sort_cluster.cuh)
-//   longer        a radix sort of all rows together (sort_radix.cuh; of 8-byte keys
+//   longer        a radix sort of all rows together (sort_radix.cuh; for 8-byte keys
 //                 sort_radix_wide.cuh)
 #include "ptx/capability.h"
 #include "sort/sort_cluster.cuh"
@@ -160,13 +160,14 @@ cudaError_t launch_sort(const SortRows& p, const SortConfig& config, cudaStream_
 
 // ----------------------------------------------------------------------------------
 
-// How on the current device.
+// Chooses how to sort on the current device.
 cudaError_t bitonic_sort_plan(const SortRows& p, SortConfig& config) {
   const DeviceInfo device = current_device();
   SortClusters clusters;
   int current = 0;
   const cudaError_t error = cudaGetDevice(&current);
-  if (p.n > kClusterShortest && p.n <= kClusterElements) {  // else clusters are out of question
+  if (p.n > kClusterShortest &&
+      p.n <= kClusterElements) {  // no cluster is chosen for other lengths
     clusters.possible = p.built_for_hopper && device.capability == 90;
     clusters.wide = clusters.possible ? wide_clusters(current) : 0;
   }

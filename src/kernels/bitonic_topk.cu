@@ -1,8 +1,8 @@
-// The k first of each row in order. Short rows are sorted by a warp each, and k of
-// them written. For others, k up to 64, reading is the floor, so most elements must cost no more
-// than a comparison: a warp has the best it has met in registers, puts what is better than the k-th
-// of them into a queue, and sorts queue and best together when the queue is full (networks of
-// sort_network.cuh). Of n elements in random order about k * ln(n / k) ever get into the queue.
+// The first k of each row in order. A warp sorts each short row and writes k of its elements. For
+// longer rows and k up to 64, reading is the floor, so most elements must cost no more than a
+// comparison: a warp keeps the best so far in registers, puts anything better than the k-th of them
+// into a queue, and sorts queue and best together when the queue is full (networks of
+// sort_network.cuh). About k * ln(n / k) of n elements in random order ever get into the queue.
 #include "ptx/capability.h"
 #include "sort/sort_warp.cuh"
 #include "sort/topk.h"
@@ -11,7 +11,7 @@ using namespace cuda_ops;
 
 namespace {
 
-// A key, and below it the index: all different, and the first of equals is the least.
+// A key, and below it the index: all words differ, and the first of equal keys is the smallest.
 template <class U>
 using Word = std::conditional_t<sizeof(U) == 8, unsigned __int128, uint64_t>;
 template <class U>
@@ -19,11 +19,11 @@ __device__ Word<U> word_of(U key, int64_t index) {
   return Word<U>(key) << 32 | uint32_t(index);
 }
 
-constexpr int kLoads = 8;   // of a lane before any is looked at
-constexpr int kQueued = 4;  // of those, before the best are known anew
+constexpr int kLoads = 8;   // loads of a lane before it looks at any
+constexpr int kQueued = 4;  // loads between two updates of the best
 
-// words[r] of lane l is number l * R + r of all that source(begin) ... source(end - 1)
-// give, of which the first 16 * R are kept and the first k wanted.
+// Sorts source(begin) ... source(end - 1): words[r] of lane l is number l * R + r. The first 16 * R
+// are kept, and the first k wanted.
 template <class W, int R, class Source>
 __device__ void select(W (&words)[R], W* queue, int k, int64_t begin, int64_t end,
                        const Source& source) {
@@ -77,8 +77,8 @@ __device__ void select(W (&words)[R], W* queue, int k, int64_t begin, int64_t en
   if (queued > 0) sort_queue();
 }
 
-// From the rows themselves, or from what was kept of their chunks; to the results,
-// or to what is kept. A warp for each chunk.
+// Reads the rows, or what was kept of their chunks; writes the results, or what is kept. Each chunk
+// has a warp.
 template <class U, int R>
 __global__ void __launch_bounds__(32 * kTopkWarps)
     topk_kernel(const __grid_constant__ TopkRows p, const Order<U> order, const TopkConfig config,
@@ -134,7 +134,7 @@ cudaError_t launch_topk(const TopkRows& p, cudaStream_t stream) {
     kernel<<<unsigned(blocks), 32 * kTopkWarps, 0, stream>>>(p, order, config, n, from,
                                                              last ? nullptr : to);
     if (last) return cudaGetLastError();
-    // The first place is the larger one, so both serve by turns.
+    // The first place is the larger one, so the two take turns.
     if (other == nullptr) other = to + rows * config.chunks * p.k;
     from = to;
     to = other;

@@ -48,7 +48,7 @@ struct BiasGelu : Bias<T> {
   }
 };
 
-// grad_out times the slope of gelu at the sums, which need not have been kept.
+// Multiplies grad_out by the slope of gelu at the sums, which need not have been kept.
 template <class T>
 struct BiasGeluSlope : Bias<T> {
   static constexpr bool kSecond = false;

@@ -1,6 +1,6 @@
-// out = a @ b for one matrix or for a batch, any strides. The kernels are in
-// utils/gemm_*.cuh, shared with what else multiplies matrices; gemm.h says which one
-// runs, and whether operands are copied before it.
+// out = a @ b for one matrix or for a batch, any strides. The kernels are in utils/gemm, shared
+// with other operators that multiply matrices; gemm.h chooses one and says whether operands are
+// copied first.
 #include "gemm/gemm.cuh"
 
 using namespace cuda_ops;

@@ -5,10 +5,10 @@
 //   down      those rows times w_down                        by moe_plan.h
 //   combine   each token's k results, weighted, in order     here
 //
-// What goes from one product to the next lies at the assignments' positions in the map's
-// order, where an expert's rows are neighbours; where products are streamed, at their numbers.
-// Results lie at the numbers: the sum over a token's reads neighbours and needs neither a map
-// nor atomics. Rows of tokens are gathered by the products that read them, and never copied.
+// The rows between the two products lie at the assignments' positions in the map's order, where an
+// expert's rows are neighbours; where products are streamed, at their numbers. Results lie at the
+// numbers: the sum over a token's results reads neighbours and needs neither a map nor atomics. The
+// products gather the rows of tokens that they read; nothing copies them.
 #include "gemm/gemm.cuh"
 #include "moe/gemm_grouped.cuh"
 #include "moe/gemm_grouped_hopper_weights.cuh"
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Through silu(gate) * up, for the assignment at one position a warp. `activations` comes in as
-// grad_out @ w_down, without the weight, and leaves as weight * silu(gate) * up.
+// The gradient of silu(gate) * up; each warp takes the assignment at one position. `activations`
+// comes in as grad_out @ w_down, without the weight, and leaves as weight * silu(gate) * up.
 template <class T, int kVector>
 __global__ void __launch_bounds__(kThreads)
     swiglu_backward_kernel(const MoeExpertsBackward b, int64_t assignments) {
@@ -119,7 +119,7 @@ struct Rows {
   RowsAt at;
 };
 
-// The products of one call; all but the first operands are the same.
+// Describe the products of one call.
 GroupedRows rows_of(const MoeExperts& p, int64_t n, int64_t k, const Rows& a, const void* b,
                     bool line_major_b, void* out, bool at_positions) {
   return {p.map.order,
@@ -170,12 +170,12 @@ cudaError_t weights_product(const MoePlan& plan, const GroupedWeights& p, cudaSt
   return grouped_weights<T>(p, plan.family == MoePlan::kMma, stream);
 }
 
-// Both products by the kernels of a plan, in order.
+// Runs both products by the kernels of the plan, in order.
 template <class T>
 cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
   const DeviceInfo device = current_device();
   const MoePlan plan = moe_plan(p, device);
-  // Streamed products have maybe no map, and read few rows.
+  // Streamed products may have no map, and read few rows.
   const bool at_positions = plan.family != MoePlan::kStream;
   cudaError_t error = plan.map ? moe_map(p.map, stream) : cudaSuccess;
   if (error != cudaSuccess) return error;
@@ -206,7 +206,7 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
   return error == cudaSuccess ? combine<T>(p, p.out, p.weights, stream) : error;
 }
 
-// With g = grad_out and a = silu(gate) * up, of every assignment
+// With g = grad_out and a = silu(gate) * up of every assignment:
 //   grad_a  = weight * (g @ w_down)        grad_weight = <g @ w_down, a>
 //   grad_w_down    = sum of g^T (weight * a)
 //   grad_x  = sum of grad_gate_up @ w_gate_up
@@ -260,19 +260,19 @@ cudaError_t moe_experts_launch(const MoeExperts& p, cudaStream_t stream) {
   return visit_floating(p.dtype, [&](auto tag) { return forward<decltype(tag)>(p, stream); });
 }
 
-// grad_gate_up, grad_weights and grad_w_down.
+// Computes grad_gate_up, grad_weights and grad_w_down.
 cudaError_t moe_experts_backward_down_launch(const MoeExpertsBackward& b, cudaStream_t stream) {
   return visit_floating(b.forward.dtype,
                         [&](auto tag) { return backward_down<decltype(tag)>(b, stream); });
 }
 
-// The map, and grad_x where it is wanted.
+// Computes the map, and grad_x where it is wanted.
 cudaError_t moe_experts_backward_x_launch(const MoeExpertsBackward& b, cudaStream_t stream) {
   return visit_floating(b.forward.dtype,
                         [&](auto tag) { return backward_x<decltype(tag)>(b, stream); });
 }
 
-// After the one for x, whose map it needs.
+// Runs after the launch for x, whose map it needs.
 cudaError_t moe_experts_backward_w_gate_up_launch(const MoeExpertsBackward& b,
                                                   cudaStream_t stream) {
   return visit_floating(b.forward.dtype,

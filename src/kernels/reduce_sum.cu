@@ -1,13 +1,13 @@
-// The sum of all elements: one row where the tensor is dense in any order of its
-// dims. Other tensors are rows along one dim, whose sums are a row again. Either
-// way x is read once, which is all the time there is to spend.
+// The sum of all elements. A tensor that is dense in any order of its dims is one row. Other
+// tensors are rows along one dim, whose sums are a row again. Either way x is read once, which
+// takes all the time there is.
 #include "reduce/reduce.cuh"
 
 using namespace cuda_ops;
 
 namespace {
 
-// The partial sums `count` of which lie in `partials` as rows of their own.
+// Returns `count` partial sums as a row of their own.
 template <class C>
 RowSums row_of(C* partials, int64_t count) {
   RowSums row;

@@ -6,9 +6,10 @@
 
 namespace cuda_ops {
 
-// What lies in memory, and no more. cuda_fp16.h and cuda_bf16.h would cost every
-// kernel half a second of nvcc; one that wants their intrinsics includes them
-// and casts its pointers to __half or __nv_bfloat16, which have the same layout.
+// The bits in memory, and no more. cuda_fp16.h and cuda_bf16.h would cost every kernel half a
+// second of nvcc; a kernel that wants their intrinsics includes them and casts its pointers to
+// __half or
+// __nv_bfloat16, which have the same layout.
 struct Half {
   uint16_t bits;
 };
@@ -56,7 +57,7 @@ template <> __device__ inline BFloat16 from_compute(float value) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
   return result;
 #else
-  // Half a step and, of ties, the odd ones one more; a NaN stays one.
+  // Adds half a step, and one more to odd ties; a NaN stays one.
   const uint32_t bits = __float_as_uint(value);
   if (value != value) return {uint16_t(0x7fff)};
   return {uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};

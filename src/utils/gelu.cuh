@@ -21,7 +21,7 @@ struct GeluInner {
         second(C(6 * kGeluScale * kGeluCubic) * x) {}
 };
 
-// slope * rest, and 0 where the sigmoid is flat however large the rest grows.
+// Returns slope * rest, and 0 where the sigmoid is flat, however large the rest grows.
 template <class C>
 __device__ C flattened(C slope, C rest) {
   return slope == 0 ? C(0) : slope * rest;
@@ -35,7 +35,7 @@ struct GeluApprox {
   }
 };
 
-// Of two elements: where exponentials and reciprocals are what takes the time.
+// The same for two elements, where exponentials and reciprocals take the time.
 template <class Math, class C>
 __device__ void gelu_approx(C (&x)[2]) {
   if constexpr (std::is_same_v<Math, Coarse>) {

@@ -7,7 +7,7 @@ namespace cuda_ops {
 
 constexpr double kLog2E = 1.4426950408889634;
 
-// To the last bits: for results of four and eight bytes.
+// Exact to the last bits: for results of four and eight bytes.
 struct Accurate {
   // expf is within 1 ulp, and inf where it overflows.
   template <class C>
@@ -26,11 +26,11 @@ struct Accurate {
   __device__ static double reciprocal(double value) { return 1 / value; }
 };
 
-// For results of two bytes, at a third of the instructions: relative errors of
-// exp(x) stay below 2^-22 + |x| 2^-23, and what is below 2^-126 is 0. A bfloat16 has
-// 2^-9, a float16 2^-12, and where |x| is large the result is next to 0 or to 1.
+// For results of two bytes, at a third of the instructions: relative errors of exp(x) stay below
+// 2^-22 + |x| 2^-23, and results below 2^-126 become 0. A bfloat16 has 2^-9, a float16 2^-12, and
+// where |x| is large the result is next to 0 or to 1.
 struct Coarse {
-  __device__ static float power(float x) {  // of 2
+  __device__ static float power(float x) {  // 2^x
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
@@ -51,8 +51,8 @@ __device__ C sigmoid(C x) {
   return Math::reciprocal(1 + Math::exp(-x));
 }
 
-// 1 / (1 + 2^x) of two numbers, coarse, by one reciprocal: 1 / a is b / (a b). So that the
-// product does not overflow, what is below 2^-60 is 0.
+// 1 / (1 + 2^x) of two numbers, coarse, by one reciprocal: 1 / a is b / (a b). Results below 2^-60
+// become 0, so that the product does not overflow.
 __device__ inline void sigmoids_of_powers(float (&x)[2]) {
   constexpr float kMost = 60;
   const float a = 1 + Coarse::power(fminf(x[0], kMost)), b = 1 + Coarse::power(fminf(x[1], kMost));

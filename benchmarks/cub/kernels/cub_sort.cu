@@ -46,7 +46,7 @@ cudaError_t sort(const void* x, void* values, int64_t* indices, char* workspace,
 
 }  // namespace
 
-// Without a workspace: how many bytes it takes.
+// Without a workspace, only says how many bytes it takes.
 cudaError_t cub_sort_launch(DType dtype, const void* x, void* values, int64_t* indices,
                             char* workspace, int64_t& bytes, int64_t rows, int64_t n,
                             bool segmented, cudaStream_t stream) {

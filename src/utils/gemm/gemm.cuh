@@ -1,4 +1,4 @@
-// out = epilogue(a @ b) by whichever kernel gemm_plan chooses: what a `.cu` calls.
+// out = epilogue(a @ b) by the kernel that gemm_plan chooses. Kernel files call this.
 #pragma once
 
 #include "ptx/capability.h"
@@ -13,9 +13,9 @@
 
 namespace cuda_ops {
 
-// kLinear of both functions: for x @ weight^T as a layer has it. Hopper kernels for two
-// K-major operands alone, fewer tiles and no tf32 are an eighth of the kernels to compile;
-// anything else is right by the other families, or by copies.
+// kLinear, here and below: for x @ weight^T as a layer has it. Hopper kernels for two K-major
+// operands alone, fewer tiles and no tf32 are an eighth of the kernels to compile; the other
+// families, or copies, take anything else.
 template <bool kLinear = false>
 GemmPlan current_plan(const Matmul& problem) {
   return gemm_plan(fold_batch(problem), current_device(), kLinear);
@@ -23,8 +23,8 @@ GemmPlan current_plan(const Matmul& problem) {
 
 // Runs current_plan's choice, for elements of T, the type of the problem's dtype.
 // `workspace`: plan.pack.bytes() of device memory, aligned as torch's allocator does, and
-// free again for what follows on the stream. `second` is the output of an epilogue with
-// two, laid out as the first.
+// free again for later work on the stream. `second` is the second output of an epilogue that has
+// one, laid out as the first.
 template <class T, bool kLinear = false, class Epilogue>
 cudaError_t gemm(const Matmul& problem, const GemmPlan& plan, void* workspace,
                  const Epilogue& epilogue, void* second, cudaStream_t stream) {

@@ -1,21 +1,20 @@
-// What happens to a sum on its way to memory, the same for every family of
-// matrix product kernels. An epilogue sees two neighbours of a row of out:
+// Epilogues: the last step of a sum on its way to memory, the same for every family of matrix
+// product kernels. An epilogue sees two neighbours of a row of out:
 //
 //   struct Epilogue {
 //     static constexpr bool kSecond = false;  // whether there is a second output
-//     // What it reads for columns n and n + 1 of any row, of which `count` are inside of
-//     // the matrix. A kernel may ask for it long before it has the sums.
+//     // Reads the inputs of columns n and n + 1 of any row; `count` of them are inside the
+//     // matrix. A kernel may call it long before it has the sums.
 //     struct Columns {};
 //     __device__ Columns columns(int64_t n, int count) const;
-//     // What it needs for the sums of one place. Kernels ask for that of many places before
-//     // they use any, so that all loads are on their way. Where it needs nothing of the place
-//     // itself they ask with the columns alone.
+//     // Reads the inputs of one place. Kernels call it for many places before they use any, so
+//     // that all loads are on their way. Where needs_place() is false they pass the columns alone.
 //     struct Inputs {};
 //     __device__ bool needs_place() const;
 //     __device__ Inputs inputs(const Columns&) const;
 //     __device__ Inputs inputs(const Columns&, const Place&) const;
-//     // Changes the sums in place; what it leaves in `aside` goes to the second output.
-//     // Without a branch, the compiler computes several places at a time.
+//     // Changes the sums in place; the values left in `aside` go to the second output. Without a
+//     // branch, the compiler computes several places at a time.
 //     template <class C>
 //     __device__ void operator()(C (&sums)[2], C (&aside)[2], const Inputs&) const;
 //   };
@@ -46,7 +45,7 @@ struct PlainEpilogue {
   __device__ void operator()(C (&)[2], C (&)[2], const Inputs&) const {}
 };
 
-// Two neighbours of a row as they are in memory. Of 16-bit ones the word: the compiler would take
+// Two neighbours of a row as they are in memory. 16-bit ones stay one word: the compiler would take
 // halves apart and put them together.
 template <class T>
 struct alignas(2 * sizeof(T)) Pair {
@@ -56,7 +55,7 @@ struct alignas(2 * sizeof(T)) Pair {
   };
   std::conditional_t<kWord, uint32_t, Values> values;
 
-  // Zeros for those outside; one load where both are inside and aligned.
+  // Gives zeros for those outside; one load where both are inside and aligned.
   __device__ static Pair load(const T* at, bool first, bool second) {
     if (second && reinterpret_cast<uintptr_t>(at) % sizeof(Pair) == 0) {
       return *reinterpret_cast<const Pair*>(at);
@@ -98,7 +97,7 @@ __device__ void store_pair(void* out, const Place& at, const C (&sums)[2]) {
   if (at.second) pointer[1] = from_compute<Out>(sums[1]);
 }
 
-// Both outputs of a pair of sums.
+// Stores both outputs of a pair of sums.
 template <class Out, class Epilogue, class C>
 __device__ void finish_pair(const Epilogue& epilogue, C (&sums)[2], const Place& at, void* out,
                             void* second) {
@@ -109,7 +108,7 @@ __device__ void finish_pair(const Epilogue& epilogue, C (&sums)[2], const Place&
   if constexpr (Epilogue::kSecond) store_pair<Out>(second, at, aside);
 }
 
-// Of four neighbours of a row, `left` of which are inside.
+// Reads the inputs of four neighbours of a row; `left` of them are inside.
 template <class Epilogue, class Inputs>
 __device__ void load_inputs(const Epilogue& epilogue, const Place& at, int64_t left,
                             Inputs (&inputs)[2]) {
@@ -122,7 +121,7 @@ __device__ void load_inputs(const Epilogue& epilogue, const Place& at, int64_t l
   }
 }
 
-// Both outputs of them: one store each if they are `aligned`.
+// Stores both outputs of four neighbours: one store each if they are `aligned`.
 template <class Out, class Epilogue, class Inputs>
 __device__ void finish_quad(const Epilogue& epilogue, float (&sums)[4], const Inputs (&inputs)[2],
                             const Place& at, int64_t left, bool aligned, void* out, void* second) {

@@ -3,7 +3,7 @@
 //
 //   block    256 threads, one of six tiles of out (kFmaTiles of gemm_fma.h), 3 or 4 stages
 //   slice    8, 4, 2 or 1 of its warps: a tile for them, and an equal part of each stage's k's.
-//            The smaller the tile the more slices, whose sums the block adds in their order
+//            The smaller the tile, the more slices, whose sums the block adds in their order
 //   warp     4 x 8 threads
 //   thread   16 rows by 8 columns, 128 multiply-adds for 24 floats of shared memory, or 8 by 8,
 //            or 8 by 4
@@ -32,9 +32,9 @@ struct FmaTile {
   // The code of more k's for each thread would not fit the instruction cache.
   static constexpr int kBlockK = kSlices == 1 ? 8 : kSlices == 8 ? 32 : 16;
   static constexpr int kSliceK = kBlockK / kSlices, kStages = kSlices == 1 ? 4 : 3;
-  // Sums of so many products are added to totals, which wait in shared memory: an error that grew
-  // with K grows with K / 256 and 256 apart. Small products have a smaller one, as in cuBLAS,
-  // which cuts those into more parts.
+  // Sums of this many products are added to totals, which wait in shared memory: the error grows
+  // with K / 256 and with 256 instead of with K. Small products have a smaller interval, as in
+  // cuBLAS, which cuts those into more parts.
   static constexpr int kFlush = kSlices == 1 ? 256 : kSlices == 8 ? 64 : 128;
 
   float rows[kStages][kBlockK][kPitchRows];
@@ -71,7 +71,7 @@ struct FmaOperand {
     line_step = kCopiedLines * line_stride;
     k_step = kCopiedK * k_stride;
     stage_step = kBlockK * k_stride;
-    // Kept: the compiler would read the strides again for each stage, and wait for them.
+    // Keeps the strides: the compiler would read them again for each stage, and wait for them.
     asm volatile("" : "+l"(line_step), "+l"(k_step), "+l"(stage_step));
   }
 
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
   const auto shared_columns = uint32_t(__cvta_generic_to_shared(shared.columns));
   const int thread = int(threadIdx.x), lane = thread % 32;
   const int slice = thread / Tile::kThreads, warp = thread % Tile::kThreads / 32;
-  // Of two neighbouring lanes one is below the other, so that half a warp reads 8 different
+  // One of two neighbouring lanes is below the other, so that half a warp reads 8 different
   // quads of columns, 128 bytes, in one go: 2 for a load of 16 bytes a lane, not 4.
   const int lane_row = lane % 2 + lane / 16 * 2, lane_column = lane / 2 % 8;
   const int row = warp / Tile::kWarpsN * 4 * kM + lane_row * 4;  // of the thread's first quad
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
       totals = {four[0], four[1], four[2], four[3]};
     };
 
-    // What a thread multiplies at one k, and at the next: loaded while it multiplies the other.
+    // The operands of a thread at one k, and at the next: loaded while it multiplies the other.
     static_assert(kSliceK % 2 == 0, "a stage begins with the first of the two");
     float rows[2][kM], columns[2][kN];
     const auto load = [&](int to, uint32_t stage, int k) {
@@ -209,15 +209,15 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
         if (k < kSliceK - 1) {
           load((k + 1) % 2, stage, k + 1);
         } else {
-          // The next stage is there, and every warp has loaded what it needs of this one. Behind
-          // the last one lies anything: it is never multiplied.
+          // The next stage is there, and every warp has loaded its operands of this one. The bytes
+          // behind the last stage are never multiplied.
           asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
           __syncthreads();
           stage = after(stage);
           load((k + 1) % 2, stage, 0);
         }
-        // Into the stage that was read before this one, and not where all warps come from a
-        // barrier: some copy while others multiply.
+        // Fills the stage that was read before this one, and not right behind a barrier, so that
+        // some warps copy while others multiply.
         if (k == (kSliceK > 2 ? 1 : 0)) fetch();
 #pragma unroll
         for (int i = 0; i < kM; ++i) {

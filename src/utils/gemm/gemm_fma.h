@@ -8,10 +8,9 @@
 
 namespace cuda_ops {
 
-// Of a tile: rows, columns, k's of a stage, and what it takes on the SMs of an H200 in
-// microseconds: to begin and end, with the launch, and for each k, of one block on an SM and of
-// two, which share it only where tiles are smallest. Measured by
-// benchmarks/tuning/multiply_adds.cu, 2026-11-22.
+// A tile's rows, columns and k's of a stage, and its time on the SMs of an H200 in microseconds: to
+// begin and end, with the launch, and for each k with one block on an SM and with two, which share
+// it only where tiles are smallest. Measured by benchmarks/tuning/multiply_adds.cu, 2026-11-22.
 struct FmaTileTime {
   int rows, columns, block_k;
   double ends, each, pair;
@@ -21,14 +20,14 @@ constexpr FmaTileTime kFmaTiles[] = {
     {128, 64, 16, 4.5, 0.052, 0.1034},   {64, 64, 16, 3.7, 0.0281, 0.0562},
     {32, 64, 32, 3.4, 0.0153, 0.0307},   {32, 32, 32, 2.7, 0.0099, 0.0182},
 };
-constexpr double kFmaLaunch = 2.2;  // of `ends`: once, not for each wave
+constexpr double kFmaLaunch = 2.2;  // the part of `ends` that comes once, not for each wave
 
-// Of what these tiles take no more than most GPUs have: 99 KB of shared memory.
+// Whether a tile takes no more shared memory than most GPUs have: 99 KB.
 constexpr bool fma_fits_anywhere(int rows, int columns) { return rows == columns; }
 
 struct FmaConfig {
   int rows = 0, columns = 0;              // of a tile
-  bool quads_a = false, quads_b = false;  // are copied 4 lines at a time, else one
+  bool quads_a = false, quads_b = false;  // copied 4 lines at a time, else one
   double time = 0;                        // estimated, microseconds
 
   std::string text() const {
@@ -43,7 +42,7 @@ inline FmaConfig fma_config(const Matmul& p, const FmaTileTime& tile, const Devi
   FmaConfig config;
   config.rows = tile.rows;
   config.columns = tile.columns;
-  // A layer's operands are K-major but for views of others: fewer kernels to compile.
+  // A layer's operands are K-major except for views of others: fewer kernels to compile.
   const auto quads = [&](int operand, const MatrixStrides& strides, int64_t line, int64_t k) {
     return !linear && line < k && whole_vectors(p, operand, strides);
   };
@@ -57,7 +56,7 @@ inline FmaConfig fma_config(const Matmul& p, const FmaTileTime& tile, const Devi
   return config;
 }
 
-// The fastest of the tiles for the GPU. `linear`: of those that gemm.cuh has for a layer.
+// Chooses the fastest tile for the GPU. `linear`: among those that gemm.cuh has for a layer.
 inline FmaConfig fma_config(const Matmul& p, const DeviceInfo& device, bool linear) {
   FmaConfig best;
   for (const FmaTileTime& tile : kFmaTiles) {
@@ -70,7 +69,7 @@ inline FmaConfig fma_config(const Matmul& p, const DeviceInfo& device, bool line
   return best;
 }
 
-// Of the table, for the kernel to compare with its own.
+// The table's k's of a stage, for the kernel to compare with its own.
 constexpr int fma_block_k(int rows, int columns) {
   for (const FmaTileTime& tile : kFmaTiles) {
     if (tile.rows == rows && tile.columns == columns) return tile.block_k;

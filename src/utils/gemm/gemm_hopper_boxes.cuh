@@ -1,4 +1,4 @@
-// How the sums of a Hopper kernel leave: by way of shared memory, in boxes of 64 rows by 128 bytes,
+// The way out of a Hopper kernel's sums: through shared memory, in boxes of 64 rows by 128 bytes,
 // swizzled as tma.cuh draws it.
 #pragma once
 
@@ -11,7 +11,7 @@ namespace cuda_ops {
 template <class Out>
 using OutPair = decltype(from_compute(0.f, 0.f, Out{}));
 
-// One 64-row box of 128 bytes, as tma.cuh draws it, from the results of a warpgroup.
+// Writes one 64-row box of 128 bytes, as tma.cuh draws it, from the results of a warpgroup.
 template <class Out, int kCount>
 __device__ void write_box(uint32_t box_at, const OutPair<Out> (&pairs)[kCount]) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4;
@@ -60,8 +60,8 @@ __device__ void write_box_transposed(uint32_t box_at, const OutPair<Out> (&pairs
   }
 }
 
-// One of both by the threads of warpgroup `consumer`, of which thread 0 then has the copy engine
-// read the box; its stores up to the last one but one have been read.
+// Fills a box either way, by the threads of warpgroup `consumer`; its thread 0 then has the copy
+// engine read the box. All stores of that thread but the last have been read.
 template <class Out, bool kTransposed = false, int kCount>
 __device__ void fill_box(uint32_t box_at, const OutPair<Out> (&pairs)[kCount], int consumer) {
   if (threadIdx.x % 128 == 0) tma_store_wait_read<1>();
@@ -75,8 +75,8 @@ __device__ void fill_box(uint32_t box_at, const OutPair<Out> (&pairs)[kCount], i
   named_barrier(1 + consumer, 128);
 }
 
-// A box to rows of out, `stride` elements apart, that do not start at multiples of 16 bytes: by the
-// warpgroup's threads, each warp along one row at a time.
+// Copies a box to rows of out, `stride` elements apart, that do not start at multiples of 16 bytes:
+// by the warpgroup's threads, each warp along one row at a time.
 template <class Out>
 __device__ void copy_box(Out* out, int64_t stride, int rows, int columns, uint32_t box_at,
                          int first_m, int first_n) {

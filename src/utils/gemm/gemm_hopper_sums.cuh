@@ -1,4 +1,4 @@
-// What the stages of the Hopper kernel are made of, and how its consumers multiply them.
+// The stages of the Hopper kernel, and how its consumers multiply them.
 //
 //   stage = tile of a (128 lines x 128 bytes of K) + tile of b (kTileN lines x 128 bytes)
 //
@@ -22,7 +22,7 @@ struct TF32x3 {
   float value;
 };
 
-// What a type is in memory, for wgmma, and in the output.
+// How a type is stored, given to wgmma, and written to the output.
 template <class T> struct HopperType;
 template <> struct HopperType<Half> {
   using Out = Half;
@@ -62,8 +62,8 @@ struct HopperTile {
   static constexpr int kBlockK = kSwizzleBytes / int(sizeof(T));
   static constexpr int kParts = HopperType<T>::kParts;
   static constexpr bool kNarrow = kTileN < 128;
-  // A stage is given back as soon as it is multiplied, not with the next one: its room is what
-  // the next load waits for. 128 x 16 has six stages, and is a percent slower so.
+  // A stage is given back as soon as it is multiplied, not with the next one: the next load waits
+  // for its room. 128 x 16 has six stages, and is a percent slower that way.
   static constexpr bool kGivesBackAtOnce = kNarrow && kTileN >= 32;
   // Line-major tiles come in blocks of 64 lines.
   static constexpr int kLinesB = kLineMajorB ? (kTileN + 63) / 64 * 64 : kTileN;
@@ -75,10 +75,10 @@ struct HopperTile {
   static constexpr int kBox = 64 * kSwizzleBytes;
   static constexpr int kStaging = kNarrow ? 0 : 2 * kBox * kConsumers;
   static constexpr int kStage = kParts * (kBytesA + kBytesB);
-  // What an epilogue reads for a pair of columns; each consumer has a copy for all of them.
+  // The inputs of an epilogue for each pair of columns; each consumer has a copy.
   static constexpr int kColumnBytes = 4;
-  // A block may have 227 KB; of two blocks on an SM each has 113 KB. The rest is for
-  // barriers, for the start's alignment and, in wide tiles, for columns.
+  // A block may have 227 KB; two blocks on an SM have 113 KB each. The rest is for barriers, for
+  // the start's alignment and, in wide tiles, for columns.
   static constexpr int kRest = kNarrow ? 2048 : 2048 + kConsumers * kTileN / 2 * kColumnBytes;
   static constexpr int kBudget = (kNarrow ? 113 : 227) * 1024 - kRest - kStaging;
   static constexpr int kStages = kBudget / kStage;
@@ -105,7 +105,7 @@ struct HopperRing {
   __device__ uint32_t uniform_stage() const { return uint32_t(uniform(int(a()))); }
   __device__ void wait_full() const { mbarrier_wait(full + 8 * stage, phase); }
   __device__ void wait_empty() const { mbarrier_wait(empty + 8 * stage, phase ^ 1); }
-  // By each consuming warp, once it has read the stage.
+  // Called by each consuming warp, once it has read the stage.
   __device__ void release(int read) const {
     const uint32_t lane = threadIdx.x % 32, barrier = empty + 8 * uint32_t(read);
     if (!pair) {
@@ -124,7 +124,7 @@ struct HopperRing {
 
 // --- products -----------------------------------------------------------------
 
-// The sums of warpgroup `consumer`, rows 64 * consumer on of the tile, over the next
+// Adds up the sums of warpgroup `consumer`, from row 64 * consumer of the tile on, over the next
 // `blocks` stages.
 template <class T, int kTileN, bool kLineMajorA, bool kLineMajorB, class Tile>
 __device__ __forceinline__ void hopper_sums(HopperRing<Tile>& ring, int blocks, int consumer,
@@ -153,7 +153,7 @@ __device__ __forceinline__ void hopper_sums(HopperRing<Tile>& ring, int blocks, 
         wgmma_wait<0>();
         ring.release(ring.stage);
       } else {
-        // The stage before this one has been read once its products are done.
+        // The stage before this one has been read when its products are done.
         wgmma_wait<1>();
         if (previous >= 0) ring.release(previous);
         previous = ring.stage;
@@ -163,10 +163,10 @@ __device__ __forceinline__ void hopper_sums(HopperRing<Tile>& ring, int blocks, 
     wgmma_fence_sums(sums);
     if (previous >= 0) ring.release(previous);
   } else {
-    // Tensor cores cut off bits where they add, so that sums of many products come out too
-    // small: those of high parts are of one stage each, and added by instructions that
-    // round, while the others' products still run. What is cut off those, 2^-11 of the
-    // sums, does not matter.
+    // Tensor cores cut off bits where they add, so that sums of many products come out too small.
+    // The sums of high parts therefore cover one stage each and are added by instructions that
+    // round, while the other products still run. The bits cut off those, 2^-11 of the sums, do
+    // not matter.
     float highs[kTileN / 2], crosses[kTileN / 2];
 #pragma unroll
     for (int i = 0; i < kTileN / 2; ++i) sums[i] = crosses[i] = 0;
@@ -205,7 +205,7 @@ __device__ __forceinline__ void hopper_sums(HopperRing<Tile>& ring, int blocks, 
     wgmma_wait<0>();
     wgmma_fence_sums(crosses);
     if (previous >= 0) ring.release(previous);
-    // An infinity times a low part of 0 is NaN: then the high parts alone say what is right.
+    // An infinity times a low part of 0 is NaN: then the high parts alone are right.
 #pragma unroll
     for (int i = 0; i < kTileN / 2; ++i) sums[i] += fabsf(crosses[i]) < INFINITY ? crosses[i] : 0;
   }

@@ -1,5 +1,5 @@
 // The matrix product on the tensor cores of every GPU from sm_80 on: cp.async
-// copies, mma.sync multiplies. Also what Hopper runs for small matrices that its copy
+// copies, mma.sync multiplies. Hopper runs it too, for small matrices that its copy
 // engine cannot read (rows that do not start at multiples of 16 bytes, steps in
 // both dims), and in tf32 for small ones that are not K-major.
 //
@@ -97,7 +97,7 @@ struct MmaOperand {
     from = static_cast<const T*>(matrix) + (first + line) * line_stride + k * k_stride;
   }
 
-  // Line i begins at element line_at(i) of `memory`, and K is dense; below 0 there is none.
+  // Line i begins at element line_at(i) of `memory`, and K is dense; a negative number: no line.
   template <class LineAt>
   __device__ MmaOperand(const void* memory, const LineAt& line_at, bool vector_)
       : line_stride(0), k_stride(1), step(0), vector(vector_), line_major(false) {
@@ -135,7 +135,7 @@ struct MmaOperand {
     from += kBlockK * k_stride;
   }
 
-  // A vector of which `inside` elements are wanted, `next` apart in memory; zeros for the rest.
+  // Copies a vector: `inside` elements, `next` apart in memory, and zeros for the rest.
   __device__ static void copy(uint32_t to, const T* at, int inside, bool vector, int64_t next) {
     if (vector) {
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(at),
@@ -164,8 +164,8 @@ struct MmaOperand {
 // 16 lines by 32 bytes of K as four 8 x 16-byte quarters, in the order
 //   words[0]: lines 0-7, first 16 bytes    words[2]: lines 0-7, last 16 bytes
 //   words[1]: lines 8-15, first            words[3]: lines 8-15, last
-// with row lane / 4 and the 4 bytes lane % 4 of each in this thread: what mma.sync
-// wants of 16 rows of a, and (words 0, 2; words 1, 3) of two times 8 columns of b.
+// with row lane / 4 and the 4 bytes lane % 4 of each in this thread: the layout that mma.sync
+// takes for 16 rows of a, and (words 0, 2; words 1, 3) for two times 8 columns of b.
 template <class T, int kTile>
 __device__ void load_fragment(uint32_t stage, bool line_major, int line, int step,
                               uint32_t (&words)[4]) {
@@ -220,7 +220,7 @@ __device__ inline void mma(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0
 
 // --- a tile ---------------------------------------------------------------------
 
-// Which part of a tile a thread has.
+// The part of a tile that a thread has.
 template <int kTile>
 struct MmaWarp {
   static constexpr int kM = kTile / 2, kN = kTile / 4;
@@ -234,8 +234,8 @@ struct MmaWarp {
   __device__ int col(int j) const { return n + 8 * j + lane % 4 * 2; }
 };
 
-// Adds a tile of a @ b, over all of K, to the sums. Whatever `a` and `b` are: fetch(stage,
-// k_left) starts the copies of the next stage.
+// Adds a tile of a @ b, over all of K, to the sums. `a` and `b` may be of any type whose
+// fetch(stage, k_left) starts the copies of the next stage.
 template <class T, MmaMode kMode, int kTile, class A, class B>
 __device__ __forceinline__ void mma_sums(
     A& a, B& b, bool line_major_a, bool line_major_b, int64_t k, uint32_t ring,
@@ -261,7 +261,7 @@ __device__ __forceinline__ void mma_sums(
   for (int64_t k_tile = 0; k_tile < k_tiles; ++k_tile) {
     asm volatile("cp.async.wait_group %0;" ::"n"(kMmaStages - 2) : "memory");
     __syncthreads();
-    // Goes where the last k_tile was, which every warp has read by now.
+    // Goes to the place of the last k_tile, which every warp has read by now.
     fetch(k_tile + kMmaStages - 1);
     const uint32_t stage_a = stage_of(k_tile), stage_b = stage_a + Operand::kBytes;
     // Tensor cores cut off where they add; sums of three products are kept short

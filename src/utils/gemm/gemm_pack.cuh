@@ -19,11 +19,11 @@ struct PackCopy {
   void* to;
   int64_t lines, line_stride, k_stride;
   unsigned tiles_lines, tiles_k, blocks;
-  bool along_k;  // the way to read
+  bool along_k;  // reads along K, else along the lines
 };
 
 struct PackArgs {
-  PackCopy a, b;       // blocks of 0: there is no such copy
+  PackCopy a, b;       // without blocks: no such copy
   int64_t part, line;  // elements of a copy: of a line's part, and to the next line
 };
 
@@ -86,12 +86,12 @@ __global__ void __launch_bounds__(kPackThreads)
       __stwb(reinterpret_cast<uint4*>(to + args.part), make_uint4(low[0], low[1], low[2], low[3]));
 #endif
     }
-    // By name: nvcc makes four stores of a plain one here.
+    // Names the instruction: nvcc makes four stores of a plain one here.
     __stwb(reinterpret_cast<uint4*>(to), make_uint4(high[0], high[1], high[2], high[3]));
   }
 }
 
-// `p` as gemm_pack.h's functions were given it.
+// Makes the copies of `p`, the problem as gemm_pack.h's functions were given it.
 template <class T>
 cudaError_t gemm_pack(const Matmul& p, const GemmPack& pack, void* workspace, cudaStream_t stream) {
   const auto copy_of = [&](int operand, bool wanted, int64_t lines, int64_t line, int64_t k,

@@ -1,8 +1,8 @@
-// Copies of operands that Hopper's copy engine cannot read as they lie: where they are in
-// memory that the caller lends, and what they cost. No torch, no CUDA.
+// Copies of operands that Hopper's copy engine cannot read as they lie: their place in memory that
+// the caller lends, and their cost. No torch, no CUDA.
 //
 //   a copy   [matrix][line][K filled up with zeros to 128 bytes], lines being rows of a or
-//            columns of b, so that it is K-major whatever it is a copy of
+//            columns of b, so that it is K-major in any case
 //   3xTF32   [matrix][line][high parts, filled up | low parts, filled up]
 //
 // An operand that is the same for all of the batch is copied once; one that is the same
@@ -14,7 +14,7 @@
 namespace cuda_ops {
 
 struct GemmPack {
-  bool a = false, b = false;         // what is copied
+  bool a = false, b = false;         // the operands that are copied
   int64_t bytes_a = 0, bytes_b = 0;  // of the copies; b's follow a's
 
   bool any() const { return a || b; }
@@ -38,7 +38,7 @@ inline GemmPack pack_of(const Matmul& p, bool a, bool b) {
           b ? packed_matrices(p, 2) * p.n * line : 0};
 }
 
-// The problem of the copies at `workspace` and of what is not copied.
+// Returns the problem whose operands are the copies at `workspace`, and the originals of the rest.
 inline Matmul packed(const Matmul& p, const GemmPack& pack, void* workspace) {
   Matmul view = p;
   view.batch.dims = p.batch.numel == 1 ? 0 : 1;
@@ -61,14 +61,14 @@ inline Matmul packed(const Matmul& p, const GemmPack& pack, void* workspace) {
   return fold_batch(view);
 }
 
-// Microseconds of the copies, fitted to times of an H200, 2026-11-21.
+// Estimates the microseconds of the copies, fitted to times of an H200, 2026-11-21.
 inline double pack_time(const Matmul& p, const GemmPack& pack) {
   const double elements = double(pack.a ? packed_matrices(p, 1) * p.m : 0) +
                           double(pack.b ? packed_matrices(p, 2) * p.n : 0);
   return 6 + (elements * double(p.k * size_of(p.batch.dtype)) + double(pack.bytes())) / 4.4e6;
 }
 
-// Which operands have to be copied. `k_major`: for a kernel that reads nothing else.
+// Returns the copies that are needed. `k_major`: for a kernel that reads nothing else.
 inline GemmPack needed_pack(const Matmul& p, bool k_major) {
   const auto needed = [&](int operand, int64_t line, int64_t k, int64_t lines) {
     const int64_t step = batch_step(p, operand);

@@ -16,7 +16,7 @@ constexpr int kSimtBlockK = 8;  // more of K would spill: loads of the next tile
 constexpr int kSimtFlush = 128;
 constexpr int kSimtQuad = 4;  // neighbouring outputs of a thread, read from shared memory at once
 
-// One operand's way into shared memory: `lines` (rows of a, columns of b) by
+// One operand on its way into shared memory: `lines` (rows of a, columns of b) by
 // kSimtBlockK. Threads run along whichever of the two has the smaller stride, so
 // that a warp reads neighbours whether or not the matrix is transposed.
 template <class T, int kBlock>

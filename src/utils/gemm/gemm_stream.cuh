@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(kTile))
     const int64_t vector = 8 * c + lane / 4;
     vector_at[c] = (vector < args.vectors ? vector : args.vectors - 1) * args.vector_stride + from;
   }
-  // Not earlier: without this branch between, the compiler moves the above behind the wait.
+  // Not earlier: without this branch in between, the compiler moves the loads behind the wait.
   const auto offsets = p.batch.dims == 0 ? decltype(p.batch.offsets_at(0)){}
                                          : p.batch.offsets_at(blockIdx.x / tiles);
   const auto data = [&](int i) {

@@ -28,7 +28,7 @@ struct StreamRange {
   }
 };
 
-// 16 bytes that nobody reads again, and the rest of their 128 into the L2 cache.
+// Loads 16 bytes that are not read again, and the rest of their 128 into the L2 cache.
 __device__ inline uint4 load_once(const void* from) {
   uint4 word;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -37,8 +37,8 @@ __device__ inline uint4 load_once(const void* from) {
   return word;
 }
 
-// The same, of what the kernel before has not written, before waiting for that kernel: from the L2
-// cache, since the L1 cache was not cleaned for this one.
+// The same before waiting for the kernel before, for bytes which that kernel has not written: from
+// the L2 cache, since the L1 cache was not cleaned for this one.
 __device__ inline uint4 load_fresh(const void* from) {
   uint4 word;
   asm volatile("ld.relaxed.gpu.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -66,14 +66,14 @@ __device__ __forceinline__ void stream_products(const uint4 (&lines)[kBlocks][2]
   }
 }
 
-// What a lane has of the matrix on its way at once: 32 k's in each step.
+// The part of the matrix that a lane has on its way at once: 32 k's in each step.
 template <int kBlocks>
 struct StreamLines {
   static constexpr int kSteps = 4 / kBlocks;
   uint4 words[kSteps][kBlocks][2];
 
-  // From k = 8 * (lane % 4) on, `left` k's before the end. `fresh`: past any cache but L2, for a
-  // kernel that has not waited for the one before.
+  // Loads from k = 8 * (lane % 4) on, `left` k's before the end. `fresh`: past any cache but L2,
+  // for a kernel that has not waited for the one before.
   template <bool kFresh = false, class T>
   __device__ __forceinline__ void load(const T* (&lines)[kBlocks][2], int left) {
     const int own = int(threadIdx.x) % 4 * 8;

@@ -18,7 +18,7 @@ constexpr int kGemvWarps = 8, kGemvLines = 4;
 struct GemvArgs {
   int64_t lines, vectors;              // columns of out and its rows; the other way round if `swap`
   int64_t line_stride, vector_stride;  // elements; K is dense in both
-  int64_t blocks;                      // of as many lines each, per matrix
+  int64_t blocks;                      // for each matrix
   void* second;
   bool swap;  // the matrix is a, the vectors are columns of b
 };
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(32 * kGemvWarps)
 #pragma unroll 2
   for (int64_t k = int64_t(threadIdx.x) * kLoad; k < p.k; k += kStep) {
     float4 weights[kGemvLines];
-    // Past the L1 cache: nobody reads them again.
+    // Past the L1 cache: they are not read again.
 #pragma unroll
     for (int i = 0; i < kGemvLines; ++i) {
       weights[i] = __ldcs(reinterpret_cast<const float4*>(line[i] + k));

@@ -1,4 +1,4 @@
-// In which order blocks take the tiles of a matrix.
+// The order in which blocks take the tiles of a matrix.
 #pragma once
 
 namespace cuda_ops {

@@ -13,7 +13,7 @@ struct Moments {
   uint64_t sum = 0, squares = 0;
 };
 
-// So many squares of uint16 add up in 64 bits.
+// This many squares of uint16 add up in 64 bits.
 constexpr int64_t kMostVoxels = int64_t(1) << 32;
 
 // out = (x - mean) / divisor.
@@ -32,8 +32,8 @@ constexpr double variance(const Moments& m, uint64_t n) {
 }
 
 struct NormalizeVolume {
-  Points voxels;        // of all volumes, in row-major order
-  int64_t volumes = 1;  // that many of `each` voxels
+  Points voxels;        // all volumes, in row-major order
+  int64_t volumes = 1;  // volumes of `each` voxels
   int64_t each = 0;
   bool own_statistics = false;
   bool to_half = false;  // else float32
@@ -42,7 +42,7 @@ struct NormalizeVolume {
   Moments* partials = nullptr;  // workspace of kMostPartials, with own statistics
 };
 
-// Two per block of a grid of which all blocks are resident.
+// Two per block of a grid whose blocks are all resident.
 constexpr int64_t kMostPartials = 2 * 1024;
 
 }  // namespace cuda_ops

@@ -14,8 +14,8 @@ struct RgbToGray {
 };
 
 // 0.299 R + 0.587 G + 0.114 B, rounded to the nearest, halves up: exactly that,
-// in 24 bits of fraction. The weights are rounded up, so that what is half a
-// step exactly is not lost; together they are off by less than 255 * 3 / 2^24,
+// in 24 bits of fraction. The weights are rounded up, so that an exact half step
+// is not lost; together they are off by less than 255 * 3 / 2^24,
 // while the next sum of thousandths below a half is 1/1000 away.
 constexpr uint32_t kRedWeight = 5016388, kGreenWeight = 9848226, kBlueWeight = 1912603;
 

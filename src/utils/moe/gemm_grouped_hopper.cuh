@@ -23,7 +23,7 @@
 
 namespace cuda_ops {
 
-// Elements of rows that lie one after the other, and matrices of them, for the copy engine.
+// Describes rows that lie one after the other, in matrices, to the copy engine.
 template <class T>
 cudaError_t grouped_map(TensorMap& map, const void* data, int64_t columns, int64_t rows,
                         int64_t matrices, int box_rows) {
@@ -36,9 +36,9 @@ cudaError_t grouped_map(TensorMap& map, const void* data, int64_t columns, int64
 
 // --- consumer -------------------------------------------------------------------
 
-// The sums of a tile from `blocks` stages, at least one. `busy`: whether any of the warpgroup's 64
-// rows are wanted; it takes its part in the hand-over in any case. `arrived(kb)` is called where
-// a stage is there, by each consumer.
+// Adds up a tile from `blocks` stages, at least one. `busy`: whether any of the warpgroup's 64 rows
+// are wanted; it takes part in the hand-over in any case. Each consumer calls `arrived(kb)` when a
+// stage is there.
 template <class T, bool kLineMajorA, bool kLineMajorB, class Ring, class Arrived>
 __device__ __forceinline__ void grouped_sums(Ring& ring, int blocks, int consumer, bool busy,
                                              float (&sums)[Ring::Tile::kSums],
@@ -80,12 +80,12 @@ __device__ __forceinline__ void grouped_sums(Ring& ring, int blocks, int consume
   ring.release(previous);
 }
 
-// Which of the warpgroup's 64 rows a lane writes: four of its warp's 16.
+// The rows among the warpgroup's 64 that a lane writes: four of its warp's 16.
 __device__ inline int grouped_row(int i) {
   return int(threadIdx.x) / 32 % 4 * 16 + int(threadIdx.x) % 32 / 8 + 4 * i;
 }
 
-// Zeros in `columns` of the warpgroup's rows, as store_rows has them.
+// Stores zeros in the columns that store_rows would write.
 template <class T>
 __device__ void clear_rows(T* out, int64_t stride, const int32_t (&rows)[4], int64_t columns) {
 #pragma unroll
@@ -97,8 +97,8 @@ __device__ void clear_rows(T* out, int64_t stride, const int32_t (&rows)[4], int
   }
 }
 
-// 64 columns of the warpgroup's rows, by way of shared memory, so that the 128 bytes of a
-// row leave together. Row grouped_row(i) goes to rows[i] of out, or nowhere below 0;
+// Stores 64 columns of the warpgroup's rows through shared memory, so that the 128 bytes of a row
+// leave together. Row grouped_row(i) goes to rows[i] of out, or nowhere if that is below 0;
 // `columns` are left in it. Each warp has a part of the box for itself.
 template <class T>
 __device__ void store_rows(uint32_t box, const float (&values)[32], T* out, int64_t stride,
@@ -118,7 +118,7 @@ __device__ void store_rows(uint32_t box, const float (&values)[32], T* out, int6
                  : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
                  : "r"(box + uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16)))
                  : "memory");
-    // Written out: the compiler makes four stores of some of them.
+    // Spelled out: the compiler makes four stores of some of them.
     asm volatile(
         "st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(out + rows[i] * stride + chunk * 8),
         "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
@@ -141,9 +141,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   constexpr bool kTall = Tile::kConsumers == 3;
   constexpr int kColumns = kGated ? Tile::kTileN / 2 : Tile::kTileN;
   extern __shared__ uint8_t shared[];
-  // Here, so that a tile begins without waiting for memory.
+  // In shared memory, so that a tile begins without waiting for memory.
   __shared__ int32_t starts[kMostBins + 1], offsets[kMostBins], tile_numbers[TileQueue::kSlots];
-  // What the copy engine brings, and four warps that copy.
+  // One arrival of the copy engine, and those of four warps that copy.
   constexpr int kArrivals = kGather ? 1 + 4 : 1;
   GroupedRing<Tile> ring(shared, kArrivals);
   TileQueue queue(tile_numbers, ring.full + 16 * Tile::kStages,
@@ -166,11 +166,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (group == 0) {
     // --- producer
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(!kGather ? 40 : kTall ? 104 : 72));
-    // Late, so that those who are done sooner come first; a ring ahead of where it is needed.
-    // Between two loops: a branch in one would wait for what is on its way.
+    // Late, so that blocks that are done sooner come first; a ring ahead of where it is needed.
+    // Between two loops: a branch in one would wait for the loads on their way.
     const int last = blocks > Tile::kStages ? blocks - Tile::kStages : 0;
-    // What others took before, looked at by put_next alone: it is on its way. Of an atomic addition
-    // the compiler makes one of a whole warp's, and waits for it.
+    // The number taken before; it is on its way, and only put_next looks at it. The compiler would
+    // make one atomic addition for a whole warp, and wait for it.
     uint32_t others = 0;
     const auto take = [&] {
       asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                    : "l"(p.taken), "r"(INT32_MAX));
     };
     const auto put_next = [&] { queue.put(int(gridDim.x + others)); };
-    // What the copy engine brings of a stage, asked for by one thread.
+    // Has the copy engine bring its part of a stage; one thread calls it.
     const auto load = [&](const RowTile& tile, int k) {
       const int first = int(tile.column) * kColumns;
       const uint32_t a = ring.memory(), b = a + Tile::kBytesA;
@@ -253,8 +253,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         if (tile.group == p.experts) {  // empty sums
           take();
         } else {
-          // Rows behind the tile's end, of which there may be none, are other experts': what
-          // becomes of them is not stored.
+          // Rows behind the tile's end, if there are any, are other experts': their sums are not
+          // stored.
           int kb = 0;
           const auto stage = [&] {
             ring.wait_empty();
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       for (int i = 0; i < 4; ++i) {
         assignments[i] = grouped_row(i) < rows ? p.order[begin + grouped_row(i)] : -1;
       }
-      // After the sums: here it would wait for what was just asked for.
+      // Used after the sums: here it would wait for the load that was just started.
       const auto rows_of_out = [&](int32_t (&to)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -369,8 +369,9 @@ cudaError_t grouped_rows_hopper_launch(const GroupedRows& p, cudaStream_t stream
       stream, map_a, map_b, p);
 }
 
-// grouped_rows where a, b and out have rows of whole aligned 16-byte vectors: those products that
-// a mixture has. Forward's first one and its gradient's have rows of tokens. `tall`: of forward's.
+// grouped_rows where a, b and out have rows of whole aligned 16-byte vectors, for the products that
+// a mixture has. Forward's first product and its gradient's have rows of tokens. `tall` is for
+// forward's.
 template <class T, bool kGated = false>
 cudaError_t grouped_rows_hopper(const GroupedRows& p, bool tall, cudaStream_t stream) {
   using Even = GroupedHopper;

@@ -1,9 +1,9 @@
-// The weights of gemm_grouped.cuh on Hopper, of one operand whose rows are gathered and one at
-// positions: there an expert's rows are neighbours, which the copy engine brings.
+// The weights product of gemm_grouped.cuh on Hopper, for one operand whose rows are gathered and
+// one at positions: there an expert's rows are neighbours, which the copy engine brings.
 //
 // The warpgroups are those of gemm_grouped_hopper.cuh, and all four producing warps gather. Both
-// operands are line-major, and their k's are assignments: a stage has the rows of 64 of them, of
-// which a tile has 128 columns of the gathered operand and 256 of the other, in boxes of 64.
+// operands are line-major, and their k's are assignments: a stage has the rows of 64 assignments,
+// 128 columns of the gathered operand and 256 of the other, in boxes of 64.
 // The gathered one is wgmma's rows, whichever dim of out it is, since copies of threads cost
 // more than the copy engine's: where it is the columns of out, sums leave turned over.
 #pragma once
@@ -14,13 +14,13 @@ namespace cuda_ops {
 
 #ifdef CUDA_OPS_HOPPER_CODE
 
-// Of a tile: whose it is, its first line of a and of b, and positions.
+// A tile: its expert, its first line of a and of b, and its positions.
 struct WeightsTile {
   int expert, m, n;
   int32_t begin, end;
 };
 
-// Tile number `index`, or one without assignments behind the last.
+// Returns tile number `index`, or one without assignments behind the last.
 __device__ inline WeightsTile weights_tile(const GroupedWeights& p, int index) {
   using Tile = GroupedHopper;
   const auto tiles_m = unsigned((p.m + Tile::kTileM - 1) / Tile::kTileM);
@@ -32,10 +32,10 @@ __device__ inline WeightsTile weights_tile(const GroupedWeights& p, int index) {
           p.offsets[expert + 1]};
 }
 
-// An expert's last stage has at positions rows of the next one behind its own: zeros in place of
-// them, from row `count` of b's boxes on. Those of the gathered operand are zeros already, but
-// 0 * NaN is NaN. Consumers that multiply share the work, both or one `alone`, while the tensor
-// cores are at the stage before.
+// Clears b's boxes from row `count` on: at positions, an expert's last stage has rows of the next
+// expert behind its own. The gathered operand has zeros there already, but 0 * NaN is NaN.
+// Consumers that multiply share the work, both or one `alone`, while the tensor cores are at the
+// stage before.
 __device__ inline void clear_tail(uint32_t b, int count, int consumer, bool alone) {
   using Tile = GroupedHopper;
   const int threads = alone ? 128 : 128 * Tile::kConsumers;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
 #ifdef CUDA_OPS_HOPPER_CODE
   using Tile = GroupedHopper;
   extern __shared__ uint8_t shared[];
-  constexpr int kArrivals = 1 + 4;  // what the copy engine brings, and four warps that copy
+  constexpr int kArrivals = 1 + 4;  // the copy engine, and four warps that copy
   GroupedRing<Tile> ring(shared, kArrivals);
   __syncthreads();
   const int group = uniform(int(threadIdx.x) / 128), thread = int(threadIdx.x) % 128;
@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
     constexpr int kRows = 4, kStep = 16;
     const int row = thread / 8, chunk = thread % 8;
     const uint32_t to = uint32_t(row * kSwizzleBytes + ((chunk ^ (row % 8)) * 16));
-    // `tile` is what is left from the next stage on, of which the numbers are read a stage ahead,
-    // beyond the tile's end too; -1: none.
+    // `tile` is the rest from the next stage on. The numbers are read a stage ahead, beyond the
+    // tile's end too; -1: none.
     int32_t numbers[kRows];
     const auto read_numbers = [&] {
       while (tile.begin == tile.end && tile.expert < p.experts) {
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
       if (count == 0) {
         next = weights_tile(p, index);
         T* out = static_cast<T*>(p.out) + expert * p.m * p.n;
-        // Of out, where the consumer's begin.
+        // The place in out where the consumer's rows begin.
         const int row = kTransposed ? n : m, column = kTransposed ? m : n;
         const int64_t height = kTransposed ? p.n : p.m, width = kTransposed ? p.m : p.n;
         constexpr int kHeight = kTransposed ? Tile::kTileN : 64;
@@ -162,7 +162,8 @@ __global__ void __launch_bounds__(GroupedHopper::kThreads, 1)
         if (kb == whole && busy) {
           clear_tail(ring.memory() + Tile::kBytesA, left, consumer, alone);
         }
-        // Here, while the tensor cores are at the stage before: divisions, and offsets to read.
+        // Computed here, while the tensor cores are at the stage before: divisions, and offsets to
+        // read.
         if (kb == blocks - 1) next = weights_tile(p, index);
       });
       if (!busy) continue;
@@ -206,8 +207,8 @@ cudaError_t grouped_weights_hopper_launch(const GroupedWeights& p, cudaStream_t 
                                      tiles, stream, map_b, map_out, p);
 }
 
-// grouped_weights of one operand that is gathered and one at positions, with rows of whole aligned
-// 16-byte vectors. There are assignments.
+// grouped_weights for one operand that is gathered and one at positions, with rows of whole aligned
+// 16-byte vectors and at least one assignment.
 template <class T>
 cudaError_t grouped_weights_hopper(const GroupedWeights& p, cudaStream_t stream) {
   if (p.rows_a.gathered() == p.rows_b.gathered()) return cudaErrorInvalidValue;

@@ -1,5 +1,5 @@
-// What a block of gemm_grouped_hopper.cuh has in shared memory, and how its warps hand it over: a
-// ring of stages, the numbers of the tiles that it takes, and copies that are on their way.
+// The shared memory of a block of gemm_grouped_hopper.cuh, and how its warps hand it over: a ring
+// of stages, the numbers of the tiles that the block takes, and copies that are on their way.
 #pragma once
 
 #include "ptx/cp_async.cuh"
@@ -16,9 +16,9 @@ struct GroupedTile {
   static constexpr int kBox = 64 * kSwizzleBytes;
   static constexpr int kBytesA = kTileM * kSwizzleBytes, kBytesB = kTileN * kSwizzleBytes;
   static constexpr int kStage = kBytesA + kBytesB, kStages = 4;
-  // Of barriers, so that boxes behind them start where they may.
+  // Bytes for barriers, so that the boxes behind them are aligned.
   static constexpr int kBarriers = 1024;
-  // With `boxes` for results of each consumer, and 1 KB for the start's alignment.
+  // Bytes of a block with `boxes` for the results of each consumer, and 1 KB to align the start.
   static constexpr int shared(int boxes) {
     return kStages * kStage + kBarriers + boxes * kConsumers * kBox + 1024;
   }
@@ -36,7 +36,7 @@ struct GroupedRing {
   int stage = 0;
   uint32_t phase = 0;
 
-  // `arrivals`: how many there are when a stage is full.
+  // `arrivals`: the number that makes a stage full.
   __device__ GroupedRing(const uint8_t* shared, uint32_t arrivals)
       : stages((shared_address(shared) + 1023) & ~1023u),
         full(stages + Tile::kStages * Tile::kStage),
@@ -67,10 +67,10 @@ struct GroupedRing {
 
 // The numbers of the tiles that a block takes, from the thread that takes them to all warps.
 //
-// Each block begins with its own number; the next one is whichever no block has taken. So tiles
-// are in flight in their order, whatever each of them takes, and what neighbours read is read at
-// about the same time: blocks that took every 132nd tile drifted apart, since an expert's last
-// tile may be shorter, and read its matrix from memory again.
+// Each block begins with its own number; the next one is the first that no block has taken. So
+// tiles are in flight in order, however long each takes, and neighbours read the same data at about
+// the same time: blocks that took every 132nd tile drifted apart, since an expert's last tile may
+// be shorter, and read its matrix from memory again.
 struct TileQueue {
   static constexpr int kSlots = 2;
   int32_t* numbers;      // kSlots of them, in shared memory
@@ -95,13 +95,13 @@ struct TileQueue {
       phase ^= 1;
     }
   }
-  // One thread, which keeps its place by advance() alone.
+  // Called by one thread, which keeps its place by advance() alone.
   __device__ void put(int number) const {
     mbarrier_wait(empty + 8 * slot, phase ^ 1);
     numbers[slot] = number;
     mbarrier_arrive(full + 8 * slot);
   }
-  // A whole warp.
+  // Called by a whole warp.
   __device__ int next() {
     mbarrier_wait(full + 8 * slot, phase);
     const int number = uniform(numbers[slot]);
@@ -112,13 +112,13 @@ struct TileQueue {
   }
 };
 
-// Of a producing warp: the stage whose copies are on their way. It is handed over one
-// stage later, when its copies are there and those of the next have begun.
+// The stage of a producing warp whose copies are on their way. It is handed over one stage later,
+// when its copies are there and those of the next have begun.
 struct GroupedCopies {
   uint32_t barrier = 0;  // of that stage; 0: none
 
-  // All copies but those of the last `kPending` stages are there. What cp.async wrote
-  // becomes visible to wgmma by each writing thread's fence.
+  // Hands over when all copies but those of the last `kPending` stages are there. A fence of each
+  // writing thread makes the bytes that cp.async wrote visible to wgmma.
   template <int kPending>
   __device__ void hand_over() {
     if (barrier == 0) return;

@@ -18,7 +18,7 @@ namespace cuda_ops {
 struct StreamRows {
   GroupedRows rows;
   MoeMap map;
-  bool sorted;  // by map; else each block looks for the assignments of its expert
+  bool sorted;  // by the map; else each block looks for the assignments of its expert
   int splits;
   // Where the kernel before is the first product, which has itself waited for the kernels that
   // chose the experts and wrote the matrices: as many blocks as the device holds read them while it
@@ -26,7 +26,7 @@ struct StreamRows {
   unsigned early_blocks = 0;
 };
 
-// --- which tile ---------------------------------------------------------------
+// --- the tile -----------------------------------------------------------------
 
 struct StreamTile {
   int group, count;  // count 0: nothing to do
@@ -34,7 +34,7 @@ struct StreamTile {
 };
 
 // Finds the block's tile and lists its assignments. The whole block calls it, and all of
-// it returns the same. `early`: before the wait for the kernel before, and they are not sorted.
+// it returns the same. `early`: called before the wait for the kernel before, without a map.
 template <int kTile>
 __device__ StreamTile stream_tile_of(const StreamRows& s, int columns, int32_t* members,
                                      bool early) {
@@ -79,7 +79,7 @@ template <class T, int kCols, int kBlocks, bool kGated>
 __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(8 * kCols))
     stream_rows_kernel(const __grid_constant__ StreamRows s) {
 #if __CUDA_ARCH__ >= 800
-  // Columns of out that 16 lines are; quads of sums that a lane has.
+  // Columns of out that 16 lines make; quads of sums that a lane has.
   constexpr int kStep = kGated ? 8 : 16, kQuads = kBlocks * kCols;
   __shared__ int32_t members[8 * kCols];
   __shared__ float4 partials[kStreamWarps][kQuads][32];
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(8 * kCols))
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   const int part = warp % s.splits, place = warp / s.splits;
   const int width = kStreamWarps / s.splits * kBlocks * kStep;
-  // Most blocks that are there before the kernel before is done; what is read so is not cached.
+  // Most blocks that start before the kernel before is done; their early reads are not cached.
   const bool early = !kGated && !s.sorted && blockIdx.x < s.early_blocks;
   const void* rows = p.a;
   if (!early) {
@@ -164,7 +164,8 @@ constexpr int kTokenWarps = 16;
 
 // The second product of one token and the sum of its results, which then need no memory: a
 // block has 16 lines of the matrices of all of the token's experts.
-// Bounds that ask for one block: without, registers are saved by loads one after the other.
+// The launch bounds ask for one block: without them the compiler saves registers by loads one after
+// the other.
 template <class T>
 __global__ void __launch_bounds__(32 * kTokenWarps, 1)
     stream_token_kernel(const __grid_constant__ GroupedRows p, const __grid_constant__ MoeMap map,
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(32 * kTokenWarps, 1)
     }
     return range;
   };
-  // The first lines are asked for while the first product still runs.
+  // Loads of the first lines start while the first product still runs.
   const int pairs = p.assignments * parts;
   StreamLines<1> ahead;
   int ahead_of = p.experts;

@@ -1,5 +1,5 @@
-// A mixture of experts on the CPU, in float64: made to be right rather than fast. Each function
-// does what the launch of the same name does.
+// A mixture of experts on the CPU, in float64: made to be right rather than fast. Each function is
+// the launch of the same name on the CPU.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace cuda_ops {
 
-// Calls `body(tag, compute, token)` for each token, of which a thread takes at least `grain`.
+// Calls `body(tag, compute, token)` for each token; a thread takes at least `grain` of them.
 template <class Body>
 void for_each_token(DType dtype, int64_t tokens, int64_t grain, Body body) {
   visit_floating_cpu(dtype, [&](auto tag) {
@@ -169,7 +169,7 @@ inline void moe_experts_backward_down_cpu(const MoeExpertsBackward& b) {
   detail::add_outer_products(p, b.grad_w_down, p.hidden, p.inner, left, right);
 }
 
-// The map, and grad_x where it is wanted.
+// Computes the map, and grad_x where it is wanted.
 inline void moe_experts_backward_x_cpu(const MoeExpertsBackward& b) {
   const MoeExperts& p = b.forward;
   moe_map_cpu(p.map);
@@ -191,7 +191,7 @@ inline void moe_experts_backward_x_cpu(const MoeExpertsBackward& b) {
   });
 }
 
-// After the one for x, whose map it needs.
+// Runs after the one for x, whose map it needs.
 inline void moe_experts_backward_w_gate_up_cpu(const MoeExpertsBackward& b) {
   const MoeExperts& p = b.forward;
   const auto left = [&](auto tag, int64_t at, int64_t n) {

@@ -14,12 +14,13 @@
 
 namespace cuda_ops {
 
-// Of assignments of no expert, the last one, and of what is no assignment, one more.
+// The bins of the experts, one for assignments of no expert, and one for numbers beyond the last
+// assignment.
 constexpr int kMostBins = int(kMostExperts) + 4, kBinBits = 10;
 static_assert(moe_map_bins(kMostExperts) <= kMostBins && kMostExperts + 2 <= kMostBins);
 
-// starts[i] = the values of 0 ... i - 1 added up, starts[count] those of all. By one warp:
-// each lane has a run of neighbours. `starts` may be where the values are.
+// starts[i] = the sum of the values 0 ... i - 1; starts[count] is the sum of all. By one warp: each
+// lane has a run of neighbours. `starts` may be where the values are.
 template <class Value>
 __device__ void warp_add_up(int count, int32_t* starts, const Value& value) {
   const int lane = int(threadIdx.x) % 32, run = (count + 31) / 32;
@@ -44,7 +45,7 @@ __device__ inline int bin_of(const MoeMap& p, int64_t assignment) {
   return expert >= 0 && expert < p.experts ? int(expert) : int(p.experts);
 }
 
-// The same before waiting for the kernel before, which has not written it: from the L2 cache.
+// The same before waiting for the kernel before, which did not write it: from the L2 cache.
 __device__ inline int fresh_bin_of(const MoeMap& p, int64_t assignment) {
   int64_t expert;
   asm volatile("ld.relaxed.gpu.global.s64 %0, [%1];"
@@ -69,8 +70,8 @@ __device__ inline int64_t chunk_end(const MoeMap& p, int64_t begin, int64_t chun
   return p.assignments - begin < chunk ? p.assignments : begin + chunk;
 }
 
-// Adds up the counts of all chunks, and of those before the block's. The whole block calls
-// it; both arrays are shared memory and zero.
+// Adds up the counts of all chunks, and of those before the block's. The whole block calls it; both
+// arrays are shared memory and start as zeros.
 __device__ inline void add_up_chunks(const MoeMap& p, int32_t* all, int32_t* before) {
   const int vectors = moe_map_bins(p.experts) / 4, parts = kMapThreads / vectors;
   const int vector = int(threadIdx.x) % vectors, part = int(threadIdx.x) / vectors;
@@ -121,7 +122,7 @@ static __global__ void __launch_bounds__(kMapThreads)
 
 static __global__ void __launch_bounds__(kMapThreads)
     moe_place_kernel(const MoeMap p, int64_t chunk) {
-  // Of a step: how many each warp has, then where they begin among those of the expert.
+  // For a step: how many each warp has, then where they begin among those of the expert.
   __shared__ int32_t counts[kMapThreads / 32][kMostBins];
   __shared__ int32_t starts[kMostBins + 1], next[kMostBins];
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;

@@ -1,4 +1,4 @@
-// What the current GPU is.
+// The current GPU.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,11 +10,11 @@
 
 namespace cuda_ops {
 
-// The current device, which the driver is asked about once. Without one the capability is 0.
+// Describes the current device, asking the driver once. Without a device the capability is 0.
 inline DeviceInfo current_device() {
   int index = 0;
   if (cudaGetDevice(&index) != cudaSuccess) return {};
-  // Each device in one word, so that threads need no lock: 0 is not known yet.
+  // Each device is one word, so that threads need no lock; 0 is not known yet.
   constexpr int kMostKnown = 64;
   static std::atomic<uint64_t> known[kMostKnown];
   uint64_t packed = index < kMostKnown ? known[index].load(std::memory_order_relaxed) : 0;

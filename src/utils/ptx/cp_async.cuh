@@ -6,7 +6,7 @@
 
 namespace cuda_ops {
 
-// `bytes` of them are copied, the rest of the 16 is set to 0.
+// Copies `bytes` of the 16 and sets the rest to 0.
 __device__ inline void cp_async(uint32_t shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(bytes)
@@ -15,7 +15,7 @@ __device__ inline void cp_async(uint32_t shared, const void* global, int bytes) 
 
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until all but the last `kPending` groups are there.
+// Waits until all but the last `kPending` groups are there.
 template <int kPending>
 __device__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

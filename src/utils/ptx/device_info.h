@@ -1,5 +1,5 @@
-// What a plan needs to know of a GPU: a value, so that plans are pure functions of sizes and device
-// and can be made for a GPU that is not there. No torch, no CUDA.
+// The facts about a GPU that plans depend on: a value, so that plans are pure functions of sizes
+// and device and can be made for a GPU that is not there. No torch, no CUDA.
 #pragma once
 
 #include <cstdio>
@@ -10,7 +10,7 @@ namespace cuda_ops {
 struct DeviceInfo {
   int capability = 0;               // 90 for 9.0
   int sms = 1;                      // multiprocessors; never 0, since plans divide by it
-  int shared_memory_per_block = 0;  // bytes, at most: what a kernel may ask for
+  int shared_memory_per_block = 0;  // bytes that a kernel may ask for
 };
 
 struct NamedDevice {
@@ -26,8 +26,8 @@ constexpr NamedDevice kNamedDevices[] = {
     {"B200", {100, 148, 227 * 1024}},
 };
 
-// A named device, or "8.9,142,99": its capability, SMs and KB of shared memory per block. False if
-// `text` is neither.
+// Reads the name of a device, or its capability, SMs and KB of shared memory per block, as in
+// "8.9,142,99". Returns false if `text` is neither.
 inline bool device_named(const char* text, DeviceInfo& info) {
   for (const NamedDevice& device : kNamedDevices) {
     if (std::strcmp(device.name, text) == 0) {

@@ -2,13 +2,12 @@
 // griddepcontrol), so that launches take no time of their own.
 //
 // A kernel of launch_early may start when every block of the one before has called
-// let_next_start or is done. Its threads call wait_for_previous before they touch global memory,
-// also what no kernel in between wrote: the L1 cache of an SM is not cleaned for a kernel that
-// starts in the middle of another one. let_next_start comes after that; a kernel that is launched
-// in order may call it at once.
-// The one exception: what the kernel before had to wait for itself, and does not write, is there
-// when this one starts. It may be read before the wait by loads that go past the L1 cache
-// (ld.relaxed.gpu).
+// let_next_start or is done. Its threads call wait_for_previous before they touch any global
+// memory, even memory that no kernel in between wrote: the L1 cache of an SM is not cleaned for a
+// kernel that starts in the middle of another one. let_next_start comes after that; a kernel that
+// is launched in order may call it at once. The one exception: data that the kernel before had to
+// wait for itself, and does not write, is there when this one starts. Loads that go past the L1
+// cache (ld.relaxed.gpu) may read it before the wait.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,8 +28,8 @@ __device__ inline void wait_for_previous() {
 #endif
 }
 
-// The same, and the address of what it waited for: loads for constants (__ldg), which the
-// compiler may move, can then not come before.
+// The same, and returns the address of the data it waited for: loads of constants (__ldg), which
+// the compiler may move, then cannot come before.
 template <class V>
 __device__ V* after_previous(V* data) {
 #if __CUDA_ARCH__ >= 900
@@ -39,8 +38,8 @@ __device__ V* after_previous(V* data) {
   return data;
 }
 
-// The attribute of such a launch. A capture takes it from driver 12.3 on: older ones get what
-// changes nothing.
+// The attribute of such a launch. Captures take it from driver 12.3 on: for older ones it changes
+// nothing.
 inline cudaLaunchAttribute early_start() {
   static const bool supported = [] {
     int driver = 0;
@@ -52,7 +51,7 @@ inline cudaLaunchAttribute early_start() {
   return attribute;
 }
 
-// Whether there is code for exactly this GPU, which then waits as above: what the driver
+// Whether there is code for exactly this GPU, which then waits as above: code that the driver
 // compiles from older PTX does not.
 inline bool starts_early(int capability) {
 #ifdef __CUDA_ARCH_LIST__
@@ -65,7 +64,7 @@ inline bool starts_early(int capability) {
 #endif
 }
 
-// An ordinary launch on other GPUs.
+// Launches a kernel early, or in order on other GPUs.
 template <class... Parameters, class... Arguments>
 cudaError_t launch_early(void (*kernel)(Parameters...), unsigned blocks, int threads,
                          int shared_bytes, cudaStream_t stream, const Arguments&... arguments) {

@@ -8,8 +8,8 @@
 //
 // A barrier starts in phase 0 and enters the next one when all its arrivals and
 // all expected bytes are there. wait(b, p) returns once phase p is over, so a
-// wait for "phase 1" on a fresh barrier returns at once: that is how the
-// producer finds every stage empty on its first round.
+// wait for "phase 1" on a fresh barrier returns at once: in its first round the
+// producer finds every stage empty.
 // Needs sm_90. Addresses are 32-bit shared-memory addresses, see shared_address.
 #pragma once
 
@@ -48,7 +48,7 @@ __device__ inline void mbarrier_arrive(uint32_t barrier) {
 }
 
 // The same on a barrier of any block of the cluster, at an address from in_block. Not
-// `.release.cluster`, which is a fence of the whole GPU: nothing that this thread wrote is shown.
+// `.release.cluster`, which is a fence of the whole GPU: this does not show what the thread wrote.
 __device__ inline void mbarrier_arrive_in_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -81,7 +81,7 @@ __device__ inline uint32_t cluster_rank() {
   return rank;
 }
 
-// Of clusters of a one-dimensional grid; each block is one where a launch names no clusters.
+// For clusters of a one-dimensional grid; without clusters each block is one of its own.
 __device__ inline uint32_t cluster_index() {
   uint32_t index;
   asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(index));
@@ -93,8 +93,8 @@ __device__ inline uint32_t cluster_count() {
   return count;
 }
 
-// All threads of all blocks of the cluster; what a thread wrote before, and what it knows of by
-// barriers of its block, can be read after. In each warp a fence of the whole GPU, hence:
+// Waits for all threads of all blocks of the cluster; what a thread wrote before, and what it knows
+// of by barriers of its block, can be read after. In each warp this is a fence of the whole GPU:
 __device__ inline void cluster_sync() {
   asm volatile(
       "barrier.cluster.arrive.release;\n"
@@ -102,8 +102,7 @@ __device__ inline void cluster_sync() {
           : "memory");
 }
 
-// The same for a thread with nothing of its own to show, say one that leaves. What it read
-// has arrived.
+// The same for a thread that has nothing to show, such as one that leaves. Its reads have arrived.
 __device__ inline void cluster_meet() {
   asm volatile("fence.acq_rel.cta;" ::: "memory");
   asm volatile(

@@ -1,5 +1,5 @@
-// Floats as sums of two tf32, which have 10 bits behind the point: what tensor cores
-// multiply in place of float32. Needs sm_80.
+// Floats as sums of two tf32, which have 10 bits behind the point and which tensor cores multiply
+// in place of float32. Needs sm_80.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@ __device__ inline uint32_t to_tf32(uint32_t word) {
   return rounded;
 }
 
-// high + low is the float, but for a rounding of 2^-22 of it; of what is not finite,
+// high + low is the float, apart from a rounding of 2^-22 of it; of a value that is not finite,
 // high alone.
 __device__ inline void split_tf32(uint32_t word, uint32_t& high, uint32_t& low) {
   high = to_tf32(word);
-  // The largest floats would round to infinity: what is beyond 10 bits is cut off those.
+  // The largest floats would round to infinity: their bits beyond 10 are cut off.
   const bool huge = fabsf(__uint_as_float(high)) == INFINITY;
   if (huge) high = word & 0xffffe000u;
   const float rest = __uint_as_float(word) - __uint_as_float(high);

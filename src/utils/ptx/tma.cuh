@@ -28,9 +28,9 @@ constexpr int kSwizzleBytes = 128;
 
 // Describes `data` to the copy engine: sizes in elements, strides in bytes.
 // Pointer and strides are multiples of 16, strides are below 2^40, sizes at most
-// 2^32; `box_y` is at most 256. The L2 cache gets `fetched` bytes around what is read. A function
-// of the driver, found through the runtime, so that a library that holds this loads where there
-// is no driver.
+// 2^32; `box_y` is at most 256. The L2 cache gets `fetched` bytes around those that are read. The
+// runtime finds this function of the driver, so that a library that holds it loads where there is
+// no driver.
 inline cudaError_t tensor_map(TensorMap& map, CUtensorMapDataType type, int element_bytes,
                               const void* data, int64_t x, int64_t y, int64_t z, int64_t y_stride,
                               int64_t z_stride, int box_y,
@@ -55,8 +55,8 @@ inline cudaError_t tensor_map(TensorMap& map, CUtensorMapDataType type, int elem
   };
   CUresult error = encoded();
   if (error == CUDA_ERROR_INVALID_CONTEXT) {
-    // The first call of a thread, say in a backward pass: unlike the runtime's functions the
-    // driver's do not make the device's context current.
+    // The first call of a thread, for example in a backward pass: unlike the runtime's functions,
+    // the driver's do not make the device's context current.
     int device = 0;
     cudaGetDevice(&device);
     cudaSetDevice(device);
@@ -71,7 +71,7 @@ __device__ inline void tma_prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Global to shared; completes as bytes on `barrier`.
+// Copies from global to shared memory; completes as bytes on `barrier`.
 __device__ inline void tma_load(const TensorMap& map, uint32_t shared, uint32_t barrier, int x,
                                 int y, int z) {
   asm volatile(
@@ -81,7 +81,7 @@ __device__ inline void tma_load(const TensorMap& map, uint32_t shared, uint32_t 
       : "memory");
 }
 
-// The same to that place of each block of the cluster whose bit is set, and to its barrier there.
+// The same to that place in each block of the cluster whose bit is set, and to its barrier there.
 __device__ inline void tma_load_multicast(const TensorMap& map, uint32_t shared, uint32_t barrier,
                                           int x, int y, int z, uint16_t blocks) {
   asm volatile(
@@ -91,8 +91,8 @@ __device__ inline void tma_load_multicast(const TensorMap& map, uint32_t shared,
       : "memory");
 }
 
-// Shared to global. What ordinary stores wrote to shared memory must first be
-// made visible by tma_store_fence, in each thread that wrote.
+// Copies from shared to global memory. Each thread that wrote to shared memory by ordinary stores
+// must first make them visible by tma_store_fence.
 __device__ inline void tma_store(const TensorMap& map, uint32_t shared, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
@@ -106,7 +106,7 @@ __device__ inline void tma_store_fence() {
 
 __device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;"); }
 
-// Until all but the last `kPending` groups of stores have read their shared memory.
+// Waits until all but the last `kPending` groups of stores have read their shared memory.
 template <int kPending>
 __device__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");

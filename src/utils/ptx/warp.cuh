@@ -1,15 +1,15 @@
-// What the 32 lanes of a warp find out together; all of them must call.
+// Functions that the 32 lanes of a warp compute together; all of them must call.
 #pragma once
 
 #include <cstdint>
 
 namespace cuda_ops {
 
-// A value that all lanes have, told to the compiler, which then keeps it and what follows from it
-// in uniform registers: wgmma's descriptors, for one, are not copied there for each instruction.
+// Tells the compiler that all lanes have this value. It then keeps the value, and others computed
+// from it, in uniform registers: wgmma's descriptors are not copied there for each instruction.
 __device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
-// Over `lanes` that are neighbours, a power of two; all get the sum.
+// Sums over `lanes` neighbouring lanes, a power of two; all get the sum.
 template <class C>
 __device__ C lanes_total(C value, int lanes) {
 #pragma unroll
@@ -29,8 +29,8 @@ __device__ T sum_up_to_lane(T value) {
   return value;
 }
 
-// The lanes that vote like this one, whether it is 0. In PTX it takes two instructions, and `bit`
-// is tested together with others of its word.
+// Returns the lanes whose `bit` is 0 if this one's is, else those whose bit is not. In PTX it takes
+// two instructions, and `bit` is tested together with others of its word.
 __device__ inline uint32_t lanes_with_bit(uint32_t bit) {
   uint32_t lanes;
   asm volatile(
@@ -43,7 +43,7 @@ __device__ inline uint32_t lanes_with_bit(uint32_t bit) {
   return lanes;
 }
 
-// The lanes that have the same value, of so many bits. Votes: __match_any_sync takes
+// Returns the lanes that have the same value, of so many bits. It votes: __match_any_sync takes
 // longer the more values there are among the lanes, 0.2 us for those of 128 experts
 // (H200, 2026-11-21).
 template <int kMostBits>

@@ -28,7 +28,7 @@ struct TF32 {
 
 // --- descriptors --------------------------------------------------------------
 
-// What wgmma is told of an operand; addresses and strides in units of 16 bytes.
+// The descriptor of an operand for wgmma; addresses and strides in units of 16 bytes.
 //   bits 0-13 start, 16-29 leading offset, 32-45 stride offset, 62-63 swizzle (1: 128 bytes)
 // stride offset: from one atom to the next. leading offset: line-major alone, from
 // one block of lines to the next.
@@ -44,13 +44,13 @@ constexpr uint64_t kWgmmaStep = (kLineMajor ? 16 * 128 : 32) >> 4;
 
 // --- order --------------------------------------------------------------------
 
-// Before the first wgmma and whenever other instructions touched the sums.
+// Called before the first wgmma and whenever other instructions touched the sums.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Until all but the last `kPending` groups are done.
+// Waits until all but the last `kPending` groups are done.
 template <int kPending>
 __device__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");

@@ -1,7 +1,6 @@
-// Sums over rows on the device: the pieces, and the kernels for rows that are
-// worth a warp or more. The order of additions follows from the sizes and the
-// alignment alone, never from which block is first, so a sum has the same bits
-// in every run.
+// Sums over rows on the device: the pieces, and the kernels for rows that are worth a warp or more.
+// The order of additions follows from sizes, alignment and device alone, never from which block is
+// first, so a sum has the same bits in every run.
 #pragma once
 
 #include "dtype.cuh"
@@ -31,24 +30,23 @@ __device__ compute_t<T> total_of(uint4 vector) {
   }
 }
 
-// Over a block of kSumThreads; all get the sum.
+// Sums over a block of kSumThreads; all threads get the sum.
 template <class C>
 __device__ C block_total(C value) {
   __shared__ C shared[kSumThreads / 32];
   value = lanes_total(value, 32);
-  __syncthreads();  // whoever was here before has read
+  __syncthreads();  // the last call's sums have been read
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
   return lanes_total(threadIdx.x % 32 < kSumThreads / 32 ? shared[threadIdx.x % 32] : C(0), 32);
 }
 
-// So many 16-byte loads of a thread are in flight: then four blocks fill an SM of
-// an H200 with requests, and what is left of a grid at its end does still well.
+// 16-byte loads of a thread in flight: four blocks then fill an SM of an H200 with requests, and
+// the few blocks at the end of a grid still do well.
 constexpr int kRunLoads = 8;
 
-// The sum of vectors i, i + step, ... kLoads of them, or those below `count`.
-// What is past the end is the last one loaded once more: a branch around each
-// load would keep the next one waiting.
+// Returns the sum of vectors i, i + step, ...: kLoads of them, or those below `count`. Past the end
+// the last one is loaded once more: a branch around each load would keep the next one waiting.
 template <class T, int kLoads, bool kAll>
 __device__ compute_t<T> vectors_total(const uint4* vectors, int64_t i, int64_t step,
                                       int64_t count) {
@@ -67,8 +65,8 @@ __device__ compute_t<T> vectors_total(const uint4* vectors, int64_t i, int64_t s
   return sums[0] + sums[1];
 }
 
-// What thread `at` of `threads` sees of n neighbours: single elements before the
-// first and after the last aligned address, and vectors between.
+// Adds up the part of n neighbours of thread `at` of `threads`: single elements before the first
+// and after the last aligned address, and vectors between.
 template <class T>
 __device__ compute_t<T> run_total(const T* data, int64_t n, int at, int threads) {
   const int64_t gap = (16 - reinterpret_cast<uintptr_t>(data) % 16) % 16 / sizeof(T);
@@ -94,7 +92,7 @@ __device__ compute_t<T> run_total(const T* data, int64_t n, int at, int threads)
 
 // --- kernels ------------------------------------------------------------------
 
-// A result, or a partial one in the type that sums.
+// Stores a result, or a partial one in the type that sums.
 template <class T>
 __device__ void store_sum(void* out, compute_t<T>* partials, int64_t at, compute_t<T> sum) {
   if (partials != nullptr) {
@@ -104,13 +102,13 @@ __device__ void store_sum(void* out, compute_t<T>* partials, int64_t at, compute
   }
 }
 
-// What every thread needs, side by side: each line of parameters is a cache miss
-// for a kernel that has just started.
+// The parameters that every thread needs, side by side: each line of them is a cache miss for a
+// kernel that has just started.
 struct Runs {
   const void* data;
   void* out;
   void* partials;
-  int64_t n, chunk, step;  // of a row: elements, of a split, to the next row
+  int64_t n, chunk, step;  // elements of a row, of a split, and to the next row
   int64_t rows;
 
   Runs(const RowSums& p, const RowSumsConfig& config, void* partial_sums)
@@ -123,8 +121,8 @@ struct Runs {
         rows(p.rows.numel) {}
 };
 
-// kLanes threads a row, a warp or the block; kLine: the rows need not be walked.
-// Known when compiled, for without divisions the first load is near.
+// kLanes threads a row, a warp or the block; kLine: the rows are equally far apart. Known at
+// compile time, since the first load is near without divisions.
 template <class T, int kLanes, bool kLine>
 __global__ void __launch_bounds__(kSumThreads, 4)
     runs_kernel(const Runs runs, const __grid_constant__ RowSums p) {
@@ -191,7 +189,7 @@ __global__ void __launch_bounds__(kSumThreads)
 
 // --- launchers ----------------------------------------------------------------
 
-// The sums, or `splits` partial ones per row if `partials` is not null.
+// Computes the sums, or `splits` partial ones per row if `partials` is not null.
 template <class T>
 cudaError_t launch_partial_sums(const RowSums& p, const RowSumsConfig& config,
                                 compute_t<T>* partials, cudaStream_t stream) {

@@ -32,9 +32,8 @@ struct RowSumsConfig {
 // Two waves of four blocks on each SM.
 constexpr int64_t row_sums_blocks(const DeviceInfo& device) { return 8 * int64_t(device.sms); }
 
-// A row is split while blocks are fewer than that
-// and a split gives each thread four 16-byte loads: its partial sums are added
-// by a second kernel, whose launch less work would not pay for.
+// Splits a row while blocks are fewer than that and a split gives each thread four 16-byte loads: a
+// second kernel adds the partial sums, and less work would not pay for its launch.
 inline RowSumsConfig row_sums_config(const RowSums& p, const DeviceInfo& device) {
   constexpr int64_t kSplitBytes = 64 * kSumThreads;
   const int64_t wanted = row_sums_blocks(device);
@@ -61,7 +60,7 @@ inline RowSumsConfig row_sums_config(const RowSums& p, const DeviceInfo& device)
   return config;
 }
 
-// Values of 8 bytes that the sums need besides their output.
+// Returns how many values of 8 bytes the sums need besides their output.
 inline int64_t partial_sums(const RowSums& p, const DeviceInfo& device) {
   const RowSumsConfig config = row_sums_config(p, device);
   return config.splits > 1 ? p.rows.numel * config.splits : 0;
@@ -69,11 +68,11 @@ inline int64_t partial_sums(const RowSums& p, const DeviceInfo& device) {
 
 // --- one sum of everything ----------------------------------------------------
 
-// The rows' partial sums are added by one block if they are at most this many;
-// more are a row themselves, whose partial sums are.
+// One block adds up to this many partial sums of the rows. More of them are a row themselves, and
+// it adds that row's partial sums.
 constexpr int64_t kMostFinished = 4096;
 
-// Partial sums of the rows, and after them room for those of these.
+// Returns the number of partial sums of the rows, with room for those of that row after them.
 inline int64_t full_partial_sums(const RowSums& p, const DeviceInfo& device) {
   const int64_t count = p.rows.numel * row_sums_config(p, device).splits;
   return count == 1 ? 0 : count + (count > kMostFinished ? row_sums_blocks(device) : 0);

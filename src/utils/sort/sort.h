@@ -29,7 +29,7 @@ struct SortRows {
 template <class U> struct Order {
   bool floating = false;
   U sign = 0;             // the sign bit; 0 for unsigned dtypes
-  U infinity = U(~U(0));  // its bits; of other dtypes nothing is above it
+  U infinity = U(~U(0));  // its bits; for other dtypes nothing is above it
   U flip = 0;             // all ones where the largest comes first
 
   constexpr U key(U bits) const {
@@ -94,7 +94,7 @@ struct SortConfig {
 };
 
 // Keys of up to 16 bits share a 32-bit word with the index, in the sorted list
-// itself. The list of wider ones holds 16-bit indices, and the keys stay beside it.
+// itself. The list of wider keys holds 16-bit indices, and the keys stay beside it.
 // After every 128 bytes 4 are left out, so that threads which walk through
 // neighbouring runs meet different banks of shared memory.
 constexpr int64_t sort_shared_bytes(int64_t elements, int64_t size) {
@@ -102,30 +102,29 @@ constexpr int64_t sort_shared_bytes(int64_t elements, int64_t size) {
   return list + list / 32 + (size <= 2 ? 0 : elements * size);
 }
 
-// Elements that the radix sort takes at once: what its workspace is bounded by,
-// if a row is no longer.
+// Elements that the radix sort takes at once, which bounds its workspace unless a row is longer.
 constexpr int64_t kRadixElements = int64_t(1) << 28;
 constexpr int kRadixThreads = 512;
 
-// Keys of a block, by their size. Of 8-byte keys 4096 are 10 % faster for 2^20 and 10 % slower from
-// 2^24 on (H200, 2026-11-22); of narrower ones 12288 are slower but for 2^27 of 1 and 2 bytes.
+// Keys of a block, by their size. 4096 8-byte keys are 10 % faster for 2^20 and 10 % slower from
+// 2^24 on (H200, 2026-11-22); 12288 narrower keys are slower except for 2^27 of 1 and 2 bytes.
 template <int kSize>
 constexpr int kRadixTile = kSize == 8 ? 6144 : 8192;
 
 // Elements from which on 8-byte keys take a launch for each step: on an H200 (2026-11-22) 2^27
-// random ones took 10.9 ms so and 12.6 ms in one launch, 2^24 1.36 and 1.26 ms.
+// random ones took 10.9 ms that way and 12.6 ms in one launch, 2^24 1.36 and 1.26 ms.
 constexpr int64_t kRadixSeparate = int64_t(1) << 26;
 
 // Clusters of blocks, for rows that fit their shared memory.
 constexpr int kClusterThreads = 1024;   // at most, of a block
-constexpr int kClusterBlocks = 8;       // blocks of any GPU with clusters
-constexpr int kWideClusterBlocks = 16;  // blocks where so many SMs lie together
+constexpr int kClusterBlocks = 8;       // blocks, on any GPU with clusters
+constexpr int kWideClusterBlocks = 16;  // blocks, where that many SMs are together
 
 // Measured on an H200, 2026-11-21. One row of 2^16 takes a wide cluster 31 us (float32; 17 and 11
-// of two bytes and one, 72 of eight), and launches of a radix sort about twice as long; 2^17 of
-// eight bytes 125 us, longer than those. A block takes 40 us for 16384, a cluster 21.
-constexpr int64_t kClusterShortest = 8192;              // longer, if a block could sort it too
-constexpr int64_t kClusterRows = 16;                    // at most, then: as many as SMs hold
+// for two bytes and one, 72 for eight), and launches of a radix sort about twice as long; 2^17 of
+// eight bytes 125 us, longer than those launches. A block takes 40 us for 16384, a cluster 21.
+constexpr int64_t kClusterShortest = 8192;  // rows are longer, if a block could sort them
+constexpr int64_t kClusterRows = 16;        // at most, then: as many as SMs hold
 constexpr int64_t kClusterElements = int64_t(1) << 22;  // of all rows together, at most
 constexpr int64_t kClusterLongest8 = 65536;             // of 8-byte keys, in a wide cluster
 
@@ -139,7 +138,7 @@ constexpr SortConfig cluster_config(int64_t rows, int64_t n, int64_t size, bool 
   SortConfig config;
   config.path = SortConfig::kCluster;
   config.cluster = wide ? kWideClusterBlocks : kClusterBlocks;
-  // Two blocks of an SM wait in turns, with 16; 8-byte keys leave no registers for so many.
+  // With 16, two blocks of an SM wait in turns; 8-byte keys leave no registers for that many.
   config.items = wide || size == 8 ? 8 : 16;
   const int64_t of_warps = 32 * config.items * config.cluster;
   const int64_t warps = (n + of_warps - 1) / of_warps;
@@ -192,11 +191,11 @@ constexpr SortConfig sort_config(int64_t rows, int64_t n, int64_t size, const De
   return config;
 }
 
-// What is known of 8-byte keys while they are sorted, on the GPU alone.
+// Facts about 8-byte keys that the GPU finds while it sorts them.
 struct RadixChoice {
   uint32_t lowest = 0;    // digits from here up are sorted by, at first
   uint32_t differ = 0;    // bit d: digit d of some key is not that of its row's first key
-  uint32_t unsorted = 0;  // that was not enough
+  uint32_t unsorted = 0;  // sorting from `lowest` up was not enough
 };
 
 // Where the parts of a radix sort's workspace begin, and how long it is. Sums of

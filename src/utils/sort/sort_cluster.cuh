@@ -4,7 +4,7 @@
 // share of the row.
 //
 // In a pass a block sorts its share by the digit and shows the others how many keys of
-// each it has; then it knows where its own belong, and writes them there. Sorted first,
+// each it has; then it knows where its own belong, and writes them there. They are sorted first,
 // since the network between SMs wants whole 32 bytes, as memory does. 65536 keys of 4 bytes take
 // 16 blocks 31 us, four passes (H200, 2026-11-21).
 #pragma once
@@ -23,7 +23,7 @@ struct alignas(sizeof(U) == 8 ? 16 : 8) Placed {
   Word key, index;
 };
 
-// In front of the block's share of the row.
+// Lies in front of the block's share of the row.
 struct alignas(16) ClusterShared {
   uint32_t counts[kWideClusterBlocks][256];   // of a block's keys with a digit; bytes_differ << 16
   uint16_t ranks[kClusterThreads / 32][256];  // of the next key of a warp with a digit
@@ -32,7 +32,8 @@ struct alignas(16) ClusterShared {
   uint32_t bytes_differ;  // bit b: byte b of some key is not that of the row's first key
 };
 
-// The warps' numbers of keys with a digit become those of the warps before; returns all.
+// Replaces each warp's number of keys with a digit by the sum over the warps before; returns the
+// sum over all.
 __device__ inline uint32_t scan_warps(uint16_t (*numbers)[256], int warps, int digit) {
   uint32_t sum = 0;
   for (int w = 0; w < warps; ++w) {
@@ -63,7 +64,8 @@ __global__ void __launch_bounds__(kClusterThreads)
   const int64_t number = blockIdx.x / blocks;
   const U* row = static_cast<const U*>(p.rows.data) + p.rows.offset_at(number);
 
-  // In order of digits, each block beginning elsewhere: they do not all write to one at a time.
+  // In order of digits, each block beginning elsewhere, so that not all write to one block at a
+  // time.
   const int start = begin / blocks / 32 * 32 + thread - threads;
   const auto next = [&](int i) { return i + threads < size ? i + threads : i + threads - size; };
 
@@ -212,9 +214,9 @@ cudaError_t launch_cluster(const SortRows& p, const SortConfig& config, cudaStre
   });
 }
 
-// How many clusters of kWideClusterBlocks full blocks the current device takes at once.
+// Returns how many clusters of kWideClusterBlocks full blocks the current device runs at once.
 inline int wide_clusters(int device) {
-  // Plus one, by device: the driver takes as long to answer as a short row to be sorted.
+  // Plus one, by device: the driver takes as long to answer as a short row takes to be sorted.
   static std::atomic<int> known[64];
   if (device < 64 && known[device] > 0) return known[device] - 1;
   int clusters = 0;
@@ -227,7 +229,7 @@ inline int wide_clusters(int device) {
         return cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch);
       });
   if (error != cudaSuccess) {
-    cudaGetLastError();  // a device without them is no error of the caller's
+    cudaGetLastError();  // a device without clusters is not an error of the caller's
     return 0;
   }
   if (device < 64) known[device] = clusters + 1;

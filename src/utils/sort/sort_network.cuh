@@ -16,7 +16,7 @@
 
 namespace cuda_ops {
 
-// The element with this key: made from it, or read again where others share the key.
+// Returns the element with this key: made from it, or read again where others share the key.
 template <class U>
 __device__ U value_of(U key, const Order<U>& order, const U* row, int64_t index) {
   return order.is_unique(key) ? order.bits(key) : row[index];
@@ -40,7 +40,7 @@ __device__ void compare_exchange(W& a, W& b) {
   a = low;
 }
 
-// The word of the lane whose number differs in the bits of `mask`.
+// Returns the word of the lane whose number differs in the bits of `mask`.
 template <class W>
 __device__ W exchange(W word, int mask) {
   if constexpr (sizeof(W) == 16) {
@@ -209,8 +209,8 @@ __device__ U lanes_min(U value) {
   return value;
 }
 
-// Words are in the order of their prefixes. What random data leave to do is to
-// exchange a few neighbours, by whole keys. False if that does not come to an end.
+// Puts words that are in the order of their prefixes in the order of whole keys. For random data
+// that exchanges a few neighbours. Returns false if it does not come to an end.
 template <int R, int L, class U>
 __device__ bool repair(uint32_t (&words)[R], const U* keys, int n) {
   constexpr int kPasses = 6;
@@ -273,7 +273,7 @@ __device__ void sort_run(uint32_t (&entries)[R], const U* keys, Entry<U>* list, 
     }
     sort_network<R, L>(entries, lines);
   } else {
-    U low = U(~U(0)), high = U(~U(0));  // the complement of the highest, to need only min
+    U low = U(~U(0)), high = U(~U(0));  // high is the highest's complement: only min is needed
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const int i = r * L + lane;

@@ -19,16 +19,16 @@
 
 namespace cuda_ops {
 
-// What one pass reads and writes. Without `keys` it is the first one, without
-// `out_keys` the last. Nothing is initialised: it may be in shared memory.
+// The inputs and outputs of one pass. Without `keys` it is the first one, without `out_keys` the
+// last. Nothing is initialised: it may be in shared memory.
 template <class U>
 struct RadixPass {
   const U* keys;
   const uint32_t* indices;
   U* out_keys;
   uint32_t* out_indices;
-  uint32_t* counts;  // of row, digit and tile; then of what is before it in its digit
-  uint32_t* totals;  // of row and digit
+  uint32_t* counts;  // by row, digit and tile; then the sums over the tiles before
+  uint32_t* totals;  // by row and digit
   int64_t first;     // row
   int tiles;         // of a row
   int shift;
@@ -37,7 +37,7 @@ struct RadixPass {
 template <class U>
 constexpr int kRadixItems = kRadixTile<sizeof(U)> / kRadixThreads;
 
-// A key in registers. The compiler would keep a narrow one twice, the second time cut to its width.
+// A key in registers. The compiler would keep a narrow key twice, the second time cut to its width.
 template <class U>
 using RadixWord = std::conditional_t<(sizeof(U) < 4), uint32_t, U>;
 
@@ -47,7 +47,7 @@ struct RadixTile {
   int64_t row, begin;
   int tile, count;
 
-  // Of all rows' tiles the one with this number.
+  // The tile with this number among all rows' tiles.
   __device__ RadixTile(const SortRows& p, const RadixPass<U>& pass, unsigned number)
       : row(number / pass.tiles), tile(number % pass.tiles) {
     constexpr int kTile = kRadixTile<sizeof(U)>;
@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(kRadixThreads, 3)
   count_tile(counts, p, order, pass, RadixTile<U>(p, pass, blockIdx.x), [](U) {});
 }
 
-// A warp makes of a digit's counts, from tile `begin` on, the sums of those before, the first
-// being `before`. Returns what is before `end`.
+// Replaces a digit's counts, from tile `begin` on, by the sums of those before, the first being
+// `before`. By one warp. Returns the sum before `end`.
 constexpr int kScanWarps = 4, kScanItems = 8;
 
 __device__ inline uint32_t scan_counts(uint32_t* own, int begin, int end, uint32_t before) {
@@ -184,13 +184,13 @@ struct alignas(16) RadixShared {
   uint16_t ranks[kWarps][256];  // of the next key of a warp with a digit
   uint32_t places[256];         // of the tile's first key with a digit, in the row
   uint32_t sums[8];
-  // Known, but not to the compiler, which would keep what it has computed with them before: digits
-  // in local memory, and offsets for two arrays that cost more than two addresses.
+  // Hides them from the compiler, which would keep values computed with them before: digits in
+  // local memory, and offsets for two arrays that cost more than two addresses.
   int shift;
   uint32_t index_bytes;
 };
 
-// Hides what an address in global memory is made of. Else the compiler adds up a key's place in the
+// Hides the parts of an address in global memory. Else the compiler adds up a key's place in the
 // row first, for all arrays, and takes three more instructions for each address.
 template <class T>
 __device__ T* of_unknown_origin(T* address) {
@@ -199,13 +199,13 @@ __device__ T* of_unknown_origin(T* address) {
   return static_cast<T*>(__cvta_global_to_generic(bits));
 }
 
-// From shared memory, where the tile is in order.
+// Writes the tile from shared memory, where it is in order.
 template <class U>
 __device__ void write_tile(const RadixShared<U>& shared, const SortRows& p, const Order<U>& order,
                            const RadixPass<U>& pass, const RadixTile<U>& t) {
   const int thread = threadIdx.x;
   const Digit<U> digit_of(pass.shift);
-  // Round r: what it adds to an address is known when this is compiled.
+  // Round r: its part of an address is known at compile time.
   const auto each = [&](const auto& body) {
     if (t.is_full()) {
 #pragma unroll
@@ -245,8 +245,8 @@ __device__ void scatter_tile(RadixShared<U>& shared, const SortRows& p, const Or
                              const RadixPass<U>& pass, const RadixTile<U>& t) {
   constexpr int kItems = kRadixItems<U>;
   const int thread = threadIdx.x, warp = thread / 32, first = first_of_thread<U>();
-  // A thread of the first 128 has two neighbouring digits. What is before the tile in the row is
-  // on its way while the keys are.
+  // Each of the first 128 threads has two neighbouring digits. The sums before the tile in the row
+  // are on their way while the keys are.
   uint32_t totals[2] = {}, before[2] = {};
   if (thread < 128) {
 #pragma unroll
@@ -287,7 +287,7 @@ __device__ void scatter_tile(RadixShared<U>& shared, const SortRows& p, const Or
   for (int r = 0; r < kItems; ++r) ranks[r] += shared.ranks[warp][same_digit_of(keys[r])];
 #pragma unroll
   for (int r = 0; r < kItems; ++r) shared.keys[ranks[r]] = U(keys[r]);
-  // Read this late, since registers for them before would be keys' in local memory.
+  // Read this late, since registers for them would push keys into local memory before.
   uint32_t indices[kItems];
   if (pass.keys != nullptr) {
     load_items(indices, pass.indices + t.row * p.n + t.begin, t);

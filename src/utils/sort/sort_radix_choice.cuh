@@ -1,5 +1,5 @@
-// From which digit up to sort long rows of 8-byte keys (sort_radix_wide.cuh), by a sample of them:
-// so that a key should have hardly any others with the same digits there.
+// Chooses the digit from which up to sort long rows of 8-byte keys (sort_radix_wide.cuh), by a
+// sample of them: hardly any other key should have the same digits from there on.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,28 +18,28 @@ struct RadixSample {
   U keys[kRadixSamples];
   struct Found {
     uint32_t digits[sizeof(U)][256];  // how many distinct keys have a digit
-    uint32_t alike[sizeof(U)];        // pairs of them that have the same
+    uint32_t alike[sizeof(U)];        // pairs of keys that have the same digit
     uint32_t highest[sizeof(U)];      // neighbours by the highest digit that differs
-    uint32_t distinct, once, twice;   // keys, and those that were drawn so often
+    uint32_t distinct, once, twice;   // keys, and keys that were drawn once and twice
   } found;
 };
 
-// From where up to sort rows of n keys.
+// Returns the digit from which up to sort rows of n keys.
 template <class U>
 __device__ int lowest_digit(const typename RadixSample<U>::Found& found, int64_t n) {
   const float pairs = .5f * found.distinct * (found.distinct - 1);
   float most = kRadixPartners / n;  // how likely two keys may be to share their digits
-  // Another key with the digits of one that has many copies is one too many: so many pairs should
-  // all be apart. How many keys there are if all have copies: Chao's estimate from those drawn once
-  // and twice.
+  // One other key with the digits of a key that has many copies is too much, so all such pairs
+  // should be apart. Chao's estimate from keys drawn once and twice says how many keys there are if
+  // all have copies.
   float apart = float(found.distinct - found.once) * n;
   if (found.twice > 0) {
     const float all = found.distinct + .5f * found.once * found.once / found.twice;
     if (all < .25f * n) apart = fmaxf(apart, all * all);
   }
   if (apart > 0) most = fminf(most, .125f / apart);
-  // Digits that depend on each other tell less than the product of their likelihoods says: then
-  // neighbours in the sample share more of them than there should be.
+  // Digits that depend on each other tell keys apart less than the product of their likelihoods
+  // says: then neighbours in the sample share more of them than they should.
   const float neighbors = 4 * pairs / n;
   uint32_t sharing = found.distinct - 1;
   float likely = 1;
@@ -48,14 +48,14 @@ __device__ int lowest_digit(const typename RadixSample<U>::Found& found, int64_t
     sharing -= found.highest[digit];
     if (found.alike[digit] >= pairs) continue;
     lowest = digit;
-    likely *= fmaxf(found.alike[digit] / pairs, 1.f / 256);  // for there are keys not in the sample
+    likely *= fmaxf(found.alike[digit] / pairs, 1.f / 256);  // there are keys beyond the sample
     // A finish takes about as long as the one pass that it would save above digit 0.
     if (likely <= most && sharing <= neighbors && digit > 1) break;
   }
   return lowest;
 }
 
-// By one block.
+// Runs as one block.
 template <class U>
 __device__ void choose_digits(RadixSample<U>& sample, RadixChoice& choice, const SortRows& p,
                               const Order<U>& order, int64_t first_row, int64_t rows) {
@@ -63,7 +63,7 @@ __device__ void choose_digits(RadixSample<U>& sample, RadixChoice& choice, const
   auto& found = sample.found;
   auto* words = reinterpret_cast<uint32_t*>(&found);
   for (int i = thread; i < int(sizeof(found) / 4); i += kRadixThreads) words[i] = 0;
-  // One of each stretch of columns.
+  // Draws one of each stretch of columns.
   for (int i = thread; i < kRadixSamples; i += kRadixThreads) {
     const int64_t row = i % kRadixSampledRows * rows / kRadixSampledRows;
     const uint32_t within = __umulhi(uint32_t(i) * 0x9E3779B9u, uint32_t(p.n));
@@ -73,7 +73,7 @@ __device__ void choose_digits(RadixSample<U>& sample, RadixChoice& choice, const
   }
   __syncthreads();
 
-  // A bitonic sort: up to 32 apart, pairs of a warp are of keys that it alone has.
+  // A bitonic sort: up to 32 apart, the keys of a warp's pairs are its own.
   for (int size = 2; size <= kRadixSamples; size *= 2) {
     for (int step = size / 2; step > 0; step /= 2) {
       for (int pair = thread; pair < kRadixSamples / 2; pair += kRadixThreads) {

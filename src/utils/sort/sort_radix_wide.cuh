@@ -2,20 +2,20 @@
 // apart.
 //
 //   choose   A sample of the keys says from which digit up to sort (sort_radix_choice.cuh).
-//   sort     From that digit up. The first pass sees all keys and finds out which digits differ
-//            at all; others take no pass.
+//   sort     From that digit up. The first pass sees all keys and finds out which digits differ at
+//            all; the others take no pass.
 //   finish   Keys with the same digits are neighbours now, and each finds its place among those
 //            few. Skipped if no digit is left that differs.
 //   again    By all digits, if too many keys were alike and not in order.
 //
-// So the sample decides how long it takes, never what comes out. Random keys are sorted by
+// So the sample decides only how long the sort takes, never its result. Random keys are sorted by
 // log2(n) bits, 4 digits of 8 for 2^27, and int64 below 2^20 by 3 without a finish. A pass moves
 // 32 bytes a key, the finish 28.
 //
-// The host does not know which steps there will be. Either one launch takes them, whose blocks run
-// at the same time and wait for each other between two steps; or each that there may be is a
-// launch, which returns at once if there is no such step. The many launches cost about 1.2 us each,
-// the one has no more blocks an SM than its largest step: fewer than counting alone has.
+// The host does not know which steps there will be. Either one launch takes them all, whose blocks
+// run at the same time and wait for each other between two steps; or each possible step is a
+// launch, which returns at once if it is not needed. The many launches cost about 1.2 us each; the
+// single one has no more blocks an SM than its largest step, fewer than counting alone has.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -31,7 +31,7 @@ static_assert(sizeof(RadixSample<uint64_t>) <= sizeof(RadixShared<uint64_t>));
 
 // --- steps of the sort ------------------------------------------------------------
 
-// scan_counts() by the block, of a digit with many tiles.
+// scan_counts() by the whole block, for a digit with many tiles.
 __device__ inline uint32_t scan_counts_by_block(uint32_t* own, int tiles, uint32_t (&sums)[256]) {
   constexpr int kWarps = kRadixThreads / 32;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -51,9 +51,9 @@ __device__ inline uint32_t scan_counts_by_block(uint32_t* own, int tiles, uint32
   return before;  // in the last warp the sum of all
 }
 
-// From keys in the order of all bits but the lowest `pass.shift` to the results. Keys with the same
-// bits are either put in order, all of them, or left as they are, if they are many. Those may be
-// in order: copies of one key are. If not, `unsorted` is raised.
+// Writes the results from keys in the order of all bits but the lowest `pass.shift`. Keys with the
+// same bits are all put in order, or left as they are if they are many. Those may be in order
+// already, as copies of one key are. If not, `unsorted` is raised.
 template <class U>
 __device__ void finish_tile(const SortRows& p, const Order<U>& order, const RadixPass<U>& pass,
                             const RadixTile<U>& t, uint32_t* unsorted) {
@@ -72,7 +72,7 @@ __device__ void finish_tile(const SortRows& p, const Order<U>& order, const Radi
     int64_t place = i;
     if (after || is_alike(i + 1)) {
       int alike = 1, moves = 0;
-      // Amid many it need not count them, and there is an end to those that it counts.
+      // Among many it need not count them all, so the count is bounded.
       if (is_alike(i - kRadixAlike) || is_alike(i + kRadixAlike)) {
         alike += kRadixAlike;
       } else {
@@ -91,10 +91,10 @@ __device__ void finish_tile(const SortRows& p, const Order<U>& order, const Radi
   }
 }
 
-// --- which step -------------------------------------------------------------------
+// --- the step ---------------------------------------------------------------------
 
 // Rows `first` and the next. Between two passes keys and indices are in the workspace, or in the
-// memory of the results, by turns; before what writes the results they are in the workspace.
+// memory of the results, by turns; before the last step they are in the workspace.
 template <class U>
 struct RadixRows {
   RadixPass<U> pass{};
@@ -104,10 +104,10 @@ struct RadixRows {
   RadixChoice* choice = nullptr;
 };
 
-// What a step reads and writes: 0 is the input or the results, 1 the workspace, 2 the memory of the
-// results.
+// The places that a step reads and writes: 0 is the input or the results, 1 the workspace, 2 the
+// memory of the results.
 struct RadixStep {
-  int shift = -1;  // there is no such step
+  int shift = -1;  // -1: there is no such step
   int from = 0, to = 0;
 
   __device__ bool exists() const { return shift >= 0; }
@@ -127,8 +127,8 @@ struct RadixStep {
 };
 
 // Steps 0 to sizeof(U) - 1 are passes, each by the digit of its number, and sizeof(U) is the
-// finish. Round 0 sorts from `lowest` up, round 1 by all digits, if that was not enough. Which
-// digits differ is known once the first pass has counted, which needs to know only what it reads.
+// finish. Round 0 sorts from `lowest` up, round 1 by all digits, if that was not enough. The digits
+// that differ are known once the first pass has counted, which needs to know only its input.
 template <class U>
 __device__ RadixStep radix_step(const RadixChoice& choice, int round, int number) {
   constexpr int kFinish = sizeof(U);
@@ -143,7 +143,7 @@ __device__ RadixStep radix_step(const RadixChoice& choice, int round, int number
   return {8 * (number < kFinish ? number : lowest), from, to};
 }
 
-// --- what the blocks of a grid do in a step -----------------------------------------
+// --- the blocks' work in a step -------------------------------------------------------
 
 // Calls `body(pass, tile)` for each tile of this block.
 template <class U, class Body>
@@ -159,7 +159,7 @@ __device__ void each_tile(const SortRows& p, const RadixRows<U>& r, RadixStep st
   }
 }
 
-// In the first pass, which reads the input, it finds out which digits differ.
+// The first pass, which reads the input, also finds out which digits differ.
 template <class U>
 __device__ void count_tiles(uint32_t (&counts)[256], const SortRows& p, const Order<U>& order,
                             const RadixRows<U>& r, RadixStep step) {
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kRadixThreads, 2)
         grid.sync();
         scan_digits(shared.places, r);
         grid.sync();
-        step = radix_step<U>(*r.choice, round, number);  // it may have been the first to count
+        step = radix_step<U>(*r.choice, round, number);  // the first to count may have changed it
         scatter_tiles(shared, p, order, r, step);
       }
       grid.sync();
@@ -291,8 +291,8 @@ __global__ void __launch_bounds__(kRadixThreads, 4)
 
 // --- launchers ------------------------------------------------------------------------
 
-// As many blocks of a kernel as run at the same time, `waves` times, or as there is work for.
-// Allows it that much shared memory.
+// Sets `blocks` to as many as run at the same time, times `waves`, or as there is work for. Allows
+// the kernel `shared_bytes`.
 template <class... Parameters>
 cudaError_t resident_grid(unsigned& blocks, void (*kernel)(Parameters...), int shared_bytes,
                           int64_t work, int waves) {
@@ -311,7 +311,7 @@ cudaError_t resident_grid(unsigned& blocks, void (*kernel)(Parameters...), int s
 template <class U>
 cudaError_t launch_radix_at_once(const SortRows& p, const RadixRows<U>& r, cudaStream_t stream) {
   constexpr int kShared = sizeof(RadixShared<U>);
-  unsigned blocks = 0;  // that wait for each other: all must be resident
+  unsigned blocks = 0;  // they wait for each other: all must be resident
   const cudaError_t error =
       resident_grid(blocks, radix_rows_kernel<U>, kShared, r.rows * r.pass.tiles, 1);
   if (error != cudaSuccess) return error;
@@ -329,8 +329,8 @@ cudaError_t launch_radix_at_once(const SortRows& p, const RadixRows<U>& r, cudaS
                             order_of<U>(p.rows.dtype, p.descending), r);
 }
 
-// A block for each tile would take long to come and go where there is no step. Two waves share the
-// tiles more evenly than one.
+// A block for each tile would take long to start and end where there is no step. Two waves share
+// the tiles more evenly than one.
 constexpr int kRadixWaves = 2;
 
 // The same launches for any keys.

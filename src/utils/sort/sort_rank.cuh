@@ -1,4 +1,4 @@
-// Places of keys by one digit of 8 bits: what radix sorts (sort_radix.cuh, sort_cluster.cuh) do
+// Places of keys by one digit of 8 bits: the work of radix sorts (sort_radix.cuh, sort_cluster.cuh)
 // within a tile.
 #pragma once
 
@@ -19,7 +19,8 @@ struct Digit {
   }
 };
 
-// The sum of those before, over the first threads of the block; all threads must call.
+// Returns the sum over the threads before, among the first ones of the block; all threads must
+// call.
 template <int kThreads, class S>
 __device__ S sum_before(S value, S (&sums)[8]) {
   static_assert(kThreads % 32 == 0 && kThreads <= 256);
@@ -37,9 +38,9 @@ __device__ S sum_before(S value, S (&sums)[8]) {
   return up_to - value;
 }
 
-// How many keys of the warp come before each of this thread, among those with the same
-// digit: round r of all lanes before round r + 1. `next` has room for the warp's number
-// of keys with each digit.
+// Counts the keys of the warp that come before each key of this thread, among those with the same
+// digit: round r of all lanes before round r + 1. `next` has room for the warp's number of keys
+// with each digit.
 template <int kItems, class DigitOf>
 __device__ void rank_in_warp(uint32_t (&ranks)[kItems], uint16_t (&next)[256],
                              const DigitOf& digit_of) {
@@ -58,8 +59,8 @@ __device__ void rank_in_warp(uint32_t (&ranks)[kItems], uint16_t (&next)[256],
   }
 }
 
-// Of two neighbouring digits, the lower one's number in the lower half of a word: how many keys
-// the warps have, together.
+// Returns how many keys all warps have of two neighbouring digits, the lower one's number in the
+// lower half of a word.
 template <int kWarps>
 __device__ uint32_t add_up_warps(const uint16_t (&numbers)[kWarps][256], int pair) {
   uint32_t sum = 0;
@@ -68,7 +69,7 @@ __device__ uint32_t add_up_warps(const uint16_t (&numbers)[kWarps][256], int pai
   return sum;
 }
 
-// The warps' numbers become those of the warps before, and `first`.
+// Replaces the warps' numbers by the sums over the warps before, plus `first`.
 template <int kWarps>
 __device__ void place_warps(uint16_t (&numbers)[kWarps][256], int pair, uint32_t first) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// Rows of up to 1024 elements, each sorted by a warp in its registers, several at
-// once if they are short. Of each row the first `kept` in its order are written.
+// Rows of up to 1024 elements, each sorted by a warp in its registers, several at once if they are
+// short. The first `kept` of each row are written.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -32,8 +32,8 @@ struct WarpShared {
   }
 };
 
-// Calls `body` with the flag as a type, std::true_type or std::false_type: the code for what is
-// mostly so need not look.
+// Calls `body` with the flag as a type, std::true_type or std::false_type: the code for the common
+// case need not check it.
 template <class Body>
 __device__ void visit_flag(bool flag, Body&& body) {
   if (flag) {
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(32 * kSortWarps)
   const int rows = int(p.rows.numel - first < kRows ? p.rows.numel - first : kRows);
   const int64_t mine = p.rows.offset_at(first + (lane < rows ? lane : 0));
   const U* data = static_cast<const U*>(p.rows.data);
-  const int own_row = lane / L;  // whose words this lane sorts
+  const int own_row = lane / L;  // the row whose words this lane sorts
 
   // Element i of the rows together, i < 1024: the quotients are exact.
   const uint32_t inverse = (1u << 20) / n + 1, inverse_kept = (1u << 20) / kept + 1;

@@ -6,14 +6,14 @@
 
 namespace cuda_ops {
 
-// Of each row of `sort` the first `k` in its order: largest means descending.
+// The first `k` of each row of `sort`, in its order: largest means descending.
 struct TopkRows {
   SortRows sort;  // values and indices have k elements a row
   int64_t k = 0;
 };
 
-constexpr int64_t kMostKept = 64;  // by a warp, in its registers
-constexpr int kTopkWarps = 4;      // of a block
+constexpr int64_t kMostKept = 64;  // elements of a warp, in its registers
+constexpr int kTopkWarps = 4;      // warps of a block
 
 // Whether a warp sorts all of a row. On an H200 (2026-11-22) 65536 rows of 128 float32 keys take
 // 63 us that way and 188 us to go through them for the best 8; 16384 rows of 1024 take 167 us,
@@ -22,10 +22,10 @@ constexpr bool topk_sorts(int64_t n, int64_t k) {
   return n <= 256 || (n <= kSortRun && k > kMostKept / 2);
 }
 
-// A warp takes `chunk` elements of a row and keeps k of them. Of a row with more
-// than one chunk all that was kept is a row again, until there is one chunk.
+// A warp takes `chunk` elements of a row and keeps k of them. The elements kept of a row with more
+// than one chunk are a row again, until there is one chunk.
 struct TopkConfig {
-  int kept = 32;  // k, rounded up to what there is code for
+  int kept = 32;  // k, rounded up to a size there is code for
   int64_t chunk = 0, chunks = 1;
 };
 
@@ -44,7 +44,7 @@ constexpr TopkConfig topk_config(int64_t rows, int64_t n, int64_t k, const Devic
   return config;
 }
 
-// Two places for what chunks keep, a key and an index each: 8 bytes, or 16.
+// The elements that chunks keep, a key and an index each: 8 bytes, or 16.
 constexpr int64_t topk_kept_bytes(int64_t rows, int64_t k, int64_t chunks, int64_t size) {
   return chunks > 1 ? rows * chunks * k * (size == 8 ? 16 : 8) : 0;
 }
