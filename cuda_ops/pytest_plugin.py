@@ -67,7 +67,7 @@ class _Operators(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         from cuda_ops.testing.checks import CHECKS
-        from cuda_ops.testing.runner import planned, visible_devices
+        from cuda_ops.testing.runner import DEVICES, planned
         from cuda_ops.testing.subject import find
 
         names, regressions = self.config.stash[_PLAN]
@@ -83,7 +83,7 @@ class _Operators(pytest.File):
         for number, line in regressions:
             yield _RegressionItem.from_parent(self, name=f"regression::{number}", line=line)
         for name in names:
-            for check, device in planned(CHECKS, visible_devices()):
+            for check, device in planned(CHECKS, DEVICES):
                 item = f"{name}::{check.name}[{device}]"
                 yield _CheckItem.from_parent(self, name=item, op=name, check=check, device=device)
 

@@ -29,19 +29,17 @@ _MOST_DEATHS, _MOST_DYING_CHECKS = 3, 4
 #: How many times as many samples are looked through for one that is not refused.
 _MORE = 8
 
+#: Where operators are checked; without a GPU the checks on ``cuda`` are listed as not run.
+DEVICES = ("cpu", "cuda")
+
 Run = Callable[[Check, Case], Outcome]
-
-
-def visible_devices() -> tuple[str, ...]:
-    """Returns ``("cpu", "cuda")``; without a GPU the checks on ``cuda`` are listed as not run."""
-    return ("cpu", "cuda")
 
 
 def check_op(
     op: str | Subject,
     *,
     checks: Iterable[Check] = CHECKS,
-    devices: Sequence[str] = visible_devices(),
+    devices: Sequence[str] = DEVICES,
     profile: Profile = PROFILES["quick"],
     isolate: bool | Worker = True,
 ) -> CheckReport:
