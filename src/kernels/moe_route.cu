@@ -1,8 +1,8 @@
-// Which experts a token goes to, and which tokens an expert gets. A group of lanes has all
-// scores of a token in registers, neighbours in each lane, as integers in the order of the scores.
-// Each lane sorts its own, and top_k times the largest of the lanes' last ones is taken. Those
-// instructions bind, not the one reading of the logits: of few tokens a whole warp has each, which
-// is done soonest, of many up to four share a warp, and what every lane does serves all of them.
+// Chooses the experts of each token. A group of lanes holds all scores of a token in registers,
+// neighbours in each lane, as integers in the order of the scores. Each lane sorts its own; then
+// top_k times the largest of the lanes' last ones is taken. Those instructions bind, not the one
+// reading of the logits: few tokens have a whole warp each, which finishes soonest; among many, up
+// to four share a warp, and what every lane does serves all of them.
 #include "dtype.cuh"
 #include "math.cuh"
 #include "moe/moe.h"
@@ -14,13 +14,13 @@ using namespace cuda_ops;
 namespace {
 
 constexpr int kRouteWarps = 4;  // of a block
-// Up to so many each have a warp (H200, 2026-11-22: 2048 of 128 experts take as long either way,
-// 1024 of 64 2.7 us, not 2.5, and 2048 of 256 4.0 us, not 4.2).
+// Up to this many tokens each have a warp (H200, 2026-11-22: 2048 of 128 experts take as long
+// either way, 1024 of 64 2.7 us, not 2.5, and 2048 of 256 4.0 us, not 4.2).
 constexpr int64_t kFewTokens = 2048;
 constexpr int64_t few_tokens(int64_t experts) { return experts > 64 ? kFewTokens : kFewTokens / 4; }
 
-// Unsigned numbers in the order of the floats: NaN above all, -0 equal to 0. No key
-// is 0, which stands for an expert that is taken or not there.
+// Unsigned numbers in the order of the floats: NaN above all, -0 equal to 0. No key is 0, which
+// stands for an expert that is taken or does not exist.
 __device__ uint32_t order_key(float value) {
   if (value != value) return ~0u;
   const uint32_t bits = __float_as_uint(value == 0 ? 0.f : value);
@@ -31,8 +31,8 @@ __device__ uint64_t order_key(double value) {
   const auto bits = uint64_t(__double_as_longlong(value == 0 ? 0. : value));
   return bits >> 63 ? ~bits : bits | uint64_t(1) << 63;
 }
-// Of a type of two bytes 16 bits are enough: the upper half of the key. The lower one makes
-// the first of equals the largest.
+// 16 bits are enough for a type of two bytes: the upper half of the key. The lower half makes the
+// first of equals the largest.
 template <class T>
 __device__ uint32_t order_key_first(T logit, int expert) {
   const float value = to_compute(logit);
@@ -41,7 +41,7 @@ __device__ uint32_t order_key_first(T logit, int expert) {
   return key << 16 | (0xFFFFu - uint32_t(expert));
 }
 
-// The logit that a key was made of; -0 comes back as 0.
+// Returns the logit that a key was made of; -0 comes back as 0.
 __device__ float logit_of_key(uint32_t key) {
   if (key == ~0u) return NAN;
   return __uint_as_float(key >> 31 ? key & 0x7FFFFFFFu : ~key);
@@ -57,7 +57,7 @@ __device__ float logit_of_key_first(uint32_t key) {
   return to_compute(T{uint16_t(key >> 15 ? key & 0x7FFFu : ~key)});
 }
 
-// The largest value of kLanes lanes that are neighbours.
+// Returns the largest value of kLanes neighbouring lanes.
 template <int kLanes>
 __device__ uint32_t lanes_largest(uint32_t value) {
 #if __CUDA_ARCH__ >= 800
@@ -80,7 +80,7 @@ __device__ uint64_t lanes_largest(uint64_t value) {
   return high << 32 | lanes_largest<kLanes>(value >> 32 == high ? uint32_t(value) : 0);
 }
 
-// NaN where any is.
+// Returns NaN where any value is NaN.
 template <int kLanes, class V>
 __device__ V lanes_max(V value) {
 #pragma unroll
@@ -158,7 +158,7 @@ struct Token {
 };
 
 // The order is that of the logits, which is that of the scores before they are
-// rounded; with a bias that of score + bias in float64. Of equals the lower expert
+// rounded; with a bias that of score + bias in float64. Among equals the lower expert
 // comes first.
 template <class T, int R, int kLanes, bool kBias>
 __global__ void __launch_bounds__(32 * kRouteWarps)
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(32 * kRouteWarps)
   Token<T, C, R, kLanes> row(p, token, vectors);
   const bool whole_softmax = p.scoring == Scoring::kSoftmax && !p.renormalize;
   if (whole_softmax) row.prepare_softmax();
-  // A softmax of what is chosen has the NaN unless a bias chose others; a sigmoid is of one logit.
+  // NaN is among the chosen logits unless a bias chose others; a sigmoid depends on one logit.
   const bool poisoned = (kBias || p.scoring == Scoring::kSigmoid) && row.any_nan();
 
   using Wide = std::conditional_t<kBias, double, C>;
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(32 * kRouteWarps)
   if constexpr (kFirst) {
     expert = int(0xFFFFu - (key & 0xFFFFu));
   } else {
-    // Which of that lane's. Equal keys of one lane were chosen one after the other.
+    // Finds which of that lane's it was. Equal keys of one lane were chosen one after the other.
     const Key key_before = __shfl_up_sync(~0u, key, 1, kLanes);
     const int from_before = __shfl_up_sync(~0u, from, 1, kLanes);
     const bool again = lane > 0 && key_before == key && from_before == from;
@@ -254,14 +254,14 @@ __global__ void __launch_bounds__(32 * kRouteWarps)
   }
   C weight = 0;
   if (p.scoring == Scoring::kSoftmax && p.renormalize) {
-    // Softmax of all, divided by the sum of the chosen: softmax of the chosen. Without a
-    // bias the first of them is the largest.
+    // A softmax over all, divided by the sum of the chosen, is a softmax over the chosen. Without
+    // a bias the first of them is the largest.
     const C largest = kBias ? lanes_max<kChosen>(logit) : __shfl_sync(~0u, logit, 0, kLanes);
     weight = mine ? exp(logit - largest) : C(0);
     weight /= lanes_total(weight, kChosen);
   } else {
     weight = mine ? row.score(p.scoring, logit) : C(0);
-    // All scores may round to zero, which then is what they stay.
+    // All scores may round to zero; they then stay zero.
     if (p.renormalize) weight /= lanes_total(weight, kChosen) + C(1e-20);
   }
   if (poisoned) weight = C(NAN);
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(32 * kRouteWarps)
   const C logit = known ? row.logit_of(p, chosen) : C(-INFINITY);
   const C along = lanes_total(grad * weight, 32);
   const bool everywhere = !sigmoids && !p.renormalize;
-  C own;  // what the choice that this lane has adds to its expert's
+  C own;  // what this lane's choice adds to its expert's gradient
   if (sigmoids) {
     const Sigmoid<Accurate, C> s(logit);
     const C total = p.renormalize ? lanes_total(mine ? s.value : C(0), 32) + C(1e-20) : C(1);
@@ -336,7 +336,8 @@ __global__ void __launch_bounds__(32 * kRouteWarps)
   }
 }
 
-// Calls `run(std::integral_constant<int, R>)` with the logits that a lane of a warp keeps.
+// Calls `run(std::integral_constant<int, R>)` with the number of logits that a lane of a warp
+// keeps.
 template <class Run>
 cudaError_t visit_experts(int64_t experts, Run run) {
   if (experts <= 64) return run(std::integral_constant<int, 2>{});
@@ -350,7 +351,7 @@ template <class T, int R>
 bool logits_in_vectors(const MoeRoute& p) {
   constexpr int kCount = kAtOnce<T, R>;
   return p.expert_stride == 1 && p.token_stride % kCount == 0 &&
-         reinterpret_cast<uintptr_t>(p.logits) % (kCount * sizeof(T)) == 0;
+         is_aligned(p.logits, kCount * sizeof(T));
 }
 
 unsigned route_blocks(const MoeRoute& p, int lanes) {

@@ -18,9 +18,9 @@ namespace {
 constexpr int kThreads = kSumThreads;
 constexpr int kBlocksPerSm = 4;
 
-// 16-byte accesses of a thread in flight: many where one wave of blocks does all
-// of it, few where each block ends with its tile (as in elementwise.cuh): one where
-// SMs would idle, two where a second wave of blocks would be short.
+// 16-byte accesses of a thread in flight: many where one wave of blocks does everything, few where
+// each block ends with its tile (as in elementwise.cuh): one where SMs would idle, two where a
+// second wave of blocks would be short.
 constexpr int kOwnUnroll = 4, kGivenUnroll = 2;
 constexpr int64_t kUnrollFrom = int64_t(1) << 25;  // voxels
 constexpr int64_t kFullSm = 2048 / kThreads;       // blocks
@@ -34,13 +34,12 @@ struct NormalizeConfig {
   int64_t blocks = 0;
 };
 
-// A thread less than 64 bytes of a volume is not worth the wait for it.
+// Less than 64 bytes of a volume for each thread is not worth the wait for it.
 NormalizeConfig normalize_config(const NormalizeVolume& p, const DeviceInfo& device) {
   const int64_t sms = device.sms;
   NormalizeConfig config;
   const bool whole = p.volumes == 1 || p.each % 16 == 0;
-  config.packed =
-      whole && p.voxels.is_line(1) && reinterpret_cast<uintptr_t>(p.voxels.data) % 16 == 0;
+  config.packed = whole && p.voxels.is_line(1) && is_aligned(p.voxels.data, 16);
   const int pack = p.own_statistics ? 16 / int(size_of(p.voxels.dtype)) : p.to_half ? 8 : 4;
   if (!p.own_statistics) {
     const int64_t wave = sms * kFullSm * kThreads * (config.packed ? pack : 1);
@@ -74,7 +73,7 @@ __device__ void add_voxels(Moments& m, uint32_t word, uint16_t) {
   m.squares += uint64_t(high) * high;
 }
 
-// What this thread sees of the voxels from `first` on, as thread `at` of `threads`.
+// Adds up this thread's part of the voxels from `first` on, as thread `at` of `threads`.
 template <class In, bool kPacked>
 __device__ Moments thread_total(const NormalizeVolume& p, int64_t first, int64_t at,
                                 int64_t threads) {
@@ -112,9 +111,9 @@ __device__ Moments thread_total(const NormalizeVolume& p, int64_t first, int64_t
 
 // --- scaling ------------------------------------------------------------------
 
-// A mean in one float32 may be off by 2^-9, much beside a small deviation; in
-// two parts it is not, and x - whole is exact. The quotient is that of an IEEE
-// division (Markstein, 1990) in 3 instructions instead of 10.
+// A mean in one float32 may be off by 2^-9, which is much beside a small deviation; in two parts it
+// is not, and x - whole is exact. The quotient is that of an IEEE division (Markstein, 1990) in 3
+// instructions instead of 10.
 struct Affine {
   float whole, rest, divisor, reciprocal;
 
@@ -131,8 +130,8 @@ struct Affine {
   }
 };
 
-// A store of 16 bytes, and the voxels that go into it, kept as they came: a
-// register each would be too many.
+// A store of 16 bytes, and the voxels that go into it, kept as they came: a register for each would
+// be too many.
 template <class In, class Out>
 struct VoxelPack {
   static constexpr int kSize = 16 / int(sizeof(Out));
@@ -156,7 +155,7 @@ struct VoxelPack {
   }
 };
 
-// Last read, first scaled.
+// Scales the voxels in reverse order: those read last come first.
 template <class In, class Out, bool kPacked>
 __device__ void scale(const NormalizeVolume& p, const Affine& affine, int64_t first, int64_t at,
                       int64_t threads) {
@@ -177,7 +176,7 @@ __device__ void scale(const NormalizeVolume& p, const Affine& affine, int64_t fi
 #pragma unroll
       for (int u = 0; u < kOwnUnroll; ++u) {
         if (i - u * threads < 0) break;
-        // Out of the way of voxels in the cache that are still to be read again.
+        // Keeps out of the way of voxels in the cache that are read again later.
         uint4* to = reinterpret_cast<uint4*>(out) + i - u * threads;
         __stcs(to, P::scaled(affine, loaded[u]));
       }
@@ -226,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const int64_t teams = gridDim.x / team, threads = team * kThreads;
   const int64_t at = blockIdx.x % team * kThreads + threadIdx.x;
   Moments* partials = p.partials;
-  // As many rounds for every block, since all of them meet in each.
+  // Every block takes as many rounds, since all of them meet in each.
   for (int64_t first = 0; first < p.volumes; first += teams) {
     const int64_t volume = first + blockIdx.x / team, start = volume * p.each;
     const bool here = volume < p.volumes;

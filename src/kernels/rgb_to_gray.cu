@@ -1,6 +1,6 @@
 // Gray value of 8-bit RGB. Three bytes in and one out per pixel, so an H200 that
 // moves 4.2 TB/s has time for 27 instructions a pixel; the fixed-point sum takes
-// about 8. What counts is that bytes arrive 16 at a time.
+// about 8. It matters that bytes arrive 16 at a time.
 #include "imaging/rgb_to_gray.h"
 
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kPixels = 16;          // of a thread: three 16-byte loads, one 16-byte store
-constexpr int64_t kSmall = 1 << 22;  // fewer pixels do not fill a GPU with such threads
+constexpr int64_t kSmall = 1 << 22;  // fewer pixels do not fill a GPU with these threads
 
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
@@ -28,7 +28,7 @@ struct RgbToGrayConfig {
 bool has_packs(const RgbToGray& p, int64_t step) {
   const Points& v = p.pixels;
   if (v.numel < kPixels || v.dims == 0 || v.strides[0] != step) return false;
-  if (reinterpret_cast<uintptr_t>(v.data) % kPixels != 0) return false;
+  if (!is_aligned(v.data, kPixels)) return false;
   for (int d = 1; d < v.dims; ++d) {
     if (v.sizes[0] % kPixels != 0 || v.strides[d] % kPixels != 0) return false;
   }
@@ -62,8 +62,8 @@ struct alignas(kBytes) Words {
   uint32_t words[kBytes / 4];
 };
 
-// What every thread needs, side by side: each line of parameters is a cache miss
-// for a kernel that has just started.
+// The parameters that every thread needs, side by side: each line of parameters is a cache miss for
+// a kernel that has just started.
 struct Packed {
   const uint8_t* data;
   uint8_t* out;
@@ -71,7 +71,7 @@ struct Packed {
   int64_t numel;
 };
 
-// kLine: the points need not be walked.
+// kLine: the points are equally far apart.
 template <bool kPlanar, int kPack, bool kLine>
 __global__ void __launch_bounds__(kThreads)
     packed_kernel(const Packed packed, const __grid_constant__ RgbToGray p) {

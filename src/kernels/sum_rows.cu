@@ -1,6 +1,6 @@
-// Sums over the last dim. Every byte of x is read once and nothing else of that
-// size is written, so the time is that of reading. Long rows are the business of
-// reduce.cuh; here are the short ones, where threads would have little to do.
+// Sums over the last dim. Every byte of x is read once and nothing of that size is written, so the
+// time is that of reading. reduce.cuh takes long rows; short ones, where its threads would have
+// little to do, are here.
 #include "reduce/reduce.cuh"
 
 using namespace cuda_ops;
@@ -10,7 +10,7 @@ namespace {
 constexpr int kTileBytes = 16384;  // 4 loads of 16 bytes per thread
 constexpr int kLoads = 4;
 constexpr int64_t kMostTileRows = 2048;
-constexpr int64_t kManyRows = 32768;  // for which a few threads a row fill a GPU
+constexpr int64_t kManyRows = 32768;  // enough to fill a GPU with a few threads a row
 
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
@@ -37,7 +37,7 @@ ShortRowsConfig short_rows_config(const RowSums& p) {
     while (config.lanes < 32 && 4 * config.lanes < vectors) config.lanes *= 2;
     config.rows = kLoads * (kSumThreads / config.lanes);
   } else if (bytes <= kTileBytes / 16 * size_of(p.rows.dtype) && p.rows.is_line(p.n) &&
-             reinterpret_cast<uintptr_t>(p.rows.data) % 16 == 0) {
+             is_aligned(p.rows.data, 16)) {
     config.path = Config::kTile;
     int64_t whole = 1;  // so many rows are a multiple of 16 bytes: every tile starts aligned
     while (whole * bytes % 16 != 0) whole *= 2;
@@ -51,7 +51,7 @@ ShortRowsConfig short_rows_config(const RowSums& p) {
 
 // --- kernels ------------------------------------------------------------------
 
-// kLoads rows per thread, so that as many loads are in flight. Few lanes a row:
+// Each thread takes kLoads rows, so that as many loads are in flight. A row has few lanes, since
 // adding up across lanes takes more instructions than loading does.
 template <class T>
 __global__ void __launch_bounds__(kSumThreads, 5)
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kSumThreads, 5)
 }
 
 // A tile of whole rows comes in as 16-byte vectors wherever rows begin. Rows
-// that are no multiple of 16 bytes start in different banks, two in one at most.
+// whose length is not a multiple of 16 bytes start in different banks, at most two in one.
 template <class T>
 __global__ void __launch_bounds__(kSumThreads)
     tile_kernel(const __grid_constant__ RowSums p, const ShortRowsConfig config) {

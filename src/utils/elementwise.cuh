@@ -21,9 +21,9 @@ namespace cuda_ops {
 // docs/kernels/elementwise.md has the table.
 constexpr int kElementwiseThreads = 128;
 constexpr int kPackBytes = 16;
-// Small tensors are cut into packs of these instead: more threads with less to
-// do one after the other. Up to so many bytes a tensor, and more for functors that
-// say by a member kLong that their arithmetic takes longer than an access.
+// Small tensors are cut into packs of 4 bytes instead: more threads with less to do one after the
+// other. Small is up to kSmallBytes a tensor, and kSmallBytesLong for functors whose member kLong
+// says that their arithmetic takes longer than an access.
 constexpr int kSmallPackBytes = 4;
 constexpr int64_t kSmallBytes = int64_t(1) << 15, kSmallBytesLong = int64_t(1) << 17;
 template <class F, class = void>
@@ -59,7 +59,7 @@ bool has_packed_rows(const Strided<Inputs, Outputs>& problem, int pack) {
     const Operand& operand = problem.operands[k];
     if (k >= Outputs && operand.strides[0] == 0) continue;
     if (operand.strides[0] != 1) return false;
-    if (reinterpret_cast<uintptr_t>(operand.data) % kPackBytes != 0) return false;
+    if (!is_aligned(operand.data, kPackBytes)) return false;
     for (int d = 1; d < problem.dims; ++d) {
       if (operand.strides[d] % pack != 0) return false;
     }
@@ -76,7 +76,7 @@ ElementwiseConfig elementwise_config(const Strided<Inputs, Outputs>& problem, in
   const int pack = kPackBytes / element_bytes;
   bool aligned = true;
   for (const Operand& operand : problem.operands) {
-    aligned = aligned && reinterpret_cast<uintptr_t>(operand.data) % kPackBytes == 0;
+    aligned = aligned && is_aligned(operand.data, kPackBytes);
   }
   Config config;
   const auto flat = problem.numel * element_bytes <= small ? Config::kSmall : Config::kFlat;
@@ -111,8 +111,8 @@ struct Pointers {
   }
 };
 
-// A number for functors of every dtype: a conversion of float64 takes a thread
-// longer than the rest of its arithmetic.
+// A number for functors of every dtype: converting a float64 takes a thread longer than the rest of
+// its arithmetic.
 struct Scalar {
   double wide;
   float narrow;
@@ -138,9 +138,8 @@ __device__ void apply(const F& f, const C (&in)[Inputs], C (&out)[Outputs],
   }
 }
 
-// f on each element of one pack per input. Elements of two bytes are taken apart
-// and put together in pairs: half the instructions, which is what bounds
-// bfloat16 chains of a few exponentials.
+// Applies f to each element of one pack per input. Elements of two bytes are taken apart and put
+// together in pairs: half the instructions, which bound bfloat16 chains of a few exponentials.
 template <class T, int kBytes, int Inputs, int Outputs, class F>
 __device__ void apply(const F& f, const Pack<T, kBytes> (&in)[Inputs],
                       Pack<T, kBytes> (&out)[Outputs]) {
@@ -195,7 +194,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     for (int k = 0; k < Outputs; ++k) static_cast<P*>(pointers.out[k])[at] = out[k];
   }
 
-  // What is left of the last pack: one thread's, so that the others have nothing to do here.
+  // One thread takes the rest, less than a pack, so that the others have nothing to do here.
   if (P::kSize == 1 || at != packs) return;
   const int left = int(numel % P::kSize);
   P in[Inputs] = {}, out[Outputs];
@@ -241,8 +240,8 @@ struct Walk {
   uint32_t packs;
   int dims;
   uint32_t same_along_pack = 0;  // bit k: input k has stride 0 there
-  // Side by side what is used together: each line of parameters is a cache miss
-  // for a kernel that has just started.
+  // Parameters that are used together lie side by side: each line of them is a cache miss for a
+  // kernel that has just started.
   struct Dim {
     Divider size;
     uint32_t strides[Outputs + Inputs];
@@ -319,8 +318,8 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 
 // --- launchers ----------------------------------------------------------------
 
-// The kernels of one dtype, by address: everything from here on is compiled
-// once per number of operands, not once per dtype and function.
+// The kernels of one dtype, by address: everything below is compiled once per number of operands,
+// not once per dtype and function.
 struct ElementwiseKernels {
   const void* by_path[ElementwiseConfig::kPaths] = {};  // indexed by ElementwiseConfig::Path
   int element_bytes = 0;

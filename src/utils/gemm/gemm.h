@@ -4,9 +4,9 @@
 //   gemv     plain loads     up to 2 rows (or columns) of float32, K-major
 //   stream   mma.sync        a few rows (or columns) of 16-bit, K-major, from 8.0 on: up to 8
 //                            where the hopper kernel runs, up to 32 elsewhere
-//   hopper   TMA + wgmma     16-bit, tf32 and tf32x3 on compute capability 9.0; of copies where
+//   hopper   TMA + wgmma     16-bit, tf32 and tf32x3 on compute capability 9.0; reads copies where
 //                            it cannot read operands as they lie, and copying pays
-//   mma      mma.sync        the same from 8.0 on, whatever lies where
+//   mma      mma.sync        the same from 8.0 on, any layout
 //   fma      multiply-adds   float32 from 8.0 on
 //   simt     multiply-adds   float64, GPUs before 8.0, and 16-bit where K is 0
 #pragma once
@@ -19,12 +19,12 @@ namespace cuda_ops {
 
 struct GemmPlan {
   enum Family { kNothing, kGemv, kStream, kHopper, kMma, kFma, kSimt } family = kNothing;
-  int tile = 0;         // rows and columns, of kMma and kSimt
+  int tile = 0;         // kMma and kSimt: rows and columns
   bool swap = false;    // kGemv: the vectors are columns of b
-  StreamConfig stream;  // of kStream
-  FmaConfig fma;        // of kFma
-  HopperConfig hopper;  // of kHopper
-  GemmPack pack;        // of kHopper, before it
+  StreamConfig stream;  // kStream
+  FmaConfig fma;        // kFma
+  HopperConfig hopper;  // kHopper
+  GemmPack pack;        // kHopper: the copies before it
 
   std::string text() const {
     switch (family) {
@@ -50,22 +50,22 @@ constexpr int64_t kGemvVectors = 2;
 inline bool gemv_lines(const Matmul& p, int operand, int64_t line, int64_t k, int64_t lines) {
   const int64_t bytes = size_of(p.batch.dtype);
   const auto whole = [&](int64_t stride) { return stride * bytes % 16 == 0; };
-  if (reinterpret_cast<uintptr_t>(p.batch.operands[operand].data) % 16 != 0) return false;
+  if (!is_aligned(p.batch.operands[operand].data, 16)) return false;
   for (int d = 0; d < p.batch.dims; ++d) {
     if (!whole(p.batch.operands[operand].strides[d])) return false;
   }
   return k == 1 && whole(p.k) && (lines == 1 || whole(line));
 }
 
-// The kernels that read operands whichever way they lie. Large tiles reuse more of what
-// they load; small ones serve where large ones would leave SMs idle.
+// Chooses among the kernels that read any layout. Large tiles reuse more of the bytes they load;
+// small ones serve where large ones would leave SMs idle.
 inline GemmPlan tiled_plan(const Matmul& p, const DeviceInfo& device, bool tensor_cores,
                            bool linear) {
   GemmPlan plan;
   plan.family = tensor_cores && device.capability >= 80 ? GemmPlan::kMma : GemmPlan::kSimt;
   const int64_t large = detail::ceil_div(p.m, 128) * detail::ceil_div(p.n, 128) * p.batch.numel;
   plan.tile = plan.family == GemmPlan::kMma && large >= device.sms ? 128 : 64;
-  // On an H200 multiply-adds take half of the time of three products on mma.sync, at 4096^3.
+  // On an H200 multiply-adds take half the time of three products on mma.sync, at 4096^3.
   const bool float32 = p.batch.dtype == DType::kFloat32;
   const bool multiply_adds =
       float32 && (plan.family == GemmPlan::kSimt || (is_split(p) && device.capability == 90));
@@ -76,9 +76,9 @@ inline GemmPlan tiled_plan(const Matmul& p, const DeviceInfo& device, bool tenso
   return plan;
 }
 
-// Estimated microseconds of such a plan on an H200, where multiply-adds do the work of tf32x3. Of
-// kMma whole tiles at the rate, in TFLOP/s, that 4096^3 reached there; that of tf32 without
-// vectors was not measured.
+// Estimates the microseconds of such a plan on an H200, where multiply-adds do the work of tf32x3.
+// For kMma: whole tiles at the rate, in TFLOP/s, that 4096^3 reached there; the rate of tf32
+// without vectors was not measured.
 inline double tiled_time(const Matmul& p, const GemmPlan& plan, const DeviceInfo& device) {
   if (plan.family == GemmPlan::kFma) return plan.fma.time;
   const bool vectors = whole_vectors(p, 1, p.a) && whole_vectors(p, 2, p.b);
@@ -89,7 +89,7 @@ inline double tiled_time(const Matmul& p, const GemmPlan& plan, const DeviceInfo
   return 4 + 2 * busy / (rate * 1e6);
 }
 
-// `linear`: of the kernels that gemm.cuh has for a layer.
+// `linear`: chooses among the kernels that gemm.cuh has for a layer.
 inline GemmPlan gemm_plan(const Matmul& p, const DeviceInfo& device, bool linear = false) {
   GemmPlan plan;
   if (p.m == 0 || p.n == 0 || p.batch.numel == 0) return plan;
@@ -127,7 +127,7 @@ inline GemmPlan gemm_plan(const Matmul& p, const DeviceInfo& device, bool linear
     return made;
   };
   plan = hopper_plan(needed_pack(p, linear));
-  // Rows that do not go on across the batch, such as those of a transposed one, do so in a copy.
+  // Rows that do not continue across the batch, such as those of a transposed one, do so in a copy.
   if (p.batch.numel > 1 && batch_step(p, 2) == 0 && !plan.pack.a) {
     const GemmPlan copied = hopper_plan(pack_of(p, true, plan.pack.b));
     const bool faster = !plan.hopper.possible || copied.hopper.time < plan.hopper.time;

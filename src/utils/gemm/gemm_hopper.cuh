@@ -26,7 +26,7 @@ struct HopperArgs {
   void* out;
   void* second;
   int64_t out_row, out_batch;  // strides in elements; columns are next to each other
-  int rows, cols;              // of the kernel's product: swapped if `swap`
+  int rows, cols;              // of the kernel's product; exchanged if `swap`
   int last_m, last_n;          // where the last tile begins
   int stage_bytes;
   int k_blocks, tiles_m, tiles_n, tiles, group, splits;  // a pair has one tile, twice as high
@@ -38,8 +38,7 @@ struct HopperArgs {
 
 // --- kernel -------------------------------------------------------------------
 
-// wgmma exists in code for sm_90a alone; anything else gets an empty kernel, which
-// the choice of the family never launches.
+// wgmma exists in code for sm_90a alone; other code gets an empty kernel, which is never chosen.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define CUDA_OPS_HOPPER_CODE 1
 #endif
@@ -79,7 +78,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
   const uint32_t full = staging + Tile::kStaging, empty = full + 8 * kStages;
   HopperRing<Tile> ring{memory, full, empty, args.pair};
   const int group = uniform(int(threadIdx.x) / 128), lane = int(threadIdx.x) % 32;
-  const bool swap = Tile::kNarrow && args.swap;  // wide tiles never are
+  const bool swap = Tile::kNarrow && args.swap;  // wide tiles are never swapped
 
   // The blocks of a cluster share one tile, or a pair of them. Divisions, some 100 cycles each:
   // before the wait.
@@ -168,8 +167,8 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
       const bool alone = !Tile::kNarrow && args.splits == 1;
       const int row = at.m + 64 * consumer + 16 * (thread / 32) + lane / 4;
       const int col = at.n + lane % 4 * 2;
-      // Each thread reads for one pair of columns what all will want, so early that it is
-      // there when the sums are.
+      // Each thread reads one pair of columns for all of them, early enough for the values to be
+      // there with the sums.
       const int own = at.n + 2 * thread;
       typename Epilogue::Columns columns{};
       if (kShareColumns && alone && 2 * thread < kTileN && own < args.cols) {
@@ -184,7 +183,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
       };
 
       if (!alone) {
-        // --- sums of all splits through shared memory, over the ring: this block's one
+        // --- sums of all splits through shared memory, in place of the ring: this block's only
         // tile is done. Lines run along the rows of out, so that stores are coalesced.
         const int local = row - at.m;
         named_barrier(1, 128 * Tile::kConsumers);
@@ -213,7 +212,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
         // block comes by once: fetching it takes longer than running it.
         const int line_length = swap ? Tile::kTileM : kTileN;
         constexpr int kQuads = Tile::kTileM * kTileN / 4, kThreads = 128 * Tile::kConsumers;
-        constexpr int kBatch = Tile::kNarrow ? 2 : 4;  // of two blocks: what registers hold
+        constexpr int kBatch = Tile::kNarrow ? 2 : 4;  // as many as registers hold, of two blocks
         const int pitch = swap ? Tile::kPitchRows : Tile::kPitchCols;
         const int stride = kThreads * args.splits;
         const int ms = swap ? args.cols : args.rows, ns = swap ? args.rows : args.cols;
@@ -225,7 +224,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
 #pragma unroll
           for (int i = 0; i < kBatch; ++i) {
             const int quad = q + i * stride;
-            // By constants: a division by what is known at run time alone is long.
+            // Divides by constants: a division by a value known only at run time is long.
             const int line = swap ? 4 * quad / Tile::kTileM : 4 * quad / kTileN;
             const int along = 4 * quad - line * line_length;
             from[i] = line * pitch + along;
@@ -284,7 +283,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
         OutPair<Out> pairs[kPairs], asides[kPairs];
 #pragma unroll
         for (int begin = 0; begin < kTileN; begin += kColumns) {
-          // Where the tile is no whole number of boxes the last one overlaps the one before,
+          // Where the tile is not a whole number of boxes the last one overlaps the one before,
           // and begins with what that one ended with.
           const int first = begin + kColumns <= kTileN ? begin : kTileN - kColumns;
           const int kept = (begin - first) / 4;
@@ -407,13 +406,11 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   args.swap = config.swap;
   args.pair = config.pair;
 
-  const auto whole = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
+  const auto whole = [](const void* data) { return is_aligned(data, 16); };
   args.by_tma = !Tile::kNarrow && !config.swap && config.splits == 1 && whole(args.out) &&
                 whole(second) && (p.m == 1 || p.out.row * kOutElement % 16 == 0) &&
                 args.out_batch * kOutElement % 16 == 0;
-  const auto of_quads = [](const void* data) {
-    return reinterpret_cast<uintptr_t>(data) % (4 * kOutElement) == 0;
-  };
+  const auto of_quads = [](const void* data) { return is_aligned(data, 4 * kOutElement); };
   args.quads =
       of_quads(args.out) && of_quads(second) && p.out.row % 4 == 0 && args.out_batch % 4 == 0;
   if (args.by_tma) {
@@ -430,7 +427,7 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   }
 
   const auto kernel = gemm_hopper_kernel<T, kTileN, kLineMajorA, kLineMajorB, Epilogue>;
-  // Of the current device, and cheap when it holds already.
+  // For the current device; cheap when it is set already.
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kShared);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2] = {early_start()};

@@ -11,7 +11,7 @@
 namespace cuda_ops {
 
 struct HopperConfig {
-  bool possible = false;  // what the copy engine can read
+  bool possible = false;  // the copy engine can read the operands
   bool line_major_a = false, line_major_b = false;
   bool swap = false;  // out^T = b^T a^T: the columns of out are the kernel's rows
   int tile_n = 0;     // columns of a tile, which has 128 rows
@@ -43,7 +43,7 @@ enum class Lines { kNone, kKMajor, kLineMajor };
 inline Lines hopper_lines(const void* data, int64_t line, int64_t k, int64_t batch, int bytes,
                           int64_t lines, int64_t ks) {
   const auto whole = [&](int64_t stride) { return stride * bytes % 16 == 0 && stride < 1LL << 36; };
-  if (reinterpret_cast<uintptr_t>(data) % 16 != 0 || !whole(batch)) return Lines::kNone;
+  if (!is_aligned(data, 16) || !whole(batch)) return Lines::kNone;
   if ((k == 1 || ks == 1) && (lines == 1 || (whole(line) && line > 0))) return Lines::kKMajor;
   const bool line_major = (line == 1 || lines == 1) && (ks == 1 || (whole(k) && k > 0));
   return line_major && bytes == 2 ? Lines::kLineMajor : Lines::kNone;
@@ -53,8 +53,8 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace detail
 
-// Lines that a tile loads at once, and where the last tile begins: at multiples of eight, the
-// rows that a swizzle repeats after and, of columns, the elements of 16 bytes.
+// The lines that a tile loads at once, and where the last tile begins: multiples of eight, after
+// which rows the swizzle repeats; eight columns are 16 bytes.
 inline int hopper_box(int64_t lines, int tile) {
   return lines < tile ? int(detail::ceil_div(lines, 8)) * 8 : tile;
 }
@@ -79,10 +79,10 @@ constexpr double hopper_stage_time(int tile_n) {
 }
 
 // By how much a tile is slower than one of 256 columns where a product takes so long, in
-// microseconds, that power limits the clock: narrower tiles move more for each multiplication.
-// What waves do not explain of nine bfloat16 products of 0.75 to 5 ms on an H200, 2026-11-22, each
-// after 12 ms of rest; of 192 columns and of narrow tiles an estimate. Without rest all tiles take
-// as long, and these factors cost up to 2 %.
+// microseconds, that power limits the clock: narrower tiles move more for each multiplication. The
+// factors are the part that waves do not explain of nine bfloat16 products of 0.75 to 5 ms on an
+// H200, 2026-11-22, each after 12 ms of rest; those of 192 columns and of narrow tiles are
+// estimates. Without rest all tiles take equally long, and these factors cost up to 2 %.
 constexpr double kHopperPowerTime = 250;
 constexpr double hopper_power_factor(int tile_n) {
   return tile_n >= 256   ? 1
@@ -92,12 +92,12 @@ constexpr double hopper_power_factor(int tile_n) {
                          : 1.08;
 }
 
-// The start and the end of the kernel; the exchange of a split, for itself and for each column.
+// The start and the end of the kernel; the exchange of a split, as such and for each column.
 constexpr double kHopperFixedTime = 3.5;
 constexpr double kHopperExchangeTime = 2.3, kHopperExchangeColumn = 1.5 / 128;
 
-// TB/s of the L2 cache, and what the stages of all blocks at work wait for it: 128 blocks of
-// 128 x 128 do. Rows that start in the middle of its lines of 128 bytes touch twice as many.
+// TB/s of the L2 cache, and how long the stages of all blocks at work wait for it: 128 blocks of
+// 128 x 128 do. Rows that start in the middle of its lines of 128 bytes touch twice as many lines.
 constexpr double kHopperL2 = 10.7, kHopperBetweenLines = 1.6;
 inline double hopper_load_time(const Matmul& p, const HopperConfig& config, int bytes,
                                const DeviceInfo& device) {
@@ -112,19 +112,19 @@ inline double hopper_load_time(const Matmul& p, const HopperConfig& config, int 
          double(blocks < device.sms ? blocks : device.sms) / (kHopperL2 * 1e6);
 }
 
-// The same for 3xTF32, of three products of 128 x 128.
+// The stage time of 3xTF32: three products of 128 x 128.
 constexpr double kHopperSplitTime = 0.95;
 
-// Whether there is a kernel: each one takes a second to compile. 160 and 224 columns are for
-// what the others would leave a mostly empty last wave of, 512 x 10240 say, and two K-major
-// operands; a layer goes without tiles that would gain a few percent on some shapes.
+// Whether there is a kernel: each one takes a second to compile. 160 and 224 columns are for two
+// K-major operands and sizes where the other tiles would leave a mostly empty last wave, such as
+// 512 x 10240; a layer goes without tiles that would gain a few percent on some shapes.
 constexpr bool hopper_tile(int tile_n, bool linear, bool k_major) {
   if (tile_n == 160 || tile_n == 224) return k_major;
   return !linear || (tile_n != 32 && tile_n != 192);
 }
 
-// Estimated microseconds on an H200: waves of tiles at that rate, but never less than
-// all bytes at the memory's bandwidth.
+// Estimates the microseconds on an H200: waves of tiles at that rate, but never less than all bytes
+// at the memory's bandwidth.
 inline double hopper_estimate(const Matmul& p, const HopperConfig& config, int bytes,
                               const DeviceInfo& device) {
   const auto stages = double(detail::ceil_div(p.k * bytes, 128));
@@ -138,7 +138,7 @@ inline double hopper_estimate(const Matmul& p, const HopperConfig& config, int b
   if (busy > kHopperPowerTime && !is_split(p)) busy *= hopper_power_factor(config.tile_n);
   const double read = (double(p.m) * p.k + double(p.n) * p.k) * (is_split(p) ? 2 : 1);
   const double all = (read + double(p.m) * p.n) * bytes * double(p.batch.numel) / 4.25e6;
-  // Of two that wait for memory, the one with less to do.
+  // Among two that wait for memory, the one with less to do is better.
   return (busy > all ? busy + 0.1 * all : all + 0.1 * busy) + kHopperFixedTime +
          (config.splits == 1 ? 0 : exchange);
 }
@@ -149,7 +149,7 @@ constexpr bool hopper_clusters_fit(int splits, int64_t tiles, const DeviceInfo& 
   return splits <= 2 || 4 * splits * tiles <= 3 * device.sms;
 }
 
-// A variant of the kernel, its grid and its estimate; not possible if no grid holds it.
+// Describes a variant of the kernel, with its grid and estimate; not possible if no grid holds it.
 inline HopperConfig hopper_variant(const Matmul& p, int bytes, const DeviceInfo& device, bool swap,
                                    int tile_n, int splits, bool pair = false) {
   HopperConfig config;
@@ -170,7 +170,7 @@ inline HopperConfig hopper_variant(const Matmul& p, int bytes, const DeviceInfo&
   return config;
 }
 
-// `linear`: of the tiles that a layer has (hopper_tile).
+// Chooses the fastest variant. `linear`: among the tiles that a layer has (hopper_tile).
 inline HopperConfig hopper_config(const Matmul& p, int bytes, const DeviceInfo& device,
                                   bool linear) {
   using detail::Lines;
@@ -196,7 +196,7 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, const DeviceInfo& 
     // Splits are for SMs that would idle: all of their blocks at work at once.
     if (!config.possible || (splits > 1 && config.grid > device.sms)) return;
     if (tile_n >= 128 && !hopper_clusters_fit(splits, config.tiles, device)) return;
-    // Of two alike that which loads less, for the power that takes; its blocks begin 0.1 us later.
+    // Among two alike a pair loads less, which saves power; its blocks begin 0.1 us later.
     const bool preferred = pair && config.tile_n == best.tile_n && config.time > 15;
     const double most = preferred ? 1.001 * best.time : best.time;
     if (!best.possible || config.time < most) best = config;
@@ -206,7 +206,7 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, const DeviceInfo& 
     if (splits > 1 && stages < 4 * splits) break;
     for (const int tile_n : {256, 224, 192, 160, 128}) {
       consider(false, tile_n, splits);
-      // Below an odd row of tiles lies the same one again.
+      // A pair whose lower tile is beyond the matrix computes the upper one twice.
       if (splits == 1 && p.m > kHopperTileM && p.n > 64) consider(false, tile_n, splits, true);
     }
     for (const int tile_n : {16, 32, 64}) {

@@ -31,10 +31,10 @@ inline bool is_split(const Matmul& p) {
   return p.batch.dtype == DType::kFloat32 && p.precision == Precision::kTF32x3;
 }
 
-// Where b is the same along a dim of the batch and the rows of a and out simply go on
-// from one matrix to the next, the matrices are a taller one: (B, T, K) times a weight.
-// Rows then fill tiles across their borders. A single row goes on anywhere, its own
-// stride being stepped nowhere: the last token of each sequence, hidden[:, -1:].
+// Makes one taller matrix of a batch where b is the same along a dim and the rows of a and out
+// simply continue from one matrix to the next: (B, T, K) times a weight. Rows then fill tiles
+// across the matrices' borders. A single row continues anywhere, since nothing steps by its own
+// stride: the last token of each sequence, hidden[:, -1:].
 inline Matmul fold_batch(Matmul p) {
   auto& batch = p.batch;
   const auto step = [&](int operand) { return batch.operands[operand].strides[0]; };
@@ -55,7 +55,7 @@ inline Matmul fold_batch(Matmul p) {
 inline bool whole_vectors(const Matmul& p, int operand, const MatrixStrides& strides) {
   const Operand& matrix = p.batch.operands[operand];
   const auto whole = [&](int64_t stride) { return stride * size_of(p.batch.dtype) % 16 == 0; };
-  if (reinterpret_cast<uintptr_t>(matrix.data) % 16 != 0) return false;
+  if (!is_aligned(matrix.data, 16)) return false;
   for (int d = 0; d < p.batch.dims; ++d) {
     if (!whole(matrix.strides[d])) return false;
   }
@@ -63,7 +63,7 @@ inline bool whole_vectors(const Matmul& p, int operand, const MatrixStrides& str
   return (by_row ? strides.row : strides.col) == 1 && whole(by_row ? strides.col : strides.row);
 }
 
-// Elements from one matrix of an operand to the next, all batch dims taken as one: 0
+// Returns the elements from one matrix of an operand to the next, all batch dims taken as one: 0
 // where it is the same for all, -1 where steps differ.
 inline int64_t batch_step(const Matmul& p, int operand) {
   const auto& strides = p.batch.operands[operand].strides;

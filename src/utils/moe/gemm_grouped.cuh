@@ -4,9 +4,9 @@
 //   rows      out[i] = a[row of i] @ matrix of i's expert, for each assignment i
 //   weights   out[e] = sum over the assignments i of e of a[row of i]^T b[row of i]
 //
-// How many rows an expert has is known on the device alone. So the grid is the most
-// that any routing needs, every block adds up where each expert's tiles begin, and
-// those that are left over end at once: the launch is the same for all routings.
+// Only the device knows how many rows an expert has. So the grid is the largest that any routing
+// needs, every block adds up where each expert's tiles begin, and the blocks that are left over end
+// at once: the launch is the same for all routings.
 //
 //   mma    16-bit, sm_80 on: tile, stages and warps of gemm_mma.cuh
 //   simt   float32, float64, and 16-bit before sm_80: a tile of 64 x 64, a square of 4 x 4 a thread
@@ -58,9 +58,8 @@ __device__ inline int32_t operand_row(const int32_t* order, RowsAt rows, int64_t
   return rows.gathered() ? order[position] / rows.divisor : int32_t(position);
 }
 
-// A gated product's b has 2n lines, gates and then ups. A tile has both of the same
-// columns: kGate gates and kGate ups in turn, so that a thread gets what belongs
-// together.
+// A gated product's b has 2n lines, gates and then ups. A tile has both for the same columns: kGate
+// gates and kGate ups in turn, so that a thread gets the pairs that belong together.
 template <int kGate>
 __device__ int64_t gated_line(int64_t line, int64_t n) {
   const int64_t column = line / (2 * kGate) * kGate + line % kGate;
@@ -72,7 +71,7 @@ __device__ C swiglu(C gate, C up) {
   return gate * sigmoid<MathFor<T>>(gate) * up;
 }
 
-// Two neighbours of a gated row: silu(gate) * up, and what they were made of.
+// Stores two neighbours of a gated row: silu(gate) * up, and gate and up themselves.
 template <class T, class C>
 __device__ void finish_gated(const GroupedRows& p, const C (&gate)[2], const C (&up)[2],
                              int64_t row, int64_t assignment, int64_t n) {
@@ -86,10 +85,10 @@ __device__ void finish_gated(const GroupedRows& p, const C (&gate)[2], const C (
   store_pair<T>(p.second, at, up);
 }
 
-// --- which tile ---------------------------------------------------------------
+// --- the tile -----------------------------------------------------------------
 
-// A tile of rows: order[begin] ... order[end - 1] of one group, and which columns.
-// The last group are the assignments of no expert, whose products are empty sums.
+// A tile of rows: order[begin] ... order[end - 1] of one group, and its column of tiles. The last
+// group are the assignments of no expert, whose products are empty sums.
 struct RowTile {
   int group;
   int64_t begin, end, column;
@@ -109,9 +108,9 @@ __device__ inline void add_up_tiles(const int32_t* offsets, int experts, int32_t
   __syncthreads();
 }
 
-// Tile number `index` in the order group, band of rows, column, row, of a group that has it:
-// blocks that run together share a matrix's columns and the rows of a band, of each about as
-// many. An expert with rows for a second band reads its matrix again.
+// Tile number `index` in the order group, band of rows, column, row; it must be in `group`. Blocks
+// that run together share a matrix's columns and the rows of a band, about as many of each. An
+// expert with rows for a second band reads its matrix again.
 __device__ inline RowTile row_tile_of(const int32_t* offsets, int experts, int32_t assignments,
                                       int tile, const int32_t* starts, int64_t columns, int group,
                                       int64_t index) {
@@ -125,7 +124,7 @@ __device__ inline RowTile row_tile_of(const int32_t* offsets, int experts, int32
   return {group, begin, end - begin < tile ? end : begin + tile, at.column};
 }
 
-// The same, whichever group has it.
+// The same in any group.
 __device__ inline RowTile row_tile(const int32_t* offsets, int experts, int32_t assignments,
                                    int tile, const int32_t* starts, int64_t columns,
                                    int64_t index) {
@@ -143,7 +142,7 @@ __device__ inline RowTile row_tile(const int32_t* offsets, int experts, int32_t 
 
 // --- tensor cores ---------------------------------------------------------------
 
-// The rows of assignments as k's of a line-major operand, for weights.
+// The rows of assignments as k's of a line-major operand, for the weights product.
 template <class T, int kTile>
 struct MmaAssignments {
   using Even = MmaOperand<T, kTile>;
@@ -319,7 +318,7 @@ __device__ void grouped_simt_sums(const A& a, const B& b, int64_t k, C (&sums)[4
   }
 }
 
-// Lines that begin at begins[line], or nowhere below 0; k's are `stride` apart.
+// Lines that begin at begins[line], or are empty if that is below 0; k's are `stride` apart.
 template <class T, bool kAlong>
 struct SimtLines {
   static constexpr bool kAlongK = kAlong;
@@ -430,7 +429,7 @@ inline unsigned grouped_grid(int64_t tiles) {
 
 // Rows of `size`-byte elements at multiples of 16 bytes.
 inline bool grouped_vectors(const void* memory, int64_t row, size_t size) {
-  return reinterpret_cast<uintptr_t>(memory) % 16 == 0 && row * int64_t(size) % 16 == 0;
+  return is_aligned(memory, 16) && row * int64_t(size) % 16 == 0;
 }
 
 template <class Kernel, class Problem>
@@ -444,8 +443,8 @@ cudaError_t grouped_mma_launch(Kernel kernel, int operand_bytes, int64_t tiles, 
   return cudaGetLastError();
 }
 
-// out[i] = a[row of i] @ b[e], or silu(gate) * up of the two halves of it. `mma`: of 16-bit types,
-// by the tensor cores.
+// out[i] = a[row of i] @ b[e], or silu(gate) * up of its two halves. `mma`: on the tensor cores,
+// for 16-bit types.
 template <class T, bool kGated = false>
 cudaError_t grouped_rows(const GroupedRows& p, bool mma, cudaStream_t stream) {
   const int64_t lines = kGated ? 2 * p.n : p.n;

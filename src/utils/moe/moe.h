@@ -1,32 +1,32 @@
 // The plain descriptions of a mixture of experts, shared by bindings and kernels:
 // T tokens choose k of E experts each. No torch, no CUDA.
 //
-// One choice of one token is an assignment, number t * k + j. By an index map experts find
-// theirs, and an assignment its position in the order of experts. What one product leaves to
-// another lies at positions, where an expert's rows are neighbours, unless it is streamed; what
-// callers see, but between the halves of a gradient, and what is added up over a token's
-// assignments, lies at their numbers.
+// One choice of one token is an assignment, number t * k + j. By an index map experts find their
+// assignments, and an assignment its position in the order of experts. The rows between two
+// products lie at positions, where an expert's rows are neighbours, unless they are streamed. Rows
+// that callers see, except between the halves of a gradient, and rows that are added up over a
+// token's assignments, lie at their numbers.
 #pragma once
 
 #include "dtype.h"
+#include "layout.h"
 #include "ptx/device_info.h"
 
 namespace cuda_ops {
 
-constexpr int64_t kMostExperts = 512;  // what a warp keeps of a token: 16 a lane
+constexpr int64_t kMostExperts = 512;  // a warp keeps those of a token: 16 a lane
 constexpr int64_t kMostChosen = 16;
 constexpr int64_t kMostAssignments = int64_t(1) << 31;  // a number has 32 bits
 
 enum class Scoring : int32_t { kSoftmax, kSigmoid };
 
-// What a router's logits say: for each token its top_k experts, best first, and how
-// much each counts.
+// A router's choice by its logits: for each token its top_k experts, best first, and their weights.
 struct MoeRoute {
   DType dtype = DType::kUnsupported;
   int64_t tokens = 0, experts = 0, top_k = 0;
   const void* logits = nullptr;  // T rows of E
   int64_t token_stride = 0, expert_stride = 0;
-  const double* bias = nullptr;  // of experts, added to scores to choose by, or null
+  const double* bias = nullptr;  // one for each expert, added to scores to choose by, or null
   Scoring scoring = Scoring::kSoftmax;
   bool renormalize = true;
   void* weights = nullptr;  // T rows of top_k, in the type that dtype computes in
@@ -41,23 +41,23 @@ struct MoeRouteBackward {
 };
 
 // Assignments by expert: order[offsets[e]] ... order[offsets[e + 1] - 1] are those of
-// expert e, in ascending order. Those of no expert, an index outside of range(E), are
-// behind offsets[E].
+// expert e, in ascending order. Those of no expert, an index outside range(E), are behind
+// offsets[E].
 struct MoeMap {
   const int64_t* chosen = nullptr;
   int64_t assignments = 0, experts = 0;
   int32_t* order = nullptr;
   int32_t* offsets = nullptr;  // E + 1
-  int32_t* counts = nullptr;   // moe_map_counts() of them
-  // Of up to kMapProducts products that come after: how many tiles were taken beyond each block's
+  int32_t* counts = nullptr;   // moe_map_counts() numbers
+  // For each of up to kMapProducts later products: how many tiles were taken beyond each block's
   // first. Zero when the map is there.
   int32_t* taken = nullptr;
 };
 constexpr int kMapProducts = 2;
 
-// A block counts and places a chunk of assignments. There are up to 128 chunks, and
-// every block adds up the counts of all of them; up to kMapStep assignments are one chunk,
-// of which nothing has to be counted first.
+// A block counts and places a chunk of assignments. There are up to 128 chunks, and every block
+// adds up the counts of all of them; up to kMapStep assignments are one chunk, which needs no
+// counts.
 constexpr int kMapThreads = 512, kMapRounds = 8, kMapStep = kMapThreads * kMapRounds;
 
 constexpr int64_t moe_map_chunk(int64_t assignments) {
@@ -70,7 +70,7 @@ constexpr int64_t moe_map_chunks(int64_t assignments) {
   const int64_t chunk = moe_map_chunk(assignments);
   return (assignments + chunk - 1) / chunk;
 }
-// Counts of a chunk: of each expert and of none, as whole vectors of 16 bytes.
+// Counts of a chunk: one for each expert and one for none, as whole vectors of 16 bytes.
 constexpr int moe_map_bins(int64_t experts) { return int(experts + 1 + 3) / 4 * 4; }
 constexpr int64_t moe_map_counts(int64_t assignments, int64_t experts) {
   return moe_map_chunks(assignments) * moe_map_bins(experts);
@@ -96,7 +96,7 @@ struct MoeExperts {
 
 // Gradients of the same; null where one is not wanted.
 struct MoeExpertsBackward {
-  // gate_up is an input; activations and results are space.
+  // gate_up is an input; activations and results are workspace.
   MoeExperts forward;
   const void* grad_out = nullptr;  // (T, H)
   void* grad_gate_up = nullptr;    // (T * k, 2I), at positions
@@ -115,8 +115,8 @@ constexpr int grouped_tile(int64_t assignments, int64_t experts, int64_t columns
   return assignments >= 96 * experts && large >= device.sms ? 128 : 64;
 }
 
-// No routing has more tiles of rows than this: each expert with assignments, and those of
-// none, may leave all but one row of a tile empty.
+// The most tiles of rows that any routing has: each expert with assignments, and the group of none,
+// may leave all but one row of a tile empty.
 constexpr int64_t grouped_row_tiles(int64_t assignments, int64_t experts, int tile) {
   const int64_t groups = experts + 1 < assignments ? experts + 1 : assignments;
   return (assignments + (tile - 1) * groups) / tile;

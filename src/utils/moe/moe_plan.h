@@ -17,12 +17,12 @@ namespace cuda_ops {
 
 struct MoePlan {
   enum Family { kNothing, kStream, kHopper, kMma, kSimt } family = kNothing;
-  // Of kStream: assignments of a tile, and how many warps share the K of each product.
+  // kStream: assignments of a tile, and how many warps share the K of each product.
   int tile = 0;
   int splits_gate_up = 1, splits_down = 1;
   bool map = true;     // assignments are sorted by expert first
   bool token = false;  // one token, whose results the second product adds up itself
-  // Of kHopper: tiles of 192 rows.
+  // kHopper: tiles of 192 rows.
   bool tall = false;
 
   std::string text() const {
@@ -39,33 +39,32 @@ struct MoePlan {
   }
 };
 
-// Up to so many assignments for each expert there is, a product waits for the matrices:
-// 132 SMs times 4 TB/s. Beyond, tiles of mma.sync keep the tensor cores about as long.
+// Up to this many assignments for each expert, a product waits for the matrices (132 SMs, 4 TB/s).
+// Beyond, tiles of mma.sync keep the tensor cores busy about as long.
 constexpr int64_t kMostStreamed = 24;
-// The same where Hopper's kernel has tiles enough, kHopperTilesPerSm, to keep all SMs busy to
-// the end: its ring has twice as many bytes on their way, and it reads rows once for more
-// columns. Measured (H200, 2026-11-21): at 8 assignments an expert a streamed mixture takes
-// longer than one of twice as many tokens by Hopper's kernel: 272 us and 225 for OLMoE.
+// The same where Hopper's kernel has enough tiles, kHopperTilesPerSm, to keep all SMs busy to the
+// end: its ring has twice as many bytes on their way, and it reads rows once for more columns.
+// Measured (H200, 2026-11-21): at 8 assignments an expert a streamed mixture takes longer than one
+// of twice as many tokens by Hopper's kernel: 272 us and 225 for OLMoE.
 constexpr int64_t kMostStreamedHopper = 4, kHopperTilesPerSm = 3;
 
-// Assignments an expert of which Hopper's forward takes tiles of 192 rows and half as many columns:
-// with random numbers of them, many experts would have a second tile of 128, with few rows, for
-// which they read their matrix again. Above, more would have a second one of 192.
+// The range of assignments an expert for which Hopper's forward takes tiles of 192 rows and half as
+// many columns: with random routing, many experts would have a second tile of 128, with few rows,
+// for which they read their matrix again. Above, more would have a second tile of 192.
 constexpr int64_t kLeastTall = 124, kMostTall = 176;
 
-// Assignments that each block of a streaming kernel looks through on its own: one word.
+// Assignments that each block of a streaming kernel looks through on its own: the bits of one word.
 constexpr int64_t kMostUnsorted = 64;
 
-// Assignments of a streamed tile: of several tiles, all but the first read their matrix
-// from the L2 cache, so one is better, and random numbers of assignments exceed their
-// mean.
+// Assignments of a streamed tile. All but the first tile of an expert read the matrix from the L2
+// cache, so one tile is better, and random numbers of assignments exceed their mean.
 constexpr int stream_tile(int64_t assignments, int64_t experts) {
   return assignments <= 4 * experts ? 8 : assignments <= 10 * experts ? 16 : 32;
 }
 
 // Warps of a block that share the K of the same lines: as few as fill the SMs several
-// times over, since warps with other lines share the assignments in the L1 cache. Once they are
-// full, no more where a warp's part of K is not whole loads of 4 KB but for a tenth. Measured
+// times over, since warps with other lines share the assignments in the L1 cache. Once the SMs are
+// full, no more where a warp's part of K would waste over a tenth of its loads of 4 KB. Measured
 // (H200, 2026-11-22): 8 tokens of Qwen3, I = 768, by 4 warps 127.4 us, by 2 124.4.
 constexpr int stream_splits(int64_t groups, int64_t lines, int64_t k, int tile,
                             const DeviceInfo& device) {
@@ -84,9 +83,9 @@ constexpr int stream_splits(int64_t groups, int64_t lines, int64_t k, int tile,
   return splits;
 }
 
-// The same of one token's first product: where less than three turns of blocks would do, as few
-// warps as make one turn of it that leaves all SMs at about the same time, since the second product
-// begins there. Measured (H200, 2026-11-22): Qwen3 27.3 us, else 27.8; OLMoE 33.0, else 33.7.
+// The same for one token's first product: if it takes less than three turns of blocks, as few warps
+// as make it one turn that ends on all SMs at about the same time, since the second product begins
+// there. Measured (H200, 2026-11-22): Qwen3 27.3 us, else 27.8; OLMoE 33.0, else 33.7.
 constexpr int token_splits(int64_t groups, int64_t lines, int64_t k, const DeviceInfo& device) {
   constexpr int kTile = 8;
   const int64_t sms = device.sms, turn = sms * stream_resident(kTile);
@@ -107,7 +106,7 @@ namespace detail {
 
 inline bool whole_vectors(std::initializer_list<const void*> operands) {
   for (const void* data : operands) {
-    if (reinterpret_cast<uintptr_t>(data) % 16 != 0) return false;
+    if (!is_aligned(data, 16)) return false;
   }
   return true;
 }
@@ -147,7 +146,7 @@ inline MoePlan moe_plan(const MoeExperts& p, const DeviceInfo& device) {
   return plan;
 }
 
-// Of the gradient, whose matrices lie the other way round: they are not streamed.
+// Plans the gradient, whose matrices lie the other way round: they are not streamed.
 inline MoePlan moe_plan(const MoeExpertsBackward& b, const DeviceInfo& device) {
   MoePlan plan = moe_plan(b.forward, device);
   const bool whole = detail::whole_vectors(
