@@ -3,7 +3,7 @@
 Names are the core dims of each tensor; everything to their left is loop dims,
 which broadcast. ``()->()`` is elementwise. A number is a fixed size. Beyond
 NumPy's notation, ``2d`` is twice the size of ``d``: ``(2d)->(d)``, and brackets
-are all dims that there are: in ``(n),[n]->(n)`` one weight serves all rows. A dim of an output may
+are all dims of a tensor: in ``(n),[n]->(n)`` one weight serves all rows. A dim of an output may
 have the name of an int argument: ``(n)->(k)`` keeps k numbers of each row.
 See https://numpy.org/doc/stable/reference/c-api/generalized-ufuncs.html.
 """
@@ -20,7 +20,7 @@ _DIM = re.compile(r"(\d{0,18})([A-Za-z_]\w*)|(\d{1,18})")  # numbers of 64 bits
 
 
 def factor_and_name(dim: str) -> tuple[int, str]:
-    """``"2d"`` is ``(2, "d")``, ``"d"`` is ``(1, "d")``, ``"3"`` is ``(3, "")``."""
+    """Splits a dim: ``"2d"`` is ``(2, "d")``, ``"d"`` is ``(1, "d")``, ``"3"`` is ``(3, "")``."""
     match = _DIM.fullmatch(dim)
     assert match is not None, dim
     factor, name, number = match.groups()
@@ -28,7 +28,7 @@ def factor_and_name(dim: str) -> tuple[int, str]:
 
 
 def size_of(dim: str, sizes: Mapping[str, Any]) -> Any:
-    """The size of a dim as written, given those of the named ones."""
+    """Returns the size of a dim as written, given the sizes of named dims."""
     factor, name = factor_and_name(dim)
     if not name:
         return factor
@@ -45,7 +45,7 @@ class Group:
     loops: bool = True
 
     def shape(self, loop: tuple[Any, ...], sizes: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The shape of a tensor with these loop dims, where it has any."""
+        """Returns the shape of a tensor with these loop dims, if it may have any."""
         return (*(loop if self.loops else ()), *(size_of(dim, sizes) for dim in self.core))
 
     @property
@@ -66,7 +66,7 @@ class Signature:
 
     @property
     def is_elementwise(self) -> bool:
-        """Every tensor has loop dims, and none but those."""
+        """Whether tensors have loop dims only."""
         return all(group == Group(()) for group in (*self.inputs, *self.outputs))
 
     @property
@@ -85,14 +85,15 @@ class Signature:
 
 
 def parse_signature(text: str, ints: Collection[str] = ()) -> Signature:
-    """Parse ``"(m,k),(k,n)->(m,n)"``.
+    """Parses ``"(m,k),(k,n)->(m,n)"``.
 
     Args:
         text: the line.
         ints: the names of the operator's int arguments, which outputs may have as sizes.
 
     Raises:
-        ValueError: the text is not of that form, or an output names a dim that no input has.
+        ValueError: the text is not of that form, or a dim of an output is neither in an input nor
+            an int argument.
     """
     compact = "".join(text.split())
     sides = compact.split("->")

@@ -1,4 +1,4 @@
-"""What is known about one operator once its library has been opened."""
+"""What is known about one operator after its library has been opened."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ functions: dict[str, Callable[..., Any]] = {}
 
 @dataclass(frozen=True)
 class Range:
-    """What a binding allows an int argument, or the size of a named dim, to be."""
+    """The smallest and the largest value of an int argument, or size of a named dim."""
 
     least: int
     most: int
@@ -45,10 +45,10 @@ class OpSpec:
     schema: str
     #: The schema as torch parses it: argument and return names and types.
     parsed: torch._C.FunctionSchema
-    #: The generalized-ufunc signature line, or ``None`` where the binding gave none.
+    #: The generalized-ufunc signature line, or ``None`` if the binding gave none.
     signature: Signature | None
-    #: The dtypes that its tensor arguments may have, all the same one; empty where the binding
-    #: declared none. Arguments in ``dtypes_of`` are apart from this.
+    #: The dtypes that its tensor arguments may have, all the same one; empty if the binding
+    #: declared none. Arguments in ``dtypes_of`` have their own.
     dtypes: tuple[torch.dtype, ...]
     #: Docstring of the public function; may be empty.
     doc: str
@@ -84,23 +84,24 @@ class OpSpec:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The operator as a Python function, ``cuda_ops.silu`` where no plugin says otherwise: what
-        formulas and batching rules call, since unlike the dispatcher's handle it works inside
+        """The operator as a Python function, ``cuda_ops.silu`` unless a plugin replaces that.
+
+        Formulas and batching rules call it, since unlike the dispatcher's handle it works inside
         ``torch.func`` transforms.
         """
         if torch.compiler.is_dynamo_compiling():
-            return self.overload  # what the function comes down to there; traced without a look-up
+            return self.overload  # the same there, and traced without a look-up
         direct = functions.get(self.name) if self.namespace == "cuda_ops" else None
         return self.overload if direct is None else direct
 
     @property
     def is_composite(self) -> bool:
-        """Composed of other operators: gradients and shapes follow from those."""
+        """Whether it is composed of other operators, from which gradients and shapes follow."""
         return "CompositeImplicitAutograd" in self.keys
 
     @property
     def is_irregular(self) -> bool:
-        """Composed of other operators, or writing its arguments: names and dims say nothing."""
+        """Whether names and dims say nothing: it is composed, or writes its arguments."""
         return self.is_composite or self.parsed.is_mutable
 
     @property
@@ -132,11 +133,11 @@ class OpSpec:
 
     @property
     def sharing(self) -> tuple[str, ...]:
-        """Names of the tensor arguments that have one dtype out of ``dtypes`` together."""
+        """Names of the tensor arguments that share one dtype out of ``dtypes``."""
         return tuple(name for name in self.tensor_names if name not in self.dtypes_of)
 
     def allowed_dtypes(self, argument: str) -> tuple[torch.dtype, ...]:
-        """The dtypes of one tensor argument; empty where the binding declared none."""
+        """Returns the dtypes of one tensor argument; empty if the binding declared none."""
         return self.dtypes_of.get(argument, self.dtypes)
 
     @property
@@ -154,8 +155,8 @@ class Autograd:
 
     ``setup_context(ctx, inputs, output)`` saves what ``backward(ctx, *grads)`` needs.
     ``backward`` returns one gradient or ``None`` per argument of the operator. ``inputs`` are the
-    positions of the arguments that it knows one for, where that is not all floating ones; of the
-    others it refuses to be asked for one.
+    positions of the arguments that have one, unless all floating arguments do; asking for another
+    gradient is refused.
     """
 
     setup_context: Callable[[Any, tuple[Any, ...], Any], None]
@@ -174,8 +175,8 @@ class Claims:
     deterministic: bool = True
     #: Factor on the tolerances of :mod:`cuda_ops.testing.compare`.
     tolerance: float = 1.0
-    #: What is computed in between is kept in the dtype of the arguments, so sums are of numbers
-    #: rounded to it, and a result of a wider dtype is no better than that.
+    #: Intermediate values are kept in the dtype of the arguments, so sums are of rounded numbers,
+    #: and a result of a wider dtype is no more exact than that.
     rounds_between: bool = False
     reason: str = ""
 
@@ -190,23 +191,23 @@ class Claims:
 class Peer:
     """A peer that must be imported, compiled or built before it can be called.
 
-    ``load()`` returns the callable. What it raises is the reason why the peer is listed as
-    missing: an ``ImportError`` where its package is not installed, for instance.
+    ``load()`` returns the callable. If it raises, say an ``ImportError`` since a package is not
+    installed, the peer is listed as unavailable for that reason.
     """
 
     load: Callable[[], Callable[..., Any]]
-    #: How far its integers may be from the reference, where it rounds by another rule.
+    #: How far its integers may be from the reference, if it rounds by another rule.
     off_by: int = 0
     #: How many of its results, from the first on, are compared with the reference's; ``None`` for
-    #: all. Indices that may be those of any equal element are not.
+    #: all. Indices are left out where any of several equal elements is right.
     compared: int | None = None
 
 
 @dataclass(frozen=True)
 class BenchmarkCase:
-    """One point to measure: arguments for the operator, and what they cost at the least."""
+    """One point to measure: arguments for the operator, and the least that they cost."""
 
-    #: What the tables call it, unique among the operator's cases: ``"4096x4096 bfloat16"``.
+    #: The name in tables, unique among the operator's cases: ``"4096x4096 bfloat16"``.
     label: str
     #: Fresh arguments on a device, from torch's random numbers; the same shapes at each call.
     make_inputs: Callable[[torch.device], tuple[Any, ...]]
@@ -216,26 +217,25 @@ class BenchmarkCase:
     flops: int = 0
     #: Keyword arguments for the operator, its reference and its peers.
     keywords: Mapping[str, Any] = field(default_factory=dict)
-    #: What is measured where it is not the operator itself, such as a way to call several.
+    #: The function to measure instead of the operator, for instance one that calls several.
     function: Callable[..., Any] | None = None
-    #: What to compare this case with, beside the operator's peers (``cuda_ops_peers``), by name.
+    #: More peers for this case than the operator's (``cuda_ops_peers``), by name.
     peers: Mapping[str, Callable[..., Any] | Peer] = field(default_factory=dict)
     #: Why this point is worth measuring, in a few words.
     reason: str = ""
-    #: The dtype that the case is about; ``None`` where there is no such thing.
+    #: The dtype that the case is about; ``None`` if there is none.
     dtype: torch.dtype | None = None
-    #: The unit that does the ``flops``, which names their ceiling: ``"bf16"``, ``"fp16"``,
+    #: The arithmetic unit of the ``flops``, which names their ceiling: ``"bf16"``, ``"fp16"``,
     #: ``"tf32"``, ``"fp32"`` or ``"fp64"``. Empty: the one of ``dtype``, without TF32.
     arithmetic: str = ""
-    #: Time a step of training: the call, then the gradients of all floating arguments, given the
-    #: results themselves as theirs. ``bytes`` and ``flops`` are those of both.
+    #: Time a step of training: the call, then the gradients of all floating arguments, with the
+    #: results as incoming gradients. ``bytes`` and ``flops`` cover both.
     backward: bool = False
-    #: Measure the device memory of a call too, ours and the peers', where the device is a GPU.
+    #: On a GPU, also measure the device memory of a call, ours and the peers'.
     memory: bool = False
-    #: Arguments that all calls have in common, by position, where ``make_inputs`` has ``None``: the
-    #: matrices of a model, of which more than one set would not fit. The reference is given them
-    #: in their own dtype. Called for the meta device too, to know how large they are. Not with
-    #: ``backward``.
+    #: Arguments that all calls share, by position, where ``make_inputs`` has ``None``: the matrices
+    #: of a model, if more than one set would not fit. The reference gets them in their own dtype.
+    #: Also called for the meta device, to learn their sizes. Not with ``backward``.
     make_shared: Callable[[torch.device], Mapping[int, torch.Tensor]] | None = None
 
 

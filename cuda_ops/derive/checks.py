@@ -1,4 +1,4 @@
-"""Refuses what the C++ side refuses, in the same order and words, for tensors without data too.
+"""Refuses what the C++ side refuses, in the same order and words, also for tensors without data.
 
 ``check_arguments`` mirrors ``detail::Checks`` of ``src/utils/checks.h``, which gets the texts below
 from :mod:`cuda_ops.dispatch.check_rules`: a fake tensor must be refused as the real one is. Sizes
@@ -23,14 +23,14 @@ MAX_DIMS = 16
 
 
 def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
-    """Refuse what the operator's C++ checks refuse, in the same words.
+    """Refuses what the operator's C++ checks refuse, in the same words.
 
     Args:
         op: the operator.
         values: one for each argument of its schema.
 
     Returns:
-        The size that each named dim is bound to, those of outputs that int arguments name too.
+        The size of each named dim, including output dims that are int arguments.
 
     Raises:
         RuntimeError: ``cuda_ops::<op>: argument '<arg>': expected <...>, got <...>``.
@@ -85,7 +85,7 @@ def _wrong_int(op: OpSpec, argument: str, expected: str, value: Any) -> str:
 
 
 def check_between(value: Any, allowed: Range, message: Callable[[], str], factor: int = 1) -> None:
-    """Refuse a value, perhaps a symbolic one, outside of a range."""
+    """Refuses a value outside of a range; it may be symbolic."""
     torch._check(value >= factor * allowed.least, message)
     torch._check(value <= factor * allowed.most, message)
 
@@ -93,14 +93,14 @@ def check_between(value: Any, allowed: Range, message: Callable[[], str], factor
 def check_device(
     op: OpSpec, argument: str, tensor: torch.Tensor, like: str, other: torch.Tensor
 ) -> None:
-    """Refuse another device than that of the argument ``like``."""
+    """Refuses a tensor that is not on the device of the argument ``like``."""
     if tensor.device != other.device:
         expected = f"a tensor on {device_name(other.device)} like '{like}'"
         refuse(op, argument, expected, f"one on {device_name(tensor.device)}")
 
 
 def bind_dims(op: OpSpec, argument: str, group: Group, shape: Dims, bound: dict[str, Any]) -> None:
-    """Match the last dims of ``shape`` with core dims, adding those not yet in ``bound``."""
+    """Matches the last dims of ``shape`` with core dims, adding those not yet in ``bound``."""
     dims, listed = group.core, dims_text(group)
     if len(shape) < len(dims) if group.loops else len(shape) != len(dims):
         expected = f"{f'at least {len(dims)}' if group.loops else 'exactly the'} dims {listed}"
@@ -125,29 +125,30 @@ def bind_dims(op: OpSpec, argument: str, group: Group, shape: Dims, bound: dict[
 
 
 def dims_text(group: Group) -> str:
-    """``(..., m, k)``, or ``[n]``."""
+    """Returns the dims as errors show them: ``(..., m, k)`` or ``[n]``."""
     dims = ", ".join(("...", *group.core) if group.loops else group.core)
     return f"({dims})" if group.loops else f"[{dims}]"
 
 
 def dtypes_text(dtypes: Sequence[torch.dtype]) -> str:
-    """``float64, float32 or float16``."""
+    """Returns the list as errors show it: ``float64, float32 or float16``."""
     *most, last = map(dtype_name, dtypes)
     return f"{', '.join(most)} or {last}" if most else last
 
 
 def range_text(allowed: Range, factor: int = 1) -> str:
+    """Returns ``from 1 to 16``, both times a factor."""
     return f"from {factor * allowed.least} to {factor * allowed.most}"
 
 
 def limit_text(dim: str) -> str:
-    """What follows the number in ``at most 8, the size of dim 'e'``."""
+    """Returns the end of ``at most 8, the size of dim 'e'``, after the number."""
     return f", the size of dim '{dim}'"
 
 
 def check_batch(op: OpSpec, argument: str, factor: torch.Tensor, batch: Dims) -> None:
-    """Refuse a batch of more dims than a kernel walks, as ``check_batch`` of ``matmul_binding.h``.
-    A size that may turn out to be 1 does not count.
+    """Refuses a batch of more dims than a kernel walks, as ``check_batch`` of ``matmul_binding.h``
+    does. A size that may turn out to be 1 does not count.
     """
     if len(batch) > MAX_DIMS and sum(is_true(size != 1) for size in batch) > MAX_DIMS:
         expected = f"at most {MAX_DIMS} batch dims other than 1 in the result"
@@ -155,10 +156,12 @@ def check_batch(op: OpSpec, argument: str, factor: torch.Tensor, batch: Dims) ->
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """Returns ``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def device_name(device: torch.device) -> str:
+    """Returns the device as C++ names it: ``cpu``, ``meta`` or ``cuda:0``."""
     if device.type in ("cpu", "meta"):  # there is one of each
         return device.type
     index: int | None = device.index
@@ -174,8 +177,10 @@ def _wrong_size(op: OpSpec, argument: str, expected: str, size: Any, shape: Dims
 
 
 def refusal(op: OpSpec, argument: str, expected: str, actual: str) -> str:
+    """Returns the text of an error: operator, argument, expected, actual."""
     return f"{op.qualname}: argument '{argument}': expected {expected}, got {actual}"
 
 
 def refuse(op: OpSpec, argument: str, expected: str, actual: str) -> None:
+    """Raises a ``RuntimeError`` with that text."""
     raise RuntimeError(refusal(op, argument, expected, actual))

@@ -1,7 +1,7 @@
-"""What C++ checks at each call: schema and signature line as Python has read them.
+"""The rules that C++ checks at each call: schema and signature line as Python has read them.
 
-The structs are those of ``src/utils/checks.h``. They are filled in when a library is opened, and
-hold the texts of :mod:`cuda_ops.derive.checks`, so that a kernel refuses in the words of a fake.
+The structs mirror those of ``src/utils/checks.h``. They are filled in when a library is opened, and
+hold the texts of :mod:`cuda_ops.derive.checks`, so kernels and fakes refuse in the same words.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cuda_ops.derive.arguments import group_of
 from cuda_ops.signature import factor_and_name
 from cuda_ops.spec import OpSpec, Range
 
-#: ``kMostNames`` of ``checks.h``: named dims of one signature line.
+#: ``kMostNames`` of ``checks.h``: the most named dims of one signature line.
 MOST_NAMES = 32
 _ANY = Range(-(2**63), 2**63 - 1)
 _NONE = -1  # for an index
@@ -66,7 +66,7 @@ class Rules(ctypes.Structure):
 
 
 def rules_of(op: OpSpec) -> Rules:
-    """The rules of an operator; the caller keeps them for as long as the library may check."""
+    """Returns the rules of an operator; the caller keeps them as long as the library may check."""
     names = op.signature.names if op.signature is not None else ()
     tensors = [_tensor(op, i, names) for i in range(len(op.tensor_positions))]
     sizes = [_range(op.ranges.get(name, _ANY)) for name in names]
@@ -110,5 +110,5 @@ def _range(allowed: Range) -> _Range:
 
 
 def _array(struct: type[ctypes.Structure], values: Sequence[ctypes.Structure]) -> Any:
-    # A structure keeps an array alive that it was given as a pointer's target.
+    # A structure keeps the arrays alive that its pointers were set to.
     return ctypes.cast((struct * len(values))(*values), ctypes.POINTER(struct))

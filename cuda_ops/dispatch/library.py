@@ -3,7 +3,7 @@
 Opening registers nothing. The manifest lists schemas, signature lines, dtypes, ranges,
 and for every kernel its C++ types, since the stable ABI itself checks only how
 many arguments there are: an ``int`` read as a ``double`` would go unnoticed.
-What C++ is to check at each call it gets from here, in :mod:`cuda_ops.dispatch.check_rules`.
+C++ then gets the rules to check at each call, from :mod:`cuda_ops.dispatch.check_rules`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cuda_ops.spec import OpSpec, Range
 
 #: The form of the manifest, and of what a library is handed, as ``src/utils/manifest.h`` has it.
 FORMAT = 2
-#: What libraries check their arguments by, for the life of the process, like the libraries.
+#: The rules that libraries check by; they stay for the life of the process, like the libraries.
 _kept: list[Rules] = []
 
 
@@ -60,19 +60,19 @@ class Library:
     _handle: ctypes.CDLL
 
     def register(self, kernel: Kernel) -> None:
-        """Give the dispatcher the trampoline of a kernel, for the life of the process."""
+        """Gives the dispatcher the trampoline of a kernel, for the life of the process."""
         if self._handle.cuda_ops_register(
             kernel.op.encode(), kernel.key.encode(), ctypes.c_void_p(kernel.trampoline)
         ):
             raise ManifestError(f"{self.path}: torch refused {kernel.key} kernel of {kernel.op!r}")
 
     def store(self, slot: int, call: int) -> None:
-        """Point a slot, of this library or of an older one, at a function (0: at nothing)."""
+        """Points a slot, of this library or of an older one, at a function (0: at nothing)."""
         self._handle.cuda_ops_store(ctypes.c_void_p(slot), ctypes.c_void_p(call))
 
 
 def open_library(path: Path, stem: str) -> Library:
-    """Open ``path`` and check its manifest.
+    """Opens ``path`` and checks its manifest.
 
     Raises:
         ManifestError: the file does not load, or schema, signature line and C++
@@ -223,7 +223,7 @@ def _dtypes(names: Sequence[str]) -> tuple[torch.dtype, ...]:
 def _by_name(
     op: str, call: str, listed: Sequence[Sequence[Any]], known: Sequence[str]
 ) -> dict[str, Any]:
-    """The values of ``[name, *values]``, once for each name, all of them known ones."""
+    """Returns the values of each ``[name, *values]``; refuses unknown and repeated names."""
     found: dict[str, Any] = {}
     for name, *values in listed:
         if name not in known:
@@ -269,7 +269,7 @@ def _refusal(op: str, argument: str, expected: str, actual: str) -> ManifestErro
 
 
 def schema_type(argument: torch._C.Argument) -> str:
-    """The type as a schema spells it: ``Tensor``, ``float?``, ``int[]``."""
+    """Returns the type as a schema spells it: ``Tensor``, ``float?``, ``int[]``."""
     text = str(argument.type)
     if text.startswith("Optional["):
         return text[len("Optional[") : -1] + "?"
@@ -281,7 +281,7 @@ def schema_type(argument: torch._C.Argument) -> str:
 def _compare(
     op: str, kernel: dict[str, Any], arguments: list[str], returns: list[str], names: list[str]
 ) -> None:
-    """Refuse a C++ function whose types are not the schema's, position by position."""
+    """Refuses a C++ function whose types are not the schema's, position by position."""
     for what, declared, bound in (
         ("argument", arguments, kernel["arguments"]),
         ("return", returns, kernel["returns"]),

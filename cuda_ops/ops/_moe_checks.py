@@ -39,8 +39,8 @@ def mixture(
         _refuse_shape(op, "w_down", "3 dims (E, H, I)", w_down)
     checks.check_device(op, "router_logits", router_logits, "x", x)
     expected = (*x.shape[:-1], w_down.shape[0])
-    # Of sizes that have no value yet the parts say so: torch.compile takes no check with a text of
-    # its own here. Elsewhere tuples are compared, whose sizes are tensors while torch.jit traces.
+    # The parts check sizes that have no value yet: torch.compile takes no check with its own text
+    # here. Elsewhere tuples are compared, whose sizes are tensors while torch.jit traces.
     compare = sizes.may_be_equal if torch.compiler.is_compiling() else operator.eq
     if not compare(router_logits.shape, expected):
         wanted = f"shape (..., E) = {sizes.shape_name(expected)}"

@@ -95,8 +95,8 @@ The order is that of torch.topk: NaN is larger than any number. The result is al
 are bit for bit those of x. The same call gives the same bits every time.
 
 Shapes: x of any shape and strides; the results have k elements along the dim, which are neighbours
-in memory, and the other dims are in row-major order. Of x without dims its element is the result,
-for k = 0 too, as torch has it.
+in memory, and the other dims are in row-major order. If x has no dims, its element is the
+result, for k = 0 too, as torch has it.
 Dtypes: float64, float32, float16, bfloat16, uint8, int8, int16, int32, int64 or bool; values have
 the dtype of x, indices are int64. Values have a gradient.
 Memory: none for rows up to 1024 and k above 32, or up to 256; else for k up to 64 at most 16 bytes per

@@ -9,7 +9,7 @@ cudaError_t fused_relu_scale_backward_launch(const Strided<2>& problem, double a
 
 namespace {
 
-// As the kernels have it: float32 beside all but float64.
+// As kernels round it: to float64 for float64, else to float32.
 double rounded(double alpha, const Tensor& x) {
   return dtype_of(x) == DType::kFloat64 ? alpha : double(float(alpha));
 }

@@ -51,7 +51,7 @@ struct Call {
   }
 };
 
-// Which gradients somebody asks for; of the others results have no elements.
+// The gradients that are asked for; the results of the others have no elements.
 enum Wanted { kX = 1, kGateUp = 2, kDown = 4, kWeights = 8 };
 
 Tensor made(int64_t wanted, Wanted one, const Tensor& like) {
@@ -93,8 +93,8 @@ void w_gate_up_cuda(MoeExpertsBackward& b, const Tensor& like) {
 
 // --- both ---------------------------------------------------------------------
 
-// What a device does; the steps of a gradient in this order. The last one finds the map that the
-// one before has made.
+// The functions of a device. A gradient takes the steps in this order; the last one uses the map
+// that the step before has made.
 using Step = void (*)(MoeExpertsBackward& b, const Tensor& like);
 struct Device {
   void (*run)(Call&);
@@ -279,7 +279,7 @@ Formula: the chain rule for moe_experts.)")
       .dtypes("weights", kFloating)
       .range("e", 1, kMostExperts)
       .range("wanted", 0, 15)
-      .doc(R"(The first half of moe_experts_backward, after which gate_up is needed no more.
+      .doc(R"(The first half of moe_experts_backward, after which gate_up is no longer needed.
 
 The T * k rows of grad_gate_up are in the order of the experts, and of one expert in that of the
 tokens, as moe_route_map orders them; those of no expert are last. `wanted` is as in moe_experts_backward,

@@ -66,12 +66,12 @@ constexpr int64_t kMostNames = 32;
 struct Checks {
   std::string op;
   bool composed = false;  // of other operators: sizes may be symbolic
-  // What .dtypes() listed: first what arguments share, then what single ones may have.
+  // The lists of .dtypes(): the shared one first, then those of single arguments.
   std::vector<std::vector<DType>> dtypes{{}};
   const Rules* rules = nullptr;  // set by the loader before the first call
 
-  // `tensors` has those that a schema calls Tensor or Tensor?, `ints` an entry for every argument;
-  // null for what was not given.
+  // `tensors` holds the arguments that the schema calls Tensor or Tensor?, `ints` has an entry for
+  // every argument. An argument that was not given is null.
   void run(const Tensor* const* tensors, const int64_t* const* ints) const {
     if (rules == nullptr) return;
     int64_t first = -1, sharing = -1;
@@ -161,7 +161,7 @@ struct Checks {
     }
   }
 
-  // Whether what is to the left of the core dims is alike, which takes no memory to find out.
+  // Whether the dims to the left of the core dims are equal; finding out takes no memory.
   static bool alike(const Tensor& a, const Tensor& b, int64_t core_a, int64_t core_b) {
     const int64_t rank = a.dim() - core_a;
     if (b.dim() - core_b != rank) return false;
@@ -171,7 +171,7 @@ struct Checks {
     return true;
   }
 
-  // What is to the left of the core dims broadcasts.
+  // The dims to the left of the core dims must broadcast.
   void check_loop_dims(const Tensor* const* tensors) const {
     const TensorRule* const rule = rules->tensors;
     const int64_t count = rules->tensor_count;

@@ -147,8 +147,8 @@ void cpu_rows(const Strided<Inputs, Outputs>& problem, int64_t begin, int64_t en
 
 }  // namespace detail
 
-// body(begin, end) on torch's threads, for parts of 0 .. count of `grain` indices or more. Of
-// what it throws the first comes out here; torch's C interface would drop the text.
+// Runs body(begin, end) on torch's threads, for parts of 0 .. count of `grain` indices or more.
+// The first exception comes out here; torch's C interface would drop its text.
 template <class Body>
 void parallel_for(int64_t count, int64_t grain, Body&& body) {
   struct Loop {

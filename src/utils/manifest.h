@@ -1,4 +1,4 @@
-// How a binding says what it is. `CUDA_OPS(library) { ... }` lists operators:
+// The declarations of a binding. `CUDA_OPS(library) { ... }` lists operators:
 //
 //   CUDA_OPS(library) {
 //     library.op("silu(Tensor x) -> Tensor", "()->()")

@@ -11,7 +11,7 @@
 
 namespace cuda_ops {
 
-// What a function of more than one output returns.
+// The return value of a function with several outputs.
 template <class T, int Outputs>
 struct Results {
   T values[Outputs];

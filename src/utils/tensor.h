@@ -15,7 +15,7 @@
 
 #include "dtype.h"
 
-// Of torch from 2.13 on; null before.
+// torch has it from 2.13 on; null before.
 extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 
 namespace cuda_ops {
@@ -64,7 +64,7 @@ inline DType dtype_of(const Tensor& tensor) {
   return DType::kUnsupported;
 }
 
-// Its dtype in torch's words, also where there is no C++ counterpart here.
+// The dtype in torch's words, also if DType has no counterpart.
 inline std::string dtype_name(const Tensor& tensor) {
   const DType known = dtype_of(tensor);
   if (known != DType::kUnsupported) return name(known);

@@ -61,8 +61,8 @@ cudaError_t with_workspace(const Tensor& like, const GemmPlan& plan, Run&& run) 
 
 // --- CPU ----------------------------------------------------------------------
 
-// Row m of matrix `batch` of the output, in float64 until `finish(out, sums)` has
-// had its say; `out` is where the row lies, in elements from the output's start.
+// Computes the product, each row of the output in float64 until `finish(tag, out, sums)` has
+// changed it; `out` is where the row lies, in elements from the output's start.
 template <class Finish>
 void multiply(const Matmul& p, Finish finish) {
   if (p.n == 0) return;

@@ -11,7 +11,7 @@ inline DType compute_dtype(DType dtype) {
   return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
 }
 
-// `experts`, contiguous; positions in it have 31 bits on their way.
+// Returns `experts`, contiguous. Kernels keep positions in it in 31 bits.
 inline Tensor contiguous_choice(const Tensor& experts) {
   if (experts.numel() >= kMostAssignments) {
     refuse("experts", "fewer than 2^31 elements", "shape " + shape_name(experts));

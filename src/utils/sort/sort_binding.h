@@ -15,7 +15,7 @@ constexpr DType kSortable[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16
                                DType::kUInt8,   DType::kInt8,    DType::kInt16,   DType::kInt32,
                                DType::kInt64,   DType::kBool};
 
-// From 0 on; a tensor without dims has one to sort along all the same.
+// Counts from 0. A tensor without dims counts as one with a single dim.
 inline int64_t checked_dim(const Tensor& x, int64_t dim) {
   const int64_t rank = x.dim() > 0 ? x.dim() : 1;
   if (dim < -rank || dim >= rank) {
