@@ -178,12 +178,14 @@ class Claims:
     #: Intermediate values are kept in the dtype of the arguments, so sums are of rounded numbers,
     #: and a result of a wider dtype is no more exact than that.
     rounds_between: bool = False
+    #: The dims of the signature line that one result is a sum over, where those that it lacks are
+    #: not: a dim may be an index that is chosen, such as an expert.
+    sums_over: tuple[str, ...] | None = None
     reason: str = ""
 
     def __post_init__(self) -> None:
-        if not self.reason and (
-            not self.deterministic or self.tolerance != 1.0 or self.rounds_between
-        ):
+        defaults = (self.deterministic, self.tolerance, self.rounds_between, self.sums_over)
+        if not self.reason and defaults != (True, 1.0, False, None):
             raise ValueError("Claims: give the reason why the defaults do not hold")
 
 

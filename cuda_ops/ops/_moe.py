@@ -183,7 +183,9 @@ def of_wanted(wanted: int, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
 CLAIMS = Claims(
     tolerance=4.0,
     rounds_between=True,
-    reason="what two products pass on between them is rounded to the dtype, as model code does",
+    sums_over=("i", "k"),
+    reason="what two products pass on between them is rounded to the dtype, as model code does; "
+    "each result is a sum over its own experts, not over all",
 )
 
 

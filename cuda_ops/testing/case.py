@@ -44,8 +44,9 @@ class Case:
     @property
     def slack(self) -> float:
         """Factor on the tolerance, for longer sums and for what the operator claims."""
-        length = reduction_length(self.subject.op, self.sample)
-        return self.subject.claims.tolerance * math.sqrt(length)
+        claims = self.subject.claims
+        length = reduction_length(self.subject.op, self.sample, claims.sums_over)
+        return claims.tolerance * math.sqrt(length)
 
     def arguments(self) -> tuple[Any, ...]:
         return self.sample.make(self.device)

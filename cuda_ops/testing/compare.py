@@ -92,7 +92,7 @@ def deviation(
     reference = in_order(subject.op, subject.reference)
     wide = widened(sample) if wide is None else wide
     expected = reference(*wide)
-    length = reduction_length(subject.op, sample)
+    length = reduction_length(subject.op, sample, subject.claims.sums_over)
     if length > 1:
         # Cancellation makes a small result as wrong as its summands.
         magnitude = largest(reference(*(v.abs() if is_floating(v) else v for v in wide)))
@@ -178,8 +178,11 @@ def largest(values: Any) -> float:
     return max((v.max().item() for v in finite if v.numel()), default=0.0)
 
 
-def reduction_length(op: OpSpec, sample: Sample) -> int:
-    """Returns how many elements one result may be a sum of: 1 if elementwise, else by core dims."""
+def reduction_length(op: OpSpec, sample: Sample, sums_over: Sequence[str] | None = None) -> int:
+    """Returns how many elements one result may be a sum of: 1 if elementwise, else by core dims.
+
+    Those of ``sums_over`` count, without them all that no result has.
+    """
     if op.signature is None:
         return max((size for arg in sample.tensors for size in arg.shape), default=1)
     if op.signature.is_elementwise:
@@ -187,7 +190,8 @@ def reduction_length(op: OpSpec, sample: Sample) -> int:
     values = bind(op, sample.make("meta"), {})
     bound, outputs = check_arguments(op, values), op.signature.outputs
     kept = {dim for group in outputs for dim in group.core}
-    summed = math.prod(size for dim, size in bound.items() if dim not in kept)
+    over = bound.keys() - kept if sums_over is None else bound.keys() & set(sums_over)
+    summed = math.prod(bound[dim] for dim in over)
     if not all(group.loops for group in outputs):
         summed *= math.prod(broadcast(op, tensor_arguments(op, values)))
     longest: int = max(2, summed, *bound.values())
