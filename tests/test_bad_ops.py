@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from cuda_ops.registry import registry
 from cuda_ops.testing import CHECKS, PROFILES, CheckEntry
 from cuda_ops.testing.__main__ import parse_line
 from cuda_ops.testing.runner import planned, run_check
-from cuda_ops.testing.subject import find
+from cuda_ops.testing.subject import Subject, find
 from cuda_ops.testing.worker import Worker
 
 ROOT = Path(__file__).parent / "bad_ops"
@@ -59,14 +58,18 @@ ON_CPU = [name for name, (cpu, _) in EXPECTED.items() if cpu and name != "bad_ha
 ON_CUDA = [name for name, (_, cuda) in EXPECTED.items() if cuda]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    # Not through compile_ops, which calls each operator in this process.
+@pytest.fixture(autouse=True)
+def _root(quick_compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry().add_root(ROOT)
-    pairs = registry().rescan()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done in pool.map(build, (pairs[name] for name in EXPECTED)):
-            registry().load(done.pair.stem, done.path)
+    monkeypatch.setenv("CXX", str(quick_compiler))
+
+
+@functools.cache
+def loaded(name: str) -> Subject:
+    """The operator, built when its test begins: workers share the builds as they share tests."""
+    # Not through compile_ops, which calls each operator in this process.
+    registry().load(name, build(registry().rescan()[name]).path)
+    return find(name)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +81,7 @@ def worker() -> Iterator[Worker]:
 def first_failure(name: str, device: str, worker: Worker) -> CheckEntry:
     """What a user sees first."""
     for check, where in planned(CHECKS, [device]):
-        entry = run_check(check, find(name), where, PROFILES["ci"], worker)
+        entry = run_check(check, loaded(name), where, PROFILES["ci"], worker)
         if entry.passed is False:
             return entry
     raise AssertionError(f"{name} passes every check on {device}")
@@ -144,7 +147,7 @@ def test_a_hang_is_reported_with_the_operator_and_the_stack() -> None:
     profile = replace(PROFILES["ci"], timeout=3.0)
     with Worker(profile.timeout) as worker:
         check = next(check for check in CHECKS if check.name == "reference")
-        entry = run_check(check, find("bad_hang"), "cpu", profile, worker)
+        entry = run_check(check, loaded("bad_hang"), "cpu", profile, worker)
     assert entry.passed is False
     assert "bad_hang: still running after 3 s; its stack:" in entry.detail
     assert "checks/numerics.py" in entry.detail

@@ -25,7 +25,6 @@ from cuda_ops.testing.subject import find
 from cuda_ops.testing.worker import Worker
 
 SOURCE = """
-#pragma GCC optimize("O0")
 #include "binding.h"
 using namespace cuda_ops;
 namespace {

@@ -342,7 +342,7 @@ for i in range(10):
     if child == 0:
         compiling.build(pair)
         os._exit(0)
-    time.sleep(moments.uniform(0, 3.0))
+    time.sleep(moments.uniform(0, 1.5))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 """

@@ -20,8 +20,10 @@ def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     roots_for_now: None,
+    quick_compiler: Path,
 ) -> None:
     monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(quick_compiler))
     root = ["--root", str(tmp_path / "mine")]
     assert main([*root, "new", "swish_clip", *of]) == 0
     next_line = f"next: python compile_dev.py --root {tmp_path / 'mine'} --watch swish_clip"
