@@ -1,5 +1,5 @@
-"""What ``moe``, ``moe_route`` and ``moe_experts`` have in common: what each should compute, as slow
-and obvious functions, what they are checked with, and how mapped arguments become one call.
+"""Shared by ``moe``, ``moe_route`` and ``moe_experts``: references, which are slow and obvious, what
+the tests draw, and how mapped arguments become one call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCORINGS = ("softmax", "sigmoid")
 
 
 def scoring_code(op: str, scoring: str) -> int:
-    """The number that the operators know a scoring by."""
+    """Returns the number by which the operators know a scoring."""
     if scoring not in SCORINGS:
         raise ValueError(
             f"cuda_ops.{op}: argument 'scoring': expected one of "
@@ -41,7 +41,7 @@ def route(
     renormalize: bool = True,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores of all experts, a stable sort, and the first ``top_k`` of it."""
+    """Scores all experts, sorts them stably, and takes the first ``top_k``."""
     scores = logits.sigmoid() if scoring else logits.softmax(-1)
     keys = logits if bias is None else scores.double() + bias.double()
     order = torch.sort(keys, dim=-1, descending=True, stable=True).indices[:, :top_k]
@@ -55,8 +55,8 @@ def route(
 
 
 def index_map(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Assignments in the order of their experts, those of none last, and where each expert's
-    begin.
+    """Returns assignments in the order of their experts, those of no expert last, and where those
+    of each expert begin.
     """
     flat = experts.flatten()
     bins = torch.where((flat >= 0) & (flat < num_experts), flat, num_experts)
@@ -174,7 +174,7 @@ def backward_gate_up(
 
 
 def of_wanted(wanted: int, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Without elements where the bit of ``wanted`` is not set."""
+    """Returns the gradients; one whose bit in ``wanted`` is not set has no elements."""
     return tuple(g if wanted >> i & 1 else g.new_empty(0) for i, g in enumerate(grads))
 
 
@@ -190,7 +190,7 @@ CLAIMS = Claims(
 
 
 def samples(sample: Callable[..., Sample]) -> st.SearchStrategy[Sample]:
-    """``sample(tokens, hidden, inner, experts, k, dtype, layout, seed)`` of small mixtures."""
+    """Draws small mixtures: ``sample(tokens, hidden, inner, experts, k, dtype, layout, seed)``."""
     from hypothesis import strategies as st
 
     from cuda_ops.testing.samples import LAYOUTS
@@ -212,7 +212,7 @@ def samples(sample: Callable[..., Sample]) -> st.SearchStrategy[Sample]:
 
 
 def mapped(values: list[Any], in_dims: tuple[Any, ...], size: int) -> list[Any]:
-    """Every tensor with the mapped dim in front, of which those that lack it are views."""
+    """Returns every tensor with the mapped dim in front; those that lack it become views."""
     dims = [*in_dims, *[None] * (len(values) - len(in_dims))]
     return [
         value
@@ -225,7 +225,7 @@ def mapped(values: list[Any], in_dims: tuple[Any, ...], size: int) -> list[Any]:
 
 
 def renumbered(experts: torch.Tensor, count: int) -> torch.Tensor:
-    """Of each part (B, T, k), indices into B * ``count`` experts."""
+    """Renumbers the experts (B, T, k) of B parts as indices into B * ``count`` experts."""
     first = torch.arange(experts.shape[0], device=experts.device)[:, None, None] * count
     known = (experts >= 0) & (experts < count)
     return torch.where(known, experts + first, -1)

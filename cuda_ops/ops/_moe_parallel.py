@@ -1,9 +1,9 @@
-"""Experts on one device or on several: what ``cuda_ops.moe`` does once tokens are routed.
+"""Runs experts on one device or on several: what ``cuda_ops.moe`` does once tokens are routed.
 
-Every device of the mesh dim along which DTensors of matrices are sharded by expert sees the same
-tokens, runs them through its own experts, and the results are partial sums. Nothing is sent but
-what DTensor moves for that: tokens gathered where they were sharded over the same dim, and the sum
-where somebody asks for it.
+Where matrices are DTensors sharded by expert along a mesh dim, every device of that dim sees the
+same tokens and runs them through its own experts; the results are partial sums. Only DTensor sends
+anything: it gathers tokens that were sharded over the same dim, and adds up the sums where the
+caller needs them whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cuda_ops.registry import function
 
 
 def mixture(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> torch.Tensor:
-    """Tokens x (T, H) through the experts (T, k) that were chosen for them, weighted.
+    """Runs tokens x (T, H) through the experts (T, k) chosen for them, weighted.
 
     Where experts are sharded along a mesh dim the result is a partial sum along that, and along
     others it lies as ``x``.
@@ -31,10 +31,11 @@ def mixture(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> 
 
 
 def check(**arguments: Any) -> None:
-    """Of ``cuda_ops.moe``, before anything is sent: all are DTensors of one mesh, or none is.
+    """Checks the arguments of ``cuda_ops.moe`` before anything is sent: all must be DTensors of one
+    mesh, or none.
 
     Raises:
-        RuntimeError: names the one that is not as the first DTensor among them.
+        RuntimeError: names the argument that differs from the first DTensor.
     """
     meshes = {name: value.device_mesh for name, value in arguments.items() if _is_dtensor(value)}
     if not meshes:
@@ -49,7 +50,7 @@ def check(**arguments: Any) -> None:
 
 
 def _is_dtensor(value: Any) -> bool:
-    # Nobody has a DTensor before this is imported, which takes longer than all of cuda_ops.
+    # No DTensor exists before this is imported, and the import takes longer than all of cuda_ops.
     dtensors = sys.modules.get("torch.distributed.tensor")
     return dtensors is not None and isinstance(value, dtensors.DTensor)
 
@@ -60,8 +61,8 @@ def _is_sharded(matrices: Any) -> bool:
 
 def _here(*inputs: torch.Tensor) -> torch.Tensor:
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    # What is exported or traced is for inference mostly, and has a gradient without what is kept
-    # too. Of torch's names for that question torch.compile knows this one, which has no types.
+    # Exported and traced programs mostly infer, and have a gradient without the kept tensor too.
+    # torch.compile knows this name for the question, which has no types.
     traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     if wanted and not torch.compiler.is_exporting() and not traced:
         kept: torch.Tensor = function("moe_experts_keep")(*inputs)[0]
@@ -79,8 +80,8 @@ def _on_all(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> 
             f"cuda_ops::moe: argument 'w_down': expected {list(placements)} as 'w_gate_up', "
             f"got {list(w_down.placements)}"
         )
-    # Here, where all ranks see the same: one alone that refuses its part leaves others waiting.
-    # torch.compile traces this, as it cannot the functions that say so of each part.
+    # Checked here, where all ranks see the same: a single rank that refused its part would leave
+    # the others waiting. torch.compile can trace this, unlike the checks of each part.
     (count, _, inner), hidden = w_down.shape, x.shape[-1]
     expected = {
         "w_gate_up": (w_gate_up, "(E, 2I, H)", [count, 2 * inner, hidden]),
@@ -110,16 +111,16 @@ def _on_all(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> 
         moved: torch.Tensor = value.redistribute(mesh, tokens).to_local(grad_placements=partial)
         return moved
 
-    # Shard splits as torch.chunk does. What torch.distributed has for this (private) is not traced
-    # by torch.compile of torch 2.11.
+    # Shard splits as torch.chunk does. torch.compile of torch 2.11 cannot trace the private
+    # function that torch.distributed has for this.
     per_device = -(-count // mesh.size(own[0]))
     first = min(mesh.get_local_rank(own[0]) * per_device, count)
     matrices = [v.to_local(grad_placements=of_matrices) for v in (w_gate_up, w_down)]
     if matrices[0].shape[0] == 0:
-        # A device without experts adds zeros, those of one that nobody chose, and takes part in all
-        # that is sent for gradients.
+        # A device without experts adds the zeros of an expert that no token chose, and takes part
+        # in everything that is sent for gradients.
         matrices = [torch.cat([v, v.new_zeros(1, *v.shape[1:])]) for v in matrices]
-    # What is not from 0 to the number of own experts is an expert whose result is zero.
+    # An index outside of this device's own experts is an expert whose result is zero.
     chosen = experts.redistribute(mesh, tokens).to_local() - first
     out = _here(local(x), *matrices, chosen, local(weights))
     result: torch.Tensor = DTensor.from_local(

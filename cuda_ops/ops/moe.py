@@ -1,4 +1,4 @@
-"""``moe``: the function that models call, and who else computes it."""
+"""``moe``: the function that models call, and its peers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any]:
         scoring: str = "softmax",
         expert_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        # The operator itself, made of the same two, cannot pass on what they refuse and why.
+        # Checked here: the operator, made of the same two, cannot say why they refuse something.
         expert_checks.mixture(op, x, router_logits, w_gate_up, w_down, top_k)
         expert_parallel.check(
             w_gate_up=w_gate_up,
@@ -96,7 +96,7 @@ tensor([[3.5232, 3.5232]])
 
 @hookimpl
 def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
-    """Which its parts bring about; they route in float32."""
+    """Says what its parts do; they route in float32."""
     lowered = ("x", "w_gate_up", "w_down")
     return {"router_logits": "float32", **dict.fromkeys(lowered, "lower_precision")}
 
@@ -120,7 +120,7 @@ def naive(
     expert_bias: torch.Tensor | None = None,
     keep: bool = True,
 ) -> torch.Tensor:
-    """A loop over experts."""
+    """Loops over experts."""
     weights, experts = of_experts.route(router_logits, top_k, scoring, renormalize, expert_bias)
     return of_experts.mixture(x, w_gate_up, w_down, experts, weights)
 
@@ -162,8 +162,8 @@ def grouped_mm(
     w_down: torch.Tensor,
     top_k: int,
 ) -> torch.Tensor:
-    """What model code composes of ``torch._grouped_mm``: a permuted copy of the tokens, sorted by
-    expert.
+    """Composes it of ``torch._grouped_mm`` as model code does: a permuted copy of the tokens, sorted
+    by expert.
     """
     weights, experts = of_experts.torch_route(router_logits, top_k)
     order = torch.argsort(experts.flatten(), stable=True)
@@ -177,14 +177,14 @@ def grouped_mm(
     return torch.zeros_like(x).index_add_(0, token, rows)
 
 
-#: H, I, E, experts a token, and whose they are.
+#: H, I, E and experts a token, by model.
 MODELS = {
     "Qwen3-30B-A3B": (2048, 768, 128, 8),
     "Mixtral 8x7B": (4096, 14336, 8, 2),
     "OLMoE": (2048, 1024, 64, 8),
     "DeepSeek-V3, 32 of its experts": (7168, 2048, 32, 8),
 }
-#: The one that is too large for a set of matrices at each call: 21 GiB.
+#: A model too large for a set of matrices at each call: 21 GiB.
 WHOLE = {"DeepSeek-V3": (7168, 2048, 256, 8)}
 
 
@@ -208,11 +208,11 @@ def _case(op: OpSpec, model: str, tokens: int, backward: bool = False) -> Benchm
     from cuda_ops.benchmarking import rotation
 
     hidden, inner, count, top_k = (MODELS | WHOLE)[model]
-    # As many experts as random choices are expected to meet.
+    # The number of experts that random choices are expected to meet.
     active = round(count * (1 - (1 - top_k / count) ** tokens))
 
     def logits(device: torch.device) -> torch.Tensor:
-        # Others would not be the bytes that the case states. No number is likelier than this.
+        # Another number would not move the bytes that the case states. This one is the likeliest.
         while True:
             drawn = of_experts.distinct_logits(tokens, count, device)
             if drawn.topk(top_k).indices.unique().numel() == active:
@@ -234,7 +234,7 @@ def _case(op: OpSpec, model: str, tokens: int, backward: bool = False) -> Benchm
     forward = 6 * tokens * top_k * hidden * inner
 
     def without_gradient(*args: Any) -> Any:
-        """What ``cuda_ops.moe`` calls where no gradient is wanted."""
+        """Calls what ``cuda_ops.moe`` does where no gradient is wanted."""
         return op.function(*args, keep=False)
 
     return BenchmarkCase(
@@ -247,6 +247,6 @@ def _case(op: OpSpec, model: str, tokens: int, backward: bool = False) -> Benchm
         dtype=torch.bfloat16,
         function=None if backward else without_gradient,
         backward=backward,
-        memory=tokens >= 4096,  # of fewer it is little beside the matrices
+        memory=tokens >= 4096,  # below that it is little beside the matrices
         make_shared=matrices if model in WHOLE else None,
     )

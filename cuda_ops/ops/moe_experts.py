@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cuda_ops.testing.samples import Layout, Sample
 
 FORWARD, KEEP, BACKWARD = "moe_experts", "moe_experts_keep", "moe_experts_backward"
-# The halves of BACKWARD. What the first one passes on is in the order of all tokens' experts.
+# The halves of BACKWARD. The first passes its result on in the order of all tokens' experts.
 DOWN, GATE_UP = HALVES = "moe_experts_backward_down", "moe_experts_backward_gate_up"
 _BITS = "x", "w_gate_up", "w_down", "weights"  # as `wanted` counts them
 _ALL = 15
@@ -35,7 +35,7 @@ _OF_MATRICES = 6  # of those, the bits of both matrices
 
 @hookimpl
 def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
-    """Shapes of the signature line; a gradient that is not wanted has no elements."""
+    """Follows the signature line, except that a gradient which is not wanted has no elements."""
 
     def fake(*args: Any, **kwargs: Any) -> Any:
         values = arguments.bind(op, args, kwargs)
@@ -103,8 +103,8 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd:
 
 
 def _whole(*tensors: Any) -> bool:
-    """Whether all tokens are seen together: not parts of them, mapped or sharded, each of which
-    would have an order of its own.
+    """Says whether all tokens are seen together. Mapped or sharded parts of them would each have an
+    order of their own.
     """
     transformed = torch._C._are_functorch_transforms_active()
     return not transformed and not any(map(is_traceable_wrapper_subclass, tensors))
@@ -113,8 +113,8 @@ def _whole(*tensors: Any) -> bool:
 def _through_gate_up(
     grad: torch.Tensor, x: torch.Tensor, w_gate_up: torch.Tensor, experts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of x and w_gate_up, where the kept gates and ups are themselves differentiated. Every token
-    through every expert: right, and not meant to be fast.
+    """Returns the gradients of x and w_gate_up where the kept gates and ups are differentiated
+    themselves. Sends every token through every expert: right, and not meant to be fast.
     """
     numbers = torch.arange(w_gate_up.shape[0], device=experts.device).unsqueeze(-1)
     by_expert = (experts.unsqueeze(1) == numbers).to(grad.dtype) @ grad  # (T, E, 2I)
@@ -124,15 +124,15 @@ def _through_gate_up(
 
 @hookimpl
 def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
-    """All but the weights, which come from a router in float32 and are added up with in float32."""
+    """Lowers all but the weights, which come from a router in float32 and weight float32 sums."""
     return {name: "lower_precision" for name in op.argument_names if name != "weights"}
 
 
 @hookimpl
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
-    """Mapped tokens are more tokens. Where matrices are mapped too, or gradients of them are asked
-    for, each part has experts of its own, and a call takes as many parts as its limit of experts
-    allows. Half a gradient has no parts.
+    """Treats mapped tokens as more tokens. Where matrices are mapped too, or need gradients, each
+    part has experts of its own, and a call takes as many parts as its limit of experts allows.
+    Half a gradient has no parts.
     """
     if op.name in HALVES:
         return None
@@ -180,8 +180,8 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookimpl
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
-    """Tokens shard, experts stay whole; gradients of those are then partial sums. Nothing shards in
-    half a gradient.
+    """Shards tokens and keeps experts whole, whose gradients are then partial sums. Nothing shards
+    in half a gradient.
     """
 
     def rule(*args: Any, **kwargs: Any) -> list[ShardingRule]:

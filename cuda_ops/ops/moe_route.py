@@ -1,4 +1,4 @@
-"""``moe_route``: shapes, sharding and samples, which no signature line can say, and ``scoring`` by
+"""``moe_route``: shapes, sharding and samples beyond its signature line, and ``scoring`` by
 name.
 """
 
@@ -112,8 +112,8 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
 
 @hookimpl
 def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
-    """As names would have it, but for the bias: it takes part in choosing alone, so that a module
-    may keep it as a parameter, and gets no gradient.
+    """Follows the names except for the bias, which only takes part in choosing: it gets no gradient,
+    and a module may still keep it as a parameter.
     """
     if op.name == BACKWARD:
         return no_second_derivative(op.qualname)
@@ -176,7 +176,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookimpl
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
-    """Tokens shard; a map needs all of them."""
+    """Shards tokens; a map needs all of them."""
 
     def rule(*args: Any, **kwargs: Any) -> list[ShardingRule]:
         from torch.distributed.tensor import Replicate, Shard
@@ -185,7 +185,7 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
         outputs = 1 if op.name == BACKWARD else 2
 
         def placed(placement: Any) -> ShardingRule:
-            # All but the bias, of one dim, have a row for each token.
+            # All have a row for each token but the bias, which has one dim.
             return [placement] * outputs, [
                 None if not hasattr(v, "shape") else placement if len(v.shape) > 1 else Replicate()
                 for v in values
@@ -218,7 +218,7 @@ def reference_backward(
     scoring: int = 0,
     renormalize: bool = True,
 ) -> torch.Tensor:
-    """The formula of its docstring; an expert that is named twice gets both."""
+    """Computes the formula of its docstring; an expert that is named twice gets both."""
     known = (experts >= 0) & (experts < router_logits.shape[1])
     at = torch.where(known, experts, 0)
     along = (grad_weights * weights).sum(-1, keepdim=True)
@@ -272,7 +272,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
-    """Tokens that share a warp, of every number of experts for which there is code."""
+    """Tokens that share a warp, for every number of experts that has code of its own."""
     from cuda_ops.testing.samples import Sample, TensorArg
 
     if op.name != ROUTE:
@@ -299,7 +299,7 @@ def composed_map(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor,
     return order, torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
 
 
-#: Tokens, experts, experts a token and whose they are.
+#: Tokens, experts, experts a token, and the model.
 _POINTS = (
     (64, 128, 8, "Qwen3-30B-A3B, decoding"),
     (4096, 64, 8, "OLMoE"),
