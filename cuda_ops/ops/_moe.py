@@ -1,5 +1,5 @@
-"""Shared by ``moe``, ``moe_route`` and ``moe_experts``: references, which are slow and obvious, what
-the tests draw, and how mapped arguments become one call.
+"""Shared by ``moe``, ``moe_route`` and ``moe_experts``: slow and obvious references, what the tests
+draw, and how mapped arguments become one call.
 """
 
 from __future__ import annotations

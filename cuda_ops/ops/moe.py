@@ -162,8 +162,8 @@ def grouped_mm(
     w_down: torch.Tensor,
     top_k: int,
 ) -> torch.Tensor:
-    """Composes it of ``torch._grouped_mm`` as model code does: a permuted copy of the tokens, sorted
-    by expert.
+    """Composes it of ``torch._grouped_mm`` as model code does, on a permuted copy of the tokens,
+    sorted by expert.
     """
     weights, experts = of_experts.torch_route(router_logits, top_k)
     order = torch.argsort(experts.flatten(), stable=True)

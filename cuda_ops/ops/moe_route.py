@@ -112,8 +112,8 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
 
 @hookimpl
 def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
-    """Follows the names except for the bias, which only takes part in choosing: it gets no gradient,
-    and a module may still keep it as a parameter.
+    """Follows the names except for the bias, which only takes part in choosing: it has no gradient,
+    so that a module may keep it as a parameter.
     """
     if op.name == BACKWARD:
         return no_second_derivative(op.qualname)
