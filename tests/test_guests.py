@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import needs_gpu
 
 import cuda_ops
 from cuda_ops.build import compiling
@@ -17,9 +18,10 @@ from cuda_ops.registry import registry
 ROOT = Path(__file__).parent / "guests"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def guests_root() -> None:
+@pytest.fixture(autouse=True)
+def _root(quick_compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry().add_root(ROOT)
+    monkeypatch.setenv("CXX", str(quick_compiler))
 
 
 def test_pybind11_module_is_reachable_by_function() -> None:
@@ -31,6 +33,27 @@ def test_pybind11_module_is_reachable_by_function() -> None:
     torch.testing.assert_close(cuda_ops.tutorial_silu.forward(x), F.silu(x))
     if torch.cuda.is_available():
         torch.testing.assert_close(cuda_ops.tutorial_silu.forward(x.cuda()).cpu(), F.silu(x))
+
+
+@needs_gpu
+def test_a_kernel_may_include_all_of_torch(tmp_path: Path, roots_for_now: None) -> None:
+    """On machines with a GPU alone: nvcc takes over a minute."""
+    binding, kernel = (
+        (ROOT / folder / f"tutorial_silu.{suffix}").read_text()
+        for folder, suffix in (("bindings", "cpp"), ("kernels", "cu"))
+    )
+    body = kernel.partition("template")[2]
+    (tmp_path / "bindings").mkdir()
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "bindings" / "all_of_torch.cpp").write_text(binding)
+    (tmp_path / "kernels" / "all_of_torch.cu").write_text(
+        f"#include <torch/extension.h>\n\ntemplate{body}"
+    )
+    registry().add_root(tmp_path)
+    (row,) = compile_ops(["all_of_torch"])
+    assert not row.error, row.error
+    x = torch.randn(5, device="cuda")
+    torch.testing.assert_close(cuda_ops.all_of_torch.forward(x), F.silu(x))
 
 
 def test_torch_library_guest_keeps_its_namespace() -> None:
