@@ -55,20 +55,20 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
 _DOC = """gelu(x @ weight^T + bias) in its tanh approximation, without a second pass over memory.
 
 Shapes: x (..., I), weight (O, I) as nn.Linear keeps it, bias (O) or None, of any strides; the
-result (..., O) is contiguous. Dims in front of a weight or bias broadcast with those of x.
+result (..., O) is contiguous. Leading dims of weight and bias broadcast with those of x.
 Dtypes: float64, float32, float16 or bfloat16, the same for all. Sums, bias and gelu run in float64
 for float64 and in float32 for the others, and are rounded once.
 
 Args:
     x, weight, bias: as torch.nn.functional.linear takes them.
-    save_preactivation: keep x @ weight^T + bias for the gradient, as many bytes as the result has;
+    save_preactivation: keep x @ weight^T + bias for the gradient, as much memory as the result;
         otherwise the gradient multiplies x and weight once more.
 
-Memory: on Hopper GPUs, during the call, copies of 16-bit x and weight whose lines of I do not start
-at multiples of 16 bytes, if that is faster.
-Errors: RuntimeError for an argument that is not a tensor, an I or O that differs, another dtype,
-two dtypes, two devices, dims in front of I and O that do not broadcast, or more than 16 of them
-other than 1.
+Memory: on Hopper GPUs, during the call, copies of a 16-bit x or weight whose rows do not start at
+multiples of 16 bytes, if copying makes the call faster.
+Errors: RuntimeError for an argument that is not a tensor, different sizes of I or O, any other
+dtype, mixed dtypes or devices, or leading dims that do not broadcast or of which more than 16 are
+not 1.
 Formula: Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415, section 2.
 
 Example:

@@ -73,21 +73,21 @@ def _autocasts(device: str) -> bool:
 _DOC = """Matrix product a @ b, with torch.matmul's rules for shapes.
 
 Shapes: a (..., M, K) and b (..., K, N) of any strides; the result (..., M, N) is contiguous. Batch
-dims broadcast; at most 16 of the result are other than 1. A vector of K is a row as a and a column
-as b, and the dim it lacks is left out of the result. K = 0 gives zeros.
+dims broadcast; the result may have at most 16 that are not 1. A vector of K elements counts as a
+row for a and as a column for b, and the result lacks that dim. K = 0 gives zeros.
 Dtypes: float64, float32, float16 or bfloat16, the same for both. Sums run in float64 for float64
 and in float32 for the others, and are rounded once.
 
 Args:
     a, b: the factors.
-    precision: for float32; other dtypes ignore it. "ieee" multiplies float32; "tf32" rounds the
+    precision: for float32; other dtypes ignore it. "ieee" multiplies in float32; "tf32" rounds the
         factors to 10 bits and is about seven times as fast; "tf32x3" adds three products of such
-        numbers and is about as exact as "ieee" on finite numbers.
+        numbers and is about as exact as "ieee" for finite numbers.
 
-Memory: on Hopper GPUs, during the call, copies of inputs that the matrix units cannot read as they
-lie, if that is faster; for "tf32x3" twice the size of both.
-Errors: RuntimeError for an argument that is not a tensor or has no dims, a K that differs, another
-dtype, two dtypes, two devices, or batch dims that do not broadcast; ValueError for another
+Memory: on Hopper GPUs, during the call, copies of inputs whose layout the matrix units cannot read,
+if copying makes the call faster; for "tf32x3" twice the size of both.
+Errors: RuntimeError for an argument that is not a tensor or has no dims, different sizes of K, any
+other dtype, mixed dtypes or devices, or batch dims that do not broadcast; ValueError for any other
 precision.
 Formula: out[m, n] = sum over k of a[m, k] * b[k, n].
 

@@ -55,37 +55,38 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any]:
     return moe
 
 
-_DOC = """A mixture of SwiGLU experts: each token through its top_k of E experts, weighted.
+_DOC = """A mixture of SwiGLU experts: each token goes through top_k of E, weighted.
 
-moe_route chooses, by the rules that it states (of equal logits the lower expert; NaN is larger than
-any number and stays within its token), and moe_experts computes. Tokens are never permuted or
-copied, nothing waits for the device, and the same call gives the same bits every time, gradients
-too. A CUDA graph of one call is right for every routing.
+moe_route chooses the experts (among equal logits the lower expert comes first; NaN is larger than
+any number and affects only its own token), and moe_experts runs them. Tokens are never permuted or
+copied, nothing waits for the device, and the same call gives the same bits every time, as do its
+gradients. A CUDA graph of one call is valid for every routing.
 
-Shapes: x (..., H), router_logits (..., E) with the same dims in front, w_gate_up (E, 2I, H) with
-the gate first and w_down (E, H, I) as Hugging Face keeps them; the result has the shape of x. E
-from 1 to 512.
+Shapes: x (..., H), router_logits (..., E) with the same leading dims, w_gate_up (E, 2I, H) with the
+gate first and w_down (E, H, I) as Hugging Face keeps them; the result has the shape of x. E from 1
+to 512.
 Dtypes: x and both matrices float64, float32, float16 or bfloat16, the same for all; router_logits
-any of these. Sums run in float32, in float64 for float64 and on a CPU.
+any of these. Sums run in float32, or in float64 for float64 and on a CPU.
 Several devices: x and router_logits may be DTensors sharded by token, and both matrices sharded by
 expert along a mesh dim, (Shard(0)); the result is then a partial sum along that dim.
-Memory: for the gradient, gate and up of each of the T * top_k choices beside the arguments, and
-their routing, 12 bytes each (16 of float64 logits). Arguments that are not contiguous are copied.
+Memory: the gradient keeps the arguments, gate and up of each of the T * top_k choices, and 12 bytes
+of routing for each (16 for float64 logits). Arguments that are not contiguous are copied.
 
 Args:
     x: tokens.
-    router_logits: what the router says of each of them.
+    router_logits: the router's logits for each token.
     w_gate_up, w_down: all experts' matrices.
-    top_k: experts a token, from 1 to 16 and at most E.
-    renormalize: divide a token's weights by their sum (of sigmoids: their sum + 1e-20).
+    top_k: experts per token, from 1 to 16 and at most E.
+    renormalize: divide a token's weights by their sum (for sigmoids by their sum + 1e-20).
     scoring: "softmax" over all experts, or "sigmoid" of each.
-    expert_bias: (E) of any floating dtype, added to scores to choose by, not to weights; no
-        gradient. A DTensor where the others are.
+    expert_bias: (E) of any floating dtype, added to the scores when choosing, not to the weights;
+        no gradient. A DTensor if the others are.
 
-Errors: RuntimeError for another shape, dtype or device, a top_k out of range, T * top_k from 2^31
-on, DTensors beside plain tensors, and second derivatives; ValueError for another scoring.
-Formula: Shazeer et al., https://arxiv.org/abs/1701.06538, with the experts of Shazeer,
-https://arxiv.org/abs/2002.05202, SwiGLU.
+Errors: RuntimeError for any other shape, dtype or device, a top_k out of range, T * top_k of 2^31
+or more, DTensors mixed with plain tensors, and second derivatives; ValueError for any other
+scoring.
+Formula: Shazeer et al., https://arxiv.org/abs/1701.06538, with the SwiGLU experts of Shazeer,
+https://arxiv.org/abs/2002.05202.
 
 Example:
 >>> x, router_logits = torch.ones(1, 2), torch.tensor([[1.0, 3.0]])

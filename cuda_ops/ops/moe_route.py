@@ -48,9 +48,9 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
 
 _DOC = """Which experts each token goes to, best first, and how much each of them counts.
 
-The order is that of the logits, or with a bias that of score + bias in float64; of equals the lower
-expert comes first, and NaN is larger than any number. So every token gets top_k different experts
-whatever its logits are; a NaN makes NaN of the weights of its own token alone. The same call gives
+Experts are ordered by logit, or with a bias by score + bias in float64. Among equals the lower
+expert comes first, and NaN is larger than any number, so every token gets top_k different experts
+whatever its logits are. A NaN turns only the weights of its own token into NaN. The same call gives
 the same bits every time.
 
 Shapes: router_logits (T, E) of any strides, E from 1 to 512; weights and experts (T, top_k).
@@ -59,15 +59,16 @@ float64; experts int64. Weights have a gradient with respect to the logits.
 
 Args:
     router_logits: one row for each token.
-    top_k: experts a token, from 1 to 16 and at most E.
+    top_k: experts per token, from 1 to 16 and at most E.
     scoring: "softmax" over all experts, or "sigmoid" of each.
-    renormalize: divide a token's weights by their sum (of sigmoids: their sum + 1e-20).
-    expert_bias: (E), added to scores to choose by, not to weights; no gradient.
+    renormalize: divide a token's weights by their sum (for sigmoids by their sum + 1e-20).
+    expert_bias: (E), added to the scores when choosing, not to the weights; no gradient.
 
-Errors: RuntimeError for another shape, dtype or device, a top_k out of range, and second
-derivatives; ValueError for another scoring.
-Formula: of the chosen, softmax of their logits; of all experts' softmax or sigmoids those of the
-chosen, sigmoids then divided by their sum if renormalized.
+Errors: RuntimeError for any other shape, dtype or device, a top_k out of range, and second
+derivatives; ValueError for any other scoring.
+Formula: renormalized softmax weights are the softmax over the chosen experts' logits. Otherwise the
+weights are the chosen experts' part of the softmax over all experts, or their sigmoids, which
+renormalize divides by their sum.
 
 Example:
 >>> cuda_ops.moe_route(torch.tensor([[1.0, 3.0, 2.0, 0.0]]), 2)

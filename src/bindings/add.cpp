@@ -20,12 +20,12 @@ CUDA_OPS(library) {
       .dtypes(kFloating)
       .doc(R"(Sum of two tensors, elementwise.
 
-Shapes: a and b (...), broadcast; the result has the broadcast shape, and the layout of a and b
-where they share a dense one.
+Shapes: a and b (...), broadcast; the result has the broadcast shape, and the layout of a and b if
+they share a dense one.
 Dtypes: float64, float32, float16 or bfloat16, the same for both. The sum is taken in float64 for
 float64 and in float32 for the others, and rounded once.
-Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not broadcast.
-Formula: a + b; as torch.add without type promotion and without alpha.
+Errors: RuntimeError for any other dtype, mixed dtypes or devices, or shapes that do not broadcast.
+Formula: a + b; like torch.add without type promotion or alpha.
 
 Example:
 >>> cuda_ops.add(torch.tensor([1.0, 2.0]), torch.tensor([[10.0], [20.0]]))

@@ -10,7 +10,7 @@ cudaError_t bitonic_sort_launch(const SortRows& problem, const SortConfig& confi
 
 namespace {
 
-// Indices of one row have 32 bits on their way.
+// Kernels hold the index within a row in 32 bits.
 constexpr int64_t kLongest = (int64_t(1) << 32) - 1;
 
 struct Sorted {
@@ -61,18 +61,19 @@ CUDA_OPS(library) {
       .dtypes(kSortable)
       .doc(R"(The elements of x in order along a dim, and their indices there: torch.sort.
 
-The order is that of torch.sort: NaN is larger than any number, -0 equals 0. The sort is always
-stable, so `stable` changes nothing. Values are bit for bit those of x. The same call gives the
-same bits every time.
+The order is that of torch.sort: NaN is larger than any number, and -0 equals 0. The sort is always
+stable, so `stable` changes nothing. Values are bit for bit those of x. The same call gives the same
+bits every time.
 
 Shapes: x of any shape and strides; both results have its shape. In memory the elements along the
-dim are neighbours, and the other dims are in row-major order.
+dim are adjacent, and the other dims are in row-major order.
 Dtypes: float64, float32, float16, bfloat16, uint8, int8, int16, int32, int64 or bool; values have
 the dtype of x, indices are int64. Values have a gradient.
-Memory: rows of up to 32768 elements (float64 and int64: 22528) need none beside the results, nor do
-a few of up to 131072 (65536) on Hopper; longer or more ones the size of the values and half the
-size of the indices, at least for 2^28 elements at once.
-Errors: RuntimeError for another dtype, a dim that x does not have, 2^32 elements along the dim.
+Memory: rows of up to 32768 elements (22528 for float64 and int64) need nothing beyond the results,
+nor do a few rows of up to 131072 (65536) on Hopper. Longer rows, or more of them, need the size of
+the values and half the size of the indices, for at most 2^28 elements or one row at a time.
+Errors: RuntimeError for any other dtype, a dim that x does not have, or 2^32 or more elements along
+the dim.
 Formula: values[..., i] = x[..., indices[..., i]], values[..., i] <= values[..., i + 1].
 
 Example:

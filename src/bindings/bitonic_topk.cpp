@@ -11,10 +11,10 @@ cudaError_t bitonic_topk_launch(const TopkRows& problem, cudaStream_t stream);
 
 namespace {
 
-// Indices of a row have 32 bits on their way.
+// Kernels hold the index within a row in 32 bits.
 constexpr int64_t kLongest = (int64_t(1) << 32) - 1;
 
-// How many are kept: the one element of a tensor without dims in any case, as torch has it.
+// Checks k and returns how many are kept: a tensor without dims keeps its element, as in torch.
 int64_t checked_k(const Tensor& x, int64_t dim, int64_t k) {
   const int64_t n = x.dim() > 0 ? x.size(dim) : 1;
   if (k < 0 || k > n) {
@@ -36,8 +36,7 @@ struct Kept {
   }
 };
 
-// More of a long row than a warp keeps, or a longer row than it counts: all sorted, and the first
-// k.
+// Sorts all and copies the first k, if a warp cannot keep that many or count that far.
 void keep_by_sorting(Kept& out, const Tensor& x, int64_t k, int64_t dim, bool largest) {
   const auto [values, indices] =
       call<std::tuple<Tensor, Tensor>>("cuda_ops::bitonic_sort", "", x, dim, largest, true);
@@ -91,18 +90,19 @@ CUDA_OPS(library) {
           R"(The k largest or smallest elements of x along a dim, and their indices there: torch.topk.
 
 The order is that of torch.topk: NaN is larger than any number. The result is always sorted, so
-`sorted` changes nothing; of equal elements the first come first, which torch leaves open. Values
-are bit for bit those of x. The same call gives the same bits every time.
+`sorted` changes nothing; equal elements keep their order, which torch does not promise. Values are
+bit for bit those of x. The same call gives the same bits every time.
 
-Shapes: x of any shape and strides; the results have k elements along the dim, which are neighbours
-in memory, and the other dims are in row-major order. If x has no dims, its element is the
-result, for k = 0 too, as torch has it.
+Shapes: x of any shape and strides; the results have k elements along the dim, which are adjacent in
+memory, and the other dims are in row-major order. If x has no dims, the result is its element, even
+for k = 0, as in torch.
 Dtypes: float64, float32, float16, bfloat16, uint8, int8, int16, int32, int64 or bool; values have
 the dtype of x, indices are int64. Values have a gradient.
-Memory: none for rows up to 1024 and k above 32, or up to 256; else for k up to 64 at most 16 bytes per
-kept element of a chunk of 1024; for more all of x is sorted by bitonic_sort, and the first k are
-copied.
-Errors: RuntimeError for another dtype, a dim that x does not have, k below 0 or above its size.
+Memory: none for rows of up to 256 elements, or of up to 1024 if k is above 32. Otherwise, for k up
+to 64, at most 16 bytes per kept element of each chunk of 1024; for larger k bitonic_sort sorts all
+of x, and the first k are copied.
+Errors: RuntimeError for any other dtype, a dim that x does not have, or a k below 0 or above its
+size.
 Formula: the first k of bitonic_sort(x, dim, descending=largest).
 
 Example:

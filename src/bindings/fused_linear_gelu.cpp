@@ -1,5 +1,5 @@
-// gelu(x @ weight^T + bias) in one pass, the same with the values before gelu kept,
-// and what its gradient needs of them when they were not.
+// gelu(x @ weight^T + bias) in one pass, the same with the preactivation kept, and what the
+// gradient computes if it was not.
 #include "gemm/fused_linear_gelu.h"
 
 #include "gelu.h"
@@ -16,7 +16,7 @@ namespace {
 using MaybeTensor = std::optional<Tensor>;
 
 // The arguments of one call, outputs allocated. Kernels read neighbours of the bias
-// and of grad_out, so those are dense; a bias of each row is laid out as out is.
+// and of grad_out, so those are dense; a bias for each row has the layout of out.
 struct Call {
   Tensor x, weight, out;
   MaybeTensor bias, grad_out, preactivation;
@@ -25,7 +25,7 @@ struct Call {
   Call(const Tensor& x_, const Tensor& weight_, const MaybeTensor& bias_,
        const MaybeTensor& grad_out_, bool keep)
       : x(x_), weight(weight_) {
-    View lines = weight;  // (..., O), each a line of I
+    View lines = weight;  // (..., O), rows of I elements each
     --lines.dims;
     lines.last_size = lines.sizes[lines.dims - 1];
     const View inputs[] = {x, lines, bias_ ? *bias_ : x, grad_out_ ? *grad_out_ : x};
@@ -158,12 +158,12 @@ CUDA_OPS(library) {
           "(i),(o,i),(o)->(o),(o)")
       .dtypes(kFloating)
       .doc(
-          R"(fused_linear_gelu, and x @ weight^T + bias beside it, from which gradients are cheaper.
+          R"(fused_linear_gelu and also x @ weight^T + bias, which makes gradients cheaper.
 
 Shapes: x (..., I), weight (O, I), bias (O) or None; out and preactivation (..., O) are contiguous.
 Dtypes: float64, float32, float16 or bfloat16, the same for all.
 Errors: RuntimeError as in fused_linear_gelu.
-Formula: that of fused_linear_gelu.)")
+Formula: as in fused_linear_gelu.)")
       .cpu<fused_linear_gelu_keep_cpu>()
       .cuda<fused_linear_gelu_keep_cuda>();
   library
@@ -171,7 +171,7 @@ Formula: that of fused_linear_gelu.)")
           "Tensor",
           "(o),(i),(o,i),(o)->(o)")
       .dtypes(kFloating)
-      .doc(R"(grad_out * gelu'(x @ weight^T + bias), the product recomputed instead of kept.
+      .doc(R"(grad_out * gelu'(x @ weight^T + bias); recomputes the product instead of keeping it.
 
 Shapes: grad_out (..., O), x (..., I), weight (O, I), bias (O); the result (..., O) is contiguous.
 Dtypes: float64, float32, float16 or bfloat16, the same for all.

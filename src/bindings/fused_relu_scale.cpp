@@ -37,7 +37,7 @@ Tensor fused_relu_scale_backward_cuda(const Tensor& grad_out, const Tensor& x, d
 CUDA_OPS(library) {
   library.op("fused_relu_scale(Tensor x, float alpha) -> Tensor", "()->()")
       .dtypes(kFloating)
-      .doc(R"(Rectify x and scale it: relu(x) * alpha, in one pass.
+      .doc(R"(Rectifies x and scales it: relu(x) * alpha, in one pass.
 
 Shapes: x (...); the result has the shape of x, and its layout where x is dense.
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. The arithmetic runs in
@@ -58,7 +58,7 @@ tensor([0., 6.]))")
 
 Shapes: grad_out and x (...), broadcast; grad_x has the broadcast shape.
 Dtypes: float64, float32, float16 or bfloat16, the same for both.
-Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not broadcast.
+Errors: RuntimeError for any other dtype, mixed dtypes or devices, or shapes that do not broadcast.
 Formula: d relu(x) / dx is 1 for x > 0 and 0 otherwise, torch's choice at 0.)")
       .cpu<fused_relu_scale_backward_cpu>()
       .cuda<fused_relu_scale_backward_cuda>();

@@ -64,7 +64,7 @@ tensor([-0.1588,  0.0000,  1.9546]))")
 
 Shapes: grad_out and x (...), broadcast; the result has the broadcast shape.
 Dtypes: float64, float32, float16 or bfloat16, the same for all.
-Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not broadcast.
+Errors: RuntimeError for any other dtype, mixed dtypes or devices, or shapes that do not broadcast.
 Formula: the derivative by the product rule; where tanh has reached 1 it is 1 or 0, even where
 x^2 would overflow.)")
       .cpu<gelu_approx_backward_cpu>()
@@ -78,7 +78,7 @@ x^2 would overflow.)")
 
 Shapes: grad_grad_x, grad_out and x (...), broadcast; the result has the broadcast shape.
 Dtypes: float64, float32, float16 or bfloat16, the same for all.
-Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not broadcast.
+Errors: RuntimeError for any other dtype, mixed dtypes or devices, or shapes that do not broadcast.
 Formula: f'(x) and grad_out * f''(x), times grad_grad_x, for f = gelu_approx.)")
       .cpu<gelu_approx_backward_backward_cpu>()
       .cuda<gelu_approx_backward_backward_cuda>();

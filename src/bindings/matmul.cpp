@@ -83,21 +83,20 @@ CUDA_OPS(library) {
       .dtypes(kFloating)
       .doc(R"(Matrix product a @ b, with broadcasting batch dims.
 
-Shapes: a (..., M, K) and b (..., K, N) of any strides; the result (..., M, N) is contiguous. Its
-batch dims are those that a's and b's broadcast to, at most 16 of them other than 1. K = 0 gives
-zeros.
+Shapes: a (..., M, K) and b (..., K, N) of any strides; the result (..., M, N) is contiguous. Batch
+dims broadcast; the result may have at most 16 that are not 1. K = 0 gives zeros.
 Dtypes: float64, float32, float16 or bfloat16, the same for both. Sums run in float64 for float64
 and in float32 for the others, without TF32, and are rounded once.
 Memory: on Hopper GPUs, during the call, a copy of each 16-bit input that is neither K-major nor
 line-major with rows at multiples of 16 bytes, if copying it makes the call faster.
-Errors: RuntimeError for fewer than two dims, a K that differs, another dtype, two dtypes, two
+Errors: RuntimeError for fewer than two dims, different sizes of K, any other dtype, mixed dtypes or
 devices, or batch dims that do not broadcast.
 Formula: out[m, n] = sum over k of a[m, k] * b[k, n].)")
       .cpu<matmul_cpu<Precision::kIeee>>()
       .cuda<matmul_cuda<Precision::kIeee>>();
   library.op("matmul_tf32(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
       .dtypes(kFloat32Only)
-      .doc(R"(matmul of float32 on tensor cores, factors rounded to tf32 (10 bits), sums in float32.
+      .doc(R"(matmul of float32 on tensor cores: rounds factors to tf32 (10 bits), sums in float32.
 
 matmul calls it for precision="tf32".
 
@@ -106,20 +105,21 @@ Dtypes: float32.
 Memory: on Hopper GPUs, during the call, a copy of each input that is not K-major with rows at
 multiples of 16 bytes, if copying it makes the call faster.
 Errors: RuntimeError as in matmul.
-Formula: that of matmul.)")
+Formula: as in matmul.)")
       .cpu<matmul_cpu<Precision::kTF32>>()
       .cuda<matmul_cuda<Precision::kTF32>>();
   library.op("matmul_tf32x3(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
       .dtypes(kFloat32Only)
-      .doc(R"(matmul of float32 on tensor cores, each factor a sum of two tf32, in three products.
+      .doc(
+          R"(matmul of float32 on tensor cores: splits each factor in two tf32, sums three products.
 
 matmul calls it for precision="tf32x3".
 
 Shapes: a (..., M, K), b (..., K, N); the result (..., M, N) is contiguous.
 Dtypes: float32.
-Memory: on Hopper GPUs, during the call, twice the size of both inputs, except for small ones.
+Memory: on Hopper GPUs, during the call, twice the size of both inputs unless they are small.
 Errors: RuntimeError as in matmul.
-Formula: (a1 + a2) @ (b1 + b2) without a2 @ b2, a1 being a rounded to tf32 and a2 the rest.)")
+Formula: (a1 + a2) @ (b1 + b2) without a2 @ b2, where a1 is a rounded to tf32 and a2 is the rest.)")
       .cpu<matmul_cpu<Precision::kTF32x3>>()
       .cuda<matmul_cuda<Precision::kTF32x3>>();
   library
@@ -128,11 +128,11 @@ Formula: (a1 + a2) @ (b1 + b2) without a2 @ b2, a1 being a rounded to tf32 and a
       .dtypes(kFloating)
       .doc(R"(Gradients of matmul: grad_out @ b^T and a^T @ grad_out.
 
-Shapes: grad_out (..., M, N), a (..., M, K), b (..., K, N); grad_a (..., M, K) and grad_b
-(..., K, N) are contiguous and keep the broadcast batch dims. Where an input was broadcast its
-gradient is the sum over those dims, which is left to the caller.
+Shapes: grad_out (..., M, N), a (..., M, K), b (..., K, N); grad_a (..., M, K) and grad_b (..., K,
+N) are contiguous and keep the broadcast batch dims. The caller sums over the dims along which an
+input was broadcast.
 Dtypes: float64, float32, float16 or bfloat16, the same for all; sums as in matmul.
-Memory: copies as in matmul, of one product at a time.
+Memory: copies as in matmul, for one product at a time.
 Errors: RuntimeError as in matmul.
 Formula: Giles, https://people.maths.ox.ac.uk/gilesm/files/NA-08-01.pdf, section 2.2.2.)")
       .cpu<matmul_backward_cpu>()

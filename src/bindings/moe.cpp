@@ -1,5 +1,5 @@
-// moe(x, router_logits, w_gate_up, w_down, top_k): a mixture of SwiGLU experts, which
-// is moe_route and moe_experts. Gradients, fake tensors and autocast are theirs.
+// moe(x, router_logits, w_gate_up, w_down, top_k): a mixture of SwiGLU experts,
+// composed of moe_route and moe_experts, which bring gradients, fake tensors and autocast.
 #include "binding.h"
 #include "compose.h"
 

@@ -179,7 +179,7 @@ std::tuple<Tensor, Tensor> moe_experts_backward_gate_up(const Tensor& grad_gate_
   Tensor grad_x = made(wanted, kX, x);
   if (wanted & kX) b.grad_x = grad_x.mutable_data_ptr();
   kDevice.x(b, x);
-  // The largest is made when its time has come, where others have given their memory back.
+  // The largest comes last, after the others have given their memory back.
   Tensor grad_w_gate_up = made(wanted, kGateUp, w_gate_up);
   if (wanted & kGateUp) b.grad_w_gate_up = grad_w_gate_up.mutable_data_ptr();
   if (b.grad_w_gate_up != nullptr) kDevice.w_gate_up(b, x);
@@ -210,18 +210,18 @@ CUDA_OPS(library) {
       .range("e", 1, kMostExperts)
       .doc(R"(SwiGLU experts for routed tokens: each token's k results, weighted and added up.
 
-An index outside of range(E) is an expert whose result is zero, so a rank that has a part of the
-experts may number them from 0 and send its own part of the sum on. The same call gives the same
-bits every time.
+An index outside range(E) means an expert whose result is zero, so a rank that has only some of the
+experts may number them from 0 and pass on its part of the sum. The same call gives the same bits
+every time.
 
 Shapes: x (T, H), w_gate_up (E, 2I, H) with the gate first and w_down (E, H, I) as Hugging Face
 keeps them, experts and weights (T, k) as moe_route gives them; the result (T, H). E from 1 to 512.
 Dtypes: x and both matrices float64, float32, float16 or bfloat16, the same for all; weights any of
-these, experts int64. Products are added up in float32, in float64 for float64.
+these, experts int64. Products are summed in float32, or in float64 for float64.
 Memory: (I + H) elements for each of the T * k assignments, and their map. Arguments that are not
-contiguous are copied. The gradient runs forward again: moe_experts_keep returns, and moe keeps, what
-spares that.
-Errors: RuntimeError for another shape, dtype or device, for T * k from 2^31 on, and for second
+contiguous are copied. The gradient runs the forward pass again; moe_experts_keep returns what makes
+that unnecessary, and moe keeps it.
+Errors: RuntimeError for any other shape, dtype or device, for T * k of 2^31 or more, and for second
 derivatives.
 Formula: out[t] = sum over j of weights[t, j] * ((silu(gate) * up) @ w_down[e]^T) with e = experts[t,
 j] and gate, up = x[t] @ w_gate_up[e]^T.
@@ -240,12 +240,13 @@ tensor([[3.5232, 3.5232]]))")
       .dtypes("experts", kInt64)
       .dtypes("weights", kFloating)
       .range("e", 1, kMostExperts)
-      .doc(R"(moe_experts, and the gates and ups of every assignment, (T, k, 2I), for its gradient.
+      .doc(
+          R"(moe_experts and also the gate and up of every assignment, (T, k, 2I), for its gradient.
 
-Shapes: those of moe_experts; gate_up (T, k, 2I).
-Dtypes: those of moe_experts; gate_up has that of x.
-Errors: those of moe_experts.
-Formula: that of moe_experts; gate_up[t, j] = x[t] @ w_gate_up[e]^T.)")
+Shapes: as in moe_experts; gate_up (T, k, 2I).
+Dtypes: as in moe_experts; gate_up has that of x.
+Errors: as in moe_experts.
+Formula: as in moe_experts; gate_up[t, j] = x[t] @ w_gate_up[e]^T.)")
       .cpu<moe_experts_keep<kCpu>>()
       .cuda<moe_experts_keep<kCuda>>();
   library
@@ -258,14 +259,15 @@ Formula: that of moe_experts; gate_up[t, j] = x[t] @ w_gate_up[e]^T.)")
       .dtypes("weights", kFloating)
       .range("e", 1, kMostExperts)
       .range("wanted", 0, 15)
-      .doc(R"(Gradients of moe_experts from what moe_experts_keep kept.
+      .doc(R"(Gradients of moe_experts, from the results of moe_experts_keep.
 
-`wanted` adds up 1 for x, 2 for w_gate_up, 4 for w_down and 8 for weights; of the others the result
-has no elements. An expert without tokens gets zeros. The same call gives the same bits every time.
+`wanted` is the sum of 1 for x, 2 for w_gate_up, 4 for w_down and 8 for weights; a gradient that is
+not wanted has no elements. An expert without tokens gets zeros. The same call gives the same bits
+every time.
 
-Shapes: those of moe_experts_keep, grad_out (T, H); each result has the shape of its argument.
-Dtypes: those of moe_experts; each result has the dtype of its argument.
-Errors: those of moe_experts.
+Shapes: as in moe_experts_keep, grad_out (T, H); each result has the shape of its argument.
+Dtypes: as in moe_experts; each result has the dtype of its argument.
+Errors: as in moe_experts.
 Formula: the chain rule for moe_experts.)")
       .cpu<moe_experts_backward<kCpu>>()
       .cuda<moe_experts_backward<kCuda>>();
@@ -281,13 +283,12 @@ Formula: the chain rule for moe_experts.)")
       .range("wanted", 0, 15)
       .doc(R"(The first half of moe_experts_backward, after which gate_up is no longer needed.
 
-The T * k rows of grad_gate_up are in the order of the experts, and of one expert in that of the
-tokens, as moe_route_map orders them; those of no expert are last. `wanted` is as in moe_experts_backward,
-of which 4 and 8 count.
+The T * k rows of grad_gate_up are ordered by expert and then by token, as moe_route_map orders
+them; rows of no expert come last. `wanted` is as in moe_experts_backward, but only 4 and 8 count.
 
-Shapes: those of moe_experts_backward; grad_gate_up (T, k, 2I).
-Dtypes: those of moe_experts_backward; grad_gate_up has that of grad_out.
-Errors: those of moe_experts.
+Shapes: as in moe_experts_backward; grad_gate_up (T, k, 2I).
+Dtypes: as in moe_experts_backward; grad_gate_up has that of grad_out.
+Errors: as in moe_experts.
 Formula: the chain rule for moe_experts.)")
       .cpu<moe_experts_backward_down<kCpu>>()
       .cuda<moe_experts_backward_down<kCuda>>();
@@ -301,12 +302,12 @@ Formula: the chain rule for moe_experts.)")
       .range("wanted", 0, 15)
       .doc(R"(The second half of moe_experts_backward, from what moe_experts_backward_down returns.
 
-`wanted` is as in moe_experts_backward, of which 1 and 2 count.
+`wanted` is as in moe_experts_backward, but only 1 and 2 count.
 
-Shapes: grad_gate_up (T, k, 2I), its rows in the order of the experts, others as in moe_experts; each
+Shapes: grad_gate_up (T, k, 2I), its rows ordered by expert, the others as in moe_experts; each
 result has the shape of its argument.
-Dtypes: those of moe_experts; grad_gate_up has that of x.
-Errors: those of moe_experts.
+Dtypes: as in moe_experts; grad_gate_up has that of x.
+Errors: as in moe_experts.
 Formula: the chain rule for moe_experts.)")
       .cpu<moe_experts_backward_gate_up<kCpu>>()
       .cuda<moe_experts_backward_gate_up<kCuda>>();

@@ -78,7 +78,7 @@ struct Gradient {
 
 // --- CPU ----------------------------------------------------------------------
 
-// The scores of one row of logits, and the largest of it.
+// The scores of one row of logits, and the largest logit.
 std::vector<double> scores_of(const std::vector<double>& logits, Scoring scoring) {
   std::vector<double> scores(logits.size());
   if (scoring == Scoring::kSigmoid) {
@@ -94,7 +94,7 @@ std::vector<double> scores_of(const std::vector<double>& logits, Scoring scoring
   return scores;
 }
 
-// NaN before every number, and of equals the lower expert.
+// NaN comes before every number, and among equals the lower expert comes first.
 bool goes_before(double a, double b) { return a > b || (a != a && b == b); }
 
 template <class T>
@@ -245,26 +245,27 @@ CUDA_OPS(library) {
       .doc(R"(The gradient of moe_route's weights, back to the logits.
 
 Shapes: grad_weights, weights and experts (T, k), router_logits (T, E); the result (T, E).
-Dtypes: router_logits float64, float32, float16 or bfloat16, which the result has too.
-Errors: RuntimeError for another shape or dtype.
-Formula: with s the scores, w the weights and g their gradient, w_j (g_j - <g, w>) for a renormalized
-softmax; s_e (g_e - <g, w>) for all e without; s_j (1 - s_j) (g_j - <g, w>) / sum(s) and
-s_j (1 - s_j) g_j for sigmoid.)")
+Dtypes: router_logits float64, float32, float16 or bfloat16; the result has the same.
+Errors: RuntimeError for any other shape or dtype.
+Formula: with s the scores, w the weights and g their gradient, softmax gives w_j (g_j - <g, w>) if
+renormalized, otherwise s_e (g_e - <g, w>) for all e; sigmoid gives s_j (1 - s_j) (g_j - <g, w>) /
+sum(s) if renormalized, otherwise s_j (1 - s_j) g_j.)")
       .cpu<moe_route_backward_cpu>()
       .cuda<moe_route_backward_cuda>();
   library.op("moe_route_map(Tensor experts, int num_experts) -> (Tensor order, Tensor offsets)", "")
       .dtypes("experts", kInt64)
       .range("num_experts", 1, kMostExperts)
-      .doc(R"(Assignments by expert, without sorting keys and without waiting for the device.
+      .doc(R"(Sorts assignments by expert, without comparing keys or waiting for the device.
 
-order[offsets[e]] ... order[offsets[e + 1] - 1] are the places of e in experts, counted in row-major
-order and ascending. Places of no expert, below 0 or from num_experts on, are behind offsets[-1].
+order[offsets[e]] to order[offsets[e + 1] - 1] are the places of e in experts, counted in row-major
+order and ascending. Places whose index is below 0 or at least num_experts come last, from
+order[offsets[-1]] on.
 
 Shapes: experts of any shape with N elements; order (N), offsets (num_experts + 1).
 Dtypes: experts int64; both results int32.
-Errors: RuntimeError for another dtype, 2^31 elements, or num_experts outside of 1 to 512.
-Formula: order is a stable sort of the places by expert, offsets[e] = how many are of an expert
-below e.
+Errors: RuntimeError for any other dtype, 2^31 or more elements, or num_experts outside 1 to 512.
+Formula: order is a stable sort of the places by expert; offsets[e] counts those of experts 0 to e -
+1.
 
 Example:
 >>> torch.ops.cuda_ops.moe_route_map(torch.tensor([2, 0, 2]), 3)

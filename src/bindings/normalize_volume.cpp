@@ -13,7 +13,7 @@ namespace {
 
 constexpr DType kVoxels[] = {DType::kUInt16, DType::kUInt8};
 using Number = std::optional<double>;
-using Code = std::optional<int64_t>;  // of a torch dtype
+using Code = std::optional<int64_t>;  // the code of a torch dtype
 
 DType output_dtype(const Code& code) {
   if (!code || *code == detail::torch_code(DType::kFloat32)) return DType::kFloat32;
@@ -21,7 +21,7 @@ DType output_dtype(const Code& code) {
   refuse("dtype", "float32 or float16", "another dtype");
 }
 
-// Wide enough for any image, and nothing on the way to the result overflows.
+// Wide enough for any image, and no intermediate result overflows.
 void check_divisor(const char* argument, const Number& value) {
   if (value && !(*value >= 1e-30 && *value <= 1e30)) {
     refuse(argument, "a number from 1e-30 to 1e30", std::to_string(*value));
@@ -139,19 +139,19 @@ CUDA_OPS(library) {
           "ScalarType? dtype=None) -> Tensor",
           "(d,h,w)->(d,h,w)")
       .dtypes(kVoxels)
-      .doc(R"(Volumes of 8 or 16 bits as floating numbers.
+      .doc(R"(Volumes of 8- or 16-bit voxels as floating-point numbers.
 
-With maximum: x / maximum. With mean and std: (x - mean) / std. With neither each volume is
-normalised by its own mean and population standard deviation (divided by N, not N - 1), in one
-pass over memory where the volume stays in the cache; a constant volume gives zeros.
+Computes x / maximum, or (x - mean) / std. Without these arguments it normalises each volume by its
+own mean and population standard deviation (divided by N, not N - 1), in one pass over memory if the
+volume stays in the cache; a constant volume gives zeros.
 
 Shapes: x (..., D, H, W) of any strides; the result has the same shape and is contiguous.
-Dtypes: uint16 or uint8; the result is float32 (the default) or float16, by dtype. Integers have no
-gradient. Statistics are exact integer sums, so a result is the same in every run; the rest is
-float32, rounded to within 2 units in the last place, and x / maximum as if computed exactly.
-Errors: RuntimeError for another dtype, fewer than three dims, maximum together with mean or std,
-mean without std or std without mean, maximum or std outside of 1e-30 to 1e30 (0 and NaN among
-them), mean beyond 1e30, and, without any of them, volumes of more than 2^32 voxels.
+Dtypes: uint16 or uint8; the result is float32 (the default) or float16, as dtype says. Integers
+have no gradient. Statistics are exact integer sums, so every run gives the same result. The rest
+runs in float32: results are within 2 units in the last place, and x / maximum is correctly rounded.
+Errors: RuntimeError for any other dtype, fewer than three dims, maximum together with mean or std,
+mean without std or std without mean, maximum or std outside 1e-30 to 1e30 (so 0 and NaN too), mean
+beyond 1e30, and, without any of them, volumes of more than 2^32 voxels.
 Formula: the standard score, (x - mean) / std.
 
 Example:

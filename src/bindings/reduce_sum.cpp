@@ -10,7 +10,7 @@ cudaError_t reduce_sum_launch(const RowSums& problem, cudaStream_t stream);
 
 namespace {
 
-// All points of `points` as rows along a dim of neighbours if there is one.
+// Treats all points as rows along a dim of adjacent elements, if there is one.
 RowSums rows_of(const Points& points, const Tensor& out) {
   RowSums p;
   p.out = out.mutable_data_ptr();
@@ -30,7 +30,7 @@ RowSums rows_of(const Points& points, const Tensor& out) {
   return p;
 }
 
-// In row-major order whatever the layout, so that it does not matter.
+// Adds in row-major order, so that the layout does not change the sum.
 Tensor reduce_sum_cpu(const Tensor& x) {
   Tensor out = empty({}, x);
   total_cpu(points_of(x), out.mutable_data_ptr());
@@ -57,13 +57,13 @@ CUDA_OPS(library) {
       .dtypes(kFloating)
       .doc(R"(Sum of all elements.
 
-The order of additions depends on sizes, strides and alignment alone: the same call gives the same
-bits every time. Its gradient is a broadcast view that takes no memory.
+The order of additions depends only on sizes, strides and alignment, so the same call gives the same
+bits every time. The gradient is a broadcast view, which takes no memory.
 
-Shapes: x of any shape and strides; the result has no dims. No elements give 0.
+Shapes: x of any shape and strides; the result has no dims. An empty x gives 0.
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. Sums run in float64
-for float64 and in float32 for the others, and are rounded once. autocast: in float32.
-Errors: RuntimeError for another dtype.
+for float64 and in float32 for the others, and are rounded once. Under autocast it runs in float32.
+Errors: RuntimeError for any other dtype.
 Formula: the sum of x[i] over all i, as torch.sum(x).
 
 Example:

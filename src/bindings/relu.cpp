@@ -44,11 +44,11 @@ tensor([0., 0., 2.]))")
   library.op("relu_backward(Tensor grad_out, Tensor out) -> Tensor grad_x", "(),()->()")
       .dtypes(kFloating)
       .doc(
-          R"(Gradient of relu, from its result: grad_out where out > 0, else 0; grad_out where out is NaN.
+          R"(Gradient of relu, from its result: grad_out where out > 0 or NaN, else 0.
 
 Shapes: grad_out and out (...), broadcast; the result has the broadcast shape.
 Dtypes: float64, float32, float16 or bfloat16, the same for all.
-Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not broadcast.
+Errors: RuntimeError for any other dtype, mixed dtypes or devices, or shapes that do not broadcast.
 Formula: as torch.ops.aten.threshold_backward(grad_out, out, 0).)")
       .cpu<relu_backward_cpu>()
       .cuda<relu_backward_cuda>();

@@ -60,13 +60,13 @@ CUDA_OPS(library) {
       .doc(R"(Gray value of interleaved RGB images: 0.299 R + 0.587 G + 0.114 B.
 
 The exact weighted sum, rounded to the nearest integer, halves up. torchvision's rgb_to_grayscale
-truncates instead, and takes 0.2989 for red: it is never above this and at most 1 below. OpenCV's
-cvtColor rounds, with weights in 14 or 15 bits: it differs by at most 1, in about 1 colour of
-800 with 15 bits and of 530 with 14.
+truncates instead, and takes 0.2989 for red: it is never above this operator and at most 1 below.
+OpenCV's cvtColor rounds, with weights in 14 or 15 bits: it differs by at most 1, for about 1 colour
+in 800 with 15 bits and 1 in 530 with 14.
 
 Shapes: image (..., H, W, 3) of any strides; the result (..., H, W) is contiguous.
 Dtypes: uint8. Integers have no gradient.
-Errors: RuntimeError for another dtype, fewer than three dims, or a last dim that is not 3.
+Errors: RuntimeError for any other dtype, fewer than three dims, or a last dim that is not 3.
 Formula: the luma of ITU-R BT.601, https://www.itu.int/rec/R-REC-BT.601.
 
 Example:
@@ -76,11 +76,12 @@ tensor([[ 76, 150]], dtype=torch.uint8))")
       .cuda<rgb_to_gray_cuda>();
   library.op("rgb_to_gray_chw(Tensor image) -> Tensor", "(3,h,w)->(h,w)")
       .dtypes(kBytes)
-      .doc(R"(Gray value of planar RGB images: 0.299 R + 0.587 G + 0.114 B, rounded as rgb_to_gray.
+      .doc(
+          R"(Gray value of planar RGB images: 0.299 R + 0.587 G + 0.114 B, rounded like rgb_to_gray.
 
 Shapes: image (..., 3, H, W) of any strides; the result (..., H, W) is contiguous.
 Dtypes: uint8. Integers have no gradient.
-Errors: RuntimeError for another dtype, fewer than three dims, or a third dim from the end that is
+Errors: RuntimeError for any other dtype, fewer than three dims, or a third dim from the end that is
 not 3.
 Formula: the luma of ITU-R BT.601, https://www.itu.int/rec/R-REC-BT.601.)")
       .cpu<rgb_to_gray_chw_cpu>()

@@ -8,7 +8,7 @@ using namespace cuda_ops;
 namespace {
 
 Tensor scale_relu(const Tensor& x, double scale) {
-  if (x.dim() == 0) {  // which scalar() would round to
+  if (x.dim() == 0) {  // else scalar() would round to its dtype
     const Tensor row = call<Tensor>("aten::unsqueeze", "", x, int64_t(0));
     return call<Tensor>("aten::squeeze", "dim", scale_relu(row, scale), int64_t(0));
   }
@@ -21,7 +21,7 @@ Tensor scale_relu(const Tensor& x, double scale) {
 CUDA_OPS(library) {
   library.op("scale_relu(Tensor x, float scale) -> Tensor", "()->()")
       .dtypes(kFloating)
-      .doc(R"(Scale x, add one, rectify: relu(x * scale + 1).
+      .doc(R"(Scales x, adds one and rectifies: relu(x * scale + 1).
 
 Shapes: x (...); the result has the shape of x.
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. It is composed of

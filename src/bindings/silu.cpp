@@ -73,7 +73,7 @@ tensor([-0.2689,  0.0000,  1.7616]))")
 
 Shapes: grad_out and x (...), broadcast; the result has the broadcast shape.
 Dtypes: float64, float32, float16 or bfloat16, the same for all.
-Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not broadcast.
+Errors: RuntimeError for any other dtype, mixed dtypes or devices, or shapes that do not broadcast.
 Formula: the derivative of x * sigmoid(x), by the product rule.)")
       .cpu<silu_backward_cpu>()
       .cuda<silu_backward_cuda>();
@@ -86,7 +86,7 @@ Formula: the derivative of x * sigmoid(x), by the product rule.)")
 
 Shapes: grad_grad_x, grad_out and x (...), broadcast; the result has the broadcast shape.
 Dtypes: float64, float32, float16 or bfloat16, the same for all.
-Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not broadcast.
+Errors: RuntimeError for any other dtype, mixed dtypes or devices, or shapes that do not broadcast.
 Formula: silu'(x) and grad_out * silu''(x), times grad_grad_x; with s = sigmoid(x),
 silu''(x) = s * (1 - s) * (2 + x * (1 - 2 s)).)")
       .cpu<silu_backward_backward_cpu>()

@@ -82,11 +82,11 @@ tensor([  7.3106, 176.1594]))")
       .cuda<silu_and_mul_cuda>();
   library.op("silu_and_mul_backward(Tensor grad_out, Tensor x) -> Tensor grad_x", "(d),(2d)->(2d)")
       .dtypes(kFloating)
-      .doc(R"(Gradient of silu_and_mul: for the gate and for the factor, side by side as in x.
+      .doc(R"(Gradient of silu_and_mul, for gate and up side by side as in x.
 
 Shapes: grad_out (..., D), x (..., 2 D); grad_x (..., 2 D) is contiguous. Loop dims broadcast.
 Dtypes: float64, float32, float16 or bfloat16, the same for both.
-Errors: RuntimeError for another dtype, two dtypes, two devices, or shapes that do not fit.
+Errors: RuntimeError for any other dtype, mixed dtypes or devices, or shapes that do not fit.
 Formula: grad_out * up * silu'(gate) and grad_out * silu(gate).)")
       .cpu<silu_and_mul_backward_cpu>()
       .cuda<silu_and_mul_backward_cuda>();

@@ -46,13 +46,13 @@ CUDA_OPS(library) {
       .dtypes(kFloating)
       .doc(R"(Sum over the last dim.
 
-The order of additions depends on sizes, strides and alignment alone: the same call gives the same
-bits every time. Its gradient is a broadcast view that takes no memory.
+The order of additions depends only on sizes, strides and alignment, so the same call gives the same
+bits every time. The gradient is a broadcast view, which takes no memory.
 
 Shapes: x (..., N) of any strides; the result (...) is contiguous. N = 0 gives zeros.
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. Sums run in float64
-for float64 and in float32 for the others, and are rounded once. autocast: in float32.
-Errors: RuntimeError for another dtype or no dim.
+for float64 and in float32 for the others, and are rounded once. Under autocast it runs in float32.
+Errors: RuntimeError for any other dtype or no dims.
 Formula: out = sum over n of x[..., n], as torch.sum(x, -1).
 
 Example:
