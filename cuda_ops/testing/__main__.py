@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument("--here", action="store_true", help="run in this process, for a debugger")
     again.set_defaults(run=_replay)
 
-    report = commands.add_parser("report", parents=[common], help="print a table, operator x check")
+    report = commands.add_parser("report", parents=[common], help="print a table of all checks")
     report.add_argument("ops", nargs="*", metavar="OP")
     report.add_argument("--profile", choices=PROFILES, default="ci")
     report.add_argument("--jobs", type=int, default=1, help="operators at a time")

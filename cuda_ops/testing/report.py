@@ -118,7 +118,7 @@ def command(subject: Subject, check: str, device: str, sample: Sample) -> str:
 
 
 def markdown(reports: Sequence[CheckReport]) -> str:
-    """Returns a table operator x check: samples that passed, FAILED, or a dash if not run."""
+    """Tabulates operators and checks: samples that passed, FAILED, or a dash if not run."""
     circumstances = " and ".join(dict.fromkeys(r.circumstances for r in reports))
     names = list(dict.fromkeys(entry.name for report in reports for entry in report.entries))
     ran = [
