@@ -32,7 +32,7 @@ def good(
     dtypes: Sequence[torch.dtype] = WIDE,
     **described: Any,
 ) -> None:
-    """Define ``good::<name>``: results in memory of their own, contiguous, as the fake says."""
+    """Defines ``good::<name>``: results in memory of their own, contiguous, as the fake says."""
     name = schema.partition("(")[0]
 
     def fresh(value: Any) -> Any:
@@ -139,7 +139,7 @@ good("sort(Tensor x) -> (Tensor, Tensor)", "(n)->(n),(n)", _sort)
 good("argsort(Tensor x) -> Tensor", "(n)->(n)", lambda x: torch.argsort(x, dim=-1, stable=True))
 good(
     "largest(Tensor x) -> (Tensor, Tensor)", "(n)->(),()", lambda x: tuple(x.max(-1))
-)  # fmt: skip  (of no numbers there is none)
+)  # fmt: skip  (no numbers have none)
 
 
 def _root(x: Tensor, degree: float) -> Tensor:

@@ -61,7 +61,7 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 
 def call_with(name: str, dtype: torch.dtype | None = None, seed: int = 0) -> list[Any]:
-    """Arguments that fit the signature line, or that its plugin draws."""
+    """Returns arguments that fit the signature line, or that its plugin draws."""
     spec = OPERATORS[name].spec
     # A line says nothing about values, and which optional tensors have a gradient.
     optional = any("Optional[Tensor]" in str(argument.type) for argument in spec.parsed.arguments)
@@ -73,12 +73,12 @@ def call_with(name: str, dtype: torch.dtype | None = None, seed: int = 0) -> lis
 
 
 def floating(arguments: list[Any]) -> tuple[int, ...]:
-    """Positions of the arguments that may have a gradient."""
+    """Returns the positions of the arguments that may have a gradient."""
     return tuple(i for i, value in enumerate(arguments) if is_floating(value))
 
 
 def public(name: str) -> Callable[..., Any]:
-    """The public function, by the positions of the schema; what is no tensor may be left to it."""
+    """Returns the public function by the schema's positions; it may fill in all but tensors."""
     function: Callable[..., Any] = getattr(cuda_ops, name)
     names = OPERATORS[name].spec.argument_names
     parameters = inspect.signature(function).parameters
@@ -111,7 +111,7 @@ def tensors(values: Any) -> list[torch.Tensor]:
 
 
 def total(result: Any) -> torch.Tensor:
-    """A number that depends on every element, and on which is where."""
+    """Returns a number that depends on every element and its place."""
     parts = [
         (out * torch.arange(1.0, out.numel() + 1).view(out.shape)).sum() for out in tensors(result)
     ]

@@ -17,7 +17,7 @@ def spec(schema, signature, dtypes=FLOATING, keys=("CPU",)):
 
 
 def pair(*ops):
-    """Make the specs siblings of one pair; the first one is returned."""
+    """Makes the specs siblings of one pair; returns the first one."""
     for op in ops:
         op.siblings.update({other.name: other for other in ops})
     return ops[0]

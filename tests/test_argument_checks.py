@@ -210,7 +210,7 @@ def test_only_arguments_that_share_a_dtype_are_promoted() -> None:
 
 
 def test_it_passes_its_checks(name: str) -> None:
-    """With a dtype for each argument, which the kit draws."""
+    """The kit draws each argument in a dtype of its own list."""
     report = check_op(name, checks=[by_name("reference"), by_name("registration")], devices=["cpu"])
     assert report.passed, str(report)
     assert [entry.passed for entry in report.entries] == [True, True]

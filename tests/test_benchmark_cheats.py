@@ -49,7 +49,7 @@ def kits() -> dict[str, Kit]:
 def operator(
     kernel: Callable[..., Any], schema: str = "(Tensor x) -> Tensor", signature: str = "()->()"
 ) -> OpSpec:
-    """Register ``kernel`` under a new name, for every device."""
+    """Registers ``kernel`` under a new name, for every device."""
     name = f"benchmark_cheat_{next(_numbers)}"
     text = name + schema
     LIBRARY.define(text)
@@ -235,7 +235,7 @@ def without_waiting(x: torch.Tensor) -> torch.Tensor:
 
 
 def without_joining(x: torch.Tensor) -> torch.Tensor:
-    """Waits for its argument; nobody waits for the result."""
+    """Waits for its argument, but nothing waits for its result."""
     SIDE[0].wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(SIDE[0]):
         return F.silu(x)
@@ -320,7 +320,7 @@ def test_a_clean_flush_leaves_nothing_for_readers_to_write() -> None:
         for clean, clock in made.items():
             train = clock.train(lambda x: torch.amax(x, dim=1, out=out), [(x,)])
             times[clean].append(train.seconds)
-    # A cache of unwritten lines is half as much as is read.
+    # A cache full of unwritten lines is half of what is read.
     assert min(times[False]) > 1.15 * min(times[True])
 
 
@@ -384,11 +384,11 @@ def all_but_sixteen(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def test_a_sum_that_leaves_a_part_out_is_rejected(
     kits: dict[str, Kit], device: torch.device, kernel: Callable[..., Any], backward: bool
 ) -> None:
-    """Of long sums in few bits a single result may be far off; all of them together may not."""
+    """In long sums of few bits a single result may be far off, but not all of them together."""
     half = torch.bfloat16
     inputs = maker((((64, 1024), half), ((1024, 64), half)))
     case = BenchmarkCase("product", inputs, bytes=1, dtype=half, backward=backward)
-    # Without a registration of its own: the gradient is torch's.
+    # It has no registration of its own: the gradient is torch's.
     op = replace(operator(kernel, *PRODUCT), dtypes=(half,))
     rotation = Rotation(case, device, 2)
     step = with_gradients(kernel) if backward else kernel

@@ -1,4 +1,4 @@
-"""The device memory that the benchmark kit measures, who asks for it, and the tables of it."""
+"""The device memory that the benchmark kit measures, which cases ask for it, and its tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SIZE = 16 << 20
 
 
 class Counted(TorchDispatchMode):
-    """In place of a GPU's allocator: the storages that operators return and that are alive."""
+    """Stands in for a GPU's allocator: counts the live storages that operators returned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_what_was_there_or_stays_from_the_first_call_on_does_not_count(x: torch.
 
 
 def test_training_keeps_what_backward_needs_beside_the_results(x: torch.Tensor) -> None:
-    # exp's result is kept, as sin's argument too; with it sin's own, cos of it and their product.
+    # Kept are exp's result, which is also sin's argument, sin's own, cos of it and their product.
     assert memory_of(lambda x: x.exp().sin(), (x,), CUDA, True) == Memory(4 * SIZE, SIZE)
     # Only the result, and beside it the gradient.
     assert memory_of(torch.exp, (x,), CUDA, True) == Memory(2 * SIZE, 0)
@@ -124,7 +124,7 @@ def test_a_case_that_asks_has_the_memory_of_everyone_that_was_timed(
 
     def known(function: Any, args: tuple[Any, ...], device: Any, backward: bool) -> Memory:
         asked.append((len(args), args[0].shape, device, backward))
-        # Forward alone: what a step of training is made of here.
+        # Forward alone, which is what a step of training consists of here.
         return Memory(function(*args).nbytes, 0 if backward else None)
 
     monkeypatch.setattr(kits, "memory_of", known)

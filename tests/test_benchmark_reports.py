@@ -159,7 +159,7 @@ def test_an_operator_that_is_gone_was_lost(gone: CaseResult, left_out: dict[str,
 
 @pytest.fixture
 def fast_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without clock time to speak of, and with one small case."""
+    """Takes hardly any time: one small case."""
     monkeypatch.setattr(command, "QUICK", Settings(0.5, 0.05, 2, 10))
     ask = registry().plugins.ask
 
@@ -404,7 +404,7 @@ def test_some_cases_take_their_place_among_the_kept_ones(tmp_path: Path) -> None
     assert kept.results[1].seconds == later.results[0].seconds and "cases" not in kept.settings
     assert "commit 7654321; abc: 2 cases.\n" in tables._of_pair("f", kept, tables.REPO)
     assert "eager" in kept.results[1].peers and not kept.results[1].peers["eager"].commit
-    # Without a peer that was there before, or where it could not be had: it stays, with its commit.
+    # A peer that was left out or unavailable this time stays, with its commit.
     more = {"compile": PeerResult(around(2e-5), around(2.0))}
     for commit, peers in (("fedcba9", more), ("0123456", {"eager": PeerResult(missing="no")})):
         alone = replace(later, results=[result(case="2K", us=5.0, peers=peers)])

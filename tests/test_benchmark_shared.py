@@ -1,4 +1,4 @@
-"""Cases whose calls have an argument in common, of which more than one would not fit."""
+"""Cases whose calls share an argument that would not fit twice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def widening(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """A reference, which finds the shared argument as it is."""
+    """A reference, which gets the shared argument as it is."""
     assert (x.dtype, w.dtype) == (torch.float64, torch.float32)
     return x @ w.to(x.dtype)
 
@@ -152,7 +152,7 @@ def test_it_has_numbers_of_its_own() -> None:
 
 @pytest.mark.usefixtures("built_mixture")
 def test_a_whole_model_is_left_out_where_it_does_not_fit() -> None:
-    """Before anybody makes it."""
+    """It is left out before it is made."""
     kit = Kit(CPU, FAST, cases="^DeepSeek-V3, T=")
     assert not kit.measure(registry().operators("moe")["moe"].spec, registry().plugins)
     assert len(kit.left_out) == 6

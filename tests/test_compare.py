@@ -1,4 +1,4 @@
-"""When two results are the same, and what is said where they are not."""
+"""When two results count as the same, and what is said when they do not."""
 
 from __future__ import annotations
 

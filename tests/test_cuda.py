@@ -63,7 +63,7 @@ def test_more_than_2_to_the_31_elements() -> None:
 
 
 def test_several_gradients_at_once() -> None:
-    """Which torch computes in a thread of its own for each GPU."""
+    """torch computes them in a thread of its own for each GPU."""
     x = torch.randn(4, 5, device="cuda", requires_grad=True)
     ours, theirs = (
         torch.autograd.functional.jacobian(function, x, vectorize=True)

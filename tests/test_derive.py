@@ -42,7 +42,7 @@ class Plugins:
 
 
 def register(op, kernel, plugins=None):
-    """Define an operator whose CPU kernel allocates by the rule and copies ``kernel``'s result."""
+    """Defines an operator whose CPU kernel allocates by the rule and copies ``kernel``'s result."""
     plugins = plugins or Plugins()
 
     def cpu(*args, **kwargs):

@@ -137,7 +137,7 @@ def test_a_plugin_of_no_operator(tmp_path: Path) -> None:
 def test_files_that_an_editor_hides_are_none(tmp_path: Path) -> None:
     root = write(tmp_path, {"bindings/row_max.cpp": NATIVE, "ops/row_max.py": ""})
     for name in ("bindings/.#row_max.cpp", "ops/.#row_max.py"):
-        (root / name).symlink_to("whoever@somewhere.42")  # as Emacs locks what it edits
+        (root / name).symlink_to("user@host.42")  # as Emacs locks what it edits
     assert [pair.stem for pair in discover([root])] == ["row_max"]
 
 

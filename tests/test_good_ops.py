@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import good_ops  # describes them
+import good_ops  # describes the operators
 import pytest
 
 from cuda_ops.testing import PROFILES, check_op

@@ -131,7 +131,7 @@ def volume(*shape: int, dtype: torch.dtype = torch.uint16, seed: int = 0) -> tor
 
 
 def ulps(actual: torch.Tensor, exact: torch.Tensor) -> float:
-    """The largest error in units of the last place of the exact result."""
+    """Returns the largest error in units of the last place of the exact result."""
     step = torch.finfo(actual.dtype).eps * exact.abs().clamp(min=1e-6)
     return float(((actual.to(torch.float64) - exact).abs() / step).max())
 

@@ -120,13 +120,13 @@ def test_a_block_is_saved_and_keeps_its_dtype(model: str) -> None:
         assert block(x).dtype is torch.float32
 
 
-def test_a_forward_of_somebody_else_is_not_lost() -> None:
+def test_a_replaced_forward_is_not_lost() -> None:
     block = block_of("qwen3_moe")
     theirs = block.experts.forward
     block.experts.forward = lambda *args: theirs(*args)
     with pytest.raises(ValueError, match=r"expected experts of Qwen3.* its class's forward, got"):
         use_moe(block)
-    block.experts.forward = theirs  # as who wraps a forward for a while leaves it
+    block.experts.forward = theirs  # as a temporary wrapper leaves it
     assert use_moe(use_moe(block)) is block
 
 
@@ -142,7 +142,7 @@ def test_another_block_is_refused() -> None:
         ("qwen3_next", "Qwen3NextSparseMoeBlock"),
         ("deepseek_v3", "DeepseekV3MoE"),  # sigmoids, groups, a bias and a factor
         ("glm4_moe", "Glm4MoeMoE"),
-        ("minimax", "MiniMaxSparseMoeBlock"),  # the same, and nobody compared it
+        ("minimax", "MiniMaxSparseMoeBlock"),  # the same, but it was never compared
     ],
 )
 def test_blocks_that_look_alike_are_refused(model: str, name: str) -> None:

@@ -228,7 +228,7 @@ def test_an_operator_that_refuses_everything_fails() -> None:
 
 @pytest.fixture
 def reciprocal() -> Iterator[Subject]:
-    """It refuses 0, as its reference does, and rows that do not lie side by side."""
+    """It refuses 0, as its reference does, and rows that are not adjacent in memory."""
 
     def divided(x: torch.Tensor, by: int) -> torch.Tensor:
         if by == 0:
@@ -459,7 +459,7 @@ def test_describe_compares_the_signature_with_the_schema() -> None:
 
 @pytest.fixture
 def eighty_gigabytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What the kit asks of a GPU's memory, answered as one of 80 GB that nobody uses would."""
+    """Answers what the kit asks about memory as an idle GPU of 80 GB would."""
     gpu = SimpleNamespace(total_memory=80e9, uuid="none")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80e9, 80e9))

@@ -1,4 +1,4 @@
-"""Folder is layer: imports of cuda_ops only go down, and calling operators imports no kit."""
+"""A folder is a layer: imports of cuda_ops only go down, and calling operators imports no kit."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ LAYERS = (
 
 
 def layer(module: str) -> str:
-    """``"cuda_ops.build.discovery"`` is in ``"build"``."""
+    """Returns a module's layer: ``"build"`` for ``"cuda_ops.build.discovery"``."""
     return (*module.split("."), "__init__")[1]
 
 
 def imported(path: Path) -> Iterator[tuple[str, int]]:
-    """The modules that a file imports, where they are not for types alone, and the lines."""
+    """Returns the modules that a file imports, except for types alone, and the lines."""
     package = ("cuda_ops", *path.relative_to(PACKAGE).parent.parts)
     waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while waiting:
@@ -82,7 +82,7 @@ def test_imports_only_go_down() -> None:
 
 @pytest.mark.parametrize("kit", ["hypothesis", "cuda_ops.testing", "cuda_ops.benchmarking"])
 def test_calling_operators_imports_no_kit(kit: str) -> None:
-    """Compiling one and differentiating it neither: kits are for those who ask for them."""
+    """Neither does compiling or differentiating one: kits are imported on request."""
     code = f"""
 import sys
 import torch, cuda_ops

@@ -93,7 +93,7 @@ def test_tails_of_experts(device: str) -> None:
     ):
         for one, other in zip(ours.double().split(1), theirs.split(1), strict=True):
             assert (one - other).norm() <= 2 * ROUNDING[torch.bfloat16] * other.norm()
-    # What is no number stays within its expert.
+    # NaN and infinities stay within their expert.
     for poison in (torch.nan, torch.inf):
         for spoilt in (torch.arange(8) % 2 == 0, torch.arange(8) % 2 == 1, torch.arange(8) == 4):
             experts = spoilt.to(device)
@@ -164,7 +164,7 @@ def test_errors_name_what_is_wrong(device: str) -> None:
             (x, logits, gate_up, down.float(), 2),
             "'w_down': expected dtype float64 like 'x', got float32",
         ),
-        # What no part could see: the logits of other tokens, and of experts that are not there.
+        # What no part could see: logits of other tokens, and of missing experts.
         ((x[:3], logits, gate_up, down, 2), "'router_logits': expected shape (..., E) = [3, 3]"),
         (
             (x, logits, gate_up[:2], down[:2], 2),

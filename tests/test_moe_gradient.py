@@ -84,7 +84,7 @@ def test_saves_what_it_says() -> None:
 def test_what_was_kept_is_gone_before_the_largest_gradient(
     mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As users call it, past the dispatcher's autograd, and by that."""
+    """Through the public function and through the dispatcher's autograd."""
     alive: list[bool] = []
     storages: list[Any] = []
     of_spec = OpSpec.function
@@ -119,8 +119,8 @@ def test_the_peak_of_a_gradient_has_nothing_that_was_kept() -> None:
     matrices = weights(count, hidden, inner, x.dtype, "cuda")
     inputs = [t.requires_grad_() for t in (x, logits, *matrices)]
     grad = torch.randn_like(x)
-    for _ in range(2):  # the first call may leave what a library keeps
-        torch.cuda.empty_cache()  # a block that somebody else has left counts whole
+    for _ in range(2):  # a library may keep memory after the first call
+        torch.cuda.empty_cache()  # a block left by another test counts whole
         out = cuda_ops.moe(*inputs, top_k)
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -159,7 +159,7 @@ def test_a_compiled_gradient_has_halves() -> None:
 
 
 def test_halves_are_the_whole() -> None:
-    """Of indices that are no expert too, whose rows are last, and zeros."""
+    """Indices of no expert are among them: their rows come last and are zeros."""
     torch.manual_seed(0)
     x, grad = torch.randn(2, 9, 6, dtype=torch.float64)
     chosen, share = torch.randint(-1, 5, (9, 2)), torch.rand(9, 2, dtype=torch.float64)
@@ -196,7 +196,7 @@ def backward_operators(function: Any) -> list[str]:
 
 
 def test_parts_of_all_tokens_have_no_halves(mesh: Any) -> None:
-    """Those that are mapped or sharded: each would put its own rows in order."""
+    """Mapped or sharded parts would each order only their own rows."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     *tensors, top_k = drawn((6, 8, 4, 3, 2), 0)

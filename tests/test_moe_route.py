@@ -83,7 +83,7 @@ def test_order_weights_and_gradient(
 
 
 def test_what_is_timed_has_no_ties() -> None:
-    """Peers break them by other rules, and would be refused for their other results."""
+    """Peers break ties by other rules, so their results would be rejected."""
     for seed in range(3):
         torch.manual_seed(seed)
         for count, top_k in ((8, 2), (512, 16)):

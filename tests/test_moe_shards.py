@@ -39,7 +39,7 @@ def one_of_four(rank: int, store: str) -> None:
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.FileStore(store, 4), rank=rank, world_size=4
     )
-    # Of one expert along two devices one has none, nor has the last of four with five of them.
+    # One expert on two devices leaves one without any; five on four devices leave the last without.
     for shape, count, top_k in (((2, 2), 5, 2), ((2, 2), 1, 1), ((4,), 5, 2)):
         shards_experts(init_device_mesh("cpu", shape), count, top_k)
     torch.distributed.destroy_process_group()
@@ -91,7 +91,7 @@ def test_sharded_experts_refuse_what_does_not_fit(mesh: Any) -> None:
         cuda_ops.moe(*whole, first, placed(matrices[1].repeat(2, 1, 1), Replicate()), 2)
     with pytest.raises(RuntimeError, match=r"'w_down': expected .* as 'w_gate_up'"):
         cuda_ops.moe(*whole, placed(matrices[0].repeat(2, 1, 1), Replicate()), second, 2)
-    # Of all ranks' experts: a rank whose own fit would wait for the others.
+    # Checked for all ranks' experts: a rank whose own fit would wait for the others.
     with pytest.raises(
         RuntimeError, match=r"'w_gate_up': .* \(E, 2I, H\) = \[6, 4, 6\], got shape \["
     ):

@@ -42,7 +42,7 @@ def test_more_mapped_experts_than_a_call_takes() -> None:
 
 
 def test_vmap_takes_no_mapped_dim_for_tokens() -> None:
-    """As many examples as tokens, and one argument of a dim too few for each of them."""
+    """As many examples as tokens, and for each argument one dim too few."""
     size, (x, _, *matrices, _) = 3, drawn((3, 4, 2, 5, 2), 0)
     x, weights = x.expand(size, -1, -1), torch.rand(size, 3, 2)
     with pytest.raises(RuntimeError, match=r"'experts': expected exactly the dims \[t, k\], got"):
@@ -98,7 +98,7 @@ def test_compiled_and_autocast() -> None:
         chosen, experts = cuda_ops.moe_route(inputs[1], 2)
         outside = [t.bfloat16() for t in (inputs[0], *inputs[2:])]
         inside = cuda_ops.moe_experts(inputs[0], *inputs[2:], experts, chosen)
-    assert torch.equal(inside, cuda_ops.moe_experts(*outside, experts, chosen))  # of float32
+    assert torch.equal(inside, cuda_ops.moe_experts(*outside, experts, chosen))  # in float32
 
 
 def test_compiled_for_numbers_of_tokens_without_a_value() -> None:
@@ -117,7 +117,7 @@ def test_compiled_for_numbers_of_tokens_without_a_value() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_traced_by_torchscript() -> None:
-    """Whose check runs the trace again without gradients."""
+    """Its own check runs the trace again without gradients."""
     layer = Layer()
     traced = torch.jit.trace(layer, (torch.randn(5, 8), torch.randn(5, 3)))
     given = torch.randn(7, 8), torch.randn(7, 3)
@@ -144,7 +144,7 @@ def test_exported_for_any_number_of_tokens() -> None:
 
 
 def test_what_is_exported_keeps_nothing_for_a_gradient() -> None:
-    """Its parameters want one, and most of such programs are for inference."""
+    """Its parameters require one, but most exported programs are for inference."""
     layer, given = Layer(), (torch.randn(5, 8), torch.randn(5, 3))
     exported = torch.export.export(layer, given)
     assert "moe_experts_keep" not in str(exported.graph)

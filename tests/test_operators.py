@@ -1,4 +1,4 @@
-"""Every operator there is, through its public function, on the CPU and against what torch says.
+"""Every operator, through its public function, on the CPU and against what torch says.
 
 There is no list of names here: an operator that is added is tested.
 """

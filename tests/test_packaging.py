@@ -29,7 +29,7 @@ GUEST = "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}\n"
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package with one operator of two files and one that is composed."""
+    """A package with one operator of two files and one composed operator."""
     root = tmp_path / "pkg" / "src"
     for name, text in {
         "kernels/pair.cu": '#include "elementwise.cuh"\n',
@@ -118,7 +118,7 @@ def test_flags_are_arguments_and_hold_the_hashes(project: Path, toolkit: Path) -
 
 
 @pytest.mark.parametrize("saved_meanwhile", [False, True])
-def test_a_library_says_what_it_was_made_from_unless_nobody_knows(
+def test_a_library_says_what_it_was_made_from_if_known(
     project: Path, toolkit: Path, monkeypatch: pytest.MonkeyPatch, saved_meanwhile: bool
 ) -> None:
     def link(command: Any, ext: Any) -> None:

@@ -121,7 +121,7 @@ def test_an_invalid_plugin_is_refused_and_leaves_no_trace(
     assert plugins.ask("cuda_ops_autocast", spec("planned")) == "float32"
 
 
-def test_a_rule_that_nobody_would_ask_for_is_refused(plugins: Plugins) -> None:
+def test_a_rule_that_would_never_be_asked_for_is_refused(plugins: Plugins) -> None:
     @hookimpl
     def cuda_ops_vmap(op: OpSpec) -> Any:
         return lambda info, in_dims, x: (x, 0)

@@ -39,16 +39,16 @@ def run_pytest(*runs: Sequence[str], cwd: Path) -> list[Done]:
     """Each with its options, one after the other in a process that is not this one."""
     # pytest-benchmark, where it is installed, warns of processes that this test starts.
     plugins = ["-p", "cuda_ops.pytest_plugin", "-p", "no:benchmark"]
-    # Whoever makes errors of warnings can use the plugin too.
+    # The plugin also works where warnings are errors.
     plugins += ["-W", "error::hypothesis.errors.HypothesisSideeffectWarning"]
     command = [sys.executable, "-c", _RUNS, json.dumps([[*plugins, *options] for options in runs])]
     environment = {**os.environ, "PYTHONPATH": str(REPO), "CI": "1"}
-    environment.pop("PYTEST_XDIST_WORKER", None)  # it is no worker of those who run this test
+    environment.pop("PYTEST_XDIST_WORKER", None)  # it is not a worker of this run
     ended = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode == 0, ended.stderr
-    # Text, status, text, status, and nothing.
+    # Text and status of each run in turn, then nothing.
     out, err = (re.split(rf"\n{_END} (\d+)\n", text) for text in (ended.stdout, ended.stderr))
     return [Done(int(out[i + 1]), out[i], err[i]) for i in range(0, len(out) - 1, 2)]
 

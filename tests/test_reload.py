@@ -382,12 +382,12 @@ def test_cache_that_cannot_be_written(
 
 
 def _cache() -> str:
-    """As a shell takes it."""
+    """Quotes it for a shell."""
     return shlex.quote(str(compiling.cache_dir()))
 
 
 def _in_namespace(op: ScratchOp, mount: str) -> subprocess.CompletedProcess[str]:
-    """Build ``op`` in a process of its own after ``mount``, which only that process sees.
+    """Builds ``op`` in a process of its own after ``mount``, which only that process sees.
 
     Its output ends with the libraries that are in the cache then.
     """

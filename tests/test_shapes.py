@@ -38,7 +38,7 @@ def test_the_meta_device_is_called_by_its_name(op: str, a: str, b: str) -> None:
 
 
 TOO_MANY = (2,) * (MAX_DIMS + 1)
-ODD, EVEN = (2, 1) * 9, (1, 2) * 9  # of which neither is too many
+ODD, EVEN = (2, 1) * 9, (1, 2) * 9  # neither has too many
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_too_many_batch_dims(op: str, argument: str, shapes: Any) -> None:
 
 @pytest.mark.parametrize("op", ["add", "sum_rows"])
 def test_too_many_dims(op: str) -> None:
-    """Of what a kernel walks point by point: dims that follow each other in memory are one."""
+    """Dims that follow each other in memory count as one where a kernel walks point by point."""
     shape = (*TOO_MANY, 2)
     x = torch.ones(shape).permute(*reversed(range(len(shape))))
     arguments = (x, torch.ones(())) if op == "add" else (x,)

@@ -65,7 +65,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    """As integers: torch's own gather of bfloat16 does not keep NaN as it is."""
+    """Gathers integers: torch's own gather of bfloat16 does not keep the bits of NaN."""
     return x.contiguous().view(_BITS[x.dtype.itemsize])
 
 
@@ -219,11 +219,11 @@ def test_properties(rows: int, n: int, dtype: torch.dtype, kind: str, seed: int)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = data((rows, n), dtype, kind, seed).to(device)
     values, indices = cuda_ops.bitonic_sort(x)
-    # A permutation, of which the values are what they say they are.
+    # Indices are a permutation, and values are the elements there.
     everything = torch.arange(n, device=device).expand(rows, n)
     assert torch.equal(torch.sort(indices).values, everything)
     assert gathered(values, x, 1, indices)
-    # In order, NaN last, equal ones as they were.
+    # In order, NaN last, equal elements in their old order.
     a, b = values[:, :-1], values[:, 1:]
     nan = b.isnan() if dtype.is_floating_point else torch.zeros_like(b, dtype=torch.bool)
     assert ((a <= b) | nan).all()

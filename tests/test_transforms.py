@@ -90,7 +90,7 @@ def test_gradients_per_sample(name: str, called: str) -> None:
 
 @each_differentiable
 def test_several_gradients_at_once(name: str) -> None:
-    """As ``torch.autograd.functional.jacobian(..., vectorize=True)`` asks for them."""
+    """``torch.autograd.functional.jacobian(..., vectorize=True)`` asks for them like this."""
     function, arguments = public(name), call_with(name)
     leaves = [a.requires_grad_() if is_floating(a) else a for a in arguments]
     wanted = [leaf for leaf in leaves if is_floating(leaf)]
@@ -106,7 +106,7 @@ def test_several_gradients_at_once(name: str) -> None:
 
 
 class Calls(TorchFunctionMode):
-    """The functions of cuda_ops that are called while it is on."""
+    """Records the functions of cuda_ops that are called while it is on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,9 +120,9 @@ class Calls(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", [n for n in OPERATORS if n != "moe_route_map"])  # of integers
+@pytest.mark.parametrize("name", [n for n in OPERATORS if n != "moe_route_map"])  # integers
 def test_function_modes_see_it(name: str) -> None:
-    """As they see torch's own: tools that cast, count or quantize are such modes."""
+    """They see torch's own too: tools that cast, count or quantize are such modes."""
     arguments = call_with(name)
     with Calls() as calls:
         public(name)(*arguments)
@@ -185,7 +185,7 @@ def test_vmap_takes_no_mapped_dim_for_one_of_a_row(name: str, shapes: list[Any])
 
 
 def test_vmap_takes_no_dtype_that_one_example_has_not() -> None:
-    """By a rule of its own."""
+    """The operator has a rule of its own."""
     with pytest.raises(RuntimeError, match=r"argument 'x': expected dtype .* got int64"):
         torch.vmap(cuda_ops.reduce_sum)(torch.ones(3, 4, dtype=torch.int64))
 
@@ -220,10 +220,10 @@ def test_the_second_derivative_is_right(name: str) -> None:
 
 
 def refuses(name: str) -> bool:
-    """Whether a gradient is asked for in vain, of floating arguments and results."""
+    """Tells whether an operator refuses gradients though arguments and results are floating."""
     autograd = OPERATORS[name].now.autograd
     refused = autograd is not None and isinstance(autograd.backward, NoGradient)
-    return refused and name != "moe_route_map"  # of integers
+    return refused and name != "moe_route_map"  # integers
 
 
 @pytest.mark.parametrize("name", [n for n in OPERATORS if refuses(n)])

@@ -100,7 +100,7 @@ def test_each_save_is_one_line_and_a_broken_one_leaves_the_old_code(watching: Wa
     op.write("v * 4", "g * 4")
     assert re.match(rf"{op.name}: .* us \([+-]\d+ %\)", watching.line())
     assert torch.equal(function(X), X * 4)
-    op.write("v * 3", "g * 3")  # known already: no build
+    op.write("v * 3", "g * 3")  # built before: no build
     line = watching.line()
     assert float(re.findall(r": (\d+\.\d\d) s", line)[0]) < 1
     assert torch.equal(function(X), X * 3)

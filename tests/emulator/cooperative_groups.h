@@ -1,4 +1,4 @@
-// Of CUDA's header of this name what kernels use: blocks that run at the same time are a cluster.
+// The part of CUDA's header of this name that kernels use: blocks that run together are a cluster.
 #pragma once
 
 #include "emulator.h"

@@ -64,7 +64,7 @@ cudaError_t launch(const cudaLaunchConfig_t* config, void (*kernel)(Parameters..
 // --- memory -------------------------------------------------------------------
 
 constexpr uint32_t kMostShared = 232448;
-// Dynamic shared memory starts at a multiple of 16 and no more: who needs 1024 has to align.
+// Dynamic shared memory starts at a multiple of 16 only: a kernel that needs 1024 has to align.
 constexpr uint32_t kFirstShared = 0x410, kEndShared = 0x800 + kMostShared;
 
 // What a mbarrier is; a phase ends when nothing is pending any more.
@@ -95,7 +95,7 @@ struct NamedBarrier {
 struct Block {
   unsigned index = 0, rank = 0;  // of the grid, of the cluster
   std::vector<uint8_t> memory = std::vector<uint8_t>(kEndShared);
-  // Of 16 bytes: 1 + the thread that wrote them and has not fenced since, or 0.
+  // For each 16 bytes, 1 + the thread that wrote them and has not fenced since, or 0.
   std::vector<int> written_by = std::vector<int>(kEndShared / 16 + 1);
   std::map<uint32_t, Barrier> barriers;
   NamedBarrier named[16];

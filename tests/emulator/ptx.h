@@ -106,7 +106,7 @@ inline void ptx_ld_global_nc_L1__no_allocate_L2__128B_v4_u32(uint32_t& a, uint32
   std::memcpy(&q, from, sizeof q);
   a = q.w[0], b = q.w[1], c = q.w[2], d = q.w[3];
 }
-// Whoever reads so may do it before it has waited, of what the kernel before does not write.
+// A thread may read so before it has waited, if the kernel before does not write there.
 inline void ptx_ld_relaxed_gpu_global_L1__no_allocate_L2__128B_v4_u32(uint32_t& a, uint32_t& b,
                                                                       uint32_t& c, uint32_t& d,
                                                                       const void* from) {
@@ -246,7 +246,7 @@ template <class... Addresses>
 void ptx_griddepcontrol_wait(Addresses...) {
   wait_for_kernels_before();
 }
-// A permission, of which no use is made: kernels run one after the other.
+// A permission that is not used: kernels run one after the other.
 inline void ptx_griddepcontrol_launch_dependents() {}
 
 // --- clusters -------------------------------------------------------------------

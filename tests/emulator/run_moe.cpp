@@ -37,7 +37,7 @@ struct Problem {
     while (e < 5 && i >= kEnds[e]) ++e;
     return e;
   }
-  // Of an assignment that is of no expert: below 0.
+  // The expert of an assignment, or below 0 for none.
   int64_t expert(int i) const {
     const int64_t e = chosen[size_t(i)];
     return e < experts ? e : -1;
@@ -200,7 +200,7 @@ int main(int count, char** texts) {
   compare("out of another order of events", out.values(), first, size_t(p.hidden), 0);
   if (!arguments.number("backward")) return 0;
 
-  // Of what was kept, rounded, as autograd has it.
+  // From what was kept, rounded, as in autograd.
   for (size_t i = 0; i < wanted.gate_up.size(); ++i) gate_up.set(i, wanted.gate_up[i]);
   const Tensor grad_gate_up = tensor(assignments, 2 * p.inner), grad_x = tensor(p.tokens, p.hidden);
   const Tensor grad_w_gate_up = tensor(size_t(p.experts) * 2 * p.inner, p.hidden);

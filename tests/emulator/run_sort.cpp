@@ -27,7 +27,7 @@ uint64_t bits_of(const std::string& kind, DType dtype, std::mt19937_64& numbers,
   if (kind == "unseen high") return unseen ? drawn : drawn >> 16;
   if (kind == "unseen low") return drawn % 3 << 40 | (unseen ? drawn >> 16 & 255 : 0);
   if (kind == "neighbors") return (uint64_t(i / 4) * 0x9e3779b97f4a7c15 >> 24 << 24) | drawn % 3;
-  // One of 32 keys is of a group, and alike in each are the two first bytes; random keys are apart.
+  // One key in 32 belongs to a group, whose keys share the first two bytes; random keys differ.
   for (const int length : {32, 33}) {
     if (kind != "groups of " + std::to_string(length)) continue;
     if (i % 32 != 0) return drawn | uint64_t(1) << 48;

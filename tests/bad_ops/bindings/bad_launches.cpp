@@ -1,4 +1,4 @@
-// Class 14: one row of blocks for each row, and nobody asks whether they were launched.
+// Class 14: one row of blocks for each row, and no check whether they were launched.
 #include "bad.h"
 
 using namespace cuda_ops;

@@ -1,4 +1,4 @@
-// Class 2: every thread writes the same shared word; who is last is anybody's guess.
+// Class 2: every thread writes the same shared word; which one is last is left to chance.
 #include "raw.cuh"
 
 using namespace cuda_ops;
