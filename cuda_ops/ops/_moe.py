@@ -68,15 +68,15 @@ def index_map(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, to
 def torch_route(
     logits: torch.Tensor, top_k: int, scoring: int = 0, renormalize: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What model code runs: softmax, and renormalised. Its ties fall as they may."""
+    """Routes as model code does: softmax, renormalised, with ties in any order."""
     scores = torch.softmax(logits, -1, dtype=torch.float32)
     weights, experts = torch.topk(scores, top_k)
     return weights / weights.sum(-1, keepdim=True), experts
 
 
 def distinct_logits(tokens: int, count: int, device: torch.device) -> torch.Tensor:
-    """The same float32 values for every token, in an order of its own: neither they nor their
-    softmaxes are ever equal, which every routing would order in its own way.
+    """Gives every token the same float32 values in another order. Neither they nor their softmaxes
+    are equal, since each router breaks ties in its own way.
     """
     order = torch.rand(tokens, count, device=device).argsort(-1)
     return torch.linspace(-4, 4, count, device=device)[order]
@@ -89,7 +89,7 @@ def mixture(
     experts: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """A loop over experts, each with the tokens that chose it."""
+    """Loops over experts, each with the tokens that chose it."""
     return kept_mixture(x, w_gate_up, w_down, experts, weights)[0]
 
 
@@ -100,8 +100,8 @@ def kept_mixture(
     experts: torch.Tensor,
     weights: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, and gate and up of every assignment. The matrices may have another dtype than x:
-    each is widened as it is needed.
+    """Runs the experts and also returns gate and up of every assignment. The matrices may have
+    another dtype than x: each is widened as it is needed.
     """
     (tokens, hidden), top_k = x.shape, experts.shape[1]
     gate_up = x.new_zeros(tokens, top_k, w_gate_up.shape[1])
@@ -125,7 +125,7 @@ def mixture_backward(
     gate_up: torch.Tensor,
     wanted: int = 15,
 ) -> tuple[torch.Tensor, ...]:
-    """The chain rule: both halves."""
+    """Applies the chain rule: both halves."""
     grad_gate_up, *others = backward_down(grad_out, w_down, experts, weights, gate_up, wanted)
     return (*backward_gate_up(grad_gate_up, x, w_gate_up, experts, wanted), *others)
 
@@ -138,7 +138,7 @@ def backward_down(
     gate_up: torch.Tensor,
     wanted: int = 15,
 ) -> tuple[torch.Tensor, ...]:
-    """An expert at a time, whose rows of the gradient of gate and up come one after the other."""
+    """Takes an expert at a time; its rows of the gradient of gate and up are adjacent."""
     grad_gate_up, grad_down, grad_weights = map(torch.zeros_like, (gate_up, w_down, weights))
     for e in range(w_down.shape[0]):
         token, place = torch.where(experts == e)
@@ -162,7 +162,7 @@ def backward_gate_up(
     experts: torch.Tensor,
     wanted: int = 15,
 ) -> tuple[torch.Tensor, ...]:
-    """From there to x and its matrix."""
+    """Continues from there to x and its matrix."""
     grad_x, grad_matrix = torch.zeros_like(x), torch.zeros_like(w_gate_up)
     order, _ = index_map(experts, w_gate_up.shape[0])
     for e in range(w_gate_up.shape[0]):

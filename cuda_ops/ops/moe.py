@@ -35,7 +35,7 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any]:
         scoring: str = "softmax",
         expert_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        # Checked here: the operator, made of the same two, cannot say why they refuse something.
+        # Checked here: the composed operator cannot say why a part refuses something.
         expert_checks.mixture(op, x, router_logits, w_gate_up, w_down, top_k)
         expert_parallel.check(
             w_gate_up=w_gate_up,
@@ -97,7 +97,7 @@ tensor([[3.5232, 3.5232]])
 
 @hookimpl
 def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
-    """Says what its parts do; they route in float32."""
+    """Declares what its parts do: they route in float32."""
     lowered = ("x", "w_gate_up", "w_down")
     return {"router_logits": "float32", **dict.fromkeys(lowered, "lower_precision")}
 

@@ -103,8 +103,8 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd:
 
 
 def _whole(*tensors: Any) -> bool:
-    """Says whether all tokens are seen together. Mapped or sharded parts of them would each have an
-    order of their own.
+    """Tells whether all tokens are seen together: mapped or sharded parts would each be ordered by
+    themselves.
     """
     transformed = torch._C._are_functorch_transforms_active()
     return not transformed and not any(map(is_traceable_wrapper_subclass, tensors))
@@ -228,7 +228,7 @@ def _sample(
     op: OpSpec, tokens: int, hidden: int, inner: int, count: int, k: int, dtype: torch.dtype,
     layout: Layout = "contiguous", seed: int = 0,
 ) -> Sample:  # fmt: skip
-    """Any numbers below E are a routing: experts without tokens, one with all, one chosen twice."""
+    """Draws any routing: experts without tokens, one with all, one chosen twice."""
     from cuda_ops.testing.samples import Sample, TensorArg
 
     wide = torch.float64 if dtype is torch.float64 else torch.float32
@@ -280,5 +280,5 @@ def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
 
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
-    """It is timed as a part of ``moe``."""
+    """Returns none: it is timed as a part of ``moe``."""
     return []

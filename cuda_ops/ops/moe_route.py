@@ -141,8 +141,8 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
 
 @hookimpl
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
-    """Rows are independent, so mapped ones are more rows; each bias of its own is one more call.
-    A map sorts all of what it is given.
+    """Treats mapped rows as more rows, since rows are independent; calls once for each bias.
+    A map has no rule, since it sorts all that it is given.
     """
     if op.name == MAP:
         return None
@@ -219,7 +219,7 @@ def reference_backward(
     scoring: int = 0,
     renormalize: bool = True,
 ) -> torch.Tensor:
-    """Computes the formula of its docstring; an expert that is named twice gets both."""
+    """Computes the formula of its docstring; an expert named twice gets both shares."""
     known = (experts >= 0) & (experts < router_logits.shape[1])
     at = torch.where(known, experts, 0)
     along = (grad_weights * weights).sum(-1, keepdim=True)
@@ -273,7 +273,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
-    """Tokens that share a warp, for every number of experts that has code of its own."""
+    """Returns tokens that share a warp, for every number of experts that has code of its own."""
     from cuda_ops.testing.samples import Sample, TensorArg
 
     if op.name != ROUTE:

@@ -31,7 +31,7 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
 
 
 def composed(channels: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Returns what one writes in PyTorch, rounded as the operator rounds: 0.5002 lifts ties over
+    """Computes what one writes in PyTorch, rounded as the operator rounds: 0.5002 lifts ties over
     the half, and exceeds it by less than the 0.001 that lies between two different sums.
     """
 
