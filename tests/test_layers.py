@@ -90,7 +90,8 @@ x = torch.randn(4, requires_grad=True)
 cuda_ops.silu(x).sum().backward()
 cuda_ops.scale_relu(x, 2.0)
 torch.compile(cuda_ops.relu, backend="aot_eager")(x)
-print(sorted(name for name in sys.modules if name.split(".")[: {kit.count(".") + 1}] == {kit.split(".")}))
+kit = {kit.split(".")}
+print(sorted(name for name in sys.modules if name.split(".")[: len(kit)] == kit))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
