@@ -44,13 +44,20 @@ constexpr size_t kStack = 96 << 10;
 struct Fiber {
   void* stack_pointer = nullptr;
   std::unique_ptr<uint8_t[]> stack{new uint8_t[kStack]};
-  bool done = false;
   bool waited = false;  // for the kernels before this one
   const char* waits_for = "";
-  const std::function<bool()>* until = nullptr;  // of a wait
-  std::vector<uint32_t> unfenced;                // sixteens of shared memory that it wrote
+  std::vector<uint32_t> unfenced;  // sixteens of shared memory that it wrote
   Async async;
 };
+
+// A thread can go on once what it watches is no longer what it saw.
+struct Wait {
+  const uint64_t* watched;
+  uint64_t seen;
+  bool over() const { return *watched != seen; }
+};
+constexpr uint64_t kNothing = 0;
+constexpr Wait kRuns{&kNothing, 1}, kDone{&kNothing, 0};
 
 struct Range {
   const uint8_t* data;
@@ -58,6 +65,8 @@ struct Range {
 };
 
 std::vector<Fiber> fibers;  // of the blocks at work, one block's after the other's
+std::vector<Wait> waits;    // of each of them
+size_t running = 0;         // those that are not done
 std::vector<std::unique_ptr<Block>> blocks;
 const std::function<void()>* body = nullptr;
 void* outside = nullptr;  // the stack of run_grid
@@ -95,37 +104,33 @@ void switch_to(int next) {
 
 [[noreturn]] void deadlock() {
   std::map<std::string, int> waiting;
-  for (const Fiber& fiber : fibers) {
-    if (!fiber.done) ++waiting[fiber.waits_for];
+  for (size_t i = 0; i < fibers.size(); ++i) {
+    if (waits[i].watched != &kNothing) ++waiting[fibers[i].waits_for];
   }
   for (const auto& [what, threads] : waiting)
     std::printf("%d threads wait for %s\n", threads, what.c_str());
   for (const auto& [address, b] : block->barriers) {
     std::printf("mbarrier %x: %u of %u arrivals and %lld bytes pending, phase %u\n", address,
-                b.pending, b.count, static_cast<long long>(b.bytes), b.phase);
+                b.pending, b.count, static_cast<long long>(b.bytes), unsigned(b.phase));
   }
   fail("deadlock");
 }
 
-// Goes on with a thread that waits for nothing any more, if need be after an event.
+// Goes on with a thread that can, if need be after an event.
 void resume_another() {
   const int count = int(fibers.size());
-  for (;;) {
-    const int first = draw(16) == 0 ? int(draw(fibers.size())) : current + 1;
-    bool all_done = true;
-    for (int i = 0; i < count; ++i) {
-      const int next = (first + i) % count;
-      const Fiber& fiber = fibers[size_t(next)];
-      if (fiber.done) continue;
-      all_done = false;
-      if (fiber.until != nullptr && !(*fiber.until)()) continue;
+  while (running > 0) {
+    int next = draw(16) == 0 ? int(draw(fibers.size())) : current + 1;
+    for (int i = 0; i < count; ++i, ++next) {
+      if (next >= count) next -= count;
+      if (!waits[size_t(next)].over()) continue;
       if (next != current) switch_to(next);
       return;
     }
-    if (all_done) return switch_to(-1);
     if (events.empty()) deadlock();
     fire_event();
   }
+  switch_to(-1);
 }
 
 void yield() {
@@ -135,16 +140,15 @@ void yield() {
 
 void fiber_entry() {
   (*body)();
-  self().done = true;
+  waits[size_t(current)] = kDone;
+  --running;
   resume_another();
   std::abort();
 }
 
 void prepare(Fiber& fiber) {
-  fiber.done = false;
   fiber.waited = !early_launch;
   fiber.waits_for = "";
-  fiber.until = nullptr;
   fiber.unfenced.clear();
   fiber.async = {};
   const auto end = reinterpret_cast<uintptr_t>(fiber.stack.get() + kStack) & ~uintptr_t(15);
@@ -192,13 +196,20 @@ void end_phase_if_over(Barrier& b) {
   }
 }
 
+// Waits until the number is another one; `what` it is of.
+void wait_for_change(const uint64_t& number, const char* what) {
+  self().waits_for = what;
+  waits[size_t(current)] = {&number, number};
+  yield();
+  waits[size_t(current)] = kRuns;
+}
+
 void arrive(NamedBarrier& b, unsigned threads, const char* what) {
-  const uint64_t generation = b.generation;
   if (++b.arrived == int(threads)) {
     b.arrived = 0;
     ++b.generation;
   } else {
-    wait_until([&] { return b.generation != generation; }, what);
+    wait_for_change(b.generation, what);
   }
 }
 
@@ -234,6 +245,8 @@ void run_grid(unsigned grid, unsigned threads, unsigned shared_bytes, unsigned p
       prepare(*blocks[rank], first + rank, rank);
     }
     for (Fiber& fiber : fibers) prepare(fiber);
+    waits.assign(fibers.size(), kRuns);
+    running = fibers.size();
     cluster = {};
     current = -1;
     resume_another();
@@ -323,22 +336,13 @@ void check_visible(uint32_t address) {
 
 void later(std::function<void()> event) { events.push_back(std::move(event)); }
 
-void wait_until(const std::function<bool()>& holds, const char* what) {
-  if (holds()) return;
-  self().waits_for = what;
-  self().until = &holds;
-  yield();
-  self().until = nullptr;
-}
-
 namespace {
 
 // What the lanes of a warp have shown each other, once all of them have.
 const Shown& show(const Words& mine) {
   Warp& warp = block->warps[size_t(thread) / 32];
-  const uint64_t generation = warp.generation;
   // Two sets: a lane may read the last ones while the others show their next.
-  Shown& shown = warp.shown[generation % 2];
+  Shown& shown = warp.shown[warp.generation % 2];
   const int lane = thread % 32;
   if (warp.arrived == 0) shown.set = 0;
   shown.set |= uint32_t(mine.w[0] != 0) << lane;
@@ -347,7 +351,7 @@ const Shown& show(const Words& mine) {
     warp.arrived = 0;
     ++warp.generation;
   } else {
-    wait_until([&] { return warp.generation != generation; }, "lanes of the warp");
+    wait_for_change(warp.generation, "lanes of the warp");
   }
   return shown;
 }
@@ -387,7 +391,7 @@ void barrier_bytes(Block& of, uint32_t address, int64_t bytes) {
 void barrier_wait(uint32_t address, uint32_t parity) {
   const Barrier& b = barrier_at(*block, address);
   if (draw(8) == 0) yield();  // a wait that holds may still be late
-  wait_until([&] { return (b.phase & 1) != (parity & 1); }, "a mbarrier");
+  while ((b.phase & 1) == (parity & 1)) wait_for_change(b.phase, "a mbarrier");
 }
 
 Async& async() { return self().async; }

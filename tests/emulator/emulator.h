@@ -71,7 +71,7 @@ constexpr uint32_t kFirstShared = 0x410, kEndShared = 0x800 + kMostShared;
 struct Barrier {
   uint32_t count = 0, pending = 0;
   int64_t bytes = 0;  // expected, or negative: arrived before they were
-  uint32_t phase = 0;
+  uint64_t phase = 0;
 };
 
 // What the lanes of a warp show each other.
@@ -148,8 +148,6 @@ void store_shared(uint32_t address, const T& value, int align) {
 
 // --- waiting ------------------------------------------------------------------
 
-// `holds` says the same in every thread.
-void wait_until(const std::function<bool()>& holds, const char* what);
 void later(std::function<void()> event);  // at a time of the emulator's choice
 
 // Every lane's words; a barrier of the warp too.

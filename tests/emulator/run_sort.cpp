@@ -83,7 +83,14 @@ void run(const Arguments& arguments, DType dtype) {
   p.workspace = workspace.data();
 
   const Order<U> order = order_of<U>(dtype, p.descending);
-  std::vector<int64_t> wanted(static_cast<size_t>(n));
+  std::vector<int64_t> wanted(size_t(rows) * n);
+  for (int row = 0; row < rows; ++row) {
+    const U* const from = bits + size_t(row) * step;
+    const auto begin = wanted.begin() + std::ptrdiff_t(row) * n;
+    std::iota(begin, begin + n, 0);
+    std::stable_sort(begin, begin + n,
+                     [&](int64_t a, int64_t b) { return order.key(from[a]) < order.key(from[b]); });
+  }
   for (int time = 0; time < 2; ++time) {
     std::fill(indices.begin(), indices.end(), -1);
     if (!radix) {
@@ -96,14 +103,10 @@ void run(const Arguments& arguments, DType dtype) {
     if (static_cast<const uint8_t*>(workspace.data())[bytes] != 0xFF) fail("workspace overrun");
     for (int row = 0; row < rows; ++row) {
       const U* const from = bits + size_t(row) * step;
-      std::iota(wanted.begin(), wanted.end(), 0);
-      std::stable_sort(wanted.begin(), wanted.end(), [&](int64_t a, int64_t b) {
-        return order.key(from[a]) < order.key(from[b]);
-      });
       for (int i = 0; i < n; ++i) {
         const size_t out = size_t(row) * n + i;
         const auto got = static_cast<long long>(indices[out]);
-        const auto right = static_cast<long long>(wanted[i]);
+        const auto right = static_cast<long long>(wanted[out]);
         if (got != right) fail("index %d of row %d is wrong: %lld, not %lld", i, row, got, right);
         if (static_cast<const U*>(values.data())[out] != from[right]) {
           fail("value %d of row %d is not that of its index", i, row);
