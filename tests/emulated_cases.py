@@ -322,3 +322,36 @@ RADIX = {
 }
 RADIX = {name: case._replace(path="radix") for name, case in RADIX.items()}
 RADIX_STEPS = [name for name, case in RADIX.items() if case.dtype in ("int64", "float64")]
+
+
+class Topk(NamedTuple):
+    plan: str  # part of the line that is printed
+    rows: int
+    n: int
+    k: int
+    dtype: str = "float32"
+    kind: str = "any"  # few: few values; sorted; close: the same leading bits
+    descending: int = 1
+
+
+TOPK = {
+    # A warp sorts all of a row.
+    **{
+        f"sorted, {dtype}, {kind}, {n}": Topk("", rows, n, k, dtype, kind, descending)
+        for dtype in ("uint8", "float16", "float32", "int64")
+        for kind in ("any", "few", "close")
+        for rows, n, k, descending in (
+            (70, 4, 3, 0), (5, 16, 16, 1), (3, 100, 8, 0), (2, 128, 128, 1), (3, 200, 64, 1),
+            (2, 512, 40, 0), (1, 1000, 33, 1), (1, 1024, 1024, 0),
+        )
+    },
+    # A warp goes through a row, or through chunks of it.
+    **{
+        f"kept, {dtype}, {kind}, {n}, {k}": Topk(f"chunks {chunks}", rows, n, k, dtype, kind)
+        for dtype in ("int8", "bfloat16", "float32", "float64")
+        for kind in ("any", "few", "sorted")
+        for chunks, rows, n, k in (
+            (1, 5, 300, 32), (1, 2, 1000, 7), (1, 3, 1024, 1), (1, 1, 1500, 64), (3, 2, 3100, 40),
+        )
+    },
+}  # fmt: skip

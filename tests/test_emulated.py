@@ -1,6 +1,6 @@
 """Kernels of matrix products, mixtures of experts and sorts, run on a CPU by tests/emulator.
 
-Whatever is wrong is printed by the program that ran: a value and its place, a deadlock and who
+The program that ran prints whatever is wrong: a value and its place, a deadlock and which thread
 waits for what, an access and its address. emulator/translate.py says what this can show.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from conftest import made_once
-from emulated_cases import MATMUL, MOE, RADIX, RADIX_STEPS, ROUTE, SORT, Moe
+from emulated_cases import MATMUL, MOE, RADIX, RADIX_STEPS, ROUTE, SORT, TOPK, Moe
 from emulated_faults import FAULTS, USER_OF
 from emulator.translate import translate
 
@@ -30,7 +30,7 @@ SOURCES = HERE.parent / "src"
 
 #: Few tokens are many, in problems that a CPU can compute.
 CONSTANTS = {"kFewTokens": 40}
-KERNELS = ("moe_experts.cu", "moe_route.cu")
+KERNELS = ("bitonic_topk.cu", "moe_experts.cu", "moe_route.cu")
 
 #: Those whose headers have faults, or which many cases run; the longest to compile first.
 PROGRAMS = ("matmul", "moe", "route", "sort", "grouped")
@@ -63,7 +63,7 @@ def build(folder_of_all: Path) -> Build:
         made_once(path, lambda path, strict=strict: compiled(path, *strict, *include))
 
     def build(program: Path, headers: Path) -> None:
-        # No warnings: what is written for nvcc has pragmas that others do not know.
+        # No warnings: code for nvcc has pragmas that other compilers do not know.
         source = EMULATOR / f"{program.stem}.cpp"
         compiled(program, "-O1", "-w", f"-I{headers}", *include, source, *objects)
 
@@ -108,7 +108,7 @@ def translated(headers: Path) -> None:
 def run(
     program: Path, timing: str, seed: int, fault: int = 0, **arguments: object
 ) -> tuple[int, str]:
-    """The exit status, and what was run and said. ``timing``: of wgmma's reads."""
+    """Returns the exit status, the command and its output. ``timing``: of wgmma's reads."""
     given = {**arguments, "timing": timing, "seed": seed, "fault": fault}
     words = [f"{name}={value}" for name, value in given.items()]
     done = subprocess.run(
@@ -178,6 +178,14 @@ def test_matmul(program: Program, name: str, timing: str) -> None:
 def test_sort(program: Program, name: str, seed: int) -> None:
     status, said = run(program("sort"), "late", seed, **SORT[name]._asdict())
     assert status == 0, said
+
+
+@pytest.mark.parametrize("name", TOPK)
+def test_topk(program: Program, name: str) -> None:
+    status, said = run(program("topk"), "late", 1, **TOPK[name]._asdict())
+    assert status == 0, said
+    plan = TOPK[name].plan
+    assert plan in said.partition("\n")[2], f"a plan other than {plan!r}: {said}"
 
 
 @pytest.mark.parametrize("seed", [1, 2])

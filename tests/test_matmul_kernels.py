@@ -216,6 +216,20 @@ def test_no_other_size_is_given_another_kernel(plans: Plans, linear: bool) -> No
     assert not others
 
 
+@pytest.mark.parametrize("linear", [False, True], ids=["product", "layer"])
+@pytest.mark.parametrize("device", [A100, "8.9,142,99", "9.0,78,227", "9.0,114,227", H200, "B200"])
+def test_no_plan_needs_a_kernel_that_is_left_empty(plans: Plans, device: str, linear: bool) -> None:
+    """ptx/planned.cuh leaves kernels empty by these rules."""
+    hopper = device == H200 or device.startswith("9.0")
+    cases = [*anything(linear)[::5], *(BORDERS if not linear else ())]
+    for case, plan in zip(cases, plans(cases, device, linear), strict=True):
+        if plan.startswith("simt"):
+            assert case.dtype is torch.float64 or (case.k == 0 and case.dtype.itemsize == 2), case
+        if hopper:
+            assert not re.match(r"stream (swapped )?(16|32)", plan), case
+            assert not (plan.startswith("mma") and case.precision == "tf32x3"), case
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_sanitizer_is_shown_every_family(plans: Plans, precision: str) -> None:
     def case_of(sample: Sample) -> Case:

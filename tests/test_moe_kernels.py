@@ -107,7 +107,7 @@ def test_the_choice(plans: Any) -> None:
     mixtral = Case(64, 4096, 14336, 8, 2)
     assert plans([mixtral]) == ["hopper"]
     assert plans([mixtral], device=A100) == ["stream 32 splits 2 8"]
-    # About as many rows an expert as a tile has, but for few of them.
+    # Tall tiles are for experts with about as many rows as one tile has.
     more = [Case(tokens, 4096, 14336, 8, 2) for tokens in (448, 512, 704, 768)]
     assert plans(more) == ["hopper", "hopper tall", "hopper tall", "hopper"]
     assert plans(more, backward=True) == ["hopper"] * 4
@@ -137,6 +137,14 @@ def test_every_kernel_is_chosen_somewhere(plans: Any) -> None:
     assert {8, 4, 2, 1} <= {int(plan.split()[3]) for plan in chosen if "token" in plan}
 
 
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("device", [A100, H200, "B200"])
+def test_no_plan_needs_a_kernel_that_is_left_empty(plans: Any, device: str, backward: bool) -> None:
+    """ptx/planned.cuh leaves 16-bit sums of multiply-adds empty."""
+    cases = [case for case in (*ANYTHING, *BORDERS) if case.dtype.itemsize == 2]
+    assert "simt" not in plans(cases, device, backward)
+
+
 def families(plans: list[str]) -> set[str]:
     """Returns the plans without the numbers of warps that share a K."""
     return {re.sub(r" splits \d( \d)?", "", plan) for plan in plans}
@@ -162,7 +170,7 @@ def test_the_sanitizer_is_shown_every_family(plans: Any, name: str) -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-# Blocks take several tiles of the last two, tall ones and even ones.
+# In the last two, blocks take several tiles: tall ones and even ones.
 @pytest.mark.parametrize(
     ("tokens", "inner", "plan"),
     [
@@ -297,7 +305,7 @@ def test_a_gradient_gives_its_space_back_before_the_last_result() -> None:
         torch.rand_like(chosen * 1.0),
     )
     gate_up = torch.ops.cuda_ops.moe_experts_keep(*tensors)[1]
-    for _ in range(2):  # the first call may leave memory that a library keeps
+    for _ in range(2):  # a library may keep memory after the first call
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         results = torch.ops.cuda_ops.moe_experts_backward(grad, *tensors, gate_up)

@@ -10,6 +10,9 @@
 //
 // `/tmp/tiles all` prints every variant. cuBLAS takes part if the loader finds
 // libcublas.so.13 (or .12), for example through LD_LIBRARY_PATH.
+// Streams that no plan chooses on Hopper are timed too.
+#define CUDA_OPS_EVERY_KERNEL
+
 #include <dlfcn.h>
 #include <library_types.h>
 

@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kSortThreads)
 #pragma unroll
       for (int r = 0; r < R; ++r) keys[first + r * 32 + lane] = order.key(loaded[r]);
       __syncwarp();
-      sort_run<R, 32, U>(entries, keys + first, list + padded<U>(first), nullptr, length);
+      sort_run<R, 32, false>(entries, keys + first, list + padded<U>(first), nullptr, length);
     }
     __syncwarp();
 #pragma unroll

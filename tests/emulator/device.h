@@ -16,7 +16,8 @@
 #define __forceinline__ inline
 #define __device__
 #define __global__
-// sm_90a: everything is compiled, and a plan decides what runs.
+// sm_90a, with the kernels for other GPUs: everything is compiled, and a plan decides what runs.
+#define CUDA_OPS_EVERY_KERNEL
 #define __CUDA_ARCH__ 900
 #define __CUDA_ARCH_FEAT_SM90_ALL 1
 
@@ -78,6 +79,11 @@ V __shfl_up_sync(unsigned, V value, unsigned delta, int width = 32) {
   return emulator::value_of_lane(value, from < lane / width * width ? lane : from);
 }
 template <class V>
+V __shfl_down_sync(unsigned, V value, unsigned delta) {
+  const int from = emulator::thread % 32 + int(delta);
+  return emulator::value_of_lane(value, from > 31 ? from - int(delta) : from);
+}
+template <class V>
 V __shfl_xor_sync(unsigned, V value, unsigned mask) {
   return emulator::value_of_lane(value, (emulator::thread % 32) ^ int(mask));
 }
@@ -111,6 +117,7 @@ inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) *
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline int __ffs(int value) { return __builtin_ffs(value); }
 inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(unsigned(value)); }
+inline int __clzll(long long value) { return value == 0 ? 64 : __builtin_clzll(value); }
 inline int __popcll(unsigned long long value) { return __builtin_popcountll(value); }
 
 template <class V>

@@ -15,6 +15,7 @@
 
 #include "gemm/gemm_epilogue.cuh"
 #include "gemm/matmul.h"
+#include "ptx/planned.cuh"
 #include "ptx/tf32.cuh"
 #include "gemm/tile_order.cuh"
 
@@ -324,6 +325,7 @@ __global__ void __launch_bounds__(kMmaThreads, kMode == MmaMode::kTF32x3 ? 1 : 2
     gemm_mma_kernel(const __grid_constant__ Matmul p, const __grid_constant__ MmaArgs args,
                     const __grid_constant__ Epilogue epilogue) {
 #if __CUDA_ARCH__ >= 800
+  if (kMode == MmaMode::kTF32x3 && kPlannedForHopper) return;
   using Operand = MmaOperand<T, kTile>;
   using Warp = MmaWarp<kTile>;
   extern __shared__ __align__(16) uint8_t shared[];

@@ -7,6 +7,7 @@
 
 #include "gemm/gemm_epilogue.cuh"
 #include "gemm/matmul.h"
+#include "ptx/planned.cuh"
 
 namespace cuda_ops {
 
@@ -74,8 +75,10 @@ template <class T, int kBlock, class Epilogue>
 __global__ void __launch_bounds__(kSimtThreads, 2)
     gemm_simt_kernel(const __grid_constant__ Matmul p, const __grid_constant__ SimtArgs args,
                      const __grid_constant__ Epilogue epilogue) {
+  if (sizeof(T) == 4 && kPlannedFrom80) return;
   using S = SimtStage<T, kBlock>;
   using C = compute_t<T>;
+  const int64_t k = sizeof(T) == 2 && kPlannedFrom80 ? 0 : p.k;
   constexpr int kSquare = kBlock / kSimtSide;
   alignas(16) __shared__ typename S::Shared shared_a[2], shared_b[2];
   const int thread_m = int(threadIdx.x) / kSimtSide * kSimtQuad;
@@ -102,24 +105,24 @@ __global__ void __launch_bounds__(kSimtThreads, 2)
         sums[i / kSquare][i % kSquare] = 0;
       }
     };
-    a.load(p.k, p.a.col);
-    b.load(p.k, p.b.row);
+    a.load(k, p.a.col);
+    b.load(k, p.b.row);
     __syncthreads();  // the last tile's buffers have been read
     a.store(shared_a[0]);
     b.store(shared_b[0]);
     int buffer = 0, unflushed = 0;
-    for (int64_t k_left = p.k; k_left > 0; k_left -= kSimtBlockK, buffer ^= 1) {
+    for (int64_t k_left = k; k_left > 0; k_left -= kSimtBlockK, buffer ^= 1) {
       __syncthreads();
       // The next tile travels while this one is multiplied.
       a.load(k_left - kSimtBlockK, p.a.col);
       b.load(k_left - kSimtBlockK, p.b.row);
 #pragma unroll
-      for (int k = 0; k < kSimtBlockK; ++k) {
+      for (int step = 0; step < kSimtBlockK; ++step) {
         C row[kSquare], col[kSquare];
 #pragma unroll
         for (int i = 0; i < kSquare; ++i) {
-          row[i] = shared_a[buffer][k][thread_m + spread(i)];
-          col[i] = shared_b[buffer][k][thread_n + spread(i)];
+          row[i] = shared_a[buffer][step][thread_m + spread(i)];
+          col[i] = shared_b[buffer][step][thread_n + spread(i)];
         }
 #pragma unroll
         for (int i = 0; i < kSquare; ++i) {

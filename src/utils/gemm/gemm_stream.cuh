@@ -10,6 +10,7 @@
 #include "ptx/early_start.cuh"
 #include "gemm/gemm_stream_sums.cuh"
 #include "gemm/gemv.cuh"
+#include "ptx/planned.cuh"
 
 namespace cuda_ops {
 
@@ -18,6 +19,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_resident(kTile))
     gemm_stream_kernel(const __grid_constant__ Matmul p, const __grid_constant__ GemvArgs args,
                        int splits, const __grid_constant__ Epilogue epilogue) {
 #if __CUDA_ARCH__ >= 800
+  if (kTile > 8 && kPlannedForHopper) return;
   constexpr int kLines = stream_lines(kTile), kBlocks = kLines / 16, kCols = kTile / 8;
   // Rows of lines or of vectors, with padding against bank conflicts.
   constexpr int kFloats = kLines * (kTile + 4);

@@ -16,6 +16,7 @@
 #include "math.cuh"
 #include "moe/moe_map.cuh"
 #include "ptx/capability.h"
+#include "ptx/planned.cuh"
 
 namespace cuda_ops {
 
@@ -284,6 +285,10 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 
 // --- multiply-adds --------------------------------------------------------------
 
+// From 8.0 on, 16-bit types come here only where there are no k's, for empty sums.
+template <class T>
+constexpr bool kEmptySums = sizeof(T) == 2 && kPlannedFrom80;
+
 constexpr int kGroupedTile = 64, kGroupedK = 8, kGroupedThreads = 256;
 
 // A tile of a @ b over all of K: a(line, k) and b(line, k) are elements, or 0 outside.
@@ -358,7 +363,8 @@ __global__ void __launch_bounds__(kGroupedThreads) grouped_rows_simt_kernel(cons
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const RowTile tile =
         row_tile(p.offsets, p.experts, p.assignments, kGroupedTile, starts, columns, index);
-    const int64_t first = tile.column * kGroupedTile, k = tile.group < p.experts ? p.k : 0;
+    const int64_t first = tile.column * kGroupedTile;
+    const int64_t k = tile.group < p.experts && !kEmptySums<T> ? p.k : 0;
     __syncthreads();  // the last tile's lines have been read
     if (thread < kGroupedTile) {
       const int64_t i = tile.begin + thread, line = first + thread;
@@ -405,7 +411,7 @@ __global__ void __launch_bounds__(kGroupedThreads)
     const SimtAssignments<T> a{static_cast<const T*>(p.a), p.order, begin, p.rows_a, p.m, first_m};
     const SimtAssignments<T> b{static_cast<const T*>(p.b), p.order, begin, p.rows_b, p.n, first_n};
     C sums[4][4] = {};
-    grouped_simt_sums(a, b, count, sums);
+    grouped_simt_sums(a, b, kEmptySums<T> ? 0 : count, sums);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t m = first_m + int(threadIdx.x) / 16 * 4 + i;

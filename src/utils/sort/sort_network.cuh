@@ -259,8 +259,9 @@ __device__ bool repair(uint32_t (&words)[R], const U* keys, int n) {
 //
 // The prefixes are taken from the range of the keys, so that 32-bit integers of
 // a small range are sorted at once. Keys that share too many prefixes are sorted
-// digit by digit, the last one first, each pass being stable.
-template <int R, int L, class U, class Lines>
+// digit by digit, the last one first, each pass being stable. kOneNetwork: prefixes and digits go
+// through the same network, in a loop, which is half the code and may take more registers.
+template <int R, int L, bool kOneNetwork, class U, class Lines>
 __device__ void sort_run(uint32_t (&entries)[R], const U* keys, Entry<U>* list, Lines lines,
                          int n) {
   constexpr uint32_t kMask = R * L - 1;
@@ -287,30 +288,56 @@ __device__ void sort_run(uint32_t (&entries)[R], const U* keys, Entry<U>* list, 
     const int bits = range == 0 ? 0 : sizeof(U) == 8 ? 64 - __clzll(range) : 32 - __clz(range);
     constexpr int kDigit = 32 - (31 - __builtin_clz(R * L));
     const int shift = bits > kDigit ? bits - kDigit : 0;
+    const auto take_digits = [&](int done) {
+      __syncwarp();
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        const int i = r * L + lane;
+        const U key = i < n ? keys[list[i]] - low : U(0);
+        entries[r] = i < n ? uint32_t(key >> done) << (32 - kDigit) | i : ~0u;
+      }
+    };
+    const auto list_in_order = [&] {
+#pragma unroll
+      for (int r = 0; r < R; ++r) list[r * L + lane] = r * L + lane;
+    };
+    const auto list_by_entries = [&] {
+#pragma unroll
+      for (int r = 0; r < R; ++r) entries[r] = list[entries[r] & kMask];
+      __syncwarp();
+#pragma unroll
+      for (int r = 0; r < R; ++r) list[lane * R + r] = entries[r];
+    };
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const int i = r * L + lane;
       entries[r] = i < n ? uint32_t((keys[i] - low) >> shift) << (32 - kDigit) | i : ~0u;
     }
-    sort_network<R, L>(entries, lines);
-    if (__any_sync(~0u, shift > 0) && !repair<R, L>(entries, keys, n)) {
-#pragma unroll
-      for (int r = 0; r < R; ++r) list[r * L + lane] = r * L + lane;
+    if constexpr (kOneNetwork) {
 #pragma unroll 1
-      for (int done = 0; __any_sync(~0u, done < bits); done += kDigit) {
-        __syncwarp();
-#pragma unroll
-        for (int r = 0; r < R; ++r) {
-          const int i = r * L + lane;
-          const U key = i < n ? keys[list[i]] - low : U(0);
-          entries[r] = i < n ? uint32_t(key >> done) << (32 - kDigit) | i : ~0u;
-        }
+      for (int done = -kDigit;;) {
         sort_network<R, L>(entries, lines);
-#pragma unroll
-        for (int r = 0; r < R; ++r) entries[r] = list[entries[r] & kMask];
-        __syncwarp();
-#pragma unroll
-        for (int r = 0; r < R; ++r) list[lane * R + r] = entries[r];
+        if (done >= 0) {
+          list_by_entries();
+        } else if (!__any_sync(~0u, shift > 0) || repair<R, L>(entries, keys, n)) {
+          break;
+        } else {
+          list_in_order();
+        }
+        done += kDigit;
+        if (!__any_sync(~0u, done < bits)) break;
+        take_digits(done);
+      }
+    } else {
+      sort_network<R, L>(entries, lines);
+      if (__any_sync(~0u, shift > 0) && !repair<R, L>(entries, keys, n)) {
+        list_in_order();
+#pragma unroll 1
+        for (int done = 0; __any_sync(~0u, done < bits); done += kDigit) {
+          take_digits(done);
+          sort_network<R, L>(entries, lines);
+          list_by_entries();
+        }
       }
     }
 #pragma unroll

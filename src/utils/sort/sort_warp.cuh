@@ -17,6 +17,8 @@ struct WarpShared {
   // keys leave no room for it in the 48 KB of a block.
   static constexpr bool kLines = R == 32 && L == 32 && sizeof(U) < 8;
   static constexpr bool kOwnLines = kLines && !kExact<U>;
+  // Where no fewer blocks run on an SM for it.
+  static constexpr bool kOneNetwork = L >= 8 && (sizeof(U) < 8 || kWidth != 512);
   U keys[kDirect ? 1 : kRows * kPitch];
   alignas(4) Entry<U> list[kRows * kWidth * 33 / 32];
   uint32_t own_lines[kOwnLines ? 32 * kLinePitch : 1];
@@ -96,8 +98,9 @@ __global__ void __launch_bounds__(32 * kSortWarps)
     sort_network<R, L>(entries, shared.lines());
   } else {
     __syncwarp();
-    sort_run<R, L, U>(entries, shared.keys + own_row * kPitch, shared.list + own_row * kWidth,
-                      shared.lines(), own_row < rows ? n : 0);
+    sort_run<R, L, Shared::kOneNetwork>(entries, shared.keys + own_row * kPitch,
+                                        shared.list + own_row * kWidth, shared.lines(),
+                                        own_row < rows ? n : 0);
     __syncwarp();
   }
   store_entries<U, R>(shared.list, lane * R, entries);
