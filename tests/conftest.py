@@ -34,9 +34,32 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
+#: Modules with tests of ten seconds and more, which come first: begun last, one would leave the
+#: other workers without work.
+LONG = (
+    "guests", "emulated", "pytest_plugin", "reload", "installed", "brackets", "scaffold", "docs",
+    "kit", "bad_ops", "operators", "dev", "moe_shards", "watch", "good_ops", "transforms",
+)  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)  # before slow ones are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first: begun last, it leaves the other workers without work."""
-    items.sort(key=lambda item: item.path.name != "test_guests.py")  # compiles torch's headers
+    place = {f"test_{name}.py": number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
+    alike: dict[tuple[Path, str], list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("quick"):
+            alike.setdefault((item.path, item.originalname), []).append(item)
+    for group in alike.values():
+        mark = group[0].get_closest_marker("quick")
+        (chosen,) = mark.args if mark else ()
+        if isinstance(chosen, int):  # so many, evenly spread
+            quick = [group[i * len(group) // chosen] for i in range(min(chosen, len(group)))]
+        else:
+            quick = [item for item in group if item.callspec.id == chosen]
+        for item in group:
+            if item not in quick:
+                item.add_marker("slow")
 
 
 _BINDING = """

@@ -95,12 +95,14 @@ def test_every_wrong_operator_is_expected_to_fail_somewhere() -> None:
 
 
 @pytest.mark.parametrize("name", ON_CPU)
+@pytest.mark.quick("bad_result")
 def test_is_rejected_on_the_cpu(name: str, worker: Worker) -> None:
     _is_rejected(name, "cpu", EXPECTED[name][0], worker)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("name", ON_CUDA)
+@pytest.mark.quick("bad_bounds")
 def test_is_rejected_on_a_gpu(name: str, worker: Worker) -> None:
     _is_rejected(name, "cuda", EXPECTED[name][1], worker)
 
@@ -113,6 +115,7 @@ def _is_rejected(name: str, device: str, check: str | None, worker: Worker) -> N
         assert f"class {number[1]}, " in str(entry)
 
 
+@pytest.mark.slow
 def test_the_printed_line_reproduces_the_failure_in_a_new_process(worker: Worker) -> None:
     entry = first_failure("bad_unwritten", "cpu", worker)
     words = shlex.split(entry.reproduce)
@@ -124,18 +127,21 @@ def test_the_printed_line_reproduces_the_failure_in_a_new_process(worker: Worker
     assert "FAILED  unwritten[cpu]: class 15, unwritten output" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_is_told_by_a_number(worker: Worker) -> None:
     detail = first_failure("bad_gradient", "cpu", worker).detail
     numbers = re.search(r"'x': of element \d+ by element \d+ got (\S+), expected (\S+)$", detail)
     assert numbers is not None and float(numbers[1]) != float(numbers[2]), detail
 
 
+@pytest.mark.slow
 def test_shrinking_works_across_the_process_boundary(worker: Worker) -> None:
     entry = first_failure("bad_numerics", "cpu", worker)
     _, _, _, sample = parse_line(shlex.split(entry.reproduce)[-1])
     assert sample.values == "special" and sample.numel <= 8
 
 
+@pytest.mark.slow
 def test_a_crash_is_reported_and_survived(worker: Worker) -> None:
     entry = first_failure("bad_empty", "cpu", worker)
     assert "the process died of SIG" in entry.detail
@@ -143,6 +149,7 @@ def test_a_crash_is_reported_and_survived(worker: Worker) -> None:
     assert first_failure("bad_result", "cpu", worker).check == "reference"
 
 
+@pytest.mark.slow
 def test_a_hang_is_reported_with_the_operator_and_the_stack() -> None:
     profile = replace(PROFILES["ci"], timeout=3.0)
     with Worker(profile.timeout) as worker:

@@ -82,6 +82,7 @@ def test_of_a_peer_that_has_some_cases_their_number_is_said() -> None:
     assert tables._mean_and_least(none, "eager") == ""
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_and_repeatable(tmp_path: Path) -> None:
     compute = result("g", "big", flops=10**9, bound="compute")
     run = report(result(case="1K"), result(case="2K", bytes=2**22), compute)
@@ -170,6 +171,7 @@ def fast_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry().plugins, "ask", fewer)
 
 
+@pytest.mark.slow
 def test_the_command_from_end_to_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fast_command: None
 ) -> None:
@@ -321,6 +323,7 @@ def test_a_base_is_not_written_over(
     assert run.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_what_cannot_be_built_or_measured_is_no_success(
     scratch_op: ScratchOp, capsys: pytest.CaptureFixture[str], fast_command: None
 ) -> None:

@@ -150,6 +150,7 @@ def test_torch_is_a_peer_twice_and_every_case_is_compiled_anew() -> None:
         assert peer.load()(torch.ones(size)).sum() == 2 * size
 
 
+@pytest.mark.slow
 def test_a_peer_may_be_a_pair_of_its_own(scratch_op: ScratchOp) -> None:
     scratch_op.write("v * 2")
     assert torch.equal(from_pair(scratch_op.root, scratch_op.name).load()(torch.ones(3)),

@@ -117,6 +117,7 @@ def spec(name: str) -> OpSpec:
     return registry().operators("scratch_brackets")[name].spec
 
 
+@pytest.mark.slow
 def test_it_passes_its_checks(name: str) -> None:
     with Worker(PROFILES["quick"].timeout) as worker:
         for op in registry().operators(name):
@@ -165,6 +166,7 @@ def test_vmap_over_either(name: str, in_dims: tuple[int | None, ...], count: int
         ("return v * w; }", "return 2 * v * w; }"),  # without a bias alone
     ],
 )
+@pytest.mark.slow
 def test_a_gradient_that_some_rows_alone_show_to_be_wrong_is_found(
     right: str, wrong: str, scratch_op: ScratchOp
 ) -> None:

@@ -427,6 +427,7 @@ def failures(op, **answers):
     return [entry.name for entry in report.failures], report
 
 
+@pytest.mark.slow
 def test_the_check_passes_good_operators(scaled_product, product):
     for op in (scaled_product, product):
         failed, report = failures(op, cuda_ops_sharding=None)  # not registered with DTensor
@@ -435,6 +436,7 @@ def test_the_check_passes_good_operators(scaled_product, product):
 
 
 @pytest.mark.parametrize(("name", "default"), [("derive_named", ""), ("derive_usual", "=2.0")])
+@pytest.mark.slow
 def test_the_check_passes_keyword_only_arguments_by_name(name, default):
     op = spec(f"{name}(Tensor x, *, float s{default}) -> Tensor", "()->()")
     backward = spec(f"{name}_backward(Tensor grad_out, float s) -> Tensor grad_x", "()->()")
@@ -446,6 +448,7 @@ def test_the_check_passes_keyword_only_arguments_by_name(name, default):
     assert quick_error(op, Plugins(), "cpu") < 1e-5
 
 
+@pytest.mark.slow
 def test_the_check_says_what_it_did_not_run(product):
     subject = subject_of(product, Plugins())
     report = check_op(subject, devices=("cpu", "xpu"), isolate=False)
@@ -488,6 +491,7 @@ def test_a_wrong_result_is_reported_with_its_sample(product):
     assert "replay 'derive_mm::reference[cpu] Sample((TensorArg((" in entry.reproduce
 
 
+@pytest.mark.slow
 def test_a_wrong_fake_gradient_and_batching_rule_are_found():
     op = spec("derive_wrong(Tensor x) -> Tensor", "()->()")
     backward = spec("derive_wrong_backward(Tensor grad_out, Tensor x) -> Tensor", "(),()->()")

@@ -45,6 +45,7 @@ def test_the_table_has_a_row_for_the_operator_and_the_exit_status_is_0(
     assert capsys.readouterr().out.splitlines()[-1].split()[:2] == [scratch_op.name, "cached"]
 
 
+@pytest.mark.slow
 def test_verbose_shows_command_lines_beside_the_reason(
     scratch_op: ScratchOp, capsys: Capture
 ) -> None:
@@ -56,6 +57,7 @@ def test_verbose_shows_command_lines_beside_the_reason(
         assert ("undeclared" in json.loads(captured.out)[0]["error"]) == bool(status)
 
 
+@pytest.mark.slow
 def test_without_ninja_verbose_names_the_reason_too(
     scratch_op: ScratchOp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -69,6 +71,7 @@ def test_without_ninja_verbose_names_the_reason_too(
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_a_kernel_that_no_line_binds_is_said_to_be(scratch_op: ScratchOp, capsys: Capture) -> None:
     scratch_op.write("v * 2")
     (scratch_op.root / "kernels" / f"{scratch_op.name}.cu").write_text("// nothing yet\n")
@@ -98,6 +101,7 @@ def test_one_failing_operator_is_status_1_with_its_compiler_lines_and_leaves_the
         other.binding.unlink()
 
 
+@pytest.mark.slow
 def test_what_an_operator_calls_is_built_and_loaded_with_it(
     scratch_op: ScratchOp, capsys: Capture
 ) -> None:
@@ -147,6 +151,7 @@ def test_what_is_loaded_need_not_be_compared(scratch_op: ScratchOp) -> None:
         (lambda x: x * math.nan, "the error is inf times the tolerance"),
     ],
 )
+@pytest.mark.quick(1)
 def test_a_wrong_operator_fails_and_stays_loaded(
     wrong: Any,
     message: str,
@@ -170,6 +175,7 @@ def test_a_wrong_operator_fails_and_stays_loaded(
         reload(scratch_op.name)
 
 
+@pytest.mark.slow
 def test_an_input_may_have_no_gradient(scratch_op: ScratchOp, capsys: Capture) -> None:
     scratch_op.write("v * 2", "g * 2", parameter=", const Tensor& y", schema=", Tensor y")
     text = scratch_op.binding.read_text()
@@ -189,6 +195,7 @@ def test_an_input_may_have_no_gradient(scratch_op: ScratchOp, capsys: Capture) -
     assert re.search(r"yes +of x", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_a_crash_shows_whose_it_was_and_check_has_no_share_in_it(
     scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,12 +233,14 @@ def test_torchs_guess_of_a_toolkit_is_not_asked(
     assert used == [("/toolkit", True)]
 
 
+@pytest.mark.slow
 def test_what_a_template_refuses_names_the_line_that_asked_for_it(scratch_op: ScratchOp) -> None:
     scratch_op.write("v", parameter=", float y", schema=", float y")  # a schema's float is double
     (row,) = compile_ops([scratch_op.name])
     assert re.search(rf"{scratch_op.name}\.cpp:\d+:\d+: +required from here", row.error), row.error
 
 
+@pytest.mark.slow
 def test_reload_builds_what_is_in_use_alone(scratch_op: ScratchOp) -> None:
     scratch_op.write("v * 2", "g * 2")
     # In a process of its own: in this one the operators of other tests are in use, and some hang.
@@ -264,6 +273,7 @@ def test_compiler_lines_with_brackets_are_printed_whole(
     assert str(error) in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_json_is_all_there_is_on_stdout_even_without_a_result_to_compare(
     scratch_op: ScratchOp,
 ) -> None:
@@ -281,6 +291,7 @@ def test_json_is_all_there_is_on_stdout_even_without_a_result_to_compare(
     assert scratch_op.name in done.stderr  # the table
 
 
+@pytest.mark.slow
 def test_a_reference_that_raises_is_that_operators_error(
     scratch_op: ScratchOp, capsys: Capture
 ) -> None:
@@ -315,6 +326,7 @@ def test_a_pair_whose_name_is_taken_is_said_to_be(
 
 
 @pytest.mark.parametrize("line", ["n,n->n", "n)", "(99999999999999999999)->(n)", "](", "->"])
+@pytest.mark.quick(1)
 def test_a_malformed_line_is_refused(scratch_op: ScratchOp, line: str) -> None:
     scratch_op.write()
     text = scratch_op.binding.read_text()
@@ -347,6 +359,7 @@ def test_what_is_unknown_is_an_error_of_one_line_and_status_1(
 # --- from Python -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compiled_ops_builds_on_first_use(scratch_op: ScratchOp) -> None:
     scratch_op.write("v * 2")
     registry().rescan()
@@ -366,6 +379,7 @@ def test_compiled_ops_builds_on_first_use(scratch_op: ScratchOp) -> None:
     assert torch.equal(function(X), X * 5)
 
 
+@pytest.mark.slow
 def test_what_is_unfinished_costs_only_itself(scratch_op: ScratchOp, scratch_root: Path) -> None:
     scratch_op.write("v * 2")
     kernel = scratch_root / "kernels" / "unfinished.cu"
@@ -390,6 +404,7 @@ def test_a_plugin_that_cannot_be_used_is_a_failed_row(monkeypatch: pytest.Monkey
         _ = cuda_ops.their_op
 
 
+@pytest.mark.slow
 def test_another_process_knows_why_it_is_not_built(
     scratch_op: ScratchOp, scratch_root: Path
 ) -> None:
@@ -439,6 +454,7 @@ def test_completion_knows_options_and_operators(
 # --- import ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_import_opens_no_operator_library(scratch_op: ScratchOp) -> None:
     scratch_op.write("v")
     (row,) = compile_ops([scratch_op.name])
@@ -467,6 +483,7 @@ def test_an_operator_is_looked_up_once(scratch_op: ScratchOp) -> None:
     assert vars(cuda_ops)[scratch_op.name] is function  # else each use would search folders
 
 
+@pytest.mark.slow
 def test_import_takes_less_than_50_ms_beyond_torch() -> None:
     code = """if True:
         import statistics, sys, time

@@ -131,17 +131,20 @@ def check_moe(program: Path, case: Moe, timing: str, seed: int) -> None:
     ("name", "timing"),
     [(name, "late") for name in MOE] + [(name, "early") for name in MOE if "hopper" in name],
 )
+@pytest.mark.slow
 def test_moe(program: Program, name: str, timing: str) -> None:
     check_moe(program("moe"), MOE[name], timing, seed=1)
 
 
 @pytest.mark.parametrize("name", ROUTE)
+@pytest.mark.slow
 def test_route(program: Program, name: str) -> None:
     status, said = run(program("route"), "late", seed=1, **ROUTE[name]._asdict())
     assert status == 0, said
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.slow
 def test_any_moe(program: Program, seed: int) -> None:
     draw = random.Random(seed)
     experts = draw.randint(1, draw.choice([9, 9, 70]))
@@ -166,6 +169,7 @@ def test_any_moe(program: Program, seed: int) -> None:
     [(name, "late") for name in MATMUL]
     + [(name, "early") for name, case in MATMUL.items() if case.kernel == "hopper"],
 )
+@pytest.mark.slow
 def test_matmul(program: Program, name: str, timing: str) -> None:
     case = MATMUL[name]
     status, said = run(program("matmul"), timing, seed=1, **case._replace(plan="")._asdict())
@@ -175,12 +179,14 @@ def test_matmul(program: Program, name: str, timing: str) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", SORT)
+@pytest.mark.slow
 def test_sort(program: Program, name: str, seed: int) -> None:
     status, said = run(program("sort"), "late", seed, **SORT[name]._asdict())
     assert status == 0, said
 
 
 @pytest.mark.parametrize("name", TOPK)
+@pytest.mark.slow
 def test_topk(program: Program, name: str) -> None:
     status, said = run(program("topk"), "late", 1, **TOPK[name]._asdict())
     assert status == 0, said
@@ -190,6 +196,7 @@ def test_topk(program: Program, name: str) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", RADIX)
+@pytest.mark.slow
 def test_radix_sort(program: Program, name: str, seed: int) -> None:
     status, said = run(program("sort"), "late", seed, **RADIX[name]._asdict())
     assert status == 0, said
@@ -201,6 +208,7 @@ def test_radix_sort(program: Program, name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", RADIX_STEPS)
+@pytest.mark.slow
 def test_radix_sort_by_separate_launches(program: Program, name: str, seed: int) -> None:
     case = RADIX[name]._replace(separate=1)
     status, said = run(program("sort"), "late", seed, **case._asdict())
@@ -211,12 +219,14 @@ def test_radix_sort_by_separate_launches(program: Program, name: str, seed: int)
 
 @pytest.mark.parametrize("timing", ["late", "early"])
 @pytest.mark.parametrize("products", ["rows", "weights"])
+@pytest.mark.quick(1)
 def test_grouped(program: Program, products: str, timing: str) -> None:
     """What test_a_fault_is_found breaks is right as it stands."""
     status, said = run(program("grouped"), timing, seed=1, products=products)
     assert status == 0, said
 
 
+@pytest.mark.slow
 def test_what_new_writes_for_rows(build: Build, tmp_path: Path) -> None:
     sources = tmp_path / "sources"
     new_pair("by_rows", sources, rows=True)
@@ -228,6 +238,7 @@ def test_what_new_writes_for_rows(build: Build, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.quick(1)
 def test_a_fault_is_found(program: Program, name: str) -> None:
     fault, number = FAULTS[name], [*FAULTS].index(name) + 1
     user, case = USER_OF[fault.header]

@@ -49,6 +49,7 @@ def tensors(device: str, dtype: torch.dtype, *sizes: int, bias: bool = True) -> 
 @pytest.mark.parametrize("bias", [True, False])
 @either
 @on_each_device
+@pytest.mark.quick(8)
 def test_values_and_gradients(
     sizes: tuple[int, ...], dtype: torch.dtype, bias: bool, keep: bool, device: str
 ) -> None:

@@ -24,6 +24,7 @@ def _root(quick_compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(quick_compiler))
 
 
+@pytest.mark.slow
 def test_pybind11_module_is_reachable_by_function() -> None:
     assert registry().pairs()["tutorial_silu"].kind is Kind.PYBIND
     (row,) = compile_ops(["tutorial_silu"])
@@ -36,6 +37,7 @@ def test_pybind11_module_is_reachable_by_function() -> None:
 
 
 @needs_gpu
+@pytest.mark.slow
 def test_a_kernel_may_include_all_of_torch(tmp_path: Path, roots_for_now: None) -> None:
     """On machines with a GPU alone: nvcc takes over a minute."""
     binding, kernel = (
@@ -56,6 +58,7 @@ def test_a_kernel_may_include_all_of_torch(tmp_path: Path, roots_for_now: None) 
     torch.testing.assert_close(cuda_ops.all_of_torch.forward(x), F.silu(x))
 
 
+@pytest.mark.slow
 def test_torch_library_guest_keeps_its_namespace() -> None:
     (row,) = compile_ops(["library_mul"])
     assert not row.error, row.error

@@ -41,6 +41,7 @@ def install(root: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_what_pip_built_is_loaded_until_an_edit_and_again_after_it(
     scratch_op: ScratchOp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +85,7 @@ print(*{{Path(file).stem for file in opened if Path(file).parent.name in ("kerne
 """
 
 
+@pytest.mark.slow
 def test_a_first_call_starts_no_compiler_and_reads_no_other_operator(
     scratch_op: ScratchOp, tmp_path: Path
 ) -> None:

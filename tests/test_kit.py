@@ -324,6 +324,7 @@ describe("talkative::{name}", "()->()", reference=torch.clone, differentiable=Fa
         ("leave", "print('no licence', flush=True); os._exit(3)", "no licence"),
     ],
 )
+@pytest.mark.slow
 def test_last_words_are_not_lost_among_what_an_operator_prints(
     name: str, end: str, said: str, tmp_path: Path
 ) -> None:
@@ -337,6 +338,7 @@ def test_last_words_are_not_lost_among_what_an_operator_prints(
     assert "numerics.py" in outcome.detail or name == "leave"
 
 
+@pytest.mark.slow
 def test_an_operator_may_be_described_in_a_module_of_a_package(tmp_path: Path) -> None:
     folder = tmp_path / "packaged" / "ops"
     folder.mkdir(parents=True)
@@ -377,6 +379,7 @@ def test_checks_at_the_top_of_a_describing_file_are_refused(
         check_op("silu")
 
 
+@pytest.mark.slow
 def test_what_takes_long_is_named_with_its_stack() -> None:
     code = """
 import time
@@ -470,6 +473,7 @@ def eighty_gigabytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("eighty_gigabytes")
+@pytest.mark.slow
 def test_a_gpu_s_memory_is_given_out_in_parts() -> None:
     with pytest.raises(NotRunError, match="70 GB of memory wanted, the GPU has 80"):
         much_memory("cuda", 70e9).__enter__()

@@ -274,6 +274,7 @@ def test_a_type_that_no_binding_can_have_is_named(schema: str) -> None:
         validated(entry(text, arguments=["Tensor", "float"]))
 
 
+@pytest.mark.slow
 def test_one_function_for_two_operators_is_refused(scratch_op: ScratchOp) -> None:
     scratch_op.binding.write_text(_SHARED.format(op=scratch_op.name))
     name = scratch_op.name
@@ -284,6 +285,7 @@ def test_one_function_for_two_operators_is_refused(scratch_op: ScratchOp) -> Non
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_one_function_for_two_devices_is_refused(scratch_op: ScratchOp) -> None:
     name = scratch_op.name
     new_pair(name, scratch_op.root)
@@ -294,6 +296,7 @@ def test_one_function_for_two_devices_is_refused(scratch_op: ScratchOp) -> None:
         scratch_op.reload()
 
 
+@pytest.mark.slow
 def test_an_undefined_launcher_is_named(scratch_op: ScratchOp) -> None:
     scratch_op.binding.write_text(_ABSENT.format(op=scratch_op.name))
     with pytest.raises(CudaOpsError, match=rf"{scratch_op.name}: .*{scratch_op.name}_elsewhere"):
@@ -390,6 +393,7 @@ def test_a_symbolic_trace_has_it(name: str, arguments: tuple[torch.Tensor, ...])
 
 @pytest.mark.usefixtures("shipped")
 @pytest.mark.parametrize("first", ["cuda_ops.silu(x)", "torch.ops.cuda_ops.silu(x)"])
+@pytest.mark.slow
 def test_threads_may_be_the_first_to_use_it(first: str) -> None:
     program = f"""
 import threading, torch, cuda_ops
@@ -410,6 +414,7 @@ print(errors)
 
 
 @pytest.mark.usefixtures("shipped")
+@pytest.mark.slow
 def test_what_asks_from_c_plus_plus_needs_operators_that_are_loaded(tmp_path: Path) -> None:
     traced = torch.jit.trace(lambda x: torch.ops.cuda_ops.silu(x), X)
     traced.save(str(tmp_path / "model.pt"))
@@ -438,6 +443,7 @@ def test_a_traced_function_calls_the_operator() -> None:
 
 
 @pytest.mark.usefixtures("shipped")
+@pytest.mark.slow
 def test_the_dispatcher_s_name_loads_the_operator_too(tmp_path: Path) -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -475,6 +481,7 @@ def test_a_wrong_number_of_arguments_is_refused() -> None:
             cuda_ops.silu(*arguments)
 
 
+@pytest.mark.slow
 def test_an_operator_that_did_not_build_says_why_at_each_use(scratch_op: ScratchOp) -> None:
     scratch_op.write("v * undeclared")
     (row,) = compile_ops([scratch_op.name])
@@ -506,6 +513,7 @@ def test_an_operator_that_was_never_built_says_how_to(scratch_op: ScratchOp) -> 
 
 
 @pytest.mark.usefixtures("shipped")
+@pytest.mark.slow
 def test_help_says_of_each_operator_what_it_is_or_why_it_cannot_be_used(
     scratch_op: ScratchOp,
 ) -> None:
@@ -523,6 +531,7 @@ def test_help_says_of_each_operator_what_it_is_or_why_it_cannot_be_used(
     assert torch.equal(getattr(cuda_ops, listed)(X), X * 2)
 
 
+@pytest.mark.slow
 def test_help_needs_no_operator_that_is_built(tmp_path: Path) -> None:
     program = "import pydoc, cuda_ops; print(pydoc.render_doc(cuda_ops, renderer=pydoc.plaintext))"
     environment = os.environ | {"CUDA_OPS_CACHE": str(tmp_path)}

@@ -45,6 +45,7 @@ def test_bias_chooses_and_does_not_weigh(device: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["dense", "transposed", "from the second column"])
 @on_each_device
+@pytest.mark.quick(40)
 def test_order_weights_and_gradient(
     sizes: tuple[int, int, int], dtype: torch.dtype, layout: str, device: str
 ) -> None:

@@ -67,6 +67,7 @@ def shards_experts(mesh: Any, count: int, top_k: int) -> None:
         torch.testing.assert_close(part.grad.full_tensor(), value.grad)
 
 
+@pytest.mark.slow
 def test_shards_experts(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(one_of_four, (str(tmp_path / "store"),), nprocs=4)
 

@@ -45,6 +45,7 @@ def test_operators_were_found() -> None:
 
 
 @each
+@pytest.mark.quick("silu")
 def test_every_check_passes(
     name: str, worker: Worker, record_property: Callable[[str, object], None]
 ) -> None:
@@ -139,6 +140,7 @@ assert cuda_ops.silu(x).placements == (Shard(0),)
 
 
 @pytest.mark.parametrize("first", ["torch.distributed.tensor", "cuda_ops"])
+@pytest.mark.slow
 def test_sharding_is_known_whichever_is_imported_first(first: str) -> None:
     lines = ["import torch.distributed.tensor", "import cuda_ops; cuda_ops.silu"]
     imports = "\n".join(lines if first != "cuda_ops" else lines[::-1])

@@ -311,6 +311,7 @@ def test_a_broken_plugin_file_is_named_and_the_one_before_stays(
     assert plugins.ask("cuda_ops_autocast", spec("planned")) == "float32"
 
 
+@pytest.mark.slow
 def test_a_hook_that_raises_stops_its_own_operator_and_no_other(scratch_op: ScratchOp) -> None:
     path = scratch_op.root / "ops" / f"{scratch_op.name}.py"
     scratch_op.write("v * 2")

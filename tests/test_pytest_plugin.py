@@ -53,6 +53,7 @@ def run_pytest(*runs: Sequence[str], cwd: Path) -> list[Done]:
     return [Done(int(out[i + 1]), out[i], err[i]) for i in range(0, len(out) - 1, 2)]
 
 
+@pytest.mark.slow
 def test_a_described_operator_is_checked_anywhere(tmp_path: Path) -> None:
     (tmp_path / "test_never_collected.py").write_text("def test_wrong(): assert False\n")
     # Spread over processes too: their results come together in one summary.
@@ -66,6 +67,7 @@ def test_a_described_operator_is_checked_anywhere(tmp_path: Path) -> None:
     assert re.search(r"\d+ passed, 0 failed, \d+ not run", done.out)
 
 
+@pytest.mark.slow
 def test_an_operator_that_nothing_compares_fails_alone(tmp_path: Path) -> None:
     root = tmp_path / "src"
     (root / "bindings").mkdir(parents=True)
@@ -100,6 +102,7 @@ def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
         assert done.err.startswith("ERROR: ") and said in done.err
 
 
+@pytest.mark.slow
 def test_lines_of_described_operators_are_replayed_and_malformed_ones_refused(
     tmp_path: Path,
 ) -> None:
@@ -122,6 +125,7 @@ def test_lines_of_described_operators_are_replayed_and_malformed_ones_refused(
     assert "unknown.txt:4: no check 'no'" in unknown.err
 
 
+@pytest.mark.slow
 def test_the_sanitizer_is_skipped_where_nothing_runs_on_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "gpu.py").write_text(
         "from cuda_ops.testing import sanitizer\n"

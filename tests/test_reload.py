@@ -80,6 +80,7 @@ def test_schema_change(scratch_op: ScratchOp) -> None:
         function(X)
 
 
+@pytest.mark.slow
 def test_shards_find_their_rule_after_a_schema_change(scratch_op: ScratchOp, mesh: Any) -> None:
     from torch.distributed.tensor import DTensor, Shard
 
@@ -93,6 +94,7 @@ def test_shards_find_their_rule_after_a_schema_change(scratch_op: ScratchOp, mes
     assert scaled.placements == (Shard(0),) and torch.equal(scaled.to_local(), X * 3)
 
 
+@pytest.mark.slow
 def test_changed_schemas_reach_inductor(
     scratch_op: ScratchOp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +137,7 @@ def test_schema_that_contradicts_the_code_is_refused_and_the_old_one_serves(
     assert torch.equal(scratch_op.function(X), X * 2)
 
 
+@pytest.mark.slow
 def test_dropped_dispatch_key(scratch_op: ScratchOp) -> None:
     scratch_op.write("v * 2")
     scratch_op.reload()
@@ -155,6 +158,7 @@ def _gradient(function: object) -> float:
     return float(gradient[0])
 
 
+@pytest.mark.slow
 def test_changed_backward(scratch_op: ScratchOp) -> None:
     scratch_op.write("v", "g * 2")
     scratch_op.reload()
@@ -174,6 +178,7 @@ def cuda_ops_autograd(op):
 """
 
 
+@pytest.mark.slow
 def test_changed_formula_in_a_plugin_reaches_compiled_code(scratch_op: ScratchOp) -> None:
     plugin = scratch_op.root / "ops" / f"{scratch_op.name}.py"
     scratch_op.write("v")
@@ -187,6 +192,7 @@ def test_changed_formula_in_a_plugin_reaches_compiled_code(scratch_op: ScratchOp
 
 
 @pytest.mark.parametrize("loader", ["this thread", "another thread"])
+@pytest.mark.slow
 def test_changed_formula_in_a_new_process_despite_torch_s_disk_caches(
     scratch_op: ScratchOp, tmp_path: Path, loader: str
 ) -> None:
@@ -262,6 +268,7 @@ CUDA_OPS(library) {{
 """
 
 
+@pytest.mark.slow
 def test_changed_composition_reaches_compiled_code(scratch_op: ScratchOp) -> None:
     scratch_op.binding.write_text(_COMPOSED.format(name=scratch_op.name, factor=2))
     scratch_op.reload()
@@ -273,6 +280,7 @@ def test_changed_composition_reaches_compiled_code(scratch_op: ScratchOp) -> Non
     assert torch.equal(compiled(X), X * 5)
 
 
+@pytest.mark.slow
 def test_300_reloads_while_another_thread_calls(scratch_op: ScratchOp, tmp_path: Path) -> None:
     libraries = []
     for factor in (1, 2):
@@ -313,6 +321,7 @@ def _build_script(op: ScratchOp) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+@pytest.mark.slow
 def test_two_processes_build_the_same_operator(scratch_op: ScratchOp) -> None:
     scratch_op.write("v * 2")
     both = [
@@ -356,6 +365,7 @@ def test_what_ptxas_serializes_is_a_warning(scratch_op: ScratchOp) -> None:
     assert scratch_op.build().warnings == (said,)
 
 
+@pytest.mark.slow
 def test_killed_builds_leave_nothing_that_hangs_or_breaks(
     scratch_op: ScratchOp, tmp_path: Path
 ) -> None:
@@ -405,6 +415,7 @@ def _in_namespace(op: ScratchOp, mount: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.slow
 def test_read_only_cache_serves_what_it_holds(scratch_op: ScratchOp) -> None:
     scratch_op.write("v * 2")
     built = scratch_op.build()
@@ -420,6 +431,7 @@ def test_read_only_cache_serves_what_it_holds(scratch_op: ScratchOp) -> None:
 
 # Room for nothing, for some of the compiler's files, for all but the published library.
 @pytest.mark.parametrize("kilobytes", [4, 60, "all but one"])
+@pytest.mark.slow
 def test_full_disk_is_an_error_and_leaves_no_library(
     scratch_op: ScratchOp, kilobytes: int | str
 ) -> None:

@@ -14,6 +14,7 @@ from cuda_ops.errors import DiscoveryError
 
 
 @pytest.mark.parametrize("of", [[], ["--rows"]], ids=["elements", "rows"])
+@pytest.mark.slow
 def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
     of: list[str],
     tmp_path: Path,

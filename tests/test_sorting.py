@@ -102,6 +102,7 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @each_dtype
 @on_each_device
+@pytest.mark.quick(60)
 def test_every_length(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
     kinds = KINDS if math.prod(shape) < 10_000 or device == "cuda" else KINDS[:2]
     for kind in kinds:
@@ -113,6 +114,7 @@ def test_every_length(shape: tuple[int, int], dtype: torch.dtype, device: str) -
 @pytest.mark.parametrize("k", [1, 2, 31, 32, 33, 64, 65, 100])
 @each_dtype
 @on_each_device
+@pytest.mark.quick(20)
 def test_the_first_k(k: int, dtype: torch.dtype, device: str) -> None:
     for shape in [(3, k), (130, 129), (3, 4097), (1, 40_000)]:
         for kind in ("random", "special", "few"):

@@ -192,6 +192,7 @@ def test_vmap_takes_no_dtype_that_one_example_has_not() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # by torch
 @each_differentiable
+@pytest.mark.quick(2)
 def test_compiled_autograd_traces_the_gradient(name: str) -> None:
     arguments = call_with(name)
     expected = gradients(public(name), arguments)
@@ -259,6 +260,7 @@ def curvature(function: Callable[..., Any], arguments: list[Any]) -> Callable[..
 
 
 @each_of_torchs
+@pytest.mark.quick(2)
 def test_the_second_derivative_transforms_and_compiles_as_torchs(name: str) -> None:
     arguments = call_with(name)
     expected = curvature(TORCH[name], arguments)(*arguments)

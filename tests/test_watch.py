@@ -132,6 +132,7 @@ def test_a_save_reads_each_file_once_before_and_once_after_compiling(
     assert looked_at == {scratch_op.binding.name: 1}
 
 
+@pytest.mark.slow
 def test_a_plugin_that_raises_ends_neither_the_watch_nor_the_operator(watching: Watching) -> None:
     plugin = watching.op.root / "ops" / f"{watching.op.name}.py"
     text = (
@@ -152,6 +153,7 @@ def test_a_plugin_that_raises_ends_neither_the_watch_nor_the_operator(watching: 
     assert re.match(rf"{watching.op.name}: ", watching.line())
 
 
+@pytest.mark.slow
 def test_a_kernel_dropped_for_this_device_is_not_timed(watching: Watching) -> None:
     if torch.cuda.is_available():
         pytest.skip("the operator has no kernel for a GPU")
@@ -160,12 +162,14 @@ def test_a_kernel_dropped_for_this_device_is_not_timed(watching: Watching) -> No
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_a_kernel_added_meanwhile_is_built_too(watching: Watching) -> None:
     kernel = watching.op.root / "kernels" / f"{watching.op.name}.cu"
     kernel.write_text("__global__ void unused(float* out) { *out = 1; }\n")
     assert re.search(r"\d+ registers, 0 bytes spilled", watching.line())
 
 
+@pytest.mark.slow
 def test_a_file_that_is_gone_is_waited_for(watching: Watching) -> None:
     text = watching.op.binding.read_text()
     watching.op.binding.unlink()
