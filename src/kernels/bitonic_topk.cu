@@ -12,45 +12,21 @@ using namespace cuda_ops;
 namespace {
 
 // A key, and below it the index: all words differ, and the first of equal keys is the smallest.
-// Narrow keys share the words, and the kernels, of 4-byte ones.
 template <class U>
 using Word = std::conditional_t<sizeof(U) == 8, unsigned __int128, uint64_t>;
-template <class W>
-using Widest = std::conditional_t<sizeof(W) == 16, uint64_t, uint32_t>;
 template <class U>
 __device__ Word<U> word_of(U key, int64_t index) {
   return Word<U>(key) << 32 | uint32_t(index);
 }
 
-// An order of U in the fields of a wider one, and back.
-template <class To, class From>
-__host__ __device__ Order<To> order_as(const Order<From>& order) {
-  return {order.floating, To(order.sign), To(order.infinity), To(order.flip)};
-}
-
-// Calls `body` with the type of keys of `size` bytes whose word is W.
-template <class W, class Body>
-__device__ void visit_keys(int size, Body&& body) {
-  if constexpr (sizeof(W) == 16) {
-    body(uint64_t{});
-  } else if (size == 4) {
-    body(uint32_t{});
-  } else if (size == 2) {
-    body(uint16_t{});
-  } else {
-    body(uint8_t{});
-  }
-}
-
 constexpr int kLoads = 8;   // loads of a lane before it looks at any
 constexpr int kQueued = 4;  // loads between two updates of the best
 
-// Sorts elements begin ... end - 1: words[r] of lane l is number l * R + r. The first 16 * R are
-// kept, and the first k wanted. load(at, next) gives the words at + lane, at + lane + 32, ..., all
-// ones from `end` on.
-template <class W, int R, class Load>
+// Sorts source(begin) ... source(end - 1): words[r] of lane l is number l * R + r. The first 16 * R
+// are kept, and the first k wanted.
+template <class W, int R, class Source>
 __device__ void select(W (&words)[R], W* queue, int k, int64_t begin, int64_t end,
-                       const Load& load) {
+                       const Source& source) {
   constexpr int kKept = 16 * R;
   constexpr W kNone = ~W(0);
   const int lane = threadIdx.x % 32;
@@ -77,105 +53,64 @@ __device__ void select(W (&words)[R], W* queue, int k, int64_t begin, int64_t en
   };
   for (int64_t at = begin; at < end; at += 32 * kLoads) {
     W next[kLoads];
-    load(at, next);
-    const bool more = at + 32 * kLoads < end;
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u) {
+      const int64_t i = at + u * 32 + lane;
+      next[u] = i < end ? source(i) : kNone;
+    }
 #pragma unroll
     for (int first = 0; first < kLoads; first += kQueued) {
       W least = kNone;
 #pragma unroll
       for (int u = first; u < first + kQueued; ++u) least = next[u] < least ? next[u] : least;
-      if (__any_sync(~0u, least < last)) {
+      if (!__any_sync(~0u, least < last)) continue;
 #pragma unroll
-        for (int u = first; u < first + kQueued; ++u) {
-          const bool better = next[u] < last;
-          const uint32_t all = __ballot_sync(~0u, better);
-          if (better) queue[queued + __popc(all & ((1u << lane) - 1))] = next[u];
-          queued += __popc(all);
-        }
+      for (int u = first; u < first + kQueued; ++u) {
+        const bool better = next[u] < last;
+        const uint32_t all = __ballot_sync(~0u, better);
+        if (better) queue[queued + __popc(all & ((1u << lane) - 1))] = next[u];
+        queued += __popc(all);
       }
-      // At the end nothing stays in the queue.
-      const int full = more || first + kQueued < kLoads ? kKept : 1;
-      while (queued >= full) sort_queue();
+      while (queued >= kKept) sort_queue();
     }
   }
+  if (queued > 0) sort_queue();
 }
 
 // Reads the rows, or what was kept of their chunks; writes the results, or what is kept. Each chunk
 // has a warp.
-template <class W, int R>
+template <class U, int R>
 __global__ void __launch_bounds__(32 * kTopkWarps)
-    topk_kernel(const __grid_constant__ TopkRows p, const Order<Widest<W>> order,
-                const TopkConfig config, int64_t n, const W* from, W* to) {
+    topk_kernel(const __grid_constant__ TopkRows p, const Order<U> order, const TopkConfig config,
+                int64_t n, const Word<U>* from, Word<U>* to) {
+  using W = Word<U>;
   __shared__ W queues[kTopkWarps][16 * R + 32 * kQueued];
   const int64_t number = int64_t(blockIdx.x) * kTopkWarps + threadIdx.x / 32;
   const int64_t row = number / config.chunks;
   if (row >= p.sort.rows.numel) return;
   const int64_t begin = number % config.chunks * config.chunk;
   const int64_t end = n - begin < config.chunk ? n : begin + config.chunk;
-  const int lane = threadIdx.x % 32, k = int(p.k), size = int(size_of(p.sort.rows.dtype));
-  const int64_t offset = p.sort.rows.offset_at(row);
-  const auto load = [&](int64_t at, W(&next)[kLoads]) {
-    const auto fill = [&](auto&& word_at) {
-#pragma unroll
-      for (int u = 0; u < kLoads; ++u) {
-        const int64_t i = at + u * 32 + lane;
-        next[u] = i < end ? word_at(i) : ~W(0);
-      }
-    };
-    if (from != nullptr) return fill([&](int64_t i) { return from[row * n + i]; });
-    visit_keys<W>(size, [&](auto key) {
-      using U = decltype(key);
-      const U* data = static_cast<const U*>(p.sort.rows.data) + offset;
-      const Order<U> own = order_as<U>(order);
-      fill([&](int64_t i) { return word_of(own.key(data[i]), i); });
-    });
-  };
+  const int lane = threadIdx.x % 32, k = int(p.k);
+  const U* data = static_cast<const U*>(p.sort.rows.data) + p.sort.rows.offset_at(row);
   W words[R];
-  select(words, queues[threadIdx.x / 32], k, begin, end, load);
-  if (to != nullptr) {
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      if (lane * R + r < k) to[number * k + lane * R + r] = words[r];
-    }
-    return;
+  W* queue = queues[threadIdx.x / 32];
+  if (from == nullptr) {
+    select(words, queue, k, begin, end, [&](int64_t i) { return word_of(order.key(data[i]), i); });
+  } else {
+    select(words, queue, k, begin, end, [&](int64_t i) { return from[row * n + i]; });
   }
-  visit_keys<W>(size, [&](auto key) {
-    using U = decltype(key);
-    const U* data = static_cast<const U*>(p.sort.rows.data) + offset;
-    const Order<U> own = order_as<U>(order);
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      const int place = lane * R + r;
-      if (place >= k) break;
+  for (int r = 0; r < R; ++r) {
+    const int place = lane * R + r;
+    if (place >= k) break;
+    if (to != nullptr) {
+      to[number * k + place] = words[r];
+    } else {
       const uint32_t index = uint32_t(words[r]);
-      const U value = value_of(U(words[r] >> 32), own, data, index);
+      const U value = value_of(U(words[r] >> 32), order, data, index);
       static_cast<U*>(p.sort.values)[row * k + place] = value;
       p.sort.indices[row * k + place] = index;
     }
-  });
-}
-
-template <class W>
-cudaError_t launch_chunks(const TopkRows& p, const Order<Widest<W>>& order, cudaStream_t stream) {
-  const int64_t rows = p.sort.rows.numel;
-  const DeviceInfo device = current_device();
-  const W* from = nullptr;
-  auto* to = static_cast<W*>(p.sort.workspace);
-  W* other = nullptr;
-  for (int64_t n = p.sort.n;;) {
-    const TopkConfig config = topk_config(rows, n, p.k, device);
-    const auto kernel = config.kept == 32 ? topk_kernel<W, 2> : topk_kernel<W, 4>;
-    const int64_t blocks = (rows * config.chunks + kTopkWarps - 1) / kTopkWarps;
-    const bool last = config.chunks == 1;
-    kernel<<<unsigned(blocks), 32 * kTopkWarps, 0, stream>>>(p, order, config, n, from,
-                                                             last ? nullptr : to);
-    if (last) return cudaGetLastError();
-    // The first place is the larger one, so the two take turns.
-    if (other == nullptr) other = to + rows * config.chunks * p.k;
-    from = to;
-    to = other;
-    other = const_cast<W*>(from);
-    n = config.chunks * p.k;
   }
 }
 
@@ -186,7 +121,26 @@ cudaError_t launch_topk(const TopkRows& p, cudaStream_t stream) {
     return launch_warps<U>(p.sort, config, p.k, stream);
   }
   const Order<U> order = order_of<U>(p.sort.rows.dtype, p.sort.descending);
-  return launch_chunks<Word<U>>(p, order_as<Widest<Word<U>>>(order), stream);
+  const int64_t rows = p.sort.rows.numel;
+  const DeviceInfo device = current_device();
+  const Word<U>* from = nullptr;
+  auto* to = static_cast<Word<U>*>(p.sort.workspace);
+  Word<U>* other = nullptr;
+  for (int64_t n = p.sort.n;;) {
+    const TopkConfig config = topk_config(rows, n, p.k, device);
+    const auto kernel = config.kept == 32 ? topk_kernel<U, 2> : topk_kernel<U, 4>;
+    const int64_t blocks = (rows * config.chunks + kTopkWarps - 1) / kTopkWarps;
+    const bool last = config.chunks == 1;
+    kernel<<<unsigned(blocks), 32 * kTopkWarps, 0, stream>>>(p, order, config, n, from,
+                                                             last ? nullptr : to);
+    if (last) return cudaGetLastError();
+    // The first place is the larger one, so the two take turns.
+    if (other == nullptr) other = to + rows * config.chunks * p.k;
+    from = to;
+    to = other;
+    other = const_cast<Word<U>*>(from);
+    n = config.chunks * p.k;
+  }
 }
 
 }  // namespace
