@@ -102,6 +102,7 @@ def by_torch(
     return torch.where(mask[:k] != 0, x[..., :k] * scale + bias[:k].to(x.dtype), 0)
 
 
+@pytest.mark.slow
 def test_an_output_has_the_size_that_an_int_says(name: str) -> None:
     arguments = torch.randn(3, 5), torch.randn(5).double(), torch.tensor([1, 0, 2, 3, 0]), 4
     function = registry().public(name)
@@ -209,6 +210,7 @@ def test_only_arguments_that_share_a_dtype_are_promoted() -> None:
     assert rules.cuda_ops_autocast(alone) is None
 
 
+@pytest.mark.slow
 def test_it_passes_its_checks(name: str) -> None:
     """The kit draws each argument in a dtype of its own list."""
     report = check_op(name, checks=[by_name("reference"), by_name("registration")], devices=["cpu"])

@@ -82,6 +82,7 @@ def x(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield torch.ones(SIZE // 4)
 
 
+@pytest.mark.slow
 def test_the_peak_has_results_and_what_is_alive_beside_them(x: torch.Tensor) -> None:
     assert memory_of(torch.exp, (x,), CUDA, False) == Memory(SIZE)
     assert memory_of(lambda x: (x.exp() + 1, x.sin()), (x,), CUDA, False) == Memory(2 * SIZE)
@@ -101,6 +102,7 @@ def test_what_was_there_or_stays_from_the_first_call_on_does_not_count(x: torch.
     assert memory_of(call, (x,), CUDA, False) == Memory(SIZE)
 
 
+@pytest.mark.slow
 def test_training_keeps_what_backward_needs_beside_the_results(x: torch.Tensor) -> None:
     # Kept are exp's result, which is also sin's argument, sin's own, cos of it and their product.
     assert memory_of(lambda x: x.exp().sin(), (x,), CUDA, True) == Memory(4 * SIZE, SIZE)
@@ -116,6 +118,7 @@ def test_a_cpu_has_no_memory_to_count() -> None:
 # --- where it is asked for ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_case_that_asks_has_the_memory_of_everyone_that_was_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -203,6 +203,7 @@ def test_the_command_from_end_to_end(
     assert "caches held nothing unwritten" in out and "was made with --clean-caches" in out
 
 
+@pytest.mark.slow
 def test_what_goes_on_is_told_on_stderr_where_no_status_is_seen(
     capsys: pytest.CaptureFixture[str], fast_command: None
 ) -> None:
@@ -260,6 +261,7 @@ main(["silu", "--quick", "--peers", "endless"])
 """
 
 
+@pytest.mark.slow
 def test_the_last_line_of_a_run_that_is_killed_says_who_has_not_returned() -> None:
     # A process that is killed writes nothing more: each line must have been flushed.
     command_line = [sys.executable, "-c", _KILLED_IN_A_PEER]

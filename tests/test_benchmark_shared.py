@@ -160,6 +160,7 @@ def test_a_whole_model_is_left_out_where_it_does_not_fit() -> None:
 
 
 @pytest.mark.usefixtures("small_caches", "built_mixture")
+@pytest.mark.slow
 def test_a_mixture_is_right_with_one_set_of_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe, "WHOLE", {"DeepSeek-V3": (64, 32, 16, 4)})
     plugins: Any = SimpleNamespace(

@@ -24,6 +24,8 @@ from cuda_ops.testing.checks import by_name, index_width
 from cuda_ops.testing.subject import find
 from cuda_ops.testing.worker import Worker
 
+pytestmark = pytest.mark.slow  # they need an operator of their own to be compiled
+
 SOURCE = """
 #include "binding.h"
 using namespace cuda_ops;
@@ -117,7 +119,6 @@ def spec(name: str) -> OpSpec:
     return registry().operators("scratch_brackets")[name].spec
 
 
-@pytest.mark.slow
 def test_it_passes_its_checks(name: str) -> None:
     with Worker(PROFILES["quick"].timeout) as worker:
         for op in registry().operators(name):
@@ -166,7 +167,6 @@ def test_vmap_over_either(name: str, in_dims: tuple[int | None, ...], count: int
         ("return v * w; }", "return 2 * v * w; }"),  # without a bias alone
     ],
 )
-@pytest.mark.slow
 def test_a_gradient_that_some_rows_alone_show_to_be_wrong_is_found(
     right: str, wrong: str, scratch_op: ScratchOp
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_kernel_that_no_line_binds_is_said_to_be(scratch_op: ScratchOp, capsys
     assert "cpu no .cuda<f>() of its .cu" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_one_failing_operator_is_status_1_with_its_compiler_lines_and_leaves_the_others(
     scratch_op: ScratchOp, capsys: Capture
 ) -> None:
@@ -426,6 +427,7 @@ def test_reload_raises_what_went_wrong_and_the_old_code_serves(scratch_op: Scrat
         reload("no_such_op")
 
 
+@pytest.mark.slow
 def test_compile_commands_name_every_source(scratch_op: ScratchOp) -> None:
     scratch_op.write("v")
     assert main([scratch_op.name, "--root", str(scratch_op.root)]) == 0

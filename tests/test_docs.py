@@ -96,6 +96,7 @@ def test_python_blocks_compile(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [p for p in DOCS if _program(p).strip()], ids=_name)
+@pytest.mark.quick("README.md")
 def test_python_blocks_run_in_order(path: Path, tmp_path: Path) -> None:
     program = _program(path)
     used = set(re.findall(r"\bcuda_ops\.(\w+)", program)) & set(registry().pairs())

@@ -74,6 +74,7 @@ def cases_of_kernels(plans: Plans) -> dict[str, Case]:
     return smallest(plans, linear=True)
 
 
+@pytest.mark.slow
 def test_every_tile_of_a_layer_is_chosen_somewhere(cases_of_kernels: dict[str, Case]) -> None:
     streams = [f"stream {swap}8 splits {n}" for n in (1, 2, 4, 8) for swap in ("", "swapped ")]
     narrow = [f"{swap}128x{tile}" for tile in (16, 64) for swap in ("", "swapped ")]
@@ -90,6 +91,7 @@ def test_every_tile_of_a_layer_is_chosen_somewhere(cases_of_kernels: dict[str, C
 
 
 @pytest.mark.parametrize("name", ["", "_keep", "_slope"])
+@pytest.mark.slow
 def test_the_sanitizer_is_shown_every_family(plans: Plans, name: str) -> None:
     def case_of(sample: Sample) -> Case:
         x, weight = sample.tensors[-3:-1]

@@ -25,7 +25,7 @@ def test_there_are_enough_of_them() -> None:
 
 
 @pytest.mark.parametrize("name", GOOD)
-@pytest.mark.quick(2)
+@pytest.mark.slow
 def test_no_false_alarm(name: str, worker: Worker) -> None:
     report = check_op(described()[name], isolate=worker)
     assert report.passed, str(report)

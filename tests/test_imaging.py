@@ -47,6 +47,7 @@ def test_gray_is_the_exact_sum_rounded_halves_up(every_colour: torch.Tensor, dev
     assert torch.equal(cuda_ops.rgb_to_gray_chw(planar).to(torch.int32), exact)
 
 
+@pytest.mark.slow
 def test_gray_beside_torchvision_and_opencv(every_colour: torch.Tensor) -> None:
     ours = cuda_ops.rgb_to_gray(every_colour).to(torch.int32)
     r, g, b = every_colour.to(torch.float32).unbind(-1)

@@ -494,6 +494,7 @@ def test_an_operator_that_did_not_build_says_why_at_each_use(scratch_op: Scratch
     assert torch.equal(getattr(cuda_ops, scratch_op.name)(X), X * 2)
 
 
+@pytest.mark.slow
 def test_what_a_parallel_loop_throws_comes_out(scratch_op: ScratchOp) -> None:
     scratch_op.write('v > 1 ? throw std::runtime_error("too large") : v')
     assert not compile_ops([scratch_op.name], compare=False)[0].error

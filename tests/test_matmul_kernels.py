@@ -172,6 +172,7 @@ def cases_of_kernels(plans: Plans) -> dict[str, Case]:
     return smallest(plans)
 
 
+@pytest.mark.slow
 def test_every_tile_and_layout_is_chosen_somewhere(cases_of_kernels: dict[str, Case]) -> None:
     for tile, layout in itertools.product(
         ("128x16", "128x32", "128x64", "128x128", "128x192", "128x256"),
@@ -200,6 +201,7 @@ def test_every_tile_and_layout_is_chosen_somewhere(cases_of_kernels: dict[str, C
 
 
 @pytest.mark.parametrize("linear", [False, True], ids=["product", "layer"])
+@pytest.mark.slow
 def test_no_other_size_is_given_another_kernel(plans: Plans, linear: bool) -> None:
     """The GPU tests, here and of fused_linear_gelu, run every kernel that any size gets."""
     draw = random.Random(0)

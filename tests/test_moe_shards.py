@@ -99,6 +99,7 @@ def test_sharded_experts_refuse_what_does_not_fit(mesh: Any) -> None:
         cuda_ops.moe(*whole, placed(matrices[0].repeat(2, 1, 1), Shard(0)), second, 2)
 
 
+@pytest.mark.slow
 def test_sharded_experts_compile(mesh: Any) -> None:
     from torch.distributed.tensor import DTensor, Replicate, Shard
 

@@ -125,6 +125,7 @@ def test_changed_schemas_reach_inductor(
     assert torch.equal(torch.compile(scratch_op.function)(X, 3.0), X * 3)
 
 
+@pytest.mark.slow
 def test_schema_that_contradicts_the_code_is_refused_and_the_old_one_serves(
     scratch_op: ScratchOp,
 ) -> None:
@@ -226,6 +227,7 @@ print(leaf.grad[0].item())
         assert float(result.stdout.split()[-1]) == factor
 
 
+@pytest.mark.slow
 def test_the_tag_of_torch_s_disk_caches_is_every_thread_s_and_keeps_what_others_put_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -357,6 +359,7 @@ for i in range(10):
 """
 
 
+@pytest.mark.slow
 def test_what_ptxas_serializes_is_a_warning(scratch_op: ScratchOp) -> None:
     scratch_op.write("v * 0")
     assert scratch_op.build().warnings == ()
@@ -446,6 +449,7 @@ def test_full_disk_is_an_error_and_leaves_no_library(
     assert ".so" not in done.stdout
 
 
+@pytest.mark.slow
 def test_building_leaves_the_environment_as_it_was(scratch_op: ScratchOp) -> None:
     before = dict(os.environ)
     scratch_op.write("v * 2")

@@ -27,6 +27,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     return choose
 
 
+@pytest.mark.slow
 def test_the_sanitizer_is_shown_every_path(plan: Callable[..., str]) -> None:
     def path(rows: int, n: int, size: int) -> tuple[str, ...]:
         words = plan(rows, n, size, wide=7).split()

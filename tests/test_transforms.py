@@ -68,6 +68,7 @@ def test_what_vjp_returns_outlives_the_transform(name: str, called: str) -> None
 
 @by_each_name
 @each_differentiable
+@pytest.mark.quick(10)
 def test_gradients_per_sample(name: str, called: str) -> None:
     function = function_of(name, called)
     calls = [call_with(name, seed=seed) for seed in range(3)]
@@ -130,6 +131,7 @@ def test_function_modes_see_it(name: str) -> None:
 
 
 @each_differentiable
+@pytest.mark.quick(4)
 def test_forward_mode_is_refused_and_not_forgotten(name: str) -> None:
     function, arguments = public(name), call_with(name)
     first = floating(arguments)[0]
@@ -214,6 +216,7 @@ each_of_torchs = pytest.mark.parametrize("name", [name for name in TORCH if name
 
 
 @each_of_torchs
+@pytest.mark.quick(3)
 def test_the_second_derivative_is_right(name: str) -> None:
     arguments = call_with(name, dtype=torch.float64)
     leaves = [a.requires_grad_() if is_floating(a) else a for a in arguments]
@@ -228,6 +231,7 @@ def refuses(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", [n for n in OPERATORS if refuses(n)])
+@pytest.mark.quick(2)
 def test_what_has_no_gradient_compiles_until_one_is_asked_for(name: str) -> None:
     arguments = call_with(name)
     function = OPERATORS[name].public

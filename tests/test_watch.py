@@ -81,6 +81,7 @@ def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "wait_for_changes", also_now_and_then)
 
 
+@pytest.mark.slow
 def test_each_save_is_one_line_and_a_broken_one_leaves_the_old_code(watching: Watching) -> None:
     op = watching.op
     function = op.function
