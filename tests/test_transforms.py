@@ -86,7 +86,8 @@ def test_gradients_per_sample(name: str, called: str) -> None:
     per_sample = torch.vmap(torch.func.grad(loss, argnums=positions), in_dims=in_dims)(*stacked)
     for k, actual in enumerate(per_sample):
         expected = torch.stack([gradients(function, c)[k] for c in calls])
-        torch.testing.assert_close(actual, expected)
+        # Samples that are mapped together may be added up in another order.
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @each_differentiable
