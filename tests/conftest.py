@@ -25,8 +25,10 @@ from torch.utils._pytree import tree_leaves
 from cuda_ops.build import compiling, discovery, toolchain
 from cuda_ops.compile_ops import reload
 from cuda_ops.registry import registry
+from cuda_ops.testing import PROFILES
 from cuda_ops.testing.case import NotRunError
 from cuda_ops.testing.memory import much_memory, release
+from cuda_ops.testing.worker import Worker
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # As many workers as cores: one thread for each, and for what it starts.
@@ -242,6 +244,13 @@ def mesh() -> Iterator[Any]:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield init_device_mesh("cpu", (2,))
     torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def worker() -> Iterator[Worker]:
+    """A process for checks of operators that do it no harm: it imports torch's compilers once."""
+    with Worker(PROFILES["ci"].timeout) as worker:
+        yield worker
 
 
 @pytest.fixture

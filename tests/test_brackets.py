@@ -18,7 +18,7 @@ from cuda_ops.compile_ops import compile_ops
 from cuda_ops.derive import rules
 from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing import PROFILES, check_op
+from cuda_ops.testing import check_op
 from cuda_ops.testing.case import Case, NotRunError
 from cuda_ops.testing.checks import by_name, index_width
 from cuda_ops.testing.subject import find
@@ -108,8 +108,10 @@ def load(root: Path, name: str, source: str = SOURCE) -> None:
 
 
 @pytest.fixture(scope="module")
-def name(scratch_root: Path) -> Iterator[str]:
-    load(scratch_root, "scratch_brackets")
+def name(scratch_root: Path, quick_compiler: Path) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("CXX", str(quick_compiler))
+        load(scratch_root, "scratch_brackets")
     yield "scratch_brackets"
     ScratchOp("scratch_brackets", scratch_root).binding.unlink()
     registry().rescan()
@@ -119,13 +121,12 @@ def spec(name: str) -> OpSpec:
     return registry().operators("scratch_brackets")[name].spec
 
 
-def test_it_passes_its_checks(name: str) -> None:
-    with Worker(PROFILES["quick"].timeout) as worker:
-        for op in registry().operators(name):
-            report = check_op(op, devices=["cpu"], isolate=worker)
-            assert report.passed, str(report)
-            ran = {entry.name for entry in report.entries if entry.passed}
-            assert {"vmap[cpu]", "dtensor[cpu]", "opcheck[cpu]", "compile_static[cpu]"} <= ran
+def test_it_passes_its_checks(name: str, worker: Worker) -> None:
+    for op in registry().operators(name):
+        report = check_op(op, devices=["cpu"], isolate=worker)
+        assert report.passed, str(report)
+        ran = {entry.name for entry in report.entries if entry.passed}
+        assert {"vmap[cpu]", "dtensor[cpu]", "opcheck[cpu]", "compile_static[cpu]"} <= ran
 
 
 @pytest.mark.parametrize(
@@ -168,11 +169,12 @@ def test_vmap_over_either(name: str, in_dims: tuple[int | None, ...], count: int
     ],
 )
 def test_a_gradient_that_some_rows_alone_show_to_be_wrong_is_found(
-    right: str, wrong: str, scratch_op: ScratchOp
+    right: str, wrong: str, scratch_op: ScratchOp, worker: Worker
 ) -> None:
     assert SOURCE.count(right) == 1
     load(scratch_op.root, scratch_op.name, SOURCE.replace(right, wrong))
-    report = check_op(scratch_op.name, checks=[by_name("gradcheck")], devices=["cpu"])
+    gradcheck = [by_name("gradcheck")]
+    report = check_op(scratch_op.name, checks=gradcheck, devices=["cpu"], isolate=worker)
     assert [entry.name for entry in report.failures] == ["gradcheck[cpu]"], str(report)
 
 

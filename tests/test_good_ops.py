@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import good_ops  # describes the operators
 import pytest
 
-from cuda_ops.testing import PROFILES, check_op
+from cuda_ops.testing import check_op
 from cuda_ops.testing.subject import described
 from cuda_ops.testing.worker import Worker
 
 GOOD = [name for name in described() if name.startswith("good::")]
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker(PROFILES["quick"].timeout) as worker:
-        yield worker
 
 
 def test_there_are_enough_of_them() -> None:

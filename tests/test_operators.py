@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -32,12 +32,6 @@ from cuda_ops.testing.case import Case
 from cuda_ops.testing.samples import TensorArg
 from cuda_ops.testing.subject import subject_of
 from cuda_ops.testing.worker import Worker
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker(PROFILES["ci"].timeout) as worker:
-        yield worker
 
 
 def test_operators_were_found() -> None:

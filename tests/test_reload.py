@@ -198,33 +198,42 @@ def test_changed_formula_in_a_new_process_despite_torch_s_disk_caches(
     scratch_op: ScratchOp, tmp_path: Path, loader: str
 ) -> None:
     plugin = scratch_op.root / "ops" / f"{scratch_op.name}.py"
+    # Of calls alone: Inductor keeps their graphs, and has no C++ to compile for them.
+    formulas = ("op.overload(grad)", "op.overload(op.overload(grad))")
     load = f"registry().load({scratch_op.name!r}, built.path)"
     if loader == "another thread":
         load = f"thread = Thread(target=lambda: {load}); thread.start(); thread.join()"
     code = f"""
+import os
 from pathlib import Path
 from threading import Thread
 import torch
-from cuda_ops.build import compiling
-from cuda_ops.registry import registry
-registry().add_root(Path({str(scratch_op.root)!r}))
-built = compiling.build(registry().pairs()[{scratch_op.name!r}])
-{load}
-function = torch.compile(registry().public({scratch_op.name!r}), fullgraph=True)
-leaf = torch.ones(3, requires_grad=True)
-function(leaf).sum().backward()
-print(leaf.grad[0].item())
+import torch._inductor.compile_fx  # once, before the forks: they begin without any operator
+def differentiate():
+    from cuda_ops.build import compiling
+    from cuda_ops.registry import registry
+    registry().add_root(Path({str(scratch_op.root)!r}))
+    built = compiling.build(registry().pairs()[{scratch_op.name!r}])
+    {load}
+    function = torch.compile(registry().public({scratch_op.name!r}), fullgraph=True)
+    leaf = torch.ones(3, requires_grad=True)
+    function(leaf).sum().backward()
+    print(leaf.grad[0].item(), flush=True)
+for formula in {[_FORMULA.format(formula=formula) for formula in formulas]}:
+    Path({str(plugin)!r}).write_text(formula)
+    child = os.fork()
+    if child == 0:
+        differentiate()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 """
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     scratch_op.write("v * 3")
-    # Formulas of calls alone: Inductor keeps their graphs, and has no C++ to compile for them.
-    for formula, factor in (("op.overload(grad)", 3), ("op.overload(op.overload(grad))", 9)):
-        plugin.write_text(_FORMULA.format(formula=formula))
-        result = subprocess.run(
-            [sys.executable, "-c", code], cwd=REPO, env=environment, capture_output=True, text=True
-        )
-        assert result.returncode == 0, result.stderr
-        assert float(result.stdout.split()[-1]) == factor
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPO, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["3.0", "9.0"]
 
 
 @pytest.mark.slow
