@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ScratchOp, needs_gpu, room_for
+from conftest import ScratchOp, needs_gpu
 
 import cuda_ops
 from cuda_ops.dev.scaffold import new_pair
 from cuda_ops.registry import registry
-from cuda_ops.testing.stall import stall
 
 pytestmark = needs_gpu
 
