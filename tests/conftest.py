@@ -31,20 +31,20 @@ from cuda_ops.testing.memory import much_memory, release
 from cuda_ops.testing.worker import Worker
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # As many workers as cores: one thread for each, and for what it starts.
+    # There are as many workers as cores, so each one and what it starts gets one thread.
     torch.set_num_threads(1)
     os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
-#: Modules with tests of ten seconds and more, which come first: begun last, one would leave the
-#: other workers without work.
+#: Modules with tests of ten seconds or more. They run first: started last, such a test would leave
+#: the other workers idle.
 LONG = (
     "guests", "emulated", "pytest_plugin", "reload", "installed", "brackets", "scaffold", "docs",
     "kit", "bad_ops", "operators", "dev", "moe_shards", "watch", "good_ops", "transforms",
 )  # fmt: skip
 
 
-@pytest.hookimpl(tryfirst=True)  # before slow ones are deselected
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects slow tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {f"test_{name}.py": number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
@@ -111,7 +111,7 @@ class ScratchOp:
         include: str = "",
         key: str = "cpu",
     ) -> None:
-        """Save the binding; the formulas are C++ of ``v`` (the input) and ``g`` (the gradient)."""
+        """Writes the binding; formulas are C++ in ``v`` (the input) and ``g`` (the gradient)."""
         text = _BINDING.format(
             op=self.name, forward=forward, backward=backward, parameter=parameter,
             schema=schema, include=include, key=key,
@@ -122,7 +122,7 @@ class ScratchOp:
         return compiling.build(registry().rescan()[self.name])
 
     def reload(self) -> compiling.Built:
-        """Build and load; what ``compile_dev.reload`` does for one operator."""
+        """Builds and loads, as ``compile_dev.reload`` does for one operator."""
         built = self.build()
         registry().load(self.name, built.path)
         return built
@@ -134,15 +134,16 @@ class ScratchOp:
 
 
 def made_once(path: Path, make: Callable[[Path], object], wait: bool = True) -> bool:
-    """Has ``make`` write ``path``, unless a process did before; False: one does it now.
+    """Lets ``make`` write ``path`` unless another process has written it.
 
-    With ``wait`` for that process to be done.
+    Returns:
+        Whether the file is there; without ``wait``, False while another process is writing it.
     """
     try:
         with FileLock(f"{path}.lock", timeout=-1 if wait else 0):
             if not path.exists():
                 part = path.with_name(f"{path.name}.part")
-                shutil.rmtree(part, ignore_errors=True)  # of one that failed
+                shutil.rmtree(part, ignore_errors=True)  # left by a failed attempt
                 make(part)
                 part.rename(path)
     except Timeout:
@@ -152,14 +153,14 @@ def made_once(path: Path, make: Callable[[Path], object], wait: bool = True) -> 
 
 @pytest.fixture(scope="session")
 def folder_of_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all workers of a run share, for :func:`made_once`."""
+    """A folder that all workers of a run share; use it with :func:`made_once`."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """A test that fails does so again, alone as well as among others."""
+    """Seeds torch, so that a failing test fails again, alone or among others."""
     torch.manual_seed(0)
 
 
@@ -167,14 +168,14 @@ def seeded() -> None:
 def quick_compiler(folder_of_all: Path) -> Path:
     """A C++ compiler for ``CXX`` that takes a third of the time.
 
-    It does not optimise, and has compiled binding.h already. A library that it makes passes for one
-    that the real compiler would make, so it is for operators that only tests use.
+    It does not optimise and uses a precompiled binding.h. Its libraries have the names of optimised
+    ones, so use it only for operators of tests.
     """
     compiler, folder = os.environ.get("CXX", "c++"), folder_of_all / "quick"
     header = discovery.INCLUDE_DIR / "binding.h"
 
     def make(part: Path) -> None:
-        precompiled = part / "binding.h.gch"  # the compiler takes whichever of them fits
+        precompiled = part / "binding.h.gch"  # a folder: the compiler takes the file that fits
         precompiled.mkdir(parents=True)
         pairs = discovery.discover([discovery.BUILTIN_ROOT])
         for cuda, pair in {toolchain.uses_cuda(pair): pair for pair in pairs}.items():
@@ -211,7 +212,7 @@ def scratch_op(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[ScratchOp]:
-    """A new operator each time, built in a cache of its own."""
+    """A new operator for each test, with its own cache."""
     monkeypatch.setenv("CXX", str(quick_compiler))
     monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path_factory.mktemp("a cache")))
     op = ScratchOp(f"scratch_{next(_numbers)}", scratch_root)
@@ -222,14 +223,14 @@ def scratch_op(
     registry().rescan()
 
 
-# Without one a binding's CUDA entry is no part of the build, and its kernel is not compiled.
+# Without nvcc the build leaves out a binding's CUDA entry and its kernel.
 needs_nvcc = pytest.mark.skipif(toolchain.cuda_home() is None, reason="needs nvcc")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 @pytest.fixture(autouse=True)
 def _memory_for_others() -> Iterator[None]:
-    """What torch keeps of a large test's memory, other processes would wait for."""
+    """Frees the memory that torch keeps after a large test: other processes wait for it."""
     yield
     if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 1 << 30:
         release()
@@ -237,7 +238,7 @@ def _memory_for_others() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Any]:
-    """Two devices that are said to be there: what is sent is counted and goes nowhere."""
+    """A mesh of two fake devices, whose messages are counted and go nowhere."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -248,14 +249,14 @@ def mesh() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def worker() -> Iterator[Worker]:
-    """A process for checks of operators that do it no harm: it imports torch's compilers once."""
+    """A process that checks harmless operators; sharing it imports torch's compilers once."""
     with Worker(PROFILES["ci"].timeout) as worker:
         yield worker
 
 
 @pytest.fixture
 def roots_for_now() -> Iterator[None]:
-    """The roots that a command line adds are gone after the test."""
+    """Removes the roots that a command line adds after the test."""
     before = list(registry()._extra_roots)
     yield
     registry()._extra_roots[:] = before
@@ -263,7 +264,7 @@ def roots_for_now() -> Iterator[None]:
 
 
 class Recorder(TorchDispatchMode):
-    """The operators that run while it is on, and the shapes of their first results."""
+    """Records the operators that run while it is on and the shapes of their first results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -284,13 +285,13 @@ class Recorder(TorchDispatchMode):
 
 @pytest.fixture(scope="session")
 def built_mixture() -> None:
-    """moe and its parts."""
+    """Builds moe and its parts."""
     reload("moe_route", "moe_experts", "moe")
 
 
 @contextlib.contextmanager
 def room_for(device: str, needed: float) -> Iterator[None]:
-    """Waits for so many bytes of the device's memory; skips where it has fewer in all."""
+    """Waits for this much free memory on the device; skips if the device has less in total."""
     try:
         with much_memory(device, needed, patience=240):
             yield
@@ -299,7 +300,7 @@ def room_for(device: str, needed: float) -> Iterator[None]:
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Another process, in the checkout."""
+    """Runs Python in another process, in the checkout."""
     command, folder = [sys.executable, *arguments], Path(__file__).parent.parent
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300)
 
@@ -307,7 +308,9 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
 def plan_program(
     tmp_path_factory: pytest.TempPathFactory, source: str
 ) -> Callable[[Iterable[str]], list[str]]:
-    """A choice of kernels as a program, compiled without CUDA: what it answers to each line."""
+    """Compiles a program that plans kernels, without CUDA; returns a function from its input lines
+    to its output lines.
+    """
     folder = Path(__file__).parent
     program = tmp_path_factory.mktemp("plan") / "plan"
     compiler, utils = os.environ.get("CXX", "c++"), folder.parent / "src" / "utils"

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Moe(NamedTuple):
-    plan: str  # part of what is printed of the plan: the case is what its name says
+    plan: str  # part of the printed plan, which shows that the case is what its name says
     tokens: int
     hidden: int
     inner: int
     experts: int
     top_k: int
     dtype: str = "bfloat16"
-    # one: all to one expert; some: some have none; invalid: some to none; tails: 1, 63, ... each
+    # one: all to one expert; some: some experts get none; invalid: some go to none; tails: 1, 63...
     routing: str = "even"
     keep: int = 1  # gate and up
     backward: int = 0

@@ -1,7 +1,7 @@
-"""Faults that test_emulated.py puts into the kernels, and that must be found.
+"""Faults that test_emulated.py puts into the kernels and must find.
 
-All of them are compiled into the programs that run the kernels as they stand; ``FAULT`` is whether
-a run asks for this one.
+The programs that run the right kernels hold all of them; ``FAULT`` is true in a run that asks for
+this one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from emulated_cases import MATMUL, MOE, RADIX, SORT
 
 
 class Fault(NamedTuple):
-    right: str  # what the header says
-    switched: str  # what is compiled in its place: the same unless FAULT
+    right: str  # the header's text
+    switched: str  # its replacement, which does the same unless FAULT
     timing: str
     found: str  # a pattern
     header: str = "gemm_grouped_hopper.cuh"

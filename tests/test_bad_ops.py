@@ -1,4 +1,4 @@
-"""The kit is tested on operators that are wrong: it must reject each, and name the right class."""
+"""Tests the kit on wrong operators: it must reject each one and name the right class."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _root(quick_compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @functools.cache
 def loaded(name: str) -> Subject:
-    """The operator, built when its test begins: workers share the builds as they share tests."""
+    """Builds and loads an operator for its own test, so that workers share the builds."""
     # Not through compile_ops, which calls each operator in this process.
     registry().load(name, build(registry().rescan()[name]).path)
     return find(name)
@@ -79,7 +79,7 @@ def worker() -> Iterator[Worker]:
 
 
 def first_failure(name: str, device: str, worker: Worker) -> CheckEntry:
-    """What a user sees first."""
+    """Returns the failure that a user sees first."""
     for check, where in planned(CHECKS, [device]):
         entry = run_check(check, loaded(name), where, PROFILES["ci"], worker)
         if entry.passed is False:

@@ -1,7 +1,7 @@
-"""What only a GPU shows and no check of the kit asks: messages, threads, reload of CUDA code.
+"""Tests that need a GPU and that the kit does not cover: messages, threads, reload of CUDA code.
 
-Values, streams, graphs, empty inputs and more than 2^31 elements are checked of every operator by
-test_operators.py.
+test_operators.py checks values, streams, graphs, empty inputs and more than 2^31 elements of every
+operator.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ SOURCES = HERE.parent / "src"
 CONSTANTS = {"kFewTokens": 40}
 KERNELS = ("bitonic_topk.cu", "moe_experts.cu", "moe_route.cu")
 
-#: Those whose headers have faults, or which many cases run; the longest to compile first.
+#: The programs that run_*.cpp make; the one that takes longest to compile comes first.
 PROGRAMS = ("matmul", "moe", "route", "sort", "grouped")
 
 Build = Callable[[Path, Path], None]
@@ -72,7 +72,7 @@ def build(folder_of_all: Path) -> Build:
 
 @pytest.fixture(scope="module")
 def program(build: Build, folder_of_all: Path) -> Program:
-    """``program(name)`` is run_<name>.cpp with all faults to choose from, compiled once."""
+    """``program(name)`` is run_<name>.cpp, compiled once with all faults to choose from."""
     headers = folder_of_all / "translated"
     made_once(headers, translated)
 
@@ -83,7 +83,7 @@ def program(build: Build, folder_of_all: Path) -> Program:
     @functools.cache
     def program(name: str) -> Path:
         done = make(name, wait=False)
-        for other in PROGRAMS:  # another worker is at it: meanwhile there may be others to do
+        for other in PROGRAMS:  # while another worker compiles it, compile the others
             if not done:
                 make(other, wait=False)
                 done = make(name, wait=False)
@@ -95,7 +95,7 @@ def program(build: Build, folder_of_all: Path) -> Program:
 
 
 def translated(headers: Path) -> None:
-    """The sources as headers for the emulator, with each fault to be chosen by its number."""
+    """Writes the sources as headers for the emulator; a fault is chosen by its number."""
     translate(SOURCES, headers, KERNELS, CONSTANTS)
     for number, fault in enumerate(FAULTS.values(), 1):
         (header,) = headers.rglob(fault.header)
@@ -221,7 +221,7 @@ def test_radix_sort_by_separate_launches(program: Program, name: str, seed: int)
 @pytest.mark.parametrize("products", ["rows", "weights"])
 @pytest.mark.quick(1)
 def test_grouped(program: Program, products: str, timing: str) -> None:
-    """What test_a_fault_is_found breaks is right as it stands."""
+    """The kernels that test_a_fault_is_found breaks are right without a fault."""
     status, said = run(program("grouped"), timing, seed=1, products=products)
     assert status == 0, said
 

@@ -1,4 +1,4 @@
-"""The kit is tested on operators that are right: a false alarm is a mistake of the kit."""
+"""Tests the kit on right operators: a false alarm is a mistake of the kit."""
 
 from __future__ import annotations
 

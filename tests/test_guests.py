@@ -39,7 +39,7 @@ def test_pybind11_module_is_reachable_by_function() -> None:
 @needs_gpu
 @pytest.mark.slow
 def test_a_kernel_may_include_all_of_torch(tmp_path: Path, roots_for_now: None) -> None:
-    """On machines with a GPU alone: nvcc takes over a minute."""
+    """Runs only on machines with a GPU: nvcc takes over a minute."""
     binding, kernel = (
         (ROOT / folder / f"tutorial_silu.{suffix}").read_text()
         for folder, suffix in (("bindings", "cpp"), ("kernels", "cu"))

@@ -198,7 +198,7 @@ def test_changed_formula_in_a_new_process_despite_torch_s_disk_caches(
     scratch_op: ScratchOp, tmp_path: Path, loader: str
 ) -> None:
     plugin = scratch_op.root / "ops" / f"{scratch_op.name}.py"
-    # Of calls alone: Inductor keeps their graphs, and has no C++ to compile for them.
+    # Formulas of calls alone: Inductor caches their graphs and compiles no C++ for them.
     formulas = ("op.overload(grad)", "op.overload(op.overload(grad))")
     load = f"registry().load({scratch_op.name!r}, built.path)"
     if loader == "another thread":
@@ -441,7 +441,7 @@ def test_read_only_cache_serves_what_it_holds(scratch_op: ScratchOp) -> None:
     assert "Read-only file system; set CUDA_OPS_CACHE to a folder" in done.stderr
 
 
-# Room for nothing, for some of the compiler's files, for all but the published library.
+# A disk with room for nothing, for some of the compiler's files, or for all but the last library.
 @pytest.mark.parametrize("kilobytes", [4, 60, "all but one"])
 @pytest.mark.slow
 def test_full_disk_is_an_error_and_leaves_no_library(

@@ -1,8 +1,8 @@
-// Threads, shared memory and barriers of a GPU on a CPU: what device.h, ptx.h and
-// tensor_cores.h are made of. What is emulated and what is not: translate.py.
+// Threads, shared memory and barriers of a GPU on a CPU, for device.h, ptx.h and tensor_cores.h.
+// translate.py says what is emulated and what is not.
 //
-// A thread is a fiber. It runs until it waits for something that is not there yet; then
-// another one goes on, drawn at random now and then. So an order of events is a seed.
+// A thread is a fiber. It runs until it has to wait; then another one goes on, at times one drawn
+// at random. So a seed fixes the order of events.
 #pragma once
 
 #include <cuda.h>
@@ -27,7 +27,7 @@ namespace emulator {
 enum class Timing { kEarly, kLate };
 extern Timing timing;
 extern int capability;  // of the device, 90 for 9.0
-extern int fault;       // the number of the one to run with, 0 for none
+extern int fault;       // the number of the fault to run with, 0 for none
 void seed(uint64_t value);
 
 // Ends the process, naming block and thread.

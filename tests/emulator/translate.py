@@ -1,27 +1,27 @@
-"""Makes C++ that any x86-64 compiler takes of the project's CUDA sources, to run on the emulator.
+"""Turns the project's CUDA sources into C++ for any x86-64 compiler, to run on the emulator.
 
-Rewritten are the three things that C++ does not have: inline PTX becomes calls of the functions
-in ptx.h, launches become calls of emulator::launch, shared memory becomes the emulator's. The
-instructions of the tensor cores are spelled by macros, so their sections are left out, and
-tensor_cores.h takes their place. Everything else is compiled as it stands: the programs
-run_*.cpp include it, and tests/test_emulated.py builds and runs those.
+It rewrites the three things that C++ lacks: inline PTX becomes calls of the functions in ptx.h,
+launches become calls of emulator::launch, and shared memory becomes the emulator's. Macros spell
+the instructions of the tensor cores, so tensor_cores.h replaces their sections. All other code is
+compiled unchanged: the programs run_*.cpp include it, and tests/test_emulated.py builds and runs
+them, with faults from tests/emulated_faults.py put in on request.
 
-Emulated (emulator.h): threads as fibers in an order drawn from a seed, warp collectives, barriers
-of all kinds, mbarriers with the bytes that they expect, the copy engine with its swizzle and
-borders, cp.async and bulk stores that happen only where they are waited for, wgmma by its
-descriptors (its operands read as early or as late as the rules allow), mma.sync, clusters and
-their shared memory, cooperative launches as one cluster. Shared memory starts as NaN. Found are:
-deadlocks, arrivals too many, addresses out of bounds or unaligned, global reads outside of every
-tensor, what ordinary stores wrote and the copy engine or wgmma reads without a proxy fence, copies
-that a block leaves behind, and those that an early launch begins before it has waited for the
-kernels before it.
+The emulator (emulator.h) runs threads as fibers in an order drawn from a seed. It has warp
+collectives, barriers of all kinds, mbarriers with the bytes that they expect, the copy engine with
+its swizzle and borders, cp.async and bulk stores that take effect only at their waits, wgmma by its
+descriptors (it reads operands as early or as late as the rules allow), mma.sync, clusters and their
+shared memory, and cooperative launches as one cluster. Shared memory starts as NaN. It finds
+deadlocks, surplus arrivals, addresses out of bounds or unaligned, global reads outside every
+tensor, ordinary stores that the copy engine or wgmma reads without a proxy fence, copies that a
+block leaves behind, and memory that an early launch touches before it waits for the kernels before
+it.
 
-Assumed: tensor cores add in float32 and round, which real ones cut off; a fence makes all of its
-thread's writes visible; the copy engine rounds to tf32 half away from zero.
+It assumes that tensor cores add in float32 and round (real ones truncate), that a fence makes all
+of its thread's writes visible, and that the copy engine rounds to tf32 half away from zero.
 
-It cannot show: times, registers, bank conflicts, visibility between proxies beyond that fence, the
-memory model (every store is seen at once), races that no drawn order meets, or what is wrong in
-PTX that assembles to something else than ptx.h says.
+It cannot show times, registers, bank conflicts, visibility between proxies beyond that fence, the
+memory model (every store is seen at once), races that no drawn order meets, or an error in PTX that
+assembles to something other than ptx.h says.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _LAUNCH = re.compile(r"([A-Za-z_]\w*(?:<[^<>;]*>)?)\s*<<<")
 _DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
 
-#: Of a file: where what tensor_cores.h replaces begins, and what follows it.
+#: For each file, where the section that tensor_cores.h replaces begins, and where it ends.
 _TENSOR_CORES = {
     "ptx/wgmma.cuh": ("// The registers of an instruction", "// clang-format on"),
     "gemm/gemm_mma.cuh": ("#define CUDA_OPS_MMA", "#undef CUDA_OPS_MMA"),
