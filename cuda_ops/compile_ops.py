@@ -16,11 +16,9 @@ import torch
 
 from cuda_ops.build import compiling, guests, toolchain
 from cuda_ops.build.discovery import Kind, Pair, Problem, unregistered
-from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.dispatch.operator import Operator
 from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, PluginError, ResultError
 from cuda_ops.registry import registry
-from cuda_ops.spec import Autograd, OpSpec
 
 
 @dataclass
@@ -202,9 +200,7 @@ def _load(built: compiling.Built, row: Row, compare: bool) -> None:
     row.devices = _devices(pair, op.keys, op.has_cuda)
     composed = "composed" if op.is_composite else ""
     row.fake = composed or ("yes" if operator.now.fake else "no")
-    autograd = operator.now.autograd
-    differentiable = autograd is not None and not isinstance(autograd.backward, NoGradient)
-    row.autograd = composed or (_gradients(op, autograd) if autograd and differentiable else "no")
+    row.autograd = composed or _gradients(operator)
     if not compare:
         return
     device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
@@ -216,11 +212,12 @@ def _load(built: compiling.Built, row: Row, compare: bool) -> None:
         row.max_error = None if math.isnan(error) else error  # nothing to compare with
 
 
-def _gradients(op: OpSpec, autograd: Autograd) -> str:
-    """Returns ``yes``, or the inputs that have a gradient where other tensors have none."""
-    if autograd.inputs is None or set(op.tensor_positions) <= set(autograd.inputs):
-        return "yes"
-    return "of " + ", ".join(op.argument_names[i] for i in sorted(autograd.inputs))
+def _gradients(operator: Operator) -> str:
+    """Returns ``yes``, ``no``, or the inputs that have a gradient where other tensors have none."""
+    found, op = operator.now.differentiable, operator.spec
+    if set(op.tensor_positions) <= set(found):
+        return "yes" if found else "no"
+    return "of " + ", ".join(op.argument_names[i] for i in found) if found else "no"
 
 
 def _max_error(operator: Operator, built: compiling.Built, device: str) -> float:

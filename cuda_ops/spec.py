@@ -142,7 +142,7 @@ class OpSpec:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Return names; an unnamed single return is ``out``, several are ``out0, out1, ...``."""
+        """Return names: an unnamed single one is ``out``, several are ``out0, out1, ...``."""
         returns = self.parsed.returns
         if len(returns) == 1:
             return (returns[0].name or "out",)

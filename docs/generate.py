@@ -15,19 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks are not installed
+
+import benchmarks.tables
+import cuda_ops.benchmarking.command
+import cuda_ops.dev.command
+import cuda_ops.testing.__main__
+from cuda_ops import pytest_plugin
+from cuda_ops.build.discovery import BUILTIN_ROOT
+from cuda_ops.dispatch.operator import Operator
+from cuda_ops.registry import registry
+
 DOCS = Path(__file__).resolve().parent
-sys.path.insert(0, str(DOCS.parent))  # for the benchmarks, which are not installed
-
-import benchmarks.tables  # noqa: E402
-import cuda_ops.benchmarking.command  # noqa: E402
-import cuda_ops.dev.command  # noqa: E402
-import cuda_ops.testing.__main__  # noqa: E402
-from cuda_ops import pytest_plugin  # noqa: E402
-from cuda_ops.build.discovery import BUILTIN_ROOT  # noqa: E402
-from cuda_ops.derive.no_gradient import NoGradient  # noqa: E402
-from cuda_ops.dispatch.operator import Operator  # noqa: E402
-from cuda_ops.registry import registry  # noqa: E402
-
 PAGES = (DOCS / "operators.md", DOCS / "command-line.md")
 _PART = re.compile(r"(<!-- from the code: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _SECTION = re.compile(r"[A-Z][a-z]+(?: [a-z]+)?: ?")
@@ -91,15 +90,10 @@ def _devices(operator: Operator) -> str:
 
 
 def _gradient(operator: Operator) -> str:
-    autograd = operator.now.autograd
     if operator.spec.is_composite:
         return "from its parts"
-    if autograd is None or isinstance(autograd.backward, NoGradient):
-        return "none"
     names = operator.spec.argument_names
-    tensors = operator.spec.tensor_positions
-    inputs = tensors if autograd.inputs is None else sorted(autograd.inputs)
-    return ", ".join(f"`{names[i]}`" for i in inputs)
+    return ", ".join(f"`{names[i]}`" for i in operator.now.differentiable) or "none"
 
 
 def _docstring(text: str) -> str:
@@ -175,12 +169,12 @@ class _PytestOptions:
     def getgroup(self, name: str, description: str) -> _PytestOptions:
         return self
 
-    def addoption(self, name: str, *, help: str, **more: Any) -> None:  # noqa: A002
-        metavar = more.get("metavar")
-        self.options.append((f"{name} {metavar}" if metavar else name, help))
+    def addoption(self, name: str, **said: Any) -> None:
+        metavar = said.get("metavar")
+        self.options.append((f"{name} {metavar}" if metavar else name, said["help"]))
 
-    def addini(self, name: str, help: str, kind: str, default: str) -> None:  # noqa: A002
-        self.settings.append((name, help))
+    def addini(self, name: str, meaning: str, kind: str, default: str) -> None:
+        self.settings.append((name, meaning))
 
 
 def _pytest_options() -> str:
@@ -210,7 +204,7 @@ _PARTS: dict[str, Callable[[], str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if a page differs")
     arguments = parser.parse_args(argv)

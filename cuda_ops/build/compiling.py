@@ -121,21 +121,20 @@ def find_library(pair: Pair, text: Text) -> Path | None:
     if pair.kind is not Kind.NATIVE:
         built = library_path(pair, visible_archs(), text)
         return next((path for path in (built, pair.prebuilt) if path.exists()), None)
-    built_of_it: list[tuple[Path, tuple[str, ...]]] = []
+    fallback = None
+    gpus = _archs_of_gpus()
     for path in (*_newest_first(f"{pair.stem}-{text.hash}-*.so"), pair.prebuilt):
         try:
             made_from = provenance.read(path.read_bytes())
         except OSError:
             continue
-        if made_from is not None and made_from.source_hash == text.hash:
-            built_of_it.append((path, made_from.archs))
-    wanted = _archs_of_gpus()
-    for path, archs in built_of_it:
-        if pair.kernel is None or toolchain.serves(archs, wanted or archs[:1] or ("any",)):
+        if made_from is None or made_from.source_hash != text.hash:
+            continue
+        # Without a GPU any kernels will do, and a library that has some is the better one.
+        if pair.kernel is None or (made_from.archs and toolchain.serves(made_from.archs, gpus)):
             return path
-    if built_of_it:
-        return built_of_it[0][0]
-    return pair.prebuilt if pair.prebuilt.exists() else None
+        fallback = fallback or path
+    return fallback or (pair.prebuilt if pair.prebuilt.exists() else None)
 
 
 def _newest_first(pattern: str) -> list[Path]:

@@ -75,8 +75,8 @@ def _call_by_call(
 
 
 def check_part(op: OpSpec, values: Sequence[Any], in_dims: Sequence[int | None]) -> None:
-    """Check the first part's arguments, for a rule of vmap: what is refused without is refused with
-    it, and no mapped dim passes for another.
+    """Checks the first part's arguments, for a batching rule: vmap then refuses what a plain call
+    refuses, and no mapped dim passes for another.
     """
     if torch._C._is_tracing():  # by torch.jit: sizes are tensors then
         return

@@ -121,7 +121,7 @@ def bind_dims(op: OpSpec, argument: str, group: Group, shape: Dims, bound: dict[
                 wrong = partial(_wrong_size, op, argument, expected, within, shape)
                 check_between(actual, op.ranges[name], wrong, factor)
         size = size_of(dim, bound)
-        _agree(actual, size, partial(_wrong_size, op, argument, expected, size, shape))
+        check_equal(actual, size, partial(_wrong_size, op, argument, expected, size, shape))
 
 
 def dims_text(group: Group) -> str:
@@ -168,7 +168,8 @@ def device_name(device: torch.device) -> str:
     return f"{'cuda' if device.type == 'cuda' else 'device'}:{-1 if index is None else index}"
 
 
-def _agree(actual: Any, expected: Any, message: Callable[[], str]) -> None:
+def check_equal(actual: Any, expected: Any, message: Callable[[], str]) -> None:
+    """Refuses a size that is not the expected one; both may be symbolic."""
     torch._check(actual == expected, message)
 
 

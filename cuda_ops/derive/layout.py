@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cuda_ops.derive.arguments import group_of, loop_dims, tensor_arguments
-from cuda_ops.derive.checks import _agree, check_arguments, dims_text, refusal
+from cuda_ops.derive.checks import check_arguments, check_equal, dims_text, refusal
 from cuda_ops.derive.sizes import Dims, is_true, shape_name
 from cuda_ops.signature import Signature, factor_and_name
 from cuda_ops.spec import OpSpec
@@ -38,7 +38,7 @@ def broadcast(op: OpSpec, tensors: Sequence[Any]) -> list[Any]:
             if is_true(result[d] == 1):
                 result[d] = actual
             elif not is_true(actual == 1):
-                _agree(actual, result[d], refusal)
+                check_equal(actual, result[d], refusal)
     return result
 
 
@@ -66,7 +66,7 @@ def output_shapes(
 def empty_outputs(
     op: OpSpec, signature: Signature, values: Sequence[Any]
 ) -> tuple[torch.Tensor, ...]:
-    """Check the arguments, one value for each, then allocate every output as the C++ side does.
+    """Checks the arguments, one value for each, and allocates every output as the C++ side does.
 
     Contiguous, except that an elementwise operator whose inputs share one
     dense layout keeps it. dtype and device are those of the first tensor.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Protocol
 
-from cuda_ops.derive.no_gradient import refusal
+from cuda_ops.derive.no_gradient import NoGradient, refusal
 from cuda_ops.spec import AutocastPolicy, Autograd, OpSpec
 
 
@@ -30,6 +30,16 @@ class Generation:
 
     def __post_init__(self) -> None:
         self.formula = self.autograd or refusal(f"{self.spec.qualname} has no gradient")
+
+    @property
+    def differentiable(self) -> tuple[int, ...]:
+        """Positions of the arguments that have a gradient of the operator's own; a composed
+        operator's gradients are those of its parts.
+        """
+        if self.autograd is None or isinstance(self.autograd.backward, NoGradient):
+            return ()
+        inputs = self.autograd.inputs
+        return self.spec.tensor_positions if inputs is None else tuple(sorted(inputs))
 
 
 class Served(Protocol):

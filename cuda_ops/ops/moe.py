@@ -10,9 +10,7 @@ import torch.nn.functional as F
 
 from cuda_ops.derive import layout
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.ops import _moe as of_experts
-from cuda_ops.ops import _moe_checks as expert_checks
-from cuda_ops.ops import _moe_parallel as expert_parallel
+from cuda_ops.ops import _moe, _moe_checks, _moe_parallel
 from cuda_ops.registry import function
 from cuda_ops.spec import AutocastPolicy, BenchmarkCase, Claims, OpSpec, Peer
 
@@ -36,8 +34,8 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any]:
         expert_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         # Checked here: the composed operator cannot say why a part refuses something.
-        expert_checks.mixture(op, x, router_logits, w_gate_up, w_down, top_k)
-        expert_parallel.check(
+        _moe_checks.mixture(op, x, router_logits, w_gate_up, w_down, top_k)
+        _moe_parallel.check(
             w_gate_up=w_gate_up,
             w_down=w_down,
             x=x,
@@ -46,9 +44,9 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any]:
         )
         route = function("moe_route")
         rows, logits = layout.as_rows(x), layout.as_rows(router_logits)
-        code = of_experts.scoring_code("moe", scoring)
+        code = _moe.scoring_code("moe", scoring)
         weights, experts = route(logits, top_k, code, renormalize, expert_bias)
-        out = expert_parallel.mixture(rows, w_gate_up, w_down, experts, weights)
+        out = _moe_parallel.mixture(rows, w_gate_up, w_down, experts, weights)
         return out if x.dim() == 2 else out.reshape(x.shape)
 
     moe.__doc__ = _DOC
@@ -122,13 +120,13 @@ def naive(
     keep: bool = True,
 ) -> torch.Tensor:
     """Loops over experts."""
-    weights, experts = of_experts.route(router_logits, top_k, scoring, renormalize, expert_bias)
-    return of_experts.mixture(x, w_gate_up, w_down, experts, weights)
+    weights, experts = _moe.route(router_logits, top_k, scoring, renormalize, expert_bias)
+    return _moe.mixture(x, w_gate_up, w_down, experts, weights)
 
 
 @hookimpl
 def cuda_ops_claims(op: OpSpec) -> Claims:
-    return of_experts.CLAIMS
+    return _moe.CLAIMS
 
 
 @hookimpl
@@ -146,7 +144,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
         )
         return Sample((*tensors, min(k, count)), seed=seed)
 
-    return of_experts.samples(sample)
+    return _moe.samples(sample)
 
 
 @hookimpl
@@ -166,7 +164,7 @@ def grouped_mm(
     """Composes it of ``torch._grouped_mm`` as model code does, on a permuted copy of the tokens,
     sorted by expert.
     """
-    weights, experts = of_experts.torch_route(router_logits, top_k)
+    weights, experts = _moe.torch_route(router_logits, top_k)
     order = torch.argsort(experts.flatten(), stable=True)
     token = order // top_k
     ends = torch.histc(
@@ -215,7 +213,7 @@ def _case(op: OpSpec, model: str, tokens: int, backward: bool = False) -> Benchm
     def logits(device: torch.device) -> torch.Tensor:
         # Another number would not move the bytes that the case states. This one is the likeliest.
         while True:
-            drawn = of_experts.distinct_logits(tokens, count, device)
+            drawn = _moe.distinct_logits(tokens, count, device)
             if drawn.topk(top_k).indices.unique().numel() == active:
                 return drawn
 

@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from cuda_ops.derive import arguments, batching
 from cuda_ops.derive.no_gradient import no_second_derivative
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.ops import _moe as of_experts
-from cuda_ops.ops import _moe_checks as expert_checks
+from cuda_ops.ops import _moe, _moe_checks
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, Claims, OpSpec, ShardingRule
 
 if TYPE_CHECKING:
@@ -40,11 +39,11 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
     def fake(*args: Any, **kwargs: Any) -> Any:
         values = arguments.bind(op, args, kwargs)
         given = dict(zip(op.argument_names, values, strict=True))
-        expert_checks.countable(op, given["experts"])
+        _moe_checks.countable(op, given["experts"])
 
         def of_wanted(*names: str) -> tuple[torch.Tensor, ...]:
             grads = tuple(given[name].new_empty(given[name].shape) for name in names)
-            return of_experts.of_wanted(given["wanted"] >> _BITS.index(names[0]), *grads)
+            return _moe.of_wanted(given["wanted"] >> _BITS.index(names[0]), *grads)
 
         if op.name in (FORWARD, KEEP):
             x, w_gate_up, _, experts, _ = values
@@ -143,7 +142,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
         if size == 0:
             return batching.of_no_parts(op.function, values, in_dims)
         batching.check_part(op, values, in_dims)
-        values = of_experts.mapped(values, in_dims, size)
+        values = _moe.mapped(values, in_dims, size)
         matrices, count = (first + 1, first + 2), values[first + 2].shape[1]
         apart = any(in_dims[i] is not None for i in matrices)
         apart = apart or (op.name == BACKWARD and values[-1] & _OF_MATRICES)
@@ -151,7 +150,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
         def call(parts: list[Any]) -> tuple[torch.Tensor, ...]:
             number = parts[first].shape[0]
             if apart:
-                parts[first + 3] = of_experts.renumbered(parts[first + 3], count)
+                parts[first + 3] = _moe.renumbered(parts[first + 3], count)
             flat = [
                 v
                 if not isinstance(v, torch.Tensor)
@@ -210,18 +209,18 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
 @hookimpl
 def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
     references: dict[str, Callable[..., Any]] = {
-        FORWARD: of_experts.mixture,
-        KEEP: of_experts.kept_mixture,
-        BACKWARD: of_experts.mixture_backward,
-        DOWN: of_experts.backward_down,
-        GATE_UP: of_experts.backward_gate_up,
+        FORWARD: _moe.mixture,
+        KEEP: _moe.kept_mixture,
+        BACKWARD: _moe.mixture_backward,
+        DOWN: _moe.backward_down,
+        GATE_UP: _moe.backward_gate_up,
     }
     return references[op.name]
 
 
 @hookimpl
 def cuda_ops_claims(op: OpSpec) -> Claims:
-    return of_experts.CLAIMS
+    return _moe.CLAIMS
 
 
 def _sample(
@@ -251,7 +250,7 @@ def _sample(
 
 @hookimpl
 def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
-    return of_experts.samples(partial(_sample, op))
+    return _moe.samples(partial(_sample, op))
 
 
 #: Tokens, H, I, E and k of mixtures for each family of kernels, as tests/test_moe_kernels.py

@@ -12,8 +12,7 @@ import torch
 from cuda_ops.derive import arguments, batching
 from cuda_ops.derive.no_gradient import no_second_derivative
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.ops import _moe as of_experts
-from cuda_ops.ops import _moe_checks as expert_checks
+from cuda_ops.ops import _moe, _moe_checks
 from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
         renormalize: bool = True,
         expert_bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        code = of_experts.scoring_code(ROUTE, scoring) if isinstance(scoring, str) else scoring
+        code = _moe.scoring_code(ROUTE, scoring) if isinstance(scoring, str) else scoring
         result: tuple[torch.Tensor, torch.Tensor] = op.function(
             router_logits, top_k, code, renormalize, expert_bias
         )
@@ -103,7 +102,7 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
         return router_logits.new_empty(router_logits.shape)
 
     def index_map(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-        expert_checks.countable(op, experts)
+        _moe_checks.countable(op, experts)
         order = experts.new_empty(experts.numel(), dtype=torch.int32)
         return order, experts.new_empty(num_experts + 1, dtype=torch.int32)
 
@@ -153,14 +152,14 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
             return batching.of_no_parts(op.function, values, in_dims)
         batching.check_part(op, values, in_dims)
         if op.name == ROUTE and len(in_dims) > 4 and in_dims[4] is not None:
-            rows = of_experts.mapped(values, in_dims, info.batch_size)
+            rows = _moe.mapped(values, in_dims, info.batch_size)
             parts = [
                 op.function(*(v[i] if isinstance(v, torch.Tensor) else v for v in rows))
                 for i in range(info.batch_size)
             ]
             return tuple(map(torch.stack, zip(*parts, strict=True))), (0, 0)
         bias = values.pop() if op.name == ROUTE else None
-        rows = of_experts.mapped(values, in_dims[: len(values)], info.batch_size)
+        rows = _moe.mapped(values, in_dims[: len(values)], info.batch_size)
         flat = [v.flatten(0, 1) if isinstance(v, torch.Tensor) else v for v in rows]
         results = op.function(*flat, bias) if op.name == ROUTE else op.function(*flat)
 
@@ -204,9 +203,9 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
 @hookimpl
 def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
     references: dict[str, Callable[..., Any]] = {
-        ROUTE: of_experts.route,
+        ROUTE: _moe.route,
         BACKWARD: reference_backward,
-        MAP: of_experts.index_map,
+        MAP: _moe.index_map,
     }
     return references[op.name]
 
@@ -288,7 +287,7 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
     from cuda_ops.benchmarking.peers import torch_peers
 
     return {
-        ROUTE: torch_peers(of_experts.torch_route),
+        ROUTE: torch_peers(_moe.torch_route),
         BACKWARD: {},
         MAP: torch_peers(composed_map),
     }[op.name]
@@ -321,7 +320,7 @@ def _case(op: OpSpec, tokens: int, count: int, top_k: int, reason: str) -> Bench
 
     def made(device: torch.device) -> tuple[Any, ...]:
         if op.name == ROUTE:
-            return of_experts.distinct_logits(tokens, count, device), top_k
+            return _moe.distinct_logits(tokens, count, device), top_k
         return torch.randint(count, (tokens, top_k), device=device), count
 
     moved = logits + 12 * tokens * top_k

@@ -128,4 +128,15 @@ inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) fail("%s returned error %d", what, int(error));
 }
 
+// Calls `body` with an unsigned integer as wide as the elements of `dtype`.
+template <class Body>
+void visit_keys_of(cuda_ops::DType dtype, Body&& body) {
+  switch (size_of(dtype)) {
+    case 1: return body(uint8_t{});
+    case 2: return body(uint16_t{});
+    case 4: return body(uint32_t{});
+    default: return body(uint64_t{});
+  }
+}
+
 }  // namespace emulator

@@ -131,11 +131,6 @@ void run(const Arguments& arguments, DType dtype) {
 int main(int count, char** texts) {
   const Arguments arguments(count, texts);
   const DType dtype = dtype_named(arguments.text("dtype"));
-  switch (size_of(dtype)) {
-    case 1: run<uint8_t>(arguments, dtype); break;
-    case 2: run<uint16_t>(arguments, dtype); break;
-    case 4: run<uint32_t>(arguments, dtype); break;
-    default: run<uint64_t>(arguments, dtype);
-  }
+  visit_keys_of(dtype, [&](auto key) { run<decltype(key)>(arguments, dtype); });
   return 0;
 }

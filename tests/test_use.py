@@ -1,0 +1,257 @@
+"""Using operators: what is refused, what traces see, threads, and what help says."""
+
+from __future__ import annotations
+
+import os
+import pydoc
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ScratchOp
+
+import cuda_ops
+from cuda_ops.compile_ops import compile_ops
+from cuda_ops.errors import BuildError
+from cuda_ops.registry import registry
+
+X = torch.tensor([1.0, 2.0])
+
+
+@pytest.fixture(scope="module")
+def shipped() -> None:
+    for row in compile_ops(["silu", "matmul", "silu_and_mul", "add"]):
+        assert not row.error, row.error
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("by", ["function", "dispatcher"])
+@pytest.mark.parametrize(
+    ("op", "arguments", "message"),
+    [
+        ("silu", [X.int()], r"cuda_ops::silu: argument 'x': expected dtype float64, .*got int32"),
+        ("matmul", [X.view(1, 2), X.view(2, 1).double()],
+         r"matmul: argument 'b': expected dtype float32 like 'a', got float64"),
+        ("matmul_backward", [X, X, X],
+         r"argument 'grad_out': expected at least 2 dims .*got shape \[2\]"),
+        ("matmul", [X.view(1, 2), X.view(1, 2)],
+         r"matmul: argument 'b': expected dim 'k' of \(\.\.\., k, n\) to be 2, got shape \[1, 2\]"),
+        ("matmul", [torch.ones(2, 1, 1), torch.ones(3, 1, 1)],
+         (r"matmul: argument 'b': expected dims '...' of \(..., k, n\) to broadcast with \[2\], "
+          r"got shape \[3, 1, 1\]")),
+        ("silu_and_mul", [torch.ones(4, 3)], (r"silu_and_mul: argument 'x': expected dim '2d' of "
+         r"\(\.\.\., 2d\) to be a multiple of 2, got shape \[4, 3\]")),
+        ("silu_and_mul_backward", [torch.ones(4, 3), torch.ones(4, 8)],
+         r"argument 'x': expected dim '2d' of \(\.\.\., 2d\) to be 6, got shape \[4, 8\]"),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_are_named(
+    by: str, op: str, arguments: list[torch.Tensor], message: str
+) -> None:
+    function = getattr(cuda_ops if by == "function" else torch.ops.cuda_ops, op)
+    for gradient in (False, True):
+        given = [
+            t.detach().clone().requires_grad_(gradient and t.is_floating_point()) for t in arguments
+        ]
+        with pytest.raises(RuntimeError, match=message):
+            function(*given)
+    with pytest.raises(RuntimeError, match=message):
+        function(*(t.to("meta") for t in arguments))
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("wrong", [3.0, None, [1.0], "x"])
+def test_what_is_no_tensor_is_refused(wrong: Any) -> None:
+    for function in (cuda_ops.silu, torch.ops.cuda_ops.silu):
+        with pytest.raises((TypeError, RuntimeError), match=r"(?si)silu.*tensor"):
+            function(wrong)
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize(("arguments", "name"), [((X, None), "b"), ((None, X), "a")])
+def test_a_tensor_that_is_none_is_named(arguments: Any, name: str) -> None:
+    for add in (cuda_ops.add, torch.ops.cuda_ops.add):
+        with pytest.raises(RuntimeError, match=f"add: argument '{name}': expected a tensor, got N"):
+            add(*arguments)
+    with pytest.raises(RuntimeError, match="volume: argument 'x': expected a tensor, got N"):
+        cuda_ops.normalize_volume(None)
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("matmul", (X, X)), ("fused_linear_gelu", (X, X[None])), ("silu", (X,)), ("add", (X, X))],
+)
+def test_a_symbolic_trace_has_it(name: str, arguments: tuple[torch.Tensor, ...]) -> None:
+    function = getattr(cuda_ops, name)
+
+    class Model(torch.nn.Module):
+        def forward(self, *inputs: Any) -> Any:
+            return function(*(inputs[i] for i in range(len(arguments))))
+
+    traced = torch.fx.symbolic_trace(Model())
+    torch.testing.assert_close(traced(*arguments), function(*arguments))
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("first", ["cuda_ops.silu(x)", "torch.ops.cuda_ops.silu(x)"])
+@pytest.mark.slow
+def test_threads_may_be_the_first_to_use_it(first: str) -> None:
+    program = f"""
+import threading, torch, cuda_ops
+x, together, errors = torch.zeros(2), threading.Barrier(4), []
+def use():
+    together.wait()
+    try:
+        {first}
+    except Exception as error:
+        errors.append(error)
+threads = [threading.Thread(target=use) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(errors)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.slow
+def test_what_asks_from_c_plus_plus_needs_operators_that_are_loaded(tmp_path: Path) -> None:
+    traced = torch.jit.trace(lambda x: torch.ops.cuda_ops.silu(x), X)
+    traced.save(str(tmp_path / "model.pt"))
+    program = f"""
+import torch
+from cuda_ops.registry import all_operators
+all_operators()
+print(torch.jit.load({str(tmp_path / "model.pt")!r})(torch.zeros(1)).item())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "0.0\n", done.stderr
+
+
+@pytest.mark.usefixtures("shipped")
+def test_sparse_tensors_are_refused() -> None:
+    for arguments, name in (((X.to_sparse(), X), "a"), ((X, X.to_sparse()), "b")):
+        with pytest.raises(RuntimeError, match=f"argument '{name}': expected a strided tensor"):
+            cuda_ops.add(*arguments)
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_function_calls_the_operator() -> None:
+    traced = torch.jit.trace(lambda x: cuda_ops.silu(x) + x, torch.zeros(2))
+    torch.testing.assert_close(traced(X), torch.nn.functional.silu(X) + X)
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.slow
+def test_the_dispatcher_s_name_loads_the_operator_too(tmp_path: Path) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            doubled: torch.Tensor = cuda_ops.add(x, x)
+            return doubled
+
+    torch.export.save(torch.export.export(Model(), (X,)), tmp_path / "model.pt2")
+    program = f"""
+import torch, cuda_ops
+print(torch.export.load({str(tmp_path / "model.pt2")!r}).module()(torch.ones(2)).tolist())
+print(torch.ops.cuda_ops.silu(torch.zeros(1)).item())
+print(torch.compile(lambda x: torch.ops.cuda_ops.matmul(x, x), fullgraph=True, backend="eager")(
+    torch.ones(1, 1)).item(), hasattr(torch.ops.cuda_ops, "no_such_op"))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["[2.0, 2.0]", "0.0", "1.0 False"], done.stderr
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("gradient", [False, True])
+def test_views_that_torch_resolves_late_are_resolved(gradient: bool) -> None:
+    negative = torch.tensor([1 + 2j, -3 - 4j]).conj().imag
+    assert negative.is_neg()
+    zero = torch._efficientzerotensor(2)
+    for lazy in (negative, zero):
+        eager = lazy.clone().requires_grad_(gradient)
+        actual = cuda_ops.silu(lazy.detach().requires_grad_(gradient))
+        torch.testing.assert_close(actual, torch.nn.functional.silu(eager))
+
+
+@pytest.mark.usefixtures("shipped")
+def test_a_wrong_number_of_arguments_is_refused() -> None:
+    for arguments in ((), (X, X)):
+        with pytest.raises((TypeError, RuntimeError), match=r"silu\(\)"):
+            cuda_ops.silu(*arguments)
+
+
+@pytest.mark.slow
+def test_an_operator_that_did_not_build_says_why_at_each_use(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * undeclared")
+    (row,) = compile_ops([scratch_op.name])
+    assert "undeclared" in row.error
+    for _ in range(2):
+        with pytest.raises(BuildError, match=rf"{scratch_op.name}.cpp:\d+:.*undeclared"):
+            getattr(cuda_ops, scratch_op.name)
+    scratch_op.write("v * 2")
+    assert not compile_ops([scratch_op.name])[0].error
+    assert torch.equal(getattr(cuda_ops, scratch_op.name)(X), X * 2)
+
+
+@pytest.mark.slow
+def test_what_a_parallel_loop_throws_comes_out(scratch_op: ScratchOp) -> None:
+    scratch_op.write('v > 1 ? throw std::runtime_error("too large") : v')
+    assert not compile_ops([scratch_op.name], compare=False)[0].error
+    x = torch.zeros(100_000)
+    assert torch.equal(scratch_op.function(x), x)
+    with pytest.raises(RuntimeError, match="too large"):
+        scratch_op.function(x + 2)
+
+
+def test_an_operator_that_was_never_built_says_how_to(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v")
+    registry().rescan()
+    with pytest.raises(
+        BuildError, match=f"is not built: run python compile_dev.py --root .* {scratch_op.name} "
+    ):
+        getattr(cuda_ops, scratch_op.name)
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.slow
+def test_help_says_of_each_operator_what_it_is_or_why_it_cannot_be_used(
+    scratch_op: ScratchOp,
+) -> None:
+    scratch_op.write("v * undeclared")
+    compile_ops([scratch_op.name])
+    text = pydoc.render_doc(cuda_ops, renderer=pydoc.plaintext)
+    assert re.search(r"\n    silu\(x\)\n +Sigmoid-weighted", text)
+    assert re.search(rf"\n    {scratch_op.name}\(.*\n +Cannot be used: (?s:.*?)undeclared", text)
+    (listed,) = [name for name in dir(cuda_ops) if name == scratch_op.name]
+    with pytest.raises(BuildError, match="undeclared"):
+        getattr(cuda_ops, listed)(X)
+    assert scratch_op.name not in vars(cuda_ops)  # it is looked for again
+    scratch_op.write("v * 2")
+    scratch_op.reload()
+    assert torch.equal(getattr(cuda_ops, listed)(X), X * 2)
+
+
+@pytest.mark.slow
+def test_help_needs_no_operator_that_is_built(tmp_path: Path) -> None:
+    program = "import pydoc, cuda_ops; print(pydoc.render_doc(cuda_ops, renderer=pydoc.plaintext))"
+    environment = os.environ | {"CUDA_OPS_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(f"\n    {name}(" in done.stdout for name in registry().pairs())
+
+
+@pytest.mark.usefixtures("shipped")
+def test_an_operator_that_does_not_exist_is_an_attribute_error() -> None:
+    for name in ("no_such_operator", "silu_nonsense", "_private"):
+        with pytest.raises(AttributeError, match=f"'cuda_ops' has no .*'{name}'"):
+            getattr(cuda_ops, name)
+    assert not hasattr(cuda_ops, "no_such_operator")
