@@ -9,8 +9,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,63 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in group:
             if item not in quick:
                 item.add_marker("slow")
+
+
+class _Turns:
+    """Lets a test that judges by the clock run while no other worker runs one.
+
+    Each worker holds a file while its test runs. A test marked ``alone`` first closes the gate that
+    all pass, then waits until every file is free.
+    """
+
+    def __init__(self, folder: Path, worker: str, count: int) -> None:
+        locks = {f"gw{i}": FileLock(folder / f"gw{i}.lock") for i in range(count)}
+        self._gate, self._mine = FileLock(folder / "gate.lock"), locks.pop(worker)
+        self._others = list(locks.values())
+
+    @contextlib.contextmanager
+    def turn(self, alone: bool) -> Iterator[None]:
+        with contextlib.ExitStack() as held:
+            if alone:
+                held.enter_context(self._gate)
+                for other in self._others:
+                    other.acquire()
+                    other.release()  # its next test waits at the gate
+            else:
+                with self._gate:
+                    held.enter_context(self._mine)
+            yield
+
+
+_TURNS = pytest.StashKey[_Turns]()
+_FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Gives each worker of a run the folder of their turns."""
+    made = node.config.stash.get(_FOLDER, None)
+    if made is None:
+        made = node.config.stash[_FOLDER] = tempfile.TemporaryDirectory(prefix="cuda_ops_turns_")
+        node.config.add_cleanup(made.cleanup)
+    node.workerinput["turns"] = made.name
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Only a worker has it; a pytest that a test starts inherits the variables of xdist as well.
+    worker = getattr(config, "workerinput", None)
+    if worker is not None:
+        folder = Path(worker["turns"])
+        config.stash[_TURNS] = _Turns(folder, worker["workerid"], worker["workercount"])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # a test's own time limit starts after the wait
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    turns: _Turns | None = item.config.stash.get(_TURNS, None)
+    if turns is None:
+        return (yield)
+    with turns.turn(item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 _BINDING = """

@@ -32,7 +32,10 @@ from cuda_ops.signature import parse_signature
 from cuda_ops.spec import BenchmarkCase, OpSpec
 
 CUDA = torch.cuda.is_available()
-DEVICES = [torch.device("cpu"), *([torch.device("cuda")] if CUDA else [])]
+DEVICES = [
+    torch.device("cpu"),
+    *([pytest.param(torch.device("cuda"), marks=pytest.mark.alone)] if CUDA else []),
+]
 LIBRARY = torch.library.Library("cuda_ops", "FRAGMENT")
 NUMEL = 2**16
 _numbers = itertools.count()
@@ -43,7 +46,7 @@ on_every_device = pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.fixture(scope="module")
 def kits() -> dict[str, Kit]:
     fast = Settings(precision=1.0, seconds=0.05, latency_rounds=2, latency_calls=10)
-    return {device.type: Kit(device, fast) for device in DEVICES}
+    return {type_: Kit(torch.device(type_), fast) for type_ in ("cpu", *["cuda"] * CUDA)}
 
 
 def operator(
@@ -253,6 +256,7 @@ SIDE = [torch.cuda.Stream()] if CUDA else []
 
 
 @needs_gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("numel", [NUMEL, 2**24])
 @pytest.mark.parametrize("kernel", [without_waiting, without_joining])
 def test_work_on_another_stream_is_rejected(
@@ -263,11 +267,13 @@ def test_work_on_another_stream_is_rejected(
 
 
 @needs_gpu
+@pytest.mark.alone
 def test_another_stream_that_is_joined_is_fine(kits: dict[str, Kit]) -> None:
     assert not measured(kits, torch.device("cuda"), joined).error
 
 
 @needs_gpu
+@pytest.mark.alone
 def test_an_operator_that_waits_for_the_gpu_is_noted(kits: dict[str, Kit]) -> None:
     def kernel(x: torch.Tensor) -> torch.Tensor:
         assert math.isfinite(x[0].item())
@@ -279,6 +285,7 @@ def test_an_operator_that_waits_for_the_gpu_is_noted(kits: dict[str, Kit]) -> No
 
 
 @needs_gpu
+@pytest.mark.alone
 def test_a_reference_on_the_device_finds_the_cheat_too(kits: dict[str, Kit]) -> None:
     """Above 10 GFLOP."""
 
@@ -298,6 +305,7 @@ def test_a_reference_on_the_device_finds_the_cheat_too(kits: dict[str, Kit]) -> 
 
 
 @needs_gpu
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("clean", "least"), [(False, clocks.COLD_OVER_WARM), (True, clocks.CLEAN_OVER_WARM)]
 )
@@ -310,6 +318,7 @@ def test_the_flush_evicts_and_its_absence_is_noticed(clean: bool, least: float) 
 
 
 @needs_gpu
+@pytest.mark.alone
 def test_a_clean_flush_leaves_nothing_for_readers_to_write() -> None:
     device = torch.device("cuda")
     x = torch.randn(2, clocks.cache_bytes(device) // 4, device=device)  # twice the cache

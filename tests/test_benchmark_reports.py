@@ -171,6 +171,7 @@ def fast_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry().plugins, "ask", fewer)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_the_command_from_end_to_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fast_command: None
@@ -203,6 +204,7 @@ def test_the_command_from_end_to_end(
     assert "caches held nothing unwritten" in out and "was made with --clean-caches" in out
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_what_goes_on_is_told_on_stderr_where_no_status_is_seen(
     capsys: pytest.CaptureFixture[str], fast_command: None
