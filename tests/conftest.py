@@ -37,8 +37,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
-#: Modules with tests of ten seconds or more. They run first: started last, such a test would leave
-#: the other workers idle.
+#: Modules with tests of ten seconds or more. They run first, after tests that run alone: started
+#: last, such a test would leave the other workers idle.
 LONG = (
     "guests", "emulated", "pytest_plugin", "reload", "installed", "brackets", "scaffold", "docs",
     "kit", "bad_ops", "operators", "dev", "moe_shards", "watch", "good_ops", "transforms",
@@ -48,7 +48,7 @@ LONG = (
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects slow tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {f"test_{name}.py": number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
+    items.sort(key=lambda item: (not _alone(item), place.get(item.path.name, len(LONG))))
     alike: dict[tuple[Path, str], list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("quick"):
@@ -66,10 +66,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class _Turns:
-    """Lets a test that judges by the clock run while no other worker runs one.
+    """Lets tests that judge by the clock run while no other worker runs one.
 
     Each worker holds a file while its test runs. A test marked ``alone`` first closes the gate that
-    all pass, then waits until every file is free.
+    all pass, then waits until every file is free; the gate stays closed for more tests of its kind.
     """
 
     def __init__(self, folder: Path, worker: str, count: int) -> None:
@@ -78,17 +78,22 @@ class _Turns:
         self._others = list(locks.values())
 
     @contextlib.contextmanager
-    def turn(self, alone: bool) -> Iterator[None]:
-        with contextlib.ExitStack() as held:
-            if alone:
-                held.enter_context(self._gate)
-                for other in self._others:
-                    other.acquire()
-                    other.release()  # its next test waits at the gate
-            else:
-                with self._gate:
-                    held.enter_context(self._mine)
+    def turn(self, alone: bool, next_alone: bool) -> Iterator[None]:
+        if not alone:
+            with self._gate:
+                self._mine.acquire()
+        elif not self._gate.is_locked:
+            self._gate.acquire()
+            for other in self._others:
+                with other:
+                    pass  # its next test waits at the gate
+        try:
             yield
+        finally:
+            if not alone:
+                self._mine.release()
+            elif not next_alone:
+                self._gate.release()
 
 
 _TURNS = pytest.StashKey[_Turns]()
@@ -114,12 +119,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # a test's own time limit starts after the wait
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
     turns: _Turns | None = item.config.stash.get(_TURNS, None)
     if turns is None:
         return (yield)
-    with turns.turn(item.get_closest_marker("alone") is not None):
+    with turns.turn(_alone(item), nextitem is not None and _alone(nextitem)):
         return (yield)
+
+
+def _alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
 
 
 _BINDING = """
