@@ -65,7 +65,7 @@ def register(op, kernel, plugins=None):
     return op
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a name can be registered once in a process
 def scaled_product():
     """x * y * alpha: broadcasts, takes a number, names its gradients."""
     backward_schema = (
@@ -79,7 +79,7 @@ def scaled_product():
     return register(op, lambda x, y, alpha=1.0: x * y * alpha)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a name can be registered once in a process
 def product():
     """A matrix product: core dims, loop dims, two gradients."""
     op = spec("derive_mm(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")

@@ -227,7 +227,9 @@ for formula in {[_FORMULA.format(formula=formula) for formula in formulas]}:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 """
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    # A fork cannot use CUDA once its parent has, and the operator has a CPU kernel only.
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    environment = {**os.environ, **hidden}
     scratch_op.write("v * 3")
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=REPO, env=environment, capture_output=True, text=True
