@@ -331,7 +331,8 @@ def test_last_words_are_not_lost_among_what_an_operator_prints(
     file = tmp_path / f"talkative_{name}.py"
     file.write_text(TALKATIVE.format(name=name, end=end))
     load_origin(Origin(file=str(file)))
-    with Worker(5.0 if name == "hang" else 60.0) as worker:
+    # The limit of a hang leaves time to import what the check needs beside other workers.
+    with Worker(15.0 if name == "hang" else 60.0) as worker:
         case = Case(find(f"talkative::{name}"), "cpu", Sample((TensorArg((2,)),)))
         outcome = worker(by_name("reference"), case)
     assert outcome.fatal and said in outcome.detail
