@@ -215,9 +215,11 @@ def _load(built: compiling.Built, row: Row, compare: bool) -> None:
 def _gradients(operator: Operator) -> str:
     """Returns ``yes``, ``no``, or the inputs that have a gradient where other tensors have none."""
     found, op = operator.now.differentiable, operator.spec
+    if not found:
+        return "no"
     if set(op.tensor_positions) <= set(found):
-        return "yes" if found else "no"
-    return "of " + ", ".join(op.argument_names[i] for i in found) if found else "no"
+        return "yes"
+    return "of " + ", ".join(op.argument_names[i] for i in found)
 
 
 def _max_error(operator: Operator, built: compiling.Built, device: str) -> float:

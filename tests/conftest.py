@@ -72,21 +72,21 @@ class _Turns:
     all pass, then waits until every file is free; the gate stays closed for more tests of its kind.
     """
 
-    def __init__(self, folder: Path, worker: str, count: int) -> None:
-        locks = {f"gw{i}": FileLock(folder / f"gw{i}.lock") for i in range(count)}
-        self._gate, self._mine = FileLock(folder / "gate.lock"), locks.pop(worker)
-        self._others = list(locks.values())
+    def __init__(self, folder: Path, worker: str) -> None:
+        self._folder = folder
+        self._gate, self._mine = FileLock(folder / "gate.lock"), FileLock(folder / f"{worker}.lock")
 
     @contextlib.contextmanager
     def turn(self, alone: bool, next_alone: bool) -> Iterator[None]:
-        if not alone:
-            with self._gate:
-                self._mine.acquire()
-        elif not self._gate.is_locked:
+        if not self._gate.is_locked:
             self._gate.acquire()
-            for other in self._others:
-                with other:
+        if alone:
+            for worker in self._folder.glob("gw*.lock"):
+                with FileLock(worker):
                     pass  # its next test waits at the gate
+        else:
+            self._mine.acquire()
+            self._gate.release()
         try:
             yield
         finally:
@@ -115,7 +115,7 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = getattr(config, "workerinput", None)
     if worker is not None:
         folder = Path(worker["turns"])
-        config.stash[_TURNS] = _Turns(folder, worker["workerid"], worker["workercount"])
+        config.stash[_TURNS] = _Turns(folder, worker["workerid"])
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # a test's own time limit starts after the wait

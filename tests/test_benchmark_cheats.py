@@ -32,21 +32,22 @@ from cuda_ops.signature import parse_signature
 from cuda_ops.spec import BenchmarkCase, OpSpec
 
 CUDA = torch.cuda.is_available()
-DEVICES = [
-    torch.device("cpu"),
-    *([pytest.param(torch.device("cuda"), marks=pytest.mark.alone)] if CUDA else []),
-]
+DEVICES = [torch.device("cpu"), *([torch.device("cuda")] if CUDA else [])]
 LIBRARY = torch.library.Library("cuda_ops", "FRAGMENT")
 NUMEL = 2**16
 _numbers = itertools.count()
 
-on_every_device = pytest.mark.parametrize("device", DEVICES, ids=str)
+on_every_device = pytest.mark.parametrize(
+    "device",
+    [pytest.param(d, marks=[pytest.mark.alone] * (d.type == "cuda")) for d in DEVICES],
+    ids=str,
+)
 
 
 @pytest.fixture(scope="module")
 def kits() -> dict[str, Kit]:
     fast = Settings(precision=1.0, seconds=0.05, latency_rounds=2, latency_calls=10)
-    return {type_: Kit(torch.device(type_), fast) for type_ in ("cpu", *["cuda"] * CUDA)}
+    return {device.type: Kit(device, fast) for device in DEVICES}
 
 
 def operator(

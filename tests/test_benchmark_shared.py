@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_benchmark_cheats import DEVICES, on_every_device, operator
+from test_benchmark_cheats import on_every_device, operator
 
 from cuda_ops.benchmarking import capacity
 from cuda_ops.benchmarking.compare import Settings
@@ -99,7 +99,7 @@ def test_a_kernel_that_leaves_a_part_of_it_out_is_rejected(device: torch.device)
     assert "differs from the reference" in measured(device, less).error
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=str)
+@on_every_device
 def test_what_caches_may_keep_is_refused(device: torch.device) -> None:
     assert "make_shared has 0 MiB, which the caches may keep" in measured(device).error
 
