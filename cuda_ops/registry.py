@@ -28,6 +28,7 @@ from cuda_ops.build.discovery import (
     root_problem,
     survey,
 )
+from cuda_ops.build.provenance import DamagedError
 from cuda_ops.dispatch import compile_tag
 from cuda_ops.dispatch.library import Library, open_library
 from cuda_ops.dispatch.operator import Operator, redefining
@@ -221,13 +222,23 @@ class Registry:
         return self._libraries.get(stem)
 
     def _built_library(self, pair: Pair, text: Text) -> Path:
-        if (library := compiling.find_library(pair, text)) is not None:
+        root = f"--root {pair.root} " if pair.root != BUILTIN_ROOT.resolve() else ""
+        build = f"python compile_dev.py {root}{pair.stem}"
+        try:
+            library = compiling.find_library(pair, text)
+        except DamagedError as error:
+            package = "cuda_ops" if pair.root == BUILTIN_ROOT.resolve() else pair.root.parent.name
+            raise BuildError(
+                f"cuda_ops.{pair.stem}: {error}: the file is damaged; run "
+                f"pip install --force-reinstall --no-deps {package}, or {build}"
+            ) from error
+        if library is not None:
             return library
         last = compiling.last_failure(pair, text)
         root = f"--root {pair.root} " if pair.root != BUILTIN_ROOT.resolve() else ""
         raise BuildError(
-            f"cuda_ops.{pair.stem} is not built: run python compile_dev.py {root}{pair.stem} "
-            "or pip install -e ." + (f"\nIts last build failed: {last}" if last else "")
+            f"cuda_ops.{pair.stem} is not built: run {build} or pip install -e ."
+            + (f"\nIts last build failed: {last}" if last else "")
         )
 
     def _swap(self, pair: Pair, library: Library) -> None:

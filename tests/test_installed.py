@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,12 +22,15 @@ from cuda_ops.build.discovery import Pair, Text
 from cuda_ops.build.provenance import Provenance
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.dev import main
+from cuda_ops.errors import BuildError
 from cuda_ops.registry import registry
 
 REPO = Path(__file__).resolve().parent.parent
 X = torch.tensor([1.0, 2.0, 3.0])
 HERE = ("9.0a",)
-LIBRARY = b"\x7fELF of a library"
+#: The header of an ELF file and nothing else: its section headers would begin at its end.
+LIBRARY = (b"\x7fELF\x02\x01".ljust(40, b"\0") + struct.pack("<Q", 64)).ljust(64, b"\0")
+COMPILED = LIBRARY + b"compiled"
 
 
 def install(root: Path) -> None:
@@ -117,7 +123,9 @@ def pair(scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     """A pair with a kernel, on a machine with a toolkit; its builds publish nothing of use."""
 
     def compiled(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose: bool) -> Text:
-        compiling.library_path(pair, archs, text).write_bytes(b"compiled")
+        library = compiling.library_path(pair, archs, text)
+        library.write_bytes(COMPILED)
+        provenance.write(library, provenance.of(pair, archs, text))
         return pair.read()
 
     monkeypatch.setattr(compiling, "_compile", compiled)
@@ -194,7 +202,7 @@ def test_a_library_of_another_text_or_in_doubt_is_left_alone(
 ) -> None:
     installed(pair)
     change(pair)
-    assert compiling.build(pair, HERE).path.read_bytes() == b"compiled"
+    assert compiling.build(pair, HERE).path.read_bytes().startswith(COMPILED)
 
 
 @pytest.mark.parametrize(
@@ -232,15 +240,107 @@ def test_files_saved_while_the_installed_library_is_looked_at(
     library = installed(pair).read_bytes()
     read, edits = provenance.read, [lambda: _edit(pair)]
 
-    def edited_meanwhile(contents: bytes) -> Provenance | None:
-        if edits:
+    def edited_meanwhile(library: Path, **how: Any) -> Provenance | None:
+        if edits and library == pair.prebuilt:
             edits.pop()()
-        return read(contents)
+        return read(library, **how)
 
     monkeypatch.setattr(provenance, "read", edited_meanwhile)
     built = compiling.build(pair, HERE)
     # The library is published for the text that it was made from, and the new text is built.
     assert built.path == compiling.library_path(pair, HERE)
-    assert built.path.read_bytes() == b"compiled"
-    libraries = {path.read_bytes() for path in built.path.parent.glob(f"{pair.stem}-*.so")}
-    assert libraries == {library, b"compiled"}
+    assert built.path.read_bytes().startswith(COMPILED)
+    published = {path.read_bytes() for path in built.path.parent.glob(f"{pair.stem}-*.so")}
+    assert published == {library, built.path.read_bytes()}
+
+
+# --- damaged files -------------------------------------------------------------------
+
+
+def _truncate(library: Path) -> None:
+    library.write_bytes(library.read_bytes()[:4096])
+
+
+def _zero(library: Path) -> None:
+    text = bytearray(library.read_bytes())
+    text[4096:8192] = bytes(4096)
+    library.write_bytes(text)
+
+
+def _folder(library: Path) -> None:
+    library.unlink()
+    library.mkdir()
+    (library / "file").touch()
+
+
+DAMAGES = {
+    "cut short": (_truncate, r"expected at least \d+ bytes, got 4096"),
+    "overwritten": (_zero, "expected SHA-256 [0-9a-f]{64}, got [0-9a-f]{64}"),
+    "empty": (lambda library: library.write_bytes(b""), "expected an ELF library, got 0 other"),
+    "a folder": (_folder, "expected a library, got a folder"),
+}
+damages = pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=list(DAMAGES))
+
+
+@pytest.fixture
+def built_once(scratch_op: ScratchOp) -> Path:
+    """A library in the cache that no process has open: what is cut short under a process kills it.
+
+    torch opens what it is told to, and dies of a library that was cut short.
+    """
+    scratch_op.write("v * 2")
+    return scratch_op.build().path
+
+
+@damages
+def test_a_damaged_library_of_the_cache_is_built_again(
+    scratch_op: ScratchOp,
+    built_once: Path,
+    damage: Callable[[Path], None],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    damage(built_once)
+    with (
+        pytest.warns(UserWarning, match=rf"{built_once}: {said}.*: damaged, left out"),
+        pytest.raises(BuildError, match=r"is not built: run python compile_dev\.py"),
+    ):
+        registry().load(scratch_op.name)
+    built = scratch_op.reload()
+    assert built.origin == "built" and built.path == built_once
+    assert re.search(rf"{built_once}: {said}.*: damaged, built again", capsys.readouterr().err)
+    assert torch.equal(scratch_op.function(X), X * 2)
+
+
+@damages
+def test_a_damaged_library_that_pip_installed_is_an_error_with_its_remedy(
+    scratch_op: ScratchOp,
+    built_once: Path,
+    damage: Callable[[Path], None],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prebuilt = scratch_op.root / "lib" / f"{scratch_op.name}.abi3.so"
+    prebuilt.parent.mkdir(exist_ok=True)
+    shutil.copyfile(built_once, prebuilt)
+    monkeypatch.setenv("CUDA_OPS_CACHE", str(scratch_op.root / "empty"))
+    damage(prebuilt)
+    remedy = "run pip install --force-reinstall --no-deps .*, or python compile_dev.py --root"
+    with pytest.raises(
+        BuildError, match=rf"cuda_ops.{scratch_op.name}: {prebuilt}: {said}.*{remedy}"
+    ):
+        registry().load(scratch_op.name)
+
+
+def test_a_large_library_is_judged_by_its_size_alone(built_once: Path) -> None:
+    assert provenance.read(built_once) is not None
+    _zero(built_once)
+    assert provenance.read(built_once, hashed=1 << 10) is not None
+    _truncate(built_once)
+    with pytest.raises(provenance.DamagedError, match="expected at least"):
+        provenance.read(built_once, hashed=1 << 10)
+
+
+def test_a_stripped_library_is_whole(built_once: Path) -> None:
+    subprocess.run(["strip", built_once], check=True)
+    assert provenance.read(built_once) is None

@@ -124,7 +124,7 @@ def test_a_library_says_what_it_was_made_from_if_known(
     def link(command: Any, ext: Any) -> None:
         library = Path(command.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
-        library.write_bytes(b"library")
+        library.write_bytes(b"\x7fELF" + bytes(64))
         (Path(command.build_temp) / "kernels").mkdir(parents=True)
         if saved_meanwhile:
             (project / "kernels" / "pair.cu").write_text("// edited\n")
@@ -139,12 +139,12 @@ def test_a_library_says_what_it_was_made_from_if_known(
         ext.made_from = provenance.of(ext.pair, ("9.0a",))
     for ext in (guest, pair):
         command.build_extension(ext)
-    found = provenance.read(Path(command.get_ext_fullpath(pair.name)).read_bytes())
+    found = provenance.read(Path(command.get_ext_fullpath(pair.name)))
     assert found == (None if saved_meanwhile else pair.made_from)
     # Objects of an unknown text must not serve the next install.
     assert (Path(command.build_temp) / "pair").exists() is not saved_meanwhile
     # A guest's library is made for one torch.
-    assert provenance.read(Path(command.get_ext_fullpath(guest.name)).read_bytes()) is None
+    assert provenance.read(Path(command.get_ext_fullpath(guest.name))) is None
 
 
 def test_setup_lists_what_discovery_finds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import uuid
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from filelock import FileLock, Timeout
 
 from cuda_ops.build import provenance, toolchain
 from cuda_ops.build.discovery import Kind, Pair, Text
+from cuda_ops.build.provenance import DamagedError
 from cuda_ops.errors import BuildError, DiscoveryError
 
 _COMPILER_ERROR = re.compile(
@@ -117,17 +119,28 @@ def find_library(pair: Pair, text: Text) -> Path | None:
 
     Asks no compiler which flags it would take now: what was built last of this text is what the
     user means to run. A guest's library is another matter, since it fits one torch alone.
+
+    Raises:
+        DamagedError: there is only what pip installed, and it is not whole.
     """
     if pair.kind is not Kind.NATIVE:
-        built = library_path(pair, visible_archs(), text)
-        return next((path for path in (built, pair.prebuilt) if path.exists()), None)
+        candidates = [library_path(pair, visible_archs(), text)]
+    else:
+        candidates = _newest_first(f"{pair.stem}-{text.hash}-*.so")
     fallback = None
     gpus = _archs_of_gpus()
-    for path in (*_newest_first(f"{pair.stem}-{text.hash}-*.so"), pair.prebuilt):
+    for path in (*candidates, pair.prebuilt):
         try:
-            made_from = provenance.read(path.read_bytes())
+            made_from = provenance.read(path)
         except OSError:
             continue
+        except DamagedError as error:
+            if path == pair.prebuilt and fallback is None:
+                raise
+            warnings.warn(f"cuda_ops.{pair.stem}: {error}: damaged, left out", stacklevel=6)
+            continue
+        if pair.kind is not Kind.NATIVE:
+            return path
         if made_from is None or made_from.source_hash != text.hash:
             continue
         # Without a GPU any kernels will do, and a library that has some is the better one.
@@ -167,11 +180,7 @@ def build(
         raise DiscoveryError(pair.problem)
     archs = archs or visible_archs()
     start = monotonic()
-    text = text or pair.read()
-    path = library_path(pair, archs, text)
-    if path.exists():
-        return _built(pair, path, start, "cached", archs)
-    path, origin = _publish_current(pair, archs, text, verbose)
+    path, origin = _publish_current(pair, archs, text or pair.read(), verbose)
     return _built(pair, path, start, origin, archs)
 
 
@@ -181,13 +190,15 @@ def _publish_current(
     """Builds until what was compiled is what the files say: they may be saved meanwhile."""
     work = cache_dir() / "work" / f"{pair.stem}-{_place(pair, archs)}"
     try:
+        if _is_whole(pair, path := library_path(pair, archs, text)):
+            return path, "cached"
         _published().mkdir(parents=True, exist_ok=True)
         work.mkdir(parents=True, exist_ok=True)
         with _locked(work.with_suffix(".lock"), pair.stem) as waited:
             if waited:  # another process may have built it
                 text = pair.read()
             origin: Origin = "cached"
-            while not (path := library_path(pair, archs, text)).exists():
+            while not _is_whole(pair, path := library_path(pair, archs, text), discard=True):
                 if _publish_installed(pair, archs, path):
                     origin = "installed"
                     text = pair.read()
@@ -202,16 +213,37 @@ def _publish_current(
         ) from error
 
 
+def _is_whole(pair: Pair, path: Path, discard: bool = False) -> bool:
+    """Says whether a library is in the cache; with ``discard`` removes a damaged one, with a word.
+    Only the holder of the lock may: the file could be another process's new one by now.
+    """
+    try:
+        if provenance.read(path) is not None or pair.kind is not Kind.NATIVE:
+            return True
+        problem = f"{path}: expected a line that says what it was made from, got none"
+    except FileNotFoundError:
+        return False
+    except DamagedError as error:
+        problem = str(error)
+    if discard:
+        print(f"{pair.stem}: {problem}: damaged, built again", file=sys.stderr, flush=True)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return False
+
+
 def _publish_installed(pair: Pair, archs: tuple[str, ...], path: Path) -> bool:
     """Publishes the library that pip built, if it is what a build for ``path`` would make.
 
     A copy: pip may replace the file under processes that have it open.
     """
     try:
+        made_from = provenance.read(pair.prebuilt, hashed=sys.maxsize)
         library = pair.prebuilt.read_bytes()
-    except OSError:
+    except (OSError, DamagedError):
         return False
-    made_from = provenance.read(library)
     fits = (
         made_from is not None
         and _path(pair, archs, made_from.source_hash) == path
