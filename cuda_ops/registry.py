@@ -30,6 +30,7 @@ from cuda_ops.build.discovery import (
 )
 from cuda_ops.build.provenance import DamagedError
 from cuda_ops.dispatch import compile_tag
+from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Library, open_library
 from cuda_ops.dispatch.operator import Operator, redefining
 from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, ManifestError
@@ -256,17 +257,16 @@ class Registry:
                 for name, operator in before.items()
                 if name in prepared and operator.must_redefine(prepared[name])
             ]
-        except Exception:
+            new = self._new_operators(prepared)
+        except BaseException:  # Ctrl-C as well
             undo()
             raise
         changed = False
         with redefining(redefined):
             for name, generation in prepared.items():
-                operator = self._operators.get(name)
-                if operator is None:
-                    operator = self._operators[name] = Operator(generation)
-                else:
-                    changed |= operator.become(generation)
+                if name not in new:
+                    changed |= self._operators[name].become(generation)
+            self._operators |= new
             present = {(kernel.op, kernel.key) for kernel in library.kernels}
             for kernel in library.kernels:
                 self._operators[kernel.op].point_at(library, kernel)
@@ -281,6 +281,19 @@ class Registry:
             torch._dynamo.reset()
         for operator in self._stems[pair.stem].values():
             self.plugins.tell_loaded(operator.spec, library.path, operator.generation)
+
+    def _new_operators(self, prepared: dict[str, Generation]) -> dict[str, Operator]:
+        """Defines the operators that the dispatcher does not know yet: all of them, or none."""
+        new: dict[str, Operator] = {}
+        try:
+            for name, generation in prepared.items():
+                if name not in self._operators:
+                    new[name] = Operator(generation)
+        except BaseException:
+            for operator in new.values():
+                operator.forget()
+            raise
+        return new
 
     def _refuse_foreign(self, library: Library) -> None:
         for name in library.ops:

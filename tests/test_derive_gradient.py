@@ -28,6 +28,21 @@ def test_integer_operators_have_no_gradient():
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema": "f(Tensor[] xs) -> Tensor"}, r"got 'f\(Tensor\[\] xs\) -> Tensor'; for others"),
+        ({"dtypes": (torch.uint8,)}, r"got 'f\(Tensor x\) -> Tensor'; for others define"),
+        ({"keys": ("CompositeImplicitAutograd",)}, "got a composed one, whose gradient follows"),
+    ],
+)
+def test_a_gradient_that_nothing_would_call_is_refused(changes, message):
+    op = spec(**{"schema": "f(Tensor x) -> Tensor", "signature": ""} | changes)
+    pair(op, spec("f_backward(Tensor grad_out) -> Tensor grad_x", ""))
+    with pytest.raises(ManifestError, match=f"^cuda_ops::f_backward: expected f to .*, {message}"):
+        gradient.cuda_ops_autograd(op)
+
+
+@pytest.mark.parametrize(
     ("forward", "backward", "message"),
     [
         (

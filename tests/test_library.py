@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import ScratchOp, needs_nvcc
 
+from cuda_ops.compile_ops import compile_ops
 from cuda_ops.dev.scaffold import new_pair
 from cuda_ops.dispatch.library import _validated, open_library, schema_type
 from cuda_ops.errors import CudaOpsError, ManifestError
@@ -116,11 +117,25 @@ def test_a_schema_that_does_not_parse_is_quoted(schema: str) -> None:
         ("planned(Tensor(a) x) -> Tensor(a)", r"argument 'x': expected a type without \(a\), got"),
         ("planned(Tensor x, float lambda) -> Tensor", "argument 'lambda': .* one of its keywords"),
         ("planned(Tensor x, *, Tensor? y=None) -> Tensor", r"argument 'y': .* before the '\*'"),
+        ("planned(Tensor _x) -> Tensor", "argument '_x': expected .* without an underscore"),
+        ("planned(Tensor x) -> ()", r"schema .*: expected a return, .*, got '\(\)'; write '->"),
+        ("planned.fast(Tensor x) -> Tensor", "schema .* dot, got overload 'fast'; write planned_f"),
+        ("planned(Tensor x, ...) -> Tensor", "schema .*: expected every argument .*, got '...'"),
+        ("planned(Tensor x) -> ...", "schema .*: expected every argument .*, got '...'"),
+        ("planned(Tensor x, Tensor x) -> Tensor", "schema .* names that differ, got 'x' twice"),
+        ("planned(Tensor x) -> (Tensor y, Tensor y)", "schema .* that differ, got 'y' twice"),
+        ("planned(int n) -> Tensor", "schema .*: expected a tensor argument, .*, got none; add"),
     ],
 )
 def test_a_schema_that_no_function_can_have_is_refused(schema: str, message: str) -> None:
     with pytest.raises(ManifestError, match=f"cuda_ops::planned: {message}"):
         validated(entry(schema))
+
+
+def test_a_composed_operator_needs_no_tensor() -> None:
+    listed = entry("planned(int n) -> Tensor")
+    listed["kernels"][0]["key"] = "CompositeImplicitAutograd"
+    assert validated(listed).is_composite
 
 
 @pytest.mark.parametrize(
@@ -303,3 +318,54 @@ def test_types_and_counts_of_real_functions_are_compared(scratch_op: ScratchOp) 
     with pytest.raises(ManifestError, match=r"the schema has 1 arguments, .* has 2"):
         scratch_op.reload()
     assert registry().loaded(scratch_op.name) is None
+
+
+@pytest.mark.slow
+def test_a_schema_that_torch_refuses_is_a_failed_row_and_leaves_no_trace(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("not this schema")
+
+    scratch_op.write("v * 2")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.library, "register_autograd", refuse)
+        row, *_ = compile_ops([scratch_op.name])
+    assert re.match(rf"cuda_ops::{scratch_op.name}.*: schema .* be registered: not this", row.error)
+    assert scratch_op.name not in vars(torch.ops.cuda_ops)
+    row, *_ = compile_ops([scratch_op.name])
+    assert not row.error
+    assert torch.equal(scratch_op.function(torch.ones(2)), torch.full((2,), 2.0))
+
+
+@pytest.mark.slow
+def test_arguments_may_be_named_like_functions_and_lists_have_no_lost_gradient(
+    scratch_op: ScratchOp,
+) -> None:
+    name = scratch_op.name
+    scratch_op.binding.write_text(f"""#include "binding.h"
+using namespace cuda_ops;
+namespace {{
+Tensor product(const Tensor& x, const std::vector<Tensor>& ys) {{
+  return elementwise_cpu([](double a, double b) {{ return a * b; }}, x, ys[0]);
+}}
+Tensor backward(const Tensor& grad_out, const std::vector<Tensor>& ys) {{
+  return product(grad_out, ys);
+}}
+Tensor same(const Tensor& type) {{
+  return elementwise_cpu([](double a) {{ return a; }}, type);
+}}
+}}
+CUDA_OPS(library) {{
+  library.op("{name}(Tensor x, Tensor[] ys) -> Tensor", "").cpu<product>();
+  library.op("{name}_backward(Tensor grad_out, Tensor[] ys) -> Tensor grad_x", "").cpu<backward>();
+  library.op("{name}_same(Tensor type) -> Tensor", "()->()").dtypes(kFloating).cpu<same>();
+}}
+""")
+    scratch_op.reload()
+    x, y = (torch.full((2,), n, requires_grad=True) for n in (2.0, 3.0))
+    scratch_op.function(x, [y.detach()]).sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, y)
+    with pytest.raises(RuntimeError, match=rf"cuda_ops::{name} has no gradient for 'ys'"):
+        scratch_op.function(x, [y]).sum().backward()
+    assert torch.equal(registry().public(f"{name}_same")(x.detach()), x)

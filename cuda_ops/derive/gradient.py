@@ -13,7 +13,7 @@ from itertools import repeat
 from typing import Any
 
 from cuda_ops.derive.arguments import bind
-from cuda_ops.derive.no_gradient import no_gradient, refusal
+from cuda_ops.derive.no_gradient import refusal, refused, sizes_of
 from cuda_ops.errors import ManifestError
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.signature import factor_and_name
@@ -33,9 +33,10 @@ class _Formula:
 @hookimpl(trylast=True)
 def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
     """Reads the formula that ``<op>_backward`` spells by its names; without one, refuses loudly."""
-    if op.is_irregular or not _is_differentiable(op):
-        return None
     sibling = op.siblings.get(f"{op.name}_backward")
+    if op.is_irregular or not _is_differentiable(op):
+        _refuse_unused_backward(op, sibling)
+        return None
     if sibling is None:
         _refuse_misspelt_backward(op)
         return refusal(
@@ -47,7 +48,11 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
     saved = [source for source in formula.arguments if source[0] != "grad"]
     tensors = set(op.tensor_positions)
     positional = sum(not argument.kwarg_only for argument in op.parsed.arguments)
-    without = [i for i in op.tensor_positions if i not in formula.targets]
+    without = [
+        i
+        for i, argument in enumerate(op.parsed.arguments)
+        if "Tensor" in str(argument.type) and i not in formula.targets
+    ]
 
     def is_tensor(source: tuple[str, int]) -> bool:
         return source[0] == "output" or source[1] in tensors
@@ -61,7 +66,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
             *((values if kind == "input" else outputs)[i] for kind, i in filter(is_tensor, saved))
         )
         ctx.plain = [values[source[1]] for source in saved if not is_tensor(source)]
-        ctx.sizes = {i: values[i].shape for i in without if values[i] is not None}
+        ctx.sizes = {i: sizes_of(values[i]) for i in without}
         # An output that nothing depends on has no gradient; torch hands in zeros.
         ctx.set_materialize_grads(True)
 
@@ -69,13 +74,13 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         wanted = ctx.needs_input_grad  # the dispatcher leaves out arguments equal to their default
         gradients: list[Any] = [None] * positional
         for i in without:
-            if i < len(wanted) and wanted[i]:
+            if i < len(wanted):
                 name = op.argument_names[i]
-                reason = (
-                    f"{op.qualname} has no gradient for '{name}': "
-                    f"return grad_{name} from {sibling.name} in {op.stem}.cpp"
-                )
-                gradients[i] = no_gradient(grads[0], ctx.sizes[i], reason)
+                way = f"return grad_{name} from {sibling.name} in {op.stem}.cpp"
+                if i not in tensors:
+                    way = "for a list of tensors only cuda_ops_autograd of a plugin can say one"
+                reason = f"{op.qualname} has no gradient for '{name}': {way}"
+                gradients[i] = refused(grads[0], ctx.sizes[i], wanted[i], reason)
         tensor_values, plain_values = iter(ctx.saved_tensors), iter(ctx.plain)
         arguments = [
             grads[source[1]]
@@ -135,6 +140,19 @@ def _read_formula(op: OpSpec, sibling: OpSpec) -> _Formula:
 
 def _takes_gradients(op: OpSpec) -> bool:
     return any(name.startswith("grad_") for name in op.argument_names)
+
+
+def _refuse_unused_backward(op: OpSpec, sibling: OpSpec | None) -> None:
+    """Refuses a gradient that nothing would ever call."""
+    if sibling is None:
+        return
+    actual = "a composed one, whose gradient follows from its parts"
+    if not op.is_composite:
+        actual = f"{op.schema!r}; for others define cuda_ops_autograd in a plugin"
+    raise ManifestError(
+        f"{sibling.qualname}: expected {op.name} to have an argument of type Tensor and a floating "
+        f"dtype, which a gradient by name needs, got {actual}"
+    )
 
 
 def _refuse_misspelt_backward(op: OpSpec) -> None:

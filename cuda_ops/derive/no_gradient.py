@@ -64,16 +64,19 @@ class NoGradient:
         if grad is None:
             raise RuntimeError(self.reason)
 
-        def refused(size: Any) -> Any:
-            if isinstance(size, list):
-                return [refused(one) for one in size]
-            return None if size is None else no_gradient(grad, size, self.reason)
-
         # Transforms count keyword-only arguments too, which never have a gradient.
         return tuple(
-            refused(size) if wanted else None
+            refused(grad, size, wanted, self.reason)
             for wanted, size in zip(ctx.needs_input_grad, ctx.sizes, strict=False)
         )
+
+
+def refused(grad: torch.Tensor, size: Any, wanted: Any, reason: str) -> Any:
+    """Stands in for the gradient of one argument, or for those of a list of tensors."""
+    if isinstance(wanted, (list, tuple)):
+        pairs = zip(size, wanted, strict=True)
+        return [refused(grad, one, whether, reason) for one, whether in pairs]
+    return no_gradient(grad, size, reason) if wanted else None
 
 
 def refusal(reason: str) -> Autograd:
@@ -89,10 +92,11 @@ def no_second_derivative(gradient: str) -> Autograd:
 def _keep_sizes(
     ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: Any = None
 ) -> None:
-    ctx.sizes = [_size(value) for value in inputs]
+    ctx.sizes = [sizes_of(value) for value in inputs]
 
 
-def _size(value: Any) -> Any:
+def sizes_of(value: Any) -> Any:
+    """Returns the size of a tensor, those of a list of tensors, or ``None``."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
-    return [_size(one) for one in value] if isinstance(value, (list, tuple)) else None
+    return [sizes_of(one) for one in value] if isinstance(value, (list, tuple)) else None

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import json
 import keyword
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,11 +177,14 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
                 f"cuda_ops::{name}: argument {argument.name!r}: expected a tensor to be before the "
                 f"'*', got {schema!r}, which torch.vmap cannot map"
             )
-    if words := [a.name for a in parsed.arguments if keyword.iskeyword(a.name)]:
-        raise ManifestError(
-            f"cuda_ops::{name}: argument {words[0]!r}: expected a name that Python can pass, got "
-            "one of its keywords"
-        )
+    for argument in parsed.arguments:
+        if keyword.iskeyword(argument.name):
+            expected, actual = "a name that Python can pass", "one of its keywords"
+            raise _refusal(name, argument.name, expected, actual)
+        if argument.name.startswith("_"):  # so are the names that the public function needs itself
+            expected = "a name without an underscore in front"
+            raise _refusal(name, argument.name, expected, repr(argument.name))
+    _refuse_form(name, schema, parsed, entry["kernels"])
     arguments = [schema_type(argument) for argument in parsed.arguments]
     returns = [schema_type(value) for value in parsed.returns]
     for kernel in entry["kernels"]:
@@ -214,6 +218,34 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         ranges=_ranges(name, entry["ranges"], ints, signature),
         limits=_limits(name, entry["limits"], ints, signature),
     )
+
+
+def _refuse_form(
+    name: str, schema: str, parsed: torch._C.FunctionSchema, kernels: Sequence[dict[str, Any]]
+) -> None:
+    """Refuses what torch parses but cannot define, differentiate or call."""
+    arguments, returns = ([a.name for a in side] for side in (parsed.arguments, parsed.returns))
+    counts = Counter(arguments) | Counter(filter(None, returns))
+    twice = [repeated for repeated, count in counts.items() if count > 1]
+    composed = any(kernel["key"] == "CompositeImplicitAutograd" for kernel in kernels)
+    expected = actual = ""
+    if parsed.overload_name:
+        expected = "a name without a dot"
+        actual = f"overload {parsed.overload_name!r}; write {name}_{parsed.overload_name}"
+    elif "..." in schema:
+        expected, actual = "every argument and return by name", "'...'"
+    elif twice:
+        expected, actual = "names that differ", f"{twice[0]!r} twice"
+    elif not returns:
+        expected = "a return, as torch can neither differentiate nor compile a call without one"
+        actual = "'()'; write '-> Tensor'"
+    elif not composed and not any("Tensor" in str(a.type) for a in parsed.arguments):
+        expected = "a tensor argument, whose device says which kernel to call"
+        actual = "none; add one, such as 'Tensor like'"
+    if expected:
+        raise ManifestError(
+            f"cuda_ops::{name}: schema {schema!r}: expected {expected}, got {actual}"
+        )
 
 
 def _dtypes(names: Sequence[str]) -> tuple[torch.dtype, ...]:

@@ -47,9 +47,16 @@ class Operator:
         self.generation = 0
         self._slots: dict[str, int] = {}
         self._autocast_registered = False
-        self._define()
-        #: ``cuda_ops.<op>``, and what formulas call: the same unless a plugin wraps it.
-        self.public, self.direct = public.make(self)
+        try:
+            self._define()
+            #: ``cuda_ops.<op>``, and what formulas call: the same unless a plugin wraps it.
+            self.public, self.direct = public.make(self)
+        except Exception as error:  # torch raises whatever its registrations raise
+            self.forget()
+            op = generation.spec
+            raise ManifestError(
+                f"{op.qualname}: schema {op.schema!r} cannot be registered: {error}"
+            ) from error
         functions[generation.spec.name] = self.direct
 
     @property
@@ -148,6 +155,15 @@ class Operator:
         self._register_autocast()
         dtensor.register(op.name, self._sharding)
 
+    def forget(self) -> None:
+        """Takes an operator that has never served a call out of the process."""
+        self._undefine()
+        functions.pop(self.spec.name, None)
+
+    def _undefine(self) -> None:
+        self._library._destroy()
+        vars(torch.ops.cuda_ops).pop(self.spec.name, None)
+
     def _register_autocast(self) -> None:
         if self.now.autocast is not None and not self._autocast_registered:
             autocast.register(self._library, self.spec.name, lambda: self.now.autocast)
@@ -159,8 +175,7 @@ class Operator:
         """
         namespace, name = torch.ops.cuda_ops, self.spec.name
         overload = getattr(namespace, name).default
-        self._library._destroy()
-        namespace.__dict__.pop(name, None)
+        self._undefine()
         self._define()
         packet = getattr(namespace, name)
         vars(overload).update(vars(packet.default))

@@ -68,10 +68,10 @@ def _public(operator: Served) -> FunctionType:
     tensors = [name for name in _tensor_names(op) if name in shown]
     body = f"return _wrapper({', '.join(passed)})"
     if tensors:
-        defaults["_Tensor"] = torch.Tensor
+        defaults |= {"_Tensor": torch.Tensor, "_isinstance": isinstance}
         defaults["_refuse_others"] = functools.partial(_refuse_others, op, tensors)
         wrong = " or ".join(
-            f"not isinstance({t}, _Tensor)" + (f" and {t} is not None" if _optional(op, t) else "")
+            f"not _isinstance({t}, _Tensor)" + (f" and {t} is not None" if _optional(op, t) else "")
             for t in tensors
         )
         given, group = ", ".join(passed), "".join(f"{name}, " for name in tensors)
@@ -117,7 +117,9 @@ def _generate(operator: Served) -> FunctionType:
             """)
     if tensors and not optional and not keyword_only and not op.is_composite:
         names.update(_helpers(operator))
-        plain = " and ".join(f"(type({t}) is _Tensor or type({t}) is _Parameter)" for t in tensors)
+        plain = " and ".join(
+            f"(_type({t}) is _Tensor or _type({t}) is _Parameter)" for t in tensors
+        )
         gradient = " or ".join(f"{t}.requires_grad" for t in tensors)
         uncast_cuda, uncast_cpu = (
             _uncast(operator.now.autocast, tensors, question)
@@ -199,6 +201,7 @@ def _function(
 def _helpers(operator: Served) -> dict[str, Any]:
     redispatch = operator.spec.overload._handle.redispatch_boxed
     return {
+        "_type": type,  # an argument may have that name
         "_Tensor": torch.Tensor,
         "_Parameter": torch.nn.Parameter,
         "_CPU": _below_autograd("CPU", operator.spec),
