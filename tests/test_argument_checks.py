@@ -16,8 +16,9 @@ from specs import spec as plain_spec
 from torch._subclasses import FakeTensorMode
 
 from cuda_ops.benchmarking import derived as benchmarking_derived
+from cuda_ops.build import discovery
 from cuda_ops.compile_ops import compile_ops
-from cuda_ops.derive import rules
+from cuda_ops.derive import checks, rules
 from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing import check_op, samples
@@ -59,6 +60,10 @@ Tensor scaled(const Tensor& x, double factor, int64_t shift) {
   const auto f = [](double v, double by, int64_t plus) { return v * by + double(plus); };
   return elementwise_cpu(f, x, factor, shift);
 }
+// Without .dtypes(), the same numbers of bytes for each dtype.
+Tensor any(const Tensor& x, const std::vector<Tensor>&, std::optional<ScalarType> dtype) {
+  return empty({}, dtype ? dtype_of(*dtype) : dtype_of(x), x);
+}
 }
 constexpr DType kIndices[] = {DType::kInt64, DType::kInt32};
 CUDA_OPS(library) {
@@ -74,6 +79,8 @@ CUDA_OPS(library) {
       .cpu<forward>();
   library.op("OP_scaled(Tensor x, float factor, int shift) -> Tensor", "()->()")
       .dtypes(kFloating).dtypes("x", DType::kFloat64).cpu<scaled>();
+  library.op("OP_any(Tensor x, Tensor[] others, ScalarType? dtype=None) -> Tensor", "()->()")
+      .cpu<any>();
 }
 """
 
@@ -154,6 +161,60 @@ def test_arguments_are_refused_in_the_same_words(
             moved = [v.to(device) if isinstance(v, torch.Tensor) else v for v in arguments]
             with pytest.raises(RuntimeError, match=expected):
                 function(*moved)
+
+
+def test_kernels_know_what_python_lists() -> None:
+    text = (discovery.INCLUDE_DIR / "dtype.h").read_text()
+    named = re.findall(r'case DType::k\w+: return "(\w+)"', text)
+    assert [getattr(torch, one) for one in named] == list(checks.KNOWN_DTYPES)
+
+
+UNKNOWN = (
+    torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2, torch.complex64,
+    torch.complex128, torch.uint32, torch.uint64, torch.bits8,
+)  # fmt: skip
+EXPECTED = "expected dtype float64, .* int64 or bool, got"
+
+
+@pytest.mark.parametrize("dtype", UNKNOWN, ids=str)
+def test_a_dtype_that_no_kernel_knows_is_refused(name: str, dtype: torch.dtype) -> None:
+    called = str(dtype).removeprefix("torch.")
+    for function in (registry().public(f"{name}_any"), getattr(torch.ops.cuda_ops, f"{name}_any")):
+        for device in ("cpu", "meta"):
+            known, odd = torch.empty(2, device=device), torch.empty(2, dtype=dtype, device=device)
+            with pytest.raises(RuntimeError, match=f"_any: argument 'x': {EXPECTED} {called}$"):
+                function(odd, [])
+            with pytest.raises(RuntimeError, match=f"_any: argument 'others': {EXPECTED} {called}"):
+                function(known, [known, odd])
+
+
+def test_a_dtype_as_an_argument_is_one_that_kernels_know(name: str) -> None:
+    """torch.sum(x, dtype=99) is a TypeError; torch.ops.aten.sum, like our operators by their
+    dispatcher's name, is handed an enum that has no such value, which may end the process.
+    """
+    function = registry().public(f"{name}_any")
+    for dtype in checks.KNOWN_DTYPES:
+        assert function(X, [], dtype).dtype == dtype
+    assert function(X, []).dtype == function(X, [], dtype=None).dtype == torch.float32
+    compiled = torch.compile(lambda x, d: function(x, [], d), backend="eager")
+    for wrong in (99, 261, -1, 5, "float32", 1.5, *UNKNOWN, torch.int4, torch.qint8):
+        called = str(wrong).removeprefix("torch.") if wrong != "float32" else repr(wrong)
+        for call in (lambda d: function(X, [], d), lambda d: compiled(X, d)):
+            with pytest.raises(RuntimeError, match=f"_any: argument 'dtype': {EXPECTED} {called}"):
+                call(wrong)
+
+
+@pytest.mark.parametrize("position", ["x", "others"])
+def test_a_tensor_whose_memory_was_freed_is_refused(name: str, position: str) -> None:
+    """torch's own functions read from address 0."""
+    freed = torch.ones(2)
+    freed.untyped_storage().resize_(0)
+    arguments = (freed, []) if position == "x" else (X, [X, freed])
+    message = f"'{position}': expected a tensor with memory, got one whose storage is empty"
+    for function in (registry().public(f"{name}_any"), getattr(torch.ops.cuda_ops, f"{name}_any")):
+        with pytest.raises(RuntimeError, match=f"^cuda_ops::{name}_any: argument {message}$"):
+            function(*arguments)
+    assert registry().public(f"{name}_any")(freed[:0], []).shape == ()
 
 
 @pytest.mark.parametrize("level", [None, 0])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pydoc
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +180,85 @@ def test_views_that_torch_resolves_late_are_resolved(gradient: bool) -> None:
         eager = lazy.clone().requires_grad_(gradient)
         actual = cuda_ops.silu(lazy.detach().requires_grad_(gradient))
         torch.testing.assert_close(actual, torch.nn.functional.silu(eager))
+
+
+def _functional() -> torch.Tensor:
+    return torch._to_functional_tensor(X.clone())
+
+
+def _left_by_functionalize() -> torch.Tensor:
+    seen: list[torch.Tensor] = []
+    torch.func.functionalize(lambda x: (seen.append(x), x * 1)[1])(X)
+    return seen[0]
+
+
+def _left_by_grad() -> torch.Tensor:
+    seen: list[torch.Tensor] = []
+    torch.func.grad(lambda x: (seen.append(x), x.sum())[1])(X)
+    return seen[0]
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("make", [_functional, _left_by_functionalize, _left_by_grad])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_tensor_that_stands_for_another_is_taken_as_torch_takes_it(
+    make: Callable[[], torch.Tensor], gradient: bool
+) -> None:
+    for ours, by_torch, before in (
+        (cuda_ops.silu, torch.nn.functional.silu, ()),
+        (cuda_ops.add, torch.add, (X,)),
+    ):
+        results = []
+        for function in (ours, by_torch):
+            x = make().detach().requires_grad_(gradient)
+            result = function(*before, x)
+            if gradient:
+                result = torch.autograd.grad(result.sum(), x)[0]
+            assert torch._is_functional_tensor(result) == torch._is_functional_tensor(x)
+            if torch._is_functional_tensor(result):
+                result = torch._from_functional_tensor(result.detach())
+            results.append(result)
+        torch.testing.assert_close(*results)
+
+
+class _Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, function: Callable[..., Any]) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.function = function
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return ctx.function(grad) * x.cos(), None
+
+
+def _in_a_backward(function: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = _Sine.apply(x, function)
+    return result
+
+
+def _in_a_hook(function: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+    doubled = x * 2
+    doubled.register_hook(function)
+    return doubled.sin()
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("place", [_in_a_backward, _in_a_hook])
+@pytest.mark.parametrize("more", [False, True])
+def test_several_gradients_at_once_meet_it(place: Callable[..., Any], more: bool) -> None:
+    """The operator is called by the user's own code, with a batch that looks like one gradient."""
+    functions = cuda_ops.silu, torch.ops.cuda_ops.silu, torch.nn.functional.silu
+    *ours, expected = (
+        torch.autograd.functional.jacobian(
+            functools.partial(place, function), X, vectorize=True, create_graph=more
+        )
+        for function in functions
+    )
+    for actual in ours:
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.usefixtures("shipped")

@@ -21,6 +21,12 @@ from cuda_ops.spec import OpSpec, Range
 #: ``kMaxDims`` of ``layout.h``: the dims that a kernel walks, those of size 1 left out.
 MAX_DIMS = 16
 
+#: The dtypes of ``DType`` in ``dtype.h``: what an argument without a list of its own may have.
+KNOWN_DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.uint16,
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.bool,
+)  # fmt: skip
+
 
 def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
     """Refuses what the operator's C++ checks refuse, in the same words.
@@ -38,6 +44,10 @@ def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
     bound: dict[str, Any] = {}
     first: tuple[str, torch.Tensor] | None = None
     sharing: tuple[str, torch.Tensor] | None = None
+    for name, value in zip(op.argument_names, values, strict=True):
+        for tensor in value if isinstance(value, (list, tuple)) else ():
+            if isinstance(tensor, torch.Tensor):
+                check_dtype(op, name, tensor.dtype)
     for i, position in enumerate(op.tensor_positions):
         name, tensor = op.argument_names[position], values[position]
         if tensor is None:
@@ -53,12 +63,13 @@ def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
         allowed, shares = op.allowed_dtypes(name), name not in op.dtypes_of
         if shares and sharing is not None:
             like, other = sharing
-            if allowed and tensor.dtype != other.dtype:
+            if not allowed:
+                check_dtype(op, name, tensor.dtype)
+            elif tensor.dtype != other.dtype:
                 expected = f"dtype {dtype_name(other.dtype)} like '{like}'"
                 refuse(op, name, expected, dtype_name(tensor.dtype))
         else:
-            if allowed and tensor.dtype not in allowed:
-                refuse(op, name, f"dtype {dtypes_text(allowed)}", dtype_name(tensor.dtype))
+            check_dtype(op, name, tensor.dtype, allowed)
             sharing = (name, tensor) if shares else sharing
         bind_dims(op, name, group_of(op, i), tensor.shape, bound)
     _check_ints(op, values, bound)
@@ -97,6 +108,15 @@ def check_device(
     if tensor.device != other.device:
         expected = f"a tensor on {device_name(other.device)} like '{like}'"
         refuse(op, argument, expected, f"one on {device_name(tensor.device)}")
+
+
+def check_dtype(
+    op: OpSpec, argument: str, dtype: torch.dtype, allowed: Sequence[torch.dtype] = ()
+) -> None:
+    """Refuses a dtype that is not in the list; an empty one stands for those that kernels know."""
+    allowed = allowed or KNOWN_DTYPES
+    if dtype not in allowed:
+        refuse(op, argument, f"dtype {dtypes_text(allowed)}", dtype_name(dtype))
 
 
 def bind_dims(op: OpSpec, argument: str, group: Group, shape: Dims, bound: dict[str, Any]) -> None:

@@ -43,7 +43,6 @@ class _Range(ctypes.Structure):
 
 class _Int(ctypes.Structure):
     _fields_ = [
-        ("name", ctypes.c_char_p),
         ("position", ctypes.c_int64),
         ("range", _Range),
         ("limit", ctypes.c_int64),
@@ -55,6 +54,8 @@ class Rules(ctypes.Structure):
     """``cuda_ops::detail::Rules``; it keeps what it points at alive."""
 
     _fields_ = [
+        ("names", ctypes.POINTER(ctypes.c_char_p)),
+        ("known_dtypes", ctypes.c_char_p),
         ("tensors", ctypes.POINTER(_Tensor)),
         ("tensor_count", ctypes.c_int64),
         ("sizes", ctypes.POINTER(_Range)),
@@ -75,7 +76,9 @@ def rules_of(op: OpSpec) -> Rules:
         for position in op.int_positions
         if op.argument_names[position] in (*op.ranges, *op.limits)
     ]
+    arguments = [name.encode() for name in op.argument_names]
     return Rules(
+        _array(ctypes.c_char_p, arguments), checks.dtypes_text(checks.KNOWN_DTYPES).encode(),
         _array(_Tensor, tensors), len(tensors), _array(_Range, sizes), len(sizes),
         _array(_Int, ints), len(ints), op.signature is not None,
     )  # fmt: skip
@@ -100,7 +103,7 @@ def _int(op: OpSpec, position: int, names: Sequence[str]) -> _Int:
     name = op.argument_names[position]
     limit = op.limits.get(name)
     return _Int(
-        name.encode(), position, _range(op.ranges.get(name, _ANY)),
+        position, _range(op.ranges.get(name, _ANY)),
         names.index(limit) if limit else _NONE, checks.limit_text(limit or "").encode(),
     )  # fmt: skip
 
@@ -109,6 +112,6 @@ def _range(allowed: Range) -> _Range:
     return _Range(allowed.least, allowed.most)
 
 
-def _array(struct: type[ctypes.Structure], values: Sequence[ctypes.Structure]) -> Any:
+def _array(struct: type[Any], values: Sequence[Any]) -> Any:
     # A structure keeps the arrays alive that its pointers were set to.
     return ctypes.cast((struct * len(values))(*values), ctypes.POINTER(struct))

@@ -26,7 +26,7 @@ from cuda_ops.signature import Signature, parse_signature
 from cuda_ops.spec import OpSpec, Range
 
 #: The form of the manifest, and of what a library is handed, as ``src/utils/manifest.h`` has it.
-FORMAT = 2
+FORMAT = 3
 #: The rules that libraries check by; they stay for the life of the process, like the libraries.
 _kept: list[Rules] = []
 
@@ -302,7 +302,7 @@ def _refusal(op: str, argument: str, expected: str, actual: str) -> ManifestErro
 
 def schema_type(argument: torch._C.Argument) -> str:
     """Returns the type as a schema spells it: ``Tensor``, ``float?``, ``int[]``."""
-    text = str(argument.type)
+    text = str(argument.real_type)  # type calls every enum an int
     if text.startswith("Optional["):
         return text[len("Optional[") : -1] + "?"
     if text.startswith("List["):
@@ -324,14 +324,14 @@ def _compare(
                 f"{kernel['key']} has {len(bound)}"
             )
         for i, (expected, actual) in enumerate(zip(declared, bound, strict=True)):
-            if expected == actual or (expected, actual) == ("int", "ScalarType"):
+            if expected == actual:
                 continue
             label = f"{what} {names[i]!r}" if what == "argument" else f"return {i}"
             if expected.rstrip("?[]") not in (*_SCALARS, "ScalarType"):  # torch takes any word
                 known = ", ".join(_SCALARS)
                 raise ManifestError(
                     f"cuda_ops::{op}: {label} is {expected} in the schema, which no binding can "
-                    f"have; known: {known}, each also with ? or [], and ScalarType"
+                    f"have; known: {known}, each also with ? or [], and ScalarType, also with ?"
                 )
             raise ManifestError(
                 f"cuda_ops::{op}: {label} is {expected} in the schema ({_cpp(expected)} in C++), "

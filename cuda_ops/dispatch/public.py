@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from cuda_ops.derive.arguments import bind
-from cuda_ops.derive.checks import refuse
+from cuda_ops.derive.checks import KNOWN_DTYPES, dtype_name, dtypes_text, refuse
 from cuda_ops.dispatch.generation import Served
 from cuda_ops.spec import AutocastPolicy, OpSpec
 
@@ -133,13 +133,17 @@ def _generate(operator: Served) -> FunctionType:
                 return _dispatch({arguments})
             if not (_modes() or _functions() or _transformed() or _jit() \\
                     or _profiler._is_profiler_enabled) and {plain}:
-                if ({gradient}) and _grad_enabled():
-                    if {on_cuda} or {on_cpu}:
-                        return _differentiable({arguments})
-                elif {on_cuda}:
-                    return _redispatch(_CUDA, {arguments})
-                elif {on_cpu}:
-                    return _redispatch(_CPU, {arguments})
+                try:
+                    if ({gradient}) and _grad_enabled():
+                        if {on_cuda} or {on_cpu}:
+                            return _differentiable({arguments})
+                    elif {on_cuda}:
+                        return _redispatch(_CUDA, {arguments})
+                    elif {on_cpu}:
+                        return _redispatch(_CPU, {arguments})
+                except _RuntimeError:  # no kernel has run if a tensor has no memory
+                    if not _stands_for_others({", ".join(tensors)}):
+                        raise
             """)
     required = [name for name in tensors if not _optional(op, name)]
     if required and not op.is_composite:
@@ -148,6 +152,14 @@ def _generate(operator: Served) -> FunctionType:
         before += f"if {missing}:\n    _refuse_others({', '.join(tensors)})\n"
     if before:
         body = f"if not _tracing():\n{textwrap.indent(before, '    ')}{body}"
+    for argument in op.parsed.arguments:
+        if (kind := str(argument.real_type)) in ("ScalarType", "Optional[ScalarType]"):
+            # The dispatcher casts an int to an enum, whatever it is.
+            names |= {"_KNOWN_DTYPES": KNOWN_DTYPES, "_refuse_dtype": _refuse_dtype, "_op": op}
+            d = argument.name
+            wrong = f"{d} not in _KNOWN_DTYPES"
+            wrong += f" and {d} is not None" if kind.startswith("Optional") else ""
+            body = f"if {wrong}:\n    _refuse_dtype(_op, {d!r}, {d})\n{body}"
     return _function(op, parameters, body, names, op.doc)
 
 
@@ -203,6 +215,8 @@ def _helpers(operator: Served) -> dict[str, Any]:
     return {
         "_type": type,  # an argument may have that name
         "_Tensor": torch.Tensor,
+        "_RuntimeError": RuntimeError,
+        "_stands_for_others": _stands_for_others,
         "_Parameter": torch.nn.Parameter,
         "_CPU": _below_autograd("CPU", operator.spec),
         "_CUDA": _below_autograd("CUDA", operator.spec),
@@ -240,6 +254,25 @@ def _refuse_others(op: OpSpec, names: Sequence[str], *values: Any) -> None:
         if not (isinstance(value, torch.Tensor) or (optional and value is None)):
             expected = "a tensor or None" if optional else "a tensor"
             refuse(op, name, expected, "None" if value is None else type(value).__name__)
+
+
+def _refuse_dtype(op: OpSpec, name: str, value: Any) -> None:
+    actual = dtype_name(value) if isinstance(value, torch.dtype) else repr(value)
+    refuse(op, name, f"dtype {dtypes_text(KNOWN_DTYPES)}", actual)
+
+
+def _stands_for_others(*tensors: torch.Tensor) -> bool:
+    """Says whether one of the tensors has no memory, as it stands for another one or for a batch:
+    what functionalize, vmap or the batched gradients of autograd made, also after their end. The
+    type tells nothing of it, and the dispatcher knows what to do.
+    """
+    functorch = torch._C._functorch
+    return any(
+        torch._is_functional_tensor(tensor)
+        or functorch.is_functorch_wrapped_tensor(tensor)
+        or functorch.is_legacy_batchedtensor(tensor)
+        for tensor in tensors
+    )
 
 
 def _refuse_tangents(op: OpSpec, names: Sequence[str], *values: Any) -> None:

@@ -13,12 +13,12 @@ namespace {
 
 constexpr DType kVoxels[] = {DType::kUInt16, DType::kUInt8};
 using Number = std::optional<double>;
-using Code = std::optional<int64_t>;  // the code of a torch dtype
+using Chosen = std::optional<ScalarType>;
 
-DType output_dtype(const Code& code) {
-  if (!code || *code == detail::torch_code(DType::kFloat32)) return DType::kFloat32;
-  if (*code == detail::torch_code(DType::kFloat16)) return DType::kFloat16;
-  refuse("dtype", "float32 or float16", "another dtype");
+DType output_dtype(const Chosen& dtype) {
+  if (!dtype || *dtype == ScalarType::Float) return DType::kFloat32;
+  if (*dtype == ScalarType::Half) return DType::kFloat16;
+  refuse("dtype", "float32 or float16", dtype_name(*dtype));
 }
 
 // Wide enough for any image, and no intermediate result overflows.
@@ -42,7 +42,7 @@ Scaling given_scaling(const Number& maximum, const Number& mean, const Number& s
 }
 
 NormalizeVolume problem_of(const Tensor& x, const Number& maximum, const Number& mean,
-                           const Number& std, const Code& dtype) {
+                           const Number& std, const Chosen& dtype) {
   NormalizeVolume p;
   p.to_half = output_dtype(dtype) == DType::kFloat16;
   p.given = given_scaling(maximum, mean, std);
@@ -107,7 +107,8 @@ void normalize(const NormalizeVolume& p) {
   }
 }
 
-Tensor normalize_volume_cpu(const Tensor& x, Number maximum, Number mean, Number std, Code dtype) {
+Tensor normalize_volume_cpu(const Tensor& x, Number maximum, Number mean, Number std,
+                            Chosen dtype) {
   using torch::headeronly::Half;
   NormalizeVolume p = problem_of(x, maximum, mean, std, dtype);
   Tensor out = empty_result(x, p);
@@ -121,7 +122,8 @@ Tensor normalize_volume_cpu(const Tensor& x, Number maximum, Number mean, Number
 
 // --- CUDA ---------------------------------------------------------------------
 
-Tensor normalize_volume_cuda(const Tensor& x, Number maximum, Number mean, Number std, Code dtype) {
+Tensor normalize_volume_cuda(const Tensor& x, Number maximum, Number mean, Number std,
+                             Chosen dtype) {
   NormalizeVolume p = problem_of(x, maximum, mean, std, dtype);
   Tensor out = empty_result(x, p);
   // Written before it is read, so it need not be zero; kept until the launch is queued.

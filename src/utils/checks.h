@@ -25,7 +25,7 @@ struct DimRule {
 
 struct TensorRule {
   const char* name;
-  int64_t dtypes;           // which list of Checks::dtypes; -1: any dtype
+  int64_t dtypes;           // which list of Checks::dtypes; -1: any that DType has
   const char* dtypes_text;  // "float64, float32 or bfloat16"
   const DimRule* dims;      // the last dims of the tensor, or all of them
   int64_t dim_count;
@@ -43,7 +43,6 @@ struct Range {
 };
 
 struct IntRule {
-  const char* name;
   int64_t position;  // among all arguments
   Range range;
   int64_t limit;  // the size that it may not exceed; -1: none
@@ -51,6 +50,8 @@ struct IntRule {
 };
 
 struct Rules {
+  const char* const* names;  // of all arguments
+  const char* known_dtypes;  // what an argument without a list may have, in words
   const TensorRule* tensors;
   int64_t tensor_count;
   const Range* sizes;  // of each named dim
@@ -100,14 +101,40 @@ struct Checks {
       } else if (rule.dtypes >= 0) {
         check_dtype(tensor, rule);
         if (rule.dtypes == 0) sharing = i;
+      } else if (!composed) {
+        check_known(tensor, rule.name);
       }
+      if (!composed) check_memory(tensor, rule.name);
       if (rule.dim_count > 0 || !rule.has_loops) check_dims(tensor, rule, sizes);
     }
     for (int64_t i = 0; i < rules->int_count; ++i) check_int(rules->ints[i], ints, sizes);
     if (rules->has_line && rules->tensor_count > 1) check_loop_dims(tensors);
   }
 
+  // One tensor of the Tensor[] at this position among all arguments.
+  void run(const Tensor& tensor, size_t position) const {
+    if (rules == nullptr || composed) return;
+    check_known(tensor, rules->names[position]);
+    check_memory(tensor, rules->names[position]);
+  }
+
  private:
+  void check_known(const Tensor& tensor, const char* argument) const {
+    if (dtype_of(tensor) != DType::kUnsupported) return;
+    refuse(argument, std::string("dtype ") + rules->known_dtypes, dtype_name(tensor));
+  }
+
+  // A tensor may have sizes and no memory: one that stands for others, as those of vmap and
+  // functionalize do, or one whose storage was freed. cuda_ops/dispatch/public.py takes the
+  // dispatcher's way with the first kind.
+  static void check_memory(const Tensor& tensor, const char* argument) {
+    const void* data = nullptr;
+    const bool has_storage = torch_get_const_data_ptr(tensor.get(), &data) == TORCH_SUCCESS;
+    if (data != nullptr || (has_storage && tensor.numel() == 0)) return;
+    refuse(argument, "a tensor with memory",
+           has_storage ? "one whose storage is empty" : "one without a storage");
+  }
+
   static void check_same_dtype(const Tensor& tensor, const TensorRule& rule, const Tensor& other,
                                const TensorRule& other_rule) {
     if (dtype_of(tensor) == dtype_of(other)) return;
@@ -151,13 +178,14 @@ struct Checks {
     }
   }
 
-  static void check_int(const IntRule& rule, const int64_t* const* ints, const int64_t* sizes) {
+  void check_int(const IntRule& rule, const int64_t* const* ints, const int64_t* sizes) const {
     if (ints[rule.position] == nullptr) return;
     const int64_t value = *ints[rule.position];
-    if (!rule.range.has(value)) refuse(rule.name, rule.range.listed(), std::to_string(value));
+    const char* const name = rules->names[rule.position];
+    if (!rule.range.has(value)) refuse(name, rule.range.listed(), std::to_string(value));
     const int64_t most = rule.limit < 0 ? -1 : sizes[rule.limit];
     if (most >= 0 && value > most) {
-      refuse(rule.name, "at most " + std::to_string(most) + rule.limit_text, std::to_string(value));
+      refuse(name, "at most " + std::to_string(most) + rule.limit_text, std::to_string(value));
     }
   }
 

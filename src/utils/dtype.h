@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 
 namespace cuda_ops {
 
@@ -39,6 +40,13 @@ constexpr const char* name(DType dtype) {
   return "a dtype cuda_ops does not know";
 }
 
+// Not std::invalid_argument: <stdexcept> would more than double what every kernel has to parse.
+struct UnknownDType : std::exception {
+  const char* what() const noexcept override {
+    return "cuda_ops: expected a dtype that DType has, got kUnsupported";
+  }
+};
+
 // Bytes per element.
 constexpr int64_t size_of(DType dtype) {
   switch (dtype) {
@@ -55,7 +63,7 @@ constexpr int64_t size_of(DType dtype) {
     case DType::kBool: return 1;
     case DType::kUnsupported: break;
   }
-  return 0;
+  throw UnknownDType();
 }
 
 }  // namespace cuda_ops

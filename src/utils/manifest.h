@@ -43,9 +43,7 @@ template <> struct SchemaType<Tensor> { static constexpr const char* name = "Ten
 template <> struct SchemaType<int64_t> { static constexpr const char* name = "int"; };
 template <> struct SchemaType<double> { static constexpr const char* name = "float"; };
 template <> struct SchemaType<bool> { static constexpr const char* name = "bool"; };
-template <> struct SchemaType<torch::headeronly::ScalarType> {
-  static constexpr const char* name = "ScalarType";
-};
+template <> struct SchemaType<ScalarType> { static constexpr const char* name = "ScalarType"; };
 template <> struct SchemaType<std::vector<Tensor>> { static constexpr const char* name = "Tensor[]"; };
 template <> struct SchemaType<std::vector<int64_t>> { static constexpr const char* name = "int[]"; };
 template <> struct SchemaType<std::vector<double>> { static constexpr const char* name = "float[]"; };
@@ -53,6 +51,9 @@ template <> struct SchemaType<std::optional<Tensor>> { static constexpr const ch
 template <> struct SchemaType<std::optional<int64_t>> { static constexpr const char* name = "int?"; };
 template <> struct SchemaType<std::optional<double>> { static constexpr const char* name = "float?"; };
 template <> struct SchemaType<std::optional<bool>> { static constexpr const char* name = "bool?"; };
+template <> struct SchemaType<std::optional<ScalarType>> {
+  static constexpr const char* name = "ScalarType?";
+};
 
 // clang-format on
 
@@ -145,6 +146,9 @@ struct Entry<Function, R (*)(Args...)> {
       using Arg = Value<decltype(arg)>;
       if constexpr (kMayBe<Tensor, Arg>) tensors[count++] = given(arg);
       if constexpr (kMayBe<int64_t, Arg>) ints[position] = given(arg);
+      if constexpr (std::is_same_v<std::vector<Tensor>, Arg>) {
+        for (const Tensor& tensor : arg) checks->run(tensor, position);
+      }
       ++position;
     };
     std::apply([&](const Value<Args>&... arg) { (sort_in(arg), ...); }, args);
@@ -279,7 +283,7 @@ class Library {
   // Strings only: a stream would drag in the locale machinery, which crashes in a
   // process that holds two copies of libstdc++ (a toolchain that links it statically).
   std::string json() const {
-    std::string out = "{\"format\":2,\"archs\":" + quoted(CUDA_OPS_ARCHS) +
+    std::string out = "{\"format\":3,\"archs\":" + quoted(CUDA_OPS_ARCHS) +
                       ",\"source_hash\":" + quoted(CUDA_OPS_SOURCE_HASH) + ",\"ops\":[";
     for (const Op& op : ops_) {
       if (&op != &ops_.front()) out += ',';

@@ -20,6 +20,7 @@ extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_ba
 
 namespace cuda_ops {
 
+using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr DType kFloating[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
@@ -49,43 +50,46 @@ inline std::array<int32_t, static_cast<size_t>(DType::kUnsupported)> torch_codes
 
 inline int32_t torch_code(DType dtype) {
   static const auto codes = torch_codes();
-  return codes[static_cast<size_t>(dtype)];
+  const auto i = static_cast<size_t>(dtype);
+  if (i >= codes.size()) throw UnknownDType();
+  return codes[i];
 }
 
 }  // namespace detail
 
-inline DType dtype_of(const Tensor& tensor) {
-  static const auto codes = detail::torch_codes();
+// ScalarType, the argument of a schema, numbers the dtypes as torch does.
+inline ScalarType scalar_type(const Tensor& tensor) {
   int32_t code = 0;
   detail::check_torch(aoti_torch_get_dtype(tensor.get(), &code), "read a dtype");
+  return static_cast<ScalarType>(code);
+}
+
+inline DType dtype_of(ScalarType dtype) {
+  static const auto codes = detail::torch_codes();
   for (size_t i = 0; i < codes.size(); ++i) {
-    if (codes[i] == code) return static_cast<DType>(i);
+    if (codes[i] == static_cast<int32_t>(dtype)) return static_cast<DType>(i);
   }
   return DType::kUnsupported;
 }
 
+inline DType dtype_of(const Tensor& tensor) { return dtype_of(scalar_type(tensor)); }
+
 // The dtype in torch's words, also if DType has no counterpart.
-inline std::string dtype_name(const Tensor& tensor) {
-  const DType known = dtype_of(tensor);
+inline std::string dtype_name(ScalarType dtype) {
+  const DType known = dtype_of(dtype);
   if (known != DType::kUnsupported) return name(known);
-  const std::pair<int32_t, const char*> others[] = {
-      {aoti_torch_dtype_complex32(), "complex32"},
-      {aoti_torch_dtype_complex64(), "complex64"},
-      {aoti_torch_dtype_complex128(), "complex128"},
-      {aoti_torch_dtype_float8_e4m3fn(), "float8_e4m3fn"},
-      {aoti_torch_dtype_float8_e4m3fnuz(), "float8_e4m3fnuz"},
-      {aoti_torch_dtype_float8_e5m2(), "float8_e5m2"},
-      {aoti_torch_dtype_float8_e5m2fnuz(), "float8_e5m2fnuz"},
-      {aoti_torch_dtype_uint32(), "uint32"},
-      {aoti_torch_dtype_uint64(), "uint64"},
-  };
-  int32_t code = 0;
-  detail::check_torch(aoti_torch_get_dtype(tensor.get(), &code), "read a dtype");
-  for (const auto& [other, text] : others) {
-    if (other == code) return text;
+  switch (dtype) {
+    case ScalarType::ComplexHalf: return "complex32";
+    case ScalarType::ComplexFloat: return "complex64";
+    case ScalarType::ComplexDouble: return "complex128";
+    default: break;
   }
-  return name(known);
+  std::string text = torch::headeronly::toString(dtype);  // Float8_e4m3fn
+  for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return text;
 }
+
+inline std::string dtype_name(const Tensor& tensor) { return dtype_name(scalar_type(tensor)); }
 
 struct DeviceId {
   int32_t type = 0;
