@@ -223,6 +223,50 @@ def test_other_compilers_or_flags_build_it_again(
     assert compiling.build(pair, HERE).origin == "built"
 
 
+@pytest.mark.parametrize("variable", toolchain.VARIABLES)
+def test_what_compilers_read_from_the_environment_is_part_of_the_key(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.delenv(variable, raising=False)
+    plain = installed(pair)
+    assert compiling.build(pair, HERE).origin == "installed"
+    monkeypatch.setenv(variable, "-lm" if variable in toolchain.FLAGS else "/")
+    other = compiling.build(pair, HERE)
+    assert other.origin == "built"
+    assert compiling.find_library(pair, pair.read()) == other.path
+    monkeypatch.delenv(variable)
+    plain.unlink()
+    ordinary = compiling.build(pair, HERE)
+    assert ordinary.origin == "cached" and ordinary.path != other.path
+    os.utime(other.path, (2e9, 2e9))
+    assert compiling.find_library(pair, pair.read()) == ordinary.path
+    ordinary.path.unlink()
+    assert compiling.find_library(pair, pair.read()) == other.path
+
+
+def test_flags_of_the_environment_reach_the_compiler_and_the_linker(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch_op.write("v * FACTOR")
+    monkeypatch.setenv("CPPFLAGS", "-DFACTOR='(1 + 1)'")
+    monkeypatch.setenv("LDFLAGS", "-Wl,--defsym=chosen=1")
+    assert b"chosen" in scratch_op.reload().path.read_bytes()
+    assert torch.equal(scratch_op.function(X), X * 2)
+    monkeypatch.setenv("CXXFLAGS", "-DFACTOR=3")  # comes later
+    monkeypatch.delenv("CPPFLAGS")
+    scratch_op.reload()
+    assert torch.equal(scratch_op.function(X), X * 3)
+
+
+def test_the_library_that_a_build_asked_for_last_is_the_one_that_a_call_takes(pair: Pair) -> None:
+    first = compiling.build(pair, HERE)
+    second = compiling.build(pair, (*HERE, "8.0"))
+    os.utime(first.path, (1e9, 1e9))
+    assert compiling.find_library(pair, pair.read()) == second.path
+    assert compiling.build(pair, HERE).origin == "cached"
+    assert compiling.find_library(pair, pair.read()) == first.path
+
+
 def test_an_operator_without_a_kernel_fits_every_gpu_and_toolkit(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

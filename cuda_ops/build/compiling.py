@@ -117,8 +117,9 @@ def find_library(pair: Pair, text: Text) -> Path | None:
     """Finds a library to load without building: made of ``text``, and for the visible GPUs if any
     is. Failing that, what pip installed of an earlier text; ``None`` where there is nothing.
 
-    Asks no compiler which flags it would take now: what was built last of this text is what the
-    user means to run. A guest's library is another matter, since it fits one torch alone.
+    Asks no compiler which flags it would take now: what was built, or found built, last of this
+    text is what the user means to run, first among what was built under the variables for
+    compilers that are set now. A guest's library is another matter, since it fits one torch alone.
 
     Raises:
         DamagedError: there is only what pip installed, and it is not whole.
@@ -127,15 +128,15 @@ def find_library(pair: Pair, text: Text) -> Path | None:
         candidates = [library_path(pair, visible_archs(), text)]
     else:
         candidates = _newest_first(f"{pair.stem}-{text.hash}-*.so")
-    fallback = None
-    gpus = _archs_of_gpus()
+    ranked: list[tuple[tuple[bool, bool], Path]] = []
+    gpus, environment = _archs_of_gpus(), toolchain.environment()
     for path in (*candidates, pair.prebuilt):
         try:
             made_from = provenance.read(path)
         except OSError:
             continue
         except DamagedError as error:
-            if path == pair.prebuilt and fallback is None:
+            if path == pair.prebuilt and not ranked:
                 raise
             warnings.warn(f"cuda_ops.{pair.stem}: {error}: damaged, left out", stacklevel=6)
             continue
@@ -144,10 +145,17 @@ def find_library(pair: Pair, text: Text) -> Path | None:
         if made_from is None or made_from.source_hash != text.hash:
             continue
         # Without a GPU any kernels will do, and a library that has some is the better one.
-        if pair.kernel is None or (made_from.archs and toolchain.serves(made_from.archs, gpus)):
+        rank = (
+            pair.kernel is None
+            or (bool(made_from.archs) and toolchain.serves(made_from.archs, gpus)),
+            made_from.environment == environment,
+        )
+        if all(rank):
             return path
-        fallback = fallback or path
-    return fallback or (pair.prebuilt if pair.prebuilt.exists() else None)
+        ranked.append((rank, path))
+    if ranked:
+        return max(ranked, key=lambda entry: entry[0])[1]
+    return pair.prebuilt if pair.prebuilt.exists() else None
 
 
 def _newest_first(pattern: str) -> list[Path]:
@@ -191,6 +199,8 @@ def _publish_current(
     work = cache_dir() / "work" / f"{pair.stem}-{_place(pair, archs)}"
     try:
         if _is_whole(pair, path := library_path(pair, archs, text)):
+            with contextlib.suppress(OSError):
+                os.utime(path)  # find_library takes the newest
             return path, "cached"
         _published().mkdir(parents=True, exist_ok=True)
         work.mkdir(parents=True, exist_ok=True)

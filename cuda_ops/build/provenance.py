@@ -24,7 +24,7 @@ from cuda_ops.errors import BuildError
 _NO_ARCHS = "none"
 #: Hashing so much takes 10 ms. Of a larger library the first use checks the length alone.
 _HASHED = 16 << 20
-_LINE = re.compile(rb"\ncuda_ops ([0-9a-f]+) ([0-9a-f]+) (\S+) ([0-9a-f]{64})\Z")
+_LINE = re.compile(rb"\ncuda_ops ([0-9a-f]+) ([0-9a-f-]+) (\S+) ([0-9a-f]{64})\Z")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ class Provenance:
     recipe: str
     #: The GPUs that it holds kernels for; empty where it holds none.
     archs: tuple[str, ...]
+
+    @property
+    def environment(self) -> str:
+        """:func:`cuda_ops.build.toolchain.environment`."""
+        return "".join(self.recipe.partition("-")[1:])
 
 
 def of(pair: Pair, archs: tuple[str, ...], text: Text | None = None) -> Provenance:

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -22,6 +23,17 @@ TORCH_TARGET = "0x020a000000000000"
 RELEASE_ARCHS = ("8.0", "8.6", "8.9", "9.0a", "10.0", "12.0+PTX")
 #: What the dev loop builds for on a machine without a GPU.
 DEFAULT_ARCH = "9.0a"
+
+#: Flags for the C++ compiler and the linker, after ours. pip's build takes the first two anyway.
+FLAGS = ("CFLAGS", "CPPFLAGS", "CXXFLAGS", "LDFLAGS")
+#: What else compilers, and torch where it starts them, read from the environment.
+VARIABLES = (
+    *FLAGS,
+    *("CC", "CXX", "LDSHARED", "PYTORCH_NVCC", "CUDA_INC_PATH", "CUDNN_HOME", "CUDNN_PATH"),
+    *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"),
+    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "LD_RUN_PATH"),
+    *("COMPILER_PATH", "GCC_EXEC_PREFIX", "CCC_OVERRIDE_OPTIONS"),
+)
 
 #: The compilers of one operator stay well below this.
 _BYTES_PER_OPERATOR = 2 << 30
@@ -151,8 +163,9 @@ def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str = "") -> list
     Hidden, non-unique symbols: several generations of an operator live in one
     process, and a symbol shared between them would be the old one's.
     """
+    chosen = _flags_of("CFLAGS", "CPPFLAGS", "CXXFLAGS")
     if pair.kind is not Kind.NATIVE:
-        return ["-O2", f"-DTORCH_EXTENSION_NAME={pair.stem}", *_guest_cuda(pair)]
+        return ["-O2", f"-DTORCH_EXTENSION_NAME={pair.stem}", *_guest_cuda(pair), *chosen]
     return [
         "-std=c++17",
         "-O2",
@@ -163,6 +176,7 @@ def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str = "") -> list
         f"-DCUDA_OPS_CUDA={int(uses_cuda(pair))}",
         f"'-DCUDA_OPS_ARCHS=\"{' '.join(archs)}\"'" if uses_cuda(pair) else "-UCUDA_OPS_ARCHS",
         *([f"'-DCUDA_OPS_SOURCE_HASH=\"{source_hash}\"'"] if source_hash else []),
+        *chosen,
     ]
 
 
@@ -210,10 +224,22 @@ def _available_memory() -> int:
 
 
 def recipe(pair: Pair, archs: tuple[str, ...]) -> str:
-    """Returns the hex digest of the compilers and flags that make the pair's text a library."""
+    """Returns the hex digest of the compilers and flags that make the pair's text a library,
+    with :func:`environment` behind it.
+    """
     parts = [cxx_version(), *cxx_flags(pair, archs), *link_flags(pair)]
     if uses_cuda(pair):
         parts += [cuda_version(), *nvcc_flags(pair, archs)]
+    return _digest(parts) + environment()
+
+
+def environment() -> str:
+    """Returns a dash and the hex digest of the :data:`VARIABLES` that are set; else nothing."""
+    found = [f"{name}={value}" for name in VARIABLES if (value := os.environ.get(name))]
+    return f"-{_digest(found)}" if found else ""
+
+
+def _digest(parts: list[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -224,18 +250,24 @@ def link_flags(pair: Pair) -> list[str]:
     linked into one library must not meet another copy's symbols at run time.
     """
     home = cuda_home()
+    always = ["-Wl,--as-needed", "-Wl,--exclude-libs,ALL", *_flags_of("LDFLAGS")]
     if not uses_cuda(pair) or home is None:
-        return ["-Wl,--as-needed", "-Wl,--exclude-libs,ALL"]
+        return always
     lib = home / "lib64" if (home / "lib64").is_dir() else home / "lib"
     return [
-        "-Wl,--as-needed",
-        "-Wl,--exclude-libs,ALL",
+        *always,
         f"-L{lib}",
         "-lcudart_static",
         "-lrt",
         "-lpthread",
         "-ldl",
     ]
+
+
+def _flags_of(*variables: str) -> list[str]:
+    """Returns the flags in these variables, each quoted for a shell."""
+    text = " ".join(os.environ.get(name, "") for name in variables)
+    return [shlex.quote(flag) for flag in shlex.split(text)]
 
 
 def _guest_cuda(pair: Pair) -> list[str]:
