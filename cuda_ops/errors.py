@@ -27,5 +27,9 @@ class ResultError(CudaOpsError):
     """An operator was built and loaded, and computes something else than its reference."""
 
 
+class KitError(CudaOpsError):
+    """The test kit could not make, call or compare something, which says nothing of the operator."""
+
+
 class BenchmarkError(CudaOpsError):
     """A measurement that must not be believed, or two that cannot be compared."""

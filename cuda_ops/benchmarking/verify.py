@@ -85,7 +85,7 @@ class Verifier:
         expected = reference(*wide)
         if self._length > 1:
             magnitudes = [v.abs() if compare.is_floating(v) else v for v in wide]
-            return expected, compare.largest(reference(*magnitudes))
+            return expected, compare.largest(compare.outputs(reference(*magnitudes)))
         return expected, min(1.0, compare.largest(wide))
 
     def check(self, outputs: Sequence[Any], peer: Peer | None = None) -> float:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cuda_ops.testing.checks import CHECKS as CHECKS
     from cuda_ops.testing.compare import EPSILONS as EPSILONS
-    from cuda_ops.testing.compare import quick_error as quick_error
     from cuda_ops.testing.profiles import PROFILES as PROFILES
     from cuda_ops.testing.profiles import Profile as Profile
+    from cuda_ops.testing.quick import quick_error as quick_error
     from cuda_ops.testing.report import CheckEntry as CheckEntry
     from cuda_ops.testing.report import CheckReport as CheckReport
     from cuda_ops.testing.runner import check_op as check_op
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "CHECKS": "checks",
     "EPSILONS": "compare",
-    "quick_error": "compare",
+    "quick_error": "quick",
     "PROFILES": "profiles",
     "Profile": "profiles",
     "CheckEntry": "report",

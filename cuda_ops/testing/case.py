@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from cuda_ops.testing.arguments import in_order
-from cuda_ops.testing.compare import is_floating, outputs, reduction_length, tensors
+from cuda_ops.testing.arguments import in_order, written
+from cuda_ops.testing.compare import is_floating, reduction_length, results, tensors
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Subject
@@ -37,9 +37,15 @@ class Case:
         """The operator as a function of arguments in the order of its schema."""
         return in_order(self.subject.op, self.subject.op.overload)
 
-    def call(self, *args: Any) -> tuple[Any, ...]:
-        """Calls the operator; returns its outputs, always as a tuple."""
-        return outputs(self.operator(*args))
+    def call(self, *args: Any) -> tuple[torch.Tensor, ...]:
+        """Calls the operator; returns its results, those in changed arguments included."""
+        return self.results(self.operator, args)
+
+    def results(
+        self, function: Callable[..., Any], args: Sequence[Any]
+    ) -> tuple[torch.Tensor, ...]:
+        """Returns what :meth:`call` does, for another form of the operator."""
+        return results(self.subject.op, function, args)
 
     @property
     def slack(self) -> float:
@@ -56,9 +62,10 @@ class Case:
         ask for one; with ``even_refused`` all do.
         """
         having = None if even_refused else self.subject.differentiable
+        changed = written(self.subject.op)  # torch changes no leaf that asks for a gradient
         return tuple(
             value.clone(memory_format=torch.contiguous_format).requires_grad_(
-                having is None or i in having
+                (having is None or i in having) and i not in changed
             )
             if is_floating(value)
             else value
@@ -69,6 +76,12 @@ class Case:
 def wanting(args: tuple[Any, ...]) -> list[torch.Tensor]:
     """Returns the tensors that ask for a gradient."""
     return [tensor for tensor in tensors(args) if tensor.requires_grad]
+
+
+def sums(found: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the sum of each output that has a gradient, over both parts of complex numbers."""
+    real = [torch.view_as_real(out) if out.is_complex() else out for out in found]
+    return [out.sum() for out in real if out.requires_grad]
 
 
 @dataclass(frozen=True)

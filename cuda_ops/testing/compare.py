@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +12,11 @@ import torch
 from cuda_ops.derive.arguments import bind, tensor_arguments
 from cuda_ops.derive.checks import check_arguments
 from cuda_ops.derive.layout import broadcast
-from cuda_ops.errors import ResultError
+from cuda_ops.errors import KitError
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing.announce import announced
-from cuda_ops.testing.arguments import in_order
-from cuda_ops.testing.samples import MAX_NUMEL, Sample, TensorArg
-from cuda_ops.testing.subject import HookAnswers, Subject, subject_of
+from cuda_ops.testing.arguments import in_order, written
+from cuda_ops.testing.samples import Sample, TensorArg
+from cuda_ops.testing.subject import Subject
 
 #: The error that one result may have, in units of the dtype's epsilon. Half precision is rounded
 #: once from float32; wider dtypes are computed in their own precision, with a device's own exp.
@@ -41,17 +40,59 @@ class Deviation(float):
 
 
 def outputs(result: Any) -> tuple[Any, ...]:
-    """Returns an operator's result, always as a tuple."""
-    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    """Returns an operator's result, always as a tuple; lists in it are spread out."""
+    if isinstance(result, (tuple, list)):
+        return tuple(output for part in result for output in outputs(part))
+    return (result,)
 
 
-def tensors(values: Any) -> list[torch.Tensor]:
+def results(
+    op: OpSpec, function: Callable[..., Any], values: Sequence[Any]
+) -> tuple[torch.Tensor, ...]:
+    """Calls a function; returns its outputs, and what the arguments that it changes then hold.
+
+    Those get their values back, so that a check may use them again.
+
+    Raises:
+        KitError: an output is neither a tensor nor a number.
+    """
+    changed = [values[i] for i in written(op) if i < len(values) and values[i] is not None]
+    before = [value.detach().clone() for value in changed]
+    found = function(*values)
+    after = tuple(map(_as_tensor, outputs(found))) if op.parsed.returns else ()
+    if changed:
+        # An output may be the changed argument itself.
+        after = tuple(value.clone() for value in (*after, *changed))
+        with torch.no_grad():
+            for value, old in zip(changed, before, strict=True):
+                value.copy_(old)
+    return after
+
+
+def _as_tensor(output: Any) -> torch.Tensor:
+    if isinstance(output, (bool, int, float, complex)):
+        return torch.tensor(output)
+    if not isinstance(output, torch.Tensor):
+        raise KitError(f"the kit could not compare a result of type {type(output).__name__}")
+    return output
+
+
+def tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     """Returns the tensors among arguments or outputs."""
-    return [value for value in outputs(values) if isinstance(value, torch.Tensor)]
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def is_floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def is_inexact(value: Any) -> bool:
+    """Tells whether a value is a tensor of floating or complex numbers."""
+    return is_floating(value) or (isinstance(value, torch.Tensor) and value.is_complex())
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype.is_complex else torch.float64
 
 
 def described(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -73,8 +114,24 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def widened(sample: Sample) -> list[Any]:
-    """Returns the sample's arguments on the CPU, floating ones in float64."""
-    return [v.to(torch.float64) if is_floating(v) else v for v in sample.make("cpu")]
+    """Returns the sample's arguments on the CPU, floating ones in float64, complex ones alike."""
+    return [v.to(_wide(v.dtype)) if is_inexact(v) else v for v in sample.make("cpu")]
+
+
+def expected_results(subject: Subject, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns what :func:`results` gives for the reference.
+
+    Raises:
+        KitError: the reference raised.
+    """
+    assert subject.reference is not None
+    try:
+        return results(subject.op, in_order(subject.op, subject.reference), values)
+    except KitError:
+        raise
+    except Exception as error:
+        text = f"the reference raised {type(error).__name__}: {error}".strip()
+        raise KitError(f"the kit could not compare the result: {text}") from error
 
 
 def deviation(
@@ -87,27 +144,28 @@ def deviation(
 
     Raises:
         AssertionError: a shape differs, or a result that is not floating.
+        KitError: the reference raised.
     """
-    assert subject.reference is not None
-    reference = in_order(subject.op, subject.reference)
     wide = widened(sample) if wide is None else wide
-    expected = reference(*wide)
+    expected = expected_results(subject, wide)
     length = reduction_length(subject.op, sample, subject.claims.sums_over)
     if length > 1:
         # Cancellation makes a small result as wrong as its summands.
-        magnitude = largest(reference(*(v.abs() if is_floating(v) else v for v in wide)))
+        sizes = [v.abs().to(v.dtype) if is_inexact(v) else v for v in wide]
+        magnitude = largest(expected_results(subject, sizes))
     else:
         magnitude = min(1.0, largest(wide))
     claims = subject.claims
-    given = [epsilon(v.dtype) for v in sample.make("meta") if is_floating(v)]
+    given = [epsilon(v.dtype) for v in sample.make("meta") if is_inexact(v)]
     least = max(given, default=0.0) if claims.rounds_between else 0.0
     return errors(
-        outputs(actual), outputs(expected), magnitude, length, factor=claims.tolerance, least=least
+        outputs(actual), expected, magnitude, length, factor=claims.tolerance, least=least
     )
 
 
 def epsilon(dtype: torch.dtype) -> float:
     """Returns the relative error that one result of this dtype may have."""
+    dtype = dtype.to_real()
     return EPSILONS.get(dtype, _OTHER_EPSILONS) * torch.finfo(dtype).eps
 
 
@@ -123,27 +181,33 @@ def errors(
     """Returns the largest error in units of ``factor`` times the table's tolerance.
 
     The tolerance is relative to the result and, for sums of ``length`` numbers, also to the size
-    ``magnitude`` of what was added up. No epsilon of the table counts as less than ``least``.
+    ``magnitude`` of what was added up. No epsilon of the table counts as less than ``least``. Both
+    parts of a complex number may be wrong by what its size allows.
 
     Raises:
-        AssertionError: a shape differs, or a result that is not floating.
+        AssertionError: the number of results or a shape differs, or a result that is not floating.
     """
     worst = Deviation(0)
+    assert len(actual) == len(expected), f"{len(actual)} results, expected {len(expected)}"
     for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
         name = f"result {i} " if len(actual) > 1 else ""
         assert a.shape == e.shape, f"shape {list(a.shape)}, expected {list(e.shape)}"
         a, e = a.detach().cpu(), e.detach().cpu()
-        if not a.is_floating_point():
-            e = e.to(a.dtype)
-            assert torch.equal(a, e), f"the result differs: {name}{_place(a != e, a, e)}"
+        if not is_inexact(a):
+            # Both ways: 0 is not 0.5, and 2**60 + 1 not 2.0**60.
+            differs = (a.to(e.dtype) != e) | (a != e.to(a.dtype))
+            assert not differs.any(), f"the result differs: {name}{_place(differs, a, e)}"
             continue
+        assert a.is_complex() or not e.is_complex(), f"{name}{a.dtype}, expected {e.dtype}"
         tiny = torch.finfo(a.dtype).tiny
         unit = max(epsilon(a.dtype), least)
         summed = max(epsilon(_SUMMED_IN.get(a.dtype, a.dtype)), least) if length > 1 else unit
         # What overflows the dtype is infinite in the reference too.
-        e = e.to(a.dtype).to(torch.float64)
+        e = e.to(a.dtype).to(_wide(a.dtype))
         allowed = factor * (unit * e.abs() + summed * math.sqrt(length) * magnitude)
-        a = a.to(torch.float64)
+        a = a.to(_wide(a.dtype))
+        if a.is_complex():
+            a, e, allowed = torch.view_as_real(a), torch.view_as_real(e), allowed.unsqueeze(-1)
         same = (a == e) | (a.isnan() & e.isnan())
         error = torch.where(same, 0.0, (a - e).abs() / (allowed + tiny))
         error = torch.where(same | (a.isfinite() & e.isfinite()), error, math.inf)
@@ -160,21 +224,20 @@ def _place(error: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor) ->
     return f"at {list(at)} got {got:.6g}, expected {wanted:.6g}"
 
 
-def same(actual: Any, expected: Any, what: str, factor: float = 1.0) -> None:
+def same(actual: Sequence[Any], expected: Sequence[Any], what: str, factor: float = 1.0) -> None:
     """Compares two runs of the same arithmetic, perhaps in another order.
 
     Raises:
         AssertionError: they differ by more than the table allows; the text starts with ``what``.
     """
-    magnitude = largest(tensors(expected))
-    worst = errors(tensors(actual), tensors(expected), magnitude, factor=factor)
+    worst = errors(actual, expected, largest(expected), factor=factor)
     assert worst <= 1, f"{what}: {worst.text}"
 
 
-def largest(values: Any) -> float:
+def largest(values: Sequence[Any]) -> float:
     """Returns the largest finite magnitude among floating tensors; 0 if there is none."""
-    floating = [v.detach() for v in outputs(values) if is_floating(v)]
-    finite = [v.to(torch.float64).abs()[v.isfinite()] for v in floating]
+    sizes = [v.detach().to(_wide(v.dtype)).abs() for v in values if is_inexact(v)]
+    finite = [size[size.isfinite()] for size in sizes]
     return max((v.max().item() for v in finite if v.numel()), default=0.0)
 
 
@@ -224,63 +287,3 @@ def is_refused(subject: Subject, sample: Sample, device: str, error: Exception) 
             continue
         return False
     return True
-
-
-def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float:
-    """Compares an operator with its reference on a handful of fixed samples.
-
-    Samples are float32 if the operator takes it. Those that operator and reference both refuse are
-    left out.
-
-    Args:
-        op: a registered operator.
-        plugins: answers the hooks.
-        device: ``"cpu"`` or ``"cuda"``.
-
-    Returns:
-        The largest error, relative where the expected value is above 1 and absolute below; ``nan``
-        if the operator has no reference, no samples or no kernel for the device.
-
-    Raises:
-        ResultError: a result is wrong by the tolerances of the check ``reference``.
-
-    Example::
-
-        registry = cuda_ops.registry.registry()
-        op = registry.operators("silu")["silu"].spec
-        error = quick_error(op, registry.plugins, "cpu")
-    """
-    from cuda_ops.testing.draw import Draw, chosen
-
-    subject = subject_of(op, plugins)
-    if subject.incomparable or subject.why_not(device) or subject.reference is None:
-        return math.nan
-    worst = math.nan
-    dtype = torch.float32 if torch.float32 in op.dtypes else None
-    samples = chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype))
-    with announced(f"{op.name}: the comparison with its reference on {device}"):
-        for sample in samples:
-            # The function has the operator's name, which the stack of a crash then shows.
-            try:
-                actual = in_order(op, op.function)(*sample.make(device))
-            except Exception as error:
-                if is_refused(subject, sample, device, error):
-                    continue
-                raise
-            worst = 0.0 if math.isnan(worst) else worst
-            expected = in_order(op, subject.reference)(*widened(sample))
-            try:
-                times = deviation(subject, sample, actual)
-                wrong = times.text if not times <= 1 else ""
-            except AssertionError as error:
-                wrong = str(error)
-            if wrong:
-                raise ResultError(
-                    f"{op.qualname}: wrong on {device}: {wrong}, for {sample}; "
-                    f"compile_dev.py --check {op.stem} says more"
-                )
-            for a, e in zip(outputs(actual), outputs(expected), strict=True):
-                a, e = a.cpu().to(torch.float64), e.to(torch.float64)
-                # What is infinite or NaN on both sides is equal, and left out.
-                worst = max(worst, largest((a - e).abs() / e.abs().clamp(min=1.0)))
-    return worst

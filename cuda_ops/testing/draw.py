@@ -15,7 +15,7 @@ from hypothesis.strategies import SearchStrategy
 from cuda_ops.derive.arguments import group_of
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.profiles import PROFILES
-from cuda_ops.testing.samples import MAX_NUMEL, Sample, TensorArg
+from cuda_ops.testing.samples import MAX_NUMEL, Sample, TensorArg, strategy
 from cuda_ops.testing.subject import Subject
 
 
@@ -92,9 +92,10 @@ NOTHING = Draw(0)
 
 def follows_line(subject: Subject) -> bool:
     """Tells whether the signature line is enough to make arguments. It knows no dtypes and values,
-    so for indices beside numbers only the operator's own samples know which are valid.
+    so for indices beside numbers, or a required dtype, only the operator's own samples know which
+    are valid.
     """
-    if subject.op.signature is None:
+    if strategy(subject.op) is None:
         return False
     kinds = {t.dtype.is_floating_point for s in chosen(subject, Draw(1)) for t in s.tensors}
     return len(kinds) <= 1

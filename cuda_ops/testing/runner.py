@@ -21,13 +21,16 @@ from cuda_ops.testing.profiles import PROFILES, Profile
 from cuda_ops.testing.report import CheckEntry, CheckReport, command
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Subject, find
-from cuda_ops.testing.worker import IN_WORKER, REFUSED, Outcome, Worker, perform
+from cuda_ops.testing.worker import IN_WORKER, REFUSED, UNJUDGED, Outcome, Worker, perform
 
 #: A process that dies costs seconds, so shrinking ends after this many deaths, and checking after
 #: this many checks with deaths.
 _MOST_DEATHS, _MOST_DYING_CHECKS = 3, 4
 #: How many times as many samples are looked through for one that is not refused.
 _MORE = 8
+
+#: Found by the first check that draws ordinary samples, which no other check needs to find again.
+ALL_REFUSED = f"every sample is {REFUSED}"
 
 #: Where operators are checked; without a GPU the checks on ``cuda`` are listed as not run.
 DEVICES = ("cpu", "cuda")
@@ -103,8 +106,11 @@ def check_op(
         for check, device in planned(checks, devices):
             if device in lost:
                 entries.append(CheckEntry(check.name, device, None, lost[device]))
-            else:
-                entries.append(run_check(check, subject, device, profile, watched))
+                continue
+            entry = run_check(check, subject, device, profile, watched)
+            if entry.passed is False and entry.detail.startswith(ALL_REFUSED):
+                lost[device] = ALL_REFUSED
+            entries.append(entry)
     circumstances = f"Profile {profile.name}, {_gpu_name()}, torch {torch.__version__}"
     return CheckReport(subject.name, tuple(entries), circumstances)
 
@@ -133,11 +139,18 @@ def run_check(
         return CheckEntry(check.name, device, None, reason)
     start = time.monotonic()
     found = _Found(check, subject, device, run)
-    if check.draw.count is None:
-        found.draw(profile)
-    else:
-        found.choose(check.draw)
-    return replace(found.entry(), seconds=time.monotonic() - start)
+    try:
+        if check.draw.count is None:
+            found.draw(profile)
+        else:
+            found.choose(check.draw)
+        entry = found.entry()
+    except CudaOpsError:
+        raise
+    except Exception as error:  # the plugin's strategy raised, or the kit's
+        text = f"the kit could not draw samples: {type(error).__name__}: {error}"
+        entry = CheckEntry(check.name, device, False, text, UNJUDGED)
+    return replace(entry, seconds=time.monotonic() - start)
 
 
 def why_not(check: Check, subject: Subject, device: str) -> str:
@@ -163,17 +176,19 @@ class _Found:
         self.check, self.subject, self.device, self.run = check, subject, device, run
         self.passed = 0
         self.deaths = 0
-        self.failures: list[tuple[Sample, str]] = []
+        self.failures: list[tuple[Sample, Outcome]] = []
         self.skipped: dict[str, None] = {}
+        self.refusal = ""
 
     def holds(self, sample: Sample) -> bool:
         outcome = self.run(self.check, Case(self.subject, self.device, sample))
         if outcome.status == "not run":
             self.skipped[outcome.detail] = None
+            self.refusal = outcome.refusal or self.refusal
         elif outcome.status == "passed":
             self.passed += 1
         else:
-            self.failures.append((sample, outcome.detail))
+            self.failures.append((sample, outcome))
             # A smaller sample that hangs is not worth the wait.
             self.deaths += _MOST_DEATHS if outcome.hung else outcome.fatal
             return False
@@ -218,13 +233,15 @@ class _Found:
     def entry(self) -> CheckEntry:
         name, skipped = self.check.name, "; ".join(self.skipped)
         if self.failures:
-            sample, detail = min(self.failures, key=lambda failure: _size(failure[0]))
+            # What the kit could not judge tells less than a mistake.
+            sample, outcome = min(self.failures, key=lambda f: (bool(f[1].label), *_size(f[0])))
             line = command(self.subject, name, self.device, sample)
-            return CheckEntry(name, self.device, False, detail, self.check.label, self.passed, line)
+            label = outcome.label or self.check.label
+            return CheckEntry(name, self.device, False, outcome.detail, label, self.passed, line)
         if not self.passed:
-            if name == "reference" and REFUSED in self.skipped:
-                detail = f"every sample is {REFUSED}; say in cuda_ops_samples what it takes"
-                return CheckEntry(name, self.device, False, detail, self.check.label)
+            if self.check.draw == Draw() and REFUSED in self.skipped:
+                detail = f"{ALL_REFUSED}; say in cuda_ops_samples what it takes: {self.refusal}"
+                return CheckEntry(name, self.device, False, detail, UNJUDGED)
             reason = skipped or "no sample of the operator fits this check"
             return CheckEntry(name, self.device, None, reason)
         return CheckEntry(name, self.device, True, skipped, self.check.label, self.passed)

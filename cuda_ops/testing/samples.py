@@ -16,9 +16,10 @@ import torch
 from hypothesis import strategies as st
 
 from cuda_ops.derive.arguments import group_of
+from cuda_ops.errors import KitError
 from cuda_ops.signature import Group
 from cuda_ops.spec import OpSpec, Range
-from cuda_ops.testing.arguments import sampled_arguments
+from cuda_ops.testing.arguments import sampled_arguments, written
 
 Layout = Literal[
     "contiguous", "transposed", "sliced", "stepped", "expanded", "channels_last", "offset"
@@ -116,14 +117,23 @@ class Sample:
         return sample
 
     def make(self, device: torch.device | str = "cpu") -> tuple[Any, ...]:
-        """Makes the arguments, with the same values on every device."""
+        """Makes the arguments, with the same values on every device.
+
+        Raises:
+            KitError: a list of tensors is among them.
+        """
         generator = torch.Generator().manual_seed(self.seed)
-        return tuple(
-            _make_tensor(arg, self.values, generator, torch.device(device))
-            if isinstance(arg, TensorArg)
-            else arg
-            for arg in self.args
-        )
+
+        def made(arg: Any) -> Any:
+            if isinstance(arg, TensorArg):
+                return _make_tensor(arg, self.values, generator, torch.device(device))
+            if isinstance(arg, (list, tuple)) and any(isinstance(a, TensorArg) for a in arg):
+                raise KitError(
+                    f"the kit could not make a list of tensors, {arg}: no check takes it"
+                )
+            return arg
+
+        return tuple(map(made, self.args))
 
     @property
     def tensors(self) -> tuple[TensorArg, ...]:
@@ -181,15 +191,19 @@ def _fill(
     if values == "equal":
         one = _fill((), dtype, "normal", generator)
         return one.expand(shape).clone()
+    if dtype.is_complex:
+        real, imaginary = (_fill(shape, torch.float64, values, generator) for _ in range(2))
+        return torch.complex(real, imaginary).to(dtype)
     if not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
+        most = min(limits.max, 2**63 - 1)  # torch draws no larger ones
         if values == "large":
-            return integers(limits.max // 2, limits.max - 1).to(dtype)
+            return integers(most // 2, most - 1).to(dtype)
         if values == "tiny":
             return integers(0, 1).to(dtype)
         if values == "special":
-            edges = torch.tensor([limits.min, limits.max, 0, 1], dtype=dtype)
-            return edges[integers(0, 3)]
+            edges = torch.tensor([limits.min, most, 0, 1])
+            return edges[integers(0, 3)].to(dtype)
         return integers(max(limits.min, -10), 10).to(dtype)
     normal = torch.randn(shape, generator=generator, dtype=torch.float64)
     info = torch.finfo(dtype)
@@ -272,7 +286,10 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         shape = group.shape(tuple(own), core)
         own_dtypes = op.dtypes_of.get(name)
         dtype = draw(st.sampled_from(own_dtypes)) if own_dtypes else shared
-        return TensorArg(shape, dtype, draw(st.sampled_from(_layouts(shape))))
+        layouts = _layouts(shape)
+        if op.argument_names.index(name) in written(op) and "expanded" in layouts:
+            layouts.remove("expanded")  # torch lets nothing write to one
+        return TensorArg(shape, dtype, draw(st.sampled_from(layouts)))
 
     args: list[Any] = []
     remaining = iter(groups)

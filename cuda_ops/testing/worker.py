@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -23,6 +24,7 @@ from typing import IO, Any, Literal
 
 import torch
 
+from cuda_ops.errors import KitError
 from cuda_ops.testing.case import Case, Check, NotRunError
 from cuda_ops.testing.compare import is_refused
 from cuda_ops.testing.samples import Sample
@@ -36,6 +38,11 @@ _THREAD = ("Thread 0x", "Current thread 0x")
 _START_TIMEOUT = 300.0
 #: Why a sample was not run.
 REFUSED = "refused by the operator, and by its reference too"
+#: What a failure is called that says nothing of the operator.
+UNJUDGED = "the kit could not judge the operator"
+_KIT = Path(__file__).parent
+#: Python code of torch that is a part of ordinary operations.
+_TENSOR_METHODS = (Path(torch.functional.__file__), Path(torch._tensor.__file__))
 #: Set in the environment of the processes that run cases.
 IN_WORKER = "CUDA_OPS_TESTING_WORKER"
 
@@ -52,6 +59,10 @@ class Outcome:
     hung: bool = False
     #: Whether the process died.
     died: bool = False
+    #: How the operator refused the sample.
+    refusal: str = ""
+    #: What a failure is called, if not after its check.
+    label: str = ""
 
 
 def perform(check: Check, case: Case) -> Outcome:
@@ -62,14 +73,30 @@ def perform(check: Check, case: Case) -> Outcome:
             torch.cuda.synchronize()  # an error of its kernels belongs to this case
         return Outcome("passed")
     except NotRunError as reason:
-        return Outcome("not run", str(reason), case.on_cuda and _context_is_lost())
+        return Outcome("not run", str(reason), fatal=case.on_cuda and _context_is_lost())
     except AssertionError as failure:
         return Outcome("failed", str(failure))
+    except KitError as error:
+        return Outcome("failed", str(error), fatal=case.on_cuda, label=UNJUDGED)
     except Exception as error:
+        text = f"{type(error).__name__}: {error}".strip()
+        if _raised_by_the_kit(error):
+            text = f"the kit could not run this check: {text}"
+            return Outcome("failed", text, fatal=case.on_cuda, label=UNJUDGED)
         if is_refused(case.subject, case.sample, case.device, error):
-            return Outcome("not run", REFUSED, case.on_cuda and _context_is_lost())
+            lost = case.on_cuda and _context_is_lost()
+            return Outcome("not run", REFUSED, fatal=lost, refusal=text)
         # On a GPU an error may leave anything behind: a lost context, a capture under way.
-        return Outcome("failed", f"{type(error).__name__}: {error}".strip(), case.on_cuda)
+        return Outcome("failed", text, fatal=case.on_cuda)
+
+
+def _raised_by_the_kit(error: Exception) -> bool:
+    """Tells whether an error comes from what the kit does with tensors, and not from a call of the
+    operator, which passes through other Python code. A fault on the GPU shows up anywhere.
+    """
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    files = [file for file in files if file not in _TENSOR_METHODS]
+    return files[-1].is_relative_to(_KIT) and "CUDA error" not in str(error)
 
 
 def _context_is_lost() -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.utils.checkpoint import checkpoint as checkpointed
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from cuda_ops.testing.case import Case, NotRunError, check, wanting, without_gradient
-from cuda_ops.testing.compare import outputs, same
+from cuda_ops.testing.case import Case, NotRunError, check, sums, wanting, without_gradient
+from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
 
 
@@ -18,17 +20,20 @@ def checkpoint(case: Case) -> None:
     leaves = case.leaves()
 
     def gradients(found: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-        sums = [output.sum() for output in found if output.requires_grad]
-        if not sums:
+        if not (ends := sums(found)):
             raise NotRunError("no floating outputs")
         # allow_unused gives None, which torch's type hints leave out.
         return list(
-            filter(torch.is_tensor, torch.autograd.grad(sums, wanting(leaves), allow_unused=True))
+            filter(torch.is_tensor, torch.autograd.grad(ends, wanting(leaves), allow_unused=True))
         )
 
     expected = gradients(case.call(*leaves))
     # When it has recomputed enough, torch raises to stop early. A composed operator calls through
     # torch's C interface, which turns that into an error.
     with set_checkpoint_early_stop(not case.subject.op.is_composite):
-        actual = gradients(outputs(checkpointed(case.operator, *leaves, use_reentrant=False)))
+
+        def call(*args: Any) -> Any:
+            return checkpointed(case.operator, *args, use_reentrant=False)
+
+        actual = gradients(case.results(call, leaves))
     same(actual, expected, "the gradient of a checkpointed call", case.slack)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing.case import Case, check, wanting
-from cuda_ops.testing.compare import outputs, same
+from cuda_ops.testing.case import Case, check, sums, wanting
+from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw, follows_line
 from cuda_ops.testing.samples import Sample, shaped
 
@@ -53,10 +53,9 @@ def _results(function: Callable[..., Any], case: Case) -> list[torch.Tensor]:
     """Returns outputs and gradients."""
     declared = case.subject.gradient == "declared"
     args = case.leaves() if declared else case.arguments()
-    values = list(outputs(function(*args)))
-    sums = [value.sum() for value in values if value.requires_grad]
-    if sums and declared:
-        found = torch.autograd.grad(sums, wanting(args), allow_unused=True)
+    values = list(case.results(function, args))
+    if declared and (ends := sums(values)):
+        found = torch.autograd.grad(ends, wanting(args), allow_unused=True)
         # allow_unused gives None, which torch's type hints leave out.
         values += filter(torch.is_tensor, found)
     return values

@@ -11,7 +11,7 @@ import torch
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.case import Case, NotRunError, check
-from cuda_ops.testing.compare import same, tensors
+from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, broadcast_over, shaped
 from cuda_ops.testing.subject import Subject
@@ -101,7 +101,7 @@ def _as_dtensors(
             DTensor.from_local(_part(v, p, 0), mesh, [p], run_check=False) if p is not None else v
             for v, p in zip(args, placements, strict=True)
         ]
-        results: list[Any] = tensors(case.call(*distributed))
+        results: tuple[Any, ...] = case.call(*distributed)
         assert communication.get_total_counts() == 0, f"{what}: communicates"
         for result, full, own in zip(results, whole, first, strict=True):
             (placement,) = result.placements

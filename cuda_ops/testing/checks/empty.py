@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing.case import Case, check, wanting
+from cuda_ops.testing.case import Case, check, sums, wanting
 from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, shaped
@@ -31,9 +31,8 @@ def empty(case: Case) -> None:
     assert worst <= 1, worst.text
     leaves = case.leaves()
     if case.subject.gradient == "declared" and wanting(leaves):
-        sums = [output.sum() for output in case.call(*leaves) if output.requires_grad]
         wanted = wanting(leaves)
-        found = torch.autograd.grad(sums, wanted, allow_unused=True)
+        found = torch.autograd.grad(sums(case.call(*leaves)), wanted, allow_unused=True)
         pairs = zip(wanted, filter(torch.is_tensor, found), strict=False)
         shapes = [(leaf.shape, gradient.shape) for leaf, gradient in pairs]
         assert all(a == b for a, b in shapes), f"inputs and their gradients have shapes {shapes}"

@@ -98,7 +98,7 @@ def _furthest_off(case: Case, leaves: tuple[Any, ...], output: int, input_: int)
     """
     x = wanting(leaves)[input_]
     results = case.call(*leaves)
-    differentiable = [isinstance(r, torch.Tensor) and r.requires_grad for r in results]
+    differentiable = [result.requires_grad for result in results]
     which = [i for i, counted in enumerate(differentiable) if counted][output]
     if results[which].is_complex():
         return "in complex numbers"

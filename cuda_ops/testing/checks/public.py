@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from cuda_ops.testing.arguments import in_order
-from cuda_ops.testing.case import Case, check, wanting
-from cuda_ops.testing.compare import outputs, same
+from cuda_ops.testing.case import Case, check, sums, wanting
+from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw, ordinary
 from cuda_ops.testing.subject import Subject
 
@@ -27,15 +27,14 @@ def public(case: Case) -> None:
     args = case.arguments()
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            actual, expected = outputs(function(*args)), outputs(op(*args))
+            actual, expected = case.results(function, args), case.call(*args)
         same(actual, expected, f"cuda_ops.<op> under {mode.__name__}", case.slack)
 
 
 def _results(function: Callable[..., Any], case: Case) -> list[torch.Tensor]:
     """Returns outputs and, if there are any, gradients."""
     leaves = case.leaves()
-    values = list(outputs(function(*leaves)))
-    sums = [value.sum() for value in values if value.requires_grad]
-    if sums and case.subject.gradient == "declared":
-        values += filter(torch.is_tensor, torch.autograd.grad(sums, wanting(leaves)))
+    values = list(case.results(function, leaves))
+    if case.subject.gradient == "declared" and (ends := sums(values)):
+        values += filter(torch.is_tensor, torch.autograd.grad(ends, wanting(leaves)))
     return values

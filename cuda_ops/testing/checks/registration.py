@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cuda_ops.testing.case import Case, check
-from cuda_ops.testing.compare import described, same_bits, tensors
+from cuda_ops.testing.compare import described, same_bits
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample
 
@@ -25,7 +25,7 @@ def mutation(case: Case) -> None:
     """Checks that inputs keep their bits and outputs share no memory with them or each other."""
     args = case.arguments()
     before = [value.clone() if isinstance(value, torch.Tensor) else value for value in args]
-    real = tensors(case.call(*args))
+    real = case.call(*args)
     memory = {}
     # Arguments that the sample leaves out keep their defaults.
     for argument, old, new in zip(case.subject.op.parsed.arguments, before, args, strict=False):
@@ -45,10 +45,10 @@ def mutation(case: Case) -> None:
 def registration(case: Case) -> None:
     """Checks that the fake foretells shape, strides, dtype and device of each output."""
     args = case.arguments()
-    actual = [described(output) for output in tensors(case.call(*args))]
+    actual = [described(output) for output in case.call(*args)]
     with FakeTensorMode() as mode:
         fakes = [
             mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in args
         ]
-        foretold = [described(output) for output in tensors(case.call(*fakes))]
+        foretold = [described(output) for output in case.call(*fakes)]
     assert foretold == actual, f"the fake says {foretold}, the real output is {actual}"

@@ -7,14 +7,17 @@ from typing import Any
 
 import torch
 
+from cuda_ops.testing.arguments import written
 from cuda_ops.testing.case import Case, check
-from cuda_ops.testing.compare import outputs, same
+from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, TensorArg
 from cuda_ops.testing.subject import Subject
 
 
 def _no_rule(subject: Subject, device: str) -> str:
+    if written(subject.op):
+        return "it changes its arguments, which a loop would change again and again"
     if subject.vmap:
         return ""
     whose = " of the operators it calls" if subject.op.is_composite else ""
@@ -39,14 +42,14 @@ def vmap(case: Case) -> None:
             case.call(*(copies[0 if dim is None else i][k] for k, dim in enumerate(in_dims)))
             for i in range(3)
         ]
-        batched = outputs(torch.vmap(case.operator, in_dims=in_dims)(*args))
+        batched = case.results(torch.vmap(case.operator, in_dims=in_dims), args)
         expected = [torch.stack(parts) for parts in zip(*looped, strict=True)]
         same(batched, expected, f"vmap with in_dims={in_dims}", case.slack)
         empty = [
             arg if dim is None else arg.narrow(dim, 0, 0)
             for arg, dim in zip(args, in_dims, strict=True)
         ]
-        batched = outputs(torch.vmap(case.operator, in_dims=in_dims)(*empty))
+        batched = case.results(torch.vmap(case.operator, in_dims=in_dims), empty)
         expected = [part[:0] for part in expected]
         same(batched, expected, f"vmap with in_dims={in_dims} of no elements", case.slack)
 

@@ -1,0 +1,81 @@
+"""Compares an operator with its reference on a handful of samples, as ``compile_dev.py`` does."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from cuda_ops.errors import ResultError
+from cuda_ops.spec import OpSpec
+from cuda_ops.testing.announce import announced
+from cuda_ops.testing.arguments import in_order
+from cuda_ops.testing.compare import (
+    deviation,
+    expected_results,
+    is_refused,
+    largest,
+    results,
+    widened,
+)
+from cuda_ops.testing.draw import Draw, chosen
+from cuda_ops.testing.samples import MAX_NUMEL
+from cuda_ops.testing.subject import HookAnswers, subject_of
+
+
+def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float:
+    """Compares an operator with its reference on a handful of fixed samples.
+
+    Samples are float32 if the operator takes it. Those that operator and reference both refuse are
+    left out.
+
+    Args:
+        op: a registered operator.
+        plugins: answers the hooks.
+        device: ``"cpu"`` or ``"cuda"``.
+
+    Returns:
+        The largest error, relative where the expected value is above 1 and absolute below; ``nan``
+        if the operator has no reference, no samples or no kernel for the device.
+
+    Raises:
+        ResultError: a result is wrong by the tolerances of the check ``reference``.
+
+    Example::
+
+        registry = cuda_ops.registry.registry()
+        op = registry.operators("silu")["silu"].spec
+        error = quick_error(op, registry.plugins, "cpu")
+    """
+    subject = subject_of(op, plugins)
+    if subject.incomparable or subject.why_not(device) or subject.reference is None:
+        return math.nan
+    worst = math.nan
+    dtype = torch.float32 if torch.float32 in op.dtypes else None
+    samples = chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype))
+    with announced(f"{op.name}: the comparison with its reference on {device}"):
+        for sample in samples:
+            # The function has the operator's name, which the stack of a crash then shows.
+            try:
+                actual = results(op, in_order(op, op.function), sample.make(device))
+            except Exception as error:
+                if is_refused(subject, sample, device, error):
+                    continue
+                raise
+            worst = 0.0 if math.isnan(worst) else worst
+            try:
+                times = deviation(subject, sample, actual)
+                wrong = times.text if not times <= 1 else ""
+            except AssertionError as error:
+                wrong = str(error)
+            if wrong:
+                raise ResultError(
+                    f"{op.qualname}: wrong on {device}: {wrong}, for {sample}; "
+                    f"compile_dev.py --check {op.stem} says more"
+                )
+            expected = expected_results(subject, widened(sample))
+            for a, e in zip(actual, expected, strict=True):
+                a, e = a.cpu().to(torch.float64), e.to(torch.float64)
+                # What is infinite or NaN on both sides is equal, and left out.
+                worst = max(worst, largest([(a - e).abs() / e.abs().clamp(min=1.0)]))
+    return worst
