@@ -113,11 +113,7 @@ def editable_archs() -> tuple[str, ...]:
     listed = toolchain.parse_archs(os.environ.get("TORCH_CUDA_ARCH_LIST", ""))
     if listed:
         return listed
-    visible = {
-        toolchain.arch_of_capability(*torch.cuda.get_device_capability(device))
-        for device in range(torch.cuda.device_count())
-    }
-    return (toolchain.DEFAULT_ARCH, *sorted(visible - {toolchain.DEFAULT_ARCH}))
+    return tuple(dict.fromkeys((toolchain.DEFAULT_ARCH, *toolchain.gpu_archs())))
 
 
 class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name

@@ -171,7 +171,7 @@ def test_a_release_is_for_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([], ("9.0a",)),
         ([(9, 0)], ("9.0a",)),
-        ([(8, 6), (8, 6), (12, 0)], ("9.0a", "12.0a", "8.6")),
+        ([(8, 6), (8, 6), (12, 0)], ("9.0a", "8.6", "12.0a")),
     ],
     ids=["no GPU", "the default", "others"],
 )

@@ -75,24 +75,24 @@ class Built:
 
 
 def cache_dir() -> Path:
-    """Returns ``$CUDA_OPS_CACHE``, ``$XDG_CACHE_HOME/cuda_ops`` or ``~/.cache/cuda_ops``."""
-    if chosen := os.environ.get("CUDA_OPS_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuda_ops"
+    """Returns ``$CUDA_OPS_CACHE``, ``$XDG_CACHE_HOME/cuda_ops`` or ``~/.cache/cuda_ops``.
+
+    Raises:
+        BuildError: there is no home folder.
+    """
+    try:
+        if chosen := os.environ.get("CUDA_OPS_CACHE"):
+            return Path(chosen).expanduser().absolute()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuda_ops"
+    except RuntimeError as error:  # there is no home folder
+        raise BuildError(f"no folder to build in: {error} Set CUDA_OPS_CACHE to one.") from error
 
 
 def visible_archs() -> tuple[str, ...]:
     """Returns ``TORCH_CUDA_ARCH_LIST``, the visible GPUs' or :data:`toolchain.DEFAULT_ARCH`."""
     if chosen := os.environ.get("TORCH_CUDA_ARCH_LIST"):
         return toolchain.parse_archs(chosen)
-    return _archs_of_gpus() or (toolchain.DEFAULT_ARCH,)
-
-
-def _archs_of_gpus() -> tuple[str, ...]:
-    if not torch.cuda.is_available():
-        return ()
-    found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
-    return tuple(toolchain.arch_of_capability(*capability) for capability in sorted(found))
+    return toolchain.gpu_archs() or (toolchain.DEFAULT_ARCH,)
 
 
 def library_path(pair: Pair, archs: tuple[str, ...], text: Text | None = None) -> Path:
@@ -119,18 +119,15 @@ def find_library(pair: Pair, text: Text) -> Path | None:
 
     Asks no compiler which flags it would take now: what was built, or found built, last of this
     text is what the user means to run, first among what was built under the variables for
-    compilers that are set now. A guest's library is another matter, since it fits one torch alone.
+    compilers that are set now.
 
     Raises:
         DamagedError: there is only what pip installed, and it is not whole.
     """
-    if pair.kind is not Kind.NATIVE:
-        candidates = [library_path(pair, visible_archs(), text)]
-    else:
-        candidates = _newest_first(f"{pair.stem}-{text.hash}-*.so")
     ranked: list[tuple[tuple[bool, bool], Path]] = []
-    gpus, environment = _archs_of_gpus(), toolchain.environment()
-    for path in (*candidates, pair.prebuilt):
+    gpus, environment = toolchain.gpu_archs(), toolchain.environment()
+    built = _newest_first(f"{pair.stem}-{text.hash}-{_abi(pair)}*.so")
+    for path in (*built, pair.prebuilt):
         try:
             made_from = provenance.read(path)
         except OSError:
@@ -140,8 +137,6 @@ def find_library(pair: Pair, text: Text) -> Path | None:
                 raise
             warnings.warn(f"cuda_ops.{pair.stem}: {error}: damaged, left out", stacklevel=6)
             continue
-        if pair.kind is not Kind.NATIVE:
-            return path
         if made_from is None or made_from.source_hash != text.hash:
             continue
         # Without a GPU any kernels will do, and a library that has some is the better one.
@@ -159,7 +154,7 @@ def find_library(pair: Pair, text: Text) -> Path | None:
 
 
 def _newest_first(pattern: str) -> list[Path]:
-    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
+    with contextlib.suppress(OSError, BuildError):  # BuildError: there is no home folder
         return sorted(_published().glob(pattern), key=lambda path: -path.stat().st_mtime)
     return []
 
@@ -403,10 +398,18 @@ def _built(pair: Pair, path: Path, start: float, origin: Origin, archs: tuple[st
 
 def _place(pair: Pair, archs: tuple[str, ...]) -> str:
     """Hashes everything but the text: folder, flags, compilers, torch where it matters."""
-    # A native library fits every torch; a guest's is compiled against this one.
-    against = "stable" if pair.kind is Kind.NATIVE else torch.__version__
     recipe = toolchain.recipe(pair, archs)
-    return _digest(str(pair.root), against, recipe, str(torch.version.cuda))
+    return _abi(pair) + _digest(str(pair.root), recipe, str(torch.version.cuda))
+
+
+def _abi(pair: Pair) -> str:
+    """Returns what a guest's library fits alone, as a part of its name. A native one fits every
+    torch and Python.
+    """
+    if pair.kind is Kind.NATIVE:
+        return ""
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    return re.sub(r"\W", "_", f"torch{torch.__version__}_{python}_")
 
 
 def _digest(*parts: str) -> str:

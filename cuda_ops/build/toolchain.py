@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from cuda_ops.build.discovery import Kind, Pair
@@ -37,6 +38,10 @@ VARIABLES = (
 
 #: The compilers of one operator stay well below this.
 _BYTES_PER_OPERATOR = 2 << 30
+#: Where the toolkit is installed for all users.
+_SYSTEM = Path("/usr/local")
+#: A compiler says its version within milliseconds; one that waits for something never does.
+_ANSWER_SECONDS = 10
 _ARCH = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
 
 
@@ -49,11 +54,13 @@ def cuda_home() -> Path | None:
     candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
     if nvcc := shutil.which("nvcc"):
         candidates += [_home_of(nvcc)]
-    candidates += ["/usr/local/cuda", *sorted(map(str, Path("/usr/local").glob("cuda-*")))[::-1]]
+    candidates += map(str, (_SYSTEM / "cuda", *sorted(_SYSTEM.glob("cuda-*"), reverse=True)))
     for candidate in candidates:
-        if candidate and (Path(candidate) / "bin" / "nvcc").is_file():
-            home = Path(candidate)
-            if (home / "include" / "cuda_runtime_api.h").is_file():
+        if not candidate:
+            continue
+        home = Path(candidate)
+        if (home / "bin/nvcc").is_file() and (home / "include/cuda_runtime_api.h").is_file():
+            if _release(home):
                 return home
     return None
 
@@ -70,13 +77,8 @@ def use_cuda_home() -> None:
 
 
 def _home_of(nvcc: str) -> str | None:
-    asked = subprocess.run(
-        [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    top = re.search(r"^#\$ TOP=(.+)$", asked.stderr, re.MULTILINE)
+    said = _asked(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull)
+    top = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
     return str(Path(top[1].strip()).resolve()) if top else None
 
 
@@ -84,40 +86,94 @@ def _home_of(nvcc: str) -> str | None:
 def cuda_version() -> str:
     """Returns the release of the toolkit, ``"13.0"``, or ``"none"``."""
     home = cuda_home()
-    if home is None:
-        return "none"
-    asked = subprocess.run(
-        [home / "bin" / "nvcc", "--version"], capture_output=True, text=True, check=False
-    )
-    release = re.search(r"release (\d+\.\d+)", asked.stdout)
-    return release[1] if release else "unknown"
+    return "none" if home is None else _release(home)
+
+
+@functools.cache
+def _release(home: Path) -> str:
+    """Returns the release of a toolkit whose nvcc works; else nothing, with a word."""
+    nvcc = home / "bin" / "nvcc"
+    release = re.search(r"release (\d+\.\d+)", _asked(str(nvcc), "--version"))
+    if release is None:
+        print(f"cuda_ops: {nvcc} does not tell its version: left out", file=sys.stderr)
+    return release[1] if release else ""
 
 
 @functools.cache
 def cxx_version() -> str:
     """Returns what the C++ compiler (``CXX``, else ``c++``) says its version is, or ``"none"``."""
+    return (
+        _asked(*shlex.split(os.environ.get("CXX", "c++")), "--version").partition("\n")[0] or "none"
+    )
+
+
+def _asked(*command: str) -> str:
+    """Returns what a compiler says; nothing where it does not run or answer."""
     try:
         asked = subprocess.run(
-            [os.environ.get("CXX", "c++"), "--version"], capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return "none"
-    return asked.stdout.partition("\n")[0]
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=_ANSWER_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout + asked.stderr
 
 
 def parse_archs(text: str) -> tuple[str, ...]:
     """Splits ``"8.0;9.0a+PTX"`` into a tuple; spaces and commas separate too.
 
+    As in torch, an entry may be the name of a generation, such as Hopper, or ``native``: the GPUs
+    here. ``All`` is what a release is built for.
+
     Raises:
-        ValueError: naming the entry that is not a compute capability.
+        ValueError: naming the entry that is no such thing.
     """
-    archs = tuple(part for part in re.split(r"[;,\s]+", text) if part)
-    for arch in archs:
-        if not _ARCH.fullmatch(arch):
-            raise ValueError(
-                f"arch {arch!r}: expected a compute capability such as 8.0, 9.0a or 12.0+PTX"
-            )
-    return archs
+    return tuple(arch for part in re.split(r"[;,\s]+", text) if part for arch in _archs(part))
+
+
+def _archs(part: str) -> tuple[str, ...]:
+    if _ARCH.fullmatch(part):
+        return (part,)
+    if part.lower() == "native":
+        return gpu_archs() or (DEFAULT_ARCH,)
+    if part.lower() == "all":
+        return RELEASE_ARCHS
+    if part[0].isalpha() and (named := _named_archs(part)):
+        return named
+    raise ValueError(
+        f"arch {part!r}: expected a compute capability such as 8.0, 9.0a or 12.0+PTX, or a name "
+        "such as Hopper, native or All"
+    )
+
+
+def _named_archs(name: str) -> tuple[str, ...]:
+    """Returns what torch takes a name of a generation for; nothing if it knows none."""
+    from torch.utils import cpp_extension
+
+    # torch has its list inside the function that reads this variable.
+    before = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    os.environ["TORCH_CUDA_ARCH_LIST"] = name
+    try:
+        flags = " ".join(cpp_extension._get_cuda_arch_flags())
+    except (AttributeError, ValueError):
+        return ()
+    finally:
+        if before is None:
+            del os.environ["TORCH_CUDA_ARCH_LIST"]
+        else:
+            os.environ["TORCH_CUDA_ARCH_LIST"] = before
+    ptx = re.findall(r"code=compute_(\w+)", flags)
+    numbers = re.findall(r"code=sm_((\d+)(\d[af]?))", flags)
+    return tuple(f"{major}.{minor}" + "+PTX" * (number in ptx) for number, major, minor in numbers)
+
+
+def gpu_archs() -> tuple[str, ...]:
+    """Returns the archs to build for the visible GPUs."""
+    import torch
+
+    count = torch.cuda.device_count()
+    found = {torch.cuda.get_device_capability(device) for device in range(count)}
+    return tuple(arch_of_capability(*capability) for capability in sorted(found))
 
 
 def arch_of_capability(major: int, minor: int) -> str:

@@ -1,0 +1,82 @@
+"""Which compilers, architectures and flags a build takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuda_ops.build import toolchain
+
+
+@pytest.mark.parametrize(
+    ("text", "archs"),
+    [
+        ("8.0;9.0a+PTX, 12.0", ("8.0", "9.0a+PTX", "12.0")),
+        ("Hopper", ("9.0+PTX",)),
+        ("Ampere;9.0a", ("8.0", "8.6+PTX", "9.0a")),
+        ("Ampere+Tegra", ("8.7",)),
+        ("native", ("8.6", "12.0a")),
+        ("All", toolchain.RELEASE_ARCHS),
+    ],
+)
+def test_an_arch_may_be_torch_s_name(
+    text: str, archs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: [(12, 0), (8, 6)][i])
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "5.0")
+    assert toolchain.parse_archs(text) == archs
+    assert os.environ["TORCH_CUDA_ARCH_LIST"] == "5.0"
+
+
+@pytest.mark.parametrize("text", ["8.0;Grace", "sm_90", "90", "Hopper+", "9.0b"])
+def test_another_arch_is_refused_by_name(text: str) -> None:
+    wrong = text.rpartition(";")[2]
+    with pytest.raises(ValueError, match=rf"arch '{wrong}'".replace("+", r"\+")):
+        toolchain.parse_archs(text)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A toolkit whose nvcc is missing, and no other one."""
+    cached = (toolchain.cuda_home, toolchain.cuda_version, toolchain._release)
+    for function in cached:
+        function.cache_clear()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda_runtime_api.h").touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setattr(toolchain, "_SYSTEM", tmp_path / "none")
+    monkeypatch.setattr(toolchain, "_ANSWER_SECONDS", 0.5)
+    yield tmp_path
+    for function in cached:
+        function.cache_clear()
+
+
+def test_a_toolkit_is_found_and_asked_for_its_release(home: Path) -> None:
+    nvcc = home / "bin" / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 13.0, V13.0.1\n")
+    nvcc.chmod(0o755)
+    assert toolchain.cuda_home() == home and toolchain.cuda_version() == "13.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [("", 0o755), ("#!/bin/sh\n", 0o644), ("#!/bin/sh\nwhile :; do :; done\n", 0o755)],
+    ids=["empty", "not executable", "hangs"],
+)
+def test_an_nvcc_that_does_not_work_is_none_and_said(
+    home: Path, text: str, mode: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nvcc = home / "bin" / "nvcc"
+    nvcc.write_text(text)
+    nvcc.chmod(mode)
+    assert toolchain.cuda_home() is None and toolchain.cuda_version() == "none"
+    said = f"cuda_ops: {nvcc} does not tell its version: left out\n"
+    assert capsys.readouterr().err == said
