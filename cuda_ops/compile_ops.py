@@ -107,18 +107,27 @@ def compile_ops(
             while ready := [one for one in waiting if _load_or_wait(*one, compare, patient=True)]:
                 done(ready)
         done([one for one in waiting if _load_or_wait(*one, compare, patient=False)])
+    rows += _broken_plugins(chosen if names else None)  # which may have failed at a load
     return sorted(rows, key=lambda row: row.op)
 
 
+def _broken_plugins(stems: Sequence[str] | None) -> list[Row]:
+    """Returns a failed row for each plugin that cannot be used, or each one of these pairs."""
+    own = None if stems is None else [f"cuda_ops.ops.{stem}" for stem in stems]
+    rows = []
+    for name, text in registry().plugins.problems.items():
+        if own is None or name in own:
+            rows.append(Row(f"plugin {name}"))
+            _fail(rows[-1], PluginError(text))
+    return rows
+
+
 def _unusable(names: Sequence[str], problems: Sequence[Problem]) -> list[Row]:
-    """A failed row for each file, root or plugin that was asked for and cannot be used."""
+    """Returns a failed row for each file or root that was asked for and cannot be used."""
     errors: dict[str, CudaOpsError] = {}
     for problem in problems:
         if not names or problem.name in names:
             errors[problem.name] = DiscoveryError(problem.text)
-    if not names:
-        for name, text in registry().plugins.problems.items():
-            errors[f"plugin {name}"] = PluginError(text)
     rows = [Row(name) for name in errors]
     for row in rows:
         _fail(row, errors[row.op])

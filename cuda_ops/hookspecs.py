@@ -13,14 +13,16 @@ A hook about one operator stops at the first answer that is not ``None``;
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pluggy
 
 from cuda_ops.spec import (
     AutocastPolicy,
+    AutocastWord,
     Autograd,
     BenchmarkCase,
     Claims,
@@ -164,3 +166,56 @@ def cuda_ops_op_loaded(op: OpSpec, library: Path, generation: int) -> None:
 
     Historic: a plugin that arrives later is told of every earlier load.
     """
+
+
+def _is_list_of(kind: type) -> Callable[[Any], bool]:
+    def is_list(answer: Any) -> bool:
+        return isinstance(answer, (list, tuple)) and all(isinstance(one, kind) for one in answer)
+
+    return is_list
+
+
+def _are_paths(answer: Any) -> bool:
+    return (
+        isinstance(answer, Iterable)
+        and not isinstance(answer, str)
+        and all(isinstance(root, (str, os.PathLike)) for root in answer)
+    )
+
+
+def _is_autocast_policy(answer: Any) -> bool:
+    words = answer.values() if isinstance(answer, Mapping) else [answer]
+    return all(word in get_args(AutocastWord) for word in words)
+
+
+def _is_strategy(answer: Any) -> bool:
+    from hypothesis.strategies import SearchStrategy
+
+    return isinstance(answer, SearchStrategy)
+
+
+def _are_peers(answer: Any) -> bool:
+    return isinstance(answer, Mapping) and all(
+        isinstance(name, str) and (callable(peer) or isinstance(peer, Peer))
+        for name, peer in answer.items()
+    )
+
+
+_WORDS = ", ".join(map(repr, get_args(AutocastWord)))
+#: What the answer to each hook has to be where it is not ``None``, in words and as a check.
+ANSWERS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "cuda_ops_roots": ("an iterable of paths", _are_paths),
+    "cuda_ops_fake": ("a callable", callable),
+    "cuda_ops_autograd": ("an Autograd", lambda answer: isinstance(answer, Autograd)),
+    "cuda_ops_autocast": (f"one of {_WORDS}, or a mapping to them", _is_autocast_policy),
+    "cuda_ops_public": ("a callable", callable),
+    "cuda_ops_vmap": ("a callable", callable),
+    "cuda_ops_sharding": ("a callable", callable),
+    "cuda_ops_reference": ("a callable", callable),
+    "cuda_ops_samples": ("a Hypothesis strategy", _is_strategy),
+    "cuda_ops_kernel_samples": ("a list of Sample", _is_list_of(object)),
+    "cuda_ops_claims": ("a Claims", lambda answer: isinstance(answer, Claims)),
+    "cuda_ops_benchmarks": ("a list of BenchmarkCase", _is_list_of(BenchmarkCase)),
+    "cuda_ops_peers": ("a mapping from names to callables or Peer", _are_peers),
+    "cuda_ops_op_loaded": ("anything", lambda answer: True),  # nothing reads it
+}

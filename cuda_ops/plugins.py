@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -50,7 +51,8 @@ class Plugins:
 
     pluggy would abort a call for every operator when one plugin raises, and
     keeps a plugin that failed validation; so hooks are asked one plugin at a
-    time, and registration is undone when it fails.
+    time, and registration is undone when it fails. A failing hook costs the
+    operators of the plugin's own roots; for those of others it is left out.
     """
 
     def __init__(self) -> None:
@@ -60,19 +62,45 @@ class Plugins:
         self._installed: list[Any] = []
         self._loads: list[dict[str, Any]] = []
         self._derived: dict[str, Any] = {}
-        #: Installed plugins that could not be used, by name, with the reason.
+        #: The root of each pair that was loaded, and the roots that each plugin brought, by name.
+        self._root_of: dict[str, Path] = {}
+        self._roots: dict[str, list[Path]] = {}
+        #: Plugins that could not be used, wholly or for one hook, by name, with the reason.
         self.problems: dict[str, str] = {}
-        for entry_point in importlib.metadata.entry_points(group=hookspecs.PROJECT):
+        self._waiting = list(importlib.metadata.entry_points(group=hookspecs.PROJECT))
+
+    def load_installed(self) -> None:
+        """Imports the installed plugins; the reason why one cannot be used goes to
+        :attr:`problems`.
+
+        A package may import its own operator at its top, which asks for this again while its
+        plugin is imported: that call loads the plugin, and the one under way finds it loaded.
+
+        Raises:
+            PluginError: a plugin's own module does so: its answers would come too late.
+        """
+        for entry_point in tuple(self._waiting):
+            name = entry_point.name
             try:
                 plugin = entry_point.load()
-                self.register(plugin, entry_point.name)
-                self._installed.append(plugin)
-            except PluginError as error:
-                self.problems[entry_point.name] = str(error)
-            except Exception as error:  # another package's module may raise anything
-                self.problems[entry_point.name] = (
-                    f"plugin {entry_point.name!r} ({entry_point.value}) failed to import: {error!r}"
+            except (Exception, SystemExit) as error:  # another package's module may raise anything
+                self.problems[name] = (
+                    f"plugin {name!r} ({entry_point.value}) failed to import: {error!r}"
                 )
+            else:
+                if getattr(getattr(plugin, "__spec__", None), "_initializing", False):
+                    raise PluginError(
+                        f"{entry_point.value} uses an operator while it is imported; import the "
+                        "operator in the function that uses it"
+                    )
+                if entry_point not in self._waiting:
+                    continue
+                try:
+                    self.add(plugin, name)
+                except PluginError as error:
+                    self.problems[name] = str(error)
+            if entry_point in self._waiting:
+                self._waiting.remove(entry_point)
 
     def register(self, plugin: Any, name: str, stem: str | None = None) -> None:
         """Adds a plugin, of the pair ``stem`` or of all operators, or leaves no trace of it.
@@ -80,8 +108,7 @@ class Plugins:
         Raises:
             PluginError: a duplicate name, a hook that does not exist, a hook
                 with an argument that its specification lacks, or a function
-                named like a hook without ``@hookimpl``; or it raised when told
-                of the operators loaded so far.
+                named like a hook without ``@hookimpl``.
         """
         if self._manager.is_registered(plugin):
             raise PluginError(f"plugin {name!r}: registered already")
@@ -101,13 +128,9 @@ class Plugins:
                         f"plugin {name!r}: function {attribute!r} is named like a hook but is not "
                         "marked; write @hookimpl above it"
                     )
-        try:
-            for load in self._loads:
-                if stem in (None, load["op"].stem):
-                    self._tell(plugin, load)
-        except PluginError:
-            self._manager.unregister(plugin)
-            raise
+        for load in self._loads:
+            if stem in (None, load["op"].stem):
+                self._tell(plugin, name, load)
 
     def unregister(self, plugin: Any) -> None:
         self._manager.unregister(plugin)
@@ -127,6 +150,7 @@ class Plugins:
             PluginError: the file does not import or is not a valid plugin. The
                 plugin loaded before, if any, stays.
         """
+        self._root_of[pair.stem] = pair.root
         path = plugin_file(pair)
         before = self._of_pair.get(pair.stem)
         name = f"cuda_ops.ops.{pair.stem}"
@@ -136,6 +160,7 @@ class Plugins:
                 del self._of_pair[pair.stem]
             return lambda: self._restore(pair.stem, name, None, before)
         module = _import_file(path, name)
+        self.problems.pop(name, None)
         if before is not None:
             self._manager.unregister(before)
         try:
@@ -164,16 +189,15 @@ class Plugins:
 
     def roots(self) -> list[Path]:
         """Returns the operator roots of the plugins; one that raises goes to :attr:`problems`."""
-        found: list[Path] = []
+        self._roots = {}
         for name, plugin in self._manager.list_name_plugin():
-            if plugin is None:
-                continue
-            try:
-                for answer in self._call("cuda_ops_roots", plugin, name):
-                    found.extend(Path(root) for root in answer)
-            except PluginError as error:
-                self.problems[name] = str(error)
-        return found
+            if plugin is not None:
+                try:
+                    for answer in self._call("cuda_ops_roots", plugin, ""):
+                        self._roots[name] = [Path(root).resolve() for root in answer]
+                except PluginError as error:
+                    self._leave_out(name, error)
+        return [root for roots in self._roots.values() for root in roots]
 
     def ask(self, hook: str, op: OpSpec) -> Any:
         """Returns the first answer to a per-operator hook that is not ``None``.
@@ -196,12 +220,25 @@ class Plugins:
 
     def _answers(self, hook: str, op: OpSpec) -> Iterator[Any]:
         """Yields the answers that are not ``None``, in the order of the plugins."""
-        about = f"operator {op.name!r}"
-        for plugin in (self._of_pair.get(op.stem), *reversed(self._installed)):
-            if plugin is not None:
+        about = f", operator {op.name!r}"
+        if (own := self._of_pair.get(op.stem)) is not None:
+            yield from self._call(hook, own, about, op=op)
+        for plugin in reversed(self._installed):
+            name = self._manager.get_name(plugin) or ""
+            try:
                 yield from self._call(hook, plugin, about, op=op)
+            except PluginError as error:
+                if self._root_of.get(op.stem) in self._roots.get(name, ()):
+                    raise
+                self._leave_out(name, error)
         if hook in _DERIVED:
             yield from self._call(hook, self._derivation(_DERIVED[hook]), about, op=op)
+
+    def _leave_out(self, name: str, error: PluginError) -> None:
+        """Goes on without an answer that only the plugin itself needs, and says so once."""
+        if name not in self.problems:
+            self.problems[name] = str(error)
+            warnings.warn(f"{error}; it is left out", stacklevel=2)
 
     def _derivation(self, module: str) -> Any:
         """Returns the part of the derivation plugin in ``module``; imports it when first asked."""
@@ -217,41 +254,45 @@ class Plugins:
         Not through pluggy's own history, which would tell a pair's plugin of
         every operator and leave out the plugins after one that raises.
 
-        Raises:
-            PluginError: what the first plugin raised, after all were told.
+        The operator is loaded by now: what a plugin raises costs the plugin alone.
         """
         load = {"op": op, "library": library, "generation": generation}
         self._loads.append(load)
-        errors: list[PluginError] = []
         others = [plugin for stem, plugin in self._of_pair.items() if stem != op.stem]
-        for _, plugin in self._manager.list_name_plugin():
+        for name, plugin in self._manager.list_name_plugin():
             if plugin is not None and not any(plugin is other for other in others):
-                try:
-                    self._tell(plugin, load)
-                except PluginError as error:
-                    errors.append(error)
-        if errors:
-            raise errors[0]
+                self._tell(plugin, name, load)
 
-    def _tell(self, plugin: Any, load: dict[str, Any]) -> None:
-        self._call("cuda_ops_op_loaded", plugin, f"operator {load['op'].name!r}", **load)
+    def _tell(self, plugin: Any, name: str, load: dict[str, Any]) -> None:
+        try:
+            self._call("cuda_ops_op_loaded", plugin, f", operator {load['op'].name!r}", **load)
+        except PluginError as error:
+            self._leave_out(name, error)
 
     def _call(self, hook: str, plugin: Any, about: str, **arguments: Any) -> list[Any]:
-        """Returns the plugin's answer; nothing if it lacks the hook or answers ``None``."""
+        """Returns the plugin's answer; nothing if it lacks the hook or answers ``None``.
+
+        Raises:
+            PluginError: it raised, or its answer is not what the hook expects.
+        """
+        expected, is_right = hookspecs.ANSWERS[hook]
         caller = getattr(self._manager.hook, hook)
         for implementation in caller.get_hookimpls():
             if implementation.plugin is plugin:
+                where = f"plugin {implementation.plugin_name!r}, hook {hook}{about}"
                 try:
                     answer = implementation.function(
                         *(arguments[name] for name in implementation.argnames)
                     )
+                    if isinstance(answer, Iterator):
+                        answer = list(answer)
+                    right = answer is None or is_right(answer)
                 except (PluginError, ManifestError):  # which say of what they speak
                     raise
-                except Exception as error:
-                    raise PluginError(
-                        f"plugin {implementation.plugin_name!r}, hook {hook}, {about}: "
-                        f"{type(error).__name__}: {error}"
-                    ) from error
+                except (Exception, SystemExit) as error:
+                    raise PluginError(f"{where}: {type(error).__name__}: {error}") from error
+                if not right:
+                    raise PluginError(f"{where}: expected {expected} or None, got {answer!r}")
                 return [] if answer is None else [answer]
         return []
 
@@ -267,10 +308,12 @@ def _import_file(path: Path, name: str) -> ModuleType:
     try:
         # Compiled from text: a cached .pyc is trusted by mtime, too coarse for quick edits.
         exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
-    except Exception as error:
+    except BaseException as error:
         sys.modules.pop(name, None)
         if before is not None:
             sys.modules[name] = before
+        if not isinstance(error, (Exception, SystemExit)):  # Ctrl-C is no fault of the plugin
+            raise
         raise PluginError(f"plugin {name!r}: {path}: {type(error).__name__}: {error}") from error
     return module
 

@@ -33,7 +33,7 @@ from cuda_ops.dispatch import compile_tag
 from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Library, open_library
 from cuda_ops.dispatch.operator import Operator, redefining
-from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, ManifestError
+from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, ManifestError, PluginError
 from cuda_ops.plugins import Plugins, plugin_files
 
 
@@ -51,6 +51,7 @@ class Registry:
         self._libraries: dict[str, Path] = {}
         self._texts: dict[str, str] = {}
         self._loading: list[str] = []
+        self._under_way: list[str] = []
         self._loader: int | None = None
         #: Files in the roots that form no operator; the operators beside them work.
         self.problems: list[Problem] = []
@@ -150,10 +151,17 @@ class Registry:
             PluginError: a plugin of this operator failed.
         """
         with self._lock:
+            if stem in self._under_way:
+                raise PluginError(
+                    f"cuda_ops.{stem} is used while it is loaded; import it in the function of the "
+                    "plugin that uses it, and let a hook use op.function"
+                )
             outer, self._loader = self._loader, threading.get_ident()
+            self._under_way.append(stem)
             try:
                 self._load(stem, library)
             finally:
+                self._under_way.pop()
                 self._loader = outer
 
     def _load(self, stem: str, library: Path | None) -> None:
@@ -236,7 +244,6 @@ class Registry:
         if library is not None:
             return library
         last = compiling.last_failure(pair, text)
-        root = f"--root {pair.root} " if pair.root != BUILTIN_ROOT.resolve() else ""
         raise BuildError(
             f"cuda_ops.{pair.stem} is not built: run {build} or pip install -e ."
             + (f"\nIts last build failed: {last}" if last else "")
@@ -306,16 +313,20 @@ class Registry:
 
 
 _making = threading.RLock()
+_unfinished: Registry | None = None
 _registry: Registry | None = None
 
 
 def registry() -> Registry:
     """Returns the process's registry."""
-    global _registry  # functools.cache makes one for each of several threads that come first
+    # functools.cache makes one for each of several threads that come first.
+    global _registry, _unfinished
     if _registry is None:
         with _making:
-            if _registry is None:
-                _registry = Registry()
+            if _unfinished is None:
+                _unfinished = Registry()
+            _unfinished.plugins.load_installed()  # which may ask for the registry in turn
+            _registry = _unfinished
     return _registry
 
 

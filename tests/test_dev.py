@@ -17,7 +17,7 @@ from torch.utils import cpp_extension
 
 import cuda_ops
 from cuda_ops.build import toolchain
-from cuda_ops.compile_ops import CompiledOps, _unusable, compile_ops, compiled_ops, reload
+from cuda_ops.compile_ops import CompiledOps, _broken_plugins, compile_ops, compiled_ops, reload
 from cuda_ops.dev import main
 from cuda_ops.dev.scaffold import new_pair
 from cuda_ops.errors import BuildError, DiscoveryError, ResultError
@@ -398,9 +398,9 @@ def test_what_is_unfinished_costs_only_itself(scratch_op: ScratchOp, scratch_roo
 
 def test_a_plugin_that_cannot_be_used_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry().plugins.problems, "theirs", "no such driver")
-    (row,) = _unusable([], [])
+    (row,) = _broken_plugins(None)
     assert (row.op, row.error) == ("plugin theirs", "no such driver")
-    assert _unusable(["silu"], []) == []
+    assert _broken_plugins(["silu"]) == []
     with pytest.raises(AttributeError, match=r"no operator 'their_op'; .*no such driver"):
         _ = cuda_ops.their_op
 

@@ -53,19 +53,25 @@ def _public(operator: Served) -> FunctionType:
     parts: list[str] = []
     passed: list[str] = []
     defaults: dict[str, Any] = {"_wrapper": wrapper}
-    shown = inspect.signature(wrapper).parameters
+    try:
+        shown = inspect.signature(wrapper).parameters
+    except ValueError:  # a function in C need not say what it takes
+        shown = inspect.signature(lambda *args, **kwargs: None).parameters
     for parameter in shown.values():
-        name, keyword = parameter.name, parameter.kind is parameter.KEYWORD_ONLY
-        if keyword and "*" not in parts:
+        name, kind = parameter.name, parameter.kind
+        stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(kind.name, "")
+        keyword = kind is parameter.KEYWORD_ONLY
+        if keyword and not any(part.startswith("*") for part in parts):
             parts.append("*")
-        passed.append(f"{name}={name}" if keyword else name)
+        passed.append(f"{name}={name}" if keyword else f"{stars}{name}")
         if parameter.default is parameter.empty:
-            parts.append(name)
+            parts.append(f"{stars}{name}")
         else:
             defaults[f"_default_{name}"] = parameter.default
             parts.append(f"{name}=_default_{name}")
     op = operator.spec
-    tensors = [name for name in _tensor_names(op) if name in shown]
+    starred = {part.lstrip("*") for part in parts if part.startswith("*")}
+    tensors = [name for name in _tensor_names(op) if name in shown.keys() - starred]
     body = f"return _wrapper({', '.join(passed)})"
     if tensors:
         defaults |= {"_Tensor": torch.Tensor, "_isinstance": isinstance}
