@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -17,7 +16,14 @@ import torch
 from cuda_ops.build import compiling, guests, toolchain
 from cuda_ops.build.discovery import Kind, Pair, Problem, unregistered
 from cuda_ops.dispatch.operator import Operator
-from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, PluginError, ResultError
+from cuda_ops.errors import (
+    BuildError,
+    CudaOpsError,
+    DiscoveryError,
+    KitError,
+    PluginError,
+    ResultError,
+)
 from cuda_ops.registry import registry
 
 
@@ -34,6 +40,8 @@ class Row:
     fake: str = ""
     autograd: str = ""
     max_error: float | None = None
+    #: Why ``max_error`` is missing though results were asked for.
+    uncompared: str = ""
     note: str = ""
     error: str = ""
     warnings: tuple[str, ...] = ()
@@ -215,10 +223,11 @@ def _load(built: compiling.Built, row: Row, compare: bool) -> None:
     device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
     try:
         error = _max_error(operator, built, device)
-    except ResultError as wrong:  # it stays loaded, so that its author can look at it
+    except (ResultError, KitError) as wrong:  # it stays loaded, so that its author can look at it
         row.error = str(wrong)
     else:
-        row.max_error = None if math.isnan(error) else error  # nothing to compare with
+        row.max_error = error if isinstance(error, float) else None
+        row.uncompared = error if isinstance(error, str) else ""
 
 
 def _gradients(operator: Operator) -> str:
@@ -231,14 +240,15 @@ def _gradients(operator: Operator) -> str:
     return "of " + ", ".join(op.argument_names[i] for i in found)
 
 
-def _max_error(operator: Operator, built: compiling.Built, device: str) -> float:
-    """Returns the largest error on a few fixed samples. The file beside the library keeps it, since
-    neither changes, so that a run with nothing to build need not start the GPU.
+def _max_error(operator: Operator, built: compiling.Built, device: str) -> float | str:
+    """Returns the largest error on a few fixed samples, or why there is none. The file beside the
+    library keeps it, since neither changes, so that a run with nothing to build need not start the
+    GPU.
     """
-    store = built.path.with_suffix(".max_error.json")
+    store = built.path.with_suffix(".compared.json")
     key = f"{device}, torch {torch.__version__}, {operator.now.fingerprint}"
     try:
-        known: dict[str, float] = json.loads(store.read_text())
+        known: dict[str, float | str] = json.loads(store.read_text())
     except (OSError, ValueError):
         known = {}
     if key not in known:

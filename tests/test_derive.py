@@ -6,7 +6,6 @@ error texts are those of ``src/utils/manifest.h`` and ``elementwise.h``.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -21,6 +20,7 @@ from cuda_ops.benchmarking import derived as benchmarking_derived
 from cuda_ops.derive import arguments, batching, gradient, layout, rules
 from cuda_ops.dispatch import autocast
 from cuda_ops.testing import Sample, TensorArg, check_op, quick_error, samples
+from cuda_ops.testing.checks import by_name
 from cuda_ops.testing import derived as testing_derived
 from cuda_ops.testing.subject import subject_of
 
@@ -463,7 +463,19 @@ def test_an_operator_that_nothing_compares_fails(product):
     failed, report = failures(product, cuda_ops_reference=None)
     assert failed == ["compared[any]"]
     assert "nothing compares this operator; no reference: implement cuda_ops_ref" in str(report)
-    assert math.isnan(quick_error(product, Plugins(cuda_ops_reference=None), "cpu"))
+    assert quick_error(product, Plugins(cuda_ops_reference=None), "cpu") == "no reference"
+    assert quick_error(product, Plugins(cuda_ops_samples=None), "cpu") == "no samples"
+    assert quick_error(product, Plugins(), "cuda:7") in (
+        "no CUDA device",
+        "no CUDA kernel in this build",
+    )
+    # The product is its own reference in float64, which shows no wrong formula.
+    assert quick_error(product, Plugins(), "cpu") == "no reference"
+    checks = [by_name("reference")]
+    (entry,) = check_op(
+        subject_of(product, Plugins()), checks=checks, devices=["cpu"], isolate=False
+    ).entries
+    assert str(entry).endswith(" samples, the reference is this very kernel, in float64")
 
 
 def test_the_quick_comparison_leaves_out_what_both_refuse():
@@ -480,7 +492,7 @@ def test_the_quick_comparison_leaves_out_what_both_refuse():
     with pytest.raises(RuntimeError, match="expected 3 elements"):
         quick_error(op, Plugins(**answers | {"cuda_ops_reference": lambda x: x / 2}), "cpu")
     refused = answers | {"cuda_ops_samples": st.just(Sample((TensorArg((2,)),)))}
-    assert math.isnan(quick_error(op, Plugins(**refused), "cpu"))
+    assert quick_error(op, Plugins(**refused), "cpu") == "all refused"
 
 
 def test_a_wrong_result_is_reported_with_its_sample(product):

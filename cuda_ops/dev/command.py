@@ -33,7 +33,7 @@ def table(rows: Sequence[Row]) -> Table:
             grid.add_row(row.op, "[red]failed[/]", "", "", "", "")
             continue
         build = f"{row.seconds:.1f} s" if row.built == "built" else row.built
-        error = "" if row.max_error is None else f"{row.max_error:.1e}"
+        error = row.uncompared if row.max_error is None else f"{row.max_error:.1e}"
         if row.error:
             error = "[red]failed[/]"
         grid.add_row(row.op, build, row.devices or row.note, row.fake, row.autograd, error)

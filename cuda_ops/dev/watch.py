@@ -18,7 +18,7 @@ from cuda_ops.benchmarking.compare import quick_seconds
 from cuda_ops.benchmarking.rotation import Rotation
 from cuda_ops.build import compiling
 from cuda_ops.build.discovery import INCLUDE_DIR, Kind, Pair, Text
-from cuda_ops.errors import CudaOpsError, DiscoveryError, ResultError
+from cuda_ops.errors import CudaOpsError, DiscoveryError, KitError, ResultError
 from cuda_ops.plugins import plugin_file
 from cuda_ops.registry import registry
 from cuda_ops.spec import BenchmarkCase, OpSpec
@@ -34,7 +34,8 @@ class Save:
     """What is known about an operator after one save."""
 
     seconds: float
-    max_error: float
+    #: Or why there is none.
+    max_error: float | str
     #: Seconds per call at the largest benchmark case, and its GB/s; ``None`` where not timed.
     time: float | None
     rate: float | None
@@ -43,7 +44,9 @@ class Save:
 
     def line(self, op: str, before: Save | None) -> str:
         """Returns the line to print."""
-        parts = [f"{op}: {self.seconds:.2f} s", f"max error {self.max_error:.1e}"]
+        error = self.max_error
+        shown = f"max error {error:.1e}" if isinstance(error, float) else error
+        parts = [f"{op}: {self.seconds:.2f} s", shown]
         if self.time is not None:
             change = _change(self.time, before.time if before else None)
             parts.append(f"{self.time * 1e6:.1f} us{change}")
@@ -106,7 +109,7 @@ def _after_save(
         if pair.kind is not Kind.NATIVE:
             return f"{pair.stem}: {seconds:.2f} s"
         save = _measure(pair, seconds, built, device)
-    except ResultError as error:
+    except (ResultError, KitError) as error:
         return f"{pair.stem}: {seconds:.2f} s, loaded; {error}"
     except CudaOpsError as error:
         registry().fail(pair.stem, error)

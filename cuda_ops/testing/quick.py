@@ -20,10 +20,10 @@ from cuda_ops.testing.compare import (
 )
 from cuda_ops.testing.draw import Draw, chosen
 from cuda_ops.testing.samples import MAX_NUMEL
-from cuda_ops.testing.subject import HookAnswers, subject_of
+from cuda_ops.testing.subject import NO_REFERENCE, HookAnswers, subject_of
 
 
-def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float:
+def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
     """Compares an operator with its reference on a handful of fixed samples.
 
     Samples are float32 if the operator takes it. Those that operator and reference both refuse are
@@ -35,11 +35,13 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float:
         device: ``"cpu"`` or ``"cuda"``.
 
     Returns:
-        The largest error, relative where the expected value is above 1 and absolute below; ``nan``
-        if the operator has no reference, no samples or no kernel for the device.
+        The largest error, relative where the expected value is above 1 and absolute below; or why
+        there is none: ``no reference``, ``no samples``, ``all refused``, or no kernel for the
+        device. On a CPU the operator's own kernel, in float64, is no reference.
 
     Raises:
         ResultError: a result is wrong by the tolerances of the check ``reference``.
+        KitError: the kit could not compare a result.
 
     Example::
 
@@ -48,8 +50,8 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float:
         error = quick_error(op, registry.plugins, "cpu")
     """
     subject = subject_of(op, plugins)
-    if subject.incomparable or subject.why_not(device) or subject.reference is None:
-        return math.nan
+    if why_not := subject.incomparable or subject.why_not(device):
+        return why_not.partition(":")[0]
     worst = math.nan
     dtype = torch.float32 if torch.float32 in op.dtypes else None
     samples = chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype))
@@ -78,4 +80,6 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float:
                 a, e = a.cpu().to(torch.float64), e.to(torch.float64)
                 # What is infinite or NaN on both sides is equal, and left out.
                 worst = max(worst, largest([(a - e).abs() / e.abs().clamp(min=1.0)]))
-    return worst
+    if subject.is_its_own_reference(device):
+        return NO_REFERENCE
+    return "all refused" if math.isnan(worst) else worst

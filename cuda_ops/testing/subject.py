@@ -19,6 +19,7 @@ from cuda_ops.spec import AutocastPolicy, Claims, OpSpec
 from cuda_ops.testing import samples
 from cuda_ops.testing.samples import Sample
 
+NO_REFERENCE = "no reference"
 #: ``declared``: there is a formula; ``refused``: asking for a gradient raises and says so;
 #: ``none``: the operator does not claim to be differentiable.
 Gradient = Literal["declared", "refused", "none"]
@@ -79,8 +80,12 @@ class Subject:
         if self.strategy is None:
             return "no samples: give a signature line or implement cuda_ops_samples"
         if self.reference is None:
-            return "no reference: implement cuda_ops_reference"
+            return f"{NO_REFERENCE}: implement cuda_ops_reference"
         return ""
+
+    def is_its_own_reference(self, device: str) -> bool:
+        """Tells whether the reference is the very kernel under test, called in float64."""
+        return self.reference is self.op.overload and device.startswith("cpu")
 
     @property
     def unreachable(self) -> str:
