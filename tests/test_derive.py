@@ -20,8 +20,8 @@ from cuda_ops.benchmarking import derived as benchmarking_derived
 from cuda_ops.derive import arguments, batching, gradient, layout, rules
 from cuda_ops.dispatch import autocast
 from cuda_ops.testing import Sample, TensorArg, check_op, quick_error, samples
-from cuda_ops.testing.checks import by_name
 from cuda_ops.testing import derived as testing_derived
+from cuda_ops.testing.checks import by_name
 from cuda_ops.testing.subject import subject_of
 
 LIBRARY = torch.library.Library("cuda_ops", "FRAGMENT")
