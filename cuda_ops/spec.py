@@ -69,6 +69,8 @@ class OpSpec:
     ranges: Mapping[str, Range] = field(default_factory=dict, hash=False)
     #: By name, the dim that an int argument may not exceed.
     limits: Mapping[str, str] = field(default_factory=dict, hash=False)
+    #: The outputs that are there for the gradient alone, and have none themselves.
+    saved: tuple[str, ...] = ()
 
     @property
     def qualname(self) -> str:

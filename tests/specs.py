@@ -10,10 +10,12 @@ from cuda_ops.spec import OpSpec
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def spec(schema, signature, dtypes=FLOATING, keys=("CPU",)):
+def spec(schema, signature, dtypes=FLOATING, keys=("CPU",), saved=()):
     parsed = torch._C.parse_schema(schema)
     line = parse_signature(signature) if signature else None
-    return OpSpec(parsed.name, "pair", schema, parsed, line, dtypes, "", keys, False)
+    return OpSpec(
+        parsed.name, "pair", schema, parsed, line, dtypes, "", keys, False, saved=saved
+    )  # fmt: skip
 
 
 def pair(*ops):

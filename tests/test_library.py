@@ -32,7 +32,7 @@ def entry(schema: str, signature: str = "", **changes: Any) -> dict[str, Any]:
     kernel.update({key: changes.pop(key) for key in ("arguments", "returns") if key in changes})
     return {
         "schema": schema, "signature": signature, "dtypes": ["float32"], "dtypes_of": [],
-        "ranges": [], "limits": [], "doc": "", "has_cuda": False, "calls": [],
+        "ranges": [], "limits": [], "saved": [], "doc": "", "has_cuda": False, "calls": [],
         "kernels": [kernel], **changes,
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ from itertools import repeat
 from typing import Any
 
 from cuda_ops.derive.arguments import bind
-from cuda_ops.derive.no_gradient import refusal, refused, sizes_of
+from cuda_ops.derive.no_gradient import refusal, refuse_lost, refused, sizes_of
 from cuda_ops.errors import ManifestError
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.signature import factor_and_name
@@ -46,9 +46,12 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
     _compare_lines(op, sibling, formula)
     _compare_kernels(op, sibling)
     saved = [source for source in formula.arguments if source[0] != "grad"]
+    taken = [i for kind, i in formula.arguments if kind == "grad"]
+    only_saved = [i for i, name in enumerate(op.output_names) if name in op.saved]
+    lost = [i for i in range(len(op.output_names)) if i not in (*taken, *only_saved)]
     tensors = set(op.tensor_positions)
     positional = sum(not argument.kwarg_only for argument in op.parsed.arguments)
-    without = [
+    untargeted = [
         i
         for i, argument in enumerate(op.parsed.arguments)
         if "Tensor" in str(argument.type) and i not in formula.targets
@@ -66,14 +69,39 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
             *((values if kind == "input" else outputs)[i] for kind, i in filter(is_tensor, saved))
         )
         ctx.plain = [values[source[1]] for source in saved if not is_tensor(source)]
-        ctx.sizes = {i: sizes_of(values[i]) for i in without}
-        # An output that nothing depends on has no gradient; torch hands in zeros.
-        ctx.set_materialize_grads(True)
+        ctx.sizes = {i: sizes_of(values[i]) for i in untargeted}
+        ctx.mark_non_differentiable(*(outputs[i] for i in only_saved))
+        # An output that nothing depends on has no gradient; torch hands in zeros. Where the formula
+        # leaves some out, they would look like one that is lost.
+        ctx.set_materialize_grads(not lost)
+        ctx.outputs = [(output.shape, output.dtype) for output in outputs] if lost else []
+
+    def taken_alone(ctx: Any, grads: Sequence[Any]) -> list[Any]:
+        """Refuses the gradients that the formula does not take; makes those that are missing."""
+        some = next(grad for grad in grads if grad is not None)
+        made = [
+            some.new_zeros(shape, dtype=dtype) if grad is None and i not in lost else grad
+            for i, (grad, (shape, dtype)) in enumerate(zip(grads, ctx.outputs, strict=True))
+        ]
+        for i in lost:
+            if grads[i] is not None:
+                name = op.output_names[i]
+                reason = (
+                    f"{op.qualname} has no gradient through '{name}': take grad_{name} in "
+                    f'{sibling.name}, or write .saved("{name}") in {op.stem}.cpp if it is there '
+                    "for the gradient alone"
+                )
+                made[taken[0]] = refuse_lost(made[taken[0]], grads[i], reason)
+        return made
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad  # the dispatcher leaves out arguments equal to their default
+        if lost:
+            if all(grad is None for grad in grads):
+                return (None,) * len(wanted)
+            grads = tuple(taken_alone(ctx, grads))
         gradients: list[Any] = [None] * positional
-        for i in without:
+        for i in untargeted:
             if i < len(wanted):
                 name = op.argument_names[i]
                 way = f"return grad_{name} from {sibling.name} in {op.stem}.cpp"
@@ -111,7 +139,13 @@ def _read_formula(op: OpSpec, sibling: OpSpec) -> _Formula:
             if name in known
         ]
         if len(found) == 1:
-            return found[0]
+            kind, i = found[0]
+            if kind == "grad" and outputs[i] in op.saved:
+                raise ManifestError(
+                    f"{sibling.qualname}: argument '{name}': expected none, as .saved"
+                    f'("{outputs[i]}") says that the output has no gradient; remove one of them'
+                )
+            return kind, i
         allowed = f"inputs {_listed(names)}, outputs {_listed(outputs)}, gradients {_listed(grads)}"
         what = "means two things" if found else "is unknown"
         raise ManifestError(

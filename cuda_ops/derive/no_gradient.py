@@ -32,6 +32,29 @@ def _refuse(grad: torch.Tensor, size: Sequence[int], reason: str) -> NoReturn:
 torch.library.register_fake(
     "_cuda_ops::no_gradient", lambda grad, size, reason: grad.new_empty(size), lib=_library
 )
+# For an output whose gradient a formula does not take. A trace has it beside a loss that does not
+# depend on that output, with zeros.
+_library.define(
+    "only_zeros(Tensor grad, str reason) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),
+)
+
+
+@torch.library.impl(_library, "only_zeros", "CompositeExplicitAutograd")
+def _refuse_others(grad: torch.Tensor, reason: str) -> torch.Tensor:
+    if grad.any():
+        raise RuntimeError(reason)
+    return grad.new_zeros(())
+
+
+torch.library.register_fake(
+    "_cuda_ops::only_zeros", lambda grad, reason: grad.new_empty(()), lib=_library
+)
+torch.library.register_vmap(
+    "_cuda_ops::only_zeros",
+    lambda info, in_dims, grad, reason: (torch.ops._cuda_ops.only_zeros(grad, reason), None),
+    lib=_library,
+)
 
 
 def _mapped(
@@ -51,6 +74,17 @@ def no_gradient(grad: torch.Tensor, size: Sequence[int], reason: str) -> torch.T
     """
     refused: torch.Tensor = torch.ops._cuda_ops.no_gradient(grad, size, reason)
     return refused
+
+
+def refuse_lost(grad: torch.Tensor, lost: torch.Tensor, reason: str) -> torch.Tensor:
+    """Returns ``grad``, unless ``lost``, which nothing takes, is more than zeros.
+
+    Raises:
+        RuntimeError: with ``reason``; in a trace when it is run.
+    """
+    with torch.no_grad():  # not lost.detach(), for which torch has no rule in batched gradients
+        zero: torch.Tensor = torch.ops._cuda_ops.only_zeros(lost, reason)
+    return grad + zero.to(grad.dtype)  # a trace drops what nothing uses
 
 
 @dataclass(frozen=True)

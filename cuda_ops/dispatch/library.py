@@ -199,7 +199,7 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         for kind in ("Tensor", "int")
     )
     signature = _signature(name, entry["signature"], arguments, returns, ints)
-    return OpSpec(
+    op = OpSpec(
         name=name,
         stem=stem,
         schema=schema,
@@ -217,7 +217,13 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         },
         ranges=_ranges(name, entry["ranges"], ints, signature),
         limits=_limits(name, entry["limits"], ints, signature),
+        saved=tuple(entry["saved"]),
     )
+    for output in op.saved:
+        if output not in op.output_names:
+            expected = _may_name(".saved", op.output_names)
+            raise ManifestError(f"{op.qualname}: expected {expected}, got {output!r}")
+    return op
 
 
 def _refuse_form(

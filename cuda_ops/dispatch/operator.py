@@ -78,7 +78,7 @@ class Operator:
             )
         schemas = [sibling.schema + str(sibling.signature) for sibling in op.siblings.values()]
         checked = [str(v) for v in (op.signature, op.dtypes, op.dtypes_of, op.ranges, op.limits)]
-        text = [op.schema, *checked, str(op.is_composite), plugin_text]
+        text = [op.schema, *checked, str(op.saved), str(op.is_composite), plugin_text]
         if op.is_composite:  # graphs hold what it calls
             text.append(str(library))
         return Generation(

@@ -206,6 +206,12 @@ class Op {
     return *this;
   }
 
+  // This output is there for <op>_backward alone, and has no gradient of its own.
+  Op& saved(const char* output) {
+    saved_.push_back(output);
+    return *this;
+  }
+
   // The docstring of the public Python function.
   Op& doc(const char* text) {
     doc_ = text;
@@ -269,7 +275,7 @@ class Op {
   std::vector<const char*> own_dtypes_;  // the arguments of checks_.dtypes from the second list on
   std::vector<std::pair<const char*, detail::Range>> ranges_;
   std::vector<std::pair<const char*, const char*>> limits_;
-  std::vector<const char*> calls_;
+  std::vector<const char*> saved_, calls_;
   std::vector<detail::Kernel> kernels_;
   bool has_cuda_ = false;
 };
@@ -304,7 +310,7 @@ class Library {
       for (const auto& [name, dim] : op.limits_) {
         out += (out.back() == '[' ? "" : ",") + list({name, dim});
       }
-      out += "],\"calls\":" + list(op.calls_) + ",\"kernels\":[";
+      out += "],\"saved\":" + list(op.saved_) + ",\"calls\":" + list(op.calls_) + ",\"kernels\":[";
       for (const detail::Kernel& kernel : op.kernels_) {
         if (&kernel != &op.kernels_.front()) out += ',';
         out += "{\"key\":" + quoted(kernel.key) + ",\"arguments\":" + list(kernel.arguments) +

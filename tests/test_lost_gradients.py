@@ -1,0 +1,115 @@
+"""Outputs whose gradient a formula does not take: it is refused where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import ScratchOp
+from specs import pair, spec
+
+from cuda_ops.compile_ops import compile_ops
+from cuda_ops.derive import gradient
+from cuda_ops.errors import ManifestError
+from cuda_ops.registry import registry
+
+#: y is twice x, z three times, and each operator takes the gradient of y alone.
+SOURCE = """
+#pragma GCC optimize("O0")
+#include "binding.h"
+using namespace cuda_ops;
+namespace {
+std::tuple<Tensor, Tensor> both(const Tensor& x) {
+  return elementwise_cpu<2>([](double v) { return Results<double, 2>{{2 * v, 3 * v}}; }, x);
+}
+std::tuple<Tensor, Tensor> kept(const Tensor& x) { return both(x); }
+Tensor backward(const Tensor& grad_y) {
+  return elementwise_cpu([](double g) { return 2 * g; }, grad_y);
+}
+Tensor kept_backward(const Tensor& grad_y, const Tensor& z) {
+  return elementwise_cpu([](double g, double v) { return 2 * g + 0 * v; }, grad_y, z);
+}
+}
+CUDA_OPS(library) {
+  library.op("NAME(Tensor x) -> (Tensor y, Tensor z)", "()->(),()").dtypes(kFloating).cpu<both>();
+  library.op("NAME_backward(Tensor grad_y) -> Tensor grad_x", "()->()")
+      .dtypes(kFloating).cpu<backward>();
+  library.op("NAME_kept(Tensor x) -> (Tensor y, Tensor z)", "()->(),()")
+      .dtypes(kFloating).saved("z").cpu<kept>();
+  library.op("NAME_kept_backward(Tensor grad_y, Tensor z) -> Tensor grad_x", "(),()->()")
+      .dtypes(kFloating).cpu<kept_backward>();
+}
+"""
+LOST = r"cuda_ops::scratch_lost has no gradient through 'z': take grad_z in scratch_lost_backward, "
+
+
+@pytest.fixture(scope="module")
+def name(scratch_root: Any) -> Iterator[str]:
+    scratch = ScratchOp("scratch_lost", scratch_root)
+    scratch.binding.write_text(SOURCE.replace("NAME", scratch.name))
+    (row,) = compile_ops([scratch.name], compare=False)
+    assert not row.error, row.error
+    yield scratch.name
+    scratch.binding.unlink()
+    registry().rescan()
+
+
+def called(name: str, by: str) -> Callable[..., Any]:
+    public = registry().public(name)
+    if by == "compiled":
+        torch._dynamo.reset()
+        return torch.compile(public, fullgraph=True, backend="aot_eager")
+    return public if by == "function" else getattr(torch.ops.cuda_ops, name)
+
+
+each_way = pytest.mark.parametrize("by", ["function", "dispatcher", "compiled"])
+
+
+@each_way
+def test_a_gradient_through_an_output_that_no_argument_names_is_refused(name: str, by: str) -> None:
+    function = called(name, by)
+    x = torch.randn(3, requires_grad=True)
+    y = function(x)[0]
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.full((3,), 2.0))
+    for use in (lambda y, z: z, lambda y, z: y + z, lambda y, z: y * z):
+        with pytest.raises(RuntimeError, match=LOST):
+            torch.autograd.grad(use(*function(x)).sum(), x)
+
+
+def test_transforms_refuse_it_too(name: str) -> None:
+    function, x = registry().public(name), torch.randn(4, 3)
+    for part, expected in ((0, torch.full((4, 3), 2.0)), (1, None)):
+        for transform in (
+            torch.func.grad(lambda x, part=part: function(x)[part].sum()),
+            torch.vmap(torch.func.grad(lambda x, part=part: function(x)[part].sum())),
+        ):
+            if expected is not None:
+                torch.testing.assert_close(transform(x), expected)
+            else:
+                with pytest.raises(RuntimeError, match=LOST):
+                    transform(x)
+    y, z = function(x.requires_grad_())
+    ones = torch.ones(2, 4, 3)
+    (grad,) = torch.autograd.grad([y], [x], [ones], is_grads_batched=True, retain_graph=True)
+    assert torch.equal(grad, torch.full((2, 4, 3), 2.0))
+    with pytest.raises(RuntimeError, match=LOST):
+        torch.autograd.grad([z], [x], [ones], is_grads_batched=True)
+
+
+@each_way
+def test_an_output_that_is_only_saved_has_no_gradient(name: str, by: str) -> None:
+    """As the indices of torch.max: a loss that uses them alone has nothing to differentiate."""
+    x = torch.randn(3, requires_grad=True)
+    y, z = called(f"{name}_kept", by)(x)
+    assert y.requires_grad and not z.requires_grad
+    assert torch.equal(torch.autograd.grad((y + z).sum(), x)[0], torch.full((3,), 2.0))
+
+
+def test_a_gradient_of_what_is_only_saved_is_refused() -> None:
+    op = spec("f(Tensor x) -> (Tensor y, Tensor z)", "", saved=("z",))
+    pair(op, spec("f_backward(Tensor grad_y, Tensor grad_z) -> Tensor grad_x", ""))
+    expected = r"^cuda_ops::f_backward: argument 'grad_z': expected none, as .saved\(\"z\"\) says"
+    with pytest.raises(ManifestError, match=expected):
+        gradient.cuda_ops_autograd(op)
