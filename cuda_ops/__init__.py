@@ -9,19 +9,19 @@ the first use of an operator does.
 tensor([0., 0., 0.])
 """
 
-from __future__ import annotations
-
-import importlib
-import importlib.util
-from pathlib import Path
-from typing import Any
+# Names with an underscore alone: any other would hide the operator of that name. So no
+# `from __future__ import annotations` either.
+import importlib as _importlib
+import importlib.util as _util
+from pathlib import Path as _Path
+from typing import Any as _Any
 
 __version__ = "0.1.0"
 
-if importlib.util.find_spec("torch") is not None:  # setup.py may come before torch
-    from cuda_ops import torch_ops
+if _util.find_spec("torch") is not None:  # setup.py may come before torch
+    from cuda_ops import torch_ops as _torch_ops
 
-    torch_ops.install()
+    _torch_ops.install()
 
 
 class _Listed(str):
@@ -33,7 +33,7 @@ class _Listed(str):
     __slots__ = ()
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     if isinstance(name, _Listed):
         try:
             return __getattr__(str(name))
@@ -41,9 +41,9 @@ def __getattr__(name: str) -> Any:
             return _unusable(str(name), error)
     if name.startswith("_"):
         raise AttributeError(f"module 'cuda_ops' has no attribute {name!r}")
-    here = Path(__file__).parent
+    here = _Path(__file__).parent
     if (here / f"{name}.py").exists() or (here / name / "__init__.py").exists():
-        return importlib.import_module(f"cuda_ops.{name}")
+        return _importlib.import_module(f"cuda_ops.{name}")
     from cuda_ops.registry import registry
 
     value = registry().public(name)
@@ -54,10 +54,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def _unusable(name: str, error: Exception) -> Any:
+def _unusable(name: str, error: Exception) -> _Any:
     """Stands in for an operator that cannot be used; its docstring and each call say why."""
 
-    def operator(*args: Any, **kwargs: Any) -> Any:
+    def operator(*args: _Any, **kwargs: _Any) -> _Any:
         return __getattr__(name)(*args, **kwargs)
 
     operator.__name__ = operator.__qualname__ = name

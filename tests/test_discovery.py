@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from conftest import run_python
 
+import cuda_ops
 from cuda_ops.build.discovery import (
     BUILTIN_ROOT,
     INCLUDE_DIR,
@@ -13,6 +15,7 @@ from cuda_ops.build.discovery import (
     Pair,
     content_hash,
     discover,
+    illegal_name,
     survey,
 )
 from cuda_ops.errors import DiscoveryError
@@ -153,6 +156,21 @@ def test_a_name_that_a_module_has(tmp_path: Path, stem: str) -> None:
         f"operator name {stem!r} is taken by the module cuda_ops.{stem}; rename the file"
         in problem(root)
     )
+
+
+def test_names_that_python_reaches_before_an_operator_are_refused() -> None:
+    """Those of the package's module and of torch's namespace, whatever they come to be."""
+    names = "from cuda_ops.build.discovery import illegal_name; import torch, cuda_ops; "
+    names += (
+        "print([n for n in [*vars(cuda_ops), *dir(torch.ops.cuda_ops)] if not illegal_name(n)])"
+    )
+    assert run_python("-c", names).stdout == "[]\n"
+    assert illegal_name("name") == (
+        "operator name 'name' is taken by torch.ops.cuda_ops.name; rename the file"
+    )
+    for name in ("Path", "Any", "importlib", "annotations"):
+        assert not illegal_name(name)
+        assert name not in vars(cuda_ops)
 
 
 def test_one_operator_in_two_roots(tmp_path: Path) -> None:

@@ -229,6 +229,11 @@ def test_an_operator_must_be_named_after_its_file(name: str) -> None:
         validated(entry(f"{name}(Tensor x) -> Tensor"))
 
 
+def test_a_second_operator_may_not_have_the_name_of_a_module() -> None:
+    with pytest.raises(ManifestError, match=r"^torch\.cpp: operator name 'torch_ops' is taken by"):
+        _validated(entry("torch_ops(Tensor x) -> Tensor"), "torch", {})
+
+
 def test_an_operator_is_defined_once() -> None:
     listed = entry("planned_backward(Tensor x) -> Tensor")
     op = validated(listed)

@@ -250,6 +250,8 @@ def illegal_name(stem: str) -> str:
         return "operator name 'new' is a command of compile_dev.py; rename the file"
     if (PACKAGE / f"{stem}.py").exists() or (PACKAGE / stem).is_dir():
         return f"operator name {stem!r} is taken by the module cuda_ops.{stem}; rename the file"
+    if stem == "name":
+        return "operator name 'name' is taken by torch.ops.cuda_ops.name; rename the file"
     return ""
 
 

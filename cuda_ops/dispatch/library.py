@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from cuda_ops.build.discovery import illegal_name
 from cuda_ops.dispatch.check_rules import MOST_NAMES, Rules, rules_of
 from cuda_ops.errors import ManifestError
 from cuda_ops.signature import Signature, parse_signature
@@ -163,6 +164,8 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
             f"{stem}.cpp: operator {name!r} must be named {stem!r} or start with '{stem}_', "
             "so that the file name leads to it"
         )
+    if problem := illegal_name(name):
+        raise ManifestError(f"{stem}.cpp: {problem.replace('rename the file', 'choose another')}")
     if name in siblings:
         raise ManifestError(f"{stem}.cpp: operator {name!r} is defined twice")
     for argument in (*parsed.arguments, *parsed.returns):
