@@ -6,8 +6,6 @@ import json
 import os
 import pwd
 import re
-import shutil
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 from conftest import ScratchOp
+from fake_builds import COMPILED, LIBRARY, compiled
 
 from cuda_ops.build import compiling, provenance, toolchain
-from cuda_ops.build.discovery import Pair, Text
+from cuda_ops.build.discovery import Pair
 from cuda_ops.build.provenance import Provenance
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.dev import main
@@ -29,9 +28,6 @@ from cuda_ops.registry import registry
 REPO = Path(__file__).resolve().parent.parent
 X = torch.tensor([1.0, 2.0, 3.0])
 HERE = ("9.0a",)
-#: The header of an ELF file and nothing else: its section headers would begin at its end.
-LIBRARY = (b"\x7fELF\x02\x01".ljust(40, b"\0") + struct.pack("<Q", 64)).ljust(64, b"\0")
-COMPILED = LIBRARY + b"compiled"
 
 
 def install(root: Path) -> None:
@@ -183,13 +179,6 @@ def test_a_guest_s_library_serves_the_torch_that_it_was_built_against(
 @pytest.fixture
 def pair(scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pair:
     """A pair with a kernel, on a machine with a toolkit; its builds publish nothing of use."""
-
-    def compiled(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose: bool) -> Text:
-        library = compiling.library_path(pair, archs, text)
-        library.write_bytes(COMPILED)
-        provenance.write(library, provenance.of(pair, archs, text))
-        return pair.read()
-
     monkeypatch.setattr(compiling, "_compile", compiled)
     monkeypatch.setattr(toolchain, "cuda_home", lambda: tmp_path)
     monkeypatch.setattr(toolchain, "cuda_version", lambda: "13.0")
@@ -367,9 +356,9 @@ def _truncate(library: Path) -> None:
     library.write_bytes(library.read_bytes()[:4096])
 
 
-def _zero(library: Path) -> None:
+def _overwrite(library: Path) -> None:
     text = bytearray(library.read_bytes())
-    text[4096:8192] = bytes(4096)
+    text[4096:8192] = b"\xff" * 4096
     library.write_bytes(text)
 
 
@@ -381,7 +370,7 @@ def _folder(library: Path) -> None:
 
 DAMAGES = {
     "cut short": (_truncate, r"expected at least \d+ bytes, got 4096"),
-    "overwritten": (_zero, "expected SHA-256 [0-9a-f]{64}, got [0-9a-f]{64}"),
+    "overwritten": (_overwrite, "expected SHA-256 [0-9a-f]{64}, got [0-9a-f]{64}"),
     "empty": (lambda library: library.write_bytes(b""), "expected an ELF library, got 0 other"),
     "a folder": (_folder, "expected a library, got a folder"),
 }
@@ -389,18 +378,14 @@ damages = pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=list
 
 
 @pytest.fixture
-def built_once(scratch_op: ScratchOp) -> Path:
-    """A library in the cache that no process has open: what is cut short under a process kills it.
-
-    torch opens what it is told to, and dies of a library that was cut short.
-    """
-    scratch_op.write("v * 2")
-    return scratch_op.build().path
+def built_once(pair: Pair) -> Path:
+    """A library in the cache. torch.ops.load_library dies of one that was cut short."""
+    return compiling.build(pair, HERE).path
 
 
 @damages
 def test_a_damaged_library_of_the_cache_is_built_again(
-    scratch_op: ScratchOp,
+    pair: Pair,
     built_once: Path,
     damage: Callable[[Path], None],
     said: str,
@@ -408,45 +393,38 @@ def test_a_damaged_library_of_the_cache_is_built_again(
 ) -> None:
     damage(built_once)
     with (
-        pytest.warns(UserWarning, match=rf"{built_once}: {said}.*: damaged, left out"),
+        pytest.warns(UserWarning, match=rf"leaves out {built_once}: {said}"),
         pytest.raises(BuildError, match=r"is not built: run python compile_dev\.py"),
     ):
-        registry().load(scratch_op.name)
-    built = scratch_op.reload()
+        registry().load(pair.stem)
+    built = compiling.build(pair, HERE)
     assert built.origin == "built" and built.path == built_once
     assert re.search(rf"{built_once}: {said}.*: damaged, built again", capsys.readouterr().err)
-    assert torch.equal(scratch_op.function(X), X * 2)
+    assert compiling.build(pair, HERE).origin == "cached"
 
 
 @damages
 def test_a_damaged_library_that_pip_installed_is_an_error_with_its_remedy(
-    scratch_op: ScratchOp,
-    built_once: Path,
-    damage: Callable[[Path], None],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
+    pair: Pair, damage: Callable[[Path], None], said: str
 ) -> None:
-    prebuilt = scratch_op.root / "lib" / f"{scratch_op.name}.abi3.so"
-    prebuilt.parent.mkdir(exist_ok=True)
-    shutil.copyfile(built_once, prebuilt)
-    monkeypatch.setenv("CUDA_OPS_CACHE", str(scratch_op.root / "empty"))
+    prebuilt = installed(pair)
     damage(prebuilt)
     remedy = "run pip install --force-reinstall --no-deps .*, or python compile_dev.py --root"
-    with pytest.raises(
-        BuildError, match=rf"cuda_ops.{scratch_op.name}: {prebuilt}: {said}.*{remedy}"
-    ):
-        registry().load(scratch_op.name)
+    with pytest.raises(BuildError, match=rf"cuda_ops.{pair.stem}: {prebuilt}: {said}.*{remedy}"):
+        registry().load(pair.stem)
 
 
 def test_a_large_library_is_judged_by_its_size_alone(built_once: Path) -> None:
     assert provenance.read(built_once) is not None
-    _zero(built_once)
+    _overwrite(built_once)
     assert provenance.read(built_once, hashed=1 << 10) is not None
     _truncate(built_once)
     with pytest.raises(provenance.DamagedError, match="expected at least"):
         provenance.read(built_once, hashed=1 << 10)
 
 
-def test_a_stripped_library_is_whole(built_once: Path) -> None:
-    subprocess.run(["strip", built_once], check=True)
-    assert provenance.read(built_once) is None
+def test_a_stripped_library_is_whole(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v")
+    library = scratch_op.build().path
+    subprocess.run(["strip", library], check=True)
+    assert provenance.read(library) is None

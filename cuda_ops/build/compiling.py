@@ -17,7 +17,6 @@ import os
 import re
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import threading
@@ -26,13 +25,14 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Literal
 
 import torch
 from filelock import FileLock, Timeout
 
-from cuda_ops.build import provenance, toolchain
+from cuda_ops.build import cache, provenance, toolchain
+from cuda_ops.build.cache import cache_dir
 from cuda_ops.build.discovery import Kind, Pair, Text
 from cuda_ops.build.provenance import DamagedError
 from cuda_ops.errors import BuildError, DiscoveryError
@@ -72,20 +72,6 @@ class Built:
     resources: KernelResources | None = None
     #: The warnings of nvcc and ptxas, line by line.
     warnings: tuple[str, ...] = ()
-
-
-def cache_dir() -> Path:
-    """Returns ``$CUDA_OPS_CACHE``, ``$XDG_CACHE_HOME/cuda_ops`` or ``~/.cache/cuda_ops``.
-
-    Raises:
-        BuildError: there is no home folder.
-    """
-    try:
-        if chosen := os.environ.get("CUDA_OPS_CACHE"):
-            return Path(chosen).expanduser().absolute()
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuda_ops"
-    except RuntimeError as error:  # there is no home folder
-        raise BuildError(f"no folder to build in: {error} Set CUDA_OPS_CACHE to one.") from error
 
 
 def visible_archs() -> tuple[str, ...]:
@@ -129,13 +115,15 @@ def find_library(pair: Pair, text: Text) -> Path | None:
     built = _newest_first(f"{pair.stem}-{text.hash}-{_abi(pair)}*.so")
     for path in (*built, pair.prebuilt):
         try:
+            if path != pair.prebuilt:
+                cache.check(path)
             made_from = provenance.read(path)
         except OSError:
             continue
-        except DamagedError as error:
+        except BuildError as error:
             if path == pair.prebuilt and not ranked:
                 raise
-            warnings.warn(f"cuda_ops.{pair.stem}: {error}: damaged, left out", stacklevel=6)
+            warnings.warn(f"cuda_ops.{pair.stem} leaves out {error}", stacklevel=6)
             continue
         if made_from is None or made_from.source_hash != text.hash:
             continue
@@ -146,11 +134,18 @@ def find_library(pair: Pair, text: Text) -> Path | None:
             made_from.environment == environment,
         )
         if all(rank):
-            return path
+            return _used(path)
         ranked.append((rank, path))
     if ranked:
-        return max(ranked, key=lambda entry: entry[0])[1]
+        return _used(max(ranked, key=lambda entry: entry[0])[1])
     return pair.prebuilt if pair.prebuilt.exists() else None
+
+
+def _used(path: Path) -> Path:
+    """Notes that a library is in use: the cache gives up what was used longest ago."""
+    with contextlib.suppress(OSError):
+        os.utime(path, (time(), path.stat().st_mtime))
+    return path
 
 
 def _newest_first(pattern: str) -> list[Path]:
@@ -191,14 +186,14 @@ def _publish_current(
     pair: Pair, archs: tuple[str, ...], text: Text, verbose: bool
 ) -> tuple[Path, Origin]:
     """Builds until what was compiled is what the files say: they may be saved meanwhile."""
-    work = cache_dir() / "work" / f"{pair.stem}-{_place(pair, archs)}"
     try:
         if _is_whole(pair, path := library_path(pair, archs, text)):
             with contextlib.suppress(OSError):
                 os.utime(path)  # find_library takes the newest
             return path, "cached"
-        _published().mkdir(parents=True, exist_ok=True)
-        work.mkdir(parents=True, exist_ok=True)
+        cache.folder("lib")
+        cache.remember_root(pair.root)
+        work = cache.folder("work", f"{pair.stem}-{_place(pair, archs)}")
         with _locked(work.with_suffix(".lock"), pair.stem) as waited:
             if waited:  # another process may have built it
                 text = pair.read()
@@ -210,6 +205,7 @@ def _publish_current(
                 else:
                     text = _compile(pair, archs, text, work, verbose)
                     origin = "built"
+            cache.prune()
             return path, origin
     except OSError as error:
         raise BuildError(
@@ -224,6 +220,7 @@ def _is_whole(pair: Pair, path: Path, discard: bool = False) -> bool:
     """
     try:
         if provenance.read(path) is not None or pair.kind is not Kind.NATIVE:
+            cache.check(path)
             return True
         problem = f"{path}: expected a line that says what it was made from, got none"
     except FileNotFoundError:
@@ -399,7 +396,7 @@ def _built(pair: Pair, path: Path, start: float, origin: Origin, archs: tuple[st
 def _place(pair: Pair, archs: tuple[str, ...]) -> str:
     """Hashes everything but the text: folder, flags, compilers, torch where it matters."""
     recipe = toolchain.recipe(pair, archs)
-    return _abi(pair) + _digest(str(pair.root), recipe, str(torch.version.cuda))
+    return _abi(pair) + cache.root_key(pair.root) + _digest(recipe, str(torch.version.cuda))
 
 
 def _abi(pair: Pair) -> str:
@@ -441,8 +438,7 @@ def stub_libraries() -> Path:
     Native libraries need none of them; ``--as-needed`` then leaves them out of the result,
     with the real ones and with these.
     """
-    folder = cache_dir() / "stubs"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = cache.folder("stubs")
     if not torch.version.cuda:
         for name in ("c10_cuda", "torch_cuda", "cudart"):
             script = folder / f"lib{name}.so"
@@ -505,7 +501,7 @@ _compiler_environment = _CompilerEnvironment()
 
 def _nvcc_script(home: Path) -> Path:
     """Wraps nvcc in a script that keeps its output: torch drops that of a successful build."""
-    script = cache_dir() / "nvcc-keeping-its-log"
+    script = cache.folder() / "nvcc-keeping-its-log"
     text = (
         "#!/bin/sh\n# The build's folder is the current one.\n"
         f'"{home}/bin/nvcc" "$@" >nvcc.log 2>&1\nstatus=$?\n'
@@ -514,6 +510,7 @@ def _nvcc_script(home: Path) -> Path:
     if not script.exists() or script.read_text() != text:
         temporary = script.with_name(f".{script.name}.{uuid.uuid4().hex[:8]}")
         temporary.write_text(text)
-        temporary.chmod(temporary.stat().st_mode | stat.S_IXUSR)
+        temporary.chmod(0o755)
         temporary.rename(script)
+    cache.check(script)
     return script

@@ -246,8 +246,8 @@ def illegal_name(stem: str) -> str:
         return f"operator name {stem!r} has letters beyond ASCII; rename the file"
     if stem.startswith("_"):
         return f"operator name {stem!r} starts with an underscore; rename the file"
-    if stem == "new":
-        return "operator name 'new' is a command of compile_dev.py; rename the file"
+    if stem in ("new", "clean"):
+        return f"operator name {stem!r} is a command of compile_dev.py; rename the file"
     if (PACKAGE / f"{stem}.py").exists() or (PACKAGE / stem).is_dir():
         return f"operator name {stem!r} is taken by the module cuda_ops.{stem}; rename the file"
     if stem == "name":

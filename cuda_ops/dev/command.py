@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cuda_ops.build import compiling, toolchain
+from cuda_ops.build import cache, compiling, toolchain
 from cuda_ops.build.discovery import Kind
 from cuda_ops.compile_ops import Row, compile_ops
 from cuda_ops.dev import clangd
@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.ops[:1] == ["new"]:
             return _new(arguments, console)
+        if arguments.ops == ["clean"]:
+            return _clean(console)
         if arguments.rows:
             raise ValueError("--rows: expected new, as in: compile_dev.py new my_softmax --rows")
         for root in arguments.root:
@@ -139,11 +141,23 @@ def _new(arguments: Any, console: Console) -> int:
     return 0
 
 
+def _clean(console: Console) -> int:
+    removed, kept = cache.clean()
+    freed, left = (sum(entry.size for entry in entries) / 1e6 for entries in (removed, kept))
+    console.print(
+        f"{cache.cache_dir()}: removed {len(removed)} libraries and builds, {freed:.1f} MB; left "
+        f"{len(kept)}, {left:.1f} MB, of at most {cache.BOUND / 1e6:.0f} MB",
+        markup=False,
+    )
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_prog(),
         description="Build what changed, load every operator, compare it with its reference.",
-        epilog="compile_dev.py new OP writes a pair that builds and passes its checks.",
+        epilog="compile_dev.py new OP writes a pair that builds and passes its checks. "
+        "compile_dev.py clean removes the libraries and builds that no present source needs.",
     )
     parser.add_argument("ops", nargs="*", metavar="OP", help="operators to build (default: all)")
     parser.add_argument(
@@ -180,7 +194,7 @@ def _completion(shell: str) -> str:
     import shtab
 
     parser = _parser()
-    names = ["new", *registry().pairs()]
+    names = ["new", "clean", *registry().pairs()]
     next(a for a in parser._actions if a.dest == "ops").choices = names
     script: str = shtab.complete(parser, shell)
     return script
