@@ -190,6 +190,28 @@ def test_a_wrong_operator_fails_and_stays_loaded(
         reload(scratch_op.name)
 
 
+@pytest.mark.parametrize(
+    ("made", "fake", "real"),
+    [
+        ("empty(shape_of(x), DType::kFloat64, x)", "torch.float32", "torch.float64"),
+        ("empty({x.numel()}, x)", r"\(\(.*", r"\(\(\d+,\)"),
+    ],
+)
+@pytest.mark.quick(1)
+def test_a_result_that_the_fake_does_not_foretell_fails_the_row(
+    made: str, fake: str, real: str, scratch_op: ScratchOp, capsys: Capture
+) -> None:
+    scratch_op.write("v * 2", "g * 2")
+    text = scratch_op.binding.read_text()
+    body = f"{{ Tensor other = {made}; return other; }}"
+    scratch_op.binding.write_text(
+        re.sub(r"(forward\(const Tensor& x\)) {.*?\n}", rf"\1 {body}", text, flags=re.S)
+    )
+    assert main([scratch_op.name]) == 1
+    message = rf"{scratch_op.name}: wrong on \w+: the fake says .*{fake}.* output is .*{real}"
+    assert re.search(message, capsys.readouterr().out)
+
+
 @pytest.mark.slow
 def test_an_input_may_have_no_gradient(scratch_op: ScratchOp, capsys: Capture) -> None:
     scratch_op.write("v * 2", "g * 2", parameter=", const Tensor& y", schema=", Tensor y")

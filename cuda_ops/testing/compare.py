@@ -102,6 +102,23 @@ def described(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), strides, tensor.dtype, str(tensor.device)
 
 
+def check_fake(
+    call: Callable[..., Any], values: Sequence[Any], actual: Sequence[torch.Tensor]
+) -> None:
+    """Compares the outputs of a call with what the operator's fake foretells for its arguments.
+
+    Raises:
+        AssertionError: shape, strides, dtype or device of an output differ.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in values]
+        foretold = list(map(described, outputs(call(*fakes))))
+    real = list(map(described, actual))
+    assert foretold == real, f"the fake says {foretold}, the real output is {real}"
+
+
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Tells whether tensors are equal to the bit: NaN equals itself, and -0.0 is not 0.0."""
 

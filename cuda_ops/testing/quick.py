@@ -11,6 +11,7 @@ from cuda_ops.spec import OpSpec
 from cuda_ops.testing.announce import announced
 from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.compare import (
+    check_fake,
     deviation,
     expected_results,
     is_refused,
@@ -24,7 +25,7 @@ from cuda_ops.testing.subject import NO_REFERENCE, HookAnswers, subject_of
 
 
 def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
-    """Compares an operator with its reference on a handful of fixed samples.
+    """Compares an operator with its reference and its fake on a handful of fixed samples.
 
     Samples are float32 if the operator takes it. Those that operator and reference both refuse are
     left out.
@@ -40,7 +41,8 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
         device. On a CPU the operator's own kernel, in float64, is no reference.
 
     Raises:
-        ResultError: a result is wrong by the tolerances of the check ``reference``.
+        ResultError: a result is wrong by the tolerances of the check ``reference``, or its shape,
+            strides or dtype are not those of the fake.
         KitError: the kit could not compare a result.
 
     Example::
@@ -54,18 +56,22 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
         return why_not.partition(":")[0]
     worst = math.nan
     dtype = torch.float32 if torch.float32 in op.dtypes else None
+    has_fake = not op.is_irregular and plugins.ask("cuda_ops_fake", op) is not None
     samples = chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype))
     with announced(f"{op.name}: the comparison with its reference on {device}"):
         for sample in samples:
             # The function has the operator's name, which the stack of a crash then shows.
+            args = sample.make(device)
             try:
-                actual = results(op, in_order(op, op.function), sample.make(device))
+                actual = results(op, in_order(op, op.function), args)
             except Exception as error:
                 if is_refused(subject, sample, device, error):
                     continue
                 raise
             worst = 0.0 if math.isnan(worst) else worst
             try:
+                if has_fake:
+                    check_fake(in_order(op, op.function), args, actual)
                 times = deviation(subject, sample, actual)
                 wrong = times.text if not times <= 1 else ""
             except AssertionError as error:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cuda_ops.testing.case import Case, check
-from cuda_ops.testing.compare import described, same_bits
+from cuda_ops.testing.compare import check_fake, same_bits
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample
 
@@ -45,10 +44,4 @@ def mutation(case: Case) -> None:
 def registration(case: Case) -> None:
     """Checks that the fake foretells shape, strides, dtype and device of each output."""
     args = case.arguments()
-    actual = [described(output) for output in case.call(*args)]
-    with FakeTensorMode() as mode:
-        fakes = [
-            mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in args
-        ]
-        foretold = [described(output) for output in case.call(*fakes)]
-    assert foretold == actual, f"the fake says {foretold}, the real output is {actual}"
+    check_fake(case.call, args, case.call(*args))
