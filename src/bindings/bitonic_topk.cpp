@@ -81,7 +81,7 @@ std::tuple<Tensor, Tensor> bitonic_topk_cuda(const Tensor& x, int64_t k, int64_t
 
 CUDA_OPS(library) {
   library
-      .op("bitonic_topk(Tensor x, int k, int dim=-1, bool largest=True, bool sorted=True) "
+      .op("bitonic_topk(Tensor x, SymInt k, int dim=-1, bool largest=True, bool sorted=True) "
           "-> (Tensor values, Tensor indices)",
           "")
       .dtypes(kSortable)

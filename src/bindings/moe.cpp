@@ -23,7 +23,7 @@ Tensor moe(const Tensor& x, const Tensor& router_logits, const Tensor& w_gate_up
 
 CUDA_OPS(library) {
   library
-      .op("moe(Tensor x, Tensor router_logits, Tensor w_gate_up, Tensor w_down, int top_k, "
+      .op("moe(Tensor x, Tensor router_logits, Tensor w_gate_up, Tensor w_down, SymInt top_k, "
           "int scoring=0, bool renormalize=True, Tensor? expert_bias=None, bool keep=True) -> "
           "Tensor",
           "")

@@ -220,7 +220,7 @@ std::tuple<Tensor, Tensor> moe_route_map_cuda(const Tensor& experts, int64_t num
 
 CUDA_OPS(library) {
   library
-      .op("moe_route(Tensor router_logits, int top_k, int scoring=0, bool renormalize=True, "
+      .op("moe_route(Tensor router_logits, SymInt top_k, int scoring=0, bool renormalize=True, "
           "Tensor? expert_bias=None) -> (Tensor weights, Tensor experts)",
           "[t,e],[e]->[t,top_k],[t,top_k]")
       .dtypes(kFloating)
@@ -252,7 +252,8 @@ renormalized, otherwise s_e (g_e - <g, w>) for all e; sigmoid gives s_j (1 - s_j
 sum(s) if renormalized, otherwise s_j (1 - s_j) g_j.)")
       .cpu<moe_route_backward_cpu>()
       .cuda<moe_route_backward_cuda>();
-  library.op("moe_route_map(Tensor experts, int num_experts) -> (Tensor order, Tensor offsets)", "")
+  library
+      .op("moe_route_map(Tensor experts, SymInt num_experts) -> (Tensor order, Tensor offsets)", "")
       .dtypes("experts", kInt64)
       .range("num_experts", 1, kMostExperts)
       .doc(R"(Sorts assignments by expert, without comparing keys or waiting for the device.
