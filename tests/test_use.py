@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import pydoc
 import re
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ScratchOp
+from torch.utils import checkpoint
 
 import cuda_ops
 from cuda_ops.compile_ops import compile_ops
@@ -141,6 +143,57 @@ def test_sparse_tensors_are_refused() -> None:
     for arguments, name in (((X.to_sparse(), X), "a"), ((X, X.to_sparse()), "b")):
         with pytest.raises(RuntimeError, match=f"argument '{name}': expected a strided tensor"):
             cuda_ops.add(*arguments)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns of quantized and of nested ones
+def test_quantized_and_nested_tensors_are_refused_on_every_way(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * 2")
+    scratch_op.reload()
+    function, overload = scratch_op.function, getattr(torch.ops.cuda_ops, scratch_op.name)
+    rows = [torch.ones(2), torch.ones(3)]
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
+    refused = f"cuda_ops::{scratch_op.name}: argument 'x': expected a strided tensor, got a "
+    for call, tensor, actual in (
+        (overload, quantized, "quantized"),
+        *itertools.product(
+            (function, overload),
+            (
+                torch.nested.nested_tensor(rows, layout=kind)
+                for kind in (torch.jagged, torch.strided)
+            ),
+            ("nested",),
+        ),
+    ):
+        with pytest.raises(RuntimeError, match=f"^{refused}{actual} one$"):
+            call(tensor)
+    with pytest.raises(RuntimeError, match=r"argument 'x': expected dtype .*, got quint8"):
+        function(quantized)
+
+
+def test_what_stops_a_composed_operator_without_a_word_is_guessed(scratch_op: ScratchOp) -> None:
+    """torch.utils.checkpoint stops recomputing by an exception without a text, which torch's C
+    interface does not pass on.
+    """
+    scratch_op.binding.write_text(
+        '#include "compose.h"\n#include "binding.h"\nusing namespace cuda_ops;\nnamespace {\n'
+        'Tensor f(const Tensor& x) { return call<Tensor>("aten::relu", "", x); }\n}\n'
+        f'CUDA_OPS(library) {{ library.op("{scratch_op.name}(Tensor x) -> Tensor", "()->()")'
+        ".composite<f>(); }\n"
+    )
+    scratch_op.reload()
+
+    def gradient() -> torch.Tensor:
+        x = X.clone().requires_grad_()
+        checkpoint.checkpoint(scratch_op.function, x, use_reentrant=False).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    with pytest.raises(
+        RuntimeError, match=r"run aten::relu(; from 2.13 on|.*_early_stop\(False\))"
+    ):
+        gradient()
+    with checkpoint.set_checkpoint_early_stop(False):
+        assert torch.equal(gradient(), torch.ones(2))
 
 
 @pytest.mark.usefixtures("shipped")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nested._internal.nested_tensor import NestedTensor
 
 from cuda_ops.derive import arguments, checks
 from cuda_ops.dispatch import autocast, compile_tag, dtensor, public
@@ -36,6 +37,8 @@ _WITHOUT_STRIDES = (
     "MkldnnCPU",
     "NestedTensorCPU",
     "NestedTensorCUDA",
+    "QuantizedCPU",
+    "QuantizedCUDA",
 )
 
 
@@ -152,6 +155,9 @@ class Operator:
             lib.impl(op.name, self._without_cuda, "CUDA")
         for key in _WITHOUT_STRIDES:
             lib.impl(op.name, self._without_strides, key)
+        torch.library.register_torch_dispatch(
+            op.qualname, NestedTensor, self._with_jagged_tensor, lib=lib
+        )
         self._register_autocast()
         dtensor.register(op.name, self._sharding)
 
@@ -234,8 +240,15 @@ class Operator:
                     continue
                 if tensor.is_nested:  # one of this kind calls itself strided
                     checks.refuse(op, name, "a strided tensor", "a nested one")
+                if tensor.is_quantized:
+                    checks.refuse(op, name, "a strided tensor", "a quantized one")
                 if tensor.layout is not torch.strided:
                     checks.refuse(op, name, "a strided tensor", f"layout {tensor.layout}")
+
+    def _with_jagged_tensor(
+        self, mode: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self._without_strides(*args, **(kwargs or {}))
 
     def _without_cuda(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(

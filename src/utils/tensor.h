@@ -31,8 +31,16 @@ namespace detail {
 [[noreturn]] inline void torch_failed(std::string what) {
   what = "cuda_ops: torch failed to " + what;
   if (torch_exception_get_what_without_backtrace != nullptr) {
-    const std::string reason = torch_exception_get_what_without_backtrace();
-    what += ": " + reason.substr(0, reason.find("\n\nAt:"));  // where Python was
+    std::string reason = torch_exception_get_what_without_backtrace();
+    reason = reason.substr(0, reason.find("\n\nAt:"));  // where Python was
+    what += ": ";
+    what += reason.find_first_not_of(" \n") != std::string::npos
+                ? reason
+                : "an exception of Python that says nothing, such as the one by which "
+                  "torch.utils.checkpoint stops recomputing; call it under "
+                  "torch.utils.checkpoint.set_checkpoint_early_stop(False)";
+  } else {
+    what += "; from 2.13 on torch says why";
   }
   throw std::runtime_error(what);
 }
