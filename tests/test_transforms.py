@@ -131,10 +131,11 @@ def test_function_modes_see_it(name: str) -> None:
     assert calls.seen
 
 
+@by_each_name
 @each_differentiable
 @pytest.mark.quick(4)
-def test_forward_mode_is_refused_and_not_forgotten(name: str) -> None:
-    function, arguments = public(name), call_with(name)
+def test_forward_mode_is_refused_and_not_forgotten(name: str, called: str) -> None:
+    function, arguments = function_of(name, called), call_with(name)
     first = floating(arguments)[0]
     with forward_ad.dual_level():
         function(*arguments)  # nothing has a tangent
@@ -142,8 +143,30 @@ def test_forward_mode_is_refused_and_not_forgotten(name: str) -> None:
         if all_operators()[name].spec.is_composite and not all_operators()[name].spec.calls:
             assert forward_ad.unpack_dual(function(*arguments)).tangent is not None  # torch's own
             return
+        if OPERATORS[name].spec.is_composite and called != "cuda_ops":  # C++ calls a part
+            with pytest.raises(RuntimeError, match=r"failed to run cuda_ops::\w+"):
+                function(*arguments)
+            return
         with pytest.raises(NotImplementedError, match=r"cuda_ops::\w+: argument '\w+': .* tangent"):
             function(*arguments)
+
+
+def test_forward_mode_is_refused_by_the_dispatcher_too() -> None:
+    """torch drops the tangent of an operator of torch.library where no gradient is wanted, and that
+    of its own operators in inference mode alone.
+    """
+    for gradient in (False, True):
+        for mode in (torch.enable_grad, torch.no_grad):
+            with mode(), forward_ad.dual_level():
+                x = torch.ones(3, requires_grad=gradient)
+                dual = forward_ad.make_dual(x, torch.ones(3))
+                assert forward_ad.unpack_dual(torch.nn.functional.silu(dual)).tangent is not None
+                for arguments in ((dual, x), (x, dual)):
+                    with pytest.raises(
+                        NotImplementedError, match=r"::add: argument '\w+': .* tang"
+                    ):
+                        torch.ops.cuda_ops.add(*arguments)
+                torch.ops.cuda_ops.add(x, x)
 
 
 @by_each_name

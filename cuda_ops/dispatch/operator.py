@@ -12,11 +12,12 @@ import ctypes
 import hashlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from cuda_ops.derive import arguments, checks
@@ -40,6 +41,20 @@ _WITHOUT_STRIDES = (
     "QuantizedCPU",
     "QuantizedCUDA",
 )
+
+
+class _Library(torch.library.Library):
+    """Registers what torch makes for one operator, with one check more where gradients begin."""
+
+    # torch's methods have no types.
+    def __init__(self, operator: Operator) -> None:
+        super().__init__("cuda_ops", "FRAGMENT")  # type: ignore[no-untyped-call]
+        self._operator = operator
+
+    def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+        if dispatch_key == "Autograd":  # by register_autograd
+            fn = self._operator._refusing_tangents(fn)
+        super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
 
 class Operator:
@@ -139,7 +154,8 @@ class Operator:
 
     def _define(self) -> None:
         op = self.spec
-        lib = self._library = torch.library.Library("cuda_ops", "FRAGMENT")
+        lib: torch.library.Library = _Library(self)
+        self._library = lib
         lib.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
         self._autocast_registered = False
         transformed = self._decomposed if op.is_composite else public.transformed(self)
@@ -221,6 +237,17 @@ class Operator:
     def _backward(self, ctx: Any, *grads: Any) -> Any:
         with public.dispatched_if_batched():
             return self.now.formula.backward(ctx, *grads)
+
+    def _refusing_tangents(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """Refuses dual numbers: where no gradient is wanted, torch's kernel drops the tangent."""
+
+        def checked(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            if forward_ad._current_level >= 0:
+                op = self.now.spec
+                public.refuse_tangents(op, op.argument_names, *arguments.bind(op, args, kwargs))
+            return kernel(keyset, *args, **kwargs)
+
+        return checked
 
     def _vmap(self, info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
         if self.now.vmap is None:

@@ -116,7 +116,7 @@ def _generate(operator: Served) -> FunctionType:
     if tensors and (not op.is_composite or op.calls):
         names["_tracing"] = torch.compiler.is_dynamo_compiling
         names["_forward_mode"] = torch.autograd.forward_ad
-        names["_refuse_tangents"] = functools.partial(_refuse_tangents, op, tensors)
+        names["_refuse_tangents"] = functools.partial(refuse_tangents, op, tensors)
         before = textwrap.dedent(f"""\
             if _forward_mode._current_level >= 0:
                 _refuse_tangents({", ".join(tensors)})
@@ -281,7 +281,7 @@ def _stands_for_others(*tensors: torch.Tensor) -> bool:
     )
 
 
-def _refuse_tangents(op: OpSpec, names: Sequence[str], *values: Any) -> None:
+def refuse_tangents(op: OpSpec, names: Sequence[str], *values: Any) -> None:
     """Refuses dual numbers: the dispatcher would drop their tangents in silence."""
     if torch._C._are_functorch_transforms_active():
         return  # torch.func.jvp refuses what has no rule for it
