@@ -6,14 +6,14 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cuda_ops.build import compiling, guests, toolchain
+from cuda_ops.build import compiling, guests, threads, toolchain
 from cuda_ops.build.discovery import Kind, Pair, Problem, unregistered
 from cuda_ops.dispatch.operator import Operator
 from cuda_ops.errors import (
@@ -77,10 +77,10 @@ def compile_ops(
     chosen = [stem for stem, pair in asked.items() if not pair.problem]
     texts: dict[Path, bytes] = {}  # operators share headers
     waiting: list[tuple[compiling.Built, Row]] = []
-    with ThreadPoolExecutor(toolchain.operators_at_once()) as pool:
+    with threads.builders(toolchain.operators_at_once()) as submit:
 
         def start(stem: str) -> tuple[Future[compiling.Built], Row]:
-            return pool.submit(build, pairs[stem]), Row(stem)
+            return submit(build, pairs[stem]), Row(stem)
 
         def build(pair: Pair) -> compiling.Built:
             return compiling.build(pair, archs, verbose=verbose, text=pair.read(texts))

@@ -24,7 +24,7 @@ import setuptools
 import torch
 from torch.utils import cpp_extension
 
-from cuda_ops.build import provenance, toolchain
+from cuda_ops.build import provenance, threads, toolchain
 from cuda_ops.build.discovery import Kind, Pair, Text, discover
 
 #: Folders that a package carries beside the libraries, so that operators can be rebuilt from it.
@@ -139,6 +139,11 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
             cpp_extension._check_cuda_version = lambda *_: None
         super().run()
 
+    def _build_extensions_parallel(self) -> None:
+        with threads.builders(self.parallel or 1) as submit:
+            for future in [submit(self.build_extension, ext) for ext in self.extensions]:
+                future.result()
+
     def build_extension(self, ext: Any) -> None:
         # Commands are not made for threads: each gets a copy with a build folder of its own.
         worker = copy.copy(self)
@@ -146,7 +151,8 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
         # ninja decides what is up to date: its commands contain the text's hash, not its age.
         worker.force = True
         try:
-            super(build_ext, worker).build_extension(ext)
+            with threads.running_compilers(Path(worker.build_temp).absolute()):
+                super(build_ext, worker).build_extension(ext)
             worker._write_provenance(ext)
         except Exception as error:
             if not ext.optional:

@@ -31,7 +31,7 @@ from typing import Literal
 import torch
 from filelock import FileLock, Timeout
 
-from cuda_ops.build import cache, provenance, toolchain
+from cuda_ops.build import cache, provenance, threads, toolchain
 from cuda_ops.build.cache import cache_dir
 from cuda_ops.build.discovery import Kind, Pair, Text
 from cuda_ops.build.provenance import DamagedError
@@ -295,7 +295,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
     try:
         (work / "lock").unlink(missing_ok=True)  # load()'s own lock file; ours covers it
-        with _compiler_environment():
+        with _compiler_environment(), threads.running_compilers(work):
             linked = cpp_extension.load(
                 name=name,
                 sources=toolchain.sources(pair),
@@ -455,8 +455,12 @@ def _locked(path: Path, stem: str) -> Iterator[bool]:
         lock.acquire(timeout=0)
     except Timeout:
         print(f"{stem}: another process is building it; waiting", file=sys.stderr, flush=True)
-        lock.acquire()
         waited = True
+        while not lock.is_locked:
+            if threads.stopped():
+                raise KeyboardInterrupt from None
+            with contextlib.suppress(Timeout):
+                lock.acquire(timeout=0.5)
     try:
         yield waited
     finally:
