@@ -15,19 +15,14 @@ from typing import Any
 import pluggy
 
 from cuda_ops import hookspecs
-from cuda_ops.build.discovery import Pair, plugin_folder
+from cuda_ops.build.discovery import Pair
 from cuda_ops.errors import ManifestError, PluginError
 from cuda_ops.spec import OpSpec
 
 
-def plugin_file(pair: Pair) -> Path:
-    """Returns where the plugin of a pair lies, if it has one."""
-    return plugin_folder(pair.root) / f"{pair.stem}.py"
-
-
 def plugin_files(pair: Pair) -> list[Path]:
     """Returns the pair's plugin file, and the files that plugins beside it share."""
-    own = plugin_file(pair)
+    own = pair.plugin
     return [*([own] if own.is_file() else []), *sorted(own.parent.glob("_*.py"))]
 
 
@@ -151,7 +146,7 @@ class Plugins:
                 plugin loaded before, if any, stays.
         """
         self._root_of[pair.stem] = pair.root
-        path = plugin_file(pair)
+        path = pair.plugin
         before = self._of_pair.get(pair.stem)
         name = f"cuda_ops.ops.{pair.stem}"
         if not path.is_file():

@@ -25,8 +25,9 @@ _ANCHOR = Path(__file__).parent / "py.typed"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("cuda_ops", "checks of operators")
-    group.addoption("--cuda-ops", nargs="?", const="all", metavar="OP[,OP]",
-                    help="check these operators, or all, in place of other tests")  # fmt: skip
+    group.addoption("--cuda-ops", action="append", nargs="?", const="all", metavar="OP[,OP]",
+                    help="check these operators, or all, in place of other tests; repeatable",
+                    )  # fmt: skip
     group.addoption("--cuda-ops-root", action="append", default=[], metavar="DIR",
                     help="a folder with kernels/ and bindings/; repeatable")  # fmt: skip
     group.addoption("--cuda-ops-file", default="", metavar="FILE",
@@ -201,10 +202,10 @@ def _chosen(config: pytest.Config) -> list[str]:
     from cuda_ops.testing.subject import described, find
 
     _load_origin(config)
-    wanted = config.getoption("--cuda-ops")
     try:
         pairs = {s: p for s, p in registry().rescan().items() if p.kind is Kind.NATIVE}
-        names = list(pairs) + list(described()) if wanted == "all" else wanted.split(",")
+        wanted = [name for names in config.getoption("--cuda-ops") for name in names.split(",")]
+        names = list(pairs) + list(described()) if "all" in wanted else wanted
         stems = [name for name in names if name in pairs]
         # Not compared: Hypothesis warns when samples are drawn while pytest starts.
         for row in compile_ops(stems, compare=False) if stems else []:

@@ -18,6 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks are not installed
 
 import benchmarks.tables
+import cuda_ops.__main__
 import cuda_ops.benchmarking.command
 import cuda_ops.dev.command
 import cuda_ops.testing.__main__
@@ -192,9 +193,15 @@ def _table(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def _commands() -> str:
+    rows = [(name, meaning) for name, (_, _, meaning) in cuda_ops.__main__.COMMANDS.items()]
+    return _table(rows).replace("option", "command", 1)
+
+
 _PARTS: dict[str, Callable[[], str]] = {
     "contents": _contents,
     "operators": _operators,
+    "cuda_ops": _commands,
     "compile_dev.py": lambda: _options(cuda_ops.dev.command._parser()),
     "cuda_ops.testing": lambda: _subcommands(cuda_ops.testing.__main__._parser()),
     "pytest": _pytest_options,

@@ -314,7 +314,11 @@ def test_compiler_lines_with_brackets_are_printed_whole(
 def test_json_is_all_there_is_on_stdout_even_without_a_result_to_compare(
     scratch_op: ScratchOp,
 ) -> None:
-    scratch_op.write("v", key="cuda")
+    scratch_op.write("v", key="cuda", include="#include <cstdio>")
+    text = scratch_op.binding.read_text()  # C code prints too
+    scratch_op.binding.write_text(text + 'static int printed = std::puts("from C++");\n')
+    plugin = scratch_op.root / "ops" / f"{scratch_op.name}.py"
+    plugin.write_text("print('from a plugin')\n")
     done = run_python("compile_dev.py", "--root", str(scratch_op.root), "--json", scratch_op.name)
     assert done.returncode == 0, done.stderr
 
@@ -326,6 +330,7 @@ def test_json_is_all_there_is_on_stdout_even_without_a_result_to_compare(
     if not torch.cuda.is_available():
         assert row["max_error"] is None and row["uncompared"] == "no reference"
     assert scratch_op.name in done.stderr  # the table
+    assert "from C++\n" in done.stderr and "from a plugin\n" in done.stderr
 
 
 @pytest.mark.slow

@@ -137,6 +137,14 @@ def test_a_plugin_of_no_operator(tmp_path: Path) -> None:
     assert f"{root}/ops/rowmax.py: no operator 'rowmax' for this plugin; name it" in problem(root)
 
 
+@pytest.mark.parametrize("text", [PYBIND, TORCH])
+def test_a_plugin_of_a_guest(tmp_path: Path, text: str) -> None:
+    root = write(tmp_path, {"bindings/a.cpp": text, "ops/a.py": ""})
+    assert f"{root}/ops/a.py: expected a pair with CUDA_OPS(library) for this plugin" in problem(
+        root
+    )
+
+
 def test_files_that_an_editor_hides_are_none(tmp_path: Path) -> None:
     root = write(tmp_path, {"bindings/row_max.cpp": NATIVE, "ops/row_max.py": ""})
     for name in ("bindings/.#row_max.cpp", "ops/.#row_max.py"):

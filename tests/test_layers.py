@@ -16,6 +16,7 @@ PACKAGE = Path(cuda_ops.__file__).parent
 #: The folders and modules of cuda_ops, the lowest first. docs/design.md says what each knows.
 LAYERS = (
     "errors",
+    "output",
     "signature",
     "spec",
     "hookspecs",
@@ -34,6 +35,7 @@ LAYERS = (
     "packaging",
     "dev",
     "pytest_plugin",
+    "__main__",
 )
 
 

@@ -102,6 +102,12 @@ def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
         assert done.err.startswith("ERROR: ") and said in done.err
 
 
+def test_the_option_may_be_given_for_each_operator(tmp_path: Path) -> None:
+    options = ("--cuda-ops", "good::relu", "--cuda-ops", "good::exp", "--cuda-ops-file", GOOD)
+    (done,) = run_pytest((*options, "--collect-only", "-q"), cwd=tmp_path)
+    assert set(re.findall(r"^(good::\w+)::", done.out, re.MULTILINE)) == {"good::relu", "good::exp"}
+
+
 @pytest.mark.slow
 def test_lines_of_described_operators_are_replayed_and_malformed_ones_refused(
     tmp_path: Path,

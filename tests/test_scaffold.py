@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import run_python
 
+from cuda_ops.build.discovery import BUILTIN_ROOT
 from cuda_ops.dev import main
-from cuda_ops.dev.scaffold import new_pair
+from cuda_ops.dev.scaffold import new_pair, project_root
 from cuda_ops.errors import DiscoveryError
 
 
@@ -49,6 +50,7 @@ def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
         ("class", "not a Python identifier"),
         ("../up", "not a Python identifier"),
         ("opé", "has letters beyond ASCII; choose another"),
+        ("a" * 300, "has 300 letters, of at most 100; choose another"),
         ("_hidden", "starts with an underscore"),
         ("build", "taken by the module cuda_ops.build"),
     ],
@@ -57,6 +59,32 @@ def test_new_refuses_names_that_cannot_be_used(tmp_path: Path, name: str, messag
     with pytest.raises(DiscoveryError, match=message):
         new_pair(name, tmp_path)
     assert not list(tmp_path.rglob("*"))
+
+
+def test_new_writes_into_the_project_of_the_current_folder_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "planned"]) == 1
+    said = capsys.readouterr().out
+    assert f"error: {tmp_path}: expected a project with src/kernels/ or src/bindings/" in said
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "src" / "bindings").mkdir(parents=True)
+    assert main(["new", "planned"]) == 0
+    assert (tmp_path / "src" / "kernels" / "planned.cu").is_file()
+    next_line = f"next: python compile_dev.py --root {tmp_path / 'src'} --watch planned"
+    assert capsys.readouterr().out.splitlines()[-1] == next_line
+    monkeypatch.chdir(tmp_path / "src")
+    assert project_root() == tmp_path / "src"
+    monkeypatch.chdir(BUILTIN_ROOT.parent)
+    assert project_root() == BUILTIN_ROOT
+
+
+def test_new_says_what_cannot_be_written_and_leaves_no_half_of_a_pair(tmp_path: Path) -> None:
+    (tmp_path / "kernels").write_text("a file")
+    with pytest.raises(DiscoveryError, match=r"cannot write .*kernels: File exists"):
+        new_pair("planned", tmp_path)
+    assert not list(tmp_path.rglob("*.cpp"))
 
 
 def test_new_leaves_a_gradient_to_its_operator(tmp_path: Path) -> None:

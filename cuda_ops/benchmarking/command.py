@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from cuda_ops import output
 from cuda_ops.build.discovery import Kind
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.errors import BenchmarkError, CudaOpsError
@@ -32,6 +33,7 @@ from .table import render
 FAILED, REFUSED = 1, 2
 
 
+@output.command
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints, saves, draws, compares; returns the exit status."""
     arguments = _parser().parse_args(argv)
@@ -42,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Read first: a base that cannot be used must not cost a run.
         base = _base(arguments)
         report = _measured(arguments, console)
-        console.print(render(report))
+        tables = render(report)
+        output.keep_words(console, tables)
+        console.print(tables)
         if not report.results:
             raise BenchmarkError("nothing was measured")
         if arguments.plot:

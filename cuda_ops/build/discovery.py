@@ -71,13 +71,23 @@ class Pair:
 
     @property
     def problem(self) -> str:
-        """Why the files register no operator; empty where they do."""
-        if self._kinds:
-            return ""
-        return (
-            f"{self.sources[0]}: registers nothing; add CUDA_OPS(library) {{ ... }} "
-            "(see docs/binding.md), PYBIND11_MODULE or TORCH_LIBRARY"
-        )
+        """Why the files form no operator; empty where they do."""
+        if not self._kinds:
+            return (
+                f"{self.sources[0]}: registers nothing; add CUDA_OPS(library) {{ ... }} "
+                "(see docs/binding.md), PYBIND11_MODULE or TORCH_LIBRARY"
+            )
+        if self.kind is not Kind.NATIVE and self.plugin.is_file():
+            return (
+                f"{self.plugin}: expected a pair with CUDA_OPS(library) for this plugin, got one "
+                f"with {self.kind.value}, about which no plugin is asked; remove the file"
+            )
+        return ""
+
+    @property
+    def plugin(self) -> Path:
+        """Where the pair's plugin lies, if it has one."""
+        return plugin_folder(self.root) / f"{self.stem}.py"
 
     @property
     def prebuilt(self) -> Path:
@@ -165,7 +175,9 @@ def discover(roots: Iterable[Path]) -> tuple[Pair, ...]:
 
 
 def unregistered(pairs: Mapping[str, Pair]) -> list[Problem]:
-    """Returns the pairs whose files register nothing. Reads every one of them."""
+    """Returns the pairs whose files register nothing, or with a plugin that nothing asks. Reads
+    every one of them.
+    """
     return [Problem(pair.problem, stem) for stem, pair in pairs.items() if pair.problem]
 
 
@@ -244,6 +256,8 @@ def illegal_name(stem: str) -> str:
         return f"operator name {stem!r} is not a Python identifier; rename the file"
     if not stem.isascii():  # nvcc takes no others
         return f"operator name {stem!r} has letters beyond ASCII; rename the file"
+    if len(stem) > 100:  # file names may have 255, and those of libraries say more
+        return f"operator name {stem!r} has {len(stem)} letters, of at most 100; rename the file"
     if stem.startswith("_"):
         return f"operator name {stem!r} starts with an underscore; rename the file"
     if stem in ("new", "clean"):

@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cuda_ops import __version__, output
 from cuda_ops.build import cache, compiling, toolchain
-from cuda_ops.build.discovery import Kind
+from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, Kind
 from cuda_ops.compile_ops import Row, compile_ops
 from cuda_ops.dev import clangd
 from cuda_ops.errors import CudaOpsError
@@ -40,6 +41,7 @@ def table(rows: Sequence[Row]) -> Table:
     return grid
 
 
+@output.command
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     arguments = _parser().parse_intermixed_args(argv)
@@ -57,10 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for root in arguments.root:
             registry().add_root(Path(root))
         archs = toolchain.parse_archs(arguments.arch) if arguments.arch else None
-        rows = _compile(arguments, archs, console)
-        failed = any(row.error for row in rows)
-        if arguments.check:
-            failed |= not _check(rows, console)
+        with output.stdout_for_json(arguments.json):
+            rows = _compile(arguments, archs, console)
+            failed = any(row.error for row in rows)
+            if arguments.check:
+                failed |= not _check(rows, console)
         if arguments.json:
             print(json.dumps([asdict(row) for row in rows], indent=2, allow_nan=False))
         if arguments.watch and (
@@ -97,7 +100,9 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
             progress=progress,
         )
     clangd.write(registry().pairs().values(), archs or compiling.visible_archs())
-    console.print(table(rows))
+    grid = table(rows)
+    output.keep_words(console, grid)
+    console.print(grid)
     for row in rows:
         if row.error:
             said = row.error.removeprefix(f"{row.op}: ")
@@ -129,15 +134,17 @@ def _check(rows: Sequence[Row], console: Console) -> bool:
 
 
 def _new(arguments: Any, console: Console) -> int:
-    from cuda_ops.dev.scaffold import new_pair
+    from cuda_ops.dev.scaffold import new_pair, project_root
 
     if len(arguments.ops) != 2:
         raise ValueError("new: expected one name, as in: compile_dev.py new swish_clip")
-    root = Path(arguments.root[0]) if arguments.root else None
+    root = Path(arguments.root[0]) if arguments.root else project_root()
     for path in new_pair(arguments.ops[1], root, rows=arguments.rows):
         console.print(f"wrote {path}", markup=False)
-    where = f"--root {shlex.quote(str(root))} " if root else ""
-    console.print(f"next: python compile_dev.py {where}--watch {arguments.ops[1]}", markup=False)
+    known = {BUILTIN_ROOT, *(pair.root for pair in registry().pairs().values())}
+    where = "" if root.resolve() in known else f"--root {shlex.quote(str(root))} "
+    called = "cuda-ops" if _prog() == "cuda-ops" else "python compile_dev.py"
+    console.print(f"next: {called} {where}--watch {arguments.ops[1]}", markup=False)
     return 0
 
 
@@ -178,6 +185,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--verbose", action="store_true", help="show the compilers' command lines")
     parser.add_argument("--json", action="store_true", help="print the table as JSON on stdout")
     parser.add_argument(
+        "--version", action="version", version=f"cuda_ops {__version__}", help="print it and end"
+    )
+    parser.add_argument(
         "--completion", choices=("bash", "zsh", "tcsh"), help="print a completion script and end"
     )
     return parser
@@ -185,8 +195,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _prog() -> str:
     """Returns the command that was called: a completion script serves one command."""
-    called = Path(sys.argv[0]).name
-    return called if called == "cuda-ops" else "compile_dev.py"
+    called = Path(sys.argv[0])
+    installed = called.name == "cuda-ops" or PACKAGE in called.resolve().parents  # python -m
+    return "cuda-ops" if installed else "compile_dev.py"
 
 
 def _completion(shell: str) -> str:

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-from cuda_ops.build.discovery import BUILTIN_ROOT, Pair, illegal_name
+from cuda_ops.build.discovery import Pair, illegal_name, root_problem
 from cuda_ops.errors import DiscoveryError
 from cuda_ops.registry import registry
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def new_pair(name: str, root: Path | None = None, *, rows: bool = False) -> tuple[Path, Path]:
+def project_root() -> Path:
+    """Returns the operator root of the project in the current folder.
+
+    Raises:
+        DiscoveryError: there is none.
+    """
+    here = Path.cwd()
+    for root in (here / "src", here):
+        if not root_problem(root):
+            return root
+    raise DiscoveryError(
+        f"{here}: expected a project with src/kernels/ or src/bindings/, got neither; go to yours, "
+        "or name a folder with --root DIR, which is created if need be"
+    )
+
+
+def new_pair(name: str, root: Path, *, rows: bool = False) -> tuple[Path, Path]:
     """Writes ``kernels/<name>.cu`` and ``bindings/<name>.cpp`` under ``root``.
 
     Args:
         name: the name of the operator and of both files.
-        root: a folder of operators; without it the one of cuda_ops.
+        root: a folder of operators; created if need be.
         rows: write a softmax along the last dim instead of an elementwise operator.
 
     Raises:
-        DiscoveryError: the name is not usable, or taken.
+        DiscoveryError: the name is not usable, or taken, or the files cannot be written.
     """
     if problem := illegal_name(name):
         raise DiscoveryError(problem.replace("rename the file", "choose another"))
-    root = root or BUILTIN_ROOT
     owner = name.removesuffix("_backward")
     if owner != name and any((root / "bindings").glob(f"{owner}.cpp")):
         raise DiscoveryError(f"{name} is the gradient of {owner} and belongs into {owner}.cpp")
@@ -38,10 +54,17 @@ def new_pair(name: str, root: Path | None = None, *, rows: bool = False) -> tupl
             f"operator {name!r} is already defined by {first.sources[0]}; choose another name"
         )
     template = "rows" if rows else "elementwise"
-    for path in pair.sources:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = (_TEMPLATES / f"{template}{path.suffix}.txt").read_text(encoding="utf-8")
-        path.write_text(text.replace("@op@", name).replace("@Op@", _camel(name)), encoding="utf-8")
+    try:
+        for path in pair.sources:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = (_TEMPLATES / f"{template}{path.suffix}.txt").read_text(encoding="utf-8")
+            text = text.replace("@op@", name).replace("@Op@", _camel(name))
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        for path in pair.sources:  # half a pair would be in the way
+            with contextlib.suppress(OSError):
+                path.unlink()
+        raise DiscoveryError(f"cannot write {error.filename or path}: {error.strerror}") from error
     return pair.kernel, pair.binding
 
 

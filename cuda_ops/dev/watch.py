@@ -19,7 +19,6 @@ from cuda_ops.benchmarking.rotation import Rotation
 from cuda_ops.build import compiling
 from cuda_ops.build.discovery import INCLUDE_DIR, Kind, Pair, Text
 from cuda_ops.errors import CudaOpsError, DiscoveryError, KitError, ResultError
-from cuda_ops.plugins import plugin_file
 from cuda_ops.registry import registry
 from cuda_ops.spec import BenchmarkCase, OpSpec
 from cuda_ops.testing import quick_error
@@ -167,7 +166,7 @@ def _timed(op: OpSpec, device: str) -> tuple[float | None, float | None]:
 def _text(pair: Pair) -> tuple[Text | None, str]:
     """Reads what the pair's files and its plugin say now."""
     try:
-        plugin = plugin_file(pair)
+        plugin = pair.plugin
         return pair.read(), plugin.read_text() if plugin.is_file() else ""
     except OSError:  # an editor is replacing the file
         return None, ""
@@ -177,7 +176,7 @@ def _folders(pairs: list[Pair]) -> list[Path]:
     folders = {INCLUDE_DIR}
     for pair in pairs:
         folders |= {pair.root / "kernels", pair.root / "bindings", *pair.include_dirs}
-        folders.add(plugin_file(pair).parent)
+        folders.add(pair.plugin.parent)
     return sorted(folder for folder in folders if folder.is_dir())
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+from cuda_ops import output
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.case import Case
 from cuda_ops.testing.checks import by_name
@@ -23,6 +24,7 @@ from cuda_ops.testing.subject import Origin, described, find
 from cuda_ops.testing.worker import Worker, load_origin, perform
 
 
+@output.command
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns 0 if all checks passed, 1 if not, 2 for a wrong call."""
     arguments = _parser().parse_args(argv)
@@ -78,7 +80,8 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    reports = read_junit(arguments.junit) if arguments.junit else _checked(arguments)
+    with output.stdout_for_json(arguments.json):
+        reports = read_junit(arguments.junit) if arguments.junit else _checked(arguments)
     if arguments.json:
         print(json.dumps([report.as_json() for report in reports], indent=2))
     else:

@@ -1,0 +1,54 @@
+"""``python -m cuda_ops COMMAND``: the commands of an installed cuda_ops."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from cuda_ops import __version__, output
+
+#: By name: the module whose ``main`` it is, the arguments that it gets first, and what it does.
+COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "dev": (
+        "cuda_ops.dev.command", (),
+        "build what changed, load it, compare it with its reference (also: cuda-ops)",
+    ),
+    "new": ("cuda_ops.dev.command", ("new",), "write the two files of an operator"),
+    "clean": (
+        "cuda_ops.dev.command", ("clean",), "remove libraries and builds that nothing needs",
+    ),
+    "testing": (
+        "cuda_ops.testing.__main__", (),
+        "replay a failed sample, report all checks, run compute-sanitizer",
+    ),
+    "benchmarking": ("cuda_ops.benchmarking.command", (), "measure operators"),
+}  # fmt: skip
+
+
+@output.command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command that the first argument names; returns its exit status."""
+    given = sys.argv[1:] if argv is None else argv
+    arguments = _parser().parse_args(given[:1])
+    module, first, _ = COMMANDS[arguments.command]
+    status: int = importlib.import_module(module).main([*first, *given[1:]])
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m cuda_ops",
+        description="Two files become a PyTorch operator. Each command has --help.",
+        epilog="pytest --cuda-ops OP runs every check of an operator as a test.",
+    )
+    parser.add_argument("--version", action="version", version=f"cuda_ops {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (_, _, meaning) in COMMANDS.items():
+        commands.add_parser(name, help=meaning)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

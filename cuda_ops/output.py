@@ -1,0 +1,103 @@
+"""What commands do with their output: a full disk is one line, JSON stands alone, tables fit."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+
+_Main = Callable[[Sequence[str] | None], int]
+
+
+class _LostOutputError(BaseException):
+    """Stdout cannot be written. Not an ``OSError``, which argparse keeps to itself."""
+
+
+class _Stdout:
+    """Stands in for stdout, whose errors look like those of any other file."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with _told_apart():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with _told_apart():
+            self._stream.flush()
+
+
+@contextlib.contextmanager
+def _told_apart() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # as of `| head`, which has seen enough
+        raise _LostOutputError from None
+    except OSError as error:
+        raise _LostOutputError(f"error: cannot write the output: {error.strerror}") from None
+
+
+def command(main: _Main) -> Callable[..., int]:
+    """Ends a command with status 1 and one line on stderr where its output cannot be written."""
+
+    @functools.wraps(main)
+    def run(argv: Sequence[str] | None = None) -> int:
+        stdout = sys.stdout
+        if stdout is None:  # closed by the caller
+            return main(argv)
+        try:
+            with contextlib.redirect_stdout(_Stdout(stdout)):
+                try:
+                    return main(argv)
+                finally:
+                    sys.stdout.flush()
+        except _LostOutputError as lost:
+            # What is left over would fail once more when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+            if str(lost):
+                print(lost, file=sys.stderr)
+            return 1
+
+    return run
+
+
+@contextlib.contextmanager
+def stdout_for_json(wanted: bool) -> Iterator[None]:
+    """Sends to stderr what plugins and kernels print, if JSON is wanted on stdout afterwards."""
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    with contextlib.redirect_stdout(sys.stderr):
+        kept = os.dup(1)
+        os.dup2(2, 1)  # for code in C
+        try:
+            yield
+        finally:
+            ctypes.CDLL(None).fflush(None)
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def keep_words(console: Console, shown: RenderableType) -> None:
+    """Lets no table cut words on a narrow terminal, which wraps the lines instead."""
+    if isinstance(shown, Group):
+        for part in shown.renderables:
+            keep_words(console, part)
+    if isinstance(shown, Table):
+        options = console.options.update(width=10_000)
+        for column in shown.columns:
+            cells = (Measurement.get(console, options, c) for c in (column.header, *column.cells))
+            column.min_width = max(cell.minimum for cell in cells)
