@@ -25,7 +25,7 @@ import torch
 from torch.utils import cpp_extension
 
 from cuda_ops.build import provenance, threads, toolchain
-from cuda_ops.build.discovery import Kind, Pair, Text, discover
+from cuda_ops.build.discovery import PACKAGE, Kind, Pair, Text, discover
 
 #: Folders that a package carries beside the libraries, so that operators can be rebuilt from it.
 FOLDERS = ("kernels", "bindings", "utils", "ops")
@@ -133,7 +133,7 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
             ext.made_from = provenance.of(ext.pair, archs, text)
             ext.extra_compile_args = _compile_flags(ext.pair, archs, text)
             if not self.inplace:
-                ext.extra_compile_args["cxx"].append("-g0")  # Python's own flags ask for -g
+                _leave_out_paths(ext.extra_compile_args)
         if all(ext.pair.kind is Kind.NATIVE for ext in self.extensions):
             # Native kernels bring their own CUDA runtime, whatever torch was built with.
             cpp_extension._check_cuda_version = lambda *_: None
@@ -191,6 +191,19 @@ def _compile_flags(pair: Pair, archs: tuple[str, ...], text: Text) -> dict[str, 
         flags["nvcc"] = [*toolchain.nvcc_flags(pair, archs), contents, recipe]
     # The flags are quoted for a shell; here they must be plain, since torch quotes them itself.
     return {tool: shlex.split(" ".join(listed)) for tool, listed in flags.items()}
+
+
+def _leave_out_paths(flags: dict[str, list[str]]) -> None:
+    """Keeps the folders of this machine out of a wheel's error texts and debug information."""
+    folders = [Path.cwd(), PACKAGE.parent, Path(torch.__file__).parent.parent]
+    if (home := toolchain.cuda_home()) is not None:
+        folders.append(home)
+    maps = [f"-ffile-prefix-map={folder}/=" for folder in folders]
+    flags["cxx"] += ["-g0", *maps]  # Python's own flags ask for -g
+    if "nvcc" in flags:
+        # The line numbers for profilers hold the names of files, which nvcc cannot map.
+        kept = [flag for flag in flags["nvcc"] if flag != "-lineinfo"]
+        flags["nvcc"] = [*kept, "-Xcompiler", ",".join(maps)]
 
 
 def _first_line(error: Exception) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,17 +31,18 @@ X = torch.tensor([1.0, 2.0, 3.0])
 HERE = ("9.0a",)
 
 
-def install(root: Path) -> None:
-    """What ``pip install -e .`` runs for the operators of a root."""
+def install(folder: Path, root: str = ".", inplace: bool = True) -> None:
+    """What ``pip install -e .``, or ``pip wheel .``, runs for the operators of a root."""
     pytest.importorskip("setuptools", reason="setuptools is not installed")
-    (root / "setup.py").write_text(
+    package = "scratch" if root == "." else f"scratch.{root}"
+    (folder / "setup.py").write_text(
         "from setuptools import setup\n"
         "from cuda_ops.packaging import operators\n"
-        'setup(name="scratch", **operators("scratch", "."))\n'
+        f'setup(name="scratch", **operators("{package}", "{root}"))\n'
     )
-    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    command = [sys.executable, "setup.py", "build_ext", *["--inplace"] * inplace]
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -73,6 +75,20 @@ def test_what_pip_built_is_loaded_until_an_edit_and_again_after_it(
     (row,) = compile_ops([scratch_op.name])
     assert row.built == "built" and row.uncompared == "no reference"
     assert torch.equal(scratch_op.function(X), X * 5)
+
+
+#: It names its own file, those of torch's headers name theirs.
+_BINDING = """
+#include "binding.h"
+using namespace cuda_ops;
+namespace {
+Tensor named(const Tensor& x) {
+  STD_TORCH_CHECK(x.dim() == 1, __FILE__);
+  return empty_elementwise(x);
+}
+}
+CUDA_OPS(library) { library.op("named(Tensor x) -> Tensor", "()->()").cpu<named>(); }
+"""
 
 
 _FIRST_CALL = """
@@ -174,6 +190,27 @@ def test_a_guest_s_library_serves_the_torch_that_it_was_built_against(
     assert compiling.find_library(guest, guest.read()) == built.path
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     assert compiling.find_library(guest, guest.read()) is None
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_no_path_of_the_machine_that_built_it(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CXX")  # its precompiled header holds paths
+    shutil.copytree(scratch_op.root / "utils", tmp_path / "src" / "utils")
+    for folder, text in {
+        "kernels/named.cu": "#include <cassert>\n__global__ void f(int i) { assert(i); }\n"
+        "void named_launch() { f<<<1, 1>>>(1); throw __FILE__; }\n",
+        "bindings/named.cpp": _BINDING,
+    }.items():
+        (tmp_path / "src" / folder).parent.mkdir()
+        (tmp_path / "src" / folder).write_text(text)
+    install(tmp_path, root="src", inplace=False)
+    (library,) = tmp_path.glob("build/lib*/scratch/src/lib/named.abi3.so")
+    contents = library.read_bytes()
+    folders = [tmp_path, REPO, Path(torch.__file__).parent, toolchain.cuda_home() or "/home/"]
+    assert [folder for folder in folders if str(folder).encode() in contents] == []
+    assert b"src/bindings/named.cpp" in contents
 
 
 @pytest.fixture
