@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops.build import compiling, guests, threads, toolchain
+from cuda_ops.build import cache, compiling, guests, threads, toolchain
 from cuda_ops.build.discovery import Kind, Pair, Problem, unregistered
 from cuda_ops.dispatch.operator import Operator
 from cuda_ops.errors import (
@@ -247,11 +247,8 @@ def _max_error(operator: Operator, built: compiling.Built, device: str) -> float
     """
     store = built.path.with_suffix(".compared.json")
     key = f"{device}, torch {torch.__version__}, {operator.now.fingerprint}"
-    try:
-        known: dict[str, float | str] = json.loads(store.read_text())
-    except (OSError, ValueError):
-        known = {}
-    if key not in known:
+    known: dict[str, float | str] = cache.read_json(store)
+    if not isinstance(known.get(key), (float, str)):
         from cuda_ops.testing import quick_error
 
         try:

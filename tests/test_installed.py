@@ -165,7 +165,7 @@ def test_an_installed_library_needs_nothing_of_the_machine(
     library = installed(pair)
     change(monkeypatch)
     monkeypatch.setattr(toolchain, "_asked", lambda *command: pytest.fail(f"asks {command}"))
-    for function in (toolchain.cuda_home, toolchain.cuda_version, toolchain.cxx_version):
+    for function in (toolchain.cuda_home, toolchain.cuda_version):
         function.cache_clear()
     assert compiling.find_library(pair, pair.read()) == library
 

@@ -17,6 +17,7 @@ import torch
 from conftest import ScratchOp, run_python
 
 from cuda_ops.build import compiling
+from cuda_ops.compile_ops import compile_ops
 from cuda_ops.errors import BuildError, ManifestError
 from cuda_ops.registry import registry
 
@@ -458,6 +459,72 @@ def test_full_disk_is_an_error_and_leaves_no_library(
     assert "BuildError" in done.stderr, done.stderr
     assert "No space left on device" in done.stderr
     assert ".so" not in done.stdout
+
+
+@pytest.mark.slow
+def test_a_full_folder_for_temporary_files_is_named_and_not_the_cache(
+    scratch_op: ScratchOp, tmp_path: Path
+) -> None:
+    scratch_op.write("v * 2")
+    where = shlex.quote(str(tmp_path))
+    done = _in_namespace(
+        scratch_op, f"mount -t tmpfs -o size=4k none {where} && export TMPDIR={where}"
+    )
+    assert f"{scratch_op.name}: TMPDIR: {tmp_path}: No space left on device" in done.stderr
+
+
+def test_a_compiler_that_is_missing_is_named(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch_op.write("v")
+    monkeypatch.setenv("CXX", "/nonexistent/c++ -O1")
+    said = (
+        f"{scratch_op.name}: there is no C\\+\\+ compiler '/nonexistent/c\\+\\+'; set CXX to one$"
+    )
+    with pytest.raises(BuildError, match=said):
+        scratch_op.build()
+
+
+def test_a_compiler_that_cannot_start_shows_its_error_and_no_command_line(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "c++"
+    script.write_text("#!/bin/sh\necho my compiler has no licence >&2\nexit 1\n")
+    script.chmod(0o755)
+    scratch_op.write("v")
+    monkeypatch.setenv("CXX", str(script))
+    with pytest.raises(BuildError, match=r"does not compile:\nmy compiler has no licence$"):
+        scratch_op.build()
+
+
+def test_files_of_the_cache_that_hold_something_else_are_written_again(
+    scratch_op: ScratchOp,
+) -> None:
+    scratch_op.write("v")
+    (row,) = compile_ops([scratch_op.name])
+    (compared,) = compiling.cache_dir().glob("lib/*.json")
+    (objects,) = compiling.cache_dir().glob("work/*/objects.json")
+    for text in ("null", "5", "[]", "{", "\xff"):
+        compared.write_text(text, encoding="latin-1")
+        (again,) = compile_ops([scratch_op.name])
+        assert (again.error, again.uncompared) == (row.error, row.uncompared)
+    objects.write_text("null")
+    scratch_op.write("v * 2")
+    assert scratch_op.build().origin == "built"
+
+
+def test_a_missing_function_of_another_library_is_not_blamed_on_the_launcher(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch_op.write(
+        "crc32(0, nullptr, 0) + v",
+        include='extern "C" unsigned long crc32(unsigned long, const unsigned char*, unsigned);',
+    )
+    with pytest.raises(ManifestError, match=r"undefined symbol crc32; define it in .* LDFLAGS=-lz"):
+        scratch_op.reload()
+    scratch_op.write("own(v)", include="double own(double);")
+    with pytest.raises(ManifestError, match=r"undefined symbol _Z3ownd; declare the launcher"):
+        scratch_op.reload()
 
 
 @pytest.mark.slow

@@ -40,6 +40,26 @@ def test_another_arch_is_refused_by_name(text: str) -> None:
         toolchain.parse_archs(text)
 
 
+def test_a_number_of_compilers_that_is_none_names_its_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MAX_JOBS", "abc")
+    with pytest.raises(ValueError, match="MAX_JOBS: expected a number of compilers, got 'abc'"):
+        toolchain.operators_at_once()
+
+
+def test_another_compiler_is_asked_for_its_own_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho mine 1.0 $1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", "/nonexistent")
+    assert toolchain.cxx_version() == "none"
+    monkeypatch.setenv("CXX", f"{compiler} -m64")
+    assert toolchain.cxx_version() == "mine 1.0 -m64"
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A toolkit whose nvcc is missing, and no other one."""

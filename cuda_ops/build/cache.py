@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import stat
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -76,6 +78,15 @@ def check(path: Path) -> None:
             )
         if part == top:
             return
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object that a file of the cache holds; an empty one if it holds none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def root_key(root: Path) -> str:

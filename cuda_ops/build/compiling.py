@@ -260,6 +260,7 @@ def _publish_installed(pair: Pair, archs: tuple[str, ...], path: Path) -> bool:
 def failing_lines(log: str, limit: int = 12) -> str:
     """Returns the lines of a build log that say what is wrong, without the command lines."""
     log = re.sub(r"^Error building extension '[^']*': ", "", log)
+    log = re.sub(r"^FAILED: .*\n.*\n", "", log, flags=re.MULTILINE)  # the second is a command
     lines = [line for line in log.splitlines() if line.strip() and not _NINJA_NOISE.match(line)]
     # Where a header's template refuses something, the line that asked for it is at fault.
     errors = [line for line in lines if _COMPILER_ERROR.search(line) or _ASKED_FOR.search(line)]
@@ -276,6 +277,9 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
     """
     from torch.utils import cpp_extension
 
+    compiler, *_ = toolchain.cxx()
+    if shutil.which(compiler) is None:
+        raise BuildError(f"{pair.stem}: there is no C++ compiler {compiler!r}; set CXX to one")
     path = library_path(pair, archs, text)
     marker = work / "building"
     if marker.exists():
@@ -356,7 +360,11 @@ def last_failure(pair: Pair, text: Text) -> str:
 
 def explain_failure(pair: Pair, log: str) -> str:
     """Sums up the log of a failed build."""
-    if "No space left on device" in log:
+    if full := re.search(r".*No space left on device", log):
+        # Compilers write what they hand to each other there.
+        temporary = next(filter(None, map(os.environ.get, ("TMPDIR", "TMP", "TEMP"))), "/tmp")
+        if temporary in full[0].replace(str(cache_dir()), ""):
+            return f"TMPDIR: {temporary}: No space left on device"
         return f"cannot build in {cache_dir()}: No space left on device"
     cuda_header = re.search(r"cu(da|blas|sparse|solver)\w*\.h|c10/cuda", failing_lines(log))
     if pair.kind is not Kind.NATIVE and cuda_header:
@@ -417,10 +425,7 @@ def _drop_stale_objects(pair: Pair, text: Text, work: Path) -> None:
     """Removes objects whose inputs changed: ninja goes by mtime, and knows a kernel's headers
     only where torch has CUDA.
     """
-    try:
-        known = json.loads((work / "objects.json").read_text())
-    except (OSError, ValueError):
-        known = {}
+    known = cache.read_json(work / "objects.json")
     for source in pair.sources:
         if known.get(source.name) != text.hash_of(source):
             suffix = ".cuda.o" if source.suffix == ".cu" else ".o"

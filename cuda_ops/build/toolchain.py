@@ -99,12 +99,19 @@ def _release(home: Path) -> str:
     return release[1] if release else ""
 
 
-@functools.cache
+def cxx() -> list[str]:
+    """Returns the command of the C++ compiler."""
+    return shlex.split(os.environ.get("CXX", "")) or ["c++"]
+
+
 def cxx_version() -> str:
-    """Returns what the C++ compiler (``CXX``, else ``c++``) says its version is, or ``"none"``."""
-    return (
-        _asked(*shlex.split(os.environ.get("CXX", "c++")), "--version").partition("\n")[0] or "none"
-    )
+    """Returns what the C++ compiler says its version is, or ``"none"``."""
+    return _first_line_of_version(*cxx())
+
+
+@functools.cache
+def _first_line_of_version(*command: str) -> str:
+    return _asked(*command, "--version").partition("\n")[0] or "none"
 
 
 def _asked(*command: str) -> str:
@@ -264,9 +271,15 @@ def operators_at_once() -> int:
 
     An operator is two compiler runs, and nearly all of its time is the kernel's. ``MAX_JOBS``,
     where it is set, counts both.
+
+    Raises:
+        ValueError: ``MAX_JOBS`` is no number.
     """
     listed = os.environ.get("MAX_JOBS")
-    most = int(listed) // 2 if listed else os.cpu_count() or 1
+    try:
+        most = int(listed) // 2 if listed else os.cpu_count() or 1
+    except ValueError:
+        raise ValueError(f"MAX_JOBS: expected a number of compilers, got {listed!r}") from None
     return max(1, min(most, _available_memory() // _BYTES_PER_OPERATOR))
 
 

@@ -143,6 +143,11 @@ def _host() -> _Host:
 def _explain(error: str, stem: str) -> str:
     if "undefined symbol" in error:
         symbol = error.rsplit("undefined symbol:", 1)[-1].strip()
+        if not symbol.startswith("_Z") and stem not in symbol:  # a C function of others
+            return (
+                f"undefined symbol {symbol}; define it in {stem}.cu or {stem}.cpp, or name the "
+                f"library that has it in LDFLAGS, as in LDFLAGS=-lz for zlib's crc32"
+            )
         return (
             f"undefined symbol {symbol}; declare the launcher in {stem}.cpp exactly as {stem}.cu "
             "defines it, and keep the binding's functions in an anonymous namespace"
