@@ -149,13 +149,13 @@ class Plugins:
         path = pair.plugin
         before = self._of_pair.get(pair.stem)
         name = f"cuda_ops.ops.{pair.stem}"
+        self.problems.pop(name, None)
         if not path.is_file():
             if before is not None:
                 self._manager.unregister(before)
                 del self._of_pair[pair.stem]
             return lambda: self._restore(pair.stem, name, None, before)
         module = _import_file(path, name)
-        self.problems.pop(name, None)
         if before is not None:
             self._manager.unregister(before)
         try:

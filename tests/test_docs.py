@@ -345,7 +345,7 @@ def test_every_hook_has_a_heading_with_its_signature() -> None:
     declared = [
         f"{node.name}({ast.unparse(node.args)}) -> {ast.unparse(node.returns)}"
         for node in tree.body
-        if isinstance(node, ast.FunctionDef) and node.returns is not None
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("cuda_ops_")
     ]
     assert len(declared) == len(list(iter_hook_names()))
     assert declared == re.findall(r"^### `(.+)`$", HOOKS.read_text(encoding="utf-8"), re.MULTILINE)
