@@ -470,7 +470,7 @@ def test_a_full_folder_for_temporary_files_is_named_and_not_the_cache(
     done = _in_namespace(
         scratch_op, f"mount -t tmpfs -o size=4k none {where} && export TMPDIR={where}"
     )
-    assert f"{scratch_op.name}: TMPDIR: {tmp_path}: No space left on device" in done.stderr
+    assert f"{scratch_op.name}: TMPDIR: {tmp_path}: No space left on device; set it" in done.stderr
 
 
 def test_a_compiler_that_is_missing_is_named(

@@ -137,7 +137,13 @@ def prune(bound: int = BOUND) -> None:
 
 
 def clean() -> tuple[list[Entry], list[Entry]]:
-    """Removes what no present source needs; returns what it removed and what it kept."""
+    """Removes what no present source needs; returns what it removed and what it kept.
+
+    Raises:
+        BuildError: see :func:`check`; a folder that others made could lead anywhere.
+    """
+    for name in ("roots", "lib", "work"):
+        folder(name)
     texts: dict[tuple[str, str], str] = {}  # of present pairs, by root and stem
     for note in (cache_dir() / "roots").glob("*"):
         pairs, _ = survey([Path(note.read_text())])

@@ -364,7 +364,7 @@ def explain_failure(pair: Pair, log: str) -> str:
         # Compilers write what they hand to each other there.
         temporary = next(filter(None, map(os.environ.get, ("TMPDIR", "TMP", "TEMP"))), "/tmp")
         if temporary in full[0].replace(str(cache_dir()), ""):
-            return f"TMPDIR: {temporary}: No space left on device"
+            return f"TMPDIR: {temporary}: No space left on device; set it to another folder"
         return f"cannot build in {cache_dir()}: No space left on device"
     cuda_header = re.search(r"cu(da|blas|sparse|solver)\w*\.h|c10/cuda", failing_lines(log))
     if pair.kind is not Kind.NATIVE and cuda_header:
