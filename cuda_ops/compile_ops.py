@@ -197,6 +197,9 @@ def _load_or_wait(built: compiling.Built, row: Row, compare: bool, patient: bool
         _fail(row, error)
     except CudaOpsError as error:
         _fail(row, error)
+    except Exception as error:  # none that is known; it must not cost the other operators
+        what = f"{row.op}: cannot be loaded: {type(error).__name__}: {error}"
+        _fail(row, CudaOpsError(what))
     return True
 
 

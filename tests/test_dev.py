@@ -440,6 +440,18 @@ def test_what_is_unfinished_costs_only_itself(scratch_op: ScratchOp, scratch_roo
         kernel.unlink()
 
 
+def test_an_unforeseen_error_costs_one_operator(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise KeyError("no such slot")
+
+    scratch_op.write("v * 2")
+    monkeypatch.setattr(registry(), "load", fail)
+    (row,) = compile_ops([scratch_op.name])
+    assert row.error == f"{scratch_op.name}: cannot be loaded: KeyError: 'no such slot'"
+
+
 def test_a_plugin_that_cannot_be_used_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry().plugins.problems, "theirs", "no such driver")
     (row,) = _broken_plugins(None)
