@@ -535,6 +535,17 @@ def test_building_leaves_the_environment_as_it_was(scratch_op: ScratchOp) -> Non
     assert dict(os.environ) == before
 
 
+def test_what_a_build_sets_changes_the_key_of_no_other_build(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTORCH_NVCC", raising=False)
+    monkeypatch.setattr(compiling.toolchain, "cuda_home", lambda: Path("/nowhere"))
+    before = compiling.toolchain.environment()
+    with compiling._compiler_environment():
+        assert "PYTORCH_NVCC" in os.environ
+        assert compiling.toolchain.environment() == before
+
+
 def test_an_environment_that_could_not_be_set_does_not_disturb_the_next_build(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -510,7 +510,7 @@ _compiler_environment = _CompilerEnvironment()
 
 def _nvcc_script(home: Path) -> Path:
     """Wraps nvcc in a script that keeps its output: torch drops that of a successful build."""
-    script = cache.folder() / "nvcc-keeping-its-log"
+    script = cache.folder() / toolchain.NVCC_SCRIPT
     text = (
         "#!/bin/sh\n# The build's folder is the current one.\n"
         f'"{home}/bin/nvcc" "$@" >nvcc.log 2>&1\nstatus=$?\n'

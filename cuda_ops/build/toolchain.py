@@ -36,6 +36,9 @@ VARIABLES = (
     *("COMPILER_PATH", "GCC_EXEC_PREFIX", "CCC_OVERRIDE_OPTIONS"),
 )
 
+#: The name of the dev build's script around nvcc.
+NVCC_SCRIPT = "nvcc-keeping-its-log"
+
 #: The compilers of one operator stay well below this.
 _BYTES_PER_OPERATOR = 2 << 30
 #: Where the toolkit is installed for all users.
@@ -305,6 +308,8 @@ def recipe(pair: Pair, archs: tuple[str, ...]) -> str:
 def environment() -> str:
     """Returns a dash and the hex digest of the :data:`VARIABLES` that are set; else nothing."""
     found = [f"{name}={value}" for name in VARIABLES if (value := os.environ.get(name))]
+    # While operators are built, PYTORCH_NVCC is a script of ours around the ordinary nvcc.
+    found = [variable for variable in found if NVCC_SCRIPT not in variable]
     return f"-{_digest(found)}" if found else ""
 
 
