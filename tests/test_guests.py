@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import needs_gpu
+from conftest import ScratchOp, needs_gpu
 
 import cuda_ops
 from cuda_ops.build import compiling
@@ -65,6 +65,45 @@ def test_torch_library_guest_keeps_its_namespace() -> None:
     assert "no reload in place" in row.note
     a = torch.randn(3)
     assert torch.equal(torch.ops.guest_ops.mul(a, a), a * a)
+
+
+@pytest.mark.slow
+def test_launch_in_a_guest_does_not_compile(tmp_path: Path, roots_for_now: None) -> None:
+    """The loader lends it no stream, and the kernel would never run."""
+    (tmp_path / "bindings").mkdir()
+    (tmp_path / "bindings" / "guest_launch.cpp").write_text("""
+#include <torch/csrc/stable/library.h>
+#include "launch.h"
+using namespace cuda_ops;
+Tensor run(const Tensor& x) {
+  launch(x, [](cudaStream_t) { return cudaSuccess; });
+  return x;
+}
+STABLE_TORCH_LIBRARY(guest_launch, m) { m.def("run(Tensor x) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(guest_launch, CPU, m) { m.impl("run", TORCH_BOX(&run)); }
+""")
+    registry().add_root(tmp_path)
+    (row,) = compile_ops(["guest_launch"])
+    assert "launch() needs CUDA_OPS(library); elsewhere, launch the kernel yourself" in row.error
+
+
+@pytest.mark.slow
+def test_launch_without_a_kernel_raises(scratch_op: ScratchOp) -> None:
+    start = "(launch(x, [](cudaStream_t) { return cudaSuccess; }), 2)"
+    scratch_op.write("v * factor")
+    text = scratch_op.binding.read_text()
+    scratch_op.binding.write_text(
+        text.replace(
+            "Tensor out = empty_elementwise(x);",
+            f"const double factor = {start}; Tensor out = empty_elementwise(x);",
+        )
+    )
+    (row,) = compile_ops([scratch_op.name], compare=False)
+    assert not row.error, row.error
+    with pytest.raises(
+        RuntimeError, match=rf"^cuda_ops::{scratch_op.name}: launch\(\) in a library"
+    ):
+        scratch_op.function(torch.ones(2))
 
 
 def test_guest_whose_cuda_headers_are_missing_says_so() -> None:

@@ -66,9 +66,20 @@ void launch(const Tensor& like, Launcher&& launcher) {
   }
   throw OpError(text);
 }
-#else
+#elif defined(CUDA_OPS_CUDA)
 template <class Launcher>
-void launch(const Tensor&, Launcher&&) {}
+void launch(const Tensor&, Launcher&&) {
+  throw OpError("launch() in a library that was built without its CUDA kernel");
+}
+#else
+// The loader lends the stream to the libraries of CUDA_OPS(library) alone.
+template <class Launcher>
+void launch(const Tensor&, Launcher&&) {
+  static_assert(
+      sizeof(Launcher) == 0,
+      "launch() needs CUDA_OPS(library); elsewhere, launch the kernel yourself on torch's "
+      "at::cuda::getCurrentCUDAStream()");
+}
 #endif
 
 }  // namespace cuda_ops
