@@ -109,6 +109,16 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
 
 
 @hookspec(firstresult=True)
+def cuda_ops_flops(op: OpSpec) -> Callable[..., int] | None:
+    """What ``torch.utils.flop_counter.FlopCounterMode`` counts for a call.
+
+    The callable takes the operator's arguments with each tensor replaced by its shape, and returns
+    floating-point operations, a multiply-add counting as two. Not for composed operators, whose
+    parts are counted. Fires when the operator's library is loaded or reloaded.
+    """
+
+
+@hookspec(firstresult=True)
 def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
     """What the operator should compute: a slow, obvious function of CPU tensors.
 
@@ -211,6 +221,7 @@ ANSWERS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "cuda_ops_public": ("a callable", callable),
     "cuda_ops_vmap": ("a callable", callable),
     "cuda_ops_sharding": ("a callable", callable),
+    "cuda_ops_flops": ("a callable", callable),
     "cuda_ops_reference": ("a callable", callable),
     "cuda_ops_samples": ("a Hypothesis strategy", _is_strategy),
     "cuda_ops_kernel_samples": ("a list of Sample", _is_list_of(object)),

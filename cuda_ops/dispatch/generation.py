@@ -21,6 +21,7 @@ class Generation:
     autocast: AutocastPolicy | None
     vmap: Callable[..., Any] | None
     sharding: Callable[..., Any] | None
+    flops: Callable[..., int] | None
     public: Callable[..., Any] | None
     #: Hash of what compiled graphs depend on: schema, signature, dtypes, plugin, siblings' schemas,
     #: and the library of a composed operator.

@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from cuda_ops.derive import arguments, checks
-from cuda_ops.dispatch import autocast, compile_tag, dtensor, public
+from cuda_ops.dispatch import autocast, compile_tag, dtensor, flops, public
 from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Kernel, Library
 from cuda_ops.errors import ManifestError
@@ -106,6 +106,7 @@ class Operator:
             autocast=plugins.ask("cuda_ops_autocast", op),
             vmap=vmap,
             sharding=plugins.ask("cuda_ops_sharding", op),
+            flops=plugins.ask("cuda_ops_flops", op),
             public=plugins.ask("cuda_ops_public", op),
             fingerprint=hashlib.sha256("\0".join(text + schemas).encode()).hexdigest(),
         )
@@ -131,6 +132,7 @@ class Operator:
             self._define_again()
         elif changed:
             self._register_autocast()
+            self._register_flops()
         if changed:
             public.renew(self)
         return changed
@@ -175,6 +177,7 @@ class Operator:
             op.qualname, NestedTensor, self._with_jagged_tensor, lib=lib
         )
         self._register_autocast()
+        self._register_flops()
         dtensor.register(op.name, self._sharding)
 
     def forget(self) -> None:
@@ -190,6 +193,10 @@ class Operator:
         if self.now.autocast is not None and not self._autocast_registered:
             autocast.register(self._library, self.spec.name, lambda: self.now.autocast)
             self._autocast_registered = True
+
+    def _register_flops(self) -> None:
+        if self.now.flops is not None:
+            flops.register(self.spec.name, self._flops)
 
     def _define_again(self) -> None:
         """Defines the operator with another schema. The dispatcher goes on handing tracers the
@@ -258,6 +265,9 @@ class Operator:
         if self.now.sharding is None:
             raise self._underived("sharding", "cuda_ops_sharding")
         return self.now.sharding(*args, **kwargs)
+
+    def _flops(self, *args: Any, **kwargs: Any) -> int:
+        return 0 if self.now.flops is None else self.now.flops(*args, **kwargs)
 
     def _without_strides(self, *args: Any, **kwargs: Any) -> Any:
         op = self.now.spec

@@ -4,7 +4,8 @@ draw, and how mapped arguments become one call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,13 @@ def scoring_code(op: str, scoring: str) -> int:
             f"{', '.join(map(repr, SCORINGS))}, got {scoring!r}"
         )
     return SCORINGS.index(scoring)
+
+
+def product_flops(w_down: Sequence[int], experts: Sequence[int]) -> int:
+    """Returns the FLOPs of one product of each choice, of shape ``experts``, with (H, I) of its
+    expert; gate and up take one each.
+    """
+    return 2 * math.prod(experts) * math.prod(w_down[1:])
 
 
 # --- references ----------------------------------------------------------------------------

@@ -6,7 +6,8 @@ multiply once more for its gradient; ``fused_linear_gelu_keep`` also returns the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -124,6 +125,21 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
         return [*rules, ([Shard(last)] * outputs, columns)]
 
     return rule
+
+
+@hookimpl
+def cuda_ops_flops(op: OpSpec) -> Callable[..., int]:
+    """Counts the one product of each operator; gradients multiply through ``matmul``."""
+
+    def slope(grad_out: Any, x: Any, weight: Any, bias: Any = None) -> int:
+        return linear_flops(x, weight)
+
+    return slope if op.name == "fused_linear_gelu_slope" else linear_flops
+
+
+def linear_flops(x: Sequence[int], weight: Sequence[int], bias: Any = None) -> int:
+    """Returns the FLOPs of the product of x (..., I) and weight (O, I), from their shapes."""
+    return 2 * math.prod(x) * weight[0]
 
 
 @hookimpl
@@ -333,7 +349,7 @@ def _case(
         f"{rows}x{o}x{i} bfloat16" + (", forward and backward" if backward else ""),
         inputs,
         bytes=(rows * i + o * i + o + rows * o) * 2 * (3 if backward else 1),
-        flops=2 * rows * o * i * (3 if backward else 1),
+        flops=linear_flops((rows, i), (o, i)) * (3 if backward else 1),
         function=function,
         peers=peers or {},
         reason=reason,

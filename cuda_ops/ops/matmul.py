@@ -6,7 +6,8 @@ computed only if wanted; the fake works out the shape without walking over named
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -193,6 +194,19 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
 
 
 @hookimpl
+def cuda_ops_flops(op: OpSpec) -> Callable[..., int]:
+    if op.name != "matmul_backward":
+        return product_flops
+    return lambda grad_out, a, b: 2 * product_flops(a, b)
+
+
+def product_flops(a: Sequence[int], b: Sequence[int]) -> int:
+    """Returns the FLOPs of the product of factors of these shapes."""
+    batch: Sequence[int] = torch.broadcast_shapes(a[:-2], b[:-2])
+    return 2 * math.prod(batch) * math.prod(a[-2:]) * b[-1]
+
+
+@hookimpl
 def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
     return gradients if op.name == "matmul_backward" else torch.matmul
 
@@ -342,7 +356,7 @@ def _case(
         inputs,
         # The gradient reads three matrices, writes two and multiplies twice.
         bytes=(numel * (1 + backward) + m * n) * dtype.itemsize,
-        flops=2 * m * n * k * (1 + backward),
+        flops=product_flops((m, k), (k, n)) * (1 + backward),
         reason=reason,
         dtype=dtype,
         arithmetic="tf32" if "tf32" in op.name else "",

@@ -230,7 +230,7 @@ def _case(op: OpSpec, model: str, tokens: int, backward: bool = False) -> Benchm
         return x, logits(device), own[2], own[3], top_k
 
     in_use, rows = active * 6 * inner * hidden, 4 * tokens * hidden + 4 * tokens * count
-    forward = 6 * tokens * top_k * hidden * inner
+    forward = 3 * _moe.product_flops((count, hidden, inner), (tokens, top_k))
 
     def without_gradient(*args: Any) -> Any:
         """Calls what ``cuda_ops.moe`` does where no gradient is wanted."""

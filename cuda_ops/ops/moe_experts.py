@@ -207,6 +207,37 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
 
 
 @hookimpl
+def cuda_ops_flops(op: OpSpec) -> Callable[..., int]:
+    """Counts the products: three of the forward, and of the backward those that are wanted."""
+
+    def forward(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> int:
+        return 3 * _moe.product_flops(w_down, experts)
+
+    def down(
+        grad_out: Any, w_down: Any, experts: Any, weights: Any, gate_up: Any, wanted: int = _ALL
+    ) -> int:
+        return (1 + _wants(wanted, "w_down")) * _moe.product_flops(w_down, experts)
+
+    def gate_up(rows: Any, x: Any, w_gate_up: Any, experts: Any, wanted: int = _ALL) -> int:
+        count = _wants(wanted, "x") + _wants(wanted, "w_gate_up")
+        return count * _moe.product_flops(w_gate_up, experts)
+
+    def backward(
+        grad_out: Any, x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any, kept: Any,
+        wanted: int = _ALL,
+    ) -> int:  # fmt: skip
+        of_down = down(grad_out, w_down, experts, weights, kept, wanted)
+        return of_down + gate_up(kept, x, w_gate_up, experts, wanted)
+
+    formulas: dict[str, Callable[..., int]] = {BACKWARD: backward, DOWN: down, GATE_UP: gate_up}
+    return formulas.get(op.name, forward)
+
+
+def _wants(wanted: int, name: str) -> bool:
+    return bool(wanted >> _BITS.index(name) & 1)
+
+
+@hookimpl
 def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
     references: dict[str, Callable[..., Any]] = {
         FORWARD: _moe.mixture,

@@ -1,0 +1,33 @@
+"""FLOPs for ``torch.utils.flop_counter``, registered when it is in use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cuda_ops.dispatch.on_import import when_imported
+
+
+def register(name: str, formula: Callable[..., int]) -> None:
+    """Gives FlopCounterMode the formula of ``cuda_ops::<name>``: FLOPs of the arguments, each
+    tensor replaced by its shape.
+    """
+
+    def counted(*args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+        return formula(*args, **kwargs)
+
+    def action() -> None:
+        from torch.utils import flop_counter
+        from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+        packet = getattr(torch.ops.cuda_ops, name)
+        flop_counter.flop_registry.pop(packet, None)  # of a plugin before a reload
+        registered = flop_counter.register_flop_formula(packet)(counted)
+        # A counter has a copy, and its block may be the first to use the operator.
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, flop_counter._FlopCounterMode):
+                mode.counter.flop_registry[packet] = registered
+
+    when_imported("torch.utils.flop_counter", name, action)
