@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock, Timeout
+from limits import pytest_timeout_set_timer as pytest_timeout_set_timer  # a hook
 from torch.utils import cpp_extension
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
