@@ -189,6 +189,7 @@ def test_type_table_is_that_of_the_headers() -> None:
     for row in table.splitlines()[2:]:
         schema, cpp = (re.findall(r"`(.+?)`", cell) for cell in row.strip("|").split("|"))
         listed += zip(cpp, schema, strict=True)
+    known += [(cpp, name.replace("int", "SymInt")) for cpp, name in known if name.startswith("int")]
     assert sorted(listed) == sorted(known)
 
 
@@ -202,6 +203,18 @@ def test_messages_of_the_errors_page_exist() -> None:
     others = {"undefined symbol", "unknown hook", "can not be found in the hookspec"}
     assert len(fragments) > 40
     assert not [f for f in fragments if f not in _sources() and f not in others]
+
+
+def test_every_promise_of_the_page_of_faults_has_its_test() -> None:
+    rows = [
+        (PAGES / file, re.findall(r"`(test_\w+)`", tests))
+        for file, tests in re.findall(
+            r"\| \[\w+\]\((.+?)\) (.+) \|$", (PAGES / "faults.md").read_text(), re.M
+        )
+    ]
+    assert len(rows) > 20 and all(tests for _, tests in rows)
+    for file, tests in rows:
+        assert set(tests) <= set(re.findall(r"^def (test_\w+)", file.read_text(), re.M))
 
 
 def test_every_error_class_is_listed() -> None:
