@@ -1,0 +1,158 @@
+"""What the test kit cannot do is neither a mistake of the operator nor a success."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from cuda_ops.testing import (
+    PROFILES,
+    Sample,
+    TensorArg,
+    check_op,
+    describe,
+)
+from cuda_ops.testing.checks import by_name
+from cuda_ops.testing.report import CheckEntry
+from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.worker import (
+    UNJUDGED,
+)
+
+
+@pytest.fixture
+def described() -> Iterator[Callable[..., Subject]]:
+    """Registers ``given::f`` by its schema and describes it with itself as its reference."""
+    with torch.library._scoped_library("given", "DEF") as library:
+
+        def make(schema: str, function: Any, line: str = "", **options: Any) -> Subject:
+            library.define(schema)
+            library.impl("f", function, "CompositeExplicitAutograd")
+            options = {"reference": function, "differentiable": False, **options}
+            return describe("given::f", line, **options)
+
+        yield make
+
+
+def _checked(subject: Subject, name: str) -> CheckEntry:
+    few = replace(PROFILES["quick"], examples=10)
+    checks = [by_name(name)]
+    (entry,) = check_op(subject, checks=checks, devices=["cpu"], isolate=False, profile=few).entries
+    return entry
+
+
+X = TensorArg((2, 3))
+
+
+@pytest.mark.parametrize("name", ["empty", "repeats", "reference", "numerics", "alignment"])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint64],
+)
+def test_dtypes_that_torch_can_hardly_compute_with_are_compared(
+    described: Callable[..., Subject], dtype: torch.dtype, name: str
+) -> None:
+    right = described("f(Tensor x) -> Tensor", torch.clone, "()->()", dtypes=[dtype])
+    entry = _checked(right, name)
+    assert entry.passed, entry
+    if name in ("reference", "numerics"):
+        wrong = torch.conj_physical if dtype.is_complex else torch.zeros_like
+        entry = _checked(replace(right, reference=wrong), name)
+        assert entry.passed is False and entry.label == by_name(name).label, entry
+
+
+def test_a_dtype_that_the_kit_cannot_make_is_no_mistake_of_the_operator(
+    described: Callable[..., Subject],
+) -> None:
+    fp4 = [torch.float4_e2m1fn_x2]
+    entry = _checked(
+        described("f(Tensor x) -> Tensor", torch.clone, "()->()", dtypes=fp4), "layouts"
+    )
+    assert entry.label == UNJUDGED and not entry.passed
+    assert entry.detail.startswith("the kit could not run this check: NotImplementedError: ")
+
+
+def test_a_list_of_tensors_is_not_passed_on_as_descriptions(
+    described: Callable[..., Subject],
+) -> None:
+    samples = st.just(Sample(([X, X],)))
+    subject = described("f(Tensor[] xs) -> Tensor", lambda xs: xs[0] + xs[1], strategy=samples)
+    entry = _checked(subject, "reference")
+    assert entry.label == UNJUDGED and "could not make a list of tensors" in entry.detail
+
+
+@pytest.mark.parametrize("name", ["mutation", "unwritten", "reference", "registration"])
+def test_results_in_lists_and_numbers_are_compared(
+    described: Callable[..., Subject], name: str
+) -> None:
+    def f(x: torch.Tensor) -> Any:
+        return x + 1, [x + 2, x + 3], x.dim()
+
+    subject = described("f(Tensor x) -> (Tensor, Tensor[], int)", f, "()->(),(),()")
+    assert _checked(subject, name).passed
+    if name == "reference":
+        for wrong in (
+            lambda x: (x + 1, [x + 2, x + 4], x.dim()),
+            lambda x: (x + 1, [x + 2, x + 3], x.dim() + 1),
+            lambda x: (x + 1, [x + 2, x + 3]),
+        ):
+            entry = _checked(replace(subject, reference=wrong), name)
+            assert entry.passed is False and entry.label == by_name(name).label, entry
+
+
+def test_a_required_dtype_comes_from_the_samples_alone(
+    described: Callable[..., Subject],
+) -> None:
+    samples = st.just(Sample((X, torch.float64)))
+    subject = described(
+        "f(Tensor x, ScalarType t) -> Tensor", lambda x, t: x.to(t), "()->()", strategy=samples
+    )
+    for name in ("empty", "repeats", "compile_dynamic"):
+        entry = _checked(subject, name)
+        assert entry.passed or "no sample of the operator fits" in entry.detail, entry
+
+
+def test_what_an_operator_writes_to_its_arguments_is_compared(
+    described: Callable[..., Subject],
+) -> None:
+    def f(x: torch.Tensor) -> None:
+        x.mul_(2)
+
+    subject = described("f(Tensor(a!) x) -> ()", f, "()->()")
+    for name in (
+        "empty",
+        "mutation",
+        "repeats",
+        "unwritten",
+        "reference",
+        "layouts",
+        "compile_static",
+    ):
+        assert _checked(subject, name).passed, name
+    entry = _checked(replace(subject, reference=lambda x: x.mul_(3)), "reference")
+    assert entry.passed is False and "times the tolerance" in entry.detail
+    entry = _checked(replace(subject, reference=lambda x: x * 2), "reference")
+    assert entry.passed is False and "times the tolerance" in entry.detail
+
+
+def test_a_reference_that_raises_is_named(described: Callable[..., Subject]) -> None:
+    def nothing(x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("nothing at all")
+
+    subject = described("f(Tensor x) -> Tensor", torch.clone, "()->()", reference=nothing)
+    entry = _checked(subject, "reference")
+    assert entry.label == UNJUDGED and not entry.passed
+    raised = "the reference raised NotImplementedError: nothing at all"
+    assert entry.detail == f"the kit could not compare the result: {raised}"
+
+
+def test_samples_that_raise_when_drawn_are_named(described: Callable[..., Subject]) -> None:
+    samples = st.just(0).map(lambda zero: 1 // zero)
+    entry = _checked(described("f(Tensor x) -> Tensor", torch.clone, strategy=samples), "reference")
+    assert entry.label == UNJUDGED
+    assert entry.detail.startswith("the kit could not draw samples: ZeroDivisionError")
