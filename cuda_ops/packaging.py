@@ -17,6 +17,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -195,15 +196,19 @@ def _compile_flags(pair: Pair, archs: tuple[str, ...], text: Text) -> dict[str, 
 
 def _leave_out_paths(flags: dict[str, list[str]]) -> None:
     """Keeps the folders of this machine out of a wheel's error texts and debug information."""
-    folders = [Path.cwd(), PACKAGE.parent, Path(torch.__file__).parent.parent]
+    python = sysconfig.get_path("include")
+    folders = [Path.cwd(), PACKAGE.parent, Path(torch.__file__).parent.parent, Path(python)]
     if (home := toolchain.cuda_home()) is not None:
         folders.append(home)
     maps = [f"-ffile-prefix-map={folder}/=" for folder in folders]
     flags["cxx"] += ["-g0", *maps]  # Python's own flags ask for -g
     if "nvcc" in flags:
         # The line numbers for profilers hold the names of files, which nvcc cannot map.
-        kept = [flag for flag in flags["nvcc"] if flag != "-lineinfo"]
-        flags["nvcc"] = [*kept, "-Xcompiler", ",".join(maps)]
+        flags["nvcc"] = [flag for flag in flags["nvcc"] if flag != "-lineinfo"]
+        # Nor can it map what this returns, which the assert() of newer C libraries stores.
+        flags["nvcc"].append("-D__builtin_FILE()=__FILE__")
+        for one in maps:  # nvcc splits at commas, and a shell reads the rest
+            flags["nvcc"] += ["-Xcompiler", shlex.quote(one).replace(",", "\\,")]
 
 
 def _first_line(error: Exception) -> str:

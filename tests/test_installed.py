@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,16 @@ def test_what_pip_built_is_loaded_until_an_edit_and_again_after_it(
     assert row.built == "built" and row.uncompared == "no reference"
     assert torch.equal(scratch_op.function(X), X * 5)
 
+
+#: It names its own file in every way that a kernel can.
+_KERNEL = """
+#include <cassert>
+__global__ void f(int i, const char** file) {
+  assert(i);
+  *file = i > 1 ? __FILE__ : __builtin_FILE();
+}
+void named_launch() { f<<<1, 1>>>(1, nullptr); throw __FILE__; }
+"""
 
 #: It names its own file, those of torch's headers name theirs.
 _BINDING = """
@@ -197,18 +209,19 @@ def test_a_wheel_holds_no_path_of_the_machine_that_built_it(
     scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CXX")  # its precompiled header holds paths
-    shutil.copytree(scratch_op.root / "utils", tmp_path / "src" / "utils")
+    project = tmp_path / "a, b"
+    shutil.copytree(scratch_op.root / "utils", project / "src" / "utils")
     for folder, text in {
-        "kernels/named.cu": "#include <cassert>\n__global__ void f(int i) { assert(i); }\n"
-        "void named_launch() { f<<<1, 1>>>(1); throw __FILE__; }\n",
+        "kernels/named.cu": _KERNEL,
         "bindings/named.cpp": _BINDING,
     }.items():
-        (tmp_path / "src" / folder).parent.mkdir()
-        (tmp_path / "src" / folder).write_text(text)
-    install(tmp_path, root="src", inplace=False)
-    (library,) = tmp_path.glob("build/lib*/scratch/src/lib/named.abi3.so")
+        (project / "src" / folder).parent.mkdir()
+        (project / "src" / folder).write_text(text)
+    install(project, root="src", inplace=False)
+    (library,) = project.glob("build/lib*/scratch/src/lib/named.abi3.so")
     contents = library.read_bytes()
     folders = [tmp_path, REPO, Path(torch.__file__).parent, toolchain.cuda_home() or "/home/"]
+    folders.append(sysconfig.get_path("include"))
     assert [folder for folder in folders if str(folder).encode() in contents] == []
     assert b"src/bindings/named.cpp" in contents
 
@@ -326,7 +339,7 @@ def test_what_compilers_read_from_the_environment_is_part_of_the_key(
     plain.unlink()
     ordinary = compiling.build(pair, HERE)
     assert ordinary.origin == "cached" and ordinary.path != other.path
-    os.utime(other.path, (2e9, 2e9))
+    os.utime(other.path, (time.time() + 3600,) * 2)
     assert compiling.find_library(pair, pair.read()) == ordinary.path
     ordinary.path.unlink()
     assert compiling.find_library(pair, pair.read()) == other.path

@@ -7,6 +7,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -115,6 +116,14 @@ def test_flags_are_arguments_and_hold_the_hashes(project: Path, toolkit: Path) -
     (project / "kernels" / "pair.cu").write_text("// edited\n")
     edited = packaging._compile_flags(pair, archs, pair.read())
     assert edited["cxx"] != flags["cxx"] and edited["nvcc"] != flags["nvcc"]
+
+
+def test_a_wheel_names_no_folder_of_python() -> None:
+    flags: dict[str, list[str]] = {"cxx": [], "nvcc": ["-lineinfo"]}
+    packaging._leave_out_paths(flags)
+    hidden = f"-ffile-prefix-map={sysconfig.get_path('include')}/="
+    assert hidden in flags["cxx"] and hidden in flags["nvcc"]
+    assert "-lineinfo" not in flags["nvcc"]
 
 
 @pytest.mark.parametrize("saved_meanwhile", [False, True])
