@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ScratchOp
 
 from cuda_ops.build import compiling, threads
+from cuda_ops.dev import watch
 from cuda_ops.registry import registry
 
 REPO = Path(__file__).resolve().parent.parent
@@ -31,32 +35,68 @@ setup(name="endless", **operators("endless", "."))
 
 
 @pytest.fixture
-def started(scratch_op: ScratchOp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def started(
+    scratch_op: ScratchOp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """A file that gets the number of each compiler's process; no compiler ends by itself."""
     compiler, started = tmp_path / "c++", tmp_path / "started"
     compiler.write_text(_SLOW.format(started=started))
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    return started
+    yield started
+    for process in running(started):  # of a test that failed
+        with contextlib.suppress(OSError):
+            os.kill(process, signal.SIGKILL)
 
 
 def compilers(started: Path) -> list[int]:
     return [int(line) for line in started.read_text().split()] if started.exists() else []
 
 
-def none_runs(started: Path) -> bool:
-    """Says whether every compiler has ended; one that nothing waits for has no arguments left."""
-    files = [Path(f"/proc/{process}/cmdline") for process in compilers(started)]
-    return not any(file.exists() and file.read_bytes() for file in files)
+def running(started: Path) -> list[int]:
+    """Lists the compilers that have not ended; one that nothing waits for has no arguments left."""
+    found = []
+    for process in compilers(started):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{process}/cmdline").read_bytes():
+                found.append(process)
+    return found
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Lets Ctrl-C interrupt; whatever a script starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def command_in(folder: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a command as in a terminal of its own; ends it if the test fails."""
+    with subprocess.Popen(
+        [sys.executable, *command],
+        cwd=folder,
+        env=os.environ | {"MAX_JOBS": "4", "PYTHONPATH": str(REPO)},  # two operators at a time
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("to", [os.kill, os.killpg], ids=["the process", "all of the terminal"])
 @pytest.mark.parametrize(
     "command",
@@ -75,22 +115,13 @@ def test_a_build_of_several_operators_stops_at_once(
         (tmp_path / "setup.py").write_text(_SETUP)
     else:
         command = [str(REPO / command[0]), *command[1:], *names]
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        cwd=tmp_path,
-        env=os.environ | {"MAX_JOBS": "4", "PYTHONPATH": str(REPO)},  # two operators at a time
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    wait_for(lambda: len(compilers(started)) == 2)
-    start = time.monotonic()
-    to(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert time.monotonic() - start < 5
+    with command_in(tmp_path, *command) as process:
+        wait_for(lambda: bool(compilers(started)))
+        to(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=200)
     assert process.returncode == (130 if command[-1] in names else 1), said
-    wait_for(lambda: none_runs(started))
-    assert len(compilers(started)) == 2  # the others never began
+    wait_for(lambda: not running(started))
+    assert len(compilers(started)) <= 2  # the others never began
 
 
 def _build_and_interrupt(started: Path, op: ScratchOp) -> None:
@@ -106,8 +137,63 @@ def test_an_interrupted_build_is_no_failure_and_the_next_one_succeeds(
     scratch_op.write("v * 2")
     with pytest.raises(KeyboardInterrupt):
         _build_and_interrupt(started, scratch_op)
-    wait_for(lambda: none_runs(started))
+    wait_for(lambda: not running(started))
     pair = registry().pairs()[scratch_op.name]
     assert compiling.last_failure(pair, pair.read()) == ""
     monkeypatch.setenv("CXX", str(quick_compiler))
     assert scratch_op.reload().origin == "built"
+
+
+def test_a_second_ctrl_c_leaves_no_compiler_that_ignores_being_ended(
+    scratch_op: ScratchOp, started: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text(compiler.read_text().replace("echo $$", "trap '' INT TERM\necho $$"))
+    times = iter(range(100_000))
+
+    def sleep(seconds: float) -> None:
+        if next(times) == 0:
+            raise KeyboardInterrupt
+        time.sleep(seconds)
+
+    monkeypatch.setattr(threads, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    scratch_op.write("v * 2")
+    with pytest.raises(KeyboardInterrupt):
+        _build_and_interrupt(started, scratch_op)
+    assert next(times) > 1
+    assert not running(started)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_ends_the_compilers_of_a_watch(scratch_op: ScratchOp, started: Path) -> None:
+    def interrupt() -> None:
+        wait_for(started.exists)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    scratch_op.write("v * 2")
+    pair = registry().rescan()[scratch_op.name]
+    other = threading.Thread(target=interrupt)
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        watch._after_save(pair, pair.read(), None, "cpu", {})
+    other.join()
+    assert not running(started)
+
+
+def test_a_word_of_the_compiler_is_no_ctrl_c(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="interrupted"), threads.running_compilers(tmp_path):
+        raise RuntimeError("a.cpp:1:2: error: 'interrupted by user' was not declared")
+
+
+def test_no_build_begins_after_one_that_ctrl_c_has_ended(tmp_path: Path) -> None:
+    begun = []
+
+    def build(number: int) -> None:
+        with threads.running_compilers(tmp_path):
+            begun.append(number)
+            raise RuntimeError("no object") from subprocess.CalledProcessError(130, "ninja")
+
+    with threads.builders(1) as submit:
+        futures = [submit(build, number) for number in range(3)]
+        assert [type(future.exception()) for future in futures] == [KeyboardInterrupt] * 3
+    assert begun == [0]

@@ -18,6 +18,9 @@ from typing import ParamSpec, Protocol, TypeVar
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+#: How many seconds a compiler has to end by itself.
+_PATIENCE = 1.0
+
 
 class Submit(Protocol):
     """Starts a function in one of the threads."""
@@ -61,13 +64,7 @@ def builders(count: int) -> Iterator[Submit]:
         try:
             yield submit
         except BaseException:
-            group.stopped.set()
-            for future in futures:
-                future.cancel()
-            while not all(future.done() for future in futures):
-                for folder in tuple(group.folders):
-                    _end_compilers(folder)
-                time.sleep(0.02)
+            _end(group, futures)
             raise
 
 
@@ -78,11 +75,10 @@ def stopped() -> bool:
 
 @contextlib.contextmanager
 def running_compilers(folder: Path) -> Iterator[None]:
-    """Lets compilers run in a folder.
+    """Lets compilers run in a folder, for a thread of :func:`builders`.
 
     Raises:
-        KeyboardInterrupt: they were ended, here or by the block of :func:`builders`, so that what
-            they said is no error of the sources.
+        KeyboardInterrupt: they were ended, so that what they said is no error of the sources.
     """
     group = _thread.group or _Group()
     if group.stopped.is_set():
@@ -90,19 +86,46 @@ def running_compilers(folder: Path) -> Iterator[None]:
     group.folders.add(folder)
     try:
         yield
-    except BaseException as error:
-        # The terminal sends Ctrl-C to ninja as well, which may be first.
-        if group.stopped.is_set() or "interrupted by user" in str(error):
+    except Exception as error:
+        # The terminal sends Ctrl-C to ninja as well, which may be first: then no build may begin.
+        if _was_interrupted(error):
+            group.stopped.set()
+        if group.stopped.is_set():
             raise KeyboardInterrupt from None
-        if not isinstance(error, Exception):
-            _end_compilers(folder)
         raise
     finally:
         group.folders.discard(folder)
 
 
-def _end_compilers(folder: Path) -> None:
-    """Ends the processes below this one that run in a folder: ninja and what it started."""
+def _was_interrupted(error: Exception) -> bool:
+    """Says whether Ctrl-C ended ninja, by its status, or its words where torch has caught them."""
+    status = getattr(error.__cause__, "returncode", None)
+    return status == 130 or "ninja: build stopped: interrupted by user" in str(error)
+
+
+def _end(group: _Group, futures: list[Future[object]]) -> None:
+    """Ends the builds of a group and waits for them; compilers that ignore it are killed."""
+    found: dict[int, Path] = {}
+    patient_until = time.monotonic() + _PATIENCE
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C would leave them running
+            group.stopped.set()
+            for future in futures:
+                future.cancel()
+            for folder in tuple(group.folders):
+                found |= dict.fromkeys(_compilers(folder), folder)
+            found = {number: folder for number, folder in found.items() if _is_in(folder, number)}
+            if not found and all(future.done() for future in futures):
+                return
+            ending = signal.SIGTERM if time.monotonic() < patient_until else signal.SIGKILL
+            for number in found:
+                with contextlib.suppress(OSError):
+                    os.kill(number, ending)
+            time.sleep(0.02)
+
+
+def _compilers(folder: Path) -> Iterator[int]:
+    """Lists the processes below this one that run in a folder: ninja and what it started."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -112,6 +135,11 @@ def _end_compilers(folder: Path) -> None:
     for process, parent in parents.items():
         while parent and parent != os.getpid():
             parent = parents.get(parent, 0)
-        with contextlib.suppress(OSError):
-            if parent and Path(f"/proc/{process}/cwd").samefile(folder):
-                os.kill(process, signal.SIGTERM)
+        if parent and _is_in(folder, process):
+            yield process
+
+
+def _is_in(folder: Path, process: int) -> bool:
+    with contextlib.suppress(OSError):  # it has ended
+        return Path(f"/proc/{process}/cwd").samefile(folder)
+    return False

@@ -16,7 +16,7 @@ from watchfiles import watch as wait_for_changes
 from cuda_ops.benchmarking.clock import make_clock
 from cuda_ops.benchmarking.compare import quick_seconds
 from cuda_ops.benchmarking.rotation import Rotation
-from cuda_ops.build import compiling
+from cuda_ops.build import compiling, threads
 from cuda_ops.build.discovery import INCLUDE_DIR, Kind, Pair, Text
 from cuda_ops.errors import CudaOpsError, DiscoveryError, KitError, ResultError
 from cuda_ops.registry import registry
@@ -81,7 +81,7 @@ def watch(
         if pair.stem not in registry().failures and pair.kind is Kind.NATIVE:
             # What cannot be measured now is reported at the first save.
             with contextlib.suppress(Exception):
-                last[pair.stem] = _measure(pair, 0.0, compiling.build(pair, archs), device)
+                last[pair.stem] = _measure(pair, 0.0, _build(pair, archs), device)
     console.print(f"watching {', '.join(p.stem for p in chosen)} ({where}); Ctrl-C ends")
     for _ in wait_for_changes(*_folders(chosen), debounce=50, step=10, stop_event=stop):
         for pair in map(_present, chosen):
@@ -102,7 +102,7 @@ def _after_save(
 ) -> str:
     start = time.monotonic()
     try:
-        built = compiling.build(pair, archs, text=text)
+        built = _build(pair, archs, text)
         registry().load(pair.stem, built.path)
         seconds = time.monotonic() - start
         if pair.kind is not Kind.NATIVE:
@@ -121,6 +121,11 @@ def _after_save(
     line = save.line(pair.stem, last.get(pair.stem))
     last[pair.stem] = save
     return "\n".join([line, *built.warnings])
+
+
+def _build(pair: Pair, archs: tuple[str, ...] | None, text: Text | None = None) -> compiling.Built:
+    with threads.builders(1) as submit:
+        return submit(compiling.build, pair, archs, text=text).result()
 
 
 def _present(pair: Pair) -> Pair:
