@@ -75,6 +75,7 @@ def compile_ops(
     if unknown:
         raise BuildError(f"no operator {', '.join(map(repr, unknown))}; known: {', '.join(pairs)}")
     chosen = [stem for stem, pair in asked.items() if not pair.problem]
+    archs = archs or compiling.visible_archs()
     texts: dict[Path, bytes] = {}  # operators share headers
     waiting: list[tuple[compiling.Built, Row]] = []
     with threads.builders(toolchain.operators_at_once()) as submit:

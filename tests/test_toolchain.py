@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 
-from cuda_ops.build import toolchain
+from cuda_ops.build import compiling, toolchain
 
 
 @pytest.mark.parametrize(
@@ -26,11 +31,34 @@ from cuda_ops.build import toolchain
 def test_an_arch_may_be_torch_s_name(
     text: str, archs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: [(12, 0), (8, 6)][i])
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "5.0")
     assert toolchain.parse_archs(text) == archs
-    assert os.environ["TORCH_CUDA_ARCH_LIST"] == "5.0"
+
+
+def test_torch_takes_each_name_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = inspect.getsource(cpp_extension._get_cuda_arch_flags)
+    assert {*re.findall(r"'([A-Z][a-z]+(?:\+[A-Z][a-z]+)?)', '", source)} == {
+        *toolchain._GENERATIONS
+    }
+    for name, archs in toolchain._GENERATIONS.items():
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", name)
+        assert sorted(toolchain.gencode_flags(archs)) == cpp_extension._get_cuda_arch_flags()
+
+
+def test_threads_may_ask_for_archs_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "Hopper;8.0")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(compiling.visible_archs) for _ in range(200)]
+        found = {future.result() for future in asked}
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == {("9.0+PTX", "8.0")}
+    assert os.environ["TORCH_CUDA_ARCH_LIST"] == "Hopper;8.0"
 
 
 @pytest.mark.parametrize("text", ["8.0;Grace", "sm_90", "90", "Hopper+", "9.0b"])

@@ -46,6 +46,23 @@ _SYSTEM = Path("/usr/local")
 #: A compiler says its version within milliseconds, on a busy machine within seconds.
 _ANSWER_SECONDS = 30.0
 _ARCH = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
+#: What torch takes the name of a generation for; it has them inside a function.
+_GENERATIONS = {
+    "Kepler": ("3.5+PTX",),
+    "Kepler+Tesla": ("3.7",),
+    "Maxwell": ("5.0", "5.2+PTX"),
+    "Maxwell+Tegra": ("5.3",),
+    "Pascal": ("6.0", "6.1+PTX"),
+    "Volta": ("7.0+PTX",),
+    "Volta+Tegra": ("7.2",),
+    "Turing": ("7.5+PTX",),
+    "Ampere": ("8.0", "8.6+PTX"),
+    "Ampere+Tegra": ("8.7",),
+    "Ada": ("8.9+PTX",),
+    "Hopper": ("9.0+PTX",),
+    "Blackwell": ("10.0", "10.3", "12.0", "12.1+PTX"),
+    "Blackwell+Tegra": ("11.0",),
+}
 
 
 @functools.cache
@@ -148,33 +165,12 @@ def _archs(part: str) -> tuple[str, ...]:
         return gpu_archs() or (DEFAULT_ARCH,)
     if part.lower() == "all":
         return RELEASE_ARCHS
-    if part[0].isalpha() and (named := _named_archs(part)):
-        return named
+    if part in _GENERATIONS:
+        return _GENERATIONS[part]
     raise ValueError(
         f"arch {part!r}: expected a compute capability such as 8.0, 9.0a or 12.0+PTX, or a name "
         "such as Hopper, native or All"
     )
-
-
-def _named_archs(name: str) -> tuple[str, ...]:
-    """Returns what torch takes a name of a generation for; nothing if it knows none."""
-    from torch.utils import cpp_extension
-
-    # torch has its list inside the function that reads this variable.
-    before = os.environ.get("TORCH_CUDA_ARCH_LIST")
-    os.environ["TORCH_CUDA_ARCH_LIST"] = name
-    try:
-        flags = " ".join(cpp_extension._get_cuda_arch_flags())
-    except (AttributeError, ValueError):
-        return ()
-    finally:
-        if before is None:
-            del os.environ["TORCH_CUDA_ARCH_LIST"]
-        else:
-            os.environ["TORCH_CUDA_ARCH_LIST"] = before
-    ptx = re.findall(r"code=compute_(\w+)", flags)
-    numbers = re.findall(r"code=sm_((\d+)(\d[af]?))", flags)
-    return tuple(f"{major}.{minor}" + "+PTX" * (number in ptx) for number, major, minor in numbers)
 
 
 def gpu_archs() -> tuple[str, ...]:
