@@ -188,6 +188,7 @@ def test_an_editable_install_is_for_the_gpus_here(
     monkeypatch: pytest.MonkeyPatch, visible: list[tuple[int, int]], archs: tuple[str, ...]
 ) -> None:
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(visible))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(visible))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: visible[device])
     assert packaging.editable_archs() == archs

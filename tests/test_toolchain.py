@@ -47,6 +47,17 @@ def test_torch_takes_each_name_for_the_same(monkeypatch: pytest.MonkeyPatch) -> 
         assert sorted(toolchain.gencode_flags(archs)) == cpp_extension._get_cuda_arch_flags()
 
 
+def test_gpus_that_cannot_be_used_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: int) -> None:
+        raise RuntimeError("CUDA driver initialization failed")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", fail)
+    assert toolchain.gpu_archs() == ()
+    assert toolchain.parse_archs("native") == (toolchain.DEFAULT_ARCH,)
+
+
 def test_threads_may_ask_for_archs_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "Hopper;8.0")
     interval = sys.getswitchinterval()

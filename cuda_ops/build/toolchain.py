@@ -174,9 +174,11 @@ def _archs(part: str) -> tuple[str, ...]:
 
 
 def gpu_archs() -> tuple[str, ...]:
-    """Returns the archs to build for the visible GPUs."""
+    """Returns the archs to build for the visible GPUs; none where CUDA cannot start."""
     import torch
 
+    if not torch.cuda.is_available():  # device_count() counts by NVML
+        return ()
     count = torch.cuda.device_count()
     found = {torch.cuda.get_device_capability(device) for device in range(count)}
     return tuple(arch_of_capability(*capability) for capability in sorted(found))
