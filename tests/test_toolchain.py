@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 import re
@@ -139,3 +140,50 @@ def test_an_nvcc_that_does_not_work_is_none_and_said(
     assert toolchain.cuda_home() is None and toolchain.cuda_version() == "none"
     said = f"cuda_ops: {nvcc} does not tell its version: left out\n"
     assert capsys.readouterr().err == said
+
+
+#: What torch, setuptools and nvcc.profile read besides, by why it is not part of a library's key.
+_NOT_IN_THE_KEY = {
+    "a recipe has the toolkit's release, the compiler's version and the archs": (
+        *("CUDA_HOME", "CUDA_PATH", "PATH", "LD_LIBRARY_PATH", "TORCH_CUDA_ARCH_LIST"),
+    ),
+    "the same library, elsewhere, sooner or later": (
+        *("TORCH_EXTENSIONS_DIR", "MAX_JOBS", "TORCH_NO_COMPILER_WRAPPER"),
+    ),
+    "what is checked or remembered, not what is built": (
+        *("TORCH_DONT_CHECK_COMPILER_ABI", "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES"),
+    ),
+    "for static libraries, or the preprocessor alone": ("AR", "ARFLAGS", "RANLIB", "CPP"),
+    "for builds of Python itself": ("_PYTHON_PROJECT_BASE",),
+    "of Windows": (
+        *("WINDOWS_CUDA_HOME", "VCToolsInstallDir", "VSCMD_ARG_TGT_ARCH", "DISTUTILS_USE_SDK"),
+    ),
+    "for GPUs of others": (
+        *("ROCM_HOME", "ROCM_PATH", "PYTORCH_ROCM_ARCH", "TORCH_XPU_ARCH_LIST"),
+    ),
+}
+
+
+def _read_by_python(*files: Path) -> set[str]:
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    asked = (
+        r"""(?:environ(?:\.get\(|\[)|getenv\()["'](\w+)["']|["'](\w+)["'] (?:not )?in os\.environ"""
+    )
+    return {name for names in re.findall(asked, text) for name in names if name}
+
+
+def test_what_compilers_read_is_in_the_key_or_has_a_reason() -> None:
+    found = _read_by_python(Path(cpp_extension.__file__))
+    assert {"CXX", "CC", "CUDNN_PATH"} <= found
+    if setuptools := importlib.util.find_spec("setuptools"):
+        files = [*Path(setuptools.origin or "").parent.glob("_distutils/**/*.py")]
+        found |= _read_by_python(*(f for f in files if f.stem == "sysconfig" or "unix" in f.stem))
+        assert {"LDSHARED", "LDCXXSHARED"} <= found
+    if home := toolchain.cuda_home():
+        profile = (home / "bin" / "nvcc.profile").read_text()
+        added = set(re.findall(r"^(\w+)\s*(?:\+=|=\+)", profile, re.MULTILINE))
+        assert "PTXAS_FLAGS" in added
+        found |= added
+    elsewhere = [name for names in _NOT_IN_THE_KEY.values() for name in names]
+    assert found - {*toolchain.VARIABLES} - {*elsewhere} == set()
+    assert not {*toolchain.VARIABLES} & {*elsewhere}

@@ -30,8 +30,10 @@ FLAGS = ("CFLAGS", "CPPFLAGS", "CXXFLAGS", "LDFLAGS")
 #: What else compilers, and torch where it starts them, read from the environment.
 VARIABLES = (
     *FLAGS,
-    *("CC", "CXX", "LDSHARED", "PYTORCH_NVCC", "CUDA_INC_PATH", "CUDNN_HOME", "CUDNN_PATH"),
-    *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"),
+    *("CC", "CXX", "LDSHARED", "LDCXXSHARED", "PYTORCH_NVCC"),
+    *("CUDA_INC_PATH", "CUDNN_HOME", "CUDNN_PATH"),
+    *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "PTXAS_FLAGS", "CUDAFE_FLAGS"),
+    *("INCLUDES", "SYSTEM_INCLUDES", "LIBRARIES"),  # nvcc's own too: nvcc.profile adds to them
     *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "LD_RUN_PATH"),
     *("COMPILER_PATH", "GCC_EXEC_PREFIX", "CCC_OVERRIDE_OPTIONS"),
 )
