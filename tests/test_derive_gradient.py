@@ -154,3 +154,29 @@ def test_a_misspelt_gradient_is_refused():
     backward = spec("ab_backward(Tensor grad_out) -> Tensor grad_x", "()->()")
     pair(spec("ab(Tensor x) -> Tensor", "()->()"), backward)
     assert isinstance(gradient.cuda_ops_autograd(backward).backward, NoGradient)
+
+
+def test_outputs_that_are_no_tensors_are_passed_by() -> None:
+    op = spec("f(Tensor x) -> (Tensor y, int n, Tensor[] zs)", "")
+    backward = spec("f_backward(Tensor grad_y) -> Tensor grad_x", "")
+    pair(op, backward)
+    formula = gradient.cuda_ops_autograd(op)
+    context = SimpleNamespace(
+        save_for_backward=lambda *tensors: None,
+        mark_non_differentiable=lambda *tensors: None,
+        set_materialize_grads=lambda whether: None,
+        needs_input_grad=(True,),
+        saved_tensors=(),
+    )
+    x = torch.ones(3)
+    formula.setup_context(context, (x,), (x, 3, [x, x]))
+    with pytest.raises(RuntimeError, match="has no gradient through 'zs'"):
+        formula.backward(context, None, None, [None, x])
+    assert formula.backward(context, None, None, [None, None]) == (None,)
+
+
+def test_a_gradient_that_takes_none_is_refused() -> None:
+    op = spec("f(Tensor x) -> Tensor y", "()->()")
+    pair(op, spec("f_backward(Tensor x) -> Tensor grad_x", "()->()"))
+    with pytest.raises(ManifestError, match="f_backward: expected an argument 'grad_y', got none"):
+        gradient.cuda_ops_autograd(op)

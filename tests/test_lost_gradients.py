@@ -24,10 +24,15 @@ namespace {
 std::tuple<Tensor, Tensor> both(const Tensor& x) {
   return elementwise_cpu<2>([](double v) { return Results<double, 2>{{2 * v, 3 * v}}; }, x);
 }
+std::tuple<Tensor, Tensor> second(const Tensor& x, const Tensor& w) {
+  return elementwise_cpu<2>(
+      [](double v, double) { return Results<double, 2>{{3 * v, 2 * v}}; }, x, w);
+}
 std::tuple<Tensor, Tensor> kept(const Tensor& x) { return both(x); }
 Tensor backward(const Tensor& grad_y) {
   return elementwise_cpu([](double g) { return 2 * g; }, grad_y);
 }
+Tensor second_backward(const Tensor& grad_z) { return backward(grad_z); }
 Tensor kept_backward(const Tensor& grad_y, const Tensor& z) {
   return elementwise_cpu([](double g, double v) { return 2 * g + 0 * v; }, grad_y, z);
 }
@@ -36,6 +41,10 @@ CUDA_OPS(library) {
   library.op("NAME(Tensor x) -> (Tensor y, Tensor z)", "()->(),()").dtypes(kFloating).cpu<both>();
   library.op("NAME_backward(Tensor grad_y) -> Tensor grad_x", "()->()")
       .dtypes(kFloating).cpu<backward>();
+  library.op("NAME_second(Tensor x, Tensor w) -> (Tensor y, Tensor z)", "(),()->(),()")
+      .dtypes(kFloating).cpu<second>();
+  library.op("NAME_second_backward(Tensor grad_z) -> Tensor grad_x", "()->()")
+      .dtypes(kFloating).cpu<second_backward>();
   library.op("NAME_kept(Tensor x) -> (Tensor y, Tensor z)", "()->(),()")
       .dtypes(kFloating).saved("z").cpu<kept>();
   library.op("NAME_kept_backward(Tensor grad_y, Tensor z) -> Tensor grad_x", "(),()->()")
@@ -96,6 +105,18 @@ def test_transforms_refuse_it_too(name: str) -> None:
     assert torch.equal(grad, torch.full((2, 4, 3), 2.0))
     with pytest.raises(RuntimeError, match=LOST):
         torch.autograd.grad([z], [x], [ones], is_grads_batched=True)
+
+
+@each_way
+def test_the_first_output_may_be_the_one_that_is_lost(name: str, by: str) -> None:
+    x, w = torch.randn(3, requires_grad=True), torch.randn(3)
+    y, z = called(f"{name}_second", by)(x, w)
+    assert torch.equal(torch.autograd.grad(z.sum(), x, retain_graph=True)[0], torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="has no gradient through 'y'"):
+        torch.autograd.grad(y.sum(), x)
+    y, z = called(f"{name}_second", by)(x, w.requires_grad_())
+    with pytest.raises(RuntimeError, match="has no gradient for 'w'"):
+        z.sum().backward()
 
 
 @each_way

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 from cuda_ops.derive.arguments import bind
@@ -45,87 +45,111 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
     formula = _read_formula(op, sibling)
     _compare_lines(op, sibling, formula)
     _compare_kernels(op, sibling)
-    saved = [source for source in formula.arguments if source[0] != "grad"]
-    taken = [i for kind, i in formula.arguments if kind == "grad"]
-    only_saved = [i for i, name in enumerate(op.output_names) if name in op.saved]
-    lost = [i for i in range(len(op.output_names)) if i not in (*taken, *only_saved)]
-    tensors = set(op.tensor_positions)
-    positional = sum(not argument.kwarg_only for argument in op.parsed.arguments)
-    untargeted = [
-        i
-        for i, argument in enumerate(op.parsed.arguments)
-        if "Tensor" in str(argument.type) and i not in formula.targets
-    ]
+    made = _ByName(op, sibling, formula)
+    return Autograd(made.setup_context, made.backward, inputs=formula.targets)
 
-    def is_tensor(source: tuple[str, int]) -> bool:
-        return source[0] == "output" or source[1] in tensors
+
+class _ByName:
+    """The gradient that calls ``<op>_backward`` by its formula."""
+
+    def __init__(self, op: OpSpec, sibling: OpSpec, formula: _Formula) -> None:
+        self._op, self._sibling, self._formula = op, sibling, formula
+        tensors = set(op.tensor_positions)
+        self._is_tensor = [kind == "output" or i in tensors for kind, i in formula.arguments]
+        saved = [
+            (source, is_tensor)
+            for source, is_tensor in zip(formula.arguments, self._is_tensor, strict=True)
+            if source[0] != "grad"
+        ]
+        self._saved_tensors = [source for source, is_tensor in saved if is_tensor]
+        self._saved_values = [i for (_, i), is_tensor in saved if not is_tensor]
+        self._taken = [i for kind, i in formula.arguments if kind == "grad"]
+        self._only_saved = [i for i, name in enumerate(op.output_names) if name in op.saved]
+        #: The outputs whose gradient would be lost.
+        self._lost = [
+            i
+            for i, output in enumerate(op.parsed.returns)
+            if "Tensor" in str(output.type) and i not in (*self._taken, *self._only_saved)
+        ]
+        self._untargeted = [
+            i
+            for i, argument in enumerate(op.parsed.arguments)
+            if "Tensor" in str(argument.type) and i not in formula.targets
+        ]
+        self._positional = sum(not argument.kwarg_only for argument in op.parsed.arguments)
 
     def setup_context(
-        ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: Any = None
+        self, ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: Any = None
     ) -> None:
-        values = bind(op, inputs, keyword_only_inputs or {})
+        values = bind(self._op, inputs, keyword_only_inputs or {})
         outputs = output if isinstance(output, tuple) else (output,)
         ctx.save_for_backward(
-            *((values if kind == "input" else outputs)[i] for kind, i in filter(is_tensor, saved))
+            *((values if kind == "input" else outputs)[i] for kind, i in self._saved_tensors)
         )
-        ctx.plain = [values[source[1]] for source in saved if not is_tensor(source)]
-        ctx.sizes = {i: sizes_of(values[i]) for i in untargeted}
-        ctx.mark_non_differentiable(*(outputs[i] for i in only_saved))
-        # An output that nothing depends on has no gradient; torch hands in zeros. Where the formula
-        # leaves some out, they would look like one that is lost.
-        ctx.set_materialize_grads(not lost)
-        ctx.outputs = [(output.shape, output.dtype) for output in outputs] if lost else []
+        ctx.plain = [values[i] for i in self._saved_values]
+        ctx.sizes = {i: sizes_of(values[i]) for i in self._untargeted}
+        if self._only_saved:
+            ctx.mark_non_differentiable(*(outputs[i] for i in self._only_saved))
+        if self._lost:
+            # For an output that nothing depends on torch would hand in zeros, which would look
+            # like a gradient that is lost.
+            ctx.set_materialize_grads(False)
+            ctx.outputs = {i: (outputs[i].shape, outputs[i].dtype) for i in self._taken}
 
-    def taken_alone(ctx: Any, grads: Sequence[Any]) -> list[Any]:
-        """Refuses the gradients that the formula does not take; makes those that are missing."""
-        some = next(grad for grad in grads if grad is not None)
-        made = [
-            some.new_zeros(shape, dtype=dtype) if grad is None and i not in lost else grad
-            for i, (grad, (shape, dtype)) in enumerate(zip(grads, ctx.outputs, strict=True))
-        ]
-        for i in lost:
-            if grads[i] is not None:
-                name = op.output_names[i]
-                reason = (
-                    f"{op.qualname} has no gradient through '{name}': take grad_{name} in "
-                    f'{sibling.name}, or write .saved("{name}") in {op.stem}.cpp if it is there '
-                    "for the gradient alone"
-                )
-                made[taken[0]] = refuse_lost(made[taken[0]], grads[i], reason)
-        return made
-
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad  # the dispatcher leaves out arguments equal to their default
-        if lost:
-            if all(grad is None for grad in grads):
+        if self._lost:
+            given = [grad for grad in chain(*map(_as_list, grads)) if grad is not None]
+            if not given:
                 return (None,) * len(wanted)
-            grads = tuple(taken_alone(ctx, grads))
-        gradients: list[Any] = [None] * positional
-        for i in untargeted:
+            grads = self._complete(ctx, grads, given[0])
+        gradients: list[Any] = [None] * self._positional
+        for i in self._untargeted:
             if i < len(wanted):
-                name = op.argument_names[i]
-                way = f"return grad_{name} from {sibling.name} in {op.stem}.cpp"
-                if i not in tensors:
-                    way = "for a list of tensors only cuda_ops_autograd of a plugin can say one"
-                reason = f"{op.qualname} has no gradient for '{name}': {way}"
-                gradients[i] = refused(grads[0], ctx.sizes[i], wanted[i], reason)
+                reason = f"{self._op.qualname} has no gradient for {self._way(i)}"
+                gradients[i] = refused(grads[self._taken[0]], ctx.sizes[i], wanted[i], reason)
         tensor_values, plain_values = iter(ctx.saved_tensors), iter(ctx.plain)
         arguments = [
-            grads[source[1]]
-            if source[0] == "grad"
-            else next(tensor_values if is_tensor(source) else plain_values)
-            for source in formula.arguments
+            grads[i] if kind == "grad" else next(tensor_values if is_tensor else plain_values)
+            for (kind, i), is_tensor in zip(self._formula.arguments, self._is_tensor, strict=True)
         ]
-        results = sibling.function(*arguments)
+        results = self._sibling.function(*arguments)
         results = results if isinstance(results, (tuple, list)) else (results,)
         # Where loop dims broadcast, a result is larger than its input: torch's
         # engine sums every gradient to the shape of what it belongs to.
-        for target, result in zip(formula.targets, results, strict=True):
+        for target, result in zip(self._formula.targets, results, strict=True):
             if target < len(wanted) and wanted[target]:
                 gradients[target] = result
         return tuple(gradients[: len(wanted)])
 
-    return Autograd(setup_context=setup_context, backward=backward, inputs=formula.targets)
+    def _complete(self, ctx: Any, grads: Sequence[Any], some: Any) -> tuple[Any, ...]:
+        """Refuses the gradients that the formula does not take; makes those that are missing."""
+        made = list(grads)
+        for i, (shape, dtype) in ctx.outputs.items():
+            if made[i] is None:
+                made[i] = some.new_zeros(shape, dtype=dtype)
+        for i in self._lost:
+            name = self._op.output_names[i]
+            reason = (
+                f"{self._op.qualname} has no gradient through '{name}': take grad_{name} in "
+                f'{self._sibling.name}, or write .saved("{name}") in {self._op.stem}.cpp if it is '
+                "there for the gradient alone"
+            )
+            for grad in _as_list(grads[i]):
+                if grad is not None:
+                    first = self._taken[0]
+                    made[first] = refuse_lost(made[first], grad, reason)
+        return tuple(made)
+
+    def _way(self, argument: int) -> str:
+        """Returns an argument that has no gradient, and the way to give it one."""
+        name = self._op.argument_names[argument]
+        if argument not in self._op.tensor_positions:
+            return (
+                f"'{name}': a list of tensors gets its gradient only from cuda_ops_autograd of a "
+                "plugin"
+            )
+        return f"'{name}': return grad_{name} from {self._sibling.name} in {self._op.stem}.cpp"
 
 
 def _read_formula(op: OpSpec, sibling: OpSpec) -> _Formula:
@@ -166,8 +190,13 @@ def _read_formula(op: OpSpec, sibling: OpSpec) -> _Formula:
             f"{_listed(tuple(targets))}"
         )
 
+    arguments = tuple(source(name) for name in sibling.argument_names)
+    if all(kind != "grad" for kind, _ in arguments):
+        raise ManifestError(
+            f"{sibling.qualname}: expected an argument {' or '.join(map(repr, grads))}, got none"
+        )
     return _Formula(
-        tuple(source(name) for name in sibling.argument_names),
+        arguments,
         tuple(target(value.name or "") for value in sibling.parsed.returns),
     )
 
@@ -257,6 +286,11 @@ def _compare_kernels(op: OpSpec, sibling: OpSpec) -> None:
 def _is_differentiable(op: OpSpec) -> bool:
     allowed = [op.allowed_dtypes(name) for name in op.tensor_names]
     return any(not dtypes or any(d.is_floating_point for d in dtypes) for dtypes in allowed)
+
+
+def _as_list(grad: Any) -> Sequence[Any]:
+    """Returns the gradients of one output, which may be a list of tensors."""
+    return grad if isinstance(grad, (list, tuple)) else [grad]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -32,8 +32,8 @@ def _refuse(grad: torch.Tensor, size: Sequence[int], reason: str) -> NoReturn:
 torch.library.register_fake(
     "_cuda_ops::no_gradient", lambda grad, size, reason: grad.new_empty(size), lib=_library
 )
-# For an output whose gradient a formula does not take. A trace has it beside a loss that does not
-# depend on that output, with zeros.
+# Refuses the gradient of an output that the formula does not take. A trace passes zeros there if
+# the loss does not depend on that output.
 _library.define(
     "only_zeros(Tensor grad, str reason) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),
