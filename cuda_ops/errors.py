@@ -28,7 +28,7 @@ class ResultError(CudaOpsError):
 
 
 class KitError(CudaOpsError):
-    """The test kit could not make or compare something, which says nothing of the operator."""
+    """The test kit could not make or compare something, which says nothing about the operator."""
 
 
 class BenchmarkError(CudaOpsError):

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from cuda_ops.benchmarking import derived as benchmarking_derived
 from cuda_ops.derive import arguments, batching, gradient, layout, rules
 from cuda_ops.dispatch import autocast
+from cuda_ops.errors import ResultError
 from cuda_ops.testing import Sample, TensorArg, check_op, quick_error, samples
 from cuda_ops.testing import derived as testing_derived
 from cuda_ops.testing.checks import by_name
@@ -432,7 +433,8 @@ def test_the_check_passes_good_operators(scaled_product, product):
     for op in (scaled_product, product):
         failed, report = failures(op, cuda_ops_sharding=None)  # not registered with DTensor
         assert not failed, str(report)
-        assert quick_error(op, Plugins(), "cpu") < 1e-5
+        reference = Plugins(cuda_ops_reference=lambda *args, op=op: op.overload(*args))
+        assert quick_error(op, reference, "cpu") < 1e-5
 
 
 @pytest.mark.parametrize(("name", "default"), [("derive_named", ""), ("derive_usual", "=2.0")])
@@ -445,7 +447,8 @@ def test_the_check_passes_keyword_only_arguments_by_name(name, default):
     register(op, lambda x, *, s=2.0: x * s)
     failed, report = failures(op, cuda_ops_sharding=None)  # not registered with DTensor
     assert not failed, str(report)
-    assert quick_error(op, Plugins(), "cpu") < 1e-5
+    reference = Plugins(cuda_ops_reference=lambda x, *, s=2.0: x * s)
+    assert quick_error(op, reference, "cpu") < 1e-5
 
 
 @pytest.mark.slow
@@ -516,3 +519,39 @@ def test_a_wrong_fake_gradient_and_batching_rule_are_found():
     register(op, lambda x: x * x, wrong)
     failed, report = failures(op)
     assert {"registration[cpu]", "gradcheck[cpu]", "vmap[cpu]"} <= set(failed), str(report)
+
+
+def test_a_fake_that_raises_is_a_wrong_result():
+    def raises(x):
+        raise TypeError("bad fake")
+
+    op = spec("derive_bad_fake(Tensor x) -> Tensor", "()->()")
+    register(op, lambda x: 2 * x, Plugins(cuda_ops_fake=raises))
+    answers = {"cuda_ops_reference": lambda x: 2 * x, "cuda_ops_fake": raises}
+    with pytest.raises(ResultError, match="wrong on cpu: the fake raised TypeError: bad fake"):
+        quick_error(op, Plugins(**answers), "cpu")
+
+
+def test_sizes_that_depend_on_the_data_and_numbers_are_compared():
+    def fake(x):
+        return x.new_empty(torch.library.get_ctx().new_dynamic_size()), x.dim()
+
+    def positive(x):
+        return x[x > 0], x.dim()
+
+    op = spec("derive_positive(Tensor x) -> (Tensor, int)", "")
+    LIBRARY.define(op.schema)
+    LIBRARY.impl(op.name, positive, "CPU")
+    torch.library.register_fake(op.qualname, fake, lib=LIBRARY)
+    shapes = st.integers(1, 9).map(lambda size: Sample((TensorArg((size,)),)))
+    answers = {"cuda_ops_samples": shapes, "cuda_ops_reference": positive, "cuda_ops_fake": fake}
+    assert quick_error(op, Plugins(**answers), "cpu") == 0
+
+
+def test_all_refused_is_said_of_two_files_alone_too():
+    def refuses(x):
+        raise RuntimeError("cuda_ops::derive_refuses: argument 'x': expected another")
+
+    op = spec("derive_refuses(Tensor x) -> Tensor", "()->()")
+    register(op, refuses)
+    assert quick_error(op, Plugins(), "cpu") == "all refused"

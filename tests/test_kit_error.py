@@ -156,3 +156,17 @@ def test_samples_that_raise_when_drawn_are_named(described: Callable[..., Subjec
     entry = _checked(described("f(Tensor x) -> Tensor", torch.clone, strategy=samples), "reference")
     assert entry.label == UNJUDGED
     assert entry.detail.startswith("the kit could not draw samples: ZeroDivisionError")
+
+
+def test_after_every_sample_is_refused_no_other_check_draws_any(
+    described: Callable[..., Subject],
+) -> None:
+    def nothing(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("nothing at all")
+
+    subject = described("f(Tensor x) -> Tensor", nothing, "()->()")
+    entries = check_op(subject, devices=["cpu"], isolate=False).entries
+    (failure,) = (entry for entry in entries if entry.passed is False)
+    assert failure.check == "mutation" and failure.label == UNJUDGED
+    later = {entry.detail for entry in entries[entries.index(failure) + 1 :]}
+    assert later == {"every sample is refused by the operator, and by its reference too"}

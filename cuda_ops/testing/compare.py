@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -95,28 +96,48 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64
 
 
-def described(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Returns what a fake must get right; ``None`` for the stride of a dim never stepped along."""
+def described(tensor: torch.Tensor, fake: torch.Tensor) -> tuple[Any, ...]:
+    """Returns what a fake must get right; ``None`` for the stride of a dim never stepped along, and
+    for the sizes and all strides that the fake cannot know as they depend on the data.
+    """
+    unknown = [isinstance(size, torch.SymInt) for size in fake.shape]
+    if any(unknown):
+        free = itertools.zip_longest(tensor.shape, unknown)
+        shape = tuple(None if is_unknown else size for size, is_unknown in free)
+        return shape, None, tensor.dtype, str(tensor.device)
     used = zip(tensor.shape, tensor.stride(), strict=True)
     strides = tuple(stride if size > 1 and tensor.numel() else None for size, stride in used)
     return tuple(tensor.shape), strides, tensor.dtype, str(tensor.device)
 
 
 def check_fake(
-    call: Callable[..., Any], values: Sequence[Any], actual: Sequence[torch.Tensor]
+    op: OpSpec, call: Callable[..., Any], values: Sequence[Any], actual: Sequence[torch.Tensor]
 ) -> None:
     """Compares the outputs of a call with what the operator's fake foretells for its arguments.
 
+    A size that depends on the data is not compared.
+
     Raises:
-        AssertionError: shape, strides, dtype or device of an output differ.
+        AssertionError: the fake raised, or shape, strides, dtype or device of an output differ.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    with FakeTensorMode() as mode:
-        fakes = [mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in values]
-        foretold = list(map(described, outputs(call(*fakes))))
-    real = list(map(described, actual))
-    assert foretold == real, f"the fake says {foretold}, the real output is {real}"
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        fakes = [
+            mode.from_tensor(v, static_shapes=True) if isinstance(v, torch.Tensor) else v
+            for v in values
+        ]
+        try:
+            foretold = results(op, call, fakes)
+        except Exception as error:
+            raise AssertionError(f"the fake raised {type(error).__name__}: {error}") from error
+    said, real = (
+        [described(one, like) for one, like in zip(some, foretold, strict=False)]
+        for some in (foretold, actual)
+    )
+    alike = said == real and len(foretold) == len(actual)
+    assert alike, f"the fake says {said}, the real output is {real}"
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -71,7 +71,7 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
             worst = 0.0 if math.isnan(worst) else worst
             try:
                 if has_fake:
-                    check_fake(in_order(op, op.function), args, actual)
+                    check_fake(op, in_order(op, op.function), args, actual)
                 times = deviation(subject, sample, actual)
                 wrong = times.text if not times <= 1 else ""
             except AssertionError as error:
@@ -86,6 +86,6 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
                 a, e = a.cpu().to(torch.float64), e.to(torch.float64)
                 # What is infinite or NaN on both sides is equal, and left out.
                 worst = max(worst, largest([(a - e).abs() / e.abs().clamp(min=1.0)]))
-    if subject.is_its_own_reference(device):
-        return NO_REFERENCE
-    return "all refused" if math.isnan(worst) else worst
+    if math.isnan(worst):
+        return "all refused"
+    return NO_REFERENCE if subject.is_its_own_reference(device) else worst

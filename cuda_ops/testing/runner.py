@@ -239,7 +239,7 @@ class _Found:
             label = outcome.label or self.check.label
             return CheckEntry(name, self.device, False, outcome.detail, label, self.passed, line)
         if not self.passed:
-            if self.check.draw == Draw() and REFUSED in self.skipped:
+            if self.check.draw == Draw() and self.skipped.keys() == {REFUSED}:
                 detail = f"{ALL_REFUSED}; say in cuda_ops_samples what it takes: {self.refusal}"
                 return CheckEntry(name, self.device, False, detail, UNJUDGED)
             reason = skipped or "no sample of the operator fits this check"

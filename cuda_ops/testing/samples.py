@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cuda_ops.derive.arguments import group_of
 from cuda_ops.errors import KitError
 from cuda_ops.signature import Group
-from cuda_ops.spec import OpSpec, Range
+from cuda_ops.spec import OpSpec, Range, default_of
 from cuda_ops.testing.arguments import sampled_arguments, written
 
 Layout = Literal[
@@ -323,7 +323,7 @@ def _scalar(argument: Any, allowed: Range | None) -> st.SearchStrategy[Any] | No
         "bool": st.booleans(),
     }
     if plain not in drawn:
-        return st.just(argument.default_value) if argument.has_default_value() else None
+        return st.just(default_of(argument)) if argument.has_default_value() else None
     return st.one_of(st.none(), drawn[plain]) if plain != kind else drawn[plain]
 
 
@@ -391,6 +391,6 @@ def example_dtype(op: OpSpec, name: str, wanted: torch.dtype | None = None) -> t
 def example_scalar(argument: Any, allowed: Range | None = None) -> Any:
     """Returns an ordinary value for an argument that is not a tensor: its default, or by type."""
     if argument.has_default_value():
-        return argument.default_value
+        return default_of(argument)
     example: Any = {"float": 0.5, "int": 1, "bool": False}.get(str(argument.real_type))
     return allowed.least if allowed and example not in allowed else example

@@ -38,7 +38,7 @@ _THREAD = ("Thread 0x", "Current thread 0x")
 _START_TIMEOUT = 300.0
 #: Why a sample was not run.
 REFUSED = "refused by the operator, and by its reference too"
-#: What a failure is called that says nothing of the operator.
+#: What a failure is called that says nothing about the operator.
 UNJUDGED = "the kit could not judge the operator"
 _KIT = Path(__file__).parent
 #: Python code of torch that is a part of ordinary operations.
@@ -77,12 +77,14 @@ def perform(check: Check, case: Case) -> Outcome:
     except AssertionError as failure:
         return Outcome("failed", str(failure))
     except KitError as error:
-        return Outcome("failed", str(error), fatal=case.on_cuda, label=UNJUDGED)
+        lost = case.on_cuda and _context_is_lost()
+        return Outcome("failed", str(error), fatal=lost, label=UNJUDGED)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".strip()
         if _raised_by_the_kit(error):
             text = f"the kit could not run this check: {text}"
-            return Outcome("failed", text, fatal=case.on_cuda, label=UNJUDGED)
+            lost = case.on_cuda and _context_is_lost()
+            return Outcome("failed", text, fatal=lost, label=UNJUDGED)
         if is_refused(case.subject, case.sample, case.device, error):
             lost = case.on_cuda and _context_is_lost()
             return Outcome("not run", REFUSED, fatal=lost, refusal=text)

@@ -44,4 +44,4 @@ def mutation(case: Case) -> None:
 def registration(case: Case) -> None:
     """Checks that the fake foretells shape, strides, dtype and device of each output."""
     args = case.arguments()
-    check_fake(case.call, args, case.call(*args))
+    check_fake(case.subject.op, case.operator, args, case.call(*args))
