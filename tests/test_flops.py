@@ -10,9 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ScratchOp, run_python
+from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
 import cuda_ops
+from cuda_ops.dispatch import flops
+from cuda_ops.errors import PluginError
 from cuda_ops.registry import registry
 
 A, B = torch.randn(5, 3, 8), torch.randn(8, 6)
@@ -115,3 +118,29 @@ assert counter.get_total_flops() == 120, counter.get_flop_counts()
 """
     done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_look_for_the_module_does_not_count_as_its_import() -> None:
+    code = """
+import importlib.util, torch, cuda_ops
+x = torch.ones(2, 3)
+cuda_ops.matmul(x, x.T)
+for module in ("torch.utils.flop_counter", "torch.distributed.tensor"):
+    importlib.util.find_spec(module)
+from torch.utils.flop_counter import FlopCounterMode
+with FlopCounterMode(display=False) as mode:
+    cuda_ops.matmul(x, x.T)
+assert mode.get_total_flops() == 2 * 2 * 3 * 2, mode.get_total_flops()
+"""
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_formula_that_raises_is_named() -> None:
+    flops.register("silu", lambda x: x.missing)
+    try:
+        named = pytest.raises(PluginError, match="cuda_ops::silu: the formula of cuda_ops_flops")
+        with named, FlopCounterMode(display=False):
+            cuda_ops.silu(torch.ones(2))
+    finally:
+        flop_counter.flop_registry.pop(torch.ops.cuda_ops.silu)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from cuda_ops.dispatch.on_import import when_imported
+from cuda_ops.errors import PluginError
 
 
 def register(name: str, formula: Callable[..., int]) -> None:
@@ -16,14 +17,20 @@ def register(name: str, formula: Callable[..., int]) -> None:
     """
 
     def counted(*args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-        return formula(*args, **kwargs)
+        try:
+            return formula(*args, **kwargs)
+        except Exception as error:
+            raise PluginError(
+                f"cuda_ops::{name}: the formula of cuda_ops_flops raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def action() -> None:
         from torch.utils import flop_counter
         from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
         packet = getattr(torch.ops.cuda_ops, name)
-        flop_counter.flop_registry.pop(packet, None)  # of a plugin before a reload
+        flop_counter.flop_registry.pop(packet, None)  # left by the plugin before a reload
         registered = flop_counter.register_flop_formula(packet)(counted)
         # A counter has a copy, and its block may be the first to use the operator.
         for mode in _get_current_dispatch_mode_stack():

@@ -10,6 +10,8 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
@@ -30,27 +32,44 @@ def when_imported(module: str, key: str, action: Callable[[], None]) -> None:
     _waiting.setdefault(module, {})[key] = action
 
 
+def forget(key: str) -> None:
+    """Drops the calls with this key that have not been made."""
+    for actions in _waiting.values():
+        actions.pop(key, None)
+
+
 class _Arrival(importlib.abc.MetaPathFinder):
-    """Steps aside at once, but lets the real import of its module end with the calls."""
+    """Lets the real import of its module end with the calls."""
 
     def __init__(self, module: str) -> None:
         self.module = module
+        self._searching = threading.local()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.module:
+        if fullname != self.module or getattr(self._searching, "now", False):
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._searching.now = True
+        try:
+            spec = importlib.util.find_spec(fullname)  # by the finders after this one
+        finally:
+            self._searching.now = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            for action in _waiting.pop(fullname, {}).values():
-                action()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            for key, action in _waiting.pop(fullname, {}).items():
+                try:
+                    action()
+                except Exception as error:  # not the fault of the program that imports
+                    warnings.warn(
+                        f"cuda_ops: {key} is not registered with {fullname}: {error}", stacklevel=2
+                    )
 
         # The one loader object of this one import is changed, not its class.
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
