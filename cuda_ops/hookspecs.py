@@ -190,7 +190,13 @@ def _are_paths(answer: Any) -> bool:
         isinstance(answer, Iterable)
         and not isinstance(answer, str)
         and all(isinstance(root, (str, os.PathLike)) for root in answer)
+        and all(isinstance(os.fspath(root), str) for root in answer)
     )
+
+
+def _is_formula(answer: Any) -> bool:
+    is_formula = isinstance(answer, Autograd)
+    return is_formula and callable(answer.setup_context) and callable(answer.backward)
 
 
 def _is_autocast_policy(answer: Any) -> bool:
@@ -202,6 +208,12 @@ def _is_strategy(answer: Any) -> bool:
     from hypothesis.strategies import SearchStrategy
 
     return isinstance(answer, SearchStrategy)
+
+
+def _are_samples(answer: Any) -> bool:
+    from cuda_ops.testing.samples import Sample
+
+    return _is_list_of(Sample)(answer)
 
 
 def _are_peers(answer: Any) -> bool:
@@ -216,7 +228,7 @@ _WORDS = ", ".join(map(repr, get_args(AutocastWord)))
 ANSWERS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "cuda_ops_roots": ("an iterable of paths", _are_paths),
     "cuda_ops_fake": ("a callable", callable),
-    "cuda_ops_autograd": ("an Autograd", lambda answer: isinstance(answer, Autograd)),
+    "cuda_ops_autograd": ("an Autograd of two callables", _is_formula),
     "cuda_ops_autocast": (f"one of {_WORDS}, or a mapping to them", _is_autocast_policy),
     "cuda_ops_public": ("a callable", callable),
     "cuda_ops_vmap": ("a callable", callable),
@@ -224,7 +236,7 @@ ANSWERS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "cuda_ops_flops": ("a callable", callable),
     "cuda_ops_reference": ("a callable", callable),
     "cuda_ops_samples": ("a Hypothesis strategy", _is_strategy),
-    "cuda_ops_kernel_samples": ("a list of Sample", _is_list_of(object)),
+    "cuda_ops_kernel_samples": ("a list of Sample", _are_samples),
     "cuda_ops_claims": ("a Claims", lambda answer: isinstance(answer, Claims)),
     "cuda_ops_benchmarks": ("a list of BenchmarkCase", _is_list_of(BenchmarkCase)),
     "cuda_ops_peers": ("a mapping from names to callables or Peer", _are_peers),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,6 +27,9 @@ def plugin_files(pair: Pair) -> list[Path]:
     return [*([own] if own.is_file() else []), *sorted(own.parent.glob("_*.py"))]
 
 
+#: What is not the plugin's fault. Other exceptions that do not derive from ``Exception`` are, such
+#: as ``SystemExit`` and pytest's ``Skipped``.
+_INTERRUPTS = (KeyboardInterrupt, GeneratorExit)
 _RULES = "cuda_ops.derive.rules"
 #: The module of each derived answer. Those for tests and benchmarks are in the kits, which a
 #: program that only calls operators never imports.
@@ -62,23 +66,25 @@ class Plugins:
         self._roots: dict[str, list[Path]] = {}
         #: Plugins that could not be used, wholly or for one hook, by name, with the reason.
         self.problems: dict[str, str] = {}
+        self._left_out: set[tuple[str, str]] = set()
         self._waiting = list(importlib.metadata.entry_points(group=hookspecs.PROJECT))
 
     def load_installed(self) -> None:
-        """Imports the installed plugins; the reason why one cannot be used goes to
-        :attr:`problems`.
+        """Imports the installed plugins; records in :attr:`problems` why one cannot be used.
 
-        A package may import its own operator at its top, which asks for this again while its
-        plugin is imported: that call loads the plugin, and the one under way finds it loaded.
+        A package may import its own operators at its top: that calls this again and loads the
+        plugin there, and the outer call finds it loaded.
 
         Raises:
-            PluginError: a plugin's own module does so: its answers would come too late.
+            PluginError: a plugin's own module uses an operator, whose hooks would be read too late.
         """
         for entry_point in tuple(self._waiting):
             name = entry_point.name
             try:
                 plugin = entry_point.load()
-            except (Exception, SystemExit) as error:  # another package's module may raise anything
+            except _INTERRUPTS:
+                raise
+            except BaseException as error:  # another package's module may raise anything
                 self.problems[name] = (
                     f"plugin {name!r} ({entry_point.value}) failed to import: {error!r}"
                 )
@@ -189,9 +195,9 @@ class Plugins:
             if plugin is not None:
                 try:
                     for answer in self._call("cuda_ops_roots", plugin, ""):
-                        self._roots[name] = [Path(root).resolve() for root in answer]
+                        self._roots[name] = [_resolved(root, name) for root in answer]
                 except PluginError as error:
-                    self._leave_out(name, error)
+                    self._leave_out(name, "cuda_ops_roots", error)
         return [root for roots in self._roots.values() for root in roots]
 
     def ask(self, hook: str, op: OpSpec) -> Any:
@@ -225,15 +231,18 @@ class Plugins:
             except PluginError as error:
                 if self._root_of.get(op.stem) in self._roots.get(name, ()):
                     raise
-                self._leave_out(name, error)
+                self._leave_out(name, hook, error)
         if hook in _DERIVED:
             yield from self._call(hook, self._derivation(_DERIVED[hook]), about, op=op)
 
-    def _leave_out(self, name: str, error: PluginError) -> None:
-        """Goes on without an answer that only the plugin itself needs, and says so once."""
-        if name not in self.problems:
-            self.problems[name] = str(error)
-            warnings.warn(f"{error}; it is left out", stacklevel=2)
+    def _leave_out(self, name: str, hook: str, error: PluginError) -> None:
+        """Records why a plugin's answer is skipped, and warns once for each hook."""
+        if (name, hook) in self._left_out:
+            return
+        self._left_out.add((name, hook))
+        before = self.problems.get(name)
+        self.problems[name] = f"{before}\n{error}" if before else str(error)
+        warnings.warn(f"{error}; it is left out", stacklevel=2)
 
     def _derivation(self, module: str) -> Any:
         """Returns the part of the derivation plugin in ``module``; imports it when first asked."""
@@ -262,7 +271,7 @@ class Plugins:
         try:
             self._call("cuda_ops_op_loaded", plugin, f", operator {load['op'].name!r}", **load)
         except PluginError as error:
-            self._leave_out(name, error)
+            self._leave_out(name, "cuda_ops_op_loaded", error)
 
     def _call(self, hook: str, plugin: Any, about: str, **arguments: Any) -> list[Any]:
         """Returns the plugin's answer; nothing if it lacks the hook or answers ``None``.
@@ -284,12 +293,23 @@ class Plugins:
                     right = answer is None or is_right(answer)
                 except (PluginError, ManifestError):  # which say of what they speak
                     raise
-                except (Exception, SystemExit) as error:
+                except _INTERRUPTS:
+                    raise
+                except BaseException as error:
                     raise PluginError(f"{where}: {type(error).__name__}: {error}") from error
                 if not right:
                     raise PluginError(f"{where}: expected {expected} or None, got {answer!r}")
                 return [] if answer is None else [answer]
         return []
+
+
+def _resolved(root: str | os.PathLike[str], plugin: str) -> Path:
+    try:
+        return Path(root).resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte, a loop of links
+        raise PluginError(
+            f"plugin {plugin!r}, hook cuda_ops_roots: expected folders, got {root!r}: {error}"
+        ) from error
 
 
 def _import_file(path: Path, name: str) -> ModuleType:
@@ -307,7 +327,7 @@ def _import_file(path: Path, name: str) -> ModuleType:
         sys.modules.pop(name, None)
         if before is not None:
             sys.modules[name] = before
-        if not isinstance(error, (Exception, SystemExit)):  # Ctrl-C is no fault of the plugin
+        if isinstance(error, _INTERRUPTS):
             raise
         raise PluginError(f"plugin {name!r}: {path}: {type(error).__name__}: {error}") from error
     return module

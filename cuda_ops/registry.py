@@ -8,6 +8,7 @@ swapped. An operator's schema is defined, and its trampolines registered, once.
 
 from __future__ import annotations
 
+import shlex
 import threading
 import warnings
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops.build import compiling, guests
+from cuda_ops.build import cache, compiling, guests
 from cuda_ops.build.discovery import (
     BUILTIN_ROOT,
     Kind,
@@ -192,6 +193,8 @@ class Registry:
         self._swap(pair, opened)
         self._libraries[stem] = library
         self.failures.pop(stem, None)
+        for operator in self._stems[stem].values():
+            self.plugins.tell_loaded(operator.spec, library, operator.generation)
 
     def _load_called(self, library: Library) -> None:
         """Loads the operators that this library's functions call: the dispatcher must know them."""
@@ -231,7 +234,8 @@ class Registry:
         return self._libraries.get(stem)
 
     def _built_library(self, pair: Pair, text: Text) -> Path:
-        root = f"--root {pair.root} " if pair.root != BUILTIN_ROOT.resolve() else ""
+        where = shlex.quote(str(pair.root))
+        root = f"--root {where} " if pair.root != BUILTIN_ROOT.resolve() else ""
         build = f"python compile_dev.py {root}{pair.stem}"
         try:
             library = compiling.find_library(pair, text)
@@ -280,14 +284,12 @@ class Registry:
             for name, operator in before.items():
                 operator.drop_keys(library, {key for op, key in present if op == name})
         self._stems[pair.stem] = {name: self._operators[name] for name in prepared}
-        made_from = library.source_hash or compiling.source_hash(library.path)
+        made_from = library.source_hash or cache.source_hash(library.path)
         self._texts[pair.stem] = f"{made_from} {plugin_text}"
         compile_tag.change(f"{stem}: {text}" for stem, text in sorted(self._texts.items()))
         if changed:
             # Traced graphs hold the old shapes, gradients or schema.
             torch._dynamo.reset()
-        for operator in self._stems[pair.stem].values():
-            self.plugins.tell_loaded(operator.spec, library.path, operator.generation)
 
     def _new_operators(self, prepared: dict[str, Generation]) -> dict[str, Operator]:
         """Defines the operators that the dispatcher does not know yet: all of them, or none."""

@@ -255,11 +255,18 @@ def test_an_installed_plugin_brings_operator_folders(plugins: Plugins, tmp_path:
     [
         ("cuda_ops_roots", [None], r"expected an iterable of paths or None, got \[None\]"),
         ("cuda_ops_roots", "ops", "expected an iterable of paths or None, got 'ops'"),
+        ("cuda_ops_roots", ["a\0b"], r"expected folders, got 'a\\x00b': "),
         ("cuda_ops_roots", OSError("disk gone"), "OSError: disk gone"),
+        ("cuda_ops_roots", pytest.skip.Exception("not here"), "Skipped: not here"),
         ("cuda_ops_roots", SystemExit(3), "SystemExit: 3"),
         ("cuda_ops_public", 7, "expected a callable or None, got 7"),
         ("cuda_ops_fake", torch.float32, "expected a callable or None, got torch.float32"),
-        ("cuda_ops_autograd", print, "expected an Autograd or None, got <built-in"),
+        (
+            "cuda_ops_autograd",
+            print,
+            "expected an Autograd of two callables or None, got <built-in",
+        ),
+        ("cuda_ops_kernel_samples", [7], r"expected a list of Sample or None, got \[7\]"),
         ("cuda_ops_autocast", "float16", "expected one of 'lower_precision', .*, got 'float16'"),
         (
             "cuda_ops_autocast",
@@ -299,6 +306,18 @@ def test_a_wrong_answer_costs_what_depends_on_it(
         with pytest.warns(UserWarning, match=f"{expected}.*; it is left out"):
             list(plugins._answers(hook, spec("ours")))
     assert re.search(expected, plugins.problems["guest"])
+
+
+def test_each_hook_that_is_left_out_is_named(plugins: Plugins) -> None:
+    @hookimpl
+    def wrong(op: OpSpec) -> Any:
+        raise ValueError("why")
+
+    plugins.add(plugin(cuda_ops_fake=wrong, cuda_ops_vmap=wrong), "guest")
+    for hook in ("cuda_ops_fake", "cuda_ops_vmap"):
+        with pytest.warns(UserWarning, match=hook):
+            list(plugins._answers(hook, spec("planned")))
+        assert hook in plugins.problems["guest"]
 
 
 def test_every_hook_has_a_form_of_answer() -> None:
