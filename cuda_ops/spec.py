@@ -18,6 +18,31 @@ AutocastPolicy = AutocastWord | Mapping[str, AutocastWord]
 #: The Python function of each operator in this process, by name, filled as they are loaded.
 functions: dict[str, Callable[..., Any]] = {}
 
+#: The dtypes that a schema may have as a default, by torch's number for them.
+_DTYPE_OF_CODE = dict(
+    enumerate(
+        (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+         torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128,
+         torch.bool)
+    )
+) | {15: torch.bfloat16}  # fmt: skip
+
+
+def default_of(argument: torch._C.Argument) -> Any:
+    """Returns the default of a schema's argument; torch's parser gives a dtype as a number."""
+    value = argument.default_value
+    is_dtype = str(argument.real_type) in ("ScalarType", "Optional[ScalarType]")
+    return _DTYPE_OF_CODE[value] if is_dtype and value is not None else value
+
+
+def output_names(returns: Sequence[torch._C.Argument]) -> tuple[str, ...]:
+    """Returns names for an operator's results: an unnamed single one is ``out``, several are
+    ``out0, out1, ...``.
+    """
+    if len(returns) == 1:
+        return (returns[0].name or "out",)
+    return tuple(value.name or f"out{i}" for i, value in enumerate(returns))
+
 
 @dataclass(frozen=True)
 class Range:
@@ -144,11 +169,8 @@ class OpSpec:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Return names: an unnamed single one is ``out``, several are ``out0, out1, ...``."""
-        returns = self.parsed.returns
-        if len(returns) == 1:
-            return (returns[0].name or "out",)
-        return tuple(value.name or f"out{i}" for i, value in enumerate(returns))
+        """Return names, see :func:`output_names`."""
+        return output_names(self.parsed.returns)
 
 
 @dataclass(frozen=True)

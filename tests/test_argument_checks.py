@@ -19,8 +19,10 @@ from cuda_ops.benchmarking import derived as benchmarking_derived
 from cuda_ops.build import discovery
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.derive import checks, rules
+from cuda_ops.derive.arguments import bind
+from cuda_ops.derive.checks import check_arguments
 from cuda_ops.registry import registry
-from cuda_ops.spec import OpSpec
+from cuda_ops.spec import OpSpec, default_of
 from cuda_ops.testing import check_op, samples
 from cuda_ops.testing.checks import by_name
 
@@ -60,6 +62,16 @@ Tensor scaled(const Tensor& x, double factor, int64_t shift) {
   const auto f = [](double v, double by, int64_t plus) { return v * by + double(plus); };
   return elementwise_cpu(f, x, factor, shift);
 }
+Tensor with_defaults(const Tensor& x, ScalarType a, std::optional<ScalarType> b) {
+  return empty({size_of(dtype_of(a)), b ? size_of(dtype_of(*b)) : 0}, dtype_of(a), x);
+}
+Tensor listed(const std::vector<Tensor>& xs, const std::optional<Tensor>&) {
+  return empty({int64_t(xs.size())}, DType::kFloat32, xs[0]);
+}
+// Its keyword-only arguments have the names of parameters of torch's own callbacks.
+Tensor named(const Tensor& x, int64_t info, int64_t, int64_t, int64_t) {
+  return elementwise_cpu([](double v, int64_t by) { return v * double(by); }, x, info);
+}
 // Without .dtypes(), the same numbers of bytes for each dtype.
 Tensor any(const Tensor& x, const std::vector<Tensor>&, std::optional<ScalarType> dtype) {
   return empty({}, dtype ? dtype_of(*dtype) : dtype_of(x), x);
@@ -81,6 +93,11 @@ CUDA_OPS(library) {
       .dtypes(kFloating).dtypes("x", DType::kFloat64).cpu<scaled>();
   library.op("OP_any(Tensor x, Tensor[] others, ScalarType? dtype=None) -> Tensor", "()->()")
       .cpu<any>();
+  library.op("OP_defaults(Tensor x, ScalarType a=half, ScalarType? b=long) -> Tensor", "")
+      .cpu<with_defaults>();
+  library.op("OP_listed(Tensor[] xs, Tensor? y=None) -> Tensor", "").cpu<listed>();
+  library.op("OP_named(Tensor x, *, int info, int in_dims, int self, int args) -> Tensor",
+             "()->()").dtypes(kFloating).cpu<named>();
 }
 """
 
@@ -199,8 +216,10 @@ def test_a_dtype_as_an_argument_is_one_that_kernels_know(name: str) -> None:
     compiled = torch.compile(lambda x, d: function(x, [], d), backend="eager")
     for wrong in (99, 261, -1, 5, "float32", 1.5, *UNKNOWN, torch.int4, torch.qint8):
         called = str(wrong).removeprefix("torch.") if wrong != "float32" else repr(wrong)
+        what = "a dtype that kernels know" if isinstance(wrong, torch.dtype) else "a torch.dtype"
+        message = f"_any: argument 'dtype': expected {what}, got {called}"
         for call in (lambda d: function(X, [], d), lambda d: compiled(X, d)):
-            with pytest.raises(RuntimeError, match=f"_any: argument 'dtype': {EXPECTED} {called}"):
+            with pytest.raises(RuntimeError, match=message):
                 call(wrong)
 
 
@@ -277,3 +296,56 @@ def test_it_passes_its_checks(name: str) -> None:
     report = check_op(name, checks=[by_name("reference"), by_name("registration")], devices=["cpu"])
     assert report.passed, str(report)
     assert [entry.passed for entry in report.entries] == [True, True]
+
+
+def test_a_dtype_argument_may_have_a_default(name: str) -> None:
+    public = registry().public(f"{name}_defaults")
+    for function in (public, getattr(torch.ops.cuda_ops, f"{name}_defaults")):
+        out = function(X)
+        assert (out.shape, out.dtype) == ((2, 8), torch.float16)
+        out = function(X, torch.float64, None)
+        assert (out.shape, out.dtype) == ((8, 0), torch.float64)
+    op = spec(f"{name}_defaults")
+    assert bind(op, [X], {})[1:] == [torch.float16, torch.int64]
+    assert samples.shaped(op, (2,)).args[1:] == (torch.float16, torch.int64)
+
+
+def test_every_dtype_that_a_schema_may_name_is_known() -> None:
+    names = {"half": torch.float16, "float": torch.float32, "double": torch.float64,
+             "long": torch.int64, "bool": torch.bool, "bfloat16": torch.bfloat16,
+             "complex64": torch.complex64, "uint8": torch.uint8}  # fmt: skip
+    for text, dtype in names.items():
+        try:
+            parsed = torch._C.parse_schema(f"f(ScalarType d={text}) -> Tensor")
+        except RuntimeError:  # this torch does not know the name
+            continue
+        assert default_of(parsed.arguments[0]) is dtype
+
+
+def test_a_call_without_any_tensor_is_refused_by_name(name: str) -> None:
+    function = registry().public(f"{name}_listed")
+    assert function([X, X]).shape == (2,)
+    with pytest.raises(RuntimeError, match="'xs': expected a tensor, whose device says which"):
+        function([])
+
+
+def test_tensors_of_a_list_are_on_one_device(name: str) -> None:
+    op = spec(f"{name}_listed")
+    elsewhere = X.to("meta")
+    with pytest.raises(RuntimeError, match="'xs': expected tensors on cpu like the others, got"):
+        check_arguments(op, [[X, elsewhere], None])
+    if torch.cuda.is_available():
+        with pytest.raises(
+            RuntimeError, match="'xs': expected tensors on cpu like the others, got"
+        ):
+            registry().public(op.name)([X, X.cuda()])
+
+
+def test_keyword_only_arguments_may_have_any_name(name: str) -> None:
+    public, keywords = registry().public(f"{name}_named"), {"in_dims": 1, "self": 2, "args": 3}
+    for function in (public, getattr(torch.ops.cuda_ops, f"{name}_named")):
+        torch.testing.assert_close(function(X, info=3, **keywords), 3 * X)
+        mapped = torch.vmap(lambda x, function=function: function(x, info=3, **keywords))
+        torch.testing.assert_close(mapped(X), 3 * X)
+    with FakeTensorMode() as mode:
+        assert public(mode.from_tensor(X), info=3, **keywords).shape == X.shape

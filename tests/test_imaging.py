@@ -238,8 +238,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"maximum": float("nan")}, "'maximum': expected a number from 1e-30 to 1e30, got nan"),
     ({"mean": 1.0, "std": 0.0}, "'std': expected a number from 1e-30 to 1e30, got 0.000000"),
     ({"mean": float("inf"), "std": 1.0}, "'mean': expected a number from -1e30 to 1e30, got inf"),
-    ({"dtype": torch.bfloat16}, "'dtype': expected float32 or float16, got another dtype"),
-    ({"dtype": torch.float64}, "'dtype': expected float32 or float16, got another dtype"),
+    ({"dtype": torch.bfloat16}, "'dtype': expected float32 or float16, got bfloat16"),
+    ({"dtype": torch.float64}, "'dtype': expected float32 or float16, got float64"),
 ]
 
 

@@ -389,3 +389,12 @@ def test_an_operator_that_does_not_exist_is_an_attribute_error() -> None:
         with pytest.raises(AttributeError, match=f"'cuda_ops' has no .*'{name}'"):
             getattr(cuda_ops, name)
     assert not hasattr(cuda_ops, "no_such_operator")
+
+
+def test_a_tensor_that_escaped_from_vmap_is_refused_by_name() -> None:
+    """torch.add says that the tensor may have escaped from a function being vmapped."""
+    kept: list[torch.Tensor] = []
+    torch.vmap(lambda x: (kept.append(x), x * 1)[1])(torch.randn(3, 2))
+    for function in (cuda_ops.silu, torch.ops.cuda_ops.silu):
+        with pytest.raises(RuntimeError, match="argument 'x': expected a tensor, got one that esc"):
+            function(kept[0])

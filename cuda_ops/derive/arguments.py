@@ -9,7 +9,7 @@ import torch
 
 from cuda_ops.derive.sizes import Dims
 from cuda_ops.signature import Group
-from cuda_ops.spec import OpSpec
+from cuda_ops.spec import OpSpec, default_of
 
 
 def bind(op: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -18,7 +18,7 @@ def bind(op: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any
     """
     values = list(args)
     for argument in op.parsed.arguments[len(values) :]:
-        values.append(kwargs.get(argument.name, argument.default_value))
+        values.append(kwargs.get(argument.name, default_of(argument)))
     return values
 
 

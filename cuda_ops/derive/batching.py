@@ -22,7 +22,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
         return None
     one_call = rows_are_independent(op) and all(group.loops for group in op.signature.outputs)
 
-    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def rule(info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         values = bind(op, args, kwargs)
         mapped = {
             i: in_dims[i]

@@ -44,10 +44,6 @@ def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
     bound: dict[str, Any] = {}
     first: tuple[str, torch.Tensor] | None = None
     sharing: tuple[str, torch.Tensor] | None = None
-    for name, value in zip(op.argument_names, values, strict=True):
-        for tensor in value if isinstance(value, (list, tuple)) else ():
-            if isinstance(tensor, torch.Tensor):
-                check_dtype(op, name, tensor.dtype)
     for i, position in enumerate(op.tensor_positions):
         name, tensor = op.argument_names[position], values[position]
         if tensor is None:
@@ -73,8 +69,23 @@ def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
             sharing = (name, tensor) if shares else sharing
         bind_dims(op, name, group_of(op, i), tensor.shape, bound)
     _check_ints(op, values, bound)
+    _check_lists(op, values, None if first is None else first[1])
     ints = op.signature.int_names if op.signature is not None else ()
     return bound | {name: values[op.argument_names.index(name)] for name in ints}
+
+
+def _check_lists(op: OpSpec, values: Sequence[Any], first: torch.Tensor | None) -> None:
+    for name, value in zip(op.argument_names, values, strict=True):
+        for tensor in value if isinstance(value, (list, tuple)) else ():
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            first = tensor if first is None else first
+            if tensor.layout is not torch.strided:
+                refuse(op, name, "a strided tensor", "another layout")
+            if tensor.device != first.device:
+                expected = f"tensors on {device_name(first.device)} like the others"
+                refuse(op, name, expected, f"one on {device_name(tensor.device)}")
+            check_dtype(op, name, tensor.dtype)
 
 
 def _check_ints(op: OpSpec, values: Sequence[Any], bound: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from cuda_ops.build.discovery import illegal_name
 from cuda_ops.dispatch.check_rules import MOST_NAMES, Rules, rules_of
 from cuda_ops.errors import ManifestError
 from cuda_ops.signature import Signature, parse_signature
-from cuda_ops.spec import OpSpec, Range
+from cuda_ops.spec import OpSpec, Range, output_names
 
 #: The form of the manifest, and of what a library is handed, as ``src/utils/manifest.h`` has it.
 FORMAT = 3
@@ -146,13 +146,17 @@ def _explain(error: str, stem: str) -> str:
         if not symbol.startswith("_Z") and stem not in symbol:  # a C function of others
             return (
                 f"undefined symbol {symbol}; define it in {stem}.cu or {stem}.cpp, or name the "
-                f"library that has it in LDFLAGS, as in LDFLAGS=-lz for zlib's crc32"
+                "library that has it in LDFLAGS, such as LDFLAGS=-lz"
             )
         return (
             f"undefined symbol {symbol}; declare the launcher in {stem}.cpp exactly as {stem}.cu "
             "defines it, and keep the binding's functions in an anonymous namespace"
         )
     return error
+
+
+#: Keywords of the functions that torch calls with an operator's keyword-only arguments.
+_TORCH_S_OWN = ("keyset", "out_shape")
 
 
 def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) -> OpSpec:
@@ -190,7 +194,10 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
             expected, actual = "a name that Python can pass", "one of its keywords"
             raise _refusal(name, argument.name, expected, actual)
         if argument.name.startswith("_"):  # so are the names that the public function needs itself
-            expected = "a name without an underscore in front"
+            expected = "a name that does not start with an underscore"
+            raise _refusal(name, argument.name, expected, repr(argument.name))
+        if argument.kwarg_only and argument.name in _TORCH_S_OWN:
+            expected = "another name, as torch passes a keyword of this one"
             raise _refusal(name, argument.name, expected, repr(argument.name))
     _refuse_form(name, schema, parsed, entry["kernels"])
     arguments = [schema_type(argument) for argument in parsed.arguments]
@@ -238,8 +245,8 @@ def _refuse_form(
     name: str, schema: str, parsed: torch._C.FunctionSchema, kernels: Sequence[dict[str, Any]]
 ) -> None:
     """Refuses what torch parses but cannot define, differentiate or call."""
-    arguments, returns = ([a.name for a in side] for side in (parsed.arguments, parsed.returns))
-    counts = Counter(arguments) | Counter(filter(None, returns))
+    returns = output_names(parsed.returns)
+    counts = Counter(a.name for a in parsed.arguments) | Counter(returns)
     twice = [repeated for repeated, count in counts.items() if count > 1]
     composed = any(kernel["key"] == "CompositeImplicitAutograd" for kernel in kernels)
     expected = actual = ""

@@ -21,10 +21,10 @@ from torch.autograd import forward_ad
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from cuda_ops.derive import arguments, checks
-from cuda_ops.dispatch import autocast, compile_tag, dtensor, flops, public
+from cuda_ops.dispatch import autocast, compile_tag, dtensor, flops, on_import, public
 from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Kernel, Library
-from cuda_ops.errors import ManifestError
+from cuda_ops.errors import ManifestError, PluginError
 from cuda_ops.plugins import Plugins
 from cuda_ops.spec import OpSpec, functions
 
@@ -44,7 +44,9 @@ _WITHOUT_STRIDES = (
 
 
 class _Library(torch.library.Library):
-    """Registers what torch makes for one operator, with one check more where gradients begin."""
+    """A torch Library that adds checks to two of torch's kernels: that of autograd refuses dual
+    numbers, that of vmap a batch after its end.
+    """
 
     # torch's methods have no types.
     def __init__(self, operator: Operator) -> None:
@@ -54,6 +56,8 @@ class _Library(torch.library.Library):
     def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
         if dispatch_key == "Autograd":  # by register_autograd
             fn = self._operator._refusing_tangents(fn)
+        if dispatch_key == "FuncTorchBatched":  # by register_vmap
+            fn = self._operator._refusing_escaped(fn)
         super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
 
@@ -65,15 +69,21 @@ class Operator:
         self.generation = 0
         self._slots: dict[str, int] = {}
         self._autocast_registered = False
+        op = generation.spec
         try:
             self._define()
-            #: ``cuda_ops.<op>``, and what formulas call: the same unless a plugin wraps it.
-            self.public, self.direct = public.make(self)
         except Exception as error:  # torch raises whatever its registrations raise
             self.forget()
-            op = generation.spec
             raise ManifestError(
                 f"{op.qualname}: schema {op.schema!r} cannot be registered: {error}"
+            ) from error
+        try:
+            #: ``cuda_ops.<op>``, and what formulas call: the same unless a plugin wraps it.
+            self.public, self.direct = public.make(self)
+        except Exception as error:
+            self.forget()
+            raise PluginError(
+                f"{op.qualname}: hook cuda_ops_public: {type(error).__name__}: {error}"
             ) from error
         functions[generation.spec.name] = self.direct
 
@@ -183,6 +193,7 @@ class Operator:
     def forget(self) -> None:
         """Takes an operator that has never served a call out of the process."""
         self._undefine()
+        on_import.forget(self.spec.name)
         functions.pop(self.spec.name, None)
 
     def _undefine(self) -> None:
@@ -223,12 +234,12 @@ class Operator:
             f"from, and none from {hook} of a plugin"
         )
 
-    def _decomposed(self, *args: Any, **kwargs: Any) -> Any:
+    def _decomposed(self, /, *args: Any, **kwargs: Any) -> Any:
         # Here the outermost transform sees it, so that its parts meet all transforms. Further in
         # they would pass for plain functions, and lose their tangents for instance.
         return self.now.spec.overload.decompose(*args, **kwargs)
 
-    def _fake(self, *args: Any, **kwargs: Any) -> Any:
+    def _fake(self, /, *args: Any, **kwargs: Any) -> Any:
         compile_tag.renew()  # in the thread that compiles
         if self.now.fake is None:
             raise self._underived("its output shape", "cuda_ops_fake")
@@ -248,7 +259,7 @@ class Operator:
     def _refusing_tangents(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """Refuses dual numbers: where no gradient is wanted, torch's kernel drops the tangent."""
 
-        def checked(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        def checked(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
             if forward_ad._current_level >= 0:
                 op = self.now.spec
                 public.refuse_tangents(op, op.argument_names, *arguments.bind(op, args, kwargs))
@@ -256,20 +267,29 @@ class Operator:
 
         return checked
 
-    def _vmap(self, info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
+    def _refusing_escaped(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if torch._C._functorch.peek_interpreter_stack() is None:
+                op = self.now.spec
+                public.refuse_escaped(op, arguments.bind(op, args, kwargs))
+            return kernel(keyset, *args, **kwargs)
+
+        return checked
+
+    def _vmap(self, info: Any, in_dims: Any, /, *args: Any, **kwargs: Any) -> Any:
         if self.now.vmap is None:
             raise self._underived("batching", "cuda_ops_vmap")
         return self.now.vmap(info, in_dims, *args, **kwargs)
 
-    def _sharding(self, *args: Any, **kwargs: Any) -> Any:
+    def _sharding(self, /, *args: Any, **kwargs: Any) -> Any:
         if self.now.sharding is None:
             raise self._underived("sharding", "cuda_ops_sharding")
         return self.now.sharding(*args, **kwargs)
 
-    def _flops(self, *args: Any, **kwargs: Any) -> int:
+    def _flops(self, /, *args: Any, **kwargs: Any) -> int:
         return 0 if self.now.flops is None else self.now.flops(*args, **kwargs)
 
-    def _without_strides(self, *args: Any, **kwargs: Any) -> Any:
+    def _without_strides(self, /, *args: Any, **kwargs: Any) -> Any:
         op = self.now.spec
         for name, value in zip(op.argument_names, arguments.bind(op, args, kwargs), strict=True):
             for tensor in value if isinstance(value, (list, tuple)) else [value]:
@@ -287,7 +307,7 @@ class Operator:
     ) -> Any:
         self._without_strides(*args, **(kwargs or {}))
 
-    def _without_cuda(self, *args: Any, **kwargs: Any) -> Any:
+    def _without_cuda(self, /, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
             f"cuda_ops::{self.spec.name}: argument on cuda, but this build has no CUDA kernel "
             "(no nvcc when it was built); install a CUDA toolkit and run python compile_dev.py"

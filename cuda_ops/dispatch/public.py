@@ -22,9 +22,9 @@ import torch
 from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from cuda_ops.derive.arguments import bind
-from cuda_ops.derive.checks import KNOWN_DTYPES, dtype_name, dtypes_text, refuse
+from cuda_ops.derive.checks import KNOWN_DTYPES, dtype_name, refuse
 from cuda_ops.dispatch.generation import Served
-from cuda_ops.spec import AutocastPolicy, OpSpec
+from cuda_ops.spec import AutocastPolicy, OpSpec, default_of
 
 
 def make(operator: Served) -> tuple[FunctionType, FunctionType]:
@@ -93,7 +93,7 @@ def _public(operator: Served) -> FunctionType:
     return _function(op, ", ".join(parts), body, defaults, wrapper.__doc__)
 
 
-def _override(operator: Served, values: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
+def _override(operator: Served, values: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
     """Calls the override of an argument that intercepts calls, such as an fx Proxy."""
     return torch.overrides.handle_torch_function(operator.public, values, *args, **kwargs)
 
@@ -148,10 +148,15 @@ def _generate(operator: Served) -> FunctionType:
                     elif {on_cpu}:
                         return _redispatch(_CPU, {arguments})
                 except _RuntimeError:  # no kernel has run if a tensor has no memory
-                    if not _stands_for_others({", ".join(tensors)}):
+                    if not _is_wrapper({", ".join(tensors)}):
                         raise
             """)
     required = [name for name in tensors if not _optional(op, name)]
+    if optional and not required and not op.is_composite:
+        possible = [a.name for a in op.parsed.arguments if "Tensor" in str(a.type)]
+        names["_refuse_none"] = functools.partial(_refuse_none, op, possible[0])
+        given = " or ".join(f"{t} is not None" if t in tensors else t for t in possible)
+        before += f"if not ({given}):\n    _refuse_none()\n"
     if required and not op.is_composite:
         names["_refuse_others"] = functools.partial(_refuse_others, op, tensors)
         missing = " or ".join(f"{name} is None" for name in required)
@@ -161,10 +166,11 @@ def _generate(operator: Served) -> FunctionType:
     for argument in op.parsed.arguments:
         if (kind := str(argument.real_type)) in ("ScalarType", "Optional[ScalarType]"):
             # The dispatcher casts an int to an enum, whatever it is.
-            names |= {"_KNOWN_DTYPES": KNOWN_DTYPES, "_refuse_dtype": _refuse_dtype, "_op": op}
+            names |= {"_type": type, "_dtype": torch.dtype, "_KNOWN_DTYPES": KNOWN_DTYPES}
+            names |= {"_refuse_dtype": _refuse_dtype, "_op": op}
             d = argument.name
-            wrong = f"{d} not in _KNOWN_DTYPES"
-            wrong += f" and {d} is not None" if kind.startswith("Optional") else ""
+            wrong = f"_type({d}) is not _dtype or {d} not in _KNOWN_DTYPES"
+            wrong = f"{d} is not None and ({wrong})" if kind.startswith("Optional") else wrong
             body = f"if {wrong}:\n    _refuse_dtype(_op, {d!r}, {d})\n{body}"
     return _function(op, parameters, body, names, op.doc)
 
@@ -222,7 +228,7 @@ def _helpers(operator: Served) -> dict[str, Any]:
         "_type": type,  # an argument may have that name
         "_Tensor": torch.Tensor,
         "_RuntimeError": RuntimeError,
-        "_stands_for_others": _stands_for_others,
+        "_is_wrapper": _is_wrapper,
         "_Parameter": torch.nn.Parameter,
         "_CPU": _below_autograd("CPU", operator.spec),
         "_CUDA": _below_autograd("CUDA", operator.spec),
@@ -262,15 +268,22 @@ def _refuse_others(op: OpSpec, names: Sequence[str], *values: Any) -> None:
             refuse(op, name, expected, "None" if value is None else type(value).__name__)
 
 
+def _refuse_none(op: OpSpec, name: str) -> None:
+    """Refuses a call without any tensor, for which the dispatcher lists every key that it knows."""
+    refuse(op, name, "a tensor, whose device says which kernel to call", "none")
+
+
 def _refuse_dtype(op: OpSpec, name: str, value: Any) -> None:
-    actual = dtype_name(value) if isinstance(value, torch.dtype) else repr(value)
-    refuse(op, name, f"dtype {dtypes_text(KNOWN_DTYPES)}", actual)
+    if isinstance(value, torch.dtype):
+        refuse(op, name, "a dtype that kernels know", dtype_name(value))
+    if not torch.overrides.has_torch_function((value,)):  # as an fx Proxy has
+        refuse(op, name, "a torch.dtype", repr(value))
 
 
-def _stands_for_others(*tensors: torch.Tensor) -> bool:
-    """Says whether one of the tensors has no memory, as it stands for another one or for a batch:
-    what functionalize, vmap or the batched gradients of autograd made, also after their end. The
-    type tells nothing of it, and the dispatcher knows what to do.
+def _is_wrapper(*tensors: torch.Tensor) -> bool:
+    """Tells whether one of the tensors wraps another one or a batch and so has no memory of its
+    own, as functionalize, vmap and batched gradients leave behind. Its type does not show it; the
+    dispatcher can handle it.
     """
     functorch = torch._C._functorch
     return any(
@@ -298,6 +311,14 @@ def _no_forward_mode(op: OpSpec, where: str) -> NotImplementedError:
         f"{op.qualname}: {where}expected no tangent, as the operator has no derivative in forward "
         "mode; torch.func.grad, vjp and backward have one"
     )
+
+
+def refuse_escaped(op: OpSpec, values: Sequence[Any]) -> None:
+    """Refuses a batch of torch.vmap after its end, for which no transform has a rule any more."""
+    for name, value in zip(op.argument_names, values, strict=False):
+        for tensor in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(tensor, torch.Tensor) and torch._C._functorch.is_batchedtensor(tensor):
+                refuse(op, name, "a tensor", "one that escaped from torch.vmap")
 
 
 def _below_autograd(backend: str, op: OpSpec) -> torch._C.DispatchKeySet:
@@ -409,7 +430,7 @@ def _parameters(op: OpSpec) -> tuple[str, dict[str, Any]]:
             parts.append("*")
             star = True
         if argument.has_default_value():
-            defaults[f"_default_{argument.name}"] = argument.default_value
+            defaults[f"_default_{argument.name}"] = default_of(argument)
             parts.append(f"{argument.name}=_default_{argument.name}")
         else:
             parts.append(argument.name)

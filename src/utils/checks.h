@@ -111,11 +111,18 @@ struct Checks {
     if (rules->has_line && rules->tensor_count > 1) check_loop_dims(tensors);
   }
 
-  // One tensor of the Tensor[] at this position among all arguments.
-  void run(const Tensor& tensor, size_t position) const {
+  // One tensor of the Tensor[] at this position among all arguments; `first` is the first tensor of
+  // the call.
+  void check_listed(const Tensor& tensor, size_t position, const Tensor& first) const {
     if (rules == nullptr || composed) return;
-    check_known(tensor, rules->names[position]);
-    check_memory(tensor, rules->names[position]);
+    const char* const argument = rules->names[position];
+    if (!is_strided(tensor)) refuse(argument, "a strided tensor", "another layout");
+    if (device_of(tensor) != device_of(first)) {
+      refuse(argument, "tensors on " + name(device_of(first)) + " like the others",
+             "one on " + name(device_of(tensor)));
+    }
+    check_known(tensor, argument);
+    check_memory(tensor, argument);
   }
 
  private:

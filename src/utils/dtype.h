@@ -43,7 +43,7 @@ constexpr const char* name(DType dtype) {
 // Not std::invalid_argument: <stdexcept> would more than double what every kernel has to parse.
 struct UnknownDType : std::exception {
   const char* what() const noexcept override {
-    return "cuda_ops: expected a dtype that DType has, got kUnsupported";
+    return "expected a dtype that kernels know (see DType), got another one";
   }
 };
 

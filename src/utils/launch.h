@@ -69,7 +69,9 @@ void launch(const Tensor& like, Launcher&& launcher) {
 #elif defined(CUDA_OPS_CUDA)
 template <class Launcher>
 void launch(const Tensor&, Launcher&&) {
-  throw OpError("launch() in a library that was built without its CUDA kernel");
+  throw OpError(
+      "this library was built without its CUDA kernel; install a CUDA toolkit and run "
+      "python compile_dev.py");
 }
 #else
 // The loader lends the stream to the libraries of CUDA_OPS(library) alone.

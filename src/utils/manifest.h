@@ -105,6 +105,8 @@ struct Entry<Function, R (*)(Args...)> {
       }
     } catch (const OpError& error) {
       throw std::runtime_error("cuda_ops::" + checks->op + ": " + error.what());
+    } catch (const UnknownDType& error) {
+      throw std::runtime_error("cuda_ops::" + checks->op + ": " + error.what());
     }
   }
 
@@ -146,13 +148,28 @@ struct Entry<Function, R (*)(Args...)> {
       using Arg = Value<decltype(arg)>;
       if constexpr (kMayBe<Tensor, Arg>) tensors[count++] = given(arg);
       if constexpr (kMayBe<int64_t, Arg>) ints[position] = given(arg);
-      if constexpr (std::is_same_v<std::vector<Tensor>, Arg>) {
-        for (const Tensor& tensor : arg) checks->run(tensor, position);
-      }
       ++position;
     };
     std::apply([&](const Value<Args>&... arg) { (sort_in(arg), ...); }, args);
     checks->run(tensors, ints);
+    if constexpr ((std::is_same_v<std::vector<Tensor>, Value<Args>> || ...)) {
+      const Tensor* const* given = std::find_if(tensors, tensors + count, [](auto t) { return t; });
+      check_lists(args, given == tensors + count ? nullptr : *given);
+    }
+  }
+
+  static void check_lists(const std::tuple<Value<Args>...>& args, const Tensor* first) {
+    size_t position = 0;
+    const auto check_one = [&](const auto& arg) {
+      if constexpr (std::is_same_v<std::vector<Tensor>, Value<decltype(arg)>>) {
+        for (const Tensor& tensor : arg) {
+          if (first == nullptr) first = &tensor;
+          checks->check_listed(tensor, position, *first);
+        }
+      }
+      ++position;
+    };
+    std::apply([&](const Value<Args>&... arg) { (check_one(arg), ...); }, args);
   }
 };
 

@@ -36,11 +36,11 @@ namespace detail {
     what += ": ";
     what += reason.find_first_not_of(" \n") != std::string::npos
                 ? reason
-                : "an exception of Python that says nothing, such as the one by which "
-                  "torch.utils.checkpoint stops recomputing; call it under "
+                : "a Python exception without a text, such as the one with which "
+                  "torch.utils.checkpoint ends a recomputation early; wrap the call in "
                   "torch.utils.checkpoint.set_checkpoint_early_stop(False)";
   } else {
-    what += "; from 2.13 on torch says why";
+    what += "; torch 2.13 and later say why";
   }
   throw std::runtime_error(what);
 }
