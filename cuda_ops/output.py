@@ -55,8 +55,9 @@ def command(main: _Main) -> Callable[..., int]:
     @functools.wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
         stdout = sys.stdout
-        if stdout is None:  # closed by the caller
-            return main(argv)
+        if stdout is None:
+            print("error: cannot write the output: it is closed", file=sys.stderr)
+            return 1
         try:
             with contextlib.redirect_stdout(_Stdout(stdout)):
                 try:

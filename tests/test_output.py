@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from cuda_ops import __main__ as commands
 from cuda_ops import __version__, output
 
 FULL = Path("/dev/full")
+REPO = Path(__file__).parent.parent
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
@@ -25,9 +28,19 @@ def test_output_that_cannot_be_written_is_one_line_and_status_1(unbuffered: str)
     with FULL.open("w") as full:
         done = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
-            cwd=Path(__file__).parent.parent, env={"PYTHONUNBUFFERED": unbuffered},
+            cwd=REPO, env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
         )  # fmt: skip
     assert done.stderr == "error: cannot write the output: No space left on device\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("command", ["--help", "build --json silu"])
+def test_closed_output_is_one_line_and_status_1(command: str) -> None:
+    done = subprocess.run(
+        f"{shlex.quote(sys.executable)} -m cuda_ops {command} >&-", shell=True,
+        stderr=subprocess.PIPE, text=True, timeout=60, check=False, cwd=REPO,
+    )  # fmt: skip
+    assert done.stderr == "error: cannot write the output: it is closed\n"
     assert done.returncode == 1
 
 
