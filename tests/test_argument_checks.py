@@ -96,7 +96,7 @@ CUDA_OPS(library) {
   library.op("OP_defaults(Tensor x, ScalarType a=half, ScalarType? b=long) -> Tensor", "")
       .cpu<with_defaults>();
   library.op("OP_listed(Tensor[] xs, Tensor? y=None) -> Tensor", "").cpu<listed>();
-  library.op("OP_named(Tensor x, *, int info, int in_dims, int self, int args) -> Tensor",
+  library.op("OP_named(Tensor x, *, int info, int in_dims, int op, int args) -> Tensor",
              "()->()").dtypes(kFloating).cpu<named>();
 }
 """
@@ -342,7 +342,7 @@ def test_tensors_of_a_list_are_on_one_device(name: str) -> None:
 
 
 def test_keyword_only_arguments_may_have_any_name(name: str) -> None:
-    public, keywords = registry().public(f"{name}_named"), {"in_dims": 1, "self": 2, "args": 3}
+    public, keywords = registry().public(f"{name}_named"), {"in_dims": 1, "op": 2, "args": 3}
     for function in (public, getattr(torch.ops.cuda_ops, f"{name}_named")):
         torch.testing.assert_close(function(X, info=3, **keywords), 3 * X)
         mapped = torch.vmap(lambda x, function=function: function(x, info=3, **keywords))

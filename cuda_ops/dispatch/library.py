@@ -156,7 +156,7 @@ def _explain(error: str, stem: str) -> str:
 
 
 #: Keywords of the functions that torch calls with an operator's keyword-only arguments.
-_TORCH_S_OWN = ("keyset", "out_shape")
+_TORCH_S_OWN = ("keyset", "out_shape", "self")
 
 
 def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) -> OpSpec:
