@@ -16,6 +16,8 @@ import torch
 from torch.utils import cpp_extension
 
 from cuda_ops.build import compiling, toolchain
+from cuda_ops.build.discovery import BUILTIN_ROOT, discover
+from cuda_ops.errors import BuildError
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,17 @@ def test_another_compiler_is_asked_for_its_own_version(
     assert toolchain.cxx_version() == "mine 1.0 -m64"
 
 
+@pytest.mark.parametrize("variable", ["CXX", *toolchain.FLAGS])
+def test_a_quote_left_open_names_its_variable(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pair,) = (pair for pair in discover([BUILTIN_ROOT]) if pair.stem == "silu")
+    monkeypatch.setenv(variable, "-DX='")
+    message = f'{variable}: expected words quoted as for a shell, got "-DX=\'": No closing'
+    with pytest.raises(BuildError, match=message):
+        toolchain.recipe(pair, ("8.0",))
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A toolkit whose nvcc is missing, and no other one."""
@@ -138,7 +151,7 @@ def test_an_nvcc_that_does_not_work_is_none_and_said(
     nvcc.write_text(text)
     nvcc.chmod(mode)
     assert toolchain.cuda_home() is None and toolchain.cuda_version() == "none"
-    said = f"cuda_ops: {nvcc} does not tell its version: left out\n"
+    said = f"cuda_ops: {nvcc} did not report its version and is ignored\n"
     assert capsys.readouterr().err == said
 
 

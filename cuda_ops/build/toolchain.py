@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from cuda_ops.build.discovery import Kind, Pair
+from cuda_ops.errors import BuildError
 
 #: The oldest torch whose stable ABI the libraries use (2.10), as TORCH_TARGET_VERSION.
 TORCH_TARGET = "0x020a000000000000"
@@ -113,17 +114,23 @@ def cuda_version() -> str:
 
 @functools.cache
 def _release(home: Path) -> str:
-    """Returns the release of a toolkit whose nvcc works; else nothing, with a word."""
+    """Returns the release of a toolkit; if its nvcc does not answer, an empty string, with a line
+    on stderr.
+    """
     nvcc = home / "bin" / "nvcc"
     release = re.search(r"release (\d+\.\d+)", _asked(str(nvcc), "--version"))
     if release is None:
-        print(f"cuda_ops: {nvcc} does not tell its version: left out", file=sys.stderr)
+        print(f"cuda_ops: {nvcc} did not report its version and is ignored", file=sys.stderr)
     return release[1] if release else ""
 
 
 def cxx() -> list[str]:
-    """Returns the command of the C++ compiler."""
-    return shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    """Returns the command of the C++ compiler.
+
+    Raises:
+        BuildError: ``CXX`` leaves a quote open.
+    """
+    return _words_of("CXX") or ["c++"]
 
 
 def cxx_version() -> str:
@@ -155,7 +162,7 @@ def parse_archs(text: str) -> tuple[str, ...]:
     here. ``All`` is what a release is built for.
 
     Raises:
-        ValueError: naming the entry that is no such thing.
+        ValueError: names the entry that is neither.
     """
     return tuple(arch for part in re.split(r"[;,\s]+", text) if part for arch in _archs(part))
 
@@ -340,8 +347,17 @@ def link_flags(pair: Pair) -> list[str]:
 
 def _flags_of(*variables: str) -> list[str]:
     """Returns the flags in these variables, each quoted for a shell."""
-    text = " ".join(os.environ.get(name, "") for name in variables)
-    return [shlex.quote(flag) for flag in shlex.split(text)]
+    return [shlex.quote(flag) for name in variables for flag in _words_of(name)]
+
+
+def _words_of(variable: str) -> list[str]:
+    value = os.environ.get(variable, "")
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise BuildError(
+            f"{variable}: expected words quoted as for a shell, got {value!r}: {error}"
+        ) from None
 
 
 def _guest_cuda(pair: Pair) -> list[str]:
