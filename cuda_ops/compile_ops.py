@@ -105,8 +105,8 @@ def compile_ops(
                         for stem in registry().called(built.pair, built.path)
                         if stem not in chosen
                     ]
-                except CudaOpsError as error:
-                    _fail(row, error)
+                except Exception as error:
+                    _fail(row, error, "built")
                     progress(row)
                     continue
                 waiting.append((built, row))
@@ -196,15 +196,16 @@ def _load_or_wait(built: compiling.Built, row: Row, compare: bool, patient: bool
         if patient:
             return False
         _fail(row, error)
-    except CudaOpsError as error:
-        _fail(row, error)
-    except Exception as error:  # none that is known; it must not cost the other operators
-        what = f"{row.op}: cannot be loaded: {type(error).__name__}: {error}"
-        _fail(row, CudaOpsError(what))
+    except Exception as error:
+        _fail(row, error, "loaded")
     return True
 
 
-def _fail(row: Row, error: CudaOpsError) -> None:
+def _fail(row: Row, error: Exception, attempt: str = "used") -> None:
+    """Notes why an operator failed. A foreign error must not cost the others either."""
+    if not isinstance(error, CudaOpsError):
+        what = f"{row.op}: cannot be {attempt}: {type(error).__name__}: {error}"
+        error = CudaOpsError(what)
     registry().fail(row.op, error)
     row.error = str(error)
 

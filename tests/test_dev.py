@@ -16,7 +16,7 @@ from conftest import ScratchOp, needs_nvcc, run_python
 from torch.utils import cpp_extension
 
 import cuda_ops
-from cuda_ops.build import toolchain
+from cuda_ops.build import compiling, toolchain
 from cuda_ops.compile_ops import CompiledOps, _broken_plugins, compile_ops, compiled_ops, reload
 from cuda_ops.dev import main
 from cuda_ops.dev.command import table
@@ -439,16 +439,30 @@ def test_what_is_unfinished_costs_only_itself(scratch_op: ScratchOp, scratch_roo
         kernel.unlink()
 
 
+@pytest.mark.parametrize(
+    ("where", "name", "verb"), [("registry", "load", "loaded"), ("compiling", "build", "built")]
+)
 def test_an_unforeseen_error_costs_one_operator(
-    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch, where: str, name: str, verb: str
 ) -> None:
-    def fail(*arguments: object) -> None:
-        raise KeyError("no such slot")
+    owner = registry() if where == "registry" else compiling
+    real = getattr(owner, name)
 
+    def fail(what: Any, *arguments: Any, **options: Any) -> Any:
+        if getattr(what, "stem", what) == scratch_op.name:
+            raise KeyError("no such slot")
+        return real(what, *arguments, **options)
+
+    other = ScratchOp(f"{scratch_op.name}_other", scratch_op.root)
     scratch_op.write("v * 2")
-    monkeypatch.setattr(registry(), "load", fail)
-    (row,) = compile_ops([scratch_op.name])
-    assert row.error == f"{scratch_op.name}: cannot be loaded: KeyError: 'no such slot'"
+    other.write("v * 3")
+    monkeypatch.setattr(owner, name, fail)
+    try:
+        row, good = compile_ops([scratch_op.name, other.name], compare=False)
+    finally:
+        other.binding.unlink()
+    assert row.error == f"{scratch_op.name}: cannot be {verb}: KeyError: 'no such slot'"
+    assert good.op == other.name and not good.error
 
 
 def test_a_plugin_that_cannot_be_used_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> None:
