@@ -50,7 +50,7 @@ def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
         ("class", "not a Python identifier"),
         ("../up", "not a Python identifier"),
         ("opé", "has letters beyond ASCII; choose another"),
-        ("a" * 300, "has 300 letters, of at most 100; choose another"),
+        ("a" * 300, ": expected at most 100 letters, got 300; choose another"),
         ("_hidden", "starts with an underscore"),
         ("build", "taken by the module cuda_ops.build"),
     ],

@@ -80,7 +80,7 @@ class Pair:
         if self.kind is not Kind.NATIVE and self.plugin.is_file():
             return (
                 f"{self.plugin}: expected a pair with CUDA_OPS(library) for this plugin, got one "
-                f"with {self.kind.value}, about which no plugin is asked; remove the file"
+                f"with {self.kind.value}, whose plugins are never called; remove the file"
             )
         return ""
 
@@ -175,7 +175,7 @@ def discover(roots: Iterable[Path]) -> tuple[Pair, ...]:
 
 
 def unregistered(pairs: Mapping[str, Pair]) -> list[Problem]:
-    """Returns the pairs whose files register nothing, or with a plugin that nothing asks. Reads
+    """Returns the pairs whose files register nothing, or whose plugin is never called. Reads
     every one of them.
     """
     return [Problem(pair.problem, stem) for stem, pair in pairs.items() if pair.problem]
@@ -257,7 +257,10 @@ def illegal_name(stem: str) -> str:
     if not stem.isascii():  # nvcc takes no others
         return f"operator name {stem!r} has letters beyond ASCII; rename the file"
     if len(stem) > 100:  # file names may have 255, and those of libraries say more
-        return f"operator name {stem!r} has {len(stem)} letters, of at most 100; rename the file"
+        return (
+            f"operator name {stem!r}: expected at most 100 letters, got {len(stem)}; "
+            "rename the file"
+        )
     if stem.startswith("_"):
         return f"operator name {stem!r} starts with an underscore; rename the file"
     if stem in ("new", "clean"):
