@@ -383,20 +383,42 @@ def test_files_saved_while_the_installed_library_is_looked_at(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = installed(pair).read_bytes()
-    read, edits = provenance.read, [lambda: _edit(pair)]
+    parse, edits = provenance.parse, [lambda: _edit(pair)]
 
-    def edited_meanwhile(library: Path, **how: Any) -> Provenance | None:
+    def edited_meanwhile(contents: bytes, library: Path) -> Provenance | None:
         if edits and library == pair.prebuilt:
             edits.pop()()
-        return read(library, **how)
+        return parse(contents, library)
 
-    monkeypatch.setattr(provenance, "read", edited_meanwhile)
+    monkeypatch.setattr(provenance, "parse", edited_meanwhile)
     built = compiling.build(pair, HERE)
     # The library is published for the text that it was made from, and the new text is built.
     assert built.path == compiling.library_path(pair, HERE)
     assert built.path.read_bytes().startswith(COMPILED)
     published = {path.read_bytes() for path in built.path.parent.glob(f"{pair.stem}-*.so")}
     assert published == {library, built.path.read_bytes()}
+
+
+def test_pip_replaces_the_installed_library_while_it_is_looked_at(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = installed(pair).read_bytes()
+    parse = provenance.parse
+
+    def replaced_meanwhile(contents: bytes, library: Path) -> Provenance | None:
+        pair.prebuilt.write_bytes(b"of another text")
+        return parse(contents, library)
+
+    monkeypatch.setattr(provenance, "parse", replaced_meanwhile)
+    assert compiling.build(pair, HERE).path.read_bytes() == library
+
+
+def test_a_first_use_writes_nothing_where_pip_installed(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = installed(pair)
+    monkeypatch.setattr(os, "utime", lambda *_: pytest.fail("writes the time of its use"))
+    assert compiling.find_library(pair, pair.read()) == library
 
 
 # --- damaged files -------------------------------------------------------------------
@@ -443,7 +465,7 @@ def test_a_damaged_library_of_the_cache_is_built_again(
 ) -> None:
     damage(built_once)
     with (
-        pytest.warns(UserWarning, match=rf"leaves out {built_once}: {said}"),
+        pytest.warns(UserWarning, match=rf"{pair.stem}: ignored {built_once}: {said}"),
         pytest.raises(BuildError, match=r"is not built: run python compile_dev\.py"),
     ):
         registry().load(pair.stem)

@@ -1,40 +1,64 @@
-"""The folder of builds. Libraries in it are run, so nobody else may write it; it has a bound."""
+"""The cache of builds, of bounded size. Its libraries are run, so only its owner may write it."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
 import stat
+import sys
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+import torch
+from filelock import FileLock
 
-from cuda_ops.build.discovery import survey
+from cuda_ops.build import toolchain
+from cuda_ops.build.discovery import Kind, Pair, Text, survey
 from cuda_ops.errors import BuildError
 
 #: The most bytes that libraries and builds take; what was used longest ago goes first.
 BOUND = 4 << 30
-#: What was used so many seconds ago is in use.
+#: An entry used within so many seconds counts as in use.
 _IN_USE = 3600
+
+#: Lies in a build folder while compilers run.
+MARKER = "building"
+_ABANDONED = ".abandoned-"
+_NAME = re.compile(
+    r"\.?(?P<stem>\w+)(-(?P<text>[0-9a-f]{16}))?"
+    r"-(?P<abi>(torch\w+_)?)(?P<root>[0-9a-f]{8})(?P<key>[0-9a-f]{16})(\..+)?"
+)
+
+
+# --- files and folders -------------------------------------------------------------
 
 
 def cache_dir() -> Path:
     """Returns ``$CUDA_OPS_CACHE``, ``$XDG_CACHE_HOME/cuda_ops`` or ``~/.cache/cuda_ops``.
 
     Raises:
-        BuildError: there is no home folder.
+        BuildError: there is no home folder, or no user of that name.
     """
+    chosen = os.environ.get("CUDA_OPS_CACHE")
     try:
-        if chosen := os.environ.get("CUDA_OPS_CACHE"):
+        if chosen:
             return Path(chosen).expanduser().absolute()
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuda_ops"
-    except RuntimeError as error:  # there is no home folder
+    except RuntimeError as error:
+        if chosen:
+            missing = "home folder" if Path(chosen).parts[0] == "~" else "such user"
+            raise BuildError(
+                f"CUDA_OPS_CACHE: expected a folder, got {chosen!r}: there is no {missing}"
+            ) from error
         raise BuildError(f"no folder to build in: {error} Set CUDA_OPS_CACHE to one.") from error
 
 
@@ -42,13 +66,18 @@ def folder(*names: str) -> Path:
     """Returns a folder of the cache, which it makes for this user alone.
 
     Raises:
-        BuildError: see :func:`check`.
-        OSError: it cannot be made.
+        BuildError: it cannot be made; see also :func:`check`.
     """
     path = cache_dir()
     for name in ("", *names):
         path /= name
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise BuildError(
+                f"CUDA_OPS_CACHE: expected a folder that can be written, got {path}: "
+                f"{error.strerror}"
+            ) from error
     check(path)
     return path
 
@@ -63,21 +92,41 @@ def check(path: Path) -> None:
     top = cache_dir()
     for part in (path, *path.parents):
         found = part.stat()
-        if found.st_uid not in (0, os.geteuid()):
+        if not _is_own(found):
             raise BuildError(
                 f"{part}: a cache holds code: expected user {os.geteuid()} or root to own it, got "
-                f"user {found.st_uid}; run rm -r {part}, or set CUDA_OPS_CACHE to another folder"
+                f"user {found.st_uid}; run rm -r {shlex.quote(str(part))}, or set CUDA_OPS_CACHE "
+                "to another folder"
             )
         # In a sticky folder, such as /tmp, others cannot replace what they do not own.
         sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
+            mend = shlex.quote(str(top))
             raise BuildError(
                 f"{part}: a cache holds code: expected only its owner to write it, got mode "
-                f"{stat.S_IMODE(found.st_mode):o}; run chmod -R go-w {top}, or rm -r {top} if "
+                f"{stat.S_IMODE(found.st_mode):o}; run chmod -R go-w {mend}, or rm -r {mend} if "
                 "another user may have written it"
             )
         if part == top:
             return
+
+
+def _is_own(found: os.stat_result) -> bool:
+    return found.st_uid in (0, os.geteuid())
+
+
+def write(path: Path, contents: str | bytes, mode: int = 0o644) -> None:
+    """Writes, flushes and renames: after a crash the name leads to a whole file or to none."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(contents.encode() if isinstance(contents, str) else contents)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(mode)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -89,38 +138,127 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def root_key(root: Path) -> str:
-    """Returns the hex digest that stands for a root in the names of its libraries."""
-    return hashlib.sha256(str(root).encode()).hexdigest()[:8]
+def usable(work: Path) -> Path:
+    """Returns a build folder; empties it if a build was killed there or another user owns a file.
+
+    Its files may have any mode, as the umask decides: the folder is this user's alone.
+    """
+    killed = (work / MARKER).exists()
+    if killed or not all(_is_own(path.lstat()) for path in work.rglob("*")):
+        # The compilers of a killed build may still be writing: they keep the old folder.
+        abandoned = work.with_name(f"{work.name}{_ABANDONED}{uuid.uuid4().hex[:8]}")
+        work.rename(abandoned)
+        shutil.rmtree(abandoned, ignore_errors=True)
+        work.mkdir(mode=0o700)
+    return work
+
+
+# --- names -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Name:
+    """How the files of a build are called: ``<stem>-<text>-<abi><root><key>`` with a suffix."""
+
+    stem: str
+    #: :attr:`Text.hash`; the folder that a library is built in has none.
+    text: str
+    #: The torch and Python that a guest's library fits; a native one fits all: empty.
+    abi: str
+    #: A hash of the root's path.
+    root: str
+    #: A hash of flags, compilers and torch's CUDA.
+    key: str
+
+    @classmethod
+    def of(cls, pair: Pair, archs: tuple[str, ...], text: str) -> Name:
+        """Returns the name of a text's library."""
+        recipe = toolchain.recipe(pair, archs)
+        key = _digest(f"{recipe}\0{torch.version.cuda}".encode(), 16)
+        return cls(pair.stem, text, _abi(pair), _root_key(pair.root), key)
+
+    @classmethod
+    def parse(cls, file: str) -> Name | None:
+        """Returns what a file of the cache is; ``None`` if it is something else."""
+        found = _NAME.fullmatch(file)
+        return None if found is None else cls(**found.groupdict(default=""))
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder that every text is built in."""
+        return f"{self.stem}-{self.abi}{self.root}{self.key}"
+
+    @property
+    def lock(self) -> Path:
+        """The lock of that folder. It stays, since another process may be about to take it."""
+        return cache_dir() / "work" / f"{self.folder}.lock"
+
+    @property
+    def library(self) -> Path:
+        """Where the library is published; the files beside it differ in the suffix."""
+        return cache_dir() / "lib" / f"{self.stem}-{self.text}-{self.abi}{self.root}{self.key}.so"
+
+
+def newest_first(pair: Pair, text: Text, suffix: str) -> list[Path]:
+    """Lists the published files of a text that fit this torch and Python."""
+    with contextlib.suppress(OSError, BuildError):  # BuildError: there is no home folder
+        found = (cache_dir() / "lib").glob(f"{pair.stem}-{text.hash}-{_abi(pair)}*{suffix}")
+        return sorted(found, key=lambda path: -path.stat().st_mtime)
+    return []
+
+
+def source_hash(library: Path) -> str:
+    """Returns the hash of the text that a library of the cache was made from; else nothing."""
+    name = Name.parse(library.name)
+    return "" if name is None else name.text
 
 
 def remember_root(root: Path) -> None:
     """Notes where the sources of a build are, so that :func:`clean` finds them."""
-    note = folder("roots") / root_key(root)
-    if not note.exists():
-        note.write_text(str(root))
+    note = folder("roots") / _root_key(root)
+    if not note.exists() or note.read_bytes() != os.fsencode(root):
+        write(note, os.fsencode(root))
+
+
+def _abi(pair: Pair) -> str:
+    if pair.kind is Kind.NATIVE:
+        return ""
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    return re.sub(r"\W", "_", f"torch{torch.__version__}_{python}_")
+
+
+def _root_key(root: Path) -> str:
+    return _digest(os.fsencode(root), 8)
+
+
+def _digest(contents: bytes, length: int) -> str:
+    return hashlib.sha256(contents).hexdigest()[:length]
+
+
+# --- what it gives up --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Entry:
     """A library with the files beside it, or the folder of a build."""
 
-    name: str
+    name: Name
     paths: tuple[Path, ...]
     size: int
     #: When it was built, or asked for.
     used: float
 
     def remove(self) -> bool:
-        """Deletes it unless a build is going on in it; says whether it did."""
-        if self.paths[0].parent.name != "work":
-            for path in self.paths:
-                path.unlink(missing_ok=True)
-            return True
+        """Deletes it unless a build is going on in it, or it cannot be; says whether it did."""
+        building = FileLock(self.name.lock, timeout=0)
         try:
-            with FileLock(self.paths[0].with_suffix(".lock"), timeout=0):
-                shutil.rmtree(self.paths[0], ignore_errors=True)
-        except Timeout:
+            with contextlib.nullcontext() if self.name.text else building:
+                for path in self.paths:
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink(missing_ok=True)
+        except OSError:  # filelock's Timeout is one
             return False
         return True
 
@@ -139,40 +277,57 @@ def prune(bound: int = BOUND) -> None:
 def clean() -> tuple[list[Entry], list[Entry]]:
     """Removes what no present source needs; returns what it removed and what it kept.
 
+    It keeps what belongs to a root that cannot be read.
+
     Raises:
         BuildError: see :func:`check`; a folder that others made could lead anywhere.
     """
     for name in ("roots", "lib", "work"):
         folder(name)
-    texts: dict[tuple[str, str], str] = {}  # of present pairs, by root and stem
-    for note in (cache_dir() / "roots").glob("*"):
-        pairs, _ = survey([Path(note.read_text())])
-        if not pairs:
-            note.unlink()
-        for stem, pair in pairs.items():
-            texts[note.name, stem] = pair.read().hash
+    present: dict[str, dict[str, str] | None] = {}
+    for note in (cache_dir() / "roots").glob("[!.]*"):
+        present[note.name] = _texts(note)
+        if present[note.name] == {}:
+            with contextlib.suppress(OSError):
+                note.unlink()
     removed: list[Entry] = []
     kept: list[Entry] = []
     for entry in _entries():
-        stem, *text, place = entry.name.split("-")
-        present = texts.get((place[-24:-16], stem))
-        needed = present is not None and text in ([], [present])
+        texts = present.get(entry.name.root, {})
+        text = entry.name.text if texts is None else texts.get(entry.name.stem)
+        needed = text is not None and entry.name.text in ("", text)
+        needed &= _ABANDONED not in entry.paths[0].name
         (removed if not needed and entry.remove() else kept).append(entry)
     return removed, kept
 
 
+def _texts(note: Path) -> dict[str, str] | None:
+    """Returns the hash of each pair's text under a root; ``None`` if it cannot be read."""
+    try:
+        if not (path := note.read_bytes()):
+            return None
+        root = Path(os.fsdecode(path))
+        for name in ("bindings", "kernels"):  # survey() takes an unreadable folder for an empty one
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                next((root / name).iterdir(), None)
+        return {stem: pair.read().hash for stem, pair in survey([root])[0].items()}
+    except (OSError, ValueError):  # ValueError: the note holds something else
+        return None
+
+
 def _entries() -> Iterator[Entry]:
-    files: dict[str, list[Path]] = {}
+    found: dict[str, tuple[Name, list[Path]]] = {}
     for path in (cache_dir() / "lib").glob("*"):
         # One whose name starts with a dot was left by a process that was killed.
-        files.setdefault(path.name.lstrip(".").partition(".")[0], []).append(path)
+        if (name := Name.parse(path.name)) is not None:
+            found.setdefault(str(name.library), (name, []))[1].append(path)
     for path in (cache_dir() / "work").glob("*"):
-        if path.is_dir():
-            files[path.name] = [path]
-    for name, paths in files.items():
-        found = [status for path in paths for status in _statuses(path)]
-        used = max((max(status.st_atime, status.st_mtime) for status in found), default=0.0)
-        yield Entry(name, tuple(paths), sum(status.st_size for status in found), used)
+        if path.is_dir() and (name := Name.parse(path.name)) is not None:
+            found[str(path)] = (name, [path])
+    for name, paths in found.values():
+        statuses = [status for path in paths for status in _statuses(path)]
+        used = max((max(status.st_atime, status.st_mtime) for status in statuses), default=0.0)
+        yield Entry(name, tuple(paths), sum(status.st_size for status in statuses), used)
 
 
 def _statuses(path: Path) -> Iterator[os.stat_result]:

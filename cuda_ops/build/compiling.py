@@ -11,7 +11,6 @@ is published as it is.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -20,7 +19,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import uuid
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from cuda_ops.build import cache, provenance, threads, toolchain
-from cuda_ops.build.cache import cache_dir
+from cuda_ops.build.cache import Name, cache_dir
 from cuda_ops.build.discovery import Kind, Pair, Text
 from cuda_ops.build.provenance import DamagedError
 from cuda_ops.errors import BuildError, DiscoveryError
@@ -83,20 +81,7 @@ def visible_archs() -> tuple[str, ...]:
 
 def library_path(pair: Pair, archs: tuple[str, ...], text: Text | None = None) -> Path:
     """Returns where the library of a text of the pair, or of its present one, is published."""
-    return _path(pair, archs, (text or pair.read()).hash)
-
-
-def _path(pair: Pair, archs: tuple[str, ...], source_hash: str) -> Path:
-    return _published() / f"{pair.stem}-{source_hash}-{_place(pair, archs)}.so"
-
-
-def _published() -> Path:
-    return cache_dir() / "lib"
-
-
-def source_hash(path: Path) -> str:
-    """Returns the hash of the text that a published library was made from: part of its name."""
-    return path.stem.rpartition("-")[0].rpartition("-")[2]
+    return Name.of(pair, archs, (text or pair.read()).hash).library
 
 
 def find_library(pair: Pair, text: Text) -> Path | None:
@@ -112,8 +97,7 @@ def find_library(pair: Pair, text: Text) -> Path | None:
     """
     ranked: list[tuple[tuple[bool, bool], Path]] = []
     gpus, environment = toolchain.gpu_archs(), toolchain.environment()
-    built = _newest_first(f"{pair.stem}-{text.hash}-{_abi(pair)}*.so")
-    for path in (*built, pair.prebuilt):
+    for path in (*cache.newest_first(pair, text, ".so"), pair.prebuilt):
         try:
             if path != pair.prebuilt:
                 cache.check(path)
@@ -123,7 +107,7 @@ def find_library(pair: Pair, text: Text) -> Path | None:
         except BuildError as error:
             if path == pair.prebuilt and not ranked:
                 raise
-            warnings.warn(f"cuda_ops.{pair.stem} leaves out {error}", stacklevel=6)
+            warnings.warn(f"cuda_ops.{pair.stem}: ignored {error}", stacklevel=6)
             continue
         if made_from is None or made_from.source_hash != text.hash:
             continue
@@ -133,25 +117,16 @@ def find_library(pair: Pair, text: Text) -> Path | None:
             or (bool(made_from.archs) and toolchain.serves(made_from.archs, gpus)),
             made_from.environment == environment,
         )
-        if all(rank):
-            return _used(path)
         ranked.append((rank, path))
-    if ranked:
-        return _used(max(ranked, key=lambda entry: entry[0])[1])
-    return pair.prebuilt if pair.prebuilt.exists() else None
-
-
-def _used(path: Path) -> Path:
-    """Notes that a library is in use: the cache gives up what was used longest ago."""
-    with contextlib.suppress(OSError):
-        os.utime(path, (time(), path.stat().st_mtime))
-    return path
-
-
-def _newest_first(pattern: str) -> list[Path]:
-    with contextlib.suppress(OSError, BuildError):  # BuildError: there is no home folder
-        return sorted(_published().glob(pattern), key=lambda path: -path.stat().st_mtime)
-    return []
+        if all(rank):
+            break
+    if not ranked:
+        return pair.prebuilt if pair.prebuilt.exists() else None
+    best = max(ranked, key=lambda entry: entry[0])[1]
+    if best != pair.prebuilt:
+        with contextlib.suppress(OSError):  # the cache gives up what was used longest ago
+            os.utime(best, (time(), best.stat().st_mtime))
+    return best
 
 
 def build(
@@ -187,14 +162,17 @@ def _publish_current(
 ) -> tuple[Path, Origin]:
     """Builds until what was compiled is what the files say: they may be saved meanwhile."""
     try:
-        if _is_whole(pair, path := library_path(pair, archs, text)):
+        name = Name.of(pair, archs, text.hash)
+        if _is_whole(pair, name.library):
             with contextlib.suppress(OSError):
-                os.utime(path)  # find_library takes the newest
-            return path, "cached"
+                os.utime(name.library)  # find_library takes the newest
+            return name.library, "cached"
         cache.folder("lib")
+        cache.folder("work")
         cache.remember_root(pair.root)
-        work = cache.folder("work", f"{pair.stem}-{_place(pair, archs)}")
-        with _locked(work.with_suffix(".lock"), pair.stem) as waited:
+        with _locked(name.lock, pair.stem) as waited:
+            # Not before the lock is held: another process may be removing the folder.
+            work = cache.folder("work", name.folder)
             if waited:  # another process may have built it
                 text = pair.read()
             origin: Origin = "cached"
@@ -205,18 +183,19 @@ def _publish_current(
                 else:
                     text = _compile(pair, archs, text, work, verbose)
                     origin = "built"
-            cache.prune()
-            return path, origin
     except OSError as error:
         raise BuildError(
             f"{pair.stem}: cannot build in {cache_dir()}: {error.strerror or error}; "
             "set CUDA_OPS_CACHE to a folder that can be written"
         ) from error
+    with contextlib.suppress(OSError):  # the library is there all the same
+        cache.prune()
+    return path, origin
 
 
 def _is_whole(pair: Pair, path: Path, discard: bool = False) -> bool:
-    """Says whether a library is in the cache; with ``discard`` removes a damaged one, with a word.
-    Only the holder of the lock may: the file could be another process's new one by now.
+    """Says whether the cache holds a whole library; with ``discard``, removes a damaged one and
+    says so. Only the holder of the lock may: it could be another process's new one by now.
     """
     try:
         if provenance.read(path) is not None or pair.kind is not Kind.NATIVE:
@@ -242,18 +221,18 @@ def _publish_installed(pair: Pair, archs: tuple[str, ...], path: Path) -> bool:
     A copy: pip may replace the file under processes that have it open.
     """
     try:
-        made_from = provenance.read(pair.prebuilt, hashed=sys.maxsize)
         library = pair.prebuilt.read_bytes()
+        made_from = provenance.parse(library, pair.prebuilt)
     except (OSError, DamagedError):
         return False
     fits = (
         made_from is not None
-        and _path(pair, archs, made_from.source_hash) == path
+        and Name.of(pair, archs, made_from.source_hash).library == path
         and toolchain.recipe(pair, made_from.archs) == made_from.recipe
         and (not toolchain.uses_cuda(pair) or toolchain.serves(made_from.archs, archs))
     )
     if fits:
-        _publish(library, path)
+        cache.write(path, library, 0o755)
     return fits
 
 
@@ -281,14 +260,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
     if shutil.which(compiler) is None:
         raise BuildError(f"{pair.stem}: there is no C++ compiler {compiler!r}; set CXX to one")
     path = library_path(pair, archs, text)
-    marker = work / "building"
-    if marker.exists():
-        # A build was killed here. Its compilers may still be writing: leave them the old
-        # folder under another name and start in a new one.
-        abandoned = work.with_name(f"{work.name}.abandoned-{uuid.uuid4().hex[:8]}")
-        work.rename(abandoned)
-        shutil.rmtree(abandoned, ignore_errors=True)
-        work.mkdir()
+    marker = cache.usable(work) / cache.MARKER
     marker.touch()
     _drop_stale_objects(pair, text, work)
     with_cuda = any(source.endswith(".cu") for source in toolchain.sources(pair))
@@ -324,7 +296,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
         (work / "objects.json").unlink(missing_ok=True)
         reason = explain_failure(pair, str(error))
         with contextlib.suppress(OSError):  # a disk may be full: that is the reason then
-            _failure_note(path).write_text(reason)
+            cache.write(path.with_suffix(".failed.txt"), reason)
         raise BuildError(f"{pair.stem}: {reason}") from None
     finally:
         if verbose and (work / "build.ninja").exists():
@@ -338,20 +310,16 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
         if (log := work / "nvcc.log").exists():
             shutil.copyfile(log, path.with_suffix(".nvcc.log"))
         provenance.write(Path(linked), provenance.of(pair, archs, text))
-        _publish(Path(linked).read_bytes(), path)
+        cache.write(path, Path(linked).read_bytes(), 0o755)
         _remember_objects(text, work)
     Path(linked).unlink(missing_ok=True)
     marker.unlink(missing_ok=True)
     return after
 
 
-def _failure_note(path: Path) -> Path:
-    return path.with_suffix(".failed.txt")
-
-
 def last_failure(pair: Pair, text: Text) -> str:
     """Returns why this text of the pair did not build here; empty where it did."""
-    notes = _newest_first(f"{pair.stem}-{text.hash}-*.failed.txt")
+    notes = cache.newest_first(pair, text, ".failed.txt")
     try:
         return notes[0].read_text() if notes else ""
     except OSError:
@@ -360,11 +328,12 @@ def last_failure(pair: Pair, text: Text) -> str:
 
 def explain_failure(pair: Pair, log: str) -> str:
     """Sums up the log of a failed build."""
-    if full := re.search(r".*No space left on device", log):
+    if "No space left on device" in log:
         # Compilers write what they hand to each other there.
         temporary = next(filter(None, map(os.environ.get, ("TMPDIR", "TMP", "TEMP"))), "/tmp")
-        if temporary in full[0].replace(str(cache_dir()), ""):
-            return f"TMPDIR: {temporary}: No space left on device; set it to another folder"
+        with contextlib.suppress(OSError):  # there may be no such folder
+            if shutil.disk_usage(temporary).free < shutil.disk_usage(cache_dir()).free:
+                return f"TMPDIR: {temporary}: No space left on device; set it to another folder"
         return f"cannot build in {cache_dir()}: No space left on device"
     cuda_header = re.search(r"cu(da|blas|sparse|solver)\w*\.h|c10/cuda", failing_lines(log))
     if pair.kind is not Kind.NATIVE and cuda_header:
@@ -373,20 +342,6 @@ def explain_failure(pair: Pair, log: str) -> str:
             + failing_lines(log, 3)
         )
     return "does not compile:\n" + failing_lines(log)
-
-
-def _publish(library: bytes, path: Path) -> None:
-    """Writes, flushes and renames: after a crash the name leads to a whole file or to none."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(library)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o755)
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _built(pair: Pair, path: Path, start: float, origin: Origin, archs: tuple[str, ...]) -> Built:
@@ -399,26 +354,6 @@ def _built(pair: Pair, path: Path, start: float, origin: Origin, archs: tuple[st
     resources = KernelResources(max(registers), spilled) if registers else None
     warnings = tuple(line for line in log.splitlines() if _NVCC_WARNING.search(line))
     return Built(pair, path, monotonic() - start, origin, archs, resources, warnings)
-
-
-def _place(pair: Pair, archs: tuple[str, ...]) -> str:
-    """Hashes everything but the text: folder, flags, compilers, torch where it matters."""
-    recipe = toolchain.recipe(pair, archs)
-    return _abi(pair) + cache.root_key(pair.root) + _digest(recipe, str(torch.version.cuda))
-
-
-def _abi(pair: Pair) -> str:
-    """Returns what a guest's library fits alone, as a part of its name. A native one fits every
-    torch and Python.
-    """
-    if pair.kind is Kind.NATIVE:
-        return ""
-    python = f"py{sys.version_info.major}{sys.version_info.minor}"
-    return re.sub(r"\W", "_", f"torch{torch.__version__}_{python}_")
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _drop_stale_objects(pair: Pair, text: Text, work: Path) -> None:
@@ -447,8 +382,10 @@ def stub_libraries() -> Path:
     if not torch.version.cuda:
         for name in ("c10_cuda", "torch_cuda", "cudart"):
             script = folder / f"lib{name}.so"
-            if not script.exists():
-                script.write_text("/* GNU ld script: nothing */\n")
+            try:
+                cache.check(script)
+            except (FileNotFoundError, BuildError):  # none, or one that another user may write
+                cache.write(script, "/* GNU ld script: nothing */\n")
     return folder
 
 
@@ -517,9 +454,6 @@ def _nvcc_script(home: Path) -> Path:
         "if [ $status != 0 ]; then cat nvcc.log; fi\nexit $status\n"
     )
     if not script.exists() or script.read_text() != text:
-        temporary = script.with_name(f".{script.name}.{uuid.uuid4().hex[:8]}")
-        temporary.write_text(text)
-        temporary.chmod(0o755)
-        temporary.rename(script)
+        cache.write(script, text, 0o755)
     cache.check(script)
     return script

@@ -15,15 +15,16 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from cuda_ops.build import toolchain
 from cuda_ops.build.discovery import Pair, Text
 from cuda_ops.errors import BuildError
 
 _NO_ARCHS = "none"
-#: Hashing so much takes 10 ms. Of a larger library the first use checks the length alone.
+#: Hashing this much takes 10 to 20 ms. The first use of a larger library checks only its length.
 _HASHED = 16 << 20
+#: What is read of a large library, at each end.
+_ENDS = 1024
 _LINE = re.compile(rb"\ncuda_ops ([0-9a-f]+) ([0-9a-f-]+) (\S+) ([0-9a-f]{64})\Z")
 
 
@@ -80,30 +81,42 @@ def read(library: Path, *, hashed: int = _HASHED) -> Provenance | None:
         raise DamagedError(f"{library}: expected a library, got a folder")
     with library.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        linked = _linked_size(file, size)
-        if linked > size:
-            raise DamagedError(f"{library}: expected at least {linked} bytes, got {size}")
-        file.seek(max(0, size - 1024))
-        line = _LINE.search(file.read())
-        if line is None:
-            return None
-        source_hash, recipe, archs, digest = (field.decode() for field in line.groups())
         if size <= hashed:
-            file.seek(0)
-            found = hashlib.sha256(file.read(size - len(line[0]))).hexdigest()
-            if found != digest:
-                raise DamagedError(f"{library}: expected SHA-256 {digest}, got {found}")
-    listed = () if archs == _NO_ARCHS else tuple(archs.split(";"))
-    return Provenance(source_hash, recipe, listed)
+            return parse(file.read(), library)
+        start = file.read(_ENDS)
+        file.seek(-_ENDS, os.SEEK_END)
+        line = _line(start, file.read(), size, library)
+    return None if line is None else _provenance(line)
 
 
-def _linked_size(file: BinaryIO, size: int) -> int:
-    """Returns where the section headers of an ELF file end: linkers write them last."""
-    header = file.read(64)
-    if len(header) < 64 or not header.startswith(b"\x7fELF"):
-        raise DamagedError(f"{file.name}: expected an ELF library, got {size} other bytes")
-    if header[4:6] != b"\x02\x01":  # 64 bits, little endian
-        return 0
-    (start,) = struct.unpack_from("<Q", header, 40)
-    entry_size, entries = struct.unpack_from("<HH", header, 58)
-    return int(start + entry_size * entries)
+def parse(contents: bytes, library: Path) -> Provenance | None:
+    """Reads the line of a library's contents, which it compares with their checksum.
+
+    Raises:
+        DamagedError: see :func:`read`.
+    """
+    line = _line(contents[:_ENDS], contents[-_ENDS:], len(contents), library)
+    if line is None:
+        return None
+    linked, digest = memoryview(contents)[: -len(line[0])], line[4].decode()
+    if (found := hashlib.sha256(linked).hexdigest()) != digest:
+        raise DamagedError(f"{library}: expected SHA-256 {digest}, got {found}")
+    return _provenance(line)
+
+
+def _provenance(line: re.Match[bytes]) -> Provenance:
+    source_hash, recipe, archs, _ = (field.decode() for field in line.groups())
+    return Provenance(source_hash, recipe, () if archs == _NO_ARCHS else tuple(archs.split(";")))
+
+
+def _line(start: bytes, end: bytes, size: int, library: Path) -> re.Match[bytes] | None:
+    """Finds the line in the last bytes of a file whose first bytes say that it is whole."""
+    if len(start) < 64 or not start.startswith(b"\x7fELF"):
+        raise DamagedError(f"{library}: expected an ELF library, got {size} other bytes")
+    if start[4:6] == b"\x02\x01":  # 64 bits, little endian
+        # Linkers write the section headers last.
+        (headers,) = struct.unpack_from("<Q", start, 40)
+        entry_size, entries = struct.unpack_from("<HH", start, 58)
+        if (linked := headers + entry_size * entries) > size:
+            raise DamagedError(f"{library}: expected at least {linked} bytes, got {size}")
+    return _LINE.search(end)
