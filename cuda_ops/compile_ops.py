@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
@@ -266,9 +265,7 @@ def _max_error(operator: Operator, built: compiling.Built, device: str) -> float
                 f"{type(error).__name__}: {error}"
             ) from error
         with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
-            temporary = store.with_name(f".{store.name}.{os.getpid()}")
-            temporary.write_text(json.dumps(known))
-            temporary.rename(store)
+            cache.write(store, json.dumps(known))
     return known[key]
 
 
