@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import time
@@ -23,7 +24,7 @@ from cuda_ops.build.cache import Name
 from cuda_ops.build.discovery import Pair, Text, survey
 from cuda_ops.dev import main
 from cuda_ops.errors import BuildError
-from cuda_ops.registry import registry
+from cuda_ops.registry import Registry, registry
 
 
 def stat_as_if(owner: dict[Path, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +165,17 @@ def test_a_sticky_folder_such_as_tmp_is_fine(
     scratch_op.write("v")
     scratch_op.build()
     assert scratch_op.build().origin == "cached"
+
+
+def test_the_command_that_is_named_can_be_run(scratch_op: ScratchOp, tmp_path: Path) -> None:
+    root = tmp_path / "it's a root"
+    scratch_op.write("v")
+    shutil.copytree(scratch_op.root, root)
+    other = Registry([root])
+    (root / "bindings" / f"{scratch_op.name}.cpp").rename(root / "bindings" / "quoted.cpp")
+    said = re.escape(f"run python compile_dev.py --root {shlex.quote(str(root))} quoted or")
+    with pytest.raises(BuildError, match=said):
+        other.load("quoted")
 
 
 # --- what it gives up ------------------------------------------------------------------

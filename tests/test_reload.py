@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -474,6 +475,20 @@ def test_a_full_folder_for_temporary_files_is_named_and_not_the_cache(
         scratch_op, f"mount -t tmpfs -o size=4k none {where} && export TMPDIR={where}"
     )
     assert f"{scratch_op.name}: TMPDIR: {tmp_path}: No space left on device; set it" in done.stderr
+
+
+@pytest.mark.parametrize(("room", "named"), [(0, "TMPDIR: /tmp:"), (2, "cannot build in")])
+def test_the_full_disk_is_the_one_with_less_room(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch, room: int, named: str
+) -> None:
+    for name in ("TMPDIR", "TMP", "TEMP"):
+        monkeypatch.delenv(name, raising=False)
+    usage = {Path("/tmp"): room, compiling.cache_dir(): 1}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=usage[Path(path)]))
+    scratch_op.write("v")
+    log = f"{scratch_op.binding}:1: fatal error: writing: No space left on device"  # below /tmp
+    pair = registry().rescan()[scratch_op.name]
+    assert compiling.explain_failure(pair, log).startswith(named)
 
 
 def test_a_compiler_that_is_missing_is_named(
