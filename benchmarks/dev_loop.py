@@ -25,7 +25,7 @@ from rich.table import Table
 from torch.utils import cpp_extension
 
 from benchmarks import report
-from cuda_ops.build import compiling, toolchain
+from cuda_ops.build import compiling, toolchain, wrappers
 from cuda_ops.dev.scaffold import new_pair
 from cuda_ops.registry import registry
 
@@ -71,7 +71,7 @@ def tutorial(folder: Path, edits: int) -> list[float]:
         cpp_extension.CUDA_HOME = str(toolchain.cuda_home())
         stubs = [
             "-Wl,--as-needed",
-            f"-L{compiling.stub_libraries()}",
+            f"-L{wrappers.stub_libraries()}",
             f"-L{toolchain.cuda_home()}/lib64",
             "-lcudart_static",
             "-lrt",

@@ -19,7 +19,7 @@ from conftest import ScratchOp
 from fake_builds import compiled
 from filelock import FileLock
 
-from cuda_ops.build import cache, compiling
+from cuda_ops.build import cache, compiling, wrappers
 from cuda_ops.build.cache import Name
 from cuda_ops.build.discovery import Pair, Text, survey
 from cuda_ops.dev import main
@@ -109,11 +109,11 @@ def test_what_another_user_owns_is_not_run(
 def test_the_wrapper_of_nvcc_is_code_too(
     scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = compiling._nvcc_script(Path("/cuda"))
+    script = wrappers._nvcc_script(Path("/cuda"))
     assert script.stat().st_mode & 0o777 == 0o755
     script.chmod(0o777)
     with pytest.raises(BuildError, match=f"{script}: a cache holds code"):
-        compiling._nvcc_script(Path("/cuda"))
+        wrappers._nvcc_script(Path("/cuda"))
 
 
 @pytest.mark.parametrize("file", ["x.o", "build.ninja", "deeper/x.o"])
@@ -134,11 +134,11 @@ def test_a_stand_in_for_a_library_that_others_may_write_is_written_again(
     scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    stub = compiling.stub_libraries() / "libcudart.so"
+    stub = wrappers.stub_libraries() / "libcudart.so"
     text = stub.read_text()
     stub.write_text("planted")
     stub.chmod(0o666)
-    compiling.stub_libraries()
+    wrappers.stub_libraries()
     assert stub.read_text() == text and stub.stat().st_mode & 0o777 == 0o644
 
 

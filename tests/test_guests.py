@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from conftest import ScratchOp, needs_gpu
 
 import cuda_ops
-from cuda_ops.build import compiling
+from cuda_ops.build import logs
 from cuda_ops.build.discovery import Kind
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.registry import registry
@@ -109,5 +109,5 @@ def test_launch_without_a_kernel_raises(scratch_op: ScratchOp) -> None:
 def test_guest_whose_cuda_headers_are_missing_says_so() -> None:
     pair = registry().pairs()["tutorial_silu"]
     log = "tutorial_silu.cu:2:10: fatal error: c10/cuda/CUDAStream.h: No such file or directory"
-    reason = compiling.explain_failure(pair, log)
+    reason = logs.explain_failure(pair, log)
     assert "needs torch's CUDA headers" in reason and "CUDAStream.h" in reason

@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import ScratchOp, run_python
 
-from cuda_ops.build import compiling
+from cuda_ops.build import compiling, logs, toolchain, wrappers
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.errors import BuildError, ManifestError
 from cuda_ops.registry import registry
@@ -488,7 +488,7 @@ def test_the_full_disk_is_the_one_with_less_room(
     scratch_op.write("v")
     log = f"{scratch_op.binding}:1: fatal error: writing: No space left on device"  # below /tmp
     pair = registry().rescan()[scratch_op.name]
-    assert compiling.explain_failure(pair, log).startswith(named)
+    assert logs.explain_failure(pair, log).startswith(named)
 
 
 def test_a_compiler_that_is_missing_is_named(
@@ -554,11 +554,11 @@ def test_what_a_build_sets_changes_the_key_of_no_other_build(
     scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTORCH_NVCC", raising=False)
-    monkeypatch.setattr(compiling.toolchain, "cuda_home", lambda: Path("/nowhere"))
-    before = compiling.toolchain.environment()
-    with compiling._compiler_environment():
+    monkeypatch.setattr(toolchain, "cuda_home", lambda: Path("/nowhere"))
+    before = toolchain.environment()
+    with wrappers.compiler_environment():
         assert "PYTORCH_NVCC" in os.environ
-        assert compiling.toolchain.environment() == before
+        assert toolchain.environment() == before
 
 
 def test_an_environment_that_could_not_be_set_does_not_disturb_the_next_build(
@@ -570,10 +570,10 @@ def test_an_environment_that_could_not_be_set_does_not_disturb_the_next_build(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(compiling.toolchain, "cuda_home", lambda: Path("/nowhere"))
-        patched.setattr(compiling, "_nvcc_script", full)
-        with pytest.raises(OSError, match="No space left"), compiling._compiler_environment():
+        patched.setattr(toolchain, "cuda_home", lambda: Path("/nowhere"))
+        patched.setattr(wrappers, "_nvcc_script", full)
+        with pytest.raises(OSError, match="No space left"), wrappers.compiler_environment():
             pass
-    with compiling._compiler_environment():
+    with wrappers.compiler_environment():
         assert os.environ["TORCH_DONT_CHECK_COMPILER_ABI"] == "1"
     assert dict(os.environ) == before

@@ -1,6 +1,6 @@
 """The dev build: one operator at a time through ``torch.utils.cpp_extension.load``.
 
-It publishes ``<cache>/lib/<op>-<text>-<place>.so``, named by a hash of the
+It publishes ``<cache>/lib/<op>-<text>-<key>.so``, named by a hash of the
 sources' text and one of everything else that went in. The file appears by an
 atomic rename, so a library that can be seen is whole, two processes cannot
 disturb each other, and going back to an earlier text of the sources finds its
@@ -13,12 +13,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,35 +24,15 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Literal
 
-import torch
 from filelock import FileLock, Timeout
 
-from cuda_ops.build import cache, provenance, threads, toolchain
+from cuda_ops.build import cache, logs, provenance, threads, toolchain, wrappers
 from cuda_ops.build.cache import Name, cache_dir
 from cuda_ops.build.discovery import Kind, Pair, Text
 from cuda_ops.build.provenance import DamagedError
 from cuda_ops.errors import BuildError, DiscoveryError
 
-_COMPILER_ERROR = re.compile(
-    r"error|undefined|multiple definition|No such file|fatal", re.IGNORECASE
-)
-_ASKED_FOR = re.compile(r"\.(cpp|cu):\d+:\d+:\s+required from here")
-_NINJA_NOISE = re.compile(r"^(\[\d+/\d+\]|FAILED|ninja: |/\S*(g\+\+|nvcc|c\+\+) |c\+\+ |g\+\+ )")
-# ptxas reports as info that it has serialized every wgmma of a kernel.
-_NVCC_WARNING = re.compile(r"\bwarning\b|Potential Performance Loss", re.IGNORECASE)
-_PTXAS_SPILL = re.compile(r"(\d+) bytes spill stores")
-_PTXAS_REGISTERS = re.compile(r"Used (\d+) registers")
-
-
 Origin = Literal["built", "cached", "installed"]
-
-
-@dataclass(frozen=True)
-class KernelResources:
-    """What ptxas said about one pair's kernels: the most that any of them needs."""
-
-    registers: int
-    spilled_bytes: int
 
 
 @dataclass(frozen=True)
@@ -67,7 +45,7 @@ class Built:
     #: ``built`` now, ``cached`` by an earlier build, or ``installed`` by pip.
     origin: Origin
     archs: tuple[str, ...]
-    resources: KernelResources | None = None
+    resources: logs.KernelResources | None = None
     #: The warnings of nvcc and ptxas, line by line.
     warnings: tuple[str, ...] = ()
 
@@ -236,16 +214,6 @@ def _publish_installed(pair: Pair, archs: tuple[str, ...], path: Path) -> bool:
     return fits
 
 
-def failing_lines(log: str, limit: int = 12) -> str:
-    """Returns the lines of a build log that say what is wrong, without the command lines."""
-    log = re.sub(r"^Error building extension '[^']*': ", "", log)
-    log = re.sub(r"^FAILED: .*\n.*\n", "", log, flags=re.MULTILINE)  # the second is a command
-    lines = [line for line in log.splitlines() if line.strip() and not _NINJA_NOISE.match(line)]
-    # Where a header's template refuses something, the line that asked for it is at fault.
-    errors = [line for line in lines if _COMPILER_ERROR.search(line) or _ASKED_FOR.search(line)]
-    return "\n".join((errors or lines)[:limit])
-
-
 def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose: bool) -> Text:
     """Compiles and links what changed since ``text`` was compiled here last.
 
@@ -271,7 +239,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
     try:
         (work / "lock").unlink(missing_ok=True)  # load()'s own lock file; ours covers it
-        with _compiler_environment(), threads.running_compilers(work):
+        with wrappers.compiler_environment(), threads.running_compilers(work):
             linked = cpp_extension.load(
                 name=name,
                 sources=toolchain.sources(pair),
@@ -280,7 +248,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
                 extra_ldflags=[
                     "-shared",
                     *toolchain.link_flags(pair),
-                    f"-L{shlex.quote(str(stub_libraries()))}",
+                    f"-L{shlex.quote(str(wrappers.stub_libraries()))}",
                     *(["-ltorch_python"] if pair.kind is Kind.PYBIND else []),
                 ],
                 extra_include_paths=[str(d) for d in pair.include_dirs],
@@ -294,7 +262,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
     except RuntimeError as error:
         marker.unlink(missing_ok=True)
         (work / "objects.json").unlink(missing_ok=True)
-        reason = explain_failure(pair, str(error))
+        reason = logs.explain_failure(pair, str(error))
         with contextlib.suppress(OSError):  # a disk may be full: that is the reason then
             cache.write(path.with_suffix(".failed.txt"), reason)
         raise BuildError(f"{pair.stem}: {reason}") from None
@@ -326,34 +294,13 @@ def last_failure(pair: Pair, text: Text) -> str:
         return ""
 
 
-def explain_failure(pair: Pair, log: str) -> str:
-    """Sums up the log of a failed build."""
-    if "No space left on device" in log:
-        # Compilers write what they hand to each other there.
-        temporary = next(filter(None, map(os.environ.get, ("TMPDIR", "TMP", "TEMP"))), "/tmp")
-        with contextlib.suppress(OSError):  # there may be no such folder
-            if shutil.disk_usage(temporary).free < shutil.disk_usage(cache_dir()).free:
-                return f"TMPDIR: {temporary}: No space left on device; set it to another folder"
-        return f"cannot build in {cache_dir()}: No space left on device"
-    cuda_header = re.search(r"cu(da|blas|sparse|solver)\w*\.h|c10/cuda", failing_lines(log))
-    if pair.kind is not Kind.NATIVE and cuda_header:
-        return (
-            "needs torch's CUDA headers, and this torch is built without CUDA:\n"
-            + failing_lines(log, 3)
-        )
-    return "does not compile:\n" + failing_lines(log)
-
-
 def _built(pair: Pair, path: Path, start: float, origin: Origin, archs: tuple[str, ...]) -> Built:
     try:
         log = path.with_suffix(".nvcc.log").read_text(encoding="utf-8", errors="replace")
     except OSError:
         log = ""
-    registers = [int(n) for n in _PTXAS_REGISTERS.findall(log)]
-    spilled = max(map(int, _PTXAS_SPILL.findall(log)), default=0)
-    resources = KernelResources(max(registers), spilled) if registers else None
-    warnings = tuple(line for line in log.splitlines() if _NVCC_WARNING.search(line))
-    return Built(pair, path, monotonic() - start, origin, archs, resources, warnings)
+    seconds = monotonic() - start
+    return Built(pair, path, seconds, origin, archs, logs.resources(log), logs.warnings(log))
 
 
 def _drop_stale_objects(pair: Pair, text: Text, work: Path) -> None:
@@ -370,23 +317,6 @@ def _drop_stale_objects(pair: Pair, text: Text, work: Path) -> None:
 def _remember_objects(text: Text, work: Path) -> None:
     inputs = {source.name: text.hash_of(source) for source in text.closures}
     (work / "objects.json").write_text(json.dumps(inputs))
-
-
-def stub_libraries() -> Path:
-    """Makes empty stand-ins for the CUDA libraries that torch names on every link line.
-
-    Native libraries need none of them; ``--as-needed`` then leaves them out of the result,
-    with the real ones and with these.
-    """
-    folder = cache.folder("stubs")
-    if not torch.version.cuda:
-        for name in ("c10_cuda", "torch_cuda", "cudart"):
-            script = folder / f"lib{name}.so"
-            try:
-                cache.check(script)
-            except (FileNotFoundError, BuildError):  # none, or one that another user may write
-                cache.write(script, "/* GNU ld script: nothing */\n")
-    return folder
 
 
 @contextlib.contextmanager
@@ -407,53 +337,3 @@ def _locked(path: Path, stem: str) -> Iterator[bool]:
         yield waited
     finally:
         lock.release()
-
-
-class _CompilerEnvironment:
-    """Sets what torch's helpers read from the environment, while builds run and only then.
-
-    Builds run side by side in threads: the first to come sets it, the last to go restores it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._builds = 0
-        self._ours: list[str] = []
-
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
-        with self._lock:
-            if self._builds == 0:
-                # Native libraries share no C++ types with torch; asking the compiler costs 0.1 s.
-                wanted = {"TORCH_DONT_CHECK_COMPILER_ABI": "1"}
-                if (home := toolchain.cuda_home()) is not None:
-                    # ninja's command line takes it as it is.
-                    wanted["PYTORCH_NVCC"] = shlex.quote(str(_nvcc_script(home)))
-                self._ours = [name for name in wanted if name not in os.environ]
-                os.environ.update({name: wanted[name] for name in self._ours})
-            self._builds += 1  # last: on a full disk the script cannot be written
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._builds -= 1
-                if self._builds == 0:
-                    for name in self._ours:
-                        os.environ.pop(name, None)
-
-
-_compiler_environment = _CompilerEnvironment()
-
-
-def _nvcc_script(home: Path) -> Path:
-    """Wraps nvcc in a script that keeps its output: torch drops that of a successful build."""
-    script = cache.folder() / toolchain.NVCC_SCRIPT
-    text = (
-        "#!/bin/sh\n# The build's folder is the current one.\n"
-        f'"{home}/bin/nvcc" "$@" >nvcc.log 2>&1\nstatus=$?\n'
-        "if [ $status != 0 ]; then cat nvcc.log; fi\nexit $status\n"
-    )
-    if not script.exists() or script.read_text() != text:
-        cache.write(script, text, 0o755)
-    cache.check(script)
-    return script

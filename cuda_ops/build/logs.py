@@ -1,0 +1,70 @@
+"""What the logs of compilers say: why a build failed, warnings, and what kernels need."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from dataclasses import dataclass
+
+from cuda_ops.build.cache import cache_dir
+from cuda_ops.build.discovery import Kind, Pair
+
+_COMPILER_ERROR = re.compile(
+    r"error|undefined|multiple definition|No such file|fatal", re.IGNORECASE
+)
+_ASKED_FOR = re.compile(r"\.(cpp|cu):\d+:\d+:\s+required from here")
+_NINJA_NOISE = re.compile(r"^(\[\d+/\d+\]|FAILED|ninja: |/\S*(g\+\+|nvcc|c\+\+) |c\+\+ |g\+\+ )")
+# ptxas reports as info that it has serialized every wgmma of a kernel.
+_NVCC_WARNING = re.compile(r"\bwarning\b|Potential Performance Loss", re.IGNORECASE)
+_PTXAS_SPILL = re.compile(r"(\d+) bytes spill stores")
+_PTXAS_REGISTERS = re.compile(r"Used (\d+) registers")
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """What ptxas said about one pair's kernels: the most that any of them needs."""
+
+    registers: int
+    spilled_bytes: int
+
+
+def resources(log: str) -> KernelResources | None:
+    """Returns what ptxas said about kernels; ``None`` if it said nothing."""
+    registers = [int(n) for n in _PTXAS_REGISTERS.findall(log)]
+    spilled = max(map(int, _PTXAS_SPILL.findall(log)), default=0)
+    return KernelResources(max(registers), spilled) if registers else None
+
+
+def warnings(log: str) -> tuple[str, ...]:
+    """Returns the warnings of nvcc and ptxas, line by line."""
+    return tuple(line for line in log.splitlines() if _NVCC_WARNING.search(line))
+
+
+def explain_failure(pair: Pair, log: str) -> str:
+    """Sums up the log of a failed build."""
+    if "No space left on device" in log:
+        # Compilers write what they hand to each other there.
+        temporary = next(filter(None, map(os.environ.get, ("TMPDIR", "TMP", "TEMP"))), "/tmp")
+        with contextlib.suppress(OSError):  # there may be no such folder
+            if shutil.disk_usage(temporary).free < shutil.disk_usage(cache_dir()).free:
+                return f"TMPDIR: {temporary}: No space left on device; set it to another folder"
+        return f"cannot build in {cache_dir()}: No space left on device"
+    cuda_header = re.search(r"cu(da|blas|sparse|solver)\w*\.h|c10/cuda", failing_lines(log))
+    if pair.kind is not Kind.NATIVE and cuda_header:
+        return (
+            "needs torch's CUDA headers, and this torch is built without CUDA:\n"
+            + failing_lines(log, 3)
+        )
+    return "does not compile:\n" + failing_lines(log)
+
+
+def failing_lines(log: str, limit: int = 12) -> str:
+    """Returns the lines of a build log that say what is wrong, without the command lines."""
+    log = re.sub(r"^Error building extension '[^']*': ", "", log)
+    log = re.sub(r"^FAILED: .*\n.*\n", "", log, flags=re.MULTILINE)  # the second is a command
+    lines = [line for line in log.splitlines() if line.strip() and not _NINJA_NOISE.match(line)]
+    # Where a header's template refuses something, the line that asked for it is at fault.
+    errors = [line for line in lines if _COMPILER_ERROR.search(line) or _ASKED_FOR.search(line)]
+    return "\n".join((errors or lines)[:limit])

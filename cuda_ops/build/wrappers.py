@@ -1,0 +1,82 @@
+"""What torch's builder needs around it: variables, a script around nvcc and stand-in libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from cuda_ops.build import cache, toolchain
+from cuda_ops.errors import BuildError
+
+
+def stub_libraries() -> Path:
+    """Makes empty stand-ins for the CUDA libraries that torch names on every link line.
+
+    Native libraries need none of them; ``--as-needed`` then leaves them out of the result,
+    with the real ones and with these.
+    """
+    folder = cache.folder("stubs")
+    if not torch.version.cuda:
+        for name in ("c10_cuda", "torch_cuda", "cudart"):
+            script = folder / f"lib{name}.so"
+            try:
+                cache.check(script)
+            except (FileNotFoundError, BuildError):  # none, or one that another user may write
+                cache.write(script, "/* GNU ld script: nothing */\n")
+    return folder
+
+
+class _Environment:
+    """Sets what torch's helpers read from the environment, while builds run and only then.
+
+    Builds run side by side in threads: the first to come sets it, the last to go restores it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._builds = 0
+        self._ours: list[str] = []
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if self._builds == 0:
+                # Native libraries share no C++ types with torch; asking the compiler costs 0.1 s.
+                wanted = {"TORCH_DONT_CHECK_COMPILER_ABI": "1"}
+                if (home := toolchain.cuda_home()) is not None:
+                    # ninja's command line takes it as it is.
+                    wanted["PYTORCH_NVCC"] = shlex.quote(str(_nvcc_script(home)))
+                self._ours = [name for name in wanted if name not in os.environ]
+                os.environ.update({name: wanted[name] for name in self._ours})
+            self._builds += 1  # last: on a full disk the script cannot be written
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._builds -= 1
+                if self._builds == 0:
+                    for name in self._ours:
+                        os.environ.pop(name, None)
+
+
+compiler_environment = _Environment()
+
+
+def _nvcc_script(home: Path) -> Path:
+    """Wraps nvcc in a script that keeps its output: torch drops that of a successful build."""
+    script = cache.folder() / toolchain.NVCC_SCRIPT
+    text = (
+        "#!/bin/sh\n# The build's folder is the current one.\n"
+        f'{shlex.quote(f"{home}/bin/nvcc")} "$@" >nvcc.log 2>&1\nstatus=$?\n'
+        "if [ $status != 0 ]; then cat nvcc.log; fi\nexit $status\n"
+    )
+    if not script.exists() or script.read_text() != text:
+        cache.write(script, text, 0o755)
+    cache.check(script)
+    return script
