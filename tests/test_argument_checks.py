@@ -68,6 +68,7 @@ Tensor with_defaults(const Tensor& x, ScalarType a, std::optional<ScalarType> b)
 Tensor listed(const std::vector<Tensor>& xs, const std::optional<Tensor>&) {
   return empty({int64_t(xs.size())}, DType::kFloat32, xs[0]);
 }
+Tensor list(const std::vector<Tensor>& xs) { return listed(xs, {}); }
 // Its keyword-only arguments have the names of parameters of torch's own callbacks.
 Tensor named(const Tensor& x, int64_t info, int64_t, int64_t, int64_t) {
   return elementwise_cpu([](double v, int64_t by) { return v * double(by); }, x, info);
@@ -96,6 +97,7 @@ CUDA_OPS(library) {
   library.op("OP_defaults(Tensor x, ScalarType a=half, ScalarType? b=long) -> Tensor", "")
       .cpu<with_defaults>();
   library.op("OP_listed(Tensor[] xs, Tensor? y=None) -> Tensor", "").cpu<listed>();
+  library.op("OP_list(Tensor[] xs) -> Tensor", "").cpu<list>();
   library.op("OP_named(Tensor x, *, int info, int in_dims, int op, int args) -> Tensor",
              "()->()").dtypes(kFloating).cpu<named>();
 }
@@ -324,6 +326,10 @@ def test_every_dtype_that_a_schema_may_name_is_known() -> None:
 
 def test_a_call_without_any_tensor_is_refused_by_name(name: str) -> None:
     function = registry().public(f"{name}_listed")
+    assert function([X, X]).shape == (2,)
+    with pytest.raises(RuntimeError, match="'xs': expected a tensor, whose device says which"):
+        function([])
+    function = registry().public(f"{name}_list")
     assert function([X, X]).shape == (2,)
     with pytest.raises(RuntimeError, match="'xs': expected a tensor, whose device says which"):
         function([])

@@ -114,7 +114,6 @@ def _generate(operator: Served) -> FunctionType:
     before = ""
     # What is composed of torch's operators alone has the tangents that those give it.
     if tensors and (not op.is_composite or op.calls):
-        names["_tracing"] = torch.compiler.is_dynamo_compiling
         names["_forward_mode"] = torch.autograd.forward_ad
         names["_refuse_tangents"] = functools.partial(refuse_tangents, op, tensors)
         before = textwrap.dedent(f"""\
@@ -162,6 +161,7 @@ def _generate(operator: Served) -> FunctionType:
         missing = " or ".join(f"{name} is None" for name in required)
         before += f"if {missing}:\n    _refuse_others({', '.join(tensors)})\n"
     if before:
+        names["_tracing"] = torch.compiler.is_dynamo_compiling
         body = f"if not _tracing():\n{textwrap.indent(before, '    ')}{body}"
     for argument in op.parsed.arguments:
         if (kind := str(argument.real_type)) in ("ScalarType", "Optional[ScalarType]"):
