@@ -11,18 +11,35 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-#: As pytest-benchmark 5.1 does beside xdist.
+#: Modules of pytest's plugins: some warn while it starts, as pytest-benchmark 5.1 beside xdist.
+MODULES = [
+    "_hypothesis_pytestplugin",
+    "allure_pytest.plugin",
+    "anyio.pytest_plugin",
+    "coverage.control",
+    "faker.contrib.pytest.plugin",
+    "flaky.flaky_pytest_plugin",
+    "pytest_benchmark.session",
+    "syrupy",
+    "typeguard._pytest_plugin",
+    "xdist.dsession",
+    "/site-packages/xdist/dsession",  # as a file
+]
 PLUGIN = """
 import warnings
 import pytest
 
+def warn(category):
+    for module in {modules}:
+        warnings.warn_explicit(f"a word of {{module}}", category, f"{{module}}.py", 1, module)
+
 def pytest_configure(config):
-    warnings.warn(pytest.PytestWarning("disabled"))
-    warnings.warn("a word from the start", UserWarning)
+    warn(pytest.PytestWarning)
+    warn(UserWarning)
 
 @pytest.fixture
 def noisy():
-    warnings.warn("a word from a fixture", DeprecationWarning)
+    warn(DeprecationWarning)
 """
 TEST = """
 import warnings
@@ -44,9 +61,9 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_what_a_plugin_warns_of_ends_no_run(tmp_path: Path, workers: str) -> None:
-    (tmp_path / "pytest_noisy.py").write_text(PLUGIN)
+    (tmp_path / "noisy.py").write_text(PLUGIN.format(modules=MODULES))
     (tmp_path / "test_it.py").write_text(TEST)
-    done = run(tmp_path, "-n", workers, "-p", "pytest_noisy", "test_it.py")
+    done = run(tmp_path, "-n", workers, "-p", "noisy", "test_it.py")
     assert "1 failed, 1 passed, " in done.stdout, done.stdout + done.stderr
     assert "UserWarning: of our own" in done.stdout
 
