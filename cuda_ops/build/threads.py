@@ -100,7 +100,9 @@ def running_compilers(folder: Path) -> Iterator[None]:
 def _was_interrupted(error: Exception) -> bool:
     """Says whether Ctrl-C ended ninja, by its status, or its words where torch has caught them."""
     status = getattr(error.__cause__, "returncode", None)
-    return status == 130 or "ninja: build stopped: interrupted by user" in str(error)
+    # Before it listens to Ctrl-C, the signal ends it.
+    interrupted = status in (130, -signal.SIGINT)
+    return interrupted or "ninja: build stopped: interrupted by user" in str(error)
 
 
 def _end(group: _Group, futures: list[Future[object]]) -> None:
