@@ -189,7 +189,7 @@ def test_what_stops_a_composed_operator_without_a_word_is_guessed(scratch_op: Sc
         return x.grad
 
     with pytest.raises(
-        RuntimeError, match=r"run aten::relu(; from 2.13 on|.*_early_stop\(False\))"
+        RuntimeError, match=r"run aten::relu(; torch 2.13 and later|.*_early_stop\(False\))"
     ):
         gradient()
     with checkpoint.set_checkpoint_early_stop(False):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cuda_ops.derive import checks
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
 
@@ -50,7 +51,7 @@ def _check(
         )
 
     if dtype not in (None, torch.float32, torch.float16):
-        refuse("dtype", "float32 or float16", "another dtype")
+        refuse("dtype", "float32 or float16", checks.dtype_name(dtype))
     if maximum is not None and (mean is not None or std is not None):
         refuse("maximum", "None beside mean and std", "both")
     if mean is not None and std is None:
