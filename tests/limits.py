@@ -46,7 +46,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
-    item.cancel_timeout = cancel  # type: ignore[attr-defined] # what pytest-timeout calls
+    item.cancel_timeout = cancel  # type: ignore[attr-defined]  # pytest-timeout adds and calls it
     signal.signal(signal.SIGALRM, expired)
     signal.setitimer(signal.ITIMER_REAL, settings.timeout)
     return True

@@ -250,25 +250,28 @@ def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
             problems.append(Problem(text, plugin.stem))
 
 
-def illegal_name(stem: str) -> str:
-    """Returns why ``stem`` cannot name an operator; empty where it can."""
+def illegal_name(stem: str, remedy: str = "rename the file") -> str:
+    """Returns why ``stem`` cannot name an operator, and the remedy; empty where it can."""
+    fault = _fault_of_name(stem)
+    return f"{fault}; {remedy}" if fault else ""
+
+
+def _fault_of_name(stem: str) -> str:
+    name = f"operator name {stem!r}"
     if not stem.isidentifier() or keyword.iskeyword(stem):
-        return f"operator name {stem!r} is not a Python identifier; rename the file"
+        return f"{name} is not a Python identifier"
     if not stem.isascii():  # nvcc takes no others
-        return f"operator name {stem!r} has letters beyond ASCII; rename the file"
+        return f"{name} has letters beyond ASCII"
     if len(stem) > 100:  # file names may have 255, and those of libraries say more
-        return (
-            f"operator name {stem!r}: expected at most 100 letters, got {len(stem)}; "
-            "rename the file"
-        )
+        return f"{name}: expected at most 100 letters, got {len(stem)}"
     if stem.startswith("_"):
-        return f"operator name {stem!r} starts with an underscore; rename the file"
+        return f"{name} starts with an underscore"
     if stem in ("new", "clean"):
-        return f"operator name {stem!r} is a command of compile_dev.py; rename the file"
+        return f"{name} is a command of compile_dev.py"
     if (PACKAGE / f"{stem}.py").exists() or (PACKAGE / stem).is_dir():
-        return f"operator name {stem!r} is taken by the module cuda_ops.{stem}; rename the file"
+        return f"{name} is taken by the module cuda_ops.{stem}"
     if stem == "name":
-        return "operator name 'name' is taken by torch.ops.cuda_ops.name; rename the file"
+        return f"{name} is taken by torch.ops.cuda_ops.name"
     return ""
 
 

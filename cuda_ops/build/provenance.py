@@ -21,7 +21,7 @@ from cuda_ops.build.discovery import Pair, Text
 from cuda_ops.errors import BuildError
 
 _NO_ARCHS = "none"
-#: Hashing this much takes 10 to 20 ms. The first use of a larger library checks only its length.
+#: The first use of a larger library checks only its length, as hashing it all would be felt.
 _HASHED = 16 << 20
 #: What is read of a large library, at each end.
 _ENDS = 1024

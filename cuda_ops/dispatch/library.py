@@ -173,8 +173,8 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
             f"{stem}.cpp: operator {name!r} must be named {stem!r} or start with '{stem}_', "
             "so that the file name leads to it"
         )
-    if problem := illegal_name(name):
-        raise ManifestError(f"{stem}.cpp: {problem.replace('rename the file', 'choose another')}")
+    if problem := illegal_name(name, "choose another"):
+        raise ManifestError(f"{stem}.cpp: {problem}")
     if name in siblings:
         raise ManifestError(f"{stem}.cpp: operator {name!r} is defined twice")
     for argument in (*parsed.arguments, *parsed.returns):

@@ -48,8 +48,8 @@ class _Library(torch.library.Library):
     numbers, that of vmap a batch after its end.
     """
 
-    # torch's methods have no types.
     def __init__(self, operator: Operator) -> None:
+        # torch gives its methods no types.
         super().__init__("cuda_ops", "FRAGMENT")  # type: ignore[no-untyped-call]
         self._operator = operator
 
@@ -58,6 +58,7 @@ class _Library(torch.library.Library):
             fn = self._operator._refusing_tangents(fn)
         if dispatch_key == "FuncTorchBatched":  # by register_vmap
             fn = self._operator._refusing_escaped(fn)
+        # Without types in torch, as above.
         super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
 
