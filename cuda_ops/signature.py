@@ -99,7 +99,8 @@ def parse_signature(text: str, ints: Collection[str] = ()) -> Signature:
     sides = compact.split("->")
     if len(sides) != 2:
         raise ValueError(f"signature {text!r}: expected inputs->outputs with exactly one '->'")
-    signature = Signature(*(_parse_side(text, side) for side in sides))
+    # An operator that only writes its arguments has no outputs: "(n),(n)->".
+    signature = Signature(_parse_side(text, sides[0]), _parse_side(text, sides[1], none=True))
     for group in signature.outputs:
         for dim in group.core:
             if factor_and_name(dim)[1] not in ("", *signature.names, *ints):
@@ -107,7 +108,9 @@ def parse_signature(text: str, ints: Collection[str] = ()) -> Signature:
     return signature
 
 
-def _parse_side(text: str, side: str) -> tuple[Group, ...]:
+def _parse_side(text: str, side: str, none: bool = False) -> tuple[Group, ...]:
+    if none and not side:
+        return ()
     matches = list(_GROUP.finditer(side))
     if not matches or ",".join(match[0] for match in matches) != side:
         raise ValueError(

@@ -127,9 +127,13 @@ class OpSpec:
         return "CompositeImplicitAutograd" in self.keys
 
     @property
-    def is_irregular(self) -> bool:
-        """Whether names and dims say nothing: it is composed, or writes its arguments."""
-        return self.is_composite or self.parsed.is_mutable
+    def written(self) -> tuple[int, ...]:
+        """Positions of the arguments that it writes: ``Tensor(a!)`` in the schema."""
+        return tuple(
+            i
+            for i, argument in enumerate(self.parsed.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
 
     @property
     def argument_names(self) -> tuple[str, ...]:

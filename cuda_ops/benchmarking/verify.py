@@ -24,7 +24,6 @@ from cuda_ops.derive.layout import broadcast
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import OpSpec, Peer
 from cuda_ops.testing import compare
-from cuda_ops.testing.arguments import written
 from cuda_ops.testing.samples import Sample, TensorArg
 
 from .rotation import Rotation
@@ -57,7 +56,7 @@ class Verifier:
     ) -> None:
         """Computes the expected results; ``tolerance`` is the factor that the operator claims."""
         self._op, self._rotation, self._tolerance = op, rotation, tolerance
-        self._writable = frozenset(written(op))
+        self._writable = frozenset(op.written)
         chosen = torch.randperm(len(rotation.values), generator=_CHANCE)[:2].tolist()
         # Gradients of broadcast arguments are sums over all parts.
         whole = rotation.case.backward

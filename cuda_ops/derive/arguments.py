@@ -22,6 +22,13 @@ def bind(op: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any
     return values
 
 
+def split(op: OpSpec, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the values to pass by position, and those of keyword-only arguments by name."""
+    names = [argument.name for argument in op.parsed.arguments if argument.kwarg_only]
+    count = len(op.parsed.arguments) - len(names)
+    return list(values[:count]), dict(zip(names, values[count:], strict=False))
+
+
 def tensor_arguments(op: OpSpec, values: Sequence[Any]) -> list[torch.Tensor | None]:
     """Returns the values of type ``Tensor`` and ``Tensor?``: one per group of the line's inputs."""
     return [values[i] for i in op.tensor_positions]
@@ -46,6 +53,8 @@ def rows_are_independent(op: OpSpec) -> bool:
     of a row's own result is; one in brackets is the sum over the rows.
     """
     assert op.signature is not None
+    if not all(group_of(op, k).loops for k, i in enumerate(op.tensor_positions) if i in op.written):
+        return False
     forward = op.siblings.get(op.name.removesuffix("_backward"), op)
     if forward.name == op.name or forward.signature is None:
         return all(group.loops for group in op.signature.outputs)

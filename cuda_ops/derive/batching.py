@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from cuda_ops.derive.arguments import bind, group_of, rows_are_independent
-from cuda_ops.derive.checks import bind_dims, check_arguments
+from cuda_ops.derive.arguments import bind, group_of, rows_are_independent, split
+from cuda_ops.derive.checks import bind_dims, check_arguments, refuse
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import OpSpec
 
@@ -18,7 +18,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
     """Makes a mapped dim the outermost loop dim of one call. Calls once for each index where that
     cannot be: a mapped argument or a result has no loop dims, or rows are not independent.
     """
-    if op.signature is None or op.is_irregular:
+    if op.signature is None or op.is_composite:
         return None
     one_call = rows_are_independent(op) and all(group.loops for group in op.signature.outputs)
 
@@ -29,6 +29,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
             for i in op.tensor_positions
             if i < len(in_dims) and in_dims[i] is not None
         }
+        _refuse_unmapped(op, values, mapped)
         groups = {i: group_of(op, k) for k, i in enumerate(op.tensor_positions)}
         sizes: dict[str, Any] = {}
         for i, group in groups.items():  # else a mapped dim could pass for one of a row's
@@ -36,7 +37,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
                 shape = [n for d, n in enumerate(values[i].shape) if mapped.get(i) != d]
                 bind_dims(op, op.argument_names[i], group, shape, sizes)
         if not (one_call and all(groups[i].loops for i in mapped)):
-            return _call_by_call(op, args, kwargs, mapped)
+            return _call_by_call(op, values, mapped)
         ranks = {
             i: values[i].dim() - len(group.core) - (i in mapped)
             for i, group in groups.items()
@@ -47,27 +48,41 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
             front = values[i].movedim(dim, 0)
             missing = [1] * (rank - ranks[i])
             values[i] = front.reshape(front.shape[0], *missing, *front.shape[1:])
-        result = op.function(*values[: len(args)], **kwargs)
+        result = _call(op, values)
         return result, tuple(0 for _ in result) if isinstance(result, (tuple, list)) else 0
 
     return rule
 
 
-def _call_by_call(
-    op: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], mapped: dict[int, int]
-) -> tuple[Any, Any]:
+def _call(op: OpSpec, values: Sequence[Any]) -> Any:
+    positional, keywords = split(op, values)
+    return op.function(*positional, **keywords)
+
+
+def _refuse_unmapped(op: OpSpec, values: Sequence[Any], mapped: dict[int, int]) -> None:
+    """Refuses to write all parts of a batch to one tensor."""
+    for i in op.written:
+        if values[i] is not None and i not in mapped:
+            others = " and ".join(repr(op.argument_names[k]) for k in mapped)
+            expected = f"a tensor that torch.vmap maps like {others}, as the operator writes it"
+            refuse(op, op.argument_names[i], expected, "one that it does not map")
+
+
+def _call_by_call(op: OpSpec, values: list[Any], mapped: dict[int, int]) -> tuple[Any, Any]:
     """Calls the operator once for each index of the mapped dim."""
 
-    def call(*values: Any) -> Any:
-        return op.function(*values, **kwargs)
+    def call(*part: Any) -> Any:
+        return _call(op, part)
 
     def part(at: int) -> list[Any]:
-        return [v.select(mapped[i], at) if i in mapped else v for i, v in enumerate(args)]
+        return [v.select(mapped[i], at) if i in mapped else v for i, v in enumerate(values)]
 
-    count = next(args[i].shape[dim] for i, dim in mapped.items())
+    count = next(values[i].shape[dim] for i, dim in mapped.items())
     if not count:
-        return of_no_parts(call, args, [mapped.get(i) for i in range(len(args))])
+        return of_no_parts(call, values, [mapped.get(i) for i in range(len(values))])
     results = [call(*part(at)) for at in range(count)]
+    if results[0] is None:
+        return None, None
     if isinstance(results[0], torch.Tensor):
         return torch.stack(results), 0
     stacked = tuple(torch.stack(each) for each in zip(*results, strict=True))
@@ -99,6 +114,8 @@ def of_no_parts(
             del shape[dim]
             part[i] = values[i].new_zeros(shape)
     results = function(*part)
+    if results is None:
+        return None, None
     if isinstance(results, torch.Tensor):
         return results.new_empty((0, *results.shape)), 0
     return tuple(r.new_empty((0, *r.shape)) for r in results), (0,) * len(results)

@@ -67,11 +67,19 @@ def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
         else:
             check_dtype(op, name, tensor.dtype, allowed)
             sharing = (name, tensor) if shares else sharing
+        if position in op.written and _is_repeated(tensor):
+            expected = "a tensor whose elements share no memory, as the operator writes it"
+            refuse(op, name, expected, "one with stride 0")
         bind_dims(op, name, group_of(op, i), tensor.shape, bound)
     _check_ints(op, values, bound)
     _check_lists(op, values, None if first is None else first[1])
     ints = op.signature.int_names if op.signature is not None else ()
     return bound | {name: values[op.argument_names.index(name)] for name in ints}
+
+
+def _is_repeated(tensor: torch.Tensor) -> bool:
+    dims = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(is_true(stride == 0) and is_true(size > 1) for size, stride in dims)
 
 
 def _check_lists(op: OpSpec, values: Sequence[Any], first: torch.Tensor | None) -> None:

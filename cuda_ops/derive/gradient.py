@@ -34,7 +34,7 @@ class _Formula:
 def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
     """Reads the formula that ``<op>_backward`` spells by its names; without one, refuses loudly."""
     sibling = op.siblings.get(f"{op.name}_backward")
-    if op.is_irregular or not _is_differentiable(op):
+    if op.is_composite or op.written or not _is_differentiable(op):
         _refuse_unused_backward(op, sibling)
         return None
     if sibling is None:
@@ -210,7 +210,9 @@ def _refuse_unused_backward(op: OpSpec, sibling: OpSpec | None) -> None:
     if sibling is None:
         return
     actual = "a composed one, whose gradient follows from its parts"
-    if not op.is_composite:
+    if op.written:
+        actual = "one that writes arguments, which has no gradient"
+    elif not op.is_composite:
         actual = f"{op.schema!r}; for others define cuda_ops_autograd in a plugin"
     raise ManifestError(
         f"{sibling.qualname}: expected {op.name} to have an argument of type Tensor and a floating "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from cuda_ops.derive.arguments import group_of, loop_dims, tensor_arguments
-from cuda_ops.derive.checks import check_arguments, check_equal, dims_text, refusal
+from cuda_ops.derive.checks import check_arguments, check_equal, dims_text, refusal, refuse
 from cuda_ops.derive.sizes import Dims, is_true, shape_name
 from cuda_ops.signature import Signature, factor_and_name
 from cuda_ops.spec import OpSpec
@@ -72,6 +73,8 @@ def empty_outputs(
     dense layout keeps it. dtype and device are those of the first tensor.
     """
     bound, tensors = check_arguments(op, values), tensor_arguments(op, values)
+    if op.written:
+        _check_written(op, tensors)
     present = [tensor for tensor in tensors if tensor is not None]
     first = present[0]
     like: dict[str, Any] = {"dtype": first.dtype, "device": first.device}
@@ -81,6 +84,22 @@ def empty_outputs(
         return tuple(torch.empty_strided(shape, strides, **like) for _ in signature.outputs)
     shapes = output_shapes(op, signature, tensors, bound)
     return tuple(torch.empty(shape, **like) for shape in shapes)
+
+
+def _check_written(op: OpSpec, tensors: Sequence[torch.Tensor | None]) -> None:
+    """Refuses a tensor to write whose loop dims are not all of those that the tensors have."""
+    loop = broadcast(op, tensors)
+    for k, (position, tensor) in enumerate(zip(op.tensor_positions, tensors, strict=True)):
+        if tensor is None or position not in op.written:
+            continue
+        group, own = group_of(op, k), loop_dims(op, k, tensor.shape)
+        whole = len(own) == len(loop) and all(map(is_true, map(operator.eq, own, loop)))
+        if group.loops and not whole:
+            expected = (
+                f"dims '...' of {dims_text(group)} to be {shape_name(loop)}, as the operator "
+            )
+            got = f"shape {shape_name(tensor.shape)}"
+            refuse(op, op.argument_names[position], f"{expected}writes it", got)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

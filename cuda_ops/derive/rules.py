@@ -14,6 +14,7 @@ import torch
 
 from cuda_ops.derive.arguments import bind, loop_dims, rows_are_independent, tensor_arguments
 from cuda_ops.derive.batching import cuda_ops_vmap as cuda_ops_vmap
+from cuda_ops.derive.checks import refuse
 from cuda_ops.derive.gradient import cuda_ops_autograd as cuda_ops_autograd
 from cuda_ops.derive.layout import broadcast, empty_outputs
 from cuda_ops.hookspecs import hookimpl
@@ -24,12 +25,12 @@ from cuda_ops.spec import AutocastPolicy, OpSpec, ShardingRule
 def cuda_ops_fake(op: OpSpec) -> Callable[..., Any] | None:
     """Takes shapes from the signature, layout and dtype from :mod:`cuda_ops.derive.layout`."""
     signature = op.signature
-    if signature is None or op.is_irregular:
+    if signature is None or op.is_composite:
         return None
 
     def fake(*args: Any, **kwargs: Any) -> Any:
         outputs = empty_outputs(op, signature, bind(op, args, kwargs))
-        return outputs if len(outputs) > 1 else outputs[0]
+        return outputs if len(outputs) > 1 else next(iter(outputs), None)
 
     return fake
 
@@ -40,7 +41,8 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
     what a layer before it computed in the autocast dtype.
     """
     sharing = op.sharing
-    if len(sharing) < 2 or torch.float32 not in op.dtypes or op.is_irregular:
+    irregular = op.is_composite or op.written  # a copy would be written
+    if len(sharing) < 2 or torch.float32 not in op.dtypes or irregular:
         return None
     return dict.fromkeys(sharing, "promote") if op.dtypes_of else "promote"
 
@@ -49,7 +51,7 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
     """Shards loop dims and replicates core dims; a sum over loop dims becomes a partial one."""
     signature = op.signature
-    if signature is None or op.is_irregular:
+    if signature is None or op.is_composite:
         return None
     shardable = rows_are_independent(op)
 
@@ -57,6 +59,7 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
         from torch.distributed.tensor import Partial, Replicate, Shard
 
         values = bind(op, args, kwargs)
+        stays = _placements_of_written(op, values)
         shapes = {
             i: loop_dims(op, k, values[i].shape)
             for k, i in enumerate(op.tensor_positions)
@@ -73,7 +76,8 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
         passed = len(args) + len(kwargs)
         outputs = signature.outputs
         replicated = [Replicate() if i in shapes else None for i in range(passed)]
-        return [([Replicate()] * len(outputs), replicated)] + [
+        rules: list[ShardingRule] = [([Replicate()] * len(outputs), replicated)]
+        rules += [
             (
                 [Shard(d) if group.loops else Partial() for group in outputs],
                 [placement(i, d) for i in range(passed)],
@@ -81,5 +85,28 @@ def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
             for d, size in enumerate(loop)
             if size != 1 and shardable
         ]
+        fitting = [
+            rule for rule in rules if all(rule[1][i] == stays[i] for i in stays if i < passed)
+        ]
+        if not fitting:
+            i, where = next(iter(stays.items()))
+            expected = " or ".join(dict.fromkeys(str(placed[i]) for _, placed in rules))
+            refuse(op, op.argument_names[i], f"placement {expected}, as it is written", str(where))
+        return fitting
 
     return rule
+
+
+def _placements_of_written(op: OpSpec, values: list[Any]) -> dict[int, Any]:
+    """Returns how the DTensors that are written are placed: a redistributed copy would be written
+    in their stead, and the result lost.
+    """
+    found = {}
+    for i in op.written:
+        if (placements := getattr(values[i], "placements", None)) is None:
+            continue
+        if len(set(placements)) > 1:
+            expected = "the same placement along every dim of the mesh, as it is written"
+            refuse(op, op.argument_names[i], expected, str(placements))
+        found[i] = placements[0]
+    return found

@@ -33,6 +33,7 @@ class _Tensor(ctypes.Structure):
         ("dims", ctypes.POINTER(_Dim)),
         ("dim_count", ctypes.c_int64),
         ("has_loops", ctypes.c_int64),
+        ("is_written", ctypes.c_int64),
         ("dims_text", ctypes.c_char_p),
     ]
 
@@ -56,6 +57,7 @@ class Rules(ctypes.Structure):
     _fields_ = [
         ("names", ctypes.POINTER(ctypes.c_char_p)),
         ("known_dtypes", ctypes.c_char_p),
+        ("written", ctypes.POINTER(ctypes.c_int64)),
         ("tensors", ctypes.POINTER(_Tensor)),
         ("tensor_count", ctypes.c_int64),
         ("sizes", ctypes.POINTER(_Range)),
@@ -77,8 +79,10 @@ def rules_of(op: OpSpec) -> Rules:
         if op.argument_names[position] in (*op.ranges, *op.limits)
     ]
     arguments = [name.encode() for name in op.argument_names]
+    written = [i in op.written for i in range(len(arguments))] if op.written else None
     return Rules(
         _array(ctypes.c_char_p, arguments), checks.dtypes_text(checks.KNOWN_DTYPES).encode(),
+        _array(ctypes.c_int64, written) if written else None,
         _array(_Tensor, tensors), len(tensors), _array(_Range, sizes), len(sizes),
         _array(_Int, ints), len(ints), op.signature is not None,
     )  # fmt: skip
@@ -95,7 +99,8 @@ def _tensor(op: OpSpec, index: int, names: Sequence[str]) -> _Tensor:
     listed = own.index(name) + 1 if name in own else 0 if allowed else _NONE
     return _Tensor(
         name.encode(), listed, checks.dtypes_text(allowed).encode() if allowed else None,
-        _array(_Dim, dims), len(dims), group.loops, checks.dims_text(group).encode(),
+        _array(_Dim, dims), len(dims), group.loops, op.tensor_positions[index] in op.written,
+        checks.dims_text(group).encode(),
     )  # fmt: skip
 
 

@@ -177,14 +177,21 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         raise ManifestError(f"{stem}.cpp: {problem}")
     if name in siblings:
         raise ManifestError(f"{stem}.cpp: operator {name!r} is defined twice")
-    for argument in (*parsed.arguments, *parsed.returns):
+    for argument in parsed.returns:
         if argument.alias_info is not None:
             raise ManifestError(
-                f"cuda_ops::{name}: argument {argument.name!r}: expected a type without (a), got "
-                f"one in {schema!r}: operators leave their arguments alone and return new tensors"
+                f"cuda_ops::{name}: schema {schema!r}: expected returns that are new tensors, got "
+                "one with (a); return nothing, '-> ()': the caller has what is written"
             )
     for argument in parsed.arguments:
-        if argument.kwarg_only and "Tensor" in str(argument.type):
+        if argument.alias_info is not None and not argument.alias_info.is_write:
+            raise ManifestError(
+                f"cuda_ops::{name}: argument {argument.name!r}: expected a type without (a), or "
+                f"(a!) for one that is written, got {schema!r}"
+            )
+    writes = parsed.is_mutable
+    for argument in parsed.arguments:
+        if argument.kwarg_only and "Tensor" in str(argument.type) and not writes:
             raise ManifestError(
                 f"cuda_ops::{name}: argument {argument.name!r}: expected a tensor to be before the "
                 f"'*', got {schema!r}, which torch.vmap cannot map"
@@ -257,9 +264,11 @@ def _refuse_form(
         expected, actual = "every argument and return by name", "'...'"
     elif twice:
         expected, actual = "names that differ", f"{twice[0]!r} twice"
-    elif not returns:
+    elif not returns and not parsed.is_mutable:
         expected = "a return, as torch can neither differentiate nor compile a call without one"
-        actual = "'()'; write '-> Tensor'"
+        actual = "'()'; write '-> Tensor', or (a!) after the type of what the operator writes"
+    elif composed and parsed.is_mutable:
+        expected, actual = "a composed operator to write nothing", "(a!)"
     elif not composed and not any("Tensor" in str(a.type) for a in parsed.arguments):
         expected = "a tensor argument, whose device says which kernel to call"
         actual = "none; add one, such as 'Tensor like'"

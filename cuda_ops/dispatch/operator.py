@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from cuda_ops.derive import arguments, checks
-from cuda_ops.dispatch import autocast, compile_tag, dtensor, flops, on_import, public
+from cuda_ops.dispatch import autocast, compile_tag, dtensor, flops, on_import, public, written
 from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Kernel, Library
 from cuda_ops.errors import ManifestError, PluginError
@@ -171,15 +171,19 @@ class Operator:
         self._library = lib
         lib.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
         self._autocast_registered = False
-        transformed = self._decomposed if op.is_composite else public.transformed(self)
-        lib.impl(op.name, transformed, "FuncTorchDynamicLayerFrontMode")
+        if not op.written:
+            transformed = self._decomposed if op.is_composite else public.transformed(self)
+            lib.impl(op.name, transformed, "FuncTorchDynamicLayerFrontMode")
         if op.is_composite:
             return
-        torch.library.register_vmap(op.qualname, self._vmap, lib=lib)
         torch.library.register_fake(op.qualname, self._fake, lib=lib)
-        torch.library.register_autograd(
-            op.qualname, self._backward, setup_context=self._setup_context, lib=lib
-        )
+        if op.written:
+            written.register(lib, self)
+        else:
+            torch.library.register_vmap(op.qualname, self._vmap, lib=lib)
+            torch.library.register_autograd(
+                op.qualname, self._backward, setup_context=self._setup_context, lib=lib
+            )
         if op.has_cuda and "CUDA" not in op.keys:
             lib.impl(op.name, self._without_cuda, "CUDA")
         for key in _WITHOUT_STRIDES:

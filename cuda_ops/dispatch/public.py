@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import BaseTorchDispatchMode
 
-from cuda_ops.derive.arguments import bind
+from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import KNOWN_DTYPES, dtype_name, refuse
 from cuda_ops.dispatch.generation import Served
 from cuda_ops.spec import AutocastPolicy, OpSpec, default_of
@@ -132,6 +132,9 @@ def _generate(operator: Served) -> FunctionType:
         )
         on_cuda = f"{tensors[0]}.is_cuda{uncast_cuda}"
         on_cpu = f"{tensors[0]}.is_cpu{uncast_cpu}"
+        written = "".join(f"{op.argument_names[i]}, " for i in op.written)
+        counted = f"_count_versions(({written}))\n" + 24 * " " if written else ""
+        with_gradient = "_dispatch" if written else "_differentiable"  # which refuses it
         # The cheapest questions first; inference mode has no autograd kernel to get past.
         before += textwrap.dedent(f"""\
             if _inference():
@@ -141,11 +144,11 @@ def _generate(operator: Served) -> FunctionType:
                 try:
                     if ({gradient}) and _grad_enabled():
                         if {on_cuda} or {on_cpu}:
-                            return _differentiable({arguments})
+                            return {with_gradient}({arguments})
                     elif {on_cuda}:
-                        return _redispatch(_CUDA, {arguments})
+                        {counted}return _redispatch(_CUDA, {arguments})
                     elif {on_cpu}:
-                        return _redispatch(_CPU, {arguments})
+                        {counted}return _redispatch(_CPU, {arguments})
                 except _RuntimeError:  # no kernel has run if a tensor has no memory
                     if not _is_wrapper({", ".join(tensors)}):
                         raise
@@ -241,6 +244,7 @@ def _helpers(operator: Served) -> dict[str, Any]:
         "_cuda_autocast": torch.is_autocast_enabled,
         "_any_autocast": torch._C._is_any_autocast_enabled,
         "_grad_enabled": torch.is_grad_enabled,
+        "_count_versions": torch.autograd.graph.increment_version,
         "_inference": torch.is_inference_mode_enabled,
         "_dispatch": operator.spec.overload._op,
         "_redispatch": redispatch,
@@ -368,22 +372,16 @@ def transformed(operator: Served) -> Any:
     registered where the dispatcher meets the outermost transform.
     """
 
-    def split(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Splits off keyword-only arguments, which come last: Function.apply takes none."""
-        arguments = operator.spec.parsed.arguments
-        count = sum(not argument.kwarg_only for argument in arguments)
-        names = [argument.name for argument in arguments[count:]]
-        return args[:count], dict(zip(names, args[count:], strict=False))
-
+    # Function.apply takes no keyword-only arguments: they come last.
     def forward(*args: Any) -> Any:
-        positional, keywords = split(args)
+        positional, keywords = split(operator.spec, args)
         return operator.spec.overload(*positional, **keywords)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        positional, keywords = split(inputs)
+        positional, keywords = split(operator.spec, inputs)
         ctx.keywords = len(keywords)
         extra = {"keyword_only_inputs": keywords} if keywords else {}
-        operator._setup_context(ctx, positional, output, **extra)
+        operator._setup_context(ctx, tuple(positional), output, **extra)
 
     def backward(ctx: Any, *grads: Any) -> Any:
         # The function that torch.func.vjp returns is called when the transform is over. Saved
@@ -397,7 +395,7 @@ def transformed(operator: Served) -> Any:
         raise _no_forward_mode(operator.spec, "")
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        positional, keywords = split(args)
+        positional, keywords = split(operator.spec, args)
         return operator._vmap(info, in_dims[: len(positional)], *positional, **keywords)
 
     function = type(

@@ -19,12 +19,6 @@ def sampled_arguments(op: OpSpec) -> list[Any]:
     return arguments
 
 
-def written(op: OpSpec) -> list[int]:
-    """Returns the positions of the arguments that the schema lets the operator change."""
-    arguments = enumerate(op.parsed.arguments)
-    return [i for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
-
-
 def in_order(op: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns ``function`` so that it takes the operator's keyword-only arguments by position."""
     names = [argument.name for argument in op.parsed.arguments if argument.kwarg_only]

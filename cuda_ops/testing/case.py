@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops.testing.arguments import in_order, written
+from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.compare import is_floating, reduction_length, results, tensors
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample
@@ -62,7 +62,7 @@ class Case:
         ask for one; with ``even_refused`` all do.
         """
         having = None if even_refused else self.subject.differentiable
-        changed = written(self.subject.op)  # torch changes no leaf that asks for a gradient
+        changed = self.subject.op.written  # torch changes no leaf that asks for a gradient
         return tuple(
             value.clone(memory_format=torch.contiguous_format).requires_grad_(
                 (having is None or i in having) and i not in changed

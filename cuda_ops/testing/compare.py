@@ -15,7 +15,7 @@ from cuda_ops.derive.checks import check_arguments
 from cuda_ops.derive.layout import broadcast
 from cuda_ops.errors import KitError
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing.arguments import in_order, written
+from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.samples import Sample, TensorArg
 from cuda_ops.testing.subject import Subject
 
@@ -57,7 +57,7 @@ def results(
     Raises:
         KitError: an output is neither a tensor nor a number.
     """
-    changed = [values[i] for i in written(op) if i < len(values) and values[i] is not None]
+    changed = [values[i] for i in op.written if i < len(values) and values[i] is not None]
     before = [value.detach().clone() for value in changed]
     found = function(*values)
     after = tuple(map(_as_tensor, outputs(found))) if op.parsed.returns else ()

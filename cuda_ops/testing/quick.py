@@ -56,7 +56,7 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
         return why_not.partition(":")[0]
     worst = math.nan
     dtype = torch.float32 if torch.float32 in op.dtypes else None
-    has_fake = not op.is_irregular and plugins.ask("cuda_ops_fake", op) is not None
+    has_fake = not op.is_composite and plugins.ask("cuda_ops_fake", op) is not None
     samples = chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype))
     with announced(f"{op.name}: the comparison with its reference on {device}"):
         for sample in samples:

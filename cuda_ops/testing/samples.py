@@ -19,7 +19,7 @@ from cuda_ops.derive.arguments import group_of
 from cuda_ops.errors import KitError
 from cuda_ops.signature import Group
 from cuda_ops.spec import OpSpec, Range, default_of
-from cuda_ops.testing.arguments import sampled_arguments, written
+from cuda_ops.testing.arguments import sampled_arguments
 
 Layout = Literal[
     "contiguous", "transposed", "sliced", "stepped", "expanded", "channels_last", "offset"
@@ -287,7 +287,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         own_dtypes = op.dtypes_of.get(name)
         dtype = draw(st.sampled_from(own_dtypes)) if own_dtypes else shared
         layouts = _layouts(shape)
-        if op.argument_names.index(name) in written(op) and "expanded" in layouts:
+        if op.argument_names.index(name) in op.written and "expanded" in layouts:
             layouts.remove("expanded")  # torch lets nothing write to one
         return TensorArg(shape, dtype, draw(st.sampled_from(layouts)))
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tensor.h"
+#include "overlap.h"
 
 namespace cuda_ops {
 namespace detail {
@@ -30,6 +30,7 @@ struct TensorRule {
   const DimRule* dims;      // the last dims of the tensor, or all of them
   int64_t dim_count;
   int64_t has_loops;      // whether there may be loop dims to the left
+  int64_t is_written;
   const char* dims_text;  // "(..., m, k)"
 };
 
@@ -52,6 +53,7 @@ struct IntRule {
 struct Rules {
   const char* const* names;  // of all arguments
   const char* known_dtypes;  // what an argument without a list may have, in words
+  const int64_t* written;    // for each argument, whether the operator writes it; null: none
   const TensorRule* tensors;
   int64_t tensor_count;
   const Range* sizes;  // of each named dim
@@ -109,6 +111,33 @@ struct Checks {
     }
     for (int64_t i = 0; i < rules->int_count; ++i) check_int(rules->ints[i], ints, sizes);
     if (rules->has_line && rules->tensor_count > 1) check_loop_dims(tensors);
+  }
+
+  bool writes() const { return rules != nullptr && rules->written != nullptr && !composed; }
+
+  struct Passed {
+    const Tensor* tensor;
+    size_t position;  // among all arguments
+  };
+
+  // What is written may share its memory with no other argument: a kernel would read what it has
+  // just written.
+  void check_overlap(const std::vector<Passed>& passed) const {
+    std::vector<Extent> extents;
+    for (const Passed& one : passed) extents.emplace_back(View(*one.tensor));
+    for (size_t i = 0; i < passed.size(); ++i) {
+      if (!rules->written[passed[i].position]) continue;
+      const char* const argument = rules->names[passed[i].position];
+      if (extents[i].is_repeated) {
+        refuse(argument, "a tensor whose elements share no memory, as the operator writes it",
+               "one with stride 0");
+      }
+      for (size_t j = 0; j < passed.size(); ++j) {
+        if (i == j || !extents[i].shares_memory_with(extents[j])) continue;
+        refuse(argument, "memory of its own, as the operator writes it",
+               std::string("some of '") + rules->names[passed[j].position] + "'");
+      }
+    }
   }
 
   // One tensor of the Tensor[] at this position among all arguments; `first` is the first tensor of
@@ -227,6 +256,19 @@ struct Checks {
         refuse(rule[i].name,
                std::string("dims '...' of ") + rule[i].dims_text + " to broadcast with " +
                    shape_name(loop),
+               "shape " + shape_name(view));
+      }
+    }
+    for (int64_t i = first; i < count; ++i) {
+      if (!has_loops(i) || !rule[i].is_written) continue;
+      const View view = *tensors[i];
+      const int rank = view.dims - static_cast<int>(rule[i].dim_count);
+      bool whole = rank == static_cast<int>(loop.size());
+      for (int d = 0; whole && d < rank; ++d) whole = view.size(d) == loop[d];
+      if (!whole) {
+        refuse(rule[i].name,
+               std::string("dims '...' of ") + rule[i].dims_text + " to be " + shape_name(loop) +
+                   ", as the operator writes it",
                "shape " + shape_name(view));
       }
     }

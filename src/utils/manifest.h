@@ -152,10 +152,28 @@ struct Entry<Function, R (*)(Args...)> {
     };
     std::apply([&](const Value<Args>&... arg) { (sort_in(arg), ...); }, args);
     checks->run(tensors, ints);
+    if (checks->writes()) check_written(args);
     if constexpr ((std::is_same_v<std::vector<Tensor>, Value<Args>> || ...)) {
       const Tensor* const* given = std::find_if(tensors, tensors + count, [](auto t) { return t; });
       check_lists(args, given == tensors + count ? nullptr : *given);
     }
+  }
+
+  static void check_written(const std::tuple<Value<Args>...>& args) {
+    std::vector<Checks::Passed> passed;
+    size_t position = 0;
+    const auto collect = [&](const auto& arg) {
+      using Arg = Value<decltype(arg)>;
+      if constexpr (kMayBe<Tensor, Arg>) {
+        if (const Tensor* tensor = given(arg)) passed.push_back({tensor, position});
+      }
+      if constexpr (std::is_same_v<std::vector<Tensor>, Arg>) {
+        for (const Tensor& tensor : arg) passed.push_back({&tensor, position});
+      }
+      ++position;
+    };
+    std::apply([&](const Value<Args>&... arg) { (collect(arg), ...); }, args);
+    checks->check_overlap(passed);
   }
 
   static void check_lists(const std::tuple<Value<Args>...>& args, const Tensor* first) {

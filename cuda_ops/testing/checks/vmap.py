@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from cuda_ops.testing.arguments import written
 from cuda_ops.testing.case import Case, check
 from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
@@ -16,7 +15,7 @@ from cuda_ops.testing.subject import Subject
 
 
 def _no_rule(subject: Subject, device: str) -> str:
-    if written(subject.op):
+    if subject.op.written:
         return "it changes its arguments, which a loop would change again and again"
     if subject.vmap:
         return ""

@@ -1,0 +1,103 @@
+"""What torch needs to know of an operator that writes its arguments, ``Tensor(a!) x``.
+
+:func:`torch.library.register_autograd` and ``register_vmap`` are for operators that write nothing,
+so the kernels of these keys are registered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._functorch.autograd_function import VmapInfo
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+from cuda_ops.derive.arguments import bind, split
+from cuda_ops.derive.checks import refuse
+from cuda_ops.dispatch.generation import Served
+from cuda_ops.spec import OpSpec
+
+
+def register(library: torch.library.Library, operator: Served) -> None:
+    """Registers autograd, which refuses a gradient; the counter of versions; and vmap."""
+    name = operator.spec.name
+
+    def autograd(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        op = operator.spec
+        if torch.is_grad_enabled():
+            refuse_gradients(op, bind(op, args, kwargs))
+        below = keyset & torch._C._after_autograd_keyset
+        return op.overload.redispatch(below, *args, **kwargs)
+
+    def counted(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        op = operator.spec
+        # So that a gradient which needs the values from before raises.
+        torch.autograd.graph.increment_version(tensors_written(op, bind(op, args, kwargs)))
+        below = keyset & torch._C._after_ADInplaceOrView_keyset
+        return op.overload.redispatch(below, *args, **kwargs)
+
+    def batched(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return _batched(operator, bind(operator.spec, args, kwargs))
+
+    for key, kernel in (
+        ("Autograd", autograd), ("ADInplaceOrView", counted), ("FuncTorchBatched", batched),
+    ):  # fmt: skip
+        library.impl(name, kernel, key, with_keyset=True)
+
+
+def tensors_written(op: OpSpec, values: Sequence[Any]) -> list[torch.Tensor]:
+    """Returns the tensors among the arguments that the operator writes."""
+    given = [values[i] for i in op.written]
+    listed = [value if isinstance(value, (list, tuple)) else [value] for value in given]
+    return [tensor for tensors in listed for tensor in tensors if tensor is not None]
+
+
+def refuse_gradients(op: OpSpec, values: Sequence[Any]) -> None:
+    """Refuses a tensor that requires a gradient, which would be lost in what is written."""
+    for name, value in zip(op.argument_names, values, strict=True):
+        for tensor in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                changed = " and ".join(repr(op.argument_names[i]) for i in op.written)
+                refuse(
+                    op, name,
+                    f"a tensor that requires no gradient, as the operator writes {changed}; call "
+                    "it under torch.no_grad()", "one that requires a gradient",
+                )  # fmt: skip
+
+
+def _batched(operator: Served, values: list[Any]) -> Any:
+    """Calls the batching rule with the tensors and mapped dims of the innermost vmap."""
+    functorch = torch._C._functorch
+    interpreter = retrieve_current_functorch_interpreter()
+    level = interpreter.level()
+    dims: list[Any] = []
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            parts = [functorch._unwrap_batched(one, level) for one in value]
+            dims.append([dim for _, dim in parts])
+            return [one for one, _ in parts]
+        if not isinstance(value, torch.Tensor):
+            dims.append(None)
+            return value
+        tensor, dim = functorch._unwrap_batched(value, level)
+        dims.append(dim)
+        return tensor
+
+    bare = [plain(value) for value in values]
+    info = VmapInfo(interpreter.batch_size(), interpreter.randomness())
+    positional, keywords = split(operator.spec, bare)
+    with torch._C._ExcludeDispatchKeyGuard(
+        torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
+    ):
+        result, out_dims = operator._vmap(info, tuple(dims), *positional, **keywords)
+
+    def wrapped(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
+        return tensor if dim is None else functorch._add_batch_dim(tensor, dim, level)
+
+    if result is None:
+        return None
+    if isinstance(result, torch.Tensor):
+        return wrapped(result, out_dims)
+    return tuple(map(wrapped, result, out_dims))
