@@ -95,11 +95,9 @@ def _check_written(op: OpSpec, tensors: Sequence[torch.Tensor | None]) -> None:
         group, own = group_of(op, k), loop_dims(op, k, tensor.shape)
         whole = len(own) == len(loop) and all(map(is_true, map(operator.eq, own, loop)))
         if group.loops and not whole:
-            expected = (
-                f"dims '...' of {dims_text(group)} to be {shape_name(loop)}, as the operator "
-            )
+            expected = f"dims '...' of {dims_text(group)} to be {shape_name(loop)}"
             got = f"shape {shape_name(tensor.shape)}"
-            refuse(op, op.argument_names[position], f"{expected}writes it", got)
+            refuse(op, op.argument_names[position], f"{expected}, as the operator writes it", got)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -69,7 +69,7 @@ def refuse_gradients(op: OpSpec, values: Sequence[Any]) -> None:
 def _batched(operator: Served, values: list[Any]) -> Any:
     """Calls the batching rule with the tensors and mapped dims of the innermost vmap."""
     functorch = torch._C._functorch
-    interpreter = retrieve_current_functorch_interpreter()
+    interpreter: Any = retrieve_current_functorch_interpreter()
     level = interpreter.level()
     dims: list[Any] = []
 

@@ -236,6 +236,17 @@ auto elementwise(Run run, const Args&... args) {
       std::tuple_cat(only<true>(args)...));
 }
 
+template <class Run, class... Args>
+void write_elementwise(const Tensor& out, Run run, const Args&... args) {
+  const auto scalars = std::tuple_cat(only<false>(args)...);
+  std::apply(
+      [&](const auto&... tensors) {
+        const auto problem = strided({writable_view(out)}, {View(tensors)...});
+        std::apply([&](const auto&... scalar) { run(problem, scalar...); }, scalars);
+      },
+      std::tuple_cat(only<true>(args)...));
+}
+
 }  // namespace detail
 
 // The whole CPU entry of an elementwise operator: allocates the outputs and fills them with
@@ -257,6 +268,24 @@ auto elementwise_cuda(Launcher launcher, const Args&... args) {
     launch(first, [&](cudaStream_t stream) { return launcher(problem, scalars..., stream); });
   };
   return detail::elementwise<Outputs>(run, args...);
+}
+
+// The same into a tensor that the operator writes: out = f(values..., scalars...). `out` may be among
+// `args`; it has the shape that they broadcast to.
+template <class F, class... Args>
+void write_elementwise_cpu(const Tensor& out, F f, const Args&... args) {
+  const auto run = [&](const auto& problem, const auto&... scalars) {
+    map_cpu(problem, [&](auto... values) { return f(values..., scalars...); });
+  };
+  detail::write_elementwise(out, run, args...);
+}
+
+template <class Launcher, class... Args>
+void write_elementwise_cuda(const Tensor& out, Launcher launcher, const Args&... args) {
+  const auto run = [&](const auto& problem, const auto&... scalars) {
+    launch(out, [&](cudaStream_t stream) { return launcher(problem, scalars..., stream); });
+  };
+  detail::write_elementwise(out, run, args...);
 }
 
 }  // namespace cuda_ops
