@@ -132,9 +132,13 @@ def test_lists_are_written(name: str, by: str) -> None:
     xs, ys = [torch.zeros(2), torch.ones(3)], [torch.ones(2), torch.ones(3)]
     called(f"{name}_each", by)(xs, ys, 2.0)
     assert torch.equal(xs[0], torch.full((2,), 2.0)) and torch.equal(xs[1], torch.full((3,), 3.0))
-    with pytest.raises(RuntimeError, match="'xs': expected memory of its own, .*, got some of 'ys'"):
+    with pytest.raises(
+        RuntimeError, match="'xs': expected memory of its own, .*, got some of 'ys'"
+    ):
         called(f"{name}_each", by)(xs, [xs[0], ys[1]], 2.0)
-    with pytest.raises(RuntimeError, match="'xs': expected memory of its own, .*, got some of 'xs'"):
+    with pytest.raises(
+        RuntimeError, match="'xs': expected memory of its own, .*, got some of 'xs'"
+    ):
         called(f"{name}_each", by)([xs[0], xs[0]], [ys[0], ys[0]], 2.0)
 
 
@@ -152,7 +156,9 @@ def test_memory_that_another_argument_has_is_refused(name: str, by: str) -> None
     function(both[:2], both[2:4], weight)
     expanded = torch.randn(1, 3).expand(4, 3)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="'residual': expected a tensor whose elements share"):
+        with pytest.raises(
+            RuntimeError, match="'residual': expected a tensor whose elements share"
+        ):
             function(x, expanded, weight)
         with FakeTensorMode() as mode:
             fakes = [mode.from_tensor(v) for v in (x, expanded, weight)]
@@ -177,7 +183,9 @@ def test_a_gradient_is_refused_by_name(name: str, by: str) -> None:
     for i, argument in enumerate(("x", "residual", "weight")):
         values = [x, residual, weight]
         values[i] = values[i].clone().requires_grad_()
-        message = f"'{argument}': expected a tensor that requires no gradient, .* 'x' and 'residual'"
+        message = (
+            f"'{argument}': expected a tensor that requires no gradient, .* 'x' and 'residual'"
+        )
         with pytest.raises(RuntimeError, match=message):
             function(*values)
         with torch.no_grad():
@@ -213,7 +221,10 @@ def test_vmap_writes_each_part(name: str, by: str, in_dims: tuple[Any, ...]) -> 
         residual = residual.movedim(0, -1)
     weights = weight if in_dims[2] == 0 else weight[0]
     parts = [
-        [v.select(d, i).clone() if d is not None else v for v, d in zip((x, residual, weights), in_dims)]
+        [
+            v.select(d, i).clone() if d is not None else v
+            for v, d in zip((x, residual, weights), in_dims)
+        ]
         for i in range(5)
     ]
     function = called(name, by)
@@ -226,7 +237,9 @@ def test_vmap_writes_each_part(name: str, by: str, in_dims: tuple[Any, ...]) -> 
 
 def test_vmap_refuses_to_write_all_parts_to_one_tensor(name: str) -> None:
     x, residual, weight = drawn(4, 3)
-    with pytest.raises(RuntimeError, match="'residual': expected a tensor that torch.vmap maps like"):
+    with pytest.raises(
+        RuntimeError, match="'residual': expected a tensor that torch.vmap maps like"
+    ):
         torch.vmap(registry().public(name), in_dims=(0, None, None))(x, residual[0], weight)
     with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):  # torch's own
         torch.vmap(torch.Tensor.add_, in_dims=(None, 0))(x[0], residual)

@@ -78,6 +78,8 @@ def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _is_repeated(tensor: torch.Tensor) -> bool:
+    if any(is_true(size == 0) for size in tensor.shape):
+        return False
     dims = zip(tensor.shape, tensor.stride(), strict=True)
     return any(is_true(stride == 0) and is_true(size > 1) for size, stride in dims)
 

@@ -63,6 +63,8 @@ class Case:
         """
         having = None if even_refused else self.subject.differentiable
         changed = self.subject.op.written  # torch changes no leaf that asks for a gradient
+        if changed and self.subject.gradient == "none":
+            having = ()
         return tuple(
             value.clone(memory_format=torch.contiguous_format).requires_grad_(
                 (having is None or i in having) and i not in changed

@@ -279,7 +279,9 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
 
     def tensor(group: Group, name: str) -> TensorArg:
         own = list(loop)
-        if group.loops and len(op.tensor_positions) > 1 and draw(st.booleans()):
+        is_written = op.argument_names.index(name) in op.written
+        may_broadcast = group.loops and len(op.tensor_positions) > 1 and not is_written
+        if may_broadcast and draw(st.booleans()):
             # Broadcast: leave out leading dims, make others 1.
             own = own[draw(st.integers(0, len(own))) :]
             own = [size if draw(st.booleans()) else 1 for size in own]
@@ -287,7 +289,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         own_dtypes = op.dtypes_of.get(name)
         dtype = draw(st.sampled_from(own_dtypes)) if own_dtypes else shared
         layouts = _layouts(shape)
-        if op.argument_names.index(name) in op.written and "expanded" in layouts:
+        if is_written and "expanded" in layouts:
             layouts.remove("expanded")  # torch lets nothing write to one
         return TensorArg(shape, dtype, draw(st.sampled_from(layouts)))
 

@@ -27,7 +27,7 @@ from cuda_ops.testing.checks.numerics import numerics, reference
 from cuda_ops.testing.checks.opcheck import opcheck
 from cuda_ops.testing.checks.public import public
 from cuda_ops.testing.checks.races import repeats
-from cuda_ops.testing.checks.registration import mutation, registration
+from cuda_ops.testing.checks.registration import mutation, registration, written
 from cuda_ops.testing.checks.streams import streams
 from cuda_ops.testing.checks.unwritten import unwritten
 from cuda_ops.testing.checks.vmap import vmap
@@ -36,6 +36,7 @@ CHECKS: tuple[Check, ...] = (
     abi,
     empty,
     mutation,
+    written,
     repeats,
     bounds,
     unwritten,

@@ -50,8 +50,10 @@ def dtensor(case: Case) -> None:
             case.call(*(_part(v, p, rank) for v, p in zip(args, placements, strict=True)))
             for rank in range(_WORLD)
         ]
+        written = [placements[i] for i in case.subject.op.written if args[i] is not None]
         what = f"placements {list(placements)} -> {list(out_placements)}"
-        for k, (full, placement) in enumerate(zip(whole, out_placements, strict=True)):
+        ends = zip(whole, (*out_placements, *written), strict=True)
+        for k, (full, placement) in enumerate(ends):
             joined = _joined([rank[k] for rank in ranks], placement)
             assert joined.shape == full.shape, f"{what}: shape {list(joined.shape)}"
             same([joined], [full], what, case.slack)

@@ -8,11 +8,14 @@ import torch
 
 from cuda_ops.testing.case import Case, check
 from cuda_ops.testing.compare import check_fake, same_bits
-from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.draw import Draw, ordinary
 from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.subject import Subject
 
 #: The title of every check of this class.
 TITLE = "fake, schema or mutation wrong"
+#: An operator may leave its arguments as they are for some values, such as a mask without ones.
+_VALUES_TRIED = 4
 
 
 def _as_drawn(sample: Sample) -> Sample:
@@ -45,3 +48,24 @@ def registration(case: Case) -> None:
     """Checks that the fake foretells shape, strides, dtype and device of each output."""
     args = case.arguments()
     check_fake(case.subject.op, case.operator, args, case.call(*args))
+
+
+def _writes_nothing(subject: Subject, device: str) -> str:
+    return "" if subject.op.written else "it writes no argument"
+
+
+@check("written", 13, TITLE, Draw(1, range(1, 513), adapt=ordinary), quick=True,
+       excuse=_writes_nothing)  # fmt: skip
+def written(case: Case) -> None:
+    """Checks that each argument which the schema calls written changes for some values at least."""
+    op = case.subject.op
+    changed = set()
+    for seed in range(_VALUES_TRIED):
+        args = replace(case.sample, seed=case.sample.seed + seed).make(case.device)
+        given = [i for i in op.written if i < len(args) and args[i] is not None]
+        after = case.call(*args)[-len(given) :] if given else ()
+        changed |= {i for i, new in zip(given, after, strict=True) if not same_bits(args[i], new)}
+        empty = {i for i in given if not args[i].numel()}
+    for i in given:
+        name = op.argument_names[i]
+        assert i in changed | empty, f"argument '{name}' never changes, and its type has (a!)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,6 @@ from cuda_ops.testing.subject import Subject
 
 
 def _no_rule(subject: Subject, device: str) -> str:
-    if subject.op.written:
-        return "it changes its arguments, which a loop would change again and again"
     if subject.vmap:
         return ""
     whose = " of the operators it calls" if subject.op.is_composite else ""
@@ -30,7 +29,17 @@ def vmap(case: Case) -> None:
     sample = case.sample
     # copies[i] are the arguments of the i-th call
     copies = [replace(sample, seed=sample.seed + i).make(case.device) for i in range(3)]
+
+    def mapped(in_dims: tuple[Any, ...]) -> Callable[..., Any]:
+        def call(*values: Any) -> Any:
+            found = case.operator(*values)
+            return () if found is None else found  # torch.vmap returns tensors alone
+
+        return torch.vmap(call, in_dims=in_dims)
+
     for in_dims in _mappings(sample):
+        if any(in_dims[k] is None for k in case.subject.op.written if k < len(in_dims)):
+            continue  # all parts would be written to one tensor
         args = [
             copies[0][k]
             if dim is None
@@ -41,15 +50,19 @@ def vmap(case: Case) -> None:
             case.call(*(copies[0 if dim is None else i][k] for k, dim in enumerate(in_dims)))
             for i in range(3)
         ]
-        batched = case.results(torch.vmap(case.operator, in_dims=in_dims), args)
-        expected = [torch.stack(parts) for parts in zip(*looped, strict=True)]
+        batched = case.results(mapped(in_dims), args)
+        # What was written lies where it was mapped.
+        written = [in_dims[k] for k in case.subject.op.written if args[k] is not None]
+        at = [*[0] * (len(looped[0]) - len(written)), *(0 if dim == 0 else -1 for dim in written)]
+        parts = list(zip(*looped, strict=True))
+        expected = list(map(torch.stack, parts, at))
         same(batched, expected, f"vmap with in_dims={in_dims}", case.slack)
         empty = [
             arg if dim is None else arg.narrow(dim, 0, 0)
             for arg, dim in zip(args, in_dims, strict=True)
         ]
-        batched = case.results(torch.vmap(case.operator, in_dims=in_dims), empty)
-        expected = [part[:0] for part in expected]
+        batched = case.results(mapped(in_dims), empty)
+        expected = [part.narrow(dim, 0, 0) for part, dim in zip(expected, at, strict=True)]
         same(batched, expected, f"vmap with in_dims={in_dims} of no elements", case.slack)
 
 
