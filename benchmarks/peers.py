@@ -50,6 +50,20 @@ def interleaved(rgb_to_grayscale: Callable[..., Any]) -> Callable[..., Any]:
     return lambda image: rgb_to_grayscale(image.movedim(-1, -3)).squeeze(-3)
 
 
+def liger_rms_norm(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps Liger's gradient from writing over the incoming one, which the calls share."""
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+        out: torch.Tensor = function(x, weight, eps, in_place=False)
+        return out
+
+    return rms_norm
+
+
+def with_eps(function: Callable[..., Any], eps: float) -> Callable[..., Any]:
+    return lambda *tensors: function(*tensors, eps)
+
+
 def routed(functional: Any) -> Callable[..., Any]:
     """Calls SonicMoE's router and experts on logits and on the matrices as they are."""
     enums = importlib.import_module("sonicmoe.enums")
@@ -100,6 +114,20 @@ PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
     },
     "rgb_to_gray": {"torchvision": imported(_TORCHVISION, interleaved, off_by=1)},
     "rgb_to_gray_chw": {"torchvision": imported(_TORCHVISION, planar, off_by=1)},
+    "rms_norm": {
+        "liger": imported("liger_kernel.transformers.functional:liger_rms_norm", liger_rms_norm)
+    },
+    "layer_norm": {
+        "liger": imported(
+            "liger_kernel.transformers.functional:liger_layer_norm",
+            functools.partial(with_eps, eps=1e-5),
+        )
+    },
+    "add_rms_norm_": {
+        "vllm": imported(
+            "vllm._custom_ops:fused_add_rms_norm", functools.partial(with_eps, eps=1e-6)
+        )
+    },
     # DeviceSegmentedSort, and DeviceRadixSort for a single row.
     "bitonic_sort": {"cub": from_pair(_CUB, "cub_sort")},
     "moe": {

@@ -1,0 +1,49 @@
+"""``layer_norm``: its gradients have the dtypes of what they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.ops._norms import cases, fake_gradient, kernel_samples
+from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
+
+if TYPE_CHECKING:
+    from cuda_ops.testing.samples import Sample
+
+
+@hookimpl
+def cuda_ops_fake(op: OpSpec) -> Callable[..., Any] | None:
+    return None if op.name == "layer_norm" else fake_gradient(op)
+
+
+@hookimpl
+def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
+    return torch_layer_norm if op.name == "layer_norm" else None
+
+
+@hookimpl
+def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
+    return kernel_samples(op)
+
+
+@hookimpl
+def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
+    from cuda_ops.benchmarking.peers import torch_peers
+
+    return torch_peers(torch_layer_norm) if op.name == "layer_norm" else None
+
+
+@hookimpl
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
+    return cases(op, moved=2) if op.name == "layer_norm" else None
+
+
+def torch_layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
+) -> torch.Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias, eps)

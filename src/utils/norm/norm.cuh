@@ -1,0 +1,469 @@
+// Norms over rows on the device. Each row is read once into registers, where that fits, and the
+// sums over it are taken from there; so the time is that of reading x and writing the result.
+#pragma once
+
+#include <type_traits>
+
+#include "dtype.cuh"
+#include "norm/norm.h"
+#include "ptx/capability.h"
+#include "ptx/warp.cuh"
+
+namespace cuda_ops {
+
+// --- packs ----------------------------------------------------------------------
+
+// What a load brings stays as it came until it is used: a register for each 16-bit element would be
+// twice as many.
+template <class T, int kPack>
+using Raw = std::conditional_t<kPack == 1, T, uint4>;
+
+// Goes past the L1 cache, which then keeps the weights that all rows read.
+template <class V>
+__device__ V load_once(const V* at) {
+  if constexpr (std::is_same_v<V, uint4>) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(at)
+                 : "memory");
+    return v;
+  } else {
+    return *at;
+  }
+}
+
+template <class T, int kPack>
+__device__ void unpack_vector(uint4 raw, compute_t<T>* values) {
+  static_assert(kPack * sizeof(T) == 16);
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (sizeof(T) == 2) {
+      float both[2];
+      to_compute(words[i], T{}, both);
+      values[2 * i] = both[0];
+      values[2 * i + 1] = both[1];
+    } else if constexpr (sizeof(T) == 4) {
+      values[i] = __uint_as_float(words[i]);
+    } else if (i % 2 == 0) {
+      values[i / 2] = __hiloint2double(int(words[i + 1]), int(words[i]));
+    }
+  }
+}
+
+template <class T, int kPack>
+__device__ void unpack(Raw<T, kPack> raw, compute_t<T> (&values)[kPack]) {
+  if constexpr (kPack == 1) {
+    values[0] = to_compute(raw);
+  } else {
+    unpack_vector<T, kPack>(raw, values);
+  }
+}
+
+template <class T, int kPack>
+__device__ Raw<T, kPack> packed(const compute_t<T> (&values)[kPack]) {
+  if constexpr (kPack == 1) {
+    return from_compute<T>(values[0]);
+  } else {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (sizeof(T) == 2) {
+        words[i] = from_compute(values[2 * i], values[2 * i + 1], T{});
+      } else if constexpr (sizeof(T) == 4) {
+        words[i] = __float_as_uint(values[i]);
+      } else {
+        const double value = values[i / 2];
+        words[i] = uint32_t(i % 2 == 0 ? __double2loint(value) : __double2hiint(value));
+      }
+    }
+    return {words[0], words[1], words[2], words[3]};
+  }
+}
+
+// Pack `at` of the weights, whose elements may be wider than those of x.
+template <class W, int kPack, class C>
+__device__ void load_weights(const void* weights, int64_t at, C (&values)[kPack]) {
+  if constexpr (kPack == 1) {
+    values[0] = to_compute(static_cast<const W*>(weights)[at]);
+  } else {
+    constexpr int kLoad = 16 / int(sizeof(W)), kLoads = kPack / kLoad;
+    const auto* vectors = static_cast<const uint4*>(weights) + at * kLoads;
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u) unpack_vector<W, kLoad>(vectors[u], values + u * kLoad);
+  }
+}
+
+// --- sums over a row ------------------------------------------------------------
+
+// Adds each of `values` up over the `lanes` threads of a row; all of them get the sums. More than a
+// warp are the whole block.
+template <int kCount, class C>
+__device__ void row_totals(C (&values)[kCount], int lanes) {
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) values[k] = lanes_total(values[k], lanes < 32 ? lanes : 32);
+  if (lanes <= 32) return;
+  __shared__ C shared[kCount][32];
+  const int warps = lanes / 32, warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  __syncthreads();  // the last call's sums have been read
+  if (lane == 0) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) shared[k][warp] = values[k];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    values[k] = lanes_total(lane < warps ? shared[k][lane] : C(0), 32);
+  }
+}
+
+template <class C>
+__device__ C row_total(C value, int lanes) {
+  C values[1] = {value};
+  row_totals(values, lanes);
+  return values[0];
+}
+
+__device__ inline float inverse_root(float value) { return 1 / sqrtf(value); }
+__device__ inline double inverse_root(double value) { return 1 / sqrt(value); }
+
+// --- the norm -------------------------------------------------------------------
+
+// One row of packs, as a thread has it: in registers, or read again from memory each time.
+template <class T, int kPack, int kPacks>
+struct RowPart {
+  using C = compute_t<T>;
+  using R = Raw<T, kPack>;
+  static constexpr int kKept = kPacks > 0 ? kPacks : 1;
+
+  const R* data;
+  int64_t count;  // packs of the row
+  int lane, lanes;
+  R kept[kKept];
+
+  __device__ RowPart(const void* row, int64_t count, int lane, int lanes)
+      : data(static_cast<const R*>(row)), count(count), lane(lane), lanes(lanes) {}
+
+  __device__ void load() {
+    if constexpr (kPacks > 0) {
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u) {
+        const int64_t at = lane + u * lanes;
+        kept[u] = at < count ? load_once(data + at) : R{};
+      }
+    }
+  }
+
+  // Calls body(at, u, values) for each pack of this thread; u counts those in registers.
+  template <class Body>
+  __device__ void each(Body&& body) const {
+    C values[kPack];
+    if constexpr (kPacks > 0) {
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u) {
+        const int64_t at = lane + u * lanes;
+        if (at >= count) break;
+        unpack<T, kPack>(kept[u], values);
+        body(at, u, values);
+      }
+    } else {
+      for (int64_t at = lane; at < count; at += lanes) {
+        unpack<T, kPack>(data[at], values);
+        body(at, 0, values);
+      }
+    }
+  }
+};
+
+template <class T, int kPack>
+__device__ void store_pack(void* row, int64_t at, const compute_t<T> (&values)[kPack]) {
+  static_cast<Raw<T, kPack>*>(row)[at] = packed<T, kPack>(values);
+}
+
+template <class T>
+__device__ T* at_row(const void* data, int64_t offset) {
+  return const_cast<T*>(static_cast<const T*>(data)) + offset;
+}
+
+// Returns mean((x - center)^2) of a row.
+template <class Row>
+__device__ auto mean_square(const Row& row, typename Row::C center, int64_t n) {
+  using C = typename Row::C;
+  C sum = 0;
+  row.each([&](int64_t, int, const auto& values) {
+#pragma unroll
+    for (const C value : values) sum += (value - center) * (value - center);
+  });
+  return row_total(sum, row.lanes) / C(n);
+}
+
+template <class Row>
+__device__ auto row_mean(const Row& row, int64_t n) {
+  using C = typename Row::C;
+  C sum = 0;
+  row.each([&](int64_t, int, const auto& values) {
+#pragma unroll
+    for (const C value : values) sum += value;
+  });
+  return row_total(sum, row.lanes) / C(n);
+}
+
+template <class T, class W, int kPack, int kPacks, NormKind kKind>
+__global__ void __launch_bounds__(1024)
+    norm_kernel(const __grid_constant__ Norm p, const int lanes) {
+  using C = compute_t<T>;
+  const int rows = int(blockDim.x) / lanes, lane = int(threadIdx.x) % lanes;
+  const int64_t wanted = int64_t(blockIdx.x) * rows + int(threadIdx.x) / lanes;
+  // Past the last row, lanes go along with those of their warp that have one, and write nothing.
+  const bool is_row = wanted < p.rows;
+  const int64_t row = is_row ? wanted : p.rows - 1;
+  const int64_t count = is_row ? p.n / kPack : 0;
+  RowPart<T, kPack, kPacks> x(at_row<T>(p.x, row * p.x_step), count, lane, lanes);
+  x.load();
+  if constexpr (kKind == NormKind::kAddRms) {
+    T* const residual = at_row<T>(p.residual, row * p.residual_step);
+    RowPart<T, kPack, kPacks> before(residual, count, lane, lanes);
+    before.load();
+    // The sum as it is stored, rounded to T, is what is normalised.
+    x.each([&](int64_t at, int u, const auto& values) {
+      C sums[kPack];
+      if constexpr (kPacks > 0) {
+        unpack<T, kPack>(before.kept[u], sums);
+      } else {
+        unpack<T, kPack>(before.data[at], sums);
+      }
+#pragma unroll
+      for (int v = 0; v < kPack; ++v) sums[v] += values[v];
+      const Raw<T, kPack> sum = packed<T, kPack>(sums);
+      reinterpret_cast<Raw<T, kPack>*>(residual)[at] = sum;
+      x.kept[u] = sum;
+    });
+    x.data = before.data;  // for rows that are read again, each thread its own packs
+  }
+  const C mean = kKind == NormKind::kLayer ? row_mean(x, p.n) : C(0);
+  const C scale = inverse_root(mean_square(x, mean, p.n) + C(p.eps));
+  T* const out = at_row<T>(p.out, row * p.out_step);
+  x.each([&](int64_t at, int, const auto& values) {
+    C weights[kPack], results[kPack];
+    load_weights<W, kPack>(p.weight, at, weights);
+#pragma unroll
+    for (int v = 0; v < kPack; ++v) results[v] = (values[v] - mean) * scale * weights[v];
+    if constexpr (kKind == NormKind::kLayer) {
+      load_weights<W, kPack>(p.bias, at, weights);
+#pragma unroll
+      for (int v = 0; v < kPack; ++v) results[v] += weights[v];
+    }
+    store_pack<T, kPack>(out, at, results);
+  });
+}
+
+// --- the gradient ---------------------------------------------------------------
+
+// With y = (x - mean) scale and g = grad_out weight:
+// grad_x = scale (g - mean(g) - y mean(g y)), without mean(g) for kRms;
+// grad_weight = sum of grad_out y over the rows, grad_bias = sum of grad_out.
+template <class T, class W, int kPack, int kPacks, NormKind kKind>
+__global__ void __launch_bounds__(512)
+    norm_gradient_kernel(const __grid_constant__ NormGradient p, const int lanes) {
+  using C = compute_t<T>;
+  constexpr bool kLayer = kKind == NormKind::kLayer;
+  constexpr int kSums = kLayer ? 2 : 1;
+  extern __shared__ double shared_bytes[];
+  const Norm& norm = p.norm;
+  const int rows = int(blockDim.x) / lanes, lane = int(threadIdx.x) % lanes;
+  const int group = int(threadIdx.x) / lanes;
+  const int64_t n = norm.n, packs = n / kPack;
+  C* partials[kSums];
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) {
+    partials[k] = static_cast<C*>(p.partials) + (int64_t(k) * gridDim.x + blockIdx.x) * n;
+  }
+  // Sums over this thread's rows, of the columns that it has in each of them. Where a row does not
+  // fit into registers, these do not either: the block has one row at a time, and each thread adds
+  // to its own columns of the partial sums in memory.
+  C sums[kSums][kPacks > 0 ? kPacks : 1][kPack] = {};
+  if constexpr (kPacks == 0) {
+    for (int64_t at = lane; at < packs; at += lanes) {
+#pragma unroll
+      for (int k = 0; k < kSums; ++k) {
+#pragma unroll
+        for (int v = 0; v < kPack; ++v) partials[k][at * kPack + v] = 0;
+      }
+    }
+  }
+  const int64_t step = int64_t(gridDim.x) * rows;
+  for (int64_t first = int64_t(blockIdx.x) * rows; first < norm.rows; first += step) {
+    const int64_t row = first + group < norm.rows ? first + group : norm.rows - 1;
+    const int64_t count = first + group < norm.rows ? packs : 0;
+    RowPart<T, kPack, kPacks> x(at_row<T>(norm.x, row * norm.x_step), count, lane, lanes);
+    RowPart<T, kPack, kPacks> grad(at_row<T>(p.grad_out, row * n), count, lane, lanes);
+    x.load();
+    grad.load();
+    const C mean = kLayer ? row_mean(x, n) : C(0);
+    // Sums of (x - mean)^2, g (x - mean) and g.
+    C totals[kLayer ? 3 : 2] = {};
+    grad.each([&](int64_t at, int u, const auto& grads) {
+      C weights[kPack], values[kPack];
+      load_weights<W, kPack>(norm.weight, at, weights);
+      if constexpr (kPacks > 0) {
+        unpack<T, kPack>(x.kept[u], values);
+      } else {
+        unpack<T, kPack>(x.data[at], values);
+      }
+#pragma unroll
+      for (int v = 0; v < kPack; ++v) {
+        const C centered = values[v] - mean, g = grads[v] * weights[v];
+        totals[0] += centered * centered;
+        totals[1] += g * centered;
+        if constexpr (kLayer) totals[2] += g;
+      }
+    });
+    row_totals(totals, lanes);
+    const C scale = inverse_root(totals[0] / C(n) + C(norm.eps));
+    const C along = totals[1] / C(n) * scale * scale;  // mean(g y) scale
+    C shift = 0;                                       // mean(g)
+    if constexpr (kLayer) shift = totals[2] / C(n);
+    T* const grad_x = at_row<T>(p.grad_x, row * n);
+    grad.each([&](int64_t at, int u, const auto& grads) {
+      C weights[kPack], values[kPack], results[kPack];
+      load_weights<W, kPack>(norm.weight, at, weights);
+      if constexpr (kPacks > 0) {
+        unpack<T, kPack>(x.kept[u], values);
+      } else {
+        unpack<T, kPack>(x.data[at], values);
+      }
+#pragma unroll
+      for (int v = 0; v < kPack; ++v) {
+        const C centered = values[v] - mean;
+        results[v] = scale * (grads[v] * weights[v] - shift - centered * along);
+        const C of_weight = grads[v] * centered * scale;
+        if constexpr (kPacks > 0) {
+          sums[0][u][v] += of_weight;
+          if constexpr (kLayer) sums[1][u][v] += grads[v];
+        } else {
+          partials[0][at * kPack + v] += of_weight;
+          if constexpr (kLayer) partials[1][at * kPack + v] += grads[v];
+        }
+      }
+      store_pack<T, kPack>(grad_x, at, results);
+    });
+  }
+  if constexpr (kPacks > 0) {
+    // The rows of a block are added up in order.
+    C* const shared = reinterpret_cast<C*>(shared_bytes);
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) {
+      __syncthreads();
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u) {
+        const int64_t at = lane + u * lanes;
+#pragma unroll
+        for (int v = 0; v < kPack; ++v) {
+          if (at >= packs) continue;
+          if (rows == 1) {
+            partials[k][at * kPack + v] = sums[k][u][v];
+          } else {
+            shared[group * n + at * kPack + v] = sums[k][u][v];
+          }
+        }
+      }
+      __syncthreads();
+      for (int64_t i = threadIdx.x; rows > 1 && i < n; i += blockDim.x) {
+        C sum = 0;
+        for (int g = 0; g < rows; ++g) sum += shared[g * n + i];
+        partials[k][i] = sum;
+      }
+    }
+  }
+}
+
+constexpr int kNormColumns = 32, kNormParts = 8;
+
+// Adds up the partial sums of all blocks, in the same order every time.
+template <class W, class C>
+__global__ void __launch_bounds__(kNormColumns* kNormParts)
+    norm_finish_kernel(W* weight, W* bias, const C* partials, int64_t n, int64_t count) {
+  __shared__ C shared[kNormParts][kNormColumns];
+  const int column = int(threadIdx.x) % kNormColumns, part = int(threadIdx.x) / kNormColumns;
+  const int64_t i = int64_t(blockIdx.x) * kNormColumns + column;
+  partials += blockIdx.y * count * n;
+  C sum = 0;
+  if (i < n) {
+#pragma unroll 8
+    for (int64_t k = part; k < count; k += kNormParts) sum += partials[k * n + i];
+  }
+  shared[part][column] = sum;
+  __syncthreads();
+  if (part > 0 || i >= n) return;
+  sum = 0;
+#pragma unroll
+  for (int k = 0; k < kNormParts; ++k) sum += shared[k][column];
+  (blockIdx.y == 0 ? weight : bias)[i] = from_compute<W>(sum);
+}
+
+// --- launchers ------------------------------------------------------------------
+
+namespace detail {
+
+template <int kValue>
+using Constant = std::integral_constant<int, kValue>;
+
+// Calls body(T{}, W{}, pack) with the types of x and of the weights.
+template <class Body>
+cudaError_t visit_norm(const Norm& p, int pack, Body&& body) {
+  return visit_floating(p.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const auto visit_pack = [&](auto weight) {
+      if (pack == 1) return body(tag, weight, Constant<1>{});
+      return body(tag, weight, Constant<16 / int(sizeof(T))>{});
+    };
+    if (p.weight_dtype == p.dtype) return visit_pack(tag);
+    return visit_pack(compute_t<T>{});
+  });
+}
+
+}  // namespace detail
+
+template <NormKind kKind>
+cudaError_t launch_norm(const Norm& p, cudaStream_t stream) {
+  if (p.rows == 0 || p.n == 0) return cudaSuccess;
+  const NormConfig config = norm_config(p, current_device());
+  return detail::visit_norm(p, config.pack, [&](auto tag, auto weight, auto pack) {
+    using T = decltype(tag);
+    using W = decltype(weight);
+    constexpr int kPack = decltype(pack)::value;
+    auto* kernel = config.packs == 1   ? norm_kernel<T, W, kPack, 1, kKind>
+                   : config.packs == 2 ? norm_kernel<T, W, kPack, 2, kKind>
+                   : config.packs == 4 ? norm_kernel<T, W, kPack, 4, kKind>
+                                       : norm_kernel<T, W, kPack, 0, kKind>;
+    kernel<<<unsigned(config.blocks), config.threads, 0, stream>>>(p, config.lanes);
+    return cudaGetLastError();
+  });
+}
+
+template <NormKind kKind>
+cudaError_t launch_norm_gradient(const NormGradient& p, cudaStream_t stream) {
+  if (p.norm.n == 0) return cudaSuccess;
+  const NormConfig config = norm_gradient_config(p, current_device());
+  return detail::visit_norm(p.norm, config.pack, [&](auto tag, auto weight, auto pack) {
+    using T = decltype(tag);
+    using W = decltype(weight);
+    using C = compute_t<T>;
+    constexpr int kPack = decltype(pack)::value;
+    auto* kernel = config.packs == 1   ? norm_gradient_kernel<T, W, kPack, 1, kKind>
+                   : config.packs == 2 ? norm_gradient_kernel<T, W, kPack, 2, kKind>
+                                       : norm_gradient_kernel<T, W, kPack, 0, kKind>;
+    const int64_t shared = config.rows() > 1 ? config.rows() * p.norm.n * int64_t(sizeof(C)) : 0;
+    kernel<<<unsigned(config.blocks), config.threads, size_t(shared), stream>>>(p, config.lanes);
+    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+    const dim3 blocks(unsigned((p.norm.n + kNormColumns - 1) / kNormColumns),
+                      kKind == NormKind::kLayer ? 2 : 1);
+    norm_finish_kernel<W, C><<<blocks, kNormColumns * kNormParts, 0, stream>>>(
+        static_cast<W*>(p.grad_weight), static_cast<W*>(p.grad_bias),
+        static_cast<const C*>(p.partials), p.norm.n, config.blocks);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace cuda_ops

@@ -1,0 +1,131 @@
+// The plain description of a norm over rows and of its gradient, shared by bindings and kernels. No
+// torch, no CUDA.
+#pragma once
+
+#include "dtype.h"
+#include "layout.h"
+#include "ptx/device_info.h"
+
+namespace cuda_ops {
+
+// kRms: x / sqrt(mean(x^2) + eps) * weight. kLayer: (x - mean) / sqrt(variance + eps) * weight +
+// bias. kAddRms: residual += x first, then kRms of the residual.
+enum class NormKind { kRms, kLayer, kAddRms };
+
+// `rows` rows of `n` neighbours; the steps from one row to the next are in elements.
+struct Norm {
+  const void* x = nullptr;
+  const void* weight = nullptr;
+  const void* bias = nullptr;  // kLayer
+  void* residual = nullptr;    // kAddRms
+  void* out = nullptr;
+  int64_t rows = 0, n = 0;
+  int64_t x_step = 0, residual_step = 0, out_step = 0;
+  double eps = 0;
+  DType dtype = DType::kUnsupported;
+  DType weight_dtype = DType::kUnsupported;  // of weight and bias: dtype, or what it computes in
+};
+
+// The gradient: x, grad_out and grad_x are dense rows. The gradients of weight and bias have the
+// dtype of `Norm::weight_dtype`.
+struct NormGradient {
+  Norm norm;  // x, weight, rows, n, eps and dtypes
+  const void* grad_out = nullptr;
+  void* grad_x = nullptr;
+  void* grad_weight = nullptr;
+  void* grad_bias = nullptr;  // kLayer
+  void* partials = nullptr;   // workspace of as many values as norm_partials() says
+};
+
+// What a dtype is computed in.
+constexpr DType compute_dtype(DType dtype) {
+  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
+// --- the launch configuration: a value, chosen without a GPU ------------------
+
+// A pack is 16 bytes, or one element where rows are not whole aligned packs. The threads of a row
+// keep it in registers, up to so many packs each; longer rows are read again.
+struct NormConfig {
+  int pack = 1;     // elements
+  int threads = 0;  // of a block
+  int lanes = 0;    // threads a row: part of a warp, or the block
+  int packs = 0;    // of a thread: 1, 2 or 4; 0: the row does not fit
+  int64_t blocks = 0;
+
+  int rows() const { return threads / lanes; }  // of a block at a time
+};
+
+constexpr int kNormThreads = 128;  // a block of several rows
+
+namespace detail {
+
+// Rows of up to 32 lanes share a block; longer ones have one of up to `most_threads`.
+inline void share_row(NormConfig& config, int64_t count, int most_packs, int most_threads) {
+  config.threads = config.lanes = kNormThreads;
+  if (count <= 32 * most_packs) {
+    // Few lanes, since adding up across lanes takes more instructions than loading does.
+    config.lanes = 1;
+    while (config.lanes < 4 && config.lanes < count) config.lanes *= 2;
+    while (config.lanes * most_packs < count) config.lanes *= 2;
+  } else {
+    while (config.lanes < most_threads && config.lanes * most_packs < count) config.lanes *= 2;
+    config.threads = config.lanes;
+  }
+  config.packs = 1;
+  while (config.packs < most_packs && config.packs * config.lanes < count) config.packs *= 2;
+  if (int64_t(config.packs) * config.lanes < count) config.packs = 0;
+}
+
+inline bool whole_packs(const void* data, int64_t step, int64_t bytes) {
+  return is_aligned(data, 16) && step * bytes % 16 == 0;
+}
+
+// Elements of a pack of x, and of as many weights.
+inline int pack_of(const Norm& p) {
+  const int64_t bytes = size_of(p.dtype);
+  const bool whole = p.n * bytes % 16 == 0 && whole_packs(p.x, p.x_step, bytes) &&
+                     whole_packs(p.residual, p.residual_step, bytes) &&
+                     whole_packs(p.out, p.out_step, bytes) && is_aligned(p.weight, 16) &&
+                     is_aligned(p.bias, 16);
+  return whole ? int(16 / bytes) : 1;
+}
+
+}  // namespace detail
+
+inline NormConfig norm_config(const Norm& p, const DeviceInfo& device) {
+  NormConfig config;
+  config.pack = detail::pack_of(p);
+  const int64_t count = p.n / config.pack;
+  detail::share_row(config, count, 4, 1024);
+  // Few long rows: more threads each, so that a multiprocessor still has enough loads in flight.
+  while (config.lanes > 32 && config.lanes < 1024 && config.packs > 1 &&
+         p.rows * config.threads < 1024 * int64_t(device.sms)) {
+    config.lanes = config.threads *= 2;
+    config.packs /= 2;
+  }
+  config.blocks = (p.rows + config.rows() - 1) / config.rows();
+  return config;
+}
+
+// Each block takes many rows and adds up their part of the gradients of weight and bias; a second
+// kernel adds up the blocks' sums. There are as many blocks as fit on the GPU at a time.
+inline NormConfig norm_gradient_config(const NormGradient& p, const DeviceInfo& device) {
+  const Norm& norm = p.norm;
+  NormConfig config;
+  const bool aligned = is_aligned(p.grad_out, 16) && is_aligned(p.grad_x, 16);
+  config.pack = aligned ? detail::pack_of(norm) : 1;
+  detail::share_row(config, norm.n / config.pack, 2, 512);
+  const int64_t resident = device.sms * int64_t(768 / config.threads);
+  const int64_t wanted = (norm.rows + config.rows() - 1) / config.rows();
+  config.blocks = wanted < 1 ? 1 : wanted < resident ? wanted : resident;
+  return config;
+}
+
+// Returns how many values the gradients of weight (and bias) need besides their outputs.
+inline int64_t norm_partials(const NormGradient& p, const DeviceInfo& device) {
+  const int64_t sums = p.grad_bias != nullptr ? 2 : 1;
+  return sums * norm_gradient_config(p, device).blocks * p.norm.n;
+}
+
+}  // namespace cuda_ops
