@@ -1,37 +1,88 @@
-"""What ``rms_norm``, ``layer_norm`` and ``add_rms_norm_`` share: dtypes of gradients, and cases."""
+"""What ``rms_norm``, ``layer_norm`` and ``add_rms_norm_`` share: dtypes of weights, and cases."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cuda_ops.derive.arguments import bind, tensor_arguments
-from cuda_ops.derive.layout import empty_outputs
+from cuda_ops.derive import rules
+from cuda_ops.derive.arguments import bind
+from cuda_ops.derive.checks import dtype_name, refuse
 from cuda_ops.spec import BenchmarkCase, OpSpec
 
 if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
     from cuda_ops.testing.samples import Sample
 
 
-def fake_gradient(op: OpSpec) -> Callable[..., Any]:
-    """Makes outputs as the derived fake does, with the gradients of weights in their dtypes."""
-    signature = op.signature
-    assert signature is not None
+def fake(op: OpSpec) -> Callable[..., Any]:
+    """Makes outputs as the derived fake does, with the gradients of weights in their dtypes, and
+    refuses weights that the binding refuses.
+    """
+    derived = rules.cuda_ops_fake(op)
+    assert derived is not None
 
     def fake(*args: Any, **kwargs: Any) -> Any:
-        tensors = tensor_arguments(op, bind(op, args, kwargs))
-        grad_x, *of_weights = empty_outputs(op, signature, tensors)
-        weights = [tensor for tensor in tensors[2:] if tensor is not None]
-        pairs = zip(of_weights, weights, strict=True)
-        return grad_x, *(made.new_empty(made.shape, dtype=w.dtype) for made, w in pairs)
+        values = dict(zip(op.argument_names, bind(op, args, kwargs), strict=True))
+        outputs = derived(*args, **kwargs)
+        x, weights = values["x"], [values[name] for name in ("weight", "bias") if name in values]
+        _check_dtypes(op, x.dtype, *(weight.dtype for weight in weights))
+        if not op.name.endswith("_backward"):
+            return outputs
+        pairs = zip(outputs[1:], weights, strict=True)
+        return outputs[0], *(made.new_empty(made.shape, dtype=w.dtype) for made, w in pairs)
 
     return fake
 
 
+def _check_dtypes(
+    op: OpSpec, x: torch.dtype, weight: torch.dtype, bias: torch.dtype | None = None
+) -> None:
+    """Refuses what ``check_weight`` and ``check_bias`` of ``norm_binding.h`` refuse."""
+    allowed = weight_dtypes(x)
+    if weight not in allowed:
+        expected = f"dtype {dtype_name(x)} like 'x'"
+        if len(allowed) > 1:
+            expected += f" or {dtype_name(allowed[1])}"
+        refuse(op, "weight", expected, dtype_name(weight))
+    if bias is not None and bias != weight:
+        refuse(op, "bias", f"dtype {dtype_name(weight)} like 'weight'", dtype_name(bias))
+
+
+def weight_dtypes(x: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Returns the dtypes that weights may have, beginning with that of x."""
+    return (x, torch.float32) if x.itemsize == 2 else (x,)
+
+
+def samples(op: OpSpec) -> SearchStrategy[Sample] | None:
+    """Gives the derived samples weights of a dtype that is taken, and an eps above 0: a row
+    of zeros would be 0 / 0.
+    """
+    from cuda_ops.testing.samples import TensorArg, strategy
+
+    drawn = strategy(op)
+    positions = [op.argument_names.index(n) for n in ("weight", "bias") if n in op.argument_names]
+
+    def fitting(sample: Sample) -> Sample:
+        args = list(sample.args)
+        first = args[0]
+        assert isinstance(first, TensorArg)
+        allowed = weight_dtypes(first.dtype)
+        for i in positions:
+            args[i] = replace(args[i], dtype=allowed[sample.seed % len(allowed)])
+        at = op.argument_names.index("eps")
+        args[at:] = [max(eps, 1e-5) for eps in args[at:]]
+        return replace(sample, args=tuple(args))
+
+    return None if drawn is None else drawn.map(fitting)
+
+
 def kernel_samples(op: OpSpec) -> list[Sample]:
-    """Returns rows for each family of kernels: parts of a warp, blocks, rows that are read again."""
+    """Returns rows for each family of kernels: parts of a warp, blocks, rows read again."""
     from cuda_ops.testing.samples import Sample, TensorArg
 
     assert op.signature is not None
@@ -66,7 +117,7 @@ _POINTS = (
 def cases(op: OpSpec, moved: int, training: bool = True) -> list[BenchmarkCase]:
     """Returns cases for an operator that moves so many tensors of the size of x.
 
-    With ``training`` also steps of it, which move three more: x, the incoming gradient and that of x.
+    With ``training`` also steps of it, which move x, the incoming gradient and that of x.
     """
     made = [
         _case(op, *point, dtype, moved)

@@ -9,11 +9,23 @@ import torch
 import torch.nn.functional as F
 
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.ops._norms import cases, kernel_samples
+from cuda_ops.ops import _norms
 from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
 
 if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
     from cuda_ops.testing.samples import Sample
+
+
+@hookimpl
+def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
+    return _norms.fake(op)
+
+
+@hookimpl
+def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Sample] | None:
+    return _norms.samples(op)
 
 
 @hookimpl
@@ -23,7 +35,7 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
 
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
-    return kernel_samples(op)
+    return _norms.kernel_samples(op)
 
 
 @hookimpl
@@ -35,7 +47,7 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
 
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
-    return cases(op, moved=4, training=False)
+    return _norms.cases(op, moved=4, training=False)
 
 
 def composed(

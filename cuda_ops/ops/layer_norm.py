@@ -1,4 +1,4 @@
-"""``layer_norm``: its gradients have the dtypes of what they belong to."""
+"""``layer_norm``: weights may be float32 where x is a half; torch's own is the peer."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ import torch
 import torch.nn.functional as F
 
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.ops._norms import cases, fake_gradient, kernel_samples
+from cuda_ops.ops import _norms
 from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
 
 if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
     from cuda_ops.testing.samples import Sample
 
 
 @hookimpl
-def cuda_ops_fake(op: OpSpec) -> Callable[..., Any] | None:
-    return None if op.name == "layer_norm" else fake_gradient(op)
+def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
+    return _norms.fake(op)
+
+
+@hookimpl
+def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Sample] | None:
+    return _norms.samples(op)
 
 
 @hookimpl
@@ -28,7 +35,7 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
-    return kernel_samples(op)
+    return _norms.kernel_samples(op)
 
 
 @hookimpl
@@ -40,7 +47,7 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
 
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    return cases(op, moved=2) if op.name == "layer_norm" else None
+    return _norms.cases(op, moved=2) if op.name == "layer_norm" else None
 
 
 def torch_layer_norm(

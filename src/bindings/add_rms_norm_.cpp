@@ -17,8 +17,9 @@ void copy_back(const Tensor& to, const Tensor& from) {
 template <class Run>
 void add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
                   Run run) {
+  check_weight(x, weight);
   const Tensor rows = even_rows(x), sums = even_rows(residual);
-  const Tensor weights = contiguous_as(weight, weights_for(x, weight));
+  const Tensor weights = contiguous(weight);
   Norm p = norm_of(rows, weights, eps);
   p.out = rows.mutable_data_ptr();
   p.out_step = p.x_step;
@@ -54,9 +55,9 @@ There is no gradient: call it under torch.no_grad().
 
 Shapes: x and residual (..., N) of the same shape and any strides, weight [N]. Where rows are not
 equally far apart, or their elements not adjacent, the work is done on a copy that is copied back.
-Dtypes: float64, float32, float16 or bfloat16, the same for x and residual. The weight has any of
-them; if it is neither that of x nor float32 for a half x, it is converted first. The sum is rounded
-to the dtype of x, as residual keeps it, and normalised in float64 for float64, float32 for others.
+Dtypes: float64, float32, float16 or bfloat16, the same for x and residual. The weight has
+that too, or float32 where x is a half. The sum is rounded to the dtype of x, as residual keeps it,
+and normalised in float64 for float64 and in float32 for the others.
 Errors: RuntimeError for any other dtype, mixed dtypes of x and residual, mixed devices, shapes that
 differ, arguments that share memory, or one that requires a gradient.
 Formula: residual += x; x = rms_norm(residual, weight, eps), as fused_add_rms_norm of vLLM.

@@ -13,10 +13,11 @@ namespace {
 // Allocates the result and calls run(problem, like).
 template <class Run>
 Tensor normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Run run) {
+  check_weight(x, weight);
+  check_bias(weight, bias);
   Tensor out = empty(shape_of(x), x);
-  const DType dtype = weights_for(x, weight, bias);
   const Tensor rows = even_rows(x);
-  const Tensor weights = contiguous_as(weight, dtype), biases = contiguous_as(bias, dtype);
+  const Tensor weights = contiguous(weight), biases = contiguous(bias);
   Norm p = norm_of(rows, weights, eps);
   p.bias = biases.const_data_ptr();
   p.out = out.mutable_data_ptr();
@@ -41,13 +42,14 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 template <class Run>
 Gradients gradients(const Tensor& grad_out, const Tensor& x, const Tensor& weight,
                     const Tensor& bias, double eps, Run run) {
+  check_weight(x, weight);
+  check_bias(weight, bias);
   auto shape = broadcast_shape({View(grad_out), View(x)}, 1);
   shape.push_back(x.size(x.dim() - 1));
   const Tensor grads = contiguous(grad_out, shape), rows = contiguous(x, shape);
-  const DType dtype = weights_for(x, weight, bias);
-  const Tensor weights = contiguous_as(weight, dtype);
+  const Tensor weights = contiguous(weight);
   Tensor grad_x = empty(shape, x);
-  Tensor grad_weight = empty({shape.back()}, dtype, x), grad_bias = empty({shape.back()}, dtype, x);
+  Tensor grad_weight = empty({shape.back()}, weight), grad_bias = empty({shape.back()}, weight);
   NormGradient p;
   p.norm = norm_of(rows, weights, eps);
   p.grad_out = grads.const_data_ptr();
@@ -55,8 +57,7 @@ Gradients gradients(const Tensor& grad_out, const Tensor& x, const Tensor& weigh
   p.grad_weight = grad_weight.mutable_data_ptr();
   p.grad_bias = grad_bias.mutable_data_ptr();
   run(p);
-  return {grad_x, contiguous_as(grad_weight, dtype_of(weight)),
-          contiguous_as(grad_bias, dtype_of(bias))};
+  return {grad_x, grad_weight, grad_bias};
 }
 
 Gradients layer_norm_backward_cpu(const Tensor& grad_out, const Tensor& x, const Tensor& weight,
@@ -96,8 +97,8 @@ weight and bias have the same bits every time.
 Shapes: x (..., N) of any strides, weight and bias [N]; the result (..., N) is contiguous. Where rows
 are not equally far apart, or their elements not adjacent, x is copied first.
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. Weight and bias have
-any of them; if they do not both have that of x, or float32 for a half x, they are converted first.
-Sums run in float64 for float64 and in float32 for the others, and each result is rounded once.
+that too, or both float32 where x is a half. Sums run in float64 for float64 and in float32 for the
+others, and each result is rounded once.
 Errors: RuntimeError for any other dtype, no dims, another size of weight or bias, or mixed devices.
 Formula: Ba, Kiros and Hinton, https://arxiv.org/abs/1607.06450:
 (x - mean) / sqrt(variance + eps) * weight + bias, where the variance is mean((x - mean)^2), as

@@ -13,8 +13,9 @@ namespace {
 // Allocates the result and calls run(problem, like).
 template <class Run>
 Tensor normalised(const Tensor& x, const Tensor& weight, double eps, Run run) {
+  check_weight(x, weight);
   Tensor out = empty(shape_of(x), x);
-  const Tensor rows = even_rows(x), weights = contiguous_as(weight, weights_for(x, weight));
+  const Tensor rows = even_rows(x), weights = contiguous(weight);
   Norm p = norm_of(rows, weights, eps);
   p.out = out.mutable_data_ptr();
   p.out_step = p.n;
@@ -38,19 +39,19 @@ using Gradients = std::tuple<Tensor, Tensor>;
 template <class Run>
 Gradients gradients(const Tensor& grad_out, const Tensor& x, const Tensor& weight, double eps,
                     Run run) {
+  check_weight(x, weight);
   auto shape = broadcast_shape({View(grad_out), View(x)}, 1);
   shape.push_back(x.size(x.dim() - 1));
   const Tensor grads = contiguous(grad_out, shape), rows = contiguous(x, shape);
-  const DType dtype = weights_for(x, weight);
-  const Tensor weights = contiguous_as(weight, dtype);
-  Tensor grad_x = empty(shape, x), grad_weight = empty({shape.back()}, dtype, x);
+  const Tensor weights = contiguous(weight);
+  Tensor grad_x = empty(shape, x), grad_weight = empty({shape.back()}, weight);
   NormGradient p;
   p.norm = norm_of(rows, weights, eps);
   p.grad_out = grads.const_data_ptr();
   p.grad_x = grad_x.mutable_data_ptr();
   p.grad_weight = grad_weight.mutable_data_ptr();
   run(p);
-  return {grad_x, contiguous_as(grad_weight, dtype_of(weight))};
+  return {grad_x, grad_weight};
 }
 
 Gradients rms_norm_backward_cpu(const Tensor& grad_out, const Tensor& x, const Tensor& weight,
@@ -85,9 +86,9 @@ of the weight has the same bits every time.
 
 Shapes: x (..., N) of any strides, weight [N]; the result (..., N) is contiguous. Where rows are not
 equally far apart, or their elements not adjacent, x is copied first.
-Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. The weight has any of
-them; if it is neither that of x nor float32 for a half x, it is converted first. Sums run in float64
-for float64 and in float32 for the others, and each result is rounded once.
+Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. The weight has that too,
+or float32 where x is a half. Sums run in float64 for float64 and in float32 for the others, and each
+result is rounded once.
 Errors: RuntimeError for any other dtype, no dims, another size of weight, or mixed devices.
 Formula: Zhang and Sennrich, https://arxiv.org/abs/1910.07467:
 x / sqrt(mean(x^2) + eps) * weight, as torch.nn.functional.rms_norm(x, [N], weight, eps).

@@ -186,20 +186,9 @@ __device__ T* at_row(const void* data, int64_t offset) {
   return const_cast<T*>(static_cast<const T*>(data)) + offset;
 }
 
-// Returns mean((x - center)^2) of a row.
+// Returns the mean of a row, as rounded.
 template <class Row>
-__device__ auto mean_square(const Row& row, typename Row::C center, int64_t n) {
-  using C = typename Row::C;
-  C sum = 0;
-  row.each([&](int64_t, int, const auto& values) {
-#pragma unroll
-    for (const C value : values) sum += (value - center) * (value - center);
-  });
-  return row_total(sum, row.lanes) / C(n);
-}
-
-template <class Row>
-__device__ auto row_mean(const Row& row, int64_t n) {
+__device__ auto rounded_mean(const Row& row, int64_t n) {
   using C = typename Row::C;
   C sum = 0;
   row.each([&](int64_t, int, const auto& values) {
@@ -208,6 +197,25 @@ __device__ auto row_mean(const Row& row, int64_t n) {
   });
   return row_total(sum, row.lanes) / C(n);
 }
+
+// The mean of a row in two parts: the sum of many numbers is rounded, and in a row of equal ones
+// what is left of each would be multiplied by 1 / sqrt(eps). The second part is the mean of
+// x - first, which is nearly exact.
+template <class C>
+struct Mean {
+  C first = 0, second = 0;
+
+  __device__ C without(C value) const { return (value - first) - second; }
+
+  // Takes the sum of x - first; returns how much the mean of its squares is above the variance.
+  __device__ C refine(C sum, int64_t n) {
+    second = sum / C(n);
+    return second * second;
+  }
+};
+
+__device__ inline float not_below_zero(float value) { return value < 0 ? 0 : value; }
+__device__ inline double not_below_zero(double value) { return value < 0 ? 0 : value; }
 
 template <class T, class W, int kPack, int kPacks, NormKind kKind>
 __global__ void __launch_bounds__(1024)
@@ -241,15 +249,29 @@ __global__ void __launch_bounds__(1024)
     });
     x.data = before.data;  // for rows that are read again, each thread its own packs
   }
-  const C mean = kKind == NormKind::kLayer ? row_mean(x, p.n) : C(0);
-  const C scale = inverse_root(mean_square(x, mean, p.n) + C(p.eps));
+  constexpr bool kLayer = kKind == NormKind::kLayer;
+  Mean<C> mean;
+  if constexpr (kLayer) mean.first = rounded_mean(x, p.n);
+  C totals[kLayer ? 2 : 1] = {};  // of squares, and of what is squared
+  x.each([&](int64_t, int, const auto& values) {
+#pragma unroll
+    for (const C value : values) {
+      const C left = value - mean.first;
+      totals[0] += left * left;
+      if constexpr (kLayer) totals[1] += left;
+    }
+  });
+  row_totals(totals, lanes);
+  C variance = totals[0] / C(p.n);
+  if constexpr (kLayer) variance = not_below_zero(variance - mean.refine(totals[1], p.n));
+  const C scale = inverse_root(variance + C(p.eps));
   T* const out = at_row<T>(p.out, row * p.out_step);
   x.each([&](int64_t at, int, const auto& values) {
     C weights[kPack], results[kPack];
     load_weights<W, kPack>(p.weight, at, weights);
 #pragma unroll
-    for (int v = 0; v < kPack; ++v) results[v] = (values[v] - mean) * scale * weights[v];
-    if constexpr (kKind == NormKind::kLayer) {
+    for (int v = 0; v < kPack; ++v) results[v] = mean.without(values[v]) * scale * weights[v];
+    if constexpr (kLayer) {
       load_weights<W, kPack>(p.bias, at, weights);
 #pragma unroll
       for (int v = 0; v < kPack; ++v) results[v] += weights[v];
@@ -300,9 +322,10 @@ __global__ void __launch_bounds__(512)
     RowPart<T, kPack, kPacks> grad(at_row<T>(p.grad_out, row * n), count, lane, lanes);
     x.load();
     grad.load();
-    const C mean = kLayer ? row_mean(x, n) : C(0);
-    // Sums of (x - mean)^2, g (x - mean) and g.
-    C totals[kLayer ? 3 : 2] = {};
+    Mean<C> mean;
+    if constexpr (kLayer) mean.first = rounded_mean(x, n);
+    // Sums of d^2, g d, g and d, where d is x without the first part of its mean.
+    C totals[kLayer ? 4 : 2] = {};
     grad.each([&](int64_t at, int u, const auto& grads) {
       C weights[kPack], values[kPack];
       load_weights<W, kPack>(norm.weight, at, weights);
@@ -313,17 +336,24 @@ __global__ void __launch_bounds__(512)
       }
 #pragma unroll
       for (int v = 0; v < kPack; ++v) {
-        const C centered = values[v] - mean, g = grads[v] * weights[v];
-        totals[0] += centered * centered;
-        totals[1] += g * centered;
-        if constexpr (kLayer) totals[2] += g;
+        const C left = values[v] - mean.first, g = grads[v] * weights[v];
+        totals[0] += left * left;
+        totals[1] += g * left;
+        if constexpr (kLayer) {
+          totals[2] += g;
+          totals[3] += left;
+        }
       }
     });
     row_totals(totals, lanes);
-    const C scale = inverse_root(totals[0] / C(n) + C(norm.eps));
+    C variance = totals[0] / C(n), shift = 0;  // shift: mean(g)
+    if constexpr (kLayer) {
+      variance = not_below_zero(variance - mean.refine(totals[3], n));
+      totals[1] -= mean.second * totals[2];
+      shift = totals[2] / C(n);
+    }
+    const C scale = inverse_root(variance + C(norm.eps));
     const C along = totals[1] / C(n) * scale * scale;  // mean(g y) scale
-    C shift = 0;                                       // mean(g)
-    if constexpr (kLayer) shift = totals[2] / C(n);
     T* const grad_x = at_row<T>(p.grad_x, row * n);
     grad.each([&](int64_t at, int u, const auto& grads) {
       C weights[kPack], values[kPack], results[kPack];
@@ -335,7 +365,7 @@ __global__ void __launch_bounds__(512)
       }
 #pragma unroll
       for (int v = 0; v < kPack; ++v) {
-        const C centered = values[v] - mean;
+        const C centered = mean.without(values[v]);
         results[v] = scale * (grads[v] * weights[v] - shift - centered * along);
         const C of_weight = grads[v] * centered * scale;
         if constexpr (kPacks > 0) {

@@ -34,14 +34,23 @@ inline Tensor even_rows(const Tensor& x) {
   return has_even_rows(x) ? x : contiguous(x, shape_of(x));
 }
 
-// Weights in the dtype of x stay as they are; others become what x is computed in.
-template <class... Weights>
-DType weights_for(const Tensor& x, const Weights&... weights) {
-  const DType dtype = dtype_of(x);
-  return ((dtype_of(weights) == dtype) && ...) ? dtype : compute_dtype(dtype);
+// A weight has the dtype of x, or that in which a half x is computed.
+inline void check_weight(const Tensor& x, const Tensor& weight) {
+  const DType dtype = dtype_of(x), wide = compute_dtype(dtype), actual = dtype_of(weight);
+  if (actual == dtype || actual == wide) return;
+  refuse("weight",
+         std::string("dtype ") + name(dtype) + " like 'x'" +
+             (wide == dtype ? "" : std::string(" or ") + name(wide)),
+         name(actual));
 }
 
-// `x` has even rows, `weight` is dense and has a dtype of weights_for().
+inline void check_bias(const Tensor& weight, const Tensor& bias) {
+  if (dtype_of(bias) == dtype_of(weight)) return;
+  refuse("bias", std::string("dtype ") + name(dtype_of(weight)) + " like 'weight'",
+         name(dtype_of(bias)));
+}
+
+// `x` has even rows, `weight` is dense.
 inline Norm norm_of(const Tensor& x, const Tensor& weight, double eps) {
   Norm p;
   p.x = x.const_data_ptr();

@@ -17,7 +17,13 @@ template <class T>
 RowStatistics statistics_of(const T* x, const Norm& p, bool centered) {
   RowStatistics row;
   const auto n = static_cast<double>(p.n);
-  for (int64_t i = 0; centered && i < p.n; ++i) row.mean += static_cast<double>(x[i]) / n;
+  // Twice, since a sum of many numbers is rounded: equal ones are then exactly 0 without their
+  // mean.
+  for (int pass = 0; centered && pass < 2; ++pass) {
+    double left = 0;
+    for (int64_t i = 0; i < p.n; ++i) left += static_cast<double>(x[i]) - row.mean;
+    row.mean += left / n;
+  }
   double sum = 0;
   for (int64_t i = 0; i < p.n; ++i) {
     const double value = static_cast<double>(x[i]) - row.mean;
