@@ -25,7 +25,10 @@ _DTYPE_OF_CODE = dict(
          torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128,
          torch.bool)
     )
-) | {15: torch.bfloat16}  # fmt: skip
+) | {
+    15: torch.bfloat16, 23: torch.float8_e5m2, 24: torch.float8_e4m3fn, 27: torch.uint16,
+    28: torch.uint32, 29: torch.uint64, 44: torch.float8_e8m0fnu, 45: torch.float4_e2m1fn_x2,
+}  # fmt: skip
 
 
 def default_of(argument: torch._C.Argument) -> Any:
@@ -53,6 +56,17 @@ class Range:
 
     def __contains__(self, value: int) -> bool:
         return self.least <= value <= self.most
+
+
+@dataclass(frozen=True)
+class ResultDType:
+    """The dtype of an output that need not have the first tensor's."""
+
+    #: The argument that has the dtype, a tensor, or that is it; empty for none.
+    like: str = ""
+    #: The dtype where there is no such argument, or it is ``None``: a fixed one, or ``None`` for
+    #: the first tensor's.
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,7 @@ class OpSpec:
     siblings: dict[str, OpSpec] = field(default_factory=dict, repr=False, compare=False)
     #: Another library's namespace, if the test kit was told about its operator.
     namespace: str = "cuda_ops"
-    #: By name, the dtypes of tensor arguments that have a list of their own.
+    #: By name, the dtypes of tensor and ``ScalarType`` arguments that have a list of their own.
     dtypes_of: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict, hash=False)
     #: By name, the ranges of int arguments and of named dims.
     ranges: Mapping[str, Range] = field(default_factory=dict, hash=False)
@@ -96,6 +110,10 @@ class OpSpec:
     limits: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: The outputs that are there for the gradient alone, and have none themselves.
     saved: tuple[str, ...] = ()
+    #: By name, the dtypes of outputs that need not have the first tensor's.
+    results: Mapping[str, ResultDType] = field(default_factory=dict, hash=False)
+    #: By name, the dim that an integer tensor holds indices of.
+    belows: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def qualname(self) -> str:
@@ -163,6 +181,15 @@ class OpSpec:
         )
 
     @property
+    def dtype_names(self) -> tuple[str, ...]:
+        """Names of the arguments of type ``ScalarType`` and ``ScalarType?``."""
+        return tuple(
+            argument.name
+            for argument in self.parsed.arguments
+            if str(argument.real_type) in ("ScalarType", "Optional[ScalarType]")
+        )
+
+    @property
     def sharing(self) -> tuple[str, ...]:
         """Names of the tensor arguments that share one dtype out of ``dtypes``."""
         return tuple(name for name in self.tensor_names if name not in self.dtypes_of)
@@ -170,6 +197,17 @@ class OpSpec:
     def allowed_dtypes(self, argument: str) -> tuple[torch.dtype, ...]:
         """Returns the dtypes of one tensor argument; empty if the binding declared none."""
         return self.dtypes_of.get(argument, self.dtypes)
+
+    def output_dtypes(self, given: Mapping[str, torch.dtype]) -> tuple[torch.dtype, ...]:
+        """Returns the dtype of each output.
+
+        Args:
+            given: by name, the dtypes of the tensor arguments of a call, and its ``ScalarType``
+                arguments. Those that are ``None`` are left out.
+        """
+        first = next(given[name] for name in self.tensor_names if name in given)
+        rules = [self.results.get(name, ResultDType()) for name in self.output_names]
+        return tuple(given.get(rule.like, rule.dtype or first) for rule in rules)
 
     @property
     def output_names(self) -> tuple[str, ...]:

@@ -23,8 +23,10 @@ MAX_DIMS = 16
 
 #: The dtypes of ``DType`` in ``dtype.h``: what an argument without a list of its own may have.
 KNOWN_DTYPES = (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.uint16,
-    torch.int8, torch.int16, torch.int32, torch.int64, torch.bool,
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
+    torch.float8_e5m2, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2, torch.uint8, torch.uint16,
+    torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool,
+    torch.complex64, torch.complex128,
 )  # fmt: skip
 
 
@@ -72,6 +74,7 @@ def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
             refuse(op, name, expected, "one with stride 0")
         bind_dims(op, name, group_of(op, i), tensor.shape, bound)
     _check_ints(op, values, bound)
+    _check_scalar_types(op, values)
     _check_lists(op, values, None if first is None else first[1])
     ints = op.signature.int_names if op.signature is not None else ()
     return bound | {name: values[op.argument_names.index(name)] for name in ints}
@@ -110,6 +113,13 @@ def _check_ints(op: OpSpec, values: Sequence[Any], bound: dict[str, Any]) -> Non
         if dim in bound:
             limit = f"at most {bound[dim]}{limit_text(dim)}"
             torch._check(value <= bound[dim], partial(_wrong_int, op, name, limit, value))
+
+
+def _check_scalar_types(op: OpSpec, values: Sequence[Any]) -> None:
+    for name in op.dtype_names:
+        value, allowed = values[op.argument_names.index(name)], op.dtypes_of.get(name, ())
+        if allowed and value is not None and value not in allowed:
+            refuse(op, name, dtypes_text(allowed), dtype_name(value))
 
 
 def _wrong_int(op: OpSpec, argument: str, expected: str, value: Any) -> str:

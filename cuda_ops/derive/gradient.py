@@ -287,7 +287,9 @@ def _compare_kernels(op: OpSpec, sibling: OpSpec) -> None:
 
 def _is_differentiable(op: OpSpec) -> bool:
     allowed = [op.allowed_dtypes(name) for name in op.tensor_names]
-    return any(not dtypes or any(d.is_floating_point for d in dtypes) for dtypes in allowed)
+    return any(
+        not dtypes or any(d.is_floating_point or d.is_complex for d in dtypes) for dtypes in allowed
+    )
 
 
 def _as_list(grad: Any) -> Sequence[Any]:

@@ -44,7 +44,8 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
     irregular = op.is_composite or op.written  # a copy would be written
     if len(sharing) < 2 or torch.float32 not in op.dtypes or irregular:
         return None
-    return dict.fromkeys(sharing, "promote") if op.dtypes_of else "promote"
+    alone = len(sharing) < len(op.tensor_names)
+    return dict.fromkeys(sharing, "promote") if alone else "promote"
 
 
 @hookimpl(trylast=True)

@@ -51,6 +51,14 @@ class _Int(ctypes.Structure):
     ]
 
 
+class _ScalarType(ctypes.Structure):
+    _fields_ = [
+        ("position", ctypes.c_int64),
+        ("dtypes", ctypes.c_int64),
+        ("dtypes_text", ctypes.c_char_p),
+    ]
+
+
 class Rules(ctypes.Structure):
     """``cuda_ops::detail::Rules``; it keeps what it points at alive."""
 
@@ -64,6 +72,8 @@ class Rules(ctypes.Structure):
         ("size_count", ctypes.c_int64),
         ("ints", ctypes.POINTER(_Int)),
         ("int_count", ctypes.c_int64),
+        ("scalar_types", ctypes.POINTER(_ScalarType)),
+        ("scalar_type_count", ctypes.c_int64),
         ("has_line", ctypes.c_int64),
     ]
 
@@ -78,13 +88,15 @@ def rules_of(op: OpSpec) -> Rules:
         for position in op.int_positions
         if op.argument_names[position] in (*op.ranges, *op.limits)
     ]
+    scalar_types = [_scalar_type(op, name) for name in op.dtype_names if name in op.dtypes_of]
     arguments = [name.encode() for name in op.argument_names]
     written = [i in op.written for i in range(len(arguments))] if op.written else None
     return Rules(
         _array(ctypes.c_char_p, arguments), checks.dtypes_text(checks.KNOWN_DTYPES).encode(),
         _array(ctypes.c_int64, written) if written else None,
         _array(_Tensor, tensors), len(tensors), _array(_Range, sizes), len(sizes),
-        _array(_Int, ints), len(ints), op.signature is not None,
+        _array(_Int, ints), len(ints), _array(_ScalarType, scalar_types), len(scalar_types),
+        op.signature is not None,
     )  # fmt: skip
 
 
@@ -95,13 +107,21 @@ def _tensor(op: OpSpec, index: int, names: Sequence[str]) -> _Tensor:
         factor, named = factor_and_name(dim)
         dims.append(_Dim(dim.encode(), factor, names.index(named) if named else _NONE))
     allowed = op.allowed_dtypes(name)
-    own = list(op.dtypes_of)  # in the order of the binding
-    listed = own.index(name) + 1 if name in own else 0 if allowed else _NONE
+    listed = _list_of(op, name) if name in op.dtypes_of else 0 if allowed else _NONE
     return _Tensor(
         name.encode(), listed, checks.dtypes_text(allowed).encode() if allowed else None,
         _array(_Dim, dims), len(dims), group.loops, op.tensor_positions[index] in op.written,
         checks.dims_text(group).encode(),
     )  # fmt: skip
+
+
+def _list_of(op: OpSpec, name: str) -> int:
+    return list(op.dtypes_of).index(name) + 1  # in the order of the binding, after the shared one
+
+
+def _scalar_type(op: OpSpec, name: str) -> _ScalarType:
+    text = checks.dtypes_text(op.dtypes_of[name]).encode()
+    return _ScalarType(op.argument_names.index(name), _list_of(op, name), text)
 
 
 def _int(op: OpSpec, position: int, names: Sequence[str]) -> _Int:

@@ -24,7 +24,7 @@ from cuda_ops.build.discovery import illegal_name
 from cuda_ops.dispatch.check_rules import MOST_NAMES, Rules, rules_of
 from cuda_ops.errors import ManifestError
 from cuda_ops.signature import Signature, parse_signature
-from cuda_ops.spec import OpSpec, Range, output_names
+from cuda_ops.spec import OpSpec, Range, ResultDType, output_names
 
 #: The form of the manifest, and of what a library is handed, as ``src/utils/manifest.h`` has it.
 FORMAT = 3
@@ -216,11 +216,18 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
             f"cuda_ops::{name}: no kernel; add .cpu<f>(), .cuda<f>() or .composite<f>()"
         )
     names = [argument.name for argument in parsed.arguments]
-    tensors, ints = (
+    tensors, ints, scalar_types = (
         [n for n, t in zip(names, arguments, strict=True) if t in (kind, f"{kind}?")]
-        for kind in ("Tensor", "int")
+        for kind in ("Tensor", "int", "ScalarType")
     )
     signature = _signature(name, entry["signature"], arguments, returns, ints)
+    listed = _by_name(name, ".dtypes", entry["dtypes_of"], (*tensors, *scalar_types))
+    dtypes_of = {argument: _dtypes(dtypes) for argument, dtypes in listed.items()}
+    indices = [
+        argument
+        for argument in tensors
+        if all(map(_is_integer, dtypes_of.get(argument, _dtypes(entry["dtypes"])) or (torch.half,)))
+    ]
     op = OpSpec(
         name=name,
         stem=stem,
@@ -233,13 +240,14 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         has_cuda=entry["has_cuda"],
         calls=tuple(entry["calls"]),
         siblings=siblings,
-        dtypes_of={
-            argument: _dtypes(dtypes)
-            for argument, dtypes in _by_name(name, ".dtypes", entry["dtypes_of"], tensors).items()
-        },
+        dtypes_of=dtypes_of,
         ranges=_ranges(name, entry["ranges"], ints, signature),
-        limits=_limits(name, entry["limits"], ints, signature),
+        limits=_dims_by_name(name, ".at_most", entry["limits"], ints, signature),
         saved=tuple(entry["saved"]),
+        results=_results(
+            name, entry["results"], output_names(parsed.returns), (*tensors, *scalar_types)
+        ),
+        belows=_dims_by_name(name, ".below", entry["belows"], indices, signature),
     )
     for output in op.saved:
         if output not in op.output_names:
@@ -283,15 +291,19 @@ def _dtypes(names: Sequence[str]) -> tuple[torch.dtype, ...]:
 
 
 def _by_name(
-    op: str, call: str, listed: Sequence[Sequence[Any]], known: Sequence[str]
+    op: str,
+    call: str,
+    listed: Sequence[Sequence[Any]],
+    known: Sequence[str],
+    what: str = "argument",
 ) -> dict[str, Any]:
     """Returns the values of each ``[name, *values]``; refuses unknown and repeated names."""
     found: dict[str, Any] = {}
     for name, *values in listed:
         if name not in known:
-            raise _refusal(op, name, _may_name(call, known), repr(name))
+            raise _refusal(op, name, _may_name(call, known), repr(name), what)
         if name in found:
-            raise _refusal(op, name, f"to be named once by {call}", "twice")
+            raise _refusal(op, name, f"to be named once by {call}", "twice", what)
         found[name] = values[0] if len(values) == 1 else values
     return found
 
@@ -309,25 +321,45 @@ def _ranges(
     return {name: Range(*limits) for name, limits in found.items()}
 
 
-def _limits(
-    op: str, listed: Sequence[Sequence[Any]], ints: Sequence[str], signature: Signature | None
+def _dims_by_name(
+    op: str,
+    call: str,
+    listed: Sequence[Sequence[Any]],
+    arguments: Sequence[str],
+    signature: Signature | None,
 ) -> dict[str, str]:
+    """Returns the dim of the signature line that each of these arguments is bound to."""
     dims = signature.names if signature is not None else ()
-    found = _by_name(op, ".at_most", listed, ints)
+    found = _by_name(op, call, listed, arguments)
     for name, dim in found.items():
         if dim not in dims:
-            raise _refusal(op, name, _may_name(".at_most", dims), repr(dim))
+            raise _refusal(op, name, _may_name(call, dims), repr(dim))
     return found
+
+
+def _results(
+    op: str, listed: Sequence[Sequence[str]], outputs: Sequence[str], arguments: Sequence[str]
+) -> dict[str, ResultDType]:
+    results = {}
+    for name, (like, dtype) in _by_name(op, ".returns", listed, outputs, "return").items():
+        if like and like not in arguments:
+            raise _refusal(op, name, _may_name(".returns", arguments), repr(like), "return")
+        results[name] = ResultDType(like, getattr(torch, dtype) if dtype else None)
+    return results
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
 def _may_name(call: str, known: Sequence[str]) -> str:
     return f"{' or '.join(map(repr, known)) or 'nothing'}, which {call} may name"
 
 
-def _refusal(op: str, argument: str, expected: str, actual: str) -> ManifestError:
-    return ManifestError(
-        f"cuda_ops::{op}: argument {argument!r}: expected {expected}, got {actual}"
-    )
+def _refusal(
+    op: str, name: str, expected: str, actual: str, what: str = "argument"
+) -> ManifestError:
+    return ManifestError(f"cuda_ops::{op}: {what} {name!r}: expected {expected}, got {actual}")
 
 
 def schema_type(argument: torch._C.Argument) -> str:

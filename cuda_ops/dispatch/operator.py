@@ -106,7 +106,8 @@ class Operator:
                 "calls has one; remove it"
             )
         schemas = [sibling.schema + str(sibling.signature) for sibling in op.siblings.values()]
-        checked = [str(v) for v in (op.signature, op.dtypes, op.dtypes_of, op.ranges, op.limits)]
+        declared = op.dtypes, op.dtypes_of, op.ranges, op.limits, op.results
+        checked = [str(value) for value in (op.signature, *declared)]
         text = [op.schema, *checked, str(op.saved), str(op.is_composite), plugin_text]
         if op.is_composite:  # graphs hold what it calls
             text.append(str(library))

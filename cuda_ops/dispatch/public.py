@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from cuda_ops.derive.arguments import bind, split
-from cuda_ops.derive.checks import KNOWN_DTYPES, dtype_name, refuse
+from cuda_ops.derive.checks import KNOWN_DTYPES, dtype_name, dtypes_text, refuse
 from cuda_ops.dispatch.generation import Served
 from cuda_ops.spec import AutocastPolicy, OpSpec, default_of
 
@@ -169,10 +169,11 @@ def _generate(operator: Served) -> FunctionType:
     for argument in op.parsed.arguments:
         if (kind := str(argument.real_type)) in ("ScalarType", "Optional[ScalarType]"):
             # The dispatcher casts an int to an enum, whatever it is.
-            names |= {"_type": type, "_dtype": torch.dtype, "_KNOWN_DTYPES": KNOWN_DTYPES}
-            names |= {"_refuse_dtype": _refuse_dtype, "_op": op}
             d = argument.name
-            wrong = f"_type({d}) is not _dtype or {d} not in _KNOWN_DTYPES"
+            names |= {"_type": type, "_dtype": torch.dtype}
+            names |= {f"_dtypes_{d}": op.dtypes_of.get(d, KNOWN_DTYPES)}
+            names |= {"_refuse_dtype": _refuse_dtype, "_op": op}
+            wrong = f"_type({d}) is not _dtype or {d} not in _dtypes_{d}"
             wrong = f"{d} is not None and ({wrong})" if kind.startswith("Optional") else wrong
             body = f"if {wrong}:\n    _refuse_dtype(_op, {d!r}, {d})\n{body}"
     return _function(op, parameters, body, names, op.doc)
@@ -279,7 +280,9 @@ def _refuse_none(op: OpSpec, name: str) -> None:
 
 def _refuse_dtype(op: OpSpec, name: str, value: Any) -> None:
     if isinstance(value, torch.dtype):
-        refuse(op, name, "a dtype that kernels know", dtype_name(value))
+        allowed = op.dtypes_of.get(name)
+        expected = dtypes_text(allowed) if allowed else "a dtype that kernels know"
+        refuse(op, name, expected, dtype_name(value))
     if not torch.overrides.has_torch_function((value,)):  # as an fx Proxy has
         refuse(op, name, "a torch.dtype", repr(value))
 
@@ -304,7 +307,9 @@ def refuse_tangents(op: OpSpec, names: Sequence[str], *values: Any) -> None:
         return  # torch.func.jvp refuses what has no rule for it
     for name, value in zip(names, values, strict=True):
         for tensor in value if isinstance(value, (list, tuple)) else [value]:
-            if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            if not isinstance(tensor, torch.Tensor) or not (
+                tensor.is_floating_point() or tensor.is_complex()
+            ):
                 continue
             if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
                 raise _no_forward_mode(op, f"argument {name!r}: ")
@@ -330,10 +335,11 @@ def _below_autograd(backend: str, op: OpSpec) -> torch._C.DispatchKeySet:
 
     Those look at each tensor for less than asking ``x.is_neg()`` in Python would cost.
     """
-    # Only complex numbers are conjugated lazily, and no list of dtypes holds one: a dtype that is
-    # not listed is refused before any number is read.
-    listed = all(op.allowed_dtypes(name) for name in op.tensor_names)
-    lazy = ["Negative", "ZeroTensor"] + ([] if listed else ["Conjugate"])
+    # Only complex numbers are conjugated lazily. A dtype that is not listed is refused before any
+    # number is read.
+    lists = [op.allowed_dtypes(name) or KNOWN_DTYPES for name in op.tensor_names]
+    may_be_complex = any(dtype.is_complex for allowed in lists for dtype in allowed)
+    lazy = ["Negative", "ZeroTensor"] + (["Conjugate"] if may_be_complex else [])
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, backend))
     for name in lazy:
         keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))

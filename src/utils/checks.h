@@ -50,6 +50,12 @@ struct IntRule {
   const char* limit_text;
 };
 
+struct ScalarTypeRule {
+  int64_t position;         // among all arguments
+  int64_t dtypes;           // which list of Checks::dtypes
+  const char* dtypes_text;  // "float32 or float16"
+};
+
 struct Rules {
   const char* const* names;  // of all arguments
   const char* known_dtypes;  // what an argument without a list may have, in words
@@ -60,6 +66,8 @@ struct Rules {
   int64_t size_count;
   const IntRule* ints;
   int64_t int_count;
+  const ScalarTypeRule* scalar_types;  // of those that have a list
+  int64_t scalar_type_count;
   int64_t has_line;  // whether the binding gave a signature line
 };
 
@@ -140,6 +148,17 @@ struct Checks {
     }
   }
 
+  // The ScalarType at this position among all arguments.
+  void check_scalar_type(ScalarType actual, size_t position) const {
+    for (int64_t i = 0; rules != nullptr && i < rules->scalar_type_count; ++i) {
+      const ScalarTypeRule& rule = rules->scalar_types[i];
+      if (rule.position != static_cast<int64_t>(position)) continue;
+      if (!is_listed(dtype_of(actual), rule.dtypes)) {
+        refuse(rules->names[position], rule.dtypes_text, dtype_name(actual));
+      }
+    }
+  }
+
   // One tensor of the Tensor[] at this position among all arguments; `first` is the first tensor of
   // the call.
   void check_listed(const Tensor& tensor, size_t position, const Tensor& first) const {
@@ -155,6 +174,10 @@ struct Checks {
   }
 
  private:
+  bool is_listed(DType dtype, int64_t list) const {
+    return std::find(dtypes[list].begin(), dtypes[list].end(), dtype) != dtypes[list].end();
+  }
+
   void check_known(const Tensor& tensor, const char* argument) const {
     if (dtype_of(tensor) != DType::kUnsupported) return;
     refuse(argument, std::string("dtype ") + rules->known_dtypes, dtype_name(tensor));
@@ -179,10 +202,7 @@ struct Checks {
   }
 
   void check_dtype(const Tensor& tensor, const TensorRule& rule) const {
-    const DType actual = dtype_of(tensor);
-    for (const DType dtype : dtypes[rule.dtypes]) {
-      if (dtype == actual) return;
-    }
+    if (is_listed(dtype_of(tensor), rule.dtypes)) return;
     refuse(rule.name, std::string("dtype ") + rule.dtypes_text, dtype_name(tensor));
   }
 

@@ -1,8 +1,9 @@
-// The floating element types on the device: how each is loaded, computed with
-// and stored. The twin of dtype.h for the `.cu` side.
+// The element types on the device: how each is loaded, computed with and stored.
+// The twin of dtype.h for the `.cu` side.
 #pragma once
 
 #include "dtype.h"
+#include "narrow.h"
 
 namespace cuda_ops {
 
@@ -44,12 +45,25 @@ __device__ inline float to_compute(BFloat16 value) {
   return __uint_as_float(uint32_t(value.bits) << 16);
 }
 
+__device__ inline float to_compute(Float8E4M3 value) { return value.value(); }
+__device__ inline float to_compute(Float8E5M2 value) { return value.value(); }
+__device__ inline float to_compute(Float8E8M0 value) { return value.value(); }
+
 // Rounded to the nearest, ties to even.
 template <class T> __device__ T from_compute(compute_t<T> value) { return value; }
 template <> __device__ inline Half from_compute(float value) {
   Half result;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
   return result;
+}
+template <> __device__ inline Float8E4M3 from_compute(float value) {
+  return Float8E4M3::nearest(value);
+}
+template <> __device__ inline Float8E5M2 from_compute(float value) {
+  return Float8E5M2::nearest(value);
+}
+template <> __device__ inline Float8E8M0 from_compute(float value) {
+  return Float8E8M0::nearest(value);
 }
 template <> __device__ inline BFloat16 from_compute(float value) {
 #if __CUDA_ARCH__ >= 800
@@ -93,16 +107,82 @@ __device__ inline uint32_t from_compute(float first, float second, BFloat16) {
 #endif
 }
 
-// Returns `body(T{})` with the device type of a floating dtype.
+// The type of an element in a kernel.
+template <DType kDType> struct Element;
+template <> struct Element<DType::kFloat64> {
+  using type = double;
+};
+template <> struct Element<DType::kFloat32> {
+  using type = float;
+};
+template <> struct Element<DType::kFloat16> {
+  using type = Half;
+};
+template <> struct Element<DType::kBFloat16> {
+  using type = BFloat16;
+};
+template <> struct Element<DType::kFloat8E4M3> {
+  using type = Float8E4M3;
+};
+template <> struct Element<DType::kFloat8E5M2> {
+  using type = Float8E5M2;
+};
+template <> struct Element<DType::kFloat8E8M0> {
+  using type = Float8E8M0;
+};
+template <> struct Element<DType::kFloat4E2M1x2> {
+  using type = Float4E2M1x2;
+};
+template <> struct Element<DType::kUInt8> {
+  using type = uint8_t;
+};
+template <> struct Element<DType::kUInt16> {
+  using type = uint16_t;
+};
+template <> struct Element<DType::kUInt32> {
+  using type = uint32_t;
+};
+template <> struct Element<DType::kUInt64> {
+  using type = uint64_t;
+};
+template <> struct Element<DType::kInt8> {
+  using type = int8_t;
+};
+template <> struct Element<DType::kInt16> {
+  using type = int16_t;
+};
+template <> struct Element<DType::kInt32> {
+  using type = int32_t;
+};
+template <> struct Element<DType::kInt64> {
+  using type = int64_t;
+};
+template <> struct Element<DType::kBool> {
+  using type = bool;
+};
+template <> struct Element<DType::kComplex64> {
+  using type = float2;
+};
+template <> struct Element<DType::kComplex128> {
+  using type = double2;
+};
+
+// Returns `body(T{})` with the kernel's type of `dtype`, one of those listed.
+template <DType... kListed, class Body>
+cudaError_t visit(DType dtype, Body&& body) {
+  cudaError_t status = cudaErrorInvalidValue;
+  const auto found = [&](auto tag) {
+    status = body(tag);
+    return true;
+  };
+  (void)((dtype == kListed && found(typename Element<kListed>::type{})) || ...);
+  return status;
+}
+
+// The same for the dtypes of kFloating.
 template <class Body>
 cudaError_t visit_floating(DType dtype, Body&& body) {
-  switch (dtype) {
-    case DType::kFloat64: return body(double{});
-    case DType::kFloat32: return body(float{});
-    case DType::kFloat16: return body(Half{});
-    case DType::kBFloat16: return body(BFloat16{});
-    default: return cudaErrorInvalidValue;
-  }
+  return visit<DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16>(dtype, body);
 }
 
 }  // namespace cuda_ops

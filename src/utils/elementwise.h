@@ -2,9 +2,6 @@
 // to, the problem as plain numbers, and the loop that the CPU runs.
 #pragma once
 
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -12,6 +9,7 @@
 #include <tuple>
 
 #include "launch.h"
+#include "narrow.h"
 #include "strided.h"
 
 namespace cuda_ops {
@@ -64,20 +62,32 @@ std::vector<int64_t> broadcast_shape(const View (&inputs)[N], int core_dims = 0)
 // Where all inputs share one dense layout the output keeps it, as torch does
 // (channels_last in, channels_last out); otherwise it is contiguous.
 template <size_t N>
-Tensor empty_elementwise(const View (&inputs)[N], const Tensor& like) {
+Tensor empty_elementwise(const View (&inputs)[N], const Tensor& like, DType dtype) {
   const View& first = inputs[0];
   bool alike = detail::is_dense(first);
   for (size_t k = 1; k < N; ++k) alike = alike && detail::same_layout(first, inputs[k]);
   if (alike) {
-    return empty_strided(first.sizes, first.strides, first.dims, first.dtype, device_of(like));
+    return empty_strided(first.sizes, first.strides, first.dims, dtype, device_of(like));
   }
-  return empty(broadcast_shape(inputs), first.dtype, like);
+  return empty(broadcast_shape(inputs), dtype, like);
+}
+
+template <size_t N>
+Tensor empty_elementwise(const View (&inputs)[N], const Tensor& like) {
+  return empty_elementwise(inputs, like, inputs[0].dtype);
 }
 
 template <class... Inputs>
 Tensor empty_elementwise(const Tensor& first, const Inputs&... rest) {
   const View inputs[] = {first, rest...};
   return empty_elementwise(inputs, first);
+}
+
+// The same in a dtype of its own, see Op::returns.
+template <class... Inputs>
+Tensor empty_elementwise(DType dtype, const Tensor& first, const Inputs&... rest) {
+  const View inputs[] = {first, rest...};
+  return empty_elementwise(inputs, first, dtype);
 }
 
 // The problem (outputs...) = f(inputs...), inputs broadcast to the outputs; the
@@ -170,16 +180,82 @@ void parallel_for(int64_t count, int64_t grain, Body&& body) {
   if (loop.error) std::rethrow_exception(loop.error);
 }
 
-// Calls `body(T{})` with the C++ type of a floating dtype, on the CPU.
+// The type of an element in a CPU kernel.
+template <DType kDType> struct CpuElement;
+template <> struct CpuElement<DType::kFloat64> {
+  using type = double;
+};
+template <> struct CpuElement<DType::kFloat32> {
+  using type = float;
+};
+template <> struct CpuElement<DType::kFloat16> {
+  using type = torch::headeronly::Half;
+};
+template <> struct CpuElement<DType::kBFloat16> {
+  using type = torch::headeronly::BFloat16;
+};
+template <> struct CpuElement<DType::kFloat8E4M3> {
+  using type = torch::headeronly::Float8_e4m3fn;
+};
+template <> struct CpuElement<DType::kFloat8E5M2> {
+  using type = torch::headeronly::Float8_e5m2;
+};
+template <> struct CpuElement<DType::kFloat8E8M0> {
+  using type = torch::headeronly::Float8_e8m0fnu;
+};
+template <> struct CpuElement<DType::kFloat4E2M1x2> {
+  using type = Float4E2M1x2;
+};
+template <> struct CpuElement<DType::kUInt8> {
+  using type = uint8_t;
+};
+template <> struct CpuElement<DType::kUInt16> {
+  using type = uint16_t;
+};
+template <> struct CpuElement<DType::kUInt32> {
+  using type = uint32_t;
+};
+template <> struct CpuElement<DType::kUInt64> {
+  using type = uint64_t;
+};
+template <> struct CpuElement<DType::kInt8> {
+  using type = int8_t;
+};
+template <> struct CpuElement<DType::kInt16> {
+  using type = int16_t;
+};
+template <> struct CpuElement<DType::kInt32> {
+  using type = int32_t;
+};
+template <> struct CpuElement<DType::kInt64> {
+  using type = int64_t;
+};
+template <> struct CpuElement<DType::kBool> {
+  using type = bool;
+};
+template <> struct CpuElement<DType::kComplex64> {
+  using type = torch::headeronly::complex<float>;
+};
+template <> struct CpuElement<DType::kComplex128> {
+  using type = torch::headeronly::complex<double>;
+};
+
+// Calls `body(T{})` with the CPU kernel's type of `dtype`, one of those listed.
+template <DType... kListed, class Body>
+void visit_cpu(DType dtype, Body&& body) {
+  const auto found = [&](auto tag) {
+    body(tag);
+    return true;
+  };
+  if (!((dtype == kListed && found(typename CpuElement<kListed>::type{})) || ...)) {
+    throw std::runtime_error(std::string("cuda_ops: no CPU kernel for ") + name(dtype));
+  }
+}
+
+// The same for the dtypes of kFloating.
 template <class Body>
 void visit_floating_cpu(DType dtype, Body&& body) {
-  switch (dtype) {
-    case DType::kFloat64: return body(double{});
-    case DType::kFloat32: return body(float{});
-    case DType::kFloat16: return body(torch::headeronly::Half{});
-    case DType::kBFloat16: return body(torch::headeronly::BFloat16{});
-    default: throw std::runtime_error(std::string("cuda_ops: no CPU kernel for ") + name(dtype));
-  }
+  visit_cpu<DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16>(dtype, body);
 }
 
 // (out[i], ...) = f(in[i]...), computed in float64 whatever the dtype: the CPU

@@ -153,6 +153,7 @@ struct Entry<Function, R (*)(Args...)> {
     std::apply([&](const Value<Args>&... arg) { (sort_in(arg), ...); }, args);
     checks->run(tensors, ints);
     if (checks->writes()) check_written(args);
+    if constexpr ((kMayBe<ScalarType, Value<Args>> || ...)) check_scalar_types(args);
     if constexpr ((std::is_same_v<std::vector<Tensor>, Value<Args>> || ...)) {
       const Tensor* const* given = std::find_if(tensors, tensors + count, [](auto t) { return t; });
       check_lists(args, given == tensors + count ? nullptr : *given);
@@ -174,6 +175,17 @@ struct Entry<Function, R (*)(Args...)> {
     };
     std::apply([&](const Value<Args>&... arg) { (collect(arg), ...); }, args);
     checks->check_overlap(passed);
+  }
+
+  static void check_scalar_types(const std::tuple<Value<Args>...>& args) {
+    size_t position = 0;
+    const auto check_one = [&](const auto& arg) {
+      if constexpr (kMayBe<ScalarType, Value<decltype(arg)>>) {
+        if (const ScalarType* dtype = given(arg)) checks->check_scalar_type(*dtype, position);
+      }
+      ++position;
+    };
+    std::apply([&](const Value<Args>&... arg) { (check_one(arg), ...); }, args);
   }
 
   static void check_lists(const std::tuple<Value<Args>...>& args, const Tensor* first) {
@@ -216,7 +228,7 @@ class Op {
     return *this;
   }
 
-  // This argument has one of these, whatever the others have.
+  // This tensor has one of these, whatever the others have; or a ScalarType is one of these.
   template <size_t N>
   Op& dtypes(const char* argument, const DType (&allowed)[N]) {
     own_dtypes_.push_back(argument);
@@ -238,6 +250,26 @@ class Op {
   // An int argument is at most the size of a dim that the signature line names.
   Op& at_most(const char* argument, const char* dim) {
     limits_.push_back({argument, dim});
+    return *this;
+  }
+
+  // The numbers in this tensor of integers are indices: from 0 to below the size of a dim that the
+  // signature line names. Tests and benchmarks draw such ones; calls are not checked.
+  Op& below(const char* argument, const char* dim) {
+    belows_.push_back({argument, dim});
+    return *this;
+  }
+
+  // This output has a dtype of its own, not the first tensor's.
+  Op& returns(const char* output, DType dtype) {
+    results_.push_back({output, "", dtype});
+    return *this;
+  }
+
+  // This output has the dtype that a ScalarType argument says, or a tensor argument has; where that
+  // one is None, `otherwise` or, without it, the first tensor's.
+  Op& returns(const char* output, const char* argument, DType otherwise = DType::kUnsupported) {
+    results_.push_back({output, argument, otherwise});
     return *this;
   }
 
@@ -309,7 +341,12 @@ class Op {
   detail::Checks checks_;
   std::vector<const char*> own_dtypes_;  // the arguments of checks_.dtypes from the second list on
   std::vector<std::pair<const char*, detail::Range>> ranges_;
-  std::vector<std::pair<const char*, const char*>> limits_;
+  std::vector<std::pair<const char*, const char*>> limits_, belows_;
+  struct Result {
+    const char *output, *like;
+    DType dtype;
+  };
+  std::vector<Result> results_;
   std::vector<const char*> saved_, calls_;
   std::vector<detail::Kernel> kernels_;
   bool has_cuda_ = false;
@@ -341,9 +378,12 @@ class Library {
         out += (out.back() == '[' ? "[" : ",[") + quoted(name) + ',' + std::to_string(range.least) +
                ',' + std::to_string(range.most) + ']';
       }
-      out += "],\"limits\":[";
-      for (const auto& [name, dim] : op.limits_) {
-        out += (out.back() == '[' ? "" : ",") + list({name, dim});
+      out += "],\"limits\":" + lists(op.limits_) + ",\"belows\":" + lists(op.belows_) +
+             ",\"results\":[";
+      for (const Op::Result& result : op.results_) {
+        const bool own = result.dtype != DType::kUnsupported;
+        out += (out.back() == '[' ? "" : ",") +
+               list({result.output, result.like, own ? name(result.dtype) : ""});
       }
       out += "],\"saved\":" + list(op.saved_) + ",\"calls\":" + list(op.calls_) + ",\"kernels\":[";
       for (const detail::Kernel& kernel : op.kernels_) {
@@ -380,6 +420,12 @@ class Library {
     std::vector<const char*> names;
     for (const DType dtype : allowed) names.push_back(name(dtype));
     return list(names);
+  }
+
+  static std::string lists(const std::vector<std::pair<const char*, const char*>>& pairs) {
+    std::string text = "[";
+    for (const auto& [name, dim] : pairs) text += (text.size() > 1 ? "," : "") + list({name, dim});
+    return text + "]";
   }
 
   static std::string list(const std::vector<const char*>& names) {

@@ -5,9 +5,9 @@
 #include <torch/csrc/stable/macros.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -49,18 +49,33 @@ inline void check_torch(AOTITorchError error, const char* what) {
   if (error != TORCH_SUCCESS) torch_failed(what);
 }
 
-inline std::array<int32_t, static_cast<size_t>(DType::kUnsupported)> torch_codes() {
-  return {aoti_torch_dtype_float64(),  aoti_torch_dtype_float32(), aoti_torch_dtype_float16(),
-          aoti_torch_dtype_bfloat16(), aoti_torch_dtype_uint8(),   aoti_torch_dtype_uint16(),
-          aoti_torch_dtype_int8(),     aoti_torch_dtype_int16(),   aoti_torch_dtype_int32(),
-          aoti_torch_dtype_int64(),    aoti_torch_dtype_bool()};
-}
+// torch's number for each DType, which is the same from torch 2.10 on.
+constexpr ScalarType kTorchCodes[] = {ScalarType::Double,
+                                      ScalarType::Float,
+                                      ScalarType::Half,
+                                      ScalarType::BFloat16,
+                                      ScalarType::Float8_e4m3fn,
+                                      ScalarType::Float8_e5m2,
+                                      ScalarType::Float8_e8m0fnu,
+                                      ScalarType::Float4_e2m1fn_x2,
+                                      ScalarType::Byte,
+                                      ScalarType::UInt16,
+                                      ScalarType::UInt32,
+                                      ScalarType::UInt64,
+                                      ScalarType::Char,
+                                      ScalarType::Short,
+                                      ScalarType::Int,
+                                      ScalarType::Long,
+                                      ScalarType::Bool,
+                                      ScalarType::ComplexFloat,
+                                      ScalarType::ComplexDouble};
+constexpr size_t kDTypes = std::size(kTorchCodes);
+static_assert(kDTypes == static_cast<size_t>(DType::kUnsupported));
 
 inline int32_t torch_code(DType dtype) {
-  static const auto codes = torch_codes();
   const auto i = static_cast<size_t>(dtype);
-  if (i >= codes.size()) throw UnknownDType();
-  return codes[i];
+  if (i >= kDTypes) throw UnknownDType();
+  return static_cast<int32_t>(kTorchCodes[i]);
 }
 
 }  // namespace detail
@@ -73,9 +88,8 @@ inline ScalarType scalar_type(const Tensor& tensor) {
 }
 
 inline DType dtype_of(ScalarType dtype) {
-  static const auto codes = detail::torch_codes();
-  for (size_t i = 0; i < codes.size(); ++i) {
-    if (codes[i] == static_cast<int32_t>(dtype)) return static_cast<DType>(i);
+  for (size_t i = 0; i < detail::kDTypes; ++i) {
+    if (detail::kTorchCodes[i] == dtype) return static_cast<DType>(i);
   }
   return DType::kUnsupported;
 }
@@ -86,12 +100,7 @@ inline DType dtype_of(const Tensor& tensor) { return dtype_of(scalar_type(tensor
 inline std::string dtype_name(ScalarType dtype) {
   const DType known = dtype_of(dtype);
   if (known != DType::kUnsupported) return name(known);
-  switch (dtype) {
-    case ScalarType::ComplexHalf: return "complex32";
-    case ScalarType::ComplexFloat: return "complex64";
-    case ScalarType::ComplexDouble: return "complex128";
-    default: break;
-  }
+  if (dtype == ScalarType::ComplexHalf) return "complex32";
   std::string text = torch::headeronly::toString(dtype);  // Float8_e4m3fn
   for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   return text;
