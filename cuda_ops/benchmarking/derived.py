@@ -85,16 +85,22 @@ def _case(
     assert op.signature is not None
     groups, moved = iter(op.signature.inputs), 0
     values: list[Any] = []
+    dtypes: dict[str, torch.dtype] = {}
     for i, argument in enumerate(sampled_arguments(op)):
         if i in op.tensor_positions:
             shape = next(groups).shape(loop, sizes)
-            values.append((shape, samples.example_dtype(op, argument.name, dtype)))
-            moved += math.prod(shape) * values[-1][1].itemsize
+            own = samples.example_dtype(op, argument.name, dtype)
+            dtypes[argument.name] = own
+            below = sizes.get(op.belows.get(argument.name, ""))
+            values.append(rotation.Random(shape, own, below))
+            moved += math.prod(shape) * own.itemsize
         else:
-            values.append(samples.example_scalar(argument, op.ranges.get(argument.name)))
+            values.append(samples.example_scalar(op, argument))
+            if argument.name in op.dtype_names and values[-1] is not None:
+                dtypes[argument.name] = values[-1]
     named = {n: values[op.argument_names.index(n)] for n in op.signature.int_names}
-    for group in op.signature.outputs:
-        moved += math.prod(group.shape(loop, sizes | named)) * dtype.itemsize
+    for group, own in zip(op.signature.outputs, op.output_dtypes(dtypes), strict=True):
+        moved += math.prod(group.shape(loop, sizes | named)) * own.itemsize
     args, keywords = split(op, tuple(values))
     return BenchmarkCase(
         f"{label} {str(dtype).removeprefix('torch.')}",

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import BenchmarkCase
+from cuda_ops.testing.samples import CODES
 
 # A seed that no set of arguments has: its numbers would repeat those that all have in common.
 _SHARED_SEED = 2**31
@@ -92,28 +93,48 @@ class Rotation:
         return self.values[(copy + self._train) % len(self.values)]
 
 
-def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+class Random(NamedTuple):
+    """A random tensor that is made later, see :func:`random_tensor`."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    below: int | None = None
+
+
+def random_tensor(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, below: int | None = None
+) -> torch.Tensor:
     """Makes the values that are timed by default: N(0, 1), or all integers of the dtype alike.
 
     Args:
         shape: the tensor's shape.
         dtype: any dtype; bools are drawn evenly too.
         device: where to make it.
+        below: for indices, the size of the dim that they index.
 
     Example::
 
         x = random_tensor((4096, 14336), torch.bfloat16, torch.device("cuda"))
     """
+    if dtype in CODES:
+        low, high = CODES[dtype]["normal"]
+        codes = torch.randint(low, high + 1, shape, dtype=torch.uint8, device=device)
+        return codes.view(dtype)
+    if dtype.is_floating_point and dtype.itemsize == 1:  # torch draws none
+        return torch.randn(shape, device=device).to(dtype)
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(shape, dtype=dtype, device=device)
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, device=device).to(dtype)
     limits = torch.iinfo(dtype)
-    return torch.randint(limits.min, limits.max, shape, dtype=dtype, device=device)
+    least, most = (0, max(1, below)) if below is not None else (limits.min, limits.max)
+    most = min(most, 2**63 - 1)  # torch draws no larger ones
+    return torch.randint(least, min(most, limits.max), shape, dtype=dtype, device=device)
 
 
 def maker(arguments: tuple[Any, ...]) -> Callable[[torch.device], tuple[Any, ...]]:
-    """Makes a ``make_inputs`` for a case; ``(shape, dtype)`` stands for a random tensor.
+    """Makes a ``make_inputs`` for a case; ``(shape, dtype)`` or a :class:`Random` stands for a random
+    tensor.
 
     Example::
 
@@ -122,7 +143,7 @@ def maker(arguments: tuple[Any, ...]) -> Callable[[torch.device], tuple[Any, ...
 
     def make_inputs(device: torch.device) -> tuple[Any, ...]:
         return tuple(
-            random_tensor(argument[0], argument[1], device)
+            random_tensor(argument[0], argument[1], device, *argument[2:])
             if _is_description(argument)
             else argument
             for argument in arguments
@@ -132,7 +153,7 @@ def maker(arguments: tuple[Any, ...]) -> Callable[[torch.device], tuple[Any, ...
 
 
 def _is_description(argument: Any) -> bool:
-    return (
+    return isinstance(argument, Random) or (
         isinstance(argument, tuple) and len(argument) == 2 and isinstance(argument[1], torch.dtype)
     )
 
@@ -185,6 +206,8 @@ def _once(tensor: torch.Tensor) -> torch.Tensor:
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Tells whether two tensors have the same values, where NaN equals NaN."""
     a, b = _once(a), _once(b)
+    if a.dtype.is_floating_point and a.dtype.itemsize == 1:  # torch compares none of these
+        a, b = a.view(torch.uint8), b.view(torch.uint8)
     if torch.equal(a, b):
         return True
     return a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all())

@@ -65,7 +65,8 @@ class Verifier:
             rotation.bytes_per_copy <= _EXPENSIVE_BYTES and not rotation.shared.values
         )
         # The derived reference is the operator's CPU kernel; on the device it would be itself.
-        on_cpu = (rotation.case.flops <= _EXPENSIVE_FLOPS and few) or reference is op.overload
+        own = getattr(reference, "func", reference) is op.overload  # perhaps with keywords
+        on_cpu = (rotation.case.flops <= _EXPENSIVE_FLOPS and few) or own
         self._device = torch.device("cpu") if on_cpu else rotation.device
         self._length = compare.reduction_length(op, _shapes_of(rotation.values[0]))
         self._expected = {value: self._compute(reference, value) for value in chosen}
@@ -76,13 +77,12 @@ class Verifier:
         if self._parts is not None:
             args = self._parts.of_arguments(args)
         shared = self._rotation.shared.values  # too large to have in float64 as well
-        wide = [
-            arg.to(self._device) if i in shared else _widened(arg, self._device)
-            for i, arg in enumerate(args)
-        ]
+        args = [v.to(self._device) if isinstance(v, torch.Tensor) else v for v in args]
+        wide = compare.widened(self._op, reference, args)
+        wide = [args[i] if i in shared else arg for i, arg in enumerate(wide)]
         expected = reference(*wide)
         if self._length > 1:
-            magnitudes = [v.abs() if compare.is_floating(v) else v for v in wide]
+            magnitudes = [compare.magnitude(v) if compare.is_floating(v) else v for v in wide]
             return expected, compare.largest(compare.outputs(reference(*magnitudes)))
         return expected, min(1.0, compare.largest(wide))
 
@@ -144,7 +144,7 @@ class Verifier:
         """Returns the root mean square of the errors, relative to that of the results, in units of
         what the table allows one of them. Rounding errors of long sums cancel, omissions do not.
         """
-        if not actual.is_floating_point() or not actual.numel():
+        if not compare.is_floating(actual) or not actual.numel():
             return 0.0
         a, e = actual.detach().cpu().double(), expected.detach().cpu().double()
         known = a.isfinite() & e.isfinite()
@@ -161,6 +161,8 @@ def poison(outputs: Sequence[Any]) -> None:
     for output in outputs:
         for tensor in compare.outputs(output):
             if isinstance(tensor, torch.Tensor):
+                if tensor.dtype == compare.PAIRS:
+                    tensor = tensor.view(torch.uint8)
                 tensor.fill_(math.nan if tensor.is_floating_point() else 1)
 
 
@@ -250,10 +252,3 @@ def _draw_positions(numel: int) -> torch.Tensor:
     positions = torch.randint(0, numel, (MOST_COMPARED,), generator=_CHANCE)
     positions[0], positions[-1] = 0, numel - 1
     return positions
-
-
-def _widened(value: Any, device: torch.device) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    value = value.to(device)
-    return value.to(torch.float64) if value.is_floating_point() else value

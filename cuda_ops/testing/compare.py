@@ -19,13 +19,20 @@ from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.samples import Sample, TensorArg
 from cuda_ops.testing.subject import Subject
 
+#: Two numbers in a byte. torch copies them and compares their bytes, and computes nothing.
+PAIRS = torch.float4_e2m1fn_x2
+_PAIR_VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
 #: The error that one result may have, in units of the dtype's epsilon. Half precision is rounded
 #: once from float32; wider dtypes are computed in their own precision, with a device's own exp.
-EPSILONS = {torch.float64: 32.0, torch.float32: 32.0, torch.float16: 4.0, torch.bfloat16: 4.0}
+#: Of the coarsest ones, results may be one number off.
+EPSILONS = {
+    torch.float64: 32.0, torch.float32: 32.0, torch.float16: 4.0, torch.bfloat16: 4.0,
+    torch.float8_e8m0fnu: 1.0, PAIRS: 1.0,
+}  # fmt: skip
 #: The dtype that sums of half precision are taken in, unless an operator claims to round in
 #: between. Their errors grow with the square root of the number of terms.
 _SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-#: For every other floating dtype, float8 among them.
+#: For every other floating dtype, float8_e4m3fn and float8_e5m2 among them.
 _OTHER_EPSILONS = 2.0
 
 
@@ -84,7 +91,8 @@ def tensors(values: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def is_floating(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+    """Tells whether a value is a tensor of floating numbers, other than packed ones."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != PAIRS
 
 
 def is_inexact(value: Any) -> bool:
@@ -94,6 +102,16 @@ def is_inexact(value: Any) -> bool:
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64
+
+
+def numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor's numbers in float64 or complex128; pairs get one more dim."""
+    if tensor.dtype != PAIRS:
+        return tensor.to(_wide(tensor.dtype))
+    codes = tensor.contiguous().view(torch.uint8)
+    nibbles = torch.stack([codes & 15, codes >> 4], -1).to(torch.int64)
+    values = _PAIR_VALUES[nibbles & 7]
+    return torch.where(nibbles > 7, -values, values)
 
 
 def described(tensor: torch.Tensor, fake: torch.Tensor) -> tuple[Any, ...]:
@@ -151,9 +169,25 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return alike and (not a.numel() or torch.equal(as_bytes(a), as_bytes(b)))
 
 
-def widened(sample: Sample) -> list[Any]:
-    """Returns the sample's arguments on the CPU, floating ones in float64, complex ones alike."""
-    return [v.to(_wide(v.dtype)) if is_inexact(v) else v for v in sample.make("cpu")]
+def widened(op: OpSpec, reference: Callable[..., Any] | None, values: Sequence[Any]) -> list[Any]:
+    """Returns the arguments as a reference gets them: floating ones in float64, complex ones alike.
+    The operator's own kernel gets an argument that may not be float64 in the widest dtype that it
+    may have.
+    """
+    own = getattr(reference, "func", reference) is op.overload  # perhaps a partial of it
+
+    def wide(name: str, value: Any) -> Any:
+        if not is_inexact(value):
+            return value
+        best = _wide(value.dtype)
+        allowed = [d for d in op.allowed_dtypes(name) if d.is_complex == value.is_complex()]
+        if own and allowed and best not in allowed:
+            best, *others = sorted(allowed, key=lambda d: -d.itemsize)
+            if any(other.itemsize == best.itemsize for other in others):
+                best = value.dtype  # neither holds the other
+        return value.to(best)
+
+    return [wide(name, v) for name, v in zip(op.argument_names, values, strict=False)]
 
 
 def expected_results(subject: Subject, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -184,12 +218,13 @@ def deviation(
         AssertionError: a shape differs, or a result that is not floating.
         KitError: the reference raised.
     """
-    wide = widened(sample) if wide is None else wide
+    if wide is None:
+        wide = widened(subject.op, subject.reference, sample.make("cpu"))
     expected = expected_results(subject, wide)
     length = reduction_length(subject.op, sample, subject.claims.sums_over)
     if length > 1:
         # Cancellation makes a small result as wrong as its summands.
-        sizes = [v.abs().to(v.dtype) if is_inexact(v) else v for v in wide]
+        sizes = [magnitude(v) if is_inexact(v) else v for v in wide]
         magnitude = largest(expected_results(subject, sizes))
     else:
         magnitude = min(1.0, largest(wide))
@@ -201,10 +236,18 @@ def deviation(
     )
 
 
+def magnitude(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the sizes of the numbers of a floating or complex tensor, in its dtype."""
+    if tensor.dtype == torch.float8_e8m0fnu:  # positive, and torch has no abs for it
+        return tensor
+    return tensor.abs().to(tensor.dtype)
+
+
 def epsilon(dtype: torch.dtype) -> float:
     """Returns the relative error that one result of this dtype may have."""
     dtype = dtype.to_real()
-    return EPSILONS.get(dtype, _OTHER_EPSILONS) * torch.finfo(dtype).eps
+    eps = 0.5 if dtype == PAIRS else torch.finfo(dtype).eps
+    return EPSILONS.get(dtype, _OTHER_EPSILONS) * eps
 
 
 def errors(
@@ -231,6 +274,10 @@ def errors(
         name = f"result {i} " if len(actual) > 1 else ""
         assert a.shape == e.shape, f"shape {list(a.shape)}, expected {list(e.shape)}"
         a, e = a.detach().cpu(), e.detach().cpu()
+        dtype = a.dtype
+        if dtype == PAIRS:
+            assert e.dtype == PAIRS, f"{name}{dtype}, expected {e.dtype}"
+            a, e = numbers(a), numbers(e)
         if not is_inexact(a):
             # Both ways: 0 is not 0.5, and 2**60 + 1 not 2.0**60.
             differs = (a.to(e.dtype) != e) | (a != e.to(a.dtype))
@@ -238,7 +285,7 @@ def errors(
             continue
         assert a.is_complex() or not e.is_complex(), f"{name}{a.dtype}, expected {e.dtype}"
         tiny = torch.finfo(a.dtype).tiny
-        unit = max(epsilon(a.dtype), least)
+        unit = max(epsilon(dtype), least)
         summed = max(epsilon(_SUMMED_IN.get(a.dtype, a.dtype)), least) if length > 1 else unit
         # What overflows the dtype is infinite in the reference too.
         e = e.to(a.dtype).to(_wide(a.dtype))
@@ -317,7 +364,7 @@ def is_refused(subject: Subject, sample: Sample, device: str, error: Exception) 
         return False
     for function, arguments in (
         (op.overload, sample.with_tensors(contiguous).make(device)),
-        (subject.reference, widened(sample)),
+        (subject.reference, widened(op, subject.reference, sample.make("cpu"))),
     ):
         try:
             in_order(op, function)(*arguments)

@@ -16,6 +16,7 @@ from cuda_ops.testing.compare import (
     expected_results,
     is_refused,
     largest,
+    numbers,
     results,
     widened,
 )
@@ -38,7 +39,7 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
     Returns:
         The largest error, relative where the expected value is above 1 and absolute below; or why
         there is none: ``no reference``, ``no samples``, ``all refused``, or no kernel for the
-        device. On a CPU the operator's own kernel, in float64, is no reference.
+        device. On a CPU the operator's own kernel, in its widest dtype, is no reference.
 
     Raises:
         ResultError: a result is wrong by the tolerances of the check ``reference``, or its shape,
@@ -81,9 +82,9 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
                     f"{op.qualname}: wrong on {device}: {wrong}, for {sample}; "
                     f"compile_dev.py --check {op.stem} says more"
                 )
-            expected = expected_results(subject, widened(sample))
-            for a, e in zip(actual, expected, strict=True):
-                a, e = a.cpu().to(torch.float64), e.to(torch.float64)
+            wide = widened(op, subject.reference, sample.make("cpu"))
+            for a, e in zip(actual, expected_results(subject, wide), strict=True):
+                a, e = numbers(a.cpu()), numbers(e)
                 # What is infinite or NaN on both sides is equal, and left out.
                 worst = max(worst, largest([(a - e).abs() / e.abs().clamp(min=1.0)]))
     if math.isnan(worst):

@@ -245,7 +245,7 @@ class _Found:
             reason = skipped or "no sample of the operator fits this check"
             return CheckEntry(name, self.device, None, reason)
         if self.subject.is_its_own_reference(self.device) and name in ("reference", "numerics"):
-            itself = "the reference is this very kernel, in float64"
+            itself = "the reference is this very kernel, in its widest dtype"
             skipped = f"{skipped}; {itself}" if skipped else itself
         return CheckEntry(name, self.device, True, skipped, self.check.label, self.passed)
 

@@ -8,7 +8,7 @@ line of Python that makes the same tensors again on any machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -154,14 +154,23 @@ class Sample:
 
 # --- data from the seed ------------------------------------------------------------
 
+#: Numbers that torch makes none of: their bytes, from the smallest to the largest, for values that
+#: differ from ordinary ones. A float8_e8m0fnu is 2 to the power of its byte less 127.
+CODES: dict[torch.dtype, dict[Values, tuple[int, int]]] = {
+    torch.float8_e8m0fnu: {
+        "normal": (120, 134), "large": (155, 163), "tiny": (0, 3), "special": (252, 255),
+    },
+    torch.float4_e2m1fn_x2: {"normal": (0, 255)},
+}  # fmt: skip
+
 
 def _make_tensor(
     arg: TensorArg, values: Values, generator: torch.Generator, device: torch.device
 ) -> torch.Tensor:
     def fill(*shape: int) -> torch.Tensor:
         if arg.below is not None:
-            drawn = torch.randint(0, max(1, arg.below), shape, generator=generator)
-            return drawn.to(arg.dtype).to(device)
+            most = min(max(1, arg.below), torch.iinfo(arg.dtype).max)
+            return torch.randint(0, most, shape, generator=generator).to(arg.dtype).to(device)
         return _fill(shape, arg.dtype, values, generator).to(device)
 
     shape, layout = arg.shape, arg.layout
@@ -188,6 +197,10 @@ def _fill(
 
     if dtype == torch.bool:
         return integers(0, 1).to(dtype)
+    if dtype in CODES:
+        low, high = CODES[dtype].get(values, CODES[dtype]["normal"])
+        codes = integers(low, high).to(torch.uint8)
+        return (codes.flatten()[:1].expand(shape) if values == "equal" else codes).view(dtype)
     if values == "equal":
         one = _fill((), dtype, "normal", generator)
         return one.expand(shape).clone()
@@ -229,7 +242,7 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
 
     Returns:
         A strategy to draw from or to filter; ``None`` without a signature, or if an argument is
-        neither a tensor nor a number and has no default.
+        neither a tensor nor a number, nor a dtype with a list, and has no default.
 
     Example::
 
@@ -238,7 +251,7 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
     if op.signature is None:
         return None
     scalars = {
-        i: _scalar(argument, op.ranges.get(argument.name))
+        i: _scalar(argument, op.ranges.get(argument.name), op.dtypes_of.get(argument.name))
         for i, argument in enumerate(sampled_arguments(op))
         if i not in op.tensor_positions
     }
@@ -269,7 +282,9 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         fitting = [size for size in _LOOP_SIZES if size * math.prod(loop) <= room]
         loop.append(draw(st.sampled_from(fitting)))
     if draw(st.integers(1, _EMPTY_EVERY)) == _EMPTY_EVERY:
-        may_be_empty = [name for name in op.signature.names if 0 in ranges[name]]
+        indexed = op.belows.values()  # no index is below 0
+        names = op.signature.names
+        may_be_empty = [name for name in names if 0 in ranges[name] and name not in indexed]
         at = draw(st.integers(0, len(loop) + len(may_be_empty)))
         if at < len(loop):
             loop[at] = 0
@@ -291,7 +306,9 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         layouts = _layouts(shape)
         if is_written and "expanded" in layouts:
             layouts.remove("expanded")  # torch lets nothing write to one
-        return TensorArg(shape, dtype, draw(st.sampled_from(layouts)))
+        return TensorArg(
+            shape, dtype, draw(st.sampled_from(layouts)), core.get(op.belows.get(name))
+        )
 
     args: list[Any] = []
     remaining = iter(groups)
@@ -314,7 +331,9 @@ def _layouts(shape: tuple[int, ...]) -> list[Layout]:
     ]
 
 
-def _scalar(argument: Any, allowed: Range | None) -> st.SearchStrategy[Any] | None:
+def _scalar(
+    argument: Any, allowed: Range | None, dtypes: Sequence[torch.dtype] | None
+) -> st.SearchStrategy[Any] | None:
     kind = str(argument.real_type)
     plain = kind.removeprefix("Optional[").removesuffix("]")
     drawn: dict[str, st.SearchStrategy[Any]] = {
@@ -324,6 +343,8 @@ def _scalar(argument: Any, allowed: Range | None) -> st.SearchStrategy[Any] | No
         else st.integers(-2, 5),
         "bool": st.booleans(),
     }
+    if dtypes:
+        drawn["ScalarType"] = st.sampled_from(dtypes)
     if plain not in drawn:
         return st.just(default_of(argument)) if argument.has_default_value() else None
     return st.one_of(st.none(), drawn[plain]) if plain != kind else drawn[plain]
@@ -360,10 +381,14 @@ def shaped(
     else:
         sizes = core
     groups = iter(inputs)
+
+    def tensor(name: str) -> TensorArg:
+        shape = next(groups).shape(loop, sizes)
+        below = sizes.get(op.belows.get(name, ""))
+        return TensorArg(shape, example_dtype(op, name, dtype), layout, below)
+
     args = tuple(
-        TensorArg(next(groups).shape(loop, sizes), example_dtype(op, argument.name, dtype), layout)
-        if i in op.tensor_positions
-        else example_scalar(argument, op.ranges.get(argument.name))
+        tensor(argument.name) if i in op.tensor_positions else example_scalar(op, argument)
         for i, argument in enumerate(sampled_arguments(op))
     )
     return Sample(args, seed=seed)
@@ -390,9 +415,12 @@ def example_dtype(op: OpSpec, name: str, wanted: torch.dtype | None = None) -> t
     return next(dtype for dtype in preferred if dtype in allowed or not allowed)
 
 
-def example_scalar(argument: Any, allowed: Range | None = None) -> Any:
+def example_scalar(op: OpSpec, argument: Any) -> Any:
     """Returns an ordinary value for an argument that is not a tensor: its default, or by type."""
     if argument.has_default_value():
         return default_of(argument)
+    if argument.name in op.dtypes_of:
+        return op.dtypes_of[argument.name][0]
+    allowed = op.ranges.get(argument.name)
     example: Any = {"float": 0.5, "int": 1, "bool": False}.get(str(argument.real_type))
     return allowed.least if allowed and example not in allowed else example

@@ -84,7 +84,7 @@ class Subject:
         return ""
 
     def is_its_own_reference(self, device: str) -> bool:
-        """Tells whether the reference is the very kernel under test, called in float64."""
+        """Tells whether the reference is the very kernel under test, called in its widest dtype."""
         return self.reference is self.op.overload and device.startswith("cpu")
 
     @property

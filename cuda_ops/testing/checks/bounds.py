@@ -66,7 +66,10 @@ def indices(case: Case) -> None:
         name, below = case.subject.op.argument_names[i], case.sample.args[i].below
         for value in (below - 1, 0):
             _is_right(case, i, value, f"'{name}' filled with {value}")
+        limits = torch.iinfo(case.sample.args[i].dtype)
         for value in (-1, below):
+            if not limits.min <= value <= limits.max:
+                continue
             _stays_inside(case, i, value, f"'{name}' filled with {value}, outside of {below},")
 
 
@@ -77,7 +80,8 @@ def _filled(args: tuple[Any, ...] | list[Any], position: int, value: int) -> tup
 
 def _is_right(case: Case, position: int, value: int, what: str) -> None:
     actual = case.call(*_filled(case.arguments(), position, value))
-    wide = list(_filled(widened(case.sample), position, value))
+    op, reference = case.subject.op, case.subject.reference
+    wide = list(_filled(widened(op, reference, case.sample.make("cpu")), position, value))
     worst = deviation(case.subject, case.sample, actual, wide)
     assert worst <= 1, f"{what}: {worst.text}"
 
