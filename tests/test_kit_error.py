@@ -52,7 +52,16 @@ X = TensorArg((2, 3))
 @pytest.mark.parametrize("name", ["empty", "repeats", "reference", "numerics", "alignment"])
 @pytest.mark.parametrize(
     "dtype",
-    [torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint64],
+    [
+        torch.complex64,
+        torch.complex128,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.float8_e8m0fnu,
+        torch.float4_e2m1fn_x2,
+        torch.uint32,
+        torch.uint64,
+    ],  # fmt: skip
 )
 def test_dtypes_that_torch_can_hardly_compute_with_are_compared(
     described: Callable[..., Subject], dtype: torch.dtype, name: str

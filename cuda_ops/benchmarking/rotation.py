@@ -133,8 +133,7 @@ def random_tensor(
 
 
 def maker(arguments: tuple[Any, ...]) -> Callable[[torch.device], tuple[Any, ...]]:
-    """Makes a ``make_inputs`` for a case; ``(shape, dtype)`` or a :class:`Random` stands for a random
-    tensor.
+    """Makes a ``make_inputs`` for a case; ``(shape, dtype)`` or :class:`Random` is a random tensor.
 
     Example::
 

@@ -77,9 +77,9 @@ class Verifier:
         if self._parts is not None:
             args = self._parts.of_arguments(args)
         shared = self._rotation.shared.values  # too large to have in float64 as well
-        args = [v.to(self._device) if isinstance(v, torch.Tensor) else v for v in args]
-        wide = compare.widened(self._op, reference, args)
-        wide = [args[i] if i in shared else arg for i, arg in enumerate(wide)]
+        here = [v.to(self._device) if isinstance(v, torch.Tensor) else v for v in args]
+        wide = compare.widened(self._op, reference, here)
+        wide = [here[i] if i in shared else arg for i, arg in enumerate(wide)]
         expected = reference(*wide)
         if self._length > 1:
             magnitudes = [compare.magnitude(v) if compare.is_floating(v) else v for v in wide]

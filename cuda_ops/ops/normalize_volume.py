@@ -1,4 +1,4 @@
-"""``normalize_volume``: an output dtype and argument rules that a signature line cannot say."""
+"""``normalize_volume``: a reference, samples of voxels, and benchmarks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cuda_ops.derive import checks
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
 
@@ -16,54 +15,7 @@ if TYPE_CHECKING:
 
     from cuda_ops.testing.samples import Sample
 
-_DIVISORS = (1e-30, 1e30)
 _SIZES = (1, 2, 3, 5, 8, 16, 33)
-
-
-@hookimpl
-def cuda_ops_fake(op: OpSpec) -> Callable[..., Any] | None:
-    def fake(
-        x: torch.Tensor,
-        *,
-        maximum: float | None = None,
-        mean: float | None = None,
-        std: float | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> torch.Tensor:
-        _check(op, maximum, mean, std, dtype)
-        return x.new_empty(x.shape, dtype=dtype or torch.float32)
-
-    return fake
-
-
-def _check(
-    op: OpSpec,
-    maximum: float | None,
-    mean: float | None,
-    std: float | None,
-    dtype: torch.dtype | None,
-) -> None:
-    """Refuses what the binding refuses, in the same words."""
-
-    def refuse(argument: str, expected: str, actual: str) -> None:
-        raise RuntimeError(
-            f"{op.qualname}: argument '{argument}': expected {expected}, got {actual}"
-        )
-
-    if dtype not in (None, torch.float32, torch.float16):
-        refuse("dtype", "float32 or float16", checks.dtype_name(dtype))
-    if maximum is not None and (mean is not None or std is not None):
-        refuse("maximum", "None beside mean and std", "both")
-    if mean is not None and std is None:
-        refuse("std", "a number beside mean", "None")
-    if std is not None and mean is None:
-        refuse("mean", "a number beside std", "None")
-    least, most = _DIVISORS
-    for argument, value in (("maximum", maximum), ("std", std)):
-        if value is not None and not least <= value <= most:
-            refuse(argument, "a number from 1e-30 to 1e30", f"{value:f}")
-    if mean is not None and not abs(mean) <= most:
-        refuse("mean", "a number from -1e30 to 1e30", f"{mean:f}")
 
 
 @hookimpl

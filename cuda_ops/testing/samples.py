@@ -307,7 +307,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         if is_written and "expanded" in layouts:
             layouts.remove("expanded")  # torch lets nothing write to one
         return TensorArg(
-            shape, dtype, draw(st.sampled_from(layouts)), core.get(op.belows.get(name))
+            shape, dtype, draw(st.sampled_from(layouts)), core.get(op.belows.get(name, ""))
         )
 
     args: list[Any] = []

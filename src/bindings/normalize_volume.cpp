@@ -12,14 +12,9 @@ cudaError_t normalize_volume_launch(const NormalizeVolume& problem, cudaStream_t
 namespace {
 
 constexpr DType kVoxels[] = {DType::kUInt16, DType::kUInt8};
+constexpr DType kResults[] = {DType::kFloat32, DType::kFloat16};
 using Number = std::optional<double>;
 using Chosen = std::optional<ScalarType>;
-
-DType output_dtype(const Chosen& dtype) {
-  if (!dtype || *dtype == ScalarType::Float) return DType::kFloat32;
-  if (*dtype == ScalarType::Half) return DType::kFloat16;
-  refuse("dtype", "float32 or float16", dtype_name(*dtype));
-}
 
 // Wide enough for any image, and no intermediate result overflows.
 void check_divisor(const char* argument, const Number& value) {
@@ -44,7 +39,7 @@ Scaling given_scaling(const Number& maximum, const Number& mean, const Number& s
 NormalizeVolume problem_of(const Tensor& x, const Number& maximum, const Number& mean,
                            const Number& std, const Chosen& dtype) {
   NormalizeVolume p;
-  p.to_half = output_dtype(dtype) == DType::kFloat16;
+  p.to_half = dtype == ScalarType::Half;
   p.given = given_scaling(maximum, mean, std);
   p.own_statistics = !maximum && !std;
   p.voxels = points_of(x);
@@ -141,6 +136,8 @@ CUDA_OPS(library) {
           "ScalarType? dtype=None) -> Tensor",
           "(d,h,w)->(d,h,w)")
       .dtypes(kVoxels)
+      .dtypes("dtype", kResults)
+      .returns("out", "dtype", DType::kFloat32)
       .doc(R"(Volumes of 8- or 16-bit voxels as floating-point numbers.
 
 Computes x / maximum, or (x - mean) / std. Without these arguments it normalises each volume by its
