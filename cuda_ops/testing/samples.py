@@ -200,7 +200,10 @@ def _fill(
     if dtype in CODES:
         low, high = CODES[dtype].get(values, CODES[dtype]["normal"])
         codes = integers(low, high).to(torch.uint8)
-        return (codes.flatten()[:1].expand(shape) if values == "equal" else codes).view(dtype)
+        if values == "equal":
+            one = torch.randint(low, high + 1, (), generator=generator)
+            codes = codes.fill_(int(one))
+        return codes.view(dtype)
     if values == "equal":
         one = _fill((), dtype, "normal", generator)
         return one.expand(shape).clone()
