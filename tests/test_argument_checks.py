@@ -77,7 +77,11 @@ Tensor named(const Tensor& x, int64_t info, int64_t, int64_t, int64_t) {
 Tensor any(const Tensor& x, const std::vector<Tensor>&, std::optional<ScalarType> dtype) {
   return empty({}, dtype ? dtype_of(*dtype) : dtype_of(x), x);
 }
+std::tuple<Tensor, Tensor> told(const Tensor& x, const Tensor&, ScalarType dtype) {
+  return {empty(shape_of(x), dtype_of(dtype), x), empty(shape_of(x), DType::kInt8, x)};
 }
+}
+constexpr DType kNarrow[] = {DType::kFloat8E4M3, DType::kInt8};
 constexpr DType kIndices[] = {DType::kInt64, DType::kInt32};
 CUDA_OPS(library) {
   library.op("OP(Tensor x, Tensor bias, Tensor mask, int k, float scale=1.0, int? level=None)"
@@ -96,6 +100,10 @@ CUDA_OPS(library) {
       .cpu<any>();
   library.op("OP_defaults(Tensor x, ScalarType a=half, ScalarType? b=long) -> Tensor", "")
       .cpu<with_defaults>();
+  library.op("OP_told(Tensor x, Tensor at, ScalarType dtype) -> (Tensor q, Tensor sign)",
+             "(n),(m)->(n),(n)")
+      .dtypes(kFloating).dtypes("at", kInt64).dtypes("dtype", kNarrow).below("at", "n")
+      .returns("q", "dtype").returns("sign", DType::kInt8).cpu<told>();
   library.op("OP_listed(Tensor[] xs, Tensor? y=None) -> Tensor", "").cpu<listed>();
   library.op("OP_list(Tensor[] xs) -> Tensor", "").cpu<list>();
   library.op("OP_named(Tensor x, *, int info, int in_dims, int op, int args) -> Tensor",
@@ -352,3 +360,32 @@ def test_keyword_only_arguments_may_have_any_name(name: str) -> None:
         torch.testing.assert_close(mapped(X), 3 * X)
     with FakeTensorMode() as mode:
         assert public(mode.from_tensor(X), info=3, **keywords).shape == X.shape
+
+
+def test_a_binding_says_the_dtypes_of_results(name: str) -> None:
+    public, at = registry().public(f"{name}_told"), torch.zeros(1, dtype=torch.int64)
+    for dtype in (torch.float8_e4m3fn, torch.int8):
+        for device in ("cpu", "meta"):
+            q, sign = public(X.to(device), at.to(device), dtype)
+            assert (q.dtype, sign.dtype) == (dtype, torch.int8)
+    message = "'dtype': expected float8_e4m3fn or int8, got float32"
+    for function in (public, getattr(torch.ops.cuda_ops, f"{name}_told")):
+        for device in ("cpu", "meta"):
+            with pytest.raises(RuntimeError, match=message):
+                function(X.to(device), at.to(device), torch.float32)
+
+
+def test_samples_follow_the_lists_of_dtypes_and_bounds(name: str) -> None:
+    strategy = samples.strategy(spec(f"{name}_told"))
+    assert strategy is not None
+    seen: set[torch.dtype] = set()
+
+    @settings(max_examples=50, derandomize=True, database=None, deadline=None)
+    @given(strategy)
+    def check(sample: samples.Sample) -> None:
+        x, at, dtype = sample.args
+        assert at.below == x.shape[-1] > 0
+        seen.add(dtype)
+
+    check()
+    assert seen == {torch.float8_e4m3fn, torch.int8}

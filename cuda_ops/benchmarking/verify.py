@@ -82,7 +82,7 @@ class Verifier:
         wide = [here[i] if i in shared else arg for i, arg in enumerate(wide)]
         expected = reference(*wide)
         if self._length > 1:
-            magnitudes = [compare.magnitude(v) if compare.is_floating(v) else v for v in wide]
+            magnitudes = [compare.size_of(v) if compare.is_floating(v) else v for v in wide]
             return expected, compare.largest(compare.outputs(reference(*magnitudes)))
         return expected, min(1.0, compare.largest(wide))
 

@@ -224,7 +224,7 @@ def deviation(
     length = reduction_length(subject.op, sample, subject.claims.sums_over)
     if length > 1:
         # Cancellation makes a small result as wrong as its summands.
-        sizes = [magnitude(v) if is_inexact(v) else v for v in wide]
+        sizes = [size_of(v) if is_inexact(v) else v for v in wide]
         magnitude = largest(expected_results(subject, sizes))
     else:
         magnitude = min(1.0, largest(wide))
@@ -236,7 +236,7 @@ def deviation(
     )
 
 
-def magnitude(tensor: torch.Tensor) -> torch.Tensor:
+def size_of(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the sizes of the numbers of a floating or complex tensor, in its dtype."""
     if tensor.dtype == torch.float8_e8m0fnu:  # positive, and torch has no abs for it
         return tensor
