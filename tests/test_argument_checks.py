@@ -197,7 +197,7 @@ def test_kernels_know_what_python_lists() -> None:
 
 
 UNKNOWN = (
-    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.complex32, torch.bits8,
+    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.bits8,
 )  # fmt: skip
 EXPECTED = "expected dtype float64, .* complex64 or complex128, got"
 
@@ -220,6 +220,8 @@ def test_a_dtype_as_an_argument_is_one_that_kernels_know(name: str) -> None:
     """
     function = registry().public(f"{name}_any")
     for dtype in checks.KNOWN_DTYPES:
+        if dtype in (torch.float8_e8m0fnu, torch.float4_e2m1fn_x2):
+            continue  # torch's stable ABI passes neither as an argument
         assert function(X, [], dtype).dtype == dtype
     assert function(X, []).dtype == function(X, [], dtype=None).dtype == torch.float32
     compiled = torch.compile(lambda x, d: function(x, [], d), backend="eager")
