@@ -11,7 +11,7 @@ import torch
 from cuda_ops.testing.compare import EPSILONS, errors
 
 
-@pytest.mark.parametrize("dtype", EPSILONS)
+@pytest.mark.parametrize("dtype", [d for d in EPSILONS if d.itemsize > 1])
 def test_the_table_is_what_is_allowed(dtype: torch.dtype) -> None:
     one = torch.ones(3, dtype=torch.float64)
     allowed = EPSILONS[dtype] * torch.finfo(dtype).eps

@@ -61,7 +61,7 @@ X = TensorArg((2, 3))
         torch.float4_e2m1fn_x2,
         torch.uint32,
         torch.uint64,
-    ],  # fmt: skip
+    ],
 )
 def test_dtypes_that_torch_can_hardly_compute_with_are_compared(
     described: Callable[..., Subject], dtype: torch.dtype, name: str
