@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops.build import compiling, guests
+from cuda_ops.build import cache, compiling, guests
 from cuda_ops.build.discovery import (
     BUILTIN_ROOT,
     Kind,
@@ -284,7 +284,7 @@ class Registry:
             for name, operator in before.items():
                 operator.drop_keys(library, {key for op, key in present if op == name})
         self._stems[pair.stem] = {name: self._operators[name] for name in prepared}
-        made_from = library.source_hash or compiling.source_hash(library.path)
+        made_from = library.source_hash or cache.source_hash(library.path)
         self._texts[pair.stem] = f"{made_from} {plugin_text}"
         compile_tag.change(f"{stem}: {text}" for stem, text in sorted(self._texts.items()))
         if changed:

@@ -133,36 +133,42 @@ def test_lists_are_written(name: str, by: str) -> None:
     called(f"{name}_each", by)(xs, ys, 2.0)
     assert torch.equal(xs[0], torch.full((2,), 2.0)) and torch.equal(xs[1], torch.full((3,), 3.0))
     with pytest.raises(
-        RuntimeError, match="'xs': expected memory of its own, .*, got some of 'ys'"
+        RuntimeError, match=r"'xs': expected memory of its own, .*, got some of 'ys'"
     ):
         called(f"{name}_each", by)(xs, [xs[0], ys[1]], 2.0)
     with pytest.raises(
-        RuntimeError, match="'xs': expected memory of its own, .*, got some of 'xs'"
+        RuntimeError, match=r"'xs': expected memory of its own, .*, got some of 'xs'"
     ):
         called(f"{name}_each", by)([xs[0], xs[0]], [ys[0], ys[0]], 2.0)
 
 
 @both
 def test_memory_that_another_argument_has_is_refused(name: str, by: str) -> None:
-    function, (x, residual, weight) = called(name, by), drawn(4, 3)
-    with pytest.raises(RuntimeError, match="'x': expected memory of its own, .* got some of 'resi"):
+    function, (x, _, weight) = called(name, by), drawn(4, 3)
+    with pytest.raises(
+        RuntimeError, match=r"'x': expected memory of its own, .* got some of 'resi"
+    ):
         function(x, x, weight)
     row = torch.randn(3)
-    with pytest.raises(RuntimeError, match="'x': expected memory of its own, .* got some of 'weig"):
+    with pytest.raises(
+        RuntimeError, match=r"'x': expected memory of its own, .* got some of 'weig"
+    ):
         function(row, torch.randn(3), row)
     both = torch.randn(5, 3)
-    with pytest.raises(RuntimeError, match="'x': expected memory of its own, .* got some of 'resi"):
+    with pytest.raises(
+        RuntimeError, match=r"'x': expected memory of its own, .* got some of 'resi"
+    ):
         function(both[:4], both[1:], weight)
     function(both[:2], both[2:4], weight)
     expanded = torch.randn(1, 3).expand(4, 3)
     for _ in range(2):
         with pytest.raises(
-            RuntimeError, match="'residual': expected a tensor whose elements share"
+            RuntimeError, match=r"'residual': expected a tensor whose elements share"
         ):
             function(x, expanded, weight)
         with FakeTensorMode() as mode:
             fakes = [mode.from_tensor(v) for v in (x, expanded, weight)]
-            with pytest.raises(RuntimeError, match="'residual': expected a tensor whose elements"):
+            with pytest.raises(RuntimeError, match=r"'residual': expected a tensor whose elements"):
                 function(*fakes)
 
 
@@ -223,7 +229,7 @@ def test_vmap_writes_each_part(name: str, by: str, in_dims: tuple[Any, ...]) -> 
     parts = [
         [
             v.select(d, i).clone() if d is not None else v
-            for v, d in zip((x, residual, weights), in_dims)
+            for v, d in zip((x, residual, weights), in_dims, strict=True)
         ]
         for i in range(5)
     ]
@@ -238,7 +244,7 @@ def test_vmap_writes_each_part(name: str, by: str, in_dims: tuple[Any, ...]) -> 
 def test_vmap_refuses_to_write_all_parts_to_one_tensor(name: str) -> None:
     x, residual, weight = drawn(4, 3)
     with pytest.raises(
-        RuntimeError, match="'residual': expected a tensor that torch.vmap maps like"
+        RuntimeError, match=r"'residual': expected a tensor that torch.vmap maps like"
     ):
         torch.vmap(registry().public(name), in_dims=(0, None, None))(x, residual[0], weight)
     with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):  # torch's own
