@@ -32,7 +32,7 @@ def entry(schema: str, signature: str = "", **changes: Any) -> dict[str, Any]:
     kernel.update({key: changes.pop(key) for key in ("arguments", "returns") if key in changes})
     return {
         "schema": schema, "signature": signature, "dtypes": ["float32"], "dtypes_of": [],
-        "ranges": [], "limits": [], "saved": [], "doc": "", "has_cuda": False, "calls": [],
+        "ranges": [], "limits": [], "belows": [], "results": [], "saved": [], "doc": "", "has_cuda": False, "calls": [],
         "kernels": [kernel], **changes,
     }  # fmt: skip
 
@@ -112,9 +112,9 @@ def test_a_schema_that_does_not_parse_is_quoted(schema: str) -> None:
     [
         (
             "planned(Tensor(a!) x) -> Tensor(a!)",
-            r"argument 'x': expected a type without \(a\), got",
+            r"schema .*: expected returns that are new tensors, got one with \(a\); return nothing",
         ),
-        ("planned(Tensor(a) x) -> Tensor(a)", r"argument 'x': expected a type without \(a\), got"),
+        ("planned(Tensor(a) x) -> Tensor", r"argument 'x': expected a type without \(a\), or \(a!"),
         ("planned(Tensor x, float lambda) -> Tensor", "argument 'lambda': .* one of its keywords"),
         ("planned(Tensor x, *, Tensor? y=None) -> Tensor", r"argument 'y': .* before the '\*'"),
         ("planned(Tensor _x) -> Tensor", "argument '_x': expected .* not start with an underscore"),

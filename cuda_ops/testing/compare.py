@@ -49,6 +49,8 @@ class Deviation(float):
 
 def outputs(result: Any) -> tuple[Any, ...]:
     """Returns an operator's result, always as a tuple; lists in it are spread out."""
+    if result is None:  # it only writes its arguments
+        return ()
     if isinstance(result, (tuple, list)):
         return tuple(output for part in result for output in outputs(part))
     return (result,)
