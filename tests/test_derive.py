@@ -220,13 +220,11 @@ def test_fake_skips_an_optional_tensor_and_fills_defaults():
 def test_nothing_is_derived_where_names_and_dims_say_nothing():
     composite = spec("f(Tensor x) -> Tensor", "()->()", keys=("CompositeImplicitAutograd",))
     bare = spec("f(Tensor x) -> Tensor", "")
-    mutable = spec("f(Tensor(a!) x) -> Tensor(a!)", "()->()")
     assert rules.cuda_ops_fake(composite) is None
     assert gradient.cuda_ops_autograd(composite) is None
-    for op in (bare, mutable):
-        assert rules.cuda_ops_fake(op) is None
-        assert batching.cuda_ops_vmap(op) is None
-        assert rules.cuda_ops_sharding(op) is None
+    assert rules.cuda_ops_fake(bare) is None
+    assert batching.cuda_ops_vmap(bare) is None
+    assert rules.cuda_ops_sharding(bare) is None
     for hook in (testing_derived.cuda_ops_samples, benchmarking_derived.cuda_ops_benchmarks):
         assert hook(bare) is None
 

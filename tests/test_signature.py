@@ -17,6 +17,7 @@ from cuda_ops.signature import Group, Signature, parse_signature
         ("(h,w,3)->(h,w)", (("h", "w", "3"),), (("h", "w"),)),
         ("()->(3)", ((),), (("3",),)),
         ("(2d),(d)->(2d)", (("2d",), ("d",)), (("2d",),)),
+        ("(n),(n)->", (("n",), ("n",)), ()),
     ],
 )
 def test_parses_and_prints_as_written(text, inputs, outputs):
@@ -61,7 +62,7 @@ def test_elementwise_means_no_core_dim_anywhere(text, elementwise):
         ("(m,[k])->(m)", "expected groups like"),
         ("(m],[k)->(m)", "expected groups like"),
         ("(m)(k)->(m)", "expected groups like"),
-        ("(m)->", "expected groups like"),
+        ("->(m)", "expected groups like"),
         ("(m,)->(m)", "'' is not a dim name or a size"),
         ("(m-1)->(m)", "'m-1' is not a dim name or a size"),
         ("(m)->(n)", "output dim 'n' is in no input"),
