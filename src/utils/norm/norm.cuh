@@ -280,6 +280,10 @@ __global__ void __launch_bounds__(1024)
   });
 }
 
+// A product that the compiler may not join with the addition after it.
+__device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+
 // --- the gradient ---------------------------------------------------------------
 
 // With y = (x - mean) scale and g = grad_out weight:
@@ -366,7 +370,9 @@ __global__ void __launch_bounds__(512)
 #pragma unroll
       for (int v = 0; v < kPack; ++v) {
         const C centered = mean.without(values[v]);
-        results[v] = scale * (grads[v] * weights[v] - shift - centered * along);
+        // Rounded, as the sum was: where all g are equal, nothing is left over.
+        const C g = rounded_product(grads[v], weights[v]);
+        results[v] = scale * (g - shift - centered * along);
         const C of_weight = grads[v] * centered * scale;
         if constexpr (kPacks > 0) {
           sums[0][u][v] += of_weight;
