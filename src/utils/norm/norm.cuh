@@ -16,7 +16,8 @@ namespace cuda_ops {
 // What a load brings stays as it came until it is used: a register for each 16-bit element would be
 // twice as many.
 template <class T, int kPack>
-using Raw = std::conditional_t<kPack == 1, T, uint4>;
+using Raw =
+    std::conditional_t<kPack == 1, T, std::conditional_t<kPack * sizeof(T) == 8, uint2, uint4>>;
 
 // Goes past the L1 cache, which then keeps the weights that all rows read.
 template <class V>
@@ -28,17 +29,28 @@ __device__ V load_once(const V* at) {
                  : "l"(at)
                  : "memory");
     return v;
+  } else if constexpr (std::is_same_v<V, uint2>) {
+    uint2 v;
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "l"(at)
+                 : "memory");
+    return v;
   } else {
     return *at;
   }
 }
 
-template <class T, int kPack>
-__device__ void unpack_vector(uint4 raw, compute_t<T>* values) {
-  static_assert(kPack * sizeof(T) == 16);
-  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+template <class T, class V>
+__device__ void unpack_vector(V raw, compute_t<T>* values) {
+  constexpr int kWords = int(sizeof(V)) / 4;
+  uint32_t words[kWords] = {raw.x, raw.y};
+  if constexpr (kWords == 4) {
+    words[2] = raw.z;
+    words[3] = raw.w;
+  }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kWords; ++i) {
     if constexpr (sizeof(T) == 2) {
       float both[2];
       to_compute(words[i], T{}, both);
@@ -57,7 +69,7 @@ __device__ void unpack(Raw<T, kPack> raw, compute_t<T> (&values)[kPack]) {
   if constexpr (kPack == 1) {
     values[0] = to_compute(raw);
   } else {
-    unpack_vector<T, kPack>(raw, values);
+    unpack_vector<T>(raw, values);
   }
 }
 
@@ -66,9 +78,10 @@ __device__ Raw<T, kPack> packed(const compute_t<T> (&values)[kPack]) {
   if constexpr (kPack == 1) {
     return from_compute<T>(values[0]);
   } else {
-    uint32_t words[4];
+    constexpr int kWords = kPack * int(sizeof(T)) / 4;
+    uint32_t words[kWords];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kWords; ++i) {
       if constexpr (sizeof(T) == 2) {
         words[i] = from_compute(values[2 * i], values[2 * i + 1], T{});
       } else if constexpr (sizeof(T) == 4) {
@@ -78,7 +91,11 @@ __device__ Raw<T, kPack> packed(const compute_t<T> (&values)[kPack]) {
         words[i] = uint32_t(i % 2 == 0 ? __double2loint(value) : __double2hiint(value));
       }
     }
-    return {words[0], words[1], words[2], words[3]};
+    if constexpr (kWords == 4) {
+      return {words[0], words[1], words[2], words[3]};
+    } else {
+      return {words[0], words[1]};
+    }
   }
 }
 
@@ -88,10 +105,11 @@ __device__ void load_weights(const void* weights, int64_t at, C (&values)[kPack]
   if constexpr (kPack == 1) {
     values[0] = to_compute(static_cast<const W*>(weights)[at]);
   } else {
-    constexpr int kLoad = 16 / int(sizeof(W)), kLoads = kPack / kLoad;
-    const auto* vectors = static_cast<const uint4*>(weights) + at * kLoads;
+    using V = std::conditional_t<kPack * sizeof(W) == 8, uint2, uint4>;
+    constexpr int kLoad = int(sizeof(V) / sizeof(W)), kLoads = kPack / kLoad;
+    const auto* vectors = static_cast<const V*>(weights) + at * kLoads;
 #pragma unroll
-    for (int u = 0; u < kLoads; ++u) unpack_vector<W, kLoad>(vectors[u], values + u * kLoad);
+    for (int u = 0; u < kLoads; ++u) unpack_vector<W>(vectors[u], values + u * kLoad);
   }
 }
 
@@ -250,6 +268,14 @@ __global__ void __launch_bounds__(1024)
     x.data = before.data;  // for rows that are read again, each thread its own packs
   }
   constexpr bool kLayer = kKind == NormKind::kLayer;
+  // A single pack's weights are on their way while the row is added up: with few rows, nothing else
+  // would hide how long they take.
+  constexpr bool kEarly = kPacks == 1;
+  C weights[kPack], biases[kPack];
+  if (kEarly && lane < count) {
+    load_weights<W, kPack>(p.weight, lane, weights);
+    if constexpr (kLayer) load_weights<W, kPack>(p.bias, lane, biases);
+  }
   Mean<C> mean;
   if constexpr (kLayer) mean.first = rounded_mean(x, p.n);
   C totals[kLayer ? 2 : 1] = {};  // of squares, and of what is squared
@@ -267,14 +293,15 @@ __global__ void __launch_bounds__(1024)
   const C scale = inverse_root(variance + C(p.eps));
   T* const out = at_row<T>(p.out, row * p.out_step);
   x.each([&](int64_t at, int, const auto& values) {
-    C weights[kPack], results[kPack];
-    load_weights<W, kPack>(p.weight, at, weights);
+    C results[kPack];
+    if constexpr (!kEarly) {
+      load_weights<W, kPack>(p.weight, at, weights);
+      if constexpr (kLayer) load_weights<W, kPack>(p.bias, at, biases);
+    }
 #pragma unroll
-    for (int v = 0; v < kPack; ++v) results[v] = mean.without(values[v]) * scale * weights[v];
-    if constexpr (kLayer) {
-      load_weights<W, kPack>(p.bias, at, weights);
-#pragma unroll
-      for (int v = 0; v < kPack; ++v) results[v] += weights[v];
+    for (int v = 0; v < kPack; ++v) {
+      results[v] = mean.without(values[v]) * scale * weights[v];
+      if constexpr (kLayer) results[v] += biases[v];
     }
     store_pack<T, kPack>(out, at, results);
   });
@@ -450,9 +477,13 @@ template <class Body>
 cudaError_t visit_norm(const Norm& p, int pack, Body&& body) {
   return visit_floating(p.dtype, [&](auto tag) {
     using T = decltype(tag);
+    constexpr int kBytes = int(sizeof(T));
     const auto visit_pack = [&](auto weight) {
       if (pack == 1) return body(tag, weight, Constant<1>{});
-      return body(tag, weight, Constant<16 / int(sizeof(T))>{});
+      if constexpr (kBytes < 8) {
+        if (pack == 8 / kBytes) return body(tag, weight, Constant<8 / kBytes>{});
+      }
+      return body(tag, weight, Constant<16 / kBytes>{});
     };
     if (p.weight_dtype == p.dtype) return visit_pack(tag);
     return visit_pack(compute_t<T>{});
@@ -469,10 +500,11 @@ cudaError_t launch_norm(const Norm& p, cudaStream_t stream) {
     using T = decltype(tag);
     using W = decltype(weight);
     constexpr int kPack = decltype(pack)::value;
-    auto* kernel = config.packs == 1   ? norm_kernel<T, W, kPack, 1, kKind>
-                   : config.packs == 2 ? norm_kernel<T, W, kPack, 2, kKind>
-                   : config.packs == 4 ? norm_kernel<T, W, kPack, 4, kKind>
-                                       : norm_kernel<T, W, kPack, 0, kKind>;
+    constexpr int kMost = most_packs(kPack);
+    auto* kernel = config.packs == kMost       ? norm_kernel<T, W, kPack, kMost, kKind>
+                   : config.packs == kMost / 2 ? norm_kernel<T, W, kPack, kMost / 2, kKind>
+                   : config.packs == kMost / 4 ? norm_kernel<T, W, kPack, kMost / 4, kKind>
+                                               : norm_kernel<T, W, kPack, 0, kKind>;
     kernel<<<unsigned(config.blocks), config.threads, 0, stream>>>(p, config.lanes);
     return cudaGetLastError();
   });
@@ -487,9 +519,11 @@ cudaError_t launch_norm_gradient(const NormGradient& p, cudaStream_t stream) {
     using W = decltype(weight);
     using C = compute_t<T>;
     constexpr int kPack = decltype(pack)::value;
-    auto* kernel = config.packs == 1   ? norm_gradient_kernel<T, W, kPack, 1, kKind>
-                   : config.packs == 2 ? norm_gradient_kernel<T, W, kPack, 2, kKind>
-                                       : norm_gradient_kernel<T, W, kPack, 0, kKind>;
+    constexpr int kMost = most_gradient_packs(kPack);
+    auto* kernel = config.packs == kMost       ? norm_gradient_kernel<T, W, kPack, kMost, kKind>
+                   : config.packs == kMost / 2 ? norm_gradient_kernel<T, W, kPack, kMost / 2, kKind>
+                   : config.packs == kMost / 4 ? norm_gradient_kernel<T, W, kPack, kMost / 4, kKind>
+                                               : norm_gradient_kernel<T, W, kPack, 0, kKind>;
     const int64_t shared = config.rows() > 1 ? config.rows() * p.norm.n * int64_t(sizeof(C)) : 0;
     kernel<<<unsigned(config.blocks), config.threads, size_t(shared), stream>>>(p, config.lanes);
     if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;

@@ -44,13 +44,19 @@ constexpr DType compute_dtype(DType dtype) {
 
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
-// A pack is 16 bytes, or one element where rows are not whole aligned packs. The threads of a row
-// keep it in registers, up to so many packs each; longer rows are read again.
+// A pack is 16 or 8 bytes, or one element where rows are not whole aligned packs. The threads of a
+// row keep it in registers, as many packs each as most_packs() says, a half or a quarter; longer
+// rows are read again.
+constexpr int most_packs(int pack) { return pack == 1 ? 16 : 4; }
+
+// Two rows are kept, and for each column a sum or two.
+constexpr int most_gradient_packs(int pack) { return pack == 1 ? 16 : 4; }
+
 struct NormConfig {
   int pack = 1;     // elements
   int threads = 0;  // of a block
   int lanes = 0;    // threads a row: part of a warp, or the block
-  int packs = 0;    // of a thread: 1, 2 or 4; 0: the row does not fit
+  int packs = 0;    // of a thread; 0: the row does not fit
   int64_t blocks = 0;
 
   int rows() const { return threads / lanes; }  // of a block at a time
@@ -61,7 +67,8 @@ constexpr int kNormThreads = 128;  // a block of several rows
 namespace detail {
 
 // Rows of up to 32 lanes share a block; longer ones have one of up to `most_threads`.
-inline void share_row(NormConfig& config, int64_t count, int most_packs, int most_threads) {
+inline void share_row(NormConfig& config, int64_t count, int least_packs, int most_packs,
+                      int most_threads) {
   config.threads = config.lanes = kNormThreads;
   if (count <= 32 * most_packs) {
     // Few lanes, since adding up across lanes takes more instructions than loading does.
@@ -72,23 +79,27 @@ inline void share_row(NormConfig& config, int64_t count, int most_packs, int mos
     while (config.lanes < most_threads && config.lanes * most_packs < count) config.lanes *= 2;
     config.threads = config.lanes;
   }
-  config.packs = 1;
+  config.packs = least_packs;
   while (config.packs < most_packs && config.packs * config.lanes < count) config.packs *= 2;
   if (int64_t(config.packs) * config.lanes < count) config.packs = 0;
 }
 
-inline bool whole_packs(const void* data, int64_t step, int64_t bytes) {
-  return is_aligned(data, 16) && step * bytes % 16 == 0;
+inline bool whole_packs(const void* data, int64_t step, int64_t size, int64_t bytes) {
+  return is_aligned(data, bytes) && step * size % bytes == 0;
 }
 
-// Elements of a pack of x, and of as many weights.
+// Elements of a pack of x, and of as many weights. Rows whose bytes are whole packs of 8 alone are
+// common enough, such as 4100 numbers of two bytes.
 inline int pack_of(const Norm& p) {
-  const int64_t bytes = size_of(p.dtype);
-  const bool whole = p.n * bytes % 16 == 0 && whole_packs(p.x, p.x_step, bytes) &&
-                     whole_packs(p.residual, p.residual_step, bytes) &&
-                     whole_packs(p.out, p.out_step, bytes) && is_aligned(p.weight, 16) &&
-                     is_aligned(p.bias, 16);
-  return whole ? int(16 / bytes) : 1;
+  const int64_t size = size_of(p.dtype);
+  for (const int64_t bytes : {int64_t(16), int64_t(8)}) {
+    const bool whole = p.n * size % bytes == 0 && whole_packs(p.x, p.x_step, size, bytes) &&
+                       whole_packs(p.residual, p.residual_step, size, bytes) &&
+                       whole_packs(p.out, p.out_step, size, bytes) && is_aligned(p.weight, 16) &&
+                       is_aligned(p.bias, 16);
+    if (whole) return int(bytes / size);
+  }
+  return 1;
 }
 
 }  // namespace detail
@@ -97,9 +108,10 @@ inline NormConfig norm_config(const Norm& p, const DeviceInfo& device) {
   NormConfig config;
   config.pack = detail::pack_of(p);
   const int64_t count = p.n / config.pack;
-  detail::share_row(config, count, 4, 1024);
+  const int most = most_packs(config.pack);
+  detail::share_row(config, count, most / 4, most, 1024);
   // Few long rows: more threads each, so that a multiprocessor still has enough loads in flight.
-  while (config.lanes > 32 && config.lanes < 1024 && config.packs > 1 &&
+  while (config.lanes > 32 && config.lanes < 1024 && config.packs > most / 4 &&
          p.rows * config.threads < 1024 * int64_t(device.sms)) {
     config.lanes = config.threads *= 2;
     config.packs /= 2;
@@ -115,9 +127,13 @@ inline NormConfig norm_gradient_config(const NormGradient& p, const DeviceInfo& 
   NormConfig config;
   const bool aligned = is_aligned(p.grad_out, 16) && is_aligned(p.grad_x, 16);
   config.pack = aligned ? detail::pack_of(norm) : 1;
-  detail::share_row(config, norm.n / config.pack, 2, 512);
-  // Of an SM, by the registers that the kernels take, up to 82 a thread and 98 with a bias (sm_90).
-  const int threads = p.grad_bias != nullptr ? 512 : 768;
+  const int64_t count = norm.n / config.pack;
+  const int most = most_gradient_packs(config.pack);
+  detail::share_row(config, count, most / 4, most / 2, 512);
+  if (config.packs == 0) detail::share_row(config, count, most, most, 512);
+  // Of an SM, by the registers that the kernels take: up to 82 a thread, 98 with a bias, and 128
+  // where a thread has the most packs (sm_90).
+  const int threads = p.grad_bias != nullptr || config.packs == most ? 512 : 768;
   const int64_t resident = device.sms * int64_t(threads / config.threads);
   const int64_t wanted = (norm.rows + config.rows() - 1) / config.rows();
   config.blocks = wanted < 1 ? 1 : wanted < resident ? wanted : resident;
