@@ -282,3 +282,22 @@ def test_inductor_copies_nothing_that_it_can_write_in_place(name: str) -> None:
     _, (code,) = run_and_get_code(torch.compile(step, fullgraph=True), x, residual, weight)
     assert f"{name}.default(" in code
     assert "copy_" not in code.replace("copy_misaligned", "") and "clone" not in code
+
+
+def test_shards_are_written_where_they_are(name: str, mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    x, residual, weight = drawn(4, 3)
+    wanted = expected(x, residual, weight)
+    shards = [DTensor.from_local(t, mesh, [Shard(0)], run_check=False) for t in (x, residual)]
+    whole = DTensor.from_local(weight, mesh, [Replicate()])
+    with CommDebugMode() as communication:
+        registry().public(name)(*shards, whole)
+    assert communication.get_total_counts() == 0
+    torch.testing.assert_close((x, residual), wanted)
+
+    shards[1] = DTensor.from_local(residual, mesh, [Partial()], run_check=False)
+    shards[0] = DTensor.from_local(x, mesh, [Partial()], run_check=False)
+    with pytest.raises(RuntimeError, match=r"'x': expected placement .*as it is written"):
+        registry().public(name)(*shards, whole)
