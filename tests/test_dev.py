@@ -388,7 +388,7 @@ def test_a_malformed_line_is_refused(scratch_op: ScratchOp, line: str) -> None:
         (["--root", "/no/such/folder", "silu"], r"/no/such/folder: operator root does not exist"),
         (["new"], "expected one name"),
         (["new", "two", "names"], "expected one name"),
-        (["--rows", "silu"], "--rows: expected new, as in: compile_dev.py new my_softmax --rows"),
+        (["--rows", "silu"], "--rows: expected new, as in: compile_dev.py new my_op --rows"),
     ],
 )
 def test_what_is_unknown_is_an_error_of_one_line_and_status_1(

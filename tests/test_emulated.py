@@ -229,7 +229,7 @@ def test_grouped(program: Program, products: str, timing: str) -> None:
 @pytest.mark.slow
 def test_what_new_writes_for_rows(build: Build, tmp_path: Path) -> None:
     sources = tmp_path / "sources"
-    new_pair("by_rows", sources, rows=True)
+    new_pair("by_rows", sources, "rows")
     (sources / "utils").symlink_to(SOURCES / "utils")
     translate(sources, tmp_path / "include", ("by_rows.cu",), {})
     build(tmp_path / "run_rows", tmp_path / "include")

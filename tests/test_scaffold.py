@@ -10,14 +10,14 @@ from conftest import run_python
 
 from cuda_ops.build.discovery import BUILTIN_ROOT
 from cuda_ops.dev import main
-from cuda_ops.dev.scaffold import new_pair, project_root
+from cuda_ops.dev.scaffold import ELEMENTWISE, FORMS, new_pair, project_root
 from cuda_ops.errors import DiscoveryError
 
 
-@pytest.mark.parametrize("of", [[], ["--rows"]], ids=["elements", "rows"])
+@pytest.mark.parametrize("form", [ELEMENTWISE, *FORMS])
 @pytest.mark.slow
 def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
-    of: list[str],
+    form: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -27,13 +27,17 @@ def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
     monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(quick_compiler))
     root = ["--root", str(tmp_path / "mine")]
+    of = [] if form == ELEMENTWISE else [f"--{form}"]
     assert main([*root, "new", "swish_clip", *of]) == 0
     next_line = f"next: python compile_dev.py --root {tmp_path / 'mine'} --watch swish_clip"
     assert capsys.readouterr().out.splitlines()[-1] == next_line
     checked = run_python("compile_dev.py", *root, "--check", "swish_clip")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "FAILED" not in checked.stdout
-    for name in ("swish_clip", "swish_clip_backward"):
+    binding = (tmp_path / "mine" / "bindings" / "swish_clip.cpp").read_text(encoding="utf-8")
+    names = re.findall(r"op\(\s*\"(\w+)\(", binding)
+    assert ("swish_clip_backward" in names) == ("(a!)" not in binding)
+    for name in names:
         report = checked.stdout.split(f"\n{name}\n")[1].partition(" not run\n")[0]
         assert re.search(r"ok +reference\[cpu\]: \d+ samples", report)
         assert re.search(r"ok +compile_dynamic\[cpu\]", report)

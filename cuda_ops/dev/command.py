@@ -21,6 +21,7 @@ from cuda_ops.build import cache, compiling, toolchain
 from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, Kind
 from cuda_ops.compile_ops import Row, compile_ops
 from cuda_ops.dev import clangd
+from cuda_ops.dev.scaffold import ELEMENTWISE, FORMS, new_pair, project_root
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.registry import registry
 
@@ -54,8 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _new(arguments, console)
         if arguments.ops == ["clean"]:
             return _clean(console)
-        if arguments.rows:
-            raise ValueError("--rows: expected new, as in: compile_dev.py new my_softmax --rows")
+        if arguments.form != ELEMENTWISE:
+            flag = f"--{arguments.form}"
+            raise ValueError(f"{flag}: expected new, as in: compile_dev.py new my_op {flag}")
         for root in arguments.root:
             registry().add_root(Path(root))
         archs = toolchain.parse_archs(arguments.arch) if arguments.arch else None
@@ -134,12 +136,10 @@ def _check(rows: Sequence[Row], console: Console) -> bool:
 
 
 def _new(arguments: Any, console: Console) -> int:
-    from cuda_ops.dev.scaffold import new_pair, project_root
-
     if len(arguments.ops) != 2:
         raise ValueError("new: expected one name, as in: compile_dev.py new swish_clip")
     root = Path(arguments.root[0]) if arguments.root else project_root()
-    for path in new_pair(arguments.ops[1], root, rows=arguments.rows):
+    for path in new_pair(arguments.ops[1], root, arguments.form):
         console.print(f"wrote {path}", markup=False)
     known = {BUILTIN_ROOT, *(pair.root for pair in registry().pairs().values())}
     where = "" if root.resolve() in known else f"--root {shlex.quote(str(root))} "
@@ -170,9 +170,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--watch", action="store_true", help="rebuild, reload, check and time on every save"
     )
-    parser.add_argument(
-        "--rows", action="store_true", help="new: an operator of rows, not an elementwise one"
-    )
+    forms = parser.add_mutually_exclusive_group()
+    for form, what in FORMS.items():
+        forms.add_argument(
+            f"--{form}", dest="form", action="store_const", const=form, default=ELEMENTWISE,
+            help=f"new: {what}, not an elementwise operator",
+        )  # fmt: skip
     parser.add_argument("--check", action="store_true", help="run the full check of each operator")
     parser.add_argument(
         "--root",

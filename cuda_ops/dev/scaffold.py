@@ -11,6 +11,16 @@ from cuda_ops.registry import registry
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
+#: What ``new`` writes without a flag.
+ELEMENTWISE = "elementwise"
+#: The other forms of a pair: the flag of ``new``, and what it writes.
+FORMS = {
+    "rows": "each row becomes a row: a softmax",
+    "reduce": "each row becomes a number: a sum of squares",
+    "gather": "indices choose rows of a table: an embedding",
+    "in-place": "an argument is written, and nothing returned: a moving average",
+}
+
 
 def project_root() -> Path:
     """Returns the operator root of the project in the current folder.
@@ -28,13 +38,13 @@ def project_root() -> Path:
     )
 
 
-def new_pair(name: str, root: Path, *, rows: bool = False) -> tuple[Path, Path]:
+def new_pair(name: str, root: Path, form: str = ELEMENTWISE) -> tuple[Path, Path]:
     """Writes ``kernels/<name>.cu`` and ``bindings/<name>.cpp`` under ``root``.
 
     Args:
         name: the name of the operator and of both files.
         root: a folder of operators; created if need be.
-        rows: write a softmax along the last dim instead of an elementwise operator.
+        form: what to write: ``"elementwise"``, or one of :data:`FORMS`.
 
     Raises:
         DiscoveryError: the name is not usable, or taken, or the files cannot be written.
@@ -53,7 +63,7 @@ def new_pair(name: str, root: Path, *, rows: bool = False) -> tuple[Path, Path]:
         raise DiscoveryError(
             f"operator {name!r} is already defined by {first.sources[0]}; choose another name"
         )
-    template = "rows" if rows else "elementwise"
+    template = form.replace("-", "_")
     try:
         for path in pair.sources:
             path.parent.mkdir(parents=True, exist_ok=True)
