@@ -19,6 +19,7 @@ from cuda_ops.testing.case import (
     wanting,
     without_float64,
 )
+from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, broadcast_over, shaped
 from cuda_ops.testing.subject import Subject
@@ -34,15 +35,15 @@ def _nothing_claimed(subject: Subject, device: str) -> str:
 def gradient_declared(case: Case) -> None:
     """Checks that each floating input gets a gradient, or that asking for one is an error."""
     leaves = case.leaves(even_refused=True)
-    outputs = [output for output in case.call(*leaves) if output.is_floating_point()]
+    outputs = [output for output in case.call(*leaves) if is_floating(output)]
     if not wanting(leaves) or not outputs:
         raise NotRunError("no floating inputs and outputs")
     silent = [k for k, output in enumerate(outputs) if not output.requires_grad]
     assert not silent, f"output {silent[0]} requires no gradient, but an input does"
-    sums = [output.sum() for output in outputs]
+    grads = [output.detach() for output in outputs]  # float8 has neither sums nor ones
     if case.subject.gradient == "refused":
         try:
-            torch.autograd.grad(sums, wanting(leaves), allow_unused=True)
+            torch.autograd.grad(outputs, wanting(leaves), grads, allow_unused=True)
         except RuntimeError:
             return
         raise AssertionError("no gradient is declared, and asking for one is not refused")
@@ -50,7 +51,9 @@ def gradient_declared(case: Case) -> None:
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             name = case.subject.op.argument_names[i]
             try:
-                (found,) = torch.autograd.grad(sums, [leaf], retain_graph=True, allow_unused=True)
+                (found,) = torch.autograd.grad(
+                    outputs, [leaf], grads, retain_graph=True, allow_unused=True
+                )
             except RuntimeError:
                 continue  # a refusal
             assert found is not None, f"'{name}' gets no gradient, and there is no error"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cuda_ops.testing.arguments import split
-from cuda_ops.testing.case import Case, check
+from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.checks.registration import TITLE
 from cuda_ops.testing.draw import Draw
 
@@ -20,4 +20,8 @@ def opcheck(case: Case) -> None:
     case.call(*case.arguments())  # a refused sample must not count as a finding
     results = torch.library.opcheck(op.overload, *split(op, args), raise_exception=False)
     wrong = [f"{test}: {text}" for test, text in results.items() if text != "SUCCESS"]
-    assert not wrong, "; ".join(wrong)
+    # torch's test of the schema computes with the arguments, in dtypes that it may only store.
+    lacking = [text for text in wrong if '" not implemented for' in text]
+    assert len(wrong) == len(lacking), "; ".join(wrong)
+    if lacking:
+        raise NotRunError(f"torch cannot compute in a dtype of this sample: {lacking[0]}")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from cuda_ops.testing.case import Case, check
-from cuda_ops.testing.compare import same
+from cuda_ops.testing.compare import PAIRS, same
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, TensorArg
 from cuda_ops.testing.subject import Subject
@@ -43,7 +43,7 @@ def vmap(case: Case) -> None:
         args = [
             copies[0][k]
             if dim is None
-            else torch.stack([copy[k] for copy in copies], 0 if dim == 0 else -1)
+            else _stack([copy[k] for copy in copies], 0 if dim == 0 else -1)
             for k, dim in enumerate(in_dims)
         ]
         looped = [
@@ -55,7 +55,7 @@ def vmap(case: Case) -> None:
         written = [in_dims[k] for k in case.subject.op.written if args[k] is not None]
         at = [*[0] * (len(looped[0]) - len(written)), *(0 if dim == 0 else -1 for dim in written)]
         parts = list(zip(*looped, strict=True))
-        expected = list(map(torch.stack, parts, at))
+        expected = list(map(_stack, parts, at))
         same(batched, expected, f"vmap with in_dims={in_dims}", case.slack)
         empty = [
             arg if dim is None else arg.narrow(dim, 0, 0)
@@ -64,6 +64,12 @@ def vmap(case: Case) -> None:
         batched = case.results(mapped(in_dims), empty)
         expected = [part.narrow(dim, 0, 0) for part, dim in zip(expected, at, strict=True)]
         same(batched, expected, f"vmap with in_dims={in_dims} of no elements", case.slack)
+
+
+def _stack(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    if tensors[0].dtype != PAIRS:
+        return torch.stack(list(tensors), dim)
+    return torch.stack([t.view(torch.uint8) for t in tensors], dim).view(PAIRS)  # as torch cannot
 
 
 def _mappings(sample: Sample) -> list[tuple[Any, ...]]:
