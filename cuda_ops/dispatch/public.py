@@ -108,7 +108,8 @@ def _generate(operator: Served) -> FunctionType:
     body = f"return _overload({arguments})"
     tensors = _tensor_names(op)
     optional = any(
-        str(a.type).startswith(("Optional[Tensor", "List[Tensor")) for a in op.parsed.arguments
+        str(a.type).startswith(("Optional[Tensor", "List[Tensor", "List[Optional"))
+        for a in op.parsed.arguments
     )
     keyword_only = any(argument.kwarg_only for argument in op.parsed.arguments)
     before = ""
