@@ -74,14 +74,51 @@ CUDA_OPS(library) {
 }
 """
 
+PLUGIN = """
+import torch
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.spec import Autograd
+
+@hookimpl
+def cuda_ops_fake(op):
+    if op.name == "scratch_types_parts":
+        return lambda x: [torch.empty_like(x), torch.empty_like(x)]
+    if op.name == "scratch_types_numbers":
+        return lambda x: (torch.empty_like(x), x.dim(), 0.5, True)
+
+@hookimpl
+def cuda_ops_autograd(op):
+    if op.name == "scratch_types_parts":
+        def both(ctx, grads):
+            return grads[0] + 2 * grads[1]
+        return Autograd(lambda ctx, inputs, output: None, both)
+    if op.name == "scratch_types_lists":  # of the sum of 100 for each dim of each tensor
+        def setup(ctx, inputs, output):
+            ctx.count = len(inputs[1])
+        def backward(ctx, grad):
+            rest = [None] * (len(ctx.needs_input_grad) - 2)
+            return (grad, [grad] * ctx.count, *rest)
+        return Autograd(setup, backward)
+
+@hookimpl
+def cuda_ops_vmap(op):
+    if op.name == "scratch_types_parts":
+        def rule(info, in_dims, x):
+            return op.overload(x), [in_dims[0], in_dims[0]]
+        return rule
+"""
+
 
 @pytest.fixture(scope="module")
 def name(scratch_root: Path) -> Iterator[str]:
     scratch = ScratchOp("scratch_types", scratch_root)
     scratch.binding.write_text(SOURCE.replace('"OP', '"scratch_types'))
+    plugin = scratch_root / "ops" / f"{scratch.name}.py"
+    plugin.write_text(PLUGIN)
     (row,) = compile_ops([scratch.name])
     assert not row.error, row.error
     yield scratch.name
+    plugin.unlink()
     scratch.binding.unlink()
     registry().rescan()
 
@@ -230,10 +267,56 @@ def test_a_list_of_tensors_is_returned(name: str, by: str) -> None:
 
 
 @both
+def test_a_list_of_results_has_gradients_and_parts(name: str, by: str) -> None:
+    function = called(f"{name}_parts", by)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        first, second = function(x)
+        return first.sum() + 10 * second.sum()
+
+    x = X.clone().requires_grad_()
+    loss(x).backward()
+    torch.testing.assert_close(x.grad, torch.full_like(X, 21))
+    torch.testing.assert_close(torch.func.grad(loss)(X), torch.full_like(X, 21))
+    torch.testing.assert_close(torch.vmap(function, in_dims=1, out_dims=1)(X[None])[1], 2 * X[None])
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    x.grad = None
+    compiled(x).backward()
+    torch.testing.assert_close(x.grad, torch.full_like(X, 21))
+
+
+@both
+def test_a_list_of_arguments_has_gradients_and_parts(name: str, by: str) -> None:
+    function = called(f"{name}_lists", by)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return function(X, [X, x], [True]).sum()
+
+    x = torch.tensor([1.0, 1.0, 1.0], requires_grad=True)
+    loss(x).backward()
+    torch.testing.assert_close(x.grad, torch.ones(3))
+    torch.testing.assert_close(torch.func.grad(loss)(X), torch.ones(3))
+    batch = torch.zeros(2, 3, 4)
+    for dim in (0, -1):
+        count = batch.shape[dim]
+        got = torch.vmap(lambda x: function(X, [X, x, None], []), in_dims=dim)(batch)
+        torch.testing.assert_close(got, (1300 * X).expand(count, 3))
+    none = torch.vmap(lambda x: function(X, [x], []))(batch[:0])
+    assert none.shape == (0, 3)
+
+
+@both
 def test_numbers_are_returned(name: str, by: str) -> None:
-    out, *numbers = called(f"{name}_numbers", by)(X)
+    function = called(f"{name}_numbers", by)
+    out, *numbers = function(X)
     torch.testing.assert_close(out, X)
     assert numbers == [1, 0.5, True]
+    with FakeTensorMode() as mode:
+        out, *numbers = function(mode.from_tensor(X))
+    assert out.shape == X.shape and numbers == [1, 0.5, True]
+    with pytest.raises(RuntimeError, match="has no gradient"):
+        function(X.clone().requires_grad_())[0].sum().backward()
 
 
 # --- what a binding may not say -------------------------------------------------------
@@ -262,6 +345,12 @@ def test_numbers_are_returned(name: str, by: str) -> None:
 def test_what_cannot_be_passed_is_refused_with_the_way_round(schema: str, message: str) -> None:
     with pytest.raises(ManifestError, match=message):
         validated(entry(schema))
+
+
+def test_a_line_describes_tensors_alone() -> None:
+    for returned in ("Tensor[]", "int"):
+        with pytest.raises(ManifestError, match='expected "", as no line describes return 0 of'):
+            validated(entry(f"planned(Tensor x) -> {returned}", "()->()"))
 
 
 @pytest.mark.parametrize(

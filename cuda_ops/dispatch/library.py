@@ -390,6 +390,12 @@ def _signature(
 ) -> Signature | None:
     if not text:
         return None
+    for i, kind in enumerate(returns):
+        if kind != "Tensor":
+            raise ManifestError(
+                f'cuda_ops::{op}: signature {text!r}: expected "", as no line describes return {i} '
+                f"of type {kind}; its shapes come from cuda_ops_fake of a plugin"
+            )
     try:
         signature = parse_signature(text, ints)
     except ValueError as error:
