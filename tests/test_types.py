@@ -51,9 +51,7 @@ Tensor lists(const Tensor& x, const std::vector<std::optional<Tensor>>& tensors,
   return scaled(x, sum);
 }
 std::vector<Tensor> parts(const Tensor& x) { return {scaled(x, 1), scaled(x, 2)}; }
-std::tuple<Tensor, int64_t, double, bool> numbers(const Tensor& x) {
-  return {scaled(x, 1), x.dim(), 0.5, true};
-}
+std::tuple<Tensor, int64_t> numbers(const Tensor& x) { return {scaled(x, 1), x.dim()}; }
 }
 CUDA_OPS(library) {
   library.op("OP(Tensor x, str mode=\\"mean\\") -> Tensor", "()->()")
@@ -69,7 +67,7 @@ CUDA_OPS(library) {
   library.op("OP_lists(Tensor x, Tensor?[] tensors, bool[] flags, int[]? ints=None, "
              "float[]? floats=None) -> Tensor", "()->()").dtypes(kFloating).cpu<lists>();
   library.op("OP_parts(Tensor x) -> Tensor[]", "").dtypes(kFloating).cpu<parts>();
-  library.op("OP_numbers(Tensor x) -> (Tensor out, int dims, float half, bool yes)", "")
+  library.op("OP_numbers(Tensor x) -> (Tensor out, int dims)", "")
       .dtypes(kFloating).cpu<numbers>();
 }
 """
@@ -84,7 +82,7 @@ def cuda_ops_fake(op):
     if op.name == "scratch_types_parts":
         return lambda x: [torch.empty_like(x), torch.empty_like(x)]
     if op.name == "scratch_types_numbers":
-        return lambda x: (torch.empty_like(x), x.dim(), 0.5, True)
+        return lambda x: (torch.empty_like(x), x.dim())
 
 @hookimpl
 def cuda_ops_autograd(op):
@@ -309,14 +307,17 @@ def test_a_list_of_arguments_has_gradients_and_parts(name: str, by: str) -> None
 @both
 def test_numbers_are_returned(name: str, by: str) -> None:
     function = called(f"{name}_numbers", by)
-    out, *numbers = function(X)
+    out, dims = function(X)
     torch.testing.assert_close(out, X)
-    assert numbers == [1, 0.5, True]
+    assert dims == 1
     with FakeTensorMode() as mode:
-        out, *numbers = function(mode.from_tensor(X))
-    assert out.shape == X.shape and numbers == [1, 0.5, True]
+        out, dims = function(mode.from_tensor(X))
+    assert out.shape == X.shape and dims == 1
     with pytest.raises(RuntimeError, match="has no gradient"):
         function(X.clone().requires_grad_())[0].sum().backward()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: function(x)[0] * (1 + function(x)[1]), fullgraph=True)
+    torch.testing.assert_close(compiled(X), 2 * X)
 
 
 # --- what a binding may not say -------------------------------------------------------
@@ -337,7 +338,10 @@ def test_numbers_are_returned(name: str, by: str) -> None:
         ("planned(Tensor x, ScalarType[] s) -> Tensor", r"'s' is ScalarType\[\] .*; known: Tensor"),
         ("planned(Tensor x) -> Tensor?", r"return 0 is Tensor\? .*; write 'Tensor', without el"),
         ("planned(Tensor x) -> (Tensor a, str b)", r"return 'b' is str .*; write an 'int'"),
-        ("planned(Tensor x) -> (Tensor a, int[] b)", r"return 'b' is int\[\] .*; known: Tensor"),
+        ("planned(Tensor x) -> (Tensor a, int[] b)", r"return 'b' is int\[\] .*; write one 'int'"),
+        ("planned(Tensor x) -> int", "expected a return that is a tensor, .* got int alone"),
+        ("planned(Tensor x) -> float", "return 0 is float .*; write 'Tensor' without dims"),
+        ("planned(Tensor x) -> (bool, Tensor)", "return 0 is bool .*; write an 'int' that is 0 or"),
         ("planned.fast(Tensor x) -> Tensor", "a name without a dot, .*; write planned_fast"),
         ("planned(Tensor x, *, Tensor y) -> Tensor", r"'y': .* before the '\*', .* y=\.\.\. there"),
     ],
@@ -348,9 +352,9 @@ def test_what_cannot_be_passed_is_refused_with_the_way_round(schema: str, messag
 
 
 def test_a_line_describes_tensors_alone() -> None:
-    for returned in ("Tensor[]", "int"):
+    for returned in ("(Tensor[], Tensor)", "(int, Tensor)"):
         with pytest.raises(ManifestError, match='expected "", as no line describes return 0 of'):
-            validated(entry(f"planned(Tensor x) -> {returned}", "()->()"))
+            validated(entry(f"planned(Tensor x) -> {returned}", "()->(),()"))
 
 
 @pytest.mark.parametrize(

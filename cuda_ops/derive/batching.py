@@ -18,7 +18,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
     """Makes a mapped dim the outermost loop dim of one call. Calls once for each index where that
     cannot be: a mapped argument or a result has no loop dims, or rows are not independent.
     """
-    if op.signature is None or op.is_composite:
+    if op.signature is None or op.is_composite or op.device_position is not None:
         return None
     one_call = rows_are_independent(op) and all(group.loops for group in op.signature.outputs)
 

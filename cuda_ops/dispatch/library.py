@@ -26,7 +26,7 @@ from cuda_ops.dispatch.check_rules import MOST_NAMES, Rules, rules_of
 from cuda_ops.dispatch.schema_types import compare, refuse_types, schema_type
 from cuda_ops.errors import ManifestError
 from cuda_ops.signature import Signature, parse_signature
-from cuda_ops.spec import OpSpec, Range, ResultDType, output_names
+from cuda_ops.spec import UNBOUNDED, OpSpec, Range, ResultDType, is_device, output_names
 
 #: The form of the manifest, and of what a library is handed, as ``src/utils/manifest.h`` has it.
 FORMAT = 4
@@ -256,6 +256,7 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         belows=_dims_by_name(name, ".below", entry["belows"], indices, signature),
         choices=choices,
     )
+    _refuse_without_dtype(op)
     for output in op.saved:
         if output not in op.output_names:
             expected = _may_name(".saved", op.output_names)
@@ -282,15 +283,38 @@ def _refuse_form(
     elif not returns and not parsed.is_mutable:
         expected = "a return, as torch can neither differentiate nor compile a call without one"
         actual = "'()'; write '-> Tensor', or (a!) after the type of what the operator writes"
+    elif returns and all(schema_type(value) == "int" for value in parsed.returns):
+        expected = "a return that is a tensor, without which torch.compile cannot trace a call"
+        actual = "int alone; return a 'Tensor' without dims, or compute it in Python"
     elif composed and parsed.is_mutable:
         expected, actual = "a composed operator to write nothing", "(a!)"
     elif not composed and not any("Tensor" in str(a.type) for a in parsed.arguments):
-        expected = "a tensor argument, whose device says which kernel to call"
-        actual = "none; add one, such as 'Tensor like'"
+        devices = [argument.name for argument in parsed.arguments if is_device(argument)]
+        if len(devices) != 1:
+            expected = "a tensor argument or one of type Device, which say which kernel to call"
+            actual = (
+                f"{' and '.join(map(repr, devices)) or 'none'}; write one 'Device? device=None'"
+            )
     if expected:
         raise ManifestError(
             f"cuda_ops::{name}: schema {schema!r}: expected {expected}, got {actual}"
         )
+
+
+def _refuse_without_dtype(op: OpSpec) -> None:
+    """Refuses an output whose dtype neither a tensor argument nor the binding says."""
+    if op.device_position is None or op.signature is None:
+        return
+    for name in op.output_names:
+        rule = op.results.get(name, ResultDType())
+        optional = any(
+            a.name == rule.like and schema_type(a).endswith("?") for a in op.parsed.arguments
+        )
+        if rule.dtype is None and (not rule.like or optional):
+            named = f", {rule.like!r}" if rule.like else ""
+            expected = f'.returns("{name}"{named}, DType::kFloat32) or another dtype, as there is '
+            expected += "no tensor argument that has one"
+            raise _refusal(op.name, name, expected.replace("'", '"'), "none", "return")
 
 
 def _dtypes(names: Sequence[str]) -> tuple[torch.dtype, ...]:
@@ -325,7 +349,8 @@ def _ranges(
         if least > most:
             raise _refusal(op, name, "the smaller number first in .range", f"{least}, {most}")
     found = _by_name(op, ".range", listed, (*ints, *dims))
-    return {name: Range(*limits) for name, limits in found.items()}
+    sizes = dict.fromkeys(signature.int_names if signature is not None else (), (0, UNBOUNDED))
+    return {name: Range(*limits) for name, limits in (sizes | found).items()}
 
 
 def _choices(

@@ -21,7 +21,7 @@ _CPP = {
 _ARGUMENT_FORMS = (
     "Tensor[]", "Tensor?[]", "int[]", "float[]", "bool[]", "int[]?", "float[]?", "bool[]?",
 )  # fmt: skip
-_RETURNS = ("Tensor", "Tensor[]", "int", "float", "bool")
+_RETURNS = ("Tensor", "Tensor[]", "int")
 
 #: What to write instead of types that torch knows and its stable ABI cannot pass, or that no kernel
 #: needs.
@@ -39,7 +39,10 @@ _INSTEAD = {
 }
 _INSTEAD_OF_RETURN = {
     "Tensor?": "'Tensor', without elements where there is none",
+    "float": "'Tensor' without dims: torch.compile can pass on no other float",
+    "bool": "an 'int' that is 0 or 1, or a 'Tensor' without dims",
     "str": "an 'int' that numbers the names",
+    "int[]": "one 'int' for each, or a 'Tensor' with one dim",
 }
 
 
