@@ -425,13 +425,12 @@ def transformed(operator: Served) -> Any:
         return operator.spec.overload(*positional, **keywords)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        if operator.now.forward is not None:
-            interpreter = torch._C._functorch.peek_interpreter_stack()
-            if interpreter is not None and interpreter.key() == TransformType.Jvp:
-                _keep_for_tangents(ctx, operator.spec, inputs, output, only_forward=True)
-                return
-            if interpreter is None and torch.autograd.forward_ad._current_level >= 0:
-                _keep_for_tangents(ctx, operator.spec, inputs, output, only_forward=False)
+        interpreter = torch._C._functorch.peek_interpreter_stack()
+        if interpreter is not None and interpreter.key() == TransformType.Jvp:
+            _keep_for_tangents(ctx, operator.spec, inputs, output, only_forward=True)
+            return
+        if interpreter is None and torch.autograd.forward_ad._current_level >= 0:
+            _keep_for_tangents(ctx, operator.spec, inputs, output, only_forward=False)
         positional, keywords = split(operator.spec, inputs)
         ctx.keywords = len(keywords)
         extra = {"keyword_only_inputs": keywords} if keywords else {}
@@ -447,17 +446,17 @@ def transformed(operator: Served) -> Any:
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         op, derivative = operator.spec, operator.now.forward
-        if derivative is None:
-            given = (i for i, t in enumerate(tangents) if isinstance(t, torch.Tensor))
-            refuse_tangent(op, next(given, op.tensor_positions[0]))
+        known = derivative.inputs if derivative is not None else ()
         values, outputs = tree_unflatten(ctx.flat(ctx.saved_tensors), ctx.tree)
+        values = bind(op, values, {})  # the dispatcher leaves out those equal to their default
+        given = [*tangents, *[None] * (len(values) - len(tangents))]
         if ctx.has_zeros:
-            tangents = tuple(
-                t if i in derivative.inputs or (isinstance(t, torch.Tensor) and t.any()) else None
-                for i, t in enumerate(tangents)
-            )
+            given = [t if i in known or (t is not None and t.any()) else None for i, t in
+                     enumerate(given)]  # fmt: skip
+        if derivative is None:
+            refuse_tangent(op, next(i for i, t in enumerate(given) if t is not None))
         is_tuple = isinstance(outputs, tuple)
-        found = derivative.tangents(op, values, outputs if is_tuple else (outputs,), tangents)
+        found = derivative.tangents(op, values, outputs if is_tuple else (outputs,), given)
         return tuple(found) if is_tuple else found[0]
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:

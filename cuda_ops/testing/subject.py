@@ -12,7 +12,6 @@ import torch
 from hypothesis.strategies import SearchStrategy
 
 from cuda_ops.build.discovery import BUILTIN_ROOT
-from cuda_ops.derive.forward_mode import forward_mode
 from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.errors import CudaOpsError, PluginError
 from cuda_ops.signature import parse_signature
@@ -112,8 +111,15 @@ def why_not(op: OpSpec, device: str) -> str:
     return f"no {kind.upper()} kernel in this build"
 
 
-def subject_of(op: OpSpec, plugins: HookAnswers, origin: Origin | None = None) -> Subject:
-    """Returns what the hooks say about a registered operator."""
+def subject_of(
+    op: OpSpec,
+    plugins: HookAnswers,
+    origin: Origin | None = None,
+    forward: tuple[int, ...] = (),
+) -> Subject:
+    """Returns what the hooks say about a registered operator. ``forward`` are the positions of the
+    arguments that have a derivative in forward mode.
+    """
     autograd = plugins.ask("cuda_ops_autograd", op)
     gradient: Gradient = "none"
     if op.is_composite:
@@ -131,7 +137,7 @@ def subject_of(op: OpSpec, plugins: HookAnswers, origin: Origin | None = None) -
         sharding=plugins.ask("cuda_ops_sharding", op),
         claims=plugins.ask("cuda_ops_claims", op) or Claims(),
         origin=origin or Origin(),
-        forward=() if (forward := forward_mode(op, autograd)) is None else forward.inputs,
+        forward=forward,
         kernel_samples=tuple(plugins.ask("cuda_ops_kernel_samples", op) or ()),
     )
 
@@ -188,7 +194,9 @@ def find(name: str) -> Subject:
     pair, library = registry().pairs()[op.stem], registry().library_of(op.stem)
     found_anyway = [BUILTIN_ROOT, *(root.resolve() for root in registry().plugins.roots())]
     roots = () if pair.root in found_anyway else (str(pair.root),)
-    return subject_of(op, registry().plugins, Origin(roots, library=str(library or "")))
+    forward = operator.now.forward.inputs if operator.now.forward is not None else ()
+    origin = Origin(roots, library=str(library or ""))
+    return subject_of(op, registry().plugins, origin, forward)
 
 
 # --- operators of other libraries ------------------------------------------------------
