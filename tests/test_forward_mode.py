@@ -133,6 +133,8 @@ def test_jvp_of_each_argument_and_of_all(name: str, by: str) -> None:
                     torch.testing.assert_close((primal, tangent), expected)
 
 
+# torch.func.linearize of torch's own operators warns as well.
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
 @both
 def test_jacobians_linearize_and_batches(name: str, by: str) -> None:
     for function, reference, args in cases(name, by):

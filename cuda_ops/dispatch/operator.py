@@ -22,7 +22,16 @@ from torch.nested._internal.nested_tensor import NestedTensor
 
 from cuda_ops.derive import arguments, checks
 from cuda_ops.derive.forward_mode import forward_mode, refuse_tangent
-from cuda_ops.dispatch import autocast, compile_tag, dtensor, flops, on_import, public, written
+from cuda_ops.dispatch import (
+    autocast,
+    compile_tag,
+    deterministic,
+    dtensor,
+    flops,
+    on_import,
+    public,
+    written,
+)
 from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Kernel, Library
 from cuda_ops.errors import ManifestError, PluginError
@@ -70,7 +79,7 @@ class Operator:
         self.now = generation
         self.generation = 0
         self._slots: dict[str, int] = {}
-        self._autocast_registered = False
+        self._autocast_registered = self._alerts = False
         op = generation.spec
         try:
             self._define()
@@ -108,7 +117,7 @@ class Operator:
             )
         schemas = [sibling.schema + str(sibling.signature) for sibling in op.siblings.values()]
         declared = op.dtypes, op.dtypes_of, op.ranges, op.limits, op.results
-        words = op.saved, op.hidden, op.no_gradient, op.linear, op.nondeterministic
+        words = op.saved, op.hidden, op.no_gradient, op.linear, op.tags, op.nondeterministic
         checked = [str(value) for value in (op.signature, *declared)]
         text = [op.schema, *checked, str(words), str(op.is_composite), plugin_text]
         if op.is_composite:  # graphs hold what it calls
@@ -130,13 +139,13 @@ class Operator:
     # --- reload --------------------------------------------------------------------
 
     def must_redefine(self, new: Generation) -> bool:
-        """Says whether the schema in the dispatcher has to change."""
+        """Says whether the schema or the tags in the dispatcher have to change."""
         if self.spec.is_composite != new.spec.is_composite and self._slots:
             raise ManifestError(
                 f"cuda_ops::{self.spec.name} changed between composed and per-device kernels; "
                 "restart the process to use it"
             )
-        return self.spec.schema != new.spec.schema
+        return (self.spec.schema, self.spec.tags) != (new.spec.schema, new.spec.tags)
 
     def become(self, new: Generation) -> bool:
         """Takes the new generation; returns whether compiled graphs must be traced again."""
@@ -148,6 +157,7 @@ class Operator:
             self._define_again()
         elif changed:
             self._register_autocast()
+            self._register_alert()
             self._register_flops()
         if changed:
             public.renew(self)
@@ -174,8 +184,9 @@ class Operator:
         op = self.spec
         lib: torch.library.Library = _Library(self)
         self._library = lib
-        lib.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
-        self._autocast_registered = False
+        named = (getattr(torch.Tag, tag) for tag in op.tags)
+        lib.define(op.schema, tags=(torch.Tag.pt2_compliant_tag, *named))
+        self._autocast_registered = self._alerts = False
         if not op.written:
             transformed = self._decomposed if op.is_composite else public.transformed(self)
             lib.impl(op.name, transformed, "FuncTorchDynamicLayerFrontMode")
@@ -197,6 +208,7 @@ class Operator:
             op.qualname, NestedTensor, self._with_jagged_tensor, lib=lib
         )
         self._register_autocast()
+        self._register_alert()
         self._register_flops()
         dtensor.register(op.name, self._sharding)
 
@@ -214,6 +226,11 @@ class Operator:
         if self.now.autocast is not None and not self._autocast_registered:
             autocast.register(self._library, self.spec.name, lambda: self.now.autocast)
             self._autocast_registered = True
+
+    def _register_alert(self) -> None:
+        if self.spec.nondeterministic and not self._alerts:
+            deterministic.register(self._library, self.spec.name, lambda: self.now.spec)
+            self._alerts = True
 
     def _register_flops(self) -> None:
         if self.now.flops is not None:

@@ -129,6 +129,12 @@ def _generate(operator: Served, hides: bool = False) -> FunctionType:
             if _transformed() and _is_functional():
                 return _functional(({given},)){shown}
             """)
+    if op.nondeterministic:  # the dispatcher raises or warns
+        names["_deterministic"] = torch._C._get_deterministic_algorithms
+        before += textwrap.dedent(f"""\
+            if _deterministic():
+                return _overload({arguments}){shown}
+            """)
     if operator.now.forward is not None:
         names["_forward_mode"] = torch.autograd.forward_ad
         before += textwrap.dedent(f"""\

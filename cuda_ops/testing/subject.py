@@ -135,11 +135,17 @@ def subject_of(
         autocast=plugins.ask("cuda_ops_autocast", op),
         vmap=_is_mapped(op, plugins),
         sharding=plugins.ask("cuda_ops_sharding", op),
-        claims=plugins.ask("cuda_ops_claims", op) or Claims(),
+        claims=plugins.ask("cuda_ops_claims", op) or _claims(op),
         origin=origin or Origin(),
         forward=forward,
         kernel_samples=tuple(plugins.ask("cuda_ops_kernel_samples", op) or ()),
     )
+
+
+def _claims(op: OpSpec) -> Claims:
+    if not op.nondeterministic:
+        return Claims()
+    return Claims(deterministic=False, reason="it is .nondeterministic()")
 
 
 def _is_mapped(op: OpSpec, plugins: HookAnswers) -> bool:
