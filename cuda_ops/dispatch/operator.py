@@ -107,7 +107,7 @@ class Operator:
             )
         schemas = [sibling.schema + str(sibling.signature) for sibling in op.siblings.values()]
         declared = op.dtypes, op.dtypes_of, op.ranges, op.limits, op.results
-        checked = [str(value) for value in (op.signature, *declared)]
+        checked = [str(v) for v in (op.signature, *declared, op.float_ranges, op.random)]
         text = [op.schema, *checked, str(op.saved), str(op.is_composite), plugin_text]
         if op.is_composite:  # graphs hold what it calls
             text.append(str(library))

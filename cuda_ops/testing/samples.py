@@ -8,7 +8,7 @@ line of Python that makes the same tensors again on any machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -254,7 +254,7 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
     if op.signature is None:
         return None
     scalars = {
-        i: _scalar(argument, op.ranges.get(argument.name), op.dtypes_of.get(argument.name))
+        i: _scalar(op, argument)
         for i, argument in enumerate(sampled_arguments(op))
         if i not in op.tensor_positions
     }
@@ -334,13 +334,15 @@ def _layouts(shape: tuple[int, ...]) -> list[Layout]:
     ]
 
 
-def _scalar(
-    argument: Any, allowed: Range | None, dtypes: Sequence[torch.dtype] | None
-) -> st.SearchStrategy[Any] | None:
-    kind = str(argument.real_type)
+def _scalar(op: OpSpec, argument: Any) -> st.SearchStrategy[Any] | None:
+    kind, allowed = str(argument.real_type), op.ranges.get(argument.name)
+    dtypes = op.dtypes_of.get(argument.name)
+    least, most = op.float_ranges.get(argument.name, (-math.inf, math.inf))
+    numbers = [v for v in (0.0, 1.0, -1.0, 0.5, 2.0, -3.25) if least <= v <= most]
+    numbers += [end for end in (least, most) if math.isfinite(end) and end not in numbers]
     plain = kind.removeprefix("Optional[").removesuffix("]")
     drawn: dict[str, st.SearchStrategy[Any]] = {
-        "float": st.sampled_from((0.0, 1.0, -1.0, 0.5, 2.0, -3.25)),
+        "float": st.sampled_from(numbers),
         "int": st.integers(allowed.least, min(allowed.most, allowed.least + 7))
         if allowed
         else st.integers(-2, 5),
@@ -425,5 +427,8 @@ def example_scalar(op: OpSpec, argument: Any) -> Any:
     if argument.name in op.dtypes_of:
         return op.dtypes_of[argument.name][0]
     allowed = op.ranges.get(argument.name)
+    if argument.name in op.float_ranges:
+        least, most = op.float_ranges[argument.name]
+        return min(max(0.5, least), most)
     example: Any = {"float": 0.5, "int": 1, "bool": False}.get(str(argument.real_type))
     return allowed.least if allowed and example not in allowed else example
