@@ -1,4 +1,4 @@
-"""``dropout``: nothing is drawn or copied outside of training; torch's own is the peer."""
+"""``dropout``: outside of training it returns its argument; torch's own is the peer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from cuda_ops.derive.random import draw_key
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import OpSpec, Peer
+from cuda_ops.spec import Autograd, OpSpec, Peer
 
 
 @hookimpl
@@ -55,6 +55,34 @@ Example:
 >>> cuda_ops.dropout(torch.ones(6), 0.5, key=torch.tensor([1, 2]))
 tensor([0., 2., 0., 2., 2., 0.])
 """
+
+
+@hookimpl
+def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
+    """Differentiates the gradient, which is linear: the same function of the same key again."""
+    if op.name != "dropout_backward":
+        return None
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, key, ctx.p = inputs
+        ctx.save_for_backward(key)
+
+    def backward(ctx: Any, grad_grad_x: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (key,) = ctx.saved_tensors
+        return op.function(grad_grad_x, key, ctx.p), None, None
+
+    return Autograd(setup_context, backward, inputs=(0,))
+
+
+@hookimpl
+def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
+    from cuda_ops.testing.philox import random_uniform
+
+    def dropout(x: torch.Tensor, key: torch.Tensor, p: float = 0.5) -> torch.Tensor:
+        dropped = random_uniform(key, x.shape) < p
+        return torch.where(dropped, 0, x / (1 - p) if p < 1 else 0)
+
+    return dropout
 
 
 @hookimpl

@@ -1,5 +1,5 @@
-// dropout(x) = x / (1 - p) or, with probability p, 0. It is linear in x, so its gradient is the same
-// function of the same key, and so on.
+// dropout(x) = x / (1 - p) or, with probability p, 0. It is linear in x, so its gradient is the
+// same function of the same key; the plugin says so of the gradient's own.
 #include "binding.h"
 #include "random_binding.h"
 
@@ -29,14 +29,6 @@ Tensor dropout_backward_cuda(const Tensor& grad_out, const Tensor& key, double p
   return dropout_cuda(grad_out, key, p);
 }
 
-Tensor dropout_backward_backward_cpu(const Tensor& grad_grad_x, const Tensor& key, double p) {
-  return dropout_cpu(grad_grad_x, key, p);
-}
-
-Tensor dropout_backward_backward_cuda(const Tensor& grad_grad_x, const Tensor& key, double p) {
-  return dropout_cuda(grad_grad_x, key, p);
-}
-
 }  // namespace
 
 CUDA_OPS(library) {
@@ -55,7 +47,8 @@ of Philox4x32-10, also where x is infinite or NaN; Srivastava et al.,
 https://jmlr.org/papers/v15/srivastava14a.html. The gradient makes the same numbers again.)")
       .cpu<dropout_cpu>()
       .cuda<dropout_cuda>();
-  library.op("dropout_backward(Tensor grad_out, Tensor key, float p) -> Tensor grad_x", "(),[2]->()")
+  library
+      .op("dropout_backward(Tensor grad_out, Tensor key, float p) -> Tensor grad_x", "(),[2]->()")
       .dtypes(kFloating)
       .random("key")
       .range("p", 0.0, 1.0)
@@ -67,19 +60,4 @@ Errors: RuntimeError for any other dtype or a p that is not from 0 to 1.
 Formula: dropout of grad_out with the same key.)")
       .cpu<dropout_backward_cpu>()
       .cuda<dropout_backward_cuda>();
-  library
-      .op("dropout_backward_backward(Tensor grad_grad_x, Tensor key, float p) -> Tensor "
-          "grad_grad_out",
-          "(),[2]->()")
-      .dtypes(kFloating)
-      .random("key")
-      .range("p", 0.0, 1.0)
-      .doc(R"(Gradient of dropout_backward, which is linear: the same function once more.
-
-Shapes: grad_grad_x (...); the result has its shape, and its layout where it is dense.
-Dtypes: float64, float32, float16 or bfloat16.
-Errors: RuntimeError for any other dtype or a p that is not from 0 to 1.
-Formula: dropout of grad_grad_x with the same key.)")
-      .cpu<dropout_backward_backward_cpu>()
-      .cuda<dropout_backward_backward_cuda>();
 }

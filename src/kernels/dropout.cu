@@ -1,7 +1,7 @@
 // dropout(x) = x / (1 - p) or, with probability p, 0. Two bytes of traffic per byte of x. A mask is
-// neither read nor written: four elements share a block of random words, which is made again for the
-// gradient. That takes a thread about 25 instructions per element, so bfloat16 is near the limit of
-// the arithmetic too.
+// neither read nor written: four elements share a block of random words, which is made again for
+// the gradient. That takes a thread about 25 instructions per element, so bfloat16 is near the
+// limit of the arithmetic too.
 #include "random.cuh"
 
 using namespace cuda_ops;

@@ -1,7 +1,7 @@
-// Random numbers by counter: the words of index i are a function of i and of a key alone, so neither
-// the launch nor the layout of a tensor changes them, and a gradient makes them again instead of
-// reading a mask. Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy
-// as 1, 2, 3", 2011. The same words on both sides; no torch, no CUDA.
+// Random numbers by counter: the words of index i are a function of i and of a key alone, so
+// neither the launch nor the layout of a tensor changes them, and a gradient makes them again
+// instead of reading a mask. Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random
+// numbers: as easy as 1, 2, 3", 2011. The same words on both sides; no torch, no CUDA.
 #pragma once
 
 #include <cmath>
@@ -43,7 +43,7 @@ CUDA_OPS_BOTH RandomBlock philox(RandomBlock counter, uint32_t key0, uint32_t ke
   constexpr uint32_t kMultipliers[] = {0xD2511F53u, 0xCD9E8D57u};
   constexpr uint32_t kWeyl[] = {0x9E3779B9u, 0xBB67AE85u};
   constexpr int kRounds = 10;
-  uint32_t(&c)[4] = counter.words;
+  uint32_t (&c)[4] = counter.words;
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
@@ -81,11 +81,9 @@ struct Draw {
   // Whether uniform() is below the probability.
   CUDA_OPS_BOTH bool is_below(Chance chance) const { return bits() >> 8 < chance.steps; }
 
-  // From 0 to below n, which is at least 1. No number is likelier than another by more than n / 2^32
-  // of its probability.
-  CUDA_OPS_BOTH uint32_t below(uint32_t n) const {
-    return uint32_t((uint64_t(bits()) * n) >> 32);
-  }
+  // From 0 to below n, which is at least 1. No number is likelier than another by more than n /
+  // 2^32 of its probability.
+  CUDA_OPS_BOTH uint32_t below(uint32_t n) const { return uint32_t((uint64_t(bits()) * n) >> 32); }
 
   // Of mean 0 and variance 1, by Box and Muller: sine and cosine for the two elements of a pair. At
   // most 5.8, as 2^-24 is the smallest number whose logarithm is taken.
@@ -119,9 +117,9 @@ struct Random {
 
   // The words of the indices 4 * number to 4 * number + 3.
   CUDA_OPS_BOTH RandomBlock block(uint64_t number) const {
-    return philox({{uint32_t(number), uint32_t(number >> 32), uint32_t(stream),
-                    uint32_t(stream >> 32)}},
-                  uint32_t(key), uint32_t(key >> 32));
+    return philox(
+        {{uint32_t(number), uint32_t(number >> 32), uint32_t(stream), uint32_t(stream >> 32)}},
+        uint32_t(key), uint32_t(key >> 32));
   }
 
   // The draw of an index, whose block has been made already.

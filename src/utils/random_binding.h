@@ -1,5 +1,6 @@
 // Random elementwise operators, the binding's side: the problem with the place of each element in
-// its tensor, and the loop that the CPU runs. A binding whose operator is .random("key") includes it.
+// its tensor, and the loop that the CPU runs. A binding whose operator is .random("key") includes
+// it.
 #pragma once
 
 #include "elementwise.h"
@@ -14,8 +15,9 @@ inline RandomKey random_key(const Tensor& key) {
 
 namespace detail {
 
-// Allocates the output and calls `run(problem, scalars...)`. The last input is the index: an operand
-// of no memory whose address and strides count elements, dense and in the order of the dims.
+// Allocates the output and calls `run(problem, scalars...)`. The last input is the index: an
+// operand of no memory whose address and strides count elements, dense and in the order of the
+// dims.
 template <class Run, class... Args>
 Tensor random_elementwise(Run run, const Args&... args) {
   const auto scalars = std::tuple_cat(only<false>(args)...);
@@ -49,16 +51,17 @@ void random_rows(const Strided<Inputs, Outputs>& problem, const Random& random, 
     const auto at = problem.offsets_at(i);
     const uint64_t index = uint64_t(at[Outputs + Inputs - 1]);
     if (index / 4 != made) block = random.block(made = index / 4);
-    static_cast<T*>(operands[0].data)[at[0]] = static_cast<T>(
-        f(Random::draw(block, uint32_t(index)),
-          static_cast<double>(static_cast<const T*>(operands[Outputs + I].data)[at[Outputs + I]])...));
+    static_cast<T*>(operands[0].data)[at[0]] =
+        static_cast<T>(f(Random::draw(block, uint32_t(index)),
+                         static_cast<double>(static_cast<const T*>(
+                             operands[Outputs + I].data)[at[Outputs + I]])...));
   }
 }
 
 }  // namespace detail
 
-// The whole CPU entry of a random elementwise operator: `f(draw, values..., scalars...)`. `args` are
-// the operator's without the key: tensors, and scalars to pass on.
+// The whole CPU entry of a random elementwise operator: `f(draw, values..., scalars...)`. `args`
+// are the operator's without the key: tensors, and scalars to pass on.
 template <class F, class... Args>
 Tensor random_cpu(F f, const Tensor& key, const Args&... args) {
   const Random random(random_key(key));
