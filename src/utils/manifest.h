@@ -415,8 +415,8 @@ class Library {
         out += (out.back() == '[' ? "[" : ",[") + quoted(name) + ',' + digits(least) + ',' +
                digits(most) + ']';
       }
-      out += "],\"random\":" + quoted(op.random_) + ",\"limits\":" + lists(op.limits_) + ",\"belows\":" + lists(op.belows_) +
-             ",\"results\":[";
+      out += "],\"random\":" + quoted(op.random_) + ",\"limits\":" + lists(op.limits_) +
+             ",\"belows\":" + lists(op.belows_) + ",\"results\":[";
       for (const Op::Result& result : op.results_) {
         const bool own = result.dtype != DType::kUnsupported;
         out += (out.back() == '[' ? "" : ",") +
