@@ -80,7 +80,7 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
 
     def dropout(x: torch.Tensor, key: torch.Tensor, p: float = 0.5) -> torch.Tensor:
         dropped = random_uniform(key, x.shape) < p
-        return torch.where(dropped, 0, x / (1 - p) if p < 1 else 0)
+        return torch.where(dropped, 0.0, x / (1 - p)) if p < 1 else torch.zeros_like(x)
 
     return dropout
 
