@@ -115,6 +115,8 @@ class OpSpec:
     dtypes_of: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict, hash=False)
     #: By name, the ranges of int arguments and of named dims.
     ranges: Mapping[str, Range] = field(default_factory=dict, hash=False)
+    #: By name, the smallest and the largest value of float arguments.
+    float_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
     #: By name, the dim that an int argument may not exceed.
     limits: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: The outputs that are there for the gradient alone, and have none themselves.
@@ -135,6 +137,8 @@ class OpSpec:
     tags: tuple[str, ...] = ()
     #: The devices where equal arguments may give other bits; an empty name is every device.
     nondeterministic: tuple[str, ...] = ()
+    #: The tensor argument that holds a random key; empty if there is none.
+    random: str = ""
 
     @property
     def qualname(self) -> str:
@@ -173,6 +177,14 @@ class OpSpec:
             for i, argument in enumerate(self.parsed.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         )
+
+    @property
+    def draws(self) -> bool:
+        """Whether its public function draws the random key. A gradient is given the one that its
+        operator used.
+        """
+        takes_gradients = any(name.startswith("grad_") for name in self.argument_names)
+        return bool(self.random) and not takes_gradients
 
     @property
     def argument_names(self) -> tuple[str, ...]:

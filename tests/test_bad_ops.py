@@ -45,6 +45,8 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_autograd": ("gradient_declared", None),
     "bad_gradient": ("gradcheck", None),
     "bad_checkpoint": ("checkpoint", None),
+    "bad_independence": ("independence", None),
+    "bad_draws": ("draws", None),
     "bad_dtypes": ("autocast", None),
     "bad_vmap": ("vmap", None),
     "bad_sharding": ("dtensor", None),

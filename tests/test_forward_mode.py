@@ -187,7 +187,9 @@ def test_what_has_no_derivative_is_refused_by_name(name: str, by: str) -> None:
         torch.func.jvp(lambda c: product(x, x, c), (x,), (x,))
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=message):
         product(x, x, forward_ad.make_dual(x, x))
-    message = rf"argument 'x': expected no tangent, .* take tangent_x in {name}_product_backward_jvp"
+    message = (
+        rf"argument 'x': expected no tangent, .* take tangent_x in {name}_product_backward_jvp"
+    )
     with pytest.raises(NotImplementedError, match=message):
         torch.func.jvp(lambda v: backward(x, v, x, x), (x,), (x,))
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=message):

@@ -50,9 +50,12 @@ def rows_are_independent(op: OpSpec) -> bool:
     """Says whether each index of the loop dims is computed on its own, as if there were no other.
 
     It is not where a result belongs to all rows, nor in the gradient of such a result. The gradient
-    of a row's own result is; one in brackets is the sum over the rows.
+    of a row's own result is; one in brackets is the sum over the rows. Nor where random numbers
+    depend on the place.
     """
     assert op.signature is not None
+    if op.random:
+        return False
     if not all(group_of(op, k).loops for k, i in enumerate(op.tensor_positions) if i in op.written):
         return False
     forward = op.siblings.get(op.name.removesuffix("_backward"), op)

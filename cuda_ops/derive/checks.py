@@ -74,6 +74,7 @@ def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
             refuse(op, name, expected, "one with stride 0")
         bind_dims(op, name, group_of(op, i), tensor.shape, bound)
     _check_ints(op, values, bound)
+    _check_floats(op, values)
     _check_scalar_types(op, values)
     _check_names(op, values)
     _check_lists(op, values, None if first is None else first[1])
@@ -114,6 +115,14 @@ def _check_ints(op: OpSpec, values: Sequence[Any], bound: dict[str, Any]) -> Non
         if dim in bound:
             limit = f"at most {bound[dim]}{limit_text(dim)}"
             torch._check(value <= bound[dim], partial(_wrong_int, op, name, limit, value))
+
+
+def _check_floats(op: OpSpec, values: Sequence[Any]) -> None:
+    for name, (least, most) in op.float_ranges.items():
+        value = values[op.argument_names.index(name)]
+        if value is None or (is_true(value >= least) and is_true(value <= most)):
+            continue
+        refuse(op, name, float_range_text((least, most)), f"{float(value):g}")
 
 
 def _check_scalar_types(op: OpSpec, values: Sequence[Any]) -> None:
@@ -210,6 +219,11 @@ def range_text(allowed: Range, factor: int = 1) -> str:
     if allowed.most == UNBOUNDED:
         return f"at least {factor * allowed.least}"
     return f"from {factor * allowed.least} to {factor * allowed.most}"
+
+
+def float_range_text(limits: tuple[float, float]) -> str:
+    """Returns ``from 0 to 1``."""
+    return "from {:g} to {:g}".format(*limits)
 
 
 def limit_text(dim: str) -> str:

@@ -13,7 +13,7 @@ import torch
 from cuda_ops.derive.arguments import group_of, loop_dims, tensor_arguments
 from cuda_ops.derive.checks import check_arguments, check_equal, dims_text, refusal, refuse
 from cuda_ops.derive.sizes import Dims, is_true, shape_name
-from cuda_ops.signature import Signature, factor_and_name
+from cuda_ops.signature import Group, Signature, factor_and_name
 from cuda_ops.spec import OpSpec
 
 
@@ -87,7 +87,12 @@ def empty_outputs(
         device = values[position]
     else:
         first, device = present[0], present[0].device
-        same = signature.is_elementwise and all(_same_layout(first, other) for other in present[1:])
+        shaping = [
+            tensor
+            for name, tensor in zip(op.tensor_names, tensors, strict=True)
+            if tensor is not None and name != op.random
+        ]
+        same = is_elementwise(op) and all(_same_layout(first, other) for other in shaping[1:])
         if same and is_dense(first):
             shape, strides = first.shape, first.stride()
             return tuple(
@@ -96,6 +101,14 @@ def empty_outputs(
     shapes = output_shapes(op, signature, tensors, bound)
     made = zip(shapes, dtypes, strict=True)
     return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in made)
+
+
+def is_elementwise(op: OpSpec) -> bool:
+    """Says whether tensors other than a random key have loop dims only."""
+    assert op.signature is not None
+    named = zip(op.tensor_names, op.signature.inputs, strict=True)
+    inputs = [group for name, group in named if name != op.random]
+    return all(group == Group(()) for group in (*inputs, *op.signature.outputs))
 
 
 def _check_written(op: OpSpec, tensors: Sequence[torch.Tensor | None]) -> None:

@@ -51,6 +51,15 @@ class _Int(ctypes.Structure):
     ]
 
 
+class _Float(ctypes.Structure):
+    _fields_ = [
+        ("position", ctypes.c_int64),
+        ("least", ctypes.c_double),
+        ("most", ctypes.c_double),
+        ("text", ctypes.c_char_p),
+    ]
+
+
 class _ScalarType(ctypes.Structure):
     _fields_ = [
         ("position", ctypes.c_int64),
@@ -81,6 +90,8 @@ class Rules(ctypes.Structure):
         ("size_count", ctypes.c_int64),
         ("ints", ctypes.POINTER(_Int)),
         ("int_count", ctypes.c_int64),
+        ("floats", ctypes.POINTER(_Float)),
+        ("float_count", ctypes.c_int64),
         ("scalar_types", ctypes.POINTER(_ScalarType)),
         ("scalar_type_count", ctypes.c_int64),
         ("choices", ctypes.POINTER(_Name)),
@@ -99,6 +110,10 @@ def rules_of(op: OpSpec) -> Rules:
         for position in op.int_positions
         if op.argument_names[position] in (*op.ranges, *op.limits)
     ]
+    floats = [
+        _Float(op.argument_names.index(name), *limits, checks.float_range_text(limits).encode())
+        for name, limits in op.float_ranges.items()
+    ]
     scalar_types = [_scalar_type(op, name) for name in op.dtype_names if name in op.dtypes_of]
     choices = [_name(op, name) for name in op.choices]
     arguments = [name.encode() for name in op.argument_names]
@@ -107,8 +122,8 @@ def rules_of(op: OpSpec) -> Rules:
         _array(ctypes.c_char_p, arguments), checks.dtypes_text(checks.KNOWN_DTYPES).encode(),
         _array(ctypes.c_int64, written) if written else None,
         _array(_Tensor, tensors), len(tensors), _array(_Range, sizes), len(sizes),
-        _array(_Int, ints), len(ints), _array(_ScalarType, scalar_types), len(scalar_types),
-        _array(_Name, choices), len(choices),
+        _array(_Int, ints), len(ints), _array(_Float, floats), len(floats),
+        _array(_ScalarType, scalar_types), len(scalar_types), _array(_Name, choices), len(choices),
         op.signature is not None,
     )  # fmt: skip
 

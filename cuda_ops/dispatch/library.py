@@ -26,7 +26,7 @@ from cuda_ops.dispatch.check_rules import MOST_NAMES, Rules, rules_of
 from cuda_ops.dispatch.schema_types import compare, refuse_types, schema_type
 from cuda_ops.dispatch.words import words_of
 from cuda_ops.errors import ManifestError
-from cuda_ops.signature import Signature, parse_signature
+from cuda_ops.signature import Group, Signature, parse_signature
 from cuda_ops.spec import UNBOUNDED, OpSpec, Range, ResultDType, is_device, output_names
 
 #: The form of the manifest, and of what a library is handed, as ``src/utils/manifest.h`` has it.
@@ -223,11 +223,13 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         raise ManifestError(
             f"cuda_ops::{name}: no kernel; add .cpu<f>(), .cuda<f>() or .composite<f>()"
         )
-    tensors, ints, scalar_types = (
+    tensors, ints, floats, scalar_types = (
         [n for n, t in zip(names, arguments, strict=True) if t in (kind, f"{kind}?")]
-        for kind in ("Tensor", "int", "ScalarType")
+        for kind in ("Tensor", "int", "float", "ScalarType")
     )
     signature = _signature(name, entry["signature"], arguments, returns, ints)
+    if (key := entry["random"]) and key not in tensors:
+        raise _refusal(name, key, _may_name(".random", tensors), repr(key))
     listed = _by_name(name, ".dtypes", entry["dtypes_of"], (*tensors, *scalar_types))
     dtypes_of = {argument: _dtypes(dtypes) for argument, dtypes in listed.items()}
     indices = [
@@ -249,6 +251,7 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         siblings=siblings,
         dtypes_of=dtypes_of,
         ranges=_ranges(name, entry["ranges"], ints, signature),
+        float_ranges=_float_ranges(name, entry["float_ranges"], floats),
         limits=_dims_by_name(name, ".at_most", entry["limits"], ints, signature),
         saved=tuple(entry["saved"]),
         results=_results(
@@ -256,12 +259,15 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         ),
         belows=_dims_by_name(name, ".below", entry["belows"], indices, signature),
         choices=choices,
+        random=entry["random"],
         **words_of(
             name, entry, parsed, signature,
             any(kernel["key"] == "CompositeImplicitAutograd" for kernel in entry["kernels"]),
         ),
     )  # fmt: skip
     _refuse_without_dtype(op)
+    if op.random:
+        _refuse_key(op)
     for output in op.saved:
         if output not in op.output_names:
             expected = _may_name(".saved", op.output_names)
@@ -388,6 +394,34 @@ def _dims_by_name(
         if dim not in dims:
             raise _refusal(op, name, _may_name(call, dims), repr(dim))
     return found
+
+
+def _float_ranges(
+    op: str, listed: Sequence[Sequence[Any]], floats: Sequence[str]
+) -> dict[str, tuple[float, float]]:
+    found = _by_name(op, ".range", listed, floats)
+    for name, (least, most) in found.items():
+        if not least <= most:
+            raise _refusal(op, name, "the smaller number first in .range", f"{least}, {most}")
+    return {name: (least, most) for name, (least, most) in found.items()}
+
+
+def _refuse_key(op: OpSpec) -> None:
+    """Refuses a random key that the public function could not draw."""
+    position = op.argument_names.index(op.random)
+    kind = str(op.parsed.arguments[position].type)
+    if kind != "Tensor":
+        raise _refusal(op.name, op.random, "a Tensor, as .random says", kind)
+    if op.parsed.arguments[position].has_default_value():
+        expected = "no default, as the public function draws the random key"
+        raise _refusal(op.name, op.random, expected, "one")
+    index = op.tensor_positions.index(position)
+    if op.signature is not None and op.signature.inputs[index] != Group(("2",), loops=False):
+        expected = "[2] in the signature line, as .random says"
+        raise _refusal(op.name, op.random, expected, str(op.signature.inputs[index]))
+    if index == 0:
+        expected = "a tensor before the random key, on whose device it is drawn"
+        raise _refusal(op.name, op.random, expected, "none")
 
 
 def _results(

@@ -117,9 +117,9 @@ class Operator:
                 "calls has one; remove it"
             )
         schemas = [sibling.schema + str(sibling.signature) for sibling in op.siblings.values()]
-        declared = op.dtypes, op.dtypes_of, op.ranges, op.limits, op.results, op.choices
+        declared = op.dtypes, op.dtypes_of, op.ranges, op.float_ranges, op.limits, op.results
         words = op.saved, op.hidden, op.no_gradient, op.linear, op.tags, op.nondeterministic
-        checked = [str(value) for value in (op.signature, *declared)]
+        checked = [str(v) for v in (op.signature, *declared, op.choices, op.random)]
         text = [op.schema, *checked, str(words), str(op.is_composite), plugin_text]
         if op.is_composite:  # graphs hold what it calls
             text.append(str(library))

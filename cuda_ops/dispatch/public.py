@@ -14,7 +14,7 @@ import functools
 import inspect
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import KNOWN_DTYPES, dtype_name, dtypes_text, refuse
 from cuda_ops.derive.forward_mode import refuse_tangent
+from cuda_ops.derive.random import draw_key
 from cuda_ops.dispatch import functional, lists, placed
 from cuda_ops.dispatch.generation import Served
 from cuda_ops.spec import AutocastPolicy, OpSpec, default_of
@@ -53,7 +54,7 @@ def _public(operator: Served) -> FunctionType:
     """Wraps what the plugin made of the operator in a function whose identity lasts."""
     wrapper = operator.now.public
     if wrapper is None:
-        return _generate(operator, hides=bool(operator.spec.hidden))
+        return _generate(operator, hides=bool(operator.spec.hidden), draws=operator.spec.draws)
     parts: list[str] = []
     passed: list[str] = []
     defaults: dict[str, Any] = {"_wrapper": wrapper}
@@ -78,23 +79,37 @@ def _public(operator: Served) -> FunctionType:
     tensors = [name for name in _tensor_names(op) if name in shown.keys() - starred]
     body = f"return _wrapper({', '.join(passed)})"
     if tensors:
-        defaults |= {"_Tensor": torch.Tensor, "_isinstance": isinstance}
-        defaults["_refuse_others"] = functools.partial(_refuse_others, op, tensors)
-        wrong = " or ".join(
-            f"not _isinstance({t}, _Tensor)" + (f" and {t} is not None" if _optional(op, t) else "")
-            for t in tensors
-        )
-        given, group = ", ".join(passed), "".join(f"{name}, " for name in tensors)
-        defaults["_overrides"] = torch.overrides.has_torch_function
-        defaults["_override"] = functools.partial(_override, operator)
-        before = textwrap.dedent(f"""\
-            if {wrong}:
-                if _overrides(({group})):
-                    return _override(({group}), {given})
-                _refuse_others({", ".join(tensors)})
-            """)
-        body = before + body
+        before, used = _intercepted(operator, tensors, ", ".join(passed))
+        body, defaults = before + body, defaults | used
     return _function(op, ", ".join(parts), body, defaults, wrapper.__doc__)
+
+
+def _intercepted(
+    operator: Served, tensors: Sequence[str], passed: str
+) -> tuple[str, dict[str, Any]]:
+    """Returns code, and the names that it uses, which hands the call on to an argument that
+    intercepts calls and refuses any other that is not a tensor.
+    """
+    op = operator.spec
+    may_be_none = {t for t in tensors if _optional(op, t) or (op.draws and t == op.random)}
+    wrong = " or ".join(
+        f"not _isinstance({t}, _Tensor)" + (f" and {t} is not None" if t in may_be_none else "")
+        for t in tensors
+    )
+    group = "".join(f"{name}, " for name in tensors)
+    code = textwrap.dedent(f"""\
+        if {wrong}:
+            if _overrides(({group})):
+                return _override(({group}), {passed})
+            _refuse_others({", ".join(tensors)})
+        """)
+    return code, {
+        "_Tensor": torch.Tensor,
+        "_isinstance": isinstance,
+        "_overrides": torch.overrides.has_torch_function,
+        "_override": functools.partial(_override, operator),
+        "_refuse_others": functools.partial(_refuse_others, op, tensors, may_be_none),
+    }
 
 
 def _override(operator: Served, values: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
@@ -102,13 +117,14 @@ def _override(operator: Served, values: tuple[Any, ...], /, *args: Any, **kwargs
     return torch.overrides.handle_torch_function(operator.public, values, *args, **kwargs)
 
 
-def _generate(operator: Served, hides: bool = False) -> FunctionType:
+def _generate(operator: Served, hides: bool = False, draws: bool = False) -> FunctionType:
     """Generates the function; one that ``hides`` returns what callers see, not what is there for
-    the gradient alone.
+    the gradient alone. In one that ``draws``, the random key comes last, by name, and is drawn
+    unless it is given.
     """
     op = operator.spec
     shown = "" if not hides else "[0]" if op.shown == 1 else f"[:{op.shown}]"
-    parameters, defaults = _parameters(op)
+    parameters, defaults = _parameters(op, op.random if draws else "")
     arguments = ", ".join(
         f"{a.name}={a.name}" if a.kwarg_only else a.name for a in op.parsed.arguments
     )
@@ -209,7 +225,8 @@ def _generate(operator: Served, hides: bool = False) -> FunctionType:
         given = " or ".join(f"{t} is not None" if t in tensors else t for t in possible)
         before += f"if not ({given}):\n    _refuse_none()\n"
     if required and not op.is_composite:
-        names["_refuse_others"] = functools.partial(_refuse_others, op, tensors)
+        may_be_none = {name for name in tensors if _optional(op, name)}
+        names["_refuse_others"] = functools.partial(_refuse_others, op, tensors, may_be_none)
         missing = " or ".join(f"{name} is None" for name in required)
         before += f"if {missing}:\n    _refuse_others({', '.join(tensors)})\n"
     if before:
@@ -225,6 +242,16 @@ def _generate(operator: Served, hides: bool = False) -> FunctionType:
             wrong = f"_type({d}) is not _dtype or {d} not in _dtypes_{d}"
             wrong = f"{d} is not None and ({wrong})" if kind.startswith("Optional") else wrong
             body = f"if {wrong}:\n    _refuse_dtype(_op, {d!r}, {d})\n{body}"
+    if draws:
+        # Before anything else: torch's own operator draws it, so all that torch knows of random
+        # numbers holds, and what follows is a function of its arguments.
+        passed = ", ".join(
+            f"{a.name}={a.name}" if a.kwarg_only or a.name == op.random else a.name
+            for a in sorted(op.parsed.arguments, key=lambda a: a.name == op.random)
+        )
+        before, used = _intercepted(operator, tensors, passed)
+        names |= used | {"_draw_key": draw_key}
+        body = f"{before}if {op.random} is None:\n    {op.random} = _draw_key({tensors[0]})\n{body}"
     doc = op.doc or f"``cuda_ops::{_shown_schema(op) if hides else op.schema}``"
     return _function(op, parameters, body, names, doc)
 
@@ -317,12 +344,14 @@ def _optional(op: OpSpec, name: str) -> bool:
     return str(argument.type).startswith("Optional")
 
 
-def _refuse_others(op: OpSpec, names: Sequence[str], *values: Any) -> None:
+def _refuse_others(
+    op: OpSpec, names: Sequence[str], may_be_none: Container[str], *values: Any
+) -> None:
     """Refuses an argument that is not a tensor, by name. For ``None`` the dispatcher would not say
     which argument it is, and a plugin's function would fail wherever it first uses it.
     """
     for name, value in zip(names, values, strict=True):
-        optional = _optional(op, name)
+        optional = name in may_be_none
         if not (isinstance(value, torch.Tensor) or (optional and value is None)):
             expected = "a tensor or None" if optional else "a tensor"
             refuse(op, name, expected, "None" if value is None else type(value).__name__)
@@ -361,8 +390,7 @@ def may_have_tangents() -> bool:
     way, and inside of an autograd.Function torch has taken them apart.
     """
     return (
-        not torch._C._are_functorch_transforms_active()
-        and torch._C._is_fwd_grad_enabled()  # type: ignore[attr-defined]
+        not torch._C._are_functorch_transforms_active() and torch._C._is_fwd_grad_enabled()  # type: ignore[attr-defined]
     )
 
 
@@ -537,12 +565,16 @@ def _keep_for_tangents(
         ctx.mark_non_differentiable(*(output for name, output in named if name in op.saved))
 
 
-def _parameters(op: OpSpec) -> tuple[str, dict[str, Any]]:
-    """Returns the parameter list, in which defaults have names, and the defaults."""
+def _parameters(op: OpSpec, key: str = "") -> tuple[str, dict[str, Any]]:
+    """Returns the parameter list, in which defaults have names, and the defaults. A random key that
+    need not be given comes last, by name alone.
+    """
     parts: list[str] = []
     defaults: dict[str, Any] = {}
     star = False
     for argument in op.parsed.arguments:
+        if argument.name == key:
+            continue
         if argument.kwarg_only and not star:
             parts.append("*")
             star = True
@@ -551,4 +583,6 @@ def _parameters(op: OpSpec) -> tuple[str, dict[str, Any]]:
             parts.append(f"{argument.name}=_default_{argument.name}")
         else:
             parts.append(argument.name)
+    if key:
+        parts += [f"{key}=None"] if star else ["*", f"{key}=None"]
     return ", ".join(parts), defaults

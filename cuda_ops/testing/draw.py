@@ -95,9 +95,15 @@ def follows_line(subject: Subject) -> bool:
     so for indices beside numbers, or a required dtype, only the operator's own samples know which
     are valid.
     """
-    if strategy(subject.op) is None:
+    op = subject.op
+    if strategy(op) is None:
         return False
-    kinds = {t.dtype.is_floating_point for s in chosen(subject, Draw(1)) for t in s.tensors}
+    kinds = {
+        arg.dtype.is_floating_point
+        for sample in chosen(subject, Draw(1))
+        for name, arg in zip(op.argument_names, sample.args, strict=False)
+        if isinstance(arg, TensorArg) and name != op.random  # any numbers are a key
+    }
     return len(kinds) <= 1
 
 

@@ -348,9 +348,12 @@ def _layouts(shape: tuple[int, ...]) -> list[Layout]:
 def _scalar(op: OpSpec, argument: Any) -> st.SearchStrategy[Any] | None:
     allowed, dtypes = op.ranges.get(argument.name), op.dtypes_of.get(argument.name)
     kind = str(argument.real_type)
+    least, most = op.float_ranges.get(argument.name, (-math.inf, math.inf))
+    numbers = [v for v in (0.0, 1.0, -1.0, 0.5, 2.0, -3.25) if least <= v <= most]
+    numbers += [end for end in (least, most) if math.isfinite(end) and end not in numbers]
     plain = kind.removeprefix("Optional[").removesuffix("]")
     drawn: dict[str, st.SearchStrategy[Any]] = {
-        "float": st.sampled_from((0.0, 1.0, -1.0, 0.5, 2.0, -3.25)),
+        "float": st.sampled_from(numbers),
         "int": st.integers(allowed.least, min(allowed.most, allowed.least + 7))
         if allowed
         else st.integers(-2, 5),
@@ -446,5 +449,8 @@ def example_scalar(op: OpSpec, argument: Any) -> Any:
     if argument.name in op.choices:
         return op.choices[argument.name][0]
     allowed = op.ranges.get(argument.name)
+    if argument.name in op.float_ranges:
+        least, most = op.float_ranges[argument.name]
+        return min(max(0.5, least), most)
     example: Any = {"float": 0.5, "int": 1, "bool": False}.get(str(argument.real_type))
     return allowed.least if allowed and example not in allowed else example

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,12 @@ struct IntRule {
   const char* limit_text;
 };
 
+struct FloatRule {
+  int64_t position;  // among all arguments
+  double least, most;
+  const char* text;  // "from 0 to 1"
+};
+
 struct ScalarTypeRule {
   int64_t position;         // among all arguments
   int64_t dtypes;           // which list of Checks::dtypes
@@ -74,6 +81,8 @@ struct Rules {
   int64_t size_count;
   const IntRule* ints;
   int64_t int_count;
+  const FloatRule* floats;
+  int64_t float_count;
   const ScalarTypeRule* scalar_types;  // of those that have a list
   int64_t scalar_type_count;
   const NameRule* choices;  // of the str arguments that are one of several
@@ -195,6 +204,18 @@ struct Checks {
         refuse(argument, "memory of its own, as the operator writes it",
                std::string("some of '") + rules->names[passed[j].position] + "'");
       }
+    }
+  }
+
+  // The float at this position among all arguments; NaN is in no range.
+  void check_float(double value, size_t position) const {
+    for (int64_t i = 0; rules != nullptr && i < rules->float_count; ++i) {
+      const FloatRule& rule = rules->floats[i];
+      if (rule.position != static_cast<int64_t>(position)) continue;
+      if (value >= rule.least && value <= rule.most) continue;
+      char text[32];
+      std::snprintf(text, sizeof text, "%g", value);
+      refuse(rules->names[position], rule.text, text);
     }
   }
 

@@ -63,6 +63,17 @@ inline Tensor scalar(double value, const Tensor& like) {
   return Tensor(handle);
 }
 
+// A random key for an operator with .random(), from the generator of the device of `like`. Through
+// the dispatcher, so torch.vmap, torch.compile and CUDA graphs see it.
+inline Tensor draw_key(const Tensor& like) {
+  const std::optional<int64_t> none;
+  const std::vector<int64_t> shape{2};
+  const Tensor two = call<Tensor>("aten::new_empty", "", like, shape,
+                                  std::optional(ScalarType::Long), none, none, none);
+  return call<Tensor>("aten::randint_like", "", two, int64_t(INT64_MAX), none, none, none, none,
+                      none);
+}
+
 inline Tensor mul(const Tensor& a, const Tensor& b) {
   return call<Tensor>("aten::mul", "Tensor", a, b);
 }

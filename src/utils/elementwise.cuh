@@ -126,6 +126,18 @@ struct Scalar {
   }
 };
 
+// A functor with a member kIndexed takes the index of each element too. The last input of its
+// problem is the index: an operand of no memory, whose address and strides count elements.
+template <class F, class = void>
+constexpr bool kIsIndexed = false;
+template <class F>
+constexpr bool kIsIndexed<F, std::enable_if_t<F::kIndexed>> = true;
+// The inputs that are read.
+template <class F>
+constexpr int read_of(int inputs) {
+  return inputs - kIsIndexed<F>;
+}
+
 template <class C, int Inputs, int Outputs, class F, size_t... I>
 __device__ void apply(const F& f, const C (&in)[Inputs], C (&out)[Outputs],
                       std::index_sequence<I...>) {
@@ -174,6 +186,17 @@ __device__ void apply(const F& f, const Pack<T, kBytes> (&in)[Inputs],
   }
 }
 
+// The same for the elements from `offset` on in every operand, or where the index says.
+template <class T, int kBytes, int Read, int Inputs, int Outputs, class F>
+__device__ void apply_at(const Pointers<Inputs, Outputs>& pointers, uint64_t offset, const F& f,
+                         const Pack<T, kBytes> (&in)[Read], Pack<T, kBytes> (&out)[Outputs]) {
+  if constexpr (kIsIndexed<F>) {
+    f.apply(reinterpret_cast<uintptr_t>(pointers.in[Read]) / sizeof(T) + offset, in, out);
+  } else {
+    apply(f, in, out);
+  }
+}
+
 // --- flat: the index is the offset --------------------------------------------
 
 // Short, because small tensors take as long as it takes to fetch the first
@@ -185,11 +208,12 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   using Index = std::conditional_t<kBytes == kPackBytes, uint64_t, uint32_t>;
   const Index packs = Index(numel) / P::kSize;
   const Index at = Index(blockIdx.x) * kElementwiseThreads + threadIdx.x;
+  constexpr int kRead = read_of<F>(Inputs);
   if (at < packs) {
-    P in[Inputs], out[Outputs];
+    P in[kRead], out[Outputs];
 #pragma unroll
-    for (int k = 0; k < Inputs; ++k) in[k] = static_cast<const P*>(pointers.in[k])[at];
-    apply(f, in, out);
+    for (int k = 0; k < kRead; ++k) in[k] = static_cast<const P*>(pointers.in[k])[at];
+    apply_at(pointers, uint64_t(at) * P::kSize, f, in, out);
 #pragma unroll
     for (int k = 0; k < Outputs; ++k) static_cast<P*>(pointers.out[k])[at] = out[k];
   }
@@ -197,15 +221,15 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   // One thread takes the rest, less than a pack, so that the others have nothing to do here.
   if (P::kSize == 1 || at != packs) return;
   const int left = int(numel % P::kSize);
-  P in[Inputs] = {}, out[Outputs];
+  P in[kRead] = {}, out[Outputs];
 #pragma unroll
-  for (int k = 0; k < Inputs; ++k) {
+  for (int k = 0; k < kRead; ++k) {
 #pragma unroll
     for (int v = 0; v < P::kSize - 1; ++v) {
       if (v < left) in[k].values[v] = static_cast<const T*>(pointers.in[k])[at * P::kSize + v];
     }
   }
-  apply(f, in, out);
+  apply_at(pointers, uint64_t(at) * P::kSize, f, in, out);
 #pragma unroll
   for (int k = 0; k < Outputs; ++k) {
 #pragma unroll
@@ -288,11 +312,12 @@ __global__ void __launch_bounds__(kElementwiseThreads)
       for (int k = 0; k < Outputs + Inputs; ++k) offsets[u][k] += i * dim.strides[k];
     }
   }
-  P in[kUnroll][Inputs];
+  constexpr int kRead = read_of<F>(Inputs);
+  P in[kUnroll][kRead];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
 #pragma unroll
-    for (int k = 0; k < Inputs; ++k) {
+    for (int k = 0; k < kRead; ++k) {
       const T* at = static_cast<const T*>(walk.pointers.in[k]) + offsets[u][Outputs + k];
       if (P::kSize > 1 && (walk.same_along_pack >> k & 1)) {
         const T value = *at;
@@ -307,7 +332,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   for (int u = 0; u < kUnroll; ++u) {
     if (first + u * kElementwiseThreads >= walk.packs) break;
     P out[Outputs];
-    apply(f, in[u], out);
+    apply_at(walk.pointers, offsets[u][Outputs + Inputs - 1], f, in[u], out);
 #pragma unroll
     for (int k = 0; k < Outputs; ++k) {
       T* at = static_cast<T*>(walk.pointers.out[k]) + offsets[u][k];

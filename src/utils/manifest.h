@@ -18,6 +18,8 @@
 #include <torch/csrc/stable/library.h>
 
 #include <atomic>
+#include <cmath>
+#include <cstdio>
 #include <deque>
 #include <optional>
 #include <tuple>
@@ -192,6 +194,7 @@ struct Entry<Function, R (*)(Args...)> {
     std::apply([&](const Held<Args>&... arg) { (sort_in(arg), ...); }, args);
     checks->run(tensors, ints);
     if (checks->writes()) check_written(args);
+    if constexpr ((kMayBe<double, Value<Args>> || ...)) check_floats(args);
     if constexpr ((kMayBe<ScalarType, Value<Args>> || ...)) check_scalar_types(args);
     if constexpr ((kMayBe<std::string, Held<Args>> || ...)) check_names(args);
     if constexpr ((kIsList<Value<Args>> || ...)) {
@@ -230,6 +233,17 @@ struct Entry<Function, R (*)(Args...)> {
     };
     std::apply([&](const Held<Args>&... arg) { (collect(arg), ...); }, args);
     checks->check_overlap(passed);
+  }
+
+  static void check_floats(const std::tuple<Held<Args>...>& args) {
+    size_t position = 0;
+    const auto check_one = [&](const auto& arg) {
+      if constexpr (kMayBe<double, Value<decltype(arg)>>) {
+        if (const double* value = given(arg)) checks->check_float(*value, position);
+      }
+      ++position;
+    };
+    std::apply([&](const Held<Args>&... arg) { (check_one(arg), ...); }, args);
   }
 
   static void check_scalar_types(const std::tuple<Held<Args>...>& args) {
@@ -310,8 +324,14 @@ class Op {
   }
 
   // An int argument, or the size of a dim that the signature line names, is from `least` to `most`.
-  Op& range(const char* name, int64_t least, int64_t most) {
-    ranges_.push_back({name, {least, most}});
+  // Or a float argument, where the limits are written as such: .range("p", 0.0, 1.0).
+  template <class Least, class Most>
+  Op& range(const char* name, Least least, Most most) {
+    if constexpr (std::is_floating_point_v<Least> || std::is_floating_point_v<Most>) {
+      float_ranges_.push_back({name, double(least), double(most)});
+    } else {
+      ranges_.push_back({name, {int64_t(least), int64_t(most)}});
+    }
     return *this;
   }
 
@@ -391,6 +411,13 @@ class Op {
     return *this;
   }
 
+  // This tensor holds a random key, two numbers that random.h reads: results depend on the place of
+  // an element, and the public function draws the key unless the caller gives one.
+  Op& random(const char* argument) {
+    random_ = argument;
+    return dtypes(argument, DType::kInt64);
+  }
+
   // The docstring of the public Python function.
   Op& doc(const char* text) {
     doc_ = text;
@@ -449,10 +476,15 @@ class Op {
     return kernel;
   }
 
-  std::string schema_, signature_, doc_;
+  std::string schema_, signature_, doc_, random_;
   detail::Checks checks_;
   std::vector<const char*> own_dtypes_;  // the arguments of checks_.dtypes from the second list on
   std::vector<std::pair<const char*, detail::Range>> ranges_;
+  struct FloatRange {
+    const char* name;
+    double least, most;
+  };
+  std::vector<FloatRange> float_ranges_;
   std::vector<std::pair<const char*, const char*>> limits_, belows_;
   std::vector<std::pair<const char*, std::vector<const char*>>> choices_;
   struct Result {
@@ -496,8 +528,13 @@ class Library {
       for (const auto& [argument, names] : op.choices_) {
         out += (out.back() == '[' ? "[" : ",[") + quoted(argument) + ',' + list(names) + ']';
       }
-      out += "],\"limits\":" + lists(op.limits_) + ",\"belows\":" + lists(op.belows_) +
-             ",\"results\":[";
+      out += "],\"float_ranges\":[";
+      for (const auto& [name, least, most] : op.float_ranges_) {
+        out += (out.back() == '[' ? "[" : ",[") + quoted(name) + ',' + digits(least) + ',' +
+               digits(most) + ']';
+      }
+      out += "],\"random\":" + quoted(op.random_) + ",\"limits\":" + lists(op.limits_) +
+             ",\"belows\":" + lists(op.belows_) + ",\"results\":[";
       for (const Op::Result& result : op.results_) {
         const bool own = result.dtype != DType::kUnsupported;
         out += (out.back() == '[' ? "" : ",") +
@@ -524,6 +561,14 @@ class Library {
   template <class T>
   static std::string address(T* pointer) {
     return std::to_string(reinterpret_cast<uintptr_t>(pointer));
+  }
+
+  // As Python's json reads it.
+  static std::string digits(double value) {
+    if (std::isinf(value)) return value < 0 ? "-Infinity" : "Infinity";
+    char text[32];
+    std::snprintf(text, sizeof text, "%.17g", value);
+    return text;
   }
 
   static std::string quoted(const std::string& text) {

@@ -28,6 +28,7 @@ from cuda_ops.testing.checks.numerics import numerics, reference
 from cuda_ops.testing.checks.opcheck import opcheck
 from cuda_ops.testing.checks.public import public
 from cuda_ops.testing.checks.races import repeats
+from cuda_ops.testing.checks.random import draws, independence, replays
 from cuda_ops.testing.checks.registration import mutation, registration, written
 from cuda_ops.testing.checks.streams import streams
 from cuda_ops.testing.checks.unwritten import unwritten
@@ -58,6 +59,9 @@ CHECKS: tuple[Check, ...] = (
     jvp,
     gradient_layouts,
     checkpoint,
+    independence,
+    draws,
+    replays,
     public,
     autocast,
     vmap,
