@@ -32,8 +32,10 @@ def entry(schema: str, signature: str = "", **changes: Any) -> dict[str, Any]:
     kernel.update({key: changes.pop(key) for key in ("arguments", "returns") if key in changes})
     return {
         "schema": schema, "signature": signature, "dtypes": ["float32"], "dtypes_of": [],
-        "choices": [], "ranges": [], "limits": [], "belows": [], "results": [], "saved": [],
-        "doc": "", "has_cuda": False, "calls": [], "kernels": [kernel], **changes,
+        "choices": [], "ranges": [], "float_ranges": [], "limits": [], "belows": [],
+        "results": [], "random": "", "saved": [], "hidden": [], "no_gradient": [], "linear": [],
+        "tags": [], "nondeterministic": [], "broadcast": False, "doc": "", "has_cuda": False,
+        "calls": [], "kernels": [kernel], **changes,
     }  # fmt: skip
 
 
