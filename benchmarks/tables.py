@@ -222,7 +222,11 @@ def _heading(runs: dict[str, Report]) -> str:
 
 
 def _summary(results: list[CaseResult]) -> tuple[str, ...]:
-    """``("4.1 TB/s, 97% of a copy", "1.03x (0.98)", "0.99x (0.95)", "cub 1.2x (1.1)")``."""
+    """Returns what a line says of cases, such as
+    ``("4.1 TB/s, 97% of a copy", "1.03x (0.98)", "0.99x (0.95)", "cub 1.2x (1.1)")``.
+    """
+    if not results:
+        return ("not measured yet", "", "", "")
     best = max(results, key=lambda result: result.of_ceiling)
     ceiling = f"the {best.arithmetic} ceiling" if best.bound == "compute" else "a copy"
     unit = "FLOP/s" if best.bound == "compute" else "B/s"
