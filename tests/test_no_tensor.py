@@ -139,9 +139,8 @@ def test_what_it_cannot_do_is_refused_by_name(name: str, by: str) -> None:
         for device in ("cpu", "meta"):
             with pytest.raises(RuntimeError, match=message):
                 function(**{"length": 5, "half": 3, "device": device} | change)
-        if "device" not in change:
-            with FakeTensorMode(), pytest.raises(RuntimeError, match=message):
-                function(**{"length": 5, "half": 3} | change)
+        with FakeTensorMode(), pytest.raises(RuntimeError, match=message):
+            function(**{"length": 5, "half": 3} | change)
 
 
 @both
@@ -215,6 +214,34 @@ def test_transforms_take_it_as_a_constant(name: str, by: str) -> None:
     torch.testing.assert_close(x.grad, cos)
     with torch.autocast("cpu"):
         assert function(3, 2)[0].dtype == torch.float32
+
+
+def test_a_reload_may_change_the_schema(scratch_op: ScratchOp) -> None:
+    name = scratch_op.name
+    text = """
+        #include "binding.h"
+        using namespace cuda_ops;
+        static Tensor made(int64_t n, PARAMETER std::optional<Device> device) {
+          return empty({n}, DType::kFloat32, device);
+        }
+        CUDA_OPS(library) {
+          library.op("NAME(int n, ARGUMENT Device? device=None) -> Tensor", "->(n)")
+              .returns("out", DType::kFloat32).cpu<made>();
+        }
+        """.replace("NAME", name)
+    scratch_op.binding.write_text(text.replace("PARAMETER", "").replace("ARGUMENT", ""))
+    scratch_op.reload()
+    function = scratch_op.function
+    assert function(3).shape == (3,)
+    text = text.replace("PARAMETER", "int64_t,").replace("ARGUMENT", "int more=0,")
+    scratch_op.binding.write_text(text)
+    scratch_op.reload()
+    for called in (function, getattr(torch.ops.cuda_ops, name)):
+        assert called(3, 2, "cpu").shape == called(4, more=1)[1:].shape == (3,)
+        with FakeTensorMode():
+            assert called(3, 2, "cpu").shape == (3,)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert compiled(2, 1).shape == (2,)
 
 
 def test_samples_choose_sizes_and_the_device(name: str) -> None:
