@@ -22,7 +22,7 @@ from cuda_ops.signature import parse_signature
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing import check_op, samples
 
-SOURCE = """
+SOURCE = r"""
 #pragma GCC optimize("O0")
 #include <cmath>
 
@@ -52,12 +52,14 @@ Tensor range(int64_t count, int64_t step, Device device) {
 }
 }
 CUDA_OPS(library) {
-  library.op("OP(SymInt length, SymInt half, float base=10000.0, *, ScalarType? dtype=None, "
+  library.op("cosines(SymInt length, SymInt half, float base=10000.0, *, ScalarType? dtype=None, "
              "Device? device=None) -> (Tensor cos, Tensor sin)", "->(length,half),(length,half)")
-      .dtypes("dtype", kFloating).range("length", 0, 1000)
-      .returns("cos", "dtype", DType::kFloat32).returns("sin", "dtype", DType::kFloat32)
+      .dtypes("dtype", kFloating)
+      .range("length", 0, 1000)
+      .returns("cos", "dtype", DType::kFloat32)
+      .returns("sin", "dtype", DType::kFloat32)
       .cpu<table>();
-  library.op("OP_range(int count, int step, Device device) -> Tensor", "->(count)")
+  library.op("cosines_range(int count, int step, Device device) -> Tensor", "->(count)")
       .returns("out", DType::kInt64).cpu<range>();
 }
 """
@@ -65,8 +67,8 @@ CUDA_OPS(library) {
 
 @pytest.fixture(scope="module")
 def name(scratch_root: Path) -> Iterator[str]:
-    scratch = ScratchOp("scratch_placed", scratch_root)
-    scratch.binding.write_text(SOURCE.replace('"OP', '"scratch_placed'))
+    scratch = ScratchOp("cosines", scratch_root)
+    scratch.binding.write_text(SOURCE)
     (row,) = compile_ops([scratch.name])
     assert not row.error, row.error
     yield scratch.name
@@ -82,7 +84,7 @@ def called(name: str, by: str) -> Callable[..., Any]:
 
 
 def spec(name: str) -> OpSpec:
-    return registry().operators("scratch_placed")[name].spec
+    return registry().operators("cosines")[name].spec
 
 
 def table(
