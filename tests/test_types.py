@@ -230,6 +230,8 @@ def test_samples_draw_the_names_and_the_kit_passes(name: str) -> None:
 
     check()
     assert seen == {"mean", "sum", "none"}
+    keyword_only = samples.shaped(spec(f"{name}_maybe"), (3,)).args
+    assert len(keyword_only) == 2
     check_op(name, devices=["cpu"])
 
 
