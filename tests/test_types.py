@@ -19,12 +19,13 @@ from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing import check_op, samples
 
-SOURCE = """
+SOURCE = r"""
 #pragma GCC optimize("O0")
 #include "binding.h"
 using namespace cuda_ops;
 namespace {
 enum class Mode { kMean, kSum, kNone };
+
 double factor(Mode mode) { return mode == Mode::kMean ? 1 : mode == Mode::kSum ? 2 : 3; }
 Tensor scaled(const Tensor& x, double by) {
   return elementwise_cpu([=](double v) { return by * v; }, x);
@@ -54,20 +55,22 @@ std::vector<Tensor> parts(const Tensor& x) { return {scaled(x, 1), scaled(x, 2)}
 std::tuple<Tensor, int64_t> numbers(const Tensor& x) { return {scaled(x, 1), x.dim()}; }
 }
 CUDA_OPS(library) {
-  library.op("OP(Tensor x, str mode=\\"mean\\") -> Tensor", "()->()")
-      .dtypes(kFloating).one_of("mode", {"mean", "sum", "none"}).cpu<forward>();
-  library.op("OP_backward(Tensor grad_out, str mode) -> Tensor grad_x", "()->()")
+  library.op("scaled_by(Tensor x, str mode=\"mean\") -> Tensor", "()->()")
+      .dtypes(kFloating)
+      .one_of("mode", {"mean", "sum", "none"})
+      .cpu<forward>();
+  library.op("scaled_by_backward(Tensor grad_out, str mode) -> Tensor grad_x", "()->()")
       .dtypes(kFloating).one_of("mode", {"mean", "sum", "none"}).cpu<backward>();
-  library.op("OP_maybe(Tensor x, *, str? mode=None) -> Tensor", "()->()")
+  library.op("scaled_by_maybe(Tensor x, *, str? mode=None) -> Tensor", "()->()")
       .dtypes(kFloating).one_of("mode", {"mean", "sum", "none"}).cpu<maybe>();
-  library.op("OP_texts(Tensor x, str name, str? other=None) -> Tensor", "()->()")
+  library.op("scaled_by_texts(Tensor x, str name, str? other=None) -> Tensor", "()->()")
       .dtypes(kFloating).one_of("other", {"a", "bb"}).cpu<texts>();
-  library.op("OP_placed(Tensor x, Device device, Device? other=None) -> Tensor", "()->()")
+  library.op("scaled_by_placed(Tensor x, Device device, Device? other=None) -> Tensor", "()->()")
       .dtypes(kFloating).cpu<placed>();
-  library.op("OP_lists(Tensor x, Tensor?[] tensors, bool[] flags, int[]? ints=None, "
+  library.op("scaled_by_lists(Tensor x, Tensor?[] tensors, bool[] flags, int[]? ints=None, "
              "float[]? floats=None) -> Tensor", "()->()").dtypes(kFloating).cpu<lists>();
-  library.op("OP_parts(Tensor x) -> Tensor[]", "").dtypes(kFloating).cpu<parts>();
-  library.op("OP_numbers(Tensor x) -> (Tensor out, int dims)", "")
+  library.op("scaled_by_parts(Tensor x) -> Tensor[]", "").dtypes(kFloating).cpu<parts>();
+  library.op("scaled_by_numbers(Tensor x) -> (Tensor out, int dims)", "")
       .dtypes(kFloating).cpu<numbers>();
 }
 """
@@ -79,18 +82,18 @@ from cuda_ops.spec import Autograd
 
 @hookimpl
 def cuda_ops_fake(op):
-    if op.name == "scratch_types_parts":
+    if op.name == "scaled_by_parts":
         return lambda x: [torch.empty_like(x), torch.empty_like(x)]
-    if op.name == "scratch_types_numbers":
+    if op.name == "scaled_by_numbers":
         return lambda x: (torch.empty_like(x), x.dim())
 
 @hookimpl
 def cuda_ops_autograd(op):
-    if op.name == "scratch_types_parts":
+    if op.name == "scaled_by_parts":
         def both(ctx, grads):
             return grads[0] + 2 * grads[1]
         return Autograd(lambda ctx, inputs, output: None, both)
-    if op.name == "scratch_types_lists":  # of the sum of 100 for each dim of each tensor
+    if op.name == "scaled_by_lists":  # of the sum of 100 for each dim of each tensor
         def setup(ctx, inputs, output):
             ctx.count = len(inputs[1])
         def backward(ctx, grad):
@@ -100,7 +103,7 @@ def cuda_ops_autograd(op):
 
 @hookimpl
 def cuda_ops_vmap(op):
-    if op.name == "scratch_types_parts":
+    if op.name == "scaled_by_parts":
         def rule(info, in_dims, x):
             return op.overload(x), [in_dims[0], in_dims[0]]
         return rule
@@ -109,8 +112,8 @@ def cuda_ops_vmap(op):
 
 @pytest.fixture(scope="module")
 def name(scratch_root: Path) -> Iterator[str]:
-    scratch = ScratchOp("scratch_types", scratch_root)
-    scratch.binding.write_text(SOURCE.replace('"OP', '"scratch_types'))
+    scratch = ScratchOp("scaled_by", scratch_root)
+    scratch.binding.write_text(SOURCE)
     plugin = scratch_root / "ops" / f"{scratch.name}.py"
     plugin.write_text(PLUGIN)
     (row,) = compile_ops([scratch.name])
@@ -130,7 +133,7 @@ def called(name: str, by: str) -> Callable[..., Any]:
 
 
 def spec(name: str) -> OpSpec:
-    return registry().operators("scratch_types")[name].spec
+    return registry().operators("scaled_by")[name].spec
 
 
 # --- names --------------------------------------------------------------------------
@@ -227,6 +230,8 @@ def test_samples_draw_the_names_and_the_kit_passes(name: str) -> None:
 
     check()
     assert seen == {"mean", "sum", "none"}
+    keyword_only = samples.shaped(spec(f"{name}_maybe"), (3,)).args
+    assert len(keyword_only) == 2
     check_op(name, devices=["cpu"])
 
 

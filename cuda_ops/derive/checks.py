@@ -43,6 +43,8 @@ def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
     Raises:
         RuntimeError: ``cuda_ops::<op>: argument '<arg>': expected <...>, got <...>``.
     """
+    if (device_at := op.device_position) is not None and values[device_at] is not None:
+        check_kernel(op, torch.device(values[device_at]))
     bound: dict[str, Any] = {}
     first: tuple[str, torch.Tensor] | None = None
     sharing: tuple[str, torch.Tensor] | None = None
@@ -157,6 +159,16 @@ def check_device(
     if tensor.device != other.device:
         expected = f"a tensor on {device_name(other.device)} like '{like}'"
         refuse(op, argument, expected, f"one on {device_name(tensor.device)}")
+
+
+def check_kernel(op: OpSpec, device: torch.device) -> None:
+    """Refuses a device that the Device argument of an operator without tensors may not say."""
+    assert op.device_position is not None
+    keys = {"cpu": "CPU" in op.keys, "cuda": op.has_cuda}
+    known = [kind for kind, has_kernel in keys.items() if has_kernel]
+    if device.type not in (*known, "meta"):
+        expected = f"a device of type {' or '.join(known)}"
+        refuse(op, op.argument_names[op.device_position], expected, device.type)
 
 
 def check_dtype(

@@ -11,9 +11,13 @@ from typing import Any
 import torch
 
 from cuda_ops.derive.arguments import bind, split
-from cuda_ops.derive.checks import refuse
+from cuda_ops.derive.checks import check_kernel
 from cuda_ops.dispatch.generation import Served
-from cuda_ops.spec import OpSpec
+
+_KEYS = {
+    kind: torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
+    for kind, name in (("cpu", "CPU"), ("cuda", "CUDA"), ("meta", "Meta"))
+}
 
 
 def register(library: torch.library.Library, operator: Served) -> None:
@@ -27,21 +31,11 @@ def register(library: torch.library.Library, operator: Served) -> None:
         # No default device is known here, as to none of torch's operators that are called by their
         # dispatcher's name. The public function asks for it.
         values[position] = device = _with_index(values[position] or torch.device("cpu"))
-        key = _key(op, op.argument_names[position], device)
+        check_kernel(op, device)
         positional, keywords = split(op, values)
-        return op.overload.redispatch(torch._C.DispatchKeySet(key), *positional, **keywords)
+        return op.overload.redispatch(_KEYS[device.type], *positional, **keywords)
 
     library.impl(operator.spec.name, select, "BackendSelect")
-
-
-def _key(op: OpSpec, argument: str, device: torch.device) -> torch._C.DispatchKey:
-    keys = {"cpu": "CPU" in op.keys, "cuda": op.has_cuda}
-    known = [kind for kind, has_kernel in keys.items() if has_kernel]
-    if device.type not in (*known, "meta"):
-        refuse(op, argument, f"a device of type {' or '.join(known)}", device.type)
-    name = {"cpu": "CPU", "cuda": "CUDA"}.get(device.type, "Meta")
-    key: torch._C.DispatchKey = getattr(torch._C.DispatchKey, name)
-    return key
 
 
 def _with_index(device: torch.device) -> torch.device:
