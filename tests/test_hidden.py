@@ -54,13 +54,13 @@ CUDA_OPS(library) {
       .dtypes(kFloating).cpu<root_backward>();
   library.op("OP_both(Tensor x) -> (Tensor first, Tensor second, Tensor ones)", "()->(),(),()")
       .dtypes(kFloating).hidden("ones").cpu<both>();
-  library.op("OP_both_backward(Tensor grad_first, Tensor grad_second, Tensor ones) -> Tensor grad_x",
-             "(),(),()->()").dtypes(kFloating).cpu<both_backward>();
+  library.op("OP_both_backward(Tensor grad_first, Tensor grad_second, Tensor ones) -> Tensor "
+             "grad_x", "(),(),()->()").dtypes(kFloating).cpu<both_backward>();
   library.op("OP_fixed(Tensor x) -> Tensor", "()->()").dtypes(kFloating).no_gradient("x")
       .cpu<fixed>();
 }
 """
-PLUGIN = '''
+PLUGIN = """
 import torch
 from cuda_ops.hookspecs import hookimpl
 
@@ -68,7 +68,7 @@ from cuda_ops.hookspecs import hookimpl
 def cuda_ops_reference(op):
     if op.name == op.stem:
         return lambda x, by: (x * x + 1).sqrt() * by
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -166,14 +166,17 @@ def test_an_argument_without_a_gradient_says_so(name: str) -> None:
 
 
 def entry(**words: Any) -> dict[str, Any]:
-    empty = {key: () for key in ("hidden", "no_gradient", "linear", "tags", "nondeterministic")}
+    empty = dict.fromkeys(("hidden", "no_gradient", "linear", "tags", "nondeterministic"), ())
     return {**empty, "broadcast": False, "signature": "(n),()->(n),(n)", **words}
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ({"hidden": ["y"]}, r"return 'y': expected 'out' or 'lse', which \.hidden may name, got 'y'"),
+        (
+            {"hidden": ["y"]},
+            r"return 'y': expected 'out' or 'lse', which \.hidden may name, got 'y'",
+        ),
         ({"hidden": ["out"]}, r"return 'out': expected the results that cuda_ops returns before"),
         ({"hidden": ["out", "lse"]}, "return 'out': expected the results that"),
         ({"hidden": ["lse", "lse"]}, r"'lse': expected to be named once by \.hidden, got twice"),

@@ -128,11 +128,11 @@ def test_a_reload_changes_tags(scratch: ScratchOp) -> None:
     [
         ({"tags": ["fast"]}, r"\.tag: expected one of cudagraph_unsafe, .*, got 'fast'"),
         ({"tags": ["core"]}, r"\.tag: expected one of .*, got 'core'"),
-        ({"nondeterministic": ["xpu"]}, r"\.nondeterministic: expected \"cpu\", \"cuda\" or nothing"),
+        ({"nondeterministic": ["xpu"]}, r"\.nondeterministic: expected \"cpu\", \"cuda\" or"),
     ],
 )  # fmt: skip
 def test_unknown_words_are_refused_with_a_list(words: dict[str, Any], text: str) -> None:
-    empty = {key: () for key in ("hidden", "no_gradient", "linear", "tags", "nondeterministic")}
+    empty = dict.fromkeys(("hidden", "no_gradient", "linear", "tags", "nondeterministic"), ())
     entry = {**empty, "broadcast": False, "signature": "()->()", **words}
     parsed, line = spec("f(Tensor x) -> Tensor", "()->()").parsed, parse_signature("()->()")
     with pytest.raises(ManifestError, match=f"cuda_ops::f: {text}"):

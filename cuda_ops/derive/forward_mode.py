@@ -70,7 +70,7 @@ def forward_mode(op: OpSpec, autograd: Autograd | None) -> ForwardMode | None:
     elementwise = [i for i in _elementwise(op, autograd) if i not in linear]
     if not linear and not elementwise:
         return None
-    terms = {i: _linear_term for i in linear}
+    terms: dict[int, Callable[..., list[Any]]] = dict.fromkeys(linear, _linear_term)
     if autograd is not None:
         terms |= {i: _Elementwise(autograd) for i in elementwise}
 

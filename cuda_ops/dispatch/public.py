@@ -120,15 +120,6 @@ def _generate(operator: Served, hides: bool = False) -> FunctionType:
     )
     keyword_only = any(argument.kwarg_only for argument in op.parsed.arguments)
     before = ""
-    if op.written:
-        names["_transformed"] = torch._C._are_functorch_transforms_active
-        names["_functional"] = functools.partial(functional.call, op)
-        names["_is_functional"] = functional.is_innermost
-        given = ", ".join(op.argument_names)
-        before = textwrap.dedent(f"""\
-            if _transformed() and _is_functional():
-                return _functional(({given},)){shown}
-            """)
     if op.nondeterministic:  # the dispatcher raises or warns
         names["_deterministic"] = torch._C._get_deterministic_algorithms
         before += textwrap.dedent(f"""\
@@ -181,6 +172,15 @@ def _generate(operator: Served, hides: bool = False) -> FunctionType:
                 except _RuntimeError:  # no kernel has run if a tensor has no memory
                     if not _is_wrapper({", ".join(tensors)}):
                         raise
+            """)
+    if op.written:  # others are asked by the dispatcher
+        names["_transformed"] = torch._C._are_functorch_transforms_active
+        names["_functional"] = functools.partial(functional.call, op)
+        names["_is_functional"] = functional.is_innermost
+        given = ", ".join(op.argument_names)
+        before += textwrap.dedent(f"""\
+            if _transformed() and _is_functional():
+                return _functional(({given},)){shown}
             """)
     required = [name for name in tensors if not _optional(op, name)]
     if optional and not required and not op.is_composite:
@@ -342,10 +342,7 @@ def may_have_tangents() -> bool:
     """Tells whether dual numbers are differentiated here: transforms of torch.func have their own
     way, and inside of an autograd.Function torch has taken them apart.
     """
-    return (
-        not torch._C._are_functorch_transforms_active()
-        and torch._C._is_fwd_grad_enabled()  # type: ignore[attr-defined]
-    )
+    return not torch._C._are_functorch_transforms_active() and torch._C._is_fwd_grad_enabled()
 
 
 def tangents_of(values: Sequence[Any]) -> list[Any]:
@@ -431,7 +428,7 @@ def transformed(operator: Served) -> Any:
         return operator.spec.overload(*positional, **keywords)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        interpreter = torch._C._functorch.peek_interpreter_stack()
+        interpreter: Any = torch._C._functorch.peek_interpreter_stack()
         if interpreter is not None and interpreter.key() == TransformType.Jvp:
             _keep_for_tangents(ctx, operator.spec, inputs, output, only_forward=True)
             return

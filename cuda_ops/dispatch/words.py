@@ -56,7 +56,7 @@ def words_of(
     for device in devices:
         if device not in _DEVICES:
             raise ManifestError(
-                f"cuda_ops::{name}: .nondeterministic: expected \"cpu\", \"cuda\" or nothing for "
+                f'cuda_ops::{name}: .nondeterministic: expected "cpu", "cuda" or nothing for '
                 f"both, got {device!r}"
             )
     if composed and (no_gradient or linear or tags or devices):

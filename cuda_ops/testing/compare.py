@@ -235,9 +235,7 @@ def deviation(
     """
     if wide is None:
         wide = widened(subject.op, subject.reference, sample.make("cpu"))
-    actual, expected = without_hidden(
-        subject.op, outputs(actual), expected_results(subject, wide)
-    )
+    actual, expected = without_hidden(subject.op, outputs(actual), expected_results(subject, wide))
     length = reduction_length(subject.op, sample, subject.claims.sums_over)
     if length > 1:
         # Cancellation makes a small result as wrong as its summands.
@@ -248,9 +246,7 @@ def deviation(
     claims = subject.claims
     given = [epsilon(v.dtype) for v in sample.make("meta") if is_inexact(v)]
     least = max(given, default=0.0) if claims.rounds_between else 0.0
-    return errors(
-        actual, expected, magnitude, length, factor=claims.tolerance, least=least
-    )
+    return errors(actual, expected, magnitude, length, factor=claims.tolerance, least=least)
 
 
 def size_of(tensor: torch.Tensor) -> torch.Tensor:
