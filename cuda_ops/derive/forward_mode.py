@@ -95,6 +95,8 @@ def refuse_tangent(op: OpSpec, position: int) -> NoReturn:
     name = op.argument_names[position]
     if name in op.no_gradient:
         way = f"the argument has no derivative by design; pass {name}.detach()"
+    elif op.is_composite:
+        way = "it is one for torch.func.jvp, which asks the operators that this one calls"
     elif position not in op.tensor_positions:
         way = "a list of tensors has no derivative in forward mode"
     else:
