@@ -51,8 +51,9 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
     from cuda_ops.benchmarking.peers import torch_peers
 
-    functions = {"silu_and_mul": composed, "silu_and_mul_jvp": composed_jvp}
-    return torch_peers(functions.get(op.name, composed_backward))
+    if op.name == "silu_and_mul_jvp":
+        return torch_peers(composed_jvp)
+    return torch_peers(composed if op.name == "silu_and_mul" else composed_backward)
 
 
 def composed(x: torch.Tensor) -> torch.Tensor:
@@ -64,7 +65,7 @@ def composed(x: torch.Tensor) -> torch.Tensor:
 def composed_jvp(x: torch.Tensor, tangent_x: torch.Tensor) -> torch.Tensor:
     """Runs what forward mode runs for it."""
     (gate, up), (along_gate, along_up) = x.chunk(2, dim=-1), tangent_x.chunk(2, dim=-1)
-    along = torch.ops.aten.silu_backward(along_gate, gate)
+    along: torch.Tensor = torch.ops.aten.silu_backward(along_gate, gate)
     return along * up + F.silu(gate) * along_up
 
 
