@@ -54,8 +54,8 @@ CUDA_OPS(library) {
       .dtypes(kFloating).cpu<root_backward>();
   library.op("OP_both(Tensor x) -> (Tensor first, Tensor second, Tensor ones)", "()->(),(),()")
       .dtypes(kFloating).hidden("ones").cpu<both>();
-  library.op("OP_both_backward(Tensor grad_first, Tensor grad_second, Tensor ones) -> Tensor grad_x",
-             "(),(),()->()").dtypes(kFloating).cpu<both_backward>();
+  library.op("OP_both_backward(Tensor grad_first, Tensor grad_second, Tensor ones) -> Tensor "
+             "grad_x", "(),(),()->()").dtypes(kFloating).cpu<both_backward>();
   library.op("OP_fixed(Tensor x) -> Tensor", "()->()").dtypes(kFloating).no_gradient("x")
       .cpu<fixed>();
 }

@@ -176,9 +176,10 @@ class Kit:
             reference = partial(reference, **case.keywords)
         forward = functions
         capacity.check_shared(case, self.device)
+        fixed = [op.argument_names.index(name) for name in op.no_gradient]
         if case.backward:
-            functions = {name: with_gradients(f) for name, f in functions.items()}
-            reference = with_gradients(reference)
+            functions = {n: with_gradients(f, fixed=fixed) for n, f in functions.items()}
+            reference = with_gradients(reference, fixed=fixed)
         progress("making arguments")
         pair = Rotation(case, self.device, 2)
         progress(f"estimating the time of {OURS}")
@@ -211,7 +212,7 @@ class Kit:
         for name in found.seconds if case.memory else ():
             progress(f"memory of {name}")
             memory[name] = memory_of(
-                forward[name], rotation.arguments[0], self.device, case.backward
+                forward[name], rotation.arguments[0], self.device, case.backward, fixed
             )
         floor = self.ceilings.floor(case)
         notes = [f"{name} waits for the device: host time is included" for name in found.waiting]

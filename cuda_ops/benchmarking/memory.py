@@ -6,7 +6,7 @@ driver itself is not seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +32,15 @@ class Memory:
 
 
 def memory_of(
-    function: Callable[..., Any], args: tuple[Any, ...], device: torch.device, backward: bool
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    device: torch.device,
+    backward: bool,
+    fixed: Collection[int] = (),
 ) -> Memory | None:
-    """Measures ``function(*args)``, or with ``backward`` a step of training; ``None`` on a CPU."""
+    """Measures ``function(*args)``, or with ``backward`` a step of training, in which the arguments
+    at the positions ``fixed`` have no gradient; ``None`` on a CPU.
+    """
     if device.type != "cuda":
         return None
     held = 0
@@ -44,7 +50,7 @@ def memory_of(
         own = sum(result.nbytes for result in tensors(results))
         held = torch.cuda.memory_allocated(device) - own
 
-    call = with_gradients(function, between) if backward else function
+    call = with_gradients(function, between, fixed) if backward else function
     # A block left in the cache may be larger than is asked for, and would count whole.
     torch.cuda.empty_cache()
     call(*args)  # what it leaves for good, such as a library's workspace, must not count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -13,16 +13,18 @@ from cuda_ops.testing.compare import is_floating, outputs
 def with_gradients(
     function: Callable[..., Any],
     between: Callable[[tuple[Any, ...]], None] = lambda results: None,
+    fixed: Collection[int] = (),
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Returns a function of the same arguments that also computes the floating ones' gradients.
 
     It returns the results of ``function``, then the gradients. The loss is half the sum of the
     squared results, so its gradient, which is the results, costs nothing. ``between`` is called
-    with the results before backward starts.
+    with the results before backward starts. The arguments at the positions ``fixed`` have none.
     """
 
     def step(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        leaves = [a.detach().requires_grad_() if is_floating(a) else a for a in args]
+        wanted = [i for i, a in enumerate(args) if is_floating(a) and i not in fixed]
+        leaves = [a.detach().requires_grad_() if i in wanted else a for i, a in enumerate(args)]
         with torch.enable_grad():
             results = outputs(function(*leaves, **kwargs))
         ends = [result for result in results if result.requires_grad]
@@ -32,7 +34,7 @@ def with_gradients(
         detached = tuple(result.detach() for result in results)
         gradients = torch.autograd.grad(
             ends,
-            [leaf for leaf in leaves if is_floating(leaf)],
+            [leaves[i] for i in wanted],
             [end.detach() for end in ends],
             materialize_grads=True,
         )

@@ -70,7 +70,7 @@ def forward_mode(op: OpSpec, autograd: Autograd | None) -> ForwardMode | None:
     elementwise = [i for i in _elementwise(op, autograd) if i not in linear]
     if not linear and not elementwise:
         return None
-    terms = dict.fromkeys(linear, _linear_term)
+    terms: dict[int, Callable[..., list[Any]]] = dict.fromkeys(linear, _linear_term)
     if autograd is not None:
         terms |= {i: _Elementwise(autograd) for i in elementwise}
 
@@ -95,6 +95,8 @@ def refuse_tangent(op: OpSpec, position: int) -> NoReturn:
     name = op.argument_names[position]
     if name in op.no_gradient:
         way = f"the argument has no derivative by design; pass {name}.detach()"
+    elif op.is_composite:
+        way = "it is one for torch.func.jvp, which asks the operators that this one calls"
     elif position not in op.tensor_positions:
         way = "a list of tensors has no derivative in forward mode"
     else:

@@ -250,8 +250,8 @@ def _refuse_misspelt_backward(op: OpSpec) -> None:
     inputs = {f"grad_{op.argument_names[i]}" for i in op.tensor_positions}
     for suffix in suffixes:
         sibling = op.siblings[prefix + suffix]
-        if sibling.name.removesuffix("_backward") in op.siblings:  # the gradient of that one
-            continue
+        if suffix.endswith("_backward") and sibling.name.removesuffix("_backward") in op.siblings:
+            continue  # the gradient of that one
         made = inputs & {value.name for value in sibling.parsed.returns}
         if made and _takes_gradients(sibling):
             raise ManifestError(

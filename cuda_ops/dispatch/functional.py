@@ -21,8 +21,8 @@ from cuda_ops.spec import OpSpec
 
 def is_innermost() -> bool:
     """Tells whether the innermost transform of torch.func is ``functionalize``."""
-    interpreter = torch._C._functorch.peek_interpreter_stack()
-    return interpreter is not None and interpreter.key() == TransformType.Functionalize
+    interpreter: Any = torch._C._functorch.peek_interpreter_stack()  # None without a transform
+    return bool(interpreter is not None and interpreter.key() == TransformType.Functionalize)
 
 
 def call(op: OpSpec, values: Sequence[Any]) -> Any:
@@ -62,6 +62,6 @@ def _replace(op: OpSpec, argument: str, wrapped: Any, new: torch.Tensor | None) 
         with torch.no_grad():
             wrapped.copy_(new)
         return
-    torch._functionalize_replace(wrapped, new)  # type: ignore[attr-defined]
-    torch._functionalize_commit_update(wrapped)  # type: ignore[attr-defined]
-    torch._functionalize_sync(wrapped)  # type: ignore[attr-defined]
+    torch._functionalize_replace(wrapped, new)
+    torch._functionalize_commit_update(wrapped)
+    torch._functionalize_sync(wrapped)

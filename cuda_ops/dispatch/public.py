@@ -135,15 +135,6 @@ def _generate(operator: Served, hides: bool = False, draws: bool = False) -> Fun
     optional = optional or lists.has_lists(op)
     keyword_only = any(argument.kwarg_only for argument in op.parsed.arguments)
     before = ""
-    if op.written:
-        names["_transformed"] = torch._C._are_functorch_transforms_active
-        names["_functional"] = functools.partial(functional.call, op)
-        names["_is_functional"] = functional.is_innermost
-        given = ", ".join(op.argument_names)
-        before = textwrap.dedent(f"""\
-            if _transformed() and _is_functional():
-                return _functional(({given},)){shown}
-            """)
     if op.nondeterministic:  # the dispatcher raises or warns
         names["_deterministic"] = torch._C._get_deterministic_algorithms
         before += textwrap.dedent(f"""\
@@ -204,7 +195,7 @@ def _generate(operator: Served, hides: bool = False, draws: bool = False) -> Fun
         names["_default"] = placed.default_device
         d = op.argument_names[position]
         # Without a mode of functions no other default device is set.
-        before = textwrap.dedent(f"""\
+        before += textwrap.dedent(f"""\
             if not (_modes() or _functions() or _transformed() or _jit() \\
                     or _profiler._is_profiler_enabled):
                 if {d} is None:
@@ -218,6 +209,15 @@ def _generate(operator: Served, hides: bool = False, draws: bool = False) -> Fun
         for kind in {"CPU", "CUDA"}.difference(op.keys):  # refused, or there is an error that helps
             before = before.replace(f"_redispatch(_{kind}, ", "_overload(")
         body = f"if {d} is None:\n    {d} = _default()\n{body}"
+    if op.written:  # others are asked by the dispatcher
+        names["_transformed"] = torch._C._are_functorch_transforms_active
+        names["_functional"] = functools.partial(functional.call, op)
+        names["_is_functional"] = functional.is_innermost
+        given = ", ".join(op.argument_names)
+        before += textwrap.dedent(f"""\
+            if _transformed() and _is_functional():
+                return _functional(({given},)){shown}
+            """)
     required = [name for name in tensors if not _optional(op, name)]
     if optional and not required and not op.is_composite:
         possible = [a.name for a in op.parsed.arguments if "Tensor" in str(a.type)]
@@ -389,9 +389,7 @@ def may_have_tangents() -> bool:
     """Tells whether dual numbers are differentiated here: transforms of torch.func have their own
     way, and inside of an autograd.Function torch has taken them apart.
     """
-    return (
-        not torch._C._are_functorch_transforms_active() and torch._C._is_fwd_grad_enabled()  # type: ignore[attr-defined]
-    )
+    return not torch._C._are_functorch_transforms_active() and torch._C._is_fwd_grad_enabled()
 
 
 def tangents_of(values: Sequence[Any]) -> list[Any]:
@@ -478,7 +476,7 @@ def transformed(operator: Served) -> Any:
         return operator.spec.overload(*positional, **keywords)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        interpreter = torch._C._functorch.peek_interpreter_stack()
+        interpreter: Any = torch._C._functorch.peek_interpreter_stack()
         if interpreter is not None and interpreter.key() == TransformType.Jvp:
             _keep_for_tangents(ctx, operator.spec, inputs, output, only_forward=True)
             return

@@ -51,6 +51,8 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
     from cuda_ops.benchmarking.peers import torch_peers
 
+    if op.name == "silu_and_mul_jvp":
+        return torch_peers(composed_jvp)
     return torch_peers(composed if op.name == "silu_and_mul" else composed_backward)
 
 
@@ -58,6 +60,13 @@ def composed(x: torch.Tensor) -> torch.Tensor:
     """Runs what SwiGLU layers use without a fused operator."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def composed_jvp(x: torch.Tensor, tangent_x: torch.Tensor) -> torch.Tensor:
+    """Runs what forward mode runs for it."""
+    (gate, up), (along_gate, along_up) = x.chunk(2, dim=-1), tangent_x.chunk(2, dim=-1)
+    along: torch.Tensor = torch.ops.aten.silu_backward(along_gate, gate)
+    return along * up + F.silu(gate) * along_up
 
 
 def composed_backward(grad_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -135,17 +135,18 @@ def subject_of(
         autocast=plugins.ask("cuda_ops_autocast", op),
         vmap=_is_mapped(op, plugins),
         sharding=plugins.ask("cuda_ops_sharding", op),
-        claims=plugins.ask("cuda_ops_claims", op) or _claims(op),
+        claims=_claims(op, plugins),
         origin=origin or Origin(),
         forward=forward,
         kernel_samples=tuple(plugins.ask("cuda_ops_kernel_samples", op) or ()),
     )
 
 
-def _claims(op: OpSpec) -> Claims:
+def _claims(op: OpSpec, plugins: HookAnswers) -> Claims:
+    claims: Claims = plugins.ask("cuda_ops_claims", op) or Claims()
     if not op.nondeterministic:
-        return Claims()
-    return Claims(deterministic=False, reason="it is .nondeterministic()")
+        return claims
+    return replace(claims, deterministic=False, reason=claims.reason or "it is .nondeterministic()")
 
 
 def _is_mapped(op: OpSpec, plugins: HookAnswers) -> bool:

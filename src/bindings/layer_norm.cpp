@@ -38,18 +38,15 @@ Tensor layer_norm_cuda(const Tensor& x, const Tensor& weight, const Tensor& bias
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
-// grad_out broadcasts against x along the loop dims.
 template <class Run>
 Gradients gradients(const Tensor& grad_out, const Tensor& x, const Tensor& weight,
                     const Tensor& bias, double eps, Run run) {
   check_weight(x, weight);
   check_bias(weight, bias);
-  auto shape = broadcast_shape({View(grad_out), View(x)}, 1);
-  shape.push_back(x.size(x.dim() - 1));
-  const Tensor grads = contiguous(grad_out, shape), rows = contiguous(x, shape);
+  const Tensor grads = contiguous(grad_out), rows = contiguous(x);
   const Tensor weights = contiguous(weight);
-  Tensor grad_x = empty(shape, x);
-  Tensor grad_weight = empty({shape.back()}, weight), grad_bias = empty({shape.back()}, weight);
+  Tensor grad_x = empty(shape_of(x), x);
+  Tensor grad_weight = empty(shape_of(weight), weight), grad_bias = empty(shape_of(weight), weight);
   NormGradient p;
   p.norm = norm_of(rows, weights, eps);
   p.grad_out = grads.const_data_ptr();
@@ -114,6 +111,7 @@ tensor([[-1.0000,  1.0000]]))")
           "eps=1e-5) -> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias)",
           "(n),(n),[n],[n]->(n),[n],[n]")
       .dtypes(kFloating)
+      .broadcast()
       .dtypes("weight", kFloating)
       .dtypes("bias", kFloating)
       .doc(R"(Gradient of layer_norm; of bias it takes the dtype alone.

@@ -35,16 +35,13 @@ Tensor rms_norm_cuda(const Tensor& x, const Tensor& weight, double eps) {
 
 using Gradients = std::tuple<Tensor, Tensor>;
 
-// grad_out broadcasts against x along the loop dims.
 template <class Run>
 Gradients gradients(const Tensor& grad_out, const Tensor& x, const Tensor& weight, double eps,
                     Run run) {
   check_weight(x, weight);
-  auto shape = broadcast_shape({View(grad_out), View(x)}, 1);
-  shape.push_back(x.size(x.dim() - 1));
-  const Tensor grads = contiguous(grad_out, shape), rows = contiguous(x, shape);
+  const Tensor grads = contiguous(grad_out), rows = contiguous(x);
   const Tensor weights = contiguous(weight);
-  Tensor grad_x = empty(shape, x), grad_weight = empty({shape.back()}, weight);
+  Tensor grad_x = empty(shape_of(x), x), grad_weight = empty(shape_of(weight), weight);
   NormGradient p;
   p.norm = norm_of(rows, weights, eps);
   p.grad_out = grads.const_data_ptr();
@@ -103,6 +100,7 @@ tensor([[0.8485, 1.1314]]))")
           "grad_x, Tensor grad_weight)",
           "(n),(n),[n]->(n),[n]")
       .dtypes(kFloating)
+      .broadcast()
       .dtypes("weight", kFloating)
       .doc(R"(Gradient of rms_norm.
 

@@ -1,9 +1,10 @@
-// silu_and_mul(x) = silu(gate) * up for x = [gate, up], and its gradient.
+// silu_and_mul(x) = silu(gate) * up for x = [gate, up], and its derivatives in both modes.
 #include "binding.h"
 
 using namespace cuda_ops;
 
 cudaError_t silu_and_mul_launch(const Strided<2>& problem, cudaStream_t stream);
+cudaError_t silu_and_mul_jvp_launch(const Strided<4>& problem, cudaStream_t stream);
 cudaError_t silu_and_mul_backward_launch(const Strided<3, 2>& problem, cudaStream_t stream);
 
 namespace {
@@ -23,6 +24,11 @@ Strided<3, 2> gradient_problem(const View& grad_x, const Tensor& grad_out, const
                  {grad_out, x.chunk(2, 0), x.chunk(2, 1)});
 }
 
+Strided<4> tangent_problem(const Tensor& out, const View& x, const View& tangent_x) {
+  return strided({writable_view(out)},
+                 {x.chunk(2, 0), x.chunk(2, 1), tangent_x.chunk(2, 0), tangent_x.chunk(2, 1)});
+}
+
 Tensor silu_and_mul_cpu(const Tensor& x) {
   Tensor out = empty_half(x, x);
   map_cpu(problem(out, x), [](double gate, double up) { return gate * sigmoid(gate) * up; });
@@ -35,15 +41,8 @@ Tensor silu_and_mul_cuda(const Tensor& x) {
   return out;
 }
 
-// grad_out broadcasts against x along the loop dims.
-Tensor empty_gradient(const Tensor& grad_out, const Tensor& x) {
-  auto shape = broadcast_shape({grad_out, x}, 1);
-  shape.push_back(x.size(x.dim() - 1));
-  return empty(shape, x);
-}
-
 Tensor silu_and_mul_backward_cpu(const Tensor& grad_out, const Tensor& x) {
-  Tensor grad_x = empty_gradient(grad_out, x);
+  Tensor grad_x = empty(shape_of(x), x);
   map_cpu(gradient_problem(writable_view(grad_x), grad_out, x),
           [](double g, double gate, double up) {
             const double s = sigmoid(gate);
@@ -53,12 +52,30 @@ Tensor silu_and_mul_backward_cpu(const Tensor& grad_out, const Tensor& x) {
 }
 
 Tensor silu_and_mul_backward_cuda(const Tensor& grad_out, const Tensor& x) {
-  Tensor grad_x = empty_gradient(grad_out, x);
+  Tensor grad_x = empty(shape_of(x), x);
   launch(x, [&](cudaStream_t stream) {
     return silu_and_mul_backward_launch(gradient_problem(writable_view(grad_x), grad_out, x),
                                         stream);
   });
   return grad_x;
+}
+
+Tensor silu_and_mul_jvp_cpu(const Tensor& x, const Tensor& tangent_x) {
+  Tensor tangent = empty_half(x, x);
+  map_cpu(tangent_problem(tangent, x, tangent_x),
+          [](double gate, double up, double along_gate, double along_up) {
+            const double s = sigmoid(gate);
+            return along_gate * up * s * (1 + gate * (1 - s)) + along_up * gate * s;
+          });
+  return tangent;
+}
+
+Tensor silu_and_mul_jvp_cuda(const Tensor& x, const Tensor& tangent_x) {
+  Tensor tangent = empty_half(x, x);
+  launch(x, [&](cudaStream_t stream) {
+    return silu_and_mul_jvp_launch(tangent_problem(tangent, x, tangent_x), stream);
+  });
+  return tangent;
 }
 
 }  // namespace
@@ -82,6 +99,7 @@ tensor([  7.3106, 176.1594]))")
       .cuda<silu_and_mul_cuda>();
   library.op("silu_and_mul_backward(Tensor grad_out, Tensor x) -> Tensor grad_x", "(d),(2d)->(2d)")
       .dtypes(kFloating)
+      .broadcast()
       .doc(R"(Gradient of silu_and_mul, for gate and up side by side as in x.
 
 Shapes: grad_out (..., D), x (..., 2 D); grad_x (..., 2 D) is contiguous. Loop dims broadcast.
@@ -90,4 +108,15 @@ Errors: RuntimeError for any other dtype, mixed dtypes or devices, or shapes tha
 Formula: grad_out * up * silu'(gate) and grad_out * silu(gate).)")
       .cpu<silu_and_mul_backward_cpu>()
       .cuda<silu_and_mul_backward_cuda>();
+  library.op("silu_and_mul_jvp(Tensor x, Tensor tangent_x) -> Tensor", "(2d),(2d)->(d)")
+      .dtypes(kFloating)
+      .broadcast()
+      .doc(R"(Derivative of silu_and_mul in forward mode, along tangent_x.
+
+Shapes: x and tangent_x (..., 2 D); the result (..., D) is contiguous. Loop dims broadcast.
+Dtypes: float64, float32, float16 or bfloat16, the same for both.
+Errors: RuntimeError for any other dtype, mixed dtypes or devices, or shapes that do not fit.
+Formula: tangent_gate * up * silu'(gate) + tangent_up * silu(gate).)")
+      .cpu<silu_and_mul_jvp_cpu>()
+      .cuda<silu_and_mul_jvp_cuda>();
 }

@@ -25,6 +25,15 @@ struct SiluAndMulBackward {
   }
 };
 
+template <class Math>
+struct SiluAndMulJvp {
+  template <class C>
+  __device__ C operator()(C gate, C up, C along_gate, C along_up) const {
+    const C s = sigmoid<Math>(gate);
+    return along_gate * up * s * (1 + gate * (1 - s)) + along_up * gate * s;
+  }
+};
+
 }  // namespace
 
 // -----------------------------------------------------------------------------
@@ -35,4 +44,8 @@ cudaError_t silu_and_mul_launch(const Strided<2>& problem, cudaStream_t stream) 
 
 cudaError_t silu_and_mul_backward_launch(const Strided<3, 2>& problem, cudaStream_t stream) {
   return map_cuda<SiluAndMulBackward>(problem, stream);
+}
+
+cudaError_t silu_and_mul_jvp_launch(const Strided<4>& problem, cudaStream_t stream) {
+  return map_cuda<SiluAndMulJvp>(problem, stream);
 }

@@ -144,7 +144,7 @@ struct Checks {
   // Expands the loop dims of the arguments that were given to those of all of them together, as
   // views with stride 0; `run` has seen that they broadcast.
   void expand(Tensor* const* tensors) const {
-    if (rules == nullptr) return;
+    if (rules == nullptr || loops_are_alike(tensors)) return;
     const auto loops = [&](int64_t i, const View& view) {
       return view.dims - static_cast<int>(rules->tensors[i].dim_count);
     };
@@ -339,21 +339,27 @@ struct Checks {
     return true;
   }
 
+  bool loops_are_alike(const Tensor* const* tensors) const {
+    const TensorRule* const rule = rules->tensors;
+    int64_t first = -1;
+    for (int64_t i = 0; i < rules->tensor_count; ++i) {
+      if (tensors[i] == nullptr || !rule[i].has_loops) continue;
+      if (first < 0) first = i;
+      if (!alike(*tensors[first], *tensors[i], rule[first].dim_count, rule[i].dim_count)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   // The dims to the left of the core dims must broadcast.
   void check_loop_dims(const Tensor* const* tensors) const {
+    if (loops_are_alike(tensors)) return;
     const TensorRule* const rule = rules->tensors;
     const int64_t count = rules->tensor_count;
     const auto has_loops = [&](int64_t i) { return tensors[i] != nullptr && rule[i].has_loops; };
-    int64_t first = 0;
-    while (first < count && !has_loops(first)) ++first;
-    bool all = true;
-    for (int64_t i = first + 1; all && i < count; ++i) {
-      all = !has_loops(i) ||
-            alike(*tensors[first], *tensors[i], rule[first].dim_count, rule[i].dim_count);
-    }
-    if (all) return;
     std::vector<int64_t> loop;
-    for (int64_t i = first; i < count; ++i) {
+    for (int64_t i = 0; i < count; ++i) {
       if (!has_loops(i)) continue;
       const View view = *tensors[i];
       if (!broadcast(loop, view, view.dims - static_cast<int>(rule[i].dim_count))) {
@@ -363,7 +369,7 @@ struct Checks {
                "shape " + shape_name(view));
       }
     }
-    for (int64_t i = first; i < count; ++i) {
+    for (int64_t i = 0; i < count; ++i) {
       if (!has_loops(i) || !rule[i].is_written) continue;
       const View view = *tensors[i];
       const int rank = view.dims - static_cast<int>(rule[i].dim_count);

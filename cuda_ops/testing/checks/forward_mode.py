@@ -60,7 +60,7 @@ def jvp(case: Case) -> None:
         return case.operator(*(given.get(i, value) for i, value in enumerate(args)))
 
     primals = tuple(args[i] for i in along)
-    _, found = torch.func.jvp(function, primals, tuple(tangents))
+    found = torch.func.jvp(function, primals, tuple(tangents))[1]
     with forward_ad.dual_level():
         duals = function(*map(forward_ad.make_dual, primals, tangents))
         duals = duals if isinstance(duals, tuple) else (duals,)
