@@ -32,8 +32,8 @@ def entry(schema: str, signature: str = "", **changes: Any) -> dict[str, Any]:
     kernel.update({key: changes.pop(key) for key in ("arguments", "returns") if key in changes})
     return {
         "schema": schema, "signature": signature, "dtypes": ["float32"], "dtypes_of": [],
-        "ranges": [], "limits": [], "belows": [], "results": [], "saved": [], "doc": "",
-        "has_cuda": False, "calls": [], "kernels": [kernel], **changes,
+        "ranges": [], "float_ranges": [], "random": "", "limits": [], "belows": [], "results": [],
+        "saved": [], "doc": "", "has_cuda": False, "calls": [], "kernels": [kernel], **changes,
     }  # fmt: skip
 
 
