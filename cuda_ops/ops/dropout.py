@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 
 from cuda_ops.derive.random import draw_key
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import Autograd, OpSpec, Peer
+from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer
 
 
 @hookimpl
@@ -87,11 +88,39 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
-    from cuda_ops.benchmarking.peers import torch_peers
+    from cuda_ops.benchmarking.peers import COMPILE, EAGER, compiled
 
-    return torch_peers(torch_dropout) if op.name == "dropout" else None
+    if op.name != "dropout":
+        return None
+    # They drop other elements, so their results cannot be compared with the reference's.
+    return {
+        EAGER: Peer(lambda: torch_dropout, compared=0),
+        COMPILE: replace(compiled(torch_dropout), compared=0),
+    }
 
 
 def torch_dropout(x: torch.Tensor, key: torch.Tensor, p: float = 0.5) -> torch.Tensor:
-    """Runs PyTorch's own, which draws from its generator and stores a mask."""
+    """Runs PyTorch's own, which draws from its generator and in eager mode writes a mask."""
     return F.dropout(x, p)
+
+
+@hookimpl
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
+    """Draws a key in each call, as the peers do, and drops by the given one, which has a reference.
+    The largest sizes are left out, for which the reference would not fit into memory.
+    """
+    from cuda_ops.benchmarking.derived import cuda_ops_benchmarks
+
+    if op.name != "dropout":
+        return None
+
+    def drawing(x: torch.Tensor, key: torch.Tensor, p: float = 0.5) -> torch.Tensor:
+        draw_key(x)
+        out: torch.Tensor = op.function(x, key, p)
+        return out
+
+    return [
+        replace(case, function=drawing)
+        for case in cuda_ops_benchmarks(op) or ()
+        if case.bytes < 1 << 32
+    ]

@@ -10,6 +10,8 @@ import torch
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
+#: Blocks of words that are made at once, since each takes several times its own memory.
+_AT_ONCE = 1 << 22
 
 
 def philox(counter: Sequence[torch.Tensor], key: Sequence[int]) -> list[torch.Tensor]:
@@ -34,7 +36,7 @@ def random_bits(key: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Returns ``Draw::bits()`` of each element of a tensor, as int64.
 
     Args:
-        key: the random key of the call, two int64 numbers.
+        key: the random key of the call, two int64 numbers; the result is on its device.
         shape: the shape of the tensor.
 
     Example::
@@ -44,10 +46,13 @@ def random_bits(key: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
             return torch.where(dropped, 0, x / (1 - p))
     """
     numel = math.prod(shape)
-    numbers = torch.arange((numel + 3) // 4)
     key_words, stream = ([int(n) & _LOW, int(n) >> 32 & _LOW] for n in key.tolist())
-    counter = [numbers & _LOW, numbers >> 32, *(torch.full_like(numbers, n) for n in stream)]
-    words = torch.stack(philox(counter, key_words), dim=1)
+    words = torch.empty((numel + 3) // 4, 4, dtype=torch.int64, device=key.device)
+    for start in range(0, len(words), _AT_ONCE):
+        part = words[start : start + _AT_ONCE]
+        numbers = torch.arange(start, start + len(part), device=key.device)
+        counter = [numbers & _LOW, numbers >> 32, *(torch.full_like(numbers, n) for n in stream)]
+        part.copy_(torch.stack(philox(counter, key_words), dim=1))
     return words.flatten()[:numel].view(tuple(shape))
 
 

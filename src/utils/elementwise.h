@@ -132,14 +132,24 @@ Strided<sizeof...(Inputs)> strided(const Tensor& out, const Inputs&... inputs) {
 
 namespace detail {
 
+// Calls body(offsets of the first point, number of points) for each part of a row of the fastest
+// dim between the points `begin` and `end`.
+template <int Inputs, int Outputs, class Body>
+void for_each_row(const Strided<Inputs, Outputs>& problem, int64_t begin, int64_t end,
+                  Body&& body) {
+  const int64_t row = problem.dims > 0 ? problem.sizes[0] : 1;
+  while (begin < end) {
+    const int64_t count = std::min(row - begin % row, end - begin);
+    body(problem.offsets_at(begin), count);
+    begin += count;
+  }
+}
+
 template <class T, int Inputs, int Outputs, class F, size_t... I>
 void cpu_rows(const Strided<Inputs, Outputs>& problem, int64_t begin, int64_t end, const F& f,
               std::index_sequence<I...>) {
-  const int64_t row = problem.dims > 0 ? problem.sizes[0] : 1;
   const auto& operands = problem.operands;
-  while (begin < end) {
-    const auto first = problem.offsets_at(begin);
-    const int64_t count = std::min(row - begin % row, end - begin);
+  for_each_row(problem, begin, end, [&](const auto& first, int64_t count) {
     const auto at = [&](size_t k, int64_t i) {
       return static_cast<T*>(operands[k].data) + first[k] + i * operands[k].strides[0];
     };
@@ -151,8 +161,7 @@ void cpu_rows(const Strided<Inputs, Outputs>& problem, int64_t begin, int64_t en
         for (int k = 0; k < Outputs; ++k) *at(k, i) = static_cast<T>(result.values[k]);
       }
     }
-    begin += count;
-  }
+  });
 }
 
 }  // namespace detail
@@ -346,8 +355,8 @@ auto elementwise_cuda(Launcher launcher, const Args&... args) {
   return detail::elementwise<Outputs>(run, args...);
 }
 
-// The same into a tensor that the operator writes: out = f(values..., scalars...). `out` may be among
-// `args`; it has the shape that they broadcast to.
+// The same into a tensor that the operator writes: out = f(values..., scalars...). `out` may be
+// among `args`; it has the shape that they broadcast to.
 template <class F, class... Args>
 void write_elementwise_cpu(const Tensor& out, F f, const Args&... args) {
   const auto run = [&](const auto& problem, const auto&... scalars) {

@@ -44,18 +44,22 @@ Tensor random_elementwise(Run run, const Args&... args) {
 template <class T, int Inputs, int Outputs, class F, size_t... I>
 void random_rows(const Strided<Inputs, Outputs>& problem, const Random& random, int64_t begin,
                  int64_t end, const F& f, std::index_sequence<I...>) {
+  constexpr size_t kIndex = Outputs + Inputs - 1;
   const auto& operands = problem.operands;
   RandomBlock block{};
   uint64_t made = ~uint64_t(0);  // which block it is
-  for (int64_t i = begin; i < end; ++i) {
-    const auto at = problem.offsets_at(i);
-    const uint64_t index = uint64_t(at[Outputs + Inputs - 1]);
-    if (index / 4 != made) block = random.block(made = index / 4);
-    static_cast<T*>(operands[0].data)[at[0]] =
-        static_cast<T>(f(Random::draw(block, uint32_t(index)),
-                         static_cast<double>(static_cast<const T*>(
-                             operands[Outputs + I].data)[at[Outputs + I]])...));
-  }
+  for_each_row(problem, begin, end, [&](const auto& first, int64_t count) {
+    const auto at = [&](size_t k, int64_t i) { return first[k] + i * operands[k].strides[0]; };
+    for (int64_t i = 0; i < count; ++i) {
+      const uint64_t index = uint64_t(at(kIndex, i));
+      if (index / 4 != made) block = random.block(made = index / 4);
+      const auto value = [&](size_t k) {
+        return static_cast<double>(static_cast<const T*>(operands[k].data)[at(k, i)]);
+      };
+      static_cast<T*>(operands[0].data)[at(0, i)] =
+          static_cast<T>(f(Random::draw(block, uint32_t(index)), value(Outputs + I)...));
+    }
+  });
 }
 
 }  // namespace detail
