@@ -1,0 +1,139 @@
+"""What ``rotary_embedding`` and ``rotary_embedding_`` share: tables for no more than a head has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cuda_ops.derive import rules
+from cuda_ops.derive.arguments import bind
+from cuda_ops.derive.checks import refusal
+from cuda_ops.derive.sizes import shape_name
+from cuda_ops.spec import BenchmarkCase, OpSpec
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from cuda_ops.testing.samples import Sample
+
+
+def fake(op: OpSpec) -> Callable[..., Any]:
+    """Makes outputs as the derived fake does, and refuses what ``check_pairs`` of
+    ``rotary_binding.h`` refuses.
+    """
+    derived = rules.cuda_ops_fake(op)
+    assert derived is not None
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        output = derived(*args, **kwargs)
+        x, cos = bind(op, args, kwargs)[:2]
+        dim, pairs = x.shape[-1], cos.shape[-1]
+        torch._check(2 * pairs <= dim, partial(_too_many_pairs, op, dim, cos.shape))
+        return output
+
+    return fake
+
+
+def _too_many_pairs(op: OpSpec, dim: Any, shape: torch.Size) -> str:
+    expected = f"dim 'r' of (..., s, r) to be at most {dim // 2}, half of dim 'd' of (..., s, h, d)"
+    return refusal(op, "cos", expected, f"shape {shape_name(shape)}")
+
+
+def samples(op: OpSpec) -> SearchStrategy[Sample] | None:
+    """Gives the derived samples tables that turn all of a head, or part of it."""
+    from cuda_ops.testing.samples import strategy
+
+    drawn = strategy(op)
+
+    def fitting(sample: Sample) -> Sample:
+        x, *tables, interleaved = sample.args
+        most = x.shape[-1] // 2
+        fitted = [replace(t, shape=(*t.shape[:-1], min(t.shape[-1], most))) for t in tables]
+        return replace(sample, args=(x, *fitted, interleaved))
+
+    return None if drawn is None else drawn.map(fitting)
+
+
+def kernel_samples(op: OpSpec) -> list[Sample]:
+    """Returns heads of whole vectors, turned as a whole and in part, and of single elements."""
+    from cuda_ops.testing.samples import Sample, TensorArg
+
+    half, wide = torch.bfloat16, torch.float32
+    return [
+        Sample((
+            TensorArg((2, 70, heads, dim), dtype),
+            TensorArg((70, pairs), table),
+            TensorArg((70, pairs), table),
+            interleaved,
+        ))
+        for dtype, table in ((half, half), (half, wide), (wide, wide))
+        for heads, dim, pairs in ((32, 128, 64), (3, 96, 16), (5, 50, 20))
+        for interleaved in (False, True)
+    ]  # fmt: skip
+
+
+def composed(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
+) -> torch.Tensor:
+    """Computes the formula with operators of PyTorch."""
+    pairs = cos.shape[-1]
+    turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
+    a, b = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    parts = a * cos - b * sin, b * cos + a * sin
+    joined = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
+    rest = rest.expand(*joined.shape[:-1], -1)
+    return torch.cat((joined.to(x.dtype), rest), -1)
+
+
+#: Batch, tokens, heads, elements of a head and of those turned, and why.
+_POINTS = (
+    (64, 1, 40, 128, 128, "one token of each of 64 sequences"),
+    (1, 128, 40, 128, 128, "a short prompt: queries and keys of Llama 3 8B"),
+    (4, 4096, 40, 128, 128, "queries and keys of Llama 3 8B"),
+    (2, 4096, 72, 128, 128, "queries and keys of Llama 3 70B"),
+    (4, 4096, 64, 96, 24, "a quarter of each head, as GPT-NeoX 20B"),
+    (8, 8192, 1, 64, 64, "one shared head, as DeepSeek-V3"),
+)
+
+
+def cases(op: OpSpec) -> list[BenchmarkCase]:
+    """Returns cases with tables in float32."""
+    half = [_case(op, *point, torch.bfloat16) for point in _POINTS]
+    pairs = [_case(op, *_POINTS[2], torch.bfloat16, interleaved=True)]
+    return half + pairs + [_case(op, *_POINTS[2], torch.float32)]
+
+
+def _case(
+    op: OpSpec,
+    batch: int,
+    tokens: int,
+    heads: int,
+    dim: int,
+    turned: int,
+    reason: str,
+    dtype: torch.dtype,
+    interleaved: bool = False,
+) -> BenchmarkCase:
+    label = f"{batch}x{tokens}x{heads}x{dim} {str(dtype).removeprefix('torch.')}"
+    label += f", {turned} turned" if turned < dim else ""
+    label += ", interleaved" if interleaved else ""
+
+    def make_inputs(device: torch.device) -> tuple[Any, ...]:
+        x = torch.randn(batch, tokens, heads, dim, device=device, dtype=dtype)
+        angle = torch.randn(tokens, turned // 2, device=device)
+        return x, angle.cos(), angle.sin(), interleaved
+
+    moved = 2 * batch * tokens * heads * (turned if op.written else dim) * dtype.itemsize
+    return BenchmarkCase(
+        label,
+        make_inputs,
+        bytes=moved + tokens * turned * 4,
+        reason=reason,
+        dtype=dtype,
+        arithmetic="fp32",
+    )
