@@ -1,61 +1,15 @@
-"""What ``rotary_embedding`` and ``rotary_embedding_`` share: tables for no more than a head has."""
+"""What ``rotary_embedding`` and ``rotary_embedding_`` share: the formula, and cases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cuda_ops.derive import rules
-from cuda_ops.derive.arguments import bind
-from cuda_ops.derive.checks import refusal
-from cuda_ops.derive.sizes import shape_name
 from cuda_ops.spec import BenchmarkCase, OpSpec
 
 if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
     from cuda_ops.testing.samples import Sample
-
-
-def fake(op: OpSpec) -> Callable[..., Any]:
-    """Makes outputs as the derived fake does, and refuses what ``check_pairs`` of
-    ``rotary_binding.h`` refuses.
-    """
-    derived = rules.cuda_ops_fake(op)
-    assert derived is not None
-
-    def fake(*args: Any, **kwargs: Any) -> Any:
-        output = derived(*args, **kwargs)
-        x, cos = bind(op, args, kwargs)[:2]
-        dim, pairs = x.shape[-1], cos.shape[-1]
-        torch._check(2 * pairs <= dim, partial(_too_many_pairs, op, dim, cos.shape))
-        return output
-
-    return fake
-
-
-def _too_many_pairs(op: OpSpec, dim: Any, shape: torch.Size) -> str:
-    expected = f"dim 'r' of (..., s, r) to be at most {dim // 2}, half of dim 'd' of (..., s, h, d)"
-    return refusal(op, "cos", expected, f"shape {shape_name(shape)}")
-
-
-def samples(op: OpSpec) -> SearchStrategy[Sample] | None:
-    """Gives the derived samples tables that turn all of a head, or part of it."""
-    from cuda_ops.testing.samples import strategy
-
-    drawn = strategy(op)
-
-    def fitting(sample: Sample) -> Sample:
-        x, *tables, interleaved = sample.args
-        most = x.shape[-1] // 2
-        fitted = [replace(t, shape=(*t.shape[:-1], min(t.shape[-1], most))) for t in tables]
-        return replace(sample, args=(x, *fitted, interleaved))
-
-    return None if drawn is None else drawn.map(fitting)
 
 
 def kernel_samples(op: OpSpec) -> list[Sample]:

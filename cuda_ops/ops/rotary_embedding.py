@@ -1,4 +1,4 @@
-"""``rotary_embedding``: tables for no more than a head has; the formula is reference and peer."""
+"""``rotary_embedding``: the formula in PyTorch is its reference and its peer."""
 
 from __future__ import annotations
 
@@ -10,19 +10,7 @@ from cuda_ops.ops import _rotary
 from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
 
 if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
     from cuda_ops.testing.samples import Sample
-
-
-@hookimpl
-def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
-    return _rotary.fake(op)
-
-
-@hookimpl
-def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Sample] | None:
-    return _rotary.samples(op)
 
 
 @hookimpl

@@ -293,6 +293,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
             loop[at] = 0
         elif at < len(loop) + len(may_be_empty):
             core[may_be_empty[at - len(loop)]] = 0
+    core = _limited(op, core)
     shared = draw(st.sampled_from(op.dtypes or (torch.float32,)))
 
     def tensor(group: Group, name: str) -> TensorArg:
@@ -323,6 +324,14 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
             optional = str(argument.type) == "Optional[Tensor]"
             args.append(None if optional and draw(st.booleans()) else drawn)
     return Sample(tuple(args), draw(st.sampled_from(VALUES)), draw(st.integers(0, 2**16)))
+
+
+def _limited(op: OpSpec, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Returns the sizes, those smaller that would exceed others."""
+    fitted = dict(sizes)
+    for dim, (times, limit) in op.dim_limits.items():
+        fitted[dim] = min(fitted[dim], fitted[limit] // times)
+    return fitted
 
 
 def _layouts(shape: tuple[int, ...]) -> list[Layout]:
@@ -383,6 +392,7 @@ def shaped(
         }
     else:
         sizes = core
+    sizes = _limited(op, sizes)
     groups = iter(inputs)
 
     def tensor(name: str) -> TensorArg:

@@ -10,13 +10,11 @@ namespace {
 
 void rotary_embedding_in_place_cpu(const Tensor& x, const Tensor& cos, const Tensor& sin,
                                    bool interleaved) {
-  check_pairs(x, cos);
   rotate(x, x, cos, sin, interleaved, false, rotary_cpu);
 }
 
 void rotary_embedding_in_place_cuda(const Tensor& x, const Tensor& cos, const Tensor& sin,
                                     bool interleaved) {
-  check_pairs(x, cos);
   rotate(x, x, cos, sin, interleaved, false, [&](const Rotary& p) {
     launch(x, [&](cudaStream_t stream) { return rotary_embedding_in_place_launch(p, stream); });
   });
@@ -31,6 +29,7 @@ CUDA_OPS(library) {
       .dtypes(kFloating)
       .dtypes("cos", kFloating)
       .dtypes("sin", kFloating)
+      .at_most("2r", "d")
       .doc(R"(Rotary position embedding in place; see rotary_embedding.
 
 There is no gradient: call it under torch.no_grad(). Queries and keys that lie side by side, in the

@@ -20,7 +20,10 @@ namespace detail {
 struct DimRule {
   const char* text;
   int64_t factor;
-  int64_t size;  // -1 for a plain number
+  int64_t size;   // -1 for a plain number
+  int64_t limit;  // limit_factor * the size may not exceed that of this index; -1: none
+  int64_t limit_factor;
+  const char* limit_text;
 };
 
 struct TensorRule {
@@ -29,7 +32,7 @@ struct TensorRule {
   const char* dtypes_text;  // "float64, float32 or bfloat16"
   const DimRule* dims;      // the last dims of the tensor, or all of them
   int64_t dim_count;
-  int64_t has_loops;      // whether there may be loop dims to the left
+  int64_t has_loops;  // whether there may be loop dims to the left
   int64_t is_written;
   const char* dims_text;  // "(..., m, k)"
 };
@@ -231,6 +234,11 @@ struct Checks {
       const int64_t size = sizes[dim.size] = actual / dim.factor;
       const Range& range = rules->sizes[dim.size];
       if (!range.has(size)) refuse_size(range.listed(dim.factor));
+      const int64_t limit = dim.limit < 0 ? -1 : sizes[dim.limit];
+      if (limit >= 0 && dim.limit_factor * size > limit) {
+        refuse_size("at most " + std::to_string(limit / dim.limit_factor * dim.factor) +
+                    dim.limit_text);
+      }
     }
   }
 

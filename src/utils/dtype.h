@@ -63,11 +63,6 @@ struct UnknownDType : std::exception {
   }
 };
 
-// What a dtype is computed in.
-constexpr DType compute_dtype(DType dtype) {
-  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-}
-
 // Bytes per element.
 constexpr int64_t size_of(DType dtype) {
   switch (dtype) {

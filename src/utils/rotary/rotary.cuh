@@ -3,7 +3,7 @@
 #pragma once
 
 #include "elementwise.cuh"
-#include "packs.cuh"
+#include "norm/norm.cuh"
 #include "ptx/capability.h"
 #include "rotary/rotary.h"
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "elementwise.h"
+#include "norm/norm.h"
 #include "rotary/rotary.h"
 
 namespace cuda_ops {
@@ -62,21 +63,10 @@ void rotate(const Tensor& out, const Tensor& x, const Tensor& cos, const Tensor&
   run(p);
 }
 
-// The tables may not turn more than a head has; cuda_ops/ops/_rotary.py refuses the same.
-inline void check_pairs(const Tensor& x, const Tensor& cos) {
-  const int64_t dim = x.size(x.dim() - 1), pairs = cos.size(cos.dim() - 1);
-  if (2 * pairs <= dim) return;
-  refuse("cos",
-         "dim 'r' of (..., s, r) to be at most " + std::to_string(dim / 2) +
-             ", half of dim 'd' of (..., s, h, d)",
-         "shape " + shape_name(cos));
-}
-
 // The same into a new tensor.
 template <class Run>
 Tensor rotated(const Tensor& x, const Tensor& cos, const Tensor& sin, bool interleaved,
                bool inverse, Run run) {
-  check_pairs(x, cos);
   const detail::TableView of_cos(cos), of_sin(sin);
   auto shape = broadcast_shape({View(x), of_cos.view, of_sin.view}, 2);
   shape.push_back(x.size(x.dim() - 2));
