@@ -200,7 +200,7 @@ def test_arguments_are_refused_in_the_same_words(
     [
         (
             (5, 9),
-            "'y': expected dim '3m' of (..., 3m) to be at most 6, as 2m is at most n, got shape [9]",
+            "'y': expected dim '3m' of (..., 3m) to be at most 6, as 2m is at most n",
         ),
         (
             (5, 6, 3),
@@ -208,7 +208,7 @@ def test_arguments_are_refused_in_the_same_words(
         ),
         (
             (0, 3),
-            "'y': expected dim '3m' of (..., 3m) to be at most 0, as 2m is at most n, got shape [3]",
+            "'y': expected dim '3m' of (..., 3m) to be at most 0, as 2m is at most n",
         ),
     ],
 )

@@ -68,6 +68,9 @@ class TensorArg:
     #: For an integer tensor that indexes a dim: the size of that dim. Values are then drawn from
     #: ``range(below)``, and the checks also try what lies outside.
     below: int | None = None
+    #: Such indices are all different, as those of an operator that writes to each: at most
+    #: ``below`` of them, in any layout but ``expanded``.
+    distinct: bool = False
 
     __repr__ = _short
 
@@ -167,6 +170,12 @@ CODES: dict[torch.dtype, dict[Values, tuple[int, int]]] = {
 def _make_tensor(
     arg: TensorArg, values: Values, generator: torch.Generator, device: torch.device
 ) -> torch.Tensor:
+    if arg.distinct:
+        assert arg.below is not None and arg.layout != "expanded"
+        made = _make_tensor(replace(arg, distinct=False), values, generator, device)
+        order = torch.randperm(arg.below, generator=generator)[: made.numel()]
+        return made.copy_(order.view(made.shape))
+
     def fill(*shape: int) -> torch.Tensor:
         if arg.below is not None:
             most = min(max(1, arg.below), torch.iinfo(arg.dtype).max)

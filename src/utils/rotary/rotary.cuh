@@ -2,7 +2,7 @@
 // cosines that it reads once. Bound by memory, x in and out.
 #pragma once
 
-#include "elementwise.cuh"
+#include "division.cuh"
 #include "norm/norm.cuh"
 #include "ptx/capability.h"
 #include "rotary/rotary.h"
@@ -15,23 +15,22 @@ struct RotaryWalk : RotaryHeads {
   void* data[kOperands];
   RotaryConfig config;
   int64_t items;  // groups of heads, of all tokens
-  bool is_wide;   // too many for indices of 32 bits
-  Divider groups;
+  IndexDivider groups;
   int dims;
   struct Dim {
-    int64_t size;
-    Divider divider;
+    IndexDivider size;
     int64_t strides[kOperands];
   } by_dim[kMaxDims];
 
   RotaryWalk(const Rotary& p, const RotaryConfig& chosen)
-      : RotaryHeads(p), config(chosen), items(p.tokens.numel * chosen.groups), dims(p.tokens.dims) {
-    is_wide = items > INT32_MAX;
-    if (!is_wide) groups = Divider(uint32_t(config.groups));
+      : RotaryHeads(p),
+        config(chosen),
+        items(p.tokens.numel * chosen.groups),
+        groups(chosen.groups, items),
+        dims(p.tokens.dims) {
     for (int k = 0; k < kOperands; ++k) data[k] = p.tokens.operands[k].data;
     for (int d = 0; d < dims; ++d) {
-      by_dim[d].size = p.tokens.sizes[d];
-      if (!is_wide) by_dim[d].divider = Divider(uint32_t(by_dim[d].size));
+      by_dim[d].size = IndexDivider(p.tokens.sizes[d], p.tokens.numel);
       for (int k = 0; k < kOperands; ++k) {
         by_dim[d].strides[k] = p.tokens.operands[k].strides[d];
       }
@@ -40,15 +39,13 @@ struct RotaryWalk : RotaryHeads {
 
   // Returns an item's group of heads; adds to `offsets` where its token lies in each operand.
   __device__ int64_t group_of(int64_t item, int64_t (&offsets)[kOperands]) const {
-    int64_t token = is_wide ? item / config.groups : groups(uint32_t(item));
+    int64_t token = groups(item);
     const int64_t group = item - token * config.groups;
 #pragma unroll 1
     for (int d = 0; d < dims; ++d) {
       const Dim& dim = by_dim[d];
-      const int64_t above = d == dims - 1 ? 0
-                            : is_wide     ? token / dim.size
-                                          : dim.divider(uint32_t(token));
-      const int64_t i = token - above * dim.size;
+      const int64_t above = d < dims - 1 ? dim.size(token) : 0;
+      const int64_t i = token - above * dim.size.divisor;
       token = above;
 #pragma unroll
       for (int k = 0; k < kOperands; ++k) offsets[k] += i * dim.strides[k];
