@@ -58,7 +58,7 @@ __device__ Elements<C, kPack> stored(const V (&values)[kPack]) {
 template <class T, class C, int kPack>
 __global__ void __launch_bounds__(kCacheThreads)
     cache_write_kernel(const __grid_constant__ CacheWalk walk) {
-  using V = compute_t<T>;
+  using V = std::conditional_t<std::is_same_v<C, double>, double, compute_t<T>>;
   const CacheWalk::Part& part = walk.parts[blockIdx.y];
   const CacheRows& rows = part.rows;
   const int64_t token = int64_t(blockIdx.x) * walk.config.rows + threadIdx.y;
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kCacheThreads)
     }
     V values[kPack];
 #pragma unroll
-    for (int v = 0; v < kPack; ++v) values[v] = to_compute(now.values[v]);
+    for (int v = 0; v < kPack; ++v) values[v] = V(to_compute(now.values[v]));
     if (rows.scale != nullptr) {
 #pragma unroll
       for (int v = 0; v < kPack; ++v) values[v] /= scale;
