@@ -56,10 +56,14 @@ _POINTS = (
 
 
 def cases(op: OpSpec) -> list[BenchmarkCase]:
-    """Returns cases with tables in float32."""
-    half = [_case(op, *point, torch.bfloat16) for point in _POINTS]
-    pairs = [_case(op, *_POINTS[2], torch.bfloat16, interleaved=True)]
-    return half + pairs + [_case(op, *_POINTS[2], torch.float32)]
+    """Returns cases with tables in the dtype of x, and one with tables in float32."""
+    half, wide = torch.bfloat16, torch.float32
+    return [
+        *(_case(op, *point, half) for point in _POINTS),
+        _case(op, *_POINTS[2], half, table=wide),
+        _case(op, *_POINTS[2], half, interleaved=True),
+        _case(op, *_POINTS[2], wide),
+    ]
 
 
 def _case(
@@ -72,21 +76,24 @@ def _case(
     reason: str,
     dtype: torch.dtype,
     interleaved: bool = False,
+    table: torch.dtype | None = None,
 ) -> BenchmarkCase:
     label = f"{batch}x{tokens}x{heads}x{dim} {str(dtype).removeprefix('torch.')}"
     label += f", {turned} turned" if turned < dim else ""
     label += ", interleaved" if interleaved else ""
+    label += ", tables in float32" if table is not None else ""
+    own = table or dtype
 
     def make_inputs(device: torch.device) -> tuple[Any, ...]:
         x = torch.randn(batch, tokens, heads, dim, device=device, dtype=dtype)
         angle = torch.randn(tokens, turned // 2, device=device)
-        return x, angle.cos(), angle.sin(), interleaved
+        return x, angle.cos().to(own), angle.sin().to(own), interleaved
 
     moved = 2 * batch * tokens * heads * (turned if op.written else dim) * dtype.itemsize
     return BenchmarkCase(
         label,
         make_inputs,
-        bytes=moved + tokens * turned * 4,
+        bytes=moved + tokens * turned * own.itemsize,
         reason=reason,
         dtype=dtype,
         arithmetic="fp32",
