@@ -12,7 +12,14 @@ from cuda_ops.ops import _rotary
 from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
 
 if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
     from cuda_ops.testing.samples import Sample
+
+
+@hookimpl
+def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Sample] | None:
+    return _rotary.samples(op)
 
 
 @hookimpl

@@ -68,6 +68,33 @@ __device__ void load_angles(const W* at, C* values) {
   }
 }
 
+// A pack as a load brings it: 16 bytes, 8, or an element.
+template <class T, int kPack>
+using Held =
+    std::conditional_t<kPack == 1 || kPack * sizeof(T) == 16, Raw<T, kPack>, Elements<T, kPack>>;
+
+template <class T, int kPack>
+__device__ void take_apart(const Held<T, kPack>& held, compute_t<T> (&values)[kPack]) {
+  if constexpr (std::is_same_v<Held<T, kPack>, Raw<T, kPack>>) {
+    unpack<T, kPack>(held, values);
+  } else {
+#pragma unroll
+    for (int v = 0; v < kPack; ++v) values[v] = to_compute(held.values[v]);
+  }
+}
+
+template <class T, int kPack>
+__device__ Held<T, kPack> put_together(const compute_t<T> (&values)[kPack]) {
+  if constexpr (std::is_same_v<Held<T, kPack>, Raw<T, kPack>>) {
+    return packed<T, kPack>(values);
+  } else {
+    Held<T, kPack> held;
+#pragma unroll
+    for (int v = 0; v < kPack; ++v) held.values[v] = from_compute<T>(values[v]);
+    return held;
+  }
+}
+
 // Turns (a, b) by the angle.
 template <class C>
 __device__ void turn(C& a, C& b, C cosine, C sine) {
@@ -79,11 +106,11 @@ __device__ void turn(C& a, C& b, C cosine, C sine) {
 // Turns the pairs of two packs: each element of one with that of the other, or, interleaved, the
 // neighbours in each.
 template <class T, int kPack, bool kInterleaved>
-__device__ void turn_packs(Raw<T, kPack>& first, Raw<T, kPack>& second,
+__device__ void turn_packs(Held<T, kPack>& first, Held<T, kPack>& second,
                            const compute_t<T> (&cosine)[kPack], const compute_t<T> (&sine)[kPack]) {
   compute_t<T> a[kPack], b[kPack];
-  unpack<T, kPack>(first, a);
-  unpack<T, kPack>(second, b);
+  take_apart<T, kPack>(first, a);
+  take_apart<T, kPack>(second, b);
 #pragma unroll
   for (int v = 0; v < kPack; ++v) {
     if constexpr (kInterleaved && kPack > 1) {
@@ -94,8 +121,8 @@ __device__ void turn_packs(Raw<T, kPack>& first, Raw<T, kPack>& second,
       turn(a[v], b[v], cosine[v], sine[v]);
     }
   }
-  first = packed<T, kPack>(a);
-  second = packed<T, kPack>(b);
+  first = put_together<T, kPack>(a);
+  second = put_together<T, kPack>(b);
 }
 
 }  // namespace detail
@@ -104,7 +131,7 @@ template <class T, class W, int kPack, bool kInterleaved>
 __global__ void __launch_bounds__(kRotaryThreads)
     rotary_kernel(const __grid_constant__ RotaryWalk p) {
   using C = compute_t<T>;
-  using R = Raw<T, kPack>;
+  using R = detail::Held<T, kPack>;
   const int64_t item = int64_t(blockIdx.x) * p.config.rows + threadIdx.y;
   if (item >= p.items) return;
   int64_t offsets[RotaryWalk::kOperands] = {};
@@ -172,21 +199,24 @@ inline cudaError_t launch_rotary(const Rotary& p, cudaStream_t stream) {
   const RotaryConfig config = rotary_config(p, current_device());
   if (config.units == 0) return cudaSuccess;
   const RotaryWalk walk(p, config);
-  const auto run = [&](auto* kernel) {
+  const auto run = [&](auto tag, auto table, auto pack) {
+    using T = decltype(tag);
+    using W = decltype(table);
+    constexpr int kPack = decltype(pack)::value;
+    auto* kernel =
+        p.interleaved ? rotary_kernel<T, W, kPack, true> : rotary_kernel<T, W, kPack, false>;
     const dim3 threads(unsigned(config.lanes), unsigned(config.rows));
     kernel<<<unsigned(config.blocks), threads, 0, stream>>>(walk);
     return cudaGetLastError();
   };
   return visit_floating(p.dtype, [&](auto tag) {
     using T = decltype(tag);
-    constexpr int kPack = 16 / int(sizeof(T));
+    constexpr int kMost = 16 / int(sizeof(T));
     const auto with_tables = [&](auto table) {
-      using W = decltype(table);
-      if (config.pack == 1) {
-        return run(p.interleaved ? rotary_kernel<T, W, 1, true> : rotary_kernel<T, W, 1, false>);
-      }
-      return run(p.interleaved ? rotary_kernel<T, W, kPack, true>
-                               : rotary_kernel<T, W, kPack, false>);
+      if (config.pack == kMost) return run(tag, table, std::integral_constant<int, kMost>{});
+      if (config.pack == kMost / 2)
+        return run(tag, table, std::integral_constant<int, kMost / 2>{});
+      return run(tag, table, std::integral_constant<int, 1>{});
     };
     return p.table_dtype == p.dtype ? with_tables(tag) : with_tables(compute_t<T>{});
   });

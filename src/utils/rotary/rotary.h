@@ -44,23 +44,30 @@ constexpr int kRotaryHeads = 2;
 namespace detail {
 
 inline bool whole_vectors(const Operand& operand, int dims, int64_t head, int64_t step,
-                          int64_t bytes) {
-  bool whole = is_aligned(operand.data, 16) && step == 1 && head * bytes % 16 == 0;
-  for (int d = 0; d < dims; ++d) whole = whole && operand.strides[d] * bytes % 16 == 0;
+                          int64_t bytes, int64_t vector) {
+  bool whole = is_aligned(operand.data, vector) && step == 1 && head * bytes % vector == 0;
+  for (int d = 0; d < dims; ++d) whole = whole && operand.strides[d] * bytes % vector == 0;
   return whole;
 }
 
-// Elements of a pack: 16 bytes of a head and as many elements of the tables, or one.
+// Elements of a pack: a vector of 16 or 8 bytes of a head, and as many elements of the tables; or
+// one.
 inline int rotary_pack(const Rotary& p) {
-  const int64_t bytes = size_of(p.dtype), wide = size_of(p.table_dtype), pack = 16 / bytes;
+  const int64_t bytes = size_of(p.dtype), wide = size_of(p.table_dtype);
   const auto& of = p.tokens.operands;
   const int dims = p.tokens.dims;
-  const bool whole = p.pairs % pack == 0 && p.copied() % pack == 0 &&
-                     whole_vectors(of[0], dims, p.out_head, p.out_step, bytes) &&
-                     whole_vectors(of[1], dims, p.x_head, p.x_step, bytes) &&
-                     whole_vectors(of[2], dims, 0, p.cos_step, wide) &&
-                     whole_vectors(of[3], dims, 0, p.sin_step, wide);
-  return whole ? int(pack) : 1;
+  for (const int64_t vector : {16, 8}) {
+    const int64_t pack = vector / bytes;
+    const int64_t angles = pack * wide < 16 ? pack * wide : 16;
+    if (p.pairs % pack == 0 && p.copied() % pack == 0 &&
+        whole_vectors(of[0], dims, p.out_head, p.out_step, bytes, vector) &&
+        whole_vectors(of[1], dims, p.x_head, p.x_step, bytes, vector) &&
+        whole_vectors(of[2], dims, 0, p.cos_step, wide, angles) &&
+        whole_vectors(of[3], dims, 0, p.sin_step, wide, angles)) {
+      return int(pack);
+    }
+  }
+  return 1;
 }
 
 }  // namespace detail
