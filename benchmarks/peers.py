@@ -64,6 +64,43 @@ def with_eps(function: Callable[..., Any], eps: float) -> Callable[..., Any]:
     return lambda *tensors: function(*tensors, eps)
 
 
+def turned_in_place(apply_rotary: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls flash-attn's kernel so that it writes over x."""
+
+    def rotary_embedding_(
+        x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
+    ) -> None:
+        apply_rotary(x, cos, sin, interleaved, True)
+
+    return rotary_embedding_
+
+
+def reshape_and_cache(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls vLLM's kernel, which takes eight bits as bytes, and always takes scales."""
+
+    @functools.cache
+    def one(device: torch.device) -> torch.Tensor:
+        return torch.ones((), device=device)
+
+    def cache_write_(
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        slots: torch.Tensor,
+        key_scale: torch.Tensor | None = None,
+        value_scale: torch.Tensor | None = None,
+    ) -> None:
+        caches, kind = [key_cache, value_cache], "auto"
+        if key_cache.dtype.itemsize == 1:
+            kind = "fp8_e5m2" if key_cache.dtype is torch.float8_e5m2 else "fp8"
+            caches = [cache.view(torch.uint8) for cache in caches]
+        scales = [one(key.device) if s is None else s for s in (key_scale, value_scale)]
+        function(key, value, *caches, slots, kind, *scales)
+
+    return cache_write_
+
+
 def routed(functional: Any) -> Callable[..., Any]:
     """Calls SonicMoE's router and experts on logits and on the matrices as they are."""
     enums = importlib.import_module("sonicmoe.enums")
@@ -104,6 +141,7 @@ def routed(functional: Any) -> Callable[..., Any]:
 
 
 _TORCHVISION = "torchvision.transforms.v2.functional:rgb_to_grayscale"
+_FLASH_ROTARY = "flash_attn.layers.rotary:apply_rotary_emb"
 
 PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
     "scale_relu": torch_peers(scale_relu),
@@ -127,6 +165,11 @@ PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
         "vllm": imported(
             "vllm._custom_ops:fused_add_rms_norm", functools.partial(with_eps, eps=1e-6)
         )
+    },
+    "rotary_embedding": {"flash_attn": imported(_FLASH_ROTARY)},
+    "rotary_embedding_": {"flash_attn": imported(_FLASH_ROTARY, turned_in_place)},
+    "cache_write_": {
+        "vllm": imported("vllm._custom_ops:reshape_and_cache_flash", reshape_and_cache)
     },
     # DeviceSegmentedSort, and DeviceRadixSort for a single row.
     "bitonic_sort": {"cub": from_pair(_CUB, "cub_sort")},

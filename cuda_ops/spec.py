@@ -119,6 +119,8 @@ class OpSpec:
     float_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
     #: By name, the dim that an int argument may not exceed.
     limits: Mapping[str, str] = field(default_factory=dict, hash=False)
+    #: By name, how many times a dim and the dim that this may not exceed: ``2r`` at most ``d``.
+    dim_limits: Mapping[str, tuple[int, str]] = field(default_factory=dict, hash=False)
     #: The outputs that are there for the gradient alone, and have none themselves.
     saved: tuple[str, ...] = ()
     #: By name, the dtypes of outputs that need not have the first tensor's.

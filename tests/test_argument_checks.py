@@ -69,6 +69,9 @@ Tensor listed(const std::vector<Tensor>& xs, const std::optional<Tensor>&) {
   return empty({int64_t(xs.size())}, DType::kFloat32, xs[0]);
 }
 Tensor list(const std::vector<Tensor>& xs) { return listed(xs, {}); }
+Tensor within(const Tensor& x, const Tensor&, const std::optional<Tensor>&) {
+  return empty({}, x);
+}
 // Its keyword-only arguments have the names of parameters of torch's own callbacks.
 Tensor named(const Tensor& x, int64_t info, int64_t, int64_t, int64_t) {
   return elementwise_cpu([](double v, int64_t by) { return v * double(by); }, x, info);
@@ -104,6 +107,8 @@ CUDA_OPS(library) {
              "(n),(m)->(n),(n)")
       .dtypes(kFloating).dtypes("at", kInt64).dtypes("dtype", kNarrow).below("at", "n")
       .returns("q", "dtype").returns("sign", DType::kInt8).cpu<told>();
+  library.op("OP_within(Tensor x, Tensor y, Tensor? z=None) -> Tensor", "(n),(3m),(p)->()")
+      .dtypes(kFloating).at_most("2m", "n").at_most("p", "m").cpu<within>();
   library.op("OP_listed(Tensor[] xs, Tensor? y=None) -> Tensor", "").cpu<listed>();
   library.op("OP_list(Tensor[] xs) -> Tensor", "").cpu<list>();
   library.op("OP_named(Tensor x, *, int info, int in_dims, int op, int args) -> Tensor",
@@ -188,6 +193,48 @@ def test_arguments_are_refused_in_the_same_words(
             moved = [v.to(device) if isinstance(v, torch.Tensor) else v for v in arguments]
             with pytest.raises(RuntimeError, match=expected):
                 function(*moved)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (
+            (5, 9),
+            "'y': expected dim '3m' of (..., 3m) to be at most 6, as 2m is at most n",
+        ),
+        (
+            (5, 6, 3),
+            "'z': expected dim 'p' of (..., p) to be at most 2, as p is at most m, got shape [3]",
+        ),
+        (
+            (0, 3),
+            "'y': expected dim '3m' of (..., 3m) to be at most 0, as 2m is at most n",
+        ),
+    ],
+)
+def test_a_dim_beyond_another_is_refused_in_the_same_words(
+    name: str, sizes: tuple[int, ...], message: str
+) -> None:
+    function = registry().public(f"{name}_within")
+    for device in ("cpu", "meta"):
+        function(*(torch.ones(size, device=device) for size in (5, 6, 2)))
+        function(*(torch.ones(size, device=device) for size in (0, 0)))
+        with pytest.raises(RuntimeError, match=re.escape(f"_within: argument {message}")):
+            function(*(torch.ones(size, device=device) for size in sizes))
+
+
+def test_samples_keep_dims_within_others(name: str) -> None:
+    op = spec(f"{name}_within")
+    drawn = samples.strategy(op)
+    assert drawn is not None
+
+    @settings(max_examples=100, deadline=None)
+    @given(drawn)
+    def fits(sample: samples.Sample) -> None:
+        check_arguments(op, sample.make("meta"))
+
+    fits()
+    check_arguments(op, samples.shaped(op, (2,), core=8).make("meta"))
 
 
 def test_kernels_know_what_python_lists() -> None:

@@ -198,8 +198,16 @@ def test_dtypes_and_ranges_of_single_arguments() -> None:
         ({"ranges": [["k", 1, 2]] * 2}, "'k': expected to be named once by .range, got twice"),
         ({"ranges": [["k", 2, 1]]}, "'k': expected the smaller number first in .range, got 2, 1"),
         (
-            {"limits": [["m", "m"]]},
-            "'m': expected 'k' or 'n', which .at_most may name, got 'm'",
+            {"limits": [["q", "m"]]},
+            "'q': expected 'k' or 'n' or 'm', which .at_most may name, got 'q'",
+        ),
+        (
+            {"limits": [["0m", "m"]]},
+            "'0m': expected 'k' or 'n' or 'm', which .at_most may name, got '0m'",
+        ),
+        (
+            {"limits": [["k", "k"]], "signature": "(k),()->(k)"},
+            "'k': expected a dim of another name, as .at_most would mean both, got 'k'",
         ),
         ({"limits": [["k", "q"]]}, "'k': expected 'm', which .at_most may name, got 'q'"),
         (
@@ -216,6 +224,20 @@ def test_a_name_that_is_none_is_refused(changes: dict[str, Any], message: str) -
     given = {"signature": "(m),[m]->(k)", **changes}
     with pytest.raises(ManifestError, match=f"^cuda_ops::planned: argument {re.escape(message)}$"):
         validated(entry(INDEXED, **given))
+
+
+def test_a_dim_is_at_most_one_of_an_argument_before() -> None:
+    line = {"signature": "(m,2p),[q]->(k)"}
+    op = validated(entry(INDEXED, **line, limits=[["2q", "m"], ["p", "m"], ["k", "q"]]))
+    assert op.dim_limits == {"q": (2, "m"), "p": (1, "m")} and op.limits == {"k": "q"}
+    for limit, message in (
+        (["m", "m"], "'m': expected nothing, which .at_most may name, got 'm'"),
+        (["p", "q"], "'p': expected 'm', which .at_most may name, got 'q'"),
+    ):
+        with pytest.raises(ManifestError, match=f"^cuda_ops::planned: dim {re.escape(message)}$"):
+            validated(entry(INDEXED, **line, limits=[limit]))
+    with pytest.raises(ManifestError, match=r"dim 'q': expected to be named once by .at_most"):
+        validated(entry(INDEXED, **line, limits=[["2q", "m"], ["q", "p"]]))
 
 
 def test_too_many_names_in_one_line_are_refused() -> None:

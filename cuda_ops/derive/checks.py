@@ -201,6 +201,12 @@ def bind_dims(op: OpSpec, argument: str, group: Group, shape: Dims, bound: dict[
                 within = range_text(op.ranges[name], factor)
                 wrong = partial(_wrong_size, op, argument, expected, within, shape)
                 check_between(actual, op.ranges[name], wrong, factor)
+            times, limit = op.dim_limits.get(name, (1, ""))
+            if limit in bound:
+                most = f"at most {bound[limit] // times * factor}"
+                most += dim_limit_text(name, times, limit)
+                wrong = partial(_wrong_size, op, argument, expected, most, shape)
+                torch._check(times * bound[name] <= bound[limit], wrong)
         size = size_of(dim, bound)
         check_equal(actual, size, partial(_wrong_size, op, argument, expected, size, shape))
 
@@ -241,6 +247,11 @@ def float_range_text(limits: tuple[float, float]) -> str:
 def limit_text(dim: str) -> str:
     """Returns the end of ``at most 8, the size of dim 'e'``, after the number."""
     return f", the size of dim '{dim}'"
+
+
+def dim_limit_text(name: str, times: int, limit: str) -> str:
+    """Returns the end of ``at most 4, as 2r is at most d``, after the number."""
+    return f", as {times if times > 1 else ''}{name} is at most {limit}"
 
 
 def check_batch(op: OpSpec, argument: str, factor: torch.Tensor, batch: Dims) -> None:

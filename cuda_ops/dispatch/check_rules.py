@@ -22,7 +22,14 @@ _NONE = -1  # for an index
 
 
 class _Dim(ctypes.Structure):
-    _fields_ = [("text", ctypes.c_char_p), ("factor", ctypes.c_int64), ("size", ctypes.c_int64)]
+    _fields_ = [
+        ("text", ctypes.c_char_p),
+        ("factor", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("limit", ctypes.c_int64),
+        ("limit_factor", ctypes.c_int64),
+        ("limit_text", ctypes.c_char_p),
+    ]
 
 
 class _Tensor(ctypes.Structure):
@@ -133,7 +140,14 @@ def _tensor(op: OpSpec, index: int, names: Sequence[str]) -> _Tensor:
     dims = []
     for dim in group.core:
         factor, named = factor_and_name(dim)
-        dims.append(_Dim(dim.encode(), factor, names.index(named) if named else _NONE))
+        times, limit = op.dim_limits.get(named, (1, ""))
+        dims.append(
+            _Dim(
+                dim.encode(), factor, names.index(named) if named else _NONE,
+                names.index(limit) if limit else _NONE, times,
+                checks.dim_limit_text(named, times, limit).encode(),
+            )
+        )  # fmt: skip
     allowed = op.allowed_dtypes(name)
     listed = _list_of(op, name) if name in op.dtypes_of else 0 if allowed else _NONE
     return _Tensor(

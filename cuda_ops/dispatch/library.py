@@ -26,7 +26,7 @@ from cuda_ops.dispatch.check_rules import MOST_NAMES, Rules, rules_of
 from cuda_ops.dispatch.schema_types import compare, refuse_types, schema_type
 from cuda_ops.dispatch.words import words_of
 from cuda_ops.errors import ManifestError
-from cuda_ops.signature import Group, Signature, parse_signature
+from cuda_ops.signature import Group, Signature, factor_and_name, parse_signature
 from cuda_ops.spec import UNBOUNDED, OpSpec, Range, ResultDType, is_device, output_names
 
 #: The form of the manifest, and of what a library is handed, as ``src/utils/manifest.h`` has it.
@@ -232,6 +232,7 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         raise _refusal(name, key, _may_name(".random", tensors), repr(key))
     listed = _by_name(name, ".dtypes", entry["dtypes_of"], (*tensors, *scalar_types))
     dtypes_of = {argument: _dtypes(dtypes) for argument, dtypes in listed.items()}
+    limits, dim_limits = _limits(name, entry["limits"], ints, signature)
     indices = [
         argument
         for argument in tensors
@@ -252,7 +253,8 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         dtypes_of=dtypes_of,
         ranges=_ranges(name, entry["ranges"], ints, signature),
         float_ranges=_float_ranges(name, entry["float_ranges"], floats),
-        limits=_dims_by_name(name, ".at_most", entry["limits"], ints, signature),
+        limits=limits,
+        dim_limits=dim_limits,
         saved=tuple(entry["saved"]),
         results=_results(
             name, entry["results"], output_names(parsed.returns), (*tensors, *scalar_types)
@@ -422,6 +424,38 @@ def _refuse_key(op: OpSpec) -> None:
     if index == 0:
         expected = "a tensor before the random key, on whose device it is drawn"
         raise _refusal(op.name, op.random, expected, "none")
+
+
+def _limits(
+    op: str, listed: Sequence[Sequence[str]], ints: Sequence[str], signature: Signature | None
+) -> tuple[dict[str, str], dict[str, tuple[int, str]]]:
+    """Returns the limits of int arguments, and those of dims, or of a multiple such as ``2r``."""
+    groups = signature.inputs if signature is not None else ()
+    named = [factor_and_name(dim)[1] for group in groups for dim in group.core]
+    dims = list(dict.fromkeys(filter(None, named)))  # in the order in which a call binds them
+    of_ints: list[tuple[str, str]] = []
+    of_dims: dict[str, tuple[int, str]] = {}
+    for name, limit in listed:
+        dim = name.lstrip("0123456789")
+        factor = int(name[: len(name) - len(dim)] or 1)
+        if dim in dims and name in ints:
+            expected = "a dim of another name, as .at_most would mean both"
+            raise _refusal(op, name, expected, repr(name))
+        if name in ints or dim not in dims or not 0 < factor < 2**31:
+            of_ints.append((name, limit))
+            continue
+        if dim in of_dims:
+            raise _refusal(op, dim, "to be named once by .at_most", "twice", "dim")
+        before = dims[: dims.index(dim)]
+        if limit not in before:
+            raise _refusal(op, dim, _may_name(".at_most", before), repr(limit), "dim")
+        of_dims[dim] = factor, limit
+    known = (*ints, *dims)
+    for name, _ in of_ints:
+        if name not in known:
+            raise _refusal(op, name, _may_name(".at_most", known), repr(name))
+    ordered = {dim: of_dims[dim] for dim in dims if dim in of_dims}
+    return _dims_by_name(op, ".at_most", of_ints, ints, signature), ordered
 
 
 def _results(

@@ -68,6 +68,9 @@ class TensorArg:
     #: For an integer tensor that indexes a dim: the size of that dim. Values are then drawn from
     #: ``range(below)``, and the checks also try what lies outside.
     below: int | None = None
+    #: Such indices are all different, as those of an operator that writes to each: at most
+    #: ``below`` of them, in any layout but ``expanded``.
+    distinct: bool = False
 
     __repr__ = _short
 
@@ -175,6 +178,12 @@ CODES: dict[torch.dtype, dict[Values, tuple[int, int]]] = {
 def _make_tensor(
     arg: TensorArg, values: Values, generator: torch.Generator, device: torch.device
 ) -> torch.Tensor:
+    if arg.distinct:
+        assert arg.below is not None and arg.layout != "expanded"
+        made = _make_tensor(replace(arg, distinct=False), values, generator, device)
+        order = torch.randperm(arg.below, generator=generator)[: made.numel()]
+        return made.copy_(order.view(made.shape))
+
     def fill(*shape: int) -> torch.Tensor:
         if arg.below is not None:
             most = min(max(1, arg.below), torch.iinfo(arg.dtype).max)
@@ -302,6 +311,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
             loop[at] = 0
         elif at < len(loop) + len(may_be_empty):
             core[may_be_empty[at - len(loop)]] = 0
+    core = _limited(op, core)
     shared = draw(st.sampled_from(op.dtypes or (torch.float32,)))
 
     def tensor(group: Group, name: str) -> TensorArg:
@@ -334,6 +344,14 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
             optional = str(argument.type) == "Optional[Tensor]"
             args.append(None if optional and draw(st.booleans()) else drawn)
     return Sample(tuple(args), draw(st.sampled_from(VALUES)), draw(st.integers(0, 2**16)))
+
+
+def _limited(op: OpSpec, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Returns the sizes, those smaller that would exceed others."""
+    fitted = dict(sizes)
+    for dim, (times, limit) in op.dim_limits.items():
+        fitted[dim] = min(fitted[dim], fitted[limit] // times)
+    return fitted
 
 
 def _layouts(shape: tuple[int, ...]) -> list[Layout]:
@@ -399,6 +417,7 @@ def shaped(
         }
     else:
         sizes = core
+    sizes = _limited(op, sizes)
     groups = iter(inputs)
 
     def tensor(name: str) -> TensorArg:

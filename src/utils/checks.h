@@ -21,7 +21,10 @@ namespace detail {
 struct DimRule {
   const char* text;
   int64_t factor;
-  int64_t size;  // -1 for a plain number
+  int64_t size;   // -1 for a plain number
+  int64_t limit;  // limit_factor * the size may not exceed that of this index; -1: none
+  int64_t limit_factor;
+  const char* limit_text;
 };
 
 struct TensorRule {
@@ -315,6 +318,11 @@ struct Checks {
       const int64_t size = sizes[dim.size] = actual / dim.factor;
       const Range& range = rules->sizes[dim.size];
       if (!range.has(size)) refuse_size(range.listed(dim.factor));
+      const int64_t limit = dim.limit < 0 ? -1 : sizes[dim.limit];
+      if (limit >= 0 && dim.limit_factor * size > limit) {
+        refuse_size("at most " + std::to_string(limit / dim.limit_factor * dim.factor) +
+                    dim.limit_text);
+      }
     }
   }
 

@@ -341,9 +341,10 @@ class Op {
     return *this;
   }
 
-  // An int argument is at most the size of a dim that the signature line names.
-  Op& at_most(const char* argument, const char* dim) {
-    limits_.push_back({argument, dim});
+  // An int argument, or the size of a dim that the signature line names or a multiple of it ("2r"),
+  // is at most the size of a dim of an argument before.
+  Op& at_most(const char* name, const char* dim) {
+    limits_.push_back({name, dim});
     return *this;
   }
 

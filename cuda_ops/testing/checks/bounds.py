@@ -65,7 +65,10 @@ def indices(case: Case) -> None:
     for i in at:
         name, below = case.subject.op.argument_names[i], case.sample.args[i].below
         for value in (below - 1, 0):
-            _is_right(case, i, value, f"'{name}' filled with {value}")
+            what = f"'{name}' filled with {value}"
+            if case.sample.args[i].distinct:
+                what += " and the next ones" if value == 0 else " and those before"
+            _is_right(case, i, value, what)
         limits = torch.iinfo(case.sample.args[i].dtype)
         for value in (-1, below):
             if not limits.min <= value <= limits.max:
@@ -78,10 +81,22 @@ def _filled(args: tuple[Any, ...] | list[Any], position: int, value: int) -> tup
     return tuple(filled if i == position else v for i, v in enumerate(args))
 
 
+def _at(args: tuple[Any, ...] | list[Any], position: int, value: int, distinct: bool) -> Any:
+    """Returns the arguments with indices that are all this one; or else this, and its neighbours
+    inside.
+    """
+    filled = _filled(args, position, value)
+    if distinct:
+        order = torch.arange(filled[position].numel(), device=filled[position].device)
+        filled[position].add_((order if value == 0 else -order).view(filled[position].shape))
+    return filled
+
+
 def _is_right(case: Case, position: int, value: int, what: str) -> None:
-    actual = case.call(*_filled(case.arguments(), position, value))
+    distinct = case.sample.args[position].distinct
+    actual = case.call(*_at(case.arguments(), position, value, distinct))
     op, reference = case.subject.op, case.subject.reference
-    wide = list(_filled(widened(op, reference, case.sample.make("cpu")), position, value))
+    wide = list(_at(widened(op, reference, case.sample.make("cpu")), position, value, distinct))
     worst = deviation(case.subject, case.sample, actual, wide)
     assert worst <= 1, f"{what}: {worst.text}"
 

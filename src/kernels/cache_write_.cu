@@ -1,0 +1,165 @@
+// Keys and values of new tokens written to their slots of a paged cache: bound by memory, each row
+// read and written once. Slots are read from memory, so they are compared with the cache here.
+#include <type_traits>
+
+#include "cache/cache_write.h"
+#include "division.cuh"
+#include "narrow.cuh"
+#include "ptx/capability.h"
+
+using namespace cuda_ops;
+
+namespace {
+
+// The problem as a kernel needs it.
+struct CacheWalk {
+  CacheWrite p;
+  CacheConfig config;
+  IndexDivider block;
+  struct Part {
+    CacheRows rows;
+    int64_t packs;  // of a token
+    IndexDivider head;
+  } parts[2];
+
+  CacheWalk(const CacheWrite& problem, const CacheConfig& chosen, int first, int last)
+      : p(problem), config(chosen), block(p.block, p.blocks * p.block) {
+    for (int i = first; i < last; ++i) {
+      Part& part = parts[i - first];
+      part.rows = p.parts[i];
+      const int64_t packs = part.rows.dim / config.pack;
+      part.packs = part.rows.heads * packs;
+      if (packs > 0) part.head = IndexDivider(packs, part.packs);
+    }
+  }
+};
+
+template <class C>
+constexpr bool kIsEightBits = std::is_same_v<C, Float8E4M3> || std::is_same_v<C, Float8E5M2>;
+
+// The numbers as the cache has them.
+template <class C, int kPack, class V>
+__device__ Elements<C, kPack> stored(const V (&values)[kPack]) {
+  Elements<C, kPack> pack;
+#pragma unroll
+  for (int v = 0; v < kPack; ++v) {
+    if constexpr (!kIsEightBits<C>) {
+      pack.values[v] = from_compute<C>(compute_t<C>(values[v]));
+    } else if constexpr (kPack == 1) {
+      pack.values[v] = C::saturated(float(values[v]));
+    } else if (v % 2 == 0) {
+      reinterpret_cast<uint16_t*>(pack.values)[v / 2] =
+          saturated(float(values[v]), float(values[v + 1]), C{});
+    }
+  }
+  return pack;
+}
+
+// Divides by one number many times. A division takes a dozen instructions; a product whose
+// remainder is divided once more takes five and rounds alike, since what is left then is far below
+// half a step of float32. At the bandwidth of an H100 there is time for 26 per number of eight
+// bits.
+struct Quotient {
+  float divisor, inverse;
+  bool is_plain;  // the inverse is an ordinary number, and the remainder exact
+
+  __device__ explicit Quotient(float by) : divisor(by), inverse(1 / by) {
+    is_plain = fabsf(by) > 1e-18f && fabsf(by) < 1e18f;
+  }
+  __device__ float operator()(float value) const {
+    if (!is_plain) return value / divisor;
+    const float first = value * inverse, rest = fmaf(-first, divisor, value);
+    return fabsf(rest) < 1e38f ? fmaf(rest, inverse, first) : first;  // infinite, or NaN
+  }
+};
+
+template <class T, class C, int kPack>
+__global__ void __launch_bounds__(kCacheThreads)
+    cache_write_kernel(const __grid_constant__ CacheWalk walk) {
+  using V = std::conditional_t<std::is_same_v<C, double>, double, compute_t<T>>;
+  const CacheWalk::Part& part = walk.parts[blockIdx.y];
+  const CacheRows& rows = part.rows;
+  const int64_t token = int64_t(blockIdx.x) * walk.config.rows + threadIdx.y;
+  if (token >= walk.p.tokens) return;
+  // Where pack `at` of a token starts, given the step from one head to the next.
+  const auto offset = [&](int64_t at, int64_t head_step, int64_t step) {
+    const int64_t head = rows.heads == 1 ? 0 : part.head(at);
+    return head * head_step + (at - head * part.head.divisor) * kPack * step;
+  };
+  const T* const from = static_cast<const T*>(rows.rows) + token * rows.token_step;
+  const auto load = [&](int64_t at) {
+    const T* const read = from + offset(at, rows.row_head, rows.row_step);
+    return *reinterpret_cast<const Elements<T, kPack>*>(read);
+  };
+  const int64_t slot = walk.p.slots[token * walk.p.slots_step];
+  const float scale = rows.scale != nullptr ? *rows.scale : 1;
+  // Loaded before the slot is known: one wait for both.
+  int64_t at = threadIdx.x;
+  Elements<T, kPack> pack;
+  if (at < part.packs) pack = load(at);
+  if (slot < 0 || slot >= walk.p.blocks * walk.p.block) return;
+  const int64_t block = walk.block(slot);
+  C* const to = static_cast<C*>(rows.cache) + block * rows.block_step +
+                (slot - block * walk.p.block) * rows.slot_step;
+  const Quotient quotient(scale);
+  while (at < part.packs) {
+    auto* const written =
+        reinterpret_cast<Elements<C, kPack>*>(to + offset(at, rows.cache_head, rows.cache_step));
+    at += blockDim.x;
+    const Elements<T, kPack> now = pack;
+    if (at < part.packs) pack = load(at);
+    if constexpr (std::is_same_v<T, C>) {
+      if (rows.scale == nullptr) {
+        *written = now;
+        continue;
+      }
+    }
+    V values[kPack];
+#pragma unroll
+    for (int v = 0; v < kPack; ++v) values[v] = V(to_compute(now.values[v]));
+    if (rows.scale != nullptr) {
+#pragma unroll
+      for (int v = 0; v < kPack; ++v) {
+        if constexpr (kIsEightBits<C> && std::is_same_v<V, float>) {
+          values[v] = quotient(values[v]);
+        } else {
+          values[v] /= V(scale);
+        }
+      }
+    }
+    *written = stored<C, kPack>(values);
+  }
+}
+
+cudaError_t launch_parts(const CacheWrite& p, int first, int last, cudaStream_t stream) {
+  const CacheConfig config = cache_config(p, first, last);
+  if (config.blocks == 0 || p.blocks * p.block == 0) return cudaSuccess;
+  const CacheWalk walk(p, config, first, last);
+  return visit_floating(p.dtype, [&](auto row) {
+    return visit<DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16,
+                 DType::kFloat8E4M3, DType::kFloat8E5M2>(
+        p.parts[first].cache_dtype, [&](auto cached) {
+          using T = decltype(row);
+          using C = decltype(cached);
+          auto* kernel = config.pack == 1
+                             ? cache_write_kernel<T, C, 1>
+                             : cache_write_kernel<T, C, cache_pack(sizeof(T), sizeof(C))>;
+          const dim3 blocks(unsigned(config.blocks), unsigned(last - first));
+          const dim3 threads(unsigned(config.lanes), unsigned(config.rows));
+          kernel<<<blocks, threads, 0, stream>>>(walk);
+          return cudaGetLastError();
+        });
+  });
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------
+
+cudaError_t cache_write_launch(const CacheWrite& problem, cudaStream_t stream) {
+  if (problem.parts[0].cache_dtype == problem.parts[1].cache_dtype) {
+    return launch_parts(problem, 0, 2, stream);
+  }
+  const cudaError_t error = launch_parts(problem, 0, 1, stream);
+  return error != cudaSuccess ? error : launch_parts(problem, 1, 2, stream);
+}
