@@ -64,6 +64,27 @@ def with_eps(function: Callable[..., Any], eps: float) -> Callable[..., Any]:
     return lambda *tensors: function(*tensors, eps)
 
 
+def vllm_quantize(scaled_fp8_quant: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls the operator of vLLM that the dtype and the block ask for."""
+    scaled_int8_quant = importlib.import_module("vllm._custom_ops").scaled_int8_quant
+
+    def quantize(
+        x: torch.Tensor, dtype: torch.dtype, block: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if dtype is torch.int8 and block is None:
+            q, scale, _ = scaled_int8_quant(x)
+        elif block is None:
+            q, scale = scaled_fp8_quant(x, use_per_token_if_dynamic=True)
+        else:
+            quantization = "vllm.model_executor.layers.quantization.utils"
+            suffix = "int8" if dtype is torch.int8 else "fp8"
+            module = importlib.import_module(f"{quantization}.{suffix}_utils")
+            q, scale = getattr(module, f"per_token_group_quant_{suffix}")(x, block)
+        return q, scale
+
+    return quantize
+
+
 def routed(functional: Any) -> Callable[..., Any]:
     """Calls SonicMoE's router and experts on logits and on the matrices as they are."""
     enums = importlib.import_module("sonicmoe.enums")
@@ -128,6 +149,7 @@ PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
             "vllm._custom_ops:fused_add_rms_norm", functools.partial(with_eps, eps=1e-6)
         )
     },
+    "quantize": {"vllm": imported("vllm._custom_ops:scaled_fp8_quant", vllm_quantize)},
     # DeviceSegmentedSort, and DeviceRadixSort for a single row.
     "bitonic_sort": {"cub": from_pair(_CUB, "cub_sort")},
     "moe": {
