@@ -17,7 +17,7 @@ from cuda_ops.ops.quantize import torch_quantize
 
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
-    reload("quantize")
+    reload("quantize", "dequantize_int4")
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
@@ -196,6 +196,88 @@ def test_it_is_compiled_and_mapped(device: str) -> None:
     mapped = torch.vmap(lambda part: cuda_ops.quantize(part, torch.float8_e4m3fn, 16))(x)
     for found in (compiled(x, torch.float8_e4m3fn, 16), mapped):
         assert all(map(same_bits, found, expected))
+
+
+# --- integers of four bits -----------------------------------------------------------------------
+
+FLOATING = [torch.float64, *WIDE]
+
+
+def packed(codes: torch.Tensor) -> torch.Tensor:
+    """Packs integers of four bits, the first of two in the low half of a byte."""
+    pairs = (codes & 15).to(torch.uint8)
+    return pairs[..., ::2] | pairs[..., 1::2] << 4
+
+
+@on_each_device
+@settings(max_examples=80, deadline=None)
+@given(
+    loop=st.lists(st.integers(0, 4), max_size=2),
+    block=st.sampled_from([1, 2, 3, 8, 10, 16, 32, 128]),
+    blocks=st.integers(1, 9),
+    dtype=st.sampled_from(FLOATING),
+    zero=st.booleans(),
+    broadcast=st.booleans(),
+    view=st.sampled_from(["dense", "stepped", "an odd start"]),
+)
+def test_dequantize_is_exact(
+    device: str,
+    loop: list[int],
+    block: int,
+    blocks: int,
+    dtype: torch.dtype,
+    zero: bool,
+    broadcast: bool,
+    view: str,
+) -> None:
+    blocks += block * blocks % 2  # an even number of them in all
+    size = block * blocks
+    generator = torch.Generator().manual_seed(size)
+    codes = torch.randint(0 if zero else -8, 16 if zero else 8, (*loop, size), generator=generator)
+    scale = torch.randn((blocks,) if broadcast else (*loop, blocks), generator=generator).to(dtype)
+    zeros = torch.randint(0, 16, (*loop, blocks), generator=generator).to(dtype) if zero else None
+    shifts = 0 if zeros is None else zeros.double().repeat_interleave(block, -1)
+    expected = (codes.double() - shifts) * scale.double().repeat_interleave(block, -1)
+    q = VIEWS[view](packed(codes)).to(device)
+    on_device = [t if t is None else t.to(device) for t in (scale, zeros)]
+    actual = cuda_ops.dequantize_int4(q, on_device[0], block, on_device[1])
+    assert actual.dtype is dtype and actual.is_contiguous()
+    assert torch.equal(actual.cpu(), expected.to(dtype))
+
+
+@on_each_device
+def test_every_pair_of_integers(device: str) -> None:
+    q = torch.arange(256, dtype=torch.uint8, device=device).view(1, 256)
+    signed = cuda_ops.dequantize_int4(q, torch.ones(1, 1, device=device), 512).cpu().view(256, 2)
+    zeros = torch.zeros(1, 1, device=device)
+    positive = cuda_ops.dequantize_int4(q, torch.ones_like(zeros), 512, zeros).cpu().view(256, 2)
+    for byte in range(256):
+        low, high = byte % 16, byte // 16
+        assert positive[byte].tolist() == [low, high]
+        assert signed[byte].tolist() == [low - 16 * (low > 7), high - 16 * (high > 7)]
+
+
+@pytest.mark.parametrize("device", [*DEVICES, "meta"])
+def test_what_dequantize_refuses(device: str) -> None:
+    q, scale = (
+        torch.zeros(2, 8, dtype=dtype, device=device) for dtype in (torch.uint8, torch.float16)
+    )
+    for block in (0, 3, 32):
+        message = f"'block': expected a divisor of 16, the numbers in a row of 'q', got {block}"
+        with pytest.raises(RuntimeError, match=message):
+            cuda_ops.dequantize_int4(q, scale, block)
+    message = (
+        r"'scale': expected dim 'g' of \(\.\.\., g\) to be 4, one for each 4 of 16"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        cuda_ops.dequantize_int4(q, scale, 4)
+    message = "'zero_point': expected dtype float16 like 'scale', got float32"
+    with pytest.raises(RuntimeError, match=message):
+        cuda_ops.dequantize_int4(q, scale, 2, scale.float())
+    with pytest.raises(RuntimeError, match="'q': expected dtype uint8, got int8"):
+        cuda_ops.dequantize_int4(q.to(torch.int8), scale, 2)
+    with pytest.raises(RuntimeError, match="'zero_point': expected dim 'g'"):
+        cuda_ops.dequantize_int4(q, scale, 2, scale[:, 1:])
 
 
 # --- what is refused -----------------------------------------------------------------------------
