@@ -47,6 +47,10 @@ def output_names(returns: Sequence[torch._C.Argument]) -> tuple[str, ...]:
     return tuple(value.name or f"out{i}" for i, value in enumerate(returns))
 
 
+#: The largest int: a range that ends there has no end.
+UNBOUNDED = 2**63 - 1
+
+
 @dataclass(frozen=True)
 class Range:
     """The smallest and the largest value of an int argument, or size of a named dim."""
@@ -112,6 +116,8 @@ class OpSpec:
     saved: tuple[str, ...] = ()
     #: By name, the dtypes of outputs that need not have the first tensor's.
     results: Mapping[str, ResultDType] = field(default_factory=dict, hash=False)
+    #: By name, what a str argument may be.
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     #: By name, the dim that an integer tensor holds indices of.
     belows: Mapping[str, str] = field(default_factory=dict, hash=False)
 

@@ -106,7 +106,7 @@ class Operator:
                 "calls has one; remove it"
             )
         schemas = [sibling.schema + str(sibling.signature) for sibling in op.siblings.values()]
-        declared = op.dtypes, op.dtypes_of, op.ranges, op.limits, op.results
+        declared = op.dtypes, op.dtypes_of, op.ranges, op.limits, op.results, op.choices
         checked = [str(value) for value in (op.signature, *declared)]
         text = [op.schema, *checked, str(op.saved), str(op.is_composite), plugin_text]
         if op.is_composite:  # graphs hold what it calls

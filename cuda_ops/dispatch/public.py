@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import KNOWN_DTYPES, dtype_name, dtypes_text, refuse
+from cuda_ops.dispatch import lists
 from cuda_ops.dispatch.generation import Served
 from cuda_ops.spec import AutocastPolicy, OpSpec, default_of
 
@@ -107,9 +108,8 @@ def _generate(operator: Served) -> FunctionType:
     names: dict[str, Any] = {**defaults, "_overload": op.overload}
     body = f"return _overload({arguments})"
     tensors = _tensor_names(op)
-    optional = any(
-        str(a.type).startswith(("Optional[Tensor", "List[Tensor")) for a in op.parsed.arguments
-    )
+    optional = any(str(a.type) == "Optional[Tensor]" for a in op.parsed.arguments)
+    optional = optional or lists.has_lists(op)
     keyword_only = any(argument.kwarg_only for argument in op.parsed.arguments)
     before = ""
     # What is composed of torch's operators alone has the tangents that those give it.
@@ -404,22 +404,23 @@ def transformed(operator: Served) -> Any:
         positional, keywords = split(operator.spec, args)
         return operator._vmap(info, in_dims[: len(positional)], *positional, **keywords)
 
+    functions = {
+        "forward": forward, "setup_context": setup_context, "backward": backward, "jvp": jvp,
+        "vmap": vmap,
+    }  # fmt: skip
+    listed = lists.has_lists(operator.spec)
+    functions = lists.one_by_one(functions) if listed else functions
     function = type(
         f"{operator.spec.name}_transformed",
         (torch.autograd.Function,),
-        {
-            "forward": staticmethod(forward),
-            "setup_context": staticmethod(setup_context),
-            "backward": staticmethod(backward),
-            "jvp": staticmethod(jvp),
-            "vmap": staticmethod(vmap),
-        },
+        {name: staticmethod(made) for name, made in functions.items()},
     )
+    # mypy cannot see what a class that type() makes inherits.
+    called = function.apply  # type: ignore[attr-defined]
+    called = lists.calling(called) if listed else called
 
     def apply(*args: Any, **kwargs: Any) -> Any:
-        values = bind(operator.spec, args, kwargs) if kwargs else args
-        # mypy cannot see what a class that type() makes inherits.
-        return function.apply(*values)  # type: ignore[attr-defined]
+        return called(*(bind(operator.spec, args, kwargs) if kwargs else args))
 
     return apply
 

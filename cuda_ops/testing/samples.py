@@ -8,7 +8,7 @@ line of Python that makes the same tensors again on any machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -245,7 +245,7 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
 
     Returns:
         A strategy to draw from or to filter; ``None`` without a signature, or if an argument is
-        neither a tensor nor a number, nor a dtype with a list, and has no default.
+        neither a tensor nor a number, nor a dtype or a str with a list, and has no default.
 
     Example::
 
@@ -254,7 +254,7 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
     if op.signature is None:
         return None
     scalars = {
-        i: _scalar(argument, op.ranges.get(argument.name), op.dtypes_of.get(argument.name))
+        i: _scalar(op, argument)
         for i, argument in enumerate(sampled_arguments(op))
         if i not in op.tensor_positions
     }
@@ -334,9 +334,8 @@ def _layouts(shape: tuple[int, ...]) -> list[Layout]:
     ]
 
 
-def _scalar(
-    argument: Any, allowed: Range | None, dtypes: Sequence[torch.dtype] | None
-) -> st.SearchStrategy[Any] | None:
+def _scalar(op: OpSpec, argument: Any) -> st.SearchStrategy[Any] | None:
+    allowed, dtypes = op.ranges.get(argument.name), op.dtypes_of.get(argument.name)
     kind = str(argument.real_type)
     plain = kind.removeprefix("Optional[").removesuffix("]")
     drawn: dict[str, st.SearchStrategy[Any]] = {
@@ -348,6 +347,8 @@ def _scalar(
     }
     if dtypes:
         drawn["ScalarType"] = st.sampled_from(dtypes)
+    if names := op.choices.get(argument.name):
+        drawn["str"] = st.sampled_from(names)
     if plain not in drawn:
         return st.just(default_of(argument)) if argument.has_default_value() else None
     return st.one_of(st.none(), drawn[plain]) if plain != kind else drawn[plain]
@@ -424,6 +425,8 @@ def example_scalar(op: OpSpec, argument: Any) -> Any:
         return default_of(argument)
     if argument.name in op.dtypes_of:
         return op.dtypes_of[argument.name][0]
+    if argument.name in op.choices:
+        return op.choices[argument.name][0]
     allowed = op.ranges.get(argument.name)
     example: Any = {"float": 0.5, "int": 1, "bool": False}.get(str(argument.real_type))
     return allowed.least if allowed and example not in allowed else example
