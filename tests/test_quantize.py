@@ -266,9 +266,7 @@ def test_what_dequantize_refuses(device: str) -> None:
         message = f"'block': expected a divisor of 16, the numbers in a row of 'q', got {block}"
         with pytest.raises(RuntimeError, match=message):
             cuda_ops.dequantize_int4(q, scale, block)
-    message = (
-        r"'scale': expected dim 'g' of \(\.\.\., g\) to be 4, one for each 4 of 16"
-    )
+    message = r"'scale': expected dim 'g' of \(\.\.\., g\) to be 4, one for each 4 of 16"
     with pytest.raises(RuntimeError, match=message):
         cuda_ops.dequantize_int4(q, scale, 4)
     message = "'zero_point': expected dtype float16 like 'scale', got float32"
