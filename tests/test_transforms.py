@@ -134,9 +134,16 @@ def test_function_modes_see_it(name: str) -> None:
 @by_each_name
 @each_differentiable
 @pytest.mark.quick(4)
-def test_forward_mode_is_refused_and_not_forgotten(name: str, called: str) -> None:
+def test_forward_mode_is_right_or_refused_and_not_forgotten(name: str, called: str) -> None:
     function, arguments = function_of(name, called), call_with(name)
     first = floating(arguments)[0]
+    if has_forward_mode(name, first):
+        expected = numeric_tangents(name, function, arguments, first)
+        with forward_ad.dual_level():
+            arguments[first] = forward_ad.make_dual(arguments[first], arguments[first])
+            found = [forward_ad.unpack_dual(out).tangent for out in tensors(function(*arguments))]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        return
     with forward_ad.dual_level():
         function(*arguments)  # nothing has a tangent
         arguments[first] = forward_ad.make_dual(arguments[first], arguments[first])
@@ -151,6 +158,29 @@ def test_forward_mode_is_refused_and_not_forgotten(name: str, called: str) -> No
             function(*arguments)
 
 
+def has_forward_mode(name: str, argument: int) -> bool:
+    derivative = all_operators()[name].now.forward
+    return derivative is not None and argument in derivative.inputs
+
+
+def numeric_tangents(
+    name: str, function: Callable[..., Any], arguments: list[Any], along: int
+) -> list[torch.Tensor]:
+    """Returns differences of results in float64, where an argument moves along itself: the result
+    itself where the operator is linear in it.
+    """
+    op = all_operators()[name].spec
+    if op.argument_names[along] in op.linear:
+        return tensors(function(*arguments))
+    wide = [value.double() if is_floating(value) else value for value in arguments]
+    ends = []
+    for factor in (1 + 1e-6, 1 - 1e-6):
+        moved = [*wide[:along], wide[along] * factor, *wide[along + 1 :]]
+        ends.append(tensors(function(*moved)))
+    dtype = arguments[along].dtype
+    return [((a - b) / 2e-6).to(dtype) for a, b in zip(*ends, strict=True)]
+
+
 def test_forward_mode_is_refused_by_the_dispatcher_too() -> None:
     """torch drops the tangent of an operator of torch.library where no gradient is wanted, and that
     of its own operators in inference mode alone.
@@ -163,15 +193,15 @@ def test_forward_mode_is_refused_by_the_dispatcher_too() -> None:
                 assert forward_ad.unpack_dual(torch.nn.functional.silu(dual)).tangent is not None
                 for arguments in ((dual, x), (x, dual)):
                     with pytest.raises(
-                        NotImplementedError, match=r"::add: argument '\w+': .* tang"
+                        NotImplementedError, match=r"::rms_norm: argument '\w+': .* tang"
                     ):
-                        torch.ops.cuda_ops.add(*arguments)
-                torch.ops.cuda_ops.add(x, x)
+                        torch.ops.cuda_ops.rms_norm(*arguments)
+                torch.ops.cuda_ops.rms_norm(x, x)
 
 
 @by_each_name
 @each_differentiable
-def test_torch_func_jvp_is_refused_by_name(name: str, called: str) -> None:
+def test_torch_func_jvp_is_right_or_refused_by_name(name: str, called: str) -> None:
     function, arguments = function_of(name, called), call_with(name)
     first = floating(arguments)[0]
 
@@ -179,6 +209,11 @@ def test_torch_func_jvp_is_refused_by_name(name: str, called: str) -> None:
         return function(*arguments[:first], value, *arguments[first + 1 :])
 
     value, spec = (arguments[first],), OPERATORS[name].spec
+    if has_forward_mode(name, first):
+        found = tensors(torch.func.jvp(along, value, value)[1])
+        expected = numeric_tangents(name, function, arguments, first)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        return
     if spec.is_composite and not spec.calls:
         assert tensors(torch.func.jvp(along, value, value)[1])[0].any()  # torch's own
         return

@@ -24,6 +24,7 @@ from cuda_ops.build.discovery import illegal_name
 from cuda_ops.derive.checks import names_text
 from cuda_ops.dispatch.check_rules import MOST_NAMES, Rules, rules_of
 from cuda_ops.dispatch.schema_types import compare, refuse_types, schema_type
+from cuda_ops.dispatch.words import words_of
 from cuda_ops.errors import ManifestError
 from cuda_ops.signature import Signature, parse_signature
 from cuda_ops.spec import OpSpec, Range, ResultDType, output_names
@@ -255,7 +256,11 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         ),
         belows=_dims_by_name(name, ".below", entry["belows"], indices, signature),
         choices=choices,
-    )
+        **words_of(
+            name, entry, parsed, signature,
+            any(kernel["key"] == "CompositeImplicitAutograd" for kernel in entry["kernels"]),
+        ),
+    )  # fmt: skip
     for output in op.saved:
         if output not in op.output_names:
             expected = _may_name(".saved", op.output_names)

@@ -66,6 +66,8 @@ class Subject:
     sharding: Callable[..., Any] | None
     claims: Claims
     origin: Origin
+    #: Positions of the arguments that have a derivative in forward mode of the operator's own.
+    forward: tuple[int, ...] = ()
     #: Further samples for compute-sanitizer.
     kernel_samples: tuple[Sample, ...] = ()
 
@@ -109,8 +111,15 @@ def why_not(op: OpSpec, device: str) -> str:
     return f"no {kind.upper()} kernel in this build"
 
 
-def subject_of(op: OpSpec, plugins: HookAnswers, origin: Origin | None = None) -> Subject:
-    """Returns what the hooks say about a registered operator."""
+def subject_of(
+    op: OpSpec,
+    plugins: HookAnswers,
+    origin: Origin | None = None,
+    forward: tuple[int, ...] = (),
+) -> Subject:
+    """Returns what the hooks say about a registered operator. ``forward`` are the positions of the
+    arguments that have a derivative in forward mode.
+    """
     autograd = plugins.ask("cuda_ops_autograd", op)
     gradient: Gradient = "none"
     if op.is_composite:
@@ -126,10 +135,17 @@ def subject_of(op: OpSpec, plugins: HookAnswers, origin: Origin | None = None) -
         autocast=plugins.ask("cuda_ops_autocast", op),
         vmap=_is_mapped(op, plugins),
         sharding=plugins.ask("cuda_ops_sharding", op),
-        claims=plugins.ask("cuda_ops_claims", op) or Claims(),
+        claims=plugins.ask("cuda_ops_claims", op) or _claims(op),
         origin=origin or Origin(),
+        forward=forward,
         kernel_samples=tuple(plugins.ask("cuda_ops_kernel_samples", op) or ()),
     )
+
+
+def _claims(op: OpSpec) -> Claims:
+    if not op.nondeterministic:
+        return Claims()
+    return Claims(deterministic=False, reason="it is .nondeterministic()")
 
 
 def _is_mapped(op: OpSpec, plugins: HookAnswers) -> bool:
@@ -184,7 +200,9 @@ def find(name: str) -> Subject:
     pair, library = registry().pairs()[op.stem], registry().library_of(op.stem)
     found_anyway = [BUILTIN_ROOT, *(root.resolve() for root in registry().plugins.roots())]
     roots = () if pair.root in found_anyway else (str(pair.root),)
-    return subject_of(op, registry().plugins, Origin(roots, library=str(library or "")))
+    forward = operator.now.forward.inputs if operator.now.forward is not None else ()
+    origin = Origin(roots, library=str(library or ""))
+    return subject_of(op, registry().plugins, origin, forward)
 
 
 # --- operators of other libraries ------------------------------------------------------

@@ -258,7 +258,7 @@ tensor(2.0794))")
       .dtypes("labels", kInt64)
       .below("labels", "v")
       .returns("lse", DType::kFloat64)
-      .saved("lse")
+      .hidden("lse")
       .doc(
           R"(Cross entropy of each row, and the log of its sum of exponentials, 0 for an ignored row.
 
@@ -294,8 +294,8 @@ Formula: grad_loss (exp(x - lse) - s / V), and at the label less (1 - s) grad_lo
       .below("labels", "v")
       .returns("lse", DType::kFloat64)
       .returns("count", DType::kInt64)
-      .saved("lse")
-      .saved("count")
+      .hidden("lse")
+      .hidden("count")
       .doc(R"(Cross entropy of all rows together, with what its gradient needs.
 
 Shapes: logits (..., V) and labels (...), where loop dims broadcast; loss and count have no dims, lse
