@@ -109,7 +109,8 @@ def reference_rows(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    lse = torch.where(labels == ignore_index, 0, logits.double().logsumexp(-1))
+    lse = logits.double().logsumexp(-1).masked_fill(logits.isposinf().any(-1), torch.nan)
+    lse = torch.where(labels == ignore_index, 0, lse)
     return torch_cross_entropy(logits, labels, ignore_index, label_smoothing, "none"), lse
 
 
@@ -129,8 +130,8 @@ def reference_total(
 
 @hookimpl
 def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Sample] | None:
-    """Gives the derived samples a smoothing from 0 to 1; the composed operator has those of its
-    rows, which share their arguments with it.
+    """Gives the derived samples a smoothing from 0 to 1, and a mean rows that count. The composed
+    operator has those of its rows, whose arguments it shares.
     """
     from hypothesis import strategies as st
 
@@ -143,7 +144,8 @@ def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Sample] | None:
 
     def fitting(sample: Sample, reduction: str) -> Sample:
         args = list(sample.args)
-        args[at:] = [min(abs(args[at]), 1.0), *args[at + 1 :]]
+        ignored = args[at - 1] if op.name.startswith(ROWS) else -100
+        args[at - 1 : at + 1] = [ignored, min(abs(args[at]), 1.0)]
         return replace(sample, args=(*args, reduction) if op.is_composite else tuple(args))
 
     return st.builds(fitting, drawn, st.sampled_from(("mean", "sum", "none")))

@@ -21,31 +21,22 @@ struct Options {
   bool is_total = false, is_mean = false;
 };
 
-// Logits and labels with the loop dims of both, as memory that lasts as long as this.
+// The rows of logits and labels, which have the same loop dims, as memory that lasts as long as
+// this.
 struct Rows {
   Tensor logits, labels;
-  std::vector<int64_t> loop, shape;  // of a number for each row, and of the logits
   CrossEntropy problem;
 
-  // `others` have a number for each row too.
-  Rows(const Tensor& logits_, const Tensor& labels_, const Options& options,
-       std::initializer_list<View> others = {}) {
+  Rows(const Tensor& logits_, const Tensor& labels_, const Options& options)
+      : logits(even_rows(logits_)), labels(contiguous(labels_)) {
     if (!(options.smoothing >= 0 && options.smoothing <= 1)) {
       refuse("label_smoothing", "a number from 0 to 1", std::to_string(options.smoothing));
     }
-    const View rows(logits_), numbers(labels_);
-    broadcast(loop, rows, rows.dims - 1);
-    broadcast(loop, numbers, numbers.dims);
-    for (const View& other : others) broadcast(loop, other, other.dims);
     CrossEntropy& p = problem;
-    p.n = logits_.size(logits_.dim() - 1);
-    shape = loop;
-    shape.push_back(p.n);
-    logits = shape_of(logits_) == shape ? even_rows(logits_) : contiguous(logits_, shape);
-    labels = contiguous(labels_, loop);
     p.logits = logits.const_data_ptr();
     p.labels = static_cast<const int64_t*>(labels.const_data_ptr());
     p.rows = labels.numel();
+    p.n = logits.size(logits.dim() - 1);
     p.step = row_step(logits);
     p.ignore_index = options.ignore_index;
     p.smoothing = options.smoothing;
@@ -76,8 +67,9 @@ template <class Run>
 Losses losses(const Tensor& logits, const Tensor& labels, const Options& options, Run run) {
   Rows rows(logits, labels, options);
   CrossEntropy& p = rows.problem;
-  Losses made{empty(p.is_total ? std::vector<int64_t>{} : rows.loop, logits),
-              empty(rows.loop, DType::kFloat64, logits),
+  const std::vector<int64_t> loop = shape_of(labels);
+  Losses made{empty(p.is_total ? std::vector<int64_t>{} : loop, logits),
+              empty(loop, DType::kFloat64, logits),
               {}};
   p.loss = made.loss.mutable_data_ptr();
   p.lse = static_cast<double*>(made.lse.mutable_data_ptr());
@@ -93,11 +85,9 @@ Losses losses(const Tensor& logits, const Tensor& labels, const Options& options
 template <class Run>
 Tensor gradient(const Tensor& grad_loss, const Tensor& logits, const Tensor& labels,
                 const Tensor& lse, const Tensor* count, const Options& options, Run run) {
-  Rows rows = options.is_total ? Rows(logits, labels, options, {lse})
-                               : Rows(logits, labels, options, {grad_loss, lse});
-  const Tensor grads = options.is_total ? grad_loss : contiguous(grad_loss, rows.loop);
-  const Tensor sums = contiguous(lse, rows.loop);
-  Tensor grad_logits = empty(rows.shape, logits);
+  const Rows rows(logits, labels, options);
+  const Tensor grads = contiguous(grad_loss), sums = contiguous(lse);
+  Tensor grad_logits = empty(shape_of(logits), logits);
   CrossEntropyGradient g;
   g.forward = rows.problem;
   g.forward.lse = const_cast<double*>(static_cast<const double*>(sums.const_data_ptr()));
@@ -256,6 +246,7 @@ tensor(2.0794))")
           "(v),()->(),()")
       .dtypes(kFloating)
       .dtypes("labels", kInt64)
+      .broadcast()
       .below("labels", "v")
       .returns("lse", DType::kFloat64)
       .hidden("lse")
@@ -274,6 +265,7 @@ Formula: that of softmax_cross_entropy with reduction "none".)")
           "(),(v),(),()->(v)")
       .dtypes(kFloating)
       .dtypes("labels", kInt64)
+      .broadcast()
       .below("labels", "v")
       .dtypes("lse", DType::kFloat64)
       .doc(R"(Gradient of softmax_cross_entropy_rows.
@@ -291,6 +283,7 @@ Formula: grad_loss (exp(x - lse) - s / V), and at the label less (1 - s) grad_lo
           "(v),()->[],(),[]")
       .dtypes(kFloating)
       .dtypes("labels", kInt64)
+      .broadcast()
       .below("labels", "v")
       .returns("lse", DType::kFloat64)
       .returns("count", DType::kInt64)
@@ -313,6 +306,7 @@ Formula: the sum of softmax_cross_entropy_rows, or that over count, the rows tha
           "[],(v),(),(),[]->(v)")
       .dtypes(kFloating)
       .dtypes("labels", kInt64)
+      .broadcast()
       .below("labels", "v")
       .dtypes("lse", DType::kFloat64)
       .dtypes("count", kInt64)
