@@ -60,6 +60,23 @@ def liger_rms_norm(function: Callable[..., Any]) -> Callable[..., Any]:
     return rms_norm
 
 
+def liger_cross_entropy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Passes the options by name. Liger writes the gradient over the logits in its forward."""
+
+    def cross_entropy(
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+    ) -> torch.Tensor:
+        loss: torch.Tensor = function(
+            logits, labels, ignore_index=ignore_index, label_smoothing=label_smoothing
+        )
+        return loss
+
+    return cross_entropy
+
+
 def with_eps(function: Callable[..., Any], eps: float) -> Callable[..., Any]:
     return lambda *tensors: function(*tensors, eps)
 
@@ -147,6 +164,11 @@ PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
     "add_rms_norm_": {
         "vllm": imported(
             "vllm._custom_ops:fused_add_rms_norm", functools.partial(with_eps, eps=1e-6)
+        )
+    },
+    "softmax_cross_entropy": {
+        "liger": imported(
+            "liger_kernel.transformers.functional:liger_cross_entropy", liger_cross_entropy
         )
     },
     "quantize": {"vllm": imported("vllm._custom_ops:scaled_fp8_quant", vllm_quantize)},

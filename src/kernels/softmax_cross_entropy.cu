@@ -125,13 +125,14 @@ template <class T, class C>
 __device__ double finish_row(const CrossEntropy& p, int64_t row, C most, C sum, C total) {
   const auto* logits = static_cast<const T*>(p.logits) + row * p.step;
   const int64_t label = p.labels[row];
-  const double lse = double(most) + log(double(sum));
-  p.lse[row] = lse;
+  const double log_sum = log(double(sum));
+  p.lse[row] = double(most) + log_sum;
   if (label < 0 || label >= p.n) return double(NAN);
-  double loss = lse - double(to_compute(logits[label]));
+  // Both less the largest logit, so that an offset of all logits costs no digits.
+  double loss = log_sum - (double(to_compute(logits[label])) - double(most));
   if (p.smoothing > 0) {
-    const double mean = double(total) / double(p.n) + double(anchor_of(logits));
-    loss = (1 - p.smoothing) * loss + p.smoothing * (lse - mean);
+    const double mean = double(anchor_of(logits)) - double(most) + double(total) / double(p.n);
+    loss = (1 - p.smoothing) * loss + p.smoothing * (log_sum - mean);
   }
   return loss;
 }

@@ -23,10 +23,11 @@ double row_loss(const CrossEntropy& p, int64_t row) {
     sum += std::exp(at(i) - base);
     total += at(i) - base;
   }
-  const double lse = p.lse[row] = most + std::log(sum), loss = lse - at(p.labels[row]);
+  const double log_sum = std::log(sum), loss = log_sum - (at(p.labels[row]) - most);
+  p.lse[row] = most + log_sum;
   if (p.smoothing == 0) return loss;
-  const double mean = base + total / static_cast<double>(p.n);
-  return (1 - p.smoothing) * loss + p.smoothing * (lse - mean);
+  const double mean = (base - most) + total / static_cast<double>(p.n);
+  return (1 - p.smoothing) * loss + p.smoothing * (log_sum - mean);
 }
 
 }  // namespace detail
