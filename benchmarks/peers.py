@@ -60,6 +60,23 @@ def liger_rms_norm(function: Callable[..., Any]) -> Callable[..., Any]:
     return rms_norm
 
 
+def liger_cross_entropy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Passes the options by name. Liger writes the gradient over the logits in its forward."""
+
+    def cross_entropy(
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+    ) -> torch.Tensor:
+        loss: torch.Tensor = function(
+            logits, labels, ignore_index=ignore_index, label_smoothing=label_smoothing
+        )
+        return loss
+
+    return cross_entropy
+
+
 def with_eps(function: Callable[..., Any], eps: float) -> Callable[..., Any]:
     return lambda *tensors: function(*tensors, eps)
 
@@ -99,6 +116,27 @@ def reshape_and_cache(function: Callable[..., Any]) -> Callable[..., Any]:
         function(key, value, *caches, slots, kind, *scales)
 
     return cache_write_
+
+
+def vllm_quantize(scaled_fp8_quant: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls the operator of vLLM that the dtype and the block ask for."""
+    scaled_int8_quant = importlib.import_module("vllm._custom_ops").scaled_int8_quant
+
+    def quantize(
+        x: torch.Tensor, dtype: torch.dtype, block: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if dtype is torch.int8 and block is None:
+            q, scale, _ = scaled_int8_quant(x)
+        elif block is None:
+            q, scale = scaled_fp8_quant(x, use_per_token_if_dynamic=True)
+        else:
+            quantization = "vllm.model_executor.layers.quantization.utils"
+            suffix = "int8" if dtype is torch.int8 else "fp8"
+            module = importlib.import_module(f"{quantization}.{suffix}_utils")
+            q, scale = getattr(module, f"per_token_group_quant_{suffix}")(x, block)
+        return q, scale
+
+    return quantize
 
 
 def routed(functional: Any) -> Callable[..., Any]:
@@ -171,6 +209,12 @@ PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
     "cache_write_": {
         "vllm": imported("vllm._custom_ops:reshape_and_cache_flash", reshape_and_cache)
     },
+    "softmax_cross_entropy": {
+        "liger": imported(
+            "liger_kernel.transformers.functional:liger_cross_entropy", liger_cross_entropy
+        )
+    },
+    "quantize": {"vllm": imported("vllm._custom_ops:scaled_fp8_quant", vllm_quantize)},
     # DeviceSegmentedSort, and DeviceRadixSort for a single row.
     "bitonic_sort": {"cub": from_pair(_CUB, "cub_sort")},
     "moe": {

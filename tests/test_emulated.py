@@ -1,4 +1,4 @@
-"""Kernels of matrix products, mixtures of experts and sorts, run on a CPU by tests/emulator.
+"""Kernels of matrix products, mixtures of experts, sorts and rows, run on a CPU by tests/emulator.
 
 The program that ran prints whatever is wrong: a value and its place, a deadlock and which thread
 waits for what, an access and its address. emulator/translate.py says what this can show.
@@ -30,10 +30,13 @@ SOURCES = HERE.parent / "src"
 
 #: Few tokens are many, in problems that a CPU can compute.
 CONSTANTS = {"kFewTokens": 40}
-KERNELS = ("bitonic_topk.cu", "moe_experts.cu", "moe_route.cu")
+KERNELS = (
+    "bitonic_topk.cu", "dequantize_int4.cu", "moe_experts.cu", "moe_route.cu", "quantize.cu",
+    "softmax_cross_entropy.cu",
+)  # fmt: skip
 
 #: The programs that run_*.cpp make; the one that takes longest to compile comes first.
-PROGRAMS = ("matmul", "moe", "route", "sort", "grouped")
+PROGRAMS = ("matmul", "moe", "route", "sort", "grouped", "loss", "quantize")
 
 Build = Callable[[Path, Path], None]
 Program = Callable[[str], Path]
@@ -223,6 +226,14 @@ def test_radix_sort_by_separate_launches(program: Program, name: str, seed: int)
 def test_grouped(program: Program, products: str, timing: str) -> None:
     """The kernels that test_a_fault_is_found breaks are right without a fault."""
     status, said = run(program("grouped"), timing, seed=1, products=products)
+    assert status == 0, said
+
+
+@pytest.mark.parametrize("name", ["loss", "quantize"])
+@pytest.mark.quick(1)
+def test_rows_of_every_length(program: Program, name: str) -> None:
+    """The cross entropy with its gradient, and quantized numbers to the bit."""
+    status, said = run(program(name), "late", seed=1)
     assert status == 0, said
 
 

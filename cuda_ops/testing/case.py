@@ -83,7 +83,8 @@ def wanting(args: tuple[Any, ...]) -> list[torch.Tensor]:
 def sums(found: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Returns the sum of each output that has a gradient, over both parts of complex numbers."""
     real = [torch.view_as_real(out) if out.is_complex() else out for out in found]
-    return [out.sum() for out in real if out.requires_grad]
+    wide = [out.float() if out.itemsize == 1 else out for out in real]  # torch adds up no float8
+    return [out.sum() for out in wide if out.requires_grad]
 
 
 @dataclass(frozen=True)

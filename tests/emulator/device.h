@@ -56,6 +56,7 @@ inline const emulator::Index<emulator::BlockSize> blockDim;
 
 using std::fma;
 using std::fmaf;
+using std::max;
 
 inline uint64_t __cvta_generic_to_shared(const void* pointer) {
   return emulator::shared_address(pointer);
@@ -170,6 +171,13 @@ inline double __hiloint2double(int high, int low) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
+
+inline int __double2loint(double value) { return int(uint64_t(__double_as_longlong(value))); }
+inline int __double2hiint(double value) { return int(uint64_t(__double_as_longlong(value)) >> 32); }
+
+inline int __float2int_rn(float value) { return std::isnan(value) ? 0 : int(std::nearbyint(value)); }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int bytes) {

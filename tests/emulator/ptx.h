@@ -106,6 +106,10 @@ inline void ptx_ld_global_nc_L1__no_allocate_L2__128B_v4_u32(uint32_t& a, uint32
   std::memcpy(&q, from, sizeof q);
   a = q.w[0], b = q.w[1], c = q.w[2], d = q.w[3];
 }
+inline void ptx_ld_global_L1__no_allocate_v4_u32(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d,
+                                                 const void* from) {
+  ptx_ld_global_nc_L1__no_allocate_L2__128B_v4_u32(a, b, c, d, from);
+}
 // A thread may read so before it has waited, if the kernel before does not write there.
 inline void ptx_ld_relaxed_gpu_global_L1__no_allocate_L2__128B_v4_u32(uint32_t& a, uint32_t& b,
                                                                       uint32_t& c, uint32_t& d,

@@ -2,102 +2,11 @@
 // sums over it are taken from there; so the time is that of reading x and writing the result.
 #pragma once
 
-#include <type_traits>
-
-#include "dtype.cuh"
 #include "norm/norm.h"
 #include "ptx/capability.h"
-#include "ptx/warp.cuh"
+#include "rows/rows.cuh"
 
 namespace cuda_ops {
-
-// --- packs ----------------------------------------------------------------------
-
-// What a load brings stays as it came until it is used: a register for each 16-bit element would be
-// twice as many.
-template <class T, int kPack>
-using Raw =
-    std::conditional_t<kPack == 1, T, std::conditional_t<kPack * sizeof(T) == 8, uint2, uint4>>;
-
-// Goes past the L1 cache, which then keeps the weights that all rows read.
-template <class V>
-__device__ V load_once(const V* at) {
-  if constexpr (std::is_same_v<V, uint4>) {
-    uint4 v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(at)
-                 : "memory");
-    return v;
-  } else if constexpr (std::is_same_v<V, uint2>) {
-    uint2 v;
-    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(v.x), "=r"(v.y)
-                 : "l"(at)
-                 : "memory");
-    return v;
-  } else {
-    return *at;
-  }
-}
-
-template <class T, class V>
-__device__ void unpack_vector(V raw, compute_t<T>* values) {
-  constexpr int kWords = int(sizeof(V)) / 4;
-  uint32_t words[kWords] = {raw.x, raw.y};
-  if constexpr (kWords == 4) {
-    words[2] = raw.z;
-    words[3] = raw.w;
-  }
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    if constexpr (sizeof(T) == 2) {
-      float both[2];
-      to_compute(words[i], T{}, both);
-      values[2 * i] = both[0];
-      values[2 * i + 1] = both[1];
-    } else if constexpr (sizeof(T) == 4) {
-      values[i] = __uint_as_float(words[i]);
-    } else if (i % 2 == 0) {
-      values[i / 2] = __hiloint2double(int(words[i + 1]), int(words[i]));
-    }
-  }
-}
-
-template <class T, int kPack>
-__device__ void unpack(Raw<T, kPack> raw, compute_t<T> (&values)[kPack]) {
-  if constexpr (kPack == 1) {
-    values[0] = to_compute(raw);
-  } else {
-    unpack_vector<T>(raw, values);
-  }
-}
-
-template <class T, int kPack>
-__device__ Raw<T, kPack> packed(const compute_t<T> (&values)[kPack]) {
-  if constexpr (kPack == 1) {
-    return from_compute<T>(values[0]);
-  } else {
-    constexpr int kWords = kPack * int(sizeof(T)) / 4;
-    uint32_t words[kWords];
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      if constexpr (sizeof(T) == 2) {
-        words[i] = from_compute(values[2 * i], values[2 * i + 1], T{});
-      } else if constexpr (sizeof(T) == 4) {
-        words[i] = __float_as_uint(values[i]);
-      } else {
-        const double value = values[i / 2];
-        words[i] = uint32_t(i % 2 == 0 ? __double2loint(value) : __double2hiint(value));
-      }
-    }
-    if constexpr (kWords == 4) {
-      return {words[0], words[1], words[2], words[3]};
-    } else {
-      return {words[0], words[1]};
-    }
-  }
-}
 
 // Pack `at` of the weights, whose elements may be wider than those of x.
 template <class W, int kPack, class C>
@@ -113,96 +22,10 @@ __device__ void load_weights(const void* weights, int64_t at, C (&values)[kPack]
   }
 }
 
-// --- sums over a row ------------------------------------------------------------
-
-// Adds each of `values` up over the `lanes` threads of a row; all of them get the sums. More than a
-// warp are the whole block.
-template <int kCount, class C>
-__device__ void row_totals(C (&values)[kCount], int lanes) {
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) values[k] = lanes_total(values[k], lanes < 32 ? lanes : 32);
-  if (lanes <= 32) return;
-  __shared__ C shared[kCount][32];
-  const int warps = lanes / 32, warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  __syncthreads();  // the last call's sums have been read
-  if (lane == 0) {
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) shared[k][warp] = values[k];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    values[k] = lanes_total(lane < warps ? shared[k][lane] : C(0), 32);
-  }
-}
-
-template <class C>
-__device__ C row_total(C value, int lanes) {
-  C values[1] = {value};
-  row_totals(values, lanes);
-  return values[0];
-}
-
 __device__ inline float inverse_root(float value) { return 1 / sqrtf(value); }
 __device__ inline double inverse_root(double value) { return 1 / sqrt(value); }
 
 // --- the norm -------------------------------------------------------------------
-
-// One row of packs, as a thread has it: in registers, or read again from memory each time.
-template <class T, int kPack, int kPacks>
-struct RowPart {
-  using C = compute_t<T>;
-  using R = Raw<T, kPack>;
-  static constexpr int kKept = kPacks > 0 ? kPacks : 1;
-
-  const R* data;
-  int64_t count;  // packs of the row
-  int lane, lanes;
-  R kept[kKept];
-
-  __device__ RowPart(const void* row, int64_t count, int lane, int lanes)
-      : data(static_cast<const R*>(row)), count(count), lane(lane), lanes(lanes) {}
-
-  __device__ void load() {
-    if constexpr (kPacks > 0) {
-#pragma unroll
-      for (int u = 0; u < kPacks; ++u) {
-        const int64_t at = lane + u * lanes;
-        kept[u] = at < count ? load_once(data + at) : R{};
-      }
-    }
-  }
-
-  // Calls body(at, u, values) for each pack of this thread; u counts those in registers.
-  template <class Body>
-  __device__ void each(Body&& body) const {
-    C values[kPack];
-    if constexpr (kPacks > 0) {
-#pragma unroll
-      for (int u = 0; u < kPacks; ++u) {
-        const int64_t at = lane + u * lanes;
-        if (at >= count) break;
-        unpack<T, kPack>(kept[u], values);
-        body(at, u, values);
-      }
-    } else {
-      for (int64_t at = lane; at < count; at += lanes) {
-        unpack<T, kPack>(data[at], values);
-        body(at, 0, values);
-      }
-    }
-  }
-};
-
-template <class T, int kPack>
-__device__ void store_pack(void* row, int64_t at, const compute_t<T> (&values)[kPack]) {
-  static_cast<Raw<T, kPack>*>(row)[at] = packed<T, kPack>(values);
-}
-
-template <class T>
-__device__ T* at_row(const void* data, int64_t offset) {
-  return const_cast<T*>(static_cast<const T*>(data)) + offset;
-}
 
 // Returns the mean of a row, as rounded.
 template <class Row>
@@ -469,9 +292,6 @@ __global__ void __launch_bounds__(kNormColumns* kNormParts)
 
 namespace detail {
 
-template <int kValue>
-using Constant = std::integral_constant<int, kValue>;
-
 // Calls body(T{}, W{}, pack) with the types of x and of the weights.
 template <class Body>
 cudaError_t visit_norm(const Norm& p, int pack, Body&& body) {
@@ -495,7 +315,7 @@ cudaError_t visit_norm(const Norm& p, int pack, Body&& body) {
 template <NormKind kKind>
 cudaError_t launch_norm(const Norm& p, cudaStream_t stream) {
   if (p.rows == 0 || p.n == 0) return cudaSuccess;
-  const NormConfig config = norm_config(p, current_device());
+  const RowConfig config = norm_config(p, current_device());
   return detail::visit_norm(p, config.pack, [&](auto tag, auto weight, auto pack) {
     using T = decltype(tag);
     using W = decltype(weight);
@@ -513,7 +333,7 @@ cudaError_t launch_norm(const Norm& p, cudaStream_t stream) {
 template <NormKind kKind>
 cudaError_t launch_norm_gradient(const NormGradient& p, cudaStream_t stream) {
   if (p.norm.n == 0) return cudaSuccess;
-  const NormConfig config = norm_gradient_config(p, current_device());
+  const RowConfig config = norm_gradient_config(p, current_device());
   return detail::visit_norm(p.norm, config.pack, [&](auto tag, auto weight, auto pack) {
     using T = decltype(tag);
     using W = decltype(weight);

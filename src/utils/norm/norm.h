@@ -2,9 +2,8 @@
 // torch, no CUDA.
 #pragma once
 
-#include "dtype.h"
-#include "layout.h"
 #include "ptx/device_info.h"
+#include "rows/rows.h"
 
 namespace cuda_ops {
 
@@ -37,56 +36,15 @@ struct NormGradient {
   void* partials = nullptr;   // workspace of as many values as norm_partials() says
 };
 
-// What a dtype is computed in.
-constexpr DType compute_dtype(DType dtype) {
-  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-}
-
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
-// A pack is 16 or 8 bytes, or one element where rows are not whole aligned packs. The threads of a
-// row keep it in registers, as many packs each as most_packs() says, a half or a quarter; longer
-// rows are read again.
+// The most packs that a thread has; a half or a quarter of them are the other choices.
 constexpr int most_packs(int pack) { return pack == 1 ? 16 : 4; }
 
 // Two rows are kept, and for each column a sum or two.
 constexpr int most_gradient_packs(int pack) { return pack == 1 ? 16 : 4; }
 
-struct NormConfig {
-  int pack = 1;     // elements
-  int threads = 0;  // of a block
-  int lanes = 0;    // threads a row: part of a warp, or the block
-  int packs = 0;    // of a thread; 0: the row does not fit
-  int64_t blocks = 0;
-
-  int rows() const { return threads / lanes; }  // of a block at a time
-};
-
-constexpr int kNormThreads = 128;  // a block of several rows
-
 namespace detail {
-
-// Rows of up to 32 lanes share a block; longer ones have one of up to `most_threads`.
-inline void share_row(NormConfig& config, int64_t count, int least_packs, int most_packs,
-                      int most_threads) {
-  config.threads = config.lanes = kNormThreads;
-  if (count <= 32 * most_packs) {
-    // Few lanes, since adding up across lanes takes more instructions than loading does.
-    config.lanes = 1;
-    while (config.lanes < 4 && config.lanes < count) config.lanes *= 2;
-    while (config.lanes * most_packs < count) config.lanes *= 2;
-  } else {
-    while (config.lanes < most_threads && config.lanes * most_packs < count) config.lanes *= 2;
-    config.threads = config.lanes;
-  }
-  config.packs = least_packs;
-  while (config.packs < most_packs && config.packs * config.lanes < count) config.packs *= 2;
-  if (int64_t(config.packs) * config.lanes < count) config.packs = 0;
-}
-
-inline bool whole_packs(const void* data, int64_t step, int64_t size, int64_t bytes) {
-  return is_aligned(data, bytes) && step * size % bytes == 0;
-}
 
 // Elements of a pack of x, and of as many weights. Rows whose bytes are whole packs of 8 alone are
 // common enough, such as 4100 numbers of two bytes.
@@ -104,33 +62,28 @@ inline int pack_of(const Norm& p) {
 
 }  // namespace detail
 
-inline NormConfig norm_config(const Norm& p, const DeviceInfo& device) {
-  NormConfig config;
+inline RowConfig norm_config(const Norm& p, const DeviceInfo& device) {
+  RowConfig config;
   config.pack = detail::pack_of(p);
   const int64_t count = p.n / config.pack;
   const int most = most_packs(config.pack);
-  detail::share_row(config, count, most / 4, most, 1024);
-  // Few long rows: more threads each, so that a multiprocessor still has enough loads in flight.
-  while (config.lanes > 32 && config.lanes < 1024 && config.packs > most / 4 &&
-         p.rows * config.threads < 1024 * int64_t(device.sms)) {
-    config.lanes = config.threads *= 2;
-    config.packs /= 2;
-  }
+  detail::share_row(config, count, most, 1024, most / 4);
+  detail::spread_row(config, p.rows, device.sms, most / 4);
   config.blocks = (p.rows + config.rows() - 1) / config.rows();
   return config;
 }
 
 // Each block takes many rows and adds up their part of the gradients of weight and bias; a second
 // kernel adds up the blocks' sums. There are as many blocks as fit on the GPU at a time.
-inline NormConfig norm_gradient_config(const NormGradient& p, const DeviceInfo& device) {
+inline RowConfig norm_gradient_config(const NormGradient& p, const DeviceInfo& device) {
   const Norm& norm = p.norm;
-  NormConfig config;
+  RowConfig config;
   const bool aligned = is_aligned(p.grad_out, 16) && is_aligned(p.grad_x, 16);
   config.pack = aligned ? detail::pack_of(norm) : 1;
   const int64_t count = norm.n / config.pack;
   const int most = most_gradient_packs(config.pack);
-  detail::share_row(config, count, most / 4, most / 2, 512);
-  if (config.packs == 0) detail::share_row(config, count, most, most, 512);
+  detail::share_row(config, count, most / 2, 512, most / 4);
+  if (config.packs == 0) detail::share_row(config, count, most, 512, most);
   // Of an SM, by the registers that the kernels take: up to 82 a thread, 98 with a bias, and 128
   // where a thread has the most packs (sm_90).
   const int threads = p.grad_bias != nullptr || config.packs == most ? 512 : 768;
