@@ -4,7 +4,8 @@ Names are the core dims of each tensor; everything to their left is loop dims,
 which broadcast. ``()->()`` is elementwise. A number is a fixed size. Beyond
 NumPy's notation, ``2d`` is twice the size of ``d``: ``(2d)->(d)``, and brackets
 are all dims of a tensor: in ``(n),[n]->(n)`` one weight serves all rows. A dim of an output may
-have the name of an int argument: ``(n)->(k)`` keeps k numbers of each row.
+have the name of an int argument: ``(n)->(k)`` keeps k numbers of each row, and ``->(n)`` has no
+tensor to begin with.
 See https://numpy.org/doc/stable/reference/c-api/generalized-ufuncs.html.
 """
 
@@ -99,8 +100,9 @@ def parse_signature(text: str, ints: Collection[str] = ()) -> Signature:
     sides = compact.split("->")
     if len(sides) != 2:
         raise ValueError(f"signature {text!r}: expected inputs->outputs with exactly one '->'")
-    # An operator that only writes its arguments has no outputs: "(n),(n)->".
-    signature = Signature(_parse_side(text, sides[0]), _parse_side(text, sides[1], none=True))
+    # An operator that only writes its arguments has no outputs, "(n),(n)->", and one that makes
+    # numbers of numbers no inputs, "->(n)".
+    signature = Signature(*(_parse_side(text, side, none=compact != "->") for side in sides))
     for group in signature.outputs:
         for dim in group.core:
             if factor_and_name(dim)[1] not in ("", *signature.names, *ints):
@@ -108,7 +110,7 @@ def parse_signature(text: str, ints: Collection[str] = ()) -> Signature:
     return signature
 
 
-def _parse_side(text: str, side: str, none: bool = False) -> tuple[Group, ...]:
+def _parse_side(text: str, side: str, none: bool) -> tuple[Group, ...]:
     if none and not side:
         return ()
     matches = list(_GROUP.finditer(side))

@@ -38,6 +38,11 @@ def default_of(argument: torch._C.Argument) -> Any:
     return _DTYPE_OF_CODE[value] if is_dtype and value is not None else value
 
 
+def is_device(argument: torch._C.Argument) -> bool:
+    """Says whether an argument is of type ``Device`` or ``Device?``."""
+    return str(argument.real_type) in ("Device", "Optional[Device]")
+
+
 def output_names(returns: Sequence[torch._C.Argument]) -> tuple[str, ...]:
     """Returns names for an operator's results: an unnamed single one is ``out``, several are
     ``out0, out1, ...``.
@@ -45,6 +50,10 @@ def output_names(returns: Sequence[torch._C.Argument]) -> tuple[str, ...]:
     if len(returns) == 1:
         return (returns[0].name or "out",)
     return tuple(value.name or f"out{i}" for i, value in enumerate(returns))
+
+
+#: The largest int: a range that ends there has no end.
+UNBOUNDED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,8 @@ class OpSpec:
     saved: tuple[str, ...] = ()
     #: By name, the dtypes of outputs that need not have the first tensor's.
     results: Mapping[str, ResultDType] = field(default_factory=dict, hash=False)
+    #: By name, what a str argument may be.
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     #: By name, the dim that an integer tensor holds indices of.
     belows: Mapping[str, str] = field(default_factory=dict, hash=False)
 
@@ -172,6 +183,13 @@ class OpSpec:
         return tuple(self.argument_names[i] for i in self.tensor_positions)
 
     @property
+    def device_position(self) -> int | None:
+        """Position of the Device argument that says which kernel to call, where no tensor does."""
+        if self.is_composite or any("Tensor" in str(a.type) for a in self.parsed.arguments):
+            return None
+        return next((i for i, a in enumerate(self.parsed.arguments) if is_device(a)), None)
+
+    @property
     def int_positions(self) -> tuple[int, ...]:
         """Positions of the arguments of type ``int`` and ``int?``."""
         return tuple(
@@ -179,6 +197,15 @@ class OpSpec:
             for i, argument in enumerate(self.parsed.arguments)
             if str(argument.real_type) in ("int", "Optional[int]")
         )
+
+    @property
+    def drawn_dims(self) -> tuple[str, ...]:
+        """The dims of the signature line whose sizes can be chosen: those of its tensors or, where
+        it has none, the int arguments that are sizes of outputs.
+        """
+        if self.signature is None:
+            return ()
+        return self.signature.names if self.tensor_positions else self.signature.int_names
 
     @property
     def dtype_names(self) -> tuple[str, ...]:
@@ -205,9 +232,11 @@ class OpSpec:
             given: by name, the dtypes of the tensor arguments of a call, and its ``ScalarType``
                 arguments. Those that are ``None`` are left out.
         """
-        first = next(given[name] for name in self.tensor_names if name in given)
+        first = next((given[name] for name in self.tensor_names if name in given), None)
         rules = [self.results.get(name, ResultDType()) for name in self.output_names]
-        return tuple(given.get(rule.like, rule.dtype or first) for rule in rules)
+        dtypes = [given.get(rule.like, rule.dtype or first) for rule in rules]
+        # Without tensors each output has a rule of its own.
+        return tuple(dtype for dtype in dtypes if dtype is not None)
 
     @property
     def output_names(self) -> tuple[str, ...]:

@@ -189,6 +189,7 @@ def test_type_table_is_that_of_the_headers() -> None:
     for row in table.splitlines()[2:]:
         schema, cpp = (re.findall(r"`(.+?)`", cell) for cell in row.strip("|").split("|"))
         listed += zip(cpp, schema, strict=True)
+    known = [(cpp, name) for cpp, name in known if not name.startswith("enum")]  # in the text
     known += [(cpp, name.replace("int", "SymInt")) for cpp, name in known if name.startswith("int")]
     assert sorted(listed) == sorted(known)
 

@@ -32,8 +32,8 @@ def entry(schema: str, signature: str = "", **changes: Any) -> dict[str, Any]:
     kernel.update({key: changes.pop(key) for key in ("arguments", "returns") if key in changes})
     return {
         "schema": schema, "signature": signature, "dtypes": ["float32"], "dtypes_of": [],
-        "ranges": [], "limits": [], "belows": [], "results": [], "saved": [], "doc": "",
-        "has_cuda": False, "calls": [], "kernels": [kernel], **changes,
+        "choices": [], "ranges": [], "limits": [], "belows": [], "results": [], "saved": [],
+        "doc": "", "has_cuda": False, "calls": [], "kernels": [kernel], **changes,
     }  # fmt: skip
 
 
@@ -280,7 +280,7 @@ CUDA_OPS(library) {{
 """
 
 
-@pytest.mark.parametrize("schema", ["flaot", "str"])
+@pytest.mark.parametrize("schema", ["flaot", "Stream"])
 def test_a_type_that_no_binding_can_have_is_named(schema: str) -> None:
     text = f"planned(Tensor x, {schema} s) -> Tensor"
     with pytest.raises(ManifestError, match=f"'s' is {schema} in the schema, which no binding"):

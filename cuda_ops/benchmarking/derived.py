@@ -25,6 +25,8 @@ _LOOP_NUMEL = {
     "256M": (2**28, "memory bandwidth alone"),
     "1G": (2**30, "half of what 32 bits count"),
 }
+#: The most elements without a tensor argument, where the reference computes all of them.
+_MOST_OF_NUMBERS = 2**24
 #: Sizes with one core dim: rows and their length, and why.
 _ROW_SIZES = {
     (1, 1024): "one row, as when one token is decoded",
@@ -46,7 +48,7 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
     signature = op.signature
     if signature is None:
         return None
-    dims = signature.names
+    dims, from_numbers = op.drawn_dims, op.device_position is not None
 
     def within(dim: str, size: int) -> int:
         allowed = op.ranges.get(dim)
@@ -56,6 +58,12 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
     if len(dims) == 1 and any(group.loops for group in signature.inputs):
         sizes = {(rows, within(dims[0], n)): why for (rows, n), why in _ROW_SIZES.items()}
         points = [(f"{rows}x{n}", why, (rows,), {dims[0]: n}) for (rows, n), why in sizes.items()]
+    elif len(dims) == 1 and from_numbers:
+        points = [
+            (label, why, (), {dims[0]: within(dims[0], numel)})
+            for label, (numel, why) in _LOOP_NUMEL.items()
+            if numel <= _MOST_OF_NUMBERS
+        ]
     elif dims:
         names = "=".join(dims)
         points = [
@@ -64,14 +72,17 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
         ]
     else:
         points = [(label, why, (numel,), {}) for label, (numel, why) in _LOOP_NUMEL.items()]
-    timed = [dtype for dtype in _TIMED_DTYPES if dtype in op.dtypes]
+    known = op.dtypes
+    for name in op.dtype_names if from_numbers else ():
+        known = known or op.dtypes_of.get(name, ())
+    timed = [dtype for dtype in _TIMED_DTYPES if dtype in known]
     cases = [
         _case(op, *point, dtype)
-        for dtype in timed or op.dtypes[:1] or _TIMED_DTYPES[:1]
+        for dtype in timed or known[:1] or _TIMED_DTYPES[:1]
         for point in points
     ]
     extra, size = _ONE_MORE
-    return cases + [_case(op, *p, extra) for p in points if p[0] == size and extra in op.dtypes]
+    return cases + [_case(op, *p, extra) for p in points if p[0] == size and extra in known]
 
 
 def _case(
@@ -94,8 +105,12 @@ def _case(
             below = sizes.get(op.belows.get(argument.name, ""))
             values.append(rotation.Random(shape, own, below))
             moved += math.prod(shape) * own.itemsize
+        elif op.device_position is not None and argument.name in sizes:
+            values.append(sizes[argument.name])
         else:
             values.append(samples.example_scalar(op, argument))
+            if op.device_position is not None and dtype in op.dtypes_of.get(argument.name, ()):
+                values[-1] = dtype
             if argument.name in op.dtype_names and values[-1] is not None:
                 dtypes[argument.name] = values[-1]
     named = {n: values[op.argument_names.index(n)] for n in op.signature.int_names}

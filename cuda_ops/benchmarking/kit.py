@@ -13,6 +13,7 @@ import torch
 
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import BenchmarkCase, Claims, OpSpec, Peer
+from cuda_ops.testing.samples import DeviceArg
 from cuda_ops.testing.subject import HookAnswers, why_not
 
 from . import capacity
@@ -167,7 +168,11 @@ class Kit:
         peers, missing = load_peers(wanted, progress)
         functions = {OURS: case.function or op.function, **peers}
         if case.keywords:
-            functions = {name: partial(f, **case.keywords) for name, f in functions.items()}
+            keywords = {
+                name: self.device if isinstance(value, DeviceArg) else value
+                for name, value in case.keywords.items()
+            }
+            functions = {name: partial(f, **keywords) for name, f in functions.items()}
             reference = partial(reference, **case.keywords)
         forward = functions
         capacity.check_shared(case, self.device)

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import BenchmarkCase
-from cuda_ops.testing.samples import CODES
+from cuda_ops.testing.samples import CODES, DeviceArg
 
 # A seed that no set of arguments has: its numbers would repeat those that all have in common.
 _SHARED_SEED = 2**31
@@ -133,7 +133,8 @@ def random_tensor(
 
 
 def maker(arguments: tuple[Any, ...]) -> Callable[[torch.device], tuple[Any, ...]]:
-    """Makes a ``make_inputs`` for a case; ``(shape, dtype)`` or :class:`Random` is a random tensor.
+    """Makes a ``make_inputs`` for a case; ``(shape, dtype)`` or :class:`Random` is a random tensor,
+    a :class:`~cuda_ops.testing.samples.DeviceArg` the device.
 
     Example::
 
@@ -141,12 +142,14 @@ def maker(arguments: tuple[Any, ...]) -> Callable[[torch.device], tuple[Any, ...
     """
 
     def make_inputs(device: torch.device) -> tuple[Any, ...]:
-        return tuple(
-            random_tensor(argument[0], argument[1], device, *argument[2:])
-            if _is_description(argument)
-            else argument
-            for argument in arguments
-        )
+        def made(argument: Any) -> Any:
+            if isinstance(argument, DeviceArg):
+                return device
+            if _is_description(argument):
+                return random_tensor(argument[0], argument[1], device, *argument[2:])
+            return argument
+
+        return tuple(map(made, arguments))
 
     return make_inputs
 

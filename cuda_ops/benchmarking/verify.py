@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from cuda_ops.derive.layout import broadcast
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import OpSpec, Peer
 from cuda_ops.testing import compare
-from cuda_ops.testing.samples import Sample, TensorArg
+from cuda_ops.testing.samples import DeviceArg, Sample, TensorArg
 
 from .rotation import Rotation
 
@@ -69,6 +70,10 @@ class Verifier:
         on_cpu = (rotation.case.flops <= _EXPENSIVE_FLOPS and few) or own
         self._device = torch.device("cpu") if on_cpu else rotation.device
         self._length = compare.reduction_length(op, _shapes_of(rotation.values[0]))
+        if isinstance(reference, partial):
+            keywords = reference.keywords.items()
+            on = {n: self._device if isinstance(v, DeviceArg) else v for n, v in keywords}
+            reference = partial(reference.func, *reference.args, **on)
         self._expected = {value: self._compute(reference, value) for value in chosen}
         self._positions: dict[int, torch.Tensor] = {}
 
@@ -78,13 +83,15 @@ class Verifier:
             args = self._parts.of_arguments(args)
         shared = self._rotation.shared.values  # too large to have in float64 as well
         here = [v.to(self._device) if isinstance(v, torch.Tensor) else v for v in args]
+        here = [self._device if isinstance(v, torch.device) else v for v in here]
         wide = compare.widened(self._op, reference, here)
         wide = [here[i] if i in shared else arg for i, arg in enumerate(wide)]
         expected = reference(*wide)
         if self._length > 1:
             magnitudes = [compare.size_of(v) if compare.is_floating(v) else v for v in wide]
             return expected, compare.largest(compare.outputs(reference(*magnitudes)))
-        return expected, min(1.0, compare.largest(wide))
+        numbers = compare.tensors(wide) or compare.outputs(expected)
+        return expected, min(1.0, compare.largest(numbers))
 
     def check(self, outputs: Sequence[Any], peer: Peer | None = None) -> float:
         """Compares a train's outputs; returns the largest error in units of the tolerance.
@@ -230,7 +237,7 @@ class _Parts:
 
 def _draw_parts(op: OpSpec, args: tuple[Any, ...]) -> _Parts | None:
     """Draws parts of the first loop dim, first and last included; ``None`` to take everything."""
-    if op.signature is None or op.parsed.is_mutable:
+    if op.signature is None or op.parsed.is_mutable or not op.tensor_positions:
         return None
     if not rows_are_independent(op) or not all(group.loops for group in op.signature.outputs):
         return None

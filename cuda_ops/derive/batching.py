@@ -18,7 +18,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
     """Makes a mapped dim the outermost loop dim of one call. Calls once for each index where that
     cannot be: a mapped argument or a result has no loop dims, or rows are not independent.
     """
-    if op.signature is None or op.is_composite:
+    if op.signature is None or op.is_composite or op.device_position is not None:
         return None
     one_call = rows_are_independent(op) and all(group.loops for group in op.signature.outputs)
 
@@ -29,6 +29,11 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
             for i in op.tensor_positions
             if i < len(in_dims) and in_dims[i] is not None
         }
+        listed = {
+            i: dims
+            for i, dims in enumerate(in_dims)
+            if isinstance(dims, (list, tuple)) and any(dim is not None for dim in dims)
+        }
         _refuse_unmapped(op, values, mapped)
         groups = {i: group_of(op, k) for k, i in enumerate(op.tensor_positions)}
         sizes: dict[str, Any] = {}
@@ -36,8 +41,8 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
             if values[i] is not None:
                 shape = [n for d, n in enumerate(values[i].shape) if mapped.get(i) != d]
                 bind_dims(op, op.argument_names[i], group, shape, sizes)
-        if not (one_call and all(groups[i].loops for i in mapped)):
-            return _call_by_call(op, values, mapped)
+        if listed or not (one_call and all(groups[i].loops for i in mapped)):
+            return _call_by_call(op, values, mapped | listed, info.batch_size)
         ranks = {
             i: values[i].dim() - len(group.core) - (i in mapped)
             for i, group in groups.items()
@@ -68,16 +73,22 @@ def _refuse_unmapped(op: OpSpec, values: Sequence[Any], mapped: dict[int, int]) 
             refuse(op, op.argument_names[i], expected, "one that it does not map")
 
 
-def _call_by_call(op: OpSpec, values: list[Any], mapped: dict[int, int]) -> tuple[Any, Any]:
-    """Calls the operator once for each index of the mapped dim."""
+def _call_by_call(
+    op: OpSpec, values: list[Any], mapped: dict[int, Any], count: int
+) -> tuple[Any, Any]:
+    """Calls the operator once for each index of the mapped dim; that of a list is a list."""
 
     def call(*part: Any) -> Any:
         return _call(op, part)
 
-    def part(at: int) -> list[Any]:
-        return [v.select(mapped[i], at) if i in mapped else v for i, v in enumerate(values)]
+    def selected(value: Any, dim: Any, at: int) -> Any:
+        if isinstance(value, (list, tuple)) and dim is not None:
+            return [selected(one, d, at) for one, d in zip(value, dim, strict=True)]
+        return value if dim is None else value.select(dim, at)
 
-    count = next(values[i].shape[dim] for i, dim in mapped.items())
+    def part(at: int) -> list[Any]:
+        return [selected(value, mapped.get(i), at) for i, value in enumerate(values)]
+
     if not count:
         return of_no_parts(call, values, [mapped.get(i) for i in range(len(values))])
     results = [call(*part(at)) for at in range(count)]
@@ -107,13 +118,18 @@ def of_no_parts(
     """Returns what a batching rule does where the mapped dim has no elements: empty results, shaped
     by one call on zeros.
     """
-    part = list(values)
-    for i, dim in enumerate(in_dims):
-        if dim is not None:
-            shape = list(values[i].shape)
-            del shape[dim]
-            part[i] = values[i].new_zeros(shape)
-    results = function(*part)
+
+    def zeros(value: Any, dim: Any) -> Any:
+        if isinstance(dim, (list, tuple)):
+            return [zeros(one, d) for one, d in zip(value, dim, strict=True)]
+        if dim is None:
+            return value
+        shape = list(value.shape)
+        del shape[dim]
+        return value.new_zeros(shape)
+
+    dims = [*in_dims, *[None] * (len(values) - len(in_dims))]
+    results = function(*map(zeros, values, dims))
     if results is None:
         return None, None
     if isinstance(results, torch.Tensor):

@@ -7,7 +7,7 @@ may be symbolic, so sizes that must agree go through ``torch._check``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from cuda_ops.derive.arguments import group_of
 from cuda_ops.derive.sizes import Dims, is_true, shape_name
 from cuda_ops.signature import Group, factor_and_name, size_of
-from cuda_ops.spec import OpSpec, Range
+from cuda_ops.spec import UNBOUNDED, OpSpec, Range
 
 #: ``kMaxDims`` of ``layout.h``: the dims that a kernel walks, those of size 1 left out.
 MAX_DIMS = 16
@@ -43,6 +43,8 @@ def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
     Raises:
         RuntimeError: ``cuda_ops::<op>: argument '<arg>': expected <...>, got <...>``.
     """
+    if (device_at := op.device_position) is not None and values[device_at] is not None:
+        check_kernel(op, torch.device(values[device_at]))
     bound: dict[str, Any] = {}
     first: tuple[str, torch.Tensor] | None = None
     sharing: tuple[str, torch.Tensor] | None = None
@@ -75,6 +77,7 @@ def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
         bind_dims(op, name, group_of(op, i), tensor.shape, bound)
     _check_ints(op, values, bound)
     _check_scalar_types(op, values)
+    _check_names(op, values)
     _check_lists(op, values, None if first is None else first[1])
     ints = op.signature.int_names if op.signature is not None else ()
     return bound | {name: values[op.argument_names.index(name)] for name in ints}
@@ -122,6 +125,13 @@ def _check_scalar_types(op: OpSpec, values: Sequence[Any]) -> None:
             refuse(op, name, dtypes_text(allowed), dtype_name(value))
 
 
+def _check_names(op: OpSpec, values: Sequence[Any]) -> None:
+    for name, known in op.choices.items():
+        value = values[op.argument_names.index(name)]
+        if value is not None and value not in known:
+            refuse(op, name, names_text(known), f"'{value}'")
+
+
 def _wrong_int(op: OpSpec, argument: str, expected: str, value: Any) -> str:
     return refusal(op, argument, expected, f"{value}")
 
@@ -129,7 +139,8 @@ def _wrong_int(op: OpSpec, argument: str, expected: str, value: Any) -> str:
 def check_between(value: Any, allowed: Range, message: Callable[[], str], factor: int = 1) -> None:
     """Refuses a value outside of a range; it may be symbolic."""
     torch._check(value >= factor * allowed.least, message)
-    torch._check(value <= factor * allowed.most, message)
+    if allowed.most != UNBOUNDED:
+        torch._check(value <= factor * allowed.most, message)
 
 
 def check_device(
@@ -139,6 +150,16 @@ def check_device(
     if tensor.device != other.device:
         expected = f"a tensor on {device_name(other.device)} like '{like}'"
         refuse(op, argument, expected, f"one on {device_name(tensor.device)}")
+
+
+def check_kernel(op: OpSpec, device: torch.device) -> None:
+    """Refuses a device that the Device argument of an operator without tensors may not say."""
+    assert op.device_position is not None
+    keys = {"cpu": "CPU" in op.keys, "cuda": op.has_cuda}
+    known = [kind for kind, has_kernel in keys.items() if has_kernel]
+    if device.type not in (*known, "meta"):
+        expected = f"a device of type {' or '.join(known)}"
+        refuse(op, op.argument_names[op.device_position], expected, device.type)
 
 
 def check_dtype(
@@ -183,12 +204,23 @@ def dims_text(group: Group) -> str:
 
 def dtypes_text(dtypes: Sequence[torch.dtype]) -> str:
     """Returns the list as errors show it: ``float64, float32 or float16``."""
-    *most, last = map(dtype_name, dtypes)
+    return _either(map(dtype_name, dtypes))
+
+
+def names_text(names: Sequence[str]) -> str:
+    """Returns what a str may be as errors show it: ``'mean', 'sum' or 'none'``."""
+    return _either(f"'{name}'" for name in names)
+
+
+def _either(words: Iterable[str]) -> str:
+    *most, last = words
     return f"{', '.join(most)} or {last}" if most else last
 
 
 def range_text(allowed: Range, factor: int = 1) -> str:
-    """Returns ``from 1 to 16``, both times a factor."""
+    """Returns ``from 1 to 16``, both times a factor, or ``at least 1`` if there is no end."""
+    if allowed.most == UNBOUNDED:
+        return f"at least {factor * allowed.least}"
     return f"from {factor * allowed.least} to {factor * allowed.most}"
 
 

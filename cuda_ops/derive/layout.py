@@ -70,24 +70,29 @@ def empty_outputs(
     """Checks the arguments, one value for each, and allocates every output as the C++ side does.
 
     Contiguous, except that an elementwise operator whose inputs share one
-    dense layout keeps it. The device is the first tensor's, and so is the dtype unless
-    the binding says otherwise.
+    dense layout keeps it. The device is the first tensor's, or what the Device argument says
+    where there is no tensor; the dtype is the first tensor's unless the binding says otherwise.
     """
     bound, tensors = check_arguments(op, values), tensor_arguments(op, values)
     if op.written:
         _check_written(op, tensors)
     present = [tensor for tensor in tensors if tensor is not None]
-    first = present[0]
     given = {
         name: value.dtype if isinstance(value, torch.Tensor) else value
         for name, value in zip(op.argument_names, values, strict=True)
         if isinstance(value, (torch.Tensor, torch.dtype))
     }
-    dtypes, device = op.output_dtypes(given), first.device
-    same = signature.is_elementwise and all(_same_layout(first, other) for other in present[1:])
-    if same and is_dense(first):
-        shape, strides = first.shape, first.stride()
-        return tuple(torch.empty_strided(shape, strides, dtype=d, device=device) for d in dtypes)
+    dtypes = op.output_dtypes(given)
+    if (position := op.device_position) is not None:
+        device = values[position]
+    else:
+        first, device = present[0], present[0].device
+        same = signature.is_elementwise and all(_same_layout(first, other) for other in present[1:])
+        if same and is_dense(first):
+            shape, strides = first.shape, first.stride()
+            return tuple(
+                torch.empty_strided(shape, strides, dtype=d, device=device) for d in dtypes
+            )
     shapes = output_shapes(op, signature, tensors, bound)
     made = zip(shapes, dtypes, strict=True)
     return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in made)

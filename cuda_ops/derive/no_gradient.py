@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NoReturn
 
 import torch
@@ -94,7 +95,8 @@ class NoGradient:
     reason: str
 
     def __call__(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        grad = next((grad for grad in grads if grad is not None), None)
+        given = chain(*(grad if isinstance(grad, (list, tuple)) else [grad] for grad in grads))
+        grad = next((grad for grad in given if grad is not None), None)
         if grad is None:
             raise RuntimeError(self.reason)
 

@@ -52,7 +52,7 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
     """Shards loop dims and replicates core dims; a sum over loop dims becomes a partial one."""
     signature = op.signature
-    if signature is None or op.is_composite:
+    if signature is None or op.is_composite or op.device_position is not None:
         return None
     shardable = rows_are_independent(op)
 

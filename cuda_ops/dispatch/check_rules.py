@@ -13,11 +13,11 @@ from typing import Any
 from cuda_ops.derive import checks
 from cuda_ops.derive.arguments import group_of
 from cuda_ops.signature import factor_and_name
-from cuda_ops.spec import OpSpec, Range
+from cuda_ops.spec import UNBOUNDED, OpSpec, Range
 
 #: ``kMostNames`` of ``checks.h``: the most named dims of one signature line.
 MOST_NAMES = 32
-_ANY = Range(-(2**63), 2**63 - 1)
+_ANY = Range(-(2**63), UNBOUNDED)
 _NONE = -1  # for an index
 
 
@@ -59,6 +59,15 @@ class _ScalarType(ctypes.Structure):
     ]
 
 
+class _Name(ctypes.Structure):
+    _fields_ = [
+        ("position", ctypes.c_int64),
+        ("names", ctypes.POINTER(ctypes.c_char_p)),
+        ("count", ctypes.c_int64),
+        ("text", ctypes.c_char_p),
+    ]
+
+
 class Rules(ctypes.Structure):
     """``cuda_ops::detail::Rules``; it keeps what it points at alive."""
 
@@ -74,6 +83,8 @@ class Rules(ctypes.Structure):
         ("int_count", ctypes.c_int64),
         ("scalar_types", ctypes.POINTER(_ScalarType)),
         ("scalar_type_count", ctypes.c_int64),
+        ("choices", ctypes.POINTER(_Name)),
+        ("choice_count", ctypes.c_int64),
         ("has_line", ctypes.c_int64),
     ]
 
@@ -89,6 +100,7 @@ def rules_of(op: OpSpec) -> Rules:
         if op.argument_names[position] in (*op.ranges, *op.limits)
     ]
     scalar_types = [_scalar_type(op, name) for name in op.dtype_names if name in op.dtypes_of]
+    choices = [_name(op, name) for name in op.choices]
     arguments = [name.encode() for name in op.argument_names]
     written = [i in op.written for i in range(len(arguments))] if op.written else None
     return Rules(
@@ -96,6 +108,7 @@ def rules_of(op: OpSpec) -> Rules:
         _array(ctypes.c_int64, written) if written else None,
         _array(_Tensor, tensors), len(tensors), _array(_Range, sizes), len(sizes),
         _array(_Int, ints), len(ints), _array(_ScalarType, scalar_types), len(scalar_types),
+        _array(_Name, choices), len(choices),
         op.signature is not None,
     )  # fmt: skip
 
@@ -122,6 +135,13 @@ def _list_of(op: OpSpec, name: str) -> int:
 def _scalar_type(op: OpSpec, name: str) -> _ScalarType:
     text = checks.dtypes_text(op.dtypes_of[name]).encode()
     return _ScalarType(op.argument_names.index(name), _list_of(op, name), text)
+
+
+def _name(op: OpSpec, argument: str) -> _Name:
+    known = op.choices[argument]
+    names = _array(ctypes.c_char_p, [name.encode() for name in known])
+    text = checks.names_text(known).encode()
+    return _Name(op.argument_names.index(argument), names, len(known), text)
 
 
 def _int(op: OpSpec, position: int, names: Sequence[str]) -> _Int:

@@ -21,13 +21,15 @@ from typing import Any
 import torch
 
 from cuda_ops.build.discovery import illegal_name
+from cuda_ops.derive.checks import names_text
 from cuda_ops.dispatch.check_rules import MOST_NAMES, Rules, rules_of
+from cuda_ops.dispatch.schema_types import compare, refuse_types, schema_type
 from cuda_ops.errors import ManifestError
 from cuda_ops.signature import Signature, parse_signature
-from cuda_ops.spec import OpSpec, Range, ResultDType, output_names
+from cuda_ops.spec import UNBOUNDED, OpSpec, Range, ResultDType, is_device, output_names
 
 #: The form of the manifest, and of what a library is handed, as ``src/utils/manifest.h`` has it.
-FORMAT = 3
+FORMAT = 4
 #: The rules that libraries check by; they stay for the life of the process, like the libraries.
 _kept: list[Rules] = []
 
@@ -177,6 +179,8 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         raise ManifestError(f"{stem}.cpp: {problem}")
     if name in siblings:
         raise ManifestError(f"{stem}.cpp: operator {name!r} is defined twice")
+    if not parsed.overload_name:  # which _refuse_form refuses
+        refuse_types(name, parsed)
     for argument in parsed.returns:
         if argument.alias_info is not None:
             raise ManifestError(
@@ -194,7 +198,8 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         if argument.kwarg_only and "Tensor" in str(argument.type) and not writes:
             raise ManifestError(
                 f"cuda_ops::{name}: argument {argument.name!r}: expected a tensor to be before the "
-                f"'*', got {schema!r}, which torch.vmap cannot map"
+                f"'*', got {schema!r}, which torch can neither map nor differentiate; a caller may "
+                f"write {argument.name}=... there too"
             )
     for argument in parsed.arguments:
         if keyword.iskeyword(argument.name):
@@ -209,13 +214,14 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
     _refuse_form(name, schema, parsed, entry["kernels"])
     arguments = [schema_type(argument) for argument in parsed.arguments]
     returns = [schema_type(value) for value in parsed.returns]
+    names = [argument.name for argument in parsed.arguments]
+    choices = _choices(name, entry["choices"], parsed)
     for kernel in entry["kernels"]:
-        _compare(name, kernel, arguments, returns, [a.name for a in parsed.arguments])
+        compare(name, kernel, arguments, returns, names, choices)
     if not entry["kernels"] and not entry["has_cuda"]:
         raise ManifestError(
             f"cuda_ops::{name}: no kernel; add .cpu<f>(), .cuda<f>() or .composite<f>()"
         )
-    names = [argument.name for argument in parsed.arguments]
     tensors, ints, scalar_types = (
         [n for n, t in zip(names, arguments, strict=True) if t in (kind, f"{kind}?")]
         for kind in ("Tensor", "int", "ScalarType")
@@ -248,7 +254,9 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
             name, entry["results"], output_names(parsed.returns), (*tensors, *scalar_types)
         ),
         belows=_dims_by_name(name, ".below", entry["belows"], indices, signature),
+        choices=choices,
     )
+    _refuse_without_dtype(op)
     for output in op.saved:
         if output not in op.output_names:
             expected = _may_name(".saved", op.output_names)
@@ -275,15 +283,38 @@ def _refuse_form(
     elif not returns and not parsed.is_mutable:
         expected = "a return, as torch can neither differentiate nor compile a call without one"
         actual = "'()'; write '-> Tensor', or (a!) after the type of what the operator writes"
+    elif returns and all(schema_type(value) == "int" for value in parsed.returns):
+        expected = "a return that is a tensor, without which torch.compile cannot trace a call"
+        actual = "int alone; return a 'Tensor' without dims, or compute it in Python"
     elif composed and parsed.is_mutable:
         expected, actual = "a composed operator to write nothing", "(a!)"
     elif not composed and not any("Tensor" in str(a.type) for a in parsed.arguments):
-        expected = "a tensor argument, whose device says which kernel to call"
-        actual = "none; add one, such as 'Tensor like'"
+        devices = [argument.name for argument in parsed.arguments if is_device(argument)]
+        if len(devices) != 1:
+            expected = "a tensor argument or one of type Device, which say which kernel to call"
+            actual = (
+                f"{' and '.join(map(repr, devices)) or 'none'}; write one 'Device? device=None'"
+            )
     if expected:
         raise ManifestError(
             f"cuda_ops::{name}: schema {schema!r}: expected {expected}, got {actual}"
         )
+
+
+def _refuse_without_dtype(op: OpSpec) -> None:
+    """Refuses an output whose dtype neither a tensor argument nor the binding says."""
+    if op.device_position is None or op.signature is None:
+        return
+    for name in op.output_names:
+        rule = op.results.get(name, ResultDType())
+        optional = any(
+            a.name == rule.like and schema_type(a).endswith("?") for a in op.parsed.arguments
+        )
+        if rule.dtype is None and (not rule.like or optional):
+            named = f", {rule.like!r}" if rule.like else ""
+            expected = f'.returns("{name}"{named}, DType::kFloat32) or another dtype, as there is '
+            expected += "no tensor argument that has one"
+            raise _refusal(op.name, name, expected.replace("'", '"'), "none", "return")
 
 
 def _dtypes(names: Sequence[str]) -> tuple[torch.dtype, ...]:
@@ -318,7 +349,24 @@ def _ranges(
         if least > most:
             raise _refusal(op, name, "the smaller number first in .range", f"{least}, {most}")
     found = _by_name(op, ".range", listed, (*ints, *dims))
-    return {name: Range(*limits) for name, limits in found.items()}
+    sizes = dict.fromkeys(signature.int_names if signature is not None else (), (0, UNBOUNDED))
+    return {name: Range(*limits) for name, limits in (sizes | found).items()}
+
+
+def _choices(
+    op: str, listed: Sequence[Sequence[Any]], parsed: torch._C.FunctionSchema
+) -> dict[str, tuple[str, ...]]:
+    """Returns the names that each str argument may be, in the order of the binding."""
+    strings = {a.name: a for a in parsed.arguments if schema_type(a) in ("str", "str?")}
+    found = _by_name(op, ".one_of", listed, tuple(strings))
+    for name, known in found.items():
+        if not known or len(set(known)) < len(known):
+            raise _refusal(op, name, "names that differ in .one_of", repr(known))
+        default = strings[name].default_value
+        if default is not None and default not in known:
+            expected = f"a default that is {names_text(known)}"
+            raise _refusal(op, name, expected, repr(default))
+    return {name: tuple(known) for name, known in found.items()}
 
 
 def _dims_by_name(
@@ -362,61 +410,17 @@ def _refusal(
     return ManifestError(f"cuda_ops::{op}: {what} {name!r}: expected {expected}, got {actual}")
 
 
-def schema_type(argument: torch._C.Argument) -> str:
-    """Returns the type as a schema spells it: ``Tensor``, ``float?``, ``int[]``."""
-    text = str(argument.real_type)  # type calls every enum an int
-    if text.startswith("Optional["):
-        return text[len("Optional[") : -1] + "?"
-    if text.startswith("List["):
-        return text[len("List[") : -1] + "[]"
-    return text
-
-
-def _compare(
-    op: str, kernel: dict[str, Any], arguments: list[str], returns: list[str], names: list[str]
-) -> None:
-    """Refuses a C++ function whose types are not the schema's, position by position."""
-    for what, declared, bound in (
-        ("argument", arguments, kernel["arguments"]),
-        ("return", returns, kernel["returns"]),
-    ):
-        if len(declared) != len(bound):
-            raise ManifestError(
-                f"cuda_ops::{op}: the schema has {len(declared)} {what}s, the C++ function for "
-                f"{kernel['key']} has {len(bound)}"
-            )
-        for i, (expected, actual) in enumerate(zip(declared, bound, strict=True)):
-            if expected == actual:
-                continue
-            label = f"{what} {names[i]!r}" if what == "argument" else f"return {i}"
-            if expected.rstrip("?[]") not in (*_SCALARS, "ScalarType"):  # torch takes any word
-                known = ", ".join(_SCALARS)
-                raise ManifestError(
-                    f"cuda_ops::{op}: {label} is {expected} in the schema, which no binding can "
-                    f"have; known: {known}, each also with ? or [], and ScalarType, also with ?"
-                )
-            raise ManifestError(
-                f"cuda_ops::{op}: {label} is {expected} in the schema ({_cpp(expected)} in C++), "
-                f"but the C++ function for {kernel['key']} has {_cpp(actual)}; change one of them"
-            )
-
-
-_SCALARS = {"int": "int64_t", "float": "double", "bool": "bool", "Tensor": "Tensor"}
-
-
-def _cpp(schema: str) -> str:
-    if schema.endswith("?"):
-        return f"std::optional<{_SCALARS.get(schema[:-1], schema[:-1])}>"
-    if schema.endswith("[]"):
-        return f"std::vector<{_SCALARS.get(schema[:-2], schema[:-2])}>"
-    return _SCALARS.get(schema, schema)
-
-
 def _signature(
     op: str, text: str, arguments: list[str], returns: list[str], ints: Sequence[str]
 ) -> Signature | None:
     if not text:
         return None
+    for i, kind in enumerate(returns):
+        if kind != "Tensor":
+            raise ManifestError(
+                f'cuda_ops::{op}: signature {text!r}: expected "", as no line describes return {i} '
+                f"of type {kind}; its shapes come from cuda_ops_fake of a plugin"
+            )
     try:
         signature = parse_signature(text, ints)
     except ValueError as error:

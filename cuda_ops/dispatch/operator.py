@@ -21,7 +21,16 @@ from torch.autograd import forward_ad
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from cuda_ops.derive import arguments, checks
-from cuda_ops.dispatch import autocast, compile_tag, dtensor, flops, on_import, public, written
+from cuda_ops.dispatch import (
+    autocast,
+    compile_tag,
+    dtensor,
+    flops,
+    on_import,
+    placed,
+    public,
+    written,
+)
 from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Kernel, Library
 from cuda_ops.errors import ManifestError, PluginError
@@ -106,7 +115,7 @@ class Operator:
                 "calls has one; remove it"
             )
         schemas = [sibling.schema + str(sibling.signature) for sibling in op.siblings.values()]
-        declared = op.dtypes, op.dtypes_of, op.ranges, op.limits, op.results
+        declared = op.dtypes, op.dtypes_of, op.ranges, op.limits, op.results, op.choices
         checked = [str(value) for value in (op.signature, *declared)]
         text = [op.schema, *checked, str(op.saved), str(op.is_composite), plugin_text]
         if op.is_composite:  # graphs hold what it calls
@@ -172,12 +181,18 @@ class Operator:
         self._library = lib
         lib.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
         self._autocast_registered = False
-        if not op.written:
+        if not op.written and op.device_position is None:
             transformed = self._decomposed if op.is_composite else public.transformed(self)
             lib.impl(op.name, transformed, "FuncTorchDynamicLayerFrontMode")
         if op.is_composite:
             return
         torch.library.register_fake(op.qualname, self._fake, lib=lib)
+        if op.has_cuda and "CUDA" not in op.keys:
+            lib.impl(op.name, self._without_cuda, "CUDA")
+        self._register_flops()
+        if op.device_position is not None:  # neither mapped, nor cast, nor differentiated
+            placed.register(lib, self)
+            return
         if op.written:
             written.register(lib, self)
         else:
@@ -185,15 +200,12 @@ class Operator:
             torch.library.register_autograd(
                 op.qualname, self._backward, setup_context=self._setup_context, lib=lib
             )
-        if op.has_cuda and "CUDA" not in op.keys:
-            lib.impl(op.name, self._without_cuda, "CUDA")
         for key in _WITHOUT_STRIDES:
             lib.impl(op.name, self._without_strides, key)
         torch.library.register_torch_dispatch(
             op.qualname, NestedTensor, self._with_jagged_tensor, lib=lib
         )
         self._register_autocast()
-        self._register_flops()
         dtensor.register(op.name, self._sharding)
 
     def forget(self) -> None:
@@ -226,7 +238,8 @@ class Operator:
         packet = getattr(namespace, name)
         vars(overload).update(vars(packet.default))
         packet.default = overload
-        if not self.spec.is_composite:  # which are asked for by the overload itself
+        # Composed ones are asked for by the overload itself.
+        if not self.spec.is_composite and self.spec.device_position is None:
             dtensor.register(name, self._sharding)
         # Kept by name, in a private table that not every torch has.
         known = getattr(torch.fx.operator_schemas, "_SCHEMA_TO_SIGNATURE_CACHE", {})

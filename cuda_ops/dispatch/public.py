@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import KNOWN_DTYPES, dtype_name, dtypes_text, refuse
+from cuda_ops.dispatch import lists, placed
 from cuda_ops.dispatch.generation import Served
 from cuda_ops.spec import AutocastPolicy, OpSpec, default_of
 
@@ -107,9 +108,8 @@ def _generate(operator: Served) -> FunctionType:
     names: dict[str, Any] = {**defaults, "_overload": op.overload}
     body = f"return _overload({arguments})"
     tensors = _tensor_names(op)
-    optional = any(
-        str(a.type).startswith(("Optional[Tensor", "List[Tensor")) for a in op.parsed.arguments
-    )
+    optional = any(str(a.type) == "Optional[Tensor]" for a in op.parsed.arguments)
+    optional = optional or lists.has_lists(op)
     keyword_only = any(argument.kwarg_only for argument in op.parsed.arguments)
     before = ""
     # What is composed of torch's operators alone has the tangents that those give it.
@@ -122,6 +122,7 @@ def _generate(operator: Served) -> FunctionType:
             """)
     if tensors and not optional and not keyword_only and not op.is_composite:
         names.update(_helpers(operator))
+        names["_differentiable"] = _differentiable(operator)
         plain = " and ".join(
             f"(_type({t}) is _Tensor or _type({t}) is _Parameter)" for t in tensors
         )
@@ -153,6 +154,26 @@ def _generate(operator: Served) -> FunctionType:
                     if not _is_wrapper({", ".join(tensors)}):
                         raise
             """)
+    if (position := op.device_position) is not None:
+        names.update(_helpers(operator))
+        names |= {"_device": torch.device, "_cpu": torch.device("cpu")}
+        names["_default"] = placed.default_device
+        d = op.argument_names[position]
+        # Without a mode of functions no other default device is set.
+        before = textwrap.dedent(f"""\
+            if not (_modes() or _functions() or _transformed() or _jit() \\
+                    or _profiler._is_profiler_enabled):
+                if {d} is None:
+                    {d} = _cpu
+                if _type({d}) is _device:
+                    if {d}.type == "cpu":
+                        return _redispatch(_CPU, {arguments})
+                    if {d}.type == "cuda" and {d}.index is not None:
+                        return _redispatch(_CUDA, {arguments})
+            """)
+        for kind in {"CPU", "CUDA"}.difference(op.keys):  # refused, or there is an error that helps
+            before = before.replace(f"_redispatch(_{kind}, ", "_overload(")
+        body = f"if {d} is None:\n    {d} = _default()\n{body}"
     required = [name for name in tensors if not _optional(op, name)]
     if optional and not required and not op.is_composite:
         possible = [a.name for a in op.parsed.arguments if "Tensor" in str(a.type)]
@@ -227,7 +248,6 @@ def _function(
 
 
 def _helpers(operator: Served) -> dict[str, Any]:
-    redispatch = operator.spec.overload._handle.redispatch_boxed
     return {
         "_type": type,  # an argument may have that name
         "_Tensor": torch.Tensor,
@@ -248,8 +268,7 @@ def _helpers(operator: Served) -> dict[str, Any]:
         "_count_versions": torch.autograd.graph.increment_version,
         "_inference": torch.is_inference_mode_enabled,
         "_dispatch": operator.spec.overload._op,
-        "_redispatch": redispatch,
-        "_differentiable": _differentiable(operator, redispatch),
+        "_redispatch": operator.spec.overload._handle.redispatch_boxed,
     }
 
 
@@ -346,13 +365,14 @@ def _below_autograd(backend: str, op: OpSpec) -> torch._C.DispatchKeySet:
     return keys
 
 
-def _differentiable(operator: Served, redispatch: Any) -> Any:
+def _differentiable(operator: Served) -> Any:
     """Returns ``autograd.Function.apply`` for the operator, below its own Python-side checks.
 
     Those handle functorch, which the caller has ruled out.
     """
     cpu, cuda = (_below_autograd(backend, operator.spec) for backend in ("CPU", "CUDA"))
     first = operator.spec.tensor_positions[0]
+    redispatch = operator.spec.overload._handle.redispatch_boxed
 
     def forward(ctx: Any, *args: Any) -> Any:
         output = redispatch(cuda if args[first].is_cuda else cpu, *args)
@@ -404,22 +424,23 @@ def transformed(operator: Served) -> Any:
         positional, keywords = split(operator.spec, args)
         return operator._vmap(info, in_dims[: len(positional)], *positional, **keywords)
 
+    functions = {
+        "forward": forward, "setup_context": setup_context, "backward": backward, "jvp": jvp,
+        "vmap": vmap,
+    }  # fmt: skip
+    listed = lists.has_lists(operator.spec)
+    functions = lists.one_by_one(functions) if listed else functions
     function = type(
         f"{operator.spec.name}_transformed",
         (torch.autograd.Function,),
-        {
-            "forward": staticmethod(forward),
-            "setup_context": staticmethod(setup_context),
-            "backward": staticmethod(backward),
-            "jvp": staticmethod(jvp),
-            "vmap": staticmethod(vmap),
-        },
+        {name: staticmethod(made) for name, made in functions.items()},
     )
+    # mypy cannot see what a class that type() makes inherits.
+    called = function.apply  # type: ignore[attr-defined]
+    called = lists.calling(called) if listed else called
 
     def apply(*args: Any, **kwargs: Any) -> Any:
-        values = bind(operator.spec, args, kwargs) if kwargs else args
-        # mypy cannot see what a class that type() makes inherits.
-        return function.apply(*values)  # type: ignore[attr-defined]
+        return called(*(bind(operator.spec, args, kwargs) if kwargs else args))
 
     return apply
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cuda_ops.testing.report import CheckEntry as CheckEntry
     from cuda_ops.testing.report import CheckReport as CheckReport
     from cuda_ops.testing.runner import check_op as check_op
+    from cuda_ops.testing.samples import DeviceArg as DeviceArg
     from cuda_ops.testing.samples import Sample as Sample
     from cuda_ops.testing.samples import TensorArg as TensorArg
     from cuda_ops.testing.samples import strategy as strategy
@@ -41,6 +42,7 @@ _HOMES = {
     "CheckEntry": "report",
     "CheckReport": "report",
     "check_op": "runner",
+    "DeviceArg": "samples",
     "Sample": "samples",
     "TensorArg": "samples",
     "strategy": "samples",

@@ -12,9 +12,12 @@ from cuda_ops.spec import OpSpec
 
 
 def sampled_arguments(op: OpSpec) -> list[Any]:
-    """Returns the schema's arguments, but not the last keyword-only ones that have defaults."""
+    """Returns the schema's arguments, but not the last keyword-only ones that have defaults, unless
+    one of those says the device.
+    """
     arguments = list(op.parsed.arguments)
-    while arguments and arguments[-1].kwarg_only and arguments[-1].has_default_value():
+    least = 0 if op.device_position is None else op.device_position + 1
+    while len(arguments) > least and arguments[-1].kwarg_only and arguments[-1].has_default_value():
         arguments.pop()
     return arguments
 

@@ -229,7 +229,7 @@ def deviation(
         sizes = [size_of(v) if is_inexact(v) else v for v in wide]
         magnitude = largest(expected_results(subject, sizes))
     else:
-        magnitude = min(1.0, largest(wide))
+        magnitude = min(1.0, largest(tensors(wide) or expected))
     claims = subject.claims
     given = [epsilon(v.dtype) for v in sample.make("meta") if is_inexact(v)]
     least = max(given, default=0.0) if claims.rounds_between else 0.0
@@ -335,7 +335,7 @@ def reduction_length(op: OpSpec, sample: Sample, sums_over: Sequence[str] | None
     """
     if op.signature is None:
         return max((size for arg in sample.tensors for size in arg.shape), default=1)
-    if op.signature.is_elementwise:
+    if op.signature.is_elementwise or op.device_position is not None:
         return 1
     values = bind(op, sample.make("meta"), {})
     bound, outputs = check_arguments(op, values), op.signature.outputs

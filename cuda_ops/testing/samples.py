@@ -8,7 +8,7 @@ line of Python that makes the same tensors again on any machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cuda_ops.derive.arguments import group_of
 from cuda_ops.errors import KitError
 from cuda_ops.signature import Group
-from cuda_ops.spec import OpSpec, Range, default_of
+from cuda_ops.spec import OpSpec, Range, default_of, is_device
 from cuda_ops.testing.arguments import sampled_arguments
 
 Layout = Literal[
@@ -79,12 +79,18 @@ class TensorArg:
             )
 
 
+@dataclass(frozen=True)
+class DeviceArg:
+    """The device that a sample is made on."""
+
+
 @dataclass(frozen=True, repr=False)
 class Sample:
     """The arguments of one call; ``repr`` is the line that reproduces it.
 
-    ``args`` holds a :class:`TensorArg` for every tensor and everything else as it is, in the order
-    of the schema. Keyword-only arguments left out at the end keep their defaults. Two tensors and a
+    ``args`` holds a :class:`TensorArg` for every tensor, a :class:`DeviceArg` for the device of the
+    run, and everything else as it is, in the order of the schema. Keyword-only arguments left out
+    at the end keep their defaults. Two tensors and a
     number: ``Sample((TensorArg((5,)), TensorArg((5,)), 0.5), values="special")``.
     """
 
@@ -101,7 +107,7 @@ class Sample:
         Raises:
             ValueError: the line is something else.
         """
-        known = {"Sample": Sample, "TensorArg": TensorArg, "torch": torch}
+        known = {"Sample": Sample, "TensorArg": TensorArg, "DeviceArg": DeviceArg, "torch": torch}
         numbers = {"inf": math.inf, "nan": math.nan}
         try:
             sample = eval(line, {"__builtins__": {}, **known, **numbers})
@@ -127,6 +133,8 @@ class Sample:
         def made(arg: Any) -> Any:
             if isinstance(arg, TensorArg):
                 return _make_tensor(arg, self.values, generator, torch.device(device))
+            if isinstance(arg, DeviceArg):
+                return torch.device(device)
             if isinstance(arg, (list, tuple)) and any(isinstance(a, TensorArg) for a in arg):
                 raise KitError(
                     f"the kit could not make a list of tensors, {arg}: no check takes it"
@@ -245,7 +253,7 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
 
     Returns:
         A strategy to draw from or to filter; ``None`` without a signature, or if an argument is
-        neither a tensor nor a number, nor a dtype with a list, and has no default.
+        neither a tensor nor a number, nor a dtype or a str with a list, and has no default.
 
     Example::
 
@@ -254,7 +262,7 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
     if op.signature is None:
         return None
     scalars = {
-        i: _scalar(argument, op.ranges.get(argument.name), op.dtypes_of.get(argument.name))
+        i: _scalar(op, argument)
         for i, argument in enumerate(sampled_arguments(op))
         if i not in op.tensor_positions
     }
@@ -267,16 +275,17 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
     assert op.signature is not None
     groups = op.signature.inputs
     core = dict.fromkeys((*op.signature.names, *op.signature.int_names), 1)
-    ranges = {name: op.ranges.get(name, Range(0, MAX_NUMEL)) for name in op.signature.names}
+    ranges = {name: op.ranges.get(name, Range(0, MAX_NUMEL)) for name in op.drawn_dims}
 
     def room_beside(fitted: Iterable[Group]) -> int:
         taken: list[int] = [math.prod(group.shape((), core)) for group in fitted]
         return max(1, MAX_NUMEL // max([1, *taken]))
 
     everything = (*groups, *op.signature.outputs)
-    for name in op.signature.names:
+    sizes = _CORE_SIZES if op.tensor_positions else _LOOP_SIZES
+    for name in op.drawn_dims:
         having = [group for group in everything if name in group.names]
-        fitting = [size for size in _CORE_SIZES if size <= room_beside(having)]
+        fitting = [size for size in sizes if size <= room_beside(having)]
         fitting = [size for size in fitting if size in ranges[name]] or [ranges[name].least]
         core[name] = draw(st.sampled_from(fitting), label=name)
     room = room_beside(everything)
@@ -286,8 +295,8 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         loop.append(draw(st.sampled_from(fitting)))
     if draw(st.integers(1, _EMPTY_EVERY)) == _EMPTY_EVERY:
         indexed = op.belows.values()  # no index is below 0
-        names = op.signature.names
-        may_be_empty = [name for name in names if 0 in ranges[name] and name not in indexed]
+        dims = op.drawn_dims
+        may_be_empty = [name for name in dims if 0 in ranges[name] and name not in indexed]
         at = draw(st.integers(0, len(loop) + len(may_be_empty)))
         if at < len(loop):
             loop[at] = 0
@@ -316,7 +325,9 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
     args: list[Any] = []
     remaining = iter(groups)
     for i, argument in enumerate(sampled_arguments(op)):
-        if i in scalars:
+        if argument.name in op.drawn_dims and i not in op.tensor_positions:
+            args.append(core[argument.name])
+        elif i in scalars:
             args.append(draw(scalars[i]))
         else:
             drawn = tensor(next(remaining), argument.name)
@@ -334,9 +345,8 @@ def _layouts(shape: tuple[int, ...]) -> list[Layout]:
     ]
 
 
-def _scalar(
-    argument: Any, allowed: Range | None, dtypes: Sequence[torch.dtype] | None
-) -> st.SearchStrategy[Any] | None:
+def _scalar(op: OpSpec, argument: Any) -> st.SearchStrategy[Any] | None:
+    allowed, dtypes = op.ranges.get(argument.name), op.dtypes_of.get(argument.name)
     kind = str(argument.real_type)
     plain = kind.removeprefix("Optional[").removesuffix("]")
     drawn: dict[str, st.SearchStrategy[Any]] = {
@@ -348,6 +358,10 @@ def _scalar(
     }
     if dtypes:
         drawn["ScalarType"] = st.sampled_from(dtypes)
+    if argument.name in op.choices:
+        drawn["str"] = st.sampled_from(op.choices[argument.name])
+    if is_device(argument) and (op.device_position is not None or plain == kind):
+        return st.just(DeviceArg())
     if plain not in drawn:
         return st.just(default_of(argument)) if argument.has_default_value() else None
     return st.one_of(st.none(), drawn[plain]) if plain != kind else drawn[plain]
@@ -372,10 +386,9 @@ def shaped(
         layout: the layout of all tensors.
         seed: the seed of the values.
     """
-    inputs = (Group(()),) * len(op.tensor_positions)
-    names: tuple[str, ...] = ()
+    inputs, names = (Group(()),) * len(op.tensor_positions), op.drawn_dims
     if op.signature is not None:
-        inputs, names = op.signature.inputs, op.signature.names
+        inputs = op.signature.inputs
     if isinstance(core, int):
         within = {d: op.ranges.get(d, Range(0, core + len(names))) for d in names}
         sizes: Mapping[str, int] = {
@@ -390,8 +403,12 @@ def shaped(
         below = sizes.get(op.belows.get(name, ""))
         return TensorArg(shape, example_dtype(op, name, dtype), layout, below)
 
+    def scalar(argument: Any) -> Any:
+        is_size = argument.name in sizes and not op.tensor_positions
+        return sizes[argument.name] if is_size else example_scalar(op, argument)
+
     args = tuple(
-        tensor(argument.name) if i in op.tensor_positions else example_scalar(op, argument)
+        tensor(argument.name) if i in op.tensor_positions else scalar(argument)
         for i, argument in enumerate(sampled_arguments(op))
     )
     return Sample(args, seed=seed)
@@ -420,10 +437,14 @@ def example_dtype(op: OpSpec, name: str, wanted: torch.dtype | None = None) -> t
 
 def example_scalar(op: OpSpec, argument: Any) -> Any:
     """Returns an ordinary value for an argument that is not a tensor: its default, or by type."""
+    if is_device(argument) and (op.device_position is not None or not argument.has_default_value()):
+        return DeviceArg()
     if argument.has_default_value():
         return default_of(argument)
     if argument.name in op.dtypes_of:
         return op.dtypes_of[argument.name][0]
+    if argument.name in op.choices:
+        return op.choices[argument.name][0]
     allowed = op.ranges.get(argument.name)
     example: Any = {"float": 0.5, "int": 1, "bool": False}.get(str(argument.real_type))
     return allowed.least if allowed and example not in allowed else example

@@ -39,6 +39,7 @@ struct Range {
 
   bool has(int64_t value) const { return value >= least && value <= most; }
   std::string listed(int64_t factor = 1) const {
+    if (most == INT64_MAX) return "at least " + std::to_string(factor * least);
     return "from " + std::to_string(factor * least) + " to " + std::to_string(factor * most);
   }
 };
@@ -56,6 +57,13 @@ struct ScalarTypeRule {
   const char* dtypes_text;  // "float32 or float16"
 };
 
+struct NameRule {
+  int64_t position;  // among all arguments
+  const char* const* names;
+  int64_t count;
+  const char* text;  // "'mean', 'sum' or 'none'"
+};
+
 struct Rules {
   const char* const* names;  // of all arguments
   const char* known_dtypes;  // what an argument without a list may have, in words
@@ -68,6 +76,8 @@ struct Rules {
   int64_t int_count;
   const ScalarTypeRule* scalar_types;  // of those that have a list
   int64_t scalar_type_count;
+  const NameRule* choices;  // of the str arguments that are one of several
+  int64_t choice_count;
   int64_t has_line;  // whether the binding gave a signature line
 };
 
@@ -157,6 +167,19 @@ struct Checks {
         refuse(rules->names[position], rule.dtypes_text, dtype_name(actual));
       }
     }
+  }
+
+  // The place of a str among the names that it may be; 0 if it may be anything.
+  int64_t index_of(const std::string& actual, size_t position) const {
+    for (int64_t i = 0; rules != nullptr && i < rules->choice_count; ++i) {
+      const NameRule& rule = rules->choices[i];
+      if (rule.position != static_cast<int64_t>(position)) continue;
+      const char* const* const end = rule.names + rule.count;
+      const char* const* const found = std::find(rule.names, end, actual);
+      if (found != end) return found - rule.names;
+      refuse(rules->names[position], rule.text, "'" + actual + "'");
+    }
+    return 0;
   }
 
   // One tensor of the Tensor[] at this position among all arguments; `first` is the first tensor of

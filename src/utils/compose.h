@@ -37,6 +37,11 @@ struct Returned<std::tuple<R...>> {
 template <class R, class... Args>
 R call(const char* op, const char* overload, const Args&... args) {
   static_assert(detail::Returned<R>::kCount <= sizeof...(Args), "returns need room");
+  static_assert(
+      !(... || (std::is_same_v<Args, std::string> || std::is_same_v<std::decay_t<Args>, char*> ||
+                std::is_same_v<Args, std::optional<std::string>>)),
+      "torch's C interface leaks a str that it is handed; call aoti_torch_aten_<op> of "
+      "c_shim_aten.h, which takes a const char*, or an operator that takes an int instead");
   std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
   if (torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION) != TORCH_SUCCESS) {
     detail::torch_failed(std::string("run ") + op);

@@ -25,6 +25,7 @@
 
 #include "checks.h"
 #include "launch.h"
+#include "names.h"
 
 #ifndef CUDA_OPS_SOURCE_HASH
 #define CUDA_OPS_SOURCE_HASH ""
@@ -35,7 +36,7 @@ namespace detail {
 
 // --- C++ types by their schema names
 
-template <class T>
+template <class T, class = void>
 struct SchemaType;  // an argument type without a schema counterpart ends here
 
 // clang-format off
@@ -53,6 +54,20 @@ template <> struct SchemaType<std::optional<double>> { static constexpr const ch
 template <> struct SchemaType<std::optional<bool>> { static constexpr const char* name = "bool?"; };
 template <> struct SchemaType<std::optional<ScalarType>> {
   static constexpr const char* name = "ScalarType?";
+};
+template <> struct SchemaType<Device> { static constexpr const char* name = "Device"; };
+template <> struct SchemaType<std::optional<Device>> { static constexpr const char* name = "Device?"; };
+template <> struct SchemaType<std::vector<std::optional<Tensor>>> { static constexpr const char* name = "Tensor?[]"; };
+template <> struct SchemaType<std::vector<bool>> { static constexpr const char* name = "bool[]"; };
+template <> struct SchemaType<std::optional<std::vector<bool>>> { static constexpr const char* name = "bool[]?"; };
+template <> struct SchemaType<std::optional<std::vector<int64_t>>> { static constexpr const char* name = "int[]?"; };
+template <> struct SchemaType<std::optional<std::vector<double>>> { static constexpr const char* name = "float[]?"; };
+template <> struct SchemaType<std::string> { static constexpr const char* name = "str"; };
+template <> struct SchemaType<std::optional<std::string>> { static constexpr const char* name = "str?"; };
+// The loader takes an enum for a str that .one_of lists the names of.
+template <class T> struct SchemaType<T, std::enable_if_t<kIsNamed<T>>> { static constexpr const char* name = "enum"; };
+template <class T> struct SchemaType<std::optional<T>, std::enable_if_t<kIsNamed<T>>> {
+  static constexpr const char* name = "enum?";
 };
 
 // clang-format on
@@ -90,18 +105,20 @@ struct Entry;
 template <auto Function, class R, class... Args>
 struct Entry<Function, R (*)(Args...)> {
   template <class T> using Value = std::remove_cv_t<std::remove_reference_t<T>>;
+  template <class T> using Held = typename Holding<Value<T>>::Type;
 
   inline static const Checks* checks = nullptr;
   inline static std::atomic<Boxed> slot{nullptr};
 
   static void call(StableIValue* stack, uint64_t, uint64_t) {
     try {
-      std::tuple<Value<Args>...> args = unbox(stack, std::index_sequence_for<Args...>());
+      constexpr auto kPositions = std::index_sequence_for<Args...>();
+      std::tuple<Held<Args>...> args = unbox(stack, kPositions);
       check(args);
       if constexpr (std::is_void_v<R>) {
-        std::apply(Function, args);
+        run(args, kPositions);
       } else {
-        Returns<R>::push(stack, std::apply(Function, args));
+        Returns<R>::push(stack, run(args, kPositions));
       }
     } catch (const OpError& error) {
       throw std::runtime_error("cuda_ops::" + checks->op + ": " + error.what());
@@ -124,7 +141,24 @@ struct Entry<Function, R (*)(Args...)> {
  private:
   template <size_t... I>
   static auto unbox(StableIValue* stack, std::index_sequence<I...>) {
-    return std::tuple<Value<Args>...>{torch::stable::detail::to<Value<Args>>(stack[I])...};
+    return std::tuple<Held<Args>...>{unboxed<Held<Args>>(stack[I])...};
+  }
+
+  template <size_t... I>
+  static R run(std::tuple<Held<Args>...>& args, std::index_sequence<I...>) {
+    return Function(passed<Value<Args>>(std::get<I>(args), I)...);
+  }
+
+  template <class T, class H>
+  static decltype(auto) passed(H& held, size_t position) {
+    if constexpr (std::is_same_v<T, H>) {
+      return (held);
+    } else if constexpr (std::is_same_v<H, std::string>) {
+      return static_cast<T>(checks->index_of(held, position));
+    } else {
+      using Enum = typename T::value_type;
+      return held ? T(static_cast<Enum>(checks->index_of(*held, position))) : T();
+    }
   }
 
   template <class T>
@@ -139,7 +173,11 @@ struct Entry<Function, R (*)(Args...)> {
   template <class T, class Arg>
   static constexpr bool kMayBe = std::is_same_v<Arg, T> || std::is_same_v<Arg, std::optional<T>>;
 
-  static void check(const std::tuple<Value<Args>...>& args) {
+  template <class Arg>
+  static constexpr bool kIsList = std::is_same_v<Arg, std::vector<Tensor>> ||
+                                  std::is_same_v<Arg, std::vector<std::optional<Tensor>>>;
+
+  static void check(const std::tuple<Held<Args>...>& args) {
     constexpr size_t kMost = sizeof...(Args) + 1;
     const Tensor* tensors[kMost] = {};
     const int64_t* ints[kMost] = {};
@@ -150,17 +188,18 @@ struct Entry<Function, R (*)(Args...)> {
       if constexpr (kMayBe<int64_t, Arg>) ints[position] = given(arg);
       ++position;
     };
-    std::apply([&](const Value<Args>&... arg) { (sort_in(arg), ...); }, args);
+    std::apply([&](const Held<Args>&... arg) { (sort_in(arg), ...); }, args);
     checks->run(tensors, ints);
     if (checks->writes()) check_written(args);
     if constexpr ((kMayBe<ScalarType, Value<Args>> || ...)) check_scalar_types(args);
-    if constexpr ((std::is_same_v<std::vector<Tensor>, Value<Args>> || ...)) {
+    if constexpr ((kMayBe<std::string, Held<Args>> || ...)) check_names(args);
+    if constexpr ((kIsList<Value<Args>> || ...)) {
       const Tensor* const* given = std::find_if(tensors, tensors + count, [](auto t) { return t; });
       check_lists(args, given == tensors + count ? nullptr : *given);
     }
   }
 
-  static void check_written(const std::tuple<Value<Args>...>& args) {
+  static void check_written(const std::tuple<Held<Args>...>& args) {
     std::vector<Checks::Passed> passed;
     size_t position = 0;
     const auto collect = [&](const auto& arg) {
@@ -168,16 +207,18 @@ struct Entry<Function, R (*)(Args...)> {
       if constexpr (kMayBe<Tensor, Arg>) {
         if (const Tensor* tensor = given(arg)) passed.push_back({tensor, position});
       }
-      if constexpr (std::is_same_v<std::vector<Tensor>, Arg>) {
-        for (const Tensor& tensor : arg) passed.push_back({&tensor, position});
+      if constexpr (kIsList<Arg>) {
+        for (const auto& one : arg) {
+          if (const Tensor* tensor = given(one)) passed.push_back({tensor, position});
+        }
       }
       ++position;
     };
-    std::apply([&](const Value<Args>&... arg) { (collect(arg), ...); }, args);
+    std::apply([&](const Held<Args>&... arg) { (collect(arg), ...); }, args);
     checks->check_overlap(passed);
   }
 
-  static void check_scalar_types(const std::tuple<Value<Args>...>& args) {
+  static void check_scalar_types(const std::tuple<Held<Args>...>& args) {
     size_t position = 0;
     const auto check_one = [&](const auto& arg) {
       if constexpr (kMayBe<ScalarType, Value<decltype(arg)>>) {
@@ -185,21 +226,34 @@ struct Entry<Function, R (*)(Args...)> {
       }
       ++position;
     };
-    std::apply([&](const Value<Args>&... arg) { (check_one(arg), ...); }, args);
+    std::apply([&](const Held<Args>&... arg) { (check_one(arg), ...); }, args);
   }
 
-  static void check_lists(const std::tuple<Value<Args>...>& args, const Tensor* first) {
+  static void check_names(const std::tuple<Held<Args>...>& args) {
     size_t position = 0;
     const auto check_one = [&](const auto& arg) {
-      if constexpr (std::is_same_v<std::vector<Tensor>, Value<decltype(arg)>>) {
-        for (const Tensor& tensor : arg) {
-          if (first == nullptr) first = &tensor;
-          checks->check_listed(tensor, position, *first);
+      if constexpr (kMayBe<std::string, Value<decltype(arg)>>) {
+        if (const std::string* name = given(arg)) checks->index_of(*name, position);
+      }
+      ++position;
+    };
+    std::apply([&](const Held<Args>&... arg) { (check_one(arg), ...); }, args);
+  }
+
+  static void check_lists(const std::tuple<Held<Args>...>& args, const Tensor* first) {
+    size_t position = 0;
+    const auto check_one = [&](const auto& arg) {
+      if constexpr (kIsList<Value<decltype(arg)>>) {
+        for (const auto& one : arg) {
+          const Tensor* const tensor = given(one);
+          if (tensor == nullptr) continue;
+          if (first == nullptr) first = tensor;
+          checks->check_listed(*tensor, position, *first);
         }
       }
       ++position;
     };
-    std::apply([&](const Value<Args>&... arg) { (check_one(arg), ...); }, args);
+    std::apply([&](const Held<Args>&... arg) { (check_one(arg), ...); }, args);
   }
 };
 
@@ -244,6 +298,12 @@ class Op {
   // An int argument, or the size of a dim that the signature line names, is from `least` to `most`.
   Op& range(const char* name, int64_t least, int64_t most) {
     ranges_.push_back({name, {least, most}});
+    return *this;
+  }
+
+  // A str argument is one of these. The C++ function may take an enum, whose values number them.
+  Op& one_of(const char* argument, std::initializer_list<const char*> names) {
+    choices_.push_back({argument, names});
     return *this;
   }
 
@@ -342,6 +402,7 @@ class Op {
   std::vector<const char*> own_dtypes_;  // the arguments of checks_.dtypes from the second list on
   std::vector<std::pair<const char*, detail::Range>> ranges_;
   std::vector<std::pair<const char*, const char*>> limits_, belows_;
+  std::vector<std::pair<const char*, std::vector<const char*>>> choices_;
   struct Result {
     const char *output, *like;
     DType dtype;
@@ -361,7 +422,7 @@ class Library {
   // Strings only: a stream would drag in the locale machinery, which crashes in a
   // process that holds two copies of libstdc++ (a toolchain that links it statically).
   std::string json() const {
-    std::string out = "{\"format\":3,\"archs\":" + quoted(CUDA_OPS_ARCHS) +
+    std::string out = "{\"format\":4,\"archs\":" + quoted(CUDA_OPS_ARCHS) +
                       ",\"source_hash\":" + quoted(CUDA_OPS_SOURCE_HASH) + ",\"ops\":[";
     for (const Op& op : ops_) {
       if (&op != &ops_.front()) out += ',';
@@ -377,6 +438,10 @@ class Library {
       for (const auto& [name, range] : op.ranges_) {
         out += (out.back() == '[' ? "[" : ",[") + quoted(name) + ',' + std::to_string(range.least) +
                ',' + std::to_string(range.most) + ']';
+      }
+      out += "],\"choices\":[";
+      for (const auto& [argument, names] : op.choices_) {
+        out += (out.back() == '[' ? "[" : ",[") + quoted(argument) + ',' + list(names) + ']';
       }
       out += "],\"limits\":" + lists(op.limits_) + ",\"belows\":" + lists(op.belows_) +
              ",\"results\":[";

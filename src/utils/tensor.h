@@ -2,12 +2,14 @@
 // enum, allocation with a stated layout, and errors in one voice.
 #pragma once
 
+#include <torch/csrc/stable/device.h>
 #include <torch/csrc/stable/macros.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
 #include <initializer_list>
 #include <iterator>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -21,6 +23,7 @@ extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_ba
 namespace cuda_ops {
 
 using torch::headeronly::ScalarType;
+using torch::stable::Device;
 using torch::stable::Tensor;
 
 constexpr DType kFloating[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
@@ -94,6 +97,11 @@ inline DType dtype_of(ScalarType dtype) {
   return DType::kUnsupported;
 }
 
+// The dtype that a ScalarType? argument says, or `otherwise` for None.
+inline DType dtype_of(const std::optional<ScalarType>& dtype, DType otherwise) {
+  return dtype ? dtype_of(*dtype) : otherwise;
+}
+
 inline DType dtype_of(const Tensor& tensor) { return dtype_of(scalar_type(tensor)); }
 
 // The dtype in torch's words, also if DType has no counterpart.
@@ -123,6 +131,12 @@ inline DeviceId device_of(const Tensor& tensor) {
   detail::check_torch(aoti_torch_get_device_type(tensor.get(), &device.type), "read a device");
   detail::check_torch(aoti_torch_get_device_index(tensor.get(), &device.index), "read a device");
   return device;
+}
+
+// Device, the argument of a schema, in the same numbers.
+inline DeviceId device_of(const Device& device) {
+  using torch::stable::detail::from;
+  return {static_cast<int32_t>(from(device.type())), static_cast<int32_t>(device.index())};
 }
 
 // Neither sparse nor in a library's own layout: without strides there is nothing to read.
@@ -230,8 +244,8 @@ inline Tensor empty_strided(const int64_t* sizes, const int64_t* strides, int64_
   return Tensor(handle);
 }
 
-// A new contiguous tensor on the device of `like`, uninitialised.
-inline Tensor empty(const std::vector<int64_t>& sizes, DType dtype, const Tensor& like) {
+// A new contiguous tensor on a device, uninitialised.
+inline Tensor empty(const std::vector<int64_t>& sizes, DType dtype, DeviceId device) {
   std::vector<int64_t> strides(sizes.size());
   int64_t stride = 1;
   for (size_t i = sizes.size(); i-- > 0;) {
@@ -239,7 +253,20 @@ inline Tensor empty(const std::vector<int64_t>& sizes, DType dtype, const Tensor
     stride *= sizes[i] > 1 ? sizes[i] : 1;
   }
   return empty_strided(sizes.data(), strides.data(), static_cast<int64_t>(sizes.size()), dtype,
-                       device_of(like));
+                       device);
+}
+
+// The same on the device that an argument says. An operator without a tensor argument always gets
+// one, also where the caller passed None.
+inline Tensor empty(const std::vector<int64_t>& sizes, DType dtype,
+                    const std::optional<Device>& device) {
+  if (!device) throw std::runtime_error("cuda_ops: empty() without a device");
+  return empty(sizes, dtype, device_of(*device));
+}
+
+// The same on the device of `like`.
+inline Tensor empty(const std::vector<int64_t>& sizes, DType dtype, const Tensor& like) {
+  return empty(sizes, dtype, device_of(like));
 }
 
 inline Tensor empty(const std::vector<int64_t>& sizes, const Tensor& like) {

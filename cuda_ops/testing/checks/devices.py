@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from cuda_ops.testing.case import Case, NotRunError, check
@@ -16,7 +19,10 @@ def devices(case: Case) -> None:
     """
     args = case.arguments()
     expected = case.call(*args)
-    home = next(v.device for v in args if isinstance(v, torch.Tensor))
+    named = case.subject.op.device_position
+    home = expected[0].device if named is not None else _devices(args)[0]
+    if named is not None:
+        assert home.type == "cuda", f"outputs are on {home}, {args[named]} was asked for"
     for k, output in enumerate(expected):
         assert output.device == home, f"output {k} is on {output.device}, the inputs on {home}"
     at = [i for i, v in enumerate(args) if isinstance(v, torch.Tensor) and v.dim()]
@@ -32,7 +38,9 @@ def devices(case: Case) -> None:
         else:
             raise AssertionError(f"'{name}' on the CPU and the rest on {home} is not refused")
     if torch.cuda.device_count() > 1:
-        elsewhere = [v.to("cuda:1") if isinstance(v, torch.Tensor) else v for v in args]
+        other = torch.device("cuda:1")
+        elsewhere = [v.to(other) if isinstance(v, torch.Tensor) else v for v in args]
+        elsewhere = [other if isinstance(v, torch.device) else v for v in elsewhere]
         with torch.cuda.device(0):
             actual = case.call(*elsewhere)
             torch.cuda.synchronize("cuda:1")
@@ -41,3 +49,7 @@ def devices(case: Case) -> None:
         same(actual, expected, "on cuda:1 while cuda:0 is current", case.slack)
     elif len(at) < 2:
         raise NotRunError("one tensor and one GPU: only the device of the outputs was looked at")
+
+
+def _devices(args: Sequence[Any]) -> list[torch.device]:
+    return [value.device for value in args if isinstance(value, torch.Tensor)]

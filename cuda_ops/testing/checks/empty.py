@@ -16,10 +16,10 @@ _LOOP = (3, 4)
 def _each_dim_empty(op: OpSpec) -> list[Sample]:
     """Returns calls in which each loop dim and each named core dim is empty in turn."""
     assert op.signature is not None
-    core = dict.fromkeys(op.signature.names, 5)
+    core = dict.fromkeys(op.drawn_dims, 5)
     may_be_empty = [dim for dim in sorted(core) if dim not in op.ranges or 0 in op.ranges[dim]]
     loops = [(0,), *(tuple(0 if i == d else s for i, s in enumerate(_LOOP)) for d in range(2))]
-    empty_loops = [shaped(op, loop, core=core) for loop in loops]
+    empty_loops = [shaped(op, loop, core=core) for loop in loops if op.tensor_positions]
     return empty_loops + [shaped(op, _LOOP, core={**core, dim: 0}) for dim in may_be_empty]
 
 
