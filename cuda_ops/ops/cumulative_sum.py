@@ -38,7 +38,8 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
         # The dispatcher leaves out arguments at their default.
         ctx.arguments = len(inputs)
-        _, ctx.dim, ctx.reverse = (*inputs, *(None, -1, False)[len(inputs) :])
+        ctx.dim = inputs[_DIM_AT] if len(inputs) > _DIM_AT else -1
+        ctx.reverse = len(inputs) > 2 and inputs[2]
 
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[Any, ...]:
         grad_x = op.function(grad_out, ctx.dim, not ctx.reverse)
@@ -90,16 +91,16 @@ def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
     from cuda_ops.testing.samples import Sample, TensorArg
 
     return [
-        Sample((TensorArg(shape, dtype, layout), dim, reverse))
+        Sample((x, dim, reverse))
         for dtype in (torch.float32, torch.bfloat16, torch.int32)
-        for shape, dim, layout, reverse in (
-            ((300, 31), -1, "contiguous", False),
-            ((3, 4100), -1, "sliced", True),
-            ((2, 100_000), -1, "contiguous", False),
-            ((1, 60_001), -1, "offset", True),
-            ((2, 700, 40), 1, "contiguous", False),
-            ((9000, 16), 0, "contiguous", True),
-            ((9000, 33), 0, "contiguous", False),
+        for x, dim, reverse in (
+            (TensorArg((300, 31), dtype), -1, False),
+            (TensorArg((3, 4100), dtype, "sliced"), -1, True),
+            (TensorArg((2, 100_000), dtype), -1, False),
+            (TensorArg((1, 60_001), dtype, "offset"), -1, True),
+            (TensorArg((2, 700, 40), dtype), 1, False),
+            (TensorArg((9000, 16), dtype), 0, True),
+            (TensorArg((9000, 33), dtype), 0, False),
         )
     ]
 
