@@ -355,3 +355,44 @@ TOPK = {
         )
     },
 }  # fmt: skip
+
+
+class Scan(NamedTuple):
+    plan: str  # part of the printed plan, as above
+    outer: int
+    n: int
+    inner: int = 1
+    dtype: str = "float32"
+    reverse: int = 0
+    gap: int = 0  # elements of x between rows
+    start: int = 0  # elements of the allocations before x and before the sums
+
+
+SCAN = {
+    "rows of one": Scan("rows pack 4", 77, 1),
+    "rows shorter than packs": Scan("rows pack 8", 100, 3, dtype="bfloat16"),
+    "rows shorter than packs, reversed": Scan("rows pack 8", 101, 5, dtype="float16", reverse=1),
+    "rows from anywhere": Scan("rows pack 4", 900, 31, start=3),
+    "rows from anywhere, reversed": Scan("rows pack 4", 900, 31, reverse=1, start=1),
+    "rows of a block": Scan("rows pack 8", 2, 2500, dtype="bfloat16", start=1),
+    "rows with gaps": Scan("rows pack 1", 3, 1001, gap=3, reverse=1),
+    "rows with whole gaps": Scan("rows pack 4", 3, 1000, gap=12),
+    "integers": Scan("rows pack 2", 5, 700, dtype="int64", reverse=1),
+    "narrow integers": Scan("rows pack 2", 400, 9, dtype="int32"),
+    "float64": Scan("rows pack 2", 3, 333, dtype="float64", start=1),
+    "parts of rows": Scan("rows pack 4, lanes 1, warps 1, rows 1, threads 320, parts 2", 2, 10_000),
+    "parts of rows from anywhere": Scan("parts 2", 2, 10_001, start=2, reverse=1),
+    "parts of rows, by elements": Scan("rows pack 1", 3, 5000, gap=1, dtype="int32"),
+    "parts of bfloat16": Scan("rows pack 8", 1, 20_000, dtype="bfloat16"),
+    "columns": Scan("columns pack 4, lanes 8, warps 4", 1, 100, 64),
+    "columns, reversed": Scan("columns pack 4, lanes 8", 3, 37, 36, reverse=1),
+    "narrow columns": Scan("columns pack 4, lanes 1", 2, 200, 4),
+    "columns by elements": Scan("columns pack 1, lanes 32", 2, 41, 33, gap=2),
+    "two columns": Scan("columns pack 1, lanes 2", 2, 100, 2, dtype="bfloat16", reverse=1),
+    "columns of bfloat16": Scan("columns pack 8, lanes 8", 2, 20, 64, dtype="bfloat16"),
+    "columns of integers": Scan("columns pack 2, lanes 8", 2, 50, 16, dtype="int32"),
+    "parts of columns": Scan("warps 16, rows 1, threads 512, parts 2", 2, 700, 40),
+    "parts of columns, reversed": Scan("parts 2", 1, 1000, 48, reverse=1, gap=4),
+    "parts of columns by elements": Scan("columns pack 1", 1, 400, 33, dtype="float64"),
+    "parts of columns of bfloat16": Scan("columns pack 8", 1, 900, 16, dtype="bfloat16"),
+}

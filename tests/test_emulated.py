@@ -1,4 +1,5 @@
-"""Kernels of matrix products, mixtures of experts, sorts and rows, run on a CPU by tests/emulator.
+"""Kernels of matrix products, mixtures of experts, sorts, scans and rows, run on a CPU by
+tests/emulator.
 
 The program that ran prints whatever is wrong: a value and its place, a deadlock and which thread
 waits for what, an access and its address. emulator/translate.py says what this can show.
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from conftest import made_once
-from emulated_cases import MATMUL, MOE, RADIX, RADIX_STEPS, ROUTE, SORT, TOPK, Moe
+from emulated_cases import MATMUL, MOE, RADIX, RADIX_STEPS, ROUTE, SCAN, SORT, TOPK, Moe
 from emulated_faults import FAULTS, USER_OF
 from emulator.translate import translate
 
@@ -31,8 +32,8 @@ SOURCES = HERE.parent / "src"
 #: Few tokens are many, in problems that a CPU can compute.
 CONSTANTS = {"kFewTokens": 40}
 KERNELS = (
-    "bitonic_topk.cu", "dequantize_int4.cu", "moe_experts.cu", "moe_route.cu", "quantize.cu",
-    "softmax_cross_entropy.cu",
+    "bitonic_topk.cu", "cumulative_sum.cu", "dequantize_int4.cu", "moe_experts.cu", "moe_route.cu",
+    "quantize.cu", "softmax_cross_entropy.cu",
 )  # fmt: skip
 
 #: The programs that run_*.cpp make; the one that takes longest to compile comes first.
@@ -194,6 +195,15 @@ def test_topk(program: Program, name: str) -> None:
     status, said = run(program("topk"), "late", 1, **TOPK[name]._asdict())
     assert status == 0, said
     plan = TOPK[name].plan
+    assert plan in said.partition("\n")[2], f"a plan other than {plan!r}: {said}"
+
+
+@pytest.mark.parametrize("name", SCAN)
+@pytest.mark.slow
+def test_scan(program: Program, name: str) -> None:
+    status, said = run(program("scan"), "late", 1, **SCAN[name]._asdict())
+    assert status == 0, said
+    plan = SCAN[name].plan
     assert plan in said.partition("\n")[2], f"a plan other than {plan!r}: {said}"
 
 

@@ -1,4 +1,4 @@
-"""What ``bitonic_sort`` and ``bitonic_topk`` have in common: the dim is an argument.
+"""What ``bitonic_sort`` and ``bitonic_topk`` have in common, beside :mod:`cuda_ops.ops._along_dim`.
 
 Their results are values and indices whose elements along the dim are neighbours in memory, as
 ``sort_binding.h`` lays them out, and the gradient goes to the elements that the values came from.
@@ -6,30 +6,11 @@ Their results are values and indices whose elements along the dim are neighbours
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from cuda_ops.derive.arguments import bind
-from cuda_ops.derive.batching import of_no_parts
-from cuda_ops.spec import Autograd, OpSpec, ShardingRule
-
-if TYPE_CHECKING:
-    from hypothesis import strategies as st
-
-    from cuda_ops.testing.samples import TensorArg
-
-
-def checked_dim(op: OpSpec, x: torch.Tensor, dim: int) -> int:
-    """Returns ``dim`` counted from 0; raises the binding's error if it is out of range."""
-    rank = max(1, x.dim())
-    if not -rank <= dim < rank:
-        raise RuntimeError(
-            f"{op.qualname}: argument 'dim': expected a dim from {-rank} to {rank - 1}, got {dim}"
-        )
-    return dim % rank
+from cuda_ops.spec import Autograd
 
 
 def empty(x: torch.Tensor, dim: int, length: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -61,57 +42,3 @@ def autograd(dim_at: int) -> Autograd:
         return (grad_x, *[None] * (ctx.arguments - 1))
 
     return Autograd(setup_context, backward)
-
-
-def vmap(op: OpSpec, dim_at: int) -> Callable[..., Any]:
-    """Makes the mapped dim one more that is not sorted along."""
-
-    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        values = bind(op, args, kwargs)
-        if info.batch_size == 0:
-            return of_no_parts(op.function, values, in_dims)
-        front = values[0].movedim(in_dims[0], 0)
-        rank = front.dim() - 1
-        if rank == 0:  # each one a row of its own
-            front = front.unsqueeze(-1)
-            values[1:dim_at] = [k or 1 for k in values[1:dim_at]]  # k = 0 keeps the element too
-        dim = checked_dim(op, front[0], values[dim_at])
-        values[0], values[dim_at] = front, dim + 1
-        results = op.function(*values)
-        return tuple(r.squeeze(-1) if rank == 0 else r for r in results), (0, 0)
-
-    return rule
-
-
-def sharding(op: OpSpec, dim_at: int) -> Callable[..., list[ShardingRule]]:
-    """Shards any dim but the one that is sorted along."""
-
-    def rule(*args: Any, **kwargs: Any) -> list[ShardingRule]:
-        from torch.distributed.tensor import Replicate, Shard
-
-        values = bind(op, args, kwargs)
-        rank, rest = len(values[0].shape), [None] * (len(args) + len(kwargs) - 1)
-        dim = values[dim_at] % max(1, rank)
-        shards = [Shard(d) for d, size in enumerate(values[0].shape) if d != dim and size != 1]
-        return [([placement] * 2, [placement, *rest]) for placement in (Replicate(), *shards)]
-
-    return rule
-
-
-_SIZES = (1, 2, 3, 4, 5, 7, 16, 17, 31, 33, 64, 129, 1025)
-
-
-def tensors(op: OpSpec) -> st.SearchStrategy[tuple[TensorArg, int]]:
-    """Draws a tensor and a dim of it, counted from either side."""
-    from hypothesis import strategies as st
-
-    from cuda_ops.testing.samples import LAYOUTS, MAX_NUMEL, TensorArg
-
-    def pair(shape: list[int], dtype: Any, layout: Any, dim: int) -> tuple[TensorArg, int]:
-        rank = max(1, len(shape))
-        return TensorArg(tuple(shape), dtype, layout), dim % (2 * rank) - rank
-
-    sizes = st.sampled_from((*_SIZES, 0))
-    shapes = st.lists(sizes, max_size=4).filter(lambda s: math.prod(s) <= MAX_NUMEL)
-    kinds = st.sampled_from(op.dtypes), st.sampled_from(LAYOUTS), st.integers(0, 7)
-    return st.builds(pair, shapes, *kinds)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.ops import _sorting
+from cuda_ops.ops import _along_dim, _sorting
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
     def fake(
         x: torch.Tensor, dim: int = -1, descending: bool = False, stable: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        dim = _sorting.checked_dim(op, x, dim)
+        dim = _along_dim.checked_dim(op, x, dim)
         length = x.shape[dim] if x.dim() else 1
         return _sorting.empty(x, dim, length, x.dtype), _sorting.empty(x, dim, length, torch.int64)
 
@@ -36,12 +36,12 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd:
 
 @hookimpl
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
-    return _sorting.vmap(op, dim_at=1)
+    return _along_dim.vmap(op, dim_at=1)
 
 
 @hookimpl
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
-    return _sorting.sharding(op, dim_at=1)
+    return _along_dim.sharding(op, dim_at=1)
 
 
 @hookimpl
@@ -75,7 +75,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 
     flags = st.booleans(), st.booleans()
     seeds = st.integers(0, 2**16)
-    return st.builds(sample, _sorting.tensors(op), st.sampled_from(VALUES), seeds, *flags)
+    return st.builds(sample, _along_dim.tensors(op), st.sampled_from(VALUES), seeds, *flags)
 
 
 #: Rows and their length for blocks, clusters and radix sorts; tests/test_sorting_kernels.py

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.ops import _sorting
+from cuda_ops.ops import _along_dim, _sorting
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
         largest: bool = True,
         sorted: bool = True,  # noqa: A002 (torch.topk's name)
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        dim = _sorting.checked_dim(op, x, dim)
+        dim = _along_dim.checked_dim(op, x, dim)
         length = x.shape[dim] if x.dim() else 1
 
         def message() -> str:
@@ -49,12 +49,12 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd:
 
 @hookimpl
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
-    return _sorting.vmap(op, _DIM_AT)
+    return _along_dim.vmap(op, _DIM_AT)
 
 
 @hookimpl
 def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
-    return _sorting.sharding(op, _DIM_AT)
+    return _along_dim.sharding(op, _DIM_AT)
 
 
 @hookimpl
@@ -86,7 +86,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     wanted = st.sampled_from((1, 2, 3, 8, 31, 32, 33, 64, 65, 0))
     flags = st.booleans(), st.booleans()
     seeds = st.integers(0, 2**16)
-    return st.builds(sample, _sorting.tensors(op), wanted, st.sampled_from(VALUES), seeds, *flags)
+    return st.builds(sample, _along_dim.tensors(op), wanted, st.sampled_from(VALUES), seeds, *flags)
 
 
 @hookimpl

@@ -8,6 +8,16 @@
 
 namespace cuda_ops {
 
+// The argument `dim`, counted from 0. A tensor without dims counts as one with a single dim.
+inline int64_t checked_dim(const Tensor& x, int64_t dim) {
+  const int64_t rank = x.dim() > 0 ? x.dim() : 1;
+  if (dim < -rank || dim >= rank) {
+    refuse("dim", "a dim from " + std::to_string(-rank) + " to " + std::to_string(rank - 1),
+           std::to_string(dim));
+  }
+  return dim < 0 ? dim + rank : dim;
+}
+
 // The points of `tensor` in row-major order; dim `dropped` stays at index 0.
 inline Points points_of(const Tensor& tensor, int64_t dropped = -1) {
   Points points;

@@ -133,6 +133,10 @@ V __ldcs(const V* from) {
   return *from;
 }
 template <class V>
+V __ldcg(const V* from) {
+  return *from;
+}
+template <class V>
 void __stwb(V* to, V value) {
   if (reinterpret_cast<uintptr_t>(to) % sizeof(V) != 0) emulator::fail("an unaligned __stwb");
   *to = value;

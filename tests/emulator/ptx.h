@@ -121,6 +121,8 @@ inline void ptx_ld_relaxed_gpu_global_L1__no_allocate_L2__128B_v4_u32(uint32_t& 
   a = q.w[0], b = q.w[1], c = q.w[2], d = q.w[3];
 }
 inline void ptx_ld_relaxed_gpu_global_s64(int64_t& value, const int64_t* from) { value = *from; }
+inline void ptx_ld_acquire_gpu_global_u32(uint32_t& value, const uint32_t* from) { value = *from; }
+inline void ptx_st_release_gpu_global_u32(uint32_t* to, uint32_t value) { *to = value; }
 inline void ptx_atom_relaxed_gpu_global_inc_u32(uint32_t& before, int32_t* to, uint32_t most) {
   before = uint32_t(*to);
   *to = before >= most ? 0 : int32_t(before + 1);

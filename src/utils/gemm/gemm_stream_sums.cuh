@@ -15,6 +15,7 @@
 
 #include "gemm/gemm_mma.cuh"
 #include "gemm/gemm_stream.h"
+#include "ptx/early_start.cuh"
 
 namespace cuda_ops {
 
@@ -34,17 +35,6 @@ __device__ inline uint4 load_once(const void* from) {
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
                : "l"(from));
-  return word;
-}
-
-// The same before waiting for the kernel before, for bytes which that kernel has not written: from
-// the L2 cache, since the L1 cache was not cleaned for this one.
-__device__ inline uint4 load_fresh(const void* from) {
-  uint4 word;
-  asm volatile("ld.relaxed.gpu.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-               : "l"(from)
-               : "memory");
   return word;
 }
 

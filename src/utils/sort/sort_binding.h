@@ -15,16 +15,6 @@ constexpr DType kSortable[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16
                                DType::kUInt8,   DType::kInt8,    DType::kInt16,   DType::kInt32,
                                DType::kInt64,   DType::kBool};
 
-// Counts from 0. A tensor without dims counts as one with a single dim.
-inline int64_t checked_dim(const Tensor& x, int64_t dim) {
-  const int64_t rank = x.dim() > 0 ? x.dim() : 1;
-  if (dim < -rank || dim >= rank) {
-    refuse("dim", "a dim from " + std::to_string(-rank) + " to " + std::to_string(rank - 1),
-           std::to_string(dim));
-  }
-  return dim < 0 ? dim + rank : dim;
-}
-
 // A new tensor of the shape of `x`, but for `length` elements along `dim`, which
 // are neighbours in memory: what is written row by row needs no copy after that.
 inline Tensor empty_rows(const Tensor& x, int64_t dim, int64_t length, DType dtype) {

@@ -1,0 +1,96 @@
+// foreach_axpy(xs, ys, alpha): alpha * x + y for each x and y of two lists.
+#include "binding.h"
+#include "foreach/foreach_binding.h"
+
+using namespace cuda_ops;
+
+cudaError_t foreach_axpy_launch(const Flat<2>* flats, int64_t count, DType dtype, double alpha,
+                                cudaStream_t stream);
+
+namespace {
+
+Tensors results_of(const Tensors& xs, const Tensors& ys) {
+  check_pairs("xs", xs, "ys", ys);
+  Tensors outs;
+  for (size_t i = 0; i < xs.size(); ++i) outs.push_back(empty_elementwise(xs[i], ys[i]));
+  return outs;
+}
+
+// outs[i] may be ys[i].
+void run_cpu(const Tensors& outs, const Tensors& xs, const Tensors& ys, double alpha) {
+  for (size_t i = 0; i < outs.size(); ++i) {
+    write_elementwise_cpu(
+        outs[i], [alpha](double x, double y) { return alpha * x + y; }, xs[i], ys[i]);
+  }
+}
+
+void run_cuda(const Tensors& outs, const Tensors& xs, const Tensors& ys, double alpha) {
+  foreach_flat(outs, {&xs, &ys}, [&](const Flat<2>* flats, int64_t count, DType dtype) {
+    launch(outs[0], [&](cudaStream_t stream) {
+      return foreach_axpy_launch(flats, count, dtype, alpha, stream);
+    });
+  });
+}
+
+Tensors foreach_axpy_cpu(const Tensors& xs, const Tensors& ys, double alpha) {
+  Tensors outs = results_of(xs, ys);
+  run_cpu(outs, xs, ys, alpha);
+  return outs;
+}
+
+Tensors foreach_axpy_cuda(const Tensors& xs, const Tensors& ys, double alpha) {
+  Tensors outs = results_of(xs, ys);
+  run_cuda(outs, xs, ys, alpha);
+  return outs;
+}
+
+void write_cpu(const Tensors& xs, const Tensors& ys, double alpha) {
+  check_pairs("xs", xs, "ys", ys);
+  run_cpu(ys, xs, ys, alpha);
+}
+
+// What is not dense is summed in a copy, and copied back.
+void write_cuda(const Tensors& xs, const Tensors& ys, double alpha) {
+  check_pairs("xs", xs, "ys", ys);
+  Tensors dense;
+  for (const Tensor& y : ys) dense.push_back(detail::is_dense(y) ? y : contiguous(y, shape_of(y)));
+  run_cuda(dense, xs, dense, alpha);
+  for (size_t i = 0; i < ys.size(); ++i) {
+    if (detail::is_dense(ys[i])) continue;
+    detail::check_torch(aoti_torch_copy_(ys[i].get(), dense[i].get(), 0), "copy a tensor");
+  }
+}
+
+}  // namespace
+
+CUDA_OPS(library) {
+  library.op("foreach_axpy(Tensor[] xs, Tensor[] ys, float alpha=1.0) -> Tensor[]", "")
+      .doc(R"(alpha * x + y for each x and y of two lists, in one launch for many tensors.
+
+A launch takes up to 111 tensors of one dtype, of any sizes. The gradient of each x is alpha times
+that of its result, which is the gradient of its y.
+
+Shapes: x and y of a pair have the same shape and any strides; their result has it too, and their
+layout if both have the same dense one, else it is contiguous. A tensor in another layout than its
+result is copied first on a GPU. Lists are as long as each other, and hold at least one tensor.
+Dtypes: float64, float32, float16 or bfloat16, the same for x and y of a pair; pairs may differ. Each
+number is computed in float32, float64 for float64, and rounded once.
+Errors: RuntimeError for lists of different lengths, a pair of different shapes or dtypes, any other
+dtype, or mixed devices.
+Formula: out[i] = alpha xs[i] + ys[i], as torch._foreach_add(ys, xs, alpha=alpha).
+
+Example:
+>>> cuda_ops.foreach_axpy([torch.ones(2), torch.ones(1)], [torch.zeros(2), torch.ones(1)], 3.0)
+[tensor([3., 3.]), tensor([4.])])")
+      .cpu<foreach_axpy_cpu>()
+      .cuda<foreach_axpy_cuda>();
+  library.op("foreach_axpy_(Tensor[] xs, Tensor(a!)[] ys, float alpha=1.0) -> ()", "")
+      .doc(R"(Adds alpha * x to y in place for each x and y of two lists: what an optimizer does.
+
+Shapes: as for foreach_axpy; a y that is not dense is copied on a GPU, and copied back.
+Dtypes: as for foreach_axpy.
+Errors: as for foreach_axpy, and for a y that shares memory with another tensor or requires a gradient.
+Formula: ys[i] += alpha xs[i], as torch._foreach_add_(ys, xs, alpha=alpha).)")
+      .cpu<write_cpu>()
+      .cuda<write_cuda>();
+}

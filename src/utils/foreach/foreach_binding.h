@@ -1,0 +1,74 @@
+// From lists of tensors to Flats: the binding's side of foreach.h.
+#pragma once
+
+#include "elementwise.h"
+#include "foreach/foreach.h"
+
+namespace cuda_ops {
+
+using Tensors = std::vector<Tensor>;
+
+// `name` with an index, for errors: "ys[3]".
+inline std::string element_name(const char* name, size_t index) {
+  return std::string(name) + "[" + std::to_string(index) + "]";
+}
+
+// The tensors of both lists go together one by one: as many of them, floating, of the same dtype
+// and shape.
+inline void check_pairs(const char* name, const Tensors& xs, const char* other, const Tensors& ys) {
+  if (xs.size() != ys.size()) {
+    refuse(
+        other,
+        std::string("as many tensors as in '") + name + "', which has " + std::to_string(xs.size()),
+        std::to_string(ys.size()));
+  }
+  for (size_t i = 0; i < xs.size(); ++i) {
+    const Tensor &x = xs[i], &y = ys[i];
+    if (std::find(std::begin(kFloating), std::end(kFloating), dtype_of(x)) == std::end(kFloating)) {
+      refuse(element_name(name, i), "dtype float64, float32, float16 or bfloat16", dtype_name(x));
+    }
+    if (dtype_of(y) != dtype_of(x)) {
+      refuse(element_name(other, i),
+             "dtype " + dtype_name(x) + " like '" + element_name(name, i) + "'", dtype_name(y));
+    }
+    const View a = x, b = y;
+    if (a.dims != b.dims || !std::equal(a.sizes, a.sizes + a.dims, b.sizes)) {
+      refuse(element_name(other, i),
+             "shape " + shape_name(a) + " like '" + element_name(name, i) + "'",
+             "shape " + shape_name(b));
+    }
+  }
+}
+
+// `x` in the dense layout of `like`: itself, or a copy.
+inline Tensor laid_out_like(const Tensor& x, const Tensor& like) {
+  const View layout = like;
+  if (detail::same_layout(x, layout)) return x;
+  Tensor copy = empty_strided(layout.sizes, layout.strides, layout.dims, dtype_of(x), device_of(x));
+  detail::check_torch(aoti_torch_copy_(copy.get(), x.get(), 0), "copy a tensor");
+  return copy;
+}
+
+// Calls run(flats, count, dtype) for the tensors of each dtype: outs[i] = f(inputs[0][i], ...),
+// where each of `outs` is dense. Inputs in another layout are copied.
+template <size_t kInputs, class Run>
+void foreach_flat(const Tensors& outs, const Tensors* const (&inputs)[kInputs], Run run) {
+  Tensors copies;  // until the last launch
+  for (const DType dtype : kFloating) {
+    std::vector<Flat<int(kInputs)>> flats;
+    for (size_t i = 0; i < outs.size(); ++i) {
+      if (outs[i].numel() == 0 || dtype_of(outs[i]) != dtype) continue;
+      Flat<int(kInputs)> flat;
+      flat.out = outs[i].mutable_data_ptr();
+      flat.numel = outs[i].numel();
+      for (size_t k = 0; k < kInputs; ++k) {
+        copies.push_back(laid_out_like((*inputs[k])[i], outs[i]));
+        flat.in[k] = copies.back().const_data_ptr();
+      }
+      flats.push_back(flat);
+    }
+    if (!flats.empty()) run(flats.data(), static_cast<int64_t>(flats.size()), dtype);
+  }
+}
+
+}  // namespace cuda_ops
