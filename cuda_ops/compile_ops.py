@@ -235,12 +235,16 @@ def _load(built: compiling.Built, row: Row, compare: bool) -> None:
 
 
 def _gradients(operator: Operator) -> str:
-    """Returns ``yes``, ``no``, or the inputs that have a gradient where other tensors have none."""
+    """Returns ``yes``, ``no``, or the inputs that have a gradient where other tensors have none;
+    ``yes, not cos`` where the others have none by design.
+    """
     found, op = operator.now.differentiable, operator.spec
     if not found:
-        return "no"
+        return "no, by design" if {*op.tensor_names} <= {*op.no_gradient} else "no"
     if set(op.tensor_positions) <= set(found):
         return "yes"
+    if {op.argument_names[i] for i in set(op.tensor_positions) - set(found)} <= {*op.no_gradient}:
+        return f"yes, not {', '.join(op.no_gradient)}"
     return "of " + ", ".join(op.argument_names[i] for i in found)
 
 

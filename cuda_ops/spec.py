@@ -114,6 +114,16 @@ class OpSpec:
     results: Mapping[str, ResultDType] = field(default_factory=dict, hash=False)
     #: By name, the dim that an integer tensor holds indices of.
     belows: Mapping[str, str] = field(default_factory=dict, hash=False)
+    #: The outputs, its last ones, that ``cuda_ops.<op>`` does not return; they are saved too.
+    hidden: tuple[str, ...] = ()
+    #: The tensors that have no gradient by design.
+    no_gradient: tuple[str, ...] = ()
+    #: The tensors that it is linear in while its other arguments stay as they are.
+    linear: tuple[str, ...] = ()
+    #: The names of its tags in ``torch.Tag``.
+    tags: tuple[str, ...] = ()
+    #: The devices where equal arguments may give other bits; an empty name is every device.
+    nondeterministic: tuple[str, ...] = ()
 
     @property
     def qualname(self) -> str:
@@ -208,6 +218,11 @@ class OpSpec:
         first = next(given[name] for name in self.tensor_names if name in given)
         rules = [self.results.get(name, ResultDType()) for name in self.output_names]
         return tuple(given.get(rule.like, rule.dtype or first) for rule in rules)
+
+    @property
+    def shown(self) -> int:
+        """How many outputs ``cuda_ops.<op>`` returns; they come first."""
+        return len(self.output_names) - len(self.hidden)
 
     @property
     def output_names(self) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ from cuda_ops.spec import OpSpec
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def spec(schema, signature, dtypes=FLOATING, keys=("CPU",), saved=()):
+def spec(schema, signature, dtypes=FLOATING, keys=("CPU",), saved=(), **words):
     parsed = torch._C.parse_schema(schema)
     line = parse_signature(signature) if signature else None
     return OpSpec(
-        parsed.name, "pair", schema, parsed, line, dtypes, "", keys, False, saved=saved
+        parsed.name, "pair", schema, parsed, line, dtypes, "", keys, False, saved=saved, **words
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from cuda_ops.derive.arguments import bind
 from cuda_ops.derive.no_gradient import refusal, refuse_lost, refused, sizes_of
 from cuda_ops.errors import ManifestError
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.signature import factor_and_name
+from cuda_ops.signature import Group, factor_and_name
 from cuda_ops.spec import Autograd, OpSpec
 
 
@@ -39,12 +39,27 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         return None
     if sibling is None:
         _refuse_misspelt_backward(op)
+        if all(name in op.no_gradient for name in op.tensor_names if _may_float(op, name)):
+            return refusal(f"{op.qualname} has no gradient, by design")
         return refusal(
             f"{op.qualname} has no gradient: add {op.name}_backward(...) to {op.stem}.cpp"
         )
     formula = _read_formula(op, sibling)
-    _compare_lines(op, sibling, formula)
-    _compare_kernels(op, sibling)
+    if op.signature is not None:
+        inputs = dict(zip(op.tensor_positions, op.signature.inputs, strict=True))
+        sources = [formula.arguments[i] for i in sibling.tensor_positions]
+        compare_lines(
+            op, sibling,
+            [inputs[i] if kind == "input" else op.signature.outputs[i] for kind, i in sources],
+            [inputs[i] for i in formula.targets],
+        )  # fmt: skip
+    compare_kernels(op, sibling)
+    for i in formula.targets:
+        if (name := op.argument_names[i]) in op.no_gradient:
+            raise ManifestError(
+                f"{sibling.qualname}: return 'grad_{name}': expected none, as .no_gradient"
+                f'("{name}") says that the argument has no gradient; remove one of them'
+            )
     made = _ByName(op, sibling, formula)
     return Autograd(made.setup_context, made.backward, inputs=formula.targets)
 
@@ -144,6 +159,8 @@ class _ByName:
     def _way(self, argument: int) -> str:
         """Returns an argument that has no gradient, and the way to give it one."""
         name = self._op.argument_names[argument]
+        if name in self._op.no_gradient:
+            return f"'{name}', by design: pass {name}.detach()"
         if argument not in self._op.tensor_positions:
             return (
                 f"'{name}': a list of tensors gets its gradient only from cuda_ops_autograd of a "
@@ -170,7 +187,7 @@ def _read_formula(op: OpSpec, sibling: OpSpec) -> _Formula:
                     f'("{outputs[i]}") says that the output has no gradient; remove one of them'
                 )
             return kind, i
-        allowed = f"inputs {_listed(names)}, outputs {_listed(outputs)}, gradients {_listed(grads)}"
+        allowed = f"inputs {listed(names)}, outputs {listed(outputs)}, gradients {listed(grads)}"
         what = "means two things" if found else "is unknown"
         raise ManifestError(
             f"{sibling.qualname}: argument '{name}' {what}; allowed: {allowed}. "
@@ -187,7 +204,7 @@ def _read_formula(op: OpSpec, sibling: OpSpec) -> _Formula:
         called = f"return '{name}' is unknown" if name else "an unnamed return"
         raise ManifestError(
             f"{sibling.qualname}: {called}; name each return after the input it belongs to: "
-            f"{_listed(tuple(targets))}"
+            f"{listed(tuple(targets))}"
         )
 
     arguments = tuple(source(name) for name in sibling.argument_names)
@@ -236,20 +253,21 @@ def _refuse_misspelt_backward(op: OpSpec) -> None:
         made = inputs & {value.name for value in sibling.parsed.returns}
         if made and _takes_gradients(sibling):
             raise ManifestError(
-                f"{sibling.qualname}: returns {_listed(tuple(sorted(made)))}: expected the name "
+                f"{sibling.qualname}: returns {listed(tuple(sorted(made)))}: expected the name "
                 f"'{op.name}_backward', which makes it the gradient of {op.name}"
             )
 
 
-def _compare_lines(op: OpSpec, sibling: OpSpec, formula: _Formula) -> None:
-    """Refuses signature lines that say different things about one tensor."""
-    if op.signature is None or sibling.signature is None:
+def compare_lines(
+    op: OpSpec, sibling: OpSpec, of_arguments: Sequence[Group], of_returns: Sequence[Group]
+) -> None:
+    """Refuses signature lines that say different things about one tensor.
+
+    ``of_arguments`` and ``of_returns`` are the dims that the line of ``op`` gives to the tensors
+    that ``sibling``, its derivative, takes and returns.
+    """
+    if sibling.signature is None:
         return
-    inputs = dict(zip(op.tensor_positions, op.signature.inputs, strict=True))
-    outputs = op.signature.outputs
-    sources = [formula.arguments[i] for i in sibling.tensor_positions]
-    of_arguments = [inputs[i] if kind == "input" else outputs[i] for kind, i in sources]
-    of_returns = [inputs[i] for i in formula.targets]
     names = [sibling.argument_names[i] for i in sibling.tensor_positions]
     renamed: dict[str, str] = {}
     for name, expected, actual, is_return in (
@@ -273,8 +291,8 @@ def _compare_lines(op: OpSpec, sibling: OpSpec, formula: _Formula) -> None:
             )
 
 
-def _compare_kernels(op: OpSpec, sibling: OpSpec) -> None:
-    """Refuses a gradient that lacks a kernel on a device where its operator has one."""
+def compare_kernels(op: OpSpec, sibling: OpSpec) -> None:
+    """Refuses a derivative that lacks a kernel on a device where its operator has one."""
     for device, of_op, of_sibling in (
         ("cpu", "CPU" in op.keys, "CPU" in sibling.keys),
         ("cuda", op.has_cuda, sibling.has_cuda),
@@ -286,10 +304,12 @@ def _compare_kernels(op: OpSpec, sibling: OpSpec) -> None:
 
 
 def _is_differentiable(op: OpSpec) -> bool:
-    allowed = [op.allowed_dtypes(name) for name in op.tensor_names]
-    return any(
-        not dtypes or any(d.is_floating_point or d.is_complex for d in dtypes) for dtypes in allowed
-    )
+    return any(_may_float(op, name) for name in op.tensor_names)
+
+
+def _may_float(op: OpSpec, argument: str) -> bool:
+    dtypes = op.allowed_dtypes(argument)
+    return not dtypes or any(d.is_floating_point or d.is_complex for d in dtypes)
 
 
 def _as_list(grad: Any) -> Sequence[Any]:
@@ -297,5 +317,6 @@ def _as_list(grad: Any) -> Sequence[Any]:
     return grad if isinstance(grad, (list, tuple)) else [grad]
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Returns names in quotes, or ``none``."""
     return ", ".join(f"'{name}'" for name in names) or "none"

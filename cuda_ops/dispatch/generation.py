@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Protocol
 
+from cuda_ops.derive.forward_mode import ForwardMode
 from cuda_ops.derive.no_gradient import NoGradient, refusal
 from cuda_ops.spec import AutocastPolicy, Autograd, OpSpec
 
@@ -26,6 +27,8 @@ class Generation:
     #: Hash of what compiled graphs depend on: schema, signature, dtypes, plugin, siblings' schemas,
     #: and the library of a composed operator.
     fingerprint: str
+    #: The derivative in forward mode, if it has one.
+    forward: ForwardMode | None = None
     #: The formula that torch gets: ``autograd``, or one that refuses a gradient.
     formula: Autograd = field(init=False)
 

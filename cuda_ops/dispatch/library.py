@@ -22,6 +22,7 @@ import torch
 
 from cuda_ops.build.discovery import illegal_name
 from cuda_ops.dispatch.check_rules import MOST_NAMES, Rules, rules_of
+from cuda_ops.dispatch.words import words_of
 from cuda_ops.errors import ManifestError
 from cuda_ops.signature import Signature, parse_signature
 from cuda_ops.spec import OpSpec, Range, ResultDType, output_names
@@ -248,7 +249,11 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
             name, entry["results"], output_names(parsed.returns), (*tensors, *scalar_types)
         ),
         belows=_dims_by_name(name, ".below", entry["belows"], indices, signature),
-    )
+        **words_of(
+            name, entry, parsed, signature,
+            any(kernel["key"] == "CompositeImplicitAutograd" for kernel in entry["kernels"]),
+        ),
+    )  # fmt: skip
     for output in op.saved:
         if output not in op.output_names:
             expected = _may_name(".saved", op.output_names)

@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from cuda_ops.derive import arguments, checks
+from cuda_ops.derive.forward_mode import forward_mode, refuse_tangent
 from cuda_ops.dispatch import autocast, compile_tag, dtensor, flops, on_import, public, written
 from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Kernel, Library
@@ -44,8 +45,8 @@ _WITHOUT_STRIDES = (
 
 
 class _Library(torch.library.Library):
-    """A torch Library that adds checks to two of torch's kernels: that of autograd refuses dual
-    numbers, that of vmap a batch after its end.
+    """A torch Library that adds to two of torch's kernels: to that of autograd the derivatives of
+    dual numbers, to that of vmap a check for a batch after its end.
     """
 
     def __init__(self, operator: Operator) -> None:
@@ -55,7 +56,7 @@ class _Library(torch.library.Library):
 
     def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
         if dispatch_key == "Autograd":  # by register_autograd
-            fn = self._operator._refusing_tangents(fn)
+            fn = self._operator._with_tangents(fn)
         if dispatch_key == "FuncTorchBatched":  # by register_vmap
             fn = self._operator._refusing_escaped(fn)
         # Without types in torch, as above.
@@ -107,14 +108,17 @@ class Operator:
             )
         schemas = [sibling.schema + str(sibling.signature) for sibling in op.siblings.values()]
         declared = op.dtypes, op.dtypes_of, op.ranges, op.limits, op.results
+        words = op.saved, op.hidden, op.no_gradient, op.linear, op.nondeterministic
         checked = [str(value) for value in (op.signature, *declared)]
-        text = [op.schema, *checked, str(op.saved), str(op.is_composite), plugin_text]
+        text = [op.schema, *checked, str(words), str(op.is_composite), plugin_text]
         if op.is_composite:  # graphs hold what it calls
             text.append(str(library))
+        autograd = plugins.ask("cuda_ops_autograd", op)
         return Generation(
             spec=op,
             fake=plugins.ask("cuda_ops_fake", op),
-            autograd=plugins.ask("cuda_ops_autograd", op),
+            autograd=autograd,
+            forward=forward_mode(op, autograd),
             autocast=plugins.ask("cuda_ops_autocast", op),
             vmap=vmap,
             sharding=plugins.ask("cuda_ops_sharding", op),
@@ -262,16 +266,38 @@ class Operator:
         with public.dispatched_if_batched():
             return self.now.formula.backward(ctx, *grads)
 
-    def _refusing_tangents(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """Refuses dual numbers: where no gradient is wanted, torch's kernel drops the tangent."""
+    def _with_tangents(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """Differentiates dual numbers, or refuses them: torch's kernel drops the tangent where no
+        gradient is wanted.
+        """
 
         def checked(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if forward_ad._current_level >= 0:
-                op = self.now.spec
-                public.refuse_tangents(op, op.argument_names, *arguments.bind(op, args, kwargs))
+            if forward_ad._current_level >= 0 and public.may_have_tangents():
+                values = arguments.bind(self.now.spec, args, kwargs)
+                tangents = public.tangents_of(values)
+                if any(tangent is not None for tangent in tangents):
+                    return self._dual(values, tangents)
             return kernel(keyset, *args, **kwargs)
 
         return checked
+
+    def _dual(self, values: list[Any], tangents: list[Any]) -> Any:
+        op, forward = self.now.spec, self.now.forward
+        if forward is None:
+            refuse_tangent(op, next(i for i, t in enumerate(tangents) if t is not None))
+        primals = [
+            value if tangent is None else forward_ad.unpack_dual(value).primal
+            for value, tangent in zip(values, tangents, strict=True)
+        ]
+        positional, keywords = arguments.split(op, primals)
+        found = op.overload(*positional, **keywords)
+        outputs = found if isinstance(found, tuple) else (found,)
+        pairs = zip(outputs, forward.tangents(op, primals, outputs, tangents), strict=True)
+        duals = tuple(
+            output if tangent is None else forward_ad.make_dual(output, tangent)
+            for output, tangent in pairs
+        )
+        return duals if isinstance(found, tuple) else duals[0]
 
     def _refusing_escaped(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         def checked(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -19,10 +19,14 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+from torch._C._functorch import TransformType
 from torch.utils._python_dispatch import BaseTorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import KNOWN_DTYPES, dtype_name, dtypes_text, refuse
+from cuda_ops.derive.forward_mode import refuse_tangent
+from cuda_ops.dispatch import functional
 from cuda_ops.dispatch.generation import Served
 from cuda_ops.spec import AutocastPolicy, OpSpec, default_of
 
@@ -49,7 +53,7 @@ def _public(operator: Served) -> FunctionType:
     """Wraps what the plugin made of the operator in a function whose identity lasts."""
     wrapper = operator.now.public
     if wrapper is None:
-        return _generate(operator)
+        return _generate(operator, hides=bool(operator.spec.hidden))
     parts: list[str] = []
     passed: list[str] = []
     defaults: dict[str, Any] = {"_wrapper": wrapper}
@@ -98,25 +102,44 @@ def _override(operator: Served, values: tuple[Any, ...], /, *args: Any, **kwargs
     return torch.overrides.handle_torch_function(operator.public, values, *args, **kwargs)
 
 
-def _generate(operator: Served) -> FunctionType:
+def _generate(operator: Served, hides: bool = False) -> FunctionType:
+    """Generates the function; one that ``hides`` returns what callers see, not what is there for
+    the gradient alone.
+    """
     op = operator.spec
+    shown = "" if not hides else "[0]" if op.shown == 1 else f"[:{op.shown}]"
     parameters, defaults = _parameters(op)
     arguments = ", ".join(
         f"{a.name}={a.name}" if a.kwarg_only else a.name for a in op.parsed.arguments
     )
     names: dict[str, Any] = {**defaults, "_overload": op.overload}
-    body = f"return _overload({arguments})"
+    body = f"return _overload({arguments}){shown}"
     tensors = _tensor_names(op)
     optional = any(
         str(a.type).startswith(("Optional[Tensor", "List[Tensor")) for a in op.parsed.arguments
     )
     keyword_only = any(argument.kwarg_only for argument in op.parsed.arguments)
     before = ""
+    if op.written:
+        names["_transformed"] = torch._C._are_functorch_transforms_active
+        names["_functional"] = functools.partial(functional.call, op)
+        names["_is_functional"] = functional.is_innermost
+        given = ", ".join(op.argument_names)
+        before = textwrap.dedent(f"""\
+            if _transformed() and _is_functional():
+                return _functional(({given},)){shown}
+            """)
+    if operator.now.forward is not None:
+        names["_forward_mode"] = torch.autograd.forward_ad
+        before += textwrap.dedent(f"""\
+            if _forward_mode._current_level >= 0:
+                return _overload({arguments}){shown}
+            """)
     # What is composed of torch's operators alone has the tangents that those give it.
-    if tensors and (not op.is_composite or op.calls):
+    elif tensors and (not op.is_composite or op.calls):
         names["_forward_mode"] = torch.autograd.forward_ad
         names["_refuse_tangents"] = functools.partial(refuse_tangents, op, tensors)
-        before = textwrap.dedent(f"""\
+        before += textwrap.dedent(f"""\
             if _forward_mode._current_level >= 0:
                 _refuse_tangents({", ".join(tensors)})
             """)
@@ -138,17 +161,17 @@ def _generate(operator: Served) -> FunctionType:
         # The cheapest questions first; inference mode has no autograd kernel to get past.
         before += textwrap.dedent(f"""\
             if _inference():
-                return _dispatch({arguments})
+                return _dispatch({arguments}){shown}
             if not (_modes() or _functions() or _transformed() or _jit() \\
                     or _profiler._is_profiler_enabled) and {plain}:
                 try:
                     if ({gradient}) and _grad_enabled():
                         if {on_cuda} or {on_cpu}:
-                            return {with_gradient}({arguments})
+                            return {with_gradient}({arguments}){shown}
                     elif {on_cuda}:
-                        {counted}return _redispatch(_CUDA, {arguments})
+                        {counted}return _redispatch(_CUDA, {arguments}){shown}
                     elif {on_cpu}:
-                        {counted}return _redispatch(_CPU, {arguments})
+                        {counted}return _redispatch(_CPU, {arguments}){shown}
                 except _RuntimeError:  # no kernel has run if a tensor has no memory
                     if not _is_wrapper({", ".join(tensors)}):
                         raise
@@ -176,7 +199,15 @@ def _generate(operator: Served) -> FunctionType:
             wrong = f"_type({d}) is not _dtype or {d} not in _dtypes_{d}"
             wrong = f"{d} is not None and ({wrong})" if kind.startswith("Optional") else wrong
             body = f"if {wrong}:\n    _refuse_dtype(_op, {d!r}, {d})\n{body}"
-    return _function(op, parameters, body, names, op.doc)
+    doc = op.doc or f"``cuda_ops::{_shown_schema(op) if hides else op.schema}``"
+    return _function(op, parameters, body, names, doc)
+
+
+def _shown_schema(op: OpSpec) -> str:
+    """Returns the schema without the results that ``cuda_ops.<op>`` does not return."""
+    returns = [f"{value.type} {value.name or ''}".strip() for value in op.parsed.returns]
+    shown = ", ".join(returns[: op.shown])
+    return f"{op.schema.partition('->')[0]}-> {shown if op.shown == 1 else f'({shown})'}"
 
 
 def dispatched_if_batched() -> contextlib.AbstractContextManager[Any]:
@@ -301,25 +332,35 @@ def _is_wrapper(*tensors: torch.Tensor) -> bool:
     )
 
 
+def may_have_tangents() -> bool:
+    """Tells whether dual numbers are differentiated here: transforms of torch.func have their own
+    way, and inside of an autograd.Function torch has taken them apart.
+    """
+    return (
+        not torch._C._are_functorch_transforms_active()
+        and torch._C._is_fwd_grad_enabled()  # type: ignore[attr-defined]
+    )
+
+
+def tangents_of(values: Sequence[Any]) -> list[Any]:
+    """Returns the tangent of each value, or ``None``; of a list the first that there is."""
+    return [
+        next(filter(torch.is_tensor, tangents_of(value)), None)
+        if isinstance(value, (list, tuple))
+        else torch.autograd.forward_ad.unpack_dual(value).tangent
+        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+        else None
+        for value in values
+    ]
+
+
 def refuse_tangents(op: OpSpec, names: Sequence[str], *values: Any) -> None:
     """Refuses dual numbers: the dispatcher would drop their tangents in silence."""
-    if torch._C._are_functorch_transforms_active():
+    if not may_have_tangents():
         return  # torch.func.jvp refuses what has no rule for it
-    for name, value in zip(names, values, strict=True):
-        for tensor in value if isinstance(value, (list, tuple)) else [value]:
-            if not isinstance(tensor, torch.Tensor) or not (
-                tensor.is_floating_point() or tensor.is_complex()
-            ):
-                continue
-            if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
-                raise _no_forward_mode(op, f"argument {name!r}: ")
-
-
-def _no_forward_mode(op: OpSpec, where: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"{op.qualname}: {where}expected no tangent, as the operator has no derivative in forward "
-        "mode; torch.func.grad, vjp and backward have one"
-    )
+    for name, tangent in zip(names, tangents_of(values), strict=True):
+        if tangent is not None:
+            refuse_tangent(op, op.argument_names.index(name))
 
 
 def refuse_escaped(op: OpSpec, values: Sequence[Any]) -> None:
@@ -384,6 +425,13 @@ def transformed(operator: Served) -> Any:
         return operator.spec.overload(*positional, **keywords)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if operator.now.forward is not None:
+            interpreter = torch._C._functorch.peek_interpreter_stack()
+            if interpreter is not None and interpreter.key() == TransformType.Jvp:
+                _keep_for_tangents(ctx, operator.spec, inputs, output, only_forward=True)
+                return
+            if interpreter is None and torch.autograd.forward_ad._current_level >= 0:
+                _keep_for_tangents(ctx, operator.spec, inputs, output, only_forward=False)
         positional, keywords = split(operator.spec, inputs)
         ctx.keywords = len(keywords)
         extra = {"keyword_only_inputs": keywords} if keywords else {}
@@ -398,7 +446,19 @@ def transformed(operator: Served) -> Any:
         return (*gradients, *[None] * ctx.keywords)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise _no_forward_mode(operator.spec, "")
+        op, derivative = operator.spec, operator.now.forward
+        if derivative is None:
+            given = (i for i, t in enumerate(tangents) if isinstance(t, torch.Tensor))
+            refuse_tangent(op, next(given, op.tensor_positions[0]))
+        values, outputs = tree_unflatten(ctx.flat(ctx.saved_tensors), ctx.tree)
+        if ctx.has_zeros:
+            tangents = tuple(
+                t if i in derivative.inputs or (isinstance(t, torch.Tensor) and t.any()) else None
+                for i, t in enumerate(tangents)
+            )
+        is_tuple = isinstance(outputs, tuple)
+        found = derivative.tangents(op, values, outputs if is_tuple else (outputs,), tangents)
+        return tuple(found) if is_tuple else found[0]
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         positional, keywords = split(operator.spec, args)
@@ -417,11 +477,39 @@ def transformed(operator: Served) -> Any:
     )
 
     def apply(*args: Any, **kwargs: Any) -> Any:
+        if functional.is_innermost():
+            return functional.call(operator.spec, bind(operator.spec, args, kwargs))
         values = bind(operator.spec, args, kwargs) if kwargs else args
         # mypy cannot see what a class that type() makes inherits.
         return function.apply(*values)  # type: ignore[attr-defined]
 
     return apply
+
+
+def _keep_for_tangents(
+    ctx: Any, op: OpSpec, inputs: tuple[Any, ...], output: Any, only_forward: bool
+) -> None:
+    """Keeps what the derivative in forward mode needs: everything.
+
+    Where torch.func.jvp is the innermost transform there is no gradient, and torch may say which
+    tangents are missing. Elsewhere it hands in zeros for them.
+    """
+    flat, ctx.tree = tree_flatten((inputs, output))
+    rest = [None if isinstance(value, torch.Tensor) else value for value in flat]
+    places = [isinstance(value, torch.Tensor) for value in flat]
+
+    def whole(tensors: Sequence[torch.Tensor]) -> list[Any]:
+        kept = iter(tensors)
+        return [next(kept) if place else value for place, value in zip(places, rest, strict=True)]
+
+    ctx.flat = whole
+    ctx.save_for_forward(*filter(torch.is_tensor, flat))
+    ctx.has_zeros = not only_forward
+    if only_forward:
+        ctx.set_materialize_grads(False)
+        outputs = output if isinstance(output, tuple) else (output,)
+        named = zip(op.output_names, outputs, strict=True)
+        ctx.mark_non_differentiable(*(output for name, output in named if name in op.saved))
 
 
 def _parameters(op: OpSpec) -> tuple[str, dict[str, Any]]:

@@ -208,6 +208,19 @@ def expected_results(subject: Subject, values: Sequence[Any]) -> tuple[Any, ...]
         raise KitError(f"the kit could not compare the result: {text}") from error
 
 
+def without_hidden(
+    op: OpSpec, actual: Sequence[Any], expected: Sequence[Any]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Returns both, neither of them with hidden outputs if one does not have them."""
+
+    def seen(found: Sequence[Any], other: Sequence[Any]) -> Sequence[Any]:
+        if len(found) - len(other) != len(op.hidden):
+            return found
+        return (*found[: op.shown], *found[op.shown + len(op.hidden) :])
+
+    return seen(actual, expected), seen(expected, actual)
+
+
 def deviation(
     subject: Subject, sample: Sample, actual: Any, wide: list[Any] | None = None
 ) -> Deviation:
@@ -222,7 +235,9 @@ def deviation(
     """
     if wide is None:
         wide = widened(subject.op, subject.reference, sample.make("cpu"))
-    expected = expected_results(subject, wide)
+    actual, expected = without_hidden(
+        subject.op, outputs(actual), expected_results(subject, wide)
+    )
     length = reduction_length(subject.op, sample, subject.claims.sums_over)
     if length > 1:
         # Cancellation makes a small result as wrong as its summands.
@@ -234,7 +249,7 @@ def deviation(
     given = [epsilon(v.dtype) for v in sample.make("meta") if is_inexact(v)]
     least = max(given, default=0.0) if claims.rounds_between else 0.0
     return errors(
-        outputs(actual), expected, magnitude, length, factor=claims.tolerance, least=least
+        actual, expected, magnitude, length, factor=claims.tolerance, least=least
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis.strategies import SearchStrategy
 
 from cuda_ops.build.discovery import BUILTIN_ROOT
+from cuda_ops.derive.forward_mode import forward_mode
 from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.errors import CudaOpsError, PluginError
 from cuda_ops.signature import parse_signature
@@ -66,6 +67,8 @@ class Subject:
     sharding: Callable[..., Any] | None
     claims: Claims
     origin: Origin
+    #: Positions of the arguments that have a derivative in forward mode of the operator's own.
+    forward: tuple[int, ...] = ()
     #: Further samples for compute-sanitizer.
     kernel_samples: tuple[Sample, ...] = ()
 
@@ -128,6 +131,7 @@ def subject_of(op: OpSpec, plugins: HookAnswers, origin: Origin | None = None) -
         sharding=plugins.ask("cuda_ops_sharding", op),
         claims=plugins.ask("cuda_ops_claims", op) or Claims(),
         origin=origin or Origin(),
+        forward=() if (forward := forward_mode(op, autograd)) is None else forward.inputs,
         kernel_samples=tuple(plugins.ask("cuda_ops_kernel_samples", op) or ()),
     )
 

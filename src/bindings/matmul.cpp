@@ -81,6 +81,8 @@ constexpr DType kFloat32Only[] = {DType::kFloat32};
 CUDA_OPS(library) {
   library.op("matmul(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
       .dtypes(kFloating)
+      .linear("a")
+      .linear("b")
       .doc(R"(Matrix product a @ b, with broadcasting batch dims.
 
 Shapes: a (..., M, K) and b (..., K, N) of any strides; the result (..., M, N) is contiguous. Batch
@@ -96,6 +98,8 @@ Formula: out[m, n] = sum over k of a[m, k] * b[k, n].)")
       .cuda<matmul_cuda<Precision::kIeee>>();
   library.op("matmul_tf32(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
       .dtypes(kFloat32Only)
+      .linear("a")
+      .linear("b")
       .doc(R"(matmul of float32 on tensor cores: rounds factors to tf32 (10 bits), sums in float32.
 
 matmul calls it for precision="tf32".
@@ -110,6 +114,8 @@ Formula: as in matmul.)")
       .cuda<matmul_cuda<Precision::kTF32>>();
   library.op("matmul_tf32x3(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
       .dtypes(kFloat32Only)
+      .linear("a")
+      .linear("b")
       .doc(
           R"(matmul of float32 on tensor cores: splits each factor in two tf32, sums three products.
 

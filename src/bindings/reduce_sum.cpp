@@ -55,6 +55,7 @@ Tensor reduce_sum_cuda(const Tensor& x) {
 CUDA_OPS(library) {
   library.op("reduce_sum(Tensor x) -> Tensor", "()->[]")
       .dtypes(kFloating)
+      .linear("x")
       .doc(R"(Sum of all elements.
 
 The order of additions depends only on sizes, strides and alignment, so the same call gives the same

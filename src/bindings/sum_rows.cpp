@@ -44,6 +44,7 @@ Tensor sum_rows_cuda(const Tensor& x) {
 CUDA_OPS(library) {
   library.op("sum_rows(Tensor x) -> Tensor", "(n)->()")
       .dtypes(kFloating)
+      .linear("x")
       .doc(R"(Sum over the last dim.
 
 The order of additions depends only on sizes, strides and alignment, so the same call gives the same

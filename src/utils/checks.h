@@ -29,7 +29,7 @@ struct TensorRule {
   const char* dtypes_text;  // "float64, float32 or bfloat16"
   const DimRule* dims;      // the last dims of the tensor, or all of them
   int64_t dim_count;
-  int64_t has_loops;      // whether there may be loop dims to the left
+  int64_t has_loops;  // whether there may be loop dims to the left
   int64_t is_written;
   const char* dims_text;  // "(..., m, k)"
 };
@@ -77,6 +77,7 @@ constexpr int64_t kMostNames = 32;
 struct Checks {
   std::string op;
   bool composed = false;  // of other operators: sizes may be symbolic
+  bool expands = false;   // whether kernels get all tensors with the same loop dims
   // The lists of .dtypes(): the shared one first, then those of single arguments.
   std::vector<std::vector<DType>> dtypes{{}};
   const Rules* rules = nullptr;  // set by the loader before the first call
@@ -119,6 +120,45 @@ struct Checks {
     }
     for (int64_t i = 0; i < rules->int_count; ++i) check_int(rules->ints[i], ints, sizes);
     if (rules->has_line && rules->tensor_count > 1) check_loop_dims(tensors);
+  }
+
+  // Expands the loop dims of the arguments that were given to those of all of them together, as
+  // views with stride 0; `run` has seen that they broadcast.
+  void expand(Tensor* const* tensors) const {
+    if (rules == nullptr) return;
+    const auto loops = [&](int64_t i, const View& view) {
+      return view.dims - static_cast<int>(rules->tensors[i].dim_count);
+    };
+    std::vector<int64_t> loop;
+    for (int64_t i = 0; i < rules->tensor_count; ++i) {
+      if (tensors[i] == nullptr || !rules->tensors[i].has_loops) continue;
+      const View view = *tensors[i];
+      cuda_ops::broadcast(loop, view, loops(i, view));
+    }
+    const auto rank = static_cast<int>(loop.size());
+    for (int64_t i = 0; i < rules->tensor_count; ++i) {
+      if (tensors[i] == nullptr || !rules->tensors[i].has_loops) continue;
+      const View view = *tensors[i];
+      const int own = loops(i, view), missing = rank - own;
+      std::vector<int64_t> sizes = loop, strides(rank, 0);
+      bool whole = missing == 0;
+      for (int d = 0; d < own; ++d) {
+        const bool same = view.size(d) == loop[missing + d];
+        if (same) strides[missing + d] = view.strides[d];
+        whole = whole && same;
+      }
+      if (whole) continue;
+      for (int d = own; d < view.dims; ++d) {
+        sizes.push_back(view.size(d));
+        strides.push_back(view.strides[d]);
+      }
+      AtenTensorHandle expanded = nullptr;
+      check_torch(
+          aoti_torch__reinterpret_tensor(tensors[i]->get(), static_cast<int64_t>(sizes.size()),
+                                         sizes.data(), strides.data(), 0, &expanded),
+          "expand a tensor");
+      *tensors[i] = Tensor(expanded);
+    }
   }
 
   bool writes() const { return rules != nullptr && rules->written != nullptr && !composed; }

@@ -98,6 +98,7 @@ struct Entry<Function, R (*)(Args...)> {
     try {
       std::tuple<Value<Args>...> args = unbox(stack, std::index_sequence_for<Args...>());
       check(args);
+      if (checks->expands) broadcast(args);
       if constexpr (std::is_void_v<R>) {
         std::apply(Function, args);
       } else {
@@ -158,6 +159,19 @@ struct Entry<Function, R (*)(Args...)> {
       const Tensor* const* given = std::find_if(tensors, tensors + count, [](auto t) { return t; });
       check_lists(args, given == tensors + count ? nullptr : *given);
     }
+  }
+
+  // Gives all tensors that have loop dims those of all of them together.
+  static void broadcast(std::tuple<Value<Args>...>& args) {
+    constexpr size_t kMost = sizeof...(Args) + 1;
+    Tensor* tensors[kMost] = {};
+    size_t count = 0;
+    const auto collect = [&](auto& arg) {
+      using Arg = Value<decltype(arg)>;
+      if constexpr (kMayBe<Tensor, Arg>) tensors[count++] = const_cast<Tensor*>(given(arg));
+    };
+    std::apply([&](Value<Args>&... arg) { (collect(arg), ...); }, args);
+    checks->expand(tensors);
   }
 
   static void check_written(const std::tuple<Value<Args>...>& args) {
@@ -279,6 +293,44 @@ class Op {
     return *this;
   }
 
+  // The same, and `cuda_ops.<op>` does not return it. Results that it returns come first.
+  Op& hidden(const char* output) {
+    hidden_.push_back(output);
+    return saved(output);
+  }
+
+  // This tensor has no gradient by design; asking for one is refused in these words.
+  Op& no_gradient(const char* argument) {
+    no_gradient_.push_back(argument);
+    return *this;
+  }
+
+  // The operator is linear in this tensor while the other arguments stay as they are: in forward
+  // mode the tangent takes its place.
+  Op& linear(const char* argument) {
+    linear_.push_back(argument);
+    return *this;
+  }
+
+  // What torch.compile and CUDA graphs may assume, by the name that torch.Tag has for it.
+  Op& tag(const char* name) {
+    tags_.push_back(name);
+    return *this;
+  }
+
+  // The same arguments may give other bits, everywhere or on "cpu" or "cuda" alone:
+  // torch.use_deterministic_algorithms refuses a call.
+  Op& nondeterministic(const char* device = "") {
+    nondeterministic_.push_back(device);
+    return *this;
+  }
+
+  // The kernels get all tensors with the loop dims of the result: views with stride 0.
+  Op& broadcast() {
+    checks_.expands = true;
+    return *this;
+  }
+
   // The docstring of the public Python function.
   Op& doc(const char* text) {
     doc_ = text;
@@ -348,6 +400,7 @@ class Op {
   };
   std::vector<Result> results_;
   std::vector<const char*> saved_, calls_;
+  std::vector<const char*> hidden_, no_gradient_, linear_, tags_, nondeterministic_;
   std::vector<detail::Kernel> kernels_;
   bool has_cuda_ = false;
 };
@@ -385,7 +438,11 @@ class Library {
         out += (out.back() == '[' ? "" : ",") +
                list({result.output, result.like, own ? name(result.dtype) : ""});
       }
-      out += "],\"saved\":" + list(op.saved_) + ",\"calls\":" + list(op.calls_) + ",\"kernels\":[";
+      out += "],\"saved\":" + list(op.saved_) + ",\"hidden\":" + list(op.hidden_) +
+             ",\"no_gradient\":" + list(op.no_gradient_) + ",\"linear\":" + list(op.linear_) +
+             ",\"tags\":" + list(op.tags_) + ",\"nondeterministic\":" + list(op.nondeterministic_) +
+             ",\"broadcast\":" + (op.checks_.expands ? "true" : "false") +
+             ",\"calls\":" + list(op.calls_) + ",\"kernels\":[";
       for (const detail::Kernel& kernel : op.kernels_) {
         if (&kernel != &op.kernels_.front()) out += ',';
         out += "{\"key\":" + quoted(kernel.key) + ",\"arguments\":" + list(kernel.arguments) +

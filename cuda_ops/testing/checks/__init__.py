@@ -16,6 +16,7 @@ from cuda_ops.testing.checks.compiled import compile_dynamic, compile_static
 from cuda_ops.testing.checks.devices import devices
 from cuda_ops.testing.checks.dtensor import dtensor
 from cuda_ops.testing.checks.empty import empty
+from cuda_ops.testing.checks.forward_mode import jvp
 from cuda_ops.testing.checks.gradient_layouts import gradient_layouts
 from cuda_ops.testing.checks.gradients import gradcheck, gradient_declared
 from cuda_ops.testing.checks.graphs import graphs
@@ -54,6 +55,7 @@ CHECKS: tuple[Check, ...] = (
     graphs,
     gradient_declared,
     gradcheck,
+    jvp,
     gradient_layouts,
     checkpoint,
     public,

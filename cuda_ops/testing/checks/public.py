@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from cuda_ops.registry import registry
 from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.case import Case, check, sums, wanting
-from cuda_ops.testing.compare import same
+from cuda_ops.testing.compare import results, same, without_hidden
 from cuda_ops.testing.draw import Draw, ordinary
 from cuda_ops.testing.subject import Subject
 
@@ -25,6 +26,12 @@ def public(case: Case) -> None:
     function, op = in_order(case.subject.op, case.subject.op.function), case.operator
     same(_results(function, case), _results(op, case), "cuda_ops.<op>", case.slack)
     args = case.arguments()
+    if hidden := case.subject.op.hidden:
+        name = case.subject.op.name
+        shown = results(case.subject.op, in_order(case.subject.op, registry().public(name)), args)
+        seen, _ = without_hidden(case.subject.op, expected := case.call(*args), shown)
+        assert len(shown) < len(expected), f"cuda_ops.{name} returns {hidden[0]!r}, which is hidden"
+        same(shown, seen, "what cuda_ops.<op> returns", case.slack)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             actual, expected = case.results(function, args), case.call(*args)

@@ -1,0 +1,95 @@
+"""What a binding says of gradients and to torch's compilers: ``.hidden``, ``.no_gradient``,
+``.linear``, ``.tag``, ``.nondeterministic`` and ``.broadcast``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cuda_ops.errors import ManifestError
+from cuda_ops.signature import Signature
+from cuda_ops.spec import output_names
+
+#: The tags of torch that say something of one operator's kernels. The others follow from its
+#: schema, or belong to torch's own operators.
+TAGS = (
+    "cudagraph_unsafe", "data_dependent_output", "dynamic_output_shape", "flexible_layout",
+    "needs_contiguous_strides", "needs_exact_strides", "needs_fixed_stride_order",
+    "nondeterministic_bitwise", "nondeterministic_seeded", "pointwise", "reduction",
+)  # fmt: skip
+_DEVICES = ("", "cpu", "cuda")
+
+
+def words_of(
+    name: str,
+    entry: dict[str, Any],
+    parsed: torch._C.FunctionSchema,
+    signature: Signature | None,
+    composed: bool,
+) -> dict[str, Any]:
+    """Returns the fields of an ``OpSpec`` that these words set.
+
+    Raises:
+        ManifestError: a word names what the operator does not have, or contradicts another one.
+    """
+    outputs = output_names(parsed.returns)
+    tensors = [a.name for a in parsed.arguments if "Tensor" in str(a.type)]
+    hidden, no_gradient, linear, tags, devices = (
+        tuple(entry[key]) for key in ("hidden", "no_gradient", "linear", "tags", "nondeterministic")
+    )
+    _check_each(name, ".hidden", hidden, outputs, "return")
+    shown = len(outputs) - len(hidden)
+    if hidden and (not shown or set(outputs[shown:]) != set(hidden)):
+        expected = "the results that cuda_ops returns before those that are hidden"
+        raise _refusal(name, "return", hidden[0], expected, str(parsed).partition("-> ")[2])
+    _check_each(name, ".no_gradient", no_gradient, tensors)
+    _check_each(name, ".linear", linear, [t for t in tensors if t not in no_gradient])
+    known = [tag for tag in TAGS if hasattr(torch.Tag, tag)]
+    for tag in tags:
+        if tag not in TAGS:
+            raise ManifestError(
+                f"cuda_ops::{name}: .tag: expected one of {', '.join(known)}, got {tag!r}"
+            )
+    for device in devices:
+        if device not in _DEVICES:
+            raise ManifestError(
+                f"cuda_ops::{name}: .nondeterministic: expected \"cpu\", \"cuda\" or nothing for "
+                f"both, got {device!r}"
+            )
+    if composed and (no_gradient or linear or tags or devices):
+        raise ManifestError(
+            f"cuda_ops::{name}: expected a composed operator without .no_gradient, .linear, .tag "
+            "and .nondeterministic, as these follow from its parts, got one with them"
+        )
+    if entry["broadcast"]:
+        loops = sum(group.loops for group in signature.inputs) if signature is not None else 0
+        if composed or loops < 2:
+            actual = "a composed one" if composed else f"{entry['signature']!r}"
+            raise ManifestError(
+                f"cuda_ops::{name}: .broadcast: expected an operator with kernels and a signature "
+                f"line in which several tensors have loop dims, got {actual}"
+            )
+    return {
+        "hidden": hidden, "no_gradient": no_gradient, "linear": linear,
+        # An older torch lacks some of them, and with them what they ask for.
+        "tags": tuple(tag for tag in dict.fromkeys(tags) if tag in known),
+        "nondeterministic": devices,
+    }  # fmt: skip
+
+
+def _check_each(
+    op: str, call: str, names: Sequence[str], known: Sequence[str], what: str = "argument"
+) -> None:
+    for i, name in enumerate(names):
+        if name not in known:
+            listed = " or ".join(map(repr, known)) or "nothing"
+            raise _refusal(op, what, name, f"{listed}, which {call} may name", repr(name))
+        if name in names[:i]:
+            raise _refusal(op, what, name, f"to be named once by {call}", "twice")
+
+
+def _refusal(op: str, what: str, name: str, expected: str, actual: str) -> ManifestError:
+    return ManifestError(f"cuda_ops::{op}: {what} {name!r}: expected {expected}, got {actual}")

@@ -1,0 +1,70 @@
+"""The derivative in forward mode: by finite differences, and the same by each way to ask for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.gradcheck import GradcheckError
+
+from cuda_ops.testing.case import Case, NotRunError, check, without_float64
+from cuda_ops.testing.checks.gradients import rows
+from cuda_ops.testing.compare import is_inexact, same
+from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.subject import Subject
+
+
+def _without(subject: Subject, device: str) -> str:
+    if subject.op.is_composite:
+        return "the derivative in forward mode is that of the operators it calls"
+    if not subject.forward:
+        name, stem = subject.op.name, subject.op.stem
+        return f"no derivative in forward mode: no {name}_jvp and no .linear in {stem}.cpp"
+    reason = without_float64(subject, device)
+    return reason if "float64" in reason else ""
+
+
+@check("jvp", None, "the derivative in forward mode is wrong",
+       Draw(2, range(1, 41), torch.float64, floating=True, beside=rows), quick=True,
+       excuse=_without)  # fmt: skip
+def jvp(case: Case) -> None:
+    """Compares tangents with finite differences, and those of ``torch.func.jvp`` with those of dual
+    numbers.
+    """
+    args = case.arguments()
+    along = [i for i in case.subject.forward if i < len(args) and is_inexact(args[i])]
+    if not along:
+        raise NotRunError("no floating argument has a derivative in forward mode")
+    leaves = [
+        value.clone(memory_format=torch.contiguous_format).requires_grad_() if i in along else value
+        for i, value in enumerate(args)
+    ]
+    loose = 0.0 if case.subject.claims.deterministic else 1e-4
+    try:
+        torch.autograd.gradcheck(
+            case.operator, leaves, nondet_tol=loose, check_backward_ad=False,
+            check_forward_ad=True, check_undefined_grad=False,
+        )  # fmt: skip
+    except GradcheckError as error:
+        raise AssertionError(str(error).partition("\nnumerical:")[0].rstrip(",")) from None
+
+    generator = torch.Generator().manual_seed(case.sample.seed)
+    tangents = [
+        torch.randn(args[i].shape, generator=generator, dtype=args[i].dtype).to(args[i].device)
+        for i in along
+    ]
+
+    def function(*values: Any) -> Any:
+        given = dict(zip(along, values, strict=True))
+        return case.operator(*(given.get(i, value) for i, value in enumerate(args)))
+
+    primals = tuple(args[i] for i in along)
+    _, found = torch.func.jvp(function, primals, tuple(tangents))
+    with forward_ad.dual_level():
+        duals = function(*map(forward_ad.make_dual, primals, tangents))
+        duals = duals if isinstance(duals, tuple) else (duals,)
+        expected = [forward_ad.unpack_dual(dual).tangent for dual in duals]
+    found = found if isinstance(found, tuple) else (found,)
+    pairs = [(f, e) for f, e in zip(found, expected, strict=True) if e is not None]
+    same([f for f, _ in pairs], [e for _, e in pairs], "torch.func.jvp", case.slack)
