@@ -1,4 +1,4 @@
-// wgmma and mma.sync, in place of the sections of wgmma.cuh and gemm_mma.cuh that spell
+// wgmma and mma.sync, in place of the sections of wgmma.cuh and mma.cuh that spell
 // their registers. Layouts are those of the PTX manual, and of the comments there.
 #pragma once
 

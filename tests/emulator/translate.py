@@ -37,7 +37,7 @@ _DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];
 #: For each file, where the section that tensor_cores.h replaces begins, and where it ends.
 _TENSOR_CORES = {
     "ptx/wgmma.cuh": ("// The registers of an instruction", "// clang-format on"),
-    "gemm/gemm_mma.cuh": ("#define CUDA_OPS_MMA", "#undef CUDA_OPS_MMA"),
+    "ptx/mma.cuh": ("#define CUDA_OPS_MMA", "#undef CUDA_OPS_MMA"),
 }
 
 

@@ -15,6 +15,7 @@
 
 #include "gemm/gemm_epilogue.cuh"
 #include "gemm/matmul.h"
+#include "ptx/mma.cuh"
 #include "ptx/planned.cuh"
 #include "ptx/tf32.cuh"
 #include "gemm/tile_order.cuh"
@@ -175,18 +176,12 @@ __device__ void load_fragment(uint32_t stage, bool line_major, int line, int ste
   if (!line_major) {
     const uint32_t at =
         stage + uint32_t((line + lane % 16) * Operand::kPitchK + step * 32 + lane / 16 * 16);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(at)
-                 : "memory");
+    load_matrices(at, words);
   } else if constexpr (sizeof(T) == 2) {
     // 8 x 8 blocks with k along the rows: transposed on the way.
     const int k = step * 16 + lane % 8 + lane / 16 * 8, l = line + lane / 8 % 2 * 8;
     const uint32_t at = stage + uint32_t(k * Operand::kPitchLines + l * 2);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(at)
-                 : "memory");
+    load_transposed(at, words);
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -196,28 +191,6 @@ __device__ void load_fragment(uint32_t stage, bool line_major, int line, int ste
     }
   }
 }
-
-// --- the instruction ----------------------------------------------------------
-
-#define CUDA_OPS_MMA(SHAPE, TYPE)                                           \
-  asm volatile("mma.sync.aligned." SHAPE ".row.col.f32." TYPE "." TYPE      \
-               ".f32 {%0, %1, %2, %3}, "                                    \
-               "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"              \
-               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
-__device__ inline void mma(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                           Half) {
-  CUDA_OPS_MMA("m16n8k16", "f16");
-}
-__device__ inline void mma(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                           BFloat16) {
-  CUDA_OPS_MMA("m16n8k16", "bf16");
-}
-__device__ inline void mma(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                           float) {
-  CUDA_OPS_MMA("m16n8k8", "tf32");
-}
-#undef CUDA_OPS_MMA
 
 // --- a tile ---------------------------------------------------------------------
 

@@ -1,0 +1,605 @@
+// Attention without a matrix of scores in memory, as FlashAttention-2 does it (Dao,
+// https://arxiv.org/abs/2307.08691): a block keeps the scores of its rows with a few rows of the
+// other side in registers, and goes on to the next ones.
+//
+//   forward   owns queries, walks over keys: softmax as it goes, since a larger score scales down
+//             what was added up before
+//   gradient  recomputes the weights from the lse, in two kernels: one owns queries and adds up
+//             grad_q, one owns keys and adds up grad_k and grad_v. Each sum has one order, so no
+//             atomics are needed and results have the same bits every time.
+//
+// Halves are multiplied by tensor cores (mma.sync), wider dtypes by multiply-adds that lie in
+// threads the same way: of 16 rows, this thread has rows lane / 4 and that + 8, and of each 8
+// columns, columns lane % 4 * 2 and the next, as
+//   sums[block of 16 rows][block of 8 columns][2 * (second row) + (second column)]
+#pragma once
+
+#include "attention/attention.h"
+#include "dtype.cuh"
+#include "math.cuh"
+#include "ptx/capability.h"
+#include "ptx/cp_async.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/warp.cuh"
+
+namespace cuda_ops {
+
+constexpr double kLn2 = 0.6931471805599453;
+
+// --- rows in shared memory ------------------------------------------------------
+
+// Rows of kDim elements. Their vectors of 16 bytes are swapped, so that those of 8 rows at one
+// column are in different banks.
+template <class T, int kDim>
+struct AttentionRows {
+  static constexpr int kVector = 16 / int(sizeof(T)), kVectors = kDim / kVector;
+  static constexpr int kBytes = kDim * int(sizeof(T));  // of a row
+  using Vector = Elements<T, kVector>;
+
+  uint8_t* memory;
+
+  __device__ static int offset(int row, int vector) {
+    return row * kBytes + (vector ^ (row % 8)) * 16;
+  }
+  __device__ uint32_t address(int row, int vector) const {
+    return uint32_t(__cvta_generic_to_shared(memory)) + uint32_t(offset(row, vector));
+  }
+  // Where this lane finds its row of four 8 x 8 matrices: rows from `row` on, a multiple of 8, and
+  // columns from 0 on. `sixteen` below goes to later columns.
+  __device__ uint32_t fragment(int row) const {
+    const int lane = int(threadIdx.x) % 32;
+    return address(row + lane % 16, lane / 16);
+  }
+  __device__ Vector vector(int row, int vector) const {
+    return *reinterpret_cast<const Vector*>(memory + offset(row, vector));
+  }
+  // Of a column that is even.
+  __device__ Elements<T, 2> pair(int row, int column) const {
+    const int within = column % kVector * int(sizeof(T));
+    return *reinterpret_cast<const Elements<T, 2>*>(memory + offset(row, column / kVector) +
+                                                    within);
+  }
+
+  // Starts to copy rows from `first` on; those from `rows` on and columns from `dim` on are zeros.
+  template <int kRows, int kThreads>
+  __device__ void fetch(const T* from, int64_t step, int64_t first, int64_t rows, int dim,
+                        bool vectors) const {
+    static_assert(kRows * kVectors % kThreads == 0, "each thread has as many vectors");
+    const auto inside = [&](int row, int column) {
+      const int left = first + row < rows ? dim - column : 0;
+      return left < 0 ? 0 : left < kVector ? left : kVector;
+    };
+    if (vectors) {
+#pragma unroll 2  // more would take registers, and nothing waits
+      for (int turn = 0; turn < kRows * kVectors / kThreads; ++turn) {
+        const int i = turn * kThreads + int(threadIdx.x);
+        const int row = i / kVectors, at = i % kVectors, count = inside(row, at * kVector);
+        const T* source = count > 0 ? from + (first + row) * step + at * kVector : from;
+        cp_async(address(row, at), source, count * int(sizeof(T)));
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int i = int(threadIdx.x); i < kRows * kVectors; i += kThreads) {
+      const int row = i / kVectors, at = i % kVectors, count = inside(row, at * kVector);
+      Vector values{};
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        if (e < count) values.values[e] = from[(first + row) * step + at * kVector + e];
+      }
+      *reinterpret_cast<Vector*>(memory + offset(row, at)) = values;
+    }
+  }
+};
+
+// From a fragment to that of `count` times 16 columns further: in one instruction, as rows are
+// aligned, so that no register keeps it.
+__device__ inline uint32_t sixteen(uint32_t fragment, int count) {
+  return (fragment ^ uint32_t(count % 4 * 32)) + uint32_t(count / 4 * 128);
+}
+
+// --- products -------------------------------------------------------------------
+
+// sums += owned @ streamed^T over all of kDim: the rows of `owned` from `first` on by kStream rows.
+template <class T, int kDim, int kBlocks, int kStream>
+__device__ __forceinline__ void multiply_rows(AttentionRows<T, kDim> owned, int first,
+                                              AttentionRows<T, kDim> streamed,
+                                              compute_t<T> (&sums)[kBlocks][kStream / 8][4]) {
+  if constexpr (sizeof(T) == 2) {
+    static_assert(kStream % 16 == 0, "fragments have 16 rows");
+    const uint32_t left = owned.fragment(first), right = streamed.fragment(0);
+    constexpr int kBytes = AttentionRows<T, kDim>::kBytes;
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      uint32_t a[kBlocks][4];
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        load_matrices(sixteen(left, k) + uint32_t(16 * i * kBytes), a[i]);
+      }
+#pragma unroll
+      for (int j = 0; j < kStream / 16; ++j) {
+        uint32_t b[4];
+        load_matrices(sixteen(right, k) + uint32_t(16 * j * kBytes), b);
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) {
+          mma(sums[i][2 * j], a[i], b[0], b[2], T{});
+          mma(sums[i][2 * j + 1], a[i], b[1], b[3], T{});
+        }
+      }
+    }
+  } else {
+    static_assert(kBlocks == 1, "one block of 16 rows");
+    using Rows = AttentionRows<T, kDim>;
+    const int lane = int(threadIdx.x) % 32, row = first + lane / 4, other = lane % 4 * 2;
+#pragma unroll 1
+    for (int k = 0; k < Rows::kVectors; ++k) {
+      const auto low = owned.vector(row, k), high = owned.vector(row + 8, k);
+#pragma unroll
+      for (int j = 0; j < kStream / 8; ++j) {
+        const auto even = streamed.vector(8 * j + other, k);
+        const auto odd = streamed.vector(8 * j + other + 1, k);
+#pragma unroll
+        for (int e = 0; e < Rows::kVector; ++e) {
+          sums[0][j][0] += low.values[e] * even.values[e];
+          sums[0][j][1] += low.values[e] * odd.values[e];
+          sums[0][j][2] += high.values[e] * even.values[e];
+          sums[0][j][3] += high.values[e] * odd.values[e];
+        }
+      }
+    }
+  }
+}
+
+// sums += weights @ streamed: weights by kStream rows, of which the columns from `column` on.
+template <class T, int kDim, int kBlocks, int kStream, int kColumns>
+__device__ __forceinline__ void multiply_columns(
+    const compute_t<T> (&weights)[kBlocks][kStream / 8][4], AttentionRows<T, kDim> streamed,
+    int column, compute_t<T> (&sums)[kBlocks][kColumns / 8][4]) {
+  if constexpr (sizeof(T) == 2) {
+    constexpr int kBytes = AttentionRows<T, kDim>::kBytes;
+    const uint32_t right = sixteen(streamed.fragment(0), column / 16);  // a multiple of 64
+#pragma unroll
+    for (int k = 0; k < kStream / 16; ++k) {
+      uint32_t a[kBlocks][4];
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+          const auto& of = weights[i][2 * k + word / 2];
+          a[i][word] = from_compute(of[word % 2 * 2], of[word % 2 * 2 + 1], T{});
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kColumns / 16; ++j) {
+        uint32_t b[4];
+        load_transposed(sixteen(right, j) + uint32_t(16 * k * kBytes), b);
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) {
+          mma(sums[i][2 * j], a[i], b[0], b[1], T{});
+          mma(sums[i][2 * j + 1], a[i], b[2], b[3], T{});
+        }
+      }
+    }
+  } else {
+    static_assert(kBlocks == 1, "one block of 16 rows");
+    const int lane = int(threadIdx.x) % 32;
+#pragma unroll
+    for (int block = 0; block < kStream / 8; ++block) {
+#pragma unroll 1
+      for (int two = 0; two < 4; ++two) {
+        const int owner = lane / 4 * 4 + two;  // of the weights of these two rows
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          const auto low = __shfl_sync(~0u, weights[0][block][odd], owner);
+          const auto high = __shfl_sync(~0u, weights[0][block][odd + 2], owner);
+          const int row = 8 * block + 2 * two + odd;
+#pragma unroll
+          for (int j = 0; j < kColumns / 8; ++j) {
+            const auto values = streamed.pair(row, column + 8 * j + lane % 4 * 2);
+            sums[0][j][0] += low * values.values[0];
+            sums[0][j][1] += low * values.values[1];
+            sums[0][j][2] += high * values.values[0];
+            sums[0][j][3] += high * values.values[1];
+          }
+        }
+      }
+    }
+  }
+}
+
+// 2^x, as exact as the results need.
+template <class T>
+__device__ compute_t<T> attention_power(compute_t<T> x) {
+  if constexpr (sizeof(T) == 2) {
+    return Coarse::power(x);
+  } else {
+    return ::exp2(x);
+  }
+}
+
+// Two neighbours of a row of a dense result, at a column that is even.
+template <class T>
+__device__ void store_neighbours(T* row, int column, int dim, compute_t<T> first,
+                                 compute_t<T> second) {
+  const Elements<T, 2> values{{from_compute<T>(first), from_compute<T>(second)}};
+  if (column + 1 < dim && dim % 2 == 0) {
+    *reinterpret_cast<Elements<T, 2>*>(row + column) = values;
+    return;
+  }
+  if (column < dim) row[column] = values.values[0];
+  if (column + 1 < dim) row[column + 1] = values.values[1];
+}
+
+// --- forward --------------------------------------------------------------------
+
+template <class T, int kDim>
+__global__ void __launch_bounds__(attention_tile(sizeof(T), kDim).threads())
+    attention_kernel(const __grid_constant__ Attention p, int64_t tiles) {
+#if __CUDA_ARCH__ >= 800
+  using C = compute_t<T>;
+  using Rows = AttentionRows<T, kDim>;
+  constexpr AttentionTile kTile = attention_tile(sizeof(T), kDim);
+  constexpr int kBlocks = kTile.blocks, kStream = kTile.stream, kColumns = kTile.columns;
+  constexpr int kThreads = kTile.threads(), kOwned = kTile.rows(), kParts = kTile.parts();
+  extern __shared__ __align__(128) uint8_t shared[];
+  const Rows queries{shared}, keys{shared + kOwned * Rows::kBytes};
+  const Rows values{keys.memory + kStream * Rows::kBytes};
+  const AttentionShape& shape = p.shape;
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 * 16 * kBlocks;
+  const int64_t row_tiles = (shape.queries + kOwned - 1) / kOwned;
+  const C scale = C(shape.scale * kLog2E);
+
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    // The last queries see the most keys, so they begin.
+    const int64_t part = tile % kParts, row_tile = tile / kParts % row_tiles;
+    const int64_t first = (row_tiles - 1 - row_tile) * kOwned, head = tile / kParts / row_tiles;
+    const auto at = p.heads.offsets_at(head);
+    const auto memory = [&](int i) {
+      return static_cast<const T*>(p.heads.operands[i].data) + at[i];
+    };
+    const T *k = memory(2), *v = memory(3);
+    const int64_t end = shape.seen(first + kOwned), steps = (end + kStream - 1) / kStream;
+    const auto fetch = [&](Rows rows, const T* from, int64_t step, int64_t key) {
+      rows.template fetch<kStream, kThreads>(from, step, key, shape.keys, shape.dim, shape.vectors);
+    };
+
+    __syncthreads();  // the last tile's rows have been read
+    queries.template fetch<kOwned, kThreads>(memory(1), p.q_step, first, shape.queries, shape.dim,
+                                             shape.vectors);
+    if (steps > 0) fetch(keys, k, p.k_step, 0);
+    cp_async_commit();
+
+    C sums[kBlocks][kColumns / 8][4] = {}, most[kBlocks][2], total[kBlocks][2] = {};
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) most[i][0] = most[i][1] = -INFINITY;
+
+    for (int64_t step = 0; step < steps; ++step) {
+      const int64_t key = step * kStream;
+      cp_async_wait<0>();
+      __syncthreads();  // keys are there, and the last values have been read
+      fetch(values, v, p.v_step, key);
+      cp_async_commit();
+      C scores[kBlocks][kStream / 8][4] = {};
+      multiply_rows<T, kDim, kBlocks, kStream>(queries, warp, keys, scores);
+      cp_async_wait<0>();
+      __syncthreads();  // values are there, and keys have been read
+      if (step + 1 < steps) fetch(keys, k, p.k_step, key + kStream);
+      cp_async_commit();
+
+      // Scores in units of log2, so that weights are powers of 2.
+      const bool all_seen =
+          key + kStream <= shape.keys && (!shape.causal || key + kStream <= first + warp + 1);
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int64_t row = first + warp + 16 * i + 8 * half + lane / 4;
+          const int seen = int(min(shape.seen(row + 1) - key, int64_t(kStream)));
+          C largest = most[i][half];
+#pragma unroll
+          for (int j = 0; j < kStream / 8; ++j) {
+#pragma unroll
+            for (int odd = 0; odd < 2; ++odd) {
+              C& score = scores[i][j][2 * half + odd];
+              score *= scale;
+              if (!all_seen && 8 * j + lane % 4 * 2 + odd >= seen) score = -INFINITY;
+              largest = fmax(largest, score);
+            }
+          }
+          largest = fmax(largest, __shfl_xor_sync(~0u, largest, 1));
+          largest = fmax(largest, __shfl_xor_sync(~0u, largest, 2));
+          // No score is above -inf yet: there is no difference to it.
+          const C base = largest == -INFINITY ? C(0) : largest;
+          const C shrunk = attention_power<T>(most[i][half] - base);
+          most[i][half] = largest;
+          C added = 0;
+#pragma unroll
+          for (int j = 0; j < kStream / 8; ++j) {
+#pragma unroll
+            for (int odd = 0; odd < 2; ++odd) {
+              C& score = scores[i][j][2 * half + odd];
+              score = attention_power<T>(score - base);
+              added += score;
+            }
+          }
+          total[i][half] = total[i][half] * shrunk + added;
+#pragma unroll
+          for (int j = 0; j < kColumns / 8; ++j) {
+            sums[i][j][2 * half] *= shrunk;
+            sums[i][j][2 * half + 1] *= shrunk;
+          }
+        }
+      }
+      multiply_columns<T, kDim, kBlocks, kStream, kColumns>(scores, values, int(part) * kColumns,
+                                                            sums);
+    }
+    cp_async_wait<0>();
+
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int64_t query = first + warp + 16 * i + 8 * half + lane / 4;
+        const C whole = lanes_total(total[i][half], 4);
+        if (query >= shape.queries) continue;
+        const C inverse = whole == 0 ? C(0) : 1 / whole;
+        T* out = static_cast<T*>(p.heads.operands[0].data) + at[0] + query * shape.dim;
+#pragma unroll
+        for (int j = 0; j < kColumns / 8; ++j) {
+          store_neighbours(out, int(part) * kColumns + 8 * j + lane % 4 * 2, shape.dim,
+                           sums[i][j][2 * half] * inverse, sums[i][j][2 * half + 1] * inverse);
+        }
+        if (part == 0 && lane % 4 == 0) {
+          static_cast<C*>(p.lse)[head * shape.queries + query] =
+              whole == 0 ? C(-INFINITY) : most[i][half] * C(kLn2) + ::log(whole);
+        }
+      }
+    }
+  }
+#endif
+}
+
+// --- gradient -------------------------------------------------------------------
+
+constexpr int kDeltaThreads = 256;
+
+// delta, a warp a query.
+template <class T>
+__global__ void __launch_bounds__(kDeltaThreads)
+    attention_delta_kernel(const __grid_constant__ AttentionGradient p) {
+  using C = compute_t<T>;
+  const int lane = int(threadIdx.x) % 32;
+  const int64_t warps = int64_t(gridDim.x) * (kDeltaThreads / 32);
+  const int64_t queries = p.shape.queries, count = p.heads.numel * queries;
+  int64_t index = int64_t(blockIdx.x) * (kDeltaThreads / 32) + threadIdx.x / 32;
+  for (; index < count; index += warps) {
+    const int64_t head = index / queries, query = index - head * queries;
+    const auto at = p.heads.offsets_at(head);
+    const T* grad = static_cast<const T*>(p.heads.operands[6].data) + at[6] + query * p.grad_step;
+    const T* out = static_cast<const T*>(p.heads.operands[7].data) + at[7] + query * p.out_step;
+    C sum = 0;
+    for (int i = lane; i < p.shape.dim; i += 32) sum += to_compute(grad[i]) * to_compute(out[i]);
+    sum = lanes_total(sum, 32);
+    if (lane == 0) static_cast<C*>(p.delta)[index] = sum;
+  }
+}
+
+// grad_q, or with kOfKeys grad_k and grad_v. With weights P and G = P (grad_out v^T - delta) scale:
+// grad_q = G k, grad_k = G^T q and grad_v = P^T grad_out. The transposes are computed as such, so
+// that they lie in registers as factors do.
+template <class T, int kDim, bool kOfKeys>
+__global__ void __launch_bounds__(attention_gradient_tile(sizeof(T), kDim, 1 + kOfKeys).threads())
+    attention_gradient_kernel(const __grid_constant__ AttentionGradient p, int64_t tiles) {
+#if __CUDA_ARCH__ >= 800
+  using C = compute_t<T>;
+  using Rows = AttentionRows<T, kDim>;
+  constexpr AttentionTile kTile = attention_gradient_tile(sizeof(T), kDim, 1 + kOfKeys);
+  constexpr int kStream = kTile.stream, kColumns = kTile.columns, kStages = kTile.stages;
+  constexpr int kThreads = kTile.threads(), kOwned = kTile.rows(), kParts = kTile.parts();
+  constexpr int kStageBytes = kStream * Rows::kBytes;
+  extern __shared__ __align__(128) uint8_t shared[];
+  // k and v, or q and grad_out: the left factors of scores and of their gradients.
+  const Rows own_scores{shared}, own_grads{shared + kOwned * Rows::kBytes};
+  uint8_t* const ring = shared + 2 * kOwned * Rows::kBytes;
+  const AttentionShape& shape = p.shape;
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 * 16;
+  const int64_t own_rows = kOfKeys ? shape.keys : shape.queries;
+  const int64_t other_rows = kOfKeys ? shape.queries : shape.keys;
+  const int64_t row_tiles = (own_rows + kOwned - 1) / kOwned;
+  const C scale = C(shape.scale * kLog2E);
+
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    // The rows that see the most of the other side begin: the last queries, the first keys.
+    const int64_t part = tile % kParts, row_tile = tile / kParts % row_tiles;
+    const int64_t first = (kOfKeys ? row_tile : row_tiles - 1 - row_tile) * kOwned;
+    const int64_t head = tile / kParts / row_tiles;
+    const auto at = p.heads.offsets_at(head);
+    const auto memory = [&](int i) {
+      return static_cast<const T*>(p.heads.operands[i].data) + at[i];
+    };
+    const T *q = memory(3), *k = memory(4), *v = memory(5), *grad = memory(6);
+    const C* lse = static_cast<const C*>(p.lse) + head * shape.queries;
+    const C* delta = static_cast<const C*>(p.delta) + head * shape.queries;
+
+    // In units of log2. Queries that are not there, or saw no key, have no weights.
+    const auto lse_of = [&](int64_t query) {
+      const C found = query < shape.queries ? lse[query] : C(-INFINITY);
+      return found == -INFINITY ? C(INFINITY) : found * C(kLog2E);
+    };
+    const auto delta_of = [&](int64_t query) {
+      return query < shape.queries ? delta[query] : C(0);
+    };
+    const auto fetch = [&](int64_t step) {
+      const Rows rows{ring + step % kStages * 2 * kStageBytes}, more{rows.memory + kStageBytes};
+      rows.template fetch<kStream, kThreads>(kOfKeys ? q : k, kOfKeys ? p.q_step : p.k_step,
+                                             step * kStream, other_rows, shape.dim, shape.vectors);
+      more.template fetch<kStream, kThreads>(kOfKeys ? grad : v, kOfKeys ? p.grad_step : p.v_step,
+                                             step * kStream, other_rows, shape.dim, shape.vectors);
+    };
+
+    // Queries before the first key see none of these keys.
+    const int64_t begin = kOfKeys && shape.causal ? first / kStream : 0;
+    const int64_t last = kOfKeys ? shape.queries : shape.seen(first + kOwned);
+    const int64_t end = (last + kStream - 1) / kStream;
+
+    __syncthreads();  // the last tile's rows have been read
+    own_scores.template fetch<kOwned, kThreads>(kOfKeys ? k : q, kOfKeys ? p.k_step : p.q_step,
+                                                first, own_rows, shape.dim, shape.vectors);
+    own_grads.template fetch<kOwned, kThreads>(kOfKeys ? v : grad, kOfKeys ? p.v_step : p.grad_step,
+                                               first, own_rows, shape.dim, shape.vectors);
+    if (begin < end) fetch(begin);
+    cp_async_commit();
+
+    C own_lse[2] = {}, own_delta[2] = {};
+    if constexpr (!kOfKeys) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        own_lse[half] = lse_of(first + warp + 8 * half + lane / 4);
+        own_delta[half] = delta_of(first + warp + 8 * half + lane / 4);
+      }
+    }
+    C sums[1][kColumns / 8][4] = {};                     // of grad_q or grad_k
+    C of_values[1][kOfKeys ? kColumns / 8 : 1][4] = {};  // of grad_v
+
+    for (int64_t step = begin; step < end; ++step) {
+      const Rows rows{ring + step % kStages * 2 * kStageBytes}, more{rows.memory + kStageBytes};
+      cp_async_wait<0>();
+      __syncthreads();  // this stage is there, and the one before has been read
+      if (kStages == 2 && step + 1 < end) fetch(step + 1);
+      cp_async_commit();
+
+      // Loaded here, to be there when scores are.
+      C column_lse[kOfKeys ? kStream / 4 : 1], column_delta[kOfKeys ? kStream / 4 : 1];
+      const int64_t other = step * kStream + lane % 4 * 2;
+      if constexpr (kOfKeys) {
+#pragma unroll
+        for (int c = 0; c < kStream / 4; ++c) {
+          column_lse[c] = lse_of(other + c / 2 * 8 + c % 2);
+          column_delta[c] = delta_of(other + c / 2 * 8 + c % 2);
+        }
+      }
+      C weights[1][kStream / 8][4] = {}, grads[1][kStream / 8][4] = {};
+      multiply_rows<T, kDim, 1, kStream>(own_scores, warp, rows, weights);
+      multiply_rows<T, kDim, 1, kStream>(own_grads, warp, more, grads);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int64_t row = first + warp + lane / 4 + 8 * half;
+        // Columns are seen from here on, or up to here.
+        const int limit = kOfKeys ? int(shape.causal ? max(row - other, int64_t(0)) : 0)
+                                  : int(min(shape.seen(row + 1) - other, int64_t(kStream)));
+#pragma unroll
+        for (int c = 0; c < kStream / 4; ++c) {
+          const int column = c / 2 * 8 + c % 2;
+          const C lse_here = kOfKeys ? column_lse[kOfKeys ? c : 0] : own_lse[half];
+          const C delta_here = kOfKeys ? column_delta[kOfKeys ? c : 0] : own_delta[half];
+          C& weight = weights[0][c / 2][2 * half + c % 2];
+          C& of_score = grads[0][c / 2][2 * half + c % 2];
+          const bool is_seen = kOfKeys ? column >= limit : column < limit;
+          weight = is_seen ? attention_power<T>(weight * scale - lse_here) : C(0);
+          of_score = weight * (of_score - delta_here);
+        }
+      }
+      if constexpr (kOfKeys) {
+        multiply_columns<T, kDim, 1, kStream, kColumns>(weights, more, int(part) * kColumns,
+                                                        of_values);
+      }
+      multiply_columns<T, kDim, 1, kStream, kColumns>(grads, rows, int(part) * kColumns, sums);
+      if (kStages == 1 && step + 1 < end) {
+        __syncthreads();  // this stage has been read
+        fetch(step + 1);
+        cp_async_commit();
+      }
+    }
+    cp_async_wait<0>();
+
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t row = first + warp + 8 * half + lane / 4;
+      if (row >= own_rows) continue;
+      const auto result = [&](int i) {
+        return static_cast<T*>(p.heads.operands[i].data) + at[i] + row * shape.dim;
+      };
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        const int column = int(part) * kColumns + 8 * j + lane % 4 * 2;
+        store_neighbours(result(kOfKeys ? 1 : 0), column, shape.dim,
+                         sums[0][j][2 * half] * C(shape.scale),
+                         sums[0][j][2 * half + 1] * C(shape.scale));
+        if constexpr (kOfKeys) {
+          store_neighbours(result(2), column, shape.dim, of_values[0][j][2 * half],
+                           of_values[0][j][2 * half + 1]);
+        }
+      }
+    }
+  }
+#endif
+}
+
+// --- launch ---------------------------------------------------------------------
+
+namespace detail {
+
+// Calls body(constant) with 64, 128 or 256, the columns that rows of `dim` have in shared memory.
+template <class Body>
+cudaError_t visit_head_dim(int dim, Body&& body) {
+  switch (attention_dim(dim)) {
+    case 64: return body(std::integral_constant<int, 64>{});
+    case 128: return body(std::integral_constant<int, 128>{});
+    default: return body(std::integral_constant<int, 256>{});
+  }
+}
+
+template <class Kernel, class Problem>
+cudaError_t launch_attention_kernel(Kernel kernel, const AttentionTile& tile, int64_t heads,
+                                    int64_t rows, const Problem& problem, cudaStream_t stream) {
+  const int64_t tiles = heads * ((rows + tile.rows() - 1) / tile.rows()) * tile.parts();
+  if (tiles == 0) return cudaSuccess;
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile.shared_bytes());
+  if (error != cudaSuccess) return error;
+  // One dim for everything: y and z end at 65535. Blocks step over the rest.
+  const int64_t grid = tiles < INT32_MAX ? tiles : INT32_MAX;
+  kernel<<<unsigned(grid), tile.threads(), unsigned(tile.shared_bytes()), stream>>>(problem, tiles);
+  return cudaGetLastError();
+}
+
+}  // namespace detail
+
+inline cudaError_t launch_attention(const Attention& p, cudaStream_t stream) {
+  if (current_device().capability < 80) return cudaErrorNoKernelImageForDevice;
+  return visit_floating(p.heads.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    return detail::visit_head_dim(p.shape.dim, [&](auto dim) {
+      return detail::launch_attention_kernel(attention_kernel<T, dim.value>,
+                                             attention_tile(sizeof(T), dim.value), p.heads.numel,
+                                             p.shape.queries, p, stream);
+    });
+  });
+}
+
+inline cudaError_t launch_attention_gradient(const AttentionGradient& p, cudaStream_t stream) {
+  if (current_device().capability < 80) return cudaErrorNoKernelImageForDevice;
+  const int64_t queries = p.heads.numel * p.shape.queries;
+  return visit_floating(p.heads.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    if (queries > 0) {
+      const int64_t blocks = (queries + kDeltaThreads / 32 - 1) / (kDeltaThreads / 32);
+      const int64_t grid = blocks < INT32_MAX ? blocks : INT32_MAX;
+      attention_delta_kernel<T><<<unsigned(grid), kDeltaThreads, 0, stream>>>(p);
+      const cudaError_t error = cudaGetLastError();
+      if (error != cudaSuccess) return error;
+    }
+    return detail::visit_head_dim(p.shape.dim, [&](auto dim) {
+      constexpr AttentionTile kOfKeys = attention_gradient_tile(sizeof(T), dim.value, 2);
+      constexpr AttentionTile kOfQueries = attention_gradient_tile(sizeof(T), dim.value, 1);
+      const cudaError_t error =
+          detail::launch_attention_kernel(attention_gradient_kernel<T, dim.value, true>, kOfKeys,
+                                          p.heads.numel, p.shape.keys, p, stream);
+      if (error != cudaSuccess) return error;
+      return detail::launch_attention_kernel(attention_gradient_kernel<T, dim.value, false>,
+                                             kOfQueries, p.heads.numel, p.shape.queries, p, stream);
+    });
+  });
+}
+
+}  // namespace cuda_ops

@@ -1,0 +1,101 @@
+// The plain description of attention and of its gradient, shared by bindings and kernels. No torch,
+// no CUDA.
+#pragma once
+
+#include "strided.h"
+
+namespace cuda_ops {
+
+constexpr int kMostHeadDim = 256;
+
+// What all heads share: `queries` rows of q, `keys` rows of k and v, each of `dim` neighbours.
+// Query i sees all keys, or those up to i where `causal`.
+struct AttentionShape {
+  int64_t queries = 0, keys = 0;
+  int dim = 0;
+  bool causal = false;
+  double scale = 0;
+  bool vectors = false;  // whether rows start at multiples of 16 bytes
+
+  // How many keys the queries before `last` see.
+  constexpr int64_t seen(int64_t last) const { return causal && last < keys ? last : keys; }
+};
+
+// out = softmax(q k^T scale) v for each head. Steps go from one row to the next, in elements.
+// Results are dense, so the heads of `heads` are in the order in which results lie.
+struct Attention {
+  AttentionShape shape;
+  Strided<3> heads;  // out; q, k, v
+  int64_t q_step = 0, k_step = 0, v_step = 0;
+  void* lse =
+      nullptr;  // of each query the log of the sum of exp(q k^T scale), as it is computed in
+};
+
+struct AttentionGradient {
+  AttentionShape shape;
+  Strided<5, 3> heads;  // grad_q, grad_k, grad_v; q, k, v, grad_out, out
+  int64_t q_step = 0, k_step = 0, v_step = 0, grad_step = 0, out_step = 0;
+  const void* lse = nullptr;
+  void* delta = nullptr;  // workspace: of each query the sum of grad_out out, as it is computed in
+};
+
+// What a dtype is computed in, and that of the lse.
+constexpr DType compute_dtype_of_attention(DType dtype) {
+  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
+// --- the launch configuration: a value, chosen without a GPU ------------------
+
+// How a block works: each warp owns `blocks` times 16 rows of one side, and all walk over the other
+// side's rows, `stream` at a time. Rows of `dim` elements lie in shared memory: one or two operands
+// of the rows owned, and `stages` times two of those walked over. A block computes `columns` of the
+// results.
+struct AttentionTile {
+  int size, dim;  // bytes of an element; 64, 128 or 256 elements a row
+  int warps, blocks, stream, stages, owned, columns;
+
+  constexpr int threads() const { return 32 * warps; }
+  constexpr int rows() const { return 16 * blocks * warps; }
+  constexpr int parts() const { return dim / columns; }
+  constexpr int shared_bytes() const { return (owned * rows() + 2 * stages * stream) * dim * size; }
+};
+
+constexpr int kAttentionShared = 96 * 1024;  // what GPUs from sm_80 on have at least
+
+constexpr int attention_dim(int dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
+
+// Sums take up to 128 registers a thread: 16 rows of so many columns.
+constexpr int attention_columns(int size, int dim, int sums) {
+  const int most = (size == 8 ? 512 : 1024) / 4 / sums;
+  return dim < most ? dim : most;
+}
+
+// The forward owns queries. A fragment of k or v is multiplied with all 16-row blocks of a warp,
+// so that two halve the reads of shared memory.
+constexpr AttentionTile attention_tile(int size, int dim) {
+  return {size,       dim, 8 / size, size == 2 && dim <= 128 ? 2 : 1,
+          128 / size, 1,   1,        attention_columns(size, dim, 1)};
+}
+
+// The gradient owns queries (`sums` 1: grad_q) or keys (2: grad_k and grad_v).
+constexpr AttentionTile attention_gradient_tile(int size, int dim, int sums) {
+  const int stream = 8192 / size / dim;
+  AttentionTile tile{
+      size, dim, 8 / size, 1, stream < 8 ? 8 : stream, 2, 2, attention_columns(size, dim, sums)};
+  if (tile.shared_bytes() > kAttentionShared) tile.stages = 1;
+  return tile;
+}
+
+// --- alignment ------------------------------------------------------------------
+
+// Whether the rows of an operand, and of each head, start at multiples of 16 bytes.
+template <int Inputs, int Outputs>
+bool has_aligned_rows(const Strided<Inputs, Outputs>& heads, int input, int64_t step) {
+  const Operand& operand = heads.input(input);
+  const auto whole = [&](int64_t elements) { return elements * size_of(heads.dtype) % 16 == 0; };
+  bool aligned = is_aligned(operand.data, 16) && whole(step);
+  for (int d = 0; d < heads.dims; ++d) aligned = aligned && whole(operand.strides[d]);
+  return aligned;
+}
+
+}  // namespace cuda_ops
