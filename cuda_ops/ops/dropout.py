@@ -54,7 +54,7 @@ of a key.
 
 Example:
 >>> cuda_ops.dropout(torch.ones(6), 0.5, key=torch.tensor([1, 2]))
-tensor([0., 2., 0., 2., 2., 0.])
+tensor([2., 2., 0., 0., 2., 2.])
 """
 
 
