@@ -52,7 +52,7 @@ def agrees(actual: torch.Tensor, x: torch.Tensor, key: torch.Tensor, p: float) -
 @on_each_device
 @settings(max_examples=60, deadline=None)
 @given(
-    shape=st.lists(st.sampled_from([1, 2, 3, 4, 7, 8, 33, 64, 129]), min_size=2, max_size=3),
+    shape=st.lists(st.sampled_from([1, 2, 3, 4, 7, 8, 33]), min_size=2, max_size=3),
     dtype=st.sampled_from(FLOATING),
     view=st.sampled_from(sorted(VIEWS)),
     p=st.sampled_from([0.0, 2.0**-24, 0.1, 0.5, 0.9, 1.0]),

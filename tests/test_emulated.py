@@ -1,5 +1,5 @@
-"""Kernels of matrix products, mixtures of experts, sorts, scans and rows, run on a CPU by
-tests/emulator.
+"""Kernels of matrix products, mixtures of experts, sorts, scans, rows and random numbers, run on a
+CPU by tests/emulator.
 
 The program that ran prints whatever is wrong: a value and its place, a deadlock and which thread
 waits for what, an access and its address. emulator/translate.py says what this can show.
@@ -255,6 +255,14 @@ def test_what_new_writes_for_rows(build: Build, tmp_path: Path) -> None:
     translate(sources, tmp_path / "include", ("by_rows.cu",), {})
     build(tmp_path / "run_rows", tmp_path / "include")
     status, said = run(tmp_path / "run_rows", "late", seed=1)
+    assert status == 0, said
+
+
+@pytest.mark.slow
+def test_random(build: Build, tmp_path: Path) -> None:
+    translate(SOURCES, tmp_path / "include", (), {})
+    build(tmp_path / "run_random", tmp_path / "include")
+    status, said = run(tmp_path / "run_random", "late", seed=1)
     assert status == 0, said
 
 

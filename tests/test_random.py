@@ -318,7 +318,7 @@ def test_wrong_keys_and_numbers_are_refused_by_name(name: str) -> None:
         (torch.zeros(3, dtype=torch.int64), r"'key': expected dim '2' of \[2\] to be 2"),
         (torch.zeros(1, 2, dtype=torch.int64), r"'key': expected exactly the dims \[2\]"),
         (torch.zeros(2, dtype=torch.int64, device="meta"), "'key': expected a tensor on cpu"),
-        ("no tensor", "'key': expected a tensor, got str"),
+        ("no tensor", "'key': expected a tensor or None, got str"),
     ):
         with pytest.raises(RuntimeError, match=expected):
             function(x, key=key)
@@ -395,6 +395,7 @@ def test_every_check_passes(name: str) -> None:
         ("(Tensor x, Tensor key) -> Tensor", "(),()->()", "", r"expected \[2\] in the signature"),
         ("(Tensor x, Tensor seed) -> Tensor", "(),[2]->()", "", "expected 'x' or 'seed', which"),
         ("(Tensor key, Tensor x) -> Tensor", "[2],()->()", "", "expected a tensor before"),
+        ("(Tensor? x, Tensor key) -> Tensor", "(),[2]->()", "", "expected a tensor before"),
         ("(Tensor x, Tensor? key) -> Tensor", "(),[2]->()", "", "expected a Tensor, as .random"),
         (
             "(Tensor x, Tensor key, float p) -> Tensor", "(),[2]->()",
@@ -405,13 +406,16 @@ def test_every_check_passes(name: str) -> None:
 def test_a_binding_that_cannot_be_meant_is_refused(
     scratch_op: ScratchOp, schema: str, line: str, extra: str, expected: str
 ) -> None:
-    second = "const std::optional<Tensor>&" if "?" in schema else "const Tensor&"
+    first, second = (
+        f"const {'std::optional<Tensor>' if f'Tensor? {name}' in schema else 'Tensor'}&"
+        for name in ("x", "key")
+    )
     more = ", double" if "float" in schema else ""
     scratch_op.binding.write_text(f"""
 #include "binding.h"
 using namespace cuda_ops;
 namespace {{
-Tensor f(const Tensor& x, {second}{more}) {{ return x; }}
+Tensor f({first}, {second}{more}) {{ throw OpError("never called"); }}
 }}
 CUDA_OPS(library) {{
   library.op("{scratch_op.name}{schema}", "{line}").dtypes(kFloating).random("key"){extra}.cpu<f>();

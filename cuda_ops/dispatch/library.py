@@ -421,7 +421,7 @@ def _refuse_key(op: OpSpec) -> None:
     if op.signature is not None and op.signature.inputs[index] != Group(("2",), loops=False):
         expected = "[2] in the signature line, as .random says"
         raise _refusal(op.name, op.random, expected, str(op.signature.inputs[index]))
-    if index == 0:
+    if str(op.parsed.arguments[op.tensor_positions[0]].type) != "Tensor" or index == 0:
         expected = "a tensor before the random key, on whose device it is drawn"
         raise _refusal(op.name, op.random, expected, "none")
 

@@ -101,14 +101,15 @@ def _intercepted(
         if {wrong}:
             if _overrides(({group})):
                 return _override(({group}), {passed})
-            _refuse_others({", ".join(tensors)})
+            _refuse_given({", ".join(tensors)})
         """)
     return code, {
         "_Tensor": torch.Tensor,
         "_isinstance": isinstance,
         "_overrides": torch.overrides.has_torch_function,
         "_override": functools.partial(_override, operator),
-        "_refuse_others": functools.partial(_refuse_others, op, tensors, may_be_none),
+        # Not as in the operator's own function, which shares the names and must have a key.
+        "_refuse_given": functools.partial(_refuse_others, op, tensors, may_be_none),
     }
 
 

@@ -54,7 +54,7 @@ of a key.
 
 Example:
 >>> cuda_ops.dropout(torch.ones(6), 0.5, key=torch.tensor([1, 2]))
-tensor([0., 2., 0., 2., 2., 0.])
+tensor([2., 2., 0., 0., 2., 2.])
 """
 
 
@@ -105,22 +105,18 @@ def torch_dropout(x: torch.Tensor, key: torch.Tensor, p: float = 0.5) -> torch.T
 
 
 @hookimpl
-def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
     """Draws a key in each call, as the peers do, and drops by the given one, which has a reference.
     The largest sizes are left out, for which the reference would not fit into memory.
     """
     from cuda_ops.benchmarking.derived import cuda_ops_benchmarks
-
-    if op.name != "dropout":
-        return None
 
     def drawing(x: torch.Tensor, key: torch.Tensor, p: float = 0.5) -> torch.Tensor:
         draw_key(x)
         out: torch.Tensor = op.function(x, key, p)
         return out
 
-    return [
-        replace(case, function=drawing)
-        for case in cuda_ops_benchmarks(op) or ()
-        if case.bytes < 1 << 32
-    ]
+    cases = [case for case in cuda_ops_benchmarks(op) or () if case.bytes < 1 << 32]
+    if op.name != "dropout":  # a gradient draws nothing
+        return cases
+    return [replace(case, function=drawing) for case in cases]

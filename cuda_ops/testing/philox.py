@@ -58,4 +58,4 @@ def random_bits(key: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 def random_uniform(key: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Returns ``Draw::uniform()`` of each element of a tensor, as float64."""
-    return (random_bits(key, shape) >> 8) * 2.0**-24
+    return (random_bits(key, shape) >> 8).double() * 2.0**-24

@@ -24,7 +24,7 @@ struct Product {
 };
 
 CUDA_OPS_BOTH Product wide_product(uint32_t a, uint32_t b) {
-#ifdef __CUDA_ARCH__
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
   // Left to itself, the compiler masks and multiplies 64 bits.
   Product product;
   asm("{\n\t.reg .u64 wide;\n\tmul.wide.u32 wide, %2, %3;\n\tmov.b64 {%0, %1}, wide;\n\t}"

@@ -57,6 +57,7 @@ inline const emulator::Index<emulator::BlockSize> blockDim;
 using std::fma;
 using std::fmaf;
 using std::max;
+using std::min;
 
 inline uint64_t __cvta_generic_to_shared(const void* pointer) {
   return emulator::shared_address(pointer);
