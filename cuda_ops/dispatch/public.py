@@ -175,8 +175,8 @@ def _generate(operator: Served) -> FunctionType:
             before = before.replace(f"_redispatch(_{kind}, ", "_overload(")
         body = f"if {d} is None:\n    {d} = _default()\n{body}"
     required = [name for name in tensors if not _optional(op, name)]
-    if optional and not required and not op.is_composite:
-        possible = [a.name for a in op.parsed.arguments if "Tensor" in str(a.type)]
+    possible = [a.name for a in op.parsed.arguments if "Tensor" in str(a.type)]
+    if possible and not required and not op.is_composite:
         names["_refuse_none"] = functools.partial(_refuse_none, op, possible[0])
         given = " or ".join(f"{t} is not None" if t in tensors else t for t in possible)
         before += f"if not ({given}):\n    _refuse_none()\n"
