@@ -50,6 +50,7 @@ Tensor range(int64_t count, int64_t step, Device device) {
   for (int64_t i = 0; i < count; ++i) static_cast<int64_t*>(out.mutable_data_ptr())[i] = i * step;
   return out;
 }
+Tensor wrong(int64_t count, Device device) { return range(count, 1, device); }
 }
 CUDA_OPS(library) {
   library.op("cosines(SymInt length, SymInt half, float base=10000.0, *, ScalarType? dtype=None, "
@@ -61,6 +62,8 @@ CUDA_OPS(library) {
       .cpu<table>();
   library.op("cosines_range(int count, int step, Device device) -> Tensor", "->(count)")
       .returns("out", DType::kInt64).cpu<range>();
+  library.op("cosines_wrong(int count, Device device) -> Tensor", "->(count)")
+      .returns("out", DType::kFloat32).cpu<wrong>();
 }
 """
 
@@ -268,6 +271,11 @@ def test_samples_choose_sizes_and_the_device(name: str) -> None:
 @pytest.mark.parametrize("which", ["", "_range"])
 def test_the_kit_passes(name: str, which: str) -> None:
     check_op(name + which, devices=["cpu"])
+
+
+def test_the_kit_finds_a_result_of_another_dtype(name: str) -> None:
+    with pytest.raises(AssertionError, match="class 13"):
+        check_op(f"{name}_wrong", devices=["cpu"])
 
 
 def test_benchmarks_are_derived(name: str) -> None:
