@@ -254,7 +254,7 @@ def test_samples_choose_sizes_and_the_device(name: str) -> None:
     assert strategy is not None
     lengths: set[int] = set()
 
-    @settings(max_examples=80, derandomize=True, database=None, deadline=None)
+    @settings(max_examples=200, derandomize=True, database=None, deadline=None)
     @given(strategy)
     def check(sample: samples.Sample) -> None:
         length, half = sample.args[:2]
@@ -270,12 +270,13 @@ def test_samples_choose_sizes_and_the_device(name: str) -> None:
 
 @pytest.mark.parametrize("which", ["", "_range"])
 def test_the_kit_passes(name: str, which: str) -> None:
-    check_op(name + which, devices=["cpu"])
+    report = check_op(name + which, devices=["cpu"])
+    assert report.passed, report
 
 
 def test_the_kit_finds_a_result_of_another_dtype(name: str) -> None:
-    with pytest.raises(AssertionError, match="class 13"):
-        check_op(f"{name}_wrong", devices=["cpu"])
+    report = check_op(f"{name}_wrong", devices=["cpu"])
+    assert not report.passed and "class 13" in str(report)
 
 
 def test_benchmarks_are_derived(name: str) -> None:

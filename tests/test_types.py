@@ -232,7 +232,8 @@ def test_samples_draw_the_names_and_the_kit_passes(name: str) -> None:
     assert seen == {"mean", "sum", "none"}
     keyword_only = samples.shaped(spec(f"{name}_maybe"), (3,)).args
     assert len(keyword_only) == 2
-    check_op(name, devices=["cpu"])
+    report = check_op(name, devices=["cpu"])
+    assert report.passed, report
 
 
 def test_a_composed_operator_passes_no_string_on(scratch_op: ScratchOp) -> None:

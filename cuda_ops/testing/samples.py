@@ -290,7 +290,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         core[name] = draw(st.sampled_from(fitting), label=name)
     room = room_beside(everything)
     loop: list[int] = []
-    for _ in range(draw(st.sampled_from(_LOOP_DIMS))):
+    for _ in range(draw(st.sampled_from(_LOOP_DIMS if op.tensor_positions else (0,)))):
         fitting = [size for size in _LOOP_SIZES if size * math.prod(loop) <= room]
         loop.append(draw(st.sampled_from(fitting)))
     if draw(st.integers(1, _EMPTY_EVERY)) == _EMPTY_EVERY:
