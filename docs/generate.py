@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,8 @@ def _operator(operator: Operator) -> str:
     bare = [p.replace(annotation=p.empty) for p in parameters.parameters.values()]
     shown = parameters.replace(parameters=bare, return_annotation=parameters.empty)
     line = f", signature line `{op.signature}`" if op.signature else ""
+    if op.hidden:
+        line += f", of which `cuda_ops.{op.name}` does not return {_listed(op.hidden)}"
     facts = (
         f"`cuda_ops.{op.name}{shown}`\n\n"
         f"- **Operator**: `{op.schema}`{line}\n"
@@ -93,8 +95,15 @@ def _devices(operator: Operator) -> str:
 def _gradient(operator: Operator) -> str:
     if operator.spec.is_composite:
         return "from its parts"
-    names = operator.spec.argument_names
-    return ", ".join(f"`{names[i]}`" for i in operator.now.differentiable) or "none"
+    names, forward = operator.spec.argument_names, operator.now.forward
+    text = _listed(names[i] for i in operator.now.differentiable) or "none"
+    if forward is not None:
+        text += f"; in forward mode {_listed(names[i] for i in forward.inputs)}"
+    return text
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _docstring(text: str) -> str:

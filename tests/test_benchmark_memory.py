@@ -125,7 +125,9 @@ def test_a_case_that_asks_has_the_memory_of_everyone_that_was_timed(
     reload("silu")
     asked = []
 
-    def known(function: Any, args: tuple[Any, ...], device: Any, backward: bool) -> Memory:
+    def known(
+        function: Any, args: tuple[Any, ...], device: Any, backward: bool, fixed: Any
+    ) -> Memory:
         asked.append((len(args), args[0].shape, device, backward))
         # Forward alone, which is what a step of training consists of here.
         return Memory(function(*args).nbytes, 0 if backward else None)

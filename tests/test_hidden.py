@@ -12,6 +12,7 @@ import torch
 from conftest import ScratchOp
 from specs import pair, spec
 
+from cuda_ops.benchmarking.training import with_gradients
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.derive.gradient import cuda_ops_autograd
 from cuda_ops.dispatch.words import words_of
@@ -197,3 +198,13 @@ def test_a_gradient_that_is_none_by_design_is_not_returned() -> None:
     )
     with pytest.raises(ManifestError, match=r"return 'grad_y': expected none, as \.no_gradient"):
         cuda_ops_autograd(op)
+
+
+def test_a_step_of_training_asks_for_the_gradients_that_there_are(name: str) -> None:
+    x, by = torch.randn(4, 3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    function = registry().public(name)
+    out, grad_x = with_gradients(function, fixed=(1,))(x, by)
+    torch.testing.assert_close(out, expected(x, by))
+    torch.testing.assert_close(grad_x, out * x / (x * x + 1).sqrt() * by)
+    with pytest.raises(RuntimeError, match="by design"):
+        with_gradients(function)(x, by)

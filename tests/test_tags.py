@@ -39,6 +39,14 @@ CUDA_OPS(library) {
 """
 
 
+#: What a manifest has of an operator that says none of these words.
+NOTHING = {
+    **dict.fromkeys(("hidden", "no_gradient", "linear", "tags", "nondeterministic"), ()),
+    "broadcast": False,
+    "signature": "()->()",
+}
+
+
 @pytest.fixture(scope="module")
 def scratch(scratch_root: Path) -> Iterator[ScratchOp]:
     scratch = ScratchOp("scratch_tags", scratch_root)
@@ -132,8 +140,7 @@ def test_a_reload_changes_tags(scratch: ScratchOp) -> None:
     ],
 )  # fmt: skip
 def test_unknown_words_are_refused_with_a_list(words: dict[str, Any], text: str) -> None:
-    empty = dict.fromkeys(("hidden", "no_gradient", "linear", "tags", "nondeterministic"), ())
-    entry = {**empty, "broadcast": False, "signature": "()->()", **words}
+    entry = {**NOTHING, **words}
     parsed, line = spec("f(Tensor x) -> Tensor", "()->()").parsed, parse_signature("()->()")
     with pytest.raises(ManifestError, match=f"cuda_ops::f: {text}"):
         words_of("f", entry, parsed, line, False)
@@ -142,4 +149,8 @@ def test_unknown_words_are_refused_with_a_list(words: dict[str, Any], text: str)
 
 
 def test_tags_are_torch_s() -> None:
-    assert all(hasattr(torch.Tag, tag) for tag in TAGS if tag != "nondeterministic_bitwise")
+    old = {"cudagraph_unsafe", "needs_fixed_stride_order", "nondeterministic_seeded", "pointwise"}
+    assert old <= {tag for tag in TAGS if hasattr(torch.Tag, tag)}
+    parsed, line = spec("f(Tensor x) -> Tensor", "()->()").parsed, parse_signature("()->()")
+    words = words_of("f", {**NOTHING, "tags": [*TAGS, "pointwise"]}, parsed, line, False)
+    assert words["tags"] == tuple(tag for tag in TAGS if hasattr(torch.Tag, tag))
