@@ -62,7 +62,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     @st.composite
     def drawn(draw: st.DrawFn) -> Sample:
         heads, blocks, block = (draw(st.sampled_from((1, 2, 3, 4, 0))) for _ in range(3))
-        tokens = min(draw(st.sampled_from((1, 2, 3, 7, 0))), blocks * block)
+        tokens = min(draw(st.sampled_from((1, 2, 3, 7, 9, 0))), blocks * block)
         shapes = [(heads, draw(dims)) for _ in range(2)]
         dtype = draw(st.sampled_from(_FLOATING))
         rows = [TensorArg((tokens, *shape), dtype, draw(read)) for shape in shapes]
