@@ -181,13 +181,13 @@ def test_the_peer_and_the_reference_agree(device: str) -> None:
     scales = [torch.tensor(s, device=device) for s in (0.5, 0.02)]
     for cached in (torch.bfloat16, *EIGHT_BITS):
         found = []
-        for function, given in (
+        for function, passed in (
             (cuda_ops.cache_write_, rows),
             (indexed, rows),
             (reference, wide),
         ):
             caches = [torch.zeros(3, 4, 2, 8, device=device).to(cached) for _ in range(2)]
-            function(*given, *caches, slots, *scales)
+            function(*passed, *caches, slots, *scales)
             found.append([bits(cache) for cache in caches])
         for other in found[1:]:
             assert all(map(torch.equal, found[0], other)), cached
