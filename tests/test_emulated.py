@@ -1,4 +1,4 @@
-"""Kernels of matrix products, mixtures of experts and sorts, run on a CPU by tests/emulator.
+"""Kernels of matrix products, mixtures of experts, sorts and others, run on a CPU by tests/emulator.
 
 The program that ran prints whatever is wrong: a value and its place, a deadlock and which thread
 waits for what, an access and its address. emulator/translate.py says what this can show.
@@ -30,10 +30,12 @@ SOURCES = HERE.parent / "src"
 
 #: Few tokens are many, in problems that a CPU can compute.
 CONSTANTS = {"kFewTokens": 40}
-KERNELS = ("bitonic_topk.cu", "moe_experts.cu", "moe_route.cu")
+KERNELS = (
+    "bitonic_topk.cu", "moe_experts.cu", "moe_route.cu", "rotary_embedding.cu", "cache_write_.cu",
+)  # fmt: skip
 
 #: The programs that run_*.cpp make; the one that takes longest to compile comes first.
-PROGRAMS = ("matmul", "moe", "route", "sort", "grouped")
+PROGRAMS = ("matmul", "moe", "route", "sort", "grouped", "rotary")
 
 Build = Callable[[Path, Path], None]
 Program = Callable[[str], Path]
@@ -224,6 +226,13 @@ def test_grouped(program: Program, products: str, timing: str) -> None:
     """The kernels that test_a_fault_is_found breaks are right without a fault."""
     status, said = run(program("grouped"), timing, seed=1, products=products)
     assert status == 0, said
+
+
+@pytest.mark.slow
+def test_rotary_embeddings_and_cache_writes(program: Program) -> None:
+    for seed in (1, 2):
+        status, said = run(program("rotary"), "late", seed)
+        assert status == 0, said
 
 
 @pytest.mark.slow
