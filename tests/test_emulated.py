@@ -1,4 +1,4 @@
-"""Kernels of matrix products, mixtures of experts, sorts and others, run on a CPU by tests/emulator.
+"""Kernels of matrix products, mixtures of experts, sorts and more, run on a CPU by tests/emulator.
 
 The program that ran prints whatever is wrong: a value and its place, a deadlock and which thread
 waits for what, an access and its address. emulator/translate.py says what this can show.
