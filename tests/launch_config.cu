@@ -8,8 +8,10 @@
 
 #include <cstdio>
 
+#include "cache/cache_write.h"
 #include "elementwise.cuh"
 #include "reduce/reduce.h"
+#include "rotary/rotary.h"
 #include "sort/topk.h"
 
 namespace {
@@ -83,6 +85,53 @@ void topk(const char* name, int64_t count, int64_t n, int64_t k) {
               (long long)topk_workspace_bytes(count, n, k, 4, kH200));
 }
 
+void rotary(const char* name, int64_t tokens, int64_t heads, int64_t dim, int64_t pairs,
+            bool in_place, int64_t misaligned, DType dtype, DType table) {
+  Rotary p;
+  p.dtype = p.tokens.dtype = dtype;
+  p.table_dtype = table;
+  p.tokens.numel = tokens;
+  p.tokens.dims = 1;
+  p.tokens.sizes = {tokens};
+  p.tokens.operands[0] = {address(0), {heads * dim}};
+  p.tokens.operands[1] = {address(misaligned), {heads * dim}};
+  p.tokens.operands[2] = p.tokens.operands[3] = {address(0), {pairs}};
+  p.heads = heads;
+  p.dim = p.out_head = p.x_head = dim;
+  p.pairs = pairs;
+  p.out_step = p.x_step = p.cos_step = p.sin_step = 1;
+  p.in_place = in_place;
+  const auto c = rotary_config(p, kH200);
+  std::printf("%s: pack %d, units %lld, heads %d, %d x %d threads, blocks %lld\n", name, c.pack,
+              (long long)c.units, c.heads, c.rows, c.lanes, (long long)c.blocks);
+}
+
+void cache(const char* name, int64_t tokens, int64_t heads, int64_t dim, bool heads_first,
+           int64_t misaligned, DType cached) {
+  CacheWrite p;
+  p.tokens = tokens;
+  p.blocks = 4096;
+  p.block = 16;
+  p.dtype = DType::kBFloat16;
+  CacheRows& part = p.parts[0];
+  part.rows = address(misaligned);
+  part.cache = address(0);
+  part.heads = heads;
+  part.dim = part.row_head = dim;
+  part.token_step = heads * dim;
+  part.block_step = 16 * heads * dim;
+  part.slot_step = heads_first ? dim : heads * dim;
+  part.cache_head = heads_first ? 16 * dim : dim;
+  part.row_step = part.cache_step = 1;
+  part.cache_dtype = cached;
+  part.merge_heads();
+  p.parts[1] = part;
+  const auto c = cache_config(p, 0, 2);
+  std::printf("%s: heads %lld, pack %d, packs %lld, %d x %d threads, blocks %lld\n", name,
+              (long long)part.heads, c.pack, (long long)c.packs, c.rows, c.lanes,
+              (long long)c.blocks);
+}
+
 }  // namespace
 
 int main() {
@@ -117,4 +166,21 @@ int main() {
   topk("64 of one row of 1M", 1, M, 64);
   topk("50 of a vocabulary", 64, 131072, 50);
   topk("0 of nothing", 0, 0, 0);
+  const DType half = DType::kBFloat16, wide = DType::kFloat32;
+  rotary("40 heads", 1 << 14, 40, 128, 64, false, 0, half, half);
+  rotary("40 heads, tables in float32", 1 << 14, 40, 128, 64, false, 0, half, wide);
+  rotary("40 heads of one token", 1, 40, 128, 64, false, 0, half, half);
+  rotary("one head", 1 << 16, 1, 64, 32, false, 0, half, half);
+  rotary("a quarter of each head", 1 << 14, 64, 96, 12, false, 0, half, half);
+  rotary("a quarter of each head in place", 1 << 14, 64, 96, 12, true, 0, half, half);
+  rotary("heads off by one", 1 << 14, 40, 128, 64, false, 2, half, half);
+  rotary("heads of an odd width", 1 << 14, 3, 33, 10, false, 0, wide, wide);
+  rotary("nothing turned in place", 1 << 14, 3, 33, 0, true, 0, wide, wide);
+  cache("8 heads a slot", 1 << 14, 8, 128, false, 0, half);
+  cache("8 heads a slot in eight bits", 1 << 14, 8, 128, false, 0, DType::kFloat8E4M3);
+  cache("8 heads a slot in float32", 1 << 14, 8, 128, false, 0, wide);
+  cache("heads before slots", 1 << 14, 8, 128, true, 0, half);
+  cache("one head a slot", 1000, 1, 64, true, 0, half);
+  cache("rows off by one", 1 << 14, 8, 128, false, 2, half);
+  cache("no tokens", 0, 8, 128, false, 0, half);
 }

@@ -175,17 +175,22 @@ def test_the_last_of_equal_slots_or_any_on_a_gpu(device: str) -> None:
 
 @on_each_device
 def test_the_peer_and_the_reference_agree(device: str) -> None:
-    for cached in (torch.bfloat16, torch.float8_e4m3fn):
-        rows = [random((6, 2, 8), torch.bfloat16, device, k) for k in range(2)]
-        slots = torch.tensor([7, 3, 0, 11, 4, 5], device=device)
-        scales = [torch.tensor(s, device=device) for s in (0.5, 0.02)]
+    rows = [random((6, 2, 8), torch.bfloat16, device, k) for k in range(2)]
+    wide = [x.double() for x in rows]
+    slots = torch.tensor([7, 3, 0, 11, 4, 5], device=device)
+    scales = [torch.tensor(s, device=device) for s in (0.5, 0.02)]
+    for cached in (torch.bfloat16, *EIGHT_BITS):
         found = []
-        for function in (cuda_ops.cache_write_, indexed, reference):
+        for function, passed in (
+            (cuda_ops.cache_write_, rows),
+            (indexed, rows),
+            (reference, wide),
+        ):
             caches = [torch.zeros(3, 4, 2, 8, device=device).to(cached) for _ in range(2)]
-            function(*rows, *caches, slots, *scales)
+            function(*passed, *caches, slots, *scales)
             found.append([bits(cache) for cache in caches])
-        for others in found[1:2] if cached.itemsize == 2 else found[1:]:
-            assert all(map(torch.equal, found[0], others)), cached
+        for other in found[1:]:
+            assert all(map(torch.equal, found[0], other)), cached
 
 
 @on_each_device

@@ -1,5 +1,4 @@
-"""Kernels of matrix products, mixtures of experts, sorts, scans, rows and random numbers, run on a
-CPU by tests/emulator.
+"""Kernels of matrix products, mixtures of experts, sorts and more, run on a CPU by tests/emulator.
 
 The program that ran prints whatever is wrong: a value and its place, a deadlock and which thread
 waits for what, an access and its address. emulator/translate.py says what this can show.
@@ -32,12 +31,13 @@ SOURCES = HERE.parent / "src"
 #: Few tokens are many, in problems that a CPU can compute.
 CONSTANTS = {"kFewTokens": 40}
 KERNELS = (
-    "bitonic_topk.cu", "cumulative_sum.cu", "dequantize_int4.cu", "moe_experts.cu", "moe_route.cu",
-    "quantize.cu", "softmax_cross_entropy.cu",
+    "bitonic_topk.cu", "cache_write_.cu", "cumulative_sum.cu", "dequantize_int4.cu",
+    "moe_experts.cu", "moe_route.cu", "quantize.cu", "rotary_embedding.cu",
+    "softmax_cross_entropy.cu",
 )  # fmt: skip
 
 #: The programs that run_*.cpp make; the one that takes longest to compile comes first.
-PROGRAMS = ("matmul", "moe", "route", "sort", "grouped", "loss", "quantize")
+PROGRAMS = ("matmul", "moe", "route", "sort", "grouped", "rotary", "loss", "quantize")
 
 Build = Callable[[Path, Path], None]
 Program = Callable[[str], Path]
@@ -245,6 +245,13 @@ def test_rows_of_every_length(program: Program, name: str) -> None:
     """The cross entropy with its gradient, and quantized numbers to the bit."""
     status, said = run(program(name), "late", seed=1)
     assert status == 0, said
+
+
+@pytest.mark.slow
+def test_rotary_embeddings_and_cache_writes(program: Program) -> None:
+    for seed in (1, 2):
+        status, said = run(program("rotary"), "late", seed)
+        assert status == 0, said
 
 
 @pytest.mark.slow

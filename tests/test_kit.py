@@ -120,6 +120,18 @@ def test_what_indexes_what_is_not_made_from_the_signature_line() -> None:
     assert not follows_line(replace(add, strategy=st.just(indices)))
 
 
+def test_distinct_indices_fill_any_layout_but_expanded() -> None:
+    for layout in ("contiguous", "transposed", "sliced", "stepped", "offset"):
+        arg = TensorArg((3, 4), torch.int64, layout, below=13, distinct=True)
+        (made,) = Sample((arg,)).make()
+        assert made.unique().numel() == 12 and made.min() >= 0 and made.max() < 13
+        assert Sample.parse(repr(Sample((arg,)))) == Sample((arg,))
+    wrong: list[dict[str, Any]] = [{}, {"below": 11}, {"below": 12, "layout": "expanded"}]
+    for rest in wrong:
+        with pytest.raises(ValueError, match="'distinct': expected at most 'below' elements"):
+            TensorArg((3, 4), torch.int64, distinct=True, **rest)
+
+
 def test_indices_are_tried_where_samples_have_some_with_a_signature_line_too() -> None:
     add, indices = find("add"), by_name("indices")
     labels = Sample((TensorArg((3, 4)), TensorArg((3, 4), torch.int64, below=3)))

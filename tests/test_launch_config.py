@@ -47,6 +47,24 @@ EXPECTED = {
     "64 of one row of 1M": "kept 64, chunk 1024, chunks 1024, workspace 557056",
     "50 of a vocabulary": "kept 64, chunk 1986, chunks 66, workspace 1766400",
     "0 of nothing": "kept 32, chunk 0, chunks 1, workspace 0",
+    # Two heads a thread, which keeps their angles; one where tokens or heads are few.
+    "40 heads": "pack 8, units 8, heads 2, 16 x 8 threads, blocks 20480",
+    "40 heads, tables in float32": "pack 8, units 8, heads 2, 16 x 8 threads, blocks 20480",
+    "40 heads of one token": "pack 8, units 8, heads 1, 16 x 8 threads, blocks 3",
+    "one head": "pack 8, units 4, heads 1, 32 x 4 threads, blocks 2048",
+    "a quarter of each head": "pack 4, units 12, heads 2, 10 x 12 threads, blocks 52429",
+    "a quarter of each head in place": "pack 4, units 3, heads 2, 42 x 3 threads, blocks 12484",
+    "heads off by one": "pack 1, units 64, heads 2, 2 x 64 threads, blocks 163840",
+    "heads of an odd width": "pack 1, units 17, heads 2, 7 x 17 threads, blocks 4682",
+    "nothing turned in place": "pack 1, units 0, heads 1, 1 x 1 threads, blocks 0",
+    # 16 bytes of the wider side; heads without gaps on both are one row.
+    "8 heads a slot": "heads 1, pack 8, packs 128, 1 x 128 threads, blocks 16384",
+    "8 heads a slot in eight bits": "heads 1, pack 8, packs 128, 1 x 128 threads, blocks 16384",
+    "8 heads a slot in float32": "heads 1, pack 4, packs 256, 1 x 128 threads, blocks 16384",
+    "heads before slots": "heads 8, pack 8, packs 128, 1 x 128 threads, blocks 16384",
+    "one head a slot": "heads 1, pack 8, packs 8, 16 x 8 threads, blocks 63",
+    "rows off by one": "heads 1, pack 1, packs 1024, 1 x 128 threads, blocks 16384",
+    "no tokens": "heads 1, pack 8, packs 128, 1 x 128 threads, blocks 0",
 }
 
 

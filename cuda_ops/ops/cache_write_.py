@@ -62,7 +62,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     @st.composite
     def drawn(draw: st.DrawFn) -> Sample:
         heads, blocks, block = (draw(st.sampled_from((1, 2, 3, 4, 0))) for _ in range(3))
-        tokens = min(draw(st.sampled_from((1, 2, 3, 7, 0))), blocks * block)
+        tokens = min(draw(st.sampled_from((1, 2, 3, 7, 9, 0))), blocks * block)
         shapes = [(heads, draw(dims)) for _ in range(2)]
         dtype = draw(st.sampled_from(_FLOATING))
         rows = [TensorArg((tokens, *shape), dtype, draw(read)) for shape in shapes]
@@ -75,7 +75,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
         scales = [draw(st.sampled_from((None, TensorArg((), torch.float32)))) for _ in range(2)]
         values = draw(st.sampled_from(VALUES))
         if torch.float8_e5m2 in (cache.dtype for cache in caches):
-            values = "normal"  # the reference, in float64, cannot know where the cache ends
+            values = "equal"  # the reference, in float64, cannot know which numbers are too large
         return Sample((*rows, *caches, slots, *scales), values, draw(st.integers(0, 2**16)))
 
     return drawn()

@@ -59,7 +59,8 @@ class TensorArg:
     ``TensorArg((7, 3), torch.bfloat16, "transposed")`` is a (7, 3) tensor with strides (1, 7).
 
     Raises:
-        ValueError: the layout is not one of ``LAYOUTS``.
+        ValueError: the layout is not one of ``LAYOUTS``, or there cannot be that many distinct
+            indices.
     """
 
     shape: tuple[int, ...]
@@ -79,6 +80,12 @@ class TensorArg:
             raise ValueError(
                 f"TensorArg: argument 'layout': expected one of {', '.join(LAYOUTS)}, "
                 f"got {self.layout!r}"
+            )
+        room = 0 if self.below is None else self.below
+        if self.distinct and (math.prod(self.shape) > room or self.layout == "expanded"):
+            raise ValueError(
+                "TensorArg: argument 'distinct': expected at most 'below' elements, not expanded, "
+                f"got shape {self.shape}, below={self.below}, layout={self.layout!r}"
             )
 
 
@@ -178,8 +185,7 @@ CODES: dict[torch.dtype, dict[Values, tuple[int, int]]] = {
 def _make_tensor(
     arg: TensorArg, values: Values, generator: torch.Generator, device: torch.device
 ) -> torch.Tensor:
-    if arg.distinct:
-        assert arg.below is not None and arg.layout != "expanded"
+    if arg.distinct and arg.below is not None:
         made = _make_tensor(replace(arg, distinct=False), values, generator, device)
         order = torch.randperm(arg.below, generator=generator)[: made.numel()]
         return made.copy_(order.view(made.shape))

@@ -19,12 +19,12 @@ CacheRows rows_of(const Tensor& rows, const Tensor& cache, const std::optional<T
   part.scale = scale ? static_cast<const float*>(scale->const_data_ptr()) : nullptr;
   part.heads = rows.size(1);
   part.dim = rows.size(2);
-  part.token_step = rows.stride(0);
-  part.row_head = rows.stride(1);
+  part.token_step = step_of(rows, 0);
+  part.row_head = step_of(rows, 1);
   part.row_step = rows.stride(2);
-  part.block_step = cache.stride(0);
-  part.slot_step = cache.stride(1);
-  part.cache_head = cache.stride(2);
+  part.block_step = step_of(cache, 0);
+  part.slot_step = step_of(cache, 1);
+  part.cache_head = step_of(cache, 2);
   part.cache_step = cache.stride(3);
   part.cache_dtype = dtype_of(cache);
   part.merge_heads();
@@ -39,7 +39,7 @@ CacheWrite problem_of(const Tensor& key, const Tensor& value, const Tensor& key_
   p.parts[0] = rows_of(key, key_cache, key_scale);
   p.parts[1] = rows_of(value, value_cache, value_scale);
   p.slots = static_cast<const int64_t*>(slots.const_data_ptr());
-  p.slots_step = slots.stride(0);
+  p.slots_step = step_of(slots, 0);
   p.tokens = slots.size(0);
   p.blocks = key_cache.size(0);
   p.block = key_cache.size(1);

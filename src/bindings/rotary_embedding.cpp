@@ -64,9 +64,8 @@ turned back, so nothing but the tables is kept for it.
 Shapes: x (..., S, heads, D) of any strides, cos and sin (..., S, R/2) with R at most D; dims before S
 broadcast. The result (..., S, heads, D) is contiguous.
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. The tables may have any
-of them. Where they do not share the dtype of x or that of the arithmetic, they are converted to the
-latter first. The arithmetic runs in
-float64 for float64 and in float32 for the others.
+of them. The arithmetic runs in float64 for float64 and in float32 for the others; tables that do not
+share its dtype, or that of x, are converted to it first.
 Errors: RuntimeError for any other dtype, fewer dims, another size of S, tables of two sizes or for
 more than D elements, or mixed devices.
 Formula: Su et al., https://arxiv.org/abs/2104.09864: (a, b) becomes

@@ -13,7 +13,8 @@ namespace {
 
 // The problem as a kernel needs it.
 struct CacheWalk {
-  CacheWrite p;
+  const int64_t* slots;
+  int64_t slots_step, tokens, capacity;
   CacheConfig config;
   IndexDivider block;
   struct Part {
@@ -22,8 +23,13 @@ struct CacheWalk {
     IndexDivider head;
   } parts[2];
 
-  CacheWalk(const CacheWrite& problem, const CacheConfig& chosen, int first, int last)
-      : p(problem), config(chosen), block(p.block, p.blocks * p.block) {
+  CacheWalk(const CacheWrite& p, const CacheConfig& chosen, int first, int last)
+      : slots(p.slots),
+        slots_step(p.slots_step),
+        tokens(p.tokens),
+        capacity(p.blocks * p.block),
+        config(chosen),
+        block(p.block, capacity) {
     for (int i = first; i < last; ++i) {
       Part& part = parts[i - first];
       part.rows = p.parts[i];
@@ -80,7 +86,7 @@ __global__ void __launch_bounds__(kCacheThreads)
   const CacheWalk::Part& part = walk.parts[blockIdx.y];
   const CacheRows& rows = part.rows;
   const int64_t token = int64_t(blockIdx.x) * walk.config.rows + threadIdx.y;
-  if (token >= walk.p.tokens) return;
+  if (token >= walk.tokens) return;
   // Where pack `at` of a token starts, given the step from one head to the next.
   const auto offset = [&](int64_t at, int64_t head_step, int64_t step) {
     const int64_t head = rows.heads == 1 ? 0 : part.head(at);
@@ -91,16 +97,16 @@ __global__ void __launch_bounds__(kCacheThreads)
     const T* const read = from + offset(at, rows.row_head, rows.row_step);
     return *reinterpret_cast<const Elements<T, kPack>*>(read);
   };
-  const int64_t slot = walk.p.slots[token * walk.p.slots_step];
+  const int64_t slot = walk.slots[token * walk.slots_step];
   const float scale = rows.scale != nullptr ? *rows.scale : 1;
   // Loaded before the slot is known: one wait for both.
   int64_t at = threadIdx.x;
   Elements<T, kPack> pack;
   if (at < part.packs) pack = load(at);
-  if (slot < 0 || slot >= walk.p.blocks * walk.p.block) return;
+  if (slot < 0 || slot >= walk.capacity) return;
   const int64_t block = walk.block(slot);
   C* const to = static_cast<C*>(rows.cache) + block * rows.block_step +
-                (slot - block * walk.p.block) * rows.slot_step;
+                (slot - block * walk.block.divisor) * rows.slot_step;
   const Quotient quotient(scale);
   while (at < part.packs) {
     auto* const written =

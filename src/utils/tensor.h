@@ -278,6 +278,11 @@ inline std::vector<int64_t> shape_of(const Tensor& tensor) {
   return {sizes.begin(), sizes.end()};
 }
 
+// From one index of a dim to the next, in elements; 0 where there is no next one.
+inline int64_t step_of(const Tensor& tensor, int64_t dim) {
+  return tensor.size(dim) == 1 ? 0 : tensor.stride(dim);
+}
+
 // `tensor`, broadcast to `shape` and contiguous: itself where it is that already, else a copy.
 inline Tensor contiguous(const Tensor& tensor, const std::vector<int64_t>& shape) {
   if (tensor.is_contiguous() && shape_of(tensor) == shape) return tensor;

@@ -29,20 +29,27 @@ namespace emulator {
 template <class Value>
 struct Index {
   struct {
-    operator unsigned() const { return Value::now(); }
+    operator unsigned() const { return Value::x(); }
   } x;
+  struct {
+    operator unsigned() const { return Value::y(); }
+  } y;
 };
 struct ThreadIndex {
-  static unsigned now() { return unsigned(thread); }
+  static unsigned x() { return unsigned(thread) % block_width; }
+  static unsigned y() { return unsigned(thread) / block_width; }
 };
 struct BlockIndex {
-  static unsigned now() { return block->index; }
+  static unsigned x() { return block->index % grid_width; }
+  static unsigned y() { return block->index / grid_width; }
 };
 struct GridSize {
-  static unsigned now() { return grid_blocks; }
+  static unsigned x() { return grid_width; }
+  static unsigned y() { return grid_blocks / grid_width; }
 };
 struct BlockSize {
-  static unsigned now() { return block_threads; }
+  static unsigned x() { return block_width; }
+  static unsigned y() { return block_threads / block_width; }
 };
 
 }  // namespace emulator
@@ -170,6 +177,18 @@ inline double __longlong_as_double(long long bits) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
+inline int __double2loint(double value) {
+  int halves[2];
+  std::memcpy(halves, &value, sizeof halves);
+  return halves[0];
+}
+inline int __double2hiint(double value) {
+  int halves[2];
+  std::memcpy(halves, &value, sizeof halves);
+  return halves[1];
+}
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __hiloint2double(int high, int low) {
   const uint64_t bits = uint64_t(uint32_t(high)) << 32 | uint32_t(low);
   double value;

@@ -38,9 +38,13 @@ void seed(uint64_t value);
 // `early`: before the kernels in front of it are done.
 void run_grid(unsigned blocks, unsigned threads, unsigned shared_bytes, unsigned cluster,
               bool early, const std::function<void()>& body);
+// Blocks and threads are numbered row by row, where there are several.
+inline unsigned grid_width = 1, block_width = 1;
 template <class Body>
-void launch(unsigned blocks, unsigned threads, unsigned shared_bytes, cudaStream_t, Body body) {
-  run_grid(blocks, threads, shared_bytes, 1, false, body);
+void launch(dim3 blocks, dim3 threads, unsigned shared_bytes, cudaStream_t, Body body) {
+  grid_width = blocks.x;
+  block_width = threads.x;
+  run_grid(blocks.x * blocks.y, threads.x * threads.y, shared_bytes, 1, false, body);
 }
 template <class... Parameters, class... Arguments>
 cudaError_t launch(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
@@ -56,6 +60,8 @@ cudaError_t launch(const cudaLaunchConfig_t* config, void (*kernel)(Parameters..
       early = attribute.val.programmaticStreamSerializationAllowed != 0;
     }
   }
+  grid_width = config->gridDim.x;
+  block_width = config->blockDim.x;
   run_grid(config->gridDim.x, config->blockDim.x, unsigned(config->dynamicSmemBytes), cluster,
            early, [=] { kernel(arguments...); });
   return cudaSuccess;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "emulator.h"
+#include "narrow.h"
 
 namespace emulator {
 
@@ -48,6 +49,14 @@ inline void ptx_cvt_rn_f16x2_f32(uint32_t& to, float high, float low) {
   to = uint32_t(to_f16(high)) << 16 | to_f16(low);
 }
 inline void ptx_cvt_f32_f16(float& to, uint16_t bits) { to = from_f16(bits); }
+inline void ptx_cvt_rn_satfinite_e4m3x2_f32(uint16_t& to, float high, float low) {
+  using cuda_ops::Float8E4M3;
+  to = uint16_t(Float8E4M3::saturated(high).bits << 8 | Float8E4M3::saturated(low).bits);
+}
+inline void ptx_cvt_rn_satfinite_e5m2x2_f32(uint16_t& to, float high, float low) {
+  using cuda_ops::Float8E5M2;
+  to = uint16_t(Float8E5M2::saturated(high).bits << 8 | Float8E5M2::saturated(low).bits);
+}
 inline void ptx_cvt_rna_tf32_f32(uint32_t& to, float value) {
   std::memcpy(&to, &value, sizeof to);
   if (std::isfinite(value)) to = (to + 0x1000) & ~0x1FFFu;
@@ -97,6 +106,16 @@ inline void ptx_st_shared_v2_f32(uint32_t at, float a, float b) {
 inline void ptx_st_shared_v4_b32(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   store_shared(at, Quad{{a, b, c, d}});
 }
+inline void ptx_ld_global_L1__no_allocate_v4_u32(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d,
+                                                 const void* from) {
+  if (reinterpret_cast<uintptr_t>(from) % 16 != 0) fail("an unaligned global load");
+  check_waited();
+  check_read(from, 16);
+  Quad q;
+  std::memcpy(&q, from, sizeof q);
+  a = q.w[0], b = q.w[1], c = q.w[2], d = q.w[3];
+}
+
 inline void ptx_ld_global_nc_L1__no_allocate_L2__128B_v4_u32(uint32_t& a, uint32_t& b, uint32_t& c,
                                                              uint32_t& d, const void* from) {
   if (reinterpret_cast<uintptr_t>(from) % 16 != 0) fail("an unaligned global load");

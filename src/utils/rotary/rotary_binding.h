@@ -49,8 +49,8 @@ void rotate(const Tensor& out, const Tensor& x, const Tensor& cos, const Tensor&
   p.heads = x.size(x.dim() - 2);
   p.dim = x.size(x.dim() - 1);
   p.pairs = cos.size(cos.dim() - 1);
-  p.out_head = out.stride(out.dim() - 2);
-  p.x_head = x.stride(x.dim() - 2);
+  p.out_head = step_of(out, out.dim() - 2);
+  p.x_head = step_of(x, x.dim() - 2);
   p.out_step = detail::last_stride(out);
   p.x_step = detail::last_stride(x);
   p.cos_step = detail::last_stride(cosines);
