@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t label = p.labels[row];
   const bool is_ignored = label == p.ignore_index;
   const auto* logits = static_cast<const T*>(p.logits) + row * p.step;
-  T* const out = static_cast<T*>(g.grad_logits) + row * p.n;
+  T* const out = static_cast<T*>(g.grad_logits) + row * g.out_step;
   const LogitGradient<T> gradient(g, row, label);
   const auto one = [&](int64_t i) {
     const C value = is_ignored ? C(0) : gradient(to_compute(logits[i]), i == label);
