@@ -281,8 +281,8 @@ Args:
         torch.compile and torch.func, for a second derivative, and where labels have more loop dims.
 
 Errors: RuntimeError for any other dtype, shapes that do not fit, mixed devices, a label_smoothing out
-of range, and on the CPU a label out of range. On a GPU the loss of such a row is NaN, and its
-gradient too.
+of range, second derivatives, and on the CPU a label out of range. On a GPU the loss of such a row is
+NaN, and its gradient too.
 Formula: the mean of (1 - s) (lse - x[label]) + s (lse - mean(x)), lse = log(sum(exp(x))).
 
 Example:

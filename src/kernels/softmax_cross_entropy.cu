@@ -170,7 +170,7 @@ struct Losses {
 // --- the forward ----------------------------------------------------------------
 
 template <class T, bool kSmooth>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 3)
     cross_entropy_kernel(const __grid_constant__ CrossEntropy p,
                          const __grid_constant__ CrossEntropyConfig config) {
   using C = compute_t<T>;
