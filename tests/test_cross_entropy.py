@@ -338,6 +338,67 @@ def test_the_gradient_keeps_a_number_for_each_row(device: str) -> None:
     assert sum(t.numel() for t in kept if t.data_ptr() != x.data_ptr()) <= 2 * 6 + 1
 
 
+# --- the gradient in place of the logits ---------------------------------------------------------
+
+
+@reduced
+@pytest.mark.parametrize("view", ["dense", "part of longer rows", "columns"])
+@on_each_device
+def test_the_gradient_may_take_the_place_of_the_logits(
+    view: str, reduction: str, device: str
+) -> None:
+    hidden, labels = drawn((2, 3), 8, 0, 0.2)
+    hidden, labels = hidden.to(device), labels.to(device)
+    weight = torch.randn(8, 50, device=device, requires_grad=True)
+
+    def step(overwrite: bool) -> tuple[torch.Tensor, ...]:
+        logits = VIEWS[view](hidden @ weight)
+        loss = cuda_ops.softmax_cross_entropy(
+            logits, labels, -100, 0.1, reduction, overwrite_logits=overwrite
+        )
+        before = logits.detach().clone()
+        grads = torch.autograd.grad(loss.sum(), (logits, weight))
+        assert torch.equal(logits, grads[0] if overwrite else before)
+        assert (logits.data_ptr() == grads[0].data_ptr()) == overwrite
+        return loss, *grads
+
+    assert all(map(torch.equal, step(True), step(False)))
+
+
+@on_each_device
+def test_overwritten_logits_give_no_second_gradient(device: str) -> None:
+    logits, labels = drawn((3,), 20, 0)
+    x, labels = logits.to(device).requires_grad_(), labels.to(device)
+    y = 2 * x
+    loss = cuda_ops.softmax_cross_entropy(y, labels, overwrite_logits=True)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    other = cuda_ops.softmax_cross_entropy(z := 2 * x, labels, overwrite_logits=True)
+    squares = z.square().sum()  # needs the logits after they are overwritten
+    other.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        squares.backward()
+
+
+@on_each_device
+def test_logits_stay_where_they_cannot_be_overwritten(device: str) -> None:
+    logits, labels = drawn((4,), 20, 0)
+    x, labels = logits.to(device).requires_grad_(), labels.to(device)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return cuda_ops.softmax_cross_entropy(x + 0, labels, overwrite_logits=True)
+
+    (expected,) = torch.autograd.grad(cuda_ops.softmax_cross_entropy(x, labels), x)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    assert torch.equal(torch.autograd.grad(compiled(x), x)[0], expected)
+    assert torch.equal(torch.func.grad(loss)(x.detach()), expected)
+    assert torch.equal(torch.autograd.grad(loss(x), x, create_graph=True)[0], expected)
+    row = logits[:1].to(device).requires_grad_()  # one for all labels
+    broadcast = cuda_ops.softmax_cross_entropy(row + 0, labels, overwrite_logits=True)
+    torch.autograd.grad(broadcast, row)
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from cuda_ops.derive import rules
+from cuda_ops.derive import gradient, rules
 from cuda_ops.derive.arguments import bind
 from cuda_ops.derive.checks import names_text, refuse
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
+from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 OP = "softmax_cross_entropy"
 ROWS, TOTAL = f"{OP}_rows", f"{OP}_total"
+OVERWRITE = "overwrite_logits"
 
 
 @hookimpl
@@ -40,19 +41,54 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
         reduction: str = "mean",
+        overwrite_logits: bool = False,
     ) -> torch.Tensor:
         if reduction == "none":
-            made = op.siblings[ROWS].function(logits, labels, ignore_index, label_smoothing)
+            part, *options = op.siblings[ROWS], overwrite_logits
         elif reduction in op.choices["reduction"]:
-            mean = reduction == "mean"
-            made = op.siblings[TOTAL].function(logits, labels, ignore_index, label_smoothing, mean)
+            part, *options = op.siblings[TOTAL], reduction == "mean", overwrite_logits
         else:
             refuse(op, "reduction", names_text(op.choices["reduction"]), f"'{reduction}'")
+        made = part.function(logits, labels, ignore_index, label_smoothing, *options)
         loss: torch.Tensor = made[0]
         return loss
 
     softmax_cross_entropy.__doc__ = op.doc
     return softmax_cross_entropy
+
+
+@hookimpl
+def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
+    """Adds to the gradient by name that it may be written over the logits."""
+    if op.name not in (ROWS, TOTAL):
+        return None
+    derived = gradient.cuda_ops_autograd(op)
+    assert derived is not None
+    overwrite, at = op.siblings[f"{op.name}_overwrite_"], op.argument_names.index(OVERWRITE)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **keywords: Any) -> None:
+        derived.setup_context(ctx, inputs, output, **keywords)
+        logits, lse = inputs[0], output[1]
+        ctx.overwrites = bind(op, inputs, {})[at] and logits.shape[:-1] == lse.shape
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        # Compilers plan memory themselves, and a derivative of this one needs the logits.
+        if not ctx.overwrites or torch.is_grad_enabled() or _is_traced():
+            return derived.backward(ctx, *grads)
+        logits, *saved = ctx.saved_tensors
+        written = logits.detach()  # its changes count as those of the logits
+        overwrite.function(grads[0], written, *saved, *ctx.plain)
+        return written, *[None] * (len(ctx.needs_input_grad) - 1)
+
+    return Autograd(setup_context, backward, derived.inputs)
+
+
+def _is_traced() -> bool:
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
 
 
 @hookimpl
@@ -90,6 +126,7 @@ def torch_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
+    overwrite_logits: bool = False,
 ) -> torch.Tensor:
     """Broadcasts and flattens what torch's function does not take."""
     loop = torch.broadcast_shapes(logits.shape[:-1], labels.shape)
@@ -108,6 +145,7 @@ def reference_rows(
     labels: torch.Tensor,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    overwrite_logits: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     lse = logits.double().logsumexp(-1).masked_fill(logits.isposinf().any(-1), torch.nan)
     lse = torch.where(labels == ignore_index, 0, lse)
@@ -120,6 +158,7 @@ def reference_total(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     mean: bool = True,
+    overwrite_logits: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     loss = torch_cross_entropy(
         logits, labels, ignore_index, label_smoothing, "mean" if mean else "sum"
@@ -146,7 +185,11 @@ def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Sample] | None:
         args = list(sample.args)
         ignored = args[at - 1] if op.name.startswith(ROWS) else -100
         args[at - 1 : at + 1] = [ignored, min(abs(args[at]), 1.0)]
-        return replace(sample, args=(*args, reduction) if op.is_composite else tuple(args))
+        if OVERWRITE in op.argument_names:  # the checks use their arguments again
+            args[-1] = False
+        if op.is_composite:
+            args.insert(-1, reduction)
+        return replace(sample, args=tuple(args))
 
     return st.builds(fitting, drawn, st.sampled_from(("mean", "sum", "none")))
 

@@ -8,11 +8,6 @@ cudaError_t add_rms_norm_launch(const Norm& problem, cudaStream_t stream);
 
 namespace {
 
-void copy_back(const Tensor& to, const Tensor& from) {
-  if (to.get() == from.get()) return;
-  detail::check_torch(aoti_torch_copy_(to.get(), from.get(), 0), "copy a tensor");
-}
-
 // Calls run(problem) on rows of x and residual; copies of them, where they are not even, go back.
 template <class Run>
 void add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,

@@ -93,6 +93,8 @@ CUDA_OPS(library) {
       .dtypes(kFloating)
       .dtypes("q", DType::kUInt8)
       .returns("out", "scale")
+      .no_gradient("scale")
+      .no_gradient("zero_point")
       .doc(R"(Integers of four bits, packed two in a byte, times the scale of their block.
 
 The first of two is in the low half of the byte. Without zero_point the integers are from -8 to 7, in

@@ -111,6 +111,7 @@ CUDA_OPS(library) {
       .dtypes("dtype", kNarrow)
       .returns("q", "dtype")
       .returns("scale", DType::kFloat32)
+      .no_gradient("x")
       .doc(
           R"(Narrow numbers and a scale for each row, or for each block of a row: x is about q scale.
 

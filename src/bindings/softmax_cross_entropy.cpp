@@ -81,13 +81,14 @@ Losses losses(const Tensor& logits, const Tensor& labels, const Options& options
   return made;
 }
 
-// The same for the gradient; `count` is null where each row has its loss.
+// Calls run(problem) for the gradient; `count` is null where each row has its loss. Without
+// `grad_logits` the gradient is written over the logits.
 template <class Run>
-Tensor gradient(const Tensor& grad_loss, const Tensor& logits, const Tensor& labels,
-                const Tensor& lse, const Tensor* count, const Options& options, Run run) {
+void gradient(const Tensor* grad_logits, const Tensor& grad_loss, const Tensor& logits,
+              const Tensor& labels, const Tensor& lse, const Tensor* count, const Options& options,
+              Run run) {
   const Rows rows(logits, labels, options);
   const Tensor grads = contiguous(grad_loss), sums = contiguous(lse);
-  Tensor grad_logits = empty(shape_of(logits), logits);
   CrossEntropyGradient g;
   g.forward = rows.problem;
   g.forward.lse = const_cast<double*>(static_cast<const double*>(sums.const_data_ptr()));
@@ -95,9 +96,11 @@ Tensor gradient(const Tensor& grad_loss, const Tensor& logits, const Tensor& lab
     g.forward.count = const_cast<int64_t*>(static_cast<const int64_t*>(count->const_data_ptr()));
   }
   g.grad_loss = grads.const_data_ptr();
-  g.grad_logits = grad_logits.mutable_data_ptr();
+  const Tensor& out = grad_logits != nullptr ? *grad_logits : rows.logits;
+  g.grad_logits = out.mutable_data_ptr();
+  g.out_step = grad_logits != nullptr ? g.forward.n : g.forward.step;
   run(g);
-  return grad_logits;
+  if (grad_logits == nullptr) copy_back(logits, rows.logits);
 }
 
 // --- CPU ----------------------------------------------------------------------
@@ -137,27 +140,47 @@ auto backward_on_cuda(const Tensor& like) {
 using OfRows = std::tuple<Tensor, Tensor>;
 
 OfRows rows_cpu(const Tensor& logits, const Tensor& labels, int64_t ignore_index,
-                double label_smoothing) {
+                double label_smoothing, bool) {
   const Losses made = losses(logits, labels, {ignore_index, label_smoothing}, run_cpu);
   return {made.loss, made.lse};
 }
 
 OfRows rows_cuda(const Tensor& logits, const Tensor& labels, int64_t ignore_index,
-                 double label_smoothing) {
+                 double label_smoothing, bool) {
   const Losses made = losses(logits, labels, {ignore_index, label_smoothing}, on_cuda(logits));
   return {made.loss, made.lse};
 }
 
+template <class Run>
+Tensor rows_gradient(const Tensor& grad_loss, const Tensor& logits, const Tensor& labels,
+                     const Tensor& lse, const Options& options, Run run) {
+  Tensor grad_logits = empty(shape_of(logits), logits);
+  gradient(&grad_logits, grad_loss, logits, labels, lse, nullptr, options, run);
+  return grad_logits;
+}
+
 Tensor rows_backward_cpu(const Tensor& grad_loss, const Tensor& logits, const Tensor& labels,
                          const Tensor& lse, int64_t ignore_index, double label_smoothing) {
-  return gradient(grad_loss, logits, labels, lse, nullptr, {ignore_index, label_smoothing},
-                  run_backward_cpu);
+  return rows_gradient(grad_loss, logits, labels, lse, {ignore_index, label_smoothing},
+                       run_backward_cpu);
 }
 
 Tensor rows_backward_cuda(const Tensor& grad_loss, const Tensor& logits, const Tensor& labels,
                           const Tensor& lse, int64_t ignore_index, double label_smoothing) {
-  return gradient(grad_loss, logits, labels, lse, nullptr, {ignore_index, label_smoothing},
-                  backward_on_cuda(logits));
+  return rows_gradient(grad_loss, logits, labels, lse, {ignore_index, label_smoothing},
+                       backward_on_cuda(logits));
+}
+
+void rows_overwrite_cpu(const Tensor& grad_loss, const Tensor& logits, const Tensor& labels,
+                        const Tensor& lse, int64_t ignore_index, double label_smoothing) {
+  gradient(nullptr, grad_loss, logits, labels, lse, nullptr, {ignore_index, label_smoothing},
+           run_backward_cpu);
+}
+
+void rows_overwrite_cuda(const Tensor& grad_loss, const Tensor& logits, const Tensor& labels,
+                         const Tensor& lse, int64_t ignore_index, double label_smoothing) {
+  gradient(nullptr, grad_loss, logits, labels, lse, nullptr, {ignore_index, label_smoothing},
+           backward_on_cuda(logits));
 }
 
 // --- one loss for all rows ------------------------------------------------------
@@ -165,30 +188,52 @@ Tensor rows_backward_cuda(const Tensor& grad_loss, const Tensor& logits, const T
 using OfAll = std::tuple<Tensor, Tensor, Tensor>;
 
 OfAll total_cpu(const Tensor& logits, const Tensor& labels, int64_t ignore_index,
-                double label_smoothing, bool mean) {
+                double label_smoothing, bool mean, bool) {
   const Losses made = losses(logits, labels, {ignore_index, label_smoothing, true, mean}, run_cpu);
   return {made.loss, made.lse, made.count};
 }
 
 OfAll total_cuda(const Tensor& logits, const Tensor& labels, int64_t ignore_index,
-                 double label_smoothing, bool mean) {
+                 double label_smoothing, bool mean, bool) {
   const Losses made =
       losses(logits, labels, {ignore_index, label_smoothing, true, mean}, on_cuda(logits));
   return {made.loss, made.lse, made.count};
 }
 
+template <class Run>
+Tensor total_gradient(const Tensor& grad_loss, const Tensor& logits, const Tensor& labels,
+                      const Tensor& lse, const Tensor& count, const Options& options, Run run) {
+  Tensor grad_logits = empty(shape_of(logits), logits);
+  gradient(&grad_logits, grad_loss, logits, labels, lse, &count, options, run);
+  return grad_logits;
+}
+
 Tensor total_backward_cpu(const Tensor& grad_loss, const Tensor& logits, const Tensor& labels,
                           const Tensor& lse, const Tensor& count, int64_t ignore_index,
                           double label_smoothing, bool mean) {
-  return gradient(grad_loss, logits, labels, lse, &count,
-                  {ignore_index, label_smoothing, true, mean}, run_backward_cpu);
+  return total_gradient(grad_loss, logits, labels, lse, count,
+                        {ignore_index, label_smoothing, true, mean}, run_backward_cpu);
 }
 
 Tensor total_backward_cuda(const Tensor& grad_loss, const Tensor& logits, const Tensor& labels,
                            const Tensor& lse, const Tensor& count, int64_t ignore_index,
                            double label_smoothing, bool mean) {
-  return gradient(grad_loss, logits, labels, lse, &count,
-                  {ignore_index, label_smoothing, true, mean}, backward_on_cuda(logits));
+  return total_gradient(grad_loss, logits, labels, lse, count,
+                        {ignore_index, label_smoothing, true, mean}, backward_on_cuda(logits));
+}
+
+void total_overwrite_cpu(const Tensor& grad_loss, const Tensor& logits, const Tensor& labels,
+                         const Tensor& lse, const Tensor& count, int64_t ignore_index,
+                         double label_smoothing, bool mean) {
+  gradient(nullptr, grad_loss, logits, labels, lse, &count,
+           {ignore_index, label_smoothing, true, mean}, run_backward_cpu);
+}
+
+void total_overwrite_cuda(const Tensor& grad_loss, const Tensor& logits, const Tensor& labels,
+                          const Tensor& lse, const Tensor& count, int64_t ignore_index,
+                          double label_smoothing, bool mean) {
+  gradient(nullptr, grad_loss, logits, labels, lse, &count,
+           {ignore_index, label_smoothing, true, mean}, backward_on_cuda(logits));
 }
 
 // --- either ---------------------------------------------------------------------
@@ -196,13 +241,14 @@ Tensor total_backward_cuda(const Tensor& grad_loss, const Tensor& logits, const 
 enum class Reduction { kMean, kSum, kNone };
 
 Tensor softmax_cross_entropy(const Tensor& logits, const Tensor& labels, int64_t ignore_index,
-                             double label_smoothing, Reduction reduction) {
+                             double label_smoothing, Reduction reduction, bool overwrite_logits) {
   if (reduction == Reduction::kNone) {
     return std::get<0>(call<OfRows>("cuda_ops::softmax_cross_entropy_rows", "", logits, labels,
-                                    ignore_index, label_smoothing));
+                                    ignore_index, label_smoothing, overwrite_logits));
   }
   return std::get<0>(call<OfAll>("cuda_ops::softmax_cross_entropy_total", "", logits, labels,
-                                 ignore_index, label_smoothing, reduction == Reduction::kMean));
+                                 ignore_index, label_smoothing, reduction == Reduction::kMean,
+                                 overwrite_logits));
 }
 
 }  // namespace
@@ -210,7 +256,7 @@ Tensor softmax_cross_entropy(const Tensor& logits, const Tensor& labels, int64_t
 CUDA_OPS(library) {
   library
       .op("softmax_cross_entropy(Tensor logits, Tensor labels, int ignore_index=-100, float "
-          "label_smoothing=0.0, str reduction=\"mean\") -> Tensor",
+          "label_smoothing=0.0, str reduction=\"mean\", bool overwrite_logits=False) -> Tensor",
           "")
       .one_of("reduction", {"mean", "sum", "none"})
       .doc(R"(Cross entropy of the softmax over the last dim, as torch.nn.functional.cross_entropy.
@@ -230,10 +276,13 @@ Args:
     ignore_index: rows with this label have no loss and no gradient, and do not count in a mean.
     label_smoothing: from 0 to 1, how much of the wanted probability all V classes share.
     reduction: "mean" over the rows that are not ignored, NaN if there are none; "sum"; or "none".
+    overwrite_logits: write the gradient over the logits, which hold it after the backward pass: one
+        tensor of their size less. Another backward pass through them raises. Without effect under
+        torch.compile and torch.func, for a second derivative, and where labels have more loop dims.
 
 Errors: RuntimeError for any other dtype, shapes that do not fit, mixed devices, a label_smoothing out
-of range, and on the CPU a label out of range. On a GPU the loss of such a row is NaN, and its
-gradient too.
+of range, second derivatives, and on the CPU a label out of range. On a GPU the loss of such a row is
+NaN, and its gradient too.
 Formula: the mean of (1 - s) (lse - x[label]) + s (lse - mean(x)), lse = log(sum(exp(x))).
 
 Example:
@@ -242,7 +291,7 @@ tensor(2.0794))")
       .composite<softmax_cross_entropy>();
   library
       .op("softmax_cross_entropy_rows(Tensor logits, Tensor labels, int ignore_index=-100, float "
-          "label_smoothing=0.0) -> (Tensor loss, Tensor lse)",
+          "label_smoothing=0.0, bool overwrite_logits=False) -> (Tensor loss, Tensor lse)",
           "(v),()->(),()")
       .dtypes(kFloating)
       .dtypes("labels", kInt64)
@@ -278,8 +327,25 @@ Formula: grad_loss (exp(x - lse) - s / V), and at the label less (1 - s) grad_lo
       .cpu<rows_backward_cpu>()
       .cuda<rows_backward_cuda>();
   library
+      .op("softmax_cross_entropy_rows_overwrite_(Tensor grad_loss, Tensor(a!) logits, Tensor "
+          "labels, Tensor lse, int ignore_index=-100, float label_smoothing=0.0) -> ()",
+          "(),(v),(),()->")
+      .dtypes(kFloating)
+      .dtypes("labels", kInt64)
+      .broadcast()
+      .below("labels", "v")
+      .dtypes("lse", DType::kFloat64)
+      .doc(R"(Writes the gradient of softmax_cross_entropy_rows over the logits.
+
+Shapes, dtypes, errors and formula: as for softmax_cross_entropy_rows_backward; logits have all loop
+dims.)")
+      .cpu<rows_overwrite_cpu>()
+      .cuda<rows_overwrite_cuda>();
+  library
       .op("softmax_cross_entropy_total(Tensor logits, Tensor labels, int ignore_index=-100, float "
-          "label_smoothing=0.0, bool mean=True) -> (Tensor loss, Tensor lse, Tensor count)",
+          "label_smoothing=0.0, bool mean=True, bool overwrite_logits=False) -> (Tensor loss, "
+          "Tensor "
+          "lse, Tensor count)",
           "(v),()->[],(),[]")
       .dtypes(kFloating)
       .dtypes("labels", kInt64)
@@ -319,4 +385,21 @@ Errors: as for softmax_cross_entropy.
 Formula: that of softmax_cross_entropy_rows_backward with grad_loss, or grad_loss / count.)")
       .cpu<total_backward_cpu>()
       .cuda<total_backward_cuda>();
+  library
+      .op("softmax_cross_entropy_total_overwrite_(Tensor grad_loss, Tensor(a!) logits, Tensor "
+          "labels, Tensor lse, Tensor count, int ignore_index=-100, float label_smoothing=0.0, "
+          "bool mean=True) -> ()",
+          "[],(v),(),(),[]->")
+      .dtypes(kFloating)
+      .dtypes("labels", kInt64)
+      .broadcast()
+      .below("labels", "v")
+      .dtypes("lse", DType::kFloat64)
+      .dtypes("count", kInt64)
+      .doc(R"(Writes the gradient of softmax_cross_entropy_total over the logits.
+
+Shapes, dtypes, errors and formula: as for softmax_cross_entropy_total_backward; logits have all loop
+dims.)")
+      .cpu<total_overwrite_cpu>()
+      .cuda<total_overwrite_cuda>();
 }

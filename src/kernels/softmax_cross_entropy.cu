@@ -170,7 +170,7 @@ struct Losses {
 // --- the forward ----------------------------------------------------------------
 
 template <class T, bool kSmooth>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 3)
     cross_entropy_kernel(const __grid_constant__ CrossEntropy p,
                          const __grid_constant__ CrossEntropyConfig config) {
   using C = compute_t<T>;
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t label = p.labels[row];
   const bool is_ignored = label == p.ignore_index;
   const auto* logits = static_cast<const T*>(p.logits) + row * p.step;
-  T* const out = static_cast<T*>(g.grad_logits) + row * p.n;
+  T* const out = static_cast<T*>(g.grad_logits) + row * g.out_step;
   const LogitGradient<T> gradient(g, row, label);
   const auto one = [&](int64_t i) {
     const C value = is_ignored ? C(0) : gradient(to_compute(logits[i]), i == label);

@@ -71,6 +71,7 @@ void run_case(std::mt19937& numbers, DType dtype, double tolerance, Case c) {
     check(softmax_cross_entropy_launch(p, nullptr), "launch");
     g.grad_loss = grad_loss.data();
     g.grad_logits = grad_logits.data();
+    g.out_step = int64_t(c.n);
     check(softmax_cross_entropy_backward_launch(g, nullptr), "backward launch");
 
     std::vector<double> losses(c.rows), sums(c.rows), grads(c.rows * c.n);
@@ -105,6 +106,15 @@ void run_case(std::mt19937& numbers, DType dtype, double tolerance, Case c) {
     compare_numbers("loss", loss.values(), losses, size, tolerance);
     compare_numbers("lse", lse, sums, c.rows, dtype == DType::kFloat64 ? 1e-13 : 1e-6);
     compare_numbers("grad_logits", grad_logits.values(), grads, c.n, 4 * tolerance);
+    if (!is_total) continue;
+    g.grad_logits = logits.data();
+    g.out_step = p.step;
+    check(softmax_cross_entropy_backward_launch(g, nullptr), "backward launch in place");
+    std::vector<double> written(c.rows * c.n);
+    for (size_t i = 0; i < written.size(); ++i) {
+      written[i] = logits.get(i / c.n * step + i % c.n);
+    }
+    compare_numbers("in place", written, grad_logits.values(), c.n, tolerance);
   }
 }
 

@@ -29,7 +29,8 @@ struct CrossEntropy {
 struct CrossEntropyGradient {
   CrossEntropy forward;  // lse and count too
   const void* grad_loss = nullptr;
-  void* grad_logits = nullptr;
+  void* grad_logits = nullptr;  // perhaps the logits: no thread reads what another one writes
+  int64_t out_step = 0;
 };
 
 // --- the launch configuration: values, chosen without a GPU ---------------------

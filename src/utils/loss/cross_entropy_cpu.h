@@ -69,7 +69,7 @@ inline void cross_entropy_gradient_cpu(const CrossEntropyGradient& g) {
     parallel_for(p.rows, detail::logits_grain(p), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const T* logits = static_cast<const T*>(p.logits) + row * p.step;
-        T* out = static_cast<T*>(g.grad_logits) + row * p.n;
+        T* out = static_cast<T*>(g.grad_logits) + row * g.out_step;
         const int64_t label = p.labels[row];
         if (label == p.ignore_index) {
           std::fill(out, out + p.n, static_cast<T>(0));

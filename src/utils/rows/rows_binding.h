@@ -33,4 +33,10 @@ inline Tensor even_rows(const Tensor& x) {
   return has_even_rows(x) ? x : contiguous(x, shape_of(x));
 }
 
+// After even rows were written: gives `x` what a copy of it holds.
+inline void copy_back(const Tensor& x, const Tensor& rows) {
+  if (x.get() == rows.get()) return;
+  detail::check_torch(aoti_torch_copy_(x.get(), rows.get(), 0), "copy a tensor");
+}
+
 }  // namespace cuda_ops
