@@ -206,9 +206,10 @@ __global__ void __launch_bounds__(kScanThreads, 2)
     return kParts ? 1 : int(unsigned(int(run.first(pack)) + kPack * n) % unsigned(n));
   };
 
-  if (kParts && !kFresh<T, kPack>) wait_for_previous();
+  const bool whole = run.are_whole(base - lane, 32 * kPacks);
+  if (kParts && !(kFresh<T, kPack> && whole)) wait_for_previous();
   Elements<T, kPack> loaded[kPacks];
-  if (run.are_whole(base - lane, 32 * kPacks)) {
+  if (whole) {
 #pragma unroll
     for (int u = 0; u < kPacks; ++u) {
       loaded[u] = load_pack<T, kPack>(run.x + run.begin(base + u * 32));
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(kScanThreads, 2)
 #pragma unroll
     for (int u = 0; u < kPacks; ++u) loaded[u] = run.load(base + u * 32);
   }
-  if (kParts && kFresh<T, kPack>) wait_for_previous();
+  if (kParts) wait_for_previous();
 
   // The sum of what comes before each pack in its row, as far as the warp has it: all of it, unless
   // the row has begun before the warp's first pack.
