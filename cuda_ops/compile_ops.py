@@ -14,6 +14,7 @@ import torch
 
 from cuda_ops.build import cache, compiling, guests, threads, toolchain
 from cuda_ops.build.discovery import Kind, Pair, Problem, unregistered
+from cuda_ops.dispatch import declared
 from cuda_ops.dispatch.operator import Operator
 from cuda_ops.errors import (
     BuildError,
@@ -83,7 +84,10 @@ def compile_ops(
             return submit(build, pairs[stem]), Row(stem)
 
         def build(pair: Pair) -> compiling.Built:
-            return compiling.build(pair, archs, verbose=verbose, text=pair.read(texts))
+            text = pair.read(texts)
+            if pair.kind is Kind.NATIVE and pair.binding is not None:
+                declared.check(pair.stem, texts[pair.binding].decode(errors="replace"))
+            return compiling.build(pair, archs, verbose=verbose, text=text)
 
         def done(loaded: list[tuple[compiling.Built, Row]]) -> None:
             for one in loaded:

@@ -69,6 +69,12 @@ Tensor listed(const std::vector<Tensor>& xs, const std::optional<Tensor>&) {
   return empty({int64_t(xs.size())}, DType::kFloat32, xs[0]);
 }
 Tensor list(const std::vector<Tensor>& xs) { return listed(xs, {}); }
+Tensor gaps(const std::vector<std::optional<Tensor>>& xs) {
+  for (const auto& x : xs) {
+    if (x) return empty(shape_of(*x), *x);
+  }
+  return {};
+}
 // Its keyword-only arguments have the names of parameters of torch's own callbacks.
 Tensor named(const Tensor& x, int64_t info, int64_t, int64_t, int64_t) {
   return elementwise_cpu([](double v, int64_t by) { return v * double(by); }, x, info);
@@ -106,6 +112,7 @@ CUDA_OPS(library) {
       .returns("q", "dtype").returns("sign", DType::kInt8).cpu<told>();
   library.op("OP_listed(Tensor[] xs, Tensor? y=None) -> Tensor", "").cpu<listed>();
   library.op("OP_list(Tensor[] xs) -> Tensor", "").cpu<list>();
+  library.op("OP_gaps(Tensor?[] xs) -> Tensor", "").cpu<gaps>();
   library.op("OP_named(Tensor x, *, int info, int in_dims, int op, int args) -> Tensor",
              "()->()").dtypes(kFloating).cpu<named>();
 }
@@ -342,6 +349,11 @@ def test_a_call_without_any_tensor_is_refused_by_name(name: str) -> None:
     assert function([X, X]).shape == (2,)
     with pytest.raises(RuntimeError, match="'xs': expected a tensor, whose device says which"):
         function([])
+    function = registry().public(f"{name}_gaps")
+    assert function([None, X]).shape == X.shape
+    for none in ([], [None, None]):
+        with pytest.raises(RuntimeError, match="'xs': expected a tensor, whose device says which"):
+            function(none)
 
 
 def test_tensors_of_a_list_are_on_one_device(name: str) -> None:

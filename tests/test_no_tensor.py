@@ -50,6 +50,7 @@ Tensor range(int64_t count, int64_t step, Device device) {
   for (int64_t i = 0; i < count; ++i) static_cast<int64_t*>(out.mutable_data_ptr())[i] = i * step;
   return out;
 }
+Tensor wrong(int64_t count, Device device) { return range(count, 1, device); }
 }
 CUDA_OPS(library) {
   library.op("cosines(SymInt length, SymInt half, float base=10000.0, *, ScalarType? dtype=None, "
@@ -61,6 +62,8 @@ CUDA_OPS(library) {
       .cpu<table>();
   library.op("cosines_range(int count, int step, Device device) -> Tensor", "->(count)")
       .returns("out", DType::kInt64).cpu<range>();
+  library.op("cosines_wrong(int count, Device device) -> Tensor", "->(count)")
+      .returns("out", DType::kFloat32).cpu<wrong>();
 }
 """
 
@@ -251,7 +254,7 @@ def test_samples_choose_sizes_and_the_device(name: str) -> None:
     assert strategy is not None
     lengths: set[int] = set()
 
-    @settings(max_examples=80, derandomize=True, database=None, deadline=None)
+    @settings(max_examples=200, derandomize=True, database=None, deadline=None)
     @given(strategy)
     def check(sample: samples.Sample) -> None:
         length, half = sample.args[:2]
@@ -267,7 +270,13 @@ def test_samples_choose_sizes_and_the_device(name: str) -> None:
 
 @pytest.mark.parametrize("which", ["", "_range"])
 def test_the_kit_passes(name: str, which: str) -> None:
-    check_op(name + which, devices=["cpu"])
+    report = check_op(name + which, devices=["cpu"])
+    assert report.passed, report
+
+
+def test_the_kit_finds_a_result_of_another_dtype(name: str) -> None:
+    report = check_op(f"{name}_wrong", devices=["cpu"])
+    assert not report.passed and "class 13" in str(report)
 
 
 def test_benchmarks_are_derived(name: str) -> None:

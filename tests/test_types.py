@@ -14,7 +14,7 @@ from test_library import entry, validated
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cuda_ops.compile_ops import compile_ops
-from cuda_ops.errors import ManifestError
+from cuda_ops.errors import BuildError, ManifestError
 from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing import check_op, samples
@@ -230,7 +230,25 @@ def test_samples_draw_the_names_and_the_kit_passes(name: str) -> None:
 
     check()
     assert seen == {"mean", "sum", "none"}
-    check_op(name, devices=["cpu"])
+    keyword_only = samples.shaped(spec(f"{name}_maybe"), (3,)).args
+    assert len(keyword_only) == 2
+    report = check_op(name, devices=["cpu"])
+    assert report.passed, report
+
+
+def test_a_composed_operator_passes_no_string_on(scratch_op: ScratchOp) -> None:
+    text = """
+        #include "binding.h"
+        #include "compose.h"
+        using namespace cuda_ops;
+        static Tensor made(const Tensor& x) {
+          return call<Tensor>("aten::gelu", "", x, std::string("tanh"));
+        }
+        CUDA_OPS(library) { library.op("NAME(Tensor x) -> Tensor", "").composite<made>(); }
+        """
+    scratch_op.binding.write_text(text.replace("NAME", scratch_op.name))
+    with pytest.raises(BuildError, match="leaks a str that it is handed"):
+        scratch_op.build()
 
 
 # --- devices, lists, numbers ----------------------------------------------------------

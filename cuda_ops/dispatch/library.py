@@ -13,7 +13,7 @@ import functools
 import json
 import keyword
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,8 +161,20 @@ def _explain(error: str, stem: str) -> str:
 _TORCH_S_OWN = ("keyset", "out_shape", "self")
 
 
-def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) -> OpSpec:
-    schema: str = entry["schema"]
+def parsed_schema(
+    schema: str, stem: str, known: Collection[str], is_composed: bool
+) -> torch._C.FunctionSchema:
+    """Parses a schema and checks what it says by itself.
+
+    Args:
+        schema: the schema, without a namespace.
+        stem: the pair's name.
+        known: operators that the pair has declared before.
+        is_composed: whether the operator is made of others.
+
+    Raises:
+        ManifestError: names operator and argument.
+    """
     try:
         parsed = torch._C.parse_schema(f"cuda_ops::{schema}")
     except RuntimeError as error:
@@ -177,7 +189,7 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         )
     if problem := illegal_name(name, "choose another"):
         raise ManifestError(f"{stem}.cpp: {problem}")
-    if name in siblings:
+    if name in known:
         raise ManifestError(f"{stem}.cpp: operator {name!r} is defined twice")
     if not parsed.overload_name:  # which _refuse_form refuses
         refuse_types(name, parsed)
@@ -211,7 +223,15 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         if argument.kwarg_only and argument.name in _TORCH_S_OWN:
             expected = "another name, as torch passes a keyword of this one"
             raise _refusal(name, argument.name, expected, repr(argument.name))
-    _refuse_form(name, schema, parsed, entry["kernels"])
+    _refuse_form(name, schema, parsed, is_composed)
+    return parsed
+
+
+def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) -> OpSpec:
+    schema: str = entry["schema"]
+    composed = any(kernel["key"] == "CompositeImplicitAutograd" for kernel in entry["kernels"])
+    parsed = parsed_schema(schema, stem, siblings, composed)
+    name = parsed.name.removeprefix("cuda_ops::")
     arguments = [schema_type(argument) for argument in parsed.arguments]
     returns = [schema_type(value) for value in parsed.returns]
     names = [argument.name for argument in parsed.arguments]
@@ -226,7 +246,7 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         [n for n, t in zip(names, arguments, strict=True) if t in (kind, f"{kind}?")]
         for kind in ("Tensor", "int", "ScalarType")
     )
-    signature = _signature(name, entry["signature"], arguments, returns, ints)
+    signature = check_signature(name, entry["signature"], parsed)
     listed = _by_name(name, ".dtypes", entry["dtypes_of"], (*tensors, *scalar_types))
     dtypes_of = {argument: _dtypes(dtypes) for argument, dtypes in listed.items()}
     indices = [
@@ -264,14 +284,11 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
     return op
 
 
-def _refuse_form(
-    name: str, schema: str, parsed: torch._C.FunctionSchema, kernels: Sequence[dict[str, Any]]
-) -> None:
+def _refuse_form(name: str, schema: str, parsed: torch._C.FunctionSchema, composed: bool) -> None:
     """Refuses what torch parses but cannot define, differentiate or call."""
     returns = output_names(parsed.returns)
     counts = Counter(a.name for a in parsed.arguments) | Counter(returns)
     twice = [repeated for repeated, count in counts.items() if count > 1]
-    composed = any(kernel["key"] == "CompositeImplicitAutograd" for kernel in kernels)
     expected = actual = ""
     if parsed.overload_name:
         expected = "a name without a dot"
@@ -410,11 +427,21 @@ def _refusal(
     return ManifestError(f"cuda_ops::{op}: {what} {name!r}: expected {expected}, got {actual}")
 
 
-def _signature(
-    op: str, text: str, arguments: list[str], returns: list[str], ints: Sequence[str]
-) -> Signature | None:
+def check_signature(op: str, text: str, parsed: torch._C.FunctionSchema) -> Signature | None:
+    """Parses a signature line and compares it with the schema; returns ``None`` for no line.
+
+    Raises:
+        ManifestError: they contradict each other.
+    """
     if not text:
         return None
+    arguments = [schema_type(argument) for argument in parsed.arguments]
+    returns = [schema_type(value) for value in parsed.returns]
+    ints = [
+        argument.name
+        for argument, kind in zip(parsed.arguments, arguments, strict=True)
+        if kind in ("int", "int?")
+    ]
     for i, kind in enumerate(returns):
         if kind != "Tensor":
             raise ManifestError(

@@ -175,10 +175,11 @@ def _generate(operator: Served) -> FunctionType:
             before = before.replace(f"_redispatch(_{kind}, ", "_overload(")
         body = f"if {d} is None:\n    {d} = _default()\n{body}"
     required = [name for name in tensors if not _optional(op, name)]
-    if optional and not required and not op.is_composite:
-        possible = [a.name for a in op.parsed.arguments if "Tensor" in str(a.type)]
+    possible = [a.name for a in op.parsed.arguments if "Tensor" in str(a.type)]
+    if possible and not required and not op.is_composite:
         names["_refuse_none"] = functools.partial(_refuse_none, op, possible[0])
-        given = " or ".join(f"{t} is not None" if t in tensors else t for t in possible)
+        names["_some"] = _some
+        given = " or ".join(f"{t} is not None" if t in tensors else f"_some({t})" for t in possible)
         before += f"if not ({given}):\n    _refuse_none()\n"
     if required and not op.is_composite:
         names["_refuse_others"] = functools.partial(_refuse_others, op, tensors)
@@ -290,6 +291,13 @@ def _refuse_others(op: OpSpec, names: Sequence[str], *values: Any) -> None:
         if not (isinstance(value, torch.Tensor) or (optional and value is None)):
             expected = "a tensor or None" if optional else "a tensor"
             refuse(op, name, expected, "None" if value is None else type(value).__name__)
+
+
+def _some(tensors: Any) -> bool:
+    """Says whether a list has a tensor; one of ``Tensor?[]`` may hold ``None`` alone."""
+    if not isinstance(tensors, (list, tuple)):
+        return bool(tensors)
+    return any(tensor is not None for tensor in tensors)
 
 
 def _refuse_none(op: OpSpec, name: str) -> None:

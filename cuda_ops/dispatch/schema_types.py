@@ -43,6 +43,8 @@ _INSTEAD_OF_RETURN = {
     "bool": "an 'int' that is 0 or 1, or a 'Tensor' without dims",
     "str": "an 'int' that numbers the names",
     "int[]": "one 'int' for each, or a 'Tensor' with one dim",
+    "float[]": "a 'Tensor' with one dim",
+    "bool[]": "a 'Tensor' with one dim",
 }
 
 

@@ -13,10 +13,12 @@ from cuda_ops.spec import OpSpec
 
 def sampled_arguments(op: OpSpec) -> list[Any]:
     """Returns the schema's arguments, but not the last keyword-only ones that have defaults, unless
-    one of those says the device.
+    one of those says the device, or is one of several names.
     """
     arguments = list(op.parsed.arguments)
-    least = 0 if op.device_position is None else op.device_position + 1
+    chosen = [op.argument_names.index(name) for name in op.choices]
+    chosen += [] if op.device_position is None else [op.device_position]
+    least = 1 + max(chosen, default=-1)
     while len(arguments) > least and arguments[-1].kwarg_only and arguments[-1].has_default_value():
         arguments.pop()
     return arguments

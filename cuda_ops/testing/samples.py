@@ -90,8 +90,8 @@ class Sample:
 
     ``args`` holds a :class:`TensorArg` for every tensor, a :class:`DeviceArg` for the device of the
     run, and everything else as it is, in the order of the schema. Keyword-only arguments left out
-    at the end keep their defaults. Two tensors and a
-    number: ``Sample((TensorArg((5,)), TensorArg((5,)), 0.5), values="special")``.
+    at the end keep their defaults. Two tensors and a number: ``Sample((TensorArg((5,)),
+    TensorArg((5,)), 0.5), values="special")``.
     """
 
     args: tuple[Any, ...]
@@ -290,7 +290,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         core[name] = draw(st.sampled_from(fitting), label=name)
     room = room_beside(everything)
     loop: list[int] = []
-    for _ in range(draw(st.sampled_from(_LOOP_DIMS))):
+    for _ in range(draw(st.sampled_from(_LOOP_DIMS if op.tensor_positions else (0,)))):
         fitting = [size for size in _LOOP_SIZES if size * math.prod(loop) <= room]
         loop.append(draw(st.sampled_from(fitting)))
     if draw(st.integers(1, _EMPTY_EVERY)) == _EMPTY_EVERY:
@@ -325,7 +325,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
     args: list[Any] = []
     remaining = iter(groups)
     for i, argument in enumerate(sampled_arguments(op)):
-        if argument.name in op.drawn_dims and i not in op.tensor_positions:
+        if argument.name in op.drawn_dims and not op.tensor_positions:
             args.append(core[argument.name])
         elif i in scalars:
             args.append(draw(scalars[i]))
