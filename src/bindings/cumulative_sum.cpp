@@ -38,11 +38,11 @@ the same bits every time. The gradient is the cumulative sum from the other end.
 Shapes: x of any shape and strides; the result has its shape, and its layout if x is dense, else it
 is contiguous. Where the dims before or after the dim do not lie in equal steps, or a row's elements
 are not adjacent, x is copied first.
-Dtypes: float64, float32, float16, bfloat16, int64 or int32; the result has the dtype of x, int64 for
-int32. Sums run in float64 for float64, in float32 for the other floating dtypes, and each result is
-rounded once; those of integers wrap around. Under autocast it runs in float32.
-Memory: a line that no block holds, from 32 KB of results on along the last dim, needs two sums and a
-word for each part of up to 32 KB along the last dim, or 64 KB along another.
+Dtypes: float64, float32, float16, bfloat16, int64 or int32; the result has the dtype of x, that of
+int32 is int64. Sums run in float64 for float64, in float32 for the other floating dtypes, and each
+result is rounded once; those of integers wrap around. Under autocast it runs in float32.
+Memory: a line that no block holds, from 32 KB of results on along the last dim, needs two sums and
+a word for each part of up to 32 KB along the last dim, or 64 KB along another.
 Errors: RuntimeError for any other dtype, or a dim that x does not have.
 Formula: out[i] = sum over k <= i of x[k], as torch.cumsum(x, dim); with reverse, over k >= i.
 

@@ -73,8 +73,8 @@ that of its result, which is the gradient of its y.
 Shapes: x and y of a pair have the same shape and any strides; their result has it too, and their
 layout if both have the same dense one, else it is contiguous. A tensor in another layout than its
 result is copied first on a GPU. Lists are as long as each other, and hold at least one tensor.
-Dtypes: float64, float32, float16 or bfloat16, the same for x and y of a pair; pairs may differ. Each
-number is computed in float32, float64 for float64, and rounded once.
+Dtypes: float64, float32, float16 or bfloat16, the same for x and y of a pair; pairs may differ.
+Sums run in float32, in float64 for float64, and are rounded once.
 Errors: RuntimeError for lists of different lengths, a pair of different shapes or dtypes, any other
 dtype, or mixed devices.
 Formula: out[i] = alpha xs[i] + ys[i], as torch._foreach_add(ys, xs, alpha=alpha).
@@ -89,7 +89,8 @@ Example:
 
 Shapes: as for foreach_axpy; a y that is not dense is copied on a GPU, and copied back.
 Dtypes: as for foreach_axpy.
-Errors: as for foreach_axpy, and for a y that shares memory with another tensor or requires a gradient.
+Errors: as for foreach_axpy, and for a y that requires a gradient or shares memory with another
+tensor.
 Formula: ys[i] += alpha xs[i], as torch._foreach_add_(ys, xs, alpha=alpha).)")
       .cpu<write_cpu>()
       .cuda<write_cuda>();

@@ -48,6 +48,14 @@ __device__ typename Summed<T>::Result from_sum(sum_t<T> sum) {
   }
 }
 
+// The k-th of a pack, from its end where that is reversed. Chosen among values: an index that is
+// not known when this is compiled would put the pack into memory.
+template <class V, int kPack>
+__device__ V kth(const V (&values)[kPack], int k, bool reverse) {
+  const V forward = values[k], backward = values[kPack - 1 - k];
+  return reverse ? backward : forward;
+}
+
 // Whole packs of 16 bytes come past the L1 cache, so before the wait for the kernel before.
 template <class T, int kPack>
 constexpr bool kFresh = sizeof(T) * kPack == 16;
@@ -64,15 +72,36 @@ __device__ Elements<T, kPack> load_pack(const T* at) {
   return pack;
 }
 
+// Between two uses of a pack: else the compiler keeps numbers of two bytes unpacked, in twice as
+// many registers.
+template <class T, int kPack>
+__device__ void keep_packed(Elements<T, kPack>& pack) {
+  if constexpr (sizeof(T) == 2 && sizeof pack == 16) {
+    uint4 word;
+    memcpy(&word, &pack, sizeof word);
+    asm volatile("" : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w));
+    memcpy(&pack, &word, sizeof word);
+  }
+}
+
 template <class T, int kPack>
 __device__ void store_pack(typename Summed<T>::Result* at, const sum_t<T> (&sums)[kPack],
                            bool reverse) {
   Elements<typename Summed<T>::Result, kPack> pack;
 #pragma unroll
   for (int v = 0; v < kPack; ++v) {
-    pack.values[v] = from_sum<T>(reverse ? sums[kPack - 1 - v] : sums[v]);
+    pack.values[v] = from_sum<T>(kth(sums, v, reverse));
   }
-  *reinterpret_cast<decltype(pack)*>(at) = pack;
+  if constexpr (kPack > 1) {
+    uint4 word;
+    memcpy(&word, &pack, sizeof word);
+    // Said in PTX: the compiler takes a store for each number.
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(word.x), "r"(word.y),
+                 "r"(word.z), "r"(word.w)
+                 : "memory");
+  } else {
+    *at = pack.values[0];
+  }
 }
 
 // --- along rows ---------------------------------------------------------------
@@ -80,32 +109,40 @@ __device__ void store_pack(typename Summed<T>::Result* at, const sum_t<T> (&sums
 // Neighbours in memory that are rows of n, or a single row, in packs that begin at aligned
 // addresses: the first and the last may have elements of others. Packs and elements count in the
 // order of the sums, from the end where that is reversed.
-template <class T, int kPack>
+template <class T, int kPack, class Index>
 struct Run {
   using R = typename Summed<T>::Result;
   const T* x;
   R* out;
-  int64_t count, packs;
+  Index count, packs;
   int lead;
   bool reverse;
 
-  __device__ Run(const T* x, R* out, int64_t count, bool reverse)
+  __device__ Run(const T* x, R* out, Index count, bool reverse)
       : x(x), out(out), count(count), reverse(reverse) {
     lead = int(reinterpret_cast<uintptr_t>(x) / sizeof(T) % kPack);
     packs = (lead + count + kPack - 1) / kPack;
   }
 
   // Where a pack begins in memory.
-  __device__ int64_t begin(int64_t pack) const {
+  __device__ Index begin(Index pack) const {
     return (reverse ? packs - 1 - pack : pack) * kPack - lead;
   }
   // The index of its first element.
-  __device__ int64_t first(int64_t pack) const {
+  __device__ Index first(Index pack) const {
     return reverse ? count - kPack - begin(pack) : begin(pack);
   }
 
-  __device__ Elements<T, kPack> load(int64_t pack) const {
-    const int64_t at = begin(pack);
+  // Whether so many packs have no elements of others. Asked for a whole warp, so that a branch for
+  // each load does not keep the next one waiting.
+  __device__ bool are_whole(Index pack, int many) const {
+    if (pack + many > packs) return false;
+    const Index one = begin(pack), other = begin(pack + many - 1);
+    return (one < other ? one : other) >= 0 && (one < other ? other : one) + kPack <= count;
+  }
+
+  __device__ Elements<T, kPack> load(Index pack) const {
+    const Index at = begin(pack);
     if (pack < packs && at >= 0 && at + kPack <= count) return load_pack<T, kPack>(x + at);
     Elements<T, kPack> part{};
     if constexpr (kPack > 1) {
@@ -119,15 +156,14 @@ struct Run {
     return part;
   }
 
-  __device__ void store(int64_t pack, const sum_t<T> (&sums)[kPack]) const {
-    const int64_t at = begin(pack);
+  __device__ void store(Index pack, const sum_t<T> (&sums)[kPack]) const {
+    const Index at = begin(pack);
     if (at >= 0 && at + kPack <= count) {
       store_pack<T, kPack>(out + at, sums, reverse);
     } else {
 #pragma unroll
       for (int v = 0; v < kPack; ++v) {
-        const int k = reverse ? kPack - 1 - v : v;
-        if (at + v >= 0 && at + v < count) out[at + v] = from_sum<T>(sums[k]);
+        if (at + v >= 0 && at + v < count) out[at + v] = from_sum<T>(kth(sums, v, reverse));
       }
     }
   }
@@ -140,7 +176,7 @@ struct Run {
     sum_t<T> sum = 0;
 #pragma unroll
     for (int k = 0; k < kPack; ++k) {
-      const auto value = to_sum(reverse ? pack.values[kPack - 1 - k] : pack.values[k]);
+      const auto value = to_sum(kth(pack.values, k, reverse));
       sum = kRows && place == 0 ? value : sum + value;
       sums[k] = sum;
       if constexpr (kRows) place = place + 1 == n ? 0 : place + 1;
@@ -160,20 +196,29 @@ __global__ void __launch_bounds__(kScanThreads, 2)
   const int64_t row = kParts ? blockIdx.x % config.lines : blockIdx.x * config.rows;
   const int64_t left = p.outer - row;
   const int64_t rows = kParts ? 1 : left < config.rows ? left : config.rows;
-  const Run<T, kPack> run(static_cast<const T*>(p.x) + row * p.x_outer,
-                          static_cast<typename Summed<T>::Result*>(p.out) + row * p.n, rows * p.n,
-                          p.reverse);
-  const int64_t base = part * config.part + warp * 32 * kPacks + lane;
+  using Index = std::conditional_t<kParts, int64_t, int>;  // within a run
+  const Run<T, kPack, Index> run(static_cast<const T*>(p.x) + row * p.x_outer,
+                                 static_cast<typename Summed<T>::Result*>(p.out) + row * p.n,
+                                 Index(rows * p.n), p.reverse);
+  const Index base = Index(part * config.part) + warp * 32 * kPacks + lane;
   const int n = int(p.n);
-  const auto place_of = [&](int64_t pack) {
+  const auto place_of = [&](Index pack) {
     return kParts ? 1 : int(unsigned(int(run.first(pack)) + kPack * n) % unsigned(n));
   };
 
-  if (kParts && !kFresh<T, kPack>) wait_for_previous();
+  const bool whole = run.are_whole(base - lane, 32 * kPacks);
+  if (kParts && !(kFresh<T, kPack> && whole)) wait_for_previous();
   Elements<T, kPack> loaded[kPacks];
+  if (whole) {
 #pragma unroll
-  for (int u = 0; u < kPacks; ++u) loaded[u] = run.load(base + u * 32);
-  if (kParts && kFresh<T, kPack>) wait_for_previous();
+    for (int u = 0; u < kPacks; ++u) {
+      loaded[u] = load_pack<T, kPack>(run.x + run.begin(base + u * 32));
+    }
+  } else {
+#pragma unroll
+    for (int u = 0; u < kPacks; ++u) loaded[u] = run.load(base + u * 32);
+  }
+  if (kParts) wait_for_previous();
 
   // The sum of what comes before each pack in its row, as far as the warp has it: all of it, unless
   // the row has begun before the warp's first pack.
@@ -228,7 +273,8 @@ __global__ void __launch_bounds__(kScanThreads, 2)
 
 #pragma unroll
   for (int u = 0; u < kPacks; ++u) {
-    const int64_t pack = base + u * 32;
+    const Index pack = base + u * 32;
+    keep_packed(loaded[u]);
     if (pack >= run.packs) break;
     const int place = place_of(pack);
     C sums[kPack];
@@ -245,12 +291,13 @@ __global__ void __launch_bounds__(kScanThreads, 2)
 
 // --- along columns ------------------------------------------------------------
 
-// Each thread has kScanSteps packs, one below the other. `lanes` threads side by side are a group,
-// and the groups of a warp, and then the warps of a line, continue each other.
+// Each thread has scan_steps() packs, one below the other. `lanes` threads side by side are a
+// group, and the groups of a warp, and then the warps of a line, continue each other.
 template <class T, int kPack, bool kParts>
 __global__ void __launch_bounds__(kScanThreads, 2)
     columns_kernel(const __grid_constant__ Scan p, const ScanConfig config) {
   using C = sum_t<T>;
+  constexpr int kSteps = scan_steps(kPack);
   constexpr int kWarps = kScanThreads / 32, kWidth = most_scan_lanes(kPack) * kPack;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int lanes = config.lanes, group = lane / lanes, side = lane % lanes;
@@ -262,25 +309,31 @@ __global__ void __launch_bounds__(kScanThreads, 2)
   const int64_t packs = p.inner / kPack, lines = (packs + lanes - 1) / lanes;
   const int64_t outer = line / lines, column = line % lines * lanes + side;
   const bool is_column = outer < p.outer && column < packs;
-  const int64_t first =
-      part * config.part + ((warp - first_warp) * (32 / lanes) + group) * kScanSteps;
+  const int64_t first = part * config.part + ((warp - first_warp) * (32 / lanes) + group) * kSteps;
   const int64_t left = is_column && first < p.n ? p.n - first : 0;
-  const int steps = left < kScanSteps ? int(left) : kScanSteps;
+  const int steps = left < kSteps ? int(left) : kSteps;
   const int64_t start_row = p.reverse ? p.n - 1 - first : first, down = p.reverse ? -1 : 1;
   const T* const x = static_cast<const T*>(p.x) + outer * p.x_outer + column * kPack;
 
   if (kParts && !kFresh<T, kPack>) wait_for_previous();
-  Elements<T, kPack> loaded[kScanSteps];
+  Elements<T, kPack> loaded[kSteps];
+  if (steps == kSteps) {
 #pragma unroll
-  for (int s = 0; s < kScanSteps; ++s) {
-    loaded[s] = {};
-    if (s < steps) loaded[s] = load_pack<T, kPack>(x + (start_row + s * down) * p.x_step);
+    for (int s = 0; s < kSteps; ++s) {
+      loaded[s] = load_pack<T, kPack>(x + (start_row + s * down) * p.x_step);
+    }
+  } else {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      loaded[s] = {};
+      if (s < steps) loaded[s] = load_pack<T, kPack>(x + (start_row + s * down) * p.x_step);
+    }
   }
   if (kParts && kFresh<T, kPack>) wait_for_previous();
 
   C total[kPack] = {}, before[kPack];
 #pragma unroll
-  for (int s = 0; s < kScanSteps; ++s) {
+  for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
     for (int v = 0; v < kPack; ++v) total[v] += to_sum(loaded[s].values[v]);
   }
@@ -324,8 +377,9 @@ __global__ void __launch_bounds__(kScanThreads, 2)
 #pragma unroll
   for (int v = 0; v < kPack; ++v) before[v] = start[v] + before[v];
 #pragma unroll
-  for (int s = 0; s < kScanSteps; ++s) {
+  for (int s = 0; s < kSteps; ++s) {
     if (s >= steps) break;
+    keep_packed(loaded[s]);
 #pragma unroll
     for (int v = 0; v < kPack; ++v) before[v] += to_sum(loaded[s].values[v]);
     store_pack<T, kPack>(out + (start_row + s * down) * p.inner, before, false);

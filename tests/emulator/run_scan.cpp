@@ -6,8 +6,51 @@
 using namespace cuda_ops;
 using namespace emulator;
 
+namespace {
+
+// The last parts of three lines, where the sums up to all but the last `back - 1` parts before are
+// known, and of those their own alone: blocks run one after the other, so no launch comes to this.
+void look_over(int back) {
+  constexpr int kParts = 40, kLines = 3, kLanes = 2, kPack = 2, kWidth = kLanes * kPack;
+  const Tensor states(DType::kInt32, kParts * kLines);
+  const Tensor sums(DType::kFloat32, size_t(kParts) * kLines * 2 * kWidth);
+  auto* const state = static_cast<uint32_t*>(states.data());
+  std::vector<float> up_to(kLines * kWidth);
+  for (int part = 0; part + 1 < kParts; ++part) {
+    for (int i = 0; i < kLines * kWidth; ++i) {
+      const int line = i / kWidth, block = part * kLines + line;
+      const float own = float(part * part % 7 + i);
+      up_to[size_t(i)] += own;
+      const bool known = part < kParts - back;
+      state[block] = known ? kSumUpTo : kOwnSum;
+      if (!known) sums.set(size_t(block * 2) * kWidth + i % kWidth, own);
+      if (known) sums.set(size_t(block * 2 + 1) * kWidth + i % kWidth, up_to[size_t(i)]);
+    }
+  }
+  launch(kParts * kLines, 128, 0, nullptr, [&] {
+    if (blockIdx.x < (kParts - 1) * kLines) return;
+    static float shared[128 * kPack];
+    const int line = int(blockIdx.x) % kLines, lane = int(threadIdx.x) % kLanes;
+    const float own[kPack] = {1, 2};
+    float earlier[kPack];
+    look_back<float, kPack>({state, static_cast<float*>(sums.data()), kLines, kLanes}, kParts - 1,
+                            own, shared, earlier);
+    for (int v = 0; v < kPack; ++v) {
+      const float wanted = up_to[size_t(line * kWidth + lane * kPack + v)];
+      if (earlier[v] != wanted) fail("%d back: %g, not %g", back, earlier[v], wanted);
+      __syncthreads();
+      const size_t at = size_t(blockIdx.x * 2 + 1) * kWidth + size_t(lane * kPack + v);
+      if (sums.get(at) != wanted + own[v]) fail("%d back: says %g", back, sums.get(at));
+    }
+    if (state[blockIdx.x] != kSumUpTo) fail("%d back: says state %u", back, state[blockIdx.x]);
+  });
+}
+
+}  // namespace
+
 int main(int count, char** texts) {
   const Arguments arguments(count, texts);
+  for (const int back : {1, 2, 31, 32, 33, 39}) look_over(back);
   const DType dtype = dtype_named(arguments.text("dtype"));
   const int outer = arguments.number("outer"), n = arguments.number("n");
   const int inner = arguments.number("inner"), gap = arguments.number("gap");
@@ -24,7 +67,7 @@ int main(int count, char** texts) {
   p.reverse = arguments.number("reverse") != 0;
   const size_t size = size_t(outer) * n * inner, read = size_t(outer) * p.x_outer;
   const Tensor x(dtype, start + read), out(scan_result(dtype), start + size + 1);
-  const auto element = [&](const Tensor& tensor, int64_t i) -> char* {
+  const auto element = [&](const Tensor& tensor, int64_t i) {
     return static_cast<char*>(tensor.data()) +
            i * int64_t(tensor.bytes() / (&tensor == &x ? start + read : start + size + 1));
   };

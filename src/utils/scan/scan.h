@@ -32,7 +32,7 @@ constexpr int kScanThreads = 512;  // of a block, at most
 
 // Packs that a thread keeps in registers: neighbours along a row, or one below the other.
 constexpr int scan_row_packs(int pack) { return pack == 1 ? 8 : 4; }
-constexpr int kScanSteps = 8;
+constexpr int scan_steps(int pack) { return pack == 8 ? 4 : 8; }  // 8: the registers of their sums
 
 // Columns of a block's part are 128 bytes wide: all of a cache line. More lanes would leave fewer
 // parts side by side, each of which waits for the one above.
@@ -102,7 +102,7 @@ inline void plan_rows(ScanConfig& config, const Scan& p, const DeviceInfo& devic
 inline void plan_columns(ScanConfig& config, const Scan& p, const DeviceInfo& device) {
   const int64_t packs = p.inner / config.pack;
   while (config.lanes < most_scan_lanes(config.pack) && config.lanes < packs) config.lanes *= 2;
-  const int64_t steps = 32 / config.lanes * kScanSteps;  // of a warp
+  const int64_t steps = 32 / config.lanes * scan_steps(config.pack);  // of a warp
   config.lines = p.outer * pieces(packs, config.lanes);
   constexpr int kWarps = kScanThreads / 32;
   while (config.warps < kWarps && config.warps * steps < p.n) config.warps *= 2;
