@@ -39,11 +39,6 @@ struct AttentionGradient {
   void* delta = nullptr;  // workspace: of each query the sum of grad_out out, as it is computed in
 };
 
-// What a dtype is computed in, and that of the lse.
-constexpr DType compute_dtype_of_attention(DType dtype) {
-  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-}
-
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
 // How a block works: each warp owns `blocks` times 16 rows of one side, and all walk over the other
