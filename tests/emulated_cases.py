@@ -355,3 +355,27 @@ TOPK = {
         )
     },
 }  # fmt: skip
+
+
+class Attention(NamedTuple):
+    m: int
+    n: int
+    d: int
+    dtype: str = "bfloat16"
+    causal: int = 0
+    pitch: int = 0  # elements from one row to the next; 0: d
+
+
+ATTENTION = {
+    **{
+        f"{dtype}, {d}, {'causal' if causal else 'all'}": Attention(m, n, d, dtype, causal)
+        for dtype in ("bfloat16", "float16", "float32", "float64")
+        for m, n, d, causal in ((150, 140, 64, 0), (140, 150, 128, 1), (70, 90, 256, 1))
+    },
+    "no vectors": Attention(70, 90, 33, pitch=37),
+    "part of a vector": Attention(70, 90, 100, "float16", 1, pitch=104),
+    "one query": Attention(1, 200, 64, causal=0),
+    "two keys": Attention(200, 2, 80, "float32", causal=1),
+    "more queries than keys": Attention(260, 20, 64, causal=1),
+    "more keys than queries": Attention(20, 260, 128, causal=1),
+}

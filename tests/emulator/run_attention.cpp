@@ -71,7 +71,9 @@ Wanted wanted(const Sizes& s, double scale, const Rows& q, const Rows& k, const 
 int main(int count, char** texts) {
   const Arguments arguments(count, texts);
   const auto size = [&](const char* name) { return size_t(arguments.number(name)); };
-  const Sizes s{size("m"), size("n"), size("d"), size("pitch"), size("causal") != 0};
+  const size_t pitch = size("pitch");
+  const Sizes s{size("m"), size("n"), size("d"), pitch > 0 ? pitch : size("d"),
+                size("causal") != 0};
   const DType dtype = dtype_named(arguments.text("dtype"));
   const bool half = size_of(dtype) == 2;
   const DType wide = compute_dtype(dtype);
@@ -88,7 +90,7 @@ int main(int count, char** texts) {
 
   // From one head to the next, and from one sequence to the next.
   const auto operand = [&](const Tensor& tensor, size_t head, size_t batch) {
-    Operand made;
+    cuda_ops::Operand made;
     made.data = tensor.data();
     made.strides[0] = n(head);
     made.strides[1] = n(batch);
@@ -111,8 +113,8 @@ int main(int count, char** texts) {
       p.shape.vectors = p.shape.vectors && has_aligned_rows(p.heads, input, step);
     }
   };
-  const Operand of_q = operand(q, s.pitch, s.m * kHeads * s.pitch);
-  const Operand of_k = operand(k, 0, s.n * s.pitch), of_v = operand(v, 0, s.n * s.pitch);
+  const cuda_ops::Operand of_q = operand(q, s.pitch, s.m * kHeads * s.pitch);
+  const cuda_ops::Operand of_k = operand(k, 0, s.n * s.pitch), of_v = operand(v, 0, s.n * s.pitch);
   Attention p;
   describe(p, dense(out, s.m), of_q, of_k, of_v);
   p.lse = lse.data();
@@ -130,11 +132,11 @@ int main(int count, char** texts) {
   std::printf("vectors=%d\n", int(p.shape.vectors));
   const Wanted w = wanted(s, 0.25, q.values(), k.values(), v.values(), grad.values());
   const double exact = dtype == DType::kFloat64    ? 1e-13
-                       : dtype == DType::kFloat32  ? 1e-5
+                       : dtype == DType::kFloat32  ? 3e-5
                        : dtype == DType::kBFloat16 ? 2e-2
                                                    : 3e-3;
-  const double loose = half ? 2 * exact : exact;
-  compare("out", out.values(), w.out, s.d, exact);
+  const double loose = half ? 3 * exact : exact;
+  compare("out", out.values(), w.out, s.m * s.d, exact);
   compare("grad_q", grad_q.values(), w.grad_q, s.m * s.d, loose);
   compare("grad_k", grad_k.values(), w.grad_k, s.n * s.d, loose);
   compare("grad_v", grad_v.values(), w.grad_v, s.n * s.d, loose);
