@@ -19,7 +19,7 @@ from cuda_ops.spec import AutocastPolicy, BenchmarkCase, Claims, OpSpec, Peer
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-    from cuda_ops.testing.samples import Sample
+    from cuda_ops.testing.samples import Sample, Values
 
 
 # --- the public function ------------------------------------------------------------------
@@ -173,26 +173,31 @@ def exact(
 
 @hookimpl
 def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Sample] | None:
-    """Draws no NaN and no infinity, which may meet a weight of 0 or not, and for the gradient an
-    lse of its dtype and scores that it may belong to.
+    """Draws edge values without NaN and infinities, since those of a key that a query does not see,
+    or hardly, may reach its result or not. For the gradient also draws an lse of its dtype, and
+    scores that it may belong to.
     """
     from cuda_ops.testing.samples import TensorArg, strategy
 
     drawn = strategy(op)
     assert drawn is not None
-    forward = op.name == "attention"
+    edges: tuple[Values, ...] = ("equal", "tiny", "large") if op.name == "attention" else _SMALL
 
     def fitting(sample: Sample) -> Sample:
         args = list(sample.args)
-        if not forward:
+        if op.name != "attention":
             lse, first = op.argument_names.index("lse"), args[0]
             assert isinstance(first, TensorArg)
             args[lse] = replace(args[lse], dtype=_dtype_of_lse(first.dtype))
             args[-1] = None  # scale
-        kept = sample.values in ("normal", "equal") or (forward and sample.values != "special")
-        return replace(sample, args=tuple(args), values=sample.values if kept else "normal")
+        # A check of edge values would make special ones of normal ones; others draw normal ones.
+        values = sample.values if sample.values in edges else edges[sample.seed % len(edges)]
+        return replace(sample, args=tuple(args), values=values)
 
     return drawn.map(fitting)
+
+
+_SMALL: tuple[Values, ...] = ("equal", "tiny")
 
 
 @hookimpl
