@@ -357,6 +357,7 @@ TOPK = {
 }  # fmt: skip
 
 
+<<<<<<< HEAD
 class Scan(NamedTuple):
     plan: str  # part of the printed plan, as above
     outer: int
@@ -395,4 +396,27 @@ SCAN = {
     "parts of columns, reversed": Scan("parts 2", 1, 1000, 48, reverse=1, gap=4),
     "parts of columns by elements": Scan("columns pack 1", 1, 400, 33, dtype="float64"),
     "parts of columns of bfloat16": Scan("columns pack 8", 1, 900, 16, dtype="bfloat16"),
+=======
+class Attention(NamedTuple):
+    m: int
+    n: int
+    d: int
+    dtype: str = "bfloat16"
+    causal: int = 0
+    pitch: int = 0  # elements from one row to the next; 0: d
+
+
+ATTENTION = {
+    **{
+        f"{dtype}, {d}, {'causal' if causal else 'all'}": Attention(m, n, d, dtype, causal)
+        for dtype in ("bfloat16", "float16", "float32", "float64")
+        for m, n, d, causal in ((150, 140, 64, 0), (140, 150, 128, 1), (70, 90, 256, 1))
+    },
+    "no vectors": Attention(70, 90, 33, pitch=37),
+    "part of a vector": Attention(70, 90, 100, "float16", 1, pitch=104),
+    "one query": Attention(1, 200, 64, causal=0),
+    "two keys": Attention(200, 2, 80, "float32", causal=1),
+    "more queries than keys": Attention(260, 20, 64, causal=1),
+    "more keys than queries": Attention(20, 260, 128, causal=1),
+>>>>>>> 1891bbc3f0f6625a7313682d99a6dd7e0d73ed59
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from emulated_cases import MATMUL, MOE, RADIX, SORT
+from emulated_cases import ATTENTION, MATMUL, MOE, RADIX, SORT
 
 
 class Fault(NamedTuple):
@@ -31,6 +31,7 @@ USER_OF: dict[str, tuple[str, dict[str, object]]] = {
     "gemm_stream_sums.cuh": ("moe", MOE["token, most choices"]._asdict()),
     "gemm_fma.cuh": ("matmul", MATMUL["fma 64x64 quads of a b"]._asdict()),
     "gemm_hopper.cuh": ("matmul", MATMUL["tile 16"]._asdict()),
+    "attention.cuh": ("attention", ATTENTION["bfloat16, 128, causal"]._asdict()),
     "sort_cluster.cuh": ("sort", SORT["four passes"]._asdict()),
     "sort_radix_wide.cuh": ("sort", RADIX["more than are put in order"]._asdict()),
 }
@@ -242,5 +243,40 @@ FAULTS = {
         "late",
         "out is wrong",
         "gemm_stream_sums.cuh",
+    ),
+    "attention: sums of smaller scores as they are": Fault(
+        "const C shrunk = attention_power<T>(most[i][half] - base);",
+        "const C shrunk = FAULT ? C(1) : attention_power<T>(most[i][half] - base);",
+        "late",
+        "out is wrong",
+        "attention.cuh",
+    ),
+    "attention: keys go where they are still read": Fault(
+        "__syncthreads();  // values are there, and keys have been read",
+        "if (!FAULT) __syncthreads();",
+        "late",
+        "out is wrong",
+        "attention.cuh",
+    ),
+    "attention: the gradient's rows are not waited for": Fault(
+        "__syncthreads();  // this stage is there, and the one before has been read",
+        "if (!FAULT) __syncthreads();",
+        "late",
+        "grad_[qkv] is wrong",
+        "attention.cuh",
+    ),
+    "attention: a key too many": Fault(
+        "shape.seen_from(key, row, kStream)",
+        "shape.seen_from(key, row + (FAULT ? 1 : 0), kStream)",
+        "late",
+        "out is wrong",
+        "attention.cuh",
+    ),
+    "attention: queries before the first key": Fault(
+        "shape.causal && row > other ? int(row - other)",
+        "!FAULT && shape.causal && row > other ? int(row - other)",
+        "late",
+        "grad_k is wrong",
+        "attention.cuh",
     ),
 }

@@ -17,7 +17,18 @@ from pathlib import Path
 
 import pytest
 from conftest import made_once
-from emulated_cases import MATMUL, MOE, RADIX, RADIX_STEPS, ROUTE, SCAN, SORT, TOPK, Moe
+from emulated_cases import (
+    ATTENTION,
+    MATMUL,
+    MOE,
+    RADIX,
+    RADIX_STEPS,
+    ROUTE,
+    SCAN,
+    SORT,
+    TOPK,
+    Moe,
+)
 from emulated_faults import FAULTS, USER_OF
 from emulator.translate import translate
 
@@ -31,13 +42,15 @@ SOURCES = HERE.parent / "src"
 #: Few tokens are many, in problems that a CPU can compute.
 CONSTANTS = {"kFewTokens": 40}
 KERNELS = (
-    "bitonic_topk.cu", "cache_write_.cu", "cumulative_sum.cu", "dequantize_int4.cu",
+    "attention.cu", "bitonic_topk.cu", "cache_write_.cu", "cumulative_sum.cu", "dequantize_int4.cu",
     "moe_experts.cu", "moe_route.cu", "quantize.cu", "rotary_embedding.cu",
     "softmax_cross_entropy.cu",
 )  # fmt: skip
 
 #: The programs that run_*.cpp make; the one that takes longest to compile comes first.
-PROGRAMS = ("matmul", "moe", "route", "sort", "grouped", "rotary", "loss", "quantize")
+PROGRAMS = (
+    "matmul", "moe", "attention", "route", "sort", "grouped", "rotary", "loss", "quantize",
+)  # fmt: skip
 
 Build = Callable[[Path, Path], None]
 Program = Callable[[str], Path]
@@ -179,6 +192,14 @@ def test_matmul(program: Program, name: str, timing: str) -> None:
     status, said = run(program("matmul"), timing, seed=1, **case._replace(plan="")._asdict())
     assert status == 0, said
     assert case.plan in said.partition("\n")[2], f"a plan other than {case.plan!r}: {said}"
+
+
+@pytest.mark.parametrize("timing", ["late", "early"])
+@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.slow
+def test_attention(program: Program, name: str, timing: str) -> None:
+    status, said = run(program("attention"), timing, seed=1, **ATTENTION[name]._asdict())
+    assert status == 0, said
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -90,4 +90,9 @@ constexpr int64_t size_of(DType dtype) {
   throw UnknownDType();
 }
 
+// What a dtype is computed in: the twin of compute_t.
+constexpr DType compute_dtype(DType dtype) {
+  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
 }  // namespace cuda_ops

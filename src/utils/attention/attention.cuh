@@ -98,6 +98,11 @@ __device__ inline uint32_t sixteen(uint32_t fragment, int count) {
   return (fragment ^ uint32_t(count % 4 * 32)) + uint32_t(count / 4 * 128);
 }
 
+__device__ inline uint8_t* aligned_rows(uint8_t* shared) {
+  const auto at = uint32_t(__cvta_generic_to_shared(shared));
+  return shared + (0 - at) % kAttentionAlignment;
+}
+
 // --- products -------------------------------------------------------------------
 
 // sums += owned @ streamed^T over all of kDim: the rows of `owned` from `first` on by kStream rows.
@@ -241,7 +246,8 @@ __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim).threads())
   constexpr AttentionTile kTile = attention_tile(sizeof(T), kDim);
   constexpr int kBlocks = kTile.blocks, kStream = kTile.stream, kColumns = kTile.columns;
   constexpr int kThreads = kTile.threads(), kOwned = kTile.rows(), kParts = kTile.parts();
-  extern __shared__ __align__(128) uint8_t shared[];
+  extern __shared__ __align__(16) uint8_t memory_of_block[];
+  uint8_t* const shared = aligned_rows(memory_of_block);
   const Rows queries{shared}, keys{shared + kOwned * Rows::kBytes};
   const Rows values{keys.memory + kStream * Rows::kBytes};
   const AttentionShape& shape = p.shape;
@@ -294,7 +300,7 @@ __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim).threads())
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int64_t row = first + warp + 16 * i + 8 * half + lane / 4;
-          const int seen = int(min(shape.seen(row + 1) - key, int64_t(kStream)));
+          const int seen = shape.seen_from(key, row, kStream);
           C largest = most[i][half];
 #pragma unroll
           for (int j = 0; j < kStream / 8; ++j) {
@@ -397,7 +403,8 @@ __global__ void __launch_bounds__(attention_gradient_tile(sizeof(T), kDim, 1 + k
   constexpr int kStream = kTile.stream, kColumns = kTile.columns, kStages = kTile.stages;
   constexpr int kThreads = kTile.threads(), kOwned = kTile.rows(), kParts = kTile.parts();
   constexpr int kStageBytes = kStream * Rows::kBytes;
-  extern __shared__ __align__(128) uint8_t shared[];
+  extern __shared__ __align__(16) uint8_t memory_of_block[];
+  uint8_t* const shared = aligned_rows(memory_of_block);
   // k and v, or q and grad_out: the left factors of scores and of their gradients.
   const Rows own_scores{shared}, own_grads{shared + kOwned * Rows::kBytes};
   uint8_t* const ring = shared + 2 * kOwned * Rows::kBytes;
@@ -485,8 +492,9 @@ __global__ void __launch_bounds__(attention_gradient_tile(sizeof(T), kDim, 1 + k
       for (int half = 0; half < 2; ++half) {
         const int64_t row = first + warp + lane / 4 + 8 * half;
         // Columns are seen from here on, or up to here.
-        const int limit = kOfKeys ? int(shape.causal ? max(row - other, int64_t(0)) : 0)
-                                  : int(min(shape.seen(row + 1) - other, int64_t(kStream)));
+        const int limit = !kOfKeys                      ? shape.seen_from(other, row, kStream)
+                          : shape.causal && row > other ? int(row - other)
+                                                        : 0;
 #pragma unroll
         for (int c = 0; c < kStream / 4; ++c) {
           const int column = c / 2 * 8 + c % 2;

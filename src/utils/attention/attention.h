@@ -19,6 +19,12 @@ struct AttentionShape {
 
   // How many keys the queries before `last` see.
   constexpr int64_t seen(int64_t last) const { return causal && last < keys ? last : keys; }
+
+  // How many of `most` keys from `key` on query sees; below 0 where it ends before them.
+  constexpr int seen_from(int64_t key, int64_t query, int most) const {
+    const int64_t left = seen(query + 1) - key;
+    return left < most ? int(left) : most;
+  }
 };
 
 // out = softmax(q k^T scale) v for each head. Steps go from one row to the next, in elements.
@@ -39,12 +45,10 @@ struct AttentionGradient {
   void* delta = nullptr;  // workspace: of each query the sum of grad_out out, as it is computed in
 };
 
-// What a dtype is computed in, and that of the lse.
-constexpr DType compute_dtype_of_attention(DType dtype) {
-  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-}
-
 // --- the launch configuration: a value, chosen without a GPU ------------------
+
+constexpr int kAttentionAlignment = 128;  // of rows in shared memory, in bytes
+constexpr int kAttentionShared = 96 * 1024 + kAttentionAlignment;  // every GPU from sm_80 on has it
 
 // How a block works: each warp owns `blocks` times 16 rows of one side, and all walk over the other
 // side's rows, `stream` at a time. Rows of `dim` elements lie in shared memory: one or two operands
@@ -57,10 +61,11 @@ struct AttentionTile {
   constexpr int threads() const { return 32 * warps; }
   constexpr int rows() const { return 16 * blocks * warps; }
   constexpr int parts() const { return dim / columns; }
-  constexpr int shared_bytes() const { return (owned * rows() + 2 * stages * stream) * dim * size; }
+  // With what aligning rows takes.
+  constexpr int shared_bytes() const {
+    return (owned * rows() + 2 * stages * stream) * dim * size + kAttentionAlignment;
+  }
 };
-
-constexpr int kAttentionShared = 96 * 1024;  // what GPUs from sm_80 on have at least
 
 constexpr int attention_dim(int dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
 

@@ -6,11 +6,6 @@
 
 namespace cuda_ops {
 
-// The type in which values of `dtype` are added up.
-inline DType compute_dtype(DType dtype) {
-  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-}
-
 // Returns `experts`, contiguous. Kernels keep positions in it in 31 bits.
 inline Tensor contiguous_choice(const Tensor& experts) {
   if (experts.numel() >= kMostAssignments) {
