@@ -357,7 +357,6 @@ TOPK = {
 }  # fmt: skip
 
 
-<<<<<<< HEAD
 class Scan(NamedTuple):
     plan: str  # part of the printed plan, as above
     outer: int
@@ -396,7 +395,9 @@ SCAN = {
     "parts of columns, reversed": Scan("parts 2", 1, 1000, 48, reverse=1, gap=4),
     "parts of columns by elements": Scan("columns pack 1", 1, 400, 33, dtype="float64"),
     "parts of columns of bfloat16": Scan("columns pack 8", 1, 900, 16, dtype="bfloat16"),
-=======
+}
+
+
 class Attention(NamedTuple):
     m: int
     n: int
@@ -418,5 +419,4 @@ ATTENTION = {
     "two keys": Attention(200, 2, 80, "float32", causal=1),
     "more queries than keys": Attention(260, 20, 64, causal=1),
     "more keys than queries": Attention(20, 260, 128, causal=1),
->>>>>>> 1891bbc3f0f6625a7313682d99a6dd7e0d73ed59
 }
