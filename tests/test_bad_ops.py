@@ -44,6 +44,7 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_unwritten": ("unwritten", "unwritten"),
     "bad_autograd": ("gradient_declared", None),
     "bad_gradient": ("gradcheck", None),
+    "bad_jvp": ("jvp", None),
     "bad_checkpoint": ("checkpoint", None),
     "bad_independence": ("independence", None),
     "bad_draws": ("draws", None),
