@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from emulated_cases import MATMUL, MOE, RADIX, SORT
+from emulated_cases import MATMUL, MOE, RADIX, SCAN, SORT
 
 
 class Fault(NamedTuple):
@@ -33,6 +33,7 @@ USER_OF: dict[str, tuple[str, dict[str, object]]] = {
     "gemm_hopper.cuh": ("matmul", MATMUL["tile 16"]._asdict()),
     "sort_cluster.cuh": ("sort", SORT["four passes"]._asdict()),
     "sort_radix_wide.cuh": ("sort", RADIX["more than are put in order"]._asdict()),
+    "look_back.cuh": ("scan", SCAN["parts of rows"]._asdict()),
 }
 
 
@@ -242,5 +243,19 @@ FAULTS = {
         "late",
         "out is wrong",
         "gemm_stream_sums.cuh",
+    ),
+    "a part's own sum for that up to its end": Fault(
+        "(slot + 1 == count)",
+        "(slot + 1 == count && !FAULT)",
+        "late",
+        "1 back: -?nan",
+        "look_back.cuh",
+    ),
+    "the nearest part left out": Fault(
+        "for (int from = count; from-- > 0;)",
+        "for (int from = count; from-- > (FAULT && count > 1);)",
+        "late",
+        "2 back: ",
+        "look_back.cuh",
     ),
 }
