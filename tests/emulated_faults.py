@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from emulated_cases import ATTENTION, MATMUL, MOE, RADIX, SORT
+from emulated_cases import ATTENTION, MATMUL, MOE, RADIX, SCAN, SORT
 
 
 class Fault(NamedTuple):
@@ -34,6 +34,7 @@ USER_OF: dict[str, tuple[str, dict[str, object]]] = {
     "attention.cuh": ("attention", ATTENTION["bfloat16, 128, causal"]._asdict()),
     "sort_cluster.cuh": ("sort", SORT["four passes"]._asdict()),
     "sort_radix_wide.cuh": ("sort", RADIX["more than are put in order"]._asdict()),
+    "look_back.cuh": ("scan", SCAN["parts of rows"]._asdict()),
 }
 
 
@@ -278,5 +279,18 @@ FAULTS = {
         "late",
         "grad_k is wrong",
         "attention.cuh",
+    "a part's own sum for that up to its end": Fault(
+        "(slot + 1 == count)",
+        "(slot + 1 == count && !FAULT)",
+        "late",
+        "1 back: -?nan",
+        "look_back.cuh",
+    ),
+    "the nearest part left out": Fault(
+        "for (int from = count; from-- > 0;)",
+        "for (int from = count; from-- > (FAULT && count > 1);)",
+        "late",
+        "2 back: ",
+        "look_back.cuh",
     ),
 }
