@@ -279,6 +279,7 @@ FAULTS = {
         "late",
         "grad_k is wrong",
         "attention.cuh",
+    ),
     "a part's own sum for that up to its end": Fault(
         "(slot + 1 == count)",
         "(slot + 1 == count && !FAULT)",
