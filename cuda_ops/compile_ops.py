@@ -244,7 +244,8 @@ def _gradients(operator: Operator) -> str:
     """
     found, op = operator.now.differentiable, operator.spec
     if not found:
-        return "no, by design" if {*op.tensor_names} <= {*op.no_gradient} else "no"
+        by_design = op.no_gradient and {*op.tensor_names} <= {*op.no_gradient}
+        return "no, by design" if by_design else "no"
     if set(op.tensor_positions) <= set(found):
         return "yes"
     if {op.argument_names[i] for i in set(op.tensor_positions) - set(found)} <= {*op.no_gradient}:
