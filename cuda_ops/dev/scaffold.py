@@ -19,6 +19,8 @@ FORMS = {
     "reduce": "each row becomes a number: a sum of squares",
     "gather": "indices choose rows of a table: an embedding",
     "in-place": "an argument is written, and nothing returned: a moving average",
+    "random": "elements meet random numbers: jitter",
+    "quantize": "each row becomes integers of eight bits and a scale",
 }
 
 
