@@ -198,7 +198,7 @@ def test_memory_shared_far_apart_in_long_lists(device: str) -> None:
         shared = [*ys]
         shared[at] = xs[7]
         with pytest.raises(
-            RuntimeError, match="argument 'ys': expected memory of its own, .* 'xs'"
+            RuntimeError, match=r"argument 'ys': expected memory of its own, .* 'xs'"
         ):
             cuda_ops.foreach_axpy_(xs, shared, 1.0)
 
