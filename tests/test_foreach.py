@@ -189,6 +189,20 @@ def test_memory_may_not_be_shared(device: str) -> None:
             cuda_ops.foreach_axpy_(xs, ys)
 
 
+@on_each_device
+def test_memory_shared_far_apart_in_long_lists(device: str) -> None:
+    everything = torch.zeros(4000, device=device)
+    xs, ys = ([everything[start + 4 * i :][:2] for i in range(900)] for start in (0, 2))
+    cuda_ops.foreach_axpy_(xs, ys, 1.0)
+    for at in (0, 450, 899):
+        shared = [*ys]
+        shared[at] = xs[7]
+        with pytest.raises(
+            RuntimeError, match=r"argument 'ys': expected memory of its own, .* 'xs'"
+        ):
+            cuda_ops.foreach_axpy_(xs, shared, 1.0)
+
+
 @pytest.mark.parametrize(("xs", "ys", "message"), [
     ([(2,)], [], "'ys': expected as many tensors as in 'xs', which has 1, got 0"),
     ([(2,)], [(2,), (2,)], "'ys': expected as many tensors as in 'xs', which has 1, got 2"),

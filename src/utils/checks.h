@@ -196,15 +196,25 @@ struct Checks {
     std::vector<Extent> extents;
     for (const Passed& one : passed) extents.emplace_back(View(*one.tensor));
     for (size_t i = 0; i < passed.size(); ++i) {
-      if (!rules->written[passed[i].position]) continue;
-      const char* const argument = rules->names[passed[i].position];
-      if (extents[i].is_repeated) {
-        refuse(argument, "a tensor whose elements share no memory, as the operator writes it",
-               "one with stride 0");
-      }
-      for (size_t j = 0; j < passed.size(); ++j) {
-        if (i == j || !extents[i].shares_memory_with(extents[j])) continue;
-        refuse(argument, "memory of its own, as the operator writes it",
+      if (!rules->written[passed[i].position] || !extents[i].is_repeated) continue;
+      refuse(rules->names[passed[i].position],
+             "a tensor whose elements share no memory, as the operator writes it",
+             "one with stride 0");
+    }
+    // By address, since lists may hold thousands: each is compared with those that begin within it.
+    std::vector<size_t> order(passed.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::sort(order.begin(), order.end(),
+              [&](size_t a, size_t b) { return extents[a].begin < extents[b].begin; });
+    for (size_t a = 0; a < order.size(); ++a) {
+      for (size_t b = a + 1; b < order.size(); ++b) {
+        if (extents[order[b]].begin >= extents[order[a]].end) break;
+        size_t i = std::min(order[a], order[b]), j = std::max(order[a], order[b]);
+        if (!rules->written[passed[i].position]) std::swap(i, j);
+        if (!rules->written[passed[i].position] || !extents[i].shares_memory_with(extents[j])) {
+          continue;
+        }
+        refuse(rules->names[passed[i].position], "memory of its own, as the operator writes it",
                std::string("some of '") + rules->names[passed[j].position] + "'");
       }
     }

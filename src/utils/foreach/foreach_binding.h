@@ -40,34 +40,34 @@ inline void check_pairs(const char* name, const Tensors& xs, const char* other, 
   }
 }
 
-// `x` in the dense layout of `like`: itself, or a copy.
-inline Tensor laid_out_like(const Tensor& x, const Tensor& like) {
-  const View layout = like;
-  if (detail::same_layout(x, layout)) return x;
-  Tensor copy = empty_strided(layout.sizes, layout.strides, layout.dims, dtype_of(x), device_of(x));
-  detail::check_torch(aoti_torch_copy_(copy.get(), x.get(), 0), "copy a tensor");
-  return copy;
-}
-
 // Calls run(flats, count, dtype) for the tensors of each dtype: outs[i] = f(inputs[0][i], ...),
 // where each of `outs` is dense. Inputs in another layout are copied.
 template <size_t kInputs, class Run>
 void foreach_flat(const Tensors& outs, const Tensors* const (&inputs)[kInputs], Run run) {
+  std::vector<Flat<int(kInputs)>> flats[std::size(kFloating)];
   Tensors copies;  // until the last launch
-  for (const DType dtype : kFloating) {
-    std::vector<Flat<int(kInputs)>> flats;
-    for (size_t i = 0; i < outs.size(); ++i) {
-      if (outs[i].numel() == 0 || dtype_of(outs[i]) != dtype) continue;
-      Flat<int(kInputs)> flat;
-      flat.out = outs[i].mutable_data_ptr();
-      flat.numel = outs[i].numel();
-      for (size_t k = 0; k < kInputs; ++k) {
-        copies.push_back(laid_out_like((*inputs[k])[i], outs[i]));
-        flat.in[k] = copies.back().const_data_ptr();
-      }
-      flats.push_back(flat);
+  for (size_t i = 0; i < outs.size(); ++i) {
+    const View out = writable_view(outs[i]);
+    Flat<int(kInputs)> flat;
+    flat.out = out.data;
+    flat.numel = outs[i].numel();
+    if (flat.numel == 0) continue;
+    for (size_t k = 0; k < kInputs; ++k) {
+      const Tensor& input = (*inputs[k])[i];
+      const View view = input;
+      flat.in[k] = view.data;
+      if (detail::same_layout(view, out)) continue;
+      copies.push_back(
+          empty_strided(out.sizes, out.strides, out.dims, out.dtype, device_of(input)));
+      detail::check_torch(aoti_torch_copy_(copies.back().get(), input.get(), 0), "copy a tensor");
+      flat.in[k] = copies.back().const_data_ptr();
     }
-    if (!flats.empty()) run(flats.data(), static_cast<int64_t>(flats.size()), dtype);
+    const auto* const at = std::find(std::begin(kFloating), std::end(kFloating), out.dtype);
+    flats[at - std::begin(kFloating)].push_back(flat);
+  }
+  for (size_t d = 0; d < std::size(kFloating); ++d) {
+    if (flats[d].empty()) continue;
+    run(flats[d].data(), static_cast<int64_t>(flats[d].size()), kFloating[d]);
   }
 }
 
