@@ -98,11 +98,9 @@ kernel is found.
 Formula: Dao, https://arxiv.org/abs/2307.08691.
 
 Example:
->>> q = torch.ones(2, 1, 4)
->>> cuda_ops.attention(q, torch.zeros(1, 2, 4), torch.tensor([[[0.0] * 4, [2.0] * 4]]))
-tensor([[[1., 1., 1., 1.]],
-<BLANKLINE>
-        [[1., 1., 1., 1.]]])
+>>> keys, values = torch.zeros(2, 4), torch.tensor([[0.0] * 4, [2.0] * 4])
+>>> cuda_ops.attention(torch.ones(1, 4), keys, values)
+tensor([[1., 1., 1., 1.]])
 """
 
 
