@@ -8,8 +8,8 @@ using namespace cuda_ops;
 
 namespace {
 
-// x / by, rounded as IEEE division rounds, which takes twice the instructions: the reciprocal is
-// taken once a row, and two remainders mend what is left (Markstein, 1990).
+// x / by, rounded as IEEE division rounds, without its range checks and its reciprocal for each x:
+// that is taken once a row, and two remainders mend what is left (Markstein, 1990).
 struct Quotient {
   float by, inverse;
   // Elsewhere the remainders may underflow while the quotient does not become 0.

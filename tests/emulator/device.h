@@ -199,7 +199,9 @@ inline double __hiloint2double(int high, int low) {
 inline int __double2loint(double value) { return int(uint64_t(__double_as_longlong(value))); }
 inline int __double2hiint(double value) { return int(uint64_t(__double_as_longlong(value)) >> 32); }
 
-inline int __float2int_rn(float value) { return std::isnan(value) ? 0 : int(std::nearbyint(value)); }
+inline int __float2int_rn(float value) {
+  return std::isnan(value) ? 0 : int(std::nearbyint(value));
+}
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 
