@@ -1,4 +1,4 @@
-"""Kernels of matrix products, mixtures of experts, sorts and scans, run on a CPU by tests/emulator.
+"""Kernels of products, experts, sorts, scans and lists, run on a CPU by tests/emulator.
 
 The program that ran prints whatever is wrong: a value and its place, a deadlock and which thread
 waits for what, an access and its address. emulator/translate.py says what this can show.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from conftest import made_once
-from emulated_cases import MATMUL, MOE, RADIX, RADIX_STEPS, ROUTE, SCAN, SORT, TOPK, Moe
+from emulated_cases import FOREACH, MATMUL, MOE, RADIX, RADIX_STEPS, ROUTE, SCAN, SORT, TOPK, Moe
 from emulated_faults import FAULTS, USER_OF
 from emulator.translate import translate
 
@@ -30,7 +30,13 @@ SOURCES = HERE.parent / "src"
 
 #: Few tokens are many, in problems that a CPU can compute.
 CONSTANTS = {"kFewTokens": 40}
-KERNELS = ("bitonic_topk.cu", "cumulative_sum.cu", "moe_experts.cu", "moe_route.cu")
+KERNELS = (
+    "bitonic_topk.cu",
+    "cumulative_sum.cu",
+    "foreach_axpy.cu",
+    "moe_experts.cu",
+    "moe_route.cu",
+)
 
 #: The programs that run_*.cpp make; the one that takes longest to compile comes first.
 PROGRAMS = ("matmul", "moe", "route", "sort", "grouped")
@@ -192,6 +198,13 @@ def test_topk(program: Program, name: str) -> None:
     assert status == 0, said
     plan = TOPK[name].plan
     assert plan in said.partition("\n")[2], f"a plan other than {plan!r}: {said}"
+
+
+@pytest.mark.parametrize("name", FOREACH)
+@pytest.mark.slow
+def test_foreach(program: Program, name: str) -> None:
+    status, said = run(program("foreach"), "late", 1, **FOREACH[name]._asdict())
+    assert status == 0, said
 
 
 @pytest.mark.parametrize("name", SCAN)
