@@ -143,6 +143,16 @@ def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Sample]:
 
 
 @hookimpl
+def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
+    """Returns more tensors than a launch takes, and tensors of several blocks."""
+    from cuda_ops.testing.samples import Sample, TensorArg
+
+    many = [TensorArg((37 * i % 500,), torch.bfloat16) for i in range(150)]
+    long = [TensorArg((20_001,), torch.float32, layout) for layout in ("contiguous", "offset")]
+    return [Sample((tensors, tensors, 0.5)) for tensors in (many, long)]
+
+
+@hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
     from cuda_ops.benchmarking.peers import torch_peers
 
