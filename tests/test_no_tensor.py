@@ -29,7 +29,7 @@ SOURCE = r"""
 #include "binding.h"
 using namespace cuda_ops;
 namespace {
-// cos and sin of position * base^(-2i / dim)
+// cos and sin of row * column / (1 + base^2)
 std::tuple<Tensor, Tensor> table(int64_t length, int64_t half, double base,
                                  std::optional<ScalarType> dtype,
                                  const std::optional<Device>& device) {
@@ -38,7 +38,7 @@ std::tuple<Tensor, Tensor> table(int64_t length, int64_t half, double base,
   visit_floating_cpu(wanted, [&](auto tag) {
     using T = decltype(tag);
     for (int64_t i = 0; i < length * half; ++i) {
-      const double angle = double(i / half) * std::pow(base, -double(i % half) / double(half));
+      const double angle = double(i / half) * double(i % half) / (1 + base * base);
       static_cast<T*>(cos.mutable_data_ptr())[i] = static_cast<T>(std::cos(angle));
       static_cast<T*>(sin.mutable_data_ptr())[i] = static_cast<T>(std::sin(angle));
     }
@@ -53,7 +53,7 @@ Tensor range(int64_t count, int64_t step, Device device) {
 Tensor wrong(int64_t count, Device device) { return range(count, 1, device); }
 }
 CUDA_OPS(library) {
-  library.op("cosines(SymInt length, SymInt half, float base=10000.0, *, ScalarType? dtype=None, "
+  library.op("cosines(SymInt length, SymInt half, float base=1.0, *, ScalarType? dtype=None, "
              "Device? device=None) -> (Tensor cos, Tensor sin)", "->(length,half),(length,half)")
       .dtypes("dtype", kFloating)
       .range("length", 0, 1000)
@@ -91,10 +91,10 @@ def spec(name: str) -> OpSpec:
 
 
 def table(
-    length: int, half: int, base: float = 10000.0, dtype: torch.dtype = torch.float32
+    length: int, half: int, base: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    frequencies = base ** (-torch.arange(half, dtype=torch.float64) / half)
-    angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
+    columns = torch.arange(half, dtype=torch.float64) / (1 + base**2)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * columns
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 

@@ -128,6 +128,9 @@ def check(
 
 # --- excuses ------------------------------------------------------------------------
 
+#: Why what is done to tensors cannot be checked.
+NO_TENSOR = "no argument is a tensor"
+
 
 def without_gradient(subject: Subject, device: str) -> str:
     """Returns why a gradient cannot be checked; empty if it can."""

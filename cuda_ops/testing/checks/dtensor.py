@@ -10,7 +10,7 @@ import torch
 
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import in_order
-from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.case import NO_TENSOR, Case, NotRunError, check
 from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, broadcast_over, shaped
@@ -28,6 +28,8 @@ def _divisible(op: OpSpec) -> list[Sample]:
 def _no_rule(subject: Subject, device: str) -> str:
     if subject.op.is_composite:
         return "composed: the rules are those of its parts"
+    if subject.op.device_position is not None:
+        return NO_TENSOR
     return "" if subject.sharding is not None else "no sharding rule: implement cuda_ops_sharding"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops.testing.case import Case, check
+from cuda_ops.testing.case import NO_TENSOR, Case, check
 from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, TensorArg
@@ -18,6 +18,8 @@ from cuda_ops.testing.subject import Subject
 def _no_rule(subject: Subject, device: str) -> str:
     if subject.vmap:
         return ""
+    if subject.op.device_position is not None:
+        return NO_TENSOR
     whose = " of the operators it calls" if subject.op.is_composite else ""
     return f"no batching rule: implement cuda_ops_vmap{whose}"
 
