@@ -394,7 +394,25 @@ SCAN = {
     "parts of columns": Scan("warps 16, rows 1, threads 512, parts 2", 2, 700, 40),
     "parts of columns, reversed": Scan("parts 2", 1, 1000, 48, reverse=1, gap=4),
     "parts of columns by elements": Scan("columns pack 1", 1, 400, 33, dtype="float64"),
-    "parts of columns of bfloat16": Scan("columns pack 8", 1, 900, 16, dtype="bfloat16"),
+    "parts of columns of bfloat16": Scan("columns pack 8, lanes 2", 1, 2500, 16, dtype="bfloat16"),
+}
+
+
+class Foreach(NamedTuple):
+    tensors: int
+    most: int  # elements of a tensor
+    dtype: str = "float32"
+    start: int = 0  # elements before the x of every third tensor
+    in_place: int = 0
+
+
+FOREACH = {
+    "one tensor of several blocks": Foreach(1, 20_000),
+    "more tensors than a table holds": Foreach(230, 300),
+    "tensors of one element": Foreach(20, 1, "bfloat16"),
+    "some from anywhere": Foreach(12, 9000, "bfloat16", start=3),
+    "in place": Foreach(30, 5000, "float16", start=1, in_place=1),
+    "float64": Foreach(9, 6000, "float64", start=1),
 }
 
 

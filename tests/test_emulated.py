@@ -19,6 +19,7 @@ import pytest
 from conftest import made_once
 from emulated_cases import (
     ATTENTION,
+    FOREACH,
     MATMUL,
     MOE,
     RADIX,
@@ -43,7 +44,7 @@ SOURCES = HERE.parent / "src"
 CONSTANTS = {"kFewTokens": 40}
 KERNELS = (
     "attention.cu", "bitonic_topk.cu", "cache_write_.cu", "cumulative_sum.cu", "dequantize_int4.cu",
-    "moe_experts.cu", "moe_route.cu", "quantize.cu", "rotary_embedding.cu",
+    "foreach_axpy.cu", "moe_experts.cu", "moe_route.cu", "quantize.cu", "rotary_embedding.cu",
     "softmax_cross_entropy.cu",
 )  # fmt: skip
 
@@ -217,6 +218,13 @@ def test_topk(program: Program, name: str) -> None:
     assert status == 0, said
     plan = TOPK[name].plan
     assert plan in said.partition("\n")[2], f"a plan other than {plan!r}: {said}"
+
+
+@pytest.mark.parametrize("name", FOREACH)
+@pytest.mark.slow
+def test_foreach(program: Program, name: str) -> None:
+    status, said = run(program("foreach"), "late", 1, **FOREACH[name]._asdict())
+    assert status == 0, said
 
 
 @pytest.mark.parametrize("name", SCAN)

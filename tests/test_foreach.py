@@ -13,11 +13,20 @@ from hypothesis import strategies as st
 
 import cuda_ops
 from cuda_ops.compile_ops import reload
+from cuda_ops.testing import PROFILES, check_op
 
 
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
     reload("foreach_axpy")
+
+
+@pytest.mark.parametrize("name", ["foreach_axpy", "foreach_axpy_"])
+def test_the_checks_that_take_lists_pass(name: str) -> None:
+    report = check_op(name, profile=PROFILES["quick"], isolate=False)
+    assert report.passed, str(report)
+    ran = {entry.check for entry in report.entries if entry.passed}
+    assert ran >= {"reference", "numerics", "mutation", "registration", "public", "opcheck"}
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]

@@ -84,13 +84,18 @@ def test_a_dtype_that_the_kit_cannot_make_is_no_mistake_of_the_operator(
     assert entry.detail.startswith("the kit could not run this check: ")
 
 
-def test_a_list_of_tensors_is_not_passed_on_as_descriptions(
+def test_a_list_of_tensors_is_made_and_compared(
     described: Callable[..., Subject],
 ) -> None:
     samples = st.just(Sample(([X, X],)))
     subject = described("f(Tensor[] xs) -> Tensor", lambda xs: xs[0] + xs[1], strategy=samples)
-    entry = _checked(subject, "reference")
-    assert entry.label == UNJUDGED and "could not make a list of tensors" in entry.detail
+    right = replace(subject, reference=lambda xs: xs[0] + xs[1])
+    for name in ("reference", "numerics", "mutation"):
+        assert _checked(right, name).passed
+    wrong = replace(subject, reference=lambda xs: xs[0] - xs[1])
+    assert _checked(wrong, "reference").passed is False
+    entry = _checked(right, "layouts")
+    assert entry.passed is None and entry.detail == "the check takes no lists of tensors"
 
 
 @pytest.mark.parametrize("name", ["mutation", "unwritten", "reference", "registration"])

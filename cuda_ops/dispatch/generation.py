@@ -42,8 +42,10 @@ class Generation:
         """
         if self.autograd is None or isinstance(self.autograd.backward, NoGradient):
             return ()
-        inputs = self.autograd.inputs
-        return self.spec.tensor_positions if inputs is None else tuple(sorted(inputs))
+        inputs, arguments = self.autograd.inputs, self.spec.parsed.arguments
+        if inputs is None:  # all tensors, those in lists too
+            inputs = tuple(i for i, a in enumerate(arguments) if "Tensor" in str(a.type))
+        return tuple(sorted(inputs))
 
 
 class Served(Protocol):

@@ -31,6 +31,8 @@ _INSTEAD = {
     "number[]": "'float[]', or a 'Tensor' with one dim",
     "complex": "two of 'float', or a complex 'Tensor' without dims",
     "str[]": "one 'str' for each, or an 'int[]' of indices",
+    "ScalarType[]": "one 'ScalarType' for each",
+    "Device[]": "one 'Device' for each",
     "Tensor[]?": "'Tensor[]', for which a caller passes [] where there is none",
     "Layout": "nothing: every tensor of a kernel is strided",
     "MemoryFormat": "a 'bool' or a 'str' with .one_of",

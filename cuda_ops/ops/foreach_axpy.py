@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,11 @@ from cuda_ops.derive.layout import is_dense
 from cuda_ops.derive.sizes import is_true, shape_name
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from cuda_ops.testing.samples import Sample
 
 Tensors = Sequence[torch.Tensor]
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -58,14 +63,14 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         return None
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
-        # The dispatcher leaves out arguments at their default.
-        ctx.arguments, ctx.alpha = len(inputs), inputs[2] if len(inputs) > 2 else 1.0
+        ctx.alpha = inputs[2] if len(inputs) > 2 else 1.0
 
     def backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
         given = [grad for grad in grads if grad is not None]
         scaled = iter(torch._foreach_mul(given, ctx.alpha) if given else ())
         of_xs = [None if grad is None else next(scaled) for grad in grads]
-        return (of_xs, list(grads), None)[: ctx.arguments]
+        # The dispatcher leaves out an alpha that is the default.
+        return (of_xs, list(grads), None)[: len(ctx.needs_input_grad)]
 
     return Autograd(setup_context, backward)
 
@@ -114,6 +119,37 @@ def torch_foreach_add(xs: Tensors, ys: Tensors, alpha: float = 1.0) -> list[torc
 
 def torch_foreach_add_(xs: Tensors, ys: Tensors, alpha: float = 1.0) -> None:
     torch._foreach_add_(list(ys), list(xs), alpha=alpha)
+
+
+@hookimpl
+def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Sample]:
+    from hypothesis import strategies as st
+
+    from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
+
+    def sample(pairs: list[tuple[Any, ...]], alpha: float, values: Any, seed: int) -> Sample:
+        # What is expanded shares memory with itself, so it cannot be written.
+        xs = [TensorArg(shape, dtype, layout) for shape, dtype, layout, _ in pairs]
+        ys = [TensorArg(shape, dtype, layout if layout != "expanded" else "contiguous")
+              for shape, dtype, _, layout in pairs]  # fmt: skip
+        return Sample((xs, ys, alpha), values, seed)
+
+    shapes = st.lists(st.sampled_from((1, 2, 3, 7, 16, 33, 0)), max_size=3).map(tuple)
+    layouts = st.sampled_from(LAYOUTS)
+    pairs = st.tuples(shapes, st.sampled_from(_FLOATING), layouts, layouts)
+    alphas, seeds = st.sampled_from((1.0, 0.5, -2.0, 0.0)), st.integers(0, 2**16)
+    lists = st.lists(pairs, min_size=1, max_size=6)
+    return st.builds(sample, lists, alphas, st.sampled_from(VALUES), seeds)
+
+
+@hookimpl
+def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
+    """Returns more tensors than a launch takes, and tensors of several blocks."""
+    from cuda_ops.testing.samples import Sample, TensorArg
+
+    many = [TensorArg((37 * i % 500,), torch.bfloat16) for i in range(150)]
+    long = [TensorArg((20_001,), torch.float32, layout) for layout in ("contiguous", "offset")]
+    return [Sample((tensors, tensors, 0.5)) for tensors in (many, long)]
 
 
 @hookimpl

@@ -5,7 +5,7 @@ Operators, references and sharding rules are all called this way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from cuda_ops.spec import OpSpec
@@ -22,6 +22,26 @@ def sampled_arguments(op: OpSpec) -> list[Any]:
     while len(arguments) > least and arguments[-1].kwarg_only and arguments[-1].has_default_value():
         arguments.pop()
     return arguments
+
+
+def takes_lists(op: OpSpec) -> bool:
+    """Says whether an argument is a list of tensors."""
+    types = (str(argument.type) for argument in op.parsed.arguments)
+    return any(text.startswith("List") and "Tensor" in text for text in types)
+
+
+def each(function: Callable[[Any], Any], value: Any) -> Any:
+    """Returns ``function`` of an argument, or a list of it for each element of a list."""
+    if isinstance(value, (list, tuple)):
+        return [function(one) for one in value]
+    return function(value)
+
+
+def spread(values: Iterable[Any]) -> list[Any]:
+    """Returns arguments with the elements of lists in place of the lists."""
+    return [
+        one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])
+    ]
 
 
 def in_order(op: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from cuda_ops.testing.arguments import in_order
+from cuda_ops.testing.arguments import each, in_order
 from cuda_ops.testing.compare import is_floating, reduction_length, results, tensors
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample
@@ -65,14 +66,15 @@ class Case:
         changed = self.subject.op.written  # torch changes no leaf that asks for a gradient
         if changed and self.subject.gradient == "none":
             having = ()
-        return tuple(
-            value.clone(memory_format=torch.contiguous_format).requires_grad_(
+
+        def leaf(i: int, value: Any) -> Any:
+            if not is_floating(value):
+                return value
+            return value.clone(memory_format=torch.contiguous_format).requires_grad_(
                 (having is None or i in having) and i not in changed
             )
-            if is_floating(value)
-            else value
-            for i, value in enumerate(self.arguments())
-        )
+
+        return tuple(each(partial(leaf, i), value) for i, value in enumerate(self.arguments()))
 
 
 def wanting(args: tuple[Any, ...]) -> list[torch.Tensor]:

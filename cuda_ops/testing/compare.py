@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from cuda_ops.derive.checks import check_arguments
 from cuda_ops.derive.layout import broadcast
 from cuda_ops.errors import KitError
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing.arguments import in_order
+from cuda_ops.testing.arguments import each, in_order, spread
 from cuda_ops.testing.samples import Sample, TensorArg
 from cuda_ops.testing.subject import Subject
 
@@ -66,7 +67,7 @@ def results(
     Raises:
         KitError: an output is neither a tensor nor a number.
     """
-    changed = [values[i] for i in op.written if i < len(values) and values[i] is not None]
+    changed = tensors([values[i] for i in op.written if i < len(values)])
     before = [value.detach().clone() for value in changed]
     found = function(*values)
     after = tuple(map(_as_tensor, outputs(found))) if op.parsed.returns else ()
@@ -89,7 +90,7 @@ def _as_tensor(output: Any) -> torch.Tensor:
 
 def tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     """Returns the tensors among arguments or outputs."""
-    return [value for value in values if isinstance(value, torch.Tensor)]
+    return [value for value in spread(values) if isinstance(value, torch.Tensor)]
 
 
 def is_floating(value: Any) -> bool:
@@ -144,10 +145,12 @@ def check_fake(
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
-        fakes = [
-            mode.from_tensor(v, static_shapes=True) if isinstance(v, torch.Tensor) else v
-            for v in values
-        ]
+
+        def faked(value: Any) -> Any:
+            is_tensor = isinstance(value, torch.Tensor)
+            return mode.from_tensor(value, static_shapes=True) if is_tensor else value
+
+        fakes = [each(faked, value) for value in values]
         try:
             foretold = results(op, call, fakes)
         except Exception as error:
@@ -189,7 +192,8 @@ def widened(op: OpSpec, reference: Callable[..., Any] | None, values: Sequence[A
                 best = value.dtype  # neither holds the other
         return value.to(best)
 
-    return [wide(name, v) for name, v in zip(op.argument_names, values, strict=False)]
+    named = zip(op.argument_names, values, strict=False)
+    return [each(partial(wide, name), value) for name, value in named]
 
 
 def expected_results(subject: Subject, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -239,12 +243,12 @@ def deviation(
     length = reduction_length(subject.op, sample, subject.claims.sums_over)
     if length > 1:
         # Cancellation makes a small result as wrong as its summands.
-        sizes = [size_of(v) if is_inexact(v) else v for v in wide]
+        sizes = [each(lambda v: size_of(v) if is_inexact(v) else v, value) for value in wide]
         magnitude = largest(expected_results(subject, sizes))
     else:
         magnitude = min(1.0, largest(tensors(wide) or expected))
     claims = subject.claims
-    given = [epsilon(v.dtype) for v in sample.make("meta") if is_inexact(v)]
+    given = [epsilon(v.dtype) for v in tensors(sample.make("meta")) if is_inexact(v)]
     least = max(given, default=0.0) if claims.rounds_between else 0.0
     return errors(actual, expected, magnitude, length, factor=claims.tolerance, least=least)
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis.errors import Unsatisfiable
 
 from cuda_ops.errors import CudaOpsError
+from cuda_ops.testing.arguments import takes_lists
 from cuda_ops.testing.case import Case, Check
 from cuda_ops.testing.checks import CHECKS
 from cuda_ops.testing.draw import Draw, EnoughError, chosen
@@ -161,8 +162,21 @@ def why_not(check: Check, subject: Subject, device: str) -> str:
     return (
         subject.why_not(device)
         or (subject.incomparable if needs_samples else "")
+        or _without_lists(check, subject)
         or check.excuse(subject, device)
     )
+
+
+#: The checks that pass on lists of tensors.
+_TAKING_LISTS = (
+    "reference", "numerics", "mutation", "registration", "public", "opcheck", "compile_static",
+)  # fmt: skip
+
+
+def _without_lists(check: Check, subject: Subject) -> str:
+    if check.name in _TAKING_LISTS or check.draw.count == 0 or not takes_lists(subject.op):
+        return ""
+    return "the check takes no lists of tensors"
 
 
 class _FailedError(Exception):

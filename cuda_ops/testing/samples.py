@@ -16,10 +16,9 @@ import torch
 from hypothesis import strategies as st
 
 from cuda_ops.derive.arguments import group_of
-from cuda_ops.errors import KitError
 from cuda_ops.signature import Group
 from cuda_ops.spec import OpSpec, Range, default_of, is_device
-from cuda_ops.testing.arguments import sampled_arguments
+from cuda_ops.testing.arguments import each, sampled_arguments, spread
 
 Layout = Literal[
     "contiguous", "transposed", "sliced", "stepped", "expanded", "channels_last", "offset"
@@ -133,11 +132,7 @@ class Sample:
         return sample
 
     def make(self, device: torch.device | str = "cpu") -> tuple[Any, ...]:
-        """Makes the arguments, with the same values on every device.
-
-        Raises:
-            KitError: a list of tensors is among them.
-        """
+        """Makes the arguments, with the same values on every device."""
         generator = torch.Generator().manual_seed(self.seed)
 
         def made(arg: Any) -> Any:
@@ -145,17 +140,13 @@ class Sample:
                 return _make_tensor(arg, self.values, generator, torch.device(device))
             if isinstance(arg, DeviceArg):
                 return torch.device(device)
-            if isinstance(arg, (list, tuple)) and any(isinstance(a, TensorArg) for a in arg):
-                raise KitError(
-                    f"the kit could not make a list of tensors, {arg}: no check takes it"
-                )
             return arg
 
-        return tuple(map(made, self.args))
+        return tuple(each(made, arg) for arg in self.args)
 
     @property
     def tensors(self) -> tuple[TensorArg, ...]:
-        return tuple(arg for arg in self.args if isinstance(arg, TensorArg))
+        return tuple(arg for arg in spread(self.args) if isinstance(arg, TensorArg))
 
     @property
     def numel(self) -> int:
@@ -166,7 +157,11 @@ class Sample:
         self, change: Callable[[TensorArg], TensorArg], values: Values | None = None
     ) -> Sample:
         """Returns the same call with every tensor's description changed."""
-        args = tuple(change(arg) if isinstance(arg, TensorArg) else arg for arg in self.args)
+
+        def changed(arg: Any) -> Any:
+            return change(arg) if isinstance(arg, TensorArg) else arg
+
+        args = tuple(each(changed, arg) for arg in self.args)
         return Sample(args, values or self.values, self.seed)
 
 

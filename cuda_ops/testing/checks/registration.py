@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import torch
 
+from cuda_ops.testing.arguments import each
 from cuda_ops.testing.case import Case, check
-from cuda_ops.testing.compare import check_fake, same_bits
+from cuda_ops.testing.compare import check_fake, same_bits, tensors
 from cuda_ops.testing.draw import Draw, ordinary
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Subject
@@ -26,15 +27,17 @@ def _as_drawn(sample: Sample) -> Sample:
 def mutation(case: Case) -> None:
     """Checks that inputs keep their bits and outputs share no memory with them or each other."""
     args = case.arguments()
-    before = [value.clone() if isinstance(value, torch.Tensor) else value for value in args]
+    before = [each(lambda v: v.clone() if torch.is_tensor(v) else v, value) for value in args]
     real = case.call(*args)
     memory = {}
     # Arguments that the sample leaves out keep their defaults.
     for argument, old, new in zip(case.subject.op.parsed.arguments, before, args, strict=False):
-        if isinstance(new, torch.Tensor) and argument.alias_info is None:
+        if argument.alias_info is not None:
+            continue
+        for was, now in zip(tensors([old]), tensors([new]), strict=True):
             what = f"argument '{argument.name}'"
-            assert same_bits(old, new), f"{what} was changed, and the schema does not say so"
-            memory[new.untyped_storage().data_ptr()] = what
+            assert same_bits(was, now), f"{what} was changed, and the schema does not say so"
+            memory[now.untyped_storage().data_ptr()] = what
     for k, output in enumerate(real):
         place = output.untyped_storage().data_ptr()
         assert not output.numel() or place not in memory, (

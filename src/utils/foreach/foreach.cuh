@@ -30,8 +30,10 @@ __global__ void __launch_bounds__(kForeachThreads)
     bits |= reinterpret_cast<uintptr_t>(in[k]);
   }
   const auto apply = [&](const T(&values)[kInputs]) {
-    if constexpr (kInputs == 1) return from_compute<T>(f(to_compute(values[0])));
-    if constexpr (kInputs == 2) {
+    if constexpr (kInputs == 1) {
+      return from_compute<T>(f(to_compute(values[0])));
+    } else {
+      static_assert(kInputs == 2, "one input or two");
       return from_compute<T>(f(to_compute(values[0]), to_compute(values[1])));
     }
   };

@@ -71,4 +71,28 @@ void foreach_flat(const Tensors& outs, const Tensors* const (&inputs)[kInputs], 
   }
 }
 
+// The twin of foreach_cuda: `f` computes in double.
+template <int kInputs, class F>
+void foreach_cpu(const Flat<kInputs>* flats, int64_t count, DType dtype, const F& f) {
+  visit_floating_cpu(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    for (const Flat<kInputs>* flat = flats; flat < flats + count; ++flat) {
+      const auto value = [&](int k, int64_t i) {
+        return static_cast<double>(static_cast<const T*>(flat->in[k])[i]);
+      };
+      parallel_for(flat->numel, 16384, [&](int64_t begin, int64_t end) {
+        T* const out = static_cast<T*>(flat->out);
+        for (int64_t i = begin; i < end; ++i) {
+          if constexpr (kInputs == 1) {
+            out[i] = static_cast<T>(f(value(0, i)));
+          } else {
+            static_assert(kInputs == 2, "one input or two");
+            out[i] = static_cast<T>(f(value(0, i), value(1, i)));
+          }
+        }
+      });
+    }
+  });
+}
+
 }  // namespace cuda_ops

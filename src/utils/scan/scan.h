@@ -106,7 +106,8 @@ inline void plan_columns(ScanConfig& config, const Scan& p, const DeviceInfo& de
   config.lines = p.outer * pieces(packs, config.lanes);
   constexpr int kWarps = kScanThreads / 32;
   while (config.warps < kWarps && config.warps * steps < p.n) config.warps *= 2;
-  while (config.warps > kWarps / 4 &&
+  // Few lines: smaller parts, so that there are more of them, unless one is enough.
+  while (config.warps > kWarps / 4 && config.warps * steps < p.n &&
          config.lines * pieces(p.n, config.warps * steps) < device.sms) {
     config.warps /= 2;
   }
