@@ -56,9 +56,11 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
     return attention
 
 
-def _groups(op: OpSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
-    """Returns how many heads of q share one of k and v, apart from heads that broadcast."""
-    if min(q.dim(), k.dim(), v.dim()) < 3:
+def _groups(op: OpSpec, q: Any, k: Any, v: Any) -> int:
+    """Returns how many heads of q share one of k and v, apart from heads that broadcast. What is no
+    tensor is left to the operator to refuse.
+    """
+    if not all(isinstance(x, torch.Tensor) and x.dim() > 2 for x in (q, k, v)):
         return 1
     heads, kv_heads = q.shape[-3], k.shape[-3]
     if heads == kv_heads or heads == 1 or kv_heads <= 1 or v.shape[-3] != kv_heads:
@@ -66,7 +68,8 @@ def _groups(op: OpSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> in
     if heads % kv_heads:
         expected = f"a number of heads that divides the {heads} of 'q'"
         refuse(op, "k", expected, f"shape {list(k.shape)}")
-    return heads // kv_heads
+    groups: int = heads // kv_heads
+    return groups
 
 
 _DOC = """Attention of each head, without a matrix of scores: softmax(q k^T scale) v.
