@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from cuda_ops.derive import rules
 from cuda_ops.derive.arguments import bind
@@ -56,9 +57,11 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
     return attention
 
 
-def _groups(op: OpSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
-    """Returns how many heads of q share one of k and v, apart from heads that broadcast."""
-    if min(q.dim(), k.dim(), v.dim()) < 3:
+def _groups(op: OpSpec, q: Any, k: Any, v: Any) -> int:
+    """Returns how many heads of q share one of k and v, apart from heads that broadcast. What is no
+    tensor is left to the operator to refuse.
+    """
+    if not all(isinstance(x, torch.Tensor) and x.dim() > 2 for x in (q, k, v)):
         return 1
     heads, kv_heads = q.shape[-3], k.shape[-3]
     if heads == kv_heads or heads == 1 or kv_heads <= 1 or v.shape[-3] != kv_heads:
@@ -66,7 +69,8 @@ def _groups(op: OpSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> in
     if heads % kv_heads:
         expected = f"a number of heads that divides the {heads} of 'q'"
         refuse(op, "k", expected, f"shape {list(k.shape)}")
-    return heads // kv_heads
+    groups: int = heads // kv_heads
+    return groups
 
 
 _DOC = """Attention of each head, without a matrix of scores: softmax(q k^T scale) v.
@@ -166,10 +170,27 @@ def exact(
     causal: bool = False,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Computes all scores; heads broadcast or are shared in groups."""
+    """Computes all scores, head by head where they are many; heads broadcast or come in groups."""
     if min(q.dim(), k.dim()) > 2 and k.shape[-3] not in (1, q.shape[-3]) and q.shape[-3] > 1:
         groups = q.shape[-3] // k.shape[-3]
         k, v = (x.repeat_interleave(groups, -3) for x in (k, v))
+    loop = torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v)))
+    if math.prod(loop) * q.shape[-2] * k.shape[-2] <= _MOST_SCORES:
+        return _exact(q, k, v, causal, scale)
+    heads = [x.expand(*loop, -1, -1).reshape(-1, *x.shape[-2:]) for x in (q, k, v)]
+    results = [
+        checkpoint(_exact, *head, causal, scale, use_reentrant=False)  # keeps no scores
+        for head in zip(*heads, strict=True)
+    ]
+    return torch.stack(results).reshape(*loop, *q.shape[-2:])
+
+
+_MOST_SCORES = 1 << 26
+
+
+def _exact(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
+) -> torch.Tensor:
     scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
@@ -255,6 +276,24 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
     return {**torch_peers(torch_attention), **only}
 
 
+def _with_groups(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Lets a function of grouped heads take groups as a dim, (B, G, H / G, M, D) and (B, G, 1, N,
+    D), which is how they broadcast.
+    """
+
+    def attention(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, **keywords: Any
+    ) -> torch.Tensor:
+        if q.dim() < 5:
+            return function(q, k, v, causal, **keywords)
+        heads = (x.flatten(-4, -3) for x in (q, k, v))
+        out: torch.Tensor = function(*heads, causal, **keywords).unflatten(-3, q.shape[-4:-2])
+        return out
+
+    return attention
+
+
+@_with_groups
 def torch_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -296,8 +335,9 @@ _POINTS = (
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
     if op.name != "attention":
         return None
-    function = cuda_ops_public(op)
-    assert function is not None
+    public = cuda_ops_public(op)
+    assert public is not None
+    function = _with_groups(public)
     return [
         *(_case(function, *point, torch.bfloat16) for point in _POINTS),
         _case(function, *_POINTS[2], torch.float16),
@@ -309,8 +349,8 @@ def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
 def _case(
     function: Callable[..., Any],
     batch: int,
-    heads: int,
-    kv_heads: int,
+    heads_of_q: int,
+    heads_of_k: int,
     m: int,
     n: int,
     d: int,
@@ -323,18 +363,24 @@ def _case(
     from cuda_ops.benchmarking.rotation import random_tensor
 
     def inputs(device: torch.device) -> tuple[torch.Tensor, ...]:
-        shapes = (batch, m, heads, d), *[(batch, n, kv_heads, d)] * 2
-        return tuple(random_tensor(shape, dtype, device).transpose(1, 2) for shape in shapes)
+        def heads(rows: int, *counts: int) -> torch.Tensor:
+            made = random_tensor((batch, rows, *counts, d), dtype, device)
+            return made.movedim(1, -2)
 
-    of_q, of_k = batch * heads * m * d, batch * kv_heads * n * d
-    flops = _flops((batch, heads, m, d), (1, 1, n, d), (1, 1, n, d)) // (2 if causal else 1)
-    group = "" if heads == kv_heads else f"/{kv_heads}"
+        if heads_of_k == heads_of_q:
+            return heads(m, heads_of_q), heads(n, heads_of_k), heads(n, heads_of_k)
+        groups = heads_of_q // heads_of_k
+        return heads(m, heads_of_k, groups), heads(n, heads_of_k, 1), heads(n, heads_of_k, 1)
+
+    of_q, of_k = batch * heads_of_q * m * d, batch * heads_of_k * n * d
+    flops = _flops((batch, heads_of_q, m, d), (1, 1, n, d), (1, 1, n, d)) // (2 if causal else 1)
+    group = "" if heads_of_q == heads_of_k else f"/{heads_of_k}"
     return BenchmarkCase(
-        f"{batch}x{heads}{group}x{m}x{n}x{d} {str(dtype).removeprefix('torch.')}"
+        f"{batch}x{heads_of_q}{group}x{m}x{n}x{d} {str(dtype).removeprefix('torch.')}"
         + (" causal" if causal else "") + (", forward and backward" if backward else ""),
         inputs,
         # The gradient reads q, k, v, the result and its gradient, and writes three.
-        bytes=((2 + 4 * backward) * of_q + (2 + 4 * backward) * of_k) * dtype.itemsize,
+        bytes=(2 + 4 * backward) * (of_q + of_k) * dtype.itemsize,
         flops=flops * 7 // 2 if backward else flops,
         keywords={"causal": causal},
         function=function,

@@ -293,24 +293,30 @@ __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim).threads())
       cp_async_commit();
 
       // Scores in units of log2, so that weights are powers of 2.
-      const bool all_seen =
-          key + kStream <= shape.keys && (!shape.causal || key + kStream <= first + warp + 1);
+#pragma unroll
+      for (int i = 0; i < kBlocks * kStream / 2; ++i) (&scores[0][0][0])[i] *= scale;
+      if (shape.seen_from(key, first + warp, kStream) < kStream) {
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int64_t row = first + warp + 16 * i + 8 * half + lane / 4;
+            const int seen = shape.seen_from(key, row, kStream) - lane % 4 * 2;
+#pragma unroll
+            for (int c = 0; c < kStream / 4; ++c) {
+              if (c / 2 * 8 + c % 2 >= seen) scores[i][c / 2][2 * half + c % 2] = -INFINITY;
+            }
+          }
+        }
+      }
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int64_t row = first + warp + 16 * i + 8 * half + lane / 4;
-          const int seen = shape.seen_from(key, row, kStream);
           C largest = most[i][half];
 #pragma unroll
-          for (int j = 0; j < kStream / 8; ++j) {
-#pragma unroll
-            for (int odd = 0; odd < 2; ++odd) {
-              C& score = scores[i][j][2 * half + odd];
-              score *= scale;
-              if (!all_seen && 8 * j + lane % 4 * 2 + odd >= seen) score = -INFINITY;
-              largest = fmax(largest, score);
-            }
+          for (int c = 0; c < kStream / 4; ++c) {
+            largest = fmax(largest, scores[i][c / 2][2 * half + c % 2]);
           }
           largest = fmax(largest, __shfl_xor_sync(~0u, largest, 1));
           largest = fmax(largest, __shfl_xor_sync(~0u, largest, 2));
@@ -320,13 +326,10 @@ __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim).threads())
           most[i][half] = largest;
           C added = 0;
 #pragma unroll
-          for (int j = 0; j < kStream / 8; ++j) {
-#pragma unroll
-            for (int odd = 0; odd < 2; ++odd) {
-              C& score = scores[i][j][2 * half + odd];
-              score = attention_power<T>(score - base);
-              added += score;
-            }
+          for (int c = 0; c < kStream / 4; ++c) {
+            C& score = scores[i][c / 2][2 * half + c % 2];
+            score = attention_power<T>(score - base);
+            added += score;
           }
           total[i][half] = total[i][half] * shrunk + added;
 #pragma unroll
@@ -367,26 +370,29 @@ __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim).threads())
 
 // --- gradient -------------------------------------------------------------------
 
-constexpr int kDeltaThreads = 256;
+constexpr int kDeltaThreads = 256, kDeltaRows = 64;  // of a block
 
 // delta, a warp a query.
 template <class T>
 __global__ void __launch_bounds__(kDeltaThreads)
-    attention_delta_kernel(const __grid_constant__ AttentionGradient p) {
+    attention_delta_kernel(const __grid_constant__ AttentionGradient p, int64_t tiles) {
   using C = compute_t<T>;
-  const int lane = int(threadIdx.x) % 32;
-  const int64_t warps = int64_t(gridDim.x) * (kDeltaThreads / 32);
-  const int64_t queries = p.shape.queries, count = p.heads.numel * queries;
-  int64_t index = int64_t(blockIdx.x) * (kDeltaThreads / 32) + threadIdx.x / 32;
-  for (; index < count; index += warps) {
-    const int64_t head = index / queries, query = index - head * queries;
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  const int64_t queries = p.shape.queries, row_tiles = (queries + kDeltaRows - 1) / kDeltaRows;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const int64_t head = tile / row_tiles, first = tile % row_tiles * kDeltaRows;
     const auto at = p.heads.offsets_at(head);
-    const T* grad = static_cast<const T*>(p.heads.operands[6].data) + at[6] + query * p.grad_step;
-    const T* out = static_cast<const T*>(p.heads.operands[7].data) + at[7] + query * p.out_step;
-    C sum = 0;
-    for (int i = lane; i < p.shape.dim; i += 32) sum += to_compute(grad[i]) * to_compute(out[i]);
-    sum = lanes_total(sum, 32);
-    if (lane == 0) static_cast<C*>(p.delta)[index] = sum;
+    const T* grad = static_cast<const T*>(p.heads.operands[6].data) + at[6];
+    const T* out = static_cast<const T*>(p.heads.operands[7].data) + at[7];
+    for (int row = warp; row < kDeltaRows && first + row < queries; row += kDeltaThreads / 32) {
+      const int64_t query = first + row;
+      C sum = 0;
+      for (int i = lane; i < p.shape.dim; i += 32) {
+        sum += to_compute(grad[query * p.grad_step + i]) * to_compute(out[query * p.out_step + i]);
+      }
+      sum = lanes_total(sum, 32);
+      if (lane == 0) static_cast<C*>(p.delta)[head * queries + query] = sum;
+    }
   }
 }
 
@@ -489,23 +495,38 @@ __global__ void __launch_bounds__(attention_gradient_tile(sizeof(T), kDim, 1 + k
       multiply_rows<T, kDim, 1, kStream>(own_scores, warp, rows, weights);
       multiply_rows<T, kDim, 1, kStream>(own_grads, warp, more, grads);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int64_t row = first + warp + lane / 4 + 8 * half;
-        // Columns are seen from here on, or up to here.
-        const int limit = !kOfKeys                      ? shape.seen_from(other, row, kStream)
-                          : shape.causal && row > other ? int(row - other)
-                                                        : 0;
+      for (int i = 0; i < kStream / 2; ++i) {
+        const int c = i / 4 * 2 + i % 2, half = i / 2 % 2;
+        C& weight = (&weights[0][0][0])[i];
+        weight = attention_power<T>(weight * scale -
+                                    (kOfKeys ? column_lse[kOfKeys ? c : 0] : own_lse[half]));
+      }
+      // Whether the first query sees the last key.
+      const int64_t own = first + warp, stream = step * kStream;
+      const bool all_seen = kOfKeys ? !shape.causal || own + 15 <= stream
+                                    : shape.seen_from(stream, own, kStream) == kStream;
+      if (!all_seen) {
 #pragma unroll
-        for (int c = 0; c < kStream / 4; ++c) {
-          const int column = c / 2 * 8 + c % 2;
-          const C lse_here = kOfKeys ? column_lse[kOfKeys ? c : 0] : own_lse[half];
-          const C delta_here = kOfKeys ? column_delta[kOfKeys ? c : 0] : own_delta[half];
-          C& weight = weights[0][c / 2][2 * half + c % 2];
-          C& of_score = grads[0][c / 2][2 * half + c % 2];
-          const bool is_seen = kOfKeys ? column >= limit : column < limit;
-          weight = is_seen ? attention_power<T>(weight * scale - lse_here) : C(0);
-          of_score = weight * (of_score - delta_here);
+        for (int half = 0; half < 2; ++half) {
+          const int64_t row = own + lane / 4 + 8 * half;
+          // Columns are seen from here on, or up to here.
+          const int limit = !kOfKeys                      ? shape.seen_from(other, row, kStream)
+                            : shape.causal && row > other ? int(row - other)
+                                                          : 0;
+#pragma unroll
+          for (int c = 0; c < kStream / 4; ++c) {
+            const int column = c / 2 * 8 + c % 2;
+            const bool is_seen = kOfKeys ? column >= limit : column < limit;
+            if (!is_seen) weights[0][c / 2][2 * half + c % 2] = 0;
+          }
         }
+      }
+#pragma unroll
+      for (int i = 0; i < kStream / 2; ++i) {
+        const int c = i / 4 * 2 + i % 2, half = i / 2 % 2;
+        C& of_score = (&grads[0][0][0])[i];
+        of_score = (&weights[0][0][0])[i] *
+                   (of_score - (kOfKeys ? column_delta[kOfKeys ? c : 0] : own_delta[half]));
       }
       if constexpr (kOfKeys) {
         multiply_columns<T, kDim, 1, kStream, kColumns>(weights, more, int(part) * kColumns,
@@ -587,13 +608,12 @@ inline cudaError_t launch_attention(const Attention& p, cudaStream_t stream) {
 
 inline cudaError_t launch_attention_gradient(const AttentionGradient& p, cudaStream_t stream) {
   if (current_device().capability < 80) return cudaErrorNoKernelImageForDevice;
-  const int64_t queries = p.heads.numel * p.shape.queries;
+  const int64_t tiles = p.heads.numel * ((p.shape.queries + kDeltaRows - 1) / kDeltaRows);
   return visit_floating(p.heads.dtype, [&](auto tag) {
     using T = decltype(tag);
-    if (queries > 0) {
-      const int64_t blocks = (queries + kDeltaThreads / 32 - 1) / (kDeltaThreads / 32);
-      const int64_t grid = blocks < INT32_MAX ? blocks : INT32_MAX;
-      attention_delta_kernel<T><<<unsigned(grid), kDeltaThreads, 0, stream>>>(p);
+    if (tiles > 0) {
+      const int64_t grid = tiles < INT32_MAX ? tiles : INT32_MAX;
+      attention_delta_kernel<T><<<unsigned(grid), kDeltaThreads, 0, stream>>>(p, tiles);
       const cudaError_t error = cudaGetLastError();
       if (error != cudaSuccess) return error;
     }
