@@ -3,7 +3,7 @@
 #pragma once
 
 #include "division.cuh"
-#include "norm/norm.cuh"
+#include "rows/rows.cuh"
 #include "ptx/capability.h"
 #include "rotary/rotary.h"
 

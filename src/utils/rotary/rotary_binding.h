@@ -2,7 +2,6 @@
 #pragma once
 
 #include "elementwise.h"
-#include "norm/norm.h"
 #include "rotary/rotary.h"
 
 namespace cuda_ops {
