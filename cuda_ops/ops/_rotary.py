@@ -49,7 +49,7 @@ def kernel_samples(op: OpSpec) -> list[Sample]:
             TensorArg((70, pairs), table),
             interleaved,
         ))
-        for dtype, table in ((half, half), (half, wide), (wide, wide))
+        for dtype, table in ((half, half), (half, wide))
         for heads, dim, pairs in ((32, 128, 64), (3, 96, 16), (3, 96, 12), (5, 50, 20))
         for interleaved in (False, True)
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from cuda_ops.derive import gradient, rules
 from cuda_ops.derive.arguments import bind
 from cuda_ops.derive.checks import names_text, refuse
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer
+from cuda_ops.spec import Autograd, BenchmarkCase, Claims, OpSpec, Peer
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -165,6 +165,16 @@ def reference_total(
     )
     _, lse = reference_rows(logits, labels, ignore_index, label_smoothing)
     return loss, lse, (labels.expand(lse.shape) != ignore_index).sum()
+
+
+@hookimpl
+def cuda_ops_claims(op: OpSpec) -> Claims:
+    if "lse" not in op.output_names:
+        return Claims()
+    return Claims(
+        rounds_between=True,
+        reason="a GPU sums in what it computes the logits in; the lse is float64 for its range",
+    )
 
 
 @hookimpl

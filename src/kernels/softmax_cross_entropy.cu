@@ -265,7 +265,7 @@ struct LogitGradient {
     const CrossEntropy& p = g.forward;
     const double lse = p.lse[row];
     first = C(lse);
-    second = C(lse - double(first));
+    second = first - first == 0 ? C(lse - double(first)) : C(0);  // not for an infinity
     scale = to_compute(static_cast<const T*>(g.grad_loss)[p.is_total ? 0 : row]);
     if (p.is_mean) scale /= C(*p.count);
     if (label < 0 || label >= p.n) scale = C(NAN);
