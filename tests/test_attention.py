@@ -134,8 +134,9 @@ def test_it_agrees_with_torch(
     q, k, v = drawn(batch, heads, m, n, d, dtype, device, view)
     actual = cuda_ops.attention(q, k, v, causal, scale)
     assert actual.dtype == dtype and actual.is_contiguous()
-    # Scores of many terms are less exact in float32 than weights need.
-    agrees(actual, torch_math(q, k, v, causal, scale), terms=1 + (scale == 1.0) * d / 8)
+    # Large scores are less exact in float32 than weights need.
+    terms = 1 + (dtype.itemsize > 2) * abs(scale or 0) * d / 8
+    agrees(actual, torch_math(q, k, v, causal, scale), terms)
 
 
 @on_each_device
@@ -273,7 +274,7 @@ def test_transforms(device: str) -> None:
 
 
 @on_each_device
-def test_it_compiles_and_captures(device: str) -> None:
+def test_it_compiles(device: str) -> None:
     q, k, v = drawn((2,), (4, 2), 20, 30, 16, torch.float32, device)
     compiled = torch.compile(lambda *t: cuda_ops.attention(*t, True), fullgraph=True)
     leaves = [x.requires_grad_() for x in (q, k, v)]

@@ -64,30 +64,33 @@ struct AttentionRows {
   template <int kRows, int kThreads>
   __device__ void fetch(const T* from, int64_t step, int64_t first, int64_t rows, int dim,
                         bool vectors) const {
-    static_assert(kRows * kVectors % kThreads == 0, "each thread has as many vectors");
-    const auto inside = [&](int row, int column) {
-      const int left = first + row < rows ? dim - column : 0;
-      return left < 0 ? 0 : left < kVector ? left : kVector;
-    };
-    if (vectors) {
-#pragma unroll 2  // more would take registers, and nothing waits
-      for (int turn = 0; turn < kRows * kVectors / kThreads; ++turn) {
-        const int i = turn * kThreads + int(threadIdx.x);
-        const int row = i / kVectors, at = i % kVectors, count = inside(row, at * kVector);
-        const T* source = count > 0 ? from + (first + row) * step + at * kVector : from;
-        cp_async(address(row, at), source, count * int(sizeof(T)));
-      }
-      return;
-    }
-#pragma unroll 1
-    for (int i = int(threadIdx.x); i < kRows * kVectors; i += kThreads) {
-      const int row = i / kVectors, at = i % kVectors, count = inside(row, at * kVector);
-      Vector values{};
+    // Threads lie along a row, one or several times, or along several rows.
+    constexpr int kAcross = kVectors > kThreads ? kVectors / kThreads : 1;
+    constexpr int kDown = kVectors > kThreads ? 1 : kThreads / kVectors;
+    static_assert(kRows % kDown == 0, "each thread has as many vectors");
+    const int begin = int(threadIdx.x) / kVectors,
+              left = rows - first < kRows ? int(rows - first) : kRows;
+    const T* line = from + (first + begin) * step;
+#pragma unroll 1  // more would take registers, and nothing waits
+    for (int turn = 0; turn < kRows / kDown; ++turn, line += kDown * step) {
+      const int row = begin + turn * kDown;
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        if (e < count) values.values[e] = from[(first + row) * step + at * kVector + e];
+      for (int across = 0; across < kAcross; ++across) {
+        const int at = int(threadIdx.x) % kVectors + across * kThreads;
+        const int inside = row < left ? dim - at * kVector : 0;
+        const int count = inside < 0 ? 0 : inside < kVector ? inside : kVector;
+        if (vectors) {
+          cp_async(address(row, at), count > 0 ? line + at * kVector : from,
+                   count * int(sizeof(T)));
+        } else {
+          Vector values{};
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            if (e < count) values.values[e] = line[at * kVector + e];
+          }
+          *reinterpret_cast<Vector*>(memory + offset(row, at)) = values;
+        }
       }
-      *reinterpret_cast<Vector*>(memory + offset(row, at)) = values;
     }
   }
 };
@@ -264,7 +267,7 @@ __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim).threads())
       return static_cast<const T*>(p.heads.operands[i].data) + at[i];
     };
     const T *k = memory(2), *v = memory(3);
-    const int64_t end = shape.seen(first + kOwned), steps = (end + kStream - 1) / kStream;
+    const int64_t end = shape.seen(first + kOwned);
     const auto fetch = [&](Rows rows, const T* from, int64_t step, int64_t key) {
       rows.template fetch<kStream, kThreads>(from, step, key, shape.keys, shape.dim, shape.vectors);
     };
@@ -272,15 +275,14 @@ __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim).threads())
     __syncthreads();  // the last tile's rows have been read
     queries.template fetch<kOwned, kThreads>(memory(1), p.q_step, first, shape.queries, shape.dim,
                                              shape.vectors);
-    if (steps > 0) fetch(keys, k, p.k_step, 0);
+    if (end > 0) fetch(keys, k, p.k_step, 0);
     cp_async_commit();
 
     C sums[kBlocks][kColumns / 8][4] = {}, most[kBlocks][2], total[kBlocks][2] = {};
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) most[i][0] = most[i][1] = -INFINITY;
 
-    for (int64_t step = 0; step < steps; ++step) {
-      const int64_t key = step * kStream;
+    for (int64_t key = 0; key < end; key += kStream) {
       cp_async_wait<0>();
       __syncthreads();  // keys are there, and the last values have been read
       fetch(values, v, p.v_step, key);
@@ -289,7 +291,7 @@ __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim).threads())
       multiply_rows<T, kDim, kBlocks, kStream>(queries, warp, keys, scores);
       cp_async_wait<0>();
       __syncthreads();  // values are there, and keys have been read
-      if (step + 1 < steps) fetch(keys, k, p.k_step, key + kStream);
+      if (key + kStream < end) fetch(keys, k, p.k_step, key + kStream);
       cp_async_commit();
 
       // Scores in units of log2, so that weights are powers of 2.

@@ -91,6 +91,18 @@ constexpr AttentionTile attention_gradient_tile(int size, int dim, int sums) {
   return tile;
 }
 
+constexpr bool attention_fits(int size) {
+  for (int dim = 64; dim <= kMostHeadDim; dim *= 2) {
+    if (attention_tile(size, dim).shared_bytes() > kAttentionShared) return false;
+    for (int sums = 1; sums <= 2; ++sums) {
+      if (attention_gradient_tile(size, dim, sums).shared_bytes() > kAttentionShared) return false;
+    }
+  }
+  return true;
+}
+static_assert(attention_fits(2) && attention_fits(4) && attention_fits(8),
+              "every GPU from sm_80 on runs every kernel");
+
 // --- alignment ------------------------------------------------------------------
 
 // Whether the rows of an operand, and of each head, start at multiples of 16 bytes.
