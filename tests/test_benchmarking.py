@@ -27,6 +27,7 @@ from cuda_ops.benchmarking.peers import compiled, from_pair, imported, load_peer
 from cuda_ops.benchmarking.results import PeerResult, mean_ratio
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.benchmarking.stats import Interval, geometric_mean, median_interval, ratio_interval
+from cuda_ops.benchmarking.training import with_gradients
 from cuda_ops.compile_ops import reload
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.registry import registry
@@ -312,3 +313,10 @@ def test_a_wide_interval_is_said_to_be_wide(silu: Any) -> None:
     (found,) = kit.measure(silu, plugins([small(peers={"eager": F.silu})]))
     assert not found.converged and found.rounds == 6
     assert "~ an interval is wider than 0% after 0 s" in rendered(kit.report([found]))
+
+
+def test_incoming_gradients_of_a_reference_are_rounded_like_those_of_an_operator() -> None:
+    x = torch.tensor([1.001, 2.003], dtype=torch.float64)
+    out, grad = with_gradients(lambda v: 3 * v, like=[torch.bfloat16])(x)
+    assert torch.equal(out, 3 * x)
+    assert torch.equal(grad, 3 * (3 * x).bfloat16().double())

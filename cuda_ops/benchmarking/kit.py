@@ -13,6 +13,7 @@ import torch
 
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import BenchmarkCase, Claims, OpSpec, Peer
+from cuda_ops.testing.compare import outputs
 from cuda_ops.testing.samples import DeviceArg
 from cuda_ops.testing.subject import HookAnswers, why_not
 
@@ -179,9 +180,11 @@ class Kit:
         fixed = [op.argument_names.index(name) for name in op.no_gradient]
         if case.backward:
             functions = {n: with_gradients(f, fixed=fixed) for n, f in functions.items()}
-            reference = with_gradients(reference, fixed=fixed)
         progress("making arguments")
         pair = Rotation(case, self.device, 2)
+        if case.backward:
+            made = outputs(forward[OURS](*pair.arguments[0]))
+            reference = with_gradients(reference, fixed=fixed, like=[r.dtype for r in made])
         progress(f"estimating the time of {OURS}")
         estimate = quick_seconds(functions[OURS], pair, self.clock, budget=0.0)
         # A case that reads only part of its arguments keeps all of them, and their values.

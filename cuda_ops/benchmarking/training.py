@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +14,15 @@ def with_gradients(
     function: Callable[..., Any],
     between: Callable[[tuple[Any, ...]], None] = lambda results: None,
     fixed: Collection[int] = (),
+    like: Sequence[torch.dtype] = (),
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Returns a function of the same arguments that also computes the floating ones' gradients.
 
     It returns the results of ``function``, then the gradients. The loss is half the sum of the
     squared results, so its gradient, which is the results, costs nothing. ``between`` is called
     with the results before backward starts. The arguments at the positions ``fixed`` have none.
+    A reference in a wider dtype rounds its results to the dtypes ``like`` before they are incoming
+    gradients, since those of the function that it is compared with are rounded too.
     """
 
     def step(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
@@ -27,15 +30,18 @@ def with_gradients(
         leaves = [a.detach().requires_grad_() if i in wanted else a for i, a in enumerate(args)]
         with torch.enable_grad():
             results = outputs(function(*leaves, **kwargs))
-        ends = [result for result in results if result.requires_grad]
+        ends = [i for i, result in enumerate(results) if result.requires_grad]
         if not ends:
             raise RuntimeError("no result has a gradient")
         between(results)
         detached = tuple(result.detach() for result in results)
+        incoming = list(detached)
+        for i, dtype in zip(range(len(results)), like, strict=False):  # some may be hidden
+            incoming[i] = detached[i].to(dtype).to(detached[i].dtype)
         gradients = torch.autograd.grad(
-            ends,
+            [results[i] for i in ends],
             [leaves[i] for i in wanted],
-            [end.detach() for end in ends],
+            [incoming[i] for i in ends],
             materialize_grads=True,
         )
         return (*detached, *gradients)
