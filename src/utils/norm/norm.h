@@ -69,6 +69,7 @@ inline RowConfig norm_config(const Norm& p, const DeviceInfo& device) {
   const int most = most_packs(config.pack);
   detail::share_row(config, count, most, 1024, most / 4);
   detail::spread_row(config, p.rows, device.sms, most / 4);
+  detail::trim_row(config, count);
   config.blocks = (p.rows + config.rows() - 1) / config.rows();
   return config;
 }
@@ -84,6 +85,7 @@ inline RowConfig norm_gradient_config(const NormGradient& p, const DeviceInfo& d
   const int most = most_gradient_packs(config.pack);
   detail::share_row(config, count, most / 2, 512, most / 4);
   if (config.packs == 0) detail::share_row(config, count, most, 512, most);
+  detail::trim_row(config, count);
   // Of an SM, by the registers that the kernels take: up to 82 a thread, 98 with a bias, and 128
   // where a thread has the most packs (sm_90).
   const int threads = p.grad_bias != nullptr || config.packs == most ? 512 : 768;

@@ -45,8 +45,10 @@ inline RowConfig quantize_config(const Quantize& p, const DeviceInfo& device) {
   const int64_t bytes = size_of(p.dtype);
   const bool whole = p.n * bytes % 16 == 0 && detail::whole_packs(p.x, p.x_step, bytes);
   config.pack = whole ? int(16 / bytes) : 1;
-  detail::share_row(config, p.n / config.pack, 4, 1024);
+  const int64_t count = p.n / config.pack;
+  detail::share_row(config, count, 4, 1024);
   detail::spread_row(config, p.rows, device.sms);
+  detail::trim_row(config, count);
   config.blocks = (p.rows + config.rows() - 1) / config.rows();
   return config;
 }

@@ -52,6 +52,14 @@ inline void spread_row(RowConfig& config, int64_t rows, int sms, int least_packs
   }
 }
 
+// A block of one row has no more warps than its packs take: 1025 packs, four each, are 9 warps, not
+// the 16 of the next power of two.
+inline void trim_row(RowConfig& config, int64_t count) {
+  if (config.lanes <= 32 || config.packs == 0) return;
+  const int64_t needed = (count + config.packs - 1) / config.packs;
+  config.lanes = config.threads = int((needed + 31) / 32 * 32);
+}
+
 // Whether rows at such steps of elements of `size` bytes begin at multiples of `bytes`.
 inline bool whole_packs(const void* data, int64_t step, int64_t size, int64_t bytes = 16) {
   return is_aligned(data, bytes) && step * size % bytes == 0;
