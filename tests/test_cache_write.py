@@ -101,6 +101,7 @@ def test_it_agrees_with_indexing(device: str, call: dict[str, Any]) -> None:
     for k in range(2):
         shape = (call["heads"], call["dims"][k])
         made = call["size"] * random((len(slots), *shape), torch.float32, device, k)
+        made.view(-1)[::5] = -0.0
         rows.append(ROWS[call["rows"][k]](made.to(call["dtype"])))
         cache = random((blocks, block, *shape), call["cached"][k], device, 5 + k)
         caches.append(CACHES[call["layouts"][k]](cache))

@@ -455,7 +455,8 @@ def test_in_a_cuda_graph() -> None:
 
     def step() -> tuple[torch.Tensor, ...]:
         loss = cuda_ops.softmax_cross_entropy(x, labels)
-        return loss, *torch.autograd.grad(loss, x)
+        # Detached: a loss that is kept ties the leaf to the stream that it was first used on.
+        return loss.detach(), *torch.autograd.grad(loss, x)
 
     expected = step()
     torch.cuda.synchronize()

@@ -165,6 +165,7 @@ class Model(torch.nn.Module):
 
 @on_each_device
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # Inductor, of products in float32
 def test_a_model_trains_compiled_and_checkpointed(device: str, backend: str) -> None:
     model, x = Model().to(device), torch.randn(8, 16, device=device)
 
@@ -188,11 +189,31 @@ def test_a_model_trains_compiled_and_checkpointed(device: str, backend: str) -> 
         lambda x: checkpoint(model, x, use_reentrant=False), backend=backend, fullgraph=True
     )
     once, again = gradients(recomputing), gradients(recomputing)
-    torch.testing.assert_close(once, again)
-    if backend == "aot_eager":
-        torch.testing.assert_close(once, plain)
+    if device == "cpu":  # on a GPU a compiled checkpoint has a generator of its own, seeded once
+        torch.testing.assert_close(once, again)
+        if backend == "aot_eager":
+            torch.testing.assert_close(once, plain)
     model.eval()
     torch.testing.assert_close(compiled(x), model(x))
+
+
+@on_each_device
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_checkpoint_drops_the_same_again(device: str, backend: str) -> None:
+    def square(x: torch.Tensor) -> torch.Tensor:
+        return cuda_ops.dropout(x, 0.5) ** 2  # whose gradient needs what was dropped
+
+    torch._dynamo.reset()
+    recomputing = torch.compile(
+        lambda x: checkpoint(square, x, use_reentrant=False), backend=backend, fullgraph=True
+    )
+    x = torch.ones(1000, device=device, requires_grad=True)
+    outs = []
+    for _ in range(2):
+        outs.append(recomputing(x))
+        (grad,) = torch.autograd.grad(outs[-1].sum(), x)
+        assert torch.equal(grad, 2 * outs[-1])
+    assert not torch.equal(*outs)
 
 
 def test_vmap_asks_for_randomness() -> None:

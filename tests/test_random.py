@@ -263,7 +263,7 @@ def test_moments(name: str, device: str) -> None:
 def test_normal_numbers_are_those_of_float64(name: str, device: str) -> None:
     wide, key = torch.zeros(4096, dtype=torch.float64), key_on("cpu")
     expected = public(f"{name}_normal")(wide, key=key)
-    for dtype, error in ((torch.float32, 2e-6), (torch.float64, 1e-12)):
+    for dtype, error in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
         x = torch.zeros(4096, dtype=dtype, device=device)
         actual = public(f"{name}_normal")(x, key=key.to(device)).cpu().double()
         torch.testing.assert_close(actual, expected, rtol=error, atol=error)
@@ -300,7 +300,8 @@ def test_a_composed_operator_draws_too(name: str) -> None:
     for randomness, alike in (("same", True), ("different", False)):
         a, b = torch.vmap(composed, randomness=randomness)(stacked)
         assert torch.equal(a, b) is alike
-    with pytest.raises(RuntimeError, match="random"):
+    # Before torch 2.13 its C interface does not say why a part failed.
+    with pytest.raises(RuntimeError, match=r"randomness|failed to run aten::randint_like"):
         torch.vmap(composed)(stacked)
     compiled = torch.compile(composed, fullgraph=True, backend="aot_eager")
     assert not torch.equal(compiled(x), compiled(x))
@@ -361,6 +362,7 @@ def test_inductor_draws_anew_for_each_call(name: str) -> None:
 
 
 @needs_gpu
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch begins with one, and says so
 def test_compiled_cuda_graphs_draw_anew(name: str) -> None:
     function, x = public(name), torch.zeros(1000, device="cuda")
     compiled = torch.compile(lambda x: function(x) * 2, fullgraph=True, mode="reduce-overhead")

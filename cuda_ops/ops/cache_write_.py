@@ -123,11 +123,13 @@ def indexed(
     block = key_cache.shape[1]
     at = slots // block, slots % block
     for rows, cache, scale in ((key, key_cache, key_scale), (value, value_cache, value_scale)):
+        if scale is not None:  # torch would round the scale of a half on a GPU
+            rows = rows.to(torch.promote_types(rows.dtype, scale.dtype)) / scale
         if cache.dtype not in _EIGHT_BITS:
-            cache[at] = (rows if scale is None else rows / scale).to(cache.dtype)
+            cache[at] = rows.to(cache.dtype)
             continue
         most = torch.finfo(cache.dtype).max
-        scaled = (rows.float() if scale is None else rows.float() / scale).clamp(-most, most)
+        scaled = rows.float().clamp(-most, most)
         cache.view(torch.uint8)[at] = scaled.to(cache.dtype).view(torch.uint8)
 
 

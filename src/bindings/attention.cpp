@@ -21,9 +21,9 @@ Result attended(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
   Tensor lse = empty(with_core(loop, {p.shape.queries}), compute_dtype(dtype_of(q)), q);
   const Tensor queries = dense_rows(q), keys = dense_rows(k), values = dense_rows(v);
   p.heads = strided({writable_view(out)}, {View(queries), View(keys), View(values)}, 2);
-  p.q_step = step_of_rows(queries);
-  p.k_step = step_of_rows(keys);
-  p.v_step = step_of_rows(values);
+  p.q_step = step_of(queries, queries.dim() - 2);
+  p.k_step = step_of(keys, keys.dim() - 2);
+  p.v_step = step_of(values, values.dim() - 2);
   p.lse = lse.mutable_data_ptr();
   p.shape.vectors = has_aligned_rows(p.heads, 0, p.q_step) &&
                     has_aligned_rows(p.heads, 1, p.k_step) &&
@@ -70,11 +70,11 @@ Gradients gradients(const Tensor& grad_out, const Tensor& q, const Tensor& k, co
   const Tensor sums = contiguous(lse, with_core(loop, {p.shape.queries}));
   p.heads = strided({writable_view(grad_q), writable_view(grad_k), writable_view(grad_v)},
                     {View(queries), View(keys), View(values), View(grads), View(outs)}, 2);
-  p.q_step = step_of_rows(queries);
-  p.k_step = step_of_rows(keys);
-  p.v_step = step_of_rows(values);
-  p.grad_step = step_of_rows(grads);
-  p.out_step = step_of_rows(outs);
+  p.q_step = step_of(queries, queries.dim() - 2);
+  p.k_step = step_of(keys, keys.dim() - 2);
+  p.v_step = step_of(values, values.dim() - 2);
+  p.grad_step = step_of(grads, grads.dim() - 2);
+  p.out_step = step_of(outs, outs.dim() - 2);
   p.lse = sums.const_data_ptr();
   p.shape.vectors =
       has_aligned_rows(p.heads, 0, p.q_step) && has_aligned_rows(p.heads, 1, p.k_step) &&

@@ -24,29 +24,20 @@ void check_blocks(const Tensor& q, const Tensor& scale, int64_t block) {
          "shape " + shape_name(scale));
 }
 
-// Allocates the result and calls run(problem). Loop dims broadcast.
+// Allocates the result and calls run(problem).
 template <class Run>
 Tensor dequantized(const Tensor& q, const Tensor& scale, int64_t block,
                    const MaybeTensor& zero_point, Run run) {
   check_blocks(q, scale, block);
-  const std::vector<int64_t> loop =
-      zero_point ? broadcast_shape({View(q), View(scale), View(*zero_point)}, 1)
-                 : broadcast_shape({View(q), View(scale)}, 1);
-  const auto rows_of = [&](int64_t size) {
-    std::vector<int64_t> shape = loop;
-    shape.push_back(size);
-    return shape;
-  };
-  const int64_t bytes = q.size(q.dim() - 1), scales = scale.size(scale.dim() - 1);
-  const Tensor codes = contiguous(q, rows_of(bytes)), factors = contiguous(scale, rows_of(scales));
-  Tensor out = empty(rows_of(2 * bytes), scale), zeros;
+  const Tensor codes = contiguous(q), factors = contiguous(scale);
+  const MaybeTensor zeros = zero_point ? MaybeTensor(contiguous(*zero_point)) : std::nullopt;
+  std::vector<int64_t> shape = shape_of(q);
+  shape.back() *= 2;
+  Tensor out = empty(shape, scale);
   DequantizeInt4 p;
   p.q = static_cast<const uint8_t*>(codes.const_data_ptr());
   p.scale = factors.const_data_ptr();
-  if (zero_point) {
-    zeros = contiguous(*zero_point, rows_of(scales));
-    p.zero_point = zeros.const_data_ptr();
-  }
+  p.zero_point = zeros ? zeros->const_data_ptr() : nullptr;
   p.out = out.mutable_data_ptr();
   p.bytes = codes.numel();
   p.block = block;
@@ -92,6 +83,7 @@ CUDA_OPS(library) {
           "(h),(g),(g)->(2h)")
       .dtypes(kFloating)
       .dtypes("q", DType::kUInt8)
+      .broadcast()
       .returns("out", "scale")
       .no_gradient("scale")
       .no_gradient("zero_point")

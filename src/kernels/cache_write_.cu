@@ -61,24 +61,6 @@ __device__ Elements<C, kPack> stored(const V (&values)[kPack]) {
   return pack;
 }
 
-// Divides by one number many times. A division takes a dozen instructions; a product whose
-// remainder is divided once more takes five and rounds alike, since what is left then is far below
-// half a step of float32. At the bandwidth of an H100 there is time for 26 per number of eight
-// bits.
-struct Quotient {
-  float divisor, inverse;
-  bool is_plain;  // the inverse is an ordinary number, and the remainder exact
-
-  __device__ explicit Quotient(float by) : divisor(by), inverse(1 / by) {
-    is_plain = fabsf(by) > 1e-18f && fabsf(by) < 1e18f;
-  }
-  __device__ float operator()(float value) const {
-    if (!is_plain) return value / divisor;
-    const float first = value * inverse, rest = fmaf(-first, divisor, value);
-    return fabsf(rest) < 1e38f ? fmaf(rest, inverse, first) : first;  // infinite, or NaN
-  }
-};
-
 template <class T, class C, int kPack>
 __global__ void __launch_bounds__(kCacheThreads)
     cache_write_kernel(const __grid_constant__ CacheWalk walk) {

@@ -1,5 +1,6 @@
 // Rows as narrow numbers with a scale each: bound by memory, x in and a byte for each number out.
 // The largest magnitude is needed before the first result, so a row is kept in registers.
+#include "narrow.cuh"
 #include "ptx/capability.h"
 #include "quantize/quantize.h"
 #include "rows/rows.cuh"
@@ -7,27 +8,6 @@
 using namespace cuda_ops;
 
 namespace {
-
-// x / by, rounded as IEEE division rounds, without its range checks and its reciprocal for each x:
-// that is taken once a row, and two remainders mend what is left (Markstein, 1990).
-struct Quotient {
-  float by, inverse;
-  // Elsewhere the remainders may underflow while the quotient does not become 0.
-  bool is_ordinary;
-
-  __device__ explicit Quotient(float by)
-      : by(by), inverse(1 / by), is_ordinary(by > 0x1p-60f && by < 0x1p60f) {}
-
-  __device__ float operator()(float x) const {
-    if (!is_ordinary) return __fdiv_rn(x, by);
-    float quotient = x * inverse;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      quotient = __fmaf_rn(__fmaf_rn(-quotient, by, x), inverse, quotient);
-    }
-    return copysignf(quotient, x);  // -0 stays
-  }
-};
 
 // --- kCount narrow numbers as one store -----------------------------------------
 
@@ -45,19 +25,13 @@ __device__ uint32_t narrowed(float value, Q) {
 }
 
 // Two numbers in 16 bits, the first in the lower half.
+__device__ uint32_t narrowed(float first, float second, Int8 q) {
+  return narrowed(first, q) | narrowed(second, q) << 8;
+}
+
 template <class Q>
 __device__ uint32_t narrowed(float first, float second, Q q) {
-#if __CUDA_ARCH__ >= 890
-  uint16_t both;
-  if constexpr (std::is_same_v<Q, Float8E4M3>) {
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(second), "f"(first));
-    return both;
-  } else if constexpr (std::is_same_v<Q, Float8E5M2>) {
-    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(both) : "f"(second), "f"(first));
-    return both;
-  }
-#endif
-  return narrowed(first, q) | narrowed(second, q) << 8;
+  return saturated(first, second, q);
 }
 
 template <class Q, int kCount>

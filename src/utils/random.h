@@ -90,8 +90,13 @@ struct Draw {
   template <class C>
   CUDA_OPS_BOTH C normal() const {
     const C radius = std::sqrt(C(-2) * std::log(C((pair[0] >> 8) + 1) * C(1.0 / (1 << 24))));
-    const C angle = C(pair[1] >> 8) * C(6.283185307179586 / (1 << 24));
+    const C half_turns = C(pair[1] >> 8) * C(1.0 / (1 << 23));  // exact, unlike the angle
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
+    return radius * (which ? ::sinpi(half_turns) : ::cospi(half_turns));
+#else
+    const C angle = half_turns * C(3.141592653589793);
     return radius * (which ? std::sin(angle) : std::cos(angle));
+#endif
   }
 };
 

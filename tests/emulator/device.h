@@ -196,9 +196,6 @@ inline double __hiloint2double(int high, int low) {
   return value;
 }
 
-inline int __double2loint(double value) { return int(uint64_t(__double_as_longlong(value))); }
-inline int __double2hiint(double value) { return int(uint64_t(__double_as_longlong(value)) >> 32); }
-
 inline int __float2int_rn(float value) {
   return std::isnan(value) ? 0 : int(std::nearbyint(value));
 }

@@ -106,15 +106,6 @@ inline void ptx_st_shared_v2_f32(uint32_t at, float a, float b) {
 inline void ptx_st_shared_v4_b32(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   store_shared(at, Quad{{a, b, c, d}});
 }
-inline void ptx_ld_global_L1__no_allocate_v4_u32(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d,
-                                                 const void* from) {
-  if (reinterpret_cast<uintptr_t>(from) % 16 != 0) fail("an unaligned global load");
-  check_waited();
-  check_read(from, 16);
-  Quad q;
-  std::memcpy(&q, from, sizeof q);
-  a = q.w[0], b = q.w[1], c = q.w[2], d = q.w[3];
-}
 
 inline void ptx_ld_global_nc_L1__no_allocate_L2__128B_v4_u32(uint32_t& a, uint32_t& b, uint32_t& c,
                                                              uint32_t& d, const void* from) {
@@ -128,6 +119,14 @@ inline void ptx_ld_global_nc_L1__no_allocate_L2__128B_v4_u32(uint32_t& a, uint32
 inline void ptx_ld_global_L1__no_allocate_v4_u32(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d,
                                                  const void* from) {
   ptx_ld_global_nc_L1__no_allocate_L2__128B_v4_u32(a, b, c, d, from);
+}
+inline void ptx_ld_global_L1__no_allocate_v2_u32(uint32_t& a, uint32_t& b, const void* from) {
+  if (reinterpret_cast<uintptr_t>(from) % 8 != 0) fail("an unaligned global load");
+  check_waited();
+  check_read(from, 8);
+  uint32_t words[2];
+  std::memcpy(words, from, sizeof words);
+  a = words[0], b = words[1];
 }
 // A thread may read so before it has waited, if the kernel before does not write there.
 inline void ptx_ld_relaxed_gpu_global_L1__no_allocate_L2__128B_v4_u32(uint32_t& a, uint32_t& b,

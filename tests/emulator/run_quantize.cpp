@@ -1,23 +1,6 @@
 // quantize and dequantize_int4 to the bit, for rows and blocks of every kind of length.
 #include "cases.h"
 
-#include "narrow.h"
-
-namespace emulator {
-
-template <class Number>
-uint16_t both(float high, float low) {
-  return uint16_t(Number::saturated(high).bits << 8 | Number::saturated(low).bits);
-}
-inline void ptx_cvt_rn_satfinite_e4m3x2_f32(uint16_t& to, float high, float low) {
-  to = both<cuda_ops::Float8E4M3>(high, low);
-}
-inline void ptx_cvt_rn_satfinite_e5m2x2_f32(uint16_t& to, float high, float low) {
-  to = both<cuda_ops::Float8E5M2>(high, low);
-}
-
-}  // namespace emulator
-
 #include "dequantize_int4.cu"
 #include "quantize.cu"
 

@@ -12,12 +12,6 @@ inline Tensor dense_rows(const Tensor& x) {
   return x.size(last) == 1 || x.stride(last) == 1 ? x : contiguous(x, shape_of(x));
 }
 
-// From one row to the next, in elements; no matter where there is one.
-inline int64_t step_of_rows(const Tensor& x) {
-  const int64_t rows = x.dim() - 2;
-  return x.size(rows) == 1 ? 0 : x.stride(rows);
-}
-
 inline AttentionShape shape_of_attention(const Tensor& q, const Tensor& k, bool causal,
                                          std::optional<double> scale) {
   AttentionShape shape;

@@ -2,6 +2,7 @@
 // binding and kernels. No torch, no CUDA.
 #pragma once
 
+#include "division.h"
 #include "ptx/device_info.h"
 #include "rows/rows.h"
 
@@ -46,8 +47,6 @@ inline int64_t packs_of(const CrossEntropy& p) {
   return (p.n + pack - 1) / pack;
 }
 
-inline int64_t over(int64_t count, int64_t part) { return (count + part - 1) / part; }
-
 }  // namespace detail
 
 // Lanes share a row. Where there are few long rows, several blocks do, and a second kernel joins
@@ -69,15 +68,15 @@ inline CrossEntropyConfig cross_entropy_config(const CrossEntropy& p, const Devi
   config.threads = shared.threads;
   config.lanes = shared.lanes;
   config.per_part = p.n;
-  const int64_t most_parts = detail::over(count, config.lanes * kCrossEntropyPacks);
+  const int64_t most_parts = ceil_div(count, config.lanes * kCrossEntropyPacks);
   if (config.rows() == 1 && most_parts > 1 && p.rows > 0 && p.rows < 4 * device.sms) {
-    const int64_t wanted = detail::over(8 * int64_t(device.sms), p.rows);
+    const int64_t wanted = ceil_div(8 * int64_t(device.sms), p.rows);
     const int64_t parts = wanted < most_parts ? wanted : most_parts;
-    const int64_t packs = detail::over(detail::over(count, parts), config.lanes) * config.lanes;
+    const int64_t packs = ceil_div(ceil_div(count, parts), config.lanes) * config.lanes;
     config.per_part = packs * (16 / size_of(p.dtype));
-    config.parts = detail::over(p.n, config.per_part);
+    config.parts = ceil_div(p.n, config.per_part);
   }
-  const int64_t blocks = detail::over(p.rows, config.rows());
+  const int64_t blocks = ceil_div(p.rows, config.rows());
   config.blocks =
       config.parts * (blocks < kCrossEntropyMostBlocks ? blocks : kCrossEntropyMostBlocks);
   return config;
@@ -104,8 +103,8 @@ inline CrossEntropyGradientConfig cross_entropy_gradient_config(const CrossEntro
   while (config.lanes < kCrossEntropyThreads && config.lanes * kCrossEntropyPacks < count) {
     config.lanes *= 2;
   }
-  config.chunks = detail::over(count, config.lanes * kCrossEntropyPacks);
-  config.blocks = config.chunks * detail::over(p.rows, kCrossEntropyThreads / config.lanes);
+  config.chunks = ceil_div(count, config.lanes * kCrossEntropyPacks);
+  config.blocks = config.chunks * ceil_div(p.rows, kCrossEntropyThreads / config.lanes);
   return config;
 }
 

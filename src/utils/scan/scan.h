@@ -2,6 +2,7 @@
 // no CUDA.
 #pragma once
 
+#include "division.h"
 #include "dtype.h"
 #include "layout.h"
 #include "ptx/device_info.h"
@@ -68,54 +69,52 @@ inline bool columns_in_packs(const Scan& p, int64_t pack) {
          is_aligned(p.x, pack * size_of(p.dtype)) && is_aligned(p.out, 16);
 }
 
-constexpr int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
-
 inline void plan_rows(ScanConfig& config, const Scan& p, const DeviceInfo& device) {
   const int64_t packs = scan_row_packs(config.pack), warp = 32 * packs;  // packs of a warp
   const int64_t most = kScanThreads * packs;
   // A row may begin in the middle of a pack.
   const auto taken = [&](int64_t rows) {
-    return pieces(rows * p.n + config.pack - 1, config.pack);
+    return ceil_div(rows * p.n + config.pack - 1, config.pack);
   };
   config.lines = p.outer;
   if (taken(1) > most) {
     int64_t part = most;
-    while (part > most / 4 && p.outer * pieces(taken(1), part) < device.sms) part /= 2;
-    config.part = pieces(pieces(taken(1), pieces(taken(1), part)), warp) * warp;
-    config.parts = pieces(taken(1), config.part);
+    while (part > most / 4 && p.outer * ceil_div(taken(1), part) < device.sms) part /= 2;
+    config.part = ceil_div(ceil_div(taken(1), ceil_div(taken(1), part)), warp) * warp;
+    config.parts = ceil_div(taken(1), config.part);
     config.blocks = config.lines * config.parts;
     config.threads = int(config.part / packs);
     return;
   }
   if (p.x_outer == p.n) {  // rows are neighbours: as many as half of the threads hold
     const int64_t fitting = most / 2 * config.pack / p.n;
-    const int64_t shared = pieces(p.outer, 2 * int64_t(device.sms));  // few rows: one for each SM
+    const int64_t shared = ceil_div(p.outer, 2 * int64_t(device.sms));  // few rows: one for each SM
     config.rows = fitting < shared ? fitting : shared;
     if (config.rows >= config.pack)
       config.rows -= config.rows % config.pack;  // so blocks start aligned
     if (config.rows < 1) config.rows = 1;
   }
-  config.threads = int(pieces(taken(config.rows), warp)) * 32;
-  config.blocks = pieces(p.outer, config.rows);
+  config.threads = int(ceil_div(taken(config.rows), warp)) * 32;
+  config.blocks = ceil_div(p.outer, config.rows);
 }
 
 inline void plan_columns(ScanConfig& config, const Scan& p, const DeviceInfo& device) {
   const int64_t packs = p.inner / config.pack;
   while (config.lanes < most_scan_lanes(config.pack) && config.lanes < packs) config.lanes *= 2;
   const int64_t steps = 32 / config.lanes * scan_steps(config.pack);  // of a warp
-  config.lines = p.outer * pieces(packs, config.lanes);
+  config.lines = p.outer * ceil_div(packs, config.lanes);
   constexpr int kWarps = kScanThreads / 32;
   while (config.warps < kWarps && config.warps * steps < p.n) config.warps *= 2;
   // Few lines: smaller parts, so that there are more of them, unless one is enough.
   while (config.warps > kWarps / 4 && config.warps * steps < p.n &&
-         config.lines * pieces(p.n, config.warps * steps) < device.sms) {
+         config.lines * ceil_div(p.n, config.warps * steps) < device.sms) {
     config.warps /= 2;
   }
   config.part = config.warps * steps;
-  config.parts = pieces(p.n, config.part);
+  config.parts = ceil_div(p.n, config.part);
   const int warps = config.parts > 1 || config.warps > kWarps / 2 ? config.warps : kWarps / 2;
   config.threads = 32 * warps;
-  config.blocks = pieces(config.lines, warps / config.warps) * config.parts;
+  config.blocks = ceil_div(config.lines, warps / config.warps) * config.parts;
 }
 
 }  // namespace detail
@@ -137,7 +136,7 @@ inline ScanConfig scan_config(const Scan& p, const DeviceInfo& device) {
 // Each part has a word that says what is known of it, and two sums for each column: its own, and
 // that up to its end.
 constexpr int64_t scan_state_bytes(const ScanConfig& config) {
-  return detail::pieces(config.blocks * 4, 16) * 16;
+  return ceil_div(config.blocks * 4, 16) * 16;
 }
 inline int64_t scan_workspace(const Scan& p, const DeviceInfo& device) {
   const ScanConfig config = scan_config(p, device);

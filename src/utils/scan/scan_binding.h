@@ -92,7 +92,7 @@ inline void scan_cpu(const Scan& p) {
     using Sum = std::conditional_t<kInteger, uint64_t, double>;
     using Result = std::conditional_t<kInteger, int64_t, T>;
     constexpr int64_t kColumns = 64;  // side by side, so that neighbours are read together
-    const int64_t strips = detail::pieces(p.inner, kColumns);
+    const int64_t strips = ceil_div(p.inner, kColumns);
     parallel_for(
         p.outer * strips, 1 + 16384 / (p.n * std::min(p.inner, kColumns)),
         [&](int64_t begin, int64_t end) {
