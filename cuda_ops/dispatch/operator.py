@@ -232,7 +232,9 @@ class Operator:
             self._autocast_registered = True
 
     def _register_alert(self) -> None:
-        if self.spec.nondeterministic and not self._alerts:
+        op = self.spec
+        # Without a tensor argument the kernel that chooses asks.
+        if op.nondeterministic and op.device_position is None and not self._alerts:
             deterministic.register(self._library, self.spec.name, lambda: self.now.spec)
             self._alerts = True
 

@@ -203,9 +203,9 @@ def _generate(operator: Served, hides: bool = False, draws: bool = False) -> Fun
                     {d} = _cpu
                 if _type({d}) is _device:
                     if {d}.type == "cpu":
-                        return _redispatch(_CPU, {arguments})
+                        return _redispatch(_CPU, {arguments}){shown}
                     if {d}.type == "cuda" and {d}.index is not None:
-                        return _redispatch(_CUDA, {arguments})
+                        return _redispatch(_CUDA, {arguments}){shown}
             """)
         for kind in {"CPU", "CUDA"}.difference(op.keys):  # refused, or there is an error that helps
             before = before.replace(f"_redispatch(_{kind}, ", "_overload(")
