@@ -93,6 +93,11 @@ def refuse_tangent(op: OpSpec, position: int) -> NoReturn:
         NotImplementedError: names the operator and the argument.
     """
     name = op.argument_names[position]
+    if op.written:
+        raise NotImplementedError(
+            f"{op.qualname}: argument {name!r}: expected no tangent, as the operator writes "
+            f"{op.written_text}; pass {name}.detach()"
+        )
     if name in op.no_gradient:
         way = f"the argument has no derivative by design; pass {name}.detach()"
     elif op.is_composite:
