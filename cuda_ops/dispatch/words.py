@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from cuda_ops.dispatch.schema_types import schema_type
 from cuda_ops.errors import ManifestError
 from cuda_ops.signature import Signature
 from cuda_ops.spec import output_names
@@ -46,7 +47,13 @@ def words_of(
         expected = "the results that cuda_ops returns before those that are hidden"
         raise _refusal(name, "return", hidden[0], expected, str(parsed).partition("-> ")[2])
     _check_each(name, ".no_gradient", no_gradient, tensors)
-    _check_each(name, ".linear", linear, [t for t in tensors if t not in no_gradient])
+    # What writes has no derivative, and no tangent of a list reaches an operator.
+    single = [
+        a.name
+        for a in parsed.arguments
+        if schema_type(a) in ("Tensor", "Tensor?") and not parsed.is_mutable
+    ]
+    _check_each(name, ".linear", linear, [t for t in single if t not in no_gradient])
     known = [tag for tag in TAGS if hasattr(torch.Tag, tag)]
     for tag in tags:
         if tag not in TAGS:
