@@ -115,6 +115,28 @@ def test_a_list_that_is_written_is_mapped(name: str) -> None:
         torch.vmap(called, in_dims=(0, None, 0))(xs[0], xs[1][0], y)
 
 
+def test_what_is_written_may_be_mapped_further_out(name: str) -> None:
+    add_, y, key = registry().public(f"{name}_add_"), torch.randn(2, 3), torch.tensor([1, 2])
+    x, wanted = torch.zeros(2, 3), torch.zeros(2, 3)
+
+    def row(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda v: (add_(x, y, key=key), v)[1])(torch.zeros(5))
+
+    torch.vmap(row)(x, y)
+    torch.vmap(lambda x, y: (add_(x, y, key=key), x)[1])(wanted, y)
+    assert torch.equal(x, wanted)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_functionalize_writes_in_every_mode(name: str, mode: Any) -> None:
+    add_, key = registry().public(f"{name}_add_"), torch.tensor([1, 2])
+    with mode():
+        x, y, wanted = torch.zeros(3), torch.randn(3), torch.zeros(3)
+        add_(wanted, y, key=key)
+        torch.func.functionalize(lambda x, y: (add_(x, y, key=key), x)[1])(x, y)
+        assert torch.equal(x, wanted)
+
+
 def test_no_tangent_of_what_writes_is_dropped(name: str) -> None:
     add_, x, y = registry().public(f"{name}_add_"), torch.randn(3), torch.randn(3)
 

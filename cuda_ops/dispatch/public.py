@@ -173,8 +173,9 @@ def _generate(operator: Served, hides: bool = False, draws: bool = False) -> Fun
         counted = f"_count_versions(({written}))\n" + 24 * " " if written else ""
         with_gradient = "_dispatch" if written else "_differentiable"  # which refuses it
         # The cheapest questions first; inference mode has no autograd kernel to get past.
+        untransformed = " and not _transformed()" if written else ""  # see below
         before += textwrap.dedent(f"""\
-            if _inference():
+            if _inference(){untransformed}:
                 return _dispatch({arguments}){shown}
             if not (_modes() or _functions() or _transformed() or _jit() \\
                     or _profiler._is_profiler_enabled) and {plain}:

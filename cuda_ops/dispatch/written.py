@@ -74,6 +74,10 @@ def refuse_gradients(op: OpSpec, values: Sequence[Any]) -> None:
                 )  # fmt: skip
 
 
+def _is_mapped(dim: Any) -> bool:
+    return any(map(_is_mapped, dim)) if isinstance(dim, list) else dim is not None
+
+
 def _batched(operator: Served, values: list[Any]) -> Any:
     """Calls the batching rule with the tensors and mapped dims of the innermost vmap."""
     functorch = torch._C._functorch
@@ -99,6 +103,8 @@ def _batched(operator: Served, values: list[Any]) -> Any:
     with torch._C._ExcludeDispatchKeyGuard(
         torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
     ):
+        if not any(map(_is_mapped, dims)):  # but by a vmap further out
+            return operator.spec.overload(*positional, **keywords)
         result, out_dims = operator._vmap(info, tuple(dims), *positional, **keywords)
 
     def wrapped(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:

@@ -55,7 +55,7 @@ def in_order(op: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
     return called if names else function
 
 
-def by_name(op: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
+def by_keyword(op: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns ``function``, which takes the operator's arguments by name, in another order say, so
     that it takes them in the schema's.
     """

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 from cuda_ops.derive.layout import is_elementwise
 from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing.arguments import by_name
+from cuda_ops.testing.arguments import by_keyword
 from cuda_ops.testing.case import Case, NotRunError, check, sums, wanting
 from cuda_ops.testing.compare import is_floating, results, same, same_bits
 from cuda_ops.testing.draw import Draw, ordinary
@@ -50,7 +50,7 @@ def _public(case: Case) -> Callable[..., list[torch.Tensor]]:
     def drawing(**given: Any) -> Any:
         return function(**{name: given[name] for name in given.keys() & taken})
 
-    return lambda *args: list(results(op, by_name(op, drawing), args))
+    return lambda *args: list(results(op, by_keyword(op, drawing), args))
 
 
 def _seeded(function: Callable[..., Any], *args: Any) -> Any:
