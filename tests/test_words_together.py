@@ -86,7 +86,7 @@ def name(scratch_root: Path) -> Iterator[str]:
 
 
 def test_the_kit_passes_what_is_random_and_hidden(name: str) -> None:
-    checks = [by_name(check) for check in ("public", "draws", "vmap", "compile_static")]
+    checks = [by_name(check) for check in ("public", "draws", "jvp", "vmap", "compile_static")]
     report = check_op(name, checks=checks, devices=["cpu"], isolate=False)
     assert report.passed, report
 
@@ -152,6 +152,13 @@ def test_no_tangent_of_what_writes_is_dropped(name: str) -> None:
         written(forward_ad.make_dual(y, x))
     (_, tangent) = torch.func.jvp(lambda v: v + written(v.detach()), (y,), (x,))
     assert torch.equal(tangent, x)
+
+
+@pytest.mark.parametrize("side", ["both", "up"])
+def test_the_tangent_of_a_random_result_has_the_same_numbers(name: str, side: str) -> None:
+    jittered, key, t = registry().public(name), torch.tensor([1, 2]), torch.randn(3)
+    out, tangent = torch.func.jvp(lambda x: jittered(x, side, key=key), (torch.ones(3),), (t,))
+    torch.testing.assert_close(tangent, out * t)
 
 
 def test_tangents_beside_a_list_and_in_it(name: str) -> None:
