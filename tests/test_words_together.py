@@ -12,7 +12,7 @@ from conftest import ScratchOp
 from specs import spec
 from torch.autograd import forward_ad
 
-from cuda_ops.compile_ops import compile_ops
+from cuda_ops.compile_ops import compile_ops, reload
 from cuda_ops.dispatch.library import parsed_schema
 from cuda_ops.dispatch.words import words_of
 from cuda_ops.errors import ManifestError
@@ -198,3 +198,17 @@ def test_no_derivative_is_declared_that_there_cannot_be(schema: str) -> None:
     entry = {**dict.fromkeys(words, ()), "linear": ["x"], "broadcast": False}
     with pytest.raises(ManifestError, match=r"expected nothing, which \.linear may name"):
         words_of("op", entry, spec(schema, "").parsed, None, False)
+
+
+def test_a_reload_changes_the_docstring_alone(scratch_op: ScratchOp) -> None:
+    scratch_op.write()
+    (row,) = compile_ops([scratch_op.name])
+    assert not row.error, row.error
+    function = registry().public(scratch_op.name)
+    text = scratch_op.binding.read_text()
+    assert function.__doc__ != "Another text." and ".cpu<forward>()" in text
+    scratch_op.binding.write_text(
+        text.replace(".cpu<forward>()", '.doc("Another text.").cpu<forward>()')
+    )
+    reload(scratch_op.name)
+    assert function.__doc__ == "Another text."
