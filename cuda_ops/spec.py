@@ -181,6 +181,11 @@ class OpSpec:
         )
 
     @property
+    def written_text(self) -> str:
+        """The names of the arguments that it writes, for errors."""
+        return " and ".join(repr(self.argument_names[i]) for i in self.written)
+
+    @property
     def draws(self) -> bool:
         """Whether its public function draws the random key. A gradient is given the one that its
         operator used.

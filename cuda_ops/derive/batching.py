@@ -34,7 +34,7 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
             for i, dims in enumerate(in_dims)
             if isinstance(dims, (list, tuple)) and any(dim is not None for dim in dims)
         }
-        _refuse_unmapped(op, values, mapped)
+        _refuse_unmapped(op, values, mapped | listed)
         groups = {i: group_of(op, k) for k, i in enumerate(op.tensor_positions)}
         sizes: dict[str, Any] = {}
         for i, group in groups.items():  # else a mapped dim could pass for one of a row's
@@ -64,10 +64,19 @@ def _call(op: OpSpec, values: Sequence[Any]) -> Any:
     return op.function(*positional, **keywords)
 
 
-def _refuse_unmapped(op: OpSpec, values: Sequence[Any], mapped: dict[int, int]) -> None:
+def _refuse_unmapped(op: OpSpec, values: Sequence[Any], mapped: dict[int, Any]) -> None:
     """Refuses to write all parts of a batch to one tensor."""
     for i in op.written:
-        if values[i] is not None and i not in mapped:
+        dims = mapped.get(i)
+        if isinstance(values[i], (list, tuple)):
+            dims = dims if isinstance(dims, (list, tuple)) else [dims] * len(values[i])
+            missing = any(
+                tensor is not None and dim is None
+                for tensor, dim in zip(values[i], dims, strict=True)
+            )
+        else:
+            missing = values[i] is not None and dims is None
+        if missing:
             others = " and ".join(repr(op.argument_names[k]) for k in mapped)
             expected = f"a tensor that torch.vmap maps like {others}, as the operator writes it"
             refuse(op, op.argument_names[i], expected, "one that it does not map")

@@ -15,6 +15,7 @@ import torch
 
 from cuda_ops.derive.arguments import split
 from cuda_ops.derive.gradient import compare_kernels, compare_lines, listed
+from cuda_ops.derive.layout import is_elementwise
 from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.errors import ManifestError
 from cuda_ops.spec import Autograd, OpSpec
@@ -93,6 +94,11 @@ def refuse_tangent(op: OpSpec, position: int) -> NoReturn:
         NotImplementedError: names the operator and the argument.
     """
     name = op.argument_names[position]
+    if op.written:
+        raise NotImplementedError(
+            f"{op.qualname}: argument {name!r}: expected no tangent, as the operator writes "
+            f"{op.written_text}; pass {name}.detach()"
+        )
     if name in op.no_gradient:
         way = f"the argument has no derivative by design; pass {name}.detach()"
     elif op.is_composite:
@@ -215,14 +221,14 @@ def _linear_term(
 
 def _elementwise(op: OpSpec, autograd: Autograd | None) -> list[int]:
     """Returns the positions of the arguments whose derivative is their gradient."""
-    if op.signature is None or not op.signature.is_elementwise or autograd is None:
+    if op.signature is None or not is_elementwise(op) or autograd is None:
         return []
     if isinstance(autograd.backward, NoGradient):
         return []
     if any("List[Tensor]" in str(argument.type) for argument in op.parsed.arguments):
         return []
     inputs = op.tensor_positions if autograd.inputs is None else autograd.inputs
-    return [i for i in inputs if op.argument_names[i] not in op.no_gradient]
+    return [i for i in inputs if op.argument_names[i] not in (*op.no_gradient, op.random)]
 
 
 @dataclass(frozen=True)
@@ -244,7 +250,8 @@ class _Elementwise:
         # A formula may sum to the shape of an input that is broadcast, so none is.
         shape = outputs[0].shape
         whole = [
-            value.expand(shape) if isinstance(value, torch.Tensor) else value for value in values
+            value.expand(shape) if isinstance(value, torch.Tensor) and name != op.random else value
+            for name, value in zip(op.argument_names, values, strict=True)
         ]
         positional, keywords = split(op, whole)
         found: list[Any] = []

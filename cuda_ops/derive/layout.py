@@ -13,7 +13,7 @@ import torch
 from cuda_ops.derive.arguments import group_of, loop_dims, tensor_arguments
 from cuda_ops.derive.checks import check_arguments, check_equal, dims_text, refusal, refuse
 from cuda_ops.derive.sizes import Dims, is_true, shape_name
-from cuda_ops.signature import Group, Signature, factor_and_name
+from cuda_ops.signature import Signature, factor_and_name
 from cuda_ops.spec import OpSpec
 
 
@@ -108,7 +108,7 @@ def is_elementwise(op: OpSpec) -> bool:
     assert op.signature is not None
     named = zip(op.tensor_names, op.signature.inputs, strict=True)
     inputs = [group for name, group in named if name != op.random]
-    return all(group == Group(()) for group in (*inputs, *op.signature.outputs))
+    return Signature(tuple(inputs), op.signature.outputs).is_elementwise
 
 
 def _check_written(op: OpSpec, tensors: Sequence[torch.Tensor | None]) -> None:

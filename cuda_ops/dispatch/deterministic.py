@@ -22,23 +22,21 @@ def register(library: torch.library.Library, name: str, spec: Callable[[], OpSpe
     def asking(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         op = spec()
         if torch._C._get_deterministic_algorithms():
-            given = [value for value in (*args, *kwargs.values()) if value is not None]
-            alert(op, *(one for value in given for one in _listed(value)))
+            given = (one for value in (*args, *kwargs.values()) for one in _listed(value))
+            alert(op, {one.device.type for one in given if isinstance(one, torch.Tensor)})
         return op.overload.redispatch(keyset.remove(_KEY), *args, **kwargs)
 
     library.impl(name, asking, _KEY.name, with_keyset=True)
 
 
-def alert(op: OpSpec, *values: Any) -> None:
-    """Raises or warns, as torch is told to, if the operator may give other bits on this device.
+def alert(op: OpSpec, devices: set[str]) -> None:
+    """Raises or warns, as torch is told to, if the operator may give other bits on these devices.
 
     Raises:
         RuntimeError: in the words of torch's own operators.
     """
     if not torch._C._get_deterministic_algorithms():
         return
-    tensors = (value for value in values if isinstance(value, torch.Tensor))
-    devices = {tensor.device.type for tensor in tensors}
     if "" not in op.nondeterministic and not devices & set(op.nondeterministic):
         return
     if torch._C._get_deterministic_algorithms_warn_only():

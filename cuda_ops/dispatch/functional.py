@@ -35,7 +35,7 @@ def call(op: OpSpec, values: Sequence[Any]) -> Any:
     with api.redispatch_to_next():
         for i in op.written:
             value = plain[i]
-            plain[i] = [one.clone() for one in value] if _is_list(value) else _copy(value)
+            plain[i] = [*map(_copy, value)] if _is_list(value) else _copy(value)
         positional, keywords = split(op, plain)
         result = op.overload(*positional, **keywords)
     for i in op.written:

@@ -24,7 +24,7 @@ from cuda_ops.build.discovery import illegal_name
 from cuda_ops.derive.checks import names_text
 from cuda_ops.dispatch.check_rules import MOST_NAMES, Rules, rules_of
 from cuda_ops.dispatch.schema_types import compare, refuse_types, schema_type
-from cuda_ops.dispatch.words import words_of
+from cuda_ops.dispatch.words import may_name, refusal, words_of
 from cuda_ops.errors import ManifestError
 from cuda_ops.signature import Group, Signature, factor_and_name, parse_signature
 from cuda_ops.spec import UNBOUNDED, OpSpec, Range, ResultDType, is_device, output_names
@@ -158,8 +158,10 @@ def _explain(error: str, stem: str) -> str:
     return error
 
 
-#: Keywords of the functions that torch calls with an operator's keyword-only arguments.
+#: Keywords of the functions that torch calls with an operator's keyword-only arguments, and of
+#: those of torch.compile, which call one that writes with keywords alone.
 _TORCH_S_OWN = ("keyset", "out_shape", "self")
+_TORCH_S_OWN_WHERE_WRITTEN = ("dispatch_key", "mode")
 
 
 def parsed_schema(
@@ -217,13 +219,15 @@ def parsed_schema(
     for argument in parsed.arguments:
         if keyword.iskeyword(argument.name):
             expected, actual = "a name that Python can pass", "one of its keywords"
-            raise _refusal(name, argument.name, expected, actual)
+            raise refusal(name, argument.name, expected, actual)
         if argument.name.startswith("_"):  # so are the names that the public function needs itself
             expected = "a name that does not start with an underscore"
-            raise _refusal(name, argument.name, expected, repr(argument.name))
-        if argument.kwarg_only and argument.name in _TORCH_S_OWN:
+            raise refusal(name, argument.name, expected, repr(argument.name))
+        if (argument.kwarg_only and argument.name in _TORCH_S_OWN) or (
+            writes and argument.name in _TORCH_S_OWN_WHERE_WRITTEN
+        ):
             expected = "another name, as torch passes a keyword of this one"
-            raise _refusal(name, argument.name, expected, repr(argument.name))
+            raise refusal(name, argument.name, expected, repr(argument.name))
     _refuse_form(name, schema, parsed, is_composed)
     return parsed
 
@@ -249,7 +253,7 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
     )
     signature = check_signature(name, entry["signature"], parsed)
     if (key := entry["random"]) and key not in tensors:
-        raise _refusal(name, key, _may_name(".random", tensors), repr(key))
+        raise refusal(name, key, may_name(".random", tensors), repr(key))
     listed = _by_name(name, ".dtypes", entry["dtypes_of"], (*tensors, *scalar_types))
     dtypes_of = {argument: _dtypes(dtypes) for argument, dtypes in listed.items()}
     limits, dim_limits = _limits(name, entry["limits"], ints, signature)
@@ -282,17 +286,14 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         belows=_dims_by_name(name, ".below", entry["belows"], indices, signature),
         choices=choices,
         random=entry["random"],
-        **words_of(
-            name, entry, parsed, signature,
-            any(kernel["key"] == "CompositeImplicitAutograd" for kernel in entry["kernels"]),
-        ),
-    )  # fmt: skip
+        **words_of(name, entry, parsed, signature, composed),
+    )
     _refuse_without_dtype(op)
     if op.random:
         _refuse_key(op)
     for output in op.saved:
         if output not in op.output_names:
-            expected = _may_name(".saved", op.output_names)
+            expected = may_name(".saved", op.output_names)
             raise ManifestError(f"{op.qualname}: expected {expected}, got {output!r}")
     return op
 
@@ -344,7 +345,7 @@ def _refuse_without_dtype(op: OpSpec) -> None:
             named = f", {rule.like!r}" if rule.like else ""
             expected = f'.returns("{name}"{named}, DType::kFloat32) or another dtype, as there is '
             expected += "no tensor argument that has one"
-            raise _refusal(op.name, name, expected.replace("'", '"'), "none", "return")
+            raise refusal(op.name, name, expected.replace("'", '"'), "none", "return")
 
 
 def _dtypes(names: Sequence[str]) -> tuple[torch.dtype, ...]:
@@ -362,9 +363,9 @@ def _by_name(
     found: dict[str, Any] = {}
     for name, *values in listed:
         if name not in known:
-            raise _refusal(op, name, _may_name(call, known), repr(name), what)
+            raise refusal(op, name, may_name(call, known), repr(name), what)
         if name in found:
-            raise _refusal(op, name, f"to be named once by {call}", "twice", what)
+            raise refusal(op, name, f"to be named once by {call}", "twice", what)
         found[name] = values[0] if len(values) == 1 else values
     return found
 
@@ -375,9 +376,9 @@ def _ranges(
     dims = signature.names if signature is not None else ()
     for name, least, most in listed:
         if name in dims and name in ints:
-            raise _refusal(op, name, "a dim of another name, as .range would mean both", repr(name))
+            raise refusal(op, name, "a dim of another name, as .range would mean both", repr(name))
         if least > most:
-            raise _refusal(op, name, "the smaller number first in .range", f"{least}, {most}")
+            raise refusal(op, name, "the smaller number first in .range", f"{least}, {most}")
     found = _by_name(op, ".range", listed, (*ints, *dims))
     sizes = dict.fromkeys(signature.int_names if signature is not None else (), (0, UNBOUNDED))
     return {name: Range(*limits) for name, limits in (sizes | found).items()}
@@ -391,11 +392,11 @@ def _choices(
     found = _by_name(op, ".one_of", listed, tuple(strings))
     for name, known in found.items():
         if not known or len(set(known)) < len(known):
-            raise _refusal(op, name, "names that differ in .one_of", repr(known))
+            raise refusal(op, name, "names that differ in .one_of", repr(known))
         default = strings[name].default_value
         if default is not None and default not in known:
             expected = f"a default that is {names_text(known)}"
-            raise _refusal(op, name, expected, repr(default))
+            raise refusal(op, name, expected, repr(default))
     return {name: tuple(known) for name, known in found.items()}
 
 
@@ -411,7 +412,7 @@ def _dims_by_name(
     found = _by_name(op, call, listed, arguments)
     for name, dim in found.items():
         if dim not in dims:
-            raise _refusal(op, name, _may_name(call, dims), repr(dim))
+            raise refusal(op, name, may_name(call, dims), repr(dim))
     return found
 
 
@@ -421,7 +422,7 @@ def _float_ranges(
     found = _by_name(op, ".range", listed, floats)
     for name, (least, most) in found.items():
         if not least <= most:
-            raise _refusal(op, name, "the smaller number first in .range", f"{least}, {most}")
+            raise refusal(op, name, "the smaller number first in .range", f"{least}, {most}")
     return {name: (least, most) for name, (least, most) in found.items()}
 
 
@@ -430,17 +431,17 @@ def _refuse_key(op: OpSpec) -> None:
     position = op.argument_names.index(op.random)
     kind = str(op.parsed.arguments[position].type)
     if kind != "Tensor":
-        raise _refusal(op.name, op.random, "a Tensor, as .random says", kind)
+        raise refusal(op.name, op.random, "a Tensor, as .random says", kind)
     if op.parsed.arguments[position].has_default_value():
         expected = "no default, as the public function draws the random key"
-        raise _refusal(op.name, op.random, expected, "one")
+        raise refusal(op.name, op.random, expected, "one")
     index = op.tensor_positions.index(position)
     if op.signature is not None and op.signature.inputs[index] != Group(("2",), loops=False):
         expected = "[2] in the signature line, as .random says"
-        raise _refusal(op.name, op.random, expected, str(op.signature.inputs[index]))
+        raise refusal(op.name, op.random, expected, str(op.signature.inputs[index]))
     if str(op.parsed.arguments[op.tensor_positions[0]].type) != "Tensor" or index == 0:
         expected = "a tensor before the random key, on whose device it is drawn"
-        raise _refusal(op.name, op.random, expected, "none")
+        raise refusal(op.name, op.random, expected, "none")
 
 
 def _limits(
@@ -457,20 +458,20 @@ def _limits(
         factor = int(name[: len(name) - len(dim)] or 1)
         if dim in dims and name in ints:
             expected = "a dim of another name, as .at_most would mean both"
-            raise _refusal(op, name, expected, repr(name))
+            raise refusal(op, name, expected, repr(name))
         if name in ints or dim not in dims or not 0 < factor < 2**31:
             of_ints.append((name, limit))
             continue
         if dim in of_dims:
-            raise _refusal(op, dim, "to be named once by .at_most", "twice", "dim")
+            raise refusal(op, dim, "to be named once by .at_most", "twice", "dim")
         before = dims[: dims.index(dim)]
         if limit not in before:
-            raise _refusal(op, dim, _may_name(".at_most", before), repr(limit), "dim")
+            raise refusal(op, dim, may_name(".at_most", before), repr(limit), "dim")
         of_dims[dim] = factor, limit
     known = (*ints, *dims)
     for name, _ in of_ints:
         if name not in known:
-            raise _refusal(op, name, _may_name(".at_most", known), repr(name))
+            raise refusal(op, name, may_name(".at_most", known), repr(name))
     ordered = {dim: of_dims[dim] for dim in dims if dim in of_dims}
     return _dims_by_name(op, ".at_most", of_ints, ints, signature), ordered
 
@@ -481,23 +482,13 @@ def _results(
     results = {}
     for name, (like, dtype) in _by_name(op, ".returns", listed, outputs, "return").items():
         if like and like not in arguments:
-            raise _refusal(op, name, _may_name(".returns", arguments), repr(like), "return")
+            raise refusal(op, name, may_name(".returns", arguments), repr(like), "return")
         results[name] = ResultDType(like, getattr(torch, dtype) if dtype else None)
     return results
 
 
 def _is_integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
-
-
-def _may_name(call: str, known: Sequence[str]) -> str:
-    return f"{' or '.join(map(repr, known)) or 'nothing'}, which {call} may name"
-
-
-def _refusal(
-    op: str, name: str, expected: str, actual: str, what: str = "argument"
-) -> ManifestError:
-    return ManifestError(f"cuda_ops::{op}: {what} {name!r}: expected {expected}, got {actual}")
 
 
 def check_signature(op: str, text: str, parsed: torch._C.FunctionSchema) -> Signature | None:

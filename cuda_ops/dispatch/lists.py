@@ -65,8 +65,24 @@ def one_by_one(functions: dict[str, Callable[..., Any]]) -> dict[str, Callable[.
             flat_dims += out if isinstance(out, list) else [out] * (1 if length is None else length)
         return flat, tuple(flat_dims)
 
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        def some(given: Any) -> Any:  # of a list, one that says whether it has any
+            if not isinstance(given, list):
+                return given
+            there = [tangent for tangent in given if tangent is not None]
+            return next((one for one in there if not ctx.has_zeros or one.any()), None)
+
+        nested = _nested(tangents[1:], ctx.form.arguments)
+        result = functions["jvp"](ctx, *map(some, nested))
+        results = result if isinstance(result, tuple) else (result,)
+        flat: list[Any] = []
+        for tangent, length in zip(results, ctx.form.results, strict=True):
+            flat += [tangent] if length is None else [None] * length if tangent is None else tangent
+        return tuple(flat)
+
     return {
         **functions,
+        "jvp": jvp,
         "forward": forward,
         "setup_context": setup_context,
         "backward": backward,

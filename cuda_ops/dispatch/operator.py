@@ -152,6 +152,7 @@ class Operator:
         """Takes the new generation; returns whether compiled graphs must be traced again."""
         redefine = self.must_redefine(new)
         changed = self.now.fingerprint != new.fingerprint
+        documented = self.spec.doc != new.spec.doc
         self.now = new
         self.generation += 1
         if redefine:
@@ -160,7 +161,7 @@ class Operator:
             self._register_autocast()
             self._register_alert()
             self._register_flops()
-        if changed:
+        if changed or documented:
             public.renew(self)
         return changed
 
@@ -232,7 +233,9 @@ class Operator:
             self._autocast_registered = True
 
     def _register_alert(self) -> None:
-        if self.spec.nondeterministic and not self._alerts:
+        op = self.spec
+        # Without a tensor argument the kernel that chooses asks.
+        if op.nondeterministic and op.device_position is None and not self._alerts:
             deterministic.register(self._library, self.spec.name, lambda: self.now.spec)
             self._alerts = True
 

@@ -12,6 +12,7 @@ import torch
 
 from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import check_kernel
+from cuda_ops.dispatch import deterministic
 from cuda_ops.dispatch.generation import Served
 
 _KEYS = {
@@ -32,6 +33,7 @@ def register(library: torch.library.Library, operator: Served) -> None:
         # dispatcher's name. The public function asks for it.
         values[position] = device = _with_index(values[position] or torch.device("cpu"))
         check_kernel(op, device)
+        deterministic.alert(op, {device.type})
         positional, keywords = split(op, values)
         return op.overload.redispatch(_KEYS[device.type], *positional, **keywords)
 

@@ -173,8 +173,9 @@ def _generate(operator: Served, hides: bool = False, draws: bool = False) -> Fun
         counted = f"_count_versions(({written}))\n" + 24 * " " if written else ""
         with_gradient = "_dispatch" if written else "_differentiable"  # which refuses it
         # The cheapest questions first; inference mode has no autograd kernel to get past.
+        untransformed = " and not _transformed()" if written else ""  # see below
         before += textwrap.dedent(f"""\
-            if _inference():
+            if _inference(){untransformed}:
                 return _dispatch({arguments}){shown}
             if not (_modes() or _functions() or _transformed() or _jit() \\
                     or _profiler._is_profiler_enabled) and {plain}:
@@ -203,9 +204,9 @@ def _generate(operator: Served, hides: bool = False, draws: bool = False) -> Fun
                     {d} = _cpu
                 if _type({d}) is _device:
                     if {d}.type == "cpu":
-                        return _redispatch(_CPU, {arguments})
+                        return _redispatch(_CPU, {arguments}){shown}
                     if {d}.type == "cuda" and {d}.index is not None:
-                        return _redispatch(_CUDA, {arguments})
+                        return _redispatch(_CUDA, {arguments}){shown}
             """)
         for kind in {"CPU", "CUDA"}.difference(op.keys):  # refused, or there is an error that helps
             before = before.replace(f"_redispatch(_{kind}, ", "_overload(")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from cuda_ops.dispatch.schema_types import schema_type
 from cuda_ops.errors import ManifestError
 from cuda_ops.signature import Signature
 from cuda_ops.spec import output_names
@@ -44,9 +45,15 @@ def words_of(
     shown = len(outputs) - len(hidden)
     if hidden and (not shown or set(outputs[shown:]) != set(hidden)):
         expected = "the results that cuda_ops returns before those that are hidden"
-        raise _refusal(name, "return", hidden[0], expected, str(parsed).partition("-> ")[2])
+        raise refusal(name, hidden[0], expected, str(parsed).partition("-> ")[2], "return")
     _check_each(name, ".no_gradient", no_gradient, tensors)
-    _check_each(name, ".linear", linear, [t for t in tensors if t not in no_gradient])
+    # What writes has no derivative, and no tangent of a list reaches an operator.
+    single = [
+        a.name
+        for a in parsed.arguments
+        if schema_type(a) in ("Tensor", "Tensor?") and not parsed.is_mutable
+    ]
+    _check_each(name, ".linear", linear, [t for t in single if t not in no_gradient])
     known = [tag for tag in TAGS if hasattr(torch.Tag, tag)]
     for tag in tags:
         if tag not in TAGS:
@@ -85,11 +92,18 @@ def _check_each(
 ) -> None:
     for i, name in enumerate(names):
         if name not in known:
-            listed = " or ".join(map(repr, known)) or "nothing"
-            raise _refusal(op, what, name, f"{listed}, which {call} may name", repr(name))
+            raise refusal(op, name, may_name(call, known), repr(name), what)
         if name in names[:i]:
-            raise _refusal(op, what, name, f"to be named once by {call}", "twice")
+            raise refusal(op, name, f"to be named once by {call}", "twice", what)
 
 
-def _refusal(op: str, what: str, name: str, expected: str, actual: str) -> ManifestError:
+def may_name(call: str, known: Sequence[str]) -> str:
+    """Returns what a call of the binding expects: one of these names."""
+    return f"{' or '.join(map(repr, known)) or 'nothing'}, which {call} may name"
+
+
+def refusal(
+    op: str, name: str, expected: str, actual: str, what: str = "argument"
+) -> ManifestError:
+    """Returns the error of a binding that names an argument, or what else ``what`` says."""
     return ManifestError(f"cuda_ops::{op}: {what} {name!r}: expected {expected}, got {actual}")

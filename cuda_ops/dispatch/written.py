@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch._functorch.autograd_function import VmapInfo
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch.autograd import forward_ad
 
 from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import refuse
+from cuda_ops.derive.forward_mode import refuse_tangent
 from cuda_ops.dispatch.generation import Served
+from cuda_ops.dispatch.public import tangents_of
 from cuda_ops.spec import OpSpec
 
 
@@ -27,6 +30,11 @@ def register(library: torch.library.Library, operator: Served) -> None:
         op = operator.spec
         if torch.is_grad_enabled():
             refuse_gradients(op, bind(op, args, kwargs))
+        # Under torch.func.jvp; elsewhere dual numbers were refused before.
+        if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
+            for position, tangent in enumerate(tangents_of(bind(op, args, kwargs))):
+                if tangent is not None:
+                    refuse_tangent(op, position)
         below = keyset & torch._C._after_autograd_keyset
         return op.overload.redispatch(below, *args, **kwargs)
 
@@ -58,12 +66,16 @@ def refuse_gradients(op: OpSpec, values: Sequence[Any]) -> None:
     for name, value in zip(op.argument_names, values, strict=True):
         for tensor in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                changed = " and ".join(repr(op.argument_names[i]) for i in op.written)
                 refuse(
                     op, name,
-                    f"a tensor that requires no gradient, as the operator writes {changed}; call "
+                    f"a tensor that requires no gradient, as the operator writes "
+                    f"{op.written_text}; call "
                     "it under torch.no_grad()", "one that requires a gradient",
                 )  # fmt: skip
+
+
+def _is_mapped(dim: Any) -> bool:
+    return any(map(_is_mapped, dim)) if isinstance(dim, list) else dim is not None
 
 
 def _batched(operator: Served, values: list[Any]) -> Any:
@@ -91,6 +103,8 @@ def _batched(operator: Served, values: list[Any]) -> Any:
     with torch._C._ExcludeDispatchKeyGuard(
         torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
     ):
+        if not any(map(_is_mapped, dims)):  # but by a vmap further out
+            return operator.spec.overload(*positional, **keywords)
         result, out_dims = operator._vmap(info, tuple(dims), *positional, **keywords)
 
     def wrapped(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:

@@ -55,6 +55,13 @@ def in_order(op: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
     return called if names else function
 
 
+def by_keyword(op: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns ``function``, which takes the operator's arguments by name, in another order say, so
+    that it takes them in the schema's.
+    """
+    return lambda *values: function(**dict(zip(op.argument_names, values, strict=False)))
+
+
 def split(op: OpSpec, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns the values to pass by position, and those to pass by name."""
     parts: tuple[tuple[Any, ...], dict[str, Any]] = in_order(op, lambda *a, **k: (a, k))(*values)

@@ -13,7 +13,7 @@ import torch
 
 from cuda_ops.derive.arguments import bind, tensor_arguments
 from cuda_ops.derive.checks import check_arguments
-from cuda_ops.derive.layout import broadcast
+from cuda_ops.derive.layout import broadcast, is_elementwise
 from cuda_ops.errors import KitError
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import each, in_order, spread
@@ -350,7 +350,7 @@ def reduction_length(op: OpSpec, sample: Sample, sums_over: Sequence[str] | None
     """
     if op.signature is None:
         return max((size for arg in sample.tensors for size in arg.shape), default=1)
-    if op.signature.is_elementwise or op.device_position is not None:
+    if is_elementwise(op) or op.device_position is not None:
         return 1
     values = bind(op, sample.make("meta"), {})
     bound, outputs = check_arguments(op, values), op.signature.outputs

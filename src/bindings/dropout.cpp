@@ -51,6 +51,7 @@ https://jmlr.org/papers/v15/srivastava14a.html. The gradient makes the same numb
       .op("dropout_backward(Tensor grad_out, Tensor key, float p) -> Tensor grad_x", "(),[2]->()")
       .dtypes(kFloating)
       .random("key")
+      .linear("grad_out")
       .range("p", 0.0, 1.0)
       .doc(R"(Gradient of dropout: what was kept gets grad_out / (1 - p), the rest 0.
 

@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 from cuda_ops.derive.layout import is_elementwise
 from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec
+from cuda_ops.testing.arguments import by_keyword
 from cuda_ops.testing.case import Case, NotRunError, check, sums, wanting
-from cuda_ops.testing.compare import is_floating, outputs, same, same_bits, tensors
+from cuda_ops.testing.compare import is_floating, results, same, same_bits
 from cuda_ops.testing.draw import Draw, ordinary
 from cuda_ops.testing.samples import Sample, shaped
 from cuda_ops.testing.subject import Subject
@@ -39,16 +40,17 @@ _DRAW = Draw(1, range(256, 4097), adapt=ordinary, listed=_some)
 
 
 def _public(case: Case) -> Callable[..., list[torch.Tensor]]:
-    """Returns the public function, which draws the key, of arguments in the order of the schema."""
+    """Returns the public function, which draws the key, of arguments in the order of the schema.
+    What it writes is among its results.
+    """
     op = case.subject.op
     function = registry().public(op.name)
     taken = inspect.signature(function).parameters.keys() - {op.random}
 
-    def call(*args: Any) -> list[torch.Tensor]:
-        given = dict(zip(op.argument_names, args, strict=False))
-        return tensors(outputs(function(**{name: given[name] for name in given.keys() & taken})))
+    def drawing(**given: Any) -> Any:
+        return function(**{name: given[name] for name in given.keys() & taken})
 
-    return call
+    return lambda *args: list(results(op, by_keyword(op, drawing), args))
 
 
 def _seeded(function: Callable[..., Any], *args: Any) -> Any:
@@ -98,8 +100,9 @@ def draws(case: Case) -> None:
 def _draws_as_vmap_asks(case: Case, call: Callable[..., Any]) -> None:
     op = case.subject.op
     args = case.arguments()
-    mapped = [k for k, value in enumerate(args) if is_floating(value)][:1]
-    if not (case.subject.vmap and mapped):
+    first = [k for k, value in enumerate(args) if is_floating(value)][:1]
+    mapped = {*first, *(k for k in op.written if args[k] is not None)}
+    if not (case.subject.vmap and first):
         return
     in_dims = tuple(0 if k in mapped else None for k in range(len(args)))
     stacked = [torch.stack([v, v]) if k in mapped else v for k, v in enumerate(args)]
