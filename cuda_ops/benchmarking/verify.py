@@ -120,7 +120,7 @@ class Verifier:
                 raise BenchmarkError(f"returns shape {list(a.shape)}, expected {list(e.shape)}")
             if a.numel() > MOST_COMPARED:
                 at = self._positions.setdefault(i, _draw_positions(a.numel()))
-                a, e = torch.take(a, at.to(a.device)), torch.take(e, at.to(e.device))
+                a, e = _taken(a, at), _taken(e, at)
             if off_by and not a.is_floating_point():
                 a, e = a.cpu().to(torch.int64), e.cpu().to(torch.int64)
                 a = torch.where((a - e).abs() <= off_by, e, a)
@@ -184,6 +184,12 @@ def _check_memory(
                         "returns memory that an argument or another result still uses"
                     )
                 starts.add(tensor.data_ptr())
+
+
+def _taken(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    # torch takes no elements of float8.
+    bits = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
+    return torch.take(bits, at.to(tensor.device)).view(tensor.dtype)
 
 
 class _Shapes(Sample):

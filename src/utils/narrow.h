@@ -54,8 +54,8 @@ constexpr uint32_t kInfinity = 0x7f800000;
 
 }  // namespace detail
 
-// `nearest` is torch's cast: what is too large becomes the largest number, infinities too. NaN
-// stays one.
+// `nearest` is torch's cast as of 2.13: what is too large becomes the largest number, infinities
+// too (NaN in torch 2.11). NaN stays one.
 struct Float8E4M3 {
   uint8_t bits;
   static constexpr float kLargest = 448;
