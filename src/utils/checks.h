@@ -29,7 +29,7 @@ struct TensorRule {
   const char* dtypes_text;  // "float64, float32 or bfloat16"
   const DimRule* dims;      // the last dims of the tensor, or all of them
   int64_t dim_count;
-  int64_t has_loops;      // whether there may be loop dims to the left
+  int64_t has_loops;  // whether there may be loop dims to the left
   int64_t is_written;
   const char* dims_text;  // "(..., m, k)"
 };

@@ -346,8 +346,8 @@ auto elementwise_cuda(Launcher launcher, const Args&... args) {
   return detail::elementwise<Outputs>(run, args...);
 }
 
-// The same into a tensor that the operator writes: out = f(values..., scalars...). `out` may be among
-// `args`; it has the shape that they broadcast to.
+// The same into a tensor that the operator writes: out = f(values..., scalars...). `out` may be
+// among `args`; it has the shape that they broadcast to.
 template <class F, class... Args>
 void write_elementwise_cpu(const Tensor& out, F f, const Args&... args) {
   const auto run = [&](const auto& problem, const auto&... scalars) {

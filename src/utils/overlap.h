@@ -12,7 +12,7 @@ namespace detail {
 // The bytes from the first element to the last.
 struct Extent {
   uintptr_t begin = 0, end = 0;
-  bool is_dense = true;     // each byte belongs to one element
+  bool is_dense = true;      // each byte belongs to one element
   bool is_repeated = false;  // some bytes belong to several elements
 
   explicit Extent(const View& tensor) {
