@@ -155,8 +155,10 @@ def _explain(error: str, stem: str) -> str:
     return error
 
 
-#: Keywords of the functions that torch calls with an operator's keyword-only arguments.
+#: Keywords of the functions that torch calls with an operator's keyword-only arguments, and of
+#: those of torch.compile, which call one that writes with keywords alone.
 _TORCH_S_OWN = ("keyset", "out_shape", "self")
+_TORCH_S_OWN_WHERE_WRITTEN = ("dispatch_key", "mode")
 
 
 def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) -> OpSpec:
@@ -203,7 +205,9 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         if argument.name.startswith("_"):  # so are the names that the public function needs itself
             expected = "a name that does not start with an underscore"
             raise _refusal(name, argument.name, expected, repr(argument.name))
-        if argument.kwarg_only and argument.name in _TORCH_S_OWN:
+        if (argument.kwarg_only and argument.name in _TORCH_S_OWN) or (
+            writes and argument.name in _TORCH_S_OWN_WHERE_WRITTEN
+        ):
             expected = "another name, as torch passes a keyword of this one"
             raise _refusal(name, argument.name, expected, repr(argument.name))
     _refuse_form(name, schema, parsed, entry["kernels"])

@@ -303,7 +303,7 @@ def _is_wrapper(*tensors: torch.Tensor) -> bool:
 
 def refuse_tangents(op: OpSpec, names: Sequence[str], *values: Any) -> None:
     """Refuses dual numbers: the dispatcher would drop their tangents in silence."""
-    if torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active() and not op.written:
         return  # torch.func.jvp refuses what has no rule for it
     for name, value in zip(names, values, strict=True):
         for tensor in value if isinstance(value, (list, tuple)) else [value]:

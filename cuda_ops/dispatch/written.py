@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch._functorch.autograd_function import VmapInfo
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch.autograd import forward_ad
 
 from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import refuse
 from cuda_ops.dispatch.generation import Served
+from cuda_ops.dispatch.public import refuse_tangents
 from cuda_ops.spec import OpSpec
 
 
@@ -27,6 +29,9 @@ def register(library: torch.library.Library, operator: Served) -> None:
         op = operator.spec
         if torch.is_grad_enabled():
             refuse_gradients(op, bind(op, args, kwargs))
+        # Under torch.func.jvp; elsewhere dual numbers were refused before.
+        if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
+            refuse_tangents(op, op.argument_names, *bind(op, args, kwargs))
         below = keyset & torch._C._after_autograd_keyset
         return op.overload.redispatch(below, *args, **kwargs)
 
