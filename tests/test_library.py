@@ -121,6 +121,7 @@ def test_a_schema_that_does_not_parse_is_quoted(schema: str) -> None:
         ("planned(Tensor x, *, Tensor? y=None) -> Tensor", r"argument 'y': .* before the '\*'"),
         ("planned(Tensor _x) -> Tensor", "argument '_x': expected .* not start with an underscore"),
         ("planned(Tensor x, *, int keyset) -> Tensor", "argument 'keyset': expected another name"),
+        ("planned(Tensor(a!) x, int mode) -> ()", "argument 'mode': expected another name"),
         ("planned(Tensor x) -> ()", r"schema .*: expected a return, .*, got '\(\)'; write '->"),
         ("planned.fast(Tensor x) -> Tensor", "schema .* dot, got overload 'fast'; write planned_f"),
         ("planned(Tensor x, ...) -> Tensor", "schema .*: expected every argument .*, got '...'"),

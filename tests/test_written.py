@@ -301,3 +301,16 @@ def test_shards_are_written_where_they_are(name: str, mesh: Any) -> None:
     shards[0] = DTensor.from_local(x, mesh, [Partial()], run_check=False)
     with pytest.raises(RuntimeError, match=r"'x': expected placement .*as it is written"):
         registry().public(name)(*shards, whole)
+
+
+def test_tangents_are_refused_by_name(name: str) -> None:
+    x, residual, weight = drawn(4, 3)
+    for function in (called(name, "function"), called(name, "dispatcher")):
+
+        def written(v: torch.Tensor, function: Callable[..., Any] = function) -> torch.Tensor:
+            y = v * 1
+            function(y, residual.clone(), weight)
+            return y
+
+        with pytest.raises(NotImplementedError, match=r"argument 'x': expected no tangent"):
+            torch.func.jvp(written, (x,), (x,))
