@@ -77,11 +77,7 @@ __global__ void __launch_bounds__(1024)
     // The sum as it is stored, rounded to T, is what is normalised.
     x.each([&](int64_t at, int u, const auto& values) {
       C sums[kPack];
-      if constexpr (kPacks > 0) {
-        unpack<T, kPack>(before.kept[u], sums);
-      } else {
-        unpack<T, kPack>(before.data[at], sums);
-      }
+      before.get(at, u, sums);
 #pragma unroll
       for (int v = 0; v < kPack; ++v) sums[v] += values[v];
       const Raw<T, kPack> sum = packed<T, kPack>(sums);
@@ -183,11 +179,7 @@ __global__ void __launch_bounds__(512)
     grad.each([&](int64_t at, int u, const auto& grads) {
       C weights[kPack], values[kPack];
       load_weights<W, kPack>(norm.weight, at, weights);
-      if constexpr (kPacks > 0) {
-        unpack<T, kPack>(x.kept[u], values);
-      } else {
-        unpack<T, kPack>(x.data[at], values);
-      }
+      x.get(at, u, values);
 #pragma unroll
       for (int v = 0; v < kPack; ++v) {
         const C left = values[v] - mean.first, g = grads[v] * weights[v];
@@ -212,11 +204,7 @@ __global__ void __launch_bounds__(512)
     grad.each([&](int64_t at, int u, const auto& grads) {
       C weights[kPack], values[kPack], results[kPack];
       load_weights<W, kPack>(norm.weight, at, weights);
-      if constexpr (kPacks > 0) {
-        unpack<T, kPack>(x.kept[u], values);
-      } else {
-        unpack<T, kPack>(x.data[at], values);
-      }
+      x.get(at, u, values);
 #pragma unroll
       for (int v = 0; v < kPack; ++v) {
         const C centered = mean.without(values[v]);

@@ -177,6 +177,15 @@ struct RowPart {
     }
   }
 
+  // Pack `at`, which is number u of this thread's.
+  __device__ void get(int64_t at, int u, C (&values)[kPack]) const {
+    if constexpr (kPacks > 0) {
+      unpack<T, kPack>(kept[u], values);
+    } else {
+      unpack<T, kPack>(data[at], values);
+    }
+  }
+
   // Calls body(at, u, values) for each pack of this thread; u counts those in registers.
   template <class Body>
   __device__ void each(Body&& body) const {
