@@ -105,7 +105,7 @@ class OpSpec:
     keys: tuple[str, ...]
     #: Whether the binding has a CUDA entry, built or not.
     has_cuda: bool
-    #: Operators of other pairs that it calls, in C++ or in its gradients.
+    #: Operators of cuda_ops that it calls, in C++ or in its gradients.
     calls: tuple[str, ...] = ()
     #: Other operators of the same pair, by name; how ``<op>_backward`` is found.
     siblings: dict[str, OpSpec] = field(default_factory=dict, repr=False, compare=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -75,9 +75,14 @@ def call_with(name: str, dtype: torch.dtype | None = None, seed: int = 0) -> lis
     return list(replace(sample, seed=seed).make())
 
 
-def floating(arguments: list[Any]) -> tuple[int, ...]:
-    """Returns the positions of the arguments that may have a gradient."""
-    return tuple(i for i, value in enumerate(arguments) if is_floating(value))
+def differentiated(name: str, arguments: list[Any]) -> tuple[int, ...]:
+    """Returns the positions of the arguments that have a gradient."""
+    spec = OPERATORS[name].spec
+    names = zip(spec.argument_names, arguments, strict=False)
+    return tuple(
+        i for i, (one, value) in enumerate(names)
+        if is_floating(value) and one not in spec.no_gradient
+    )  # fmt: skip
 
 
 def public(name: str) -> Callable[..., Any]:
@@ -132,8 +137,11 @@ def differentiable(name: str) -> bool:
 each_differentiable = pytest.mark.parametrize("name", [n for n in FORWARD if differentiable(n)])
 
 
-def gradients(function: Callable[..., Any], arguments: list[Any]) -> list[torch.Tensor]:
-    leaves = [a.detach().clone().requires_grad_() if is_floating(a) else a for a in arguments]
-    return list(
-        torch.autograd.grad(total(function(*leaves)), [a for a in leaves if is_floating(a)])
-    )
+def gradients(
+    function: Callable[..., Any], arguments: list[Any], positions: Sequence[int]
+) -> list[torch.Tensor]:
+    """Returns those of the arguments at these positions."""
+    given = list(arguments)
+    for i in positions:
+        given[i] = given[i].detach().clone().requires_grad_()
+    return list(torch.autograd.grad(total(function(*given)), [given[i] for i in positions]))

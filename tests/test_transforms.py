@@ -17,8 +17,8 @@ from shipped import (
     TORCH,
     by_each_name,
     call_with,
+    differentiated,
     each_differentiable,
-    floating,
     function_of,
     gradients,
     public,
@@ -39,13 +39,13 @@ from cuda_ops.testing.compare import is_floating, outputs
 @each_differentiable
 def test_func_grad_agrees_with_autograd(name: str, called: str) -> None:
     function, arguments = function_of(name, called), call_with(name)
-    positions = floating(arguments)
+    positions = differentiated(name, arguments)
 
     def loss(*values: Any) -> torch.Tensor:
         return total(function(*values))
 
     actual = torch.func.grad(loss, argnums=positions)(*arguments)
-    for one, expected in zip(actual, gradients(function, arguments), strict=True):
+    for one, expected in zip(actual, gradients(function, arguments, positions), strict=True):
         torch.testing.assert_close(one, expected)
 
 
@@ -53,7 +53,7 @@ def test_func_grad_agrees_with_autograd(name: str, called: str) -> None:
 @each_differentiable
 def test_what_vjp_returns_outlives_the_transform(name: str, called: str) -> None:
     function, arguments = function_of(name, called), call_with(name)
-    positions = floating(arguments)
+    positions = differentiated(name, arguments)
 
     def loss(*values: Any) -> torch.Tensor:
         given = dict(zip(positions, values, strict=True))
@@ -61,7 +61,7 @@ def test_what_vjp_returns_outlives_the_transform(name: str, called: str) -> None
 
     result, pull = torch.func.vjp(loss, *(arguments[i] for i in positions))
     for actual, expected in zip(
-        pull(torch.ones_like(result)), gradients(function, arguments), strict=True
+        pull(torch.ones_like(result)), gradients(function, arguments, positions), strict=True
     ):
         torch.testing.assert_close(actual, expected)
 
@@ -82,10 +82,10 @@ def test_gradients_per_sample(name: str, called: str) -> None:
         for i, value in enumerate(calls[0])
     ]
     in_dims = tuple(0 if one else None for one in mapped)
-    positions = floating(calls[0])
+    positions = differentiated(name, calls[0])
     per_sample = torch.vmap(torch.func.grad(loss, argnums=positions), in_dims=in_dims)(*stacked)
     for k, actual in enumerate(per_sample):
-        expected = torch.stack([gradients(function, c)[k] for c in calls])
+        expected = torch.stack([gradients(function, c, positions)[k] for c in calls])
         # Samples that are mapped together may be added up in another order.
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
@@ -94,9 +94,8 @@ def test_gradients_per_sample(name: str, called: str) -> None:
 def test_several_gradients_at_once(name: str) -> None:
     """``torch.autograd.functional.jacobian(..., vectorize=True)`` asks for them like this."""
     function, arguments = public(name), call_with(name)
-    leaves = [a.requires_grad_() if is_floating(a) else a for a in arguments]
-    wanted = [leaf for leaf in leaves if is_floating(leaf)]
-    results = [r for r in outputs(function(*leaves)) if r.requires_grad]
+    wanted = [arguments[i].requires_grad_() for i in differentiated(name, arguments)]
+    results = [r for r in outputs(function(*arguments)) if r.requires_grad]
     rows = [torch.randn(3, *r.shape, dtype=r.dtype, device=r.device) for r in results]
     each = [
         torch.autograd.grad(results, wanted, [r[i] for r in rows], retain_graph=True)
@@ -136,7 +135,7 @@ def test_function_modes_see_it(name: str) -> None:
 @pytest.mark.quick(4)
 def test_forward_mode_is_right_or_refused_and_not_forgotten(name: str, called: str) -> None:
     function, arguments = function_of(name, called), call_with(name)
-    first = floating(arguments)[0]
+    first = differentiated(name, arguments)[0]
     if has_forward_mode(name, first):
         expected = numeric_tangents(name, function, arguments, first)
         with forward_ad.dual_level():
@@ -203,7 +202,7 @@ def test_forward_mode_is_refused_by_the_dispatcher_too() -> None:
 @each_differentiable
 def test_torch_func_jvp_is_right_or_refused_by_name(name: str, called: str) -> None:
     function, arguments = function_of(name, called), call_with(name)
-    first = floating(arguments)[0]
+    first = differentiated(name, arguments)[0]
 
     def along(value: torch.Tensor) -> Any:
         return function(*arguments[:first], value, *arguments[first + 1 :])
@@ -256,9 +255,10 @@ def test_vmap_takes_no_dtype_that_one_example_has_not() -> None:
 @pytest.mark.quick(2)
 def test_compiled_autograd_traces_the_gradient(name: str) -> None:
     arguments = call_with(name)
-    expected = gradients(public(name), arguments)
-    leaves = [arguments[i].detach().requires_grad_() for i in floating(arguments)]
-    for i, leaf in zip(floating(arguments), leaves, strict=True):
+    positions = differentiated(name, arguments)
+    expected = gradients(public(name), arguments, positions)
+    leaves = [arguments[i].detach().requires_grad_() for i in positions]
+    for i, leaf in zip(positions, leaves, strict=True):
         arguments[i] = leaf
     loss = total(public(name)(*arguments))
     torch._dynamo.reset()
@@ -309,9 +309,8 @@ def test_what_has_no_gradient_compiles_until_one_is_asked_for(name: str) -> None
             torch.autograd.backward(ends, seeds)
 
 
-def curvature(function: Callable[..., Any], arguments: list[Any]) -> Callable[..., Any]:
+def curvature(function: Callable[..., Any], positions: tuple[int, ...]) -> Callable[..., Any]:
     """How the squares of the gradients change with each argument."""
-    positions = floating(arguments)
 
     def squares(*values: Any) -> torch.Tensor:
         grads = torch.func.grad(lambda *v: total(function(*v)), argnums=positions)(*values)
@@ -326,8 +325,9 @@ def curvature(function: Callable[..., Any], arguments: list[Any]) -> Callable[..
 @pytest.mark.quick(2)
 def test_the_second_derivative_transforms_and_compiles_as_torchs(name: str) -> None:
     arguments = call_with(name)
-    expected = curvature(TORCH[name], arguments)(*arguments)
-    ours = curvature(getattr(cuda_ops, name), arguments)
+    positions = differentiated(name, arguments)
+    expected = curvature(TORCH[name], positions)(*arguments)
+    ours = curvature(getattr(cuda_ops, name), positions)
     torch.testing.assert_close(ours(*arguments), expected, rtol=1e-4, atol=1e-4)
     torch.compiler.reset()  # torch compiles one function, its own wrapper here, a few times only
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 
 from cuda_ops.testing.arguments import each, in_order
-from cuda_ops.testing.compare import is_floating, reduction_length, results, tensors
+from cuda_ops.testing.compare import (
+    is_floating,
+    least_epsilon,
+    reduction_length,
+    results,
+    same,
+    tensors,
+)
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Subject
@@ -48,12 +55,18 @@ class Case:
         """Returns what :meth:`call` does, for another form of the operator."""
         return results(self.subject.op, function, args)
 
-    @property
-    def slack(self) -> float:
-        """Factor on the tolerance, for longer sums and for what the operator claims."""
+    def same(self, actual: Sequence[Any], expected: Sequence[Any], what: str) -> None:
+        """Compares two runs of the operator, perhaps with sums in another order. What it claims
+        widens the tolerance, and so do long sums.
+
+        Raises:
+            AssertionError: they differ by more; the text starts with ``what``.
+        """
         claims = self.subject.claims
         length = reduction_length(self.subject.op, self.sample, claims.sums_over)
-        return claims.tolerance * math.sqrt(length)
+        factor = claims.tolerance * math.sqrt(length)
+        least = least_epsilon(self.subject, self.sample)
+        same(actual, expected, what, factor=factor, least=least)
 
     def arguments(self) -> tuple[Any, ...]:
         return self.sample.make(self.device)

@@ -246,11 +246,22 @@ def deviation(
         sizes = [each(lambda v: size_of(v) if is_inexact(v) else v, value) for value in wide]
         magnitude = largest(expected_results(subject, sizes))
     else:
-        magnitude = min(1.0, largest(tensors(wide) or expected))
-    claims = subject.claims
-    given = [epsilon(v.dtype) for v in tensors(sample.make("meta")) if is_inexact(v)]
-    least = max(given, default=0.0) if claims.rounds_between else 0.0
-    return errors(actual, expected, magnitude, length, factor=claims.tolerance, least=least)
+        # What is drawn at random has a size of its own, whatever the arguments.
+        measured = tensors(wide) if tensors(wide) and not subject.op.random else expected
+        magnitude = min(1.0, largest(measured))
+    least = least_epsilon(subject, sample)
+    factor = subject.claims.tolerance
+    return errors(actual, expected, magnitude, length, factor=factor, least=least)
+
+
+def least_epsilon(subject: Subject, sample: Sample) -> float:
+    """Returns what no epsilon counts as less than: that of the arguments, for an operator that
+    claims to keep intermediate values in their dtype.
+    """
+    if not subject.claims.rounds_between:
+        return 0.0
+    given = (epsilon(v.dtype) for v in tensors(sample.make("meta")) if is_inexact(v))
+    return max(given, default=0.0)
 
 
 def size_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -326,13 +337,21 @@ def _place(error: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor) ->
     return f"at {list(at)} got {got:.6g}, expected {wanted:.6g}"
 
 
-def same(actual: Sequence[Any], expected: Sequence[Any], what: str, factor: float = 1.0) -> None:
-    """Compares two runs of the same arithmetic, perhaps in another order.
+def same(
+    actual: Sequence[Any],
+    expected: Sequence[Any],
+    what: str,
+    *,
+    factor: float = 1.0,
+    least: float = 0.0,
+) -> None:
+    """Compares two runs of the same arithmetic, perhaps in another order; ``factor`` and ``least``
+    are those of :func:`errors`.
 
     Raises:
         AssertionError: they differ by more than the table allows; the text starts with ``what``.
     """
-    worst = errors(actual, expected, largest(expected), factor=factor)
+    worst = errors(actual, expected, largest(expected), factor=factor, least=least)
     assert worst <= 1, f"{what}: {worst.text}"
 
 

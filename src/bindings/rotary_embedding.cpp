@@ -55,6 +55,9 @@ CUDA_OPS(library) {
       .dtypes("cos", kFloating)
       .dtypes("sin", kFloating)
       .at_most("2r", "d")
+      .linear("x")
+      .no_gradient("cos")
+      .no_gradient("sin")
       .doc(R"(Rotary position embedding: turns pairs of elements of each head by a token's angles.
 
 Pair j of a head is elements j and j + R/2, as in GPT-NeoX and Llama; interleaved, it is elements 2j
@@ -85,6 +88,9 @@ tensor([[[-4.3711e-08,  1.0000e+00]]]))")
       .dtypes("cos", kFloating)
       .dtypes("sin", kFloating)
       .at_most("2r", "d")
+      .linear("grad_out")
+      .no_gradient("cos")
+      .no_gradient("sin")
       .doc(R"(Gradient of rotary_embedding: turns grad_out back.
 
 Shapes: grad_out (..., S, heads, D), cos and sin (..., S, R/2), broadcast; the result is contiguous.
@@ -101,6 +107,9 @@ Formula: (a, b) becomes (a cos + b sin, b cos - a sin) for each pair.)")
       .dtypes("cos", kFloating)
       .dtypes("sin", kFloating)
       .at_most("2r", "d")
+      .linear("grad_grad_x")
+      .no_gradient("cos")
+      .no_gradient("sin")
       .doc(R"(Gradient of rotary_embedding_backward, which is rotary_embedding again.
 
 Shapes: grad_grad_x (..., S, heads, D), cos and sin (..., S, R/2), broadcast; the result is

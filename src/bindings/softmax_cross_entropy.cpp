@@ -259,6 +259,8 @@ CUDA_OPS(library) {
           "label_smoothing=0.0, str reduction=\"mean\", bool overwrite_logits=False) -> Tensor",
           "")
       .one_of("reduction", {"mean", "sum", "none"})
+      .calls("softmax_cross_entropy_rows")
+      .calls("softmax_cross_entropy_total")
       .doc(R"(Cross entropy of the softmax over the last dim, as torch.nn.functional.cross_entropy.
 
 The logits are read once, and once more for the gradient; no copy of them is made, and of the forward
@@ -337,8 +339,10 @@ Formula: grad_loss (exp(x - lse) - s / V), and at the label less (1 - s) grad_lo
       .dtypes("lse", DType::kFloat64)
       .doc(R"(Writes the gradient of softmax_cross_entropy_rows over the logits.
 
-Shapes, dtypes, errors and formula: as for softmax_cross_entropy_rows_backward; logits have all loop
-dims.)")
+Shapes: logits (..., V), which have all loop dims; grad_loss, labels and lse (...).
+Dtypes: as for softmax_cross_entropy_rows; grad_loss has that of logits.
+Errors: as for softmax_cross_entropy.
+Formula: that of softmax_cross_entropy_rows_backward.)")
       .cpu<rows_overwrite_cpu>()
       .cuda<rows_overwrite_cuda>();
   library
@@ -398,8 +402,11 @@ Formula: that of softmax_cross_entropy_rows_backward with grad_loss, or grad_los
       .dtypes("count", kInt64)
       .doc(R"(Writes the gradient of softmax_cross_entropy_total over the logits.
 
-Shapes, dtypes, errors and formula: as for softmax_cross_entropy_total_backward; logits have all loop
-dims.)")
+Shapes: logits (..., V), which have all loop dims; labels and lse (...), grad_loss and count without
+dims.
+Dtypes: as for softmax_cross_entropy_total; grad_loss has that of logits.
+Errors: as for softmax_cross_entropy.
+Formula: that of softmax_cross_entropy_total_backward.)")
       .cpu<total_overwrite_cpu>()
       .cuda<total_overwrite_cuda>();
 }

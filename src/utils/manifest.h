@@ -425,8 +425,8 @@ class Op {
     return *this;
   }
 
-  // An operator of another pair that this one calls, here or in its gradients:
-  // loaded before it, built before it is compared with its reference.
+  // An operator of cuda_ops that this one calls, here or in its gradients. One of another pair is
+  // loaded before it, and built before it is compared with its reference.
   Op& calls(const char* op) {
     calls_.push_back(op);
     return *this;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from cuda_ops.testing.case import Case, check
-from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
 
 _OFFSETS = range(1, 8)
@@ -23,7 +22,7 @@ def alignment(case: Case) -> None:
             views = [_shifted(v, offset) if i in moved else v for i, v in enumerate(args)]
             names = ", ".join(f"'{case.subject.op.argument_names[i]}'" for i in moved)
             what = f"{names} {offset} elements into the storage"
-            same(case.call(*views), expected, what, case.slack)
+            case.same(case.call(*views), expected, what)
 
 
 def _shifted(tensor: torch.Tensor, offset: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from cuda_ops.dispatch.autocast import cast
 from cuda_ops.testing.case import Case, check
-from cuda_ops.testing.compare import is_floating, same
+from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw
 
 
@@ -36,13 +36,13 @@ def autocast(case: Case) -> None:
             continue
         inside, outside = [a.dtype for a in actual], [e.dtype for e in expected]
         assert inside == outside, f"with {dtypes} the result is {inside}, expected {outside}"
-        same(actual, expected, f"with {dtypes} under autocast", case.slack)
+        case.same(actual, expected, f"with {dtypes} under autocast")
         if lowered is not None and case.subject.autocast is None:
             # Mixed dtypes are accepted: the same values in the wider dtype give the right result,
             # up to the rounding of the narrower one.
             rounded = tuple(v.float() if k == lowered else v for k, v in enumerate(mixed))
             narrow = [a.to(lower) if is_floating(a) else a for a in actual]
-            same(narrow, case.call(*rounded), f"with {dtypes}", case.slack)
+            case.same(narrow, case.call(*rounded), f"with {dtypes}")
 
 
 def _called(case: Case, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None:

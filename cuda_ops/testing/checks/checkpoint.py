@@ -9,7 +9,6 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from cuda_ops.testing.case import Case, NotRunError, check, sums, wanting, without_gradient
-from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
 
 
@@ -36,4 +35,4 @@ def checkpoint(case: Case) -> None:
             return checkpointed(case.operator, *args, use_reentrant=False)
 
         actual = gradients(case.results(call, leaves))
-    same(actual, expected, "the gradient of a checkpointed call", case.slack)
+    case.same(actual, expected, "the gradient of a checkpointed call")

@@ -10,7 +10,6 @@ import torch
 
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, check, sums, wanting
-from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw, follows_line
 from cuda_ops.testing.samples import Sample, shaped
 
@@ -49,7 +48,7 @@ def _agrees(*cases: Case, dynamic: bool = False) -> None:
         with torch.compiler.set_stance("fail_on_recompile" if i else "default"):
             actual = _results(compiled, case)
         what = f"compiled for {cases[0].sample}, called with {case.sample}"
-        same(actual, _results(op, case), what, case.slack)
+        case.same(actual, _results(op, case), what)
 
 
 def _results(function: Callable[..., Any], case: Case) -> list[torch.Tensor]:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from cuda_ops.testing.case import Case, NotRunError, check
-from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
 
 
@@ -46,7 +45,7 @@ def devices(case: Case) -> None:
             torch.cuda.synchronize("cuda:1")
         for k, output in enumerate(actual):
             assert output.device.index == 1, f"inputs on cuda:1, output {k} on {output.device}"
-        same(actual, expected, "on cuda:1 while cuda:0 is current", case.slack)
+        case.same(actual, expected, "on cuda:1 while cuda:0 is current")
     elif len(at) < 2:
         raise NotRunError("one tensor and one GPU: only the device of the outputs was looked at")
 

@@ -11,7 +11,6 @@ import torch
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.case import NO_TENSOR, Case, NotRunError, check
-from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, broadcast_over, shaped
 from cuda_ops.testing.subject import Subject
@@ -58,7 +57,7 @@ def dtensor(case: Case) -> None:
         for k, (full, placement) in enumerate(ends):
             joined = _joined([rank[k] for rank in ranks], placement)
             assert joined.shape == full.shape, f"{what}: shape {list(joined.shape)}"
-            same([joined], [full], what, case.slack)
+            case.same([joined], [full], what)
         _as_dtensors(case, args, placements, whole, ranks[0], what)
 
 
@@ -110,7 +109,7 @@ def _as_dtensors(
         for result, full, own in zip(results, whole, first, strict=True):
             (placement,) = result.placements
             expected = own if isinstance(placement, Partial) else _part(full, placement, 0)
-            same([result.to_local()], [expected], f"{what}, as DTensor", case.slack)
+            case.same([result.to_local()], [expected], f"{what}, as DTensor")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from cuda_ops.testing.case import Case, NotRunError, check, without_float64
 from cuda_ops.testing.checks.gradients import rows
-from cuda_ops.testing.compare import is_inexact, same
+from cuda_ops.testing.compare import is_inexact
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.subject import Subject
 
@@ -67,4 +67,4 @@ def jvp(case: Case) -> None:
         expected = [forward_ad.unpack_dual(dual).tangent for dual in duals]
     found = found if isinstance(found, tuple) else (found,)
     pairs = [(f, e) for f, e in zip(found, expected, strict=True) if e is not None]
-    same([f for f, _ in pairs], [e for _, e in pairs], "torch.func.jvp", case.slack)
+    case.same([f for f, _ in pairs], [e for _, e in pairs], "torch.func.jvp")

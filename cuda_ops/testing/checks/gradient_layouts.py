@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from cuda_ops.testing.case import Case, NotRunError, check, wanting, without_gradient
-from cuda_ops.testing.compare import is_floating, same
+from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw
 
 #: What may follow the operator in a model, and passes back gradients in other layouts.
@@ -45,7 +45,7 @@ def gradient_layouts(case: Case) -> None:
             return list(filter(torch.is_tensor, found))
 
         what = f"backward through {name} differs from that of the same gradient, contiguous"
-        same(results(list(incoming)), results(dense), what, case.slack)
+        case.same(results(list(incoming)), results(dense), what)
 
 
 def _ramp(like: torch.Tensor) -> torch.Tensor:

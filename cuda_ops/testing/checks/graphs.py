@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 from cuda_ops.testing.case import Case, check
-from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
 
 
@@ -34,15 +33,15 @@ def graphs(case: Case) -> None:
         output.zero_()
     graph.replay()
     torch.cuda.synchronize()
-    same(captured, expected, "a replay with new values", case.slack)
+    case.same(captured, expected, "a replay with new values")
 
 
 @contextmanager
 def _no_synchronization() -> Iterator[None]:
     """Makes synchronization through torch an error; any other fails in the capture."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)

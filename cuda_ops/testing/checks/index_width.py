@@ -11,7 +11,7 @@ import torch
 from cuda_ops.derive.arguments import group_of
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, NotRunError, check
-from cuda_ops.testing.compare import expected_results, is_inexact, same, widened
+from cuda_ops.testing.compare import expected_results, is_inexact, widened
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.samples import Sample, shaped
@@ -55,7 +55,7 @@ def _far_apart(
         if "CUDA error" in str(refusal):
             raise
         raise NotRunError(f"the operator refuses such strides: {refusal}") from refusal
-    same(actual, expected, what, case.slack)
+    case.same(actual, expected, what)
 
 
 def _stretched(tensor: torch.Tensor) -> torch.Tensor:
@@ -130,4 +130,4 @@ def _repeated(case: Case, args: tuple[Any, ...], expected: tuple[Any, ...], time
     actual = case.call(*_grown(case, args, times))
     for block in (0, times // 2, times - 1):
         parts = [a.unflatten(0, (times, -1))[block] for a in actual]
-        same(parts, expected, f"block {block} of {times} equal ones", case.slack)
+        case.same(parts, expected, f"block {block} of {times} equal ones")

@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 
 from cuda_ops.testing.case import Case, NotRunError, check
-from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, TensorArg
 
@@ -39,4 +38,4 @@ def layouts(case: Case) -> None:
             raise
         raise NotRunError(f"the operator refuses some layouts: {refusal}") from refusal
     used = ", ".join(arg.layout for arg in case.sample.tensors)
-    same(actual, expected, f"not the result of contiguous inputs ({used})", case.slack)
+    case.same(actual, expected, f"not the result of contiguous inputs ({used})")

@@ -10,7 +10,7 @@ import torch
 from cuda_ops.registry import registry
 from cuda_ops.testing.arguments import by_keyword, in_order
 from cuda_ops.testing.case import Case, check, sums, wanting
-from cuda_ops.testing.compare import results, same, without_hidden
+from cuda_ops.testing.compare import results, without_hidden
 from cuda_ops.testing.draw import Draw, ordinary
 from cuda_ops.testing.subject import Subject
 
@@ -24,7 +24,7 @@ def _not_ours(subject: Subject, device: str) -> str:
 def public(case: Case) -> None:
     """Compares results and gradients, with autograd, without it, and in inference mode."""
     function, op = in_order(case.subject.op, case.subject.op.function), case.operator
-    same(_results(function, case), _results(op, case), "cuda_ops.<op>", case.slack)
+    case.same(_results(function, case), _results(op, case), "cuda_ops.<op>")
     args = case.arguments()
     if hidden := case.subject.op.hidden:
         name = case.subject.op.name
@@ -33,11 +33,11 @@ def public(case: Case) -> None:
         shown = results(case.subject.op, called, args)
         seen, _ = without_hidden(case.subject.op, expected := case.call(*args), shown)
         assert len(shown) < len(expected), f"cuda_ops.{name} returns {hidden[0]!r}, which is hidden"
-        same(shown, seen, "what cuda_ops.<op> returns", case.slack)
+        case.same(shown, seen, "what cuda_ops.<op> returns")
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             actual, expected = case.results(function, args), case.call(*args)
-        same(actual, expected, f"cuda_ops.<op> under {mode.__name__}", case.slack)
+        case.same(actual, expected, f"cuda_ops.<op> under {mode.__name__}")
 
 
 def _results(function: Callable[..., Any], case: Case) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import by_keyword
 from cuda_ops.testing.case import Case, NotRunError, check, sums, wanting
-from cuda_ops.testing.compare import is_floating, results, same, same_bits
+from cuda_ops.testing.compare import is_floating, results, same_bits
 from cuda_ops.testing.draw import Draw, ordinary
 from cuda_ops.testing.samples import Sample, shaped
 from cuda_ops.testing.subject import Subject
@@ -75,7 +75,7 @@ def draws(case: Case) -> None:
     assert _equal(_seeded(call, *args), first), "not the same result after torch.manual_seed"
     torch._dynamo.reset()
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    same(_seeded(compiled, *args), first, "compiled", case.slack)
+    case.same(_seeded(compiled, *args), first, "compiled")
     assert not _equal(compiled(*args), first), "two compiled calls give the same result"
     _draws_as_vmap_asks(case, call)
     if case.subject.gradient == "declared":
@@ -94,7 +94,7 @@ def draws(case: Case) -> None:
             return checkpointed(lambda *v: tuple(call(*v)), *values, use_reentrant=False)
 
         actual = gradients(list(_seeded(recomputed, *leaves)))
-        same(actual, expected, "the gradient of a checkpointed call", case.slack)
+        case.same(actual, expected, "the gradient of a checkpointed call")
 
 
 def _draws_as_vmap_asks(case: Case, call: Callable[..., Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from cuda_ops.testing.case import Case, NotRunError, check
-from cuda_ops.testing.compare import same
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.stall import stall
 
@@ -29,7 +28,7 @@ def streams(case: Case) -> None:
         actual = case.call(*late)
         kept = [output.clone() for output in actual]
     side.synchronize()
-    same(kept, expected, "inputs that arrive late on a side stream", case.slack)
+    case.same(kept, expected, "inputs that arrive late on a side stream")
     _runs_on(side, case, args)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cuda_ops.testing.case import NO_TENSOR, Case, check
-from cuda_ops.testing.compare import PAIRS, same
+from cuda_ops.testing.compare import PAIRS
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, TensorArg
 from cuda_ops.testing.subject import Subject
@@ -58,14 +58,14 @@ def vmap(case: Case) -> None:
         at = [*[0] * (len(looped[0]) - len(written)), *(0 if dim == 0 else -1 for dim in written)]
         parts = list(zip(*looped, strict=True))
         expected = list(map(_stack, parts, at))
-        same(batched, expected, f"vmap with in_dims={in_dims}", case.slack)
+        case.same(batched, expected, f"vmap with in_dims={in_dims}")
         empty = [
             arg if dim is None else arg.narrow(dim, 0, 0)
             for arg, dim in zip(args, in_dims, strict=True)
         ]
         batched = case.results(mapped(in_dims), empty)
         expected = [part.narrow(dim, 0, 0) for part, dim in zip(expected, at, strict=True)]
-        same(batched, expected, f"vmap with in_dims={in_dims} of no elements", case.slack)
+        case.same(batched, expected, f"vmap with in_dims={in_dims} of no elements")
 
 
 def _stack(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
