@@ -228,4 +228,4 @@ PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
-    return PEERS.get(op.name)
+    return PEERS.get(op.key)

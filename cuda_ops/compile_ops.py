@@ -24,6 +24,7 @@ from cuda_ops.errors import (
     PluginError,
     ResultError,
 )
+from cuda_ops.plugins import plugin_name
 from cuda_ops.registry import registry
 
 
@@ -69,24 +70,27 @@ def compile_ops(
         BuildError: no operator has one of the names.
     """
     pairs = registry().rescan()
-    asked = {stem: pair for stem, pair in pairs.items() if not names or stem in names}
+    names = [registry().key_of(name) for name in names]
+    asked = {key: pair for key, pair in pairs.items() if not names or key in names}
     rows = _unusable(names, [*registry().problems, *unregistered(asked)])
     unknown = [name for name in names if name not in (*pairs, *(row.op for row in rows))]
     if unknown:
         raise BuildError(f"no operator {', '.join(map(repr, unknown))}; known: {', '.join(pairs)}")
-    chosen = [stem for stem, pair in asked.items() if not pair.problem]
+    chosen = [key for key, pair in asked.items() if not pair.problem]
     archs = archs or compiling.visible_archs()
     texts: dict[Path, bytes] = {}  # operators share headers
     waiting: list[tuple[compiling.Built, Row]] = []
     with threads.builders(toolchain.operators_at_once()) as submit:
 
-        def start(stem: str) -> tuple[Future[compiling.Built], Row]:
-            return submit(build, pairs[stem]), Row(stem)
+        def start(key: str) -> tuple[Future[compiling.Built], Row]:
+            return submit(build, pairs[key]), Row(key)
 
         def build(pair: Pair) -> compiling.Built:
             text = pair.read(texts)
             if pair.kind is Kind.NATIVE and pair.binding is not None:
-                declared.check(pair.stem, texts[pair.binding].decode(errors="replace"))
+                declared.check(
+                    pair.stem, texts[pair.binding].decode(errors="replace"), pair.namespace
+                )
             return compiling.build(pair, archs, verbose=verbose, text=text)
 
         def done(loaded: list[tuple[compiling.Built, Row]]) -> None:
@@ -104,9 +108,9 @@ def compile_ops(
                     row.seconds, row.built = built.seconds, built.origin
                     row.warnings = built.warnings
                     called = [
-                        stem
-                        for stem in registry().called(built.pair, built.path)
-                        if stem not in chosen
+                        key
+                        for key in registry().called(built.pair, built.path)
+                        if key not in chosen
                     ]
                 except Exception as error:
                     _fail(row, error, "built")
@@ -123,9 +127,9 @@ def compile_ops(
     return sorted(rows, key=lambda row: row.op)
 
 
-def _broken_plugins(stems: Sequence[str] | None) -> list[Row]:
+def _broken_plugins(pairs: Sequence[str] | None) -> list[Row]:
     """Returns a failed row for each plugin that cannot be used, or each one of these pairs."""
-    own = None if stems is None else [f"cuda_ops.ops.{stem}" for stem in stems]
+    own = None if pairs is None else [*map(plugin_name, pairs)]
     rows = []
     for name, text in registry().plugins.problems.items():
         if own is None or name in own:
@@ -154,7 +158,7 @@ def reload(*names: str) -> list[Row]:
         CudaOpsError: the first of the operators that failed; all others are
             reloaded, and the failed one still runs its old code.
     """
-    used = [s for s in registry().rescan() if registry().library_of(s) or s in registry().failures]
+    used = [k for k in registry().rescan() if registry().library_of(k) or k in registry().failures]
     rows = compile_ops(names or used) if names or used else []
     for row in rows:
         if row.error:
@@ -175,11 +179,12 @@ class CompiledOps(Mapping[str, Any]):
     """``compiled_ops["silu"]``: the public function, built on first use."""
 
     def __getitem__(self, name: str) -> Any:
-        if name not in registry().pairs():
+        key = registry().key_of(name)
+        if key not in registry().pairs():
             raise KeyError(name)
-        if registry().library_of(name) is None:
-            reload(name)
-        return registry().public(name)
+        if registry().library_of(key) is None:
+            reload(key)
+        return registry().public(key)
 
     def __iter__(self) -> Iterator[str]:
         return iter(registry().pairs())
@@ -215,12 +220,12 @@ def _fail(row: Row, error: Exception, attempt: str = "used") -> None:
 
 def _load(built: compiling.Built, row: Row, compare: bool) -> None:
     pair = built.pair
-    if registry().library_of(pair.stem) != built.path:
-        registry().load(pair.stem, built.path)
+    if registry().library_of(pair.key) != built.path:
+        registry().load(pair.key, built.path)
     if pair.kind is not Kind.NATIVE:
         row.note = guests.missing(pair)
         return
-    operator = registry().operators(pair.stem)[pair.stem]
+    operator = registry().operators(pair.key)[pair.key]
     op = operator.spec
     row.devices = _devices(pair, op.keys, op.has_cuda)
     composed = "composed" if op.is_composite else ""
@@ -270,7 +275,7 @@ def _max_error(operator: Operator, built: compiling.Built, device: str) -> float
             raise
         except Exception as error:  # the operator's own code, or a plugin's reference
             raise CudaOpsError(
-                f"{operator.spec.name}: comparing it with its reference failed: "
+                f"{operator.spec.key}: comparing it with its reference failed: "
                 f"{type(error).__name__}: {error}"
             ) from error
         with contextlib.suppress(OSError):  # a cache that cannot be written only costs time

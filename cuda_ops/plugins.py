@@ -27,6 +27,11 @@ def plugin_files(pair: Pair) -> list[Path]:
     return [*([own] if own.is_file() else []), *sorted(own.parent.glob("_*.py"))]
 
 
+def plugin_name(pair: str) -> str:
+    """Returns the name of the plugin of a pair, by the pair's key, as a module and in errors."""
+    return f"cuda_ops.ops.{pair.replace('::', '.')}"
+
+
 #: What is not the plugin's fault. Other exceptions that do not derive from ``Exception`` are, such
 #: as ``SystemExit`` and pytest's ``Skipped``.
 _INTERRUPTS = (KeyboardInterrupt, GeneratorExit)
@@ -103,8 +108,8 @@ class Plugins:
             if entry_point in self._waiting:
                 self._waiting.remove(entry_point)
 
-    def register(self, plugin: Any, name: str, stem: str | None = None) -> None:
-        """Adds a plugin, of the pair ``stem`` or of all operators, or leaves no trace of it.
+    def register(self, plugin: Any, name: str, pair: str | None = None) -> None:
+        """Adds a plugin, of the pair with this key or of all operators, or leaves no trace of it.
 
         Raises:
             PluginError: a duplicate name, a hook that does not exist, a hook
@@ -130,7 +135,7 @@ class Plugins:
                         "marked; write @hookimpl above it"
                     )
         for load in self._loads:
-            if stem in (None, load["op"].stem):
+            if pair in (None, load["op"].pair):
                 self._tell(plugin, name, load)
 
     def unregister(self, plugin: Any) -> None:
@@ -151,37 +156,37 @@ class Plugins:
             PluginError: the file does not import or is not a valid plugin. The
                 plugin loaded before, if any, stays.
         """
-        self._root_of[pair.stem] = pair.root
+        self._root_of[pair.key] = pair.root
         path = pair.plugin
-        before = self._of_pair.get(pair.stem)
-        name = f"cuda_ops.ops.{pair.stem}"
+        before = self._of_pair.get(pair.key)
+        name = plugin_name(pair.key)
         self.problems.pop(name, None)
         if not path.is_file():
             if before is not None:
                 self._manager.unregister(before)
-                del self._of_pair[pair.stem]
-            return lambda: self._restore(pair.stem, name, None, before)
+                del self._of_pair[pair.key]
+            return lambda: self._restore(pair.key, name, None, before)
         module = _import_file(path, name)
         if before is not None:
             self._manager.unregister(before)
         try:
-            self.register(module, name, pair.stem)
+            self.register(module, name, pair.key)
         except PluginError:
             if before is not None:
                 self._manager.register(before, name)
                 sys.modules[name] = before
             raise
-        self._of_pair[pair.stem] = module
-        return lambda: self._restore(pair.stem, name, module, before)
+        self._of_pair[pair.key] = module
+        return lambda: self._restore(pair.key, name, module, before)
 
-    def _restore(self, stem: str, name: str, now: Any, before: Any) -> None:
+    def _restore(self, key: str, name: str, now: Any, before: Any) -> None:
         if now is not None:
             self._manager.unregister(now)
-            del self._of_pair[stem]
+            del self._of_pair[key]
             sys.modules.pop(name, None)
         if before is not None:
             self._manager.register(before, name)
-            self._of_pair[stem] = sys.modules[name] = before
+            self._of_pair[key] = sys.modules[name] = before
 
     def installed_files(self) -> list[Path]:
         """Returns the files of the installed plugins: compiled graphs depend on what they say."""
@@ -221,15 +226,15 @@ class Plugins:
 
     def _answers(self, hook: str, op: OpSpec) -> Iterator[Any]:
         """Yields the answers that are not ``None``, in the order of the plugins."""
-        about = f", operator {op.name!r}"
-        if (own := self._of_pair.get(op.stem)) is not None:
+        about = f", operator {op.key!r}"
+        if (own := self._of_pair.get(op.pair)) is not None:
             yield from self._call(hook, own, about, op=op)
         for plugin in reversed(self._installed):
             name = self._manager.get_name(plugin) or ""
             try:
                 yield from self._call(hook, plugin, about, op=op)
             except PluginError as error:
-                if self._root_of.get(op.stem) in self._roots.get(name, ()):
+                if self._root_of.get(op.pair) in self._roots.get(name, ()):
                     raise
                 self._leave_out(name, hook, error)
         if hook in _DERIVED:
@@ -262,14 +267,14 @@ class Plugins:
         """
         load = {"op": op, "library": library, "generation": generation}
         self._loads.append(load)
-        others = [plugin for stem, plugin in self._of_pair.items() if stem != op.stem]
+        others = [plugin for pair, plugin in self._of_pair.items() if pair != op.pair]
         for name, plugin in self._manager.list_name_plugin():
             if plugin is not None and not any(plugin is other for other in others):
                 self._tell(plugin, name, load)
 
     def _tell(self, plugin: Any, name: str, load: dict[str, Any]) -> None:
         try:
-            self._call("cuda_ops_op_loaded", plugin, f", operator {load['op'].name!r}", **load)
+            self._call("cuda_ops_op_loaded", plugin, f", operator {load['op'].key!r}", **load)
         except PluginError as error:
             self._leave_out(name, "cuda_ops_op_loaded", error)
 

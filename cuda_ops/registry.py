@@ -35,7 +35,9 @@ from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Library, open_library
 from cuda_ops.dispatch.operator import Operator, redefining
 from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, ManifestError, PluginError
+from cuda_ops.names import HOME, apart, keyed
 from cuda_ops.plugins import Plugins, plugin_files
+from cuda_ops.spec import OpSpec, modules
 
 
 class Registry:
@@ -45,9 +47,10 @@ class Registry:
         self._lock = threading.RLock()
         self.plugins = Plugins()
         self._extra_roots = list(roots)
+        self._installed_roots: list[Path] = []
         self._pairs: dict[str, Pair] | None = None
         self._operators: dict[str, Operator] = {}
-        self._stems: dict[str, dict[str, Operator]] = {}
+        self._of_pair: dict[str, dict[str, Operator]] = {}
         self._guests: dict[str, Any] = {}
         self._libraries: dict[str, Path] = {}
         self._texts: dict[str, str] = {}
@@ -56,22 +59,36 @@ class Registry:
         self._loader: int | None = None
         #: Files in the roots that form no operator; the operators beside them work.
         self.problems: list[Problem] = []
-        #: Why a pair cannot be used, by stem: the error that its use raises.
+        #: Why a pair cannot be used, by key: the error that its use raises.
         self.failures: dict[str, CudaOpsError] = {}
 
     # --- finding -----------------------------------------------------------------
 
     def pairs(self) -> dict[str, Pair]:
-        """Returns the pairs of every root, by stem. Scans on first use and in :meth:`rescan`."""
+        """Returns the pairs of every root, by key. Scans on first use and in :meth:`rescan`."""
         if self._pairs is None:
             self.rescan()
         assert self._pairs is not None
         return self._pairs
 
     def rescan(self) -> dict[str, Pair]:
-        roots = [BUILTIN_ROOT, *self.plugins.roots(), *self._extra_roots]
-        self._pairs, self.problems = survey(roots)
+        self._installed_roots = self.plugins.roots()
+        roots = [BUILTIN_ROOT, *self._extra_roots]
+        self._pairs, self.problems = survey(roots, self._installed_roots)
         return self._pairs
+
+    def left_aside(self) -> list[tuple[Pair, Pair]]:
+        """Returns the pairs of installed packages that are not used, each with the pair of an added
+        root that is used in its place.
+        """
+        used, added = self.pairs(), {root.resolve() for root in self._extra_roots}
+        others = [root for root in self._installed_roots if root not in added]
+        found = survey([], others)[0] if added else {}
+        return [
+            (pair, used[key])
+            for key, pair in found.items()
+            if key in used and used[key].root in added
+        ]
 
     def add_root(self, root: Path) -> None:
         """Adds a folder of operators.
@@ -87,39 +104,95 @@ class Registry:
 
     # --- using -------------------------------------------------------------------
 
-    def public(self, name: str) -> Any:
-        """Returns what ``cuda_ops.<name>`` is: the public function, or a guest's module.
+    def public(self, key: str) -> Any:
+        """Returns what ``cuda_ops.<op>`` is, or ``my_ops.<op>`` for the key ``my_ops::<op>``: the
+        public function, or a guest's module.
 
         Raises:
             AttributeError: no such operator.
             CudaOpsError: it exists and cannot be used; says why.
         """
-        if (operator := self._operators.get(name)) is not None:
+        if (operator := self._operators.get(key)) is not None:
             return operator.public
-        if name in self._guests:
-            return self._guests[name]
-        stem = self._stem_of(name)
-        if stem is None:
-            self._refuse_unfinished(name)
-            unusable = "; ".join(self.plugins.problems.values())
-            hint = f"; what could not be used: {unusable}" if unusable else ""
-            raise AttributeError(f"module 'cuda_ops' has no operator {name!r}{hint}")
-        self.load(stem)
-        if stem in self._guests:
-            return self._guests[stem]
-        if name not in self._operators:
-            raise AttributeError(f"module 'cuda_ops' has no operator {name!r}")
-        return self._operators[name].public
+        if key in self._guests:
+            return self._guests[key]
+        pair = self._pair_of(key)
+        if pair is None:
+            self._refuse_unfinished(key)
+            raise AttributeError(self._unknown(key))
+        self.load(pair)
+        if pair in self._guests:
+            return self._guests[pair]
+        if key not in self._operators:
+            raise AttributeError(self._unknown(key))
+        return self._operators[key].public
 
-    def operators(self, stem: str) -> dict[str, Operator]:
-        """Returns the operators of one pair; loads it if need be."""
-        if stem not in self._stems:
-            self.load(stem)
-        return self._stems.get(stem, {})
+    def _unknown(self, key: str) -> str:
+        """Says that there is no such operator, and what may be the reason."""
+        namespace, name = apart(key)
+        text = f"module {modules.get(namespace, namespace)!r} has no operator {name!r}"
+        if others := [other for other in self._elsewhere(name) if other in self.pairs()]:
+            text += f"; there is torch.ops.{' and torch.ops.'.join(map(_shown, others))}"
+        if unusable := "; ".join(self.plugins.problems.values()):
+            text += f"; what could not be used: {unusable}"
+        return text
 
-    def loaded(self, name: str) -> Operator | None:
+    def _elsewhere(self, name: str) -> list[str]:
+        """Returns the keys of an operator with this name in each namespace that may have one."""
+        spaces = dict.fromkeys(pair.namespace for pair in self.pairs().values())
+        keys = [keyed(space, name) for space in spaces]
+        return [key for key in keys if self._pair_of(key) is not None]
+
+    def key_of(self, name: str) -> str:
+        """Returns the key of the operator that a user calls so: by its key, by its name in the
+        dispatcher (``cuda_ops::silu``), or by its name alone, where only one namespace has it or
+        ``cuda_ops`` does.
+        """
+        if "::" in name:
+            return keyed(*apart(name))
+        elsewhere = self._elsewhere(name)
+        pairs = [key for key in elsewhere if key in self.pairs()]
+        found = pairs or elsewhere
+        return found[0] if len(found) == 1 else name
+
+    def part_of(self, op: OpSpec, name: str) -> str:
+        """Returns the key of an operator that ``.calls`` of another names: in the namespace of that
+        one, else in ``cuda_ops``.
+        """
+        own = keyed(op.namespace, name)
+        return keyed(*apart(name)) if "::" in name or self._pair_of(own) is None else own
+
+    def define(self, namespace: str, name: str) -> bool:
+        """Loads what defines ``torch.ops.<namespace>.<name>``, as far as texts tell: an operator,
+        or guests that register themselves.
+
+        Returns:
+            Whether anything may.
+
+        Raises:
+            AttributeError: no operator of ours has this name.
+            CudaOpsError: what may define it cannot be used; says why.
+        """
+        pairs = tuple(self.pairs().values())
+        guests = [pair.key for pair in pairs if pair.registers(namespace, name)]
+        for key in guests:
+            if key not in self._guests:
+                self.load(key)
+        ours = any(pair.defines(namespace, name) for pair in pairs)
+        if not ours and (guests or namespace != HOME):
+            return bool(guests)
+        self.public(keyed(namespace, name))
+        return True
+
+    def operators(self, pair: str) -> dict[str, Operator]:
+        """Returns the operators of the pair with this key, by key; loads it if need be."""
+        if pair not in self._of_pair:
+            self.load(pair)
+        return self._of_pair.get(pair, {})
+
+    def loaded(self, key: str) -> Operator | None:
         """Returns the operator if its library is open."""
-        return self._operators.get(name)
+        return self._operators.get(key)
 
     def _refuse_unfinished(self, name: str) -> None:
         for problem in self.problems:
@@ -131,15 +204,16 @@ class Registry:
         """Whether this thread is in the middle of :meth:`load`."""
         return self._loader == threading.get_ident()
 
-    def _stem_of(self, name: str) -> str | None:
-        """Returns an operator's pair: ``silu_backward`` is in ``silu``. The longest stem wins."""
-        fitting = [s for s in self.pairs() if name == s or name.startswith(f"{s}_")]
+    def _pair_of(self, key: str) -> str | None:
+        """Returns an operator's pair: ``silu_backward`` is in ``silu``. The longest one wins."""
+        fitting = [pair for pair in self.pairs() if key == pair or key.startswith(f"{pair}_")]
         return max(fitting, key=len, default=None)
 
     # --- loading -----------------------------------------------------------------
 
-    def load(self, stem: str, library: Path | None = None) -> None:
-        """Opens the pair's library and registers it, or swaps it in for the one loaded before.
+    def load(self, key: str, library: Path | None = None) -> None:
+        """Opens the library of the pair with this key and registers it, or swaps it in for the one
+        loaded before.
 
         ``library`` is what a build published; without it the best one that
         exists for the present sources is taken. On any error what was loaded
@@ -152,26 +226,26 @@ class Registry:
             PluginError: a plugin of this operator failed.
         """
         with self._lock:
-            if stem in self._under_way:
+            if key in self._under_way:
                 raise PluginError(
-                    f"cuda_ops.{stem} is used while it is loaded; import it in the function of the "
+                    f"{_shown(key)} is used while it is loaded; import it in the function of the "
                     "plugin that uses it, and let a hook use op.function"
                 )
             outer, self._loader = self._loader, threading.get_ident()
-            self._under_way.append(stem)
+            self._under_way.append(key)
             try:
-                self._load(stem, library)
+                self._load(key, library)
             finally:
                 self._under_way.pop()
                 self._loader = outer
 
-    def _load(self, stem: str, library: Path | None) -> None:
-        pair = self.pairs().get(stem)
+    def _load(self, key: str, library: Path | None) -> None:
+        pair = self.pairs().get(key)
         if pair is None:
-            self._refuse_unfinished(stem)
-            raise BuildError(f"no operator {stem!r}; known: {', '.join(self.pairs())}")
-        if library is None and stem in self.failures and stem not in self._stems:
-            raise self.failures[stem]
+            self._refuse_unfinished(key)
+            raise BuildError(f"no operator {key!r}; known: {', '.join(self.pairs())}")
+        if library is None and key in self.failures and key not in self._of_pair:
+            raise self.failures[key]
         if pair.problem:
             raise DiscoveryError(pair.problem)
         text = None
@@ -179,59 +253,59 @@ class Registry:
             text = pair.read()
             library = self._built_library(pair, text)
         if pair.kind is not Kind.NATIVE:
-            self._guests[stem] = guests.load(pair, library)
-            self._libraries[stem] = library
+            self._guests[key] = guests.load(pair, library)
+            self._libraries[key] = library
             return
-        opened = open_library(library, stem)
+        opened = open_library(library, pair.stem, pair.namespace)
         if text is not None and opened.source_hash not in ("", text.hash):
             warnings.warn(
-                f"cuda_ops.{stem}: its sources changed since it was built; "
-                "run python compile_dev.py",
+                f"{_shown(key)}: its sources changed since it was built; run python compile_dev.py",
                 stacklevel=5,
             )
         self._load_called(opened)
         self._swap(pair, opened)
-        self._libraries[stem] = library
-        self.failures.pop(stem, None)
-        for operator in self._stems[stem].values():
+        self._libraries[key] = library
+        self.failures.pop(key, None)
+        for operator in self._of_pair[key].values():
             self.plugins.tell_loaded(operator.spec, library, operator.generation)
 
     def _load_called(self, library: Library) -> None:
         """Loads the operators that this library's functions call: the dispatcher must know them."""
-        self._loading.append(library.stem)
+        self._loading.append(library.pair)
         try:
             for op in library.ops.values():
                 for name in op.calls:
-                    if self._stem_of(name) not in self._loading:  # pairs may call each other
-                        self._load_part(op.name, name)
+                    part = self.part_of(op, name)
+                    if self._pair_of(part) not in self._loading:  # pairs may call each other
+                        self._load_part(op, part)
         finally:
             self._loading.pop()
 
-    def _load_part(self, op: str, part: str) -> None:
+    def _load_part(self, op: OpSpec, part: str) -> None:
         try:
             self.public(part)
         except AttributeError as error:
             raise ManifestError(
-                f"cuda_ops::{op} calls {part!r}, and there is no such operator"
+                f"{op.qualname} calls {part!r}, and there is no such operator"
             ) from error
         except CudaOpsError as error:
-            raise BuildError(f"cuda_ops::{op} calls {part!r}: {error}") from error
+            raise BuildError(f"{op.qualname} calls {part!r}: {error}") from error
 
     def called(self, pair: Pair, library: Path) -> list[str]:
-        """Returns the stems of the other pairs that a library's operators call."""
+        """Returns the keys of the other pairs that a library's operators call."""
         if pair.kind is not Kind.NATIVE:
             return []
-        ops = open_library(library, pair.stem).ops.values()
-        stems = [self._stem_of(name) for op in ops for name in op.calls]
-        return [stem for stem in dict.fromkeys(stems) if stem not in (None, pair.stem)]
+        ops = open_library(library, pair.stem, pair.namespace).ops.values()
+        pairs = [self._pair_of(self.part_of(op, name)) for op in ops for name in op.calls]
+        return [key for key in dict.fromkeys(pairs) if key not in (None, pair.key)]
 
-    def fail(self, stem: str, error: CudaOpsError) -> None:
+    def fail(self, key: str, error: CudaOpsError) -> None:
         """Remembers why a pair cannot be used; an older library of it goes on serving."""
-        self.failures[stem] = error
+        self.failures[key] = error
 
-    def library_of(self, stem: str) -> Path | None:
+    def library_of(self, key: str) -> Path | None:
         """Returns the library that serves a pair in this process."""
-        return self._libraries.get(stem)
+        return self._libraries.get(key)
 
     def _built_library(self, pair: Pair, text: Text) -> Path:
         where = shlex.quote(str(pair.root))
@@ -242,14 +316,14 @@ class Registry:
         except DamagedError as error:
             package = "cuda_ops" if pair.root == BUILTIN_ROOT.resolve() else pair.root.parent.name
             raise BuildError(
-                f"cuda_ops.{pair.stem}: {error}: the file is damaged; run "
+                f"{_shown(pair.key)}: {error}: the file is damaged; run "
                 f"pip install --force-reinstall --no-deps {package}, or {build}"
             ) from error
         if library is not None:
             return library
         last = compiling.last_failure(pair, text)
         raise BuildError(
-            f"cuda_ops.{pair.stem} is not built: run {build} or pip install -e ."
+            f"{_shown(pair.key)} is not built: run {build} or pip install -e ."
             + (f"\nIts last build failed: {last}" if last else "")
         )
 
@@ -257,11 +331,11 @@ class Registry:
         self._refuse_foreign(library)
         undo = self.plugins.load_pair_plugin(pair)
         plugin_text = content_hash([*plugin_files(pair), *self.plugins.installed_files()])
-        before = self._stems.get(pair.stem, {})
+        before = self._of_pair.get(pair.key, {})
         try:
             prepared = {
-                name: Operator.prepare(op, self.plugins, plugin_text, library.path)
-                for name, op in library.ops.items()
+                op.key: Operator.prepare(op, self.plugins, plugin_text, library.path)
+                for op in library.ops.values()
             }
             redefined = [
                 operator
@@ -278,15 +352,15 @@ class Registry:
                 if name not in new:
                     changed |= self._operators[name].become(generation)
             self._operators |= new
-            present = {(kernel.op, kernel.key) for kernel in library.kernels}
             for kernel in library.kernels:
-                self._operators[kernel.op].point_at(library, kernel)
-            for name, operator in before.items():
-                operator.drop_keys(library, {key for op, key in present if op == name})
-        self._stems[pair.stem] = {name: self._operators[name] for name in prepared}
+                self._operators[keyed(pair.namespace, kernel.op)].point_at(library, kernel)
+            for operator in before.values():
+                name = operator.spec.name
+                operator.drop_keys(library, {k.key for k in library.kernels if k.op == name})
+        self._of_pair[pair.key] = {name: self._operators[name] for name in prepared}
         made_from = library.source_hash or cache.source_hash(library.path)
-        self._texts[pair.stem] = f"{made_from} {plugin_text}"
-        compile_tag.change(f"{stem}: {text}" for stem, text in sorted(self._texts.items()))
+        self._texts[pair.key] = f"{made_from} {plugin_text}"
+        compile_tag.change(f"{key}: {text}" for key, text in sorted(self._texts.items()))
         if changed:
             # Traced graphs hold the old shapes, gradients or schema.
             torch._dynamo.reset()
@@ -305,16 +379,22 @@ class Registry:
         return new
 
     def _refuse_foreign(self, library: Library) -> None:
-        for name in library.ops:
-            owner = self._operators.get(name)
+        for op in library.ops.values():
+            owner = self._operators.get(op.key)
             if owner is not None and owner.spec.stem != library.stem:
                 raise ManifestError(
-                    f"cuda_ops::{name} of pair {library.stem!r} is already defined by pair "
+                    f"{op.qualname} of pair {library.stem!r} is already defined by pair "
                     f"{owner.spec.stem!r}; rename one of them"
                 )
 
 
+def _shown(key: str) -> str:
+    """Returns how errors call an operator: ``cuda_ops.silu``, or ``my_ops.silu``."""
+    return ".".join(apart(key))
+
+
 _making = threading.RLock()
+_maker: int | None = None
 _unfinished: Registry | None = None
 _registry: Registry | None = None
 
@@ -322,41 +402,62 @@ _registry: Registry | None = None
 def registry() -> Registry:
     """Returns the process's registry."""
     # functools.cache makes one for each of several threads that come first.
-    global _registry, _unfinished
+    global _maker, _registry, _unfinished
     if _registry is None:
         with _making:
-            if _unfinished is None:
-                _unfinished = Registry()
-            _unfinished.plugins.load_installed()  # which may ask for the registry in turn
+            outer, _maker = _maker, threading.get_ident()
+            try:
+                if _unfinished is None:
+                    _unfinished = Registry()
+                _unfinished.plugins.load_installed()  # which may ask for the registry in turn
+            finally:
+                _maker = outer
             _registry = _unfinished
     return _registry
 
 
-def function(name: str) -> Callable[..., Any]:
+def is_made() -> bool:
+    """Says whether the installed plugins have been imported."""
+    return _registry is not None
+
+
+def is_loading() -> bool:
+    """Says whether this thread is loading a pair."""
+    return _unfinished is not None and _unfinished.loading
+
+
+def is_importing() -> bool:
+    """Says whether this thread is importing the installed plugins."""
+    return _maker == threading.get_ident()
+
+
+def function(key: str) -> Callable[..., Any]:
     """Returns the operator of any pair as formulas call it: see :attr:`OpSpec.function`."""
     if torch.compiler.is_dynamo_compiling():
-        overload: Callable[..., Any] = getattr(torch.ops.cuda_ops, name).default
+        namespace, name = apart(key)
+        overload: Callable[..., Any] = getattr(getattr(torch.ops, namespace), name).default
         return overload
-    registry().public(name)
-    operator = registry().loaded(name)
-    assert operator is not None, f"{name} is no native operator"
+    registry().public(key)
+    operator = registry().loaded(key)
+    assert operator is not None, f"{key} is no native operator"
     return operator.direct
 
 
 def all_operators(where: Callable[[Pair], bool] = lambda _: True) -> dict[str, Operator]:
-    """Returns every native operator that can be used, by name; leaves out pairs that cannot."""
+    """Returns every native operator that can be used, by key; leaves out pairs that cannot."""
     found: dict[str, Operator] = {}
-    for stem, pair in registry().pairs().items():
+    for key, pair in registry().pairs().items():
         if pair.kind is Kind.NATIVE and where(pair):
             try:
-                found.update(registry().operators(stem))
+                found.update(registry().operators(key))
             except CudaOpsError:
                 continue
     return found
 
 
 def operators_of(names: Iterable[str]) -> list[str]:
-    """Returns the names once each; the name of a pair stands for all operators that it defines."""
-    native = {s for s, pair in registry().pairs().items() if pair.kind is Kind.NATIVE}
-    each = (registry().operators(n) if n in native else [n] for n in names)
+    """Returns the keys once each; the name of a pair stands for all operators that it defines."""
+    native = {key for key, pair in registry().pairs().items() if pair.kind is Kind.NATIVE}
+    keys = map(registry().key_of, names)
+    each = (registry().operators(key) if key in native else [key] for key in keys)
     return list(dict.fromkeys(chain.from_iterable(each)))

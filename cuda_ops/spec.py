@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from cuda_ops.names import HOME, keyed
 from cuda_ops.signature import Signature
 
 #: How an operator behaves under ``torch.autocast``, in the words of PyTorch's autocast op
@@ -15,8 +16,12 @@ from cuda_ops.signature import Signature
 AutocastWord = Literal["lower_precision", "float32", "promote"]
 AutocastPolicy = AutocastWord | Mapping[str, AutocastWord]
 
-#: The Python function of each operator in this process, by name, filled as they are loaded.
+#: The Python function of each operator in this process, by key, filled as they are loaded.
 functions: dict[str, Callable[..., Any]] = {}
+
+#: The Python module that has the functions of a namespace, by namespace; one of its own name where
+#: none is listed.
+modules: dict[str, str] = {}
 
 #: The dtypes that a schema may have as a default, by torch's number for them.
 _DTYPE_OF_CODE = dict(
@@ -105,12 +110,14 @@ class OpSpec:
     keys: tuple[str, ...]
     #: Whether the binding has a CUDA entry, built or not.
     has_cuda: bool
-    #: Operators of cuda_ops that it calls, in C++ or in its gradients.
+    #: Operators that it calls, in C++ or in its gradients, as the binding names them.
     calls: tuple[str, ...] = ()
     #: Other operators of the same pair, by name; how ``<op>_backward`` is found.
     siblings: dict[str, OpSpec] = field(default_factory=dict, repr=False, compare=False)
-    #: Another library's namespace, if the test kit was told about its operator.
-    namespace: str = "cuda_ops"
+    #: The namespace in the dispatcher, ``"cuda_ops"`` or that of its root.
+    namespace: str = HOME
+    #: Whether another library registers it, and the test kit was told about it.
+    foreign: bool = False
     #: By name, the dtypes of tensor and ``ScalarType`` arguments that have a list of their own.
     dtypes_of: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict, hash=False)
     #: By name, the ranges of int arguments and of named dims.
@@ -148,6 +155,16 @@ class OpSpec:
         return f"{self.namespace}::{self.name}"
 
     @property
+    def key(self) -> str:
+        """How strings name it: ``silu``, or ``my_ops::silu`` in another namespace."""
+        return keyed(self.namespace, self.name)
+
+    @property
+    def pair(self) -> str:
+        """The key of the pair that defines it."""
+        return keyed(self.namespace, self.stem)
+
+    @property
     def overload(self) -> torch._ops.OpOverload[Any, Any]:
         """The dispatcher's handle, ``torch.ops.cuda_ops.silu.default``."""
         packet = getattr(getattr(torch.ops, self.namespace), self.name)
@@ -163,7 +180,7 @@ class OpSpec:
         """
         if torch.compiler.is_dynamo_compiling():
             return self.overload  # the same there, and traced without a look-up
-        direct = functions.get(self.name) if self.namespace == "cuda_ops" else None
+        direct = None if self.foreign else functions.get(self.key)
         return self.overload if direct is None else direct
 
     @property

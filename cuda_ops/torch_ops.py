@@ -1,12 +1,20 @@
-"""``torch.ops.cuda_ops``: loads an operator when it is first asked for, as ``cuda_ops`` does, so
-that a graph exported elsewhere finds it.
+"""``torch.ops.cuda_ops``, and the namespaces of other roots and of guests: an operator is loaded
+when it is first asked for, as by ``cuda_ops``, so that a graph exported elsewhere finds it.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import importlib.util
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from cuda_ops.build.discovery import BUILTIN_ROOT, Pair, root_problem, survey
+from cuda_ops.names import HOME, TORCH_S_OWN
 
 
 class _Namespace(torch._ops._OpNamespace):
@@ -16,15 +24,74 @@ class _Namespace(torch._ops._OpNamespace):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            from cuda_ops.registry import registry
-
-            # torch itself asks whether there is one while an operator is defined.
-            if name.startswith("_") or registry().loading:
+            if name.startswith("__") or not _define(self.name, name):
                 raise
-            registry().public(name)
             return super().__getattr__(name)
 
 
+class _Ops(torch._ops._Ops):
+    __module__ = torch._ops._Ops.__module__
+
+    def __getattr__(self, name: str) -> Any:
+        namespace = super().__getattr__(name)
+        _take_over(namespace)
+        return namespace
+
+
 def install() -> None:
-    """Puts it in place of ``torch.ops.cuda_ops``."""
-    setattr(torch.ops, "cuda_ops", _Namespace("cuda_ops"))  # noqa: B010 - mypy knows no such name
+    """Lets ``torch.ops`` ask for what torch does not know, in namespaces that were used before too.
+
+    The objects stay the same, since others hold them.
+    """
+    if not isinstance(torch.ops, _Ops):
+        torch.ops.__class__ = _Ops
+    for namespace in tuple(vars(torch.ops).values()):
+        _take_over(namespace)
+
+
+def _take_over(namespace: Any) -> None:
+    if type(namespace) is torch._ops._OpNamespace and namespace.name not in TORCH_S_OWN:
+        namespace.__class__ = _Namespace
+
+
+def _define(namespace: str, name: str) -> bool:
+    """Loads what defines an operator that torch does not know; returns whether anything may.
+
+    torch itself asks whether there is one while any library defines its operators. Plugins are not
+    imported for a name that no file has, and nothing is loaded from within a load.
+    """
+    known = sys.modules.get("cuda_ops.registry")
+    if known is not None and (known.is_loading() or (known.is_importing() and namespace != HOME)):
+        return False
+    if namespace != HOME and (known is None or not known.is_made()):
+        if not any(pair.defines(namespace, name) or pair.registers(namespace, name)
+                   for pair in _pairs_at_hand()):  # fmt: skip
+            return False
+    from cuda_ops.registry import registry
+
+    return registry().define(namespace, name)
+
+
+@functools.cache
+def _pairs_at_hand() -> tuple[Pair, ...]:
+    """Returns the pairs of cuda_ops and those inside of the packages that have plugins, which this
+    does not import.
+    """
+    return tuple(survey([BUILTIN_ROOT], _installed_roots())[0].values())
+
+
+def _installed_roots() -> list[Path]:
+    packages = {
+        entry_point.value.partition(":")[0].partition(".")[0]
+        for entry_point in importlib.metadata.entry_points(group=HOME)
+    }
+    roots: dict[Path, None] = {}
+    for package in sorted(packages):
+        try:
+            spec = importlib.util.find_spec(package)
+        except (ImportError, ValueError):  # of an install that is broken
+            continue
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            for depth in ("bindings", "*/bindings", "*/*/bindings"):
+                roots |= {path.parent: None for path in sorted(Path(folder).glob(depth))}
+    return [root for root in roots if not root_problem(root)]

@@ -62,7 +62,7 @@ def register(op, kernel, plugins=None):
             op.qualname, formula.backward, setup_context=formula.setup_context, lib=LIBRARY
         )
     if policy := plugins.ask("cuda_ops_autocast", op):
-        autocast.register(LIBRARY, op.name, lambda: policy)
+        autocast.register(LIBRARY, SimpleNamespace(spec=op, now=SimpleNamespace(autocast=policy)))
     return op
 
 

@@ -137,7 +137,7 @@ assert mode.get_total_flops() == 2 * 2 * 3 * 2, mode.get_total_flops()
 
 
 def test_a_formula_that_raises_is_named() -> None:
-    flops.register("silu", lambda x: x.missing)
+    flops.register(cuda_ops.registry.registry().operators("silu")["silu"].spec, lambda x: x.missing)
     try:
         named = pytest.raises(PluginError, match="cuda_ops::silu: the formula of cuda_ops_flops")
         with named, FlopCounterMode(display=False):

@@ -16,6 +16,7 @@ PACKAGE = Path(cuda_ops.__file__).parent
 #: The folders and modules of cuda_ops, the lowest first. docs/design.md says what each knows.
 LAYERS = (
     "errors",
+    "names",
     "output",
     "signature",
     "spec",
@@ -26,6 +27,7 @@ LAYERS = (
     "dispatch",
     "registry",
     "torch_ops",
+    "namespaces",
     "__init__",
     "testing",
     "compile_ops",

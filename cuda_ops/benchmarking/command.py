@@ -116,7 +116,7 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
                 )
                 seconds = time.monotonic() - begin
                 count = len(results) - before
-                console.print(f"measured {op.name}: {count} cases in {seconds:.1f} s")
+                console.print(f"measured {op.key}: {count} cases in {seconds:.1f} s")
         except KeyboardInterrupt:
             console.print(render(kit.report(results)), f"interrupted after {len(results)} cases")
             raise
@@ -154,8 +154,9 @@ def _operators(names: Sequence[str]) -> tuple[list[OpSpec], dict[str, str]]:
     """Builds and loads the named pairs; returns their operators, and why others are left out."""
     ops: list[OpSpec] = []
     left_out: dict[str, str] = {}
-    for row in compile_ops(names, compare=False):
-        if names and row.op not in names:  # built because another operator calls it
+    keys = [registry().key_of(name) for name in names]
+    for row in compile_ops(keys, compare=False):
+        if keys and row.op not in keys:  # built because another operator calls it
             continue
         if row.error:
             left_out[row.op] = row.error.splitlines()[0]

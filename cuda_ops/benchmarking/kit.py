@@ -96,12 +96,12 @@ class Kit:
         if not reason and reference is None:
             reason = "nothing to check results with: implement cuda_ops_reference"
         if reason:
-            self.left_out[op.name] = reason
+            self.left_out[op.key] = reason
             return []
         fitting = []
         for case in asked:
             if too_large := capacity.too_large(case, self.device):
-                self.left_out[f"{op.name} {case.label}"] = too_large
+                self.left_out[f"{op.key} {case.label}"] = too_large
             else:
                 fitting.append(case)
         results = []
@@ -140,11 +140,11 @@ class Kit:
         progress: Callable[[str], None],
     ) -> CaseResult:
         def part(text: str) -> None:
-            progress(f"{op.name} {case.label}: {text}")
+            progress(f"{op.key} {case.label}: {text}")
 
         dtype = "" if case.dtype is None else str(case.dtype).removeprefix("torch.")
         result = CaseResult(
-            op.name, op.stem, case.label, case.reason, dtype, case.bytes, case.flops, ""
+            op.key, op.pair, case.label, case.reason, dtype, case.bytes, case.flops, ""
         )
         try:
             result = replace(result, arithmetic=arithmetic(case))

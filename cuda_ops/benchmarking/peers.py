@@ -90,7 +90,7 @@ def from_pair(root: Path, stem: str, name: str | None = None) -> Peer:
 
         registry().add_root(root)
         reload(stem)
-        made: Callable[..., Any] = registry().public(name or stem)
+        made: Callable[..., Any] = registry().public(registry().key_of(name or stem))
         return made
 
     return Peer(load)

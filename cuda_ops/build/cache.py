@@ -310,7 +310,7 @@ def _texts(note: Path) -> dict[str, str] | None:
         for name in ("bindings", "kernels"):  # survey() takes an unreadable folder for an empty one
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 next((root / name).iterdir(), None)
-        return {stem: pair.read().hash for stem, pair in survey([root])[0].items()}
+        return {pair.stem: pair.read().hash for pair in survey([root])[0].values()}
     except (OSError, ValueError):  # ValueError: the note holds something else
         return None
 

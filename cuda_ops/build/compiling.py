@@ -85,7 +85,7 @@ def find_library(pair: Pair, text: Text) -> Path | None:
         except BuildError as error:
             if path == pair.prebuilt and not ranked:
                 raise
-            warnings.warn(f"cuda_ops.{pair.stem}: ignored {error}", stacklevel=6)
+            warnings.warn(f"{pair.namespace}.{pair.stem}: ignored {error}", stacklevel=6)
             continue
         if made_from is None or made_from.source_hash != text.hash:
             continue
@@ -148,7 +148,7 @@ def _publish_current(
         cache.folder("lib")
         cache.folder("work")
         cache.remember_root(pair.root)
-        with _locked(name.lock, pair.stem) as waited:
+        with _locked(name.lock, pair.key) as waited:
             # Not before the lock is held: another process may be removing the folder.
             work = cache.folder("work", name.folder)
             if waited:  # another process may have built it
@@ -163,7 +163,7 @@ def _publish_current(
                     origin = "built"
     except OSError as error:
         raise BuildError(
-            f"{pair.stem}: cannot build in {cache_dir()}: {error.strerror or error}; "
+            f"{pair.key}: cannot build in {cache_dir()}: {error.strerror or error}; "
             "set CUDA_OPS_CACHE to a folder that can be written"
         ) from error
     with contextlib.suppress(OSError):  # the library is there all the same
@@ -185,7 +185,7 @@ def _is_whole(pair: Pair, path: Path, discard: bool = False) -> bool:
     except DamagedError as error:
         problem = str(error)
     if discard:
-        print(f"{pair.stem}: {problem}: damaged, built again", file=sys.stderr, flush=True)
+        print(f"{pair.key}: {problem}: damaged, built again", file=sys.stderr, flush=True)
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -226,7 +226,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
 
     compiler, *_ = toolchain.cxx()
     if shutil.which(compiler) is None:
-        raise BuildError(f"{pair.stem}: there is no C++ compiler {compiler!r}; set CXX to one")
+        raise BuildError(f"{pair.key}: there is no C++ compiler {compiler!r}; set CXX to one")
     path = library_path(pair, archs, text)
     marker = cache.usable(work) / cache.MARKER
     marker.touch()
@@ -265,7 +265,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
         reason = logs.explain_failure(pair, str(error))
         with contextlib.suppress(OSError):  # a disk may be full: that is the reason then
             cache.write(path.with_suffix(".failed.txt"), reason)
-        raise BuildError(f"{pair.stem}: {reason}") from None
+        raise BuildError(f"{pair.key}: {reason}") from None
     finally:
         if verbose and (work / "build.ninja").exists():
             with contextlib.suppress(OSError):  # no ninja: that is the reason then

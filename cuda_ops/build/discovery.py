@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cuda_ops.errors import DiscoveryError
+from cuda_ops.names import HOME, fault_of_namespace, keyed
 
 PACKAGE = Path(__file__).resolve().parent.parent
 #: The operators that cuda_ops ships: inside the package in a wheel, beside it in a checkout.
@@ -23,6 +24,9 @@ BUILTIN_ROOT = PACKAGE / "src" if (PACKAGE / "src").is_dir() else PACKAGE.parent
 INCLUDE_DIR = BUILTIN_ROOT / "utils"
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_NATIVE = re.compile(r"\bCUDA_OPS\s*\(\s*(?:(\w+)\s*,)?")
+#: The namespace that a guest registers its operators in.
+_REGISTERS = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT|_EXPAND)?\s*\(\s*(\w+)")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
@@ -45,6 +49,13 @@ class Pair:
     root: Path
     binding: Path | None
     kernel: Path | None
+    #: The namespace of its root's operators.
+    namespace: str = HOME
+
+    @property
+    def key(self) -> str:
+        """How strings name it: ``silu``, or ``my_ops::silu``; see :func:`cuda_ops.names.keyed`."""
+        return keyed(self.namespace, self.stem)
 
     @property
     def sources(self) -> tuple[Path, ...]:
@@ -59,8 +70,12 @@ class Pair:
         return dirs
 
     @cached_property
+    def _codes(self) -> tuple[str, ...]:
+        return tuple(map(_code, self.sources))
+
+    @cached_property
     def _kinds(self) -> frozenset[Kind]:
-        return frozenset(kind for path in self.sources if (kind := _kind_of(path)))
+        return frozenset(kind for code in self._codes if (kind := _kind_of(code)))
 
     @property
     def kind(self) -> Kind:
@@ -68,6 +83,32 @@ class Pair:
         if Kind.NATIVE in self._kinds or not self._kinds:
             return Kind.NATIVE
         return Kind.PYBIND if Kind.PYBIND in self._kinds else Kind.TORCH_LIBRARY
+
+    def defines(self, namespace: str, name: str) -> bool:
+        """Says whether ``torch.ops.<namespace>.<name>`` is an operator of this pair, by its name."""
+        belongs = namespace == self.namespace and f"{name}_".startswith(f"{self.stem}_")
+        return belongs and self.kind is Kind.NATIVE
+
+    def registers(self, namespace: str, name: str) -> bool:
+        """Says whether this guest's text is one that may define ``torch.ops.<namespace>.<name>``:
+        it registers operators there, and has the word.
+        """
+        if namespace not in self._registers:
+            return False
+        return any(re.search(rf"\b{re.escape(name)}\b", code) for code in self._codes)
+
+    @cached_property
+    def _registers(self) -> frozenset[str]:
+        """The namespaces that a guest registers operators in."""
+        try:
+            if not any(b"TORCH_LIBRARY" in path.read_bytes() for path in self.sources):
+                return frozenset()  # most pairs, which need no closer look
+            if self.kind is Kind.NATIVE:
+                return frozenset()
+            named = {match[1] for code in self._codes for match in _REGISTERS.finditer(code)}
+        except OSError:  # a file is gone: it defines nothing
+            return frozenset()
+        return frozenset(self.stem if one == "TORCH_EXTENSION_NAME" else one for one in named)
 
     @property
     def problem(self) -> str:
@@ -82,6 +123,14 @@ class Pair:
                 f"{self.plugin}: expected a pair with CUDA_OPS(library) for this plugin, got one "
                 f"with {self.kind.value}, whose plugins are never called; remove the file"
             )
+        declared = {space for code in self._codes if (space := _namespace_in(code))}
+        for namespace in sorted(declared - {self.namespace}):
+            return (
+                f"{self.sources[0]}: expected {macro_of(self.namespace)}, as {_first_native(self.root)}"
+                f" has, got {macro_of(namespace)}: a root has one namespace"
+            )
+        if declared and self.namespace != HOME and (fault := fault_of_namespace(self.namespace)):
+            return f"{self.sources[0]}: {fault}; choose another in {macro_of(self.namespace)}"
         return ""
 
     @property
@@ -181,8 +230,15 @@ def unregistered(pairs: Mapping[str, Pair]) -> list[Problem]:
     return [Problem(pair.problem, stem) for stem, pair in pairs.items() if pair.problem]
 
 
-def survey(roots: Iterable[Path]) -> tuple[dict[str, Pair], list[Problem]]:
-    """Lists the operators under ``roots`` by name, and the files that form none.
+def survey(
+    roots: Iterable[Path], installed: Iterable[Path] = ()
+) -> tuple[dict[str, Pair], list[Problem]]:
+    """Lists the operators under ``roots`` by key, and the files that form none.
+
+    Args:
+        roots: the folders; of two pairs with one key the first counts, and the other is a problem.
+        installed: those of installed packages. A pair that one of ``roots`` has too, but for the
+            first of them, is left aside.
 
     A root is a folder with ``kernels/*.cu`` and ``bindings/*.cpp``. A ``.cpp``
     alone is an operator composed in C++; a ``.cu`` alone must register itself.
@@ -190,19 +246,24 @@ def survey(roots: Iterable[Path]) -> tuple[dict[str, Pair], list[Problem]]:
     that nothing binds, a name that is not a Python identifier or is taken, an
     operator in two roots, where the first counts, and a plugin without an
     operator. Names tell all of that: no file is read but a ``.cu`` without a
-    ``.cpp``. Whether a pair registers anything, :attr:`Pair.problem` says.
+    ``.cpp``, and the first files of a root other than that of cuda_ops, which
+    say its namespace. Whether a pair registers anything, :attr:`Pair.problem` says.
     """
     problems: list[Problem] = []
     pairs: dict[str, Pair] = {}
-    for root in dict.fromkeys(Path(root).resolve() for root in roots):
+    explicit = tuple(dict.fromkeys(Path(root).resolve() for root in roots))
+    others = dict.fromkeys(Path(root).resolve() for root in installed)
+    for root in dict.fromkeys((*explicit, *others)):
         for pair in _pairs_in(root, problems):
-            first = pairs.setdefault(pair.stem, pair)
-            if first is not pair:
+            first = pairs.setdefault(pair.key, pair)
+            beside = root not in explicit and first.root in explicit[1:]
+            if first is not pair and not beside:
                 text = (
-                    f"{pair.sources[0]}: operator {pair.stem!r} is already defined by "
-                    f"{first.sources[0]}; rename one of them"
+                    f"{pair.sources[0]}: operator {pair.key!r} is already defined by "
+                    f"{first.sources[0]}; rename one of them, or give its root a namespace of its "
+                    "own, CUDA_OPS(my_ops, library)"
                 )
-                problems.append(Problem(text, pair.stem))
+                problems.append(Problem(text, pair.key))
     return dict(sorted(pairs.items())), sorted(problems)
 
 
@@ -225,20 +286,21 @@ def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
         problems.append(Problem(text, str(root)))
         return
     kernels, bindings = root / "kernels", root / "bindings"
+    namespace = HOME if root == BUILTIN_ROOT.resolve() else namespace_of(root) or HOME
     # Editors keep hidden files here.
     cu = {path.stem: path for path in sorted(kernels.glob("[!.]*.cu"))}
     cpp = {path.stem: path for path in sorted(bindings.glob("[!.]*.cpp"))}
     for stem in sorted(cu.keys() | cpp.keys()):
-        pair = Pair(stem, root, cpp.get(stem), cu.get(stem))
+        pair = Pair(stem, root, cpp.get(stem), cu.get(stem), namespace)
         if text := illegal_name(stem):
             text = f"{pair.sources[0]}: {text}"
-        elif pair.binding is None and _kind_of(cu[stem]) is None:
+        elif pair.binding is None and _kind_of(_code(cu[stem])) is None:
             text = (
                 f"{cu[stem]}: nothing binds this kernel; write {bindings / (stem + '.cpp')} or "
                 "register it in the file itself (PYBIND11_MODULE or TORCH_LIBRARY)"
             )
         if text:
-            problems.append(Problem(text, stem))
+            problems.append(Problem(text, pair.key))
         else:
             yield pair
     for plugin in sorted(plugin_folder(root).glob("[!_.]*.py")):
@@ -247,7 +309,18 @@ def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
                 f"{plugin}: no operator {plugin.stem!r} for this plugin; name it as the pair that "
                 "it belongs to, or what others import with an underscore in front"
             )
-            problems.append(Problem(text, plugin.stem))
+            problems.append(Problem(text, keyed(namespace, plugin.stem)))
+
+
+def namespace_of(root: Path) -> str:
+    """Returns the namespace that the first ``CUDA_OPS`` of a root names; empty if there is none."""
+    first = _first_native(root)
+    return "" if first is None else _namespace_in(_code(first))
+
+
+def _first_native(root: Path) -> Path | None:
+    paths = (*sorted(root.glob("bindings/[!.]*.cpp")), *sorted(root.glob("kernels/[!.]*.cu")))
+    return next((path for path in paths if _namespace_in(_code(path))), None)
 
 
 def illegal_name(stem: str, remedy: str = "rename the file") -> str:
@@ -279,9 +352,19 @@ def _code(path: Path) -> str:
     return _COMMENT.sub("", path.read_text(encoding="utf-8", errors="replace"))
 
 
-def _kind_of(path: Path) -> Kind | None:
-    code = _code(path)
-    if re.search(r"\bCUDA_OPS\s*\(", code):
+def _namespace_in(code: str) -> str:
+    """Returns the namespace that ``CUDA_OPS`` names in a text; empty if there is none."""
+    found = _NATIVE.search(code)
+    return (found[1] or HOME) if found else ""
+
+
+def macro_of(namespace: str) -> str:
+    """Returns how a binding begins its list of operators."""
+    return f"CUDA_OPS({'' if namespace == HOME else f'{namespace}, '}library)"
+
+
+def _kind_of(code: str) -> Kind | None:
+    if _NATIVE.search(code):
         return Kind.NATIVE
     if re.search(r"\bPYBIND11_MODULE\s*\(", code):
         return Kind.PYBIND

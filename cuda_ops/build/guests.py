@@ -23,8 +23,8 @@ _opened: dict[str, Path] = {}
 class GuestModule(ModuleType):
     """``cuda_ops.<op>`` of a pybind11 guest: the functions of the library loaded last."""
 
-    def __init__(self, stem: str) -> None:
-        super().__init__(f"cuda_ops.{stem}")
+    def __init__(self, pair: Pair) -> None:
+        super().__init__(f"{pair.namespace}.{pair.stem}")
         self.__dict__["_current"] = None
 
     def __getattr__(self, name: str) -> Any:
@@ -47,9 +47,9 @@ def load(pair: Pair, path: Path) -> ModuleType:
     Raises:
         ManifestError: the library does not load, or would register its operators twice.
     """
-    module = _modules.setdefault(pair.stem, GuestModule(pair.stem))
+    module = _modules.setdefault(pair.key, GuestModule(pair))
     if pair.kind is Kind.TORCH_LIBRARY:
-        if _opened.setdefault(pair.stem, path) != path:
+        if _opened.setdefault(pair.key, path) != path:
             raise ManifestError(
                 f"{pair.stem}: TORCH_LIBRARY registers when opened and cannot be replaced in a "
                 "live process; restart to use the new build, or write CUDA_OPS(library)"

@@ -18,11 +18,12 @@ from rich.table import Table
 
 from cuda_ops import __version__, output
 from cuda_ops.build import cache, compiling, toolchain
-from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, Kind
+from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, Kind, namespace_of
 from cuda_ops.compile_ops import Row, compile_ops
 from cuda_ops.dev import clangd
 from cuda_ops.dev.scaffold import ELEMENTWISE, FORMS, new_pair, project_root
 from cuda_ops.errors import CudaOpsError
+from cuda_ops.names import keyed
 from cuda_ops.registry import registry
 
 
@@ -58,10 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.form != ELEMENTWISE:
             flag = f"--{arguments.form}"
             raise ValueError(f"{flag}: expected new, as in: compile_dev.py new my_op {flag}")
+        if arguments.namespace:
+            flag = f"--namespace {arguments.namespace}"
+            raise ValueError(f"--namespace: expected new, as in: compile_dev.py new my_op {flag}")
         for root in arguments.root:
             registry().add_root(Path(root))
         archs = toolchain.parse_archs(arguments.arch) if arguments.arch else None
         with output.stdout_for_json(arguments.json):
+            _say_what_is_left_aside(console)
             rows = _compile(arguments, archs, console)
             failed = any(row.error for row in rows)
             if arguments.check:
@@ -116,6 +121,18 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
     return rows
 
 
+def _say_what_is_left_aside(console: Console) -> None:
+    """Prints a line for each installed root whose pairs an added root has too."""
+    roots: dict[tuple[Path, Path], list[str]] = {}
+    for installed, used in registry().left_aside():
+        roots.setdefault((installed.root, used.root), []).append(used.key)
+    for (installed_root, root), keys in roots.items():
+        console.print(
+            f"{', '.join(keys)}: taken from {root}; the installed copy in {installed_root} is left "
+            "aside", markup=False,
+        )  # fmt: skip
+
+
 def _check(rows: Sequence[Row], console: Console) -> bool:
     from cuda_ops.testing import PROFILES, check_op
     from cuda_ops.testing.checks import QUICK
@@ -139,12 +156,13 @@ def _new(arguments: Any, console: Console) -> int:
     if len(arguments.ops) != 2:
         raise ValueError("new: expected one name, as in: compile_dev.py new swish_clip")
     root = Path(arguments.root[0]) if arguments.root else project_root()
-    for path in new_pair(arguments.ops[1], root, arguments.form):
+    for path in new_pair(arguments.ops[1], root, arguments.form, arguments.namespace):
         console.print(f"wrote {path}", markup=False)
     known = {BUILTIN_ROOT, *(pair.root for pair in registry().pairs().values())}
     where = "" if root.resolve() in known else f"--root {shlex.quote(str(root))} "
     called = "cuda-ops" if _prog() == "cuda-ops" else "python compile_dev.py"
-    console.print(f"next: {called} {where}--watch {arguments.ops[1]}", markup=False)
+    key = keyed(namespace_of(root), arguments.ops[1])
+    console.print(f"next: {called} {where}--watch {key}", markup=False)
     return 0
 
 
@@ -176,6 +194,10 @@ def _parser() -> argparse.ArgumentParser:
             f"--{form}", dest="form", action="store_const", const=form, default=ELEMENTWISE,
             help=f"new: {what}, not an elementwise operator",
         )  # fmt: skip
+    parser.add_argument(
+        "--namespace", default="", metavar="NAME",
+        help="new: of the operators of the root (default: that of its other pairs, or cuda_ops)",
+    )  # fmt: skip
     parser.add_argument("--check", action="store_true", help="run the full check of each operator")
     parser.add_argument(
         "--root",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from cuda_ops.build.discovery import Pair, illegal_name, root_problem
+from cuda_ops.build.discovery import Pair, illegal_name, macro_of, namespace_of, root_problem
 from cuda_ops.errors import DiscoveryError
+from cuda_ops.names import HOME, fault_of_namespace
 from cuda_ops.registry import registry
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -40,13 +41,16 @@ def project_root() -> Path:
     )
 
 
-def new_pair(name: str, root: Path, form: str = ELEMENTWISE) -> tuple[Path, Path]:
+def new_pair(
+    name: str, root: Path, form: str = ELEMENTWISE, namespace: str = ""
+) -> tuple[Path, Path]:
     """Writes ``kernels/<name>.cu`` and ``bindings/<name>.cpp`` under ``root``.
 
     Args:
         name: the name of the operator and of both files.
         root: a folder of operators; created if need be.
         form: what to write: ``"elementwise"``, or one of :data:`FORMS`.
+        namespace: the operator's; by default that of the other pairs, or ``cuda_ops``.
 
     Raises:
         DiscoveryError: the name is not usable, or taken, or the files cannot be written.
@@ -56,20 +60,25 @@ def new_pair(name: str, root: Path, form: str = ELEMENTWISE) -> tuple[Path, Path
     owner = name.removesuffix("_backward")
     if owner != name and any((root / "bindings").glob(f"{owner}.cpp")):
         raise DiscoveryError(f"{name} is the gradient of {owner} and belongs into {owner}.cpp")
-    pair = Pair(name, root, root / "bindings" / f"{name}.cpp", root / "kernels" / f"{name}.cu")
-    assert pair.binding is not None and pair.kernel is not None
+    space = _namespace(root, namespace)
+    binding, kernel = root / "bindings" / f"{name}.cpp", root / "kernels" / f"{name}.cu"
+    pair = Pair(name, root, binding, kernel, space)
     for path in pair.sources:
         if path.exists():
             raise DiscoveryError(f"{path} exists already; choose another name")
-    if (first := registry().pairs().get(name)) is not None:
+    if (first := registry().pairs().get(pair.key)) is not None:
+        hint = "" if namespace_of(root) else ", or a namespace with --namespace my_ops"
         raise DiscoveryError(
-            f"operator {name!r} is already defined by {first.sources[0]}; choose another name"
+            f"operator {pair.key!r} is already defined by {first.sources[0]}; choose another name"
+            f"{hint}"
         )
     template = form.replace("-", "_")
     try:
         for path in pair.sources:
             path.parent.mkdir(parents=True, exist_ok=True)
             text = (_TEMPLATES / f"{template}{path.suffix}.txt").read_text(encoding="utf-8")
+            text = text.replace("cuda_ops.@op@", f"{space}.@op@")
+            text = text.replace(macro_of(HOME), macro_of(space))
             text = text.replace("@op@", name).replace("@Op@", _camel(name))
             path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -77,7 +86,24 @@ def new_pair(name: str, root: Path, form: str = ELEMENTWISE) -> tuple[Path, Path
             with contextlib.suppress(OSError):
                 path.unlink()
         raise DiscoveryError(f"cannot write {error.filename or path}: {error.strerror}") from error
-    return pair.kernel, pair.binding
+    return kernel, binding
+
+
+def _namespace(root: Path, wanted: str) -> str:
+    """Returns the namespace of a new pair.
+
+    Raises:
+        DiscoveryError: operators cannot have the one that is wanted, or the root has another.
+    """
+    own = namespace_of(root)
+    if wanted and wanted != HOME and (fault := fault_of_namespace(wanted)):
+        raise DiscoveryError(f"{fault}; choose another")
+    if wanted and own and wanted != own:
+        raise DiscoveryError(
+            f"{root}: expected --namespace {own}, as its other pairs have, or no such option, got "
+            f"{wanted}"
+        )
+    return wanted or own or HOME
 
 
 def _camel(name: str) -> str:

@@ -70,7 +70,7 @@ def watch(
     """Rebuilds, reloads, checks and times the named pairs on every save, until interrupted."""
     chosen = [registry().pairs()[name] for name in names]
     last: dict[str, Save] = {}
-    known = {pair.stem: _text(pair) for pair in chosen}
+    known = {pair.key: _text(pair) for pair in chosen}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     where = (
         torch.cuda.get_device_name()
@@ -78,16 +78,16 @@ def watch(
         else "CPU only: CUDA code is compiled, not run"
     )
     for pair in chosen:
-        if pair.stem not in registry().failures and pair.kind is Kind.NATIVE:
+        if pair.key not in registry().failures and pair.kind is Kind.NATIVE:
             # What cannot be measured now is reported at the first save.
             with contextlib.suppress(Exception):
-                last[pair.stem] = _measure(pair, 0.0, _build(pair, archs), device)
-    console.print(f"watching {', '.join(p.stem for p in chosen)} ({where}); Ctrl-C ends")
+                last[pair.key] = _measure(pair, 0.0, _build(pair, archs), device)
+    console.print(f"watching {', '.join(p.key for p in chosen)} ({where}); Ctrl-C ends")
     for _ in wait_for_changes(*_folders(chosen), debounce=50, step=10, stop_event=stop):
         for pair in map(_present, chosen):
             text = _text(pair)
-            if text != known[pair.stem]:
-                known[pair.stem] = text
+            if text != known[pair.key]:
+                known[pair.key] = text
                 line = _after_save(pair, text[0], archs, device, last)
                 console.print(line, markup=False)
                 on_save(line)
@@ -103,23 +103,23 @@ def _after_save(
     start = time.monotonic()
     try:
         built = _build(pair, archs, text)
-        registry().load(pair.stem, built.path)
+        registry().load(pair.key, built.path)
         seconds = time.monotonic() - start
         if pair.kind is not Kind.NATIVE:
-            return f"{pair.stem}: {seconds:.2f} s"
+            return f"{pair.key}: {seconds:.2f} s"
         save = _measure(pair, seconds, built, device)
     except (ResultError, KitError) as error:
-        return f"{pair.stem}: {seconds:.2f} s, loaded; {error}"
+        return f"{pair.key}: {seconds:.2f} s, loaded; {error}"
     except CudaOpsError as error:
-        registry().fail(pair.stem, error)
-        serving = "; the code before it goes on serving" if registry().library_of(pair.stem) else ""
+        registry().fail(pair.key, error)
+        serving = "; the code before it goes on serving" if registry().library_of(pair.key) else ""
         return f"{error}{serving}"
     except FileNotFoundError as error:
-        return f"{pair.stem}: {error.filename} is gone; waiting for it"
+        return f"{pair.key}: {error.filename} is gone; waiting for it"
     except Exception as error:  # the operator's own code, or a plugin's reference or benchmark
-        return f"{pair.stem}: loaded, but measuring it failed: {type(error).__name__}: {error}"
-    line = save.line(pair.stem, last.get(pair.stem))
-    last[pair.stem] = save
+        return f"{pair.key}: loaded, but measuring it failed: {type(error).__name__}: {error}"
+    line = save.line(pair.key, last.get(pair.key))
+    last[pair.key] = save
     return "\n".join([line, *built.warnings])
 
 
@@ -131,13 +131,13 @@ def _build(pair: Pair, archs: tuple[str, ...] | None, text: Text | None = None) 
 def _present(pair: Pair) -> Pair:
     """Returns the pair with the files it has now: a kernel may have joined a binding."""
     try:
-        return registry().rescan()[pair.stem]
+        return registry().rescan()[pair.key]
     except (DiscoveryError, KeyError):  # between two saves the folders may form no operator
         return pair
 
 
 def _measure(pair: Pair, seconds: float, built: compiling.Built, device: str) -> Save:
-    op = registry().operators(pair.stem)[pair.stem].spec
+    op = registry().operators(pair.key)[pair.key].spec
     resources = built.resources
     home = device if "CUDA" in op.keys or op.is_composite else "cpu"
     runs = op.is_composite or home.upper() in op.keys
@@ -163,7 +163,7 @@ def _timed(op: OpSpec, device: str) -> tuple[float | None, float | None]:
         return None, None
     case, clock = cases[-1], make_clock(torch.device(device))
     rotation = Rotation(case, clock.device, 2)
-    with announced(f"{op.name}: timing it on {device}"):
+    with announced(f"{op.key}: timing it on {device}"):
         median = quick_seconds(op.function, rotation, clock, budget=0.1)
     return median, case.bytes / median / 1e9
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from cuda_ops.dispatch.generation import Served
 from cuda_ops.spec import AutocastPolicy, AutocastWord
 
 _KEYS = {
@@ -16,27 +17,22 @@ _KEYS = {
 }
 
 
-def register(
-    library: torch.library.Library, name: str, policy: Callable[[], AutocastPolicy | None]
-) -> None:
-    """Registers the Autocast kernels of ``cuda_ops::<name>``.
-
-    ``policy`` is asked at each call, so that a reload can change it.
+def register(library: torch.library.Library, operator: Served) -> None:
+    """Registers the Autocast kernels. The policy is asked for at each call, so that a reload can
+    change it.
     """
     for device, key in _KEYS.items():
-        library.impl(name, _kernel(name, device, key, policy), key.name)
+        library.impl(operator.spec.name, _kernel(operator, device, key), key.name)
 
 
-def _kernel(
-    name: str, device: str, key: torch._C.DispatchKey, policy: Callable[[], AutocastPolicy | None]
-) -> Callable[..., Any]:
+def _kernel(operator: Served, device: str, key: torch._C.DispatchKey) -> Callable[..., Any]:
     below = torch._C.DispatchKeySet(key)
 
     def autocast_kernel(*args: Any, **kwargs: Any) -> Any:
-        overload = getattr(torch.ops.cuda_ops, name).default
+        overload = operator.spec.overload
         with torch._C._ExcludeDispatchKeyGuard(below):
             names = [argument.name for argument in overload._schema.arguments]
-            args, kwargs = cast(policy(), device, names, args, kwargs)
+            args, kwargs = cast(operator.now.autocast, device, names, args, kwargs)
             return overload(*args, **kwargs)
 
     return autocast_kernel

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 
 from cuda_ops.dispatch.library import check_signature, parsed_schema
+from cuda_ops.names import HOME, apart
 
 _TOKEN = re.compile(
     r'R"([^()\\\s]*)\(.*?\)\1"|"(?:[^"\\\n]|\\.)*"|' + r"'(?:[^'\\\n]|\\.)'|//[^\n]*|/\*.*?\*/",
@@ -20,22 +21,22 @@ _OP = re.compile(rf"\.\s*op\(\s*{_LITERALS},\s*{_LITERALS}\)")
 _LITERAL = re.compile(r'"((?:[^"\\\n]|\\["\\])*)"')
 
 
-def check(stem: str, binding: str) -> None:
+def check(stem: str, binding: str, namespace: str = HOME) -> None:
     """Refuses a schema or a signature line that the loader would refuse, in the same words.
 
     Args:
         stem: the pair's name.
         binding: the text of its ``.cpp``.
+        namespace: the pair's namespace.
 
     Raises:
         ManifestError: names operator and argument.
     """
     names: set[str] = set()
     for schema, line, is_composed in _declared(binding):
-        parsed = parsed_schema(schema, stem, names, is_composed)
-        name = parsed.name.removeprefix("cuda_ops::")
-        names.add(name)
-        check_signature(name, line, parsed)
+        parsed = parsed_schema(schema, stem, names, is_composed, namespace)
+        names.add(apart(parsed.name)[1])
+        check_signature(parsed.name, line, parsed)
 
 
 def _declared(binding: str) -> Iterator[tuple[str, str, bool]]:

@@ -15,8 +15,8 @@ _KEY = torch._C.DispatchKey.BackendSelect
 
 
 def register(library: torch.library.Library, name: str, spec: Callable[[], OpSpec]) -> None:
-    """Registers the kernel that asks at each call of ``cuda_ops::<name>``; ``spec`` is asked at
-    each call, so that a reload can change it.
+    """Registers the kernel that asks at each call of an operator; ``spec`` is asked at each call,
+    so that a reload can change it.
     """
 
     def asking(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:

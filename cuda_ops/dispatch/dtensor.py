@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from cuda_ops.dispatch.on_import import when_imported
+from cuda_ops.spec import OpSpec
 
 
-def register(name: str, rule: Callable[..., Any]) -> None:
-    """Gives DTensor the sharding rule of ``cuda_ops::<name>``, now or once DTensor is imported."""
+def register(op: OpSpec, rule: Callable[..., Any]) -> None:
+    """Gives DTensor the sharding rule of an operator, now or once DTensor is imported."""
 
     def action() -> None:
         from torch.distributed.tensor.experimental import register_sharding
 
-        register_sharding(getattr(torch.ops.cuda_ops, name).default)(rule)
+        register_sharding(op.overload)(rule)
 
-    when_imported("torch.distributed.tensor", name, action)
+    when_imported("torch.distributed.tensor", op.key, action)

@@ -9,11 +9,12 @@ import torch
 
 from cuda_ops.dispatch.on_import import when_imported
 from cuda_ops.errors import PluginError
+from cuda_ops.spec import OpSpec
 
 
-def register(name: str, formula: Callable[..., int]) -> None:
-    """Gives FlopCounterMode the formula of ``cuda_ops::<name>``: FLOPs of the arguments, each
-    tensor replaced by its shape.
+def register(op: OpSpec, formula: Callable[..., int]) -> None:
+    """Gives FlopCounterMode the formula of an operator: FLOPs of the arguments, each tensor
+    replaced by its shape.
     """
 
     def counted(*args: Any, out_shape: Any = None, **kwargs: Any) -> int:
@@ -21,7 +22,7 @@ def register(name: str, formula: Callable[..., int]) -> None:
             return formula(*args, **kwargs)
         except Exception as error:
             raise PluginError(
-                f"cuda_ops::{name}: the formula of cuda_ops_flops raised "
+                f"{op.qualname}: the formula of cuda_ops_flops raised "
                 f"{type(error).__name__}: {error}"
             ) from error
 
@@ -29,7 +30,7 @@ def register(name: str, formula: Callable[..., int]) -> None:
         from torch.utils import flop_counter
         from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-        packet = getattr(torch.ops.cuda_ops, name)
+        packet = getattr(getattr(torch.ops, op.namespace), op.name)
         flop_counter.flop_registry.pop(packet, None)  # left by the plugin before a reload
         registered = flop_counter.register_flop_formula(packet)(counted)
         # A counter has a copy, and its block may be the first to use the operator.
@@ -37,4 +38,4 @@ def register(name: str, formula: Callable[..., int]) -> None:
             if isinstance(mode, flop_counter._FlopCounterMode):
                 mode.counter.flop_registry[packet] = registered
 
-    when_imported("torch.utils.flop_counter", name, action)
+    when_imported("torch.utils.flop_counter", op.key, action)

@@ -26,11 +26,12 @@ from cuda_ops.dispatch.check_rules import MOST_NAMES, Rules, rules_of
 from cuda_ops.dispatch.schema_types import compare, refuse_types, schema_type
 from cuda_ops.dispatch.words import may_name, refusal, words_of
 from cuda_ops.errors import ManifestError
+from cuda_ops.names import HOME, apart, keyed
 from cuda_ops.signature import Group, Signature, factor_and_name, parse_signature
 from cuda_ops.spec import UNBOUNDED, OpSpec, Range, ResultDType, is_device, output_names
 
 #: The form of the manifest, and of what a library is handed, as ``src/utils/manifest.h`` has it.
-FORMAT = 4
+FORMAT = 5
 #: The rules that libraries check by; they stay for the life of the process, like the libraries.
 _kept: list[Rules] = []
 
@@ -58,11 +59,17 @@ class Library:
 
     path: Path
     stem: str
+    namespace: str
     archs: str
     source_hash: str
     ops: dict[str, OpSpec]
     kernels: tuple[Kernel, ...]
     _handle: ctypes.CDLL
+
+    @property
+    def pair(self) -> str:
+        """The key of its pair."""
+        return keyed(self.namespace, self.stem)
 
     def register(self, kernel: Kernel) -> None:
         """Gives the dispatcher the trampoline of a kernel, for the life of the process."""
@@ -76,8 +83,8 @@ class Library:
         self._handle.cuda_ops_store(ctypes.c_void_p(slot), ctypes.c_void_p(call))
 
 
-def open_library(path: Path, stem: str) -> Library:
-    """Opens ``path`` and checks its manifest.
+def open_library(path: Path, stem: str, namespace: str = HOME) -> Library:
+    """Opens ``path`` and checks its manifest; ``stem`` and ``namespace`` are those of the pair.
 
     Raises:
         ManifestError: the file does not load, or schema, signature line and C++
@@ -105,13 +112,18 @@ def open_library(path: Path, stem: str) -> Library:
             f"{stem}: {path.name}: expected a manifest of format {FORMAT}, got "
             f"{manifest['format']}: another version of cuda_ops built it; build it again"
         )
+    if manifest["namespace"] != namespace:
+        raise ManifestError(
+            f"{stem}: {path.name}: expected operators in the namespace {namespace!r}, as the text "
+            f"of its root says, got {manifest['namespace']!r}"
+        )
     handle.cuda_ops_check.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     handle.cuda_ops_check.restype = None
     ops: dict[str, OpSpec] = {}
     kernels: list[Kernel] = []
     slots: dict[int, tuple[str, str]] = {}
     for entry in manifest["ops"]:
-        op = _validated(entry, stem, ops)
+        op = _validated(entry, stem, namespace, ops)
         ops[op.name] = op
         _kept.append(rules_of(op))
         handle.cuda_ops_check(entry["checks"], ctypes.byref(_kept[-1]))
@@ -119,7 +131,7 @@ def open_library(path: Path, stem: str) -> Library:
             other, key = slots.setdefault(kernel["slot"], (op.name, kernel["key"]))
             if (other, key) != (op.name, kernel["key"]):
                 raise ManifestError(
-                    f"cuda_ops::{op.name}: its {kernel['key']} function also serves {other!r} as "
+                    f"{op.qualname}: its {kernel['key']} function also serves {other!r} as "
                     f"its {key} function; give each operator a function of its own on each device"
                 )
             kernels.append(
@@ -130,7 +142,14 @@ def open_library(path: Path, stem: str) -> Library:
             f"{stem}.cpp defines {', '.join(sorted(ops)) or 'no operator'}; expected {stem!r}"
         )
     return Library(
-        path, stem, manifest["archs"], manifest["source_hash"], ops, tuple(kernels), handle
+        path,
+        stem,
+        namespace,
+        manifest["archs"],
+        manifest["source_hash"],
+        ops,
+        tuple(kernels),
+        handle,
     )
 
 
@@ -165,7 +184,7 @@ _TORCH_S_OWN_WHERE_WRITTEN = ("dispatch_key", "mode")
 
 
 def parsed_schema(
-    schema: str, stem: str, known: Collection[str], is_composed: bool
+    schema: str, stem: str, known: Collection[str], is_composed: bool, namespace: str = HOME
 ) -> torch._C.FunctionSchema:
     """Parses a schema and checks what it says by itself.
 
@@ -174,17 +193,18 @@ def parsed_schema(
         stem: the pair's name.
         known: operators that the pair has declared before.
         is_composed: whether the operator is made of others.
+        namespace: the pair's namespace.
 
     Raises:
         ManifestError: names operator and argument.
     """
     try:
-        parsed = torch._C.parse_schema(f"cuda_ops::{schema}")
+        parsed = torch._C.parse_schema(f"{namespace}::{schema}")
     except RuntimeError as error:
         raise ManifestError(
             f"{stem}.cpp: schema {schema!r} does not parse: {str(error).strip()}"
         ) from None
-    name = parsed.name.removeprefix("cuda_ops::")
+    _, name = apart(qualname := parsed.name)
     if name != stem and not name.startswith(f"{stem}_"):
         raise ManifestError(
             f"{stem}.cpp: operator {name!r} must be named {stem!r} or start with '{stem}_', "
@@ -195,48 +215,50 @@ def parsed_schema(
     if name in known:
         raise ManifestError(f"{stem}.cpp: operator {name!r} is defined twice")
     if not parsed.overload_name:  # which _refuse_form refuses
-        refuse_types(name, parsed)
+        refuse_types(qualname, parsed)
     for argument in parsed.returns:
         if argument.alias_info is not None:
             raise ManifestError(
-                f"cuda_ops::{name}: schema {schema!r}: expected returns that are new tensors, got "
+                f"{qualname}: schema {schema!r}: expected returns that are new tensors, got "
                 "one with (a); return nothing, '-> ()': the caller has what is written"
             )
     for argument in parsed.arguments:
         if argument.alias_info is not None and not argument.alias_info.is_write:
             raise ManifestError(
-                f"cuda_ops::{name}: argument {argument.name!r}: expected a type without (a), or "
+                f"{qualname}: argument {argument.name!r}: expected a type without (a), or "
                 f"(a!) for one that is written, got {schema!r}"
             )
     writes = parsed.is_mutable
     for argument in parsed.arguments:
         if argument.kwarg_only and "Tensor" in str(argument.type) and not writes:
             raise ManifestError(
-                f"cuda_ops::{name}: argument {argument.name!r}: expected a tensor to be before the "
+                f"{qualname}: argument {argument.name!r}: expected a tensor to be before the "
                 f"'*', got {schema!r}, which torch can neither map nor differentiate; a caller may "
                 f"write {argument.name}=... there too"
             )
     for argument in parsed.arguments:
         if keyword.iskeyword(argument.name):
             expected, actual = "a name that Python can pass", "one of its keywords"
-            raise refusal(name, argument.name, expected, actual)
+            raise refusal(qualname, argument.name, expected, actual)
         if argument.name.startswith("_"):  # so are the names that the public function needs itself
             expected = "a name that does not start with an underscore"
-            raise refusal(name, argument.name, expected, repr(argument.name))
+            raise refusal(qualname, argument.name, expected, repr(argument.name))
         if (argument.kwarg_only and argument.name in _TORCH_S_OWN) or (
             writes and argument.name in _TORCH_S_OWN_WHERE_WRITTEN
         ):
             expected = "another name, as torch passes a keyword of this one"
-            raise refusal(name, argument.name, expected, repr(argument.name))
-    _refuse_form(name, schema, parsed, is_composed)
+            raise refusal(qualname, argument.name, expected, repr(argument.name))
+    _refuse_form(qualname, schema, parsed, is_composed)
     return parsed
 
 
-def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) -> OpSpec:
+def _validated(
+    entry: dict[str, Any], stem: str, namespace: str, siblings: dict[str, OpSpec]
+) -> OpSpec:
     schema: str = entry["schema"]
     composed = any(kernel["key"] == "CompositeImplicitAutograd" for kernel in entry["kernels"])
-    parsed = parsed_schema(schema, stem, siblings, composed)
-    name = parsed.name.removeprefix("cuda_ops::")
+    parsed = parsed_schema(schema, stem, siblings, composed, namespace)
+    name = parsed.name  # for errors
     arguments = [schema_type(argument) for argument in parsed.arguments]
     returns = [schema_type(value) for value in parsed.returns]
     names = [argument.name for argument in parsed.arguments]
@@ -244,9 +266,7 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
     for kernel in entry["kernels"]:
         compare(name, kernel, arguments, returns, names, choices)
     if not entry["kernels"] and not entry["has_cuda"]:
-        raise ManifestError(
-            f"cuda_ops::{name}: no kernel; add .cpu<f>(), .cuda<f>() or .composite<f>()"
-        )
+        raise ManifestError(f"{name}: no kernel; add .cpu<f>(), .cuda<f>() or .composite<f>()")
     tensors, ints, floats, scalar_types = (
         [n for n, t in zip(names, arguments, strict=True) if t in (kind, f"{kind}?")]
         for kind in ("Tensor", "int", "float", "ScalarType")
@@ -263,7 +283,8 @@ def _validated(entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec]) ->
         if all(map(_is_integer, dtypes_of.get(argument, _dtypes(entry["dtypes"])) or (torch.half,)))
     ]
     op = OpSpec(
-        name=name,
+        name=apart(name)[1],
+        namespace=namespace,
         stem=stem,
         schema=schema,
         parsed=parsed,
@@ -306,7 +327,7 @@ def _refuse_form(name: str, schema: str, parsed: torch._C.FunctionSchema, compos
     expected = actual = ""
     if parsed.overload_name:
         expected = "a name without a dot"
-        actual = f"overload {parsed.overload_name!r}; write {name}_{parsed.overload_name}"
+        actual = f"overload {parsed.overload_name!r}; write {apart(name)[1]}_{parsed.overload_name}"
     elif "..." in schema:
         expected, actual = "every argument and return by name", "'...'"
     elif twice:
@@ -327,9 +348,7 @@ def _refuse_form(name: str, schema: str, parsed: torch._C.FunctionSchema, compos
                 f"{' and '.join(map(repr, devices)) or 'none'}; write one 'Device? device=None'"
             )
     if expected:
-        raise ManifestError(
-            f"cuda_ops::{name}: schema {schema!r}: expected {expected}, got {actual}"
-        )
+        raise ManifestError(f"{name}: schema {schema!r}: expected {expected}, got {actual}")
 
 
 def _refuse_without_dtype(op: OpSpec) -> None:
@@ -345,7 +364,7 @@ def _refuse_without_dtype(op: OpSpec) -> None:
             named = f", {rule.like!r}" if rule.like else ""
             expected = f'.returns("{name}"{named}, DType::kFloat32) or another dtype, as there is '
             expected += "no tensor argument that has one"
-            raise refusal(op.name, name, expected.replace("'", '"'), "none", "return")
+            raise refusal(op.qualname, name, expected.replace("'", '"'), "none", "return")
 
 
 def _dtypes(names: Sequence[str]) -> tuple[torch.dtype, ...]:
@@ -431,17 +450,17 @@ def _refuse_key(op: OpSpec) -> None:
     position = op.argument_names.index(op.random)
     kind = str(op.parsed.arguments[position].type)
     if kind != "Tensor":
-        raise refusal(op.name, op.random, "a Tensor, as .random says", kind)
+        raise refusal(op.qualname, op.random, "a Tensor, as .random says", kind)
     if op.parsed.arguments[position].has_default_value():
         expected = "no default, as the public function draws the random key"
-        raise refusal(op.name, op.random, expected, "one")
+        raise refusal(op.qualname, op.random, expected, "one")
     index = op.tensor_positions.index(position)
     if op.signature is not None and op.signature.inputs[index] != Group(("2",), loops=False):
         expected = "[2] in the signature line, as .random says"
-        raise refusal(op.name, op.random, expected, str(op.signature.inputs[index]))
+        raise refusal(op.qualname, op.random, expected, str(op.signature.inputs[index]))
     if str(op.parsed.arguments[op.tensor_positions[0]].type) != "Tensor" or index == 0:
         expected = "a tensor before the random key, on whose device it is drawn"
-        raise refusal(op.name, op.random, expected, "none")
+        raise refusal(op.qualname, op.random, expected, "none")
 
 
 def _limits(
@@ -492,7 +511,8 @@ def _is_integer(dtype: torch.dtype) -> bool:
 
 
 def check_signature(op: str, text: str, parsed: torch._C.FunctionSchema) -> Signature | None:
-    """Parses a signature line and compares it with the schema; returns ``None`` for no line.
+    """Parses a signature line and compares it with the schema; returns ``None`` for no line. ``op``
+    has its namespace.
 
     Raises:
         ManifestError: they contradict each other.
@@ -509,16 +529,16 @@ def check_signature(op: str, text: str, parsed: torch._C.FunctionSchema) -> Sign
     for i, kind in enumerate(returns):
         if kind != "Tensor":
             raise ManifestError(
-                f'cuda_ops::{op}: signature {text!r}: expected "", as no line describes return {i} '
+                f'{op}: signature {text!r}: expected "", as no line describes return {i} '
                 f"of type {kind}; its shapes come from cuda_ops_fake of a plugin"
             )
     try:
         signature = parse_signature(text, ints)
     except ValueError as error:
-        raise ManifestError(f"cuda_ops::{op}: {error}") from None
+        raise ManifestError(f"{op}: {error}") from None
     if len(signature.names) > MOST_NAMES:
         raise ManifestError(
-            f"cuda_ops::{op}: signature {text!r}: expected at most {MOST_NAMES} names, got "
+            f"{op}: signature {text!r}: expected at most {MOST_NAMES} names, got "
             f"{len(signature.names)}"
         )
     for what, groups, types in (
@@ -531,7 +551,6 @@ def check_signature(op: str, text: str, parsed: torch._C.FunctionSchema) -> Sign
     ):
         if len(groups) != len(types):
             raise ManifestError(
-                f"cuda_ops::{op}: signature {text!r} has {len(groups)} {what}, the schema has "
-                f"{len(types)}"
+                f"{op}: signature {text!r} has {len(groups)} {what}, the schema has {len(types)}"
             )
     return signature

@@ -61,7 +61,7 @@ class _Library(torch.library.Library):
 
     def __init__(self, operator: Operator) -> None:
         # torch gives its methods no types.
-        super().__init__("cuda_ops", "FRAGMENT")  # type: ignore[no-untyped-call]
+        super().__init__(operator.spec.namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
         self._operator = operator
 
     def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
@@ -74,7 +74,7 @@ class _Library(torch.library.Library):
 
 
 class Operator:
-    """``cuda_ops::<name>`` for the life of the process."""
+    """``<namespace>::<name>`` for the life of the process."""
 
     def __init__(self, generation: Generation) -> None:
         self.now = generation
@@ -97,7 +97,7 @@ class Operator:
             raise PluginError(
                 f"{op.qualname}: hook cuda_ops_public: {type(error).__name__}: {error}"
             ) from error
-        functions[generation.spec.name] = self.direct
+        functions[generation.spec.key] = self.direct
 
     @property
     def spec(self) -> OpSpec:
@@ -143,7 +143,7 @@ class Operator:
         """Says whether the schema or the tags in the dispatcher have to change."""
         if self.spec.is_composite != new.spec.is_composite and self._slots:
             raise ManifestError(
-                f"cuda_ops::{self.spec.name} changed between composed and per-device kernels; "
+                f"{self.spec.qualname} changed between composed and per-device kernels; "
                 "restart the process to use it"
             )
         return (self.spec.schema, self.spec.tags) != (new.spec.schema, new.spec.tags)
@@ -215,21 +215,21 @@ class Operator:
         )
         self._register_autocast()
         self._register_alert()
-        dtensor.register(op.name, self._sharding)
+        dtensor.register(op, self._sharding)
 
     def forget(self) -> None:
         """Takes an operator that has never served a call out of the process."""
         self._undefine()
-        on_import.forget(self.spec.name)
-        functions.pop(self.spec.name, None)
+        on_import.forget(self.spec.key)
+        functions.pop(self.spec.key, None)
 
     def _undefine(self) -> None:
         self._library._destroy()
-        vars(torch.ops.cuda_ops).pop(self.spec.name, None)
+        vars(getattr(torch.ops, self.spec.namespace)).pop(self.spec.name, None)
 
     def _register_autocast(self) -> None:
         if self.now.autocast is not None and not self._autocast_registered:
-            autocast.register(self._library, self.spec.name, lambda: self.now.autocast)
+            autocast.register(self._library, self)
             self._autocast_registered = True
 
     def _register_alert(self) -> None:
@@ -241,13 +241,13 @@ class Operator:
 
     def _register_flops(self) -> None:
         if self.now.flops is not None:
-            flops.register(self.spec.name, self._flops)
+            flops.register(self.spec, self._flops)
 
     def _define_again(self) -> None:
         """Defines the operator with another schema. The dispatcher goes on handing tracers the
         overload that they saw first, and they read the schema there: it becomes the new one.
         """
-        namespace, name = torch.ops.cuda_ops, self.spec.name
+        namespace, name = getattr(torch.ops, self.spec.namespace), self.spec.name
         overload = getattr(namespace, name).default
         self._undefine()
         self._define()
@@ -256,7 +256,7 @@ class Operator:
         packet.default = overload
         # Composed ones are asked for by the overload itself.
         if not self.spec.is_composite and self.spec.device_position is None:
-            dtensor.register(name, self._sharding)
+            dtensor.register(self.spec, self._sharding)
         # Kept by name, in a private table that not every torch has.
         known = getattr(torch.fx.operator_schemas, "_SCHEMA_TO_SIGNATURE_CACHE", {})
         known.pop((self.spec.qualname, ""), None)
@@ -265,7 +265,7 @@ class Operator:
 
     def _underived(self, what: str, hook: str) -> NotImplementedError:
         return NotImplementedError(
-            f"cuda_ops::{self.spec.name} has no rule for {what}: no signature line to derive it "
+            f"{self.spec.qualname} has no rule for {what}: no signature line to derive it "
             f"from, and none from {hook} of a plugin"
         )
 
@@ -366,7 +366,7 @@ class Operator:
 
     def _without_cuda(self, /, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
-            f"cuda_ops::{self.spec.name}: argument on cuda, but this build has no CUDA kernel "
+            f"{self.spec.qualname}: argument on cuda, but this build has no CUDA kernel "
             "(no nvcc when it was built); install a CUDA toolkit and run python compile_dev.py"
         )
 

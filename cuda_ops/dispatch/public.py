@@ -29,7 +29,7 @@ from cuda_ops.derive.forward_mode import refuse_tangent
 from cuda_ops.derive.random import draw_key
 from cuda_ops.dispatch import functional, lists, placed
 from cuda_ops.dispatch.generation import Served
-from cuda_ops.spec import AutocastPolicy, OpSpec, default_of
+from cuda_ops.spec import AutocastPolicy, OpSpec, default_of, modules
 
 
 def make(operator: Served) -> tuple[FunctionType, FunctionType]:
@@ -255,7 +255,7 @@ def _generate(operator: Served, hides: bool = False, draws: bool = False) -> Fun
         before, used = _intercepted(operator, tensors, passed)
         names |= used | {"_draw_key": draw_key}
         body = f"{before}if {op.random} is None:\n    {op.random} = _draw_key({tensors[0]})\n{body}"
-    doc = op.doc or f"``cuda_ops::{_shown_schema(op) if hides else op.schema}``"
+    doc = op.doc or f"``{op.namespace}::{_shown_schema(op) if hides else op.schema}``"
     return _function(op, parameters, body, names, doc)
 
 
@@ -301,14 +301,14 @@ def _function(
     op: OpSpec, parameters: str, body: str, names: dict[str, Any], doc: str | None
 ) -> FunctionType:
     # A real module: torch.compile finds the globals of a function through sys.modules.
-    module = ModuleType(f"cuda_ops.dispatch.public.{op.name}")
+    module = ModuleType(f"cuda_ops.dispatch.public.{op.key}")
     scope = sys.modules.setdefault(module.__name__, module).__dict__
     scope.update(names)
     source = f"def {op.name}({parameters}):\n" + textwrap.indent(body, "    ")
-    exec(compile(source, f"<cuda_ops.{op.name}>", "exec"), scope)
+    exec(compile(source, f"<{op.namespace}.{op.name}>", "exec"), scope)
     function: FunctionType = scope.pop(op.name)
-    function.__doc__ = doc or f"``cuda_ops::{op.schema}``"
-    function.__module__ = "cuda_ops"
+    function.__doc__ = doc or f"``{op.namespace}::{op.schema}``"
+    function.__module__ = modules.get(op.namespace, op.namespace)
     function.__qualname__ = op.name
     return function
 

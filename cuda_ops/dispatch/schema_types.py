@@ -63,7 +63,9 @@ def _spelled(text: str) -> str:
 
 
 def refuse_types(op: str, parsed: torch._C.FunctionSchema) -> None:
-    """Refuses types that no C++ function of a binding can have, and says what to write instead."""
+    """Refuses types that no C++ function of a binding can have, and says what to write instead.
+    ``op`` has its namespace.
+    """
     for argument in parsed.arguments:
         kind = schema_type(argument)
         if kind.removesuffix("?") not in _CPP and kind not in _ARGUMENT_FORMS:
@@ -82,9 +84,7 @@ def _refuse(op: str, what: str, kind: str, instead: dict[str, str], known: str) 
     shown = kind.replace("number", "Scalar")
     way = instead.get(kind) or instead.get(kind.partition("[")[0].rstrip("?"))
     hint = f"write {way}" if way else f"known: {known}"
-    raise ManifestError(
-        f"cuda_ops::{op}: {what} is {shown} in the schema, which no binding can have; {hint}"
-    )
+    raise ManifestError(f"{op}: {what} is {shown} in the schema, which no binding can have; {hint}")
 
 
 def compare(
@@ -102,7 +102,7 @@ def compare(
     ):
         if len(declared) != len(bound):
             raise ManifestError(
-                f"cuda_ops::{op}: the schema has {len(declared)} {what}s, the C++ function for "
+                f"{op}: the schema has {len(declared)} {what}s, the C++ function for "
                 f"{kernel['key']} has {len(bound)}"
             )
         for i, (expected, actual) in enumerate(zip(declared, bound, strict=True)):
@@ -110,14 +110,14 @@ def compare(
             if actual == expected.replace("str", "enum") != expected and what == "argument":
                 if names[i] not in choices:
                     raise ManifestError(
-                        f"cuda_ops::{op}: {label} is an enum in the C++ function for "
+                        f"{op}: {label} is an enum in the C++ function for "
                         f'{kernel["key"]}: expected .one_of("{names[i]}", {{...}}) with the names '
                         "of its values in their order, got none"
                     )
                 continue
             if expected != actual:
                 raise ManifestError(
-                    f"cuda_ops::{op}: {label} is {expected} in the schema ({_cpp(expected)} in "
+                    f"{op}: {label} is {expected} in the schema ({_cpp(expected)} in "
                     f"C++), but the C++ function for {kernel['key']} has {_cpp(actual)}; change "
                     "one of them"
                 )

@@ -31,7 +31,7 @@ def words_of(
     signature: Signature | None,
     composed: bool,
 ) -> dict[str, Any]:
-    """Returns the fields of an ``OpSpec`` that these words set.
+    """Returns the fields of an ``OpSpec`` that these words set; ``name`` has its namespace.
 
     Raises:
         ManifestError: a word names what the operator does not have, or contradicts another one.
@@ -57,18 +57,16 @@ def words_of(
     known = [tag for tag in TAGS if hasattr(torch.Tag, tag)]
     for tag in tags:
         if tag not in TAGS:
-            raise ManifestError(
-                f"cuda_ops::{name}: .tag: expected one of {', '.join(known)}, got {tag!r}"
-            )
+            raise ManifestError(f"{name}: .tag: expected one of {', '.join(known)}, got {tag!r}")
     for device in devices:
         if device not in _DEVICES:
             raise ManifestError(
-                f'cuda_ops::{name}: .nondeterministic: expected "cpu", "cuda" or nothing for '
+                f'{name}: .nondeterministic: expected "cpu", "cuda" or nothing for '
                 f"both, got {device!r}"
             )
     if composed and (no_gradient or linear or tags or devices):
         raise ManifestError(
-            f"cuda_ops::{name}: expected a composed operator without .no_gradient, .linear, .tag "
+            f"{name}: expected a composed operator without .no_gradient, .linear, .tag "
             "and .nondeterministic, as these follow from its parts, got one with them"
         )
     if entry["broadcast"]:
@@ -76,7 +74,7 @@ def words_of(
         if composed or loops < 2:
             actual = "a composed one" if composed else f"{entry['signature']!r}"
             raise ManifestError(
-                f"cuda_ops::{name}: .broadcast: expected an operator with kernels and a signature "
+                f"{name}: .broadcast: expected an operator with kernels and a signature "
                 f"line in which several tensors have loop dims, got {actual}"
             )
     return {
@@ -105,5 +103,7 @@ def may_name(call: str, known: Sequence[str]) -> str:
 def refusal(
     op: str, name: str, expected: str, actual: str, what: str = "argument"
 ) -> ManifestError:
-    """Returns the error of a binding that names an argument, or what else ``what`` says."""
-    return ManifestError(f"cuda_ops::{op}: {what} {name!r}: expected {expected}, got {actual}")
+    """Returns the error of a binding that names an argument, or what else ``what`` says. ``op`` has
+    its namespace.
+    """
+    return ManifestError(f"{op}: {what} {name!r}: expected {expected}, got {actual}")

@@ -396,7 +396,7 @@ def is_refused(subject: Subject, sample: Sample, device: str, error: Exception) 
     op, text = subject.op, str(error)
     if subject.reference is None or "CUDA error" in text:  # a fault
         return False
-    if op.namespace == "cuda_ops" and ": argument '" not in text:
+    if not op.foreign and ": argument '" not in text:
         return False
     for function, arguments in (
         (op.overload, sample.with_tensors(contiguous).make(device)),

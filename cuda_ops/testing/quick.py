@@ -60,7 +60,7 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
     dtype = torch.float32 if torch.float32 in op.dtypes else None
     has_fake = not op.is_composite and plugins.ask("cuda_ops_fake", op) is not None
     samples = chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype))
-    with announced(f"{op.name}: the comparison with its reference on {device}"):
+    with announced(f"{op.key}: the comparison with its reference on {device}"):
         for sample in samples:
             # The function has the operator's name, which the stack of a crash then shows.
             args = sample.make(device)
@@ -81,7 +81,7 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
             if wrong:
                 raise ResultError(
                     f"{op.qualname}: wrong on {device}: {wrong}, for {sample}; "
-                    f"compile_dev.py --check {op.stem} says more"
+                    f"compile_dev.py --check {op.pair} says more"
                 )
             wide = widened(op, subject.reference, sample.make("cpu"))
             compared = without_hidden(op, actual, expected_results(subject, wide))

@@ -74,7 +74,7 @@ class Subject:
     @property
     def name(self) -> str:
         """``silu``, or with its namespace if that is not ``cuda_ops``."""
-        return self.op.name if self.op.namespace == "cuda_ops" else self.op.qualname
+        return self.op.key
 
     @property
     def incomparable(self) -> str:
@@ -92,7 +92,7 @@ class Subject:
     @property
     def unreachable(self) -> str:
         """Why no other process can find the operator; empty if one can."""
-        if self.op.namespace == "cuda_ops" or Path(self.origin.file).is_file():
+        if not self.op.foreign or Path(self.origin.file).is_file():
             return ""
         return "described outside of any file that another process could run"
 
@@ -152,7 +152,9 @@ def _claims(op: OpSpec, plugins: HookAnswers) -> Claims:
 def _is_mapped(op: OpSpec, plugins: HookAnswers) -> bool:
     """Tells whether ``torch.vmap`` takes it, by its own rule or, if composed, its parts' rules."""
     if op.is_composite:
-        return all(find(part).vmap for part in op.calls)
+        from cuda_ops.registry import registry
+
+        return all(find(registry().part_of(op, part)).vmap for part in op.calls)
     return plugins.ask("cuda_ops_vmap", op) is not None
 
 
@@ -178,27 +180,29 @@ def _strategy(op: OpSpec, plugins: HookAnswers) -> SearchStrategy[Sample] | None
 
 
 def find(name: str) -> Subject:
-    """Returns the operator of this name; loads one of cuda_ops, looks up a described one.
+    """Returns the operator of this name; loads one of ours, looks up a described one.
 
     Raises:
         CudaOpsError: there is none, or it cannot be used.
     """
-    if "::" in name:
-        if name not in _described:
-            raise CudaOpsError(f"{name} is not described; call cuda_ops.testing.describe({name!r})")
+    if name in _described:
         return _described[name]
     from cuda_ops.registry import registry
 
+    key = registry().key_of(name)
     try:
-        registry().public(name)
+        registry().public(key)
     except AttributeError:
+        if "::" in key:
+            hint = f"{name} is not described; call cuda_ops.testing.describe({name!r})"
+            raise CudaOpsError(hint) from None
         known = ", ".join(registry().pairs())
         raise CudaOpsError(f"no operator {name!r}; known: {known}") from None
-    operator = registry().loaded(name)
+    operator = registry().loaded(key)
     if operator is None:
         raise CudaOpsError(f"{name} registers itself; describe it with cuda_ops.testing.describe")
     op = operator.spec
-    pair, library = registry().pairs()[op.stem], registry().library_of(op.stem)
+    pair, library = registry().pairs()[op.pair], registry().library_of(op.pair)
     found_anyway = [BUILTIN_ROOT, *(root.resolve() for root in registry().plugins.roots())]
     roots = () if pair.root in found_anyway else (str(pair.root),)
     forward = operator.now.forward.inputs if operator.now.forward is not None else ()
@@ -270,6 +274,7 @@ def describe(
         keys=keys,
         has_cuda="CUDA" in keys,
         namespace=namespace,
+        foreign=True,
     )
     if line is not None and len(line.inputs) != len(op.tensor_positions):
         raise ValueError(

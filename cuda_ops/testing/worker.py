@@ -139,7 +139,7 @@ class Worker:
         start = words.seek(0, os.SEEK_END)
         message = {
             "name": case.subject.name,
-            "stem": case.subject.op.stem,
+            "pair": case.subject.op.pair,
             "origin": asdict(case.subject.origin),
             "check": check.name,
             "device": case.device,
@@ -289,14 +289,14 @@ def _imported(name: str, root: Path, file: Path) -> ModuleType:
 _subjects: dict[tuple[str, Origin], Subject] = {}
 
 
-def _subject(name: str, stem: str, origin: Origin) -> Subject:
+def _subject(name: str, pair: str, origin: Origin) -> Subject:
     """Returns an operator, loaded once from the library that the parent runs."""
     if (name, origin) not in _subjects:
         from cuda_ops.registry import registry
 
         load_origin(origin)
-        if origin.library and registry().library_of(stem) != Path(origin.library):
-            registry().load(stem, Path(origin.library))
+        if origin.library and registry().library_of(pair) != Path(origin.library):
+            registry().load(pair, Path(origin.library))
         _subjects[name, origin] = find(name)
     return _subjects[name, origin]
 
@@ -320,7 +320,7 @@ def _main() -> None:
         place = message["origin"]
         origin = Origin(tuple(place["roots"]), place["file"], place["library"])
         try:
-            subject = _subject(message["name"], message["stem"], origin)
+            subject = _subject(message["name"], message["pair"], origin)
             case = Case(subject, message["device"], Sample.parse(message["sample"]))
             outcome = perform(by_name(message["check"]), case)
         except Exception as error:

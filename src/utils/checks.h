@@ -97,7 +97,7 @@ struct Rules {
 constexpr int64_t kMostNames = 32;
 
 struct Checks {
-  std::string op;
+  std::string op;         // with its namespace
   bool composed = false;  // of other operators: sizes may be symbolic
   bool expands = false;   // whether kernels get all tensors with the same loop dims
   // The lists of .dtypes(): the shared one first, then those of single arguments.

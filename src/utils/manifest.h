@@ -7,6 +7,9 @@
 //         .cuda<silu_cuda>();
 //   }
 //
+// They belong to the namespace `cuda_ops` of the dispatcher, those of `CUDA_OPS(my_ops, library)`
+// to `my_ops`.
+//
 // The library exports that list as JSON; nothing registers itself when it is
 // opened. The loader reads the list, compares the C++ types with the schema,
 // hands back what to check at each call, and only then asks for registration.
@@ -124,9 +127,9 @@ struct Entry<Function, R (*)(Args...)> {
         Returns<R>::push(stack, run(args, kPositions));
       }
     } catch (const OpError& error) {
-      throw std::runtime_error("cuda_ops::" + checks->op + ": " + error.what());
+      throw std::runtime_error(checks->op + ": " + error.what());
     } catch (const UnknownDType& error) {
-      throw std::runtime_error("cuda_ops::" + checks->op + ": " + error.what());
+      throw std::runtime_error(checks->op + ": " + error.what());
     }
   }
 
@@ -134,7 +137,7 @@ struct Entry<Function, R (*)(Args...)> {
   static void trampoline(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
     Boxed target = slot.load(std::memory_order_acquire);
     if (target == nullptr) {
-      throw std::runtime_error("cuda_ops::" + checks->op +
+      throw std::runtime_error(checks->op +
                                ": the library reloaded last has no "
                                "kernel for this device any more; add it back to the binding");
     }
@@ -298,9 +301,9 @@ struct Kernel {
 
 class Op {
  public:
-  Op(std::string schema, std::string signature)
+  Op(const std::string& space, std::string schema, std::string signature)
       : schema_(std::move(schema)), signature_(std::move(signature)) {
-    checks_.op = schema_.substr(0, schema_.find('('));
+    checks_.op = space + "::" + schema_.substr(0, schema_.find('('));
   }
 
   // Every tensor argument that has no list of its own has one of these dtypes, all the same one.
@@ -501,14 +504,19 @@ class Op {
 
 class Library {
  public:
+  explicit Library(const char* space) : space_(space) {}
+
   // `schema` without a namespace; `signature` in NumPy's generalized-ufunc
   // form, one group per tensor argument and per output, or "" for none.
-  Op& op(const char* schema, const char* signature) { return ops_.emplace_back(schema, signature); }
+  Op& op(const char* schema, const char* signature) {
+    return ops_.emplace_back(space_, schema, signature);
+  }
 
   // Strings only: a stream would drag in the locale machinery, which crashes in a
   // process that holds two copies of libstdc++ (a toolchain that links it statically).
   std::string json() const {
-    std::string out = "{\"format\":4,\"archs\":" + quoted(CUDA_OPS_ARCHS) +
+    std::string out = "{\"format\":5,\"namespace\":" + quoted(space_) +
+                      ",\"archs\":" + quoted(CUDA_OPS_ARCHS) +
                       ",\"source_hash\":" + quoted(CUDA_OPS_SOURCE_HASH) + ",\"ops\":[";
     for (const Op& op : ops_) {
       if (&op != &ops_.front()) out += ',';
@@ -602,6 +610,7 @@ class Library {
     return text + "]";
   }
 
+  std::string space_;
   std::deque<Op> ops_;  // a deque: entries keep pointers into its elements
 };
 
@@ -609,11 +618,16 @@ class Library {
 
 #define CUDA_OPS_EXPORT extern "C" __attribute__((visibility("default")))
 
+// CUDA_OPS(library) or CUDA_OPS(my_ops, library), by the number of arguments.
+#define CUDA_OPS(...) CUDA_OPS_CHOSEN(__VA_ARGS__, CUDA_OPS_IN, CUDA_OPS_IN_CUDA_OPS, )(__VA_ARGS__)
+#define CUDA_OPS_CHOSEN(first, second, macro, ...) macro
+#define CUDA_OPS_IN_CUDA_OPS(library) CUDA_OPS_IN(cuda_ops, library)
+
 // Four functions are all that a library shows.
-#define CUDA_OPS(library)                                                                          \
+#define CUDA_OPS_IN(space, library)                                                                \
   static void cuda_ops_define(::cuda_ops::Library& library);                                       \
   CUDA_OPS_EXPORT const char* cuda_ops_manifest(const ::cuda_ops::Host* lent) {                    \
-    static ::cuda_ops::Library built;                                                              \
+    static ::cuda_ops::Library built(#space);                                                      \
     static std::string json;                                                                       \
     ::cuda_ops::host = *lent;                                                                      \
     if (json.empty()) {                                                                            \
@@ -629,7 +643,7 @@ class Library {
   /* Returns 0 on success. */                                                                      \
   CUDA_OPS_EXPORT int cuda_ops_register(const char* op, const char* key, void* trampoline) {       \
     TorchLibraryHandle handle = nullptr;                                                           \
-    if (aoti_torch_library_init_impl("cuda_ops", key, __FILE__, __LINE__, &handle) != 0) {         \
+    if (aoti_torch_library_init_impl(#space, key, __FILE__, __LINE__, &handle) != 0) {             \
       return 1;                                                                                    \
     }                                                                                              \
     /* The handle is never deleted: a registration lives as long as the process. */                \

@@ -44,7 +44,8 @@ def abi(case: Case) -> None:
     assert not missing, f"{path.name} needs symbols that this process lacks: {', '.join(missing)}"
     if "CUDA" not in case.subject.op.keys:
         return
-    archs = open_library(path, case.subject.op.stem).archs
+    op = case.subject.op
+    archs = open_library(path, op.stem, op.namespace).archs
     for index in range(torch.cuda.device_count()):
         capability = torch.cuda.get_device_capability(index)
         assert runs_on(archs, capability), (

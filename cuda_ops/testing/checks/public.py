@@ -16,7 +16,7 @@ from cuda_ops.testing.subject import Subject
 
 
 def _not_ours(subject: Subject, device: str) -> str:
-    return "" if subject.op.namespace == "cuda_ops" else "not an operator of cuda_ops"
+    return "not an operator of cuda_ops" if subject.op.foreign else ""
 
 
 @check("public", None, "the public function differs from the operator",
@@ -27,7 +27,7 @@ def public(case: Case) -> None:
     case.same(_results(function, case), _results(op, case), "cuda_ops.<op>")
     args = case.arguments()
     if hidden := case.subject.op.hidden:
-        name = case.subject.op.name
+        name = case.subject.op.key
         ordered = by_keyword if case.subject.op.draws else in_order  # a random key comes last
         called = ordered(case.subject.op, registry().public(name))
         shown = results(case.subject.op, called, args)

@@ -44,7 +44,7 @@ def _public(case: Case) -> Callable[..., list[torch.Tensor]]:
     What it writes is among its results.
     """
     op = case.subject.op
-    function = registry().public(op.name)
+    function = registry().public(op.key)
     taken = inspect.signature(function).parameters.keys() - {op.random}
 
     def drawing(**given: Any) -> Any:

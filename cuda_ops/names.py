@@ -1,0 +1,48 @@
+"""Names of operators and of their namespaces in the dispatcher."""
+
+from __future__ import annotations
+
+import keyword
+
+#: The namespace of ``CUDA_OPS(library)``.
+HOME = "cuda_ops"
+#: The namespaces that torch has itself, in one version or another.
+TORCH_S_OWN = frozenset({
+    "ao", "aten", "bucketing", "c10d", "c10d_functional", "cuda", "debug_mode_ops", "debugprims",
+    "device_mesh", "export", "fsdp", "higher_order", "inductor", "inductor_prims", "metal", "mkl",
+    "mkldnn", "mkldnn_prepacked", "mps", "mtia", "onednn", "onnx_symbolic", "prepacked", "prim",
+    "prims", "profiler", "pt2e_quant", "quantization", "quantized", "quantized_decomposed",
+    "rngprims", "sparse", "static_runtime", "streams", "symm_mem", "triton", "vulkan",
+    "vulkan_prepack", "xnnpack",
+})  # fmt: skip
+#: What ``torch.ops`` has beside namespaces.
+_OF_TORCH_OPS = ("import_module", "load_library", "loaded_libraries")
+
+
+def keyed(namespace: str, name: str) -> str:
+    """Returns how strings name an operator or a pair: ``silu``, or ``my_ops::silu`` where it is in
+    another namespace than ``cuda_ops``.
+    """
+    return name if namespace == HOME else f"{namespace}::{name}"
+
+
+def apart(key: str) -> tuple[str, str]:
+    """Returns namespace and name of what :func:`keyed` returned, or of a full name,
+    ``cuda_ops::silu``.
+    """
+    namespace, _, name = key.rpartition("::")
+    return namespace or HOME, name
+
+
+def fault_of_namespace(name: str) -> str:
+    """Returns why operators cannot have this namespace; empty where they can."""
+    shown = f"namespace {name!r}"
+    if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name):
+        return f"{shown} is not a Python identifier of ASCII letters"
+    if name.startswith("_"):
+        return f"{shown} starts with an underscore"
+    if name in TORCH_S_OWN:
+        return f"{shown} is one that torch has itself"
+    if name in _OF_TORCH_OPS:
+        return f"{shown} is taken by torch.ops.{name}"
+    return ""

@@ -1,0 +1,104 @@
+"""The operators of a namespace as functions of a Python module: ``my_ops.rms_norm``."""
+
+# The standard library alone at the top: setup.py may come before torch.
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from cuda_ops.names import HOME, fault_of_namespace, keyed
+
+
+class _Listed(str):
+    """A name that ``dir`` of the module gave. Code that walks over those, such as ``help`` and
+    completion, gets a function even for an operator that cannot be used; code that names the
+    operator gets the error.
+    """
+
+    __slots__ = ()
+
+
+def expose(namespace: str, module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Makes a module show the operators of a namespace; each is loaded at its first use.
+
+    Args:
+        namespace: the one that the bindings name, ``CUDA_OPS(my_ops, library)``.
+        module: the name of the module, ``__name__``; a package for instance. What it has itself,
+            and its submodules, come before operators.
+
+    Returns:
+        Its ``__getattr__`` and ``__dir__``.
+
+    Raises:
+        ValueError: operators cannot have this namespace.
+
+    Example::
+
+        from cuda_ops.namespaces import expose
+
+        __getattr__, __dir__ = expose("my_ops", __name__)
+    """
+    if fault := fault_of_namespace(namespace):
+        raise ValueError(f"expose: {fault}")
+    _claim(namespace, module)
+
+    def get(name: str) -> Any:
+        if isinstance(name, _Listed):
+            try:
+                return get(str(name))
+            except Exception as error:  # a plugin's or a guest's code may raise anything
+                return _unusable(get, str(name), error)
+        if name.startswith("_"):
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        if _has_submodule(module, name):
+            return importlib.import_module(f"{module}.{name}")
+        from cuda_ops.registry import registry
+
+        key = keyed(namespace, name)
+        value = registry().public(key)
+        if registry().loaded(key) is not None:
+            # A function for the life of the process, whatever is reloaded: later uses find it at
+            # once. A guest's module is a new one after each reload.
+            setattr(sys.modules[module], name, value)
+        return value
+
+    def names() -> list[str]:
+        from cuda_ops.registry import registry
+
+        pairs = (pair.stem for pair in registry().pairs().values() if pair.namespace == namespace)
+        return sorted({*vars(sys.modules[module]), *map(_Listed, pairs)})
+
+    return get, names
+
+
+def _claim(namespace: str, module: str) -> None:
+    """Makes functions say where they are found, also those that were made before."""
+    if namespace == HOME:
+        return
+    from cuda_ops.spec import functions, modules
+
+    modules[namespace] = module
+    for key, function in functions.items():
+        if key.startswith(f"{namespace}::"):
+            function.__module__ = module
+
+
+def _has_submodule(module: str, name: str) -> bool:
+    if not hasattr(sys.modules[module], "__path__"):
+        return False
+    found = importlib.util.find_spec(f"{module}.{name}")
+    return found is not None and found.origin is not None  # no folder without a module
+
+
+def _unusable(get: Callable[[str], Any], name: str, error: Exception) -> Callable[..., Any]:
+    """Stands in for an operator that cannot be used; its docstring and each call say why."""
+
+    def operator(*args: Any, **kwargs: Any) -> Any:
+        return get(name)(*args, **kwargs)
+
+    operator.__name__ = operator.__qualname__ = name
+    operator.__doc__ = f"Cannot be used: {error}"
+    return operator
