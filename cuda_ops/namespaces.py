@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from cuda_ops.names import HOME, fault_of_namespace, keyed
+from cuda_ops.names import fault_of_namespace, keyed
 
 
 class _Listed(str):
@@ -43,7 +43,6 @@ def expose(namespace: str, module: str) -> tuple[Callable[[str], Any], Callable[
     """
     if fault := fault_of_namespace(namespace):
         raise ValueError(f"expose: {fault}")
-    _claim(namespace, module)
 
     def get(name: str) -> Any:
         if isinstance(name, _Listed):
@@ -63,6 +62,7 @@ def expose(namespace: str, module: str) -> tuple[Callable[[str], Any], Callable[
             # A function for the life of the process, whatever is reloaded: later uses find it at
             # once. A guest's module is a new one after each reload.
             setattr(sys.modules[module], name, value)
+            value.__module__ = module  # so that it can be pickled
         return value
 
     def names() -> list[str]:
@@ -72,18 +72,6 @@ def expose(namespace: str, module: str) -> tuple[Callable[[str], Any], Callable[
         return sorted({*vars(sys.modules[module]), *map(_Listed, pairs)})
 
     return get, names
-
-
-def _claim(namespace: str, module: str) -> None:
-    """Makes functions say where they are found, also those that were made before."""
-    if namespace == HOME:
-        return
-    from cuda_ops.spec import functions, modules
-
-    modules[namespace] = module
-    for key, function in functions.items():
-        if key.startswith(f"{namespace}::"):
-            function.__module__ = module
 
 
 def _has_submodule(module: str, name: str) -> bool:

@@ -37,7 +37,7 @@ from cuda_ops.dispatch.operator import Operator, redefining
 from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, ManifestError, PluginError
 from cuda_ops.names import HOME, apart, keyed
 from cuda_ops.plugins import Plugins, plugin_files
-from cuda_ops.spec import OpSpec, modules
+from cuda_ops.spec import OpSpec
 
 
 class Registry:
@@ -130,7 +130,8 @@ class Registry:
     def _unknown(self, key: str) -> str:
         """Says that there is no such operator, and what may be the reason."""
         namespace, name = apart(key)
-        text = f"module {modules.get(namespace, namespace)!r} has no operator {name!r}"
+        what = "module" if namespace == HOME else "namespace"
+        text = f"{what} {namespace!r} has no operator {name!r}"
         if others := [other for other in self._elsewhere(name) if other in self.pairs()]:
             text += f"; there is torch.ops.{' and torch.ops.'.join(map(_shown, others))}"
         if unusable := "; ".join(self.plugins.problems.values()):

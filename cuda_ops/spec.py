@@ -19,10 +19,6 @@ AutocastPolicy = AutocastWord | Mapping[str, AutocastWord]
 #: The Python function of each operator in this process, by key, filled as they are loaded.
 functions: dict[str, Callable[..., Any]] = {}
 
-#: The Python module that has the functions of a namespace, by namespace; one of its own name where
-#: none is listed.
-modules: dict[str, str] = {}
-
 #: The dtypes that a schema may have as a default, by torch's number for them.
 _DTYPE_OF_CODE = dict(
     enumerate(

@@ -56,7 +56,7 @@ def draw(report: Report, folder: Path) -> list[Path]:
     written = []
     with mpl.rc_context(_STYLE):
         for name, figure in _figures(report, timed, figures.Figure):
-            path = folder / f"{name}.svg"
+            path = folder / f"{name.replace('::', '.')}.svg"
             figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
             written.append(path)
     return written

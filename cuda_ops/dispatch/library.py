@@ -123,7 +123,7 @@ def open_library(path: Path, stem: str, namespace: str = HOME) -> Library:
     kernels: list[Kernel] = []
     slots: dict[int, tuple[str, str]] = {}
     for entry in manifest["ops"]:
-        op = _validated(entry, stem, namespace, ops)
+        op = _validated(entry, stem, ops, namespace)
         ops[op.name] = op
         _kept.append(rules_of(op))
         handle.cuda_ops_check(entry["checks"], ctypes.byref(_kept[-1]))
@@ -253,7 +253,7 @@ def parsed_schema(
 
 
 def _validated(
-    entry: dict[str, Any], stem: str, namespace: str, siblings: dict[str, OpSpec]
+    entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec], namespace: str = HOME
 ) -> OpSpec:
     schema: str = entry["schema"]
     composed = any(kernel["key"] == "CompositeImplicitAutograd" for kernel in entry["kernels"])

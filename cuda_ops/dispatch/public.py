@@ -29,7 +29,7 @@ from cuda_ops.derive.forward_mode import refuse_tangent
 from cuda_ops.derive.random import draw_key
 from cuda_ops.dispatch import functional, lists, placed
 from cuda_ops.dispatch.generation import Served
-from cuda_ops.spec import AutocastPolicy, OpSpec, default_of, modules
+from cuda_ops.spec import AutocastPolicy, OpSpec, default_of
 
 
 def make(operator: Served) -> tuple[FunctionType, FunctionType]:
@@ -308,7 +308,7 @@ def _function(
     exec(compile(source, f"<{op.namespace}.{op.name}>", "exec"), scope)
     function: FunctionType = scope.pop(op.name)
     function.__doc__ = doc or f"``{op.namespace}::{op.schema}``"
-    function.__module__ = modules.get(op.namespace, op.namespace)
+    function.__module__ = op.namespace
     function.__qualname__ = op.name
     return function
 
