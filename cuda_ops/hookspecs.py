@@ -47,7 +47,8 @@ def cuda_ops_roots() -> Iterable[Path]:  # type: ignore[empty-body]
     """Folders with a ``kernels/`` and a ``bindings/`` folder each.
 
     Fires when operators are first listed. All answers are joined; the same
-    operator in two roots is an error.
+    operator of one namespace in two of them is an error, and in one that was
+    added by hand leaves the installed one aside.
     """
 
 

@@ -92,6 +92,7 @@ def _installed_roots() -> list[Path]:
         except (ImportError, ValueError):  # of an install that is broken
             continue
         for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-            for depth in ("bindings", "*/bindings", "*/*/bindings"):
-                roots |= {path.parent: None for path in sorted(Path(folder).glob(depth))}
-    return [root for root in roots if not root_problem(root)]
+            for depth in ("", "*/", "*/*/"):
+                for part in ("bindings", "kernels"):
+                    roots |= {path.parent: None for path in Path(folder).glob(depth + part)}
+    return sorted(root for root in roots if not root_problem(root))

@@ -1,1 +1,5 @@
-"""A package that brings an operator to cuda_ops: ``cuda_ops.leaky_clip``."""
+"""A package with an operator in a namespace of its own: ``cuda_ops_leaky.leaky_clip``."""
+
+from cuda_ops.namespaces import expose
+
+__getattr__, __dir__ = expose("cuda_ops_leaky", __name__)

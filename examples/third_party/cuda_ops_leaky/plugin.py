@@ -11,6 +11,7 @@ import torch
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import BenchmarkCase, OpSpec
 
+OP = "cuda_ops_leaky::leaky_clip"
 SLOPE, LIMIT = 0.1, 6.0
 
 
@@ -21,13 +22,13 @@ def cuda_ops_roots() -> Iterable[Path]:
 
 @hookimpl
 def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
-    # An installed plugin is asked about every operator, so it says which one it means.
-    return torch_leaky_clip if op.name == "leaky_clip" else None
+    # An installed plugin is asked about every operator of every namespace.
+    return torch_leaky_clip if op.key == OP else None
 
 
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    return [_case(*point) for point in _POINTS] if op.name == "leaky_clip" else None
+    return [_case(*point) for point in _POINTS] if op.key == OP else None
 
 
 _POINTS = (

@@ -40,7 +40,7 @@ Tensor leaky_clip_backward_cuda(const Tensor& grad_out, const Tensor& x, double 
 
 }  // namespace
 
-CUDA_OPS(library) {
+CUDA_OPS(cuda_ops_leaky, library) {
   library.op("leaky_clip(Tensor x, float slope, float limit) -> Tensor", "()->()")
       .dtypes(kFloating)
       .doc(R"(A leaky rectifier with a ceiling: min(x < 0 ? slope * x : x, limit).
