@@ -7,7 +7,7 @@ import keyword
 #: The namespace of ``CUDA_OPS(library)``.
 HOME = "cuda_ops"
 #: The namespaces that torch has itself, in one version or another.
-TORCH_S_OWN = frozenset({
+OF_TORCH = frozenset({
     "ao", "aten", "bucketing", "c10d", "c10d_functional", "cuda", "debug_mode_ops", "debugprims",
     "device_mesh", "export", "fsdp", "higher_order", "inductor", "inductor_prims", "metal", "mkl",
     "mkldnn", "mkldnn_prepacked", "mps", "mtia", "onednn", "onnx_symbolic", "prepacked", "prim",
@@ -16,7 +16,7 @@ TORCH_S_OWN = frozenset({
     "vulkan_prepack", "xnnpack",
 })  # fmt: skip
 #: What ``torch.ops`` has beside namespaces.
-_OF_TORCH_OPS = ("import_module", "load_library", "loaded_libraries")
+_BESIDE_NAMESPACES = ("import_module", "load_library", "loaded_libraries")
 
 
 def keyed(namespace: str, name: str) -> str:
@@ -41,8 +41,8 @@ def fault_of_namespace(name: str) -> str:
         return f"{shown} is not a Python identifier of ASCII letters"
     if name.startswith("_"):
         return f"{shown} starts with an underscore"
-    if name in TORCH_S_OWN:
+    if name in OF_TORCH:
         return f"{shown} is one that torch has itself"
-    if name in _OF_TORCH_OPS:
+    if name in _BESIDE_NAMESPACES:
         return f"{shown} is taken by torch.ops.{name}"
     return ""

@@ -8,6 +8,7 @@ swapped. An operator's schema is defined, and its trampolines registered, once.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import threading
 import warnings
@@ -174,16 +175,18 @@ class Registry:
             AttributeError: no operator of ours has this name.
             CudaOpsError: what may define it cannot be used; says why.
         """
-        pairs = tuple(self.pairs().values())
+        key, pairs = keyed(namespace, name), tuple(self.pairs().values())
+        if any(pair.defines(namespace, name) for pair in pairs):
+            with contextlib.suppress(AttributeError):  # only its name is like that
+                self.public(key)
+                return True
         guests = [pair.key for pair in pairs if pair.registers(namespace, name)]
-        for key in guests:
-            if key not in self._guests:
-                self.load(key)
-        ours = any(pair.defines(namespace, name) for pair in pairs)
-        if not ours and (guests or namespace != HOME):
-            return bool(guests)
-        self.public(keyed(namespace, name))
-        return True
+        for guest in guests:
+            if guest not in self._guests:
+                self.load(guest)
+        if not guests and namespace == HOME:
+            self.public(key)  # which says why there is none
+        return bool(guests)
 
     def operators(self, pair: str) -> dict[str, Operator]:
         """Returns the operators of the pair with this key, by key; loads it if need be."""
@@ -311,7 +314,7 @@ class Registry:
     def _built_library(self, pair: Pair, text: Text) -> Path:
         where = shlex.quote(str(pair.root))
         root = f"--root {where} " if pair.root != BUILTIN_ROOT.resolve() else ""
-        build = f"python compile_dev.py {root}{pair.stem}"
+        build = f"python compile_dev.py {root}{pair.key}"
         try:
             library = compiling.find_library(pair, text)
         except DamagedError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -150,7 +151,7 @@ class OpSpec:
         """Name in the dispatcher, ``"cuda_ops::silu"``."""
         return f"{self.namespace}::{self.name}"
 
-    @property
+    @cached_property  # formulas ask for it at each call
     def key(self) -> str:
         """How strings name it: ``silu``, or ``my_ops::silu`` in another namespace."""
         return keyed(self.namespace, self.name)

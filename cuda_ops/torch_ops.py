@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from cuda_ops.build.discovery import BUILTIN_ROOT, Pair, root_problem, survey
-from cuda_ops.names import HOME, TORCH_S_OWN
+from cuda_ops.names import HOME, OF_TORCH
 
 
 class _Namespace(torch._ops._OpNamespace):
@@ -50,7 +50,7 @@ def install() -> None:
 
 
 def _take_over(namespace: Any) -> None:
-    if type(namespace) is torch._ops._OpNamespace and namespace.name not in TORCH_S_OWN:
+    if type(namespace) is torch._ops._OpNamespace and namespace.name not in OF_TORCH:
         namespace.__class__ = _Namespace
 
 

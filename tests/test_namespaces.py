@@ -25,7 +25,7 @@ from cuda_ops.dev import main
 from cuda_ops.dev.scaffold import new_pair
 from cuda_ops.dispatch import declared
 from cuda_ops.errors import CudaOpsError, DiscoveryError, ManifestError
-from cuda_ops.names import TORCH_S_OWN, apart, fault_of_namespace, keyed
+from cuda_ops.names import OF_TORCH, apart, fault_of_namespace, keyed
 from cuda_ops.namespaces import expose
 from cuda_ops.registry import registry
 from cuda_ops.testing import check_op
@@ -183,7 +183,7 @@ def test_the_namespaces_of_this_torch_are_known() -> None:
     done = fresh("import torch; print(*torch._C._dispatch_get_all_op_names())")
     assert done.returncode == 0, done.stderr
     spaces = {name.partition("::")[0] for name in done.stdout.split()}
-    assert {space for space in spaces if not space.startswith("_")} <= TORCH_S_OWN
+    assert {space for space in spaces if not space.startswith("_")} <= OF_TORCH
     assert fault_of_namespace("my_ops") == ""
 
 
@@ -195,8 +195,8 @@ def test_the_text_names_the_namespace_of_a_root(tmp_path: Path) -> None:
     assert all(pair.namespace == "my_ops" and not pair.problem for pair in pairs.values())
     (tmp_path / "bindings" / "other.cpp").write_text("// CUDA_OPS(no, x)\nCUDA_OPS(\n  l) {}")
     assert survey([tmp_path])[0]["my_ops::other"].problem == (
-        f"{tmp_path}/bindings/other.cpp: expected CUDA_OPS(my_ops, library), as "
-        f"{tmp_path}/bindings/add.cpp has, got CUDA_OPS(library): a root has one namespace"
+        f"{tmp_path}/bindings/other.cpp: expected CUDA_OPS(my_ops, library), as in "
+        f"{tmp_path}/bindings/add.cpp, got CUDA_OPS(library): a root has one namespace"
     )
 
 

@@ -125,9 +125,11 @@ class Pair:
             )
         declared = {space for code in self._codes if (space := _namespace_in(code))}
         for namespace in sorted(declared - {self.namespace}):
+            others = (path for space, path in _namespaces_in(self.root) if space == self.namespace)
+            first = next(others, "the operators of cuda_ops")
             return (
-                f"{self.sources[0]}: expected {macro_of(self.namespace)}, as {_first_native(self.root)}"
-                f" has, got {macro_of(namespace)}: a root has one namespace"
+                f"{self.sources[0]}: expected {macro_of(self.namespace)}, as in {first}, got "
+                f"{macro_of(namespace)}: a root has one namespace"
             )
         if declared and self.namespace != HOME and (fault := fault_of_namespace(self.namespace)):
             return f"{self.sources[0]}: {fault}; choose another in {macro_of(self.namespace)}"
@@ -314,13 +316,13 @@ def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
 
 def namespace_of(root: Path) -> str:
     """Returns the namespace that the first ``CUDA_OPS`` of a root names; empty if there is none."""
-    first = _first_native(root)
-    return "" if first is None else _namespace_in(_code(first))
+    return next(_namespaces_in(root), ("", root))[0]
 
 
-def _first_native(root: Path) -> Path | None:
-    paths = (*sorted(root.glob("bindings/[!.]*.cpp")), *sorted(root.glob("kernels/[!.]*.cu")))
-    return next((path for path in paths if _namespace_in(_code(path))), None)
+def _namespaces_in(root: Path) -> Iterator[tuple[str, Path]]:
+    for path in (*sorted(root.glob("bindings/[!.]*.cpp")), *sorted(root.glob("kernels/[!.]*.cu"))):
+        if namespace := _namespace_in(_code(path)):
+            yield namespace, path
 
 
 def illegal_name(stem: str, remedy: str = "rename the file") -> str:

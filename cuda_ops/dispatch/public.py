@@ -301,7 +301,7 @@ def _function(
     op: OpSpec, parameters: str, body: str, names: dict[str, Any], doc: str | None
 ) -> FunctionType:
     # A real module: torch.compile finds the globals of a function through sys.modules.
-    module = ModuleType(f"cuda_ops.dispatch.public.{op.key}")
+    module = ModuleType(f"cuda_ops.dispatch.public.{op.key.replace('::', '.')}")
     scope = sys.modules.setdefault(module.__name__, module).__dict__
     scope.update(names)
     source = f"def {op.name}({parameters}):\n" + textwrap.indent(body, "    ")
