@@ -9,12 +9,14 @@ import importlib.metadata
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cuda_ops.build.discovery import BUILTIN_ROOT, Pair, root_problem, survey
 from cuda_ops.names import HOME, OF_TORCH
+
+if TYPE_CHECKING:
+    from cuda_ops.build.discovery import Pair
 
 
 class _Namespace(torch._ops._OpNamespace):
@@ -61,6 +63,8 @@ def _define(namespace: str, name: str) -> bool:
     imported for a name that no file has, and nothing is loaded from within a load.
     """
     known = sys.modules.get("cuda_ops.registry")
+    if not hasattr(known, "is_made"):  # not imported yet, or in the middle of it
+        known = None
     if known is not None and (known.is_loading() or (known.is_importing() and namespace != HOME)):
         return False
     if namespace != HOME and (known is None or not known.is_made()):
@@ -77,7 +81,10 @@ def _pairs_at_hand() -> tuple[Pair, ...]:
     """Returns the pairs of cuda_ops and those inside of the packages that have plugins, which this
     does not import.
     """
-    return tuple(survey([BUILTIN_ROOT], _installed_roots())[0].values())
+    from cuda_ops.build.discovery import BUILTIN_ROOT, root_problem, survey
+
+    roots = [root for root in _installed_roots() if not root_problem(root)]
+    return tuple(survey([BUILTIN_ROOT], roots)[0].values())
 
 
 def _installed_roots() -> list[Path]:
@@ -95,4 +102,4 @@ def _installed_roots() -> list[Path]:
             for depth in ("", "*/", "*/*/"):
                 for part in ("bindings", "kernels"):
                     roots |= {path.parent: None for path in Path(folder).glob(depth + part)}
-    return sorted(root for root in roots if not root_problem(root))
+    return sorted(roots)
