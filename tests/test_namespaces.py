@@ -21,7 +21,7 @@ import cuda_ops
 from cuda_ops import torch_ops
 from cuda_ops.build.discovery import Pair, survey
 from cuda_ops.compile_ops import compile_ops, compiled_ops, reload
-from cuda_ops.dev import main
+from cuda_ops.dev import main, watch
 from cuda_ops.dev.scaffold import new_pair
 from cuda_ops.dispatch import declared
 from cuda_ops.errors import CudaOpsError, DiscoveryError, ManifestError
@@ -347,10 +347,16 @@ def test_a_reload_is_of_one_namespace(spaces: tuple[Spaced, Spaced]) -> None:
         assert torch.equal(functions[1](X, Y), X + 100 * Y)
         assert first.function is functions[0]
 
+        first.write(13)
+        pair = registry().pairs()["first_ops::add"]
+        line = watch._after_save(pair, watch._text(pair)[0], None, "cpu", {})
+        assert line.startswith("first_ops::add: ") and "wrong on cpu" in line
+        assert torch.equal(functions[0](X, Y), X + 13 * Y)
+
         first.write(12, more=", *, int unused=1")
         with pytest.raises(ManifestError, match=r"^first_ops::add: the schema has 3 arguments"):
             reload("first_ops::add")
-        assert torch.equal(functions[0](X, Y), X + 11 * Y)
+        assert torch.equal(functions[0](X, Y), X + 13 * Y)
     finally:
         first.write(10)
         reload("first_ops::add")
@@ -553,7 +559,7 @@ def test_an_added_root_is_used_in_place_of_an_installed_copy(
     done = fresh(
         f"""
 import sys, torch, cuda_ops
-from cuda_ops.dev import main
+from cuda_ops.dev import main, watch
 status = main(["--root", {str(mine)!r}, "mine_and_theirs"])
 x = torch.ones(2)
 print(torch.ops.{namespace}.mine_and_theirs(x, x).tolist())
