@@ -114,4 +114,4 @@ def test_only_where_loop_dims_broadcast() -> None:
         entry = {**empty, "broadcast": True, "signature": line}
         signature = parse_signature(line) if line else None
         with pytest.raises(ManifestError, match=r"cuda_ops::f: \.broadcast: expected an operator"):
-            words_of("f", entry, parsed, signature, composed)
+            words_of("cuda_ops::f", entry, parsed, signature, composed)

@@ -188,7 +188,7 @@ def entry(**words: Any) -> dict[str, Any]:
 def test_words_that_do_not_fit_are_refused(words: dict[str, Any], text: str) -> None:
     schema = torch._C.parse_schema("f(Tensor x, Tensor y, int k) -> (Tensor out, Tensor lse)")
     with pytest.raises(ManifestError, match=rf"cuda_ops::f: .*{text}"):
-        words_of("f", entry(**words), schema, parse_signature("(n),()->(n),(n)"), False)
+        words_of("cuda_ops::f", entry(**words), schema, parse_signature("(n),()->(n),(n)"), False)
 
 
 def test_a_gradient_that_is_none_by_design_is_not_returned() -> None:

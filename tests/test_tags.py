@@ -143,14 +143,14 @@ def test_unknown_words_are_refused_with_a_list(words: dict[str, Any], text: str)
     entry = {**NOTHING, **words}
     parsed, line = spec("f(Tensor x) -> Tensor", "()->()").parsed, parse_signature("()->()")
     with pytest.raises(ManifestError, match=f"cuda_ops::f: {text}"):
-        words_of("f", entry, parsed, line, False)
+        words_of("cuda_ops::f", entry, parsed, line, False)
     with pytest.raises(ManifestError):
-        words_of("f", {**entry, "tags": ["pointwise"]}, parsed, line, True)
+        words_of("cuda_ops::f", {**entry, "tags": ["pointwise"]}, parsed, line, True)
 
 
 def test_tags_are_torch_s() -> None:
     old = {"cudagraph_unsafe", "needs_fixed_stride_order", "nondeterministic_seeded", "pointwise"}
     assert old <= {tag for tag in TAGS if hasattr(torch.Tag, tag)}
     parsed, line = spec("f(Tensor x) -> Tensor", "()->()").parsed, parse_signature("()->()")
-    words = words_of("f", {**NOTHING, "tags": [*TAGS, "pointwise"]}, parsed, line, False)
+    words = words_of("cuda_ops::f", {**NOTHING, "tags": [*TAGS, "pointwise"]}, parsed, line, False)
     assert words["tags"] == tuple(tag for tag in TAGS if hasattr(torch.Tag, tag))
