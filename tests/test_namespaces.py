@@ -465,6 +465,8 @@ assert torch.equal(torch.ops.scratch_ops.add(x, x), x * 4)
 import scratch_package
 assert torch.equal(scratch_package.add(x, x), x * 4)
 assert scratch_package.add.__module__ == "scratch_package"
+from scratch_package import add, plugin
+assert plugin.cuda_ops_roots() and "add" in dir(scratch_package)
 import pickle
 assert pickle.loads(pickle.dumps(scratch_package.add)) is scratch_package.add
 assert not hasattr(torch.ops.others, "add") and not hasattr(torch.ops.aten, "nowhere")

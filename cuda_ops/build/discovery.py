@@ -5,6 +5,7 @@ Standard library only, so that ``setup.py`` can use it before torch is there.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import keyword
 import re
@@ -321,8 +322,9 @@ def namespace_of(root: Path) -> str:
 
 def _namespaces_in(root: Path) -> Iterator[tuple[str, Path]]:
     for path in (*sorted(root.glob("bindings/[!.]*.cpp")), *sorted(root.glob("kernels/[!.]*.cu"))):
-        if namespace := _namespace_in(_code(path)):
-            yield namespace, path
+        with contextlib.suppress(OSError):  # an editor is replacing the file
+            if namespace := _namespace_in(_code(path)):
+                yield namespace, path
 
 
 def illegal_name(stem: str, remedy: str = "rename the file") -> str:
