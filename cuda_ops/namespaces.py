@@ -49,7 +49,7 @@ def expose(namespace: str, module: str) -> tuple[Callable[[str], Any], Callable[
             try:
                 return get(str(name))
             except Exception as error:  # a plugin's or a guest's code may raise anything
-                return _unusable(get, str(name), error)
+                return _unusable(get, module, str(name), error)
         if name.startswith("_"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         if _has_submodule(module, name):
@@ -81,12 +81,15 @@ def _has_submodule(module: str, name: str) -> bool:
     return found is not None and found.origin is not None  # no folder without a module
 
 
-def _unusable(get: Callable[[str], Any], name: str, error: Exception) -> Callable[..., Any]:
+def _unusable(
+    get: Callable[[str], Any], module: str, name: str, error: Exception
+) -> Callable[..., Any]:
     """Stands in for an operator that cannot be used; its docstring and each call say why."""
 
     def operator(*args: Any, **kwargs: Any) -> Any:
         return get(name)(*args, **kwargs)
 
     operator.__name__ = operator.__qualname__ = name
+    operator.__module__ = module  # help shows what a module has itself
     operator.__doc__ = f"Cannot be used: {error}"
     return operator
