@@ -13,14 +13,13 @@ tensor([0., 0., 0.])
 # `from __future__ import annotations` either.
 import importlib.util as _util
 
+from cuda_ops.namespaces import expose as _expose
+
 __version__ = "0.1.0"
 
 if _util.find_spec("torch") is not None:  # setup.py may come before torch
     from cuda_ops import torch_ops as _torch_ops
 
     _torch_ops.install()
-
-
-from cuda_ops.namespaces import expose as _expose
 
 __getattr__, __dir__ = _expose("cuda_ops", __name__)
