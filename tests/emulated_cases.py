@@ -373,7 +373,7 @@ NORM = {
     "more rows than blocks": Norm("pack 8, packs 2, lanes 96 of 96", 1100, 1032, "float16"),
     "vectors of 8 bytes": Norm("pack 4, packs 4, lanes 288 of 288, stages 3", 9, 4100, "bfloat16"),
     "vectors of 8 bytes in float32": Norm("pack 2, packs 4", 9, 1030),
-    "long rows": Norm("pack 4, packs 8, lanes 416 of 416, stages 2", 300, 13000),
+    "long rows": Norm("pack 4, packs 8, lanes 416 of 416, stages 1", 300, 13000),
     "rows that are read again": Norm("pack 4, packs 0, lanes 512 of 512, stages 0", 3, 17000),
     "single elements": Norm("pack 1, packs 8, lanes 32 of 128, stages 0", 40, 201),
     "single elements of a block": Norm("pack 1", 7, 1001, "bfloat16"),

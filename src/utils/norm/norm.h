@@ -110,7 +110,10 @@ inline NormGradientConfig norm_gradient_config(const NormGradient& p, const Devi
     const int64_t stage = gradient_stage_bytes(config, size_of(norm.dtype), has_bias);
     const int64_t room = device.capability < 80 ? 0 : device.shared_memory_per_block;
     if (resident * stage > room) resident = 1;
-    const int64_t stages = room / (resident * stage);
+    // What is left is the L1 cache, which should keep the weights.
+    const int64_t fitting = room / (resident * stage);
+    const int64_t beside = (room - norm.n * size_of(norm.weight_dtype)) / (resident * stage);
+    const int64_t stages = fitting == 0 ? 0 : beside < 1 ? 1 : beside;
     config.stages = int(stages < kMostStages ? stages : kMostStages);
     config.shared_bytes = config.stages * stage;
     if (config.stages == 0) {  // every row is read again, by a block
