@@ -7,7 +7,7 @@ import math
 import torch
 
 from cuda_ops.errors import ResultError
-from cuda_ops.spec import OpSpec
+from cuda_ops.spec import NO_REFERENCE, OpSpec
 from cuda_ops.testing.announce import announced
 from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.compare import (
@@ -24,7 +24,7 @@ from cuda_ops.testing.compare import (
 )
 from cuda_ops.testing.draw import Draw, chosen
 from cuda_ops.testing.samples import MAX_NUMEL, Sample
-from cuda_ops.testing.subject import NO_REFERENCE, HookAnswers, subject_of
+from cuda_ops.testing.subject import HookAnswers, subject_of
 
 
 def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:

@@ -15,11 +15,10 @@ from cuda_ops.build.discovery import BUILTIN_ROOT
 from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.errors import CudaOpsError, PluginError
 from cuda_ops.signature import parse_signature
-from cuda_ops.spec import AutocastPolicy, Claims, OpSpec
+from cuda_ops.spec import NO_REFERENCE, AutocastPolicy, Claims, OpSpec
 from cuda_ops.testing import samples
 from cuda_ops.testing.samples import Sample
 
-NO_REFERENCE = "no reference"
 #: ``declared``: there is a formula; ``refused``: asking for a gradient raises and says so;
 #: ``none``: the operator does not claim to be differentiable.
 Gradient = Literal["declared", "refused", "none"]
