@@ -100,7 +100,7 @@ def _gradient(operator: Operator) -> str:
     op, forward = operator.spec, operator.now.forward
     why = why_none(op, operator.now.autograd)
     if why:
-        said = re.sub(r"'(\w+)'|\b(\w+_backward)\b", r"`\1\2`", why)
+        said = re.sub(r"(\w+_backward)", r"`\1`", why)
         text = f"none ({said})"
     else:
         names = [op.argument_names[i] for i in operator.now.differentiable]

@@ -67,7 +67,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
 def why_none(op: OpSpec, formula: Autograd | None) -> str:
     """Says in a few words why an operator with this formula has no gradient; empty if it has."""
     if formula is None:
-        return f"it writes {op.written_text}" if op.written else "its arguments are integers"
+        return "it writes its arguments" if op.written else "integers only"
     if not isinstance(formula.backward, NoGradient):
         return ""
     floating = [name for name in op.tensor_names if may_float(op, name)]
