@@ -33,7 +33,7 @@ from cuda_ops.testing import (
     check_op,
     describe,
 )
-from cuda_ops.testing.__main__ import main, parse_line
+from cuda_ops.testing.__main__ import main, parse_line, replay
 from cuda_ops.testing.case import Case, Check, NotRunError
 from cuda_ops.testing.checks import QUICK, by_name
 from cuda_ops.testing.checks.abi import runs_on, undefined_symbols
@@ -285,6 +285,8 @@ def test_others_are_drawn_in_place_of_samples_that_are_refused(reciprocal: Subje
     assert entry.passed and entry.count == 1, str(report)
     assert entry.refusal == f"ValueError: by 0, for {sample}"
     assert f"by its reference too: {entry.refusal}" in str(report)
+    again = replay(f"refusing::divided::reference[cpu] {sample}", isolate=False)
+    assert again.passed is None and again.reason.endswith(f"too: {entry.refusal}")
 
 
 def test_a_check_that_gets_no_sample_quotes_the_smallest_refused_one(reciprocal: Subject) -> None:

@@ -37,13 +37,17 @@ class CheckEntry:
     def name(self) -> str:
         return f"{self.check}[{self.device}]"
 
+    @property
+    def reason(self) -> str:
+        """``detail``, and the refused sample."""
+        return _quoted(self.detail, self.refusal)
+
     def __str__(self) -> str:
-        quoted = f"{self.detail}: {self.refusal}" if self.refusal else self.detail
         if self.passed:
             samples = f"{self.count} sample" + ("s" if self.count != 1 else "")
-            return f"ok      {self.name}: {samples}{', ' if quoted else ''}{quoted}"
+            return f"ok      {self.name}: {samples}{', ' if self.reason else ''}{self.reason}"
         if self.passed is None:
-            return f"not run {self.name}: {quoted}"
+            return f"not run {self.name}: {self.reason}"
         lines = [f"FAILED  {self.name}: {self.label}", *_indented(self.detail)]
         if self.reproduce:
             lines.append(f"        reproduce: {self.reproduce}")
