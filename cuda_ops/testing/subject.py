@@ -12,6 +12,7 @@ import torch
 from hypothesis.strategies import SearchStrategy
 
 from cuda_ops.build.discovery import BUILTIN_ROOT
+from cuda_ops.derive.gradient import why_none
 from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.errors import CudaOpsError, PluginError
 from cuda_ops.signature import parse_signature
@@ -69,6 +70,8 @@ class Subject:
     forward: tuple[int, ...] = ()
     #: Further samples for compute-sanitizer.
     kernel_samples: tuple[Sample, ...] = ()
+    #: Why there is no gradient, if it is known.
+    why_no_gradient: str = ""
 
     @property
     def name(self) -> str:
@@ -138,6 +141,7 @@ def subject_of(
         origin=origin or Origin(),
         forward=forward,
         kernel_samples=tuple(plugins.ask("cuda_ops_kernel_samples", op) or ()),
+        why_no_gradient="" if op.is_composite else why_none(op, autograd),
     )
 
 
