@@ -263,11 +263,7 @@ __global__ void __launch_bounds__(kScanThreads, 2)
   if constexpr (kParts) {
     C own[1] = {0}, earlier[1];
     for (int w = 0; w < int(blockDim.x) / 32; ++w) own[0] += carries[w];
-    __shared__ C shared[kScanThreads];
-    auto* const states = static_cast<uint32_t*>(p.workspace);
-    auto* const sums = static_cast<char*>(p.workspace) + scan_state_bytes(config);
-    look_back<C, 1>({states, reinterpret_cast<C*>(sums), config.lines, 1}, part, own, shared,
-                    earlier);
+    look_back<1>(parts_of<C>(p.workspace, config), part, own, earlier);
     start = earlier[0] + start;
   }
 
@@ -363,11 +359,7 @@ __global__ void __launch_bounds__(kScanThreads, 2)
 #pragma unroll
       for (int v = 0; v < kPack; ++v) own[v] += totals[w][side * kPack + v];
     }
-    __shared__ C shared[kScanThreads * kPack];
-    auto* const states = static_cast<uint32_t*>(p.workspace);
-    auto* const sums = static_cast<char*>(p.workspace) + scan_state_bytes(config);
-    look_back<C, kPack>({states, reinterpret_cast<C*>(sums), config.lines, lanes}, part, own,
-                        shared, earlier);
+    look_back<kWidth>(parts_of<C>(p.workspace, config), part, own, earlier);
 #pragma unroll
     for (int v = 0; v < kPack; ++v) start[v] = earlier[v] + start[v];
   }
@@ -390,7 +382,7 @@ __global__ void __launch_bounds__(kScanThreads, 2)
 
 constexpr int kForgetThreads = 256;
 
-// Before a launch nothing is known of any part.
+// Before a launch nothing is known of any part or group.
 __global__ void __launch_bounds__(kForgetThreads) forget_kernel(uint32_t* states, int64_t count) {
   let_next_start();
   const int64_t i = int64_t(blockIdx.x) * kForgetThreads + threadIdx.x;
@@ -406,8 +398,9 @@ cudaError_t launch_scan(const Scan& p, const ScanConfig& config, cudaStream_t st
     return cudaGetLastError();
   }
   auto* const states = static_cast<uint32_t*>(p.workspace);
-  const auto forgetting = unsigned((config.blocks + kForgetThreads - 1) / kForgetThreads);
-  forget_kernel<<<forgetting, kForgetThreads, 0, stream>>>(states, config.blocks);
+  const int64_t count = ScanRoom(config, 0).states;
+  const auto forgetting = unsigned(ceil_div(count, kForgetThreads));
+  forget_kernel<<<forgetting, kForgetThreads, 0, stream>>>(states, count);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   auto* kernel = config.columns ? columns_kernel<T, kPack, true> : rows_kernel<T, kPack, true>;
   return launch_early(kernel, blocks, config.threads, 0, stream, p, config);

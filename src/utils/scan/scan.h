@@ -133,16 +133,32 @@ inline ScanConfig scan_config(const Scan& p, const DeviceInfo& device) {
   return config;
 }
 
-// Each part has a word that says what is known of it, and two sums for each column: its own, and
-// that up to its end.
-constexpr int64_t scan_state_bytes(const ScanConfig& config) {
-  return ceil_div(config.blocks * 4, 16) * 16;
-}
+// Parts that are added up together, before those of other groups.
+constexpr int kPartsOfGroup = 32;
+
+// The workspace: a word for each part, and then for each group of parts, that says what is known of
+// it; a sum of each part; and two of each group, its own and that up to its end.
+struct ScanRoom {
+  int64_t states;  // parts and groups
+  int64_t width;   // numbers of a sum
+  int64_t sums;    // bytes before the first sum
+  int64_t bytes;
+
+  constexpr ScanRoom(const ScanConfig& config, int64_t sum_bytes)
+      : states(config.blocks + groups(config)),
+        width(config.columns ? config.lanes * config.pack : 1),
+        sums(ceil_div(states * 4, 16) * 16),
+        bytes(sums + (config.blocks + 2 * groups(config)) * width * sum_bytes) {}
+
+ private:
+  static constexpr int64_t groups(const ScanConfig& config) {
+    return config.lines * ceil_div(config.parts, kPartsOfGroup);
+  }
+};
+
 inline int64_t scan_workspace(const Scan& p, const DeviceInfo& device) {
   const ScanConfig config = scan_config(p, device);
-  if (config.parts == 1) return 0;
-  const int64_t width = config.columns ? config.lanes * config.pack : 1;
-  return scan_state_bytes(config) + config.blocks * 2 * width * scan_sum_bytes(p.dtype);
+  return config.parts == 1 ? 0 : ScanRoom(config, scan_sum_bytes(p.dtype)).bytes;
 }
 
 }  // namespace cuda_ops
