@@ -46,6 +46,8 @@ class Row:
     max_error: float | None = None
     #: Why ``max_error`` is missing: a few words, and more after a colon.
     uncompared: str = ""
+    #: How many samples the operator refused while others were compared, and how.
+    refused: str = ""
     note: str = ""
     error: str = ""
     warnings: tuple[str, ...] = ()
@@ -235,7 +237,7 @@ def _load(built: compiling.Built, row: Row, compare: bool) -> None:
         return
     device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
     try:
-        error = _max_error(operator, built, device)
+        error, row.refused = _compared(operator, built, device)
     except (ResultError, KitError) as wrong:  # it stays loaded, so that its author can look at it
         row.error = str(wrong)
     else:
@@ -259,19 +261,19 @@ def _gradients(operator: Operator) -> str:
     return "of " + ", ".join(having)
 
 
-def _max_error(operator: Operator, built: compiling.Built, device: str) -> float | str:
-    """Returns the largest error on a few fixed samples, or why there is none. The file beside the
-    library keeps it, since neither changes, so that a run with nothing to build need not start the
-    GPU.
+def _compared(operator: Operator, built: compiling.Built, device: str) -> tuple[float | str, str]:
+    """Returns the largest error on a few fixed samples, or why there is none, and which of them the
+    operator refused. The file beside the library keeps both, since neither changes, so that a run
+    with nothing to build need not start the GPU.
     """
     store = built.path.with_suffix(".compared.json")
     key = f"{device}, torch {torch.__version__}, {operator.now.fingerprint}"
-    known: dict[str, float | str] = cache.read_json(store)
-    if not isinstance(known.get(key), (float, str)):
-        from cuda_ops.testing import quick_error
+    known: dict[str, Any] = cache.read_json(store)
+    if not isinstance(known.get(key), list):
+        from cuda_ops.testing.quick import quick_comparison
 
         try:
-            known[key] = quick_error(operator.spec, registry().plugins, device)
+            known[key] = [*quick_comparison(operator.spec, registry().plugins, device)]
         except CudaOpsError:
             raise
         except Exception as error:  # the operator's own code, or a plugin's reference
@@ -281,7 +283,8 @@ def _max_error(operator: Operator, built: compiling.Built, device: str) -> float
             ) from error
         with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
             cache.write(store, json.dumps(known))
-    return known[key]
+    found, refused = known[key]
+    return found, refused
 
 
 def _devices(pair: Pair, keys: Sequence[str], has_cuda: bool) -> str:

@@ -198,6 +198,29 @@ def test_the_table_says_why_there_is_no_fake_and_no_gradient(scratch_op: Scratch
         assert (row.error, row.fake, row.autograd) == ("", fake, autograd)
 
 
+HALVES = """
+from hypothesis import strategies as st
+
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.testing import Sample, TensorArg
+
+
+@hookimpl
+def cuda_ops_samples(op):
+    return st.sampled_from([1, 2, 8, 9]).map(lambda n: Sample((TensorArg((n,)),)))
+
+
+@hookimpl
+def cuda_ops_reference(op):
+    def same(x):
+        if len(x) < 4:
+            raise ValueError("short")
+        return x
+
+    return same
+"""
+
+
 def test_what_refuses_every_sample_is_quoted(scratch_op: ScratchOp, capsys: Capture) -> None:
     scratch_op.write('(refuse("x", "something else", "this"), v)')
     assert main([scratch_op.name]) == 0
@@ -205,6 +228,17 @@ def test_what_refuses_every_sample_is_quoted(scratch_op: ScratchOp, capsys: Capt
     assert re.search(rf"{scratch_op.name} .* all refused\s*\n", out)
     refusal = f"cuda_ops::{scratch_op.name}: argument 'x': expected something else, got this"
     assert f"\n{scratch_op.name}: all refused: {refusal}, for Sample((TensorArg(" in out
+    scratch_op.write("v")
+    text, start = scratch_op.binding.read_text(), "Tensor out = empty_elementwise(x);"
+    refusing = 'if (x.numel() < 4) refuse("x", "something else", "this"); '
+    scratch_op.binding.write_text(text.replace(start, refusing + start, 1))
+    plugin = scratch_op.root / "ops" / f"{scratch_op.name}.py"
+    plugin.write_text(HALVES)
+    for _ in range(2):  # the second time from the file that keeps it
+        assert main([scratch_op.name]) == 0
+        out = capsys.readouterr().out
+        assert re.search(rf"{scratch_op.name} .* 0.0e\+00\s*\n", out), out
+        assert re.search(rf"\n{scratch_op.name}: 2 of 4 samples refused: {refusal}, for Samp", out)
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ def _built(row: Row) -> str:
 
 def uncompared(rows: Sequence[Row]) -> list[str]:
     """Returns what the column of errors has no room for: a line for each reason."""
-    lines = [
-        f"{row.op}: {row.uncompared}" for row in rows if not row.error and ":" in row.uncompared
-    ]
+    rows = [row for row in rows if not row.error]
+    lines = [f"{row.op}: {row.uncompared}" for row in rows if ":" in row.uncompared]
+    lines += [f"{row.op}: {row.refused}" for row in rows if row.refused]
     if any(row.uncompared == NO_REFERENCE for row in rows):
         lines.append(f"{NO_REFERENCE}: {ITS_OWN}")
     return lines

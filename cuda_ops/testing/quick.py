@@ -55,16 +55,23 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
         op = registry.operators("silu")["silu"].spec
         error = quick_error(op, registry.plugins, "cpu")
     """
+    return quick_comparison(op, plugins, device)[0]
+
+
+def quick_comparison(op: OpSpec, plugins: HookAnswers, device: str) -> tuple[float | str, str]:
+    """Returns what :func:`quick_error` does, and how many samples the operator refused, with the
+    smallest of them; empty if it took all or none.
+    """
     subject = subject_of(op, plugins)
     if why_not := subject.incomparable or subject.why_not(device):
-        return why_not
+        return why_not, ""
     worst = math.nan
     refusals: list[tuple[Sample, str]] = []
     dtype = torch.float32 if torch.float32 in op.dtypes else None
     has_fake = not op.is_composite and plugins.ask("cuda_ops_fake", op) is not None
-    samples = chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype))
+    drawn = chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype))
     with announced(f"{op.name}: the comparison with its reference on {device}"):
-        for sample in samples:
+        for sample in drawn:
             # The function has the operator's name, which the stack of a crash then shows.
             args = sample.make(device)
             try:
@@ -94,5 +101,7 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
                 # What is infinite or NaN on both sides is equal, and left out.
                 worst = max(worst, largest([(a - e).abs() / e.abs().clamp(min=1.0)]))
     if math.isnan(worst):
-        return f"all refused: {quoted(refusals)}"
-    return NO_REFERENCE if subject.is_its_own_reference(device) else worst
+        return f"all refused: {quoted(refusals)}", ""
+    count = f"{len(refusals)} of {len(drawn)} samples"
+    refused = f"{count} refused: {quoted(refusals)}" if refusals else ""
+    return NO_REFERENCE if subject.is_its_own_reference(device) else worst, refused
