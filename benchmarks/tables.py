@@ -234,9 +234,9 @@ def _summary(results: list[CaseResult]) -> tuple[str, ...]:
     others = [f"{p} {text}" for p, text in ratios.items() if text and p not in (EAGER, COMPILE)]
     return (
         f"{scaled(best.rate, unit)}, {best.of_ceiling:.0%} of {ceiling}",
-        ratios.get(EAGER, ""),
-        ratios.get(COMPILE, ""),
-        ", ".join(others),
+        ratios.get(EAGER) or "no peer",
+        ratios.get(COMPILE) or "no peer",
+        ", ".join(others) or "no peer",
     )
 
 

@@ -14,6 +14,7 @@ import torch
 
 from cuda_ops.build import cache, compiling, guests, threads, toolchain
 from cuda_ops.build.discovery import Kind, Pair, Problem, unregistered
+from cuda_ops.derive.gradient import may_float, why_none
 from cuda_ops.dispatch import declared
 from cuda_ops.dispatch.operator import Operator
 from cuda_ops.errors import (
@@ -26,6 +27,9 @@ from cuda_ops.errors import (
 )
 from cuda_ops.plugins import plugin_name
 from cuda_ops.registry import registry
+
+#: Why an operator has no fake.
+NO_FAKE = "no signature line or cuda_ops_fake"
 
 
 @dataclass
@@ -41,8 +45,10 @@ class Row:
     fake: str = ""
     autograd: str = ""
     max_error: float | None = None
-    #: Why ``max_error`` is missing though results were asked for.
+    #: Why ``max_error`` is missing: a few words, and more after a colon.
     uncompared: str = ""
+    #: How many samples the operator refused while others were compared, and how.
+    refused: str = ""
     note: str = ""
     error: str = ""
     warnings: tuple[str, ...] = ()
@@ -229,13 +235,14 @@ def _load(built: compiling.Built, row: Row, compare: bool) -> None:
     op = operator.spec
     row.devices = _devices(pair, op.keys, op.has_cuda)
     composed = "composed" if op.is_composite else ""
-    row.fake = composed or ("yes" if operator.now.fake else "no")
+    row.fake = composed or ("yes" if operator.now.fake else NO_FAKE)
     row.autograd = composed or _gradients(operator)
     if not compare:
+        row.uncompared = "see its checks"
         return
     device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
     try:
-        error = _max_error(operator, built, device)
+        error, row.refused = _compared(operator, built, device)
     except (ResultError, KitError) as wrong:  # it stays loaded, so that its author can look at it
         row.error = str(wrong)
     else:
@@ -244,33 +251,34 @@ def _load(built: compiling.Built, row: Row, compare: bool) -> None:
 
 
 def _gradients(operator: Operator) -> str:
-    """Returns ``yes``, ``no``, or the inputs that have a gradient where other tensors have none;
-    ``yes, not cos`` where the others have none by design.
+    """Returns ``yes``, why there is none, or the inputs that have a gradient where other tensors of
+    floating numbers have none; ``yes, not cos`` where the others have none by design.
     """
     found, op = operator.now.differentiable, operator.spec
-    if not found:
-        by_design = op.no_gradient and {*op.tensor_names} <= {*op.no_gradient}
-        return "no, by design" if by_design else "no"
-    if set(op.tensor_positions) <= set(found):
+    if why := why_none(op, operator.now.autograd):
+        return why if why.startswith("no ") else f"no, {why}"
+    having = [op.argument_names[i] for i in found]
+    others = {name for name in op.tensor_names if may_float(op, name)} - {*having}
+    if not others:
         return "yes"
-    if {op.argument_names[i] for i in set(op.tensor_positions) - set(found)} <= {*op.no_gradient}:
+    if others <= {*op.no_gradient}:
         return f"yes, not {', '.join(op.no_gradient)}"
-    return "of " + ", ".join(op.argument_names[i] for i in found)
+    return "of " + ", ".join(having)
 
 
-def _max_error(operator: Operator, built: compiling.Built, device: str) -> float | str:
-    """Returns the largest error on a few fixed samples, or why there is none. The file beside the
-    library keeps it, since neither changes, so that a run with nothing to build need not start the
-    GPU.
+def _compared(operator: Operator, built: compiling.Built, device: str) -> tuple[float | str, str]:
+    """Returns the largest error on a few fixed samples, or why there is none, and which of them the
+    operator refused. The file beside the library keeps both, since neither changes, so that a run
+    with nothing to build need not start the GPU.
     """
     store = built.path.with_suffix(".compared.json")
     key = f"{device}, torch {torch.__version__}, {operator.now.fingerprint}"
-    known: dict[str, float | str] = cache.read_json(store)
-    if not isinstance(known.get(key), (float, str)):
-        from cuda_ops.testing import quick_error
+    known: dict[str, Any] = cache.read_json(store)
+    if not isinstance(known.get(key), list):
+        from cuda_ops.testing.quick import quick_comparison
 
         try:
-            known[key] = quick_error(operator.spec, registry().plugins, device)
+            known[key] = [*quick_comparison(operator.spec, registry().plugins, device)]
         except CudaOpsError:
             raise
         except Exception as error:  # the operator's own code, or a plugin's reference
@@ -280,7 +288,8 @@ def _max_error(operator: Operator, built: compiling.Built, device: str) -> float
             ) from error
         with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
             cache.write(store, json.dumps(known))
-    return known[key]
+    found, refused = known[key]
+    return found, refused
 
 
 def _devices(pair: Pair, keys: Sequence[str], has_cuda: bool) -> str:

@@ -97,7 +97,7 @@ class _Item(pytest.Item):
         # As plain values, since pytest-xdist must send them.
         self.user_properties.append(("cuda_ops_entry", asdict(entry)))
         if entry.passed is None:
-            pytest.skip(entry.detail)
+            pytest.skip(entry.reason)
         if not entry.passed:
             pytest.fail(str(entry), pytrace=False)
 

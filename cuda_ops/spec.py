@@ -54,6 +54,8 @@ def output_names(returns: Sequence[torch._C.Argument]) -> tuple[str, ...]:
     return tuple(value.name or f"out{i}" for i, value in enumerate(returns))
 
 
+#: Why results are not compared; the CPU kernel of two files alone is its own reference.
+NO_REFERENCE = "no reference"
 #: The largest int: a range that ends there has no end.
 UNBOUNDED = 2**63 - 1
 

@@ -24,7 +24,9 @@ import cuda_ops.dev.command
 import cuda_ops.testing.__main__
 from cuda_ops import pytest_plugin
 from cuda_ops.build.discovery import BUILTIN_ROOT
+from cuda_ops.derive.gradient import may_float, why_none
 from cuda_ops.dispatch.operator import Operator
+from cuda_ops.dispatch.schema_types import schema_type
 from cuda_ops.registry import registry
 
 DOCS = Path(__file__).resolve().parent
@@ -95,11 +97,22 @@ def _devices(operator: Operator) -> str:
 def _gradient(operator: Operator) -> str:
     if operator.spec.is_composite:
         return "from its parts"
-    names, forward = operator.spec.argument_names, operator.now.forward
-    text = _listed(names[i] for i in operator.now.differentiable) or "none"
+    op, forward = operator.spec, operator.now.forward
+    why = why_none(op, operator.now.autograd)
+    if why:
+        said = re.sub(r"(\w+_backward)", r"`\1`", why)
+        text = f"none ({said})"
+    else:
+        names = [op.argument_names[i] for i in operator.now.differentiable]
+        text = _listed(name for name in names if may_float(op, name))
+        if op.no_gradient:
+            text += f", not {_listed(op.no_gradient)}, by design"
     if forward is not None:
-        text += f"; in forward mode {_listed(names[i] for i in forward.inputs)}"
-    return text
+        return f"{text}; in forward mode {_listed(op.argument_names[i] for i in forward.inputs)}"
+    if why:
+        return text
+    lists = any("Tensor[]" in schema_type(argument) for argument in op.parsed.arguments)
+    return f"{text}; none in forward mode ({'lists have none' if lists else f'no `{op.name}_jvp`'})"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -357,6 +357,33 @@ TOPK = {
 }  # fmt: skip
 
 
+class Norm(NamedTuple):
+    plan: str  # of the gradient, part of what is printed
+    rows: int
+    n: int
+    dtype: str = "float32"
+    gap: int = 0  # elements of x between rows
+
+
+NORM = {
+    "a lane a row": Norm("pack 4, packs 2, lanes 4 of 128, stages 3", 70, 32),
+    "a few lanes": Norm("pack 8, packs 2, lanes 8 of 128, stages 3", 600, 128, "bfloat16"),
+    "a warp": Norm("pack 4, packs 4, lanes 32 of 128, stages 1", 50, 512),
+    "a block": Norm("pack 8, packs 2, lanes 128 of 128, stages 3", 5, 2000, "float16"),
+    "more rows than blocks": Norm("pack 8, packs 2, lanes 96 of 96", 1100, 1032, "float16"),
+    "vectors of 8 bytes": Norm("pack 4, packs 4, lanes 288 of 288, stages 3", 9, 4100, "bfloat16"),
+    "vectors of 8 bytes in float32": Norm("pack 2, packs 4", 9, 1030),
+    "long rows": Norm("pack 4, packs 8, lanes 416 of 416, stages 1", 300, 13000),
+    "rows that are read again": Norm("pack 4, packs 0, lanes 512 of 512, stages 0", 3, 17000),
+    "single elements": Norm("pack 1, packs 8, lanes 32 of 128, stages 0", 40, 201),
+    "single elements of a block": Norm("pack 1", 7, 1001, "bfloat16"),
+    "rows with gaps": Norm("pack 4", 20, 260, gap=8),
+    "rows with odd gaps": Norm("pack 1", 20, 260, gap=1),
+    "float64": Norm("pack 2, packs 4", 30, 250, "float64"),
+    "three numbers": Norm("pack 1", 9, 3),
+}
+
+
 class Scan(NamedTuple):
     plan: str  # part of the printed plan, as above
     outer: int
@@ -383,6 +410,9 @@ SCAN = {
     "parts of rows": Scan("rows pack 4, lanes 1, warps 1, rows 1, threads 320, parts 2", 2, 10_000),
     "parts of rows from anywhere": Scan("parts 2", 2, 10_001, start=2, reverse=1),
     "parts of rows, by elements": Scan("rows pack 1", 3, 5000, gap=1, dtype="int32"),
+    "parts in turns": Scan("threads 480, parts 8, resident 6", 1, 60_000),
+    "parts of several rows in turns": Scan("resident 6", 5, 17_001, start=1, reverse=1),
+    "parts in turns, by elements": Scan("pack 1, lanes 1, warps 1, rows 1", 3, 14_000, gap=1),
     "parts of bfloat16": Scan("rows pack 8", 1, 20_000, dtype="bfloat16"),
     "columns": Scan("columns pack 4, lanes 8, warps 4", 1, 100, 64),
     "columns, reversed": Scan("columns pack 4, lanes 8", 3, 37, 36, reverse=1),

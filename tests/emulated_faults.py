@@ -280,18 +280,18 @@ FAULTS = {
         "grad_k is wrong",
         "attention.cuh",
     ),
-    "a part's own sum for that up to its end": Fault(
-        "(slot + 1 == count)",
-        "(slot + 1 == count && !FAULT)",
+    "a group's own sum for that up to its end": Fault(
+        "+ (k == 0)) * width",
+        "+ (k == 0 && !FAULT)) * width",
         "late",
         "1 back: -?nan",
         "look_back.cuh",
     ),
     "the nearest part left out": Fault(
-        "for (int from = count; from-- > 0;)",
-        "for (int from = count; from-- > (FAULT && count > 1);)",
+        "for (int k = 1; k < count; ++k) {",
+        "for (int k = 1; k + FAULT < count; ++k) {",
         "late",
-        "2 back: ",
+        "1 back: ",
         "look_back.cuh",
     ),
 }

@@ -126,9 +126,9 @@ void cache(const char* name, int64_t tokens, int64_t heads, int64_t dim, bool he
   part.cache_dtype = cached;
   part.merge_heads();
   p.parts[1] = part;
-  const auto c = cache_config(p, 0, 2);
-  std::printf("%s: heads %lld, pack %d, packs %lld, %d x %d threads, blocks %lld\n", name,
-              (long long)part.heads, c.pack, (long long)c.packs, c.rows, c.lanes,
+  const auto c = cache_config(p, 0, 2, kH200);
+  std::printf("%s: heads %lld, pack %d, packs %lld, %d x %d threads of %d, blocks %lld\n", name,
+              (long long)part.heads, c.pack, (long long)c.packs, c.rows, c.lanes, c.tokens,
               (long long)c.blocks);
 }
 

@@ -464,8 +464,12 @@ def test_an_operator_that_nothing_compares_fails(product):
     failed, report = failures(product, cuda_ops_reference=None)
     assert failed == ["compared[any]"]
     assert "nothing compares this operator; no reference: implement cuda_ops_ref" in str(report)
-    assert quick_error(product, Plugins(cuda_ops_reference=None), "cpu") == "no reference"
-    assert quick_error(product, Plugins(cuda_ops_samples=None), "cpu") == "no samples"
+    assert quick_error(product, Plugins(cuda_ops_reference=None), "cpu") == (
+        "no reference: implement cuda_ops_reference"
+    )
+    assert quick_error(product, Plugins(cuda_ops_samples=None), "cpu") == (
+        "no samples: give a signature line or implement cuda_ops_samples"
+    )
     assert quick_error(product, Plugins(), "cuda:7") in (
         "no CUDA device",
         "no CUDA kernel in this build",
@@ -493,7 +497,10 @@ def test_the_quick_comparison_leaves_out_what_both_refuse():
     with pytest.raises(RuntimeError, match="expected 3 elements"):
         quick_error(op, Plugins(**answers | {"cuda_ops_reference": lambda x: x / 2}), "cpu")
     refused = answers | {"cuda_ops_samples": st.just(Sample((TensorArg((2,)),)))}
-    assert quick_error(op, Plugins(**refused), "cpu") == "all refused"
+    sample = Sample((TensorArg((2,)),))
+    assert quick_error(op, Plugins(**refused), "cpu") == (
+        f"all refused: cuda_ops::derive_halved: argument 'x': expected 3 elements, for {sample}"
+    )
 
 
 def test_a_wrong_result_is_reported_with_its_sample(product):
@@ -552,4 +559,7 @@ def test_all_refused_is_said_of_two_files_alone_too():
 
     op = spec("derive_refuses(Tensor x) -> Tensor", "()->()")
     register(op, refuses)
-    assert quick_error(op, Plugins(), "cpu") == "all refused"
+    why_not = quick_error(op, Plugins(), "cpu")
+    assert isinstance(why_not, str)
+    assert why_not.startswith("all refused: cuda_ops::derive_refuses: argument 'x': expected anoth")
+    assert Sample.parse(why_not.partition(", for ")[2]).tensors

@@ -17,9 +17,17 @@ from torch.utils import cpp_extension
 
 import cuda_ops
 from cuda_ops.build import compiling, toolchain
-from cuda_ops.compile_ops import CompiledOps, _broken_plugins, compile_ops, compiled_ops, reload
+from cuda_ops.compile_ops import (
+    NO_FAKE,
+    CompiledOps,
+    Row,
+    _broken_plugins,
+    compile_ops,
+    compiled_ops,
+    reload,
+)
 from cuda_ops.dev import main
-from cuda_ops.dev.command import table
+from cuda_ops.dev.command import ITS_OWN, table, uncompared
 from cuda_ops.dev.scaffold import new_pair
 from cuda_ops.errors import BuildError, DiscoveryError, ResultError
 from cuda_ops.registry import Registry, registry
@@ -38,11 +46,12 @@ def test_the_table_has_a_row_for_the_operator_and_the_exit_status_is_0(
     assert main([scratch_op.name]) == 0
     out = capsys.readouterr().out
     assert re.search(rf"built {scratch_op.name} in \d+\.\d s", out)
-    header, row = (line.split() for line in out.splitlines()[-2:])
+    assert out.splitlines()[-1] == f"no reference: {ITS_OWN}"
+    header, row = (line.split() for line in out.splitlines()[-4:-2])
     assert header == ["op", "build", "devices", "fake", "autograd", "max", "error"]
     assert (row[0], row[3:]) == (scratch_op.name, ["cpu", "yes", "yes", "no", "reference"])
     assert main([scratch_op.name]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == [scratch_op.name, "cached"]
+    assert capsys.readouterr().out.splitlines()[-3].split()[:2] == [scratch_op.name, "cached"]
 
 
 @pytest.mark.slow
@@ -96,7 +105,7 @@ def test_one_failing_operator_is_status_1_with_its_compiler_lines_and_leaves_the
         assert all("error" in line for line in failed["error"].splitlines()[1:]), failed["error"]
         assert failed["error"] in captured.err
         assert not re.search(r"ninja|-std=|FAILED|Traceback", captured.err)
-        assert re.search(rf"(?m)^{scratch_op.name} +failed *$", captured.err)
+        assert re.search(rf"(?m)^{scratch_op.name} +failed +see below", captured.err)
         assert torch.equal(other.function(X), X * 3)
     finally:
         other.binding.unlink()
@@ -140,6 +149,7 @@ def test_what_is_loaded_need_not_be_compared(scratch_op: ScratchOp) -> None:
     scratch_op.write("v * 2", "g * 2")
     (loaded,) = compile_ops([scratch_op.name], compare=False)
     assert (loaded.error, loaded.max_error) == ("", None)
+    assert list(table([loaded]).columns[-1].cells) == ["see its checks"]
     (compared,) = compile_ops([scratch_op.name])
     # On a CPU, two files alone are compared with themselves.
     assert (compared.max_error, compared.uncompared) == (None, "no reference")
@@ -155,6 +165,80 @@ def test_what_is_loaded_need_not_be_compared(scratch_op: ScratchOp) -> None:
     (compared,) = compile_ops([scratch_op.name])
     assert (compared.max_error, compared.uncompared) == (0, "")
     assert list(table([compared]).columns[-1].cells) == ["0.0e+00"]
+
+
+def test_no_cell_of_the_table_is_blank() -> None:
+    rows = [
+        Row("failed", error="why"),
+        Row("guest", "cached", note="TORCH_LIBRARY guest: no fake"),
+        Row("unchecked", "cached", devices="cpu", fake=NO_FAKE, autograd="no f_backward",
+            uncompared="all refused: words, for Sample(())"),
+    ]  # fmt: skip
+    cells = [list(column.cells) for column in table(rows).columns]
+    assert [column[0] for column in cells[2:]] == ["see below"] * 4
+    assert [column[1] for column in cells[3:]] == ["a guest has none"] * 3
+    assert cells[-1][2] == "all refused"
+    assert uncompared(rows) == ["unchecked: all refused: words, for Sample(())"]
+
+
+def test_the_table_says_why_there_is_no_fake_and_no_gradient(scratch_op: ScratchOp) -> None:
+    text = """
+        #include "binding.h"
+        using namespace cuda_ops;
+        static Tensor same(const Tensor& x) { return contiguous(x); }
+        CUDA_OPS(library) { library.op("NAME(Tensor x) -> Tensor", LINE)WORDS.cpu<same>(); }
+        """.replace("NAME", scratch_op.name)
+    for line, words, fake, autograd in (
+        ('""', "", NO_FAKE, f"no {scratch_op.name}_backward"),
+        ('"()->()"', '.no_gradient("x")', "yes", "no, by design"),
+        ('"()->()"', ".dtypes(kInt64)", "yes", "no, integers only"),
+    ):
+        scratch_op.binding.write_text(text.replace("LINE", line).replace("WORDS", words))
+        (row,) = compile_ops([scratch_op.name], compare=False)
+        assert (row.error, row.fake, row.autograd) == ("", fake, autograd)
+
+
+HALVES = """
+from hypothesis import strategies as st
+
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.testing import Sample, TensorArg
+
+
+@hookimpl
+def cuda_ops_samples(op):
+    return st.sampled_from([1, 2, 8, 9]).map(lambda n: Sample((TensorArg((n,)),)))
+
+
+@hookimpl
+def cuda_ops_reference(op):
+    def same(x):
+        if len(x) < 4:
+            raise ValueError("short")
+        return x
+
+    return same
+"""
+
+
+def test_what_refuses_every_sample_is_quoted(scratch_op: ScratchOp, capsys: Capture) -> None:
+    scratch_op.write('(refuse("x", "something else", "this"), v)')
+    assert main([scratch_op.name]) == 0
+    out = capsys.readouterr().out
+    assert re.search(rf"{scratch_op.name} .* all refused\s*\n", out)
+    refusal = f"cuda_ops::{scratch_op.name}: argument 'x': expected something else, got this"
+    assert f"\n{scratch_op.name}: all refused: {refusal}, for Sample((TensorArg(" in out
+    scratch_op.write("v")
+    text, start = scratch_op.binding.read_text(), "Tensor out = empty_elementwise(x);"
+    refusing = 'if (x.numel() < 4) refuse("x", "something else", "this"); '
+    scratch_op.binding.write_text(text.replace(start, refusing + start, 1))
+    plugin = scratch_op.root / "ops" / f"{scratch_op.name}.py"
+    plugin.write_text(HALVES)
+    for _ in range(2):  # the second time from the file that keeps it
+        assert main([scratch_op.name]) == 0
+        out = capsys.readouterr().out
+        assert re.search(rf"{scratch_op.name} .* 0.0e\+00\s*\n", out), out
+        assert re.search(rf"\n{scratch_op.name}: 2 of 4 samples refused: {refusal}, for Samp", out)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +411,8 @@ def test_json_is_all_there_is_on_stdout_even_without_a_result_to_compare(
     (row,) = json.loads(done.stdout, parse_constant=refuse)
     assert row["op"] == scratch_op.name and row["built"] == "built" and row["error"] == ""
     if not torch.cuda.is_available():
-        assert row["max_error"] is None and row["uncompared"] == "no reference"
+        assert row["max_error"] is None
+        assert row["uncompared"] == "no reference: implement cuda_ops_reference"
     assert scratch_op.name in done.stderr  # the table
     assert "from C++\n" in done.stderr and "from a plugin\n" in done.stderr
 

@@ -24,6 +24,7 @@ import torch
 import cuda_ops
 from cuda_ops import dev, errors, hookspecs
 from cuda_ops.benchmarking import clock, compare, kit, regression, verify
+from cuda_ops.dev import scaffold
 from cuda_ops.plugins import Plugins, iter_hook_names
 from cuda_ops.registry import registry
 
@@ -192,6 +193,75 @@ def test_type_table_is_that_of_the_headers() -> None:
     known = [(cpp, name) for cpp, name in known if not name.startswith("enum")]  # in the text
     known += [(cpp, name.replace("int", "SymInt")) for cpp, name in known if name.startswith("int")]
     assert sorted(listed) == sorted(known)
+
+
+def _header(name: str) -> str:
+    return (REPO / "src" / "utils" / name).read_text(encoding="utf-8")
+
+
+def test_every_word_of_a_binding_is_listed_and_shown() -> None:
+    public = _header("manifest.h").partition("class Op {")[2].partition(" private:")[0]
+    words = set(re.findall(r"^  Op& (\w+)\(", public, re.MULTILINE))
+    listed = set(re.findall(r"^\| `\.(\w+)", BINDING.read_text(encoding="utf-8"), re.MULTILINE))
+    assert len(words) > 15 and words == listed
+    blocks = "\n".join(code for _, _, code in _blocks(BINDING, "cpp"))
+    assert words <= set(re.findall(r"\.(\w+)[<(]", blocks))
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["Tensor ", "Tensor? ", "Tensor[] ", "Tensor?[] ", "Tensor(a!) ", "Tensor(a!)? ",
+     "Tensor(a!)[] ", "*, Tensor(a!) ", "int ", "int? ", "int[]? ", "SymInt ", "float ", "float? ",
+     "float[]? ", "bool ", "bool[] ", "str ", "ScalarType ", "ScalarType? ", "Device? ", "-> ()",
+     "-> Tensor[]", ", int dims)"],
+)  # fmt: skip
+def test_every_form_of_a_schema_is_shown(form: str) -> None:
+    assert any(form in code for _, _, code in _blocks(BINDING, "cpp"))
+
+
+def test_every_form_of_the_scaffold_is_shown() -> None:
+    kinds = BINDING.read_text(encoding="utf-8").partition("## One pair of each kind")[2]
+    kinds = kinds.partition("\n## ")[0]
+    shown = re.findall(r"^`new my_op(?: --([\w-]+))?`", kinds, re.MULTILINE)
+    assert sorted(shown) == sorted(["", *scaffold.FORMS])
+    assert kinds.count("\n### ") == kinds.count("\n```cpp") == len(shown)
+
+
+def test_every_dtype_is_listed() -> None:
+    members = _header("dtype.h").partition("enum class DType")[2].partition("kUnsupported")[0]
+    table = BINDING.read_text(encoding="utf-8").partition("| `DType` | torch |")[2]
+    listed = re.findall(r"`(k\w+)`", table.partition("\n\n")[0])
+    assert listed == re.findall(r"^  (k\w+),", members, re.MULTILINE)
+
+
+#: Public in C++ alone: what a binding or a kernel does not name itself.
+UNNAMED = {
+    "Host", "Op", "philox", "Library", "Operand", "UnknownDType", "RandomBlock", "is_strided",
+    "CpuElement", "Element", "Compute", "kLog2E", "sigmoids_of_powers",
+}  # fmt: skip
+VOCABULARY = (
+    "binding.h", "checks.h", "compose.h", "division.cuh", "division.h", "dtype.cuh", "dtype.h",
+    "elementwise.h", "foreach/foreach_binding.h", "launch.h", "layout.h", "manifest.h", "math.cuh",
+    "names.h", "narrow.cuh", "narrow.h", "overlap.h", "points.h", "points_binding.h", "random.cuh",
+    "random.h", "random_binding.h", "rows/rows_binding.h", "strided.h", "tensor.h",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("header", VOCABULARY)
+def test_every_helper_is_listed(header: str) -> None:
+    """The names that a header has outside of ``detail``, as code."""
+    detail = r"^namespace detail \{.*?^\}  // namespace detail$"
+    code = re.sub(detail, "", _header(header), flags=re.MULTILINE | re.DOTALL)
+    code = code.partition("namespace cuda_ops {")[2]
+    code = re.sub(r"^template <.*?> (?=\w)", "", code, flags=re.MULTILINE)
+    types = re.findall(r"^(?:struct|class|enum class) (?:alignas\(.+\) )?(\w+)", code, re.MULTILINE)
+    types += re.findall(r"^(?:using|enum) (\w+) [=:]", code, re.MULTILINE)
+    constants = re.findall(r"^constexpr [\w:]+ (k\w+)", code, re.MULTILINE)
+    functions = re.findall(r"^(?!using|struct|static_assert)\w.*?\b([a-z]\w+)\(.*[^;]$", code, re.M)
+    names = {*types, *constants, *functions} - UNNAMED - {"alignas"}
+    prose = re.sub(r"```.*?```", "", BINDING.read_text(encoding="utf-8"), flags=re.DOTALL)
+    said = "\n".join(re.findall(r"`([^`\n]+)`", prose))
+    assert not [name for name in sorted(names) if not re.search(rf"\b{name}\b", said)]
 
 
 # --- docs/errors.md ------------------------------------------------------------------

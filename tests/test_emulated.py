@@ -22,6 +22,7 @@ from emulated_cases import (
     FOREACH,
     MATMUL,
     MOE,
+    NORM,
     RADIX,
     RADIX_STEPS,
     ROUTE,
@@ -43,14 +44,14 @@ SOURCES = HERE.parent / "src"
 #: Few tokens are many, in problems that a CPU can compute.
 CONSTANTS = {"kFewTokens": 40}
 KERNELS = (
-    "attention.cu", "bitonic_topk.cu", "cache_write_.cu", "cumulative_sum.cu", "dequantize_int4.cu",
-    "foreach_axpy.cu", "moe_experts.cu", "moe_route.cu", "quantize.cu", "rotary_embedding.cu",
-    "softmax_cross_entropy.cu",
+    "add_rms_norm_.cu", "attention.cu", "bitonic_topk.cu", "cache_write_.cu", "cumulative_sum.cu",
+    "dequantize_int4.cu", "foreach_axpy.cu", "layer_norm.cu", "moe_experts.cu", "moe_route.cu",
+    "quantize.cu", "rms_norm.cu", "rotary_embedding.cu", "softmax_cross_entropy.cu",
 )  # fmt: skip
 
 #: The programs that run_*.cpp make; the one that takes longest to compile comes first.
 PROGRAMS = (
-    "matmul", "moe", "attention", "route", "sort", "grouped", "rotary", "loss", "quantize",
+    "matmul", "moe", "attention", "norm", "route", "sort", "grouped", "rotary", "loss", "quantize",
 )  # fmt: skip
 
 Build = Callable[[Path, Path], None]
@@ -225,6 +226,15 @@ def test_topk(program: Program, name: str) -> None:
 def test_foreach(program: Program, name: str) -> None:
     status, said = run(program("foreach"), "late", 1, **FOREACH[name]._asdict())
     assert status == 0, said
+
+
+@pytest.mark.parametrize("name", NORM)
+@pytest.mark.slow
+def test_norm(program: Program, name: str) -> None:
+    status, said = run(program("norm"), "late", 1, **NORM[name]._asdict())
+    assert status == 0, said
+    plan = NORM[name].plan
+    assert plan in said.partition("\n")[2], f"a plan other than {plan!r}: {said}"
 
 
 @pytest.mark.parametrize("name", SCAN)

@@ -58,7 +58,7 @@ def test_what_pip_built_is_loaded_until_an_edit_and_again_after_it(
     captured = capsys.readouterr()
     (row,) = json.loads(captured.out)
     assert row["built"] == "installed" and row["uncompared"] == "no reference"
-    assert captured.err.splitlines()[-1].split()[:2] == [scratch_op.name, "installed"]
+    assert captured.err.splitlines()[-3].split()[:2] == [scratch_op.name, "installed"]
     assert torch.equal(scratch_op.function(X), X * 2)
 
     scratch_op.write("v * 3", "g * 3")

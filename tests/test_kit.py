@@ -33,13 +33,19 @@ from cuda_ops.testing import (
     check_op,
     describe,
 )
-from cuda_ops.testing.__main__ import main, parse_line
+from cuda_ops.testing.__main__ import main, parse_line, replay
 from cuda_ops.testing.case import Case, Check, NotRunError
 from cuda_ops.testing.checks import QUICK, by_name
 from cuda_ops.testing.checks.abi import runs_on, undefined_symbols
 from cuda_ops.testing.draw import Draw, chosen, follows_line
 from cuda_ops.testing.memory import much_memory
-from cuda_ops.testing.report import CheckEntry, CheckReport, markdown, read_junit
+from cuda_ops.testing.report import (
+    CheckEntry,
+    CheckReport,
+    markdown,
+    not_run_counts,
+    read_junit,
+)
 from cuda_ops.testing.subject import Origin, Subject, find, subject_of
 from cuda_ops.testing.worker import (
     IN_WORKER,
@@ -243,7 +249,8 @@ def test_an_operator_that_refuses_everything_fails() -> None:
             subject, checks=[by_name("reference")], devices=["cpu"], isolate=False
         ).entries
     assert entry.passed is False and "every sample is refused" in entry.detail
-    assert entry.detail.endswith("what it takes: RuntimeError: nothing at all")
+    said = "what it takes: RuntimeError: nothing at all, for Sample((TensorArg(()),), seed=1)"
+    assert entry.detail.endswith(said)
 
 
 @pytest.fixture
@@ -274,7 +281,27 @@ def test_others_are_drawn_in_place_of_samples_that_are_refused(reciprocal: Subje
     (sample,) = chosen(reciprocal, few.draw)
     assert sample.args[1] == 0
     report = check_op(reciprocal, checks=[few], devices=["cpu"], isolate=False)
-    assert report.entries[0].passed and report.entries[0].count == 1, str(report)
+    (entry,) = report.entries
+    assert entry.passed and entry.count == 1, str(report)
+    assert entry.refusal == f"ValueError: by 0, for {sample}"
+    assert f"by its reference too: {entry.refusal}" in str(report)
+    again = replay(f"refusing::divided::reference[cpu] {sample}", isolate=False)
+    assert again.passed is None and again.reason.endswith(f"too: {entry.refusal}")
+
+
+def test_a_check_that_gets_no_sample_quotes_the_smallest_refused_one(reciprocal: Subject) -> None:
+    samples = st.integers(1, 3).map(lambda n: Sample((TensorArg((n, 2), torch.float64), 0)))
+    few = replace(by_name("empty"), draw=Draw(3))
+    report = check_op(
+        replace(reciprocal, strategy=samples), checks=[few], devices=["cpu"], isolate=False
+    )
+    (entry,) = report.entries
+    assert entry.passed is None and entry.refusal.startswith("ValueError: by 0, for Sample")
+    assert "TensorArg((1, 2)" in entry.refusal
+    line = f"not run empty[cpu]: {entry.detail}: {entry.refusal}"
+    assert line in str(report) and markdown([report]).endswith(f"1. {line[8:]}\n")
+    (counted,) = not_run_counts([entry, entry])
+    assert counted == f"not run 2: {entry.detail}: {entry.refusal}"
 
 
 def test_what_only_a_variant_of_a_sample_meets_is_no_refusal(reciprocal: Subject) -> None:
@@ -458,9 +485,11 @@ def test_a_report_counts_what_was_not_run() -> None:
     assert not report.passed and report.failures == entries[3:]
     assert "not run layouts[cuda], vmap[cuda]: no CUDA device" in str(report)
     assert str(report).endswith("1 passed, 1 failed, 2 not run")
-    table = markdown([report, CheckReport("g", (replace(entries[0], count=5),))])
-    assert "| layouts[cpu] | 3 | 5 |\n| vmap[cpu] | **FAILED** | - |" in table
-    assert "- layouts[cuda]: no CUDA device (1 operators)" in table
+    other = CheckReport("g", (replace(entries[0], count=5), replace(entries[3], passed=None)))
+    table = markdown([report, other, CheckReport("h", entries[:1])])
+    assert "| layouts[cpu] | 3 | 5 | 3 |" in table
+    assert "| vmap[cpu] | **FAILED** | (2) | not asked for |" in table
+    assert table.endswith("1. layouts[cuda], vmap[cuda]: no CUDA device\n2. vmap[cpu]: wrong\n")
 
 
 def test_a_claim_needs_its_reason() -> None:

@@ -161,7 +161,11 @@ def test_a_kernel_dropped_for_this_device_is_not_timed(watching: Watching) -> No
     if torch.cuda.is_available():
         pytest.skip("the operator has no kernel for a GPU")
     watching.op.write("v", key="cuda")
-    assert re.fullmatch(rf"{watching.op.name}: \d+\.\d\d s, no reference", watching.line())
+    assert re.fullmatch(
+        rf"{watching.op.name}: \d+\.\d\d s, no reference: implement cuda_ops_reference, "
+        "not timed: no CPU kernel",
+        watching.line(),
+    )
 
 
 @needs_nvcc
@@ -191,5 +195,7 @@ def test_a_line_shows_what_changed_since_the_save_before() -> None:
         "silu: 2.50 s, max error 2.0e-07, 75.0 us (-25 %), 1500 GB/s (+50 %), "
         "40 registers (+8), 8 bytes spilled (+8)"
     )
-    untimed = Save(0.5, 0.0, None, None, None, None)
-    assert untimed.line("silu", before) == "silu: 0.50 s, max error 0.0e+00"
+    untimed = Save(0.5, 0.0, "no CPU kernel", None, None, None)
+    assert untimed.line("silu", before) == (
+        "silu: 0.50 s, max error 0.0e+00, not timed: no CPU kernel"
+    )

@@ -75,7 +75,7 @@ def load(pair: Pair, path: Path) -> ModuleType:
 
 def missing(pair: Pair) -> str:
     """Says what a guest goes without, in a few words for the table."""
-    lost = ["fake", "autograd", "checks", "one build for every torch"]
+    lost = ["fake", "autograd", "checks", "single build for every torch"]
     if pair.kind is Kind.TORCH_LIBRARY:
         lost.append("reload in place")
     return f"{pair.kind.value} guest: no " + ", no ".join(lost)

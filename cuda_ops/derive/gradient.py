@@ -13,7 +13,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from cuda_ops.derive.arguments import bind
-from cuda_ops.derive.no_gradient import refusal, refuse_lost, refused, sizes_of
+from cuda_ops.derive.no_gradient import NoGradient, refusal, refuse_lost, refused, sizes_of
 from cuda_ops.errors import ManifestError
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.signature import Group, factor_and_name
@@ -39,7 +39,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         return None
     if sibling is None:
         _refuse_misspelt_backward(op)
-        if all(name in op.no_gradient for name in op.tensor_names if _may_float(op, name)):
+        if all(name in op.no_gradient for name in op.tensor_names if may_float(op, name)):
             return refusal(f"{op.qualname} has no gradient, by design")
         return refusal(
             f"{op.qualname} has no gradient: add {op.name}_backward(...) to {op.stem}.cpp"
@@ -62,6 +62,20 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
             )
     made = _ByName(op, sibling, formula)
     return Autograd(made.setup_context, made.backward, inputs=formula.targets)
+
+
+def why_none(op: OpSpec, formula: Autograd | None) -> str:
+    """Says in a few words why an operator with this formula has no gradient; empty if it has."""
+    if formula is None:
+        return "it writes its arguments" if op.written else "integers only"
+    if not isinstance(formula.backward, NoGradient):
+        return ""
+    floating = [name for name in op.tensor_names if may_float(op, name)]
+    if set(floating) <= set(op.no_gradient):
+        return "by design"
+    if f"add {op.name}_backward(" in formula.backward.reason:
+        return f"no {op.name}_backward"
+    return formula.backward.reason.removeprefix(f"{op.qualname} has no gradient: ")
 
 
 class _ByName:
@@ -306,10 +320,11 @@ def compare_kernels(op: OpSpec, sibling: OpSpec) -> None:
 
 
 def _is_differentiable(op: OpSpec) -> bool:
-    return any(_may_float(op, name) for name in op.tensor_names)
+    return any(may_float(op, name) for name in op.tensor_names)
 
 
-def _may_float(op: OpSpec, argument: str) -> bool:
+def may_float(op: OpSpec, argument: str) -> bool:
+    """Tells whether a tensor argument may have a dtype that gradients exist for."""
     dtypes = op.allowed_dtypes(argument)
     return not dtypes or any(d.is_floating_point or d.is_complex for d in dtypes)
 

@@ -25,6 +25,10 @@ from cuda_ops.dev.scaffold import ELEMENTWISE, FORMS, new_pair, project_root
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.names import keyed
 from cuda_ops.registry import registry
+from cuda_ops.spec import NO_REFERENCE
+
+#: What ``no reference`` means where the operator has two files alone.
+ITS_OWN = "on a CPU the operator is its own, in float64; cuda_ops_reference gives it another"
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -33,14 +37,32 @@ def table(rows: Sequence[Row]) -> Table:
     )
     for row in rows:
         if row.error and not row.devices:  # not loaded
-            grid.add_row(row.op, "[red]failed[/]", "", "", "", "")
+            grid.add_row(row.op, "[red]failed[/]", *["see below"] * 4)
             continue
-        build = f"{row.seconds:.1f} s" if row.built == "built" else row.built
-        error = row.uncompared if row.max_error is None else f"{row.max_error:.1e}"
+        if row.note:
+            grid.add_row(row.op, _built(row), row.note, *["a guest has none"] * 3)
+            continue
+        error = row.uncompared.partition(":")[0]
+        if row.max_error is not None:
+            error = f"{row.max_error:.1e}"
         if row.error:
             error = "[red]failed[/]"
-        grid.add_row(row.op, build, row.devices or row.note, row.fake, row.autograd, error)
+        grid.add_row(row.op, _built(row), row.devices, row.fake, row.autograd, error)
     return grid
+
+
+def _built(row: Row) -> str:
+    return f"{row.seconds:.1f} s" if row.built == "built" else row.built
+
+
+def uncompared(rows: Sequence[Row]) -> list[str]:
+    """Returns what the column of errors has no room for: a line for each reason."""
+    rows = [row for row in rows if not row.error]
+    lines = [f"{row.op}: {row.uncompared}" for row in rows if ":" in row.uncompared]
+    lines += [f"{row.op}: {row.refused}" for row in rows if row.refused]
+    if any(row.uncompared == NO_REFERENCE for row in rows):
+        lines.append(f"{NO_REFERENCE}: {ITS_OWN}")
+    return lines
 
 
 @output.command
@@ -116,6 +138,8 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
             console.print(f"\n[red]{row.op}[/]: {escape(said)}")
         elif row.warnings and row.built == "built":
             console.print(f"\n[yellow]{row.op}[/] {escape(chr(10).join(row.warnings))}")
+    for line in uncompared(rows):
+        console.print(f"\n{line}", markup=False)
     if not torch.cuda.is_available() and any("cuda" in row.devices for row in rows):
         console.print("\nNo GPU here: CUDA kernels were compiled, only CPU kernels were run.")
     return rows

@@ -35,8 +35,8 @@ class Save:
     seconds: float
     #: Or why there is none.
     max_error: float | str
-    #: Seconds per call at the largest benchmark case, and its GB/s; ``None`` where not timed.
-    time: float | None
+    #: Seconds per call at the largest benchmark case, and its GB/s; or why it was not timed.
+    time: float | str
     rate: float | None
     registers: int | None
     spilled: int | None
@@ -46,7 +46,9 @@ class Save:
         error = self.max_error
         shown = f"max error {error:.1e}" if isinstance(error, float) else error
         parts = [f"{op}: {self.seconds:.2f} s", shown]
-        if self.time is not None:
+        if isinstance(self.time, str):
+            parts.append(f"not timed: {self.time}")
+        else:
             change = _change(self.time, before.time if before else None)
             parts.append(f"{self.time * 1e6:.1f} us{change}")
         if self.rate is not None:
@@ -143,7 +145,7 @@ def _measure(pair: Pair, seconds: float, built: compiling.Built, device: str) ->
     runs = op.is_composite or home.upper() in op.keys
     # First, since it names the operator if its kernel crashes or never ends.
     error = quick_error(op, registry().plugins, home)
-    taken, rate = _timed(op, home) if runs else (None, None)
+    taken, rate = _timed(op, home) if runs else (f"no {home.upper()} kernel", None)
     return Save(
         seconds,
         error,
@@ -154,13 +156,15 @@ def _measure(pair: Pair, seconds: float, built: compiling.Built, device: str) ->
     )
 
 
-def _timed(op: OpSpec, device: str) -> tuple[float | None, float | None]:
-    cases: list[BenchmarkCase] = registry().plugins.ask("cuda_ops_benchmarks", op) or []
+def _timed(op: OpSpec, device: str) -> tuple[float | str, float | None]:
+    given: list[BenchmarkCase] = registry().plugins.ask("cuda_ops_benchmarks", op) or []
     # On a CPU a smaller case is enough to see a change and does not delay the next save.
     most = _MOST_BYTES[device]
-    cases = sorted((c for c in cases if c.bytes <= most), key=lambda case: case.bytes)
+    cases = sorted((c for c in given if c.bytes <= most), key=lambda case: case.bytes)
+    if not given:
+        return "no signature line or cuda_ops_benchmarks", None
     if not cases:
-        return None, None
+        return f"no case of at most {most >> 20} MiB", None
     case, clock = cases[-1], make_clock(torch.device(device))
     rotation = Rotation(case, clock.device, 2)
     with announced(f"{op.key}: timing it on {device}"):
@@ -185,8 +189,10 @@ def _folders(pairs: list[Pair]) -> list[Path]:
     return sorted(folder for folder in folders if folder.is_dir())
 
 
-def _change(now: float, before: float | None) -> str:
-    return f" ({(now / before - 1) * 100:+.0f} %)" if before else ""
+def _change(now: float, before: float | str | None) -> str:
+    if not before or isinstance(before, str):
+        return ""
+    return f" ({(now / before - 1) * 100:+.0f} %)"
 
 
 def _step(now: int, before: int | None) -> str:

@@ -36,6 +36,8 @@ _INSTEAD = {
     "Tensor[]?": "'Tensor[]', for which a caller passes [] where there is none",
     "Layout": "nothing: every tensor of a kernel is strided",
     "MemoryFormat": "a 'bool' or a 'str' with .one_of",
+    "Generator": "a 'Tensor' that is .random, which the public function draws",
+    "Stream": "nothing: launch() passes on the current stream",
     "Dict": "one argument for each value",
     "Tuple": "one argument for each value",
 }

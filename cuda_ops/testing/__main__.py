@@ -16,6 +16,7 @@ from cuda_ops import output
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.case import Case
 from cuda_ops.testing.checks import by_name
+from cuda_ops.testing.compare import quoted
 from cuda_ops.testing.profiles import PROFILES
 from cuda_ops.testing.report import CheckEntry, CheckReport, command, markdown, read_junit
 from cuda_ops.testing.runner import check_op, why_not
@@ -70,7 +71,10 @@ def replay(line: str, *, isolate: bool = True) -> CheckEntry:
         outcome = perform(check, case)
     passed = {"passed": True, "failed": False, "not run": None}[outcome.status]
     again = command(subject, check.name, device, sample)
-    return CheckEntry(check.name, device, passed, outcome.detail, check.label, 1, again)
+    refusal = quoted([(sample, outcome.refusal)]) if outcome.refusal else ""
+    return CheckEntry(
+        check.name, device, passed, outcome.detail, check.label, 1, again, refusal=refusal
+    )
 
 
 def _replay(arguments: argparse.Namespace) -> int:

@@ -150,8 +150,8 @@ def without_gradient(subject: Subject, device: str) -> str:
     """Returns why a gradient cannot be checked; empty if it can."""
     if subject.gradient == "declared":
         return ""
-    if subject.gradient == "refused":
-        return f"no gradient declared: no {subject.op.name}_backward"
+    if subject.why_no_gradient:
+        return f"no gradient: {subject.why_no_gradient}"
     return "the operator does not claim to be differentiable"
 
 

@@ -382,6 +382,12 @@ def reduction_length(op: OpSpec, sample: Sample, sums_over: Sequence[str] | None
     return longest
 
 
+def quoted(refusals: Sequence[tuple[Sample, str]]) -> str:
+    """Returns how the operator refused the smallest of some samples, and that sample."""
+    sample, said = min(refusals, key=lambda refusal: refusal[0].size)
+    return f"{said}, for {sample}"
+
+
 def is_refused(subject: Subject, sample: Sample, device: str, error: Exception) -> bool:
     """Tells whether an error means that the sample is invalid, such as the largest of no numbers
     or a parameter that must not be 0.

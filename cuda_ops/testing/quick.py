@@ -7,7 +7,7 @@ import math
 import torch
 
 from cuda_ops.errors import ResultError
-from cuda_ops.spec import OpSpec
+from cuda_ops.spec import NO_REFERENCE, OpSpec
 from cuda_ops.testing.announce import announced
 from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.compare import (
@@ -17,13 +17,14 @@ from cuda_ops.testing.compare import (
     is_refused,
     largest,
     numbers,
+    quoted,
     results,
     widened,
     without_hidden,
 )
 from cuda_ops.testing.draw import Draw, chosen
-from cuda_ops.testing.samples import MAX_NUMEL
-from cuda_ops.testing.subject import NO_REFERENCE, HookAnswers, subject_of
+from cuda_ops.testing.samples import MAX_NUMEL, Sample
+from cuda_ops.testing.subject import HookAnswers, subject_of
 
 
 def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
@@ -40,7 +41,8 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
     Returns:
         The largest error, relative where the expected value is above 1 and absolute below; or why
         there is none: ``no reference``, ``no samples``, ``all refused``, or no kernel for the
-        device. On a CPU the operator's own kernel, in its widest dtype, is no reference.
+        device, and after a colon what to do, or how the operator refused the smallest sample. On a
+        CPU the operator's own kernel, in its widest dtype, is no reference.
 
     Raises:
         ResultError: a result is wrong by the tolerances of the check ``reference``, or its shape,
@@ -53,21 +55,30 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
         op = registry.operators("silu")["silu"].spec
         error = quick_error(op, registry.plugins, "cpu")
     """
+    return quick_comparison(op, plugins, device)[0]
+
+
+def quick_comparison(op: OpSpec, plugins: HookAnswers, device: str) -> tuple[float | str, str]:
+    """Returns what :func:`quick_error` does, and how many samples the operator refused, with the
+    smallest of them; empty if it took all or none.
+    """
     subject = subject_of(op, plugins)
     if why_not := subject.incomparable or subject.why_not(device):
-        return why_not.partition(":")[0]
+        return why_not, ""
     worst = math.nan
+    refusals: list[tuple[Sample, str]] = []
     dtype = torch.float32 if torch.float32 in op.dtypes else None
     has_fake = not op.is_composite and plugins.ask("cuda_ops_fake", op) is not None
-    samples = chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype))
+    drawn = chosen(subject, Draw(4, range(1, MAX_NUMEL + 1), dtype))
     with announced(f"{op.key}: the comparison with its reference on {device}"):
-        for sample in samples:
+        for sample in drawn:
             # The function has the operator's name, which the stack of a crash then shows.
             args = sample.make(device)
             try:
                 actual = results(op, in_order(op, op.function), args)
             except Exception as error:
                 if is_refused(subject, sample, device, error):
+                    refusals.append((sample, str(error)))
                     continue
                 raise
             worst = 0.0 if math.isnan(worst) else worst
@@ -90,5 +101,7 @@ def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
                 # What is infinite or NaN on both sides is equal, and left out.
                 worst = max(worst, largest([(a - e).abs() / e.abs().clamp(min=1.0)]))
     if math.isnan(worst):
-        return "all refused"
-    return NO_REFERENCE if subject.is_its_own_reference(device) else worst
+        return f"all refused: {quoted(refusals)}", ""
+    count = f"{len(refusals)} of {len(drawn)} samples"
+    refused = f"{count} refused: {quoted(refusals)}" if refusals else ""
+    return NO_REFERENCE if subject.is_its_own_reference(device) else worst, refused

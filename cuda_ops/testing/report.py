@@ -30,17 +30,24 @@ class CheckEntry:
     #: The command that runs the failed sample again.
     reproduce: str = ""
     seconds: float = 0.0
+    #: How the operator refused a sample that its reference refuses too, and that sample.
+    refusal: str = ""
 
     @property
     def name(self) -> str:
         return f"{self.check}[{self.device}]"
 
+    @property
+    def reason(self) -> str:
+        """``detail``, and the refused sample."""
+        return _quoted(self.detail, self.refusal)
+
     def __str__(self) -> str:
         if self.passed:
             samples = f"{self.count} sample" + ("s" if self.count != 1 else "")
-            return f"ok      {self.name}: {samples}{', ' if self.detail else ''}{self.detail}"
+            return f"ok      {self.name}: {samples}{', ' if self.reason else ''}{self.reason}"
         if self.passed is None:
-            return f"not run {self.name}: {self.detail}"
+            return f"not run {self.name}: {self.reason}"
         lines = [f"FAILED  {self.name}: {self.label}", *_indented(self.detail)]
         if self.reproduce:
             lines.append(f"        reproduce: {self.reproduce}")
@@ -90,18 +97,36 @@ def read_junit(path: Path) -> list[CheckReport]:
 
 
 def not_run(entries: Iterable[CheckEntry]) -> list[str]:
-    """Returns one line for each reason, with the checks that it kept from running."""
-    reasons: dict[str, list[str]] = {}
-    for entry in entries:
-        if entry.passed is None:
-            reasons.setdefault(entry.detail, []).append(entry.name)
-    return [f"not run {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    """Returns one line for each reason, with the checks that it kept from running, and one sample
+    of those that the operator refused.
+    """
+    return [
+        f"not run {', '.join(names)}: {_quoted(reason, first)}"
+        for reason, (names, first) in _reasons(entries).items()
+    ]
 
 
 def not_run_counts(entries: Iterable[CheckEntry]) -> list[str]:
     """Returns one line for each reason, with how many checks it kept from running."""
+    entries = list(entries)
     reasons = Counter(entry.detail for entry in entries if entry.passed is None)
-    return [f"not run {number}: {reason}" for reason, number in reasons.most_common()]
+    first = {reason: refusal for reason, (_, refusal) in _reasons(entries).items()}
+    return [f"not run {n}: {_quoted(reason, first[reason])}" for reason, n in reasons.most_common()]
+
+
+def _reasons(entries: Iterable[CheckEntry]) -> dict[str, tuple[list[str], str]]:
+    """Returns for each reason the checks that it kept from running, and its first refusal."""
+    reasons: dict[str, tuple[list[str], str]] = {}
+    for entry in entries:
+        if entry.passed is None:
+            names, first = reasons.get(entry.detail, ([], ""))
+            names += [entry.name] if entry.name not in names else []
+            reasons[entry.detail] = names, first or entry.refusal
+    return reasons
+
+
+def _quoted(reason: str, refusal: str) -> str:
+    return f"{reason}: {refusal}" if refusal else reason
 
 
 def counts(entries: Iterable[CheckEntry]) -> str:
@@ -118,7 +143,9 @@ def command(subject: Subject, check: str, device: str, sample: Sample) -> str:
 
 
 def markdown(reports: Sequence[CheckReport]) -> str:
-    """Tabulates operators and checks: samples that passed, FAILED, or a dash if not run."""
+    """Tabulates operators and checks: samples that passed, FAILED, or the number of the reason why
+    it was not run.
+    """
     circumstances = " and ".join(dict.fromkeys(r.circumstances for r in reports))
     names = list(dict.fromkeys(entry.name for report in reports for entry in report.entries))
     ran = [
@@ -126,27 +153,29 @@ def markdown(reports: Sequence[CheckReport]) -> str:
         for name in names
         if any(e.name == name and e.passed is not None for r in reports for e in r.entries)
     ]
+    meaning = "the number of samples that passed, or in brackets why the check was not run"
     lines = [
-        f"{circumstances}. Each cell is the number of samples that passed.",
+        f"{circumstances}. Each cell is {meaning}.",
         "",
         "| check | " + " | ".join(report.op for report in reports) + " |",
         "|---" * (len(reports) + 1) + "|",
     ]
+    reasons = _reasons(entry for report in reports for entry in report.entries)
+    numbers = {reason: number for number, reason in enumerate(reasons, 1)}
     for name in ran:
-        cells = [_cell(next((e for e in r.entries if e.name == name), None)) for r in reports]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    reasons = Counter(
-        (entry.name, entry.detail)
-        for report in reports
-        for entry in report.entries
-        if entry.passed is None
-    )
+        found = [next((e for e in r.entries if e.name == name), None) for r in reports]
+        lines.append(f"| {name} | " + " | ".join(_cell(e, numbers) for e in found) + " |")
     lines += ["", "Not run:", ""]
-    lines += [f"- {name}: {reason} ({n} operators)" for (name, reason), n in reasons.items()]
+    lines += [
+        f"{numbers[reason]}. {', '.join(names)}: {_quoted(reason, first)}"
+        for reason, (names, first) in reasons.items()
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _cell(entry: CheckEntry | None) -> str:
-    if entry is None or entry.passed is None:
-        return "-"
+def _cell(entry: CheckEntry | None, numbers: dict[str, int]) -> str:
+    if entry is None:
+        return "not asked for"
+    if entry.passed is None:
+        return f"({numbers[entry.detail]})"
     return str(entry.count) if entry.passed else "**FAILED**"

@@ -17,6 +17,7 @@ from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.arguments import takes_lists
 from cuda_ops.testing.case import Case, Check
 from cuda_ops.testing.checks import CHECKS
+from cuda_ops.testing.compare import quoted
 from cuda_ops.testing.draw import Draw, EnoughError, chosen
 from cuda_ops.testing.profiles import PROFILES, Profile
 from cuda_ops.testing.report import CheckEntry, CheckReport, command
@@ -192,13 +193,14 @@ class _Found:
         self.deaths = 0
         self.failures: list[tuple[Sample, Outcome]] = []
         self.skipped: dict[str, None] = {}
-        self.refusal = ""
+        self.refusals: list[tuple[Sample, str]] = []
 
     def holds(self, sample: Sample) -> bool:
         outcome = self.run(self.check, Case(self.subject, self.device, sample))
         if outcome.status == "not run":
             self.skipped[outcome.detail] = None
-            self.refusal = outcome.refusal or self.refusal
+            if outcome.refusal:
+                self.refusals.append((sample, outcome.refusal))
         elif outcome.status == "passed":
             self.passed += 1
         else:
@@ -245,27 +247,28 @@ class _Found:
                 raise
 
     def entry(self) -> CheckEntry:
-        name, skipped = self.check.name, "; ".join(self.skipped)
+        # Refusals come last, since the quote follows.
+        name = self.check.name
+        skipped = "; ".join(sorted(self.skipped, key=lambda reason: reason == REFUSED))
+        refusal = quoted(self.refusals) if self.refusals else ""
         if self.failures:
             # What the kit could not judge tells less than a mistake.
-            sample, outcome = min(self.failures, key=lambda f: (bool(f[1].label), *_size(f[0])))
+            sample, outcome = min(self.failures, key=lambda f: (bool(f[1].label), f[0].size))
             line = command(self.subject, name, self.device, sample)
             label = outcome.label or self.check.label
             return CheckEntry(name, self.device, False, outcome.detail, label, self.passed, line)
         if not self.passed:
             if self.check.draw == Draw() and self.skipped.keys() == {REFUSED}:
-                detail = f"{ALL_REFUSED}; say in cuda_ops_samples what it takes: {self.refusal}"
+                detail = f"{ALL_REFUSED}; say in cuda_ops_samples what it takes: {refusal}"
                 return CheckEntry(name, self.device, False, detail, UNJUDGED)
             reason = skipped or "no sample of the operator fits this check"
-            return CheckEntry(name, self.device, None, reason)
+            return CheckEntry(name, self.device, None, reason, refusal=refusal)
         if self.subject.is_its_own_reference(self.device) and name in ("reference", "numerics"):
             itself = "the reference is this very kernel, in its widest dtype"
-            skipped = f"{skipped}; {itself}" if skipped else itself
-        return CheckEntry(name, self.device, True, skipped, self.check.label, self.passed)
-
-
-def _size(sample: Sample) -> tuple[int, int]:
-    return sample.numel, len(repr(sample))
+            skipped = f"{itself}; {skipped}" if skipped else itself
+        return CheckEntry(
+            name, self.device, True, skipped, self.check.label, self.passed, refusal=refusal
+        )
 
 
 def _gpu_name() -> str:

@@ -153,6 +153,11 @@ class Sample:
         """Elements of all tensors together."""
         return sum(math.prod(arg.shape) for arg in self.tensors)
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """What makes one sample simpler to read than another."""
+        return self.numel, len(repr(self))
+
     def with_tensors(
         self, change: Callable[[TensorArg], TensorArg], values: Values | None = None
     ) -> Sample:

@@ -12,14 +12,14 @@ import torch
 from hypothesis.strategies import SearchStrategy
 
 from cuda_ops.build.discovery import BUILTIN_ROOT
+from cuda_ops.derive.gradient import why_none
 from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.errors import CudaOpsError, PluginError
 from cuda_ops.signature import parse_signature
-from cuda_ops.spec import AutocastPolicy, Claims, OpSpec
+from cuda_ops.spec import NO_REFERENCE, AutocastPolicy, Claims, OpSpec
 from cuda_ops.testing import samples
 from cuda_ops.testing.samples import Sample
 
-NO_REFERENCE = "no reference"
 #: ``declared``: there is a formula; ``refused``: asking for a gradient raises and says so;
 #: ``none``: the operator does not claim to be differentiable.
 Gradient = Literal["declared", "refused", "none"]
@@ -70,6 +70,8 @@ class Subject:
     forward: tuple[int, ...] = ()
     #: Further samples for compute-sanitizer.
     kernel_samples: tuple[Sample, ...] = ()
+    #: Why there is no gradient, if it is known.
+    why_no_gradient: str = ""
 
     @property
     def name(self) -> str:
@@ -139,6 +141,7 @@ def subject_of(
         origin=origin or Origin(),
         forward=forward,
         kernel_samples=tuple(plugins.ask("cuda_ops_kernel_samples", op) or ()),
+        why_no_gradient="" if op.is_composite else why_none(op, autograd),
     )
 
 

@@ -61,66 +61,89 @@ __device__ Elements<C, kPack> stored(const V (&values)[kPack]) {
   return pack;
 }
 
+// The numbers of a row as the cache has them, over its scale if it has one.
+template <class C, class T, int kPack>
+__device__ Elements<C, kPack> converted(const Elements<T, kPack>& pack, bool is_scaled,
+                                        const Quotient& quotient) {
+  using V = std::conditional_t<std::is_same_v<C, double>, double, compute_t<T>>;
+  if constexpr (std::is_same_v<T, C>) {
+    if (!is_scaled) return pack;
+  }
+  V values[kPack];
+#pragma unroll
+  for (int v = 0; v < kPack; ++v) values[v] = V(to_compute(pack.values[v]));
+  if (is_scaled) {
+#pragma unroll
+    for (int v = 0; v < kPack; ++v) {
+      if constexpr (kIsEightBits<C> && std::is_same_v<V, float>) {
+        values[v] = quotient(values[v]);
+      } else {
+        values[v] /= V(quotient.by);
+      }
+    }
+  }
+  return stored<C, kPack>(values);
+}
+
+// A thread has the same packs of up to kMostTokens tokens, all of them on their way at a time.
 template <class T, class C, int kPack>
 __global__ void __launch_bounds__(kCacheThreads)
     cache_write_kernel(const __grid_constant__ CacheWalk walk) {
-  using V = std::conditional_t<std::is_same_v<C, double>, double, compute_t<T>>;
   const CacheWalk::Part& part = walk.parts[blockIdx.y];
   const CacheRows& rows = part.rows;
-  const int64_t token = int64_t(blockIdx.x) * walk.config.rows + threadIdx.y;
-  if (token >= walk.tokens) return;
+  const int64_t first = int64_t(blockIdx.x) * walk.config.rows * walk.config.tokens + threadIdx.y;
   // Where pack `at` of a token starts, given the step from one head to the next.
   const auto offset = [&](int64_t at, int64_t head_step, int64_t step) {
     const int64_t head = rows.heads == 1 ? 0 : part.head(at);
     return head * head_step + (at - head * part.head.divisor) * kPack * step;
   };
-  const T* const from = static_cast<const T*>(rows.rows) + token * rows.token_step;
-  const auto load = [&](int64_t at) {
-    const T* const read = from + offset(at, rows.row_head, rows.row_step);
-    return *reinterpret_cast<const Elements<T, kPack>*>(read);
+  const auto each = [&](auto body) {
+#pragma unroll
+    for (int u = 0; u < kMostTokens; ++u) {
+      const int64_t token = first + u * walk.config.rows;
+      if (u < walk.config.tokens && token < walk.tokens) body(u, token);
+    }
   };
-  const int64_t slot = walk.slots[token * walk.slots_step];
-  const float scale = rows.scale != nullptr ? *rows.scale : 1;
-  // Loaded before the slot is known: one wait for both.
   int64_t at = threadIdx.x;
-  Elements<T, kPack> pack;
-  if (at < part.packs) pack = load(at);
-  if (slot < 0 || slot >= walk.capacity) return;
-  const int64_t block = walk.block(slot);
-  C* const to = static_cast<C*>(rows.cache) + block * rows.block_step +
-                (slot - block * walk.block.divisor) * rows.slot_step;
+  Elements<T, kPack> packs[kMostTokens];
+  const auto load = [&](int u, int64_t token) {
+    const T* const read = static_cast<const T*>(rows.rows) + token * rows.token_step +
+                          offset(at, rows.row_head, rows.row_step);
+    packs[u] = *reinterpret_cast<const Elements<T, kPack>*>(read);
+  };
+  int64_t slots[kMostTokens];
+  each([&](int u, int64_t token) { slots[u] = walk.slots[token * walk.slots_step]; });
+  const float scale = rows.scale != nullptr ? *rows.scale : 1;
+  // Loaded before the slots are known: one wait for both.
+  if (at < part.packs) each(load);
+  C* to[kMostTokens];
+  each([&](int u, int64_t) {
+    const int64_t slot = slots[u];
+    to[u] = nullptr;
+    if (slot < 0 || slot >= walk.capacity) return;
+    const int64_t block = walk.block(slot);
+    to[u] = static_cast<C*>(rows.cache) + block * rows.block_step +
+            (slot - block * walk.block.divisor) * rows.slot_step;
+  });
   const Quotient quotient(scale);
   while (at < part.packs) {
-    auto* const written =
-        reinterpret_cast<Elements<C, kPack>*>(to + offset(at, rows.cache_head, rows.cache_step));
+    const int64_t place = offset(at, rows.cache_head, rows.cache_step);
+    each([&](int u, int64_t) {
+      if (to[u] == nullptr) return;
+      *reinterpret_cast<Elements<C, kPack>*>(to[u] + place) =
+          converted<C>(packs[u], rows.scale != nullptr, quotient);
+    });
     at += blockDim.x;
-    const Elements<T, kPack> now = pack;
-    if (at < part.packs) pack = load(at);
-    if constexpr (std::is_same_v<T, C>) {
-      if (rows.scale == nullptr) {
-        *written = now;
-        continue;
-      }
+    if (at < part.packs) {
+      each([&](int u, int64_t token) {
+        if (to[u] != nullptr) load(u, token);
+      });
     }
-    V values[kPack];
-#pragma unroll
-    for (int v = 0; v < kPack; ++v) values[v] = V(to_compute(now.values[v]));
-    if (rows.scale != nullptr) {
-#pragma unroll
-      for (int v = 0; v < kPack; ++v) {
-        if constexpr (kIsEightBits<C> && std::is_same_v<V, float>) {
-          values[v] = quotient(values[v]);
-        } else {
-          values[v] /= V(scale);
-        }
-      }
-    }
-    *written = stored<C, kPack>(values);
   }
 }
 
 cudaError_t launch_parts(const CacheWrite& p, int first, int last, cudaStream_t stream) {
-  const CacheConfig config = cache_config(p, first, last);
+  const CacheConfig config = cache_config(p, first, last, current_device());
   if (config.blocks == 0 || p.blocks * p.block == 0) return cudaSuccess;
   const CacheWalk walk(p, config, first, last);
   return visit_floating(p.dtype, [&](auto row) {

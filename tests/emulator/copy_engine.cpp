@@ -141,6 +141,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   const bool major = attribute == cudaDevAttrComputeCapabilityMajor;
   *value = major ? emulator::capability / 10 : emulator::capability % 10;
   if (attribute == cudaDevAttrMultiProcessorCount) *value = 3;
+  if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) *value = 227 * 1024;
   return cudaSuccess;
 }
 cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** found, unsigned,

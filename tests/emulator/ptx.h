@@ -216,7 +216,8 @@ inline void ptx_cp_async_cg_shared_global(uint32_t to, const void* from, int byt
   copy_async<16>(to, from, bytes);
 }
 inline void ptx_cp_async_ca_shared_global(uint32_t to, const void* from, int bytes) {
-  copy_async<4>(to, from, bytes);
+  if (bytes == 8) return copy_async<8>(to, from, bytes);
+  copy_async<4>(to, from, bytes);  // 4 and fewer
 }
 inline void ptx_cp_async_commit_group() { async().copies.commit(); }
 inline void ptx_cp_async_wait_group(int pending = 0) { async().copies.wait(size_t(pending)); }

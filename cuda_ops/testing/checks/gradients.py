@@ -20,6 +20,7 @@ from cuda_ops.testing.case import (
     sums,
     wanting,
     without_float64,
+    without_gradient,
 )
 from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw
@@ -28,8 +29,7 @@ from cuda_ops.testing.subject import Subject
 
 
 def _nothing_claimed(subject: Subject, device: str) -> str:
-    silent = subject.gradient == "none"
-    return "the operator does not claim to be differentiable" if silent else ""
+    return without_gradient(subject, device) if subject.gradient == "none" else ""
 
 
 @check("gradient_declared", None, "undeclared autograd: a gradient is silently lost",

@@ -2,8 +2,10 @@
 // no CUDA.
 #pragma once
 
+#include "division.h"
 #include "dtype.h"
 #include "layout.h"
+#include "ptx/device_info.h"
 
 namespace cuda_ops {
 
@@ -38,10 +40,12 @@ struct CacheWrite {
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
 constexpr int kCacheThreads = 128;
+constexpr int kMostTokens = 4;  // of a thread
 
 struct CacheConfig {
   int pack = 1;             // elements that a thread reads and writes at once
   int lanes = 1, rows = 1;  // threads of a block: packs of a token, and tokens
+  int tokens = 1;           // of a thread
   int64_t packs = 0;        // of a token
   int64_t blocks = 0;
 };
@@ -67,7 +71,8 @@ inline bool has_whole_packs(const CacheRows& part, int64_t row_bytes, int pack) 
 }  // namespace detail
 
 // For the parts from `first` on to before `last`, which share a dtype of their caches.
-inline CacheConfig cache_config(const CacheWrite& p, int first, int last) {
+inline CacheConfig cache_config(const CacheWrite& p, int first, int last,
+                                const DeviceInfo& device) {
   CacheConfig config;
   config.pack = cache_pack(size_of(p.dtype), size_of(p.parts[first].cache_dtype));
   for (int i = first; i < last; ++i) {
@@ -80,7 +85,12 @@ inline CacheConfig cache_config(const CacheWrite& p, int first, int last) {
   if (config.packs == 0) return config;
   config.lanes = int(config.packs < kCacheThreads ? config.packs : kCacheThreads);
   config.rows = kCacheThreads / config.lanes;
-  config.blocks = (p.tokens + config.rows - 1) / config.rows;
+  // With few tokens the threads of one each do not fill the GPU twice.
+  const int64_t full = 2 * int64_t(device.sms) * (2048 / kCacheThreads) * config.rows;
+  while (config.tokens < kMostTokens && p.tokens * (last - first) >= full * config.tokens * 2) {
+    config.tokens *= 2;
+  }
+  config.blocks = ceil_div(p.tokens, int64_t(config.rows) * config.tokens);
   return config;
 }
 

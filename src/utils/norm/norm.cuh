@@ -4,6 +4,7 @@
 
 #include "norm/norm.h"
 #include "ptx/capability.h"
+#include "ptx/cp_async.cuh"
 #include "rows/rows.cuh"
 
 namespace cuda_ops {
@@ -27,36 +28,47 @@ __device__ inline double inverse_root(double value) { return 1 / sqrt(value); }
 
 // --- the norm -------------------------------------------------------------------
 
-// Returns the mean of a row, as rounded.
-template <class Row>
-__device__ auto rounded_mean(const Row& row, int64_t n) {
-  using C = typename Row::C;
-  C sum = 0;
-  row.each([&](int64_t, int, const auto& values) {
-#pragma unroll
-    for (const C value : values) sum += value;
-  });
-  return row_total(sum, row.lanes) / C(n);
-}
+__device__ inline float not_below_zero(float value) { return value < 0 ? 0 : value; }
+__device__ inline double not_below_zero(double value) { return value < 0 ? 0 : value; }
 
-// The mean of a row in two parts: the sum of many numbers is rounded, and in a row of equal ones
-// what is left of each would be multiplied by 1 / sqrt(eps). The second part is the mean of
-// x - first, which is nearly exact.
+// The mean of a row in two parts. The first is known before any sum, so that one look at the row
+// gives both mean and variance: it is the mean of the first pack, or where that is far from all of
+// the row's, what the first look has found. The second part is the mean of x - first, which is
+// small and so nearly exact. In a row of equal numbers the first part is each of them: what was
+// left would be multiplied by 1 / sqrt(eps).
 template <class C>
 struct Mean {
   C first = 0, second = 0;
 
+  template <int kPack>
+  __device__ void guess(const C (&values)[kPack]) {
+    C sum = 0;
+#pragma unroll
+    for (const C value : values) sum += value - values[0];
+    first = values[0] + sum / kPack;
+  }
+
   __device__ C without(C value) const { return (value - first) - second; }
 
-  // Takes the sum of x - first; returns how much the mean of its squares is above the variance.
-  __device__ C refine(C sum, int64_t n) {
-    second = sum / C(n);
-    return second * second;
+  // Takes the mean of x - first and that of its square; returns the variance.
+  __device__ C refine(C mean, C of_squares) {
+    second = mean;
+    return not_below_zero(of_squares - second * second);
   }
+
+  // Whether the variance is a difference of numbers that are much larger.
+  __device__ bool is_far(C variance) const { return !(second * second <= variance); }
 };
 
-__device__ inline float not_below_zero(float value) { return value < 0 ? 0 : value; }
-__device__ inline double not_below_zero(double value) { return value < 0 ? 0 : value; }
+// Calls look(), which returns whether the first part of the mean was far, and once more where it
+// was. Rows that share a warp look together; those that were near find the same again.
+template <class C, class Look>
+__device__ void look_at_row(Mean<C>& mean, int lanes, Look look) {
+  const bool is_far = look();
+  if (lanes < 32 ? !__any_sync(~0u, is_far) : !is_far) return;
+  if (is_far) mean.first += mean.second;
+  look();
+}
 
 template <class T, class W, int kPack, int kPacks, NormKind kKind>
 __global__ void __launch_bounds__(1024)
@@ -96,19 +108,30 @@ __global__ void __launch_bounds__(1024)
     if constexpr (kLayer) load_weights<W, kPack>(p.bias, lane, biases);
   }
   Mean<C> mean;
-  if constexpr (kLayer) mean.first = rounded_mean(x, p.n);
-  C totals[kLayer ? 2 : 1] = {};  // of squares, and of what is squared
-  x.each([&](int64_t, int, const auto& values) {
+  C variance = 0;
+  const auto look = [&] {
+    C totals[kLayer ? 2 : 1] = {};  // of squares, and of what is squared
+    x.each([&](int64_t, int, const auto& values) {
 #pragma unroll
-    for (const C value : values) {
-      const C left = value - mean.first;
-      totals[0] += left * left;
-      if constexpr (kLayer) totals[1] += left;
-    }
-  });
-  row_totals(totals, lanes);
-  C variance = totals[0] / C(p.n);
-  if constexpr (kLayer) variance = not_below_zero(variance - mean.refine(totals[1], p.n));
+      for (const C value : values) {
+        const C left = value - mean.first;
+        totals[0] += left * left;
+        if constexpr (kLayer) totals[1] += left;
+      }
+    });
+    row_totals(totals, lanes);
+    variance = totals[0] / C(p.n);
+    if constexpr (kLayer) variance = mean.refine(totals[1] / C(p.n), variance);
+    return kLayer && mean.is_far(variance);
+  };
+  if constexpr (kLayer) {
+    C values[kPack];
+    unpack<T, kPack>(x.data[0], values);
+    mean.guess(values);
+    look_at_row(mean, lanes, look);
+  } else {
+    look();
+  }
   const C scale = inverse_root(variance + C(p.eps));
   T* const out = at_row<T>(p.out, row * p.out_step);
   x.each([&](int64_t at, int, const auto& values) {
@@ -132,19 +155,107 @@ __device__ inline double rounded_product(double a, double b) { return __dmul_rn(
 
 // --- the gradient ---------------------------------------------------------------
 
+// A row of x and of grad_out, as a thread has them: in registers, or read again from memory.
+template <class T, int kPack, int kPacks>
+struct KeptRows {
+  using C = compute_t<T>;
+  RowPart<T, kPack, kPacks> x, grad;
+  C first[kPack];  // the first pack of x
+
+  __device__ KeptRows(const void* x_row, const void* grad_row, int64_t count, int lane, int lanes)
+      : x(x_row, count, lane, lanes), grad(grad_row, count, lane, lanes) {
+    x.load();
+    grad.load();
+    unpack<T, kPack>(x.data[0], first);
+  }
+
+  // Calls body(at, u, values, grads) for each pack of this thread.
+  template <class Body>
+  __device__ void each(Body&& body) const {
+    grad.each([&](int64_t at, int u, const auto& grads) {
+      C values[kPack];
+      x.get(at, u, values);
+      body(at, u, values, grads);
+    });
+  }
+};
+
+// The same in shared memory, where it has been copied to while other rows were worked on. A thread
+// copies what it uses itself, so none waits for another.
+template <class T, int kPack, int kPacks, bool kFirst>
+struct QueuedRows {
+  using C = compute_t<T>;
+  using R = Raw<T, kPack>;
+  static constexpr int kSlots = 2 * kPacks + kFirst;  // of a thread and a stage
+
+  R* slots;
+  int64_t count;
+  int lane, lanes;
+  C first[kPack];
+
+  __device__ R* slot(int k) const { return slots + k * int(blockDim.x); }
+
+  __device__ QueuedRows(void* shared, int stage, int64_t count, int lane, int lanes)
+      : slots(static_cast<R*>(shared) + stage * kSlots * int(blockDim.x) + int(threadIdx.x)),
+        count(count),
+        lane(lane),
+        lanes(lanes) {}
+
+  __device__ void start(const void* x_row, const void* grad_row) const {
+    const auto copy = [&](int k, const void* row, int64_t at) {
+      cp_async_whole<sizeof(R)>(uint32_t(__cvta_generic_to_shared(slot(k))),
+                                static_cast<const R*>(row) + at);
+    };
+#pragma unroll
+    for (int u = 0; u < kPacks; ++u) {
+      const int64_t at = lane + u * lanes;
+      if (at >= count) break;
+      copy(u, x_row, at);
+      copy(kPacks + u, grad_row, at);
+    }
+    if (kFirst && count > 0) copy(2 * kPacks, x_row, 0);
+  }
+
+  // Once they are there.
+  __device__ void begin() {
+    if constexpr (kFirst) unpack<T, kPack>(*slot(2 * kPacks), first);
+  }
+
+  template <class Body>
+  __device__ void each(Body&& body) const {
+#pragma unroll
+    for (int u = 0; u < kPacks; ++u) {
+      const int64_t at = lane + u * lanes;
+      if (at >= count) break;
+      C values[kPack], grads[kPack];
+      unpack<T, kPack>(*slot(u), values);
+      unpack<T, kPack>(*slot(kPacks + u), grads);
+      body(at, u, values, grads);
+    }
+  }
+};
+
+// Waits for the oldest of `stages` groups of copies.
+__device__ inline void wait_for_stage(int stages) {
+  if (stages == 3) return cp_async_wait<2>();
+  if (stages == 2) return cp_async_wait<1>();
+  cp_async_wait<0>();
+}
+
 // With y = (x - mean) scale and g = grad_out weight:
 // grad_x = scale (g - mean(g) - y mean(g y)), without mean(g) for kRms;
 // grad_weight = sum of grad_out y over the rows, grad_bias = sum of grad_out.
 template <class T, class W, int kPack, int kPacks, NormKind kKind>
 __global__ void __launch_bounds__(512)
-    norm_gradient_kernel(const __grid_constant__ NormGradient p, const int lanes) {
+    norm_gradient_kernel(const __grid_constant__ NormGradient p, const NormGradientConfig config) {
   using C = compute_t<T>;
   constexpr bool kLayer = kKind == NormKind::kLayer;
+  constexpr bool kQueued = kPack > 1 && kPacks > 0;
   constexpr int kSums = kLayer ? 2 : 1;
-  extern __shared__ double shared_bytes[];
+  extern __shared__ __align__(16) uint8_t shared_bytes[];
   const Norm& norm = p.norm;
-  const int rows = int(blockDim.x) / lanes, lane = int(threadIdx.x) % lanes;
-  const int group = int(threadIdx.x) / lanes;
+  const int lanes = config.lanes, rows = int(blockDim.x) / lanes;
+  const int lane = int(threadIdx.x) % lanes, group = int(threadIdx.x) / lanes;
   const int64_t n = norm.n, packs = n / kPack;
   C* partials[kSums];
 #pragma unroll
@@ -152,8 +263,8 @@ __global__ void __launch_bounds__(512)
     partials[k] = static_cast<C*>(p.partials) + (int64_t(k) * gridDim.x + blockIdx.x) * n;
   }
   // Sums over this thread's rows, of the columns that it has in each of them. Where a row does not
-  // fit into registers, these do not either: the block has one row at a time, and each thread adds
-  // to its own columns of the partial sums in memory.
+  // fit, these do not fit into registers either: the block has one row at a time, and each thread
+  // adds to its own columns of the partial sums in memory.
   C sums[kSums][kPacks > 0 ? kPacks : 1][kPack] = {};
   if constexpr (kPacks == 0) {
     for (int64_t at = lane; at < packs; at += lanes) {
@@ -164,47 +275,47 @@ __global__ void __launch_bounds__(512)
       }
     }
   }
-  const int64_t step = int64_t(gridDim.x) * rows;
-  for (int64_t first = int64_t(blockIdx.x) * rows; first < norm.rows; first += step) {
-    const int64_t row = first + group < norm.rows ? first + group : norm.rows - 1;
-    const int64_t count = first + group < norm.rows ? packs : 0;
-    RowPart<T, kPack, kPacks> x(at_row<T>(norm.x, row * norm.x_step), count, lane, lanes);
-    RowPart<T, kPack, kPacks> grad(at_row<T>(p.grad_out, row * n), count, lane, lanes);
-    x.load();
-    grad.load();
+  // The sums of one row: mean and scale, then its gradient.
+  const auto work = [&](const auto& pair, T* grad_x) {
     Mean<C> mean;
-    if constexpr (kLayer) mean.first = rounded_mean(x, n);
     // Sums of d^2, g d, g and d, where d is x without the first part of its mean.
-    C totals[kLayer ? 4 : 2] = {};
-    grad.each([&](int64_t at, int u, const auto& grads) {
-      C weights[kPack], values[kPack];
-      load_weights<W, kPack>(norm.weight, at, weights);
-      x.get(at, u, values);
+    C totals[kLayer ? 4 : 2], variance = 0;
+    const auto look = [&] {
 #pragma unroll
-      for (int v = 0; v < kPack; ++v) {
-        const C left = values[v] - mean.first, g = grads[v] * weights[v];
-        totals[0] += left * left;
-        totals[1] += g * left;
-        if constexpr (kLayer) {
-          totals[2] += g;
-          totals[3] += left;
+      for (C& total : totals) total = 0;
+      pair.each([&](int64_t at, int, const auto& values, const auto& grads) {
+        C weights[kPack];
+        load_weights<W, kPack>(norm.weight, at, weights);
+#pragma unroll
+        for (int v = 0; v < kPack; ++v) {
+          const C left = values[v] - mean.first, g = grads[v] * weights[v];
+          totals[0] += left * left;
+          totals[1] += g * left;
+          if constexpr (kLayer) {
+            totals[2] += g;
+            totals[3] += left;
+          }
         }
-      }
-    });
-    row_totals(totals, lanes);
-    C variance = totals[0] / C(n), shift = 0;  // shift: mean(g)
+      });
+      row_totals(totals, lanes);
+      variance = totals[0] / C(n);
+      if constexpr (kLayer) variance = mean.refine(totals[3] / C(n), variance);
+      return kLayer && mean.is_far(variance);
+    };
+    C shift = 0;  // mean(g)
     if constexpr (kLayer) {
-      variance = not_below_zero(variance - mean.refine(totals[3], n));
+      mean.guess(pair.first);
+      look_at_row(mean, lanes, look);
       totals[1] -= mean.second * totals[2];
       shift = totals[2] / C(n);
+    } else {
+      look();
     }
     const C scale = inverse_root(variance + C(norm.eps));
     const C along = totals[1] / C(n) * scale * scale;  // mean(g y) scale
-    T* const grad_x = at_row<T>(p.grad_x, row * n);
-    grad.each([&](int64_t at, int u, const auto& grads) {
-      C weights[kPack], values[kPack], results[kPack];
+    pair.each([&](int64_t at, int u, const auto& values, const auto& grads) {
+      C weights[kPack], results[kPack];
       load_weights<W, kPack>(norm.weight, at, weights);
-      x.get(at, u, values);
 #pragma unroll
       for (int v = 0; v < kPack; ++v) {
         const C centered = mean.without(values[v]);
@@ -222,6 +333,44 @@ __global__ void __launch_bounds__(512)
       }
       store_pack<T, kPack>(grad_x, at, results);
     });
+  };
+
+  // Past the last row, lanes go along with those of their block that have one, without packs.
+  const int64_t from = int64_t(blockIdx.x) * rows, step = int64_t(gridDim.x) * rows;
+  const auto row_of = [&](int64_t first) {
+    return first + group < norm.rows ? first + group : norm.rows - 1;
+  };
+  const auto count_of = [&](int64_t first) { return first + group < norm.rows ? packs : 0; };
+  const auto x_of = [&](int64_t first) { return at_row<T>(norm.x, row_of(first) * norm.x_step); };
+  const auto grad_of = [&](int64_t first) { return at_row<T>(p.grad_out, row_of(first) * n); };
+  if constexpr (kQueued) {
+#if __CUDA_ARCH__ >= 800
+    using Rows = QueuedRows<T, kPack, kPacks, kLayer>;
+    const auto start = [&](int64_t first, int stage) {
+      if (first < norm.rows) {
+        const Rows pair(shared_bytes, stage, count_of(first), lane, lanes);
+        pair.start(x_of(first), grad_of(first));
+      }
+      cp_async_commit();
+    };
+    for (int stage = 0; stage < config.stages; ++stage) start(from + stage * step, stage);
+    int stage = 0;
+    for (int64_t first = from; first < norm.rows; first += step) {
+      wait_for_stage(config.stages);
+      Rows pair(shared_bytes, stage, count_of(first), lane, lanes);
+      pair.begin();
+      work(pair, at_row<T>(p.grad_x, row_of(first) * n));
+      start(first + config.stages * step, stage);
+      if (++stage == config.stages) stage = 0;
+    }
+    cp_async_wait<0>();
+#endif
+  } else {
+    for (int64_t first = from; first < norm.rows; first += step) {
+      const KeptRows<T, kPack, kPacks> pair(x_of(first), grad_of(first), count_of(first), lane,
+                                            lanes);
+      work(pair, at_row<T>(p.grad_x, row_of(first) * n));
+    }
   }
   if constexpr (kPacks > 0) {
     // The rows of a block are added up in order.
@@ -321,7 +470,7 @@ cudaError_t launch_norm(const Norm& p, cudaStream_t stream) {
 template <NormKind kKind>
 cudaError_t launch_norm_gradient(const NormGradient& p, cudaStream_t stream) {
   if (p.norm.n == 0) return cudaSuccess;
-  const RowConfig config = norm_gradient_config(p, current_device());
+  const NormGradientConfig config = norm_gradient_config(p, current_device());
   return detail::visit_norm(p.norm, config.pack, [&](auto tag, auto weight, auto pack) {
     using T = decltype(tag);
     using W = decltype(weight);
@@ -332,9 +481,13 @@ cudaError_t launch_norm_gradient(const NormGradient& p, cudaStream_t stream) {
                    : config.packs == kMost / 2 ? norm_gradient_kernel<T, W, kPack, kMost / 2, kKind>
                    : config.packs == kMost / 4 ? norm_gradient_kernel<T, W, kPack, kMost / 4, kKind>
                                                : norm_gradient_kernel<T, W, kPack, 0, kKind>;
-    const int64_t shared = config.rows() > 1 ? config.rows() * p.norm.n * int64_t(sizeof(C)) : 0;
-    kernel<<<unsigned(config.blocks), config.threads, size_t(shared), stream>>>(p, config.lanes);
-    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             int(config.shared_bytes));
+    if (error != cudaSuccess) return error;
+    kernel<<<unsigned(config.blocks), config.threads, size_t(config.shared_bytes), stream>>>(
+        p, config);
+    error = cudaGetLastError();
+    if (error != cudaSuccess) return error;
     const dim3 blocks(unsigned((p.norm.n + kNormColumns - 1) / kNormColumns),
                       kKind == NormKind::kLayer ? 2 : 1);
     norm_finish_kernel<W, C><<<blocks, kNormColumns * kNormParts, 0, stream>>>(

@@ -2,6 +2,7 @@
 // torch, no CUDA.
 #pragma once
 
+#include "division.h"
 #include "ptx/device_info.h"
 #include "rows/rows.h"
 
@@ -41,8 +42,15 @@ struct NormGradient {
 // The most packs that a thread has; a half or a quarter of them are the other choices.
 constexpr int most_packs(int pack) { return pack == 1 ? 16 : 4; }
 
-// Two rows are kept, and for each column a sum or two.
-constexpr int most_gradient_packs(int pack) { return pack == 1 ? 16 : 4; }
+// For each column a sum is kept, or two.
+constexpr int most_gradient_packs(int pack) { return pack == 1 ? 16 : pack == 8 ? 4 : 8; }
+
+constexpr int kMostStages = 3;
+
+struct NormGradientConfig : RowConfig {
+  int stages = 0;  // rows that are on their way into shared memory while others are worked on
+  int64_t shared_bytes = 0;
+};
 
 namespace detail {
 
@@ -70,15 +78,22 @@ inline RowConfig norm_config(const Norm& p, const DeviceInfo& device) {
   detail::share_row(config, count, most, 1024, most / 4);
   detail::spread_row(config, p.rows, device.sms, most / 4);
   detail::trim_row(config, count);
-  config.blocks = (p.rows + config.rows() - 1) / config.rows();
+  config.blocks = ceil_div(p.rows, config.rows());
   return config;
+}
+
+// Rows of whole packs come through shared memory, where each thread has room for its own packs: of
+// x and of grad_out, and with a bias for one more, the first of x.
+constexpr int64_t gradient_stage_bytes(const RowConfig& config, int64_t size, bool has_bias) {
+  return int64_t(config.threads) * (2 * config.packs + has_bias) * config.pack * size;
 }
 
 // Each block takes many rows and adds up their part of the gradients of weight and bias; a second
 // kernel adds up the blocks' sums. There are as many blocks as fit on the GPU at a time.
-inline RowConfig norm_gradient_config(const NormGradient& p, const DeviceInfo& device) {
+inline NormGradientConfig norm_gradient_config(const NormGradient& p, const DeviceInfo& device) {
   const Norm& norm = p.norm;
-  RowConfig config;
+  const bool has_bias = p.grad_bias != nullptr;
+  NormGradientConfig config;
   const bool aligned = is_aligned(p.grad_out, 16) && is_aligned(p.grad_x, 16);
   config.pack = aligned ? detail::pack_of(norm) : 1;
   const int64_t count = norm.n / config.pack;
@@ -86,12 +101,32 @@ inline RowConfig norm_gradient_config(const NormGradient& p, const DeviceInfo& d
   detail::share_row(config, count, most / 2, 512, most / 4);
   if (config.packs == 0) detail::share_row(config, count, most, 512, most);
   detail::trim_row(config, count);
-  // Of an SM, by the registers that the kernels take: up to 82 a thread, 98 with a bias, and 128
-  // where a thread has the most packs (sm_90).
-  const int threads = p.grad_bias != nullptr || config.packs == most ? 512 : 768;
-  const int64_t resident = device.sms * int64_t(threads / config.threads);
-  const int64_t wanted = (norm.rows + config.rows() - 1) / config.rows();
-  config.blocks = wanted < 1 ? 1 : wanted < resident ? wanted : resident;
+  // What the registers of an SM hold: those that the kernels take (sm_90) grow with the columns of
+  // a thread, and where single elements do not come through shared memory, a row is in them too.
+  const int columns = config.packs * config.pack * (config.pack == 1 ? 4 : 1);
+  const int threads = columns > 16 ? 512 : columns * (1 + has_bias) > 16 ? 640 : 1024;
+  int64_t resident = threads / config.threads;
+  if (config.pack > 1 && config.packs > 0) {
+    const int64_t stage = gradient_stage_bytes(config, size_of(norm.dtype), has_bias);
+    const int64_t room = device.capability < 80 ? 0 : device.shared_memory_per_block;
+    if (resident * stage > room) resident = 1;
+    // What is left is the L1 cache, which should keep the weights.
+    const int64_t fitting = room / (resident * stage);
+    const int64_t beside = (room - norm.n * size_of(norm.weight_dtype)) / (resident * stage);
+    const int64_t stages = fitting == 0 ? 0 : beside < 1 ? 1 : beside;
+    config.stages = int(stages < kMostStages ? stages : kMostStages);
+    config.shared_bytes = config.stages * stage;
+    if (config.stages == 0) {  // every row is read again, by a block
+      config.packs = 0;
+      config.threads = config.lanes = 512;
+    }
+  }
+  if (config.packs > 0 && config.rows() > 1) {  // the sums of its rows, in the end
+    const int64_t sums = config.rows() * norm.n * (size_of(norm.dtype) == 8 ? 8 : 4);
+    if (config.shared_bytes < sums) config.shared_bytes = sums;
+  }
+  const int64_t wanted = ceil_div(norm.rows, config.rows()), most_blocks = device.sms * resident;
+  config.blocks = wanted < 1 ? 1 : wanted < most_blocks ? wanted : most_blocks;
   return config;
 }
 

@@ -1,4 +1,4 @@
-// Copies of 16 bytes from global to shared memory that a thread starts and does not wait
+// Copies from global to shared memory that a thread starts and does not wait
 // for (sm_80 and later). They are counted in groups of the thread that started them.
 #pragma once
 
@@ -11,6 +11,17 @@ __device__ inline void cp_async(uint32_t shared, const void* global, int bytes) 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(bytes)
                : "memory");
+}
+
+// Copies 4, 8 or 16 bytes, all of them; those of 16 go past the L1 cache.
+template <int kBytes>
+__device__ void cp_async_whole(uint32_t shared, const void* global) {
+  if constexpr (kBytes == 16) {
+    cp_async(shared, global, 16);
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(global), "n"(kBytes)
+                 : "memory");
+  }
 }
 
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -43,7 +43,8 @@ struct ScanConfig {
   bool columns = false;  // inner > 1
   int pack = 1;          // elements of a load: 16 bytes of the result, or one
   int threads = 0;       // of a block
-  int64_t blocks = 0;
+  int64_t blocks = 0;    // or as many pieces of work, where fewer blocks take turns
+  int64_t resident = 0;  // blocks that take turns; 0: each piece has its own
   // A line is a row, or columns side by side. Where a block does not hold one, each block has a
   // part of it, and gets the sum of the parts before from the blocks that have them.
   int64_t lines = 0, parts = 1;
@@ -84,6 +85,8 @@ inline void plan_rows(ScanConfig& config, const Scan& p, const DeviceInfo& devic
     config.parts = ceil_div(taken(1), config.part);
     config.blocks = config.lines * config.parts;
     config.threads = int(config.part / packs);
+    const int64_t resident = device.sms * int64_t(2 * kScanThreads / config.threads);
+    if (config.blocks > resident) config.resident = resident;
     return;
   }
   if (p.x_outer == p.n) {  // rows are neighbours: as many as half of the threads hold
@@ -133,16 +136,33 @@ inline ScanConfig scan_config(const Scan& p, const DeviceInfo& device) {
   return config;
 }
 
-// Each part has a word that says what is known of it, and two sums for each column: its own, and
-// that up to its end.
-constexpr int64_t scan_state_bytes(const ScanConfig& config) {
-  return ceil_div(config.blocks * 4, 16) * 16;
-}
+// Parts that are added up together, before those of other groups.
+constexpr int kPartsOfGroup = 32;
+
+// The workspace: a word for each part, and then for each group of parts, that says what is known of
+// it, and one for the turns; a sum of each part; and two of each group, its own and that up to its
+// end.
+struct ScanRoom {
+  int64_t states;  // words
+  int64_t width;   // numbers of a sum
+  int64_t sums;    // bytes before the first sum
+  int64_t bytes;
+
+  constexpr ScanRoom(const ScanConfig& config, int64_t sum_bytes)
+      : states(config.blocks + groups(config) + 1),
+        width(config.columns ? config.lanes * config.pack : 1),
+        sums(ceil_div(states * 4, 16) * 16),
+        bytes(sums + (config.blocks + 2 * groups(config)) * width * sum_bytes) {}
+
+ private:
+  static constexpr int64_t groups(const ScanConfig& config) {
+    return config.lines * ceil_div(config.parts, kPartsOfGroup);
+  }
+};
+
 inline int64_t scan_workspace(const Scan& p, const DeviceInfo& device) {
   const ScanConfig config = scan_config(p, device);
-  if (config.parts == 1) return 0;
-  const int64_t width = config.columns ? config.lanes * config.pack : 1;
-  return scan_state_bytes(config) + config.blocks * 2 * width * scan_sum_bytes(p.dtype);
+  return config.parts == 1 ? 0 : ScanRoom(config, scan_sum_bytes(p.dtype)).bytes;
 }
 
 }  // namespace cuda_ops
