@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "ptx/capability.h"
-#include "ptx/cp_async.cuh"
 #include "ptx/early_start.cuh"
 #include "scan/look_back.cuh"
 #include "scan/scan.h"
@@ -185,172 +184,104 @@ struct Run {
   }
 };
 
-// A block's packs on their way into shared memory while it works on others. Each thread copies what
-// it uses itself.
-template <class T, int kPack, int kPacks>
-struct NextPacks {
-  uint4* slots;
-  bool are_there = false;
-
-  __device__ explicit NextPacks(void* shared) : slots(static_cast<uint4*>(shared) + threadIdx.x) {}
-
-  template <class Index>
-  __device__ void start(const Run<T, kPack, Index>& run, Index base) {
-    are_there = false;
-#if __CUDA_ARCH__ >= 800
-    if constexpr (kFresh<T, kPack>) {
-      if (!run.are_whole(base - int(threadIdx.x) % 32, 32 * kPacks)) return;
-      are_there = true;
-#pragma unroll
-      for (int u = 0; u < kPacks; ++u) {
-        const auto to = uint32_t(__cvta_generic_to_shared(slots + u * int(blockDim.x)));
-        cp_async_whole<16>(to, run.x + run.begin(base + u * 32));
-      }
-      cp_async_commit();
-    }
-#endif
-  }
-
-  __device__ void take(Elements<T, kPack> (&loaded)[kPacks]) const {
-#if __CUDA_ARCH__ >= 800
-    cp_async_wait<0>();
-#pragma unroll
-    for (int u = 0; u < kPacks; ++u) memcpy(&loaded[u], slots + u * int(blockDim.x), 16);
-#endif
-  }
-};
-
 // kParts: the block has a part of a row; else whole rows, side by side in memory. A warp has
-// neighbouring packs, 32 at a time. Where there are more parts than blocks fit on the GPU, blocks
-// take turns, and the next part is on its way while what comes before the last is found out.
+// neighbouring packs, 32 at a time.
 template <class T, int kPack, bool kParts>
 __global__ void __launch_bounds__(kScanThreads, 2)
     rows_kernel(const __grid_constant__ Scan p, const ScanConfig config) {
   using C = sum_t<T>;
+  constexpr int kPacks = scan_row_packs(kPack);
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  const int64_t part = kParts ? blockIdx.x / config.lines : 0;
+  const int64_t row = kParts ? blockIdx.x % config.lines : blockIdx.x * config.rows;
+  const int64_t left = p.outer - row;
+  const int64_t rows = kParts ? 1 : left < config.rows ? left : config.rows;
   using Index = std::conditional_t<kParts, int64_t, int>;  // within a run
-  using Row = Run<T, kPack, Index>;
-  constexpr int kPacks = scan_row_packs(kPack), kWarps = kScanThreads / 32;
+  const Run<T, kPack, Index> run(static_cast<const T*>(p.x) + row * p.x_outer,
+                                 static_cast<typename Summed<T>::Result*>(p.out) + row * p.n,
+                                 Index(rows * p.n), p.reverse);
+  const Index base = Index(part * config.part) + warp * 32 * kPacks + lane;
+  const int n = int(p.n);
+  const auto place_of = [&](Index pack) {
+    return kParts ? 1 : int(unsigned(int(run.first(pack)) + kPack * n) % unsigned(n));
+  };
+
+  const bool whole = run.are_whole(base - lane, 32 * kPacks);
+  if (kParts && !(kFresh<T, kPack> && whole)) wait_for_previous();
+  Elements<T, kPack> loaded[kPacks];
+  if (whole) {
+#pragma unroll
+    for (int u = 0; u < kPacks; ++u) {
+      loaded[u] = load_pack<T, kPack>(run.x + run.begin(base + u * 32));
+    }
+  } else {
+#pragma unroll
+    for (int u = 0; u < kPacks; ++u) loaded[u] = run.load(base + u * 32);
+  }
+  if (kParts) wait_for_previous();
+
+  // The sum of what comes before each pack in its row, as far as the warp has it: all of it, unless
+  // the row has begun before the warp's first pack.
+  C before[kPacks], carry = 0;
+  unsigned begun_before = 0;  // a bit for each pack
+  bool begun = false;         // a row begins in the warp
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    const int place = place_of(base + u * 32);
+    C sums[kPack];
+    run.template sums_of<!kParts>(loaded[u], place, n, sums);
+    const unsigned beginning = kParts ? 0 : __ballot_sync(~0u, place == 0 || place + kPack > n);
+    const unsigned below = beginning & ((1u << lane) - 1), here = below | (beginning & 1u << lane);
+    const int first = here == 0 ? 0 : 31 - __clz(int(here));  // from which lane on sums are added
+    C up_to = sums[kPack - 1];
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const C other = __shfl_up_sync(~0u, up_to, unsigned(step));
+      if (lane - step >= first) up_to += other;
+    }
+    const C previous = __shfl_up_sync(~0u, up_to, 1u);
+    before[u] = lane == 0 ? C(0) : previous;
+    if (below == 0) {
+      before[u] += carry;
+      if (!begun) begun_before |= 1u << u;
+    }
+    const C last = __shfl_sync(~0u, up_to, 31);
+    carry = beginning == 0 ? carry + last : last;
+    begun = begun || beginning != 0;
+  }
+
+  constexpr int kWarps = kScanThreads / 32;
   __shared__ C carries[kWarps];
   __shared__ bool begins[kWarps];
-  __shared__ int64_t turn;
-  extern __shared__ __align__(16) uint8_t shared_bytes[];
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  const bool in_turns = kParts && config.resident > 0;
-  Parts<C> parts{};
-  if constexpr (kParts) parts = parts_of<C>(p.workspace, config);
-  const auto run_of = [&](int64_t block) {
-    const int64_t row = kParts ? block % config.lines : block * config.rows;
-    const int64_t left = p.outer - row;
-    const int64_t rows = kParts ? 1 : left < config.rows ? left : config.rows;
-    return Row(static_cast<const T*>(p.x) + row * p.x_outer,
-               static_cast<typename Summed<T>::Result*>(p.out) + row * p.n, Index(rows * p.n),
-               p.reverse);
-  };
-  const auto base_of = [&](int64_t block) {
-    const int64_t part = kParts ? block / config.lines : 0;
-    return Index(part * config.part) + warp * 32 * kPacks + lane;
-  };
-  const int n = int(p.n);
-
-  NextPacks<T, kPack, kPacks> next(shared_bytes);
-  int64_t block = blockIdx.x;
-  if (in_turns) {
-    wait_for_previous();
-    if (threadIdx.x == 0) turn = atomicAdd(parts.turn, 1u);
-    __syncthreads();
-    block = turn;
-    __syncthreads();
+  if (lane == 0) {
+    carries[warp] = carry;
+    begins[warp] = begun;
   }
-  while (block < config.blocks) {
-    const Row run = run_of(block);
-    const Index base = base_of(block);
-    const auto place_of = [&](Index pack) {
-      return kParts ? 1 : int(unsigned(int(run.first(pack)) + kPack * n) % unsigned(n));
-    };
-    if (in_turns && threadIdx.x == 0) turn = atomicAdd(parts.turn, 1u);
-
-    const bool whole = run.are_whole(base - lane, 32 * kPacks);
-    if (kParts && !in_turns && !(kFresh<T, kPack> && whole)) wait_for_previous();
-    Elements<T, kPack> loaded[kPacks];
-    if (next.are_there) {
-      next.take(loaded);
-    } else if (whole) {
-#pragma unroll
-      for (int u = 0; u < kPacks; ++u) {
-        loaded[u] = load_pack<T, kPack>(run.x + run.begin(base + u * 32));
-      }
-    } else {
-#pragma unroll
-      for (int u = 0; u < kPacks; ++u) loaded[u] = run.load(base + u * 32);
-    }
-    if (kParts && !in_turns) wait_for_previous();
-
-    // The sum of what comes before each pack in its row, as far as the warp has it: all of it,
-    // unless the row has begun before the warp's first pack.
-    C before[kPacks], carry = 0;
-    unsigned begun_before = 0;  // a bit for each pack
-    bool begun = false;         // a row begins in the warp
-#pragma unroll
-    for (int u = 0; u < kPacks; ++u) {
-      const int place = place_of(base + u * 32);
-      C sums[kPack];
-      run.template sums_of<!kParts>(loaded[u], place, n, sums);
-      const unsigned beginning = kParts ? 0 : __ballot_sync(~0u, place == 0 || place + kPack > n);
-      const unsigned below = beginning & ((1u << lane) - 1),
-                     here = below | (beginning & 1u << lane);
-      const int first = here == 0 ? 0 : 31 - __clz(int(here));  // from which lane on sums are added
-      C up_to = sums[kPack - 1];
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const C other = __shfl_up_sync(~0u, up_to, unsigned(step));
-        if (lane - step >= first) up_to += other;
-      }
-      const C previous = __shfl_up_sync(~0u, up_to, 1u);
-      before[u] = lane == 0 ? C(0) : previous;
-      if (below == 0) {
-        before[u] += carry;
-        if (!begun) begun_before |= 1u << u;
-      }
-      const C last = __shfl_sync(~0u, up_to, 31);
-      carry = beginning == 0 ? carry + last : last;
-      begun = begun || beginning != 0;
-    }
-    if (lane == 0) {
-      carries[warp] = carry;
-      begins[warp] = begun;
-    }
-    __syncthreads();
-    const int64_t following = in_turns ? turn : config.blocks;
-    if (in_turns && following < config.blocks) {
-      next.start(run_of(following), base_of(following));
-    }
-    C start = 0;  // what comes before the warp
-    for (int w = 0; w < warp; ++w) start = begins[w] ? carries[w] : start + carries[w];
-    if constexpr (kParts) {
-      C own[1] = {0}, earlier[1];
-      for (int w = 0; w < int(blockDim.x) / 32; ++w) own[0] += carries[w];
-      look_back<1>(parts, block, own, earlier);
-      start = earlier[0] + start;
-    }
+  __syncthreads();
+  C start = 0;  // what comes before the warp
+  for (int w = 0; w < warp; ++w) start = begins[w] ? carries[w] : start + carries[w];
+  if constexpr (kParts) {
+    C own[1] = {0}, earlier[1];
+    for (int w = 0; w < int(blockDim.x) / 32; ++w) own[0] += carries[w];
+    look_back<1>(parts_of<C>(p.workspace, config), part, own, earlier);
+    start = earlier[0] + start;
+  }
 
 #pragma unroll
-    for (int u = 0; u < kPacks; ++u) {
-      const Index pack = base + u * 32;
-      keep_packed(loaded[u]);
-      if (pack >= run.packs) break;
-      const int place = place_of(pack);
-      C sums[kPack];
-      run.template sums_of<!kParts>(loaded[u], place, n, sums);
-      const C add = begun_before & 1u << u ? start + before[u] : before[u];
-      const int ends = kParts ? kPack : place == 0 ? 0 : n - place;  // where the next row begins
+  for (int u = 0; u < kPacks; ++u) {
+    const Index pack = base + u * 32;
+    keep_packed(loaded[u]);
+    if (pack >= run.packs) break;
+    const int place = place_of(pack);
+    C sums[kPack];
+    run.template sums_of<!kParts>(loaded[u], place, n, sums);
+    const C add = begun_before & 1u << u ? start + before[u] : before[u];
+    const int ends = kParts ? kPack : place == 0 ? 0 : n - place;  // where the next row begins
 #pragma unroll
-      for (int k = 0; k < kPack; ++k) {
-        if (k < ends) sums[k] = add + sums[k];
-      }
-      run.store(pack, sums);
+    for (int k = 0; k < kPack; ++k) {
+      if (k < ends) sums[k] = add + sums[k];
     }
-    block = following;
-    if (in_turns) __syncthreads();  // what is shared has been read
+    run.store(pack, sums);
   }
 }
 
@@ -428,7 +359,7 @@ __global__ void __launch_bounds__(kScanThreads, 2)
 #pragma unroll
       for (int v = 0; v < kPack; ++v) own[v] += totals[w][side * kPack + v];
     }
-    look_back<kWidth>(parts_of<C>(p.workspace, config), blockIdx.x, own, earlier);
+    look_back<kWidth>(parts_of<C>(p.workspace, config), part, own, earlier);
 #pragma unroll
     for (int v = 0; v < kPack; ++v) start[v] = earlier[v] + start[v];
   }
@@ -471,13 +402,8 @@ cudaError_t launch_scan(const Scan& p, const ScanConfig& config, cudaStream_t st
   const auto forgetting = unsigned(ceil_div(count, kForgetThreads));
   forget_kernel<<<forgetting, kForgetThreads, 0, stream>>>(states, count);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  if (config.resident == 0) {
-    auto* kernel = config.columns ? columns_kernel<T, kPack, true> : rows_kernel<T, kPack, true>;
-    return launch_early(kernel, blocks, config.threads, 0, stream, p, config);
-  }
-  const int next = config.threads * scan_row_packs(kPack) * 16;  // bytes
-  return launch_early(rows_kernel<T, kPack, true>, unsigned(config.resident), config.threads, next,
-                      stream, p, config);
+  auto* kernel = config.columns ? columns_kernel<T, kPack, true> : rows_kernel<T, kPack, true>;
+  return launch_early(kernel, blocks, config.threads, 0, stream, p, config);
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ void look_over(int back, int place) {
     const int line = int(blockIdx.x) % kLines, lane = int(threadIdx.x) % kLanes;
     const float mine[kPack] = {1, 2};
     float earlier[kPack];
-    look_back<kWidth>(parts, blockIdx.x, mine, earlier);
+    look_back<kWidth>(parts, part, mine, earlier);
     const bool is_last = place == kPartsOfGroup - 1;
     const int group = (kGroups - 1) * kLines + line;
     for (int v = 0; v < kPack; ++v) {
@@ -108,9 +108,9 @@ int main(int count, char** texts) {
   const Tensor workspace(DType::kUInt8, bytes + 1);  // and one that stays as it is
   p.workspace = workspace.data();
   const ScanConfig config = scan_config(p, current_device());
-  std::printf("plan: %s pack %d, lanes %d, warps %d, rows %d, threads %d, parts %d, resident %d\n",
+  std::printf("plan: %s pack %d, lanes %d, warps %d, rows %d, threads %d, parts %d\n",
               config.columns ? "columns" : "rows", config.pack, config.lanes, config.warps,
-              int(config.rows), config.threads, int(config.parts), int(config.resident));
+              int(config.rows), config.threads, int(config.parts));
   check(cumulative_sum_launch(p, nullptr), "cumulative_sum_launch");
   if (static_cast<const uint8_t*>(workspace.data())[bytes] != 0xFF) fail("workspace overrun");
 

@@ -39,7 +39,6 @@ struct Parts {
   C* group_sums;           // two of each group: its own, and that up to its end
   int64_t lines;
   int lanes;
-  uint32_t* turn;  // the next block to be worked on, where blocks take turns
 };
 
 template <class C>
@@ -48,15 +47,8 @@ __device__ Parts<C> parts_of(void* workspace, const ScanConfig& config) {
   auto* const from = static_cast<char*>(workspace);
   auto* const states = reinterpret_cast<uint32_t*>(from);
   auto* const sums = reinterpret_cast<C*>(from + room.sums);
-  Parts<C> parts;
-  parts.states = states;
-  parts.group_states = states + config.blocks;
-  parts.sums = sums;
-  parts.group_sums = sums + config.blocks * room.width;
-  parts.lines = config.lines;
-  parts.lanes = config.columns ? config.lanes : 1;
-  parts.turn = states + room.states - 1;
-  return parts;
+  return {states,       states + config.blocks,           sums, sums + config.blocks * room.width,
+          config.lines, config.columns ? config.lanes : 1};
 }
 
 // The first warp says a sum, one lane for each pack.
@@ -107,30 +99,31 @@ __device__ void add_up(int count, int lanes, SumOf sum_of, C (&shared)[kPartsOfG
   }
 }
 
-// Says what the part of block `block` sums up to, and puts the sum of those before in its line into
-// `earlier`. All threads call; `own` is that of the thread's pack, threadIdx.x % lanes. kWidth is
-// the most numbers that a sum has.
+// Says what part `part` of a line sums up to, and puts the sum of those before into `earlier`. All
+// threads call; `own` is that of the thread's pack, threadIdx.x % lanes. kWidth is the most numbers
+// that a sum has.
 template <int kWidth, class C, int kPack>
-__device__ void look_back(const Parts<C>& parts, int64_t block, const C (&own)[kPack],
+__device__ void look_back(const Parts<C>& parts, int64_t part, const C (&own)[kPack],
                           C (&earlier)[kPack]) {
   __shared__ C shared[kPartsOfGroup * kWidth];
   __shared__ int distance;
   const int lanes = parts.lanes, width = lanes * kPack, lane = int(threadIdx.x) % 32;
-  const int64_t lines = parts.lines, line = block % lines, part = block / lines;
-  const int64_t group = part / kPartsOfGroup;
+  const int64_t lines = parts.lines, line = blockIdx.x % lines, group = part / kPartsOfGroup;
   const int place = int(part % kPartsOfGroup);  // in the group
   const bool first_warp = threadIdx.x < 32;
-  say(parts.states + block, kOwnSum, parts.sums + block * width, lanes, own);
+  say(parts.states + blockIdx.x, kOwnSum, parts.sums + blockIdx.x * width, lanes, own);
 
 #pragma unroll
   for (int v = 0; v < kPack; ++v) earlier[v] = 0;
   if (place > 0) {
     if (first_warp && lane < place) {
-      while (load_state(parts.states + block - (place - lane) * lines) == kNothing) {
+      while (load_state(parts.states + blockIdx.x - (place - lane) * lines) == kNothing) {
       }
     }
     __syncthreads();
-    const auto sum_of = [&](int k) { return parts.sums + (block - (place - k) * lines) * width; };
+    const auto sum_of = [&](int k) {
+      return parts.sums + (blockIdx.x - (place - k) * lines) * width;
+    };
     add_up<C, kPack, kWidth>(place, lanes, sum_of, shared, earlier);
   }
 

@@ -43,8 +43,7 @@ struct ScanConfig {
   bool columns = false;  // inner > 1
   int pack = 1;          // elements of a load: 16 bytes of the result, or one
   int threads = 0;       // of a block
-  int64_t blocks = 0;    // or as many pieces of work, where fewer blocks take turns
-  int64_t resident = 0;  // blocks that take turns; 0: each piece has its own
+  int64_t blocks = 0;
   // A line is a row, or columns side by side. Where a block does not hold one, each block has a
   // part of it, and gets the sum of the parts before from the blocks that have them.
   int64_t lines = 0, parts = 1;
@@ -85,8 +84,6 @@ inline void plan_rows(ScanConfig& config, const Scan& p, const DeviceInfo& devic
     config.parts = ceil_div(taken(1), config.part);
     config.blocks = config.lines * config.parts;
     config.threads = int(config.part / packs);
-    const int64_t resident = device.sms * int64_t(2 * kScanThreads / config.threads);
-    if (config.blocks > resident) config.resident = resident;
     return;
   }
   if (p.x_outer == p.n) {  // rows are neighbours: as many as half of the threads hold
@@ -140,16 +137,15 @@ inline ScanConfig scan_config(const Scan& p, const DeviceInfo& device) {
 constexpr int kPartsOfGroup = 32;
 
 // The workspace: a word for each part, and then for each group of parts, that says what is known of
-// it, and one for the turns; a sum of each part; and two of each group, its own and that up to its
-// end.
+// it; a sum of each part; and two of each group, its own and that up to its end.
 struct ScanRoom {
-  int64_t states;  // words
+  int64_t states;  // parts and groups
   int64_t width;   // numbers of a sum
   int64_t sums;    // bytes before the first sum
   int64_t bytes;
 
   constexpr ScanRoom(const ScanConfig& config, int64_t sum_bytes)
-      : states(config.blocks + groups(config) + 1),
+      : states(config.blocks + groups(config)),
         width(config.columns ? config.lanes * config.pack : 1),
         sums(ceil_div(states * 4, 16) * 16),
         bytes(sums + (config.blocks + 2 * groups(config)) * width * sum_bytes) {}
