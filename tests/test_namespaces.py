@@ -141,8 +141,8 @@ def spaces(
 
 def fresh(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
     """Runs code in another process, which finds packages in these folders."""
-    searched = os.pathsep.join(map(str, (*paths, REPO)))
-    environment = {**os.environ, "PYTHONPATH": searched}
+    searched = [*map(str, (*paths, REPO)), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, searched))}
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
     )
