@@ -6,6 +6,8 @@ import keyword
 
 #: The namespace of ``CUDA_OPS(library)``.
 HOME = "cuda_ops"
+#: The namespace of what graphs hold beside operators, such as the refusal of a gradient.
+INTERNAL = "_cuda_ops"
 #: The namespaces that torch has itself, in one version or another.
 OF_TORCH = frozenset({
     "ao", "aten", "bucketing", "c10d", "c10d_functional", "cuda", "debug_mode_ops", "debugprims",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cuda_ops.names import HOME, OF_TORCH
+from cuda_ops.names import HOME, INTERNAL, OF_TORCH
 
 if TYPE_CHECKING:
     from cuda_ops.build.discovery import Pair
@@ -52,7 +52,8 @@ def install() -> None:
 
 
 def _take_over(namespace: Any) -> None:
-    if type(namespace) is torch._ops._OpNamespace and namespace.name not in OF_TORCH:
+    known = {*OF_TORCH, INTERNAL}
+    if type(namespace) is torch._ops._OpNamespace and namespace.name not in known:
         namespace.__class__ = _Namespace
 
 

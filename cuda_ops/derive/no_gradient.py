@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 
 import torch
 
+from cuda_ops.names import INTERNAL
 from cuda_ops.spec import Autograd
 
 # Kept apart from the operators of cuda_ops, which users list.
-_library = torch.library.Library("_cuda_ops", "DEF")
+_library = torch.library.Library(INTERNAL, "DEF")
 # `grad` ties it to the backward; if it depended on nothing there, it might run in the forward.
 _library.define(
     "no_gradient(Tensor grad, SymInt[] size, str reason) -> Tensor",
@@ -31,7 +32,7 @@ def _refuse(grad: torch.Tensor, size: Sequence[int], reason: str) -> NoReturn:
 
 
 torch.library.register_fake(
-    "_cuda_ops::no_gradient", lambda grad, size, reason: grad.new_empty(size), lib=_library
+    f"{INTERNAL}::no_gradient", lambda grad, size, reason: grad.new_empty(size), lib=_library
 )
 # Refuses the gradient of an output that the formula does not take. A trace passes zeros there if
 # the loss does not depend on that output.
@@ -49,10 +50,10 @@ def _refuse_others(grad: torch.Tensor, reason: str) -> torch.Tensor:
 
 
 torch.library.register_fake(
-    "_cuda_ops::only_zeros", lambda grad, reason: grad.new_empty(()), lib=_library
+    f"{INTERNAL}::only_zeros", lambda grad, reason: grad.new_empty(()), lib=_library
 )
 torch.library.register_vmap(
-    "_cuda_ops::only_zeros",
+    f"{INTERNAL}::only_zeros",
     lambda info, in_dims, grad, reason: (torch.ops._cuda_ops.only_zeros(grad, reason), None),
     lib=_library,
 )
@@ -64,7 +65,7 @@ def _mapped(
     return no_gradient(grad, (info.batch_size, *size), reason), 0
 
 
-torch.library.register_vmap("_cuda_ops::no_gradient", _mapped, lib=_library)
+torch.library.register_vmap(f"{INTERNAL}::no_gradient", _mapped, lib=_library)
 
 
 def no_gradient(grad: torch.Tensor, size: Sequence[int], reason: str) -> torch.Tensor:
