@@ -52,8 +52,9 @@ def install() -> None:
 
 
 def _take_over(namespace: Any) -> None:
-    known = {*OF_TORCH, INTERNAL}
-    if type(namespace) is torch._ops._OpNamespace and namespace.name not in known:
+    if type(namespace) is not torch._ops._OpNamespace or namespace.name == INTERNAL:
+        return
+    if namespace.name not in OF_TORCH:
         namespace.__class__ = _Namespace
 
 

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cuda_ops.build import compiling, discovery, toolchain
-from cuda_ops.compile_ops import reload
+from cuda_ops.compile_ops import Row, compile_ops, reload
 from cuda_ops.registry import registry
 from cuda_ops.testing import PROFILES
 from cuda_ops.testing.case import NotRunError
@@ -187,6 +187,26 @@ class ScratchOp:
             schema=schema, include=include, key=key,
         )  # fmt: skip
         self.binding.write_text(textwrap.dedent(text))
+
+    @contextlib.contextmanager
+    def built(
+        self, binding: str, *, kernel: str = "", plugin: str = "", compare: bool = True
+    ) -> Iterator[Row]:
+        """Writes the files of a pair and builds it; removes them in the end."""
+        texts = {
+            self.binding: binding,
+            self.root / "kernels" / f"{self.name}.cu": kernel,
+            self.root / "ops" / f"{self.name}.py": plugin,
+        }
+        files = [file for file, text in texts.items() if text]
+        for file in files:
+            file.write_text(texts[file])
+        (row,) = compile_ops([self.name], compare=compare)
+        assert not row.error, row.error
+        yield row
+        for file in files:
+            file.unlink()
+        registry().rescan()
 
     def build(self) -> compiling.Built:
         return compiling.build(registry().rescan()[self.name])

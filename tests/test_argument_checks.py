@@ -17,7 +17,6 @@ from torch._subclasses import FakeTensorMode
 
 from cuda_ops.benchmarking import derived as benchmarking_derived
 from cuda_ops.build import discovery
-from cuda_ops.compile_ops import compile_ops
 from cuda_ops.derive import checks, rules
 from cuda_ops.derive.arguments import bind
 from cuda_ops.derive.checks import check_arguments
@@ -127,14 +126,9 @@ CUDA_OPS(library) {
 @pytest.fixture(scope="module")
 def name(scratch_root: Path) -> Iterator[str]:
     scratch = ScratchOp("scratch_arguments", scratch_root)
-    scratch.binding.write_text(
-        SOURCE.replace("OP(", "scratch_arguments(").replace("OP_", "scratch_arguments_")
-    )
-    (row,) = compile_ops([scratch.name])
-    assert not row.error, row.error
-    yield scratch.name
-    scratch.binding.unlink()
-    registry().rescan()
+    source = SOURCE.replace("OP(", "scratch_arguments(").replace("OP_", "scratch_arguments_")
+    with scratch.built(source):
+        yield scratch.name
 
 
 def spec(name: str) -> OpSpec:

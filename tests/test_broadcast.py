@@ -10,7 +10,6 @@ import torch
 from conftest import ScratchOp
 from specs import spec
 
-from cuda_ops.compile_ops import compile_ops
 from cuda_ops.dispatch.words import words_of
 from cuda_ops.errors import ManifestError
 from cuda_ops.registry import registry
@@ -65,12 +64,8 @@ CUDA_OPS(library) {
 @pytest.fixture(scope="module")
 def name(scratch_root: Path) -> Iterator[str]:
     scratch = ScratchOp("scratch_broadcast", scratch_root)
-    scratch.binding.write_text(SOURCE.replace('"OP', f'"{scratch.name}'))
-    (row,) = compile_ops([scratch.name])
-    assert not row.error, row.error
-    yield scratch.name
-    scratch.binding.unlink()
-    registry().rescan()
+    with scratch.built(SOURCE.replace('"OP', f'"{scratch.name}')):
+        yield scratch.name
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from conftest import ScratchOp
 from test_library import entry, validated
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cuda_ops.compile_ops import compile_ops
 from cuda_ops.errors import ManifestError
 from cuda_ops.registry import registry
 from cuda_ops.testing import check_op
@@ -131,14 +130,9 @@ CUDA_OPS(library) {
 @pytest.fixture(scope="module")
 def name(scratch_root: Path) -> Iterator[str]:
     scratch = ScratchOp("scratch_dtypes", scratch_root)
-    scratch.binding.write_text(
-        SOURCE.replace('"OP(', '"scratch_dtypes(').replace("OP_", "scratch_dtypes_")
-    )
-    (row,) = compile_ops([scratch.name])
-    assert not row.error, row.error
-    yield scratch.name
-    scratch.binding.unlink()
-    registry().rescan()
+    source = SOURCE.replace('"OP(', '"scratch_dtypes(').replace("OP_", "scratch_dtypes_")
+    with scratch.built(source):
+        yield scratch.name
 
 
 Function = Callable[..., Any]

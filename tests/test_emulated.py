@@ -14,6 +14,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import made_once
@@ -137,10 +138,13 @@ def run(
     return done.returncode, said
 
 
-def check_moe(program: Path, case: Moe, timing: str, seed: int) -> None:
+def check(program: Path, case: Any, timing: str = "late", seed: int = 1) -> str:
+    """Runs a case, which may name the plan to be printed; returns the command and its output."""
     status, said = run(program, timing, seed, **case._asdict())
     assert status == 0, said
-    assert case.plan in said.partition("\n")[2], f"a plan other than {case.plan!r}: {said}"
+    plan = getattr(case, "plan", "")
+    assert plan in said.partition("\n")[2], f"a plan other than {plan!r}: {said}"
+    return said
 
 
 # --- tests ----------------------------------------------------------------------------
@@ -152,14 +156,13 @@ def check_moe(program: Path, case: Moe, timing: str, seed: int) -> None:
 )
 @pytest.mark.slow
 def test_moe(program: Program, name: str, timing: str) -> None:
-    check_moe(program("moe"), MOE[name], timing, seed=1)
+    check(program("moe"), MOE[name], timing)
 
 
 @pytest.mark.parametrize("name", ROUTE)
 @pytest.mark.slow
 def test_route(program: Program, name: str) -> None:
-    status, said = run(program("route"), "late", seed=1, **ROUTE[name]._asdict())
-    assert status == 0, said
+    check(program("route"), ROUTE[name])
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -180,7 +183,7 @@ def test_any_moe(program: Program, seed: int) -> None:
         keep=draw.randint(0, 1),
         backward=draw.randint(0, 1),
     )
-    check_moe(program("moe"), case, draw.choice(["early", "late"]), seed)
+    check(program("moe"), case, draw.choice(["early", "late"]), seed)
 
 
 @pytest.mark.parametrize(
@@ -200,60 +203,45 @@ def test_matmul(program: Program, name: str, timing: str) -> None:
 @pytest.mark.parametrize("name", ATTENTION)
 @pytest.mark.slow
 def test_attention(program: Program, name: str, timing: str) -> None:
-    status, said = run(program("attention"), timing, seed=1, **ATTENTION[name]._asdict())
-    assert status == 0, said
+    check(program("attention"), ATTENTION[name], timing)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", SORT)
 @pytest.mark.slow
 def test_sort(program: Program, name: str, seed: int) -> None:
-    status, said = run(program("sort"), "late", seed, **SORT[name]._asdict())
-    assert status == 0, said
+    check(program("sort"), SORT[name], seed=seed)
 
 
 @pytest.mark.parametrize("name", TOPK)
 @pytest.mark.slow
 def test_topk(program: Program, name: str) -> None:
-    status, said = run(program("topk"), "late", 1, **TOPK[name]._asdict())
-    assert status == 0, said
-    plan = TOPK[name].plan
-    assert plan in said.partition("\n")[2], f"a plan other than {plan!r}: {said}"
+    check(program("topk"), TOPK[name])
 
 
 @pytest.mark.parametrize("name", FOREACH)
 @pytest.mark.slow
 def test_foreach(program: Program, name: str) -> None:
-    status, said = run(program("foreach"), "late", 1, **FOREACH[name]._asdict())
-    assert status == 0, said
+    check(program("foreach"), FOREACH[name])
 
 
 @pytest.mark.parametrize("name", NORM)
 @pytest.mark.slow
 def test_norm(program: Program, name: str) -> None:
-    status, said = run(program("norm"), "late", 1, **NORM[name]._asdict())
-    assert status == 0, said
-    plan = NORM[name].plan
-    assert plan in said.partition("\n")[2], f"a plan other than {plan!r}: {said}"
+    check(program("norm"), NORM[name])
 
 
 @pytest.mark.parametrize("name", SCAN)
 @pytest.mark.slow
 def test_scan(program: Program, name: str) -> None:
-    status, said = run(program("scan"), "late", 1, **SCAN[name]._asdict())
-    assert status == 0, said
-    plan = SCAN[name].plan
-    assert plan in said.partition("\n")[2], f"a plan other than {plan!r}: {said}"
+    check(program("scan"), SCAN[name])
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", RADIX)
 @pytest.mark.slow
 def test_radix_sort(program: Program, name: str, seed: int) -> None:
-    status, said = run(program("sort"), "late", seed, **RADIX[name]._asdict())
-    assert status == 0, said
-    plan = RADIX[name].plan
-    assert plan in said.partition("\n")[2], f"a plan other than {plan!r}: {said}"
+    said = check(program("sort"), RADIX[name], seed=seed)
     if name in RADIX_STEPS:
         assert said.endswith("\none launch\n"), said
 
@@ -262,10 +250,7 @@ def test_radix_sort(program: Program, name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", RADIX_STEPS)
 @pytest.mark.slow
 def test_radix_sort_by_separate_launches(program: Program, name: str, seed: int) -> None:
-    case = RADIX[name]._replace(separate=1)
-    status, said = run(program("sort"), "late", seed, **case._asdict())
-    assert status == 0, said
-    assert case.plan in said.partition("\n")[2], f"a plan other than {case.plan!r}: {said}"
+    said = check(program("sort"), RADIX[name]._replace(separate=1), seed=seed)
     assert said.endswith("\na launch for each step\n"), said
 
 

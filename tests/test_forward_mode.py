@@ -13,7 +13,6 @@ from conftest import ScratchOp
 from specs import pair, spec
 from torch.autograd import forward_ad
 
-from cuda_ops.compile_ops import compile_ops
 from cuda_ops.derive.forward_mode import forward_mode
 from cuda_ops.errors import ManifestError
 from cuda_ops.registry import registry
@@ -82,12 +81,8 @@ CUDA_OPS(library) {
 @pytest.fixture(scope="module")
 def name(scratch_root: Path) -> Iterator[str]:
     scratch = ScratchOp("scratch_forward", scratch_root)
-    scratch.binding.write_text(SOURCE.replace('"OP', f'"{scratch.name}'))
-    (row,) = compile_ops([scratch.name])
-    assert not row.error, row.error
-    yield scratch.name
-    scratch.binding.unlink()
-    registry().rescan()
+    with scratch.built(SOURCE.replace('"OP', f'"{scratch.name}')):
+        yield scratch.name
 
 
 both = pytest.mark.parametrize("by", ["function", "dispatcher"])

@@ -12,7 +12,6 @@ from conftest import ScratchOp
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import cuda_ops
-from cuda_ops.compile_ops import compile_ops
 from cuda_ops.registry import registry
 
 SOURCE = """
@@ -43,12 +42,8 @@ CUDA_OPS(library) {
 @pytest.fixture(scope="module")
 def name(scratch_root: Path) -> Iterator[str]:
     scratch = ScratchOp("scratch_functional", scratch_root)
-    scratch.binding.write_text(SOURCE.replace('"OP', f'"{scratch.name}'))
-    (row,) = compile_ops([scratch.name])
-    assert not row.error, row.error
-    yield scratch.name
-    scratch.binding.unlink()
-    registry().rescan()
+    with scratch.built(SOURCE.replace('"OP', f'"{scratch.name}')):
+        yield scratch.name
 
 
 @pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])

@@ -13,7 +13,6 @@ from conftest import ScratchOp
 from specs import pair, spec
 
 from cuda_ops.benchmarking.training import with_gradients
-from cuda_ops.compile_ops import compile_ops
 from cuda_ops.derive.gradient import cuda_ops_autograd
 from cuda_ops.dispatch.words import words_of
 from cuda_ops.errors import ManifestError
@@ -75,16 +74,10 @@ def cuda_ops_reference(op):
 @pytest.fixture(scope="module")
 def name(scratch_root: Path) -> Iterator[str]:
     scratch = ScratchOp("scratch_hidden", scratch_root)
-    scratch.binding.write_text(SOURCE.replace('"OP', f'"{scratch.name}'))
-    plugin = scratch_root / "ops" / f"{scratch.name}.py"
-    plugin.write_text(PLUGIN)
-    (row,) = compile_ops([scratch.name])
-    assert not row.error, row.error
-    assert row.autograd == "yes, not by"
-    yield scratch.name
-    scratch.binding.unlink()
-    plugin.unlink()
-    registry().rescan()
+    source = SOURCE.replace('"OP', f'"{scratch.name}')
+    with scratch.built(source, plugin=PLUGIN) as row:
+        assert row.autograd == "yes, not by"
+        yield scratch.name
 
 
 def expected(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,6 @@ import torch
 from conftest import ScratchOp
 from specs import pair, spec
 
-from cuda_ops.compile_ops import compile_ops
 from cuda_ops.derive import gradient
 from cuda_ops.errors import ManifestError
 from cuda_ops.registry import registry
@@ -57,12 +56,8 @@ LOST = r"cuda_ops::scratch_lost has no gradient through 'z': take grad_z in scra
 @pytest.fixture(scope="module")
 def name(scratch_root: Any) -> Iterator[str]:
     scratch = ScratchOp("scratch_lost", scratch_root)
-    scratch.binding.write_text(SOURCE.replace("NAME", scratch.name))
-    (row,) = compile_ops([scratch.name], compare=False)
-    assert not row.error, row.error
-    yield scratch.name
-    scratch.binding.unlink()
-    registry().rescan()
+    with scratch.built(SOURCE.replace("NAME", scratch.name), compare=False):
+        yield scratch.name
 
 
 def called(name: str, by: str) -> Callable[..., Any]:

@@ -15,7 +15,6 @@ from test_library import entry, validated
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cuda_ops.benchmarking import derived as benchmarking_derived
-from cuda_ops.compile_ops import compile_ops
 from cuda_ops.errors import ManifestError
 from cuda_ops.registry import registry
 from cuda_ops.signature import parse_signature
@@ -71,12 +70,8 @@ CUDA_OPS(library) {
 @pytest.fixture(scope="module")
 def name(scratch_root: Path) -> Iterator[str]:
     scratch = ScratchOp("cosines", scratch_root)
-    scratch.binding.write_text(SOURCE)
-    (row,) = compile_ops([scratch.name])
-    assert not row.error, row.error
-    yield scratch.name
-    scratch.binding.unlink()
-    registry().rescan()
+    with scratch.built(SOURCE):
+        yield scratch.name
 
 
 both = pytest.mark.parametrize("by", ["function", "dispatcher"])

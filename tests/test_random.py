@@ -13,7 +13,6 @@ import torch
 from conftest import ScratchOp, needs_gpu
 from torch.utils.checkpoint import checkpoint
 
-from cuda_ops.compile_ops import compile_ops
 from cuda_ops.derive.random import draw_key
 from cuda_ops.dispatch import library
 from cuda_ops.errors import ManifestError
@@ -144,15 +143,8 @@ cudaError_t below_launch(const Strided<2>& p, RandomKey k, int64_t n, cudaStream
 @pytest.fixture(scope="module")
 def name(scratch_root: Path) -> Iterator[str]:
     scratch = ScratchOp("scratch_random", scratch_root)
-    kernel = scratch_root / "kernels" / f"{scratch.name}.cu"
-    scratch.binding.write_text(BINDING.replace("@", scratch.name))
-    kernel.write_text(KERNEL)
-    (row,) = compile_ops([scratch.name])
-    assert not row.error, row.error
-    yield scratch.name
-    kernel.unlink()
-    scratch.binding.unlink()
-    registry().rescan()
+    with scratch.built(BINDING.replace("@", scratch.name), kernel=KERNEL):
+        yield scratch.name
 
 
 on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])

@@ -11,7 +11,7 @@ import torch
 from conftest import ScratchOp
 from specs import spec
 
-from cuda_ops.compile_ops import compile_ops, reload
+from cuda_ops.compile_ops import reload
 from cuda_ops.dispatch.words import TAGS, words_of
 from cuda_ops.errors import ManifestError
 from cuda_ops.registry import registry
@@ -50,12 +50,8 @@ NOTHING = {
 @pytest.fixture(scope="module")
 def scratch(scratch_root: Path) -> Iterator[ScratchOp]:
     scratch = ScratchOp("scratch_tags", scratch_root)
-    scratch.binding.write_text(SOURCE.replace('"OP', f'"{scratch.name}'))
-    (row,) = compile_ops([scratch.name])
-    assert not row.error, row.error
-    yield scratch
-    scratch.binding.unlink()
-    registry().rescan()
+    with scratch.built(SOURCE.replace('"OP', f'"{scratch.name}')):
+        yield scratch
 
 
 @pytest.fixture

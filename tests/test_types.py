@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from test_library import entry, validated
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cuda_ops.compile_ops import compile_ops
 from cuda_ops.errors import BuildError, ManifestError
 from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec
@@ -113,15 +112,8 @@ def cuda_ops_vmap(op):
 @pytest.fixture(scope="module")
 def name(scratch_root: Path) -> Iterator[str]:
     scratch = ScratchOp("scaled_by", scratch_root)
-    scratch.binding.write_text(SOURCE)
-    plugin = scratch_root / "ops" / f"{scratch.name}.py"
-    plugin.write_text(PLUGIN)
-    (row,) = compile_ops([scratch.name])
-    assert not row.error, row.error
-    yield scratch.name
-    plugin.unlink()
-    scratch.binding.unlink()
-    registry().rescan()
+    with scratch.built(SOURCE, plugin=PLUGIN):
+        yield scratch.name
 
 
 both = pytest.mark.parametrize("by", ["function", "dispatcher"])

@@ -77,12 +77,8 @@ CUDA_OPS(library) {
 @pytest.fixture(scope="module")
 def name(scratch_root: Path) -> Iterator[str]:
     scratch = ScratchOp("scratch_together", scratch_root)
-    scratch.binding.write_text(SOURCE.replace('"OP', f'"{scratch.name}'))
-    (row,) = compile_ops([scratch.name])
-    assert not row.error, row.error
-    yield scratch.name
-    scratch.binding.unlink()
-    registry().rescan()
+    with scratch.built(SOURCE.replace('"OP', f'"{scratch.name}')):
+        yield scratch.name
 
 
 def test_the_kit_passes_what_is_random_and_hidden(name: str) -> None:

@@ -11,7 +11,6 @@ import torch
 from conftest import ScratchOp
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cuda_ops.compile_ops import compile_ops
 from cuda_ops.registry import registry
 
 SOURCE = """
@@ -60,14 +59,9 @@ CUDA_OPS(library) {
 @pytest.fixture(scope="module")
 def name(scratch_root: Path) -> Iterator[str]:
     scratch = ScratchOp("scratch_written", scratch_root)
-    scratch.binding.write_text(
-        SOURCE.replace('"OP(', '"scratch_written(').replace("OP_", "scratch_written_")
-    )
-    (row,) = compile_ops([scratch.name])
-    assert not row.error, row.error
-    yield scratch.name
-    scratch.binding.unlink()
-    registry().rescan()
+    source = SOURCE.replace('"OP(', '"scratch_written(').replace("OP_", "scratch_written_")
+    with scratch.built(source):
+        yield scratch.name
 
 
 both = pytest.mark.parametrize("by", ["function", "dispatcher"])

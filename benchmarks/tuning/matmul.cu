@@ -131,7 +131,7 @@ std::vector<HopperConfig> variants(const Matmul& p) {
           hopper_variant(p, 2, current_device(), swap, tile_n, 1).tiles <= 2 * current_device().sms;
       if (narrow && (swap ? p.m : p.n) > 4 * tile_n && !(tile_n == 64 && small)) continue;
       for (const int splits : {1, 2, 3, 4, 6, 8}) {
-        if (splits > 1 && detail::ceil_div(p.k, 64) < 2 * splits) continue;
+        if (splits > 1 && ceil_div(p.k, 64) < 2 * splits) continue;
         const HopperConfig config = hopper_variant(p, 2, current_device(), swap, tile_n, splits);
         // In one wave: two narrow blocks share an SM.
         if (splits > 1 && config.grid > (narrow ? 2 : 1) * current_device().sms) continue;
@@ -274,9 +274,8 @@ void refit(const std::vector<Measured>& results) {
     for (const int pass : {0, 1}) {
       for (const auto& [p, config, time] : results) {
         if (config.tile_n != tile_n || (config.splits == 1) != (pass == 0)) continue;
-        const auto stages = double(detail::ceil_div(p.k, 64)) / config.splits;
-        const auto waves =
-            double(detail::ceil_div(config.tiles * config.splits, current_device().sms));
+        const auto stages = double(ceil_div(p.k, 64)) / config.splits;
+        const auto waves = double(ceil_div(config.tiles * config.splits, current_device().sms));
         const double all = Products{{}, p.m, p.n, p.k, p.batch.dtype}.bytes() / 4.0e6;
         const double loads = hopper_load_time(p, config, 2, current_device());
         const double busy = waves * (stages * std::max(fitted, loads) + 0.5);
@@ -356,7 +355,7 @@ void time_copies(const Memory& memory, cudaStream_t stream) {
            cudaSuccess;
   });
   const double time = race.run()[0];
-  const double waves = double(detail::ceil_div(config.tiles, current_device().sms));
+  const double waves = double(ceil_div(config.tiles, current_device().sms));
   std::printf("3xTF32 of 4096^3 after its copies: %.1f us, %.3f us per stage, estimated %.3f\n",
               time, ((time - kHopperFixedTime) / waves - 0.5) / (kSide / 32), kHopperSplitTime);
 }

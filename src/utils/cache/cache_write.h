@@ -85,7 +85,7 @@ inline CacheConfig cache_config(const CacheWrite& p, int first, int last,
   if (config.packs == 0) return config;
   config.lanes = int(config.packs < kCacheThreads ? config.packs : kCacheThreads);
   config.rows = kCacheThreads / config.lanes;
-  // With few tokens the threads of one each do not fill the GPU twice.
+  // Several tokens a thread, as long as the blocks fill the GPU twice.
   const int64_t full = 2 * int64_t(device.sms) * (2048 / kCacheThreads) * config.rows;
   while (config.tokens < kMostTokens && p.tokens * (last - first) >= full * config.tokens * 2) {
     config.tokens *= 2;

@@ -63,7 +63,7 @@ inline GemmPlan tiled_plan(const Matmul& p, const DeviceInfo& device, bool tenso
                            bool linear) {
   GemmPlan plan;
   plan.family = tensor_cores && device.capability >= 80 ? GemmPlan::kMma : GemmPlan::kSimt;
-  const int64_t large = detail::ceil_div(p.m, 128) * detail::ceil_div(p.n, 128) * p.batch.numel;
+  const int64_t large = ceil_div(p.m, 128) * ceil_div(p.n, 128) * p.batch.numel;
   plan.tile = plan.family == GemmPlan::kMma && large >= device.sms ? 128 : 64;
   // On an H200 multiply-adds take half the time of three products on mma.sync, at 4096^3.
   const bool float32 = p.batch.dtype == DType::kFloat32;
@@ -83,8 +83,8 @@ inline double tiled_time(const Matmul& p, const GemmPlan& plan, const DeviceInfo
   if (plan.family == GemmPlan::kFma) return plan.fma.time;
   const bool vectors = whole_vectors(p, 1, p.a) && whole_vectors(p, 2, p.b);
   const double rate = size_of(p.batch.dtype) == 4 ? (vectors ? 101 : 50) : (vectors ? 239 : 55);
-  const double tiles = double(detail::ceil_div(p.m, plan.tile)) *
-                       double(detail::ceil_div(p.n, plan.tile)) * double(p.batch.numel);
+  const double tiles =
+      double(ceil_div(p.m, plan.tile)) * double(ceil_div(p.n, plan.tile)) * double(p.batch.numel);
   const double busy = (tiles < device.sms ? device.sms : tiles) * plan.tile * plan.tile * p.k;
   return 4 + 2 * busy / (rate * 1e6);
 }

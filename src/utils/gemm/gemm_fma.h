@@ -48,7 +48,7 @@ inline FmaConfig fma_config(const Matmul& p, const FmaTileTime& tile, const Devi
   };
   config.quads_a = quads(1, p.a, p.a.row, p.a.col);
   config.quads_b = quads(2, p.b, p.b.col, p.b.row);
-  const auto up = [](int64_t size, int64_t step) { return detail::ceil_div(size, step); };
+  const auto up = [](int64_t size, int64_t step) { return ceil_div(size, step); };
   const int64_t tiles = up(p.m, tile.rows) * up(p.n, tile.columns) * p.batch.numel;
   const int64_t waves = up(tiles, device.sms), k = up(p.k, tile.block_k) * tile.block_k;
   const double of_k = double(waves / 2) * tile.pair + double(waves % 2) * tile.each;

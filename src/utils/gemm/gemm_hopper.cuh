@@ -349,7 +349,7 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   constexpr int kElement = int(sizeof(T)), kOutElement = int(sizeof(Out));
   const auto& operands = p.batch.operands;
   const int64_t batch = p.batch.numel;
-  const int64_t k_blocks = detail::ceil_div(p.k, Tile::kBlockK);
+  const int64_t k_blocks = ceil_div(p.k, Tile::kBlockK);
   const auto batch_stride = [&](int i) { return p.batch.dims == 0 ? 0 : operands[i].strides[0]; };
 
   // (lines, K) of one operand, its parts next to each other; the batch is one matrix where
@@ -396,8 +396,8 @@ cudaError_t hopper_launch(const Matmul& p, const HopperConfig& config, const Epi
   args.last_n = hopper_last(lines_b, kTileN);
   args.stage_bytes = Tile::kParts * (box_a + box_b) * kSwizzleBytes;
   args.k_blocks = int(k_blocks);
-  args.tiles_m = int(detail::ceil_div(lines_a, Tile::kTileM * (config.pair ? 2 : 1)));
-  args.tiles_n = int(detail::ceil_div(lines_b, kTileN));
+  args.tiles_m = int(ceil_div(lines_a, Tile::kTileM * (config.pair ? 2 : 1)));
+  args.tiles_n = int(ceil_div(lines_b, kTileN));
   args.tiles = int(args.tiles_m * args.tiles_n * batch);
   args.group = config.pair ? 8 : 16;
   args.splits = config.splits;

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <string>
 
+#include "division.h"
 #include "gemm/matmul.h"
 #include "ptx/device_info.h"
 
@@ -49,17 +50,15 @@ inline Lines hopper_lines(const void* data, int64_t line, int64_t k, int64_t bat
   return line_major && bytes == 2 ? Lines::kLineMajor : Lines::kNone;
 }
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 }  // namespace detail
 
 // The lines that a tile loads at once, and where the last tile begins: multiples of eight, after
 // which rows the swizzle repeats; eight columns are 16 bytes.
 inline int hopper_box(int64_t lines, int tile) {
-  return lines < tile ? int(detail::ceil_div(lines, 8)) * 8 : tile;
+  return lines < tile ? int(ceil_div(lines, 8)) * 8 : tile;
 }
 inline int hopper_last(int64_t lines, int tile) {
-  return lines < tile ? 0 : int(detail::ceil_div(lines - tile, 8)) * 8;
+  return lines < tile ? 0 : int(ceil_div(lines - tile, 8)) * 8;
 }
 
 // Microseconds that one block takes for a stage (128 bytes of K), alone on its SM. These and the
@@ -127,10 +126,10 @@ constexpr bool hopper_tile(int tile_n, bool linear, bool k_major) {
 // at the memory's bandwidth.
 inline double hopper_estimate(const Matmul& p, const HopperConfig& config, int bytes,
                               const DeviceInfo& device) {
-  const auto stages = double(detail::ceil_div(p.k * bytes, 128));
+  const auto stages = double(ceil_div(p.k * bytes, 128));
   const double exchange = kHopperExchangeTime + kHopperExchangeColumn * config.tile_n;
   const int64_t blocks = config.tiles * config.splits;
-  const auto waves = double(detail::ceil_div(blocks, device.sms));
+  const auto waves = double(ceil_div(blocks, device.sms));
   const double products = is_split(p) ? kHopperSplitTime : hopper_stage_time(config.tile_n);
   const double loads = hopper_load_time(p, config, bytes, device);
   const double stage = products > loads ? products : loads;
@@ -157,8 +156,8 @@ inline HopperConfig hopper_variant(const Matmul& p, int bytes, const DeviceInfo&
   config.tile_n = tile_n;
   config.splits = splits;
   config.pair = pair;
-  config.tiles = detail::ceil_div(swap ? p.n : p.m, kHopperTileM * (pair ? 2 : 1)) *
-                 detail::ceil_div(swap ? p.m : p.n, tile_n) * p.batch.numel * (pair ? 2 : 1);
+  config.tiles = ceil_div(swap ? p.n : p.m, kHopperTileM * (pair ? 2 : 1)) *
+                 ceil_div(swap ? p.m : p.n, tile_n) * p.batch.numel * (pair ? 2 : 1);
   const int64_t blocks = config.tiles * splits;
   // A block's tile plus the grid, where it looks for the next, is an int.
   config.possible = blocks < 1LL << 30;
@@ -201,7 +200,7 @@ inline HopperConfig hopper_config(const Matmul& p, int bytes, const DeviceInfo& 
     const double most = preferred ? 1.001 * best.time : best.time;
     if (!best.possible || config.time < most) best = config;
   };
-  const int64_t stages = detail::ceil_div(p.k * bytes, 128);
+  const int64_t stages = ceil_div(p.k * bytes, 128);
   for (const int splits : {1, 2, 3}) {
     if (splits > 1 && stages < 4 * splits) break;
     for (const int tile_n : {256, 224, 192, 160, 128}) {

@@ -103,8 +103,8 @@ cudaError_t gemm_pack(const Matmul& p, const GemmPack& pack, void* workspace, cu
     copy.line_stride = line;
     copy.k_stride = k;
     copy.along_k = k == 1 || (line != 1 && k <= line);
-    copy.tiles_lines = unsigned(detail::ceil_div(lines, kPackSide));
-    copy.tiles_k = unsigned(detail::ceil_div(p.k, kPackSide));
+    copy.tiles_lines = unsigned(ceil_div(lines, kPackSide));
+    copy.tiles_k = unsigned(ceil_div(p.k, kPackSide));
     if (wanted) {
       copy.blocks = copy.tiles_lines * copy.tiles_k * unsigned(packed_matrices(p, operand));
     }

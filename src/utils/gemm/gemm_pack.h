@@ -24,7 +24,7 @@ struct GemmPack {
 // Elements of one part of a line, and from one line of a copy to the next.
 inline int64_t packed_part(const Matmul& p) {
   const int64_t whole = 128 / size_of(p.batch.dtype);
-  return detail::ceil_div(p.k, whole) * whole;
+  return ceil_div(p.k, whole) * whole;
 }
 inline int64_t packed_line(const Matmul& p) { return packed_part(p) * (is_split(p) ? 2 : 1); }
 

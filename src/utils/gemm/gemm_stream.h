@@ -49,7 +49,7 @@ inline StreamConfig stream_variant(const Matmul& p, int splits) {
   config.swap = p.n < p.m;
   config.tile = vectors <= 8 ? 8 : vectors <= 16 ? 16 : 32;
   config.splits = splits;
-  const int64_t blocks = detail::ceil_div(lines, config.lines());
+  const int64_t blocks = ceil_div(lines, config.lines());
   // Numbers of blocks, lines and k's have 31 bits.
   config.possible = vectors <= config.tile && lines < 1LL << 30 && p.k < 1LL << 30 &&
                     p.batch.numel < 1LL << 31 && blocks * p.batch.numel < 1LL << 31;
