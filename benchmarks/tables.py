@@ -3,7 +3,8 @@
 ``python -m benchmarks.tables`` writes them and ``--check`` fails where one differs. ``--keep
 RUN.json`` first stores a run of ``python -m benchmarks --json RUN.json``: a run of some ``--cases``
 replaces those cases alone, and peers that it did not measure keep their earlier results.
-A table stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->``.
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->``; ``<!-- table: cases of
+OP, OP -->`` has the cases of these operators.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ from cuda_ops.benchmarking.table import (
 )
 from cuda_ops.errors import BenchmarkError
 
-RESULTS = REPO / "benchmarks" / "results" / "h200"
+RESULTS = REPO / "benchmarks" / "results"
+#: Where a pair was measured on several devices, the tables have the first.
+_DEVICES = ("h200", "h100")
 _CLEAN = "clean_caches"
+_CASES_OF = "cases of "
 _BLOCK = re.compile(r"(<!-- table: (.+?) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 
 
@@ -58,21 +62,25 @@ def updated(text: str, base: Path) -> str:
 
     def made(match: re.Match[str]) -> str:
         name = match[2]
-        if name not in _TABLES:
-            known = ", ".join(map(repr, _TABLES))
+        if name.startswith(_CASES_OF):
+            text = _cases_of(name.removeprefix(_CASES_OF).split(", "))
+        elif name in _TABLES:
+            text = _TABLES[name](base)
+        else:
+            known = ", ".join(map(repr, (*_TABLES, f"{_CASES_OF}OP, OP")))
             raise BenchmarkError(f"no table {name!r}; known: {known}")
-        return f"{match[1]}{_TABLES[name](base).strip()}\n{match[4]}"
+        return f"{match[1]}{text.strip()}\n{match[4]}"
 
     return _BLOCK.sub(made, text)
 
 
 def keep(run: Path, results: Path = RESULTS) -> list[Path]:
-    """Stores a run, one file a pair, with its pictures, and returns what was written. A run with
-    clean caches goes into a folder of its own, without pictures.
+    """Stores a run in the folder of its device, one file a pair, with its pictures, and returns
+    what was written. A run with clean caches goes into a folder of its own, without pictures.
 
     Raises:
-        BenchmarkError: a case failed, the run was ``--quick`` or is from another device than
-            ``results``, or it has some cases only and other versions than the stored ones.
+        BenchmarkError: a case failed, the run was ``--quick`` or is from a device that no table
+            looks for, or it has some cases only and other versions than the stored ones.
     """
     report = Report.load(run)
     if report.errors:
@@ -80,9 +88,11 @@ def keep(run: Path, results: Path = RESULTS) -> list[Path]:
         raise BenchmarkError(f"{run}: {first.op} {first.case} failed: {first.error}")
     if report.settings["precision"] > 0.01:
         raise BenchmarkError(f"{run} is of a quick run; measure without --quick to keep it")
-    device = report.environment["device"].split()[-1].lower()
-    if device != results.name:
-        raise BenchmarkError(f"{run} was measured on {device}, {results} is of another device")
+    name = report.environment["device"]
+    device = next((known for known in _DEVICES if known in name.lower().split()), None)
+    if device is None:
+        raise BenchmarkError(f"{run} was measured on {name}, expected one of {', '.join(_DEVICES)}")
+    results /= device
     written = []
     clean = report.settings.get("clean_caches", False)
     for pair in report.pairs():
@@ -183,8 +193,9 @@ def _families(base: Path) -> str:
         title = page.read_text(encoding="utf-8")[2:].partition(":")[0]
         measured = [result for pair in pairs if pair in runs for result in runs[pair].of(pair)]
         names = ", ".join(f"`{pair}`" for pair in pairs)
-        rows.append((f"[{title}]({_relative(page, base)})", names, *_summary(measured)))
-    header = ("", "operators", "at most", EAGER, COMPILE, "others")
+        gpus = ", ".join(dict.fromkeys(_gpu(runs[pair]) for pair in pairs if pair in runs))
+        rows.append((f"[{title}]({_relative(page, base)})", names, gpus, *_summary(measured)))
+    header = ("", "operators", "GPU", "at most", EAGER, COMPILE, "others")
     return f"{_heading(runs)}\n\n{_markdown(header, rows)}"
 
 
@@ -196,8 +207,12 @@ def _operators(base: Path) -> str:
         for page, pairs in _pages().items()
         for pair in pairs
     }
-    rows = [(link, *_summary(runs[pair].of(pair))) for pair, link in links.items() if pair in runs]
-    header = ("operator", "at most", EAGER, COMPILE, "others")
+    rows = [
+        (link, _gpu(runs[pair]), *_summary(runs[pair].of(pair)))
+        for pair, link in links.items()
+        if pair in runs
+    ]
+    header = ("operator", "GPU", "at most", EAGER, COMPILE, "others")
     waiting = ", ".join(link for pair, link in links.items() if pair not in runs)
     waiting = f"\n\nWithout a committed run: {waiting}." if waiting else ""
     return f"{_heading(runs)}\n\n{_markdown(header, rows)}{waiting}"
@@ -209,6 +224,11 @@ def _pages() -> dict[Path, list[str]]:
         page: re.findall(r"`(\w+)`", page.read_text(encoding="utf-8").partition("\n")[0])
         for page in sorted((REPO / "docs" / "kernels").glob("*.md"))
     }
+
+
+def _gpu(report: Report) -> str:
+    """Returns a GPU's name without its maker and memory: ``"H100"``."""
+    return report.environment["device"].split()[1]
 
 
 def _heading(runs: dict[str, Report]) -> str:
@@ -300,7 +320,7 @@ def _of_pair(pair: str, report: Report, base: Path) -> str:
     notes = list(footnotes(report))
     if notes:
         parts.append("\n".join(f"- {note}" for note in notes))
-    for picture in sorted((RESULTS / "plots" / pair).glob("*.svg")):
+    for picture in sorted((_file(f"operators/{pair}").parent.parent / "plots" / pair).glob("*.svg")):
         title = f"{pair}: {picture.stem.replace('_', ' ')}"
         parts.append(f"![{title}]({_relative(picture, base)})")
     return "\n\n".join(parts)
@@ -348,6 +368,25 @@ def _peer(peer: PeerResult | None) -> str:
     return ratio_text(peer.ratio) + host
 
 
+def _cases_of(operators: Sequence[str]) -> str:
+    """Has the cases of some operators, with a time and what their peers took."""
+    measured = {op: r for r in reports().values() for op in r.operators() if op in operators}
+    if missing := [op for op in operators if op not in measured]:
+        raise BenchmarkError(f"no committed run has {', '.join(missing)}")
+    made = {(e["device"], e["torch"], e["cuda"], e["date"], e["commit"])
+            for e in (report.environment for report in measured.values())}  # fmt: skip
+    results = [result for op in operators for result in measured[op].of(op)]
+    peers = [p for p in peer_names(results) if mean_ratio(results, p) is not None]
+    rows = [
+        (f"`{r.op}` {r.case}", *_row(r, peers)[2:5], *_row(r, peers)[6:]) for r in results
+    ]
+    text = "".join(
+        f"{device}, torch {torch}, CUDA {cuda}, {date}, commit {commit}.\n"
+        for device, torch, cuda, date, commit in sorted(made)
+    )
+    return f"{text}\n{_markdown(('case', 'time', 'rate', 'of the ceiling', *peers), rows)}"
+
+
 def _mixtures(base: Path) -> str:
     """Has the run of ``moe``, a column for each model."""
     return _by_model(reports()["moe"].of("moe"))
@@ -355,7 +394,7 @@ def _mixtures(base: Path) -> str:
 
 def _decoding(base: Path) -> str:
     """Has the run of few tokens with clean caches, a column for each model."""
-    return _by_model(Report.load(RESULTS / _CLEAN / "moe.json").of("moe"))
+    return _by_model(Report.load(_file(f"{_CLEAN}/moe")).of("moe"))
 
 
 def _by_model(results: list[CaseResult]) -> str:
@@ -408,11 +447,17 @@ _TABLES = {
 
 def reports() -> dict[str, Report]:
     """Returns the committed run of each pair, by name."""
-    return {path.stem: Report.load(path) for path in sorted((RESULTS / "operators").glob("*.json"))}
+    pairs = {path.stem for path in RESULTS.glob("*/operators/*.json")}
+    return {pair: Report.load(_file(f"operators/{pair}")) for pair in sorted(pairs)}
+
+
+def _file(name: str) -> Path:
+    files = [RESULTS / device / f"{name}.json" for device in _DEVICES]
+    return next((file for file in files if file.exists()), files[0])
 
 
 def _json(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads(_file(name).read_text(encoding="utf-8"))
 
 
 def _relative(path: Path, base: Path) -> str:

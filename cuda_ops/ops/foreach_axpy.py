@@ -161,8 +161,8 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
 
 #: Shapes of the tensors of a list, and why.
 _POINTS: dict[str, tuple[list[tuple[int, ...]], str]] = {
-    "1000 x 1000": ([(1000,)] * 1000, "many small tensors"),
-    "200 x 1024^2": ([(1024, 1024)] * 200, "matrices"),
+    "300 x 1000": ([(1000,)] * 300, "many small tensors"),
+    "50 x 1024^2": ([(1024, 1024)] * 50, "matrices"),
     "1 x 2^26": ([(1 << 26,)], "a single tensor"),
     "12 layers of 768": (
         [(768,), (768,), (2304, 768), (2304,), (768, 768), (768,),

@@ -15,21 +15,20 @@ namespace {
 struct CacheWalk {
   const int64_t* slots;
   int64_t slots_step, tokens, capacity;
-  CacheConfig config;
-  IndexDivider block;
+  IndexDivider block, parts_of_token;
   struct Part {
     CacheRows rows;
     int64_t packs;  // of a token
     IndexDivider head;
   } parts[2];
 
-  CacheWalk(const CacheWrite& p, const CacheConfig& chosen, int first, int last)
+  CacheWalk(const CacheWrite& p, const CacheConfig& config, int first, int last)
       : slots(p.slots),
         slots_step(p.slots_step),
         tokens(p.tokens),
         capacity(p.blocks * p.block),
-        config(chosen),
-        block(p.block, capacity) {
+        block(p.block, capacity),
+        parts_of_token(config.parts, config.blocks) {
     for (int i = first; i < last; ++i) {
       Part& part = parts[i - first];
       part.rows = p.parts[i];
@@ -85,65 +84,36 @@ __device__ Elements<C, kPack> converted(const Elements<T, kPack>& pack, bool is_
   return stored<C, kPack>(values);
 }
 
-// A thread has the same packs of up to kMostTokens tokens, all of them on their way at a time.
+// A thread has one pack of one token: with few registers each, as many threads as fit are resident,
+// and as many loads are on their way.
 template <class T, class C, int kPack>
-__global__ void __launch_bounds__(kCacheThreads)
+__global__ void __launch_bounds__(kCacheThreads, 2048 / kCacheThreads)
     cache_write_kernel(const __grid_constant__ CacheWalk walk) {
   const CacheWalk::Part& part = walk.parts[blockIdx.y];
   const CacheRows& rows = part.rows;
-  const int64_t first = int64_t(blockIdx.x) * walk.config.rows * walk.config.tokens + threadIdx.y;
-  // Where pack `at` of a token starts, given the step from one head to the next.
-  const auto offset = [&](int64_t at, int64_t head_step, int64_t step) {
-    const int64_t head = rows.heads == 1 ? 0 : part.head(at);
-    return head * head_step + (at - head * part.head.divisor) * kPack * step;
-  };
-  const auto each = [&](auto body) {
-#pragma unroll
-    for (int u = 0; u < kMostTokens; ++u) {
-      const int64_t token = first + u * walk.config.rows;
-      if (u < walk.config.tokens && token < walk.tokens) body(u, token);
-    }
-  };
-  int64_t at = threadIdx.x;
-  Elements<T, kPack> packs[kMostTokens];
-  const auto load = [&](int u, int64_t token) {
-    const T* const read = static_cast<const T*>(rows.rows) + token * rows.token_step +
-                          offset(at, rows.row_head, rows.row_step);
-    packs[u] = *reinterpret_cast<const Elements<T, kPack>*>(read);
-  };
-  int64_t slots[kMostTokens];
-  each([&](int u, int64_t token) { slots[u] = walk.slots[token * walk.slots_step]; });
+  const int64_t group = walk.parts_of_token(blockIdx.x);
+  const int64_t token = group * blockDim.y + threadIdx.y;
+  const int64_t at = (blockIdx.x - group * walk.parts_of_token.divisor) * blockDim.x + threadIdx.x;
+  if (token >= walk.tokens || at >= part.packs) return;
+  const int64_t head = rows.heads == 1 ? 0 : part.head(at);
+  const int64_t first = (at - head * part.head.divisor) * kPack;
+  // Loaded before the slot is known: one wait for both.
+  const int64_t slot = walk.slots[token * walk.slots_step];
+  const T* const read = static_cast<const T*>(rows.rows) + token * rows.token_step +
+                        head * rows.row_head + first * rows.row_step;
+  const auto pack = *reinterpret_cast<const Elements<T, kPack>*>(read);
   const float scale = rows.scale != nullptr ? *rows.scale : 1;
-  // Loaded before the slots are known: one wait for both.
-  if (at < part.packs) each(load);
-  C* to[kMostTokens];
-  each([&](int u, int64_t) {
-    const int64_t slot = slots[u];
-    to[u] = nullptr;
-    if (slot < 0 || slot >= walk.capacity) return;
-    const int64_t block = walk.block(slot);
-    to[u] = static_cast<C*>(rows.cache) + block * rows.block_step +
-            (slot - block * walk.block.divisor) * rows.slot_step;
-  });
-  const Quotient quotient(scale);
-  while (at < part.packs) {
-    const int64_t place = offset(at, rows.cache_head, rows.cache_step);
-    each([&](int u, int64_t) {
-      if (to[u] == nullptr) return;
-      *reinterpret_cast<Elements<C, kPack>*>(to[u] + place) =
-          converted<C>(packs[u], rows.scale != nullptr, quotient);
-    });
-    at += blockDim.x;
-    if (at < part.packs) {
-      each([&](int u, int64_t token) {
-        if (to[u] != nullptr) load(u, token);
-      });
-    }
-  }
+  if (slot < 0 || slot >= walk.capacity) return;
+  const int64_t block = walk.block(slot);
+  C* const to = static_cast<C*>(rows.cache) + block * rows.block_step +
+                (slot - block * walk.block.divisor) * rows.slot_step + head * rows.cache_head +
+                first * rows.cache_step;
+  *reinterpret_cast<Elements<C, kPack>*>(to) =
+      converted<C>(pack, rows.scale != nullptr, Quotient(scale));
 }
 
 cudaError_t launch_parts(const CacheWrite& p, int first, int last, cudaStream_t stream) {
-  const CacheConfig config = cache_config(p, first, last, current_device());
+  const CacheConfig config = cache_config(p, first, last);
   if (config.blocks == 0 || p.blocks * p.block == 0) return cudaSuccess;
   const CacheWalk walk(p, config, first, last);
   return visit_floating(p.dtype, [&](auto row) {

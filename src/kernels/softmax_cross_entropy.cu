@@ -78,32 +78,36 @@ __device__ RowSums<T, kSmooth> scan(const T* row, int64_t n, compute_t<T> anchor
   RowSums<T, kSmooth> sums;
   const int64_t head = elements_before_packs(row, n), count = (n - head) / kPack;
   const auto* packs = reinterpret_cast<const uint4*>(row + head);
-  const int64_t last = count - int64_t(kPacks - 1) * lanes;  // whole batches begin before it
   const auto add_pack = [&](uint4 raw) {
     C values[kPack];
     unpack_vector<T>(raw, values);
     sums.add(values, anchor);
   };
-  int64_t at = lane;
-  if (at < last) {
-    uint4 coming[kPacks];
-    const auto load = [&] {
+  // Packs past the row's end are left out one by one: a short row, and the end of a long one, are on
+  // their way at once too.
+  const uint4* next = packs + lane;
+  int64_t left = count - lane;
+  uint4 coming[kPacks];
+  const auto load = [&] {
 #pragma unroll
-      for (int u = 0; u < kPacks; ++u) coming[u] = load_once(packs + at + u * lanes);
-    };
+    for (int u = 0; u < kPacks; ++u) {
+      if (u * lanes < left) coming[u] = load_once(next + u * lanes);
+    }
+  };
+  load();
+  while (left > 0) {
+    uint4 present[kPacks];
+#pragma unroll
+    for (int u = 0; u < kPacks; ++u) present[u] = coming[u];
+    const int64_t here = left;
+    next += kPacks * lanes;
+    left -= kPacks * lanes;
     load();
-    for (bool more = true; more;) {
-      uint4 present[kPacks];
 #pragma unroll
-      for (int u = 0; u < kPacks; ++u) present[u] = coming[u];
-      at += int64_t(kPacks) * lanes;
-      more = at < last;
-      if (more) load();
-#pragma unroll
-      for (int u = 0; u < kPacks; ++u) add_pack(present[u]);
+    for (int u = 0; u < kPacks; ++u) {
+      if (u * lanes < here) add_pack(present[u]);
     }
   }
-  for (; at < count; at += lanes) add_pack(load_once(packs + at));
   const auto add_one = [&](int64_t i) {
     const C value[1] = {to_compute(row[i])};
     sums.add(value, anchor);

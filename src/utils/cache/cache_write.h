@@ -5,7 +5,6 @@
 #include "division.h"
 #include "dtype.h"
 #include "layout.h"
-#include "ptx/device_info.h"
 
 namespace cuda_ops {
 
@@ -40,13 +39,12 @@ struct CacheWrite {
 // --- the launch configuration: a value, chosen without a GPU ------------------
 
 constexpr int kCacheThreads = 128;
-constexpr int kMostTokens = 4;  // of a thread
 
 struct CacheConfig {
   int pack = 1;             // elements that a thread reads and writes at once
   int lanes = 1, rows = 1;  // threads of a block: packs of a token, and tokens
-  int tokens = 1;           // of a thread
   int64_t packs = 0;        // of a token
+  int64_t parts = 1;        // of a token, one for each block
   int64_t blocks = 0;
 };
 
@@ -71,8 +69,7 @@ inline bool has_whole_packs(const CacheRows& part, int64_t row_bytes, int pack) 
 }  // namespace detail
 
 // For the parts from `first` on to before `last`, which share a dtype of their caches.
-inline CacheConfig cache_config(const CacheWrite& p, int first, int last,
-                                const DeviceInfo& device) {
+inline CacheConfig cache_config(const CacheWrite& p, int first, int last) {
   CacheConfig config;
   config.pack = cache_pack(size_of(p.dtype), size_of(p.parts[first].cache_dtype));
   for (int i = first; i < last; ++i) {
@@ -85,12 +82,8 @@ inline CacheConfig cache_config(const CacheWrite& p, int first, int last,
   if (config.packs == 0) return config;
   config.lanes = int(config.packs < kCacheThreads ? config.packs : kCacheThreads);
   config.rows = kCacheThreads / config.lanes;
-  // Several tokens a thread, as long as the blocks fill the GPU twice.
-  const int64_t full = 2 * int64_t(device.sms) * (2048 / kCacheThreads) * config.rows;
-  while (config.tokens < kMostTokens && p.tokens * (last - first) >= full * config.tokens * 2) {
-    config.tokens *= 2;
-  }
-  config.blocks = ceil_div(p.tokens, int64_t(config.rows) * config.tokens);
+  config.parts = ceil_div(config.packs, int64_t(config.lanes));
+  config.blocks = ceil_div(p.tokens, int64_t(config.rows)) * config.parts;
   return config;
 }
 

@@ -30,9 +30,10 @@ inline void share_row(RowConfig& config, int64_t count, int most_packs, int most
                       int least_packs = 1) {
   config.threads = config.lanes = kRowThreads;
   if (count <= 32 * most_packs) {
-    // Few lanes, since adding up across lanes takes more instructions than loading does.
+    // Few lanes, since adding up across lanes takes more instructions than loading does; but as
+    // many as share a line of 128 bytes, in packs of 16.
     config.lanes = 1;
-    while (config.lanes < 4 && config.lanes < count) config.lanes *= 2;
+    while (config.lanes < 8 && config.lanes * least_packs < count) config.lanes *= 2;
     while (config.lanes * most_packs < count) config.lanes *= 2;
   } else {
     while (config.lanes < most_threads && config.lanes * most_packs < count) config.lanes *= 2;
