@@ -3,8 +3,8 @@
 ``python -m benchmarks.tables`` writes them and ``--check`` fails where one differs. ``--keep
 RUN.json`` first stores a run of ``python -m benchmarks --json RUN.json``: a run of some ``--cases``
 replaces those cases alone, and peers that it did not measure keep their earlier results.
-A table stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->``; ``<!-- table: cases of
-OP, OP -->`` has the cases of these operators.
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->``. One named ``cases of
+OP, OP`` has the cases of these operators.
 """
 
 from __future__ import annotations
@@ -235,8 +235,8 @@ def _heading(runs: dict[str, Report]) -> str:
     made = {(e["device"], e["torch"], e["cuda"]) for e in (r.environment for r in runs.values())}
     machines = "; ".join(f"{gpu}, torch {torch}, CUDA {cuda}" for gpu, torch, cuda in sorted(made))
     return (
-        f"{machines}. Ratios are the peer's time over ours, so above 1 we are\nfaster: the "
-        "geometric mean of all cases that the peer has (worst case).\n"
+        f"{machines}.\nRatios are the peer's time over ours, so above 1 we are faster: the "
+        "geometric mean of all cases\nthat the peer has (worst case). "
         "`python -m benchmarks OP` measures one operator."
     )
 
@@ -320,7 +320,9 @@ def _of_pair(pair: str, report: Report, base: Path) -> str:
     notes = list(footnotes(report))
     if notes:
         parts.append("\n".join(f"- {note}" for note in notes))
-    for picture in sorted((_file(f"operators/{pair}").parent.parent / "plots" / pair).glob("*.svg")):
+    for picture in sorted(
+        (_file(f"operators/{pair}").parent.parent / "plots" / pair).glob("*.svg")
+    ):
         title = f"{pair}: {picture.stem.replace('_', ' ')}"
         parts.append(f"![{title}]({_relative(picture, base)})")
     return "\n\n".join(parts)
@@ -377,9 +379,7 @@ def _cases_of(operators: Sequence[str]) -> str:
             for e in (report.environment for report in measured.values())}  # fmt: skip
     results = [result for op in operators for result in measured[op].of(op)]
     peers = [p for p in peer_names(results) if mean_ratio(results, p) is not None]
-    rows = [
-        (f"`{r.op}` {r.case}", *_row(r, peers)[2:5], *_row(r, peers)[6:]) for r in results
-    ]
+    rows = [(f"`{r.op}` {r.case}", *_row(r, peers)[2:5], *_row(r, peers)[6:]) for r in results]
     text = "".join(
         f"{device}, torch {torch}, CUDA {cuda}, {date}, commit {commit}.\n"
         for device, torch, cuda, date, commit in sorted(made)

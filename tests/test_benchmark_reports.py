@@ -368,7 +368,9 @@ def test_a_typed_number_is_put_right_and_a_bad_marker_refused(tmp_path: Path) ->
     with pytest.raises(BenchmarkError, match="has no <!-- end of table -->"):
         tables.updated("<!-- table: cases -->\n", tmp_path)
     with pytest.raises(BenchmarkError, match="no committed run has nothing, naught"):
-        tables.updated("<!-- table: cases of silu, nothing, naught -->\n<!-- end of table -->", tmp_path)
+        tables.updated(
+            "<!-- table: cases of silu, nothing, naught -->\n<!-- end of table -->", tmp_path
+        )
 
 
 def test_a_run_is_kept_by_pair_if_it_is_fit_to_be(tmp_path: Path) -> None:
@@ -385,7 +387,10 @@ def test_a_run_is_kept_by_pair_if_it_is_fit_to_be(tmp_path: Path) -> None:
     for bad, message in (
         (report(result(error="wrong")), "f 1K failed: wrong"),
         (replace(report(result()), settings={"precision": 0.05}), "of a quick run"),
-        (report(result(), device="NVIDIA A100"), "measured on NVIDIA A100, expected one of h200, h100"),
+        (
+            report(result(), device="NVIDIA A100"),
+            "measured on NVIDIA A100, expected one of h200, h100",
+        ),
     ):
         bad.save(run)
         with pytest.raises(BenchmarkError, match=message):

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from conftest import ScratchOp
 from reports import around, rendered, result
+from torch._subclasses import FakeTensorMode
 
 from cuda_ops.benchmarking.ceilings import Ceilings, arithmetic
 from cuda_ops.benchmarking.clock import CpuClock, host_latency, rotated
@@ -28,9 +29,10 @@ from cuda_ops.benchmarking.results import PeerResult, mean_ratio
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.benchmarking.stats import Interval, geometric_mean, median_interval, ratio_interval
 from cuda_ops.benchmarking.training import with_gradients
+from cuda_ops.build.discovery import BUILTIN_ROOT
 from cuda_ops.compile_ops import reload
 from cuda_ops.errors import BenchmarkError
-from cuda_ops.registry import registry
+from cuda_ops.registry import all_operators, registry
 from cuda_ops.spec import BenchmarkCase, Peer
 
 CPU = torch.device("cpu")
@@ -320,3 +322,16 @@ def test_incoming_gradients_of_a_reference_are_rounded_like_those_of_an_operator
     out, grad = with_gradients(lambda v: 3 * v, like=[torch.bfloat16])(x)
     assert torch.equal(out, 3 * x)
     assert torch.equal(grad, 3 * (3 * x).bfloat16().double())
+
+
+def test_every_case_has_arguments_that_its_operator_takes() -> None:
+    """On fake tensors: a run of all cases takes an hour of a GPU."""
+    count = 0
+    for operator in all_operators(lambda pair: pair.root == BUILTIN_ROOT).values():
+        for case in cases_of(operator.spec, registry().plugins):
+            if operator.spec.name == "moe":  # its logits are counted as they are made
+                continue
+            with FakeTensorMode(), torch.no_grad():
+                operator.spec.overload(*case.make_inputs(CPU), **case.keywords)
+            count += 1
+    assert count > 300

@@ -258,6 +258,20 @@ def test_devices_are_passed(name: str, by: str) -> None:
 
 
 @both
+def test_a_gradient_beside_none_in_a_list_is_not_lost(name: str, by: str) -> None:
+    call = called(f"{name}_lists", by)
+    wanted = torch.ones(3, requires_grad=True)
+    call(X, [wanted, wanted], [True]).sum().backward()
+    assert wanted.grad is not None
+    x = X.clone().requires_grad_()  # with another tensor that requires one, torch looks no further
+    assert call(x, [None, wanted], [True]).requires_grad
+    with pytest.raises(RuntimeError, match="'tensors': expected tensors alone .* got None at .0."):
+        call(X, [None, wanted], [True])
+    with torch.no_grad():
+        call(X, [None, wanted], [True])
+
+
+@both
 def test_lists_are_passed(name: str, by: str) -> None:
     function = called(f"{name}_lists", by)
     torch.testing.assert_close(function(X, [], [True, False, True]), 2 * X)

@@ -12,7 +12,7 @@ import ctypes
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from cuda_ops.dispatch import (
 )
 from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Kernel, Library
+from cuda_ops.dispatch.lists import has_lists
 from cuda_ops.errors import ManifestError, PluginError
 from cuda_ops.plugins import Plugins
 from cuda_ops.spec import OpSpec, functions
@@ -296,15 +297,35 @@ class Operator:
         gradient is wanted.
         """
 
+        takes_lists = has_lists(self.now.spec)
+
         def checked(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
             if forward_ad._current_level >= 0 and public.may_have_tangents():
                 values = arguments.bind(self.now.spec, args, kwargs)
                 tangents = public.tangents_of(values)
                 if any(tangent is not None for tangent in tangents):
                     return self._dual(values, tangents)
+            if takes_lists and torch.is_grad_enabled() and not torch._C._any_requires_grad(*args):
+                self._refuse_hidden(args)
             return kernel(keyset, *args, **kwargs)
 
         return checked
+
+    def _refuse_hidden(self, args: Sequence[Any]) -> None:
+        """Refuses a tensor that requires a gradient in a list with ``None``, where torch does not
+        look for one: its kernel would go on without.
+        """
+        for name, value in zip(self.now.spec.argument_names, args, strict=False):
+            if not isinstance(value, (list, tuple)):
+                continue
+            if any(isinstance(one, torch.Tensor) and one.requires_grad for one in value):
+                checks.refuse(
+                    self.now.spec,
+                    name,
+                    "tensors alone where one requires a gradient, which torch would lose beside "
+                    "None; pass an empty tensor in place of None",
+                    f"None at [{next(i for i, one in enumerate(value) if one is None)}]",
+                )
 
     def _dual(self, values: list[Any], tangents: list[Any]) -> Any:
         op, forward = self.now.spec, self.now.forward

@@ -38,5 +38,5 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
 
 
 @hookimpl
-def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase] | None:
-    return _rotary.cases(op) if op.name == "rotary_embedding" else None
+def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
+    return _rotary.cases(op) if op.name == "rotary_embedding" else []
