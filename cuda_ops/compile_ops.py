@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops.build import cache, compiling, guests, threads, toolchain
+from cuda_ops.build import cache, compiling, guest_text, guests, threads, toolchain
 from cuda_ops.build.discovery import Kind, Pair, Problem, unregistered
 from cuda_ops.derive.gradient import may_float, why_none
 from cuda_ops.dispatch import declared
@@ -52,6 +52,10 @@ class Row:
     note: str = ""
     error: str = ""
     warnings: tuple[str, ...] = ()
+    #: What the pair asks of its build beyond the defaults, by key.
+    options: dict[str, Any] = field(default_factory=dict)
+    #: What works and will hurt: flags that are not IEEE arithmetic, and what a guest does.
+    hints: tuple[str, ...] = ()
     #: With ``--check``: what the checks found, for each operator of the pair.
     checks: list[dict[str, Any]] = field(default_factory=list)
 
@@ -228,8 +232,11 @@ def _load(built: compiling.Built, row: Row, compare: bool) -> None:
     pair = built.pair
     if registry().library_of(pair.key) != built.path:
         registry().load(pair.key, built.path)
+    asked = pair.options
+    row.options, row.hints = asked.as_json(), tuple(asked.inexact())
     if pair.kind is not Kind.NATIVE:
         row.note = guests.missing(pair)
+        row.hints += tuple(guest_text.hints(pair))
         return
     operator = registry().operators(pair.key)[pair.key]
     op = operator.spec

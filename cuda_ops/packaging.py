@@ -29,7 +29,7 @@ from cuda_ops.build import provenance, threads, toolchain
 from cuda_ops.build.discovery import PACKAGE, Kind, Pair, Text, discover
 
 #: Folders that a package carries beside the libraries, so that operators can be rebuilt from it.
-FOLDERS = ("kernels", "bindings", "utils", "ops")
+FOLDERS = ("kernels", "bindings", "utils", "ops", "include")
 #: Libraries that a torch without CUDA does not have.
 _TORCH_CUDA = ("c10_cuda", "torch_cuda", "cudart")
 
@@ -82,7 +82,7 @@ def _extension(package: str, pair: Pair) -> setuptools.Extension:
     ext: setuptools.Extension = make(
         f"{package}.lib.{pair.stem}",
         [os.path.relpath(source) for source in toolchain.sources(pair)],
-        include_dirs=[str(path) for path in pair.include_dirs],
+        include_dirs=[str(path) for path in (*pair.include_dirs, *pair.system_dirs)],
         depends=[os.path.relpath(path) for path in pair.files()],
         extra_link_args=toolchain.link_flags(pair),
         # The file is named abi3 either way; see build_ext.get_ext_filename.
@@ -187,9 +187,12 @@ def _compile_flags(pair: Pair, archs: tuple[str, ...], text: Text) -> dict[str, 
     # nvcc, headers, whose dependencies a torch without CUDA does not write.
     recipe = f"-DCUDA_OPS_RECIPE={toolchain.recipe(pair, archs)}"
     flags = {"cxx": [*toolchain.cxx_flags(pair, archs, text.hash), recipe]}
-    if toolchain.uses_cuda(pair) and pair.kernel is not None:
-        contents = f"-DCUDA_OPS_KERNEL_HASH={text.hash_of(pair.kernel)}"
+    if toolchain.uses_cuda(pair):
+        kernels = [text.hash_of(source) for source in pair.sources if source.suffix == ".cu"]
+        contents = f"-DCUDA_OPS_KERNEL_HASH={'_'.join(kernels)}"
         flags["nvcc"] = [*toolchain.nvcc_flags(pair, archs), contents, recipe]
+        if pair.options.relocatable_device_code:
+            flags["nvcc_dlink"] = ["-dlink", *toolchain.gencode_flags(archs)]
     # The flags are quoted for a shell; here they must be plain, since torch quotes them itself.
     return {tool: shlex.split(" ".join(listed)) for tool, listed in flags.items()}
 

@@ -127,8 +127,8 @@ void cache(const char* name, int64_t tokens, int64_t heads, int64_t dim, bool he
   part.merge_heads();
   p.parts[1] = part;
   const auto c = cache_config(p, 0, 2);
-  std::printf("%s: heads %lld, pack %d, packs %lld, %d x %d threads, parts %lld, blocks %lld\n",
-              name, (long long)part.heads, c.pack, (long long)c.packs, c.rows, c.lanes,
+  std::printf("%s: heads %lld, pack %d, packs %lld, %d x %d, parts %lld, blocks %lld\n", name,
+              (long long)part.heads, c.pack, (long long)c.packs, c.rows, c.lanes,
               (long long)c.parts, (long long)c.blocks);
 }
 

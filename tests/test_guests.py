@@ -107,8 +107,20 @@ def test_launch_without_a_kernel_raises(scratch_op: ScratchOp) -> None:
         scratch_op.function(torch.ones(2))
 
 
-def test_guest_whose_cuda_headers_are_missing_says_so() -> None:
+@pytest.mark.parametrize(
+    ("header", "torch_has_cuda", "reason"),
+    [
+        ("c10/cuda/CUDAStream.h", False, "and this torch is built without CUDA"),
+        ("cusparse.h", False, "and this torch is built without CUDA"),
+        ("cusparse.h", True, "of the CUDA toolkit, which is not in"),
+        ("my_tile.cuh", True, "not beside the file that includes it and not in kernels, bindings"),
+    ],
+)
+def test_a_missing_header_is_looked_for_where_it_belongs(
+    header: str, torch_has_cuda: bool, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0" if torch_has_cuda else None)
     pair = registry().pairs()["tutorial_silu"]
-    log = "tutorial_silu.cu:2:10: fatal error: c10/cuda/CUDAStream.h: No such file or directory"
-    reason = logs.explain_failure(pair, log)
-    assert "needs torch's CUDA headers" in reason and "CUDAStream.h" in reason
+    log = f"tutorial_silu.cu:2:10: fatal error: {header}: No such file or directory"
+    found = logs.explain_failure(pair, log)
+    assert f"needs {header}" in found and reason in found and "tutorial_silu.cu:2" in found

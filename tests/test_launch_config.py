@@ -58,13 +58,13 @@ EXPECTED = {
     "heads of an odd width": "pack 1, units 17, heads 2, 7 x 17 threads, blocks 4682",
     "nothing turned in place": "pack 1, units 0, heads 1, 1 x 1 threads, blocks 0",
     # 16 bytes of the wider side; heads without gaps on both are one row.
-    "8 heads a slot": "heads 1, pack 8, packs 128, 1 x 128 threads, parts 1, blocks 16384",
-    "8 heads a slot in eight bits": "heads 1, pack 8, packs 128, 1 x 128 threads, parts 1, blocks 16384",
-    "8 heads a slot in float32": "heads 1, pack 4, packs 256, 1 x 128 threads, parts 2, blocks 32768",
-    "heads before slots": "heads 8, pack 8, packs 128, 1 x 128 threads, parts 1, blocks 16384",
-    "one head a slot": "heads 1, pack 8, packs 8, 16 x 8 threads, parts 1, blocks 63",
-    "rows off by one": "heads 1, pack 1, packs 1024, 1 x 128 threads, parts 8, blocks 131072",
-    "no tokens": "heads 1, pack 8, packs 128, 1 x 128 threads, parts 1, blocks 0",
+    "8 heads a slot": "heads 1, pack 8, packs 128, 1 x 128, parts 1, blocks 16384",
+    "8 heads a slot in eight bits": "heads 1, pack 8, packs 128, 1 x 128, parts 1, blocks 16384",
+    "8 heads a slot in float32": "heads 1, pack 4, packs 256, 1 x 128, parts 2, blocks 32768",
+    "heads before slots": "heads 8, pack 8, packs 128, 1 x 128, parts 1, blocks 16384",
+    "one head a slot": "heads 1, pack 8, packs 8, 16 x 8, parts 1, blocks 63",
+    "rows off by one": "heads 1, pack 1, packs 1024, 1 x 128, parts 8, blocks 131072",
+    "no tokens": "heads 1, pack 8, packs 128, 1 x 128, parts 1, blocks 0",
 }
 
 

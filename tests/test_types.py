@@ -265,7 +265,7 @@ def test_a_gradient_beside_none_in_a_list_is_not_lost(name: str, by: str) -> Non
     assert wanted.grad is not None
     x = X.clone().requires_grad_()  # with another tensor that requires one, torch looks no further
     assert call(x, [None, wanted], [True]).requires_grad
-    with pytest.raises(RuntimeError, match="'tensors': expected tensors alone .* got None at .0."):
+    with pytest.raises(RuntimeError, match=r"'tensors': expected tensors alone .* got None at \[0"):
         call(X, [None, wanted], [True])
     with torch.no_grad():
         call(X, [None, wanted], [True])

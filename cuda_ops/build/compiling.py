@@ -26,7 +26,7 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from cuda_ops.build import cache, logs, provenance, threads, toolchain, wrappers
+from cuda_ops.build import cache, guest_text, logs, provenance, threads, toolchain, wrappers
 from cuda_ops.build.cache import Name, cache_dir
 from cuda_ops.build.discovery import Kind, Pair, Text
 from cuda_ops.build.provenance import DamagedError
@@ -91,7 +91,7 @@ def find_library(pair: Pair, text: Text) -> Path | None:
             continue
         # Without a GPU any kernels will do, and a library that has some is the better one.
         rank = (
-            pair.kernel is None
+            not any(source.suffix == ".cu" for source in pair.sources)
             or (bool(made_from.archs) and toolchain.serves(made_from.archs, gpus)),
             made_from.environment == environment,
         )
@@ -227,6 +227,8 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
     compiler, *_ = toolchain.cxx()
     if shutil.which(compiler) is None:
         raise BuildError(f"{pair.key}: there is no C++ compiler {compiler!r}; set CXX to one")
+    if pair.kind is not Kind.NATIVE and (fault := guest_text.fault_of(pair)):
+        raise BuildError(f"{pair.key}: {fault}")
     path = library_path(pair, archs, text)
     marker = cache.usable(work) / cache.MARKER
     marker.touch()
@@ -234,6 +236,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
     with_cuda = any(source.endswith(".cu") for source in toolchain.sources(pair))
     if with_cuda:
         toolchain.use_cuda_home()
+    device_code = with_cuda and pair.options.relocatable_device_code
     # load() would take an earlier failure of the same text for a finished build.
     name = path.stem
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
@@ -247,11 +250,12 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
                 extra_cuda_cflags=[*toolchain.nvcc_flags(pair, archs), "-Xptxas", "-v"],
                 extra_ldflags=[
                     "-shared",
+                    *(wrappers.device_link(work, archs) if device_code else []),
                     *toolchain.link_flags(pair),
-                    f"-L{shlex.quote(str(wrappers.stub_libraries()))}",
+                    *wrappers.stub_libraries(),
                     *(["-ltorch_python"] if pair.kind is Kind.PYBIND else []),
                 ],
-                extra_include_paths=[str(d) for d in pair.include_dirs],
+                extra_include_paths=[str(d) for d in (*pair.include_dirs, *pair.system_dirs)],
                 build_directory=str(work),
                 # Else torch prints to stdout, and does not say what went wrong.
                 verbose=False,
@@ -310,8 +314,7 @@ def _drop_stale_objects(pair: Pair, text: Text, work: Path) -> None:
     known = cache.read_json(work / "objects.json")
     for source in pair.sources:
         if known.get(source.name) != text.hash_of(source):
-            suffix = ".cuda.o" if source.suffix == ".cu" else ".o"
-            (work / f"{source.stem}{suffix}").unlink(missing_ok=True)
+            (work / toolchain.object_of(source)).unlink(missing_ok=True)
 
 
 def _remember_objects(text: Text, work: Path) -> None:

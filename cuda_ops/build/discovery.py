@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from cuda_ops.errors import DiscoveryError
+from cuda_ops.build import options
+from cuda_ops.build.options import Options
+from cuda_ops.errors import BuildError, DiscoveryError
 from cuda_ops.names import HOME, fault_of_namespace, keyed
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -26,9 +29,16 @@ INCLUDE_DIR = BUILTIN_ROOT / "utils"
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _NATIVE = re.compile(r"\bCUDA_OPS\s*\(\s*(?:(\w+)\s*,)?")
+_PYBIND = re.compile(r"\bPYBIND11_MODULE\s*\(\s*(\w+)")
 #: The namespace that a guest registers its operators in.
-_REGISTERS = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT|_EXPAND)?\s*\(\s*(\w+)")
-_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+_REGISTERS = re.compile(
+    r"\b(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT|_EXPAND)?\s*\(\s*(\w+)"
+    r'|\bRegisterOperators\b[^;]*?"(\w+)::'
+)
+_MAY_REGISTER = re.compile(rb"TORCH_LIBRARY|RegisterOperators")
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
+#: What C++ sources end in.
+CPP_SUFFIXES = (".cpp", ".cc", ".cxx")
 
 
 class Kind(Enum):
@@ -44,7 +54,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, order=True)
 class Pair:
-    """The one or two files of an operator."""
+    """The one or two files of an operator, or more of a guest."""
 
     stem: str
     root: Path
@@ -52,6 +62,8 @@ class Pair:
     kernel: Path | None
     #: The namespace of its root's operators.
     namespace: str = HOME
+    #: Further files of a guest that its names lead to.
+    others: tuple[Path, ...] = ()
 
     @property
     def key(self) -> str:
@@ -60,23 +72,52 @@ class Pair:
 
     @property
     def sources(self) -> tuple[Path, ...]:
-        """Binding first: an edit of the kernel leaves its object alone."""
-        return tuple(path for path in (self.binding, self.kernel) if path is not None)
+        """Binding first: an edit of the kernel leaves its object alone. What the pair's own text
+        asks for comes last.
+        """
+        return tuple(dict.fromkeys((*self._own, *self.options.sources)))
+
+    @property
+    def _own(self) -> tuple[Path, ...]:
+        """The files that names lead to."""
+        return (*(path for path in (self.binding, self.kernel) if path is not None), *self.others)
+
+    @property
+    def options(self) -> Options:
+        """What the pair's text and its root's file ask of the build, as they are now.
+
+        Raises:
+            BuildError: see :func:`cuda_ops.build.options.read`.
+        """
+        return options.read(self.stem, self.root, ((path, _text(path)) for path in self._own))
 
     @property
     def include_dirs(self) -> tuple[Path, ...]:
-        """The root's own ``utils`` folder, then the one of cuda_ops."""
+        """Folders with headers of the project: the root's own ``utils``, what the pair asks for
+        under the root, and for a guest where its authors keep them; then the one of cuda_ops.
+        """
+        asked = (path for path in self.options.include_dirs if path.is_relative_to(self.root))
         own = self.root / "utils"
-        dirs = (own, INCLUDE_DIR) if own.is_dir() and own != INCLUDE_DIR else (INCLUDE_DIR,)
-        return dirs
+        dirs = [*([own] if own.is_dir() else []), *asked]
+        if self.kind is not Kind.NATIVE:
+            places = (self.root / "kernels", self.root / "bindings", self.root / "include", self.root)
+            dirs += [place for place in places if place.is_dir()]
+        return tuple(dict.fromkeys((*dirs, INCLUDE_DIR)))
+
+    @property
+    def system_dirs(self) -> tuple[Path, ...]:
+        """Folders with headers of packages: they change with their version alone."""
+        return tuple(
+            path for path in self.options.include_dirs if not path.is_relative_to(self.root)
+        )
 
     @cached_property
     def _codes(self) -> tuple[str, ...]:
-        return tuple(map(_code, self.sources))
+        return tuple(map(code_of, self._own))
 
     @cached_property
     def _kinds(self) -> frozenset[Kind]:
-        return frozenset(kind for code in self._codes if (kind := _kind_of(code)))
+        return frozenset(kind for code in self._codes for kind in _kinds_of(code))
 
     @property
     def kind(self) -> Kind:
@@ -84,6 +125,22 @@ class Pair:
         if Kind.NATIVE in self._kinds or not self._kinds:
             return Kind.NATIVE
         return Kind.PYBIND if Kind.PYBIND in self._kinds else Kind.TORCH_LIBRARY
+
+    @property
+    def code(self) -> str:
+        """What the pair's files say, without comments."""
+        return "\n".join(self._codes)
+
+    @property
+    def registers_when_opened(self) -> bool:
+        """Whether torch keeps what a guest's library registers for the life of the process."""
+        return self.kind is not Kind.NATIVE and Kind.TORCH_LIBRARY in self._kinds
+
+    @property
+    def module(self) -> str:
+        """The name of a pybind11 guest's module, which its library is asked for."""
+        found = (match[1] for code in self._codes for match in _PYBIND.finditer(code))
+        return next((name for name in found if name != "TORCH_EXTENSION_NAME"), self.stem)
 
     def defines(self, namespace: str, name: str) -> bool:
         """Says whether ``torch.ops.<namespace>.<name>`` is an operator of this pair, by its name."""
@@ -102,11 +159,13 @@ class Pair:
     def _registers(self) -> frozenset[str]:
         """The namespaces that a guest registers operators in."""
         try:
-            if not any(b"TORCH_LIBRARY" in path.read_bytes() for path in self.sources):
+            if not any(_MAY_REGISTER.search(path.read_bytes()) for path in self._own):
                 return frozenset()  # most pairs, which need no closer look
             if self.kind is Kind.NATIVE:
                 return frozenset()
-            named = {match[1] for code in self._codes for match in _REGISTERS.finditer(code)}
+            named = {
+                match[1] or match[2] for code in self._codes for match in _REGISTERS.finditer(code)
+            }
         except OSError:  # a file is gone: it defines nothing
             return frozenset()
         return frozenset(self.stem if one == "TORCH_EXTENSION_NAME" else one for one in named)
@@ -161,11 +220,13 @@ class Pair:
             OSError: a file went away meanwhile.
         """
         texts = {} if texts is None else texts
-        closures = {
-            source: tuple(_closure((source,), self.include_dirs, texts)) for source in self.sources
-        }
+        dirs = self.include_dirs
+        closures = {source: tuple(_closure((source,), dirs, texts)) for source in self.sources}
         files = dict.fromkeys(file for closure in closures.values() for file in closure)
-        return Text(closures, {file: _digest(file.name, texts[file]) for file in files})
+        digests = {file: _digest(file.name, texts[file]) for file in files}
+        if asked := options.text_for(self.stem, self.root):
+            digests[self.root / options.FILE] = _digest(options.FILE, asked.encode())
+        return Text(closures, digests)
 
     def source_hash(self) -> str:
         """Returns the hex digest of the contents of :meth:`files`; equal text, equal digest."""
@@ -245,12 +306,14 @@ def survey(
 
     A root is a folder with ``kernels/*.cu`` and ``bindings/*.cpp``. A ``.cpp``
     alone is an operator composed in C++; a ``.cu`` alone must register itself.
+    A guest may have more files: those that its ``build.toml`` lists, or whose
+    names begin with its own.
     Problems are a root that does not exist or holds neither folder, a ``.cu``
     that nothing binds, a name that is not a Python identifier or is taken, an
     operator in two roots, where the first counts, and a plugin without an
     operator. Names tell all of that: no file is read but a ``.cu`` without a
-    ``.cpp``, and the first files of a root other than that of cuda_ops, which
-    say its namespace. Whether a pair registers anything, :attr:`Pair.problem` says.
+    ``.cpp``, one whose name begins with another's, and the first files of a root
+    other than that of cuda_ops, which say its namespace. Whether a pair registers anything, :attr:`Pair.problem` says.
     """
     problems: list[Problem] = []
     pairs: dict[str, Pair] = {}
@@ -288,31 +351,113 @@ def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
     if text := root_problem(root):
         problems.append(Problem(text, str(root)))
         return
-    kernels, bindings = root / "kernels", root / "bindings"
+    bindings = root / "bindings"
     namespace = HOME if root == BUILTIN_ROOT.resolve() else namespace_of(root) or HOME
-    # Editors keep hidden files here.
-    cu = {path.stem: path for path in sorted(kernels.glob("[!.]*.cu"))}
-    cpp = {path.stem: path for path in sorted(bindings.glob("[!.]*.cpp"))}
-    for stem in sorted(cu.keys() | cpp.keys()):
-        pair = Pair(stem, root, cpp.get(stem), cu.get(stem), namespace)
+    files = _Files(root)
+    try:
+        named = files.named_by(options.pairs_in_file(root))
+    except BuildError as error:
+        problems.append(Problem(str(error), str(root)))
+        named = {}
+    for stem, (binding, kernel, others) in sorted({**files.by_name(), **named}.items()):
+        pair = Pair(stem, root, binding, kernel, namespace, others)
         if text := illegal_name(stem):
             text = f"{pair.sources[0]}: {text}"
-        elif pair.binding is None and _kind_of(_code(cu[stem])) is None:
+        elif kernel is not None and binding is None and _kind_of(code_of(kernel)) is None:
             text = (
-                f"{cu[stem]}: nothing binds this kernel; write {bindings / (stem + '.cpp')} or "
+                f"{kernel}: nothing binds this kernel; write {bindings / (stem + '.cpp')} or "
                 "register it in the file itself (PYBIND11_MODULE or TORCH_LIBRARY)"
             )
         if text:
             problems.append(Problem(text, pair.key))
         else:
             yield pair
+    stems = files.stems | named.keys()
     for plugin in sorted(plugin_folder(root).glob("[!_.]*.py")):
-        if plugin.stem not in cu.keys() | cpp.keys():
+        if plugin.stem not in stems:
             text = (
                 f"{plugin}: no operator {plugin.stem!r} for this plugin; name it as the pair that "
                 "it belongs to, or what others import with an underscore in front"
             )
             problems.append(Problem(text, keyed(namespace, plugin.stem)))
+
+
+#: The binding, the first ``.cu`` and the other files of a pair.
+_Parts = tuple[Path | None, Path | None, tuple[Path, ...]]
+#: What authors add to the name of an operator in the names of its files.
+_ADDED = re.compile(r"(_(cuda|cpu|gpu|kernels?|ext|extension|bindings?|ops?))+$")
+
+
+class _Files:
+    """The sources of a root, and which of them belong together."""
+
+    def __init__(self, root: Path) -> None:
+        # Editors keep hidden files here.
+        self._root = root
+        self._cu = {path.stem: path for path in sorted((root / "kernels").glob("[!.]*.cu"))}
+        self._cpp: dict[str, Path] = {}
+        for suffix in CPP_SUFFIXES:
+            for path in sorted((root / "bindings").glob(f"[!.]*{suffix}")):
+                self._cpp.setdefault(path.stem, path)
+
+    @property
+    def stems(self) -> set[str]:
+        return {*self._cu, *self._cpp}
+
+    def named_by(self, tables: Mapping[str, Any]) -> dict[str, _Parts]:
+        """Takes out the files that the root's ``build.toml`` gives to a pair, and returns them."""
+        named: dict[str, _Parts] = {}
+        for stem, table in tables.items():
+            listed = table.get("sources", []) if isinstance(table, dict) else []
+            if stem in self.stems or not isinstance(listed, list):
+                continue  # they join the files of that name, see Pair.sources
+            paths = [self._root / name for name in listed if isinstance(name, str)]
+            if paths := [path.resolve() for path in paths if path.is_file()]:
+                named[stem] = _parts(paths)
+        given = {path for parts in named.values() for path in _all(parts)}
+        for files in (self._cu, self._cpp):
+            for stem in [stem for stem, path in files.items() if path in given]:
+                del files[stem]
+        return named
+
+    def by_name(self) -> dict[str, _Parts]:
+        """Returns pairs by their names. What a guest's authors call its further files joins it:
+        ``lltm_cuda_kernel.cu`` and ``lltm_cpu.cpp`` go with ``lltm.cpp`` or ``lltm_cuda.cpp``.
+        """
+        paths: dict[str, list[Path]] = {}
+        owners = {stem: self._owner_of(stem) for stem in sorted(self.stems)}
+        for stem, owner in owners.items():
+            for files in (self._cpp, self._cu):
+                if stem in files:
+                    paths.setdefault(owner or stem, []).append(files[stem])
+        return {stem: _parts(files, stem) for stem, files in paths.items()}
+
+    def _owner_of(self, stem: str) -> str:
+        """Returns the guest that a file belongs to which registers nothing; else nothing."""
+        if stem in self._cu and stem in self._cpp:
+            return ""
+        base = _ADDED.sub("", stem)
+        candidates = [
+            other
+            for other in sorted(self._cpp, key=len, reverse=True)
+            if other != stem and (stem.startswith(f"{other}_") or _ADDED.sub("", other) == base)
+        ]
+        if not candidates or _kind_of(code_of(self._cu.get(stem) or self._cpp[stem])) is not None:
+            return ""
+        guests = (Kind.PYBIND, Kind.TORCH_LIBRARY)
+        return next((one for one in candidates if _kind_of(code_of(self._cpp[one])) in guests), "")
+
+
+def _parts(paths: Iterable[Path], stem: str = "") -> _Parts:
+    """Splits the files of a pair, those that are called as it is first."""
+    paths = sorted(paths, key=lambda path: path.stem != stem)
+    binding = next((path for path in paths if path.suffix in CPP_SUFFIXES), None)
+    kernel = next((path for path in paths if path.suffix == ".cu"), None)
+    return binding, kernel, tuple(path for path in paths if path not in (binding, kernel))
+
+
+def _all(parts: _Parts) -> Iterator[Path]:
+    yield from (path for path in (*parts[:2], *parts[2]) if path is not None)
 
 
 def namespace_of(root: Path) -> str:
@@ -323,7 +468,7 @@ def namespace_of(root: Path) -> str:
 def _namespaces_in(root: Path) -> Iterator[tuple[str, Path]]:
     for path in (*sorted(root.glob("bindings/[!.]*.cpp")), *sorted(root.glob("kernels/[!.]*.cu"))):
         with contextlib.suppress(OSError):  # an editor is replacing the file
-            if namespace := _namespace_in(_code(path)):
+            if namespace := _namespace_in(code_of(path)):
                 yield namespace, path
 
 
@@ -352,8 +497,13 @@ def _fault_of_name(stem: str) -> str:
     return ""
 
 
-def _code(path: Path) -> str:
-    return _COMMENT.sub("", path.read_text(encoding="utf-8", errors="replace"))
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def code_of(path: Path) -> str:
+    """Returns what a source says, without comments; lines keep their numbers."""
+    return _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), _text(path))
 
 
 def _namespace_in(code: str) -> str:
@@ -368,13 +518,19 @@ def macro_of(namespace: str) -> str:
 
 
 def _kind_of(code: str) -> Kind | None:
+    return next(_kinds_of(code), None)
+
+
+def _kinds_of(code: str) -> Iterator[Kind]:
+    """Yields how a text registers operators, what counts most first."""
     if _NATIVE.search(code):
-        return Kind.NATIVE
-    if re.search(r"\bPYBIND11_MODULE\s*\(", code):
-        return Kind.PYBIND
-    if re.search(r"\b(STABLE_)?TORCH_LIBRARY(_FRAGMENT|_IMPL|_EXPAND)?\s*\(", code):
-        return Kind.TORCH_LIBRARY
-    return None
+        yield Kind.NATIVE
+    if _PYBIND.search(code):
+        yield Kind.PYBIND
+    if re.search(
+        r"\b(STABLE_)?TORCH_LIBRARY(_FRAGMENT|_IMPL|_EXPAND)?\s*\(|\bRegisterOperators\b", code
+    ):
+        yield Kind.TORCH_LIBRARY
 
 
 def _closure(
@@ -392,7 +548,9 @@ def _closure(
         yield path
         if path not in texts:
             texts[path] = path.read_bytes()
-        for name in _INCLUDE.findall(texts[path].decode(errors="replace")):
-            found = next((d / name for d in (path.parent, *dirs) if (d / name).is_file()), None)
+        for quoted, angled in _INCLUDE.findall(texts[path].decode(errors="replace")):
+            name = quoted or angled
+            places = (path.parent, *dirs) if quoted else dirs
+            found = next((d / name for d in places if (d / name).is_file()), None)
             if found is not None:
                 todo.append(found.resolve())

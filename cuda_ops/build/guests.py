@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import itertools
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +20,7 @@ from cuda_ops.build.discovery import Kind, Pair
 from cuda_ops.errors import ManifestError
 
 _opened: dict[str, Path] = {}
+_generations = itertools.count(1)
 
 
 class GuestModule(ModuleType):
@@ -48,25 +51,33 @@ def load(pair: Pair, path: Path) -> ModuleType:
         ManifestError: the library does not load, or would register its operators twice.
     """
     module = _modules.setdefault(pair.key, GuestModule(pair))
+    if pair.registers_when_opened and _opened.setdefault(pair.key, path) != path:
+        raise ManifestError(
+            f"{pair.stem}: TORCH_LIBRARY registers when opened and cannot be replaced in a "
+            "live process; restart to use the new build, or write CUDA_OPS(library)"
+        )
     if pair.kind is Kind.TORCH_LIBRARY:
-        if _opened.setdefault(pair.key, path) != path:
-            raise ManifestError(
-                f"{pair.stem}: TORCH_LIBRARY registers when opened and cannot be replaced in a "
-                "live process; restart to use the new build, or write CUDA_OPS(library)"
-            )
         try:
             torch.ops.load_library(str(path))
         except OSError as error:
             raise ManifestError(f"{pair.stem}: {path.name} does not load: {error}") from error
         module.__doc__ = f"{pair.stem} registered its operators in torch.ops itself."
         return module
-    loader = importlib.machinery.ExtensionFileLoader(pair.stem, str(path))
-    spec = importlib.util.spec_from_file_location(pair.stem, path, loader=loader)
+    # pybind11 returns the module that it made before for a name. The part before the dot makes the
+    # name a new one, and Python looks for PyInit_ with what is behind it.
+    name = f"_generation_{next(_generations)}.{pair.module}"
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     try:
         current = importlib.util.module_from_spec(spec)
         loader.exec_module(current)
     except ImportError as error:
+        if "already registered" in str(error):
+            raise ManifestError(
+                f"{pair.stem}: {str(error).strip()}: a py::class_ is one for the whole process; "
+                "write py::class_<T>(m, name, py::module_local()), or restart to use the new build"
+            ) from error
         raise ManifestError(f"{pair.stem}: {path.name} does not load: {error}") from error
     module.__dict__["_current"] = current
     module.__doc__ = current.__doc__
@@ -75,7 +86,15 @@ def load(pair: Pair, path: Path) -> ModuleType:
 
 def missing(pair: Pair) -> str:
     """Says what a guest goes without, in a few words for the table."""
-    lost = ["fake", "autograd", "checks", "single build for every torch"]
-    if pair.kind is Kind.TORCH_LIBRARY:
+    code = pair.code
+    lost = ["fake"] if "Meta" not in code and "register_fake" not in code else []
+    if not _DIFFERENTIABLE.search(code):
+        lost.append("autograd")
+    lost += ["checks", "single build for every torch"]
+    if pair.registers_when_opened:
         lost.append("reload in place")
     return f"{pair.kind.value} guest: no " + ", no ".join(lost)
+
+
+#: What a source has where it defines a gradient, or leaves it to torch's own operators.
+_DIFFERENTIABLE = re.compile(r"autograd::Function|\bAutograd\w*\b|CompositeImplicitAutograd")

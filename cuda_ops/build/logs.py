@@ -8,6 +8,9 @@ import re
 import shutil
 from dataclasses import dataclass
 
+import torch
+
+from cuda_ops.build import toolchain
 from cuda_ops.build.cache import cache_dir
 from cuda_ops.build.discovery import Kind, Pair
 
@@ -51,13 +54,29 @@ def explain_failure(pair: Pair, log: str) -> str:
             if shutil.disk_usage(temporary).free < shutil.disk_usage(cache_dir()).free:
                 return f"TMPDIR: {temporary}: No space left on device; set it to another folder"
         return f"cannot build in {cache_dir()}: No space left on device"
-    cuda_header = re.search(r"cu(da|blas|sparse|solver)\w*\.h|c10/cuda", failing_lines(log))
-    if pair.kind is not Kind.NATIVE and cuda_header:
+    lines = failing_lines(log)
+    if missing := re.search(r"fatal error: ([^:\s]+): No such file", lines):
+        return _why_missing(pair, missing[1]) + ":\n" + failing_lines(log, 3)
+    return "does not compile:\n" + lines
+
+
+def _why_missing(pair: Pair, header: str) -> str:
+    """Says why a header is not found, and what brings it."""
+    of_torch = re.match(r"(c10|ATen|torch)/.*cuda", header, re.IGNORECASE)
+    of_toolkit = re.fullmatch(r"(cu|nv|curand|npp)\w*(/.*)?\.(h|hpp|cuh)|(cub|thrust|cuda)/.*", header)
+    if torch.version.cuda is None and (of_torch or (of_toolkit and pair.kind is not Kind.NATIVE)):
+        return f"needs {header}, and this torch is built without CUDA"
+    if of_toolkit:
         return (
-            "needs torch's CUDA headers, and this torch is built without CUDA:\n"
-            + failing_lines(log, 3)
+            f"needs {header} of the CUDA toolkit, which is not in "
+            f"{toolchain.cuda_home() or 'this machine'}; install that part of the toolkit, or name "
+            "its folder, '// cuda_ops.build: include_dirs FOLDER'"
         )
-    return "does not compile:\n" + failing_lines(log)
+    places = ", ".join(path.name for path in pair.include_dirs)
+    return (
+        f"needs {header}, which is not beside the file that includes it and not in {places}; put it "
+        f"into {pair.root / 'utils'}, or name its folder, '// cuda_ops.build: include_dirs FOLDER'"
+    )
 
 
 def failing_lines(log: str, limit: int = 12) -> str:

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from cuda_ops.build.discovery import Kind, Pair
+from cuda_ops.build.options import Options
 from cuda_ops.errors import BuildError
 
 #: The oldest torch whose stable ABI the libraries use (2.10), as TORCH_TARGET_VERSION.
@@ -218,12 +219,30 @@ def gencode_flags(archs: tuple[str, ...]) -> list[str]:
 
 def uses_cuda(pair: Pair) -> bool:
     """Says whether the pair's ``.cu`` can be part of a build on this machine."""
-    return pair.kernel is not None and cuda_home() is not None
+    return cuda_home() is not None and any(path.suffix == ".cu" for path in pair.sources)
 
 
 def sources(pair: Pair) -> list[str]:
-    """Lists what to compile here: without a CUDA toolkit, the binding alone."""
-    return [str(path) for path in pair.sources if path != pair.kernel or uses_cuda(pair)]
+    """Lists what to compile here: without a CUDA toolkit, no ``.cu``.
+
+    Raises:
+        BuildError: two files whose objects would have one name.
+    """
+    chosen = [path for path in pair.sources if path.suffix != ".cu" or uses_cuda(pair)]
+    objects: dict[str, Path] = {}
+    for path in chosen:
+        first = objects.setdefault(object_of(path), path)
+        if first != path:
+            raise BuildError(
+                f"{pair.key}: expected sources with names of their own, got {first} and {path}; "
+                "rename one of them"
+            )
+    return [str(path) for path in chosen]
+
+
+def object_of(source: Path) -> str:
+    """Returns what torch's builder calls the object of a source."""
+    return f"{source.stem}{'.cuda.o' if source.suffix == '.cu' else '.o'}"
 
 
 def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str = "") -> list[str]:
@@ -236,9 +255,14 @@ def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str = "") -> list
     Hidden, non-unique symbols: several generations of an operator live in one
     process, and a symbol shared between them would be the old one's.
     """
-    chosen = _flags_of("CFLAGS", "CPPFLAGS", "CXXFLAGS")
+    asked = pair.options
+    chosen = [
+        *_defines(asked),
+        *map(shlex.quote, asked.cxx_flags),
+        *_flags_of("CFLAGS", "CPPFLAGS", "CXXFLAGS"),
+    ]
     if pair.kind is not Kind.NATIVE:
-        return ["-O2", f"-DTORCH_EXTENSION_NAME={pair.stem}", *_guest_cuda(pair), *chosen]
+        return ["-O2", *_as_torch_defines(pair), *chosen]
     return [
         "-std=c++17",
         "-O2",
@@ -255,8 +279,15 @@ def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str = "") -> list
 
 def nvcc_flags(pair: Pair, archs: tuple[str, ...]) -> list[str]:
     """Returns the flags of the kernel. Explicit archs keep torch's helpers from adding theirs."""
+    asked = pair.options
+    chosen = [
+        *gencode_flags(archs),
+        *(["-rdc=true"] if asked.relocatable_device_code else []),
+        *_defines(asked),
+        *map(shlex.quote, asked.nvcc_flags),
+    ]
     if pair.kind is not Kind.NATIVE:
-        return ["-O3", f"-DTORCH_EXTENSION_NAME={pair.stem}", *gencode_flags(archs)]
+        return ["-O3", *_as_torch_defines(pair), *chosen]
     return [
         "-std=c++17",
         "-lineinfo",
@@ -272,8 +303,21 @@ def nvcc_flags(pair: Pair, archs: tuple[str, ...]) -> list[str]:
         "-U__CUDA_NO_HALF_CONVERSIONS__",
         "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
         "-U__CUDA_NO_HALF2_OPERATORS__",
-        *gencode_flags(archs),
+        *chosen,
     ]
+
+
+def _defines(asked: Options) -> list[str]:
+    """Returns the pair's macros and the folders of packages, for both compilers."""
+    return [shlex.quote(f"-D{define}") for define in asked.defines]
+
+
+def _as_torch_defines(pair: Pair) -> list[str]:
+    """Returns what torch's own builders, or those of repositories with kernels, pass to both
+    compilers of an extension.
+    """
+    cuda = ["-DWITH_CUDA", "-DUSE_CUDA"] if uses_cuda(pair) else []
+    return [f"-DTORCH_EXTENSION_NAME={pair.stem}", "-DTORCH_API_INCLUDE_EXTENSION_H", *cuda]
 
 
 def operators_at_once() -> int:
@@ -307,6 +351,8 @@ def recipe(pair: Pair, archs: tuple[str, ...]) -> str:
     with :func:`environment` behind it.
     """
     parts = [cxx_version(), *cxx_flags(pair, archs), *link_flags(pair)]
+    parts += [*sources(pair), *map(str, pair.include_dirs)] if pair.options else []
+    parts += pair.options.fingerprint()
     if uses_cuda(pair):
         parts += [cuda_version(), *nvcc_flags(pair, archs)]
     return _digest(parts) + environment()
@@ -330,19 +376,51 @@ def link_flags(pair: Pair) -> list[str]:
     What comes out of static archives stays private: a libstdc++ or CUDA runtime
     linked into one library must not meet another copy's symbols at run time.
     """
-    home = cuda_home()
-    always = ["-Wl,--as-needed", "-Wl,--exclude-libs,ALL", *_flags_of("LDFLAGS")]
+    home, asked = cuda_home(), pair.options
+    always = [
+        "-Wl,--as-needed",
+        "-Wl,--exclude-libs,ALL",
+        *(shlex.quote(f"-L{folder}") for folder in asked.library_dirs),
+        *map(shlex.quote, asked.link_flags),
+        *_flags_of("LDFLAGS"),
+    ]
     if not uses_cuda(pair) or home is None:
-        return always
+        return [*always, *_libraries(asked, ())]
     lib = home / "lib64" if (home / "lib64").is_dir() else home / "lib"
     return [
         *always,
         f"-L{lib}",
+        *_libraries(asked, (lib,)),
+        *(["-lcudadevrt"] if asked.relocatable_device_code else []),
         "-lcudart_static",
         "-lrt",
         "-lpthread",
         "-ldl",
     ]
+
+
+def _libraries(asked: Options, folders: tuple[Path, ...]) -> list[str]:
+    """Returns how to link with the libraries that a pair asks for: by ``-l``, or by the file's name
+    where NVIDIA's wheels have it under its versioned name alone. Their folder is then searched at
+    run time too; a torch with CUDA has loaded most of them by then.
+    """
+    flags = []
+    for name in asked.libraries:
+        known = any((d / f"lib{name}.so").exists() for d in (*asked.library_dirs, *folders))
+        wheel = None if known else _in_wheels(f"lib{name}.so*")
+        if wheel is None:
+            flags.append(shlex.quote(f"-l{name}"))
+        else:
+            flags += [f"-L{wheel.parent}", f"-l:{wheel.name}", f"-Wl,-rpath,{wheel.parent}"]
+    return flags
+
+
+def _in_wheels(pattern: str) -> Path | None:
+    """Finds a file of NVIDIA's wheels: ``nvidia/cu13/lib``, or ``nvidia/cublas/lib`` before."""
+    for folder in (Path(entry) / "nvidia" for entry in sys.path):
+        for path in sorted(folder.glob(f"*/lib/{pattern}")):
+            return path
+    return None
 
 
 def _flags_of(*variables: str) -> list[str]:
@@ -360,5 +438,3 @@ def _words_of(variable: str) -> list[str]:
         ) from None
 
 
-def _guest_cuda(pair: Pair) -> list[str]:
-    return ["-DWITH_CUDA"] if uses_cuda(pair) else []

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -15,21 +15,24 @@ from cuda_ops.build import cache, toolchain
 from cuda_ops.errors import BuildError
 
 
-def stub_libraries() -> Path:
-    """Makes empty stand-ins for the CUDA libraries that torch names on every link line.
+def stub_libraries() -> list[str]:
+    """Makes empty stand-ins for the CUDA libraries that torch names on every link line, which a
+    torch without CUDA does not have; returns the flags that lead to them.
 
     Native libraries need none of them; ``--as-needed`` then leaves them out of the result,
-    with the real ones and with these.
+    with the real ones and with these. A torch with CUDA has its own, and a guest needs those:
+    another torch may have left stand-ins in this cache.
     """
+    if torch.version.cuda:
+        return []
     folder = cache.folder("stubs")
-    if not torch.version.cuda:
-        for name in ("c10_cuda", "torch_cuda", "cudart"):
-            script = folder / f"lib{name}.so"
-            try:
-                cache.check(script)
-            except (FileNotFoundError, BuildError):  # none, or one that another user may write
-                cache.write(script, "/* GNU ld script: nothing */\n")
-    return folder
+    for name in ("c10_cuda", "torch_cuda", "cudart"):
+        script = folder / f"lib{name}.so"
+        try:
+            cache.check(script)
+        except (FileNotFoundError, BuildError):  # none, or one that another user may write
+            cache.write(script, "/* GNU ld script: nothing */\n")
+    return [f"-L{shlex.quote(str(folder))}"]
 
 
 class _Environment:
@@ -80,3 +83,21 @@ def _nvcc_script(home: Path) -> Path:
         cache.write(script, text, 0o755)
     cache.check(script)
     return script
+
+
+def device_link(work: Path, archs: Sequence[str]) -> list[str]:
+    """Returns the flags that link device code across the ``.cu`` files of a build: torch's builder
+    has no step for it, so the line that links runs a script first and takes what it names.
+    """
+    home = toolchain.cuda_home()
+    flags = shlex.join(["-dlink", "-Xcompiler", "-fPIC", *toolchain.gencode_flags(tuple(archs))])
+    script = work / "link-device-code"
+    cache.write(
+        script,
+        "#!/bin/sh\n# The build's folder is the current one.\n"
+        f"{shlex.quote(f'{home}/bin/nvcc')} {flags} *.cuda.o -o device_code.o >&2 || exit 1\n"
+        "echo device_code.o\n",
+        0o755,
+    )
+    # ninja makes one $ of two; a name that is not there ends the link where the script failed.
+    return ["$$(./link-device-code || echo device-code-does-not-link)"]

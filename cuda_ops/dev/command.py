@@ -138,6 +138,8 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
             console.print(f"\n[red]{row.op}[/]: {escape(said)}")
         elif row.warnings and row.built == "built":
             console.print(f"\n[yellow]{row.op}[/] {escape(chr(10).join(row.warnings))}")
+        for hint in row.hints if not row.error else ():
+            console.print(f"\n{row.op}: {hint}", markup=False)
     for line in uncompared(rows):
         console.print(f"\n{line}", markup=False)
     if not torch.cuda.is_available() and any("cuda" in row.devices for row in rows):

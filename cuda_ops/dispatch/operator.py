@@ -296,7 +296,6 @@ class Operator:
         """Differentiates dual numbers, or refuses them: torch's kernel drops the tangent where no
         gradient is wanted.
         """
-
         takes_lists = has_lists(self.now.spec)
 
         def checked(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:

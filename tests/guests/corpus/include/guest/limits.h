@@ -1,0 +1,5 @@
+#pragma once
+
+namespace guest {
+constexpr double kMost = 6;
+}

@@ -1,0 +1,3 @@
+#pragma once
+
+constexpr double kLltmGates = 3;
