@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 from cuda_ops.names import fault_of_namespace, keyed
 
@@ -65,6 +68,10 @@ def expose(namespace: str, module: str) -> tuple[Callable[[str], Any], Callable[
             value.__module__ = module  # so that it can be pickled
         return value
 
+    _Finder.exposed[module] = namespace, get
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())
+
     def names() -> list[str]:
         from cuda_ops.registry import registry
 
@@ -72,6 +79,32 @@ def expose(namespace: str, module: str) -> tuple[Callable[[str], Any], Callable[
         return sorted({*vars(sys.modules[module]), *map(_Listed, pairs)})
 
     return get, names
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Lets ``import my_ops.rms_norm`` find an operator, as it finds a submodule: its public function
+    is imported.
+    """
+
+    exposed: ClassVar[dict[str, tuple[str, Callable[[str], Any]]]] = {}
+
+    def find_spec(
+        self, fullname: str, path: Any, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        module, _, name = fullname.rpartition(".")
+        if module not in self.exposed or name.startswith("_"):
+            return None
+        from cuda_ops.registry import registry
+
+        if keyed(self.exposed[module][0], name) not in registry().pairs():
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self)  # without an origin: no file
+
+    def exec_module(self, module: ModuleType) -> None:
+        parent, _, name = module.__name__.rpartition(".")
+        value = self.exposed[parent][1](name)
+        # What stands here when this returns is what the import gives.
+        sys.modules[module.__name__] = value
 
 
 def _has_submodule(module: str, name: str) -> bool:

@@ -82,7 +82,7 @@ def _extension(package: str, pair: Pair) -> setuptools.Extension:
     ext: setuptools.Extension = make(
         f"{package}.lib.{pair.stem}",
         [os.path.relpath(source) for source in toolchain.sources(pair)],
-        include_dirs=[str(path) for path in (*pair.include_dirs, *pair.system_dirs)],
+        include_dirs=[str(path) for path in (*pair.include_dirs, *toolchain.system_dirs(pair))],
         depends=[os.path.relpath(path) for path in pair.files()],
         extra_link_args=toolchain.link_flags(pair),
         # The file is named abi3 either way; see build_ext.get_ext_filename.

@@ -618,3 +618,19 @@ def test_a_name_that_cuda_ops_has_is_free_in_another_namespace(tmp_path: Path) -
         new_pair("relu", tmp_path)
     kernel, binding = new_pair("relu", tmp_path, namespace="my_ops")
     assert kernel.is_file() and "CUDA_OPS(my_ops, library)" in binding.read_text()
+
+
+def test_an_operator_is_imported_as_a_submodule_is() -> None:
+    done = fresh(
+        "import sys, torch, cuda_ops.silu, cuda_ops.errors\n"
+        "import cuda_ops.relu as relu\n"
+        "from cuda_ops import silu\n"
+        "assert cuda_ops.silu is silu and relu is cuda_ops.relu\n"
+        "assert cuda_ops.silu(torch.zeros(2)).tolist() == [0, 0]\n"
+        "f = torch.compile(lambda x: cuda_ops.silu(x), fullgraph=True, backend='eager')\n"
+        "assert f(torch.zeros(2)).tolist() == [0, 0]\n"
+        "try:\n    import cuda_ops.no_such_operator\n"
+        "except ModuleNotFoundError as error:\n    assert 'no_such_operator' in str(error)\n"
+        "else:\n    raise AssertionError\n"
+    )
+    assert done.returncode == 0, done.stderr

@@ -255,7 +255,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
                     *wrappers.stub_libraries(),
                     *(["-ltorch_python"] if pair.kind is Kind.PYBIND else []),
                 ],
-                extra_include_paths=[str(d) for d in (*pair.include_dirs, *pair.system_dirs)],
+                extra_include_paths=[str(d) for d in (*pair.include_dirs, *toolchain.system_dirs(pair))],
                 build_directory=str(work),
                 # Else torch prints to stdout, and does not say what went wrong.
                 verbose=False,

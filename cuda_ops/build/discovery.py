@@ -75,11 +75,11 @@ class Pair:
         """Binding first: an edit of the kernel leaves its object alone. What the pair's own text
         asks for comes last.
         """
-        return tuple(dict.fromkeys((*self._own, *self.options.sources)))
+        return tuple(dict.fromkeys((*self.own_sources, *self._asked.sources)))
 
     @property
-    def _own(self) -> tuple[Path, ...]:
-        """The files that names lead to."""
+    def own_sources(self) -> tuple[Path, ...]:
+        """The files that names lead to: all, but for those that the pair asks for."""
         return (*(path for path in (self.binding, self.kernel) if path is not None), *self.others)
 
     @property
@@ -89,14 +89,25 @@ class Pair:
         Raises:
             BuildError: see :func:`cuda_ops.build.options.read`.
         """
-        return options.read(self.stem, self.root, ((path, _text(path)) for path in self._own))
+        texts = ((path, _text(path)) for path in self.own_sources if path.exists())
+        return options.read(self.stem, self.root, texts)
+
+    @property
+    def _asked(self) -> Options:
+        """The same, or nothing where it cannot be meant: a build says so, and whatever only looks at
+        the files goes on.
+        """
+        try:
+            return self.options
+        except BuildError:
+            return Options()
 
     @property
     def include_dirs(self) -> tuple[Path, ...]:
         """Folders with headers of the project: the root's own ``utils``, what the pair asks for
         under the root, and for a guest where its authors keep them; then the one of cuda_ops.
         """
-        asked = (path for path in self.options.include_dirs if path.is_relative_to(self.root))
+        asked = (path for path in self._asked.include_dirs if path.is_relative_to(self.root))
         own = self.root / "utils"
         dirs = [*([own] if own.is_dir() else []), *asked]
         if self.kind is not Kind.NATIVE:
@@ -108,12 +119,12 @@ class Pair:
     def system_dirs(self) -> tuple[Path, ...]:
         """Folders with headers of packages: they change with their version alone."""
         return tuple(
-            path for path in self.options.include_dirs if not path.is_relative_to(self.root)
+            path for path in self._asked.include_dirs if not path.is_relative_to(self.root)
         )
 
     @cached_property
     def _codes(self) -> tuple[str, ...]:
-        return tuple(map(code_of, self._own))
+        return tuple(map(code_of, self.own_sources))
 
     @cached_property
     def _kinds(self) -> frozenset[Kind]:
@@ -159,7 +170,7 @@ class Pair:
     def _registers(self) -> frozenset[str]:
         """The namespaces that a guest registers operators in."""
         try:
-            if not any(_MAY_REGISTER.search(path.read_bytes()) for path in self._own):
+            if not any(_MAY_REGISTER.search(path.read_bytes()) for path in self.own_sources):
                 return frozenset()  # most pairs, which need no closer look
             if self.kind is Kind.NATIVE:
                 return frozenset()
@@ -175,7 +186,7 @@ class Pair:
         """Why the files form no operator; empty where they do."""
         if not self._kinds:
             return (
-                f"{self.sources[0]}: registers nothing; add CUDA_OPS(library) {{ ... }} "
+                f"{self.own_sources[0]}: registers nothing; add CUDA_OPS(library) {{ ... }} "
                 "(see docs/binding.md), PYBIND11_MODULE or TORCH_LIBRARY"
             )
         if self.kind is not Kind.NATIVE and self.plugin.is_file():
@@ -188,11 +199,11 @@ class Pair:
             others = (path for space, path in _namespaces_in(self.root) if space == self.namespace)
             first = next(others, "the operators of cuda_ops")
             return (
-                f"{self.sources[0]}: expected {macro_of(self.namespace)}, as in {first}, got "
+                f"{self.own_sources[0]}: expected {macro_of(self.namespace)}, as in {first}, got "
                 f"{macro_of(namespace)}: a root has one namespace"
             )
         if declared and self.namespace != HOME and (fault := fault_of_namespace(self.namespace)):
-            return f"{self.sources[0]}: {fault}; choose another in {macro_of(self.namespace)}"
+            return f"{self.own_sources[0]}: {fault}; choose another in {macro_of(self.namespace)}"
         return ""
 
     @property
@@ -325,8 +336,8 @@ def survey(
             beside = root not in explicit and first.root in explicit[1:]
             if first is not pair and not beside:
                 text = (
-                    f"{pair.sources[0]}: operator {pair.key!r} is already defined by "
-                    f"{first.sources[0]}; rename one of them, or give its root a namespace of its "
+                    f"{pair.own_sources[0]}: operator {pair.key!r} is already defined by "
+                    f"{first.own_sources[0]}; rename one of them, or give its root a namespace of its "
                     "own, CUDA_OPS(my_ops, library)"
                 )
                 problems.append(Problem(text, pair.key))
@@ -362,7 +373,7 @@ def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
     for stem, (binding, kernel, others) in sorted({**files.by_name(), **named}.items()):
         pair = Pair(stem, root, binding, kernel, namespace, others)
         if text := illegal_name(stem):
-            text = f"{pair.sources[0]}: {text}"
+            text = f"{pair.own_sources[0]}: {text}"
         elif kernel is not None and binding is None and _kind_of(code_of(kernel)) is None:
             text = (
                 f"{kernel}: nothing binds this kernel; write {bindings / (stem + '.cpp')} or "

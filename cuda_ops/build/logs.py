@@ -63,7 +63,7 @@ def explain_failure(pair: Pair, log: str) -> str:
 def _why_missing(pair: Pair, header: str) -> str:
     """Says why a header is not found, and what brings it."""
     of_torch = re.match(r"(c10|ATen|torch)/.*cuda", header, re.IGNORECASE)
-    of_toolkit = re.fullmatch(r"(cu|nv|curand|npp)\w*(/.*)?\.(h|hpp|cuh)|(cub|thrust|cuda)/.*", header)
+    of_toolkit = re.fullmatch(r"(cu|nv|npp)\w*\.(h|hpp|cuh)|(cub|thrust|cuda)/.*", header)
     if torch.version.cuda is None and (of_torch or (of_toolkit and pair.kind is not Kind.NATIVE)):
         return f"needs {header}, and this torch is built without CUDA"
     if of_toolkit:

@@ -5,6 +5,8 @@ A pair says it in its own text, in comments that begin a line of either file::
     // cuda_ops.build: nvcc_flags --use_fast_math -maxrregcount=64
     // cuda_ops.build: libraries cublasLt
 
+A formatter may break a long line, so a key may be written several times.
+
 A root says it in ``build.toml``, for all its pairs and for single ones, such as guests that nothing
 may be written into::
 
@@ -36,6 +38,8 @@ from cuda_ops.errors import BuildError
 FILE = "build.toml"
 
 _LINE = re.compile(r"^[ \t]*//[ \t]*cuda_ops\.build:[ \t]*(\S*)[ \t]*(.*?)[ \t]*\r?$", re.MULTILINE)
+#: The words in a comment that they do not begin, where they would be overlooked.
+_STRAY = re.compile(r"//[^\n]*\S[^\n]*\bcuda_ops\.build:|/\*[^*\n]*\bcuda_ops\.build:")
 #: Flags after which results are not those of IEEE arithmetic, and what becomes of them.
 _INEXACT = {
     "use_fast_math": "denormals become 0, and division, root and functions are approximate",
@@ -141,6 +145,12 @@ def _asked(
 ) -> Iterator[tuple[str, list[str], str]]:
     yield from _in_file(stem, root)
     for path, text in texts:
+        if stray := next((m for m in _STRAY.finditer(text)), None):
+            raise BuildError(
+                f"{path}:{text.count(chr(10), 0, stray.start()) + 1}: expected 'cuda_ops.build:' to "
+                "begin a comment of its own, got it inside of another, perhaps by clang-format; "
+                "leave an empty line before it"
+            )
         for match in _LINE.finditer(text):
             where = f"{path}:{text.count(chr(10), 0, match.start()) + 1}: cuda_ops.build"
             try:

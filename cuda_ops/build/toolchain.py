@@ -385,12 +385,12 @@ def link_flags(pair: Pair) -> list[str]:
         *_flags_of("LDFLAGS"),
     ]
     if not uses_cuda(pair) or home is None:
-        return [*always, *_libraries(asked, ())]
+        return [*always, *_libraries(asked)]
     lib = home / "lib64" if (home / "lib64").is_dir() else home / "lib"
     return [
         *always,
         f"-L{lib}",
-        *_libraries(asked, (lib,)),
+        *_libraries(asked),
         *(["-lcudadevrt"] if asked.relocatable_device_code else []),
         "-lcudart_static",
         "-lrt",
@@ -399,27 +399,41 @@ def link_flags(pair: Pair) -> list[str]:
     ]
 
 
-def _libraries(asked: Options, folders: tuple[Path, ...]) -> list[str]:
+def _libraries(asked: Options) -> list[str]:
     """Returns how to link with the libraries that a pair asks for: by ``-l``, or by the file's name
-    where NVIDIA's wheels have it under its versioned name alone. Their folder is then searched at
+    where NVIDIA's wheels have it, under its versioned name alone. Their folder is then searched at
     run time too; a torch with CUDA has loaded most of them by then.
     """
     flags = []
     for name in asked.libraries:
-        known = any((d / f"lib{name}.so").exists() for d in (*asked.library_dirs, *folders))
-        wheel = None if known else _in_wheels(f"lib{name}.so*")
-        if wheel is None:
+        if (wheel := _in_wheels(name, asked)) is None:
             flags.append(shlex.quote(f"-l{name}"))
         else:
             flags += [f"-L{wheel.parent}", f"-l:{wheel.name}", f"-Wl,-rpath,{wheel.parent}"]
     return flags
 
 
-def _in_wheels(pattern: str) -> Path | None:
-    """Finds a file of NVIDIA's wheels: ``nvidia/cu13/lib``, or ``nvidia/cublas/lib`` before."""
+def system_dirs(pair: Pair) -> list[Path]:
+    """Returns the folders of packages with headers, and of the wheels whose libraries a pair links
+    with.
+    """
+    asked = pair.options
+    wheels = (_in_wheels(name, asked) for name in asked.libraries)
+    headers = [wheel.parent.parent / "include" for wheel in wheels if wheel is not None]
+    return [*pair.system_dirs, *(folder for folder in headers if folder.is_dir())]
+
+
+def _in_wheels(library: str, asked: Options) -> Path | None:
+    """Finds a library of NVIDIA's wheels that neither the pair's folders nor the toolkit have:
+    ``nvidia/cu13/lib``, or ``nvidia/cublas/lib`` before.
+    """
+    home = cuda_home()
+    folders = [*asked.library_dirs, *([home / "lib64", home / "lib"] if home else [])]
+    if any((folder / f"lib{library}.so").exists() for folder in folders):
+        return None
     for folder in (Path(entry) / "nvidia" for entry in sys.path):
-        for path in sorted(folder.glob(f"*/lib/{pattern}")):
-            return path
+        if found := sorted(folder.glob(f"*/lib/lib{library}.so*")):
+            return found[0]
     return None
 
 

@@ -6,6 +6,7 @@ clang would be called with, not g++ and nvcc: clangd does not know nvcc's flags.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ import torch
 
 from cuda_ops.build import toolchain
 from cuda_ops.build.discovery import PACKAGE, Kind, Pair
+from cuda_ops.errors import BuildError
 
 NAME = "compile_commands.json"
 
@@ -50,9 +52,11 @@ def _call(pair: Pair, source: Path, archs: tuple[str, ...]) -> list[str]:
         newest = archs[-1].removesuffix("+PTX").replace(".", "")
         call += ["-x", "cuda", f"--cuda-gpu-arch=sm_{newest}"]
         call += [f"--cuda-path={home}"] if home is not None else ["-nocudainc", "-nocudalib"]
-    else:
-        flags = (flag.strip("'") for flag in toolchain.cxx_flags(pair, archs))
+    with contextlib.suppress(BuildError):  # the build says what cannot be meant
+        of_compiler = toolchain.nvcc_flags if source.suffix == ".cu" else toolchain.cxx_flags
+        flags = (flag.strip("'") for flag in of_compiler(pair, archs))
         call += [flag for flag in flags if flag.startswith(("-D", "-U"))]
+        call += [f"-isystem{folder}" for folder in toolchain.system_dirs(pair)]
     if source.suffix != ".cu" or pair.kind is not Kind.NATIVE:
         include = Path(torch.__file__).parent / "include"
         call += [f"-isystem{include}", f"-isystem{include / 'torch/csrc/api/include'}"]

@@ -63,18 +63,18 @@ def new_pair(
     space = _namespace(root, namespace)
     binding, kernel = root / "bindings" / f"{name}.cpp", root / "kernels" / f"{name}.cu"
     pair = Pair(name, root, binding, kernel, space)
-    for path in pair.sources:
+    for path in pair.own_sources:
         if path.exists():
             raise DiscoveryError(f"{path} exists already; choose another name")
     if (first := registry().pairs().get(pair.key)) is not None:
         hint = "" if namespace_of(root) else ", or a namespace with --namespace my_ops"
         raise DiscoveryError(
-            f"operator {pair.key!r} is already defined by {first.sources[0]}; choose another name"
-            f"{hint}"
+            f"operator {pair.key!r} is already defined by {first.own_sources[0]}; choose another "
+            f"name{hint}"
         )
     template = form.replace("-", "_")
     try:
-        for path in pair.sources:
+        for path in pair.own_sources:
             path.parent.mkdir(parents=True, exist_ok=True)
             text = (_TEMPLATES / f"{template}{path.suffix}.txt").read_text(encoding="utf-8")
             text = text.replace("cuda_ops.@op@", f"{space}.@op@")
@@ -82,7 +82,7 @@ def new_pair(
             text = text.replace("@op@", name).replace("@Op@", _camel(name))
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        for path in pair.sources:  # half a pair would be in the way
+        for path in pair.own_sources:  # half a pair would be in the way
             with contextlib.suppress(OSError):
                 path.unlink()
         raise DiscoveryError(f"cannot write {error.filename or path}: {error.strerror}") from error
