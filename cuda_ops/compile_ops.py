@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from cuda_ops.build import cache, compiling, guest_text, guests, threads, toolchain
-from cuda_ops.build.discovery import Kind, Pair, Problem, unregistered
+from cuda_ops.build.discovery import Pair, Problem, unregistered
+from cuda_ops.build.source_text import Kind
 from cuda_ops.derive.gradient import may_float, why_none
 from cuda_ops.dispatch import declared
 from cuda_ops.dispatch.operator import Operator

@@ -82,8 +82,8 @@ def expose(namespace: str, module: str) -> tuple[Callable[[str], Any], Callable[
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Lets ``import my_ops.rms_norm`` find an operator, as it finds a submodule: its public function
-    is imported.
+    """Lets ``import my_ops.rms_norm`` find an operator, as it finds a submodule. Imported is its
+    public function.
     """
 
     exposed: ClassVar[dict[str, tuple[str, Callable[[str], Any]]]] = {}

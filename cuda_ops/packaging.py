@@ -26,7 +26,8 @@ import torch
 from torch.utils import cpp_extension
 
 from cuda_ops.build import provenance, threads, toolchain
-from cuda_ops.build.discovery import PACKAGE, Kind, Pair, Text, discover
+from cuda_ops.build.discovery import PACKAGE, Pair, Text, discover
+from cuda_ops.build.source_text import Kind
 
 #: Folders that a package carries beside the libraries, so that operators can be rebuilt from it.
 FOLDERS = ("kernels", "bindings", "utils", "ops", "include")

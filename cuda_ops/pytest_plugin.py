@@ -195,7 +195,7 @@ def _profile(config: pytest.Config) -> Profile:
 
 
 def _chosen(config: pytest.Config) -> list[str]:
-    from cuda_ops.build.discovery import Kind
+    from cuda_ops.build.source_text import Kind
     from cuda_ops.compile_ops import compile_ops
     from cuda_ops.errors import CudaOpsError
     from cuda_ops.registry import operators_of, registry

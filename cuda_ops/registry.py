@@ -22,7 +22,6 @@ import torch
 from cuda_ops.build import cache, compiling, guests
 from cuda_ops.build.discovery import (
     BUILTIN_ROOT,
-    Kind,
     Pair,
     Problem,
     Text,
@@ -31,6 +30,7 @@ from cuda_ops.build.discovery import (
     survey,
 )
 from cuda_ops.build.provenance import DamagedError
+from cuda_ops.build.source_text import Kind
 from cuda_ops.dispatch import compile_tag
 from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Library, open_library

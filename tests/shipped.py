@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 import cuda_ops
-from cuda_ops.build.discovery import BUILTIN_ROOT, Kind
+from cuda_ops.build.discovery import BUILTIN_ROOT
+from cuda_ops.build.source_text import Kind
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.dispatch.lists import has_lists

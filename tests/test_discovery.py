@@ -11,13 +11,13 @@ import cuda_ops
 from cuda_ops.build.discovery import (
     BUILTIN_ROOT,
     INCLUDE_DIR,
-    Kind,
     Pair,
     content_hash,
     discover,
     illegal_name,
     survey,
 )
+from cuda_ops.build.source_text import Kind
 from cuda_ops.errors import DiscoveryError
 
 NATIVE = '#include "binding.h"\nCUDA_OPS(library) {}\n'

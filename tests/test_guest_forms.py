@@ -12,7 +12,8 @@ import torch
 
 import cuda_ops
 from cuda_ops.build import guest_text, toolchain
-from cuda_ops.build.discovery import Kind, Pair, discover
+from cuda_ops.build.discovery import Pair, discover
+from cuda_ops.build.source_text import Kind
 from cuda_ops.compile_ops import Row, compile_ops
 from cuda_ops.registry import registry
 

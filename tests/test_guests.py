@@ -11,7 +11,7 @@ from conftest import ScratchOp, needs_gpu
 
 import cuda_ops
 from cuda_ops.build import logs
-from cuda_ops.build.discovery import Kind
+from cuda_ops.build.source_text import Kind
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.registry import registry
 

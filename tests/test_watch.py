@@ -112,7 +112,7 @@ def test_a_save_reads_each_file_once_before_and_once_after_compiling(
     (scratch_op.root / "utils" / "scratch_save.h").write_text("// one")
     scratch_op.write(include='#include "scratch_save.h"')
     hashed, looked_at = Counter[str](), Counter[str]()
-    digest, code_of = discovery._digest, discovery._code
+    digest, code_of = discovery._digest, discovery.code_of
 
     def counted(name: str, contents: bytes) -> bytes:
         hashed[name] += 1
@@ -123,7 +123,7 @@ def test_a_save_reads_each_file_once_before_and_once_after_compiling(
         return code_of(path)
 
     monkeypatch.setattr(discovery, "_digest", counted)
-    monkeypatch.setattr(discovery, "_code", code)
+    monkeypatch.setattr(discovery, "code_of", code)
     pair = registry().rescan()[scratch_op.name]
     text, _ = watch._text(pair)
     assert ", no reference" in watch._after_save(pair, text, None, "cpu", {})

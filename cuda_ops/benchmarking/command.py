@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from cuda_ops import output
-from cuda_ops.build.discovery import Kind
+from cuda_ops.build.source_text import Kind
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.errors import BenchmarkError, CudaOpsError
 from cuda_ops.registry import registry

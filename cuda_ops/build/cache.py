@@ -22,7 +22,8 @@ import torch
 from filelock import FileLock
 
 from cuda_ops.build import toolchain
-from cuda_ops.build.discovery import Kind, Pair, Text, survey
+from cuda_ops.build.discovery import Pair, Text, survey
+from cuda_ops.build.source_text import Kind
 from cuda_ops.errors import BuildError
 
 #: The most bytes that libraries and builds take; what was used longest ago goes first.

@@ -28,7 +28,8 @@ from filelock import FileLock, Timeout
 
 from cuda_ops.build import cache, guest_text, logs, provenance, threads, toolchain, wrappers
 from cuda_ops.build.cache import Name, cache_dir
-from cuda_ops.build.discovery import Kind, Pair, Text
+from cuda_ops.build.discovery import Pair, Text
+from cuda_ops.build.source_text import Kind
 from cuda_ops.build.provenance import DamagedError
 from cuda_ops.errors import BuildError, DiscoveryError
 

@@ -11,13 +11,25 @@ import keyword
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from cuda_ops.build import options
 from cuda_ops.build.options import Options
+from cuda_ops.build.source_files import Files
+from cuda_ops.build.source_text import (
+    Kind,
+    closure,
+    code_of,
+    kind_of,
+    kinds_of,
+    macro_of,
+    may_register,
+    module_in,
+    namespace_in,
+    registers_in,
+    text_of,
+)
 from cuda_ops.errors import BuildError, DiscoveryError
 from cuda_ops.names import HOME, fault_of_namespace, keyed
 
@@ -26,30 +38,6 @@ PACKAGE = Path(__file__).resolve().parent.parent
 BUILTIN_ROOT = PACKAGE / "src" if (PACKAGE / "src").is_dir() else PACKAGE.parent / "src"
 #: The headers that bindings and kernels include.
 INCLUDE_DIR = BUILTIN_ROOT / "utils"
-
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_NATIVE = re.compile(r"\bCUDA_OPS\s*\(\s*(?:(\w+)\s*,)?")
-_PYBIND = re.compile(r"\bPYBIND11_MODULE\s*\(\s*(\w+)")
-#: The namespace that a guest registers its operators in.
-_REGISTERS = re.compile(
-    r"\b(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT|_EXPAND)?\s*\(\s*(\w+)"
-    r'|\bRegisterOperators\b[^;]*?"(\w+)::'
-)
-_MAY_REGISTER = re.compile(rb"TORCH_LIBRARY|RegisterOperators")
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
-#: What C++ sources end in.
-CPP_SUFFIXES = (".cpp", ".cc", ".cxx")
-
-
-class Kind(Enum):
-    """How the files of a pair register their operators."""
-
-    #: ``CUDA_OPS(library)``: through the manifest, reloadable in place.
-    NATIVE = "native"
-    #: ``PYBIND11_MODULE``: a guest, imported as a Python module.
-    PYBIND = "pybind11"
-    #: ``TORCH_LIBRARY`` or ``STABLE_TORCH_LIBRARY``: a guest that registers itself when opened.
-    TORCH_LIBRARY = "TORCH_LIBRARY"
 
 
 @dataclass(frozen=True, order=True)
@@ -89,7 +77,7 @@ class Pair:
         Raises:
             BuildError: see :func:`cuda_ops.build.options.read`.
         """
-        texts = ((path, _text(path)) for path in self.own_sources if path.exists())
+        texts = ((path, text_of(path)) for path in self.own_sources if path.exists())
         return options.read(self.stem, self.root, texts)
 
     @property
@@ -128,7 +116,7 @@ class Pair:
 
     @cached_property
     def _kinds(self) -> frozenset[Kind]:
-        return frozenset(kind for code in self._codes for kind in _kinds_of(code))
+        return frozenset(kind for code in self._codes for kind in kinds_of(code))
 
     @property
     def kind(self) -> Kind:
@@ -150,8 +138,7 @@ class Pair:
     @property
     def module(self) -> str:
         """The name of a pybind11 guest's module, which its library is asked for."""
-        found = (match[1] for code in self._codes for match in _PYBIND.finditer(code))
-        return next((name for name in found if name != "TORCH_EXTENSION_NAME"), self.stem)
+        return next(filter(None, map(module_in, self._codes)), self.stem)
 
     def defines(self, namespace: str, name: str) -> bool:
         """Says whether ``torch.ops.<namespace>.<name>`` is an operator of this pair, by its name."""
@@ -170,13 +157,11 @@ class Pair:
     def _registers(self) -> frozenset[str]:
         """The namespaces that a guest registers operators in."""
         try:
-            if not any(_MAY_REGISTER.search(path.read_bytes()) for path in self.own_sources):
+            if not any(map(may_register, self.own_sources)):
                 return frozenset()  # most pairs, which need no closer look
             if self.kind is Kind.NATIVE:
                 return frozenset()
-            named = {
-                match[1] or match[2] for code in self._codes for match in _REGISTERS.finditer(code)
-            }
+            named = {one for code in self._codes for one in registers_in(code)}
         except OSError:  # a file is gone: it defines nothing
             return frozenset()
         return frozenset(self.stem if one == "TORCH_EXTENSION_NAME" else one for one in named)
@@ -194,7 +179,7 @@ class Pair:
                 f"{self.plugin}: expected a pair with CUDA_OPS(library) for this plugin, got one "
                 f"with {self.kind.value}, whose plugins are never called; remove the file"
             )
-        declared = {space for code in self._codes if (space := _namespace_in(code))}
+        declared = {space for code in self._codes if (space := namespace_in(code))}
         for namespace in sorted(declared - {self.namespace}):
             others = (path for space, path in _namespaces_in(self.root) if space == self.namespace)
             first = next(others, "the operators of cuda_ops")
@@ -218,7 +203,7 @@ class Pair:
 
     def files(self) -> tuple[Path, ...]:
         """Returns the sources and every project header they include, in a fixed order."""
-        return tuple(_closure(self.sources, self.include_dirs, {}))
+        return tuple(closure(self.sources, self.include_dirs, {}))
 
     def read(self, texts: dict[Path, bytes] | None = None) -> Text:
         """Reads the pair's files, each once, as they are now.
@@ -232,7 +217,7 @@ class Pair:
         """
         texts = {} if texts is None else texts
         dirs = self.include_dirs
-        closures = {source: tuple(_closure((source,), dirs, texts)) for source in self.sources}
+        closures = {source: tuple(closure((source,), dirs, texts)) for source in self.sources}
         files = dict.fromkeys(file for closure in closures.values() for file in closure)
         digests = {file: _digest(file.name, texts[file]) for file in files}
         if asked := options.text_for(self.stem, self.root):
@@ -364,7 +349,7 @@ def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
         return
     bindings = root / "bindings"
     namespace = HOME if root == BUILTIN_ROOT.resolve() else namespace_of(root) or HOME
-    files = _Files(root)
+    files = Files(root)
     try:
         named = files.named_by(options.pairs_in_file(root))
     except BuildError as error:
@@ -374,7 +359,7 @@ def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
         pair = Pair(stem, root, binding, kernel, namespace, others)
         if text := illegal_name(stem):
             text = f"{pair.own_sources[0]}: {text}"
-        elif kernel is not None and binding is None and _kind_of(code_of(kernel)) is None:
+        elif kernel is not None and binding is None and kind_of(code_of(kernel)) is None:
             text = (
                 f"{kernel}: nothing binds this kernel; write {bindings / (stem + '.cpp')} or "
                 "register it in the file itself (PYBIND11_MODULE or TORCH_LIBRARY)"
@@ -393,84 +378,6 @@ def _pairs_in(root: Path, problems: list[Problem]) -> Iterator[Pair]:
             problems.append(Problem(text, keyed(namespace, plugin.stem)))
 
 
-#: The binding, the first ``.cu`` and the other files of a pair.
-_Parts = tuple[Path | None, Path | None, tuple[Path, ...]]
-#: What authors add to the name of an operator in the names of its files.
-_ADDED = re.compile(r"(_(cuda|cpu|gpu|kernels?|ext|extension|bindings?|ops?))+$")
-
-
-class _Files:
-    """The sources of a root, and which of them belong together."""
-
-    def __init__(self, root: Path) -> None:
-        # Editors keep hidden files here.
-        self._root = root
-        self._cu = {path.stem: path for path in sorted((root / "kernels").glob("[!.]*.cu"))}
-        self._cpp: dict[str, Path] = {}
-        for suffix in CPP_SUFFIXES:
-            for path in sorted((root / "bindings").glob(f"[!.]*{suffix}")):
-                self._cpp.setdefault(path.stem, path)
-
-    @property
-    def stems(self) -> set[str]:
-        return {*self._cu, *self._cpp}
-
-    def named_by(self, tables: Mapping[str, Any]) -> dict[str, _Parts]:
-        """Takes out the files that the root's ``build.toml`` gives to a pair, and returns them."""
-        named: dict[str, _Parts] = {}
-        for stem, table in tables.items():
-            listed = table.get("sources", []) if isinstance(table, dict) else []
-            if stem in self.stems or not isinstance(listed, list):
-                continue  # they join the files of that name, see Pair.sources
-            paths = [self._root / name for name in listed if isinstance(name, str)]
-            if paths := [path.resolve() for path in paths if path.is_file()]:
-                named[stem] = _parts(paths)
-        given = {path for parts in named.values() for path in _all(parts)}
-        for files in (self._cu, self._cpp):
-            for stem in [stem for stem, path in files.items() if path in given]:
-                del files[stem]
-        return named
-
-    def by_name(self) -> dict[str, _Parts]:
-        """Returns pairs by their names. What a guest's authors call its further files joins it:
-        ``lltm_cuda_kernel.cu`` and ``lltm_cpu.cpp`` go with ``lltm.cpp`` or ``lltm_cuda.cpp``.
-        """
-        paths: dict[str, list[Path]] = {}
-        owners = {stem: self._owner_of(stem) for stem in sorted(self.stems)}
-        for stem, owner in owners.items():
-            for files in (self._cpp, self._cu):
-                if stem in files:
-                    paths.setdefault(owner or stem, []).append(files[stem])
-        return {stem: _parts(files, stem) for stem, files in paths.items()}
-
-    def _owner_of(self, stem: str) -> str:
-        """Returns the guest that a file belongs to which registers nothing; else nothing."""
-        if stem in self._cu and stem in self._cpp:
-            return ""
-        base = _ADDED.sub("", stem)
-        candidates = [
-            other
-            for other in sorted(self._cpp, key=len, reverse=True)
-            if other != stem and (stem.startswith(f"{other}_") or _ADDED.sub("", other) == base)
-        ]
-        if not candidates or _kind_of(code_of(self._cu.get(stem) or self._cpp[stem])) is not None:
-            return ""
-        guests = (Kind.PYBIND, Kind.TORCH_LIBRARY)
-        return next((one for one in candidates if _kind_of(code_of(self._cpp[one])) in guests), "")
-
-
-def _parts(paths: Iterable[Path], stem: str = "") -> _Parts:
-    """Splits the files of a pair, those that are called as it is first."""
-    paths = sorted(paths, key=lambda path: path.stem != stem)
-    binding = next((path for path in paths if path.suffix in CPP_SUFFIXES), None)
-    kernel = next((path for path in paths if path.suffix == ".cu"), None)
-    return binding, kernel, tuple(path for path in paths if path not in (binding, kernel))
-
-
-def _all(parts: _Parts) -> Iterator[Path]:
-    yield from (path for path in (*parts[:2], *parts[2]) if path is not None)
-
-
 def namespace_of(root: Path) -> str:
     """Returns the namespace that the first ``CUDA_OPS`` of a root names; empty if there is none."""
     return next(_namespaces_in(root), ("", root))[0]
@@ -479,7 +386,7 @@ def namespace_of(root: Path) -> str:
 def _namespaces_in(root: Path) -> Iterator[tuple[str, Path]]:
     for path in (*sorted(root.glob("bindings/[!.]*.cpp")), *sorted(root.glob("kernels/[!.]*.cu"))):
         with contextlib.suppress(OSError):  # an editor is replacing the file
-            if namespace := _namespace_in(code_of(path)):
+            if namespace := namespace_in(code_of(path)):
                 yield namespace, path
 
 
@@ -506,62 +413,3 @@ def _fault_of_name(stem: str) -> str:
     if stem == "name":
         return f"{name} is taken by torch.ops.cuda_ops.name"
     return ""
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
-
-
-def code_of(path: Path) -> str:
-    """Returns what a source says, without comments; lines keep their numbers."""
-    return _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), _text(path))
-
-
-def _namespace_in(code: str) -> str:
-    """Returns the namespace that ``CUDA_OPS`` names in a text; empty if there is none."""
-    found = _NATIVE.search(code)
-    return (found[1] or HOME) if found else ""
-
-
-def macro_of(namespace: str) -> str:
-    """Returns how a binding begins its list of operators."""
-    return f"CUDA_OPS({'' if namespace == HOME else f'{namespace}, '}library)"
-
-
-def _kind_of(code: str) -> Kind | None:
-    return next(_kinds_of(code), None)
-
-
-def _kinds_of(code: str) -> Iterator[Kind]:
-    """Yields how a text registers operators, what counts most first."""
-    if _NATIVE.search(code):
-        yield Kind.NATIVE
-    if _PYBIND.search(code):
-        yield Kind.PYBIND
-    if re.search(
-        r"\b(STABLE_)?TORCH_LIBRARY(_FRAGMENT|_IMPL|_EXPAND)?\s*\(|\bRegisterOperators\b", code
-    ):
-        yield Kind.TORCH_LIBRARY
-
-
-def _closure(
-    sources: Iterable[Path], include_dirs: Iterable[Path], texts: dict[Path, bytes]
-) -> Iterator[Path]:
-    """Yields the sources, then the headers reached by ``#include "..."``; reads each once."""
-    dirs = tuple(include_dirs)
-    seen: set[Path] = set()
-    todo = list(sources)
-    while todo:
-        path = todo.pop(0)
-        if path in seen:
-            continue
-        seen.add(path)
-        yield path
-        if path not in texts:
-            texts[path] = path.read_bytes()
-        for quoted, angled in _INCLUDE.findall(texts[path].decode(errors="replace")):
-            name = quoted or angled
-            places = (path.parent, *dirs) if quoted else dirs
-            found = next((d / name for d in places if (d / name).is_file()), None)
-            if found is not None:
-                todo.append(found.resolve())

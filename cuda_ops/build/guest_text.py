@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from cuda_ops.build.discovery import Pair, code_of
+from cuda_ops.build.discovery import Pair
+from cuda_ops.build.source_text import code_of
 
 #: What torch had once, and what has taken its place.
 _REMOVED = (

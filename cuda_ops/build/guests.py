@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from cuda_ops.build.discovery import Kind, Pair
+from cuda_ops.build.discovery import Pair
+from cuda_ops.build.source_text import Kind
 from cuda_ops.errors import ManifestError
 
 _opened: dict[str, Path] = {}

@@ -12,7 +12,8 @@ import torch
 
 from cuda_ops.build import toolchain
 from cuda_ops.build.cache import cache_dir
-from cuda_ops.build.discovery import Kind, Pair
+from cuda_ops.build.discovery import Pair
+from cuda_ops.build.source_text import Kind
 
 _COMPILER_ERROR = re.compile(
     r"error|undefined|multiple definition|No such file|fatal", re.IGNORECASE

@@ -16,7 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cuda_ops.build.discovery import Kind, Pair
+from cuda_ops.build.discovery import Pair
+from cuda_ops.build.source_text import Kind
 from cuda_ops.build.options import Options
 from cuda_ops.errors import BuildError
 

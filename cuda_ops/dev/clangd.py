@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from cuda_ops.build import toolchain
-from cuda_ops.build.discovery import PACKAGE, Kind, Pair
+from cuda_ops.build.discovery import PACKAGE, Pair
+from cuda_ops.build.source_text import Kind
 from cuda_ops.errors import BuildError
 
 NAME = "compile_commands.json"

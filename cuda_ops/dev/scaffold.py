@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from cuda_ops.build.discovery import Pair, illegal_name, macro_of, namespace_of, root_problem
+from cuda_ops.build.discovery import Pair, illegal_name, namespace_of, root_problem
+from cuda_ops.build.source_text import macro_of
 from cuda_ops.errors import DiscoveryError
 from cuda_ops.names import HOME, fault_of_namespace
 from cuda_ops.registry import registry

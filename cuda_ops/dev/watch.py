@@ -17,7 +17,8 @@ from cuda_ops.benchmarking.clock import make_clock
 from cuda_ops.benchmarking.compare import quick_seconds
 from cuda_ops.benchmarking.rotation import Rotation
 from cuda_ops.build import compiling, threads
-from cuda_ops.build.discovery import INCLUDE_DIR, Kind, Pair, Text
+from cuda_ops.build.discovery import INCLUDE_DIR, Pair, Text
+from cuda_ops.build.source_text import Kind
 from cuda_ops.errors import CudaOpsError, DiscoveryError, KitError, ResultError
 from cuda_ops.registry import registry
 from cuda_ops.spec import BenchmarkCase, OpSpec
