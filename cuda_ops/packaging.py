@@ -136,6 +136,10 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
             ext.extra_compile_args = _compile_flags(ext.pair, archs, text)
             if not self.inplace:
                 _leave_out_paths(ext.extra_compile_args)
+                # Where a wheel is installed, torch has loaded NVIDIA's libraries by then.
+                ext.extra_link_args = [
+                    flag for flag in ext.extra_link_args if not flag.startswith("-Wl,-rpath,")
+                ]
         if all(ext.pair.kind is Kind.NATIVE for ext in self.extensions):
             # Native kernels bring their own CUDA runtime, whatever torch was built with.
             cpp_extension._check_cuda_version = lambda *_: None

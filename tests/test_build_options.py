@@ -18,6 +18,8 @@ from cuda_ops.compile_ops import compile_ops
 from cuda_ops.dev import main
 from cuda_ops.errors import BuildError
 from cuda_ops.registry import registry
+from cuda_ops.testing import check_op
+from cuda_ops.testing.checks import by_name
 
 NATIVE = """
 #include "binding.h"
@@ -147,6 +149,12 @@ def test_a_native_pair_with_a_define_and_another_source(
     }  # fmt: skip
     x = torch.ones(2)
     assert cuda_ops.asked(x).tolist() == [3, 3]
+    (tmp_path / options.FILE).write_text('[pairs.asked]\ncxx_flags = ["-ffast-math"]\n')
+    (row,) = compile_ops(["asked"])
+    assert row.built == "built"
+    report = check_op("asked", devices=["cpu"], checks=[by_name("mutation")], isolate=False)
+    for said in (str(report), "\n".join(row.hints)):
+        assert "built with -ffast-math: NaN and infinity are not expected" in said
     (tmp_path / "lib" / "more.cpp").write_text("double from_another_file() { return 1; }\n")
     (row,) = compile_ops(["asked"], compare=False)
     assert row.built == "built" and cuda_ops.asked(x).tolist() == [4, 4]

@@ -66,6 +66,8 @@ class CheckReport:
     entries: tuple[CheckEntry, ...]
     #: Profile, GPU and version of torch of the run.
     circumstances: str = ""
+    #: What the operator's build gives up, such as IEEE arithmetic by ``--use_fast_math``.
+    notes: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -77,7 +79,7 @@ class CheckReport:
 
     def __str__(self) -> str:
         ran = [str(entry) for entry in self.entries if entry.passed is not None]
-        return "\n".join([self.op, *ran, *not_run(self.entries), counts(self.entries)])
+        return "\n".join([self.op, *self.notes, *ran, *not_run(self.entries), counts(self.entries)])
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,7 +87,7 @@ class CheckReport:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> CheckReport:
         entries = tuple(CheckEntry(**entry) for entry in value["entries"])
-        return cls(value["op"], entries, value["circumstances"])
+        return cls(value["op"], entries, value["circumstances"], tuple(value.get("notes", ())))
 
 
 def read_junit(path: Path) -> list[CheckReport]:
@@ -165,6 +167,8 @@ def markdown(reports: Sequence[CheckReport]) -> str:
     for name in ran:
         found = [next((e for e in r.entries if e.name == name), None) for r in reports]
         lines.append(f"| {name} | " + " | ".join(_cell(e, numbers) for e in found) + " |")
+    if noted := [f"- {report.op}: {note}" for report in reports for note in report.notes]:
+        lines += ["", *noted]
     lines += ["", "Not run:", ""]
     lines += [
         f"{numbers[reason]}. {', '.join(names)}: {_quoted(reason, first)}"

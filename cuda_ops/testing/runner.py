@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis.errors import Unsatisfiable
 
 from cuda_ops.errors import CudaOpsError
+from cuda_ops.registry import registry
 from cuda_ops.testing.arguments import takes_lists
 from cuda_ops.testing.case import Case, Check
 from cuda_ops.testing.checks import CHECKS
@@ -114,7 +115,13 @@ def check_op(
                 lost[device] = ALL_REFUSED
             entries.append(entry)
     circumstances = f"Profile {profile.name}, {_gpu_name()}, torch {torch.__version__}"
-    return CheckReport(subject.name, tuple(entries), circumstances)
+    return CheckReport(subject.name, tuple(entries), circumstances, _notes(subject))
+
+
+def _notes(subject: Subject) -> tuple[str, ...]:
+    """Returns what the build of an operator of cuda_ops gives up; others say nothing of theirs."""
+    pair = registry().pairs().get(subject.op.pair)
+    return tuple(pair.options.inexact()) if pair is not None else ()
 
 
 def unjudged(subject: Subject) -> CheckEntry:
