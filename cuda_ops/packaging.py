@@ -18,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch.utils import cpp_extension
 
 from cuda_ops.build import provenance, threads, toolchain
 from cuda_ops.build.discovery import PACKAGE, Pair, Text, discover
+from cuda_ops.build.options import FILE
 from cuda_ops.build.source_text import Kind
 
 #: Folders that a package carries beside the libraries, so that operators can be rebuilt from it.
@@ -52,18 +54,34 @@ def operators(package: str, root: str | Path) -> dict[str, Any]:
     root = Path(root)
     top = package.partition(".")[0]
     modules = setuptools.find_namespace_packages(include=[top, f"{top}.*"])
-    data = [f"{package}.{folder}" for folder in FOLDERS if (root / folder).is_dir()]
     built = extensions(package, root)
+    data = [f"{package}.{folder}" for folder in _folders(root.resolve(), built)]
     arguments: dict[str, Any] = {
         "packages": sorted({*modules, package, *data} - {f"{package}.lib"}),
         "package_dir": {package: root.as_posix()},
-        "package_data": {**{name: ["**/*"] for name in data}, "": ["py.typed", "templates/*"]},
+        "package_data": {
+            **{name: ["**/*"] for name in data},
+            "": ["py.typed", "templates/*", FILE],
+        },
         "ext_modules": built,
         "cmdclass": {"build_ext": build_ext},
     }
     if all(ext.py_limited_api for ext in built):
         arguments["options"] = {"bdist_wheel": {"py_limited_api": "cp310"}}
     return arguments
+
+
+def _folders(root: Path, built: Iterable[Any]) -> list[str]:
+    """Returns the folders of a root that a package carries: the usual ones, and those that its
+    pairs ask for.
+    """
+    asked = [
+        path.relative_to(root).parts[0]
+        for ext in built
+        for path in (*ext.pair.sources, *ext.pair.options.include_dirs)
+        if path.is_relative_to(root) and path != root
+    ]
+    return [name for name in dict.fromkeys((*FOLDERS, *asked)) if (root / name).is_dir()]
 
 
 def extensions(package: str, root: str | Path) -> list[setuptools.Extension]:

@@ -104,6 +104,16 @@ def test_the_sources_travel_with_the_package(project: Path, no_toolkit: None) ->
     assert arguments["package_data"]["pkg.src.kernels"] == ["**/*"]
 
 
+def test_what_a_pair_asks_for_travels_too(project: Path, no_toolkit: None) -> None:
+    (project / "csrc").mkdir()
+    (project / "csrc" / "more.cpp").touch()
+    (project / "build.toml").write_text('[pairs.composed]\nsources = ["csrc/more.cpp"]\n')
+    arguments = packaging.operators("pkg.src", "pkg/src")
+    assert "pkg.src.csrc" in arguments["packages"]
+    assert arguments["package_data"]["pkg.src.csrc"] == ["**/*"]
+    assert "build.toml" in arguments["package_data"][""]
+
+
 def test_flags_are_arguments_and_hold_the_hashes(project: Path, toolkit: Path) -> None:
     pair = discover([project])[1]
     archs, text = ("8.0", "9.0a"), pair.read()
