@@ -26,7 +26,7 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from cuda_ops.build import cache, logs, provenance, threads, toolchain, wrappers
+from cuda_ops.build import cache, logs, missing, provenance, threads, toolchain, wrappers
 from cuda_ops.build.cache import Name, cache_dir
 from cuda_ops.build.discovery import Kind, Pair, Text
 from cuda_ops.build.provenance import DamagedError
@@ -224,9 +224,8 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
     """
     from torch.utils import cpp_extension
 
-    compiler, *_ = toolchain.cxx()
-    if shutil.which(compiler) is None:
-        raise BuildError(f"{pair.key}: there is no C++ compiler {compiler!r}; set CXX to one")
+    if problem := missing.cxx_problem():
+        raise BuildError(f"{pair.key}: {problem}")
     path = library_path(pair, archs, text)
     marker = cache.usable(work) / cache.MARKER
     marker.touch()

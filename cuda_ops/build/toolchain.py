@@ -46,6 +46,18 @@ NVCC_SCRIPT = "nvcc-keeping-its-log"
 _BYTES_PER_OPERATOR = 2 << 30
 #: Where the toolkit is installed for all users.
 _SYSTEM = Path("/usr/local")
+#: What makes a folder a toolkit.
+_NVCC, _HEADER = "bin/nvcc", "include/cuda_runtime_api.h"
+#: NVIDIA's wheels that make a toolkit, each with a part that only it has.
+_WHEELS = {
+    "nvidia-cuda-nvcc": _NVCC,
+    "nvidia-cuda-crt": "include/crt/host_config.h",
+    "nvidia-nvvm": "nvvm/bin/cicc",
+    "nvidia-cuda-runtime": "lib/libcudart_static.a",
+    "nvidia-cuda-cccl": "include/cccl",
+}
+#: The command that brings them.
+INSTALL_NVCC = 'pip install "cuda_ops[nvcc]"'
 #: A compiler says its version within milliseconds, on a busy machine within seconds.
 _ANSWER_SECONDS = 30.0
 _ARCH = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
@@ -70,22 +82,67 @@ _GENERATIONS = {
 
 @functools.cache
 def cuda_home() -> Path | None:
-    """Finds the CUDA toolkit: CUDA_HOME, CUDA_PATH, the nvcc on PATH, then /usr/local/cuda*.
+    """Finds the CUDA toolkit: CUDA_HOME, CUDA_PATH, the nvcc on PATH, /usr/local/cuda*, then the
+    wheels that ``pip install "cuda_ops[nvcc]"`` brings.
 
-    An nvcc on PATH may be a script that calls the real one, so it is asked where it lives.
+    What is said outright comes first, then what every other build on this machine takes. The
+    wheels come last: pip may have brought them for another package, they hold less than an
+    installed toolkit (no debugger, no compute-sanitizer), and a library's key must not change
+    because of them. CUDA_HOME may name them too. An nvcc on PATH may be a script that calls the
+    real one, so it is asked where it lives.
+
+    A CUDA_HOME or CUDA_PATH that is no toolkit is passed over with a line on stderr, as is an nvcc
+    that does not answer and a set of wheels of which one is missing: the next place is better than
+    no CUDA kernels, and the line says which was left out.
     """
-    candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
-    if nvcc := shutil.which("nvcc"):
-        candidates += [_home_of(nvcc)]
-    candidates += map(str, (_SYSTEM / "cuda", *sorted(_SYSTEM.glob("cuda-*"), reverse=True)))
-    for candidate in candidates:
-        if not candidate:
-            continue
-        home = Path(candidate)
-        if (home / "bin/nvcc").is_file() and (home / "include/cuda_runtime_api.h").is_file():
-            if _release(home):
-                return home
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if said := os.environ.get(name):
+            if _is_toolkit(Path(said)) and _release(Path(said)):
+                return Path(said)
+            if not _is_toolkit(Path(said)):  # else _release has said it
+                expected = f"a folder with {_NVCC} and {_HEADER}"
+                _say(f"{name}: expected {expected}, got {said!r}, which is ignored")
+    candidates = [Path(found)] if (nvcc := shutil.which("nvcc")) and (found := _home_of(nvcc)) else []
+    candidates += (_SYSTEM / "cuda", *sorted(_SYSTEM.glob("cuda-*"), reverse=True))
+    for home in candidates:
+        if _is_toolkit(home) and _release(home):
+            return home
+    for home in _wheel_homes():
+        if missing := [wheel for wheel, part in _WHEELS.items() if not (home / part).exists()]:
+            _say(f"{home} lacks {', '.join(missing)} and is ignored; run {INSTALL_NVCC}")
+        elif _release(home):
+            return home
     return None
+
+
+def _is_toolkit(home: Path) -> bool:
+    return (home / _NVCC).is_file() and (home / _HEADER).is_file()
+
+
+def _wheel_homes() -> list[Path]:
+    """Lists where NVIDIA's wheels lie that hold an nvcc, the newest release first in each folder of
+    packages. The wheels of one release share a folder, ``site-packages/nvidia/cu13``; torch brings
+    some of them, without nvcc.
+    """
+    found: list[Path] = []
+    for packages in dict.fromkeys(Path(entry).absolute() for entry in sys.path):
+        homes = [home for home in (packages / "nvidia").glob("cu[0-9]*") if home.name[2:].isdigit()]
+        found += sorted(homes, key=lambda home: -int(home.name[2:]))
+    return [home for home in found if (home / _NVCC).is_file()]
+
+
+def _say(line: str) -> None:
+    print(f"cuda_ops: {line}", file=sys.stderr, flush=True)
+
+
+def has_shared_runtime(home: Path) -> bool:
+    """Says whether ``-lcudart`` finds a library: NVIDIA's wheels have only one with a version."""
+    return (library_folder(home) / "libcudart.so").exists()
+
+
+def library_folder(home: Path) -> Path:
+    """Returns where a toolkit has its libraries: lib64, in NVIDIA's wheels lib."""
+    return home / "lib64" if (home / "lib64").is_dir() else home / "lib"
 
 
 def use_cuda_home() -> None:
@@ -120,7 +177,7 @@ def _release(home: Path) -> str:
     nvcc = home / "bin" / "nvcc"
     release = re.search(r"release (\d+\.\d+)", _asked(str(nvcc), "--version"))
     if release is None:
-        print(f"cuda_ops: {nvcc} did not report its version and is ignored", file=sys.stderr)
+        _say(f"{nvcc} did not report its version and is ignored")
     return release[1] if release else ""
 
 
@@ -334,10 +391,9 @@ def link_flags(pair: Pair) -> list[str]:
     always = ["-Wl,--as-needed", "-Wl,--exclude-libs,ALL", *_flags_of("LDFLAGS")]
     if not uses_cuda(pair) or home is None:
         return always
-    lib = home / "lib64" if (home / "lib64").is_dir() else home / "lib"
     return [
         *always,
-        f"-L{lib}",
+        f"-L{library_folder(home)}",
         "-lcudart_static",
         "-lrt",
         "-lpthread",

@@ -16,19 +16,25 @@ from cuda_ops.errors import BuildError
 
 
 def stub_libraries() -> Path:
-    """Makes empty stand-ins for the CUDA libraries that torch names on every link line.
+    """Makes empty stand-ins for the CUDA libraries that torch names on every link line and that are
+    not here: with a torch for CPUs its own, and with NVIDIA's wheels the shared CUDA runtime, which
+    they have under no name that the linker looks for.
 
     Native libraries need none of them; ``--as-needed`` then leaves them out of the result,
-    with the real ones and with these.
+    with the real ones and with these. The static runtime serves a guest.
     """
-    folder = cache.folder("stubs")
-    if not torch.version.cuda:
-        for name in ("c10_cuda", "torch_cuda", "cudart"):
-            script = folder / f"lib{name}.so"
-            try:
-                cache.check(script)
-            except (FileNotFoundError, BuildError):  # none, or one that another user may write
-                cache.write(script, "/* GNU ld script: nothing */\n")
+    home = toolchain.cuda_home()
+    names: tuple[str, ...] = ("c10_cuda", "torch_cuda", "cudart")
+    if torch.version.cuda:
+        names = () if home is None or toolchain.has_shared_runtime(home) else ("cudart",)
+    # Two folders: a stand-in must not hide what a torch with CUDA has.
+    folder = cache.folder("stubs_cuda" if torch.version.cuda else "stubs")
+    for name in names:
+        script = folder / f"lib{name}.so"
+        try:
+            cache.check(script)
+        except (FileNotFoundError, BuildError):  # none, or one that another user may write
+            cache.write(script, "/* GNU ld script: nothing */\n")
     return folder
 
 

@@ -140,6 +140,11 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
             console.print(f"\n[yellow]{row.op}[/] {escape(chr(10).join(row.warnings))}")
     for line in uncompared(rows):
         console.print(f"\n{line}", markup=False)
+    if any("no nvcc" in row.devices for row in rows):
+        console.print(
+            "\nNo CUDA toolkit here, so .cu files were not compiled: install one, or run "
+            f"{toolchain.INSTALL_NVCC}.", markup=False,
+        )  # fmt: skip
     if not torch.cuda.is_available() and any("cuda" in row.devices for row in rows):
         console.print("\nNo GPU here: CUDA kernels were compiled, only CPU kernels were run.")
     return rows
