@@ -283,8 +283,14 @@ def sources(pair: Pair) -> list[str]:
     return [str(path) for path in pair.sources if path != pair.kernel or uses_cuda(pair)]
 
 
-def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str = "") -> list[str]:
-    """Returns the flags of the binding.
+#: Flags of a debug build, for the C++ compiler; they come last, since a CXXFLAGS may say -O2.
+_DEBUG = ("-g", "-O0")
+
+
+def cxx_flags(
+    pair: Pair, archs: tuple[str, ...], source_hash: str = "", *, debug: bool = False
+) -> list[str]:
+    """Returns the flags of the binding, or of its debug build.
 
     A release stores ``source_hash`` in the library, so that the loader can tell
     when the sources beside it have changed since. The dev loop keeps it out of
@@ -293,7 +299,7 @@ def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str = "") -> list
     Hidden, non-unique symbols: several generations of an operator live in one
     process, and a symbol shared between them would be the old one's.
     """
-    chosen = _flags_of("CFLAGS", "CPPFLAGS", "CXXFLAGS")
+    chosen = _flags_of("CFLAGS", "CPPFLAGS", "CXXFLAGS") + [*_DEBUG] * debug
     if pair.kind is not Kind.NATIVE:
         return ["-O2", f"-DTORCH_EXTENSION_NAME={pair.stem}", *_guest_cuda(pair), *chosen]
     return [
@@ -310,19 +316,23 @@ def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str = "") -> list
     ]
 
 
-def nvcc_flags(pair: Pair, archs: tuple[str, ...]) -> list[str]:
-    """Returns the flags of the kernel. Explicit archs keep torch's helpers from adding theirs."""
+def nvcc_flags(pair: Pair, archs: tuple[str, ...], debug: bool = False) -> list[str]:
+    """Returns the flags of the kernel, or of its debug build, in which device code is not optimised
+    and knows its variables. Explicit archs keep torch's helpers from adding theirs.
+    """
+    # -G has line numbers and no use for -split-compile: nvcc would warn of both beside it.
+    speed = ["-G", "-g"] if debug else ["-lineinfo", "-split-compile=0"]
     if pair.kind is not Kind.NATIVE:
-        return ["-O3", f"-DTORCH_EXTENSION_NAME={pair.stem}", *gencode_flags(archs)]
+        speed = speed if debug else ["-O3"]
+        return [*speed, f"-DTORCH_EXTENSION_NAME={pair.stem}", *gencode_flags(archs)]
     return [
         "-std=c++17",
-        "-lineinfo",
-        # Optimise the kernels of one file side by side.
-        "-split-compile=0",
+        # Line numbers for profilers; the kernels of one file are optimised side by side.
+        *speed,
         # The host side of a .cu only launches: optimising it further costs build time alone.
         # An nvcc -O3 would come after this and win; for the device it is the default.
         "-Xcompiler",
-        "-O1,-fvisibility=hidden,-fno-gnu-unique",
+        f"-O{int(not debug)},-fvisibility=hidden,-fno-gnu-unique",
         "--expt-relaxed-constexpr",
         # torch's helpers switch the half types' operators off; kernels without torch want them.
         "-U__CUDA_NO_HALF_OPERATORS__",
@@ -359,13 +369,13 @@ def _available_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def recipe(pair: Pair, archs: tuple[str, ...]) -> str:
-    """Returns the hex digest of the compilers and flags that make the pair's text a library,
-    with :func:`environment` behind it.
+def recipe(pair: Pair, archs: tuple[str, ...], debug: bool = False) -> str:
+    """Returns the hex digest of the compilers and flags that make the pair's text a library, or its
+    debug build, with :func:`environment` behind it.
     """
-    parts = [cxx_version(), *cxx_flags(pair, archs), *link_flags(pair)]
+    parts = [cxx_version(), *cxx_flags(pair, archs, debug=debug), *link_flags(pair)]
     if uses_cuda(pair):
-        parts += [cuda_version(), *nvcc_flags(pair, archs)]
+        parts += [cuda_version(), *nvcc_flags(pair, archs, debug)]
     return _digest(parts) + environment()
 
 
