@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import ScratchOp
 from torch.utils import cpp_extension
 
 from cuda_ops import packaging
 from cuda_ops.build import toolchain, wrappers
 from cuda_ops.build.discovery import BUILTIN_ROOT, discover
+from cuda_ops.dev import main
+from cuda_ops.dev.scaffold import new_pair
 
 REPO = Path(__file__).resolve().parent.parent
 ANSWERS = "#!/bin/sh\necho Cuda compilation tools, release {release}, V{release}.1\n"
@@ -198,3 +201,17 @@ def test_torch_takes_what_was_found(packages: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
     toolchain.use_cuda_home()
     assert str(home) == cpp_extension.CUDA_HOME
+
+
+@pytest.mark.slow
+def test_without_a_toolkit_the_table_says_how_to_get_one(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(toolchain, "cuda_home", lambda: None)
+    monkeypatch.delenv("CXX")  # which has a precompiled header for a build with CUDA
+    new_pair(scratch_op.name, scratch_op.root)
+    assert main([scratch_op.name]) == 0
+    out = capsys.readouterr().out
+    assert "cpu no nvcc" in out
+    assert "No CUDA toolkit here, so .cu files were not compiled: install one, or run pip" in out
+    assert 'pip install "cuda_ops[nvcc]"' in out

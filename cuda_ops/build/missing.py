@@ -32,7 +32,8 @@ def cxx_problem() -> str:
 
     Example::
 
-        "there is no C++ compiler 'c++'; install one (as root: apt install g++), or set CXX to one"
+        if problem := cxx_problem():  # "there is no C++ compiler 'c++'; install one (as root: ..."
+            raise BuildError(problem)
     """
     compiler, *_ = toolchain.cxx()
     if shutil.which(compiler) is not None:
