@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.report import REPO
 from cuda_ops.benchmarking import plots, regression
+from cuda_ops.benchmarking.environment import DEBUG_BUILD
 from cuda_ops.benchmarking.peers import COMPILE, EAGER
 from cuda_ops.benchmarking.results import CaseResult, PeerResult, Report, mean_ratio, peer_names
 from cuda_ops.benchmarking.stats import Interval
@@ -79,8 +80,9 @@ def keep(run: Path, results: Path = RESULTS) -> list[Path]:
     what was written. A run with clean caches goes into a folder of its own, without pictures.
 
     Raises:
-        BenchmarkError: a case failed, the run was ``--quick`` or is from a device that no table
-            looks for, or it has some cases only and other versions than the stored ones.
+        BenchmarkError: a case failed, the run was ``--quick``, of a debug build, or from a device
+            that no table looks for, or it has some cases only and other versions than the stored
+            ones.
     """
     report = Report.load(run)
     if report.errors:
@@ -88,6 +90,10 @@ def keep(run: Path, results: Path = RESULTS) -> list[Path]:
         raise BenchmarkError(f"{run}: {first.op} {first.case} failed: {first.error}")
     if report.settings["precision"] > 0.01:
         raise BenchmarkError(f"{run} is of a quick run; measure without --quick to keep it")
+    if debugged := report.environment.get(DEBUG_BUILD):
+        raise BenchmarkError(
+            f"{run} is of a debug build of {debugged}; measure the ordinary build to keep it"
+        )
     name = report.environment["device"]
     device = next((known for known in _DEVICES if known in name.lower().split()), None)
     if device is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from cuda_ops.build import cache, compiling, guest_text, guests, threads, toolchain
+from cuda_ops.build.debug import asked as asked_for_debug
 from cuda_ops.build.discovery import Pair, Problem, unregistered
 from cuda_ops.build.source_text import Kind
 from cuda_ops.derive.gradient import may_float, why_none
@@ -57,6 +58,8 @@ class Row:
     options: dict[str, Any] = field(default_factory=dict)
     #: What works and will hurt: flags that are not IEEE arithmetic, and what a guest does.
     hints: tuple[str, ...] = ()
+    #: Whether it is a debug build, which is slow.
+    debug: bool = False
     #: With ``--check``: what the checks found, for each operator of the pair.
     checks: list[dict[str, Any]] = field(default_factory=list)
 
@@ -67,6 +70,7 @@ def compile_ops(
     archs: tuple[str, ...] | None = None,
     verbose: bool = False,
     compare: bool = True,
+    debug: bool | Collection[str] = False,
     progress: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
     """Builds and loads the named pairs (all without names) and those that they call, in parallel;
@@ -77,8 +81,19 @@ def compile_ops(
     differs from its reference has its error in its row alone, and so have files that form no
     operator and, without names, a plugin that cannot be used.
 
+    With ``debug`` these are debug builds, not optimised and with the names of variables, which lie
+    beside the ordinary libraries: all of them, or those of the pairs with these keys, besides what
+    ``CUDA_OPS_DEBUG`` names. Another process loads the ordinary ones unless it asks too.
+
     Raises:
-        BuildError: no operator has one of the names.
+        BuildError: no operator has one of the names, or one in ``CUDA_OPS_DEBUG``.
+
+    Example::
+
+        from cuda_ops.compile_ops import compile_ops
+
+        (row,) = compile_ops(["silu"], debug=True)
+        assert row.debug and not row.error
     """
     pairs = registry().rescan()
     names = [registry().key_of(name) for name in names]
@@ -89,6 +104,7 @@ def compile_ops(
         raise BuildError(f"no operator {', '.join(map(repr, unknown))}; known: {', '.join(pairs)}")
     chosen = [key for key, pair in asked.items() if not pair.problem]
     archs = archs or compiling.visible_archs()
+    debugged = {*([] if isinstance(debug, bool) else debug), *asked_for_debug(pairs)}
     texts: dict[Path, bytes] = {}  # operators share headers
     waiting: list[tuple[compiling.Built, Row]] = []
     with threads.builders(toolchain.operators_at_once()) as submit:
@@ -102,7 +118,8 @@ def compile_ops(
                 declared.check(
                     pair.stem, texts[pair.binding].decode(errors="replace"), pair.namespace
                 )
-            return compiling.build(pair, archs, verbose=verbose, text=text)
+            of_debug = debug is True or pair.key in debugged
+            return compiling.build(pair, archs, verbose=verbose, text=text, debug=of_debug)
 
         def done(loaded: list[tuple[compiling.Built, Row]]) -> None:
             for one in loaded:
@@ -117,7 +134,7 @@ def compile_ops(
                 try:
                     built = future.result()
                     row.seconds, row.built = built.seconds, built.origin
-                    row.warnings = built.warnings
+                    row.warnings, row.debug = built.warnings, built.debug
                     called = [
                         key
                         for key in registry().called(built.pair, built.path)
@@ -163,14 +180,15 @@ def _unusable(names: Sequence[str], problems: Sequence[Problem]) -> list[Row]:
 
 def reload(*names: str) -> list[Row]:
     """Builds and loads what changed in these pairs, or in all that are loaded or failed to be.
-    Functions obtained earlier run the new code.
+    Functions obtained earlier run the new code. What runs as a debug build stays one.
 
     Raises:
         CudaOpsError: the first of the operators that failed; all others are
             reloaded, and the failed one still runs its old code.
     """
     used = [k for k in registry().rescan() if registry().library_of(k) or k in registry().failures]
-    rows = compile_ops(names or used) if names or used else []
+    debugged = [key for key in used if cache.is_debug(registry().library_of(key))]
+    rows = compile_ops(names or used, debug=debugged) if names or used else []
     for row in rows:
         if row.error:
             raise registry().failures.get(row.op) or ResultError(row.error)

@@ -24,9 +24,10 @@ from typing import Any
 
 import setuptools
 import torch
+from setuptools.errors import CompileError
 from torch.utils import cpp_extension
 
-from cuda_ops.build import provenance, threads, toolchain
+from cuda_ops.build import missing, provenance, threads, toolchain
 from cuda_ops.build.discovery import PACKAGE, Pair, Text, discover
 from cuda_ops.build.options import FILE
 from cuda_ops.build.source_text import Kind
@@ -88,7 +89,10 @@ def extensions(package: str, root: str | Path) -> list[setuptools.Extension]:
     """Returns one extension ``<package>.lib.<op>`` per operator; :class:`build_ext` adds flags."""
     pairs = discover([Path(root)])
     if any(pair.kernel for pair in pairs) and toolchain.cuda_home() is None:
-        print("cuda_ops: no CUDA toolkit found (set CUDA_HOME); building the CPU kernels alone")
+        print(
+            "cuda_ops: no CUDA toolkit found (set CUDA_HOME, or run "
+            f"{toolchain.INSTALL_NVCC}); building the CPU kernels alone"
+        )
     return [_extension(package, pair) for pair in pairs if toolchain.sources(pair)]
 
 
@@ -112,11 +116,19 @@ def _extension(package: str, pair: Pair) -> setuptools.Extension:
     if native:
         # The C shim of the stable ABI is in libtorch_cpu; CUDA comes from the static runtime.
         ext.libraries = ["torch_cpu"]
-    elif cuda and torch.version.cuda is None:
+    elif cuda and (missing := _missing_libraries()):
         static = ["cudart_static", "rt", "pthread", "dl"]
-        ext.libraries = [name for name in ext.libraries if name not in _TORCH_CUDA] + static
+        ext.libraries = [name for name in ext.libraries if name not in missing] + static
     ext.pair = pair
     return ext
+
+
+def _missing_libraries() -> tuple[str, ...]:
+    """Lists the libraries that torch names on the link line of a guest and that are not here."""
+    if torch.version.cuda is None:
+        return _TORCH_CUDA
+    home = toolchain.cuda_home()
+    return () if home is None or toolchain.has_shared_runtime(home) else ("cudart",)
 
 
 def release_archs() -> tuple[str, ...]:
@@ -147,6 +159,8 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
         self.parallel = toolchain.operators_at_once() if self.use_ninja else None
 
     def run(self) -> None:
+        if self.extensions and (problem := missing.cxx_problem()):
+            raise CompileError(f"cuda_ops: {problem}")  # before ninja fails with a traceback
         archs = editable_archs() if self.inplace else release_archs()
         for ext in self.extensions:
             text = ext.pair.read()

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops.build import cache, compiling, guests
+from cuda_ops.build import cache, compiling, debug, guests
 from cuda_ops.build.discovery import (
     BUILTIN_ROOT,
     Pair,
@@ -315,8 +315,9 @@ class Registry:
         where = shlex.quote(str(pair.root))
         root = f"--root {where} " if pair.root != BUILTIN_ROOT.resolve() else ""
         build = f"python compile_dev.py {root}{pair.key}"
+        debugged = pair.key in debug.asked(self.pairs())
         try:
-            library = compiling.find_library(pair, text)
+            library = compiling.find_library(pair, text, debugged)
         except DamagedError as error:
             package = "cuda_ops" if pair.root == BUILTIN_ROOT.resolve() else pair.root.parent.name
             raise BuildError(
@@ -325,6 +326,11 @@ class Registry:
             ) from error
         if library is not None:
             return library
+        if debugged:
+            raise BuildError(
+                f"{_shown(pair.key)}: {debug.VARIABLE} asks for its debug build, and there is none "
+                f"of the present sources: run python compile_dev.py {root}--debug {pair.key}"
+            )
         last = compiling.last_failure(pair, text)
         raise BuildError(
             f"{_shown(pair.key)} is not built: run {build} or pip install -e ."

@@ -13,10 +13,12 @@ LIBRARY = (b"\x7fELF\x02\x01".ljust(40, b"\0") + struct.pack("<Q", 1 << 14)).lju
 COMPILED = LIBRARY + b"compiled"
 
 
-def compiled(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose: bool) -> Text:
+def compiled(
+    pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose: bool, debug: bool
+) -> Text:
     """Stands in for :func:`cuda_ops.build.compiling._compile`."""
-    library = compiling.library_path(pair, archs, text)
+    library = compiling.library_path(pair, archs, text, debug)
     library.write_bytes(COMPILED)
     library.chmod(0o755)
-    provenance.write(library, provenance.of(pair, archs, text))
+    provenance.write(library, provenance.of(pair, archs, text, debug))
     return pair.read()

@@ -296,6 +296,9 @@ def test_a_name_says_what_it_was_made_of(scratch_op: ScratchOp) -> None:
             assert Name.parse(file.name) == Name.parse(f".{file.name}.0123abcd") == name
         assert cache.source_hash(name.library) == pair.read().hash
         assert Name.parse(name.folder) == Name.parse(name.lock.name) == replace(name, text="")
+        debugged = Name.of(pair, ("9.0a",), pair.read().hash, debug=True)
+        assert Name.parse(debugged.library.name) == debugged != name
+        assert Name.parse(debugged.folder) == replace(debugged, text="")
     for other in (".nfs0000", "silu.abi3.so", "0.so", "silu-0123456789abcdef.so"):
         assert Name.parse(other) is None and cache.source_hash(Path(other)) == ""
 
@@ -303,9 +306,9 @@ def test_a_name_says_what_it_was_made_of(scratch_op: ScratchOp) -> None:
 def test_a_folder_that_is_removed_before_its_lock_is_held(
     scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compiled_in(pair: Pair, archs: Any, text: Text, work: Path, verbose: bool) -> Text:
+    def compiled_in(pair: Pair, archs: Any, text: Text, work: Path, *rest: bool) -> Text:
         assert work.is_dir()
-        return compiled(pair, archs, text, work, verbose)
+        return compiled(pair, archs, text, work, *rest)
 
     monkeypatch.setattr(compiling, "_compile", compiled_in)
     scratch_op.write("v")

@@ -312,7 +312,7 @@ def test_a_library_of_another_text_or_in_doubt_is_left_alone(
         ("cuda_version", lambda: "13.1"),
         ("cxx_version", lambda: "another compiler"),
         ("cuda_home", lambda: None),
-        ("nvcc_flags", lambda pair, archs: ["--use_fast_math"]),
+        ("nvcc_flags", lambda pair, archs, debug: ["--use_fast_math"]),
         ("link_flags", lambda pair: ["-lm"]),
     ],
 )

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import torch
 
-from cuda_ops.build import toolchain
+from cuda_ops.build import cache, toolchain
+from cuda_ops.registry import registry
+
+#: The key of an environment in which debug builds ran; it names them.
+DEBUG_BUILD = "debug_build"
 
 _NVIDIA_SMI = {
     "driver": "driver_version",
@@ -26,7 +30,8 @@ _NVIDIA_SMI = {
 def environment(device: torch.device | None = None) -> dict[str, str]:
     """Returns device, date, versions and commit; for a GPU also its clocks, driver and power limit.
 
-    Clocks are those of this moment. A value that cannot be found out is ``"unknown"``.
+    Clocks are those of this moment. A value that cannot be found out is ``"unknown"``. Where the
+    process has loaded debug builds, ``"debug_build"`` names their operators.
 
     Example::
 
@@ -43,6 +48,8 @@ def environment(device: torch.device | None = None) -> dict[str, str]:
         "python": platform.python_version(),
         "commit": _commit(),
     }
+    if debugged := [k for k in registry().pairs() if cache.is_debug(registry().library_of(k))]:
+        known[DEBUG_BUILD] = ", ".join(debugged)
     if device.type == "cuda":
         known |= _nvidia_smi(device)
     else:

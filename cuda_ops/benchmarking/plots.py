@@ -12,6 +12,7 @@ from typing import Any
 
 from cuda_ops.errors import BenchmarkError
 
+from .environment import DEBUG_BUILD
 from .results import CaseResult, Report, peer_names
 from .table import scaled
 
@@ -103,7 +104,7 @@ def _roofline(report: Report, timed: list[CaseResult], new: Any) -> Any:
             label=f"{op} {dtype}", ms=6,
         )  # fmt: skip
     axes.set(
-        title=f"Roofline, {report.environment['device']}",
+        title=f"Roofline, {_device(report)}",
         xlabel="FLOPs per byte of the least traffic", ylabel="TFLOP/s", xlim=(low, high),
     )  # fmt: skip
     axes.legend(loc="lower right")
@@ -129,7 +130,7 @@ def _ratios(report: Report, op: str, mine: list[CaseResult], new: Any) -> Any:
     axes.grid(axis="y", visible=False)
     _plain_ticks(axes, [r for result in mine for p in peers if (r := _ratio(result, p))])
     axes.set(
-        title=f"cuda_ops.{op}, {report.environment['device']}",
+        title=f"cuda_ops.{op}, {_device(report)}",
         xlabel="peer time / our time, 95 % interval; right of 1 we are faster",
     )
     axes.legend(loc="best")
@@ -194,5 +195,12 @@ def _bandwidth(report: Report, streaming: list[CaseResult], new: Any) -> Any:
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, 0.86))
     for axes in list(grid.flat)[len(ops) :]:
         axes.remove()
-    figure.suptitle(f"Bandwidth by size, cold caches, {report.environment['device']}")
+    figure.suptitle(f"Bandwidth by size, cold caches, {_device(report)}")
     return figure
+
+
+def _device(report: Report) -> str:
+    known = report.environment
+    return known["device"] + (
+        f", debug build of {known[DEBUG_BUILD]}" if DEBUG_BUILD in known else ""
+    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cuda_ops.errors import BenchmarkError
 
+from .environment import DEBUG_BUILD
 from .results import CaseResult, Report
 from .stats import Interval
 from .table import time_text
@@ -38,10 +39,10 @@ def regressions(before: Report, now: Report) -> list[Regression]:
     :data:`BETWEEN_RUNS`.
 
     Raises:
-        BenchmarkError: the runs are from different devices, only one has clean caches, they have no
-            case in common, or the later run failed at a case or lost one that the earlier one had.
-            A case that was itself left out, as too large for the free memory, is not lost; one
-            whose operator or pair was left out is.
+        BenchmarkError: the runs are from different devices, only one has clean caches, one is of
+            debug builds, they have no case in common, or the later run failed at a case or lost one
+            that the earlier one had. A case that was itself left out, as too large for the free
+            memory, is not lost; one whose operator or pair was left out is.
 
     Example::
 
@@ -52,6 +53,9 @@ def regressions(before: Report, now: Report) -> list[Regression]:
         raise BenchmarkError(
             f"cannot compare: the base was measured on {devices[0]}, this run on {devices[1]}"
         )
+    for what, report in (("the base", before), ("this run", now)):
+        if debugged := report.environment.get(DEBUG_BUILD):
+            raise BenchmarkError(f"cannot compare: {what} is of a debug build of {debugged}")
     if before.settings.get("clean_caches", False) != now.settings.get("clean_caches", False):
         raise BenchmarkError("cannot compare: one of the runs was made with --clean-caches")
     base, current = _timed(before.results), _timed(now.results)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .compare import OURS
+from .environment import DEBUG_BUILD
 from .results import CaseResult, PeerResult, Report, mean_ratio, peer_names
 from .stats import Interval
 
@@ -74,8 +75,10 @@ def heading(report: Report) -> str:
     flushed = f"; cold reads take {cold:.2f}x as long as warm ones" if cold else ""
     if report.settings.get("clean_caches"):
         flushed += "; caches held nothing unwritten before each train"
+    slow = f"debug build of {known[DEBUG_BUILD]}: " if DEBUG_BUILD in known else ""
+    slow += "it is not optimised, and its times say nothing of the operator\n" if slow else ""
     return (
-        f"{known['device']}{clocks}, torch {known['torch']}, {known['date']}, "
+        f"{slow}{known['device']}{clocks}, torch {known['torch']}, {known['date']}, "
         f"commit {known['commit']}\n"
         f"measured ceilings: {ceilings_text(report) or 'none'}{flushed}\n"
         "ceiling: the share of it that is reached; peers: their time / ours, above 1 we are faster"

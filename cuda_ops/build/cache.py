@@ -36,7 +36,7 @@ MARKER = "building"
 _ABANDONED = ".abandoned-"
 _NAME = re.compile(
     r"\.?(?P<stem>\w+)(-(?P<text>[0-9a-f]{16}))?"
-    r"-(?P<abi>(torch\w+_)?)(?P<root>[0-9a-f]{8})(?P<key>[0-9a-f]{16})(\..+)?"
+    r"-(?P<abi>(torch\w+_)?)(?P<root>[0-9a-f]{8})(?P<key>[0-9a-f]{16})(?P<debug>-debug)?(\..+)?"
 )
 
 
@@ -159,7 +159,9 @@ def usable(work: Path) -> Path:
 
 @dataclass(frozen=True)
 class Name:
-    """How the files of a build are called: ``<stem>-<text>-<abi><root><key>`` with a suffix."""
+    """How the files of a build are called: ``<stem>-<text>-<abi><root><key>`` with a suffix, which
+    ``-debug`` precedes in those of a debug build.
+    """
 
     stem: str
     #: :attr:`Text.hash`; the folder that a library is built in has none.
@@ -170,13 +172,15 @@ class Name:
     root: str
     #: A hash of flags, compilers and torch's CUDA.
     key: str
+    #: ``-debug``, or nothing: a debug build is told apart without being read.
+    debug: str = ""
 
     @classmethod
-    def of(cls, pair: Pair, archs: tuple[str, ...], text: str) -> Name:
-        """Returns the name of a text's library."""
-        recipe = toolchain.recipe(pair, archs)
+    def of(cls, pair: Pair, archs: tuple[str, ...], text: str, debug: bool = False) -> Name:
+        """Returns the name of a text's library, or of its debug build."""
+        recipe = toolchain.recipe(pair, archs, debug)
         key = _digest(f"{recipe}\0{torch.version.cuda}".encode(), 16)
-        return cls(pair.stem, text, _abi(pair), _root_key(pair.root), key)
+        return cls(pair.stem, text, _abi(pair), _root_key(pair.root), key, "-debug" * debug)
 
     @classmethod
     def parse(cls, file: str) -> Name | None:
@@ -187,7 +191,7 @@ class Name:
     @property
     def folder(self) -> str:
         """The name of the folder that every text is built in."""
-        return f"{self.stem}-{self.abi}{self.root}{self.key}"
+        return f"{self.stem}-{self.abi}{self.root}{self.key}{self.debug}"
 
     @property
     def lock(self) -> Path:
@@ -197,15 +201,25 @@ class Name:
     @property
     def library(self) -> Path:
         """Where the library is published; the files beside it differ in the suffix."""
-        return cache_dir() / "lib" / f"{self.stem}-{self.text}-{self.abi}{self.root}{self.key}.so"
+        name = f"{self.stem}-{self.text}-{self.abi}{self.root}{self.key}{self.debug}.so"
+        return cache_dir() / "lib" / name
 
 
-def newest_first(pair: Pair, text: Text, suffix: str) -> list[Path]:
-    """Lists the published files of a text that fit this torch and Python."""
+def newest_first(pair: Pair, text: Text, suffix: str, debug: bool = False) -> list[Path]:
+    """Lists the published files of a text that fit this torch and Python: those of debug builds, or
+    of all others.
+    """
     with contextlib.suppress(OSError, BuildError):  # BuildError: there is no home folder
         found = (cache_dir() / "lib").glob(f"{pair.stem}-{text.hash}-{_abi(pair)}*{suffix}")
-        return sorted(found, key=lambda path: -path.stat().st_mtime)
+        fitting = (path for path in found if is_debug(path) == debug)
+        return sorted(fitting, key=lambda path: -path.stat().st_mtime)
     return []
+
+
+def is_debug(library: Path | None) -> bool:
+    """Says whether a library is a debug build."""
+    name = None if library is None else Name.parse(library.name)
+    return name is not None and bool(name.debug)
 
 
 def source_hash(library: Path) -> str:

@@ -26,7 +26,16 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from cuda_ops.build import cache, guest_text, logs, provenance, threads, toolchain, wrappers
+from cuda_ops.build import (
+    cache,
+    guest_text,
+    logs,
+    missing,
+    provenance,
+    threads,
+    toolchain,
+    wrappers,
+)
 from cuda_ops.build.cache import Name, cache_dir
 from cuda_ops.build.discovery import Pair, Text
 from cuda_ops.build.source_text import Kind
@@ -49,6 +58,8 @@ class Built:
     resources: logs.KernelResources | None = None
     #: The warnings of nvcc and ptxas, line by line.
     warnings: tuple[str, ...] = ()
+    #: Whether it is a debug build.
+    debug: bool = False
 
 
 def visible_archs() -> tuple[str, ...]:
@@ -58,25 +69,28 @@ def visible_archs() -> tuple[str, ...]:
     return toolchain.gpu_archs() or (toolchain.DEFAULT_ARCH,)
 
 
-def library_path(pair: Pair, archs: tuple[str, ...], text: Text | None = None) -> Path:
+def library_path(
+    pair: Pair, archs: tuple[str, ...], text: Text | None = None, debug: bool = False
+) -> Path:
     """Returns where the library of a text of the pair, or of its present one, is published."""
-    return Name.of(pair, archs, (text or pair.read()).hash).library
+    return Name.of(pair, archs, (text or pair.read()).hash, debug).library
 
 
-def find_library(pair: Pair, text: Text) -> Path | None:
+def find_library(pair: Pair, text: Text, debug: bool = False) -> Path | None:
     """Finds a library to load without building: made of ``text``, and for the visible GPUs if any
     is. Failing that, what pip installed of an earlier text; ``None`` where there is nothing.
 
     Asks no compiler which flags it would take now: what was built, or found built, last of this
     text is what the user means to run, first among what was built under the variables for
-    compilers that are set now.
+    compilers that are set now. With ``debug`` it is a debug build of ``text`` or nothing, and
+    without never one.
 
     Raises:
         DamagedError: there is only what pip installed, and it is not whole.
     """
     ranked: list[tuple[tuple[bool, bool], Path]] = []
     gpus, environment = toolchain.gpu_archs(), toolchain.environment()
-    for path in (*cache.newest_first(pair, text, ".so"), pair.prebuilt):
+    for path in (*cache.newest_first(pair, text, ".so", debug), *([] if debug else [pair.prebuilt])):
         try:
             if path != pair.prebuilt:
                 cache.check(path)
@@ -88,7 +102,7 @@ def find_library(pair: Pair, text: Text) -> Path | None:
                 raise
             warnings.warn(f"{pair.namespace}.{pair.stem}: ignored {error}", stacklevel=6)
             continue
-        if made_from is None or made_from.source_hash != text.hash:
+        if made_from is None or (made_from.source_hash, made_from.debug) != (text.hash, debug):
             continue
         # Without a GPU any kernels will do, and a library that has some is the better one.
         rank = (
@@ -100,7 +114,7 @@ def find_library(pair: Pair, text: Text) -> Path | None:
         if all(rank):
             break
     if not ranked:
-        return pair.prebuilt if pair.prebuilt.exists() else None
+        return pair.prebuilt if not debug and pair.prebuilt.exists() else None
     best = max(ranked, key=lambda entry: entry[0])[1]
     if best != pair.prebuilt:
         with contextlib.suppress(OSError):  # the cache gives up what was used longest ago
@@ -114,6 +128,7 @@ def build(
     *,
     verbose: bool = False,
     text: Text | None = None,
+    debug: bool = False,
 ) -> Built:
     """Publishes the pair's library: what pip built where it fits, else compiles what changed.
 
@@ -122,6 +137,7 @@ def build(
         archs: compute capabilities; without them those of :func:`visible_archs`.
         verbose: print the compilers' command lines.
         text: what the pair's files say, where the caller has just read them.
+        debug: make a debug build, which lies beside the ordinary library.
 
     Raises:
         BuildError: the compiler's own error lines; or a cache directory that
@@ -132,16 +148,16 @@ def build(
         raise DiscoveryError(pair.problem)
     archs = archs or visible_archs()
     start = monotonic()
-    path, origin = _publish_current(pair, archs, text or pair.read(), verbose)
+    path, origin = _publish_current(pair, archs, text or pair.read(), verbose, debug)
     return _built(pair, path, start, origin, archs)
 
 
 def _publish_current(
-    pair: Pair, archs: tuple[str, ...], text: Text, verbose: bool
+    pair: Pair, archs: tuple[str, ...], text: Text, verbose: bool, debug: bool
 ) -> tuple[Path, Origin]:
     """Builds until what was compiled is what the files say: they may be saved meanwhile."""
     try:
-        name = Name.of(pair, archs, text.hash)
+        name = Name.of(pair, archs, text.hash, debug)
         if _is_whole(pair, name.library):
             with contextlib.suppress(OSError):
                 os.utime(name.library)  # find_library takes the newest
@@ -155,12 +171,12 @@ def _publish_current(
             if waited:  # another process may have built it
                 text = pair.read()
             origin: Origin = "cached"
-            while not _is_whole(pair, path := library_path(pair, archs, text), discard=True):
-                if _publish_installed(pair, archs, path):
+            while not _is_whole(pair, path := library_path(pair, archs, text, debug), discard=True):
+                if not debug and _publish_installed(pair, archs, path):
                     origin = "installed"
                     text = pair.read()
                 else:
-                    text = _compile(pair, archs, text, work, verbose)
+                    text = _compile(pair, archs, text, work, verbose, debug)
                     origin = "built"
     except OSError as error:
         raise BuildError(
@@ -215,7 +231,9 @@ def _publish_installed(pair: Pair, archs: tuple[str, ...], path: Path) -> bool:
     return fits
 
 
-def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose: bool) -> Text:
+def _compile(
+    pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose: bool, debug: bool
+) -> Text:
     """Compiles and links what changed since ``text`` was compiled here last.
 
     Publishes the library if the files still say ``text`` afterwards.
@@ -225,12 +243,11 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
     """
     from torch.utils import cpp_extension
 
-    compiler, *_ = toolchain.cxx()
-    if shutil.which(compiler) is None:
-        raise BuildError(f"{pair.key}: there is no C++ compiler {compiler!r}; set CXX to one")
+    if problem := missing.cxx_problem():
+        raise BuildError(f"{pair.key}: {problem}")
     if pair.kind is not Kind.NATIVE and (fault := guest_text.fault_of(pair)):
         raise BuildError(f"{pair.key}: {fault}")
-    path = library_path(pair, archs, text)
+    path = library_path(pair, archs, text, debug)
     marker = cache.usable(work) / cache.MARKER
     marker.touch()
     _drop_stale_objects(pair, text, work)
@@ -247,8 +264,8 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
             linked = cpp_extension.load(
                 name=name,
                 sources=toolchain.sources(pair),
-                extra_cflags=toolchain.cxx_flags(pair, archs),
-                extra_cuda_cflags=[*toolchain.nvcc_flags(pair, archs), "-Xptxas", "-v"],
+                extra_cflags=toolchain.cxx_flags(pair, archs, debug=debug),
+                extra_cuda_cflags=[*toolchain.nvcc_flags(pair, archs, debug), "-Xptxas", "-v"],
                 extra_ldflags=[
                     "-shared",
                     *(wrappers.device_link(work, archs) if device_code else []),
@@ -282,7 +299,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
     if after.hash == text.hash:  # else it is unknown which text was compiled
         if (log := work / "nvcc.log").exists():
             shutil.copyfile(log, path.with_suffix(".nvcc.log"))
-        provenance.write(Path(linked), provenance.of(pair, archs, text))
+        provenance.write(Path(linked), provenance.of(pair, archs, text, debug))
         cache.write(path, Path(linked).read_bytes(), 0o755)
         _remember_objects(text, work)
     Path(linked).unlink(missing_ok=True)
@@ -305,7 +322,9 @@ def _built(pair: Pair, path: Path, start: float, origin: Origin, archs: tuple[st
     except OSError:
         log = ""
     seconds = monotonic() - start
-    return Built(pair, path, seconds, origin, archs, logs.resources(log), logs.warnings(log))
+    debug = cache.is_debug(path)
+    warned = logs.warnings(log, debug)
+    return Built(pair, path, seconds, origin, archs, logs.resources(log), warned, debug)
 
 
 def _drop_stale_objects(pair: Pair, text: Text, work: Path) -> None:

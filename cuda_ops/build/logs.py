@@ -21,7 +21,8 @@ _COMPILER_ERROR = re.compile(
 _ASKED_FOR = re.compile(r"\.(cpp|cu):\d+:\d+:\s+required from here")
 _NINJA_NOISE = re.compile(r"^(\[\d+/\d+\]|FAILED|ninja: |/\S*(g\+\+|nvcc|c\+\+) |c\+\+ |g\+\+ )")
 # ptxas reports as info that it has serialized every wgmma of a kernel.
-_NVCC_WARNING = re.compile(r"\bwarning\b|Potential Performance Loss", re.IGNORECASE)
+_SLOW = "Potential Performance Loss"
+_NVCC_WARNING = re.compile(rf"\bwarning\b|{_SLOW}", re.IGNORECASE)
 _PTXAS_SPILL = re.compile(r"(\d+) bytes spill stores")
 _PTXAS_REGISTERS = re.compile(r"Used (\d+) registers")
 
@@ -41,9 +42,12 @@ def resources(log: str) -> KernelResources | None:
     return KernelResources(max(registers), spilled) if registers else None
 
 
-def warnings(log: str) -> tuple[str, ...]:
-    """Returns the warnings of nvcc and ptxas, line by line."""
-    return tuple(line for line in log.splitlines() if _NVCC_WARNING.search(line))
+def warnings(log: str, debug: bool = False) -> tuple[str, ...]:
+    """Returns the warnings of nvcc and ptxas, line by line; of a debug build without those of its
+    speed.
+    """
+    found = (line for line in log.splitlines() if _NVCC_WARNING.search(line))
+    return tuple(line for line in found if not (debug and _SLOW in line))
 
 
 def explain_failure(pair: Pair, log: str) -> str:

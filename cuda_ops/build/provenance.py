@@ -25,7 +25,7 @@ _NO_ARCHS = "none"
 _HASHED = 16 << 20
 #: What is read of a large library, at each end.
 _ENDS = 1024
-_LINE = re.compile(rb"\ncuda_ops ([0-9a-f]+) ([0-9a-f-]+) (\S+) ([0-9a-f]{64})\Z")
+_LINE = re.compile(rb"\ncuda_ops ([0-9a-f]+) (debug-)?([0-9a-f-]+) (\S+) ([0-9a-f]{64})\Z")
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Provenance:
     recipe: str
     #: The GPUs that it holds kernels for; empty where it holds none.
     archs: tuple[str, ...]
+    #: Whether it is a debug build, which only a process that asks for it may load.
+    debug: bool = False
 
     @property
     def environment(self) -> str:
@@ -45,21 +47,22 @@ class Provenance:
         return "".join(self.recipe.partition("-")[1:])
 
 
-def of(pair: Pair, archs: tuple[str, ...], text: Text | None = None) -> Provenance:
+def of(
+    pair: Pair, archs: tuple[str, ...], text: Text | None = None, debug: bool = False
+) -> Provenance:
     """Returns what a build makes the pair's library from: ``text``, or its files as they are."""
     text = text or pair.read()
     built_for = archs if toolchain.uses_cuda(pair) else ()
-    return Provenance(text.hash, toolchain.recipe(pair, archs), built_for)
+    return Provenance(text.hash, toolchain.recipe(pair, archs, debug), built_for, debug)
 
 
 def write(library: Path, provenance: Provenance) -> None:
     """Appends the line to a library that was just linked."""
     digest = hashlib.sha256(library.read_bytes()).hexdigest()
     archs = ";".join(provenance.archs) or _NO_ARCHS
+    recipe = "debug-" * provenance.debug + provenance.recipe
     with library.open("ab") as file:
-        file.write(
-            f"\ncuda_ops {provenance.source_hash} {provenance.recipe} {archs} {digest}".encode()
-        )
+        file.write(f"\ncuda_ops {provenance.source_hash} {recipe} {archs} {digest}".encode())
 
 
 class DamagedError(BuildError):
@@ -98,15 +101,16 @@ def parse(contents: bytes, library: Path) -> Provenance | None:
     line = _line(contents[:_ENDS], contents[-_ENDS:], len(contents), library)
     if line is None:
         return None
-    linked, digest = memoryview(contents)[: -len(line[0])], line[4].decode()
+    linked, digest = memoryview(contents)[: -len(line[0])], line[5].decode()
     if (found := hashlib.sha256(linked).hexdigest()) != digest:
         raise DamagedError(f"{library}: expected SHA-256 {digest}, got {found}")
     return _provenance(line)
 
 
 def _provenance(line: re.Match[bytes]) -> Provenance:
-    source_hash, recipe, archs, _ = (field.decode() for field in line.groups())
-    return Provenance(source_hash, recipe, () if archs == _NO_ARCHS else tuple(archs.split(";")))
+    source_hash, debug, recipe, archs, _ = (field.decode() for field in line.groups(b""))
+    built_for = () if archs == _NO_ARCHS else tuple(archs.split(";"))
+    return Provenance(source_hash, recipe, built_for, bool(debug))
 
 
 def _line(start: bytes, end: bytes, size: int, library: Path) -> re.Match[bytes] | None:

@@ -48,6 +48,18 @@ NVCC_SCRIPT = "nvcc-keeping-its-log"
 _BYTES_PER_OPERATOR = 2 << 30
 #: Where the toolkit is installed for all users.
 _SYSTEM = Path("/usr/local")
+#: What makes a folder a toolkit.
+_NVCC, _HEADER = "bin/nvcc", "include/cuda_runtime_api.h"
+#: NVIDIA's wheels that make a toolkit, each with a part that only it has.
+_WHEELS = {
+    "nvidia-cuda-nvcc": _NVCC,
+    "nvidia-cuda-crt": "include/crt/host_config.h",
+    "nvidia-nvvm": "nvvm/bin/cicc",
+    "nvidia-cuda-runtime": "lib/libcudart_static.a",
+    "nvidia-cuda-cccl": "include/cccl",
+}
+#: The command that brings them.
+INSTALL_NVCC = 'pip install "cuda_ops[nvcc]"'
 #: A compiler says its version within milliseconds, on a busy machine within seconds.
 _ANSWER_SECONDS = 30.0
 _ARCH = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
@@ -72,22 +84,67 @@ _GENERATIONS = {
 
 @functools.cache
 def cuda_home() -> Path | None:
-    """Finds the CUDA toolkit: CUDA_HOME, CUDA_PATH, the nvcc on PATH, then /usr/local/cuda*.
+    """Finds the CUDA toolkit: CUDA_HOME, CUDA_PATH, the nvcc on PATH, /usr/local/cuda*, then the
+    wheels that ``pip install "cuda_ops[nvcc]"`` brings.
 
-    An nvcc on PATH may be a script that calls the real one, so it is asked where it lives.
+    What is said outright comes first, then what every other build on this machine takes. The
+    wheels come last: pip may have brought them for another package, they hold less than an
+    installed toolkit (no debugger, no compute-sanitizer), and a library's key must not change
+    because of them. CUDA_HOME may name them too. An nvcc on PATH may be a script that calls the
+    real one, so it is asked where it lives.
+
+    A CUDA_HOME or CUDA_PATH that is no toolkit is passed over with a line on stderr, as is an nvcc
+    that does not answer and a set of wheels of which one is missing: the next place is better than
+    no CUDA kernels, and the line says which was left out.
     """
-    candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
-    if nvcc := shutil.which("nvcc"):
-        candidates += [_home_of(nvcc)]
-    candidates += map(str, (_SYSTEM / "cuda", *sorted(_SYSTEM.glob("cuda-*"), reverse=True)))
-    for candidate in candidates:
-        if not candidate:
-            continue
-        home = Path(candidate)
-        if (home / "bin/nvcc").is_file() and (home / "include/cuda_runtime_api.h").is_file():
-            if _release(home):
-                return home
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if said := os.environ.get(name):
+            if _is_toolkit(Path(said)) and _release(Path(said)):
+                return Path(said)
+            if not _is_toolkit(Path(said)):  # else _release has said it
+                expected = f"a folder with {_NVCC} and {_HEADER}"
+                _say(f"{name}: expected {expected}, got {said!r}, which is ignored")
+    candidates = [Path(found)] if (nvcc := shutil.which("nvcc")) and (found := _home_of(nvcc)) else []
+    candidates += (_SYSTEM / "cuda", *sorted(_SYSTEM.glob("cuda-*"), reverse=True))
+    for home in candidates:
+        if _is_toolkit(home) and _release(home):
+            return home
+    for home in _wheel_homes():
+        if missing := [wheel for wheel, part in _WHEELS.items() if not (home / part).exists()]:
+            _say(f"{home} lacks {', '.join(missing)} and is ignored; run {INSTALL_NVCC}")
+        elif _release(home):
+            return home
     return None
+
+
+def _is_toolkit(home: Path) -> bool:
+    return (home / _NVCC).is_file() and (home / _HEADER).is_file()
+
+
+def _wheel_homes() -> list[Path]:
+    """Lists where NVIDIA's wheels lie that hold an nvcc, the newest release first in each folder of
+    packages. The wheels of one release share a folder, ``site-packages/nvidia/cu13``; torch brings
+    some of them, without nvcc.
+    """
+    found: list[Path] = []
+    for packages in dict.fromkeys(Path(entry).absolute() for entry in sys.path):
+        homes = [home for home in (packages / "nvidia").glob("cu[0-9]*") if home.name[2:].isdigit()]
+        found += sorted(homes, key=lambda home: -int(home.name[2:]))
+    return [home for home in found if (home / _NVCC).is_file()]
+
+
+def _say(line: str) -> None:
+    print(f"cuda_ops: {line}", file=sys.stderr, flush=True)
+
+
+def has_shared_runtime(home: Path) -> bool:
+    """Says whether ``-lcudart`` finds a library: NVIDIA's wheels have only one with a version."""
+    return (library_folder(home) / "libcudart.so").exists()
+
+
+def library_folder(home: Path) -> Path:
+    """Returns where a toolkit has its libraries: lib64, in NVIDIA's wheels lib."""
+    return home / "lib64" if (home / "lib64").is_dir() else home / "lib"
 
 
 def use_cuda_home() -> None:
@@ -122,7 +179,7 @@ def _release(home: Path) -> str:
     nvcc = home / "bin" / "nvcc"
     release = re.search(r"release (\d+\.\d+)", _asked(str(nvcc), "--version"))
     if release is None:
-        print(f"cuda_ops: {nvcc} did not report its version and is ignored", file=sys.stderr)
+        _say(f"{nvcc} did not report its version and is ignored")
     return release[1] if release else ""
 
 
@@ -246,8 +303,14 @@ def object_of(source: Path) -> str:
     return f"{source.stem}{'.cuda.o' if source.suffix == '.cu' else '.o'}"
 
 
-def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str = "") -> list[str]:
-    """Returns the flags of the binding.
+#: Flags of a debug build, for the C++ compiler; they come last, since a CXXFLAGS may say -O2.
+_DEBUG = ("-g", "-O0")
+
+
+def cxx_flags(
+    pair: Pair, archs: tuple[str, ...], source_hash: str = "", *, debug: bool = False
+) -> list[str]:
+    """Returns the flags of the binding, or of its debug build.
 
     A release stores ``source_hash`` in the library, so that the loader can tell
     when the sources beside it have changed since. The dev loop keeps it out of
@@ -261,6 +324,7 @@ def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str = "") -> list
         *_defines(asked),
         *map(shlex.quote, asked.cxx_flags),
         *_flags_of("CFLAGS", "CPPFLAGS", "CXXFLAGS"),
+        *(_DEBUG if debug else ()),
     ]
     if pair.kind is not Kind.NATIVE:
         return ["-O2", *_as_torch_defines(pair), *chosen]
@@ -278,8 +342,10 @@ def cxx_flags(pair: Pair, archs: tuple[str, ...], source_hash: str = "") -> list
     ]
 
 
-def nvcc_flags(pair: Pair, archs: tuple[str, ...]) -> list[str]:
-    """Returns the flags of the kernel. Explicit archs keep torch's helpers from adding theirs."""
+def nvcc_flags(pair: Pair, archs: tuple[str, ...], debug: bool = False) -> list[str]:
+    """Returns the flags of the kernel, or of its debug build, in which device code is not optimised
+    and knows its variables. Explicit archs keep torch's helpers from adding theirs.
+    """
     asked = pair.options
     chosen = [
         *gencode_flags(archs),
@@ -287,17 +353,18 @@ def nvcc_flags(pair: Pair, archs: tuple[str, ...]) -> list[str]:
         *_defines(asked),
         *map(shlex.quote, asked.nvcc_flags),
     ]
+    # -G has line numbers and no use for -split-compile: nvcc would warn of both beside it.
+    speed = ["-G", "-g"] if debug else ["-lineinfo", "-split-compile=0"]
     if pair.kind is not Kind.NATIVE:
-        return ["-O3", *_as_torch_defines(pair), *chosen]
+        return [*(speed if debug else ["-O3"]), *_as_torch_defines(pair), *chosen]
     return [
         "-std=c++17",
-        "-lineinfo",
-        # Optimise the kernels of one file side by side.
-        "-split-compile=0",
+        # Line numbers for profilers; the kernels of one file are optimised side by side.
+        *speed,
         # The host side of a .cu only launches: optimising it further costs build time alone.
         # An nvcc -O3 would come after this and win; for the device it is the default.
         "-Xcompiler",
-        "-O1,-fvisibility=hidden,-fno-gnu-unique",
+        f"-O{int(not debug)},-fvisibility=hidden,-fno-gnu-unique",
         "--expt-relaxed-constexpr",
         # torch's helpers switch the half types' operators off; kernels without torch want them.
         "-U__CUDA_NO_HALF_OPERATORS__",
@@ -347,15 +414,15 @@ def _available_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def recipe(pair: Pair, archs: tuple[str, ...]) -> str:
-    """Returns the hex digest of the compilers and flags that make the pair's text a library,
-    with :func:`environment` behind it.
+def recipe(pair: Pair, archs: tuple[str, ...], debug: bool = False) -> str:
+    """Returns the hex digest of the compilers and flags that make the pair's text a library, or its
+    debug build, with :func:`environment` behind it.
     """
-    parts = [cxx_version(), *cxx_flags(pair, archs), *link_flags(pair)]
+    parts = [cxx_version(), *cxx_flags(pair, archs, debug=debug), *link_flags(pair)]
     parts += [*sources(pair), *map(str, pair.include_dirs)] if pair.options else []
     parts += pair.options.fingerprint()
     if uses_cuda(pair):
-        parts += [cuda_version(), *nvcc_flags(pair, archs)]
+        parts += [cuda_version(), *nvcc_flags(pair, archs, debug)]
     return _digest(parts) + environment()
 
 
@@ -387,10 +454,9 @@ def link_flags(pair: Pair) -> list[str]:
     ]
     if not uses_cuda(pair) or home is None:
         return [*always, *_libraries(asked)]
-    lib = home / "lib64" if (home / "lib64").is_dir() else home / "lib"
     return [
         *always,
-        f"-L{lib}",
+        f"-L{library_folder(home)}",
         *_libraries(asked),
         *(["-lcudadevrt"] if asked.relocatable_device_code else []),
         "-lcudart_static",
@@ -429,7 +495,7 @@ def _in_wheels(library: str, asked: Options) -> Path | None:
     ``nvidia/cu13/lib``, or ``nvidia/cublas/lib`` before.
     """
     home = cuda_home()
-    folders = [*asked.library_dirs, *([home / "lib64", home / "lib"] if home else [])]
+    folders = [*asked.library_dirs, *([library_folder(home)] if home else [])]
     if any((folder / f"lib{library}.so").exists() for folder in folders):
         return None
     for folder in (Path(entry) / "nvidia" for entry in sys.path):

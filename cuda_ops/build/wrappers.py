@@ -16,23 +16,26 @@ from cuda_ops.errors import BuildError
 
 
 def stub_libraries() -> list[str]:
-    """Makes empty stand-ins for the CUDA libraries that torch names on every link line, which a
-    torch without CUDA does not have; returns the flags that lead to them.
+    """Makes empty stand-ins for the CUDA libraries that torch names on every link line and that are
+    not here: with a torch for CPUs its own, and with NVIDIA's wheels the shared CUDA runtime, which
+    they have under no name that the linker looks for. Returns the flags that lead to them.
 
     Native libraries need none of them; ``--as-needed`` then leaves them out of the result,
-    with the real ones and with these. A torch with CUDA has its own, and a guest needs those:
-    another torch may have left stand-ins in this cache.
+    with the real ones and with these. The static runtime serves a guest.
     """
+    home = toolchain.cuda_home()
+    names: tuple[str, ...] = ("c10_cuda", "torch_cuda", "cudart")
     if torch.version.cuda:
-        return []
-    folder = cache.folder("stubs")
-    for name in ("c10_cuda", "torch_cuda", "cudart"):
+        names = () if home is None or toolchain.has_shared_runtime(home) else ("cudart",)
+    # Two folders: a stand-in must not hide what a torch with CUDA has.
+    folder = cache.folder("stubs_cuda" if torch.version.cuda else "stubs")
+    for name in names:
         script = folder / f"lib{name}.so"
         try:
             cache.check(script)
         except (FileNotFoundError, BuildError):  # none, or one that another user may write
             cache.write(script, "/* GNU ld script: nothing */\n")
-    return [f"-L{shlex.quote(str(folder))}"]
+    return [f"-L{shlex.quote(str(folder))}"] if names else []
 
 
 class _Environment:

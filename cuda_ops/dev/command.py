@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cuda_ops import __version__, output
-from cuda_ops.build import cache, compiling, toolchain
+from cuda_ops.build import cache, compiling, debug, toolchain
 from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, namespace_of
 from cuda_ops.build.source_text import Kind
 from cuda_ops.compile_ops import Row, compile_ops
@@ -53,7 +53,8 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def _built(row: Row) -> str:
-    return f"{row.seconds:.1f} s" if row.built == "built" else row.built
+    built = f"{row.seconds:.1f} s" if row.built == "built" else row.built
+    return f"{built} (debug)" if row.debug else built
 
 
 def uncompared(rows: Sequence[Row]) -> list[str]:
@@ -88,6 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for root in arguments.root:
             registry().add_root(Path(root))
         archs = toolchain.parse_archs(arguments.arch) if arguments.arch else None
+        if arguments.watch and (arguments.debug or debug.asked(registry().pairs())):
+            asked = "--debug" if arguments.debug else debug.VARIABLE
+            raise ValueError(
+                f"--watch: expected ordinary builds, which it times at every save, got {asked}; "
+                "run compile_dev.py --debug after a save"
+            )
         with output.stdout_for_json(arguments.json):
             _say_what_is_left_aside(console)
             rows = _compile(arguments, archs, console)
@@ -118,7 +125,7 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
         def progress(row: Row) -> None:
             done.append(row.op)
             if row.built == "built":
-                console.print(f"built {row.op} in {row.seconds:.1f} s")
+                console.print(f"built {row.op} in {_built(row)}")
             status.update(f"building: {len(done)} of {total} done")
 
         rows = compile_ops(
@@ -127,6 +134,7 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
             verbose=arguments.verbose,
             # --check compares more, in a process that may crash or hang.
             compare=not arguments.check,
+            debug=arguments.debug,
             progress=progress,
         )
     clangd.write(registry().pairs().values(), archs or compiling.visible_archs())
@@ -143,6 +151,16 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
             console.print(f"\n{row.op}: {hint}", markup=False)
     for line in uncompared(rows):
         console.print(f"\n{line}", markup=False)
+    if debugged := [row.op for row in rows if row.debug]:
+        console.print(
+            "\nA debug build is slow, so that a process loads it only where it is asked to: "
+            f"{debug.variable_for(debugged)} python ...", markup=False,
+        )  # fmt: skip
+    if any("no nvcc" in row.devices for row in rows):
+        console.print(
+            "\nNo CUDA toolkit here, so .cu files were not compiled: install one, or run "
+            f"{toolchain.INSTALL_NVCC}.", markup=False,
+        )  # fmt: skip
     if not torch.cuda.is_available() and any("cuda" in row.devices for row in rows):
         console.print("\nNo GPU here: CUDA kernels were compiled, only CPU kernels were run.")
     return rows
@@ -230,6 +248,10 @@ def _parser() -> argparse.ArgumentParser:
         help="new: of the operators of the root (default: that of its other pairs, or cuda_ops)",
     )  # fmt: skip
     parser.add_argument("--check", action="store_true", help="run the full check of each operator")
+    parser.add_argument(
+        "--debug", action="store_true",
+        help="make debug builds (-G -g, -O0) beside the ordinary ones, for cuda-gdb and gdb",
+    )  # fmt: skip
     parser.add_argument(
         "--root",
         action="append",
