@@ -26,7 +26,7 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from cuda_ops.build import cache, logs, provenance, threads, toolchain, wrappers
+from cuda_ops.build import cache, logs, origins, provenance, threads, toolchain, wrappers
 from cuda_ops.build.cache import Name, cache_dir
 from cuda_ops.build.discovery import Kind, Pair, Text
 from cuda_ops.build.provenance import DamagedError
@@ -265,7 +265,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
         reason = logs.explain_failure(pair, str(error))
         with contextlib.suppress(OSError):  # a disk may be full: that is the reason then
             cache.write(path.with_suffix(".failed.txt"), reason)
-        raise BuildError(f"{pair.key}: {reason}") from None
+        raise BuildError(f"{pair.key}: {origins.shown(reason)}") from None
     finally:
         if verbose and (work / "build.ninja").exists():
             with contextlib.suppress(OSError):  # no ninja: that is the reason then
@@ -289,7 +289,7 @@ def last_failure(pair: Pair, text: Text) -> str:
     """Returns why this text of the pair did not build here; empty where it did."""
     notes = cache.newest_first(pair, text, ".failed.txt")
     try:
-        return notes[0].read_text() if notes else ""
+        return origins.shown(notes[0].read_text()) if notes else ""
     except OSError:
         return ""
 
@@ -297,6 +297,7 @@ def last_failure(pair: Pair, text: Text) -> str:
 def _built(pair: Pair, path: Path, start: float, origin: Origin, archs: tuple[str, ...]) -> Built:
     try:
         log = path.with_suffix(".nvcc.log").read_text(encoding="utf-8", errors="replace")
+        log = origins.shown(log)
     except OSError:
         log = ""
     seconds = monotonic() - start

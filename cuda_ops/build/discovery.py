@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cuda_ops.errors import DiscoveryError
-from cuda_ops.names import HOME, fault_of_namespace, keyed
+from cuda_ops.names import FUNCTIONS, HOME, fault_of_namespace, keyed
 
 PACKAGE = Path(__file__).resolve().parent.parent
 #: The operators that cuda_ops ships: inside the package in a wheel, beside it in a checkout.
@@ -323,7 +323,7 @@ def namespace_of(root: Path) -> str:
 def _namespaces_in(root: Path) -> Iterator[tuple[str, Path]]:
     for path in (*sorted(root.glob("bindings/[!.]*.cpp")), *sorted(root.glob("kernels/[!.]*.cu"))):
         with contextlib.suppress(OSError):  # an editor is replacing the file
-            if namespace := _namespace_in(_code(path)):
+            if namespace := namespace_in(path.read_text(encoding="utf-8", errors="replace")):
                 yield namespace, path
 
 
@@ -347,6 +347,8 @@ def _fault_of_name(stem: str) -> str:
         return f"{name} is a command of compile_dev.py"
     if (PACKAGE / f"{stem}.py").exists() or (PACKAGE / stem).is_dir():
         return f"{name} is taken by the module cuda_ops.{stem}"
+    if stem in FUNCTIONS:
+        return f"{name} is taken by the function cuda_ops.{stem}"
     if stem == "name":
         return f"{name} is taken by torch.ops.cuda_ops.name"
     return ""
@@ -356,8 +358,12 @@ def _code(path: Path) -> str:
     return _COMMENT.sub("", path.read_text(encoding="utf-8", errors="replace"))
 
 
+def namespace_in(text: str) -> str:
+    """Returns the namespace that ``CUDA_OPS`` names in a file's text; empty if there is none."""
+    return _namespace_in(_COMMENT.sub("", text))
+
+
 def _namespace_in(code: str) -> str:
-    """Returns the namespace that ``CUDA_OPS`` names in a text; empty if there is none."""
     found = _NATIVE.search(code)
     return (found[1] or HOME) if found else ""
 

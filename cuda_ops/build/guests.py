@@ -17,6 +17,7 @@ import torch
 from cuda_ops.build.discovery import Kind, Pair
 from cuda_ops.errors import ManifestError
 
+#: The library of each guest that was loaded first.
 _opened: dict[str, Path] = {}
 
 
@@ -60,8 +61,11 @@ def load(pair: Pair, path: Path) -> ModuleType:
             raise ManifestError(f"{pair.stem}: {path.name} does not load: {error}") from error
         module.__doc__ = f"{pair.stem} registered its operators in torch.ops itself."
         return module
-    loader = importlib.machinery.ExtensionFileLoader(pair.stem, str(path))
-    spec = importlib.util.spec_from_file_location(pair.stem, path, loader=loader)
+    # pybind11 3 keeps modules by name, and would give the first library's for each later one.
+    first = _opened.setdefault(pair.key, path) == path
+    name = f"{pair.namespace}.{'' if first else f'{path.stem}.'}{pair.stem}"
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     try:
         current = importlib.util.module_from_spec(spec)
