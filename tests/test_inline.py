@@ -223,7 +223,9 @@ def test_names_are_those_of_files(name: str, taken: str, message: str) -> None:
 
 
 def test_what_forms_no_operator_is_refused(name: str) -> None:
-    with pytest.raises(DiscoveryError, match=r"expected a binding .*, a kernel .* or both, got nei"):
+    with pytest.raises(
+        DiscoveryError, match=r"expected a binding .*, a kernel .* or both, got nei"
+    ):
         cuda_ops.inline(name)
     with pytest.raises(TypeError, match="argument 'cpp': expected str, got int"):
         cuda_ops.inline(name, cpp=3)

@@ -175,3 +175,39 @@ def test_help_lists_every_option() -> None:
     cuda_ops.load_ipython_extension(Recorder())
     for option in ("--check", "--time", "--cu", "--root DIR", "NAME"):
         assert option in registered["cuda_op"].__doc__
+
+
+@pytest.mark.slow
+def test_the_notebook_of_the_examples_runs_as_it_is_shown(
+    quick_compiler: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("CXX", str(quick_compiler))
+    monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parent.parent.parent))
+    shown, run = (nbformat.read(NOTEBOOK, as_version=4) for _ in range(2))
+    nbclient.NotebookClient(run, timeout=300, kernel_name="python3").execute()
+    (broken,) = (cell for cell in run.cells if "square(v)" in cell.source)
+    (error,) = (one for one in broken.outputs if one.output_type == "error")
+    (number,) = (i for i, line in enumerate(broken.source.splitlines(), 1) if "square(v)" in line)
+    assert error.ename == "BuildError"
+    assert f"\nIn[{broken.execution_count}]:{number}:" in "\n".join(error.traceback)
+    for before, after in zip(shown.cells, run.cells, strict=True):
+        assert before.get("execution_count") == after.get("execution_count")
+        assert _kinds(before) == _kinds(after), before.source
+        assert _results(before) == _results(after)
+
+
+def _kinds(cell: Any) -> list[tuple[str, ...]]:
+    """Returns what each output is. How lines of text come in pieces is a matter of time."""
+    outputs = (one for one in cell.get("outputs", []))
+    return [*dict.fromkeys((one.output_type, *sorted(one.get("data", {}))) for one in outputs)]
+
+
+def _results(cell: Any) -> list[str]:
+    outputs = (one for one in cell.get("outputs", []) if one.output_type == "execute_result")
+    return [one.data["text/plain"] for one in outputs]
