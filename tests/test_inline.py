@@ -196,6 +196,11 @@ def test_the_tools_of_the_process_find_it(name: str, capsys: pytest.CaptureFixtu
     assert name in dir(cuda_ops) and name in cuda_ops.dev.compiled_ops
     removed, kept = cache.clean()
     assert not removed and {entry.name.stem for entry in kept} == {name}
+    file = registry().pairs()[name].binding
+    assert file is not None
+    file.unlink()
+    removed, _ = cache.clean()
+    assert {entry.name.stem for entry in removed} == {name}
 
 
 def test_namespaces_do_not_meet(name: str) -> None:
@@ -235,6 +240,12 @@ def test_what_forms_no_operator_is_refused(name: str) -> None:
         cuda_ops.inline(name, cu="__global__ void " + "f();")
     with pytest.raises(DiscoveryError, match="namespace 'aten' is one that torch has itself"):
         cuda_ops.inline(name, cpp=binding(name, "v", space="aten"))
+
+
+def test_a_cache_that_cannot_be_written_is_named(name: str) -> None:
+    (cache.cache_dir() / cache.INLINE / "0.lock").mkdir(parents=True)  # as root may write any
+    with pytest.raises(BuildError, match=r"inline: cannot write in .*; set CUDA_OPS_CACHE to"):
+        cuda_ops.inline(name, cpp=binding(name, "v"))
 
 
 def test_a_root_keeps_the_files_and_loses_nothing(name: str, tmp_path: Path) -> None:

@@ -332,15 +332,21 @@ def _taken_folder() -> _Home:
     """
     folders = cache.folder(cache.INLINE)
     for number in itertools.count():
-        lock = os.open(folders / f"{number}.lock", os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            continue
         folder = folders / str(number)
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(folder)
+        try:
+            lock = os.open(folder.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(folder)
+        except OSError as error:
+            raise BuildError(
+                f"inline: cannot write in {folders}: {error.strerror}; set CUDA_OPS_CACHE to a "
+                "folder that can be written"
+            ) from error
         return _Home(cache.folder(cache.INLINE, str(number)).resolve(), lock, os.getpid())
     raise AssertionError("numbers do not end")
 
