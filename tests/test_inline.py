@@ -313,6 +313,7 @@ def test_a_kernel_is_compiled_alone_and_errors_of_nvcc_name_the_line(name: str) 
     with pytest.raises(BuildError, match=rf"<{name}.cu>\(6\): error: .*undeclared"):
         inline("undeclared")
     assert torch.equal(function(X), X * 2)
+    assert inline("4") is function and compiled_at() == before  # after an error too
     cuda_ops.inline(name, cpp=binding(name, "v * 3"))  # without its kernel
     assert torch.equal(function(X), X * 3)
     assert registry().pairs()[name].kernel is None

@@ -261,7 +261,7 @@ def _compile(pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose
             )
     except RuntimeError as error:
         marker.unlink(missing_ok=True)
-        (work / "objects.json").unlink(missing_ok=True)
+        _forget_objects(pair, text, work)
         reason = logs.explain_failure(pair, str(error))
         with contextlib.suppress(OSError):  # a disk may be full: that is the reason then
             cache.write(path.with_suffix(".failed.txt"), reason)
@@ -313,6 +313,17 @@ def _drop_stale_objects(pair: Pair, text: Text, work: Path) -> None:
         if known.get(source.name) != text.hash_of(source):
             suffix = ".cuda.o" if source.suffix == ".cu" else ".o"
             (work / f"{source.stem}{suffix}").unlink(missing_ok=True)
+
+
+def _forget_objects(pair: Pair, text: Text, work: Path) -> None:
+    """Keeps, of a build that failed, what is known of the objects that it need not compile."""
+    known = cache.read_json(work / "objects.json")
+    (work / "objects.json").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # a file is gone, or a disk full: they are compiled again
+        if pair.read().hash == text.hash:  # else it is unknown which text was compiled
+            inputs = {source.name: text.hash_of(source) for source in text.closures}
+            kept = {name: digest for name, digest in inputs.items() if known.get(name) == digest}
+            (work / "objects.json").write_text(json.dumps(kept))
 
 
 def _remember_objects(text: Text, work: Path) -> None:
