@@ -3,12 +3,15 @@
 
 The latter builds the same operator as the tutorials write it (tests/guests), edited and loaded
 again under a new name. ``python -m benchmarks.dev_loop``. Without a GPU both are compiled and
-loaded, and the CPU kernel is run.
+loaded, and the CPU kernel is run. ``--cells`` measures from a changed string, as a notebook's cell
+has it, until the operator has run on the CPU: ``cuda_ops.inline`` and
+``torch.utils.cpp_extension.load_inline``, each with an operator that has a CPU kernel alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import subprocess
@@ -24,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils import cpp_extension
 
+import cuda_ops
 from benchmarks import report
 from cuda_ops.build import compiling, toolchain, wrappers
 from cuda_ops.dev.scaffold import new_pair
@@ -96,6 +100,64 @@ def tutorial(folder: Path, edits: int) -> list[float]:
     return taken
 
 
+#: The same operator for both, with ``@`` for a number that each edit changes.
+_CELL = """
+#include "binding.h"
+using namespace cuda_ops;
+Tensor swish_cpu(const Tensor& x) {
+  return elementwise_cpu([](double v) { return v / (1 + exp(-@ * v)); }, x);
+}
+CUDA_OPS(library) {
+  library.op("dev_loop_cell(Tensor x) -> Tensor", "()->()").dtypes(kFloating).cpu<swish_cpu>();
+}
+"""
+_PEER_CELL = """
+torch::Tensor forward(torch::Tensor x) {
+  const torch::Tensor in = x.contiguous();
+  torch::Tensor out = torch::empty_like(in);
+  AT_DISPATCH_FLOATING_TYPES(in.scalar_type(), "swish", [&] {
+    const scalar_t* from = in.data_ptr<scalar_t>();
+    scalar_t* to = out.data_ptr<scalar_t>();
+    for (int64_t i = 0; i < in.numel(); ++i) to[i] = from[i] / (1 + std::exp(-@ * from[i]));
+  });
+  return out;
+}
+"""
+
+
+def cells(folder: Path, edits: int, peer_edits: int) -> dict[str, list[float]]:
+    """Returns the seconds from a changed string to a result, by turns; the first text of each is
+    not counted.
+    """
+    x = torch.randn(1024)
+
+    def ours(text: str) -> torch.Tensor:
+        result: torch.Tensor = cuda_ops.inline("dev_loop_cell", cpp=text)(x)
+        return result
+
+    def peer(text: str) -> torch.Tensor:
+        module = cpp_extension.load_inline(
+            name="dev_loop_cell_peer",
+            cpp_sources=text,
+            functions=["forward"],
+            build_directory=str(folder),
+        )
+        result: torch.Tensor = module.forward(x)
+        return result
+
+    taken: dict[str, list[float]] = {"cell, inline": [], "cell, load_inline": []}
+    ways = ((ours, _CELL, edits), (peer, _PEER_CELL, peer_edits))
+    for i in range(max(edits, peer_edits) + 1):
+        for seconds, (run, text, count) in zip(taken.values(), ways, strict=True):
+            if i > count:
+                continue
+            start = time.perf_counter()
+            result = run(text.replace("@", f"{i + 1}.0"))
+            seconds.append(time.perf_counter() - start)
+            torch.testing.assert_close(result, x / (1 + (-(i + 1.0) * x).exp()))
+    return {label: seconds[1:] for label, seconds in taken.items()}
+
+
 def command_seconds(*command: str, repeats: int = 5) -> float:
     """Returns the median wall time of a whole command, in seconds."""
     times = []
@@ -106,12 +168,31 @@ def command_seconds(*command: str, repeats: int = 5) -> float:
     return statistics.median(times)
 
 
+def _print(results: dict[str, list[float]]) -> Console:
+    grid = Table("step", "median s", "min s", "max s")
+    for label, seconds in results.items():
+        median = statistics.median(seconds)
+        grid.add_row(label, f"{median:.2f}", f"{min(seconds):.2f}", f"{max(seconds):.2f}")
+    console = Console()
+    console.print(report.environment(), grid)
+    return console
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--edits", type=int, default=5)
     parser.add_argument("--peer-edits", type=int, default=2)
+    parser.add_argument("--cells", action="store_true", help="measure cells alone")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
+    if arguments.cells:
+        with tempfile.TemporaryDirectory() as scratch:
+            os.environ["CUDA_OPS_CACHE"] = f"{scratch}/cache"
+            found = cells(Path(scratch), arguments.edits, arguments.peer_edits)
+        fast, slow = (statistics.median(seconds) for seconds in found.values())
+        _print(found).print(f"changed cell: {slow / fast:.1f}x faster")
+        report.save(arguments.json, {"seconds": found, "ratio": slow / fast})
+        return
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         root, peer = Path(scratch) / "root", Path(scratch) / "peer"
@@ -125,11 +206,7 @@ def main() -> None:
     median = {label: statistics.median(seconds) for label, seconds in results.items()}
     ratio = median["tutorial, kernel edit"] / median["kernel edit"]
     again = median["compile_dev.py, nothing changed"] / median["import torch"]
-    grid = Table("step", "median s", "min s", "max s")
-    for label, seconds in results.items():
-        grid.add_row(label, f"{median[label]:.2f}", f"{min(seconds):.2f}", f"{max(seconds):.2f}")
-    console = Console()
-    console.print(report.environment(), grid)
+    console = _print(results)
     console.print(f"kernel edit: {ratio:.1f}x faster (floor {FLOOR}, goal {GOAL})")
     console.print(f"nothing changed: {again:.2f}x import torch (limit 1.5)")
     report.save(arguments.json, {"seconds": results, "ratio": ratio, "no_op_ratio": again})

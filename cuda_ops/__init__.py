@@ -11,9 +11,16 @@ tensor([0., 0., 0.])
 
 # Names with an underscore alone: any other would hide the operator of that name. So no
 # `from __future__ import annotations` either.
+import importlib as _importlib
 import importlib.util as _util
+import typing as _typing
 
+from cuda_ops.names import FUNCTIONS as _FUNCTIONS
 from cuda_ops.namespaces import expose as _expose
+
+if _typing.TYPE_CHECKING:
+    from cuda_ops.dev.magic import load_ipython_extension as load_ipython_extension
+    from cuda_ops.dev.strings import inline as inline
 
 __version__ = "0.1.0"
 
@@ -22,4 +29,14 @@ if _util.find_spec("torch") is not None:  # setup.py may come before torch
 
     _torch_ops.install()
 
-__getattr__, __dir__ = _expose("cuda_ops", __name__)
+_operator, _names = _expose("cuda_ops", __name__)
+
+
+def __getattr__(name: str) -> _typing.Any:
+    if name in _FUNCTIONS:
+        return getattr(_importlib.import_module(_FUNCTIONS[name]), name)
+    return _operator(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*_names(), *_FUNCTIONS})

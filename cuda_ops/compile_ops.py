@@ -249,7 +249,9 @@ def _fail(row: Row, error: Exception, attempt: str = "used") -> None:
 
 def _load(built: compiling.Built, row: Row, compare: bool) -> None:
     pair = built.pair
-    if registry().library_of(pair.key) != built.path:
+    if registry().serves(pair, built.path):
+        registry().failures.pop(pair.key, None)  # of a text that came in between
+    else:
         registry().load(pair.key, built.path)
     asked = pair.options
     row.options, row.hints = asked.as_json(), tuple(asked.inexact())

@@ -17,6 +17,12 @@ OF_TORCH = frozenset({
     "rngprims", "sparse", "static_runtime", "streams", "symm_mem", "triton", "vulkan",
     "vulkan_prepack", "xnnpack",
 })  # fmt: skip
+#: What ``cuda_ops`` has beside operators and its own modules, and the module of each, which is
+#: imported at its first use.
+FUNCTIONS = {
+    "inline": "cuda_ops.dev.strings",
+    "load_ipython_extension": "cuda_ops.dev.magic",
+}
 #: What ``torch.ops`` has beside namespaces.
 _BESIDE_NAMESPACES = ("import_module", "load_library", "loaded_libraries")
 

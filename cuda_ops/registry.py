@@ -55,6 +55,7 @@ class Registry:
         self._guests: dict[str, Any] = {}
         self._libraries: dict[str, Path] = {}
         self._texts: dict[str, str] = {}
+        self._plugin_texts: dict[str, str] = {}
         self._loading: list[str] = []
         self._under_way: list[str] = []
         self._loader: int | None = None
@@ -102,6 +103,11 @@ class Registry:
         if root.resolve() not in [r.resolve() for r in self._extra_roots]:
             self._extra_roots.append(root)
             self._pairs = None
+
+    def drop_root(self, root: Path) -> None:
+        """Forgets an added folder of operators; those that are loaded go on serving."""
+        self._extra_roots[:] = [one for one in self._extra_roots if one.resolve() != root.resolve()]
+        self._pairs = None
 
     # --- using -------------------------------------------------------------------
 
@@ -311,6 +317,17 @@ class Registry:
         """Returns the library that serves a pair in this process."""
         return self._libraries.get(key)
 
+    def serves(self, pair: Pair, library: Path) -> bool:
+        """Says whether this library of the pair is loaded, with the plugins as they are now."""
+        if self.library_of(pair.key) != library:
+            return False
+        return pair.kind is not Kind.NATIVE or self._plugin_texts[pair.key] == self._plugin_text(
+            pair
+        )
+
+    def _plugin_text(self, pair: Pair) -> str:
+        return content_hash([*plugin_files(pair), *self.plugins.installed_files()])
+
     def _built_library(self, pair: Pair, text: Text) -> Path:
         where = shlex.quote(str(pair.root))
         root = f"--root {where} " if pair.root != BUILTIN_ROOT.resolve() else ""
@@ -340,7 +357,7 @@ class Registry:
     def _swap(self, pair: Pair, library: Library) -> None:
         self._refuse_foreign(library)
         undo = self.plugins.load_pair_plugin(pair)
-        plugin_text = content_hash([*plugin_files(pair), *self.plugins.installed_files()])
+        plugin_text = self._plugin_text(pair)
         before = self._of_pair.get(pair.key, {})
         try:
             prepared = {
@@ -368,6 +385,7 @@ class Registry:
                 name = operator.spec.name
                 operator.drop_keys(library, {k.key for k in library.kernels if k.op == name})
         self._of_pair[pair.key] = {name: self._operators[name] for name in prepared}
+        self._plugin_texts[pair.key] = plugin_text
         made_from = library.source_hash or cache.source_hash(library.path)
         self._texts[pair.key] = f"{made_from} {plugin_text}"
         compile_tag.change(f"{key}: {text}" for key, text in sorted(self._texts.items()))

@@ -21,6 +21,7 @@ import benchmarks.tables
 import cuda_ops.__main__
 import cuda_ops.benchmarking.command
 import cuda_ops.dev.command
+import cuda_ops.dev.magic
 import cuda_ops.testing.__main__
 from cuda_ops import pytest_plugin
 from cuda_ops.build.discovery import BUILTIN_ROOT
@@ -30,7 +31,7 @@ from cuda_ops.dispatch.schema_types import schema_type
 from cuda_ops.registry import registry
 
 DOCS = Path(__file__).resolve().parent
-PAGES = (DOCS / "operators.md", DOCS / "command-line.md")
+PAGES = (DOCS / "operators.md", DOCS / "command-line.md", DOCS / "how-to" / "notebook.md")
 _PART = re.compile(r"(<!-- from the code: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _SECTION = re.compile(r"[A-Z][a-z]+(?: [a-z]+)?: ?")
 
@@ -225,6 +226,7 @@ _PARTS: dict[str, Callable[[], str]] = {
     "operators": _operators,
     "cuda_ops": _commands,
     "compile_dev.py": lambda: _options(cuda_ops.dev.command._parser()),
+    "cuda_op": lambda: _options(cuda_ops.dev.magic._parser()),
     "cuda_ops.testing": lambda: _subcommands(cuda_ops.testing.__main__._parser()),
     "pytest": _pytest_options,
     "benchmarks": lambda: _options(cuda_ops.benchmarking.command._parser()),

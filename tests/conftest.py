@@ -42,7 +42,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 #: last, such a test would leave the other workers idle.
 LONG = (
     "guests", "emulated", "pytest_plugin", "reload", "installed", "brackets", "scaffold", "docs",
-    "kit", "bad_ops", "operators", "dev", "moe_shards", "watch", "good_ops", "transforms",
+    "kit", "bad_ops", "notebook", "operators", "inline", "dev", "moe_shards", "watch", "good_ops",
+    "transforms",
 )  # fmt: skip
 
 

@@ -325,7 +325,7 @@ def test_a_crash_shows_whose_it_was_and_check_has_no_share_in_it(
     assert f"died in {scratch_op.name}: the comparison with its reference on cpu." in died.stderr
     # The checks run in a process of their own, which may die.
     monkeypatch.setattr(
-        "cuda_ops.dev.command._check", lambda rows, console: rows[0].max_error is None
+        "cuda_ops.dev.command.check", lambda rows, console: rows[0].max_error is None
     )
     assert main(["--check", scratch_op.name]) == 0
 

@@ -336,7 +336,7 @@ def generator() -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(PAGES / "generate.py")))
 
 
-@pytest.mark.parametrize("name", ["operators.md", "command-line.md"])
+@pytest.mark.parametrize("name", ["operators.md", "command-line.md", "how-to/notebook.md"])
 def test_generated_pages_are_up_to_date(generator: SimpleNamespace, name: str) -> None:
     text = (PAGES / name).read_text(encoding="utf-8")
     assert generator.updated(text) == text, "run python docs/generate.py"

@@ -61,7 +61,7 @@ def imported(path: Path) -> Iterator[tuple[str, int]]:
                 (source if source.count(".") else f"{source}.{name.name}", node.lineno)
                 for name in node.names
             )
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             waiting.extend(node.orelse)
         else:
             waiting.extend(ast.iter_child_nodes(node))

@@ -31,6 +31,9 @@ BOUND = 4 << 30
 #: An entry used within so many seconds counts as in use.
 _IN_USE = 3600
 
+#: Where the operators are that are written as strings: ``<process>/<namespace>``, each one a root.
+INLINE = "inline"
+
 #: Lies in a build folder while compilers run.
 MARKER = "building"
 _ABANDONED = ".abandoned-"
@@ -231,8 +234,9 @@ def source_hash(library: Path) -> str:
 def remember_root(root: Path) -> None:
     """Notes where the sources of a build are, so that :func:`clean` finds them."""
     note = folder("roots") / _root_key(root)
-    if not note.exists() or note.read_bytes() != os.fsencode(root):
-        write(note, os.fsencode(root))
+    shared = os.fsencode(_shared(root))
+    if not note.exists() or note.read_bytes() != shared:
+        write(note, shared)
 
 
 def _abi(pair: Pair) -> str:
@@ -243,7 +247,15 @@ def _abi(pair: Pair) -> str:
 
 
 def _root_key(root: Path) -> str:
-    return _digest(os.fsencode(root), 8)
+    return _digest(os.fsencode(_shared(root)), 8)
+
+
+def _shared(root: Path) -> Path:
+    """Returns the folder that a root's builds go by: all processes build inline operators as one,
+    so that the next takes what the first has built of the same text.
+    """
+    inline = cache_dir() / INLINE
+    return inline if root.parent.parent == inline.resolve() else root
 
 
 def _digest(contents: bytes, length: int) -> str:
@@ -299,7 +311,7 @@ def clean() -> tuple[list[Entry], list[Entry]]:
     """
     for name in ("roots", "lib", "work"):
         folder(name)
-    present: dict[str, dict[str, str] | None] = {}
+    present: dict[str, dict[str, set[str]] | None] = {}
     for note in (cache_dir() / "roots").glob("[!.]*"):
         present[note.name] = _texts(note)
         if present[note.name] == {}:
@@ -309,23 +321,29 @@ def clean() -> tuple[list[Entry], list[Entry]]:
     kept: list[Entry] = []
     for entry in _entries():
         texts = present.get(entry.name.root, {})
-        text = entry.name.text if texts is None else texts.get(entry.name.stem)
-        needed = text is not None and entry.name.text in ("", text)
+        found = {entry.name.text} if texts is None else texts.get(entry.name.stem, set())
+        needed = bool(found) and entry.name.text in {"", *found}
         needed &= _ABANDONED not in entry.paths[0].name
         (removed if not needed and entry.remove() else kept).append(entry)
     return removed, kept
 
 
-def _texts(note: Path) -> dict[str, str] | None:
-    """Returns the hash of each pair's text under a root; ``None`` if it cannot be read."""
+def _texts(note: Path) -> dict[str, set[str]] | None:
+    """Returns the hashes of each pair's texts under a root; ``None`` if it cannot be read. An
+    inline operator has one in each process.
+    """
     try:
         if not (path := note.read_bytes()):
             return None
         root = Path(os.fsdecode(path))
-        for name in ("bindings", "kernels"):  # survey() takes an unreadable folder for an empty one
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                next((root / name).iterdir(), None)
-        return {pair.stem: pair.read().hash for pair in survey([root])[0].values()}
+        texts: dict[str, set[str]] = {}
+        for one in root.glob("*/*/") if root == cache_dir() / INLINE else [root]:
+            for name in ("bindings", "kernels"):  # survey() takes an unreadable one for an empty one
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    next((one / name).iterdir(), None)
+            for pair in survey([one])[0].values():
+                texts.setdefault(pair.stem, set()).add(pair.read().hash)
+        return texts
     except (OSError, ValueError):  # ValueError: the note holds something else
         return None
 

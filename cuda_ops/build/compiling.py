@@ -31,6 +31,7 @@ from cuda_ops.build import (
     guest_text,
     logs,
     missing,
+    origins,
     provenance,
     threads,
     toolchain,
@@ -283,11 +284,11 @@ def _compile(
             )
     except RuntimeError as error:
         marker.unlink(missing_ok=True)
-        (work / "objects.json").unlink(missing_ok=True)
+        _forget_objects(pair, text, work)
         reason = logs.explain_failure(pair, str(error))
         with contextlib.suppress(OSError):  # a disk may be full: that is the reason then
             cache.write(path.with_suffix(".failed.txt"), reason)
-        raise BuildError(f"{pair.key}: {reason}") from None
+        raise BuildError(f"{pair.key}: {origins.shown(reason)}") from None
     finally:
         if verbose and (work / "build.ninja").exists():
             with contextlib.suppress(OSError):  # no ninja: that is the reason then
@@ -311,7 +312,7 @@ def last_failure(pair: Pair, text: Text) -> str:
     """Returns why this text of the pair did not build here; empty where it did."""
     notes = cache.newest_first(pair, text, ".failed.txt")
     try:
-        return notes[0].read_text() if notes else ""
+        return origins.shown(notes[0].read_text()) if notes else ""
     except OSError:
         return ""
 
@@ -319,6 +320,7 @@ def last_failure(pair: Pair, text: Text) -> str:
 def _built(pair: Pair, path: Path, start: float, origin: Origin, archs: tuple[str, ...]) -> Built:
     try:
         log = path.with_suffix(".nvcc.log").read_text(encoding="utf-8", errors="replace")
+        log = origins.shown(log)
     except OSError:
         log = ""
     seconds = monotonic() - start
@@ -335,6 +337,17 @@ def _drop_stale_objects(pair: Pair, text: Text, work: Path) -> None:
     for source in pair.sources:
         if known.get(source.name) != text.hash_of(source):
             (work / toolchain.object_of(source)).unlink(missing_ok=True)
+
+
+def _forget_objects(pair: Pair, text: Text, work: Path) -> None:
+    """Keeps, of a build that failed, what is known of the objects that it need not compile."""
+    known = cache.read_json(work / "objects.json")
+    (work / "objects.json").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # a file is gone, or a disk full: they are compiled again
+        if pair.read().hash == text.hash:  # else it is unknown which text was compiled
+            inputs = {source.name: text.hash_of(source) for source in text.closures}
+            kept = {name: digest for name, digest in inputs.items() if known.get(name) == digest}
+            (work / "objects.json").write_text(json.dumps(kept))
 
 
 def _remember_objects(text: Text, work: Path) -> None:

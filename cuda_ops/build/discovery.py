@@ -31,7 +31,7 @@ from cuda_ops.build.source_text import (
     text_of,
 )
 from cuda_ops.errors import BuildError, DiscoveryError
-from cuda_ops.names import HOME, fault_of_namespace, keyed
+from cuda_ops.names import FUNCTIONS, HOME, fault_of_namespace, keyed
 
 PACKAGE = Path(__file__).resolve().parent.parent
 #: The operators that cuda_ops ships: inside the package in a wheel, beside it in a checkout.
@@ -410,6 +410,8 @@ def _fault_of_name(stem: str) -> str:
         return f"{name} is a command of compile_dev.py"
     if (PACKAGE / f"{stem}.py").exists() or (PACKAGE / stem).is_dir():
         return f"{name} is taken by the module cuda_ops.{stem}"
+    if stem in FUNCTIONS:
+        return f"{name} is taken by the function cuda_ops.{stem}"
     if stem == "name":
         return f"{name} is taken by torch.ops.cuda_ops.name"
     return ""

@@ -20,8 +20,9 @@ from cuda_ops.build.discovery import Pair
 from cuda_ops.build.source_text import Kind
 from cuda_ops.errors import ManifestError
 
+#: The library of each guest that was loaded first.
 _opened: dict[str, Path] = {}
-_generations = itertools.count(1)
+_generations = itertools.count(2)
 
 
 class GuestModule(ModuleType):
@@ -52,7 +53,8 @@ def load(pair: Pair, path: Path) -> ModuleType:
         ManifestError: the library does not load, or would register its operators twice.
     """
     module = _modules.setdefault(pair.key, GuestModule(pair))
-    if pair.registers_when_opened and _opened.setdefault(pair.key, path) != path:
+    first = pair.key not in _opened
+    if _opened.setdefault(pair.key, path) != path and pair.registers_when_opened:
         raise ManifestError(
             f"{pair.stem}: TORCH_LIBRARY registers when opened and cannot be replaced in a "
             "live process; restart to use the new build, or write CUDA_OPS(library)"
@@ -64,9 +66,12 @@ def load(pair: Pair, path: Path) -> ModuleType:
             raise ManifestError(f"{pair.stem}: {path.name} does not load: {error}") from error
         module.__doc__ = f"{pair.stem} registered its operators in torch.ops itself."
         return module
-    # pybind11 returns the module that it made before for a name. The part before the dot makes the
-    # name a new one, and Python looks for PyInit_ with what is behind it.
-    name = f"_generation_{next(_generations)}.{pair.module}"
+    # pybind11 returns the module that it made before for a name, and Python looks for PyInit_ with what
+    # is behind the last dot: what is before it makes the name a new one.
+    words = [pair.namespace, *([pair.stem] if pair.module != pair.stem else [])]
+    if not first:
+        words.append(f"generation_{next(_generations)}")
+    name = ".".join((*words, pair.module))
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None

@@ -40,9 +40,14 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
+def code_in(text: str) -> str:
+    """Returns a text without its comments; lines keep their numbers."""
+    return _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
+
+
 def code_of(path: Path) -> str:
-    """Returns what a source says, without comments; lines keep their numbers."""
-    return _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text_of(path))
+    """Returns what a source says, without comments."""
+    return code_in(text_of(path))
 
 
 def namespace_in(code: str) -> str:

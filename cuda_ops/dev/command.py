@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows = _compile(arguments, archs, console)
             failed = any(row.error for row in rows)
             if arguments.check:
-                failed |= not _check(rows, console)
+                failed |= not check(rows, console)
         if arguments.json:
             print(json.dumps([asdict(row) for row in rows], indent=2, allow_nan=False))
         if arguments.watch and (
@@ -138,6 +138,12 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
             progress=progress,
         )
     clangd.write(registry().pairs().values(), archs or compiling.visible_archs())
+    show(rows, console)
+    return rows
+
+
+def show(rows: Sequence[Row], console: Console) -> None:
+    """Prints the table, and below it each error, each warning and what has no column."""
     grid = table(rows)
     output.keep_words(console, grid)
     console.print(grid)
@@ -163,7 +169,6 @@ def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) ->
         )  # fmt: skip
     if not torch.cuda.is_available() and any("cuda" in row.devices for row in rows):
         console.print("\nNo GPU here: CUDA kernels were compiled, only CPU kernels were run.")
-    return rows
 
 
 def _say_what_is_left_aside(console: Console) -> None:
@@ -178,7 +183,10 @@ def _say_what_is_left_aside(console: Console) -> None:
         )  # fmt: skip
 
 
-def _check(rows: Sequence[Row], console: Console) -> bool:
+def check(rows: Sequence[Row], console: Console) -> bool:
+    """Runs the quick checks of every operator that was loaded and prints what they found; says
+    whether all passed.
+    """
     from cuda_ops.testing import PROFILES, check_op
     from cuda_ops.testing.checks import QUICK
     from cuda_ops.testing.worker import Worker

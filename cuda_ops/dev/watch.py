@@ -142,11 +142,10 @@ def _present(pair: Pair) -> Pair:
 def _measure(pair: Pair, seconds: float, built: compiling.Built, device: str) -> Save:
     op = registry().operators(pair.key)[pair.key].spec
     resources = built.resources
-    home = device if "CUDA" in op.keys or op.is_composite else "cpu"
-    runs = op.is_composite or home.upper() in op.keys
+    home = home_of(op, device)
     # First, since it names the operator if its kernel crashes or never ends.
     error = quick_error(op, registry().plugins, home)
-    taken, rate = _timed(op, home) if runs else (f"no {home.upper()} kernel", None)
+    taken, rate = timed(op, home)
     return Save(
         seconds,
         error,
@@ -157,7 +156,17 @@ def _measure(pair: Pair, seconds: float, built: compiling.Built, device: str) ->
     )
 
 
-def _timed(op: OpSpec, device: str) -> tuple[float | str, float | None]:
+def home_of(op: OpSpec, device: str) -> str:
+    """Returns the device that an operator is measured on, where there is this one."""
+    return device if "CUDA" in op.keys or op.is_composite else "cpu"
+
+
+def timed(op: OpSpec, device: str) -> tuple[float | str, float | None]:
+    """Returns the seconds of a call at the largest benchmark case and its GB/s, or why there are
+    none.
+    """
+    if not op.is_composite and device.upper() not in op.keys:
+        return f"no {device.upper()} kernel", None
     given: list[BenchmarkCase] = registry().plugins.ask("cuda_ops_benchmarks", op) or []
     # On a CPU a smaller case is enough to see a change and does not delay the next save.
     most = _MOST_BYTES[device]
