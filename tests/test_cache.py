@@ -134,8 +134,9 @@ def test_a_stand_in_for_a_library_that_others_may_write_is_written_again(
     scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    (flag,) = wrappers.stub_libraries()
-    stub = Path(flag.removeprefix("-L")) / "libcudart.so"
+    folder = wrappers.stub_libraries()
+    assert folder is not None
+    stub = folder / "libcudart.so"
     text = stub.read_text()
     stub.write_text("planted")
     stub.chmod(0o666)

@@ -255,6 +255,7 @@ def _compile(
     with_cuda = any(source.endswith(".cu") for source in toolchain.sources(pair))
     if with_cuda:
         toolchain.use_cuda_home()
+    stubs = wrappers.stub_libraries()
     device_code = with_cuda and pair.options.relocatable_device_code
     # load() would take an earlier failure of the same text for a finished build.
     name = path.stem
@@ -271,7 +272,7 @@ def _compile(
                     "-shared",
                     *(wrappers.device_link(work, archs) if device_code else []),
                     *toolchain.link_flags(pair),
-                    *wrappers.stub_libraries(),
+                    *([f"-L{shlex.quote(str(stubs))}"] if stubs is not None else []),
                     *(["-ltorch_python"] if pair.kind is Kind.PYBIND else []),
                 ],
                 extra_include_paths=[str(d) for d in (*pair.include_dirs, *toolchain.system_dirs(pair))],

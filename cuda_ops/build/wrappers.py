@@ -15,10 +15,10 @@ from cuda_ops.build import cache, toolchain
 from cuda_ops.errors import BuildError
 
 
-def stub_libraries() -> list[str]:
+def stub_libraries() -> Path | None:
     """Makes empty stand-ins for the CUDA libraries that torch names on every link line and that are
     not here: with a torch for CPUs its own, and with NVIDIA's wheels the shared CUDA runtime, which
-    they have under no name that the linker looks for. Returns the flags that lead to them.
+    they have under no name that the linker looks for. Returns their folder, if any is needed.
 
     Native libraries need none of them; ``--as-needed`` then leaves them out of the result,
     with the real ones and with these. The static runtime serves a guest.
@@ -35,7 +35,7 @@ def stub_libraries() -> list[str]:
             cache.check(script)
         except (FileNotFoundError, BuildError):  # none, or one that another user may write
             cache.write(script, "/* GNU ld script: nothing */\n")
-    return [f"-L{shlex.quote(str(folder))}"] if names else []
+    return folder if names else None
 
 
 class _Environment:
