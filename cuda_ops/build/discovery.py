@@ -323,7 +323,7 @@ def namespace_of(root: Path) -> str:
 def _namespaces_in(root: Path) -> Iterator[tuple[str, Path]]:
     for path in (*sorted(root.glob("bindings/[!.]*.cpp")), *sorted(root.glob("kernels/[!.]*.cu"))):
         with contextlib.suppress(OSError):  # an editor is replacing the file
-            if namespace := namespace_in(path.read_text(encoding="utf-8", errors="replace")):
+            if namespace := _namespace_in(_code(path)):
                 yield namespace, path
 
 
