@@ -250,8 +250,17 @@ def test_a_cache_that_cannot_be_written_is_named(name: str) -> None:
 
 def test_a_root_keeps_the_files_and_loses_nothing(name: str, tmp_path: Path) -> None:
     root = tmp_path / "kept"
-    cuda_ops.inline(name, cpp=binding(name, "v * 2"))  # moves
+    cuda_ops.inline(name, cpp=binding(name, "v * 2"))
+    before = registry().pairs()[name].binding
+    assert before is not None
+    (root / "bindings").mkdir(parents=True)
+    (root / "bindings" / f"{name}.cpp").write_text("// of the user\n")
+    with pytest.raises(DiscoveryError, match="was not written by"):
+        cuda_ops.inline(name, cpp=binding(name, "v * 2"), root=root)
+    assert before.exists()
+    (root / "bindings" / f"{name}.cpp").unlink()
     function = cuda_ops.inline(name, cpp=binding(name, "v * 2"), root=root)
+    assert not before.exists()  # it moved
     file = root / "bindings" / f"{name}.cpp"
     assert file.read_text().startswith(binding(name, "v * 2"))
     cuda_ops.inline(name, cpp=binding(name, "v * 3"), root=root)
@@ -263,6 +272,9 @@ def test_a_root_keeps_the_files_and_loses_nothing(name: str, tmp_path: Path) -> 
     with pytest.raises(DiscoveryError, match=r"was not written by cuda_ops.inline, or was edited"):
         cuda_ops.inline(name, cpp=binding(name, "v * 4"), root=root)
     assert file.read_text() == edited
+    file.write_text(binding(name, "undeclared"))  # what messages name is the user's file now
+    (row,) = compile_ops([name])
+    assert f"{file}:6:" in row.error
     plugin = root / "ops" / f"{name}.py"
     file.unlink()
     plugin.parent.mkdir()

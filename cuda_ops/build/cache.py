@@ -338,7 +338,7 @@ def _texts(note: Path) -> dict[str, set[str]] | None:
         root = Path(os.fsdecode(path))
         texts: dict[str, set[str]] = {}
         for one in root.glob("*/*/") if root == cache_dir() / INLINE else [root]:
-            for name in ("bindings", "kernels"):  # survey() takes an unreadable one for an empty one
+            for name in ("bindings", "kernels"):  # an unreadable one is an empty one to survey()
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     next((one / name).iterdir(), None)
             for pair in survey([one])[0].values():

@@ -22,12 +22,13 @@ class Origin:
     line: int = 1
 
 
-_origins: dict[Path, Origin] = {}
+#: By file: the place, and the text from there, which an editor may replace in a kept file.
+_origins: dict[Path, tuple[Origin, bytes]] = {}
 
 
 def remember(path: Path, origin: Origin) -> None:
-    """Lets messages about a file name the place of its text."""
-    _origins[path] = origin
+    """Lets messages about a file name the place of the text that it has now."""
+    _origins[path] = origin, path.read_bytes()
 
 
 def forget(path: Path) -> None:
@@ -40,7 +41,9 @@ def shown(text: str) -> str:
     ``In[3]:7:5: error`` for ``silu.cpp:6:5: error``, and ``In[3](7): error`` for nvcc's
     ``silu.cu(6): error``.
     """
-    for path, origin in tuple(_origins.items()):
+    for path, (origin, known) in tuple(_origins.items()):
+        if str(path) not in text or (path.is_file() and path.read_bytes() != known):
+            continue
 
         def place(found: re.Match[str], origin: Origin = origin) -> str:
             if found[2] is None:

@@ -96,9 +96,11 @@ def inline(
         swish(torch.ones(3))
     """
     parts = {"cpp": cpp, "cu": cu, "plugin": plugin}
-    for part, text in parts.items():
-        if not isinstance(text, str):
-            raise TypeError(f"inline: argument {part!r}: expected str, got {type(text).__name__}")
+    given: dict[str, object] = {"name": name, **parts}
+    for argument, value in given.items():
+        if not isinstance(value, str):
+            got = type(value).__name__
+            raise TypeError(f"inline: argument {argument!r}: expected str, got {got}")
     caller = sys._getframe(1)
     sources = {
         part: Source(text, _origin(text, caller) or Origin(f"<{name}{PARTS[part][1]}>"))
@@ -135,6 +137,9 @@ def define(
         if root is not None:
             for path in files:
                 _refuse_foreign(path)
+            if key in _own:  # it moves to a folder that is kept
+                _write(_files_of(_own_root(key), name, {}, kept=False))
+                del _own[key]
         _write(files)
         _remember(files, sources)
         if root is None:
@@ -190,11 +195,8 @@ def _checked(name: str, sources: Mapping[str, Source]) -> str:
 def _refuse_taken(key: str, name: str, folder: Path) -> None:
     pairs = registry().rescan()
     first = pairs.get(key)
-    if first is not None and first.root != folder.resolve():
-        if key in _own and first.root == _own_root(key):  # it moves to a folder that is kept
-            _write(_files_of(first.root, name, {}, kept=False))
-            del _own[key]
-            return
+    own = key in _own and first is not None and first.root == _own_root(key)
+    if first is not None and first.root != folder.resolve() and not own:
         where = first.root
         kept = any(_is_sealed(path) for path in first.sources)
         raise DiscoveryError(
@@ -352,8 +354,9 @@ def _taken_folder() -> _Home:
     raise AssertionError("numbers do not end")
 
 
-def _own_root(key: str) -> Path | None:
-    return None if _home is None else _home.folder / _own[key][1]
+def _own_root(key: str) -> Path:
+    """Returns the root of an operator of :data:`_own`."""
+    return _own_folder() / _own[key][1]
 
 
 # --- where a string was written ------------------------------------------------------
