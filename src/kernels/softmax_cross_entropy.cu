@@ -83,8 +83,8 @@ __device__ RowSums<T, kSmooth> scan(const T* row, int64_t n, compute_t<T> anchor
     unpack_vector<T>(raw, values);
     sums.add(values, anchor);
   };
-  // Packs past the row's end are left out one by one: a short row, and the end of a long one, are on
-  // their way at once too.
+  // Packs past the row's end are left out one by one: a short row, and the end of a long one, are
+  // on their way at once too.
   const uint4* next = packs + lane;
   int64_t left = count - lane;
   uint4 coming[kPacks];
