@@ -39,8 +39,8 @@ from cuda_ops.build import (
 )
 from cuda_ops.build.cache import Name, cache_dir
 from cuda_ops.build.discovery import Pair, Text
-from cuda_ops.build.source_text import Kind
 from cuda_ops.build.provenance import DamagedError
+from cuda_ops.build.source_text import Kind
 from cuda_ops.errors import BuildError, DiscoveryError
 
 Origin = Literal["built", "cached", "installed"]
@@ -91,7 +91,10 @@ def find_library(pair: Pair, text: Text, debug: bool = False) -> Path | None:
     """
     ranked: list[tuple[tuple[bool, bool], Path]] = []
     gpus, environment = toolchain.gpu_archs(), toolchain.environment()
-    for path in (*cache.newest_first(pair, text, ".so", debug), *([] if debug else [pair.prebuilt])):
+    for path in (
+        *cache.newest_first(pair, text, ".so", debug),
+        *([] if debug else [pair.prebuilt]),
+    ):
         try:
             if path != pair.prebuilt:
                 cache.check(path)
@@ -275,7 +278,9 @@ def _compile(
                     *([f"-L{shlex.quote(str(stubs))}"] if stubs is not None else []),
                     *(["-ltorch_python"] if pair.kind is Kind.PYBIND else []),
                 ],
-                extra_include_paths=[str(d) for d in (*pair.include_dirs, *toolchain.system_dirs(pair))],
+                extra_include_paths=[
+                    str(d) for d in (*pair.include_dirs, *toolchain.system_dirs(pair))
+                ],
                 build_directory=str(work),
                 # Else torch prints to stdout, and does not say what went wrong.
                 verbose=False,

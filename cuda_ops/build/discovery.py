@@ -82,8 +82,8 @@ class Pair:
 
     @property
     def _asked(self) -> Options:
-        """The same, or nothing where it cannot be meant: a build says so, and whatever only looks at
-        the files goes on.
+        """The same, or nothing where it cannot be meant: a build says so, and whatever only looks
+        at the files goes on.
         """
         try:
             return self.options
@@ -99,7 +99,12 @@ class Pair:
         own = self.root / "utils"
         dirs = [*([own] if own.is_dir() else []), *asked]
         if self.kind is not Kind.NATIVE:
-            places = (self.root / "kernels", self.root / "bindings", self.root / "include", self.root)
+            places = (
+                self.root / "kernels",
+                self.root / "bindings",
+                self.root / "include",
+                self.root,
+            )
             dirs += [place for place in places if place.is_dir()]
         return tuple(dict.fromkeys((*dirs, INCLUDE_DIR)))
 
@@ -141,7 +146,7 @@ class Pair:
         return next(filter(None, map(module_in, self._codes)), self.stem)
 
     def defines(self, namespace: str, name: str) -> bool:
-        """Says whether ``torch.ops.<namespace>.<name>`` is an operator of this pair, by its name."""
+        """Says whether ``torch.ops.<namespace>.<name>`` is one of this pair, by its name."""
         belongs = namespace == self.namespace and f"{name}_".startswith(f"{self.stem}_")
         return belongs and self.kind is Kind.NATIVE
 
@@ -309,7 +314,8 @@ def survey(
     operator in two roots, where the first counts, and a plugin without an
     operator. Names tell all of that: no file is read but a ``.cu`` without a
     ``.cpp``, one whose name begins with another's, and the first files of a root
-    other than that of cuda_ops, which say its namespace. Whether a pair registers anything, :attr:`Pair.problem` says.
+    other than that of cuda_ops, which say its namespace. Whether a pair registers
+    anything, :attr:`Pair.problem` says.
     """
     problems: list[Problem] = []
     pairs: dict[str, Pair] = {}
@@ -322,8 +328,8 @@ def survey(
             if first is not pair and not beside:
                 text = (
                     f"{pair.own_sources[0]}: operator {pair.key!r} is already defined by "
-                    f"{first.own_sources[0]}; rename one of them, or give its root a namespace of its "
-                    "own, CUDA_OPS(my_ops, library)"
+                    f"{first.own_sources[0]}; rename one of them, or give its root a namespace of "
+                    "its own, CUDA_OPS(my_ops, library)"
                 )
                 problems.append(Problem(text, pair.key))
     return dict(sorted(pairs.items())), sorted(problems)

@@ -107,8 +107,11 @@ def _hints(pair: Pair, path: Path, code: str) -> Iterator[str]:
                      "the fourth argument")  # fmt: skip
             break
     if launches and not any(_GUARD.search(code_of(one)) for one in pair.sources):
-        yield at(launches[0], "no device guard: tensors of another GPU than the current one are "
-                 "read by the wrong one; begin with c10::cuda::CUDAGuard guard(x.device())")  # fmt: skip
+        yield at(
+            launches[0],
+            "no device guard: tensors of another GPU than the current one are read by the wrong "
+            "one; begin with c10::cuda::CUDAGuard guard(x.device())",
+        )
     if waits := _SYNCHRONIZES.search(code):
         yield at(waits, f"cuda{waits[1]}Synchronize waits for the GPU at each call, and fails in a "
                  "CUDA graph; leave it out")  # fmt: skip
@@ -127,5 +130,3 @@ def _arguments(text: str) -> int:
 
 def _line(code: str, match: re.Match[str]) -> int:
     return code.count("\n", 0, match.start()) + 1
-
-

@@ -66,8 +66,8 @@ def load(pair: Pair, path: Path) -> ModuleType:
             raise ManifestError(f"{pair.stem}: {path.name} does not load: {error}") from error
         module.__doc__ = f"{pair.stem} registered its operators in torch.ops itself."
         return module
-    # pybind11 returns the module that it made before for a name, and Python looks for PyInit_ with what
-    # is behind the last dot: what is before it makes the name a new one.
+    # pybind11 returns the module that it made before for a name, and Python looks for PyInit_ with
+    # what is behind the last dot: what is before it makes the name a new one.
     words = [pair.namespace, *([pair.stem] if pair.module != pair.stem else [])]
     if not first:
         words.append(f"generation_{next(_generations)}")

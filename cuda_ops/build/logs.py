@@ -79,8 +79,9 @@ def _why_missing(pair: Pair, header: str) -> str:
         )
     places = ", ".join(path.name for path in pair.include_dirs)
     return (
-        f"needs {header}, which is not beside the file that includes it and not in {places}; put it "
-        f"into {pair.root / 'utils'}, or name its folder, '// cuda_ops.build: include_dirs FOLDER'"
+        f"needs {header}, which is not beside the file that includes it and not in {places}; put "
+        f"it into {pair.root / 'utils'}, or name its folder, "
+        "'// cuda_ops.build: include_dirs FOLDER'"
     )
 
 

@@ -147,8 +147,8 @@ def _asked(
     for path, text in texts:
         if stray := next((m for m in _STRAY.finditer(text)), None):
             raise BuildError(
-                f"{path}:{text.count(chr(10), 0, stray.start()) + 1}: expected 'cuda_ops.build:' to "
-                "begin a comment of its own, got it inside of another, perhaps by clang-format; "
+                f"{path}:{text.count(chr(10), 0, stray.start()) + 1}: expected 'cuda_ops.build:' "
+                "to begin a comment of its own, got it inside of another, perhaps by clang-format; "
                 "leave an empty line before it"
             )
         for match in _LINE.finditer(text):

@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 
 from cuda_ops.build.discovery import Pair
-from cuda_ops.build.source_text import Kind
 from cuda_ops.build.options import Options
+from cuda_ops.build.source_text import Kind
 from cuda_ops.errors import BuildError
 
 #: The oldest torch whose stable ABI the libraries use (2.10), as TORCH_TARGET_VERSION.
@@ -104,7 +104,9 @@ def cuda_home() -> Path | None:
             if not _is_toolkit(Path(said)):  # else _release has said it
                 expected = f"a folder with {_NVCC} and {_HEADER}"
                 _say(f"{name}: expected {expected}, got {said!r}, which is ignored")
-    candidates = [Path(found)] if (nvcc := shutil.which("nvcc")) and (found := _home_of(nvcc)) else []
+    candidates = (
+        [Path(found)] if (nvcc := shutil.which("nvcc")) and (found := _home_of(nvcc)) else []
+    )
     candidates += (_SYSTEM / "cuda", *sorted(_SYSTEM.glob("cuda-*"), reverse=True))
     for home in candidates:
         if _is_toolkit(home) and _release(home):
@@ -517,5 +519,3 @@ def _words_of(variable: str) -> list[str]:
         raise BuildError(
             f"{variable}: expected words quoted as for a shell, got {value!r}: {error}"
         ) from None
-
-
