@@ -77,8 +77,19 @@ class Pair:
         Raises:
             BuildError: see :func:`cuda_ops.build.options.read`.
         """
-        texts = ((path, text_of(path)) for path in self.own_sources if path.exists())
-        return options.read(self.stem, self.root, texts)
+        state = tuple(map(_state, (*self.own_sources, self.root / options.FILE)))
+        found = self._options.get(state)
+        if found is None:  # asked for many times a build, and the files say the same
+            texts = ((path, text_of(path)) for path in self.own_sources if path.exists())
+            found = options.read(self.stem, self.root, texts)
+            self._options.clear()
+            self._options[state] = found
+        return found
+
+    @cached_property
+    def _options(self) -> dict[tuple[object, ...], Options]:
+        """What was read last, by the state of the files."""
+        return {}
 
     @property
     def _asked(self) -> Options:
@@ -250,6 +261,15 @@ class Text:
     def hash_of(self, source: Path) -> str:
         """Returns the hex digest of one source and the headers that it includes."""
         return _combined(self.digests[file] for file in self.closures[source])
+
+
+def _state(path: Path) -> tuple[int, ...] | None:
+    """Returns what changes when a file is written or replaced."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def content_hash(files: Iterable[Path]) -> str:
