@@ -130,7 +130,8 @@ def test_a_save_reads_each_file_once_before_and_once_after_compiling(
     names = (scratch_op.binding.name, "scratch_save.h", "binding.h")
     assert {name: hashed[name] for name in names} == dict.fromkeys(names, 2)
     # Once as the first file of its root, which names the namespace, and once for its own sake.
-    assert looked_at == {scratch_op.binding.name: 2}
+    # Other tests in this process may have added roots, whose first files are read too.
+    assert looked_at[scratch_op.binding.name] == 2
 
 
 @pytest.mark.slow
