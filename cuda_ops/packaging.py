@@ -116,9 +116,9 @@ def _extension(package: str, pair: Pair) -> setuptools.Extension:
     if native:
         # The C shim of the stable ABI is in libtorch_cpu; CUDA comes from the static runtime.
         ext.libraries = ["torch_cpu"]
-    elif cuda and (missing := _missing_libraries()):
+    elif cuda and (absent := _missing_libraries()):
         static = ["cudart_static", "rt", "pthread", "dl"]
-        ext.libraries = [name for name in ext.libraries if name not in missing] + static
+        ext.libraries = [name for name in ext.libraries if name not in absent] + static
     ext.pair = pair
     return ext
 

@@ -170,6 +170,7 @@ DEVICE_CODE = """
 
 
 @pytest.mark.slow
+# The device linker is a part of nvcc.
 @pytest.mark.skipif(toolchain.cuda_home() is None, reason="needs a CUDA toolkit")
 def test_device_code_is_linked_across_files(scratch_op: ScratchOp) -> None:
     name, kernels = scratch_op.name, scratch_op.root / "kernels"

@@ -169,7 +169,7 @@ def test_flags_reach_both_compilers_and_a_new_process_takes_the_ordinary_library
 def test_gdb_stops_in_a_binding(scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch) -> None:
     gdb = shutil.which("gdb")
     if gdb is None:
-        pytest.skip("no gdb here")
+        pytest.skip("no gdb here")  # no package of pip brings one
     monkeypatch.delenv("CXX")
     scratch_op.write("v * 2")
     (row,) = compile_ops([scratch_op.name], debug=True)
@@ -190,7 +190,7 @@ def test_gdb_stops_in_a_binding(scratch_op: ScratchOp, monkeypatch: pytest.Monke
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if "ptrace" in done.stderr or "Operation not permitted" in done.stderr:
-        pytest.skip("gdb may not watch a process here")
+        pytest.skip("gdb may not watch a process here")  # containers may forbid ptrace
     assert f"{scratch_op.binding.name}:{line}" in done.stdout, done.stdout + done.stderr
     assert "$1 = 1" in done.stdout, done.stdout + done.stderr
 

@@ -34,7 +34,7 @@ def rows(quick_compiler: Path) -> Iterator[dict[str, Row]]:
 
 def guest(name: str, rows: dict[str, Row]) -> object:
     if name in WITH_KERNELS and toolchain.cuda_home() is None:
-        pytest.skip("no CUDA toolkit here")
+        pytest.skip("no CUDA toolkit here")  # their .cu files cannot be compiled without one
     assert not rows[name].error, rows[name].error
     return registry().public(name)
 
@@ -180,6 +180,8 @@ def test_what_cannot_work_is_said_before_a_build(
     ("binding", "kernel"),
     [
         ('extern "C" void f(float* x);', 'extern "C" void f(float* x) { f(x); }'),
+        # A call of what a header declares.
+        ("void g(float* x) {\n  f(x);\n  return f(x);\n}", 'extern "C" void f(float* x) {}'),
         (
             'extern "C" {\n#include <stdio.h>\nvoid f(float* x);\n}',
             'extern "C" void f(float* x) {}',

@@ -175,6 +175,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.slow
 def test_the_wheels_compile_a_kernel(tmp_path: Path) -> None:
     if not toolchain._wheel_homes():
+        # 300 MB, which tests do not download.
         pytest.skip('the wheels are not installed here: pip install "cuda_ops[nvcc]"')
     for folder, suffix in (("kernels", "cu"), ("bindings", "cpp")):
         (tmp_path / "root" / folder).mkdir(parents=True)

@@ -351,14 +351,17 @@ def _forget_objects(pair: Pair, text: Text, work: Path) -> None:
     (work / "objects.json").unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # a file is gone, or a disk full: they are compiled again
         if pair.read().hash == text.hash:  # else it is unknown which text was compiled
-            inputs = {source.name: text.hash_of(source) for source in text.closures}
-            kept = {name: digest for name, digest in inputs.items() if known.get(name) == digest}
+            kept = {name: of for name, of in _inputs(text).items() if known.get(name) == of}
             (work / "objects.json").write_text(json.dumps(kept))
 
 
 def _remember_objects(text: Text, work: Path) -> None:
-    inputs = {source.name: text.hash_of(source) for source in text.closures}
-    (work / "objects.json").write_text(json.dumps(inputs))
+    (work / "objects.json").write_text(json.dumps(_inputs(text)))
+
+
+def _inputs(text: Text) -> dict[str, str]:
+    """Returns what each object is compiled from."""
+    return {source.name: text.hash_of(source) for source in text.closures}
 
 
 @contextlib.contextmanager

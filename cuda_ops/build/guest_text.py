@@ -23,7 +23,9 @@ _REMOVED = (
      "AT_DISPATCH takes no .type()", "write .scalar_type()"),
 )  # fmt: skip
 _C_LINKAGE = re.compile(r'extern\s+"C"\s*(\{)?')
-_DEFINITION = r"\b{name}\s*\([^;{{}}]*\)\s*[{{;]"
+#: A declaration or a definition has its type before it on the line; a call has none, and may know
+#: the function from a header.
+_DEFINITION = r"\b(?!return\b|else\b|do\b)\w+[ \t*&]+{name}\s*\([^;{{}}]*\)\s*[{{;]"
 _LAUNCH = re.compile(r"<<<([^;]*?)>>>", re.DOTALL)
 _GUARD = re.compile(r"\b(Optional)?(CUDA|Device)(Stream)?Guard\b")
 _INT_SIZE = re.compile(r"\b(?:const\s+)?int\s+\w+\s*=\s*[\w.\->]+\.(?:numel|size)\(")
@@ -92,10 +94,12 @@ def _without_bodies(code: str) -> str:
 
 def hints(pair: Pair) -> list[str]:
     """Returns a line for each thing in a guest that works and will hurt."""
-    return [hint for path in pair.sources for hint in _hints(pair, path, code_of(path))]
+    codes = {path: code_of(path) for path in pair.sources}
+    guarded = any(map(_GUARD.search, codes.values()))
+    return [hint for path, code in codes.items() for hint in _hints(path, code, guarded)]
 
 
-def _hints(pair: Pair, path: Path, code: str) -> Iterator[str]:
+def _hints(path: Path, code: str, guarded: bool) -> Iterator[str]:
     def at(match: re.Match[str], text: str) -> str:
         return f"{path.name}:{_line(code, match)}: {text}"
 
@@ -106,7 +110,7 @@ def _hints(pair: Pair, path: Path, code: str) -> Iterator[str]:
                      "streams and lost in CUDA graphs; pass at::cuda::getCurrentCUDAStream() as "
                      "the fourth argument")  # fmt: skip
             break
-    if launches and not any(_GUARD.search(code_of(one)) for one in pair.sources):
+    if launches and not guarded:
         yield at(
             launches[0],
             "no device guard: tensors of another GPU than the current one are read by the wrong "

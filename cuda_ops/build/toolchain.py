@@ -378,7 +378,7 @@ def nvcc_flags(pair: Pair, archs: tuple[str, ...], debug: bool = False) -> list[
 
 
 def _defines(asked: Options) -> list[str]:
-    """Returns the pair's macros and the folders of packages, for both compilers."""
+    """Returns the pair's macros, for both compilers."""
     return [shlex.quote(f"-D{define}") for define in asked.defines]
 
 
