@@ -160,18 +160,8 @@ def _asked(
 
 
 def _in_file(stem: str, root: Path) -> Iterator[tuple[str, list[str], str]]:
-    path = root / FILE
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return
-    try:
-        contents = _toml(text)
-    except ValueError as error:
-        raise BuildError(f"{path}: {error}") from None
-    pairs = contents.pop("pairs", {})
-    if not isinstance(pairs, dict):
-        raise BuildError(f"{path}: pairs: expected tables [pairs.NAME], got {pairs!r}")
+    path, pairs = root / FILE, pairs_in_file(root)
+    contents = {key: value for key, value in _contents(root).items() if key != "pairs"}
     for where, table in ((str(path), contents), (f"{path}: [pairs.{stem}]", pairs.get(stem, {}))):
         if not isinstance(table, dict):
             raise BuildError(f"{where}: expected a table, got {table!r}")
@@ -193,21 +183,25 @@ def pairs_in_file(root: Path) -> Mapping[str, Any]:
     """Returns the tables ``[pairs.NAME]`` of a root's file.
 
     Raises:
-        BuildError: it is no TOML.
+        BuildError: it is no TOML, or has no such tables.
     """
+    pairs = _contents(root).get("pairs", {})
+    if not isinstance(pairs, dict):
+        raise BuildError(f"{root / FILE}: pairs: expected tables [pairs.NAME], got {pairs!r}")
+    return pairs
+
+
+def _contents(root: Path) -> dict[str, Any]:
     try:
-        found = _toml((root / FILE).read_text(encoding="utf-8")).get("pairs", {})
+        text = (root / FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        raise BuildError(f"{root / FILE}: {error}") from None
-    return found if isinstance(found, dict) else {}
-
-
-def _toml(text: str) -> dict[str, Any]:
     # Imported here: a root without the file needs neither.
     module = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    contents: dict[str, Any] = module.loads(text)
+    try:
+        contents: dict[str, Any] = module.loads(text)
+    except ValueError as error:
+        raise BuildError(f"{root / FILE}: {error}") from None
     return contents
 
 
