@@ -19,6 +19,9 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "clean": (
         "cuda_ops.dev.command", ("clean",), "remove libraries and builds that nothing needs",
     ),
+    "library": (
+        "cuda_ops.dev.library", (), "print or write the library that C++ programs open",
+    ),
     "testing": (
         "cuda_ops.testing.__main__", (),
         "replay a failed sample, report all checks, run compute-sanitizer",

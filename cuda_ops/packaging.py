@@ -7,7 +7,8 @@
 
 Every operator becomes one library, ``<root>/lib/<op>.abi3.so``, with the flags of
 :mod:`cuda_ops.build.toolchain`. It is not a Python module: the registry opens it. It
-says what it was made from, so that the dev loop builds only what is edited.
+says what it was made from, so that the dev loop builds only what is edited. Beside them
+lies ``lib<package>.so``, which registers all of them where there is no Python.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 from setuptools.errors import CompileError
 from torch.utils import cpp_extension
 
+from cuda_ops import servers
 from cuda_ops.build import missing, provenance, threads, toolchain
 from cuda_ops.build.discovery import PACKAGE, Pair, Text, discover
 from cuda_ops.build.options import FILE
@@ -176,6 +178,17 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
             # Native kernels bring their own CUDA runtime, whatever torch was built with.
             cpp_extension._check_cuda_version = lambda *_: None
         super().run()
+        self._build_library()
+
+    def _build_library(self) -> None:
+        """Builds the library that registers what was built, for programs without Python."""
+        found = {ext.pair: Path(self.get_ext_fullpath(ext.name)) for ext in self.extensions}
+        if not found:
+            return
+        package = self.extensions[0].name.partition(".")[0]
+        path = next(iter(found.values())).with_name(servers.name_of(package))
+        for pair, problem in servers.write(found, path).items():
+            print(f"cuda_ops: {path.name} is without {pair.key!r}: {problem}")
 
     def _build_extensions_parallel(self) -> None:
         with threads.builders(self.parallel or 1) as submit:

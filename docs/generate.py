@@ -21,6 +21,7 @@ import benchmarks.tables
 import cuda_ops.__main__
 import cuda_ops.benchmarking.command
 import cuda_ops.dev.command
+import cuda_ops.dev.library
 import cuda_ops.dev.magic
 import cuda_ops.testing.__main__
 from cuda_ops import pytest_plugin
@@ -226,6 +227,7 @@ _PARTS: dict[str, Callable[[], str]] = {
     "operators": _operators,
     "cuda_ops": _commands,
     "compile_dev.py": lambda: _options(cuda_ops.dev.command._parser()),
+    "library": lambda: _options(cuda_ops.dev.library._parser()),
     "cuda_op": lambda: _options(cuda_ops.dev.magic._parser()),
     "cuda_ops.testing": lambda: _subcommands(cuda_ops.testing.__main__._parser()),
     "pytest": _pytest_options,

@@ -34,6 +34,7 @@ LAYERS = (
     "benchmarking",
     "ops",
     "integrations",
+    "servers",
     "packaging",
     "dev",
     "pytest_plugin",

@@ -191,7 +191,7 @@ def cxx() -> list[str]:
     Raises:
         BuildError: ``CXX`` leaves a quote open.
     """
-    return _words_of("CXX") or ["c++"]
+    return words_of("CXX") or ["c++"]
 
 
 def cxx_version() -> str:
@@ -305,6 +305,16 @@ def object_of(source: Path) -> str:
     return f"{source.stem}{'.cuda.o' if source.suffix == '.cu' else '.o'}"
 
 
+#: Flags of what is built against the C shim alone. Hidden, non-unique symbols: several generations
+#: of an operator live in one process, and a symbol shared between them would be the old one's.
+NATIVE_FLAGS = (
+    "-std=c++17",
+    "-O2",
+    "-Wall",
+    "-fvisibility=hidden",
+    "-fno-gnu-unique",
+    f"-DTORCH_TARGET_VERSION={TORCH_TARGET}",
+)
 #: Flags of a debug build, for the C++ compiler; they come last, since a CXXFLAGS may say -O2.
 _DEBUG = ("-g", "-O0")
 
@@ -317,9 +327,6 @@ def cxx_flags(
     A release stores ``source_hash`` in the library, so that the loader can tell
     when the sources beside it have changed since. The dev loop keeps it out of
     the flags (it would recompile the binding for every edit of the kernel).
-
-    Hidden, non-unique symbols: several generations of an operator live in one
-    process, and a symbol shared between them would be the old one's.
     """
     asked = pair.options
     chosen = [
@@ -331,12 +338,7 @@ def cxx_flags(
     if pair.kind is not Kind.NATIVE:
         return ["-O2", *_as_torch_defines(pair), *chosen]
     return [
-        "-std=c++17",
-        "-O2",
-        "-Wall",
-        "-fvisibility=hidden",
-        "-fno-gnu-unique",
-        f"-DTORCH_TARGET_VERSION={TORCH_TARGET}",
+        *NATIVE_FLAGS,
         f"-DCUDA_OPS_CUDA={int(uses_cuda(pair))}",
         f"'-DCUDA_OPS_ARCHS=\"{' '.join(archs)}\"'" if uses_cuda(pair) else "-UCUDA_OPS_ARCHS",
         *([f"'-DCUDA_OPS_SOURCE_HASH=\"{source_hash}\"'"] if source_hash else []),
@@ -508,10 +510,10 @@ def _in_wheels(library: str, asked: Options) -> Path | None:
 
 def _flags_of(*variables: str) -> list[str]:
     """Returns the flags in these variables, each quoted for a shell."""
-    return [shlex.quote(flag) for name in variables for flag in _words_of(name)]
+    return [shlex.quote(flag) for name in variables for flag in words_of(name)]
 
 
-def _words_of(variable: str) -> list[str]:
+def words_of(variable: str) -> list[str]:
     value = os.environ.get(variable, "")
     try:
         return shlex.split(value)

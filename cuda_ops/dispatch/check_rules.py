@@ -107,6 +107,20 @@ class Rules(ctypes.Structure):
     ]
 
 
+#: What C++ calls the elements of arrays.
+STRUCTS: dict[type[Any], str] = {
+    _Dim: "DimRule",
+    _Tensor: "TensorRule",
+    _Range: "Range",
+    _Int: "IntRule",
+    _Float: "FloatRule",
+    _ScalarType: "ScalarTypeRule",
+    _Name: "NameRule",
+    ctypes.c_int64: "int64_t",
+    ctypes.c_char_p: "char* const",
+}
+
+
 def rules_of(op: OpSpec) -> Rules:
     """Returns the rules of an operator; the caller keeps them as long as the library may check."""
     names = op.signature.names if op.signature is not None else ()

@@ -64,6 +64,8 @@ class Library:
     source_hash: str
     ops: dict[str, OpSpec]
     kernels: tuple[Kernel, ...]
+    #: What the library says of its operators, as JSON with addresses of this process.
+    manifest: str
     _handle: ctypes.CDLL
 
     @property
@@ -106,7 +108,8 @@ def open_library(path: Path, stem: str, namespace: str = HOME) -> Library:
     handle.cuda_ops_register.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p]
     handle.cuda_ops_store.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     handle.cuda_ops_store.restype = None
-    manifest: dict[str, Any] = json.loads(manifest_function(ctypes.byref(_host())).decode())
+    text = manifest_function(ctypes.byref(_host())).decode()
+    manifest: dict[str, Any] = json.loads(text)
     if manifest["format"] != FORMAT:
         raise ManifestError(
             f"{stem}: {path.name}: expected a manifest of format {FORMAT}, got "
@@ -149,6 +152,7 @@ def open_library(path: Path, stem: str, namespace: str = HOME) -> Library:
         manifest["source_hash"],
         ops,
         tuple(kernels),
+        text,
         handle,
     )
 

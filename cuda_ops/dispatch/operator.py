@@ -24,6 +24,7 @@ from cuda_ops.build.toolchain import INSTALL_NVCC
 from cuda_ops.derive import arguments, checks
 from cuda_ops.derive.forward_mode import forward_mode, refuse_tangent
 from cuda_ops.dispatch import (
+    adopted,
     autocast,
     compile_tag,
     deterministic,
@@ -82,8 +83,11 @@ class Operator:
         self.now = generation
         self.generation = 0
         self._slots: dict[str, int] = {}
+        self._is_adopted = False
         self._autocast_registered = self._alerts = False
         op = generation.spec
+        if (slots := adopted.slots_of(op)) is not None:
+            self._slots, self._is_adopted = slots, True
         try:
             self._define()
         except Exception as error:  # torch raises whatever its registrations raise
@@ -148,7 +152,13 @@ class Operator:
                 f"{self.spec.qualname} changed between composed and per-device kernels; "
                 "restart the process to use it"
             )
-        return (self.spec.schema, self.spec.tags) != (new.spec.schema, new.spec.tags)
+        changed = (self.spec.schema, self.spec.tags) != (new.spec.schema, new.spec.tags)
+        if changed and self._is_adopted:
+            raise ManifestError(
+                f"{self.spec.qualname}: its schema or its tags changed, and a library for C++ has "
+                "registered those before in this process; restart it to use the new ones"
+            )
+        return changed
 
     def become(self, new: Generation) -> bool:
         """Takes the new generation; returns whether compiled graphs must be traced again."""
@@ -189,7 +199,8 @@ class Operator:
         lib: torch.library.Library = _Library(self)
         self._library = lib
         named = (getattr(torch.Tag, tag) for tag in op.tags)
-        lib.define(op.schema, tags=(torch.Tag.pt2_compliant_tag, *named))
+        if not self._is_adopted:
+            lib.define(op.schema, tags=(torch.Tag.pt2_compliant_tag, *named))
         self._autocast_registered = self._alerts = False
         if not op.written and op.device_position is None:
             transformed = self._decomposed if op.is_composite else public.transformed(self)
@@ -197,7 +208,7 @@ class Operator:
         if op.is_composite:
             return
         torch.library.register_fake(op.qualname, self._fake, lib=lib)
-        if op.has_cuda and "CUDA" not in op.keys:
+        if op.has_cuda and "CUDA" not in {*op.keys, *self._slots}:
             lib.impl(op.name, self._without_cuda, "CUDA")
         self._register_flops()
         if op.device_position is not None:  # neither mapped, nor cast, nor differentiated

@@ -1,0 +1,202 @@
+"""One library for programs without Python, which registers a package's operators when it is opened.
+
+The registry reads an operator's library in Python: it parses the schema, works out what is checked
+at each call, and registers kernels. Here the same is read while a package is built, and written
+into a C++ file as tables; ``src/utils/servers/registering.h`` registers from them. The libraries of
+the operators stay as they are, beside it, so both ways share one build of each kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cuda_ops.build import missing, toolchain
+from cuda_ops.build.discovery import BUILTIN_ROOT, Pair
+from cuda_ops.build.source_text import Kind
+from cuda_ops.dispatch.check_rules import STRUCTS, rules_of
+from cuda_ops.dispatch.library import Library, open_library
+from cuda_ops.errors import BuildError, CudaOpsError, ManifestError
+
+#: What differs between two processes in a manifest. No string of it holds such a key: JSON puts a
+#: backslash before each quote of a string.
+_ADDRESS = re.compile(r'("(?:checks|call|trampoline|slot)":)\d+')
+
+
+def name_of(package: str) -> str:
+    """Returns the name of the file: ``libcuda_ops.so``, or ``libmy_package.so``."""
+    return f"lib{package}.so"
+
+
+def write(found: Mapping[Pair, Path], path: Path) -> dict[Pair, str]:
+    """Writes the library that registers operators, whose own libraries have to lie beside it.
+
+    Args:
+        found: where the library of each pair is. One that is not there is left out.
+        path: the file to write, ``lib/libcuda_ops.so``. Processes that have an older one open keep
+            it.
+
+    Returns:
+        The pairs that it cannot register, and why.
+
+    Raises:
+        BuildError: there is no compiler, or it refuses; with what it said.
+
+    Example::
+
+        write({pair: pair.prebuilt for pair in pairs}, folder / "libcuda_ops.so")
+    """
+    libraries, problems = [], {}
+    for pair, file in found.items():
+        if not file.exists():
+            continue
+        try:
+            libraries.append(_opened(pair, file))
+        except CudaOpsError as error:
+            problems[pair] = str(error)
+    _compile(source_of(libraries), path)
+    return problems
+
+
+def _opened(pair: Pair, file: Path) -> Library:
+    if pair.kind is not Kind.NATIVE:
+        raise ManifestError("it registers itself; a program opens its library as it is")
+    library = open_library(file, pair.stem, pair.namespace)
+    for op in library.ops.values():
+        if op.device_position is not None:
+            raise ManifestError(
+                f"{op.qualname}: expected a tensor argument, got none: the kernel that chooses by "
+                "a Device is Python's"
+            )
+    return library
+
+
+def _compile(source: str, path: Path) -> None:
+    if problem := missing.cxx_problem():
+        raise BuildError(f"{path.name}: {problem}")
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as work:
+        text, linked = Path(work) / "tables.cpp", Path(work) / path.name
+        text.write_text(source, encoding="ascii")
+        done = subprocess.run(
+            _command(text, linked), capture_output=True, text=True, errors="replace", check=False
+        )
+        if done.returncode:
+            raise BuildError(f"{path.name} does not compile:\n{done.stdout}{done.stderr}")
+        linked.replace(path)
+
+
+def _command(source: Path, linked: Path) -> list[str]:
+    from torch.utils import cpp_extension
+
+    words = toolchain.words_of
+    return [
+        *toolchain.cxx(),
+        *toolchain.NATIVE_FLAGS,
+        "-O0",  # it runs once
+        "-fPIC",
+        *(f"-I{folder}" for folder in (BUILTIN_ROOT / "utils", *cpp_extension.include_paths())),
+        *(flag for name in ("CFLAGS", "CPPFLAGS", "CXXFLAGS") for flag in words(name)),
+        "-g0",  # no folder of this machine
+        "-shared",
+        str(source),
+        "-o",
+        str(linked),
+        f"-Wl,-soname,{linked.name}",
+        "-Wl,-z,nodelete",  # the rules are in use after a dlclose too
+        "-Wl,--exclude-libs,ALL",
+        *(f"-L{folder}" for folder in cpp_extension.library_paths()),
+        *words("LDFLAGS"),
+        "-ltorch_cpu",
+        "-ldl",
+    ]
+
+
+def source_of(libraries: Iterable[Library]) -> str:
+    """Returns the C++ text of the library that registers the operators of others."""
+    tables = _Tables()
+    rows = [tables.library(library) for library in libraries]
+    registered = f"Registered registered({tables.listed('LibraryTable', rows)});"
+    lines = [
+        '#include "servers/registering.h"',
+        "namespace {",
+        "using namespace cuda_ops::detail;",
+        "using namespace cuda_ops::servers;",
+        *tables.lines,
+        registered,
+        "}  // namespace",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class _Tables:
+    """Constants of C++, in the order in which they need each other."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def library(self, library: Library) -> str:
+        ops = []
+        for op in library.ops.values():
+            rules = self._struct(rules_of(op), len(op.argument_names))
+            self.lines.append(f"const Rules rules_{len(self.lines)} = {rules};")
+            name = self.lines[-1].split()[2]
+            keys = self.listed("char* const", map(_text, op.keys))
+            ops.append(f"{{{_text(op.name)}, {_text(op.schema)}, &{name}, {keys}}}")
+        pieces = _ADDRESS.sub(r"\1" + "\0", library.manifest).split("\0")
+        manifest = self.listed("char* const", map(_text, pieces))
+        file, namespace = _text(library.path.name), _text(library.namespace)
+        return f"{{{file}, {namespace}, {manifest}, {self.listed('OpTable', ops)}}}"
+
+    def listed(self, kind: str, values: Iterable[str]) -> str:
+        """Returns a ``List`` of C++: an array and how long it is."""
+        values = list(values)
+        return f"{{{self._array(kind, values)}, {len(values)}}}"
+
+    def _array(self, kind: str, values: Sequence[str]) -> str:
+        if not values:
+            return "nullptr"
+        name = f"values_{len(self.lines)}"
+        self.lines.append(f"const {kind} {name}[] = {{{', '.join(values)}}};")
+        return name
+
+    def _struct(self, struct: ctypes.Structure, arguments: int) -> str:
+        """Returns the initializer of a struct of check_rules. A pointer's length is in the field
+        behind it, a count, or it is that of the operator's arguments.
+        """
+        names = [name for name, *_ in struct._fields_]
+        values = []
+        for name, after in zip(names, [*names[1:], ""], strict=True):
+            value: Any = getattr(struct, name)
+            if not isinstance(value, ctypes._Pointer):
+                values.append(self._value(value, arguments))
+                continue
+            count = getattr(struct, after) if after.endswith("count") else arguments
+            elements = [
+                self._value(value[i], arguments) for i in range(count if bool(value) else 0)
+            ]
+            values.append(self._array(STRUCTS[value._type_], elements))
+        return f"{{{', '.join(values)}}}"
+
+    def _value(self, value: Any, arguments: int) -> str:
+        if isinstance(value, ctypes.Structure):
+            return self._struct(value, arguments)
+        if isinstance(value, float):
+            return f"{'-' * (value < 0)}INFINITY" if abs(value) == float("inf") else value.hex()
+        if isinstance(value, int):
+            return "INT64_MIN" if value == -(2**63) else str(value)
+        return "nullptr" if value is None else _text(value)
+
+
+def _text(text: str | bytes) -> str:
+    """Returns a literal of C++."""
+    encoded = text.encode() if isinstance(text, str) else text
+    shown = (
+        chr(byte) if 32 <= byte < 127 and byte not in b'"\\?' else f"\\{byte:03o}"
+        for byte in encoded
+    )
+    return f'"{"".join(shown)}"'
