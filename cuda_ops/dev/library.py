@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise ValueError("OP, --root and --arch: expected -o DIR, where to write operators")
             print(installed(arguments.package))
         else:
+            if arguments.package != HOME:
+                raise ValueError(f"--package: expected no -o, got -o {arguments.output}")
             for root in arguments.root:
                 registry().add_root(Path(root))
             archs = toolchain.parse_archs(arguments.arch) if arguments.arch else None

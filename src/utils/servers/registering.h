@@ -15,10 +15,14 @@
 #include <cstring>
 #include <exception>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../checks.h"
 #include "../launch.h"
+
+// Of libc10: the least level of what torch prints. Null in a torch that has no such variable.
+extern __attribute__((weak)) int FLAGS_caffe2_log_level;
 
 namespace cuda_ops {
 namespace servers {
@@ -103,6 +107,16 @@ inline std::vector<void*> addresses_in(const char* manifest, const List<const ch
   return found;
 }
 
+// Keeps a torch before 2.13 from printing an error with its stack, where it is no error here.
+struct Quiet {
+  static constexpr int kFatal = 3;
+  int* const level = torch_exception_get_what_without_backtrace ? nullptr : &FLAGS_caffe2_log_level;
+  const int before = level == nullptr ? 0 : std::exchange(*level, kFatal);
+  ~Quiet() {
+    if (level != nullptr) *level = before;
+  }
+};
+
 class Registered {
  public:
   explicit Registered(const List<LibraryTable>& tables) noexcept {
@@ -154,6 +168,7 @@ class Registered {
 
   // Returns whether the operator is new. The C shim can ask in no other way than by defining it.
   bool define(TorchLibraryHandle library, const LibraryTable& table, const OpTable& op) {
+    const Quiet quiet;
     if (aoti_torch_library_def(library, op.schema) == TORCH_SUCCESS) return true;
     const std::string why = reason();
     if (why.empty() || why.find("multiple times") != std::string::npos) {
