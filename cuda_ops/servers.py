@@ -21,7 +21,9 @@ from cuda_ops.build.discovery import BUILTIN_ROOT, Pair
 from cuda_ops.build.source_text import Kind
 from cuda_ops.dispatch.check_rules import STRUCTS, rules_of
 from cuda_ops.dispatch.library import Library, open_library
+from cuda_ops.dispatch.schema_types import schema_type
 from cuda_ops.errors import BuildError, CudaOpsError, ManifestError
+from cuda_ops.spec import OpSpec
 
 #: What differs between two processes in a manifest. No string of it holds such a key: JSON puts a
 #: backslash before each quote of a string.
@@ -66,14 +68,7 @@ def write(found: Mapping[Pair, Path], path: Path) -> dict[Pair, str]:
 def _opened(pair: Pair, file: Path) -> Library:
     if pair.kind is not Kind.NATIVE:
         raise ManifestError("it registers itself; a program opens its library as it is")
-    library = open_library(file, pair.stem, pair.namespace)
-    for op in library.ops.values():
-        if op.device_position is not None:
-            raise ManifestError(
-                f"{op.qualname}: expected a tensor argument, got none: the kernel that chooses by "
-                "a Device is Python's"
-            )
-    return library
+    return open_library(file, pair.stem, pair.namespace)
 
 
 def _compile(source: str, path: Path) -> None:
@@ -146,11 +141,22 @@ class _Tables:
             self.lines.append(f"const Rules rules_{len(self.lines)} = {rules};")
             name = self.lines[-1].split()[2]
             keys = self.listed("char* const", map(_text, op.keys))
-            ops.append(f"{{{_text(op.name)}, {_text(op.schema)}, &{name}, {keys}}}")
+            placed = self._placed(op)
+            ops.append(f"{{{_text(op.name)}, {_text(op.schema)}, &{name}, {keys}, {placed}}}")
         pieces = _ADDRESS.sub(r"\1" + "\0", library.manifest).split("\0")
         manifest = self.listed("char* const", map(_text, pieces))
         file, namespace = _text(library.path.name), _text(library.namespace)
         return f"{{{file}, {namespace}, {manifest}, {self.listed('OpTable', ops)}}}"
+
+    def _placed(self, op: OpSpec) -> str:
+        """Returns what chooses the kernel of an operator without a tensor argument, or nulls."""
+        if (position := op.device_position) is None:
+            return "nullptr, nullptr"
+        name, argument = f"placed_{len(self.lines)}", op.parsed.arguments[position]
+        is_optional = str(schema_type(argument).endswith("?")).lower()
+        values = f"{_text(op.qualname)}, {_text(argument.name)}, {position}, {is_optional}"
+        self.lines.append(f"Placed {name}{{{values}}};")
+        return f"&{name}, &select<{name}>"
 
     def listed(self, kind: str, values: Iterable[str]) -> str:
         """Returns a ``List`` of C++: an array and how long it is."""

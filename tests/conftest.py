@@ -41,9 +41,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 #: Modules with tests of ten seconds or more. They run first, after tests that run alone: started
 #: last, such a test would leave the other workers idle.
 LONG = (
-    "guests", "emulated", "pytest_plugin", "reload", "installed", "brackets", "scaffold", "docs",
-    "kit", "bad_ops", "notebook", "operators", "inline", "dev", "moe_shards", "watch", "good_ops",
-    "transforms",
+    "guests", "emulated", "servers", "pytest_plugin", "reload", "installed", "brackets", "scaffold",
+    "docs", "kit", "bad_ops", "notebook", "operators", "inline", "dev", "moe_shards", "watch",
+    "good_ops", "transforms",
 )  # fmt: skip
 
 

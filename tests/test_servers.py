@@ -18,8 +18,8 @@ from conftest import ScratchOp, needs_gpu
 
 from cuda_ops import servers
 from cuda_ops.__main__ import main
+from cuda_ops.build.discovery import discover
 from cuda_ops.dev import library
-from cuda_ops.errors import BuildError
 from cuda_ops.registry import all_operators, registry
 
 REPO = Path(__file__).resolve().parent.parent
@@ -315,7 +315,9 @@ for changed in (dict(parsed=other), dict(tags=("pointwise",))):
         f"{start} other arguments: expected cuda_ops::silu(Tensor x, int more) -> Tensor, got "
         "cuda_ops::silu(Tensor x) -> Tensor; build both from the same sources"
     )
-    assert tags.startswith(f"{start}out its tags, pointwise, which C++ cannot set; import cuda_ops")
+    assert tags.startswith(
+        f"{start}out its tags, which cannot be changed; import cuda_ops and call"
+    )
 
 
 # --- packages and the command -------------------------------------------------------------
@@ -351,18 +353,58 @@ except RuntimeError as error:
     assert found.stdout.strip() == str(path), found.stderr
 
 
-def test_what_cpp_cannot_register_is_named(scratch_op: ScratchOp, tmp_path: Path) -> None:
-    scratch_op.binding.write_text(f"""
+PLACED = """
 #include "binding.h"
 using namespace cuda_ops;
-static Tensor made(std::optional<Device>) {{ throw OpError("not called"); }}
-CUDA_OPS(library) {{
-  library.op("{scratch_op.name}(Device? device=None) -> Tensor", "").cpu<made>();
-}}
-""")
+namespace {
+Tensor filled(int64_t count, double value, Device device) {
+  Tensor out = empty({count}, DType::kFloat64, device);
+  std::fill_n(static_cast<double*>(out.mutable_data_ptr()), count, value);
+  return out;
+}
+Tensor ones(int64_t count, const std::optional<Device>& device) {
+  return filled(count, 1, *device);  // which has one, whatever the caller gave
+}
+}
+CUDA_OPS(library) {
+  library.op("NAME(int count, *, Device? device=None) -> Tensor", "->(count)")
+      .returns("out", DType::kFloat64).range("count", 0, 9).cpu<ones>();
+  library.op("NAME_of(int count, float value, Device device) -> Tensor", "->(count)")
+      .returns("out", DType::kFloat64).cpu<filled>();
+}
+"""
+
+
+@pytest.mark.slow
+def test_a_device_argument_chooses_the_kernel(scratch_op: ScratchOp, tmp_path: Path) -> None:
+    """Of an operator without a tensor argument, as in Python; one for one process, or the other."""
+    scratch_op.binding.write_text(PLACED.replace("NAME", scratch_op.name))
     registry().rescan()
-    with pytest.raises(BuildError, match=r"is without\n.*expected a tensor argument"):
-        library.write([scratch_op.name], tmp_path)
+    path = library.write([scratch_op.name], tmp_path)
+    name = f"ops.{scratch_op.name}"
+    calls = [f"{name}(2)", f"{name}(2, device='cpu')", f"{name}_of(3, 0.5, 'cpu')",
+             f"{name}_of(3, 0.5, 'cuda:0')", f"{name}(10)"]  # fmt: skip
+    alone = answers(calls, OPENED, path)
+    added = (
+        f"import cuda_ops\nfrom cuda_ops.dev import add_root\nadd_root({str(scratch_op.root)!r})"
+    )
+    assert alone == answers(calls, added, path)
+    assert alone[:3] == [[1, 1], [1, 1], [0.5, 0.5, 0.5]]
+    start = f"cuda_ops::{scratch_op.name}"
+    assert alone[3:] == [
+        f"{start}_of: argument 'device': expected a device of type cpu, got cuda",
+        f"{start}: argument 'count': expected from 0 to 9, got 10",
+    ]
+
+
+def test_what_registers_itself_is_left_out_and_named(tmp_path: Path) -> None:
+    (tmp_path / "bindings").mkdir()
+    (tmp_path / "bindings" / "guest.cpp").write_text("PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}")
+    (tmp_path / "guest.so").touch()
+    (guest,) = discover([tmp_path])
+    (problem,) = servers.write({guest: tmp_path / "guest.so"}, tmp_path / "lib.so").values()
+    assert problem == "it registers itself; a program opens its library as it is"
+    assert (tmp_path / "lib.so").exists()
 
 
 def test_the_command_prints_the_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

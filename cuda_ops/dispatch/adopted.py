@@ -39,11 +39,11 @@ def slots_of(op: OpSpec) -> dict[str, int] | None:
             f"{op.qualname}: {by} has registered it in this process with other arguments: expected "
             f"{op.parsed}, got {schema}; build both from the same sources"
         )
-    if op.tags:
-        tags = ", ".join(op.tags)
+    if op.tags or op.device_position is not None:
+        how = "without its tags" if op.tags else "with the kernel that chooses by a Device"
         raise ManifestError(
-            f"{op.qualname}: {by} has registered it in this process without its tags, {tags}, "
-            f"which C++ cannot set; {_FIRST}"
+            f"{op.qualname}: {by} has registered it in this process {how}, which cannot be "
+            f"changed; {_FIRST}"
         )
     try:
         ctypes.CDLL(str(file), mode=os.RTLD_NOLOAD | os.RTLD_NOW)

@@ -35,10 +35,55 @@ struct List {
   const T* end() const { return values + count; }
 };
 
+using Boxed = void (*)(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+
+// An operator without a tensor argument, whose Device argument says which kernel to call. No key of
+// the dispatcher comes from its arguments, so a kernel of BackendSelect chooses, as in
+// cuda_ops/dispatch/placed.py.
+struct Placed {
+  const char *op, *argument;
+  int64_t position;
+  bool is_optional;
+  Boxed cpu, cuda;  // set as they are registered
+};
+
+template <Placed& placed>
+void select(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
+  using torch::stable::detail::from;
+  using torch::stable::detail::to;
+  StableIValue& argument = stack[placed.position];
+  std::optional<Device> given;
+  if (placed.is_optional) {
+    given = to<std::optional<Device>>(argument);
+  } else {
+    given = to<Device>(argument);
+  }
+  DeviceId device = given ? device_of(*given) : DeviceId{aoti_torch_device_type_cpu(), 0};
+  const bool is_cpu = device.type == aoti_torch_device_type_cpu();
+  const bool is_cuda = device.type == aoti_torch_device_type_cuda();
+  const Boxed kernel = is_cpu ? placed.cpu : is_cuda ? placed.cuda : nullptr;
+  if (kernel == nullptr) {
+    const std::string known = placed.cpu == nullptr ? "cuda" : placed.cuda ? "cpu or cuda" : "cpu";
+    throw std::runtime_error(std::string(placed.op) + ": argument '" + placed.argument +
+                             "': expected a device of type " + known + ", got " +
+                             (is_cuda ? "cuda" : "another"));
+  }
+  // C++ gets a device with an index.
+  using torch::headeronly::DeviceType;
+  if (is_cuda && device.index < 0) {
+    detail::check_torch(aoti_torch_get_current_device_index(&device.index), "read the device");
+  }
+  const Device whole = is_cpu ? Device(DeviceType::CPU) : Device(DeviceType::CUDA, device.index);
+  argument = placed.is_optional ? from(std::optional<Device>(whole)) : from(whole);
+  kernel(stack, inputs, outputs);
+}
+
 struct OpTable {
   const char *name, *schema;
   const detail::Rules* rules;
   List<const char*> keys;  // of its kernels
+  Placed* placed;          // with its `select`, or null
+  Boxed select;
 };
 
 // An operator library that lies beside this one.
@@ -159,10 +204,22 @@ class Registered {
         void *const call = *address++, *const trampoline = *address++, *const slot = *address++;
         if (!is_ours) continue;
         functions.store(slot, call);
-        if (functions.register_kernel(op.name, key, trampoline) != 0) {
-          say(name(table, op) + ": torch refused its " + key + " kernel: " + reason());
+        add_kernel(functions, table, op, key, trampoline);
+        if (op.placed != nullptr) {
+          const auto kernel = reinterpret_cast<Boxed>(trampoline);
+          (std::strcmp(key, "CPU") == 0 ? op.placed->cpu : op.placed->cuda) = kernel;
         }
       }
+      if (is_ours && op.placed != nullptr) {
+        add_kernel(functions, table, op, "BackendSelect", reinterpret_cast<void*>(op.select));
+      }
+    }
+  }
+
+  void add_kernel(const Functions& functions, const LibraryTable& table, const OpTable& op,
+                  const char* key, void* kernel) const {
+    if (functions.register_kernel(op.name, key, kernel) != 0) {
+      say(name(table, op) + ": torch refused its " + key + " kernel: " + reason());
     }
   }
 
