@@ -61,7 +61,10 @@ def write(found: Mapping[Pair, Path], path: Path) -> dict[Pair, str]:
             libraries.append(_opened(pair, file))
         except CudaOpsError as error:
             problems[pair] = str(error)
-    _compile(source_of(libraries), path)
+    if libraries:
+        _compile(source_of(libraries), path)
+    else:
+        path.unlink(missing_ok=True)  # of an earlier build
     return problems
 
 
