@@ -29,6 +29,7 @@ from cuda_ops.errors import (
 )
 from cuda_ops.plugins import plugin_name
 from cuda_ops.registry import registry
+from cuda_ops.spec import OpSpec
 
 #: Why an operator has no fake.
 NO_FAKE = "no signature line or cuda_ops_fake"
@@ -256,21 +257,26 @@ def _load(built: compiling.Built, row: Row, compare: bool) -> None:
     asked = pair.options
     row.options, row.hints = asked.as_json(), tuple(asked.inexact())
     if pair.kind is not Kind.NATIVE:
-        row.note = guests.missing(pair)
         row.hints += tuple(guest_text.hints(pair))
-        return
-    operator = registry().operators(pair.key)[pair.key]
-    op = operator.spec
+        if not pair.is_declared:
+            row.note = guests.missing(pair)
+            return
+        row.hints = (guests.missing(pair), *row.hints)
+    op = next(iter(registry().specs(pair.key).values()))
     row.devices = _devices(pair, op.keys, op.has_cuda)
-    composed = "composed" if op.is_composite else ""
-    row.fake = composed or ("yes" if operator.now.fake else NO_FAKE)
-    row.autograd = composed or _gradients(operator)
+    if op.is_composite:
+        row.fake = row.autograd = "composed"
+    elif (operator := registry().loaded(op.key)) is not None:
+        row.fake = "yes" if operator.now.fake else NO_FAKE
+        row.autograd = _gradients(operator)
+    else:  # as the guest registers it
+        row.fake, row.autograd = ("its own" if has else "no" for has in guests.own_rules(pair))
     if not compare:
         row.uncompared = "see its checks"
         return
     device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
     try:
-        error, row.refused = _compared(operator, built, device)
+        error, row.refused = _compared(op, built, device)
     except (ResultError, KitError) as wrong:  # it stays loaded, so that its author can look at it
         row.error = str(wrong)
     else:
@@ -294,25 +300,26 @@ def _gradients(operator: Operator) -> str:
     return "of " + ", ".join(having)
 
 
-def _compared(operator: Operator, built: compiling.Built, device: str) -> tuple[float | str, str]:
+def _compared(op: OpSpec, built: compiling.Built, device: str) -> tuple[float | str, str]:
     """Returns the largest error on a few fixed samples, or why there is none, and which of them the
     operator refused. The file beside the library keeps both, since neither changes, so that a run
     with nothing to build need not start the GPU.
     """
     store = built.path.with_suffix(".compared.json")
-    key = f"{device}, torch {torch.__version__}, {operator.now.fingerprint}"
+    operator = registry().loaded(op.key)
+    said = registry().plugin_text(built.pair) if operator is None else operator.now.fingerprint
+    key = f"{device}, torch {torch.__version__}, {said}"
     known: dict[str, Any] = cache.read_json(store)
     if not isinstance(known.get(key), list):
         from cuda_ops.testing.quick import quick_comparison
 
         try:
-            known[key] = [*quick_comparison(operator.spec, registry().plugins, device)]
+            known[key] = [*quick_comparison(op, registry().plugins, device)]
         except CudaOpsError:
             raise
         except Exception as error:  # the operator's own code, or a plugin's reference
             raise CudaOpsError(
-                f"{operator.spec.key}: comparing it with its reference failed: "
-                f"{type(error).__name__}: {error}"
+                f"{op.key}: comparing it with its reference failed: {type(error).__name__}: {error}"
             ) from error
         with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
             cache.write(store, json.dumps(known))

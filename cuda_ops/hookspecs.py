@@ -27,6 +27,7 @@ from cuda_ops.spec import (
     Autograd,
     BenchmarkCase,
     Claims,
+    GuestOperator,
     OpSpec,
     Peer,
     ShardingRule,
@@ -49,6 +50,15 @@ def cuda_ops_roots() -> Iterable[Path]:  # type: ignore[empty-body]
     Fires when operators are first listed. All answers are joined; the same
     operator of one namespace in two of them is an error, and in one that was
     added by hand leaves the installed one aside.
+    """
+
+
+@hookspec(firstresult=True)
+def cuda_ops_guest() -> list[GuestOperator] | None:
+    """The operators of a guest, which says less about itself than a binding does.
+
+    Asked of ``ops/<guest>.py`` in the guest's root alone; its other hooks are then asked about
+    each operator. Fires when the guest's library is loaded or reloaded.
     """
 
 
@@ -228,6 +238,7 @@ _WORDS = ", ".join(map(repr, get_args(AutocastWord)))
 #: What the answer to each hook has to be where it is not ``None``, in words and as a check.
 ANSWERS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "cuda_ops_roots": ("an iterable of paths", _are_paths),
+    "cuda_ops_guest": ("a list of GuestOperator", _is_list_of(GuestOperator)),
     "cuda_ops_fake": ("a callable", callable),
     "cuda_ops_autograd": ("an Autograd of two callables", _is_formula),
     "cuda_ops_autocast": (f"one of {_WORDS}, or a mapping to them", _is_autocast_policy),

@@ -18,7 +18,7 @@ import pluggy
 from cuda_ops import hookspecs
 from cuda_ops.build.discovery import Pair
 from cuda_ops.errors import ManifestError, PluginError
-from cuda_ops.spec import OpSpec
+from cuda_ops.spec import GuestOperator, OpSpec
 
 
 def plugin_files(pair: Pair) -> list[Path]:
@@ -205,6 +205,17 @@ class Plugins:
                     self._leave_out(name, "cuda_ops_roots", error)
         return [root for roots in self._roots.values() for root in roots]
 
+    def guest(self, pair: str) -> list[GuestOperator]:
+        """Returns what the plugin of a guest, by the pair's key, says of its functions.
+
+        Raises:
+            PluginError: it raised, or its answer is not what the hook expects.
+        """
+        own = self._of_pair.get(pair)
+        about = f", guest {pair!r}"
+        answers = [] if own is None else self._call("cuda_ops_guest", own, about)
+        return [operator for answer in answers for operator in answer]
+
     def ask(self, hook: str, op: OpSpec) -> Any:
         """Returns the first answer to a per-operator hook that is not ``None``.
 
@@ -237,7 +248,8 @@ class Plugins:
                 if self._root_of.get(op.pair) in self._roots.get(name, ()):
                     raise
                 self._leave_out(name, hook, error)
-        if hook in _DERIVED:
+        # What another library registers has rules of its own.
+        if hook in _DERIVED and not (op.foreign and _DERIVED[hook] == _RULES):
             yield from self._call(hook, self._derivation(_DERIVED[hook]), about, op=op)
 
     def _leave_out(self, name: str, hook: str, error: PluginError) -> None:

@@ -195,7 +195,6 @@ def _profile(config: pytest.Config) -> Profile:
 
 
 def _chosen(config: pytest.Config) -> list[str]:
-    from cuda_ops.build.source_text import Kind
     from cuda_ops.compile_ops import compile_ops
     from cuda_ops.errors import CudaOpsError
     from cuda_ops.registry import operators_of, registry
@@ -203,7 +202,7 @@ def _chosen(config: pytest.Config) -> list[str]:
 
     _load_origin(config)
     try:
-        pairs = {s: p for s, p in registry().rescan().items() if p.kind is Kind.NATIVE}
+        pairs = {s: p for s, p in registry().rescan().items() if p.is_declared}
         wanted = [name for names in config.getoption("--cuda-ops") for name in names.split(",")]
         wanted = [registry().key_of(name) for name in wanted]
         names = list(pairs) + list(described()) if "all" in wanted else wanted

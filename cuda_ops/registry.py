@@ -31,7 +31,8 @@ from cuda_ops.build.discovery import (
 )
 from cuda_ops.build.provenance import DamagedError
 from cuda_ops.build.source_text import Kind
-from cuda_ops.dispatch import compile_tag
+from cuda_ops.dispatch import compile_tag, described
+from cuda_ops.dispatch.described import Guest
 from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Library, open_library
 from cuda_ops.dispatch.operator import Operator, redefining
@@ -53,6 +54,7 @@ class Registry:
         self._operators: dict[str, Operator] = {}
         self._of_pair: dict[str, dict[str, Operator]] = {}
         self._guests: dict[str, Any] = {}
+        self._registered: dict[str, OpSpec] = {}
         self._libraries: dict[str, Path] = {}
         self._texts: dict[str, str] = {}
         self._plugin_texts: dict[str, str] = {}
@@ -128,11 +130,11 @@ class Registry:
             self._refuse_unfinished(key)
             raise AttributeError(self._unknown(key))
         self.load(pair)
+        if key in self._operators:
+            return self._operators[key].public
         if pair in self._guests:
             return self._guests[pair]
-        if key not in self._operators:
-            raise AttributeError(self._unknown(key))
-        return self._operators[key].public
+        raise AttributeError(self._unknown(key))
 
     def _unknown(self, key: str) -> str:
         """Says that there is no such operator, and what may be the reason."""
@@ -195,10 +197,31 @@ class Registry:
         return bool(guests)
 
     def operators(self, pair: str) -> dict[str, Operator]:
-        """Returns the operators of the pair with this key, by key; loads it if need be."""
+        """Returns the operators of the pair with this key, by key; loads it if need be. A guest has
+        those that its plugin makes of its functions.
+        """
         if pair not in self._of_pair:
             self.load(pair)
-        return self._of_pair.get(pair, {})
+        return self._of_pair[pair]
+
+    def specs(self, pair: str) -> dict[str, OpSpec]:
+        """Returns what is declared of a pair's operators, by key: of :meth:`operators`, and of
+        those that a guest registers itself. The first stands for the pair in tables.
+        """
+        own = {key: operator.spec for key, operator in self.operators(pair).items()}
+        registered = {op.key: op for op in self._registered.values() if op.guest == pair}
+        first = {pair: own[pair]} if pair in own else {}
+        return {**first, **own, **registered}
+
+    def registered(self, name: str) -> OpSpec | None:
+        """Returns what a plugin says of an operator that a guest registers itself, ``my_ops::mul``;
+        loads the guest if need be.
+        """
+        namespace, short = apart(name)
+        if namespace != HOME and name not in self._registered:
+            with contextlib.suppress(AttributeError):
+                self.define(namespace, short)
+        return self._registered.get(name)
 
     def loaded(self, key: str) -> Operator | None:
         """Returns the operator if its library is open."""
@@ -263,21 +286,40 @@ class Registry:
             text = pair.read()
             library = self._built_library(pair, text)
         if pair.kind is not Kind.NATIVE:
-            self._guests[key] = guests.load(pair, library)
-            self._libraries[key] = library
-            return
-        opened = open_library(library, pair.stem, pair.namespace)
-        if text is not None and opened.source_hash not in ("", text.hash):
-            warnings.warn(
-                f"{_shown(key)}: its sources changed since it was built; run python compile_dev.py",
-                stacklevel=5,
-            )
-        self._load_called(opened)
-        self._swap(pair, opened)
+            self._load_guest(pair, library)
+        else:
+            opened = open_library(library, pair.stem, pair.namespace)
+            if text is not None and opened.source_hash not in ("", text.hash):
+                warnings.warn(
+                    f"{_shown(key)}: its sources changed since it was built; run "
+                    "python compile_dev.py",
+                    stacklevel=5,
+                )
+            self._load_called(opened)
+            self._swap(pair, lambda: opened)
         self._libraries[key] = library
         self.failures.pop(key, None)
         for operator in self._of_pair[key].values():
             self.plugins.tell_loaded(operator.spec, library, operator.generation)
+
+    def _load_guest(self, pair: Pair, library: Path) -> None:
+        """Opens a guest's library, and makes operators of what its plugin says, if it has one."""
+        key = pair.key
+        if self._libraries.get(key) != library or key not in self._guests:
+            self._guests[key] = guests.load(pair, library)
+            self._libraries[key] = library  # it serves, whatever its plugin says
+        module = self._guests[key]
+        if pair.plugin.is_file():
+            self._swap(
+                pair,
+                lambda: described.describe(pair, library, module, self.plugins.guest(key)),
+            )
+        else:
+            self.plugins.load_pair_plugin(pair)  # forgets one that was there
+            self._of_pair[key] = {}
+            self._plugin_texts[key] = self.plugin_text(pair)
+        if key in self._operators:
+            described.attach(self._operators[key].public, module)
 
     def _load_called(self, library: Library) -> None:
         """Loads the operators that this library's functions call: the dispatcher must know them."""
@@ -321,11 +363,10 @@ class Registry:
         """Says whether this library of the pair is loaded, with the plugins as they are now."""
         if self.library_of(pair.key) != library:
             return False
-        return pair.kind is not Kind.NATIVE or self._plugin_texts[pair.key] == self._plugin_text(
-            pair
-        )
+        return self._plugin_texts.get(pair.key) == self.plugin_text(pair)
 
-    def _plugin_text(self, pair: Pair) -> str:
+    def plugin_text(self, pair: Pair) -> str:
+        """Returns a digest of what the plugins of a pair say now."""
         return content_hash([*plugin_files(pair), *self.plugins.installed_files()])
 
     def _built_library(self, pair: Pair, text: Text) -> Path:
@@ -354,14 +395,17 @@ class Registry:
             + (f"\nIts last build failed: {last}" if last else "")
         )
 
-    def _swap(self, pair: Pair, library: Library) -> None:
-        self._refuse_foreign(library)
+    def _swap(self, pair: Pair, opened: Callable[[], Library | Guest]) -> None:
         undo = self.plugins.load_pair_plugin(pair)
-        plugin_text = self._plugin_text(pair)
+        plugin_text = self.plugin_text(pair)
         before = self._of_pair.get(pair.key, {})
         try:
+            library = opened()
+            self._refuse_foreign(library)
             prepared = {
-                op.key: Operator.prepare(op, self.plugins, plugin_text, library.path)
+                op.key: Operator.prepare(
+                    op, self.plugins, plugin_text, library.path, library.calls.get(op.name)
+                )
                 for op in library.ops.values()
             }
             redefined = [
@@ -379,12 +423,11 @@ class Registry:
                 if name not in new:
                     changed |= self._operators[name].become(generation)
             self._operators |= new
-            for kernel in library.kernels:
-                self._operators[keyed(pair.namespace, kernel.op)].point_at(library, kernel)
-            for operator in before.values():
-                name = operator.spec.name
-                operator.drop_keys(library, {k.key for k in library.kernels if k.op == name})
+            if isinstance(library, Library):
+                self._point_at(library, before.values())
         self._of_pair[pair.key] = {name: self._operators[name] for name in prepared}
+        others = {name: op for name, op in self._registered.items() if op.guest != pair.key}
+        self._registered = {**others, **library.registered}
         self._plugin_texts[pair.key] = plugin_text
         made_from = library.source_hash or cache.source_hash(library.path)
         self._texts[pair.key] = f"{made_from} {plugin_text}"
@@ -392,6 +435,14 @@ class Registry:
         if changed:
             # Traced graphs hold the old shapes, gradients or schema.
             torch._dynamo.reset()
+
+    def _point_at(self, library: Library, before: Iterable[Operator]) -> None:
+        """Serves calls with the kernels of a library from now on."""
+        for kernel in library.kernels:
+            self._operators[keyed(library.namespace, kernel.op)].point_at(library, kernel)
+        for operator in before:
+            name = operator.spec.name
+            operator.drop_keys(library, {k.key for k in library.kernels if k.op == name})
 
     def _new_operators(self, prepared: dict[str, Generation]) -> dict[str, Operator]:
         """Defines the operators that the dispatcher does not know yet: all of them, or none."""
@@ -406,7 +457,7 @@ class Registry:
             raise
         return new
 
-    def _refuse_foreign(self, library: Library) -> None:
+    def _refuse_foreign(self, library: Library | Guest) -> None:
         for op in library.ops.values():
             owner = self._operators.get(op.key)
             if owner is not None and owner.spec.stem != library.stem:
@@ -472,10 +523,12 @@ def function(key: str) -> Callable[..., Any]:
 
 
 def all_operators(where: Callable[[Pair], bool] = lambda _: True) -> dict[str, Operator]:
-    """Returns every native operator that can be used, by key; leaves out pairs that cannot."""
+    """Returns every operator that can be used, by key; leaves out pairs that cannot, and guests
+    that nothing describes.
+    """
     found: dict[str, Operator] = {}
     for key, pair in registry().pairs().items():
-        if pair.kind is Kind.NATIVE and where(pair):
+        if pair.is_declared and where(pair):
             try:
                 found.update(registry().operators(key))
             except CudaOpsError:
@@ -485,7 +538,7 @@ def all_operators(where: Callable[[Pair], bool] = lambda _: True) -> dict[str, O
 
 def operators_of(names: Iterable[str]) -> list[str]:
     """Returns the keys once each; the name of a pair stands for all operators that it defines."""
-    native = {key for key, pair in registry().pairs().items() if pair.kind is Kind.NATIVE}
+    declared = {key for key, pair in registry().pairs().items() if pair.is_declared}
     keys = map(registry().key_of, names)
-    each = (registry().operators(key) if key in native else [key] for key in keys)
+    each = (registry().specs(key) if key in declared else [key] for key in keys)
     return list(dict.fromkeys(chain.from_iterable(each)))

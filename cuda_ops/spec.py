@@ -115,8 +115,11 @@ class OpSpec:
     siblings: dict[str, OpSpec] = field(default_factory=dict, repr=False, compare=False)
     #: The namespace in the dispatcher, ``"cuda_ops"`` or that of its root.
     namespace: str = HOME
-    #: Whether another library registers it, and the test kit was told about it.
+    #: Whether another library registers it, and the test kit or a guest's plugin describes it.
     foreign: bool = False
+    #: The key of the guest that it is a function of, as a plugin describes it; empty if there is
+    #: none.
+    guest: str = ""
     #: By name, the dtypes of tensor and ``ScalarType`` arguments that have a list of their own.
     dtypes_of: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict, hash=False)
     #: By name, the ranges of int arguments and of named dims.
@@ -161,7 +164,12 @@ class OpSpec:
     @property
     def pair(self) -> str:
         """The key of the pair that defines it."""
-        return keyed(self.namespace, self.stem)
+        return self.guest or keyed(self.namespace, self.stem)
+
+    @property
+    def declared_in(self) -> str:
+        """The file that says what it is, for errors."""
+        return f"ops/{self.stem}.py" if self.guest else f"{self.stem}.cpp"
 
     @property
     def overload(self) -> torch._ops.OpOverload[Any, Any]:
@@ -292,6 +300,61 @@ class OpSpec:
     def output_names(self) -> tuple[str, ...]:
         """Return names, see :func:`output_names`."""
         return output_names(self.parsed.returns)
+
+
+@dataclass(frozen=True)
+class GuestOperator:
+    """What a plugin says of one function of a guest, as the binding of a native pair says it.
+
+    The answer to the hook ``cuda_ops_guest`` is a list of these. What a guest's module exports
+    becomes an operator of its own by its schema, ``torch.ops.cuda_ops.<op>``, with arguments that
+    are checked and whatever follows from the signature line. What the guest registers with
+    ``TORCH_LIBRARY`` stays as it is, and is named. Both are checked like any other operator.
+
+    Example::
+
+        GuestOperator(
+            "lltm(Tensor x, Tensor weight) -> Tensor", "(b,i),(o,i)->(b,o)",
+            function="forward", devices=("cuda",), dtypes=(torch.float32,),
+        )
+        GuestOperator("my_ops::mul", "(),()->()", dtypes=(torch.float32,))
+    """
+
+    #: The schema as a binding has it, its name the guest's or the guest's and more, ``lltm`` or
+    #: ``lltm_backward``; or the name of an operator that the guest registers, ``my_ops::mul``.
+    schema: str
+    #: The signature line; empty if none describes it.
+    signature: str = ""
+    #: Where the function works: ``"cpu"``, ``"cuda"`` or both.
+    devices: tuple[str, ...] = ()
+    #: The dtypes that tensor arguments may have, all the same one.
+    dtypes: tuple[torch.dtype, ...] = ()
+    #: The function of the guest's module; without one ``backward`` for ``lltm_backward``, and for
+    #: ``lltm`` the function ``lltm`` or ``forward``.
+    function: str = ""
+    #: Whether the function gets contiguous copies of tensors that are not, but for those that it
+    #: writes.
+    contiguous: bool = True
+    #: The docstring of ``cuda_ops.<op>``.
+    doc: str = ""
+    #: By name, the dtypes of arguments that have a list of their own.
+    dtypes_of: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict)
+    #: By name, the smallest and the largest value of arguments, or size of dims.
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    #: By name, what a str may be.
+    one_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: By name, the dim that an int argument or another dim may not exceed.
+    at_most: Mapping[str, str] = field(default_factory=dict)
+    #: By name, the dim that an integer tensor holds indices of.
+    below: Mapping[str, str] = field(default_factory=dict)
+    #: By name, the dtypes of outputs that have not the first tensor's, or the argument that has it.
+    returns: Mapping[str, torch.dtype | str] = field(default_factory=dict)
+    #: The outputs that are there for the gradient alone.
+    saved: tuple[str, ...] = ()
+    #: The tensors that have no gradient by design.
+    no_gradient: tuple[str, ...] = ()
+    #: The devices where equal arguments may give other bits.
+    nondeterministic: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from rich.markup import escape
 from rich.status import Status
 
 from cuda_ops import output
-from cuda_ops.build.source_text import Kind
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.errors import BenchmarkError, CudaOpsError
 from cuda_ops.registry import registry
@@ -160,10 +159,10 @@ def _operators(names: Sequence[str]) -> tuple[list[OpSpec], dict[str, str]]:
             continue
         if row.error:
             left_out[row.op] = row.error.splitlines()[0]
-        elif registry().pairs()[row.op].kind is not Kind.NATIVE:
-            left_out[row.op] = "a guest: it declares nothing to measure"
+        elif not registry().pairs()[row.op].is_declared:
+            left_out[row.op] = "a guest that no plugin describes: nothing says what to measure"
         else:
-            ops += [operator.spec for operator in registry().operators(row.op).values()]
+            ops += registry().specs(row.op).values()
     return ops, left_out
 
 

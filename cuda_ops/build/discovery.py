@@ -142,6 +142,11 @@ class Pair:
         return Kind.PYBIND if Kind.PYBIND in self._kinds else Kind.TORCH_LIBRARY
 
     @property
+    def is_declared(self) -> bool:
+        """Whether something says what its operators are: a binding, or the plugin of a guest."""
+        return self.kind is Kind.NATIVE or self.plugin.is_file()
+
+    @property
     def code(self) -> str:
         """What the pair's files say, without comments."""
         return "\n".join(self._codes)
@@ -159,7 +164,7 @@ class Pair:
     def defines(self, namespace: str, name: str) -> bool:
         """Says whether ``torch.ops.<namespace>.<name>`` is one of this pair, by its name."""
         belongs = namespace == self.namespace and f"{name}_".startswith(f"{self.stem}_")
-        return belongs and self.kind is Kind.NATIVE
+        return belongs and self.is_declared
 
     def registers(self, namespace: str, name: str) -> bool:
         """Says whether this guest's text is one that may define ``torch.ops.<namespace>.<name>``:
@@ -189,11 +194,6 @@ class Pair:
             return (
                 f"{self.own_sources[0]}: registers nothing; add CUDA_OPS(library) {{ ... }} "
                 "(see docs/binding.md), PYBIND11_MODULE or TORCH_LIBRARY"
-            )
-        if self.kind is not Kind.NATIVE and self.plugin.is_file():
-            return (
-                f"{self.plugin}: expected a pair with CUDA_OPS(library) for this plugin, got one "
-                f"with {self.kind.value}, whose plugins are never called; remove the file"
             )
         declared = {space for code in self._codes if (space := namespace_in(code))}
         for namespace in sorted(declared - {self.namespace}):

@@ -91,15 +91,24 @@ def load(pair: Pair, path: Path) -> ModuleType:
 
 
 def missing(pair: Pair) -> str:
-    """Says what a guest goes without, in a few words for the table."""
-    code = pair.code
-    lost = ["fake"] if "Meta" not in code and "register_fake" not in code else []
-    if not _DIFFERENTIABLE.search(code):
-        lost.append("autograd")
-    lost += ["checks", "single build for every torch"]
+    """Says what a guest goes without, in a few words for the table: less where a plugin describes
+    it, whose operators have what is said of them there.
+    """
+    lost = []
+    if not pair.is_declared:
+        has_fake, has_autograd = own_rules(pair)
+        lost = [*([] if has_fake else ["fake"]), *([] if has_autograd else ["autograd"]), "checks"]
+    lost.append("single build for every torch")
     if pair.registers_when_opened:
         lost.append("reload in place")
     return f"{pair.kind.value} guest: no " + ", no ".join(lost)
+
+
+def own_rules(pair: Pair) -> tuple[bool, bool]:
+    """Says whether a guest's text has a fake of its own, and a gradient."""
+    code = pair.code
+    has_fake = "Meta" in code or "register_fake" in code
+    return has_fake, _DIFFERENTIABLE.search(code) is not None
 
 
 #: What a source has where it defines a gradient, or leaves it to torch's own operators.

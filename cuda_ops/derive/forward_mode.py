@@ -108,7 +108,7 @@ def refuse_tangent(op: OpSpec, position: int) -> NoReturn:
     else:
         way = (
             f"the operator has no derivative in forward mode for it; take tangent_{name} in "
-            f"{op.name}_jvp in {op.stem}.cpp"
+            f"{op.name}_jvp in {op.declared_in}"
         )
     raise NotImplementedError(
         f"{op.qualname}: argument {name!r}: expected no tangent, as {way}; torch.func.grad, vjp "
@@ -245,7 +245,7 @@ class _Elementwise:
         if tangent.is_complex() or any(output.is_complex() for output in outputs):
             raise NotImplementedError(
                 f"{op.qualname}: argument {op.argument_names[position]!r}: expected a real tangent "
-                f"and a real result, got a complex one; add {op.name}_jvp(...) to {op.stem}.cpp"
+                f"and a real result, got a complex one; add {op.name}_jvp(...) to {op.declared_in}"
             )
         # A formula may sum to the shape of an input that is broadcast, so none is.
         shape = outputs[0].shape

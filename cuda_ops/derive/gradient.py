@@ -42,7 +42,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         if all(name in op.no_gradient for name in op.tensor_names if may_float(op, name)):
             return refusal(f"{op.qualname} has no gradient, by design")
         return refusal(
-            f"{op.qualname} has no gradient: add {op.name}_backward(...) to {op.stem}.cpp"
+            f"{op.qualname} has no gradient: add {op.name}_backward(...) to {op.declared_in}"
         )
     formula = _read_formula(op, sibling)
     if op.signature is not None:
@@ -161,8 +161,8 @@ class _ByName:
             name = self._op.output_names[i]
             reason = (
                 f"{self._op.qualname} has no gradient through '{name}': take grad_{name} in "
-                f'{self._sibling.name}, or write .saved("{name}") in {self._op.stem}.cpp if it is '
-                "there for the gradient alone"
+                f'{self._sibling.name}, or write .saved("{name}") in {self._op.declared_in} if it '
+                "is there for the gradient alone"
             )
             for grad in _as_list(grads[i]):
                 if grad is not None:
@@ -180,7 +180,7 @@ class _ByName:
                 f"'{name}': a list of tensors gets its gradient only from cuda_ops_autograd of a "
                 "plugin"
             )
-        return f"'{name}': return grad_{name} from {self._sibling.name} in {self._op.stem}.cpp"
+        return f"'{name}': return grad_{name} from {self._sibling.name} in {self._op.declared_in}"
 
 
 def _read_formula(op: OpSpec, sibling: OpSpec) -> _Formula:

@@ -19,7 +19,6 @@ from rich.table import Table
 from cuda_ops import __version__, output
 from cuda_ops.build import cache, compiling, debug, toolchain
 from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, namespace_of
-from cuda_ops.build.source_text import Kind
 from cuda_ops.compile_ops import Row, compile_ops
 from cuda_ops.dev import clangd
 from cuda_ops.dev.scaffold import ELEMENTWISE, FORMS, new_pair, project_root
@@ -196,11 +195,15 @@ def check(rows: Sequence[Row], console: Console) -> bool:
         for row in rows:
             if row.error:
                 continue
-            if registry().pairs()[row.op].kind is not Kind.NATIVE:
-                console.print(f"{row.op}: not checked: a guest declares nothing to check it by")
+            pair = registry().pairs()[row.op]
+            if not pair.is_declared:
+                console.print(
+                    f"{row.op}: not checked: nothing says what it should do; describe it with "
+                    f"cuda_ops_guest in {pair.plugin}", markup=False,
+                )  # fmt: skip
                 good = False
                 continue
-            for name in registry().operators(row.op):
+            for name in registry().specs(row.op):
                 with console.status(f"checking {name}"):
                     report = check_op(name, checks=QUICK, isolate=worker)
                 console.print(str(report), markup=False)

@@ -13,7 +13,6 @@ import torch
 from rich.console import Console
 
 from cuda_ops.build.origins import Origin
-from cuda_ops.build.source_text import Kind
 from cuda_ops.compile_ops import Row
 from cuda_ops.dev.command import check, show
 from cuda_ops.dev.strings import Source, cell_of, define, raise_first
@@ -150,10 +149,10 @@ def _timed(row: Row) -> str:
     from cuda_ops.dev.watch import Save, home_of, timed  # which imports the benchmark kit
 
     key, device = row.op, "cuda" if torch.cuda.is_available() else "cpu"
-    if registry().pairs()[key].kind is not Kind.NATIVE:
+    if not registry().pairs()[key].is_declared:
         return f"{key}: not timed: a guest says nothing of its arguments"
     error = row.uncompared if row.max_error is None else row.max_error
-    op = registry().operators(key)[key].spec
+    op = next(iter(registry().specs(key).values()))
     taken, rate = timed(op, home_of(op, device))
     save = Save(row.seconds, error, taken, rate, None, None)
     line = save.line(key, _last.get(key))

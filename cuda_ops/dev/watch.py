@@ -18,7 +18,6 @@ from cuda_ops.benchmarking.compare import quick_seconds
 from cuda_ops.benchmarking.rotation import Rotation
 from cuda_ops.build import compiling, threads
 from cuda_ops.build.discovery import INCLUDE_DIR, Pair, Text
-from cuda_ops.build.source_text import Kind
 from cuda_ops.errors import CudaOpsError, DiscoveryError, KitError, ResultError
 from cuda_ops.registry import registry
 from cuda_ops.spec import BenchmarkCase, OpSpec
@@ -81,7 +80,7 @@ def watch(
         else "CPU only: CUDA code is compiled, not run"
     )
     for pair in chosen:
-        if pair.key not in registry().failures and pair.kind is Kind.NATIVE:
+        if pair.key not in registry().failures and pair.is_declared:
             # What cannot be measured now is reported at the first save.
             with contextlib.suppress(Exception):
                 last[pair.key] = _measure(pair, 0.0, _build(pair, archs), device)
@@ -108,7 +107,7 @@ def _after_save(
         built = _build(pair, archs, text)
         registry().load(pair.key, built.path)
         seconds = time.monotonic() - start
-        if pair.kind is not Kind.NATIVE:
+        if not pair.is_declared:
             return f"{pair.key}: {seconds:.2f} s"
         save = _measure(pair, seconds, built, device)
     except (ResultError, KitError) as error:
@@ -140,7 +139,7 @@ def _present(pair: Pair) -> Pair:
 
 
 def _measure(pair: Pair, seconds: float, built: compiling.Built, device: str) -> Save:
-    op = registry().operators(pair.key)[pair.key].spec
+    op = next(iter(registry().specs(pair.key).values()))
     resources = built.resources
     home = home_of(op, device)
     # First, since it names the operator if its kernel crashes or never ends.

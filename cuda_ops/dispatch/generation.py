@@ -27,6 +27,8 @@ class Generation:
     #: Hash of what compiled graphs depend on: schema, signature, dtypes, plugin, siblings' schemas,
     #: and the library of a composed operator.
     fingerprint: str
+    #: The kernel on every device, where the operator is a guest's function.
+    call: Callable[..., Any] | None = None
     #: The derivative in forward mode, if it has one.
     forward: ForwardMode | None = None
     #: The formula that torch gets: ``autograd``, or one that refuses a gradient.

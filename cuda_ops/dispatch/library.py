@@ -13,8 +13,8 @@ import functools
 import json
 import keyword
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,9 @@ class Library:
     #: What the library says of its operators, as JSON with addresses of this process.
     manifest: str
     _handle: ctypes.CDLL
+    #: What only guests have: operators that are functions of a module, or registered already.
+    calls: Mapping[str, Any] = field(default_factory=dict)
+    registered: Mapping[str, OpSpec] = field(default_factory=dict)
 
     @property
     def pair(self) -> str:
@@ -126,7 +129,7 @@ def open_library(path: Path, stem: str, namespace: str = HOME) -> Library:
     kernels: list[Kernel] = []
     slots: dict[int, tuple[str, str]] = {}
     for entry in manifest["ops"]:
-        op = _validated(entry, stem, ops, namespace)
+        op = validated(entry, stem, ops, namespace)
         ops[op.name] = op
         _kept.append(rules_of(op))
         handle.cuda_ops_check(entry["checks"], ctypes.byref(_kept[-1]))
@@ -188,7 +191,12 @@ _TORCH_S_OWN_WHERE_WRITTEN = ("dispatch_key", "mode")
 
 
 def parsed_schema(
-    schema: str, stem: str, known: Collection[str], is_composed: bool, namespace: str = HOME
+    schema: str,
+    stem: str,
+    known: Collection[str],
+    is_composed: bool,
+    namespace: str = HOME,
+    file: str = "",
 ) -> torch._C.FunctionSchema:
     """Parses a schema and checks what it says by itself.
 
@@ -198,26 +206,28 @@ def parsed_schema(
         known: operators that the pair has declared before.
         is_composed: whether the operator is made of others.
         namespace: the pair's namespace.
+        file: where it stands, for errors; the binding without one.
 
     Raises:
         ManifestError: names operator and argument.
     """
+    file = file or f"{stem}.cpp"
     try:
         parsed = torch._C.parse_schema(f"{namespace}::{schema}")
     except RuntimeError as error:
         raise ManifestError(
-            f"{stem}.cpp: schema {schema!r} does not parse: {str(error).strip()}"
+            f"{file}: schema {schema!r} does not parse: {str(error).strip()}"
         ) from None
     _, name = apart(qualname := parsed.name)
     if name != stem and not name.startswith(f"{stem}_"):
         raise ManifestError(
-            f"{stem}.cpp: operator {name!r} must be named {stem!r} or start with '{stem}_', "
+            f"{file}: operator {name!r} must be named {stem!r} or start with '{stem}_', "
             "so that the file name leads to it"
         )
     if problem := illegal_name(name, "choose another"):
-        raise ManifestError(f"{stem}.cpp: {problem}")
+        raise ManifestError(f"{file}: {problem}")
     if name in known:
-        raise ManifestError(f"{stem}.cpp: operator {name!r} is defined twice")
+        raise ManifestError(f"{file}: operator {name!r} is defined twice")
     if not parsed.overload_name:  # which _refuse_form refuses
         refuse_types(qualname, parsed)
     for argument in parsed.returns:
@@ -256,19 +266,37 @@ def parsed_schema(
     return parsed
 
 
-def _validated(
-    entry: dict[str, Any], stem: str, siblings: dict[str, OpSpec], namespace: str = HOME
+def validated(
+    entry: dict[str, Any],
+    stem: str,
+    siblings: dict[str, OpSpec],
+    namespace: str = HOME,
+    file: str = "",
 ) -> OpSpec:
+    """Returns the operator that an entry of a manifest declares.
+
+    Args:
+        entry: as ``src/utils/manifest.h`` writes it; the C++ types of kernels are compared where
+            it has them.
+        stem: the pair's name.
+        siblings: the operators that the pair has declared before.
+        namespace: the pair's namespace.
+        file: where it is declared, for errors; the binding without one.
+
+    Raises:
+        ManifestError: it contradicts itself; names operator and argument.
+    """
     schema: str = entry["schema"]
     composed = any(kernel["key"] == "CompositeImplicitAutograd" for kernel in entry["kernels"])
-    parsed = parsed_schema(schema, stem, siblings, composed, namespace)
+    parsed = parsed_schema(schema, stem, siblings, composed, namespace, file)
     name = parsed.name  # for errors
     arguments = [schema_type(argument) for argument in parsed.arguments]
     returns = [schema_type(value) for value in parsed.returns]
     names = [argument.name for argument in parsed.arguments]
     choices = _choices(name, entry["choices"], parsed)
     for kernel in entry["kernels"]:
-        compare(name, kernel, arguments, returns, names, choices)
+        if "arguments" in kernel:
+            compare(name, kernel, arguments, returns, names, choices)
     if not entry["kernels"] and not entry["has_cuda"]:
         raise ManifestError(f"{name}: no kernel; add .cpu<f>(), .cuda<f>() or .composite<f>()")
     tensors, ints, floats, scalar_types = (

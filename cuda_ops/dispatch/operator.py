@@ -35,6 +35,7 @@ from cuda_ops.dispatch import (
     public,
     written,
 )
+from cuda_ops.dispatch.described import Call
 from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Kernel, Library
 from cuda_ops.dispatch.lists import has_lists
@@ -110,8 +111,11 @@ class Operator:
         return self.now.spec
 
     @staticmethod
-    def prepare(op: OpSpec, plugins: Plugins, plugin_text: str, library: Path) -> Generation:
-        """Asks the plugins everything about an operator; registers nothing yet.
+    def prepare(
+        op: OpSpec, plugins: Plugins, plugin_text: str, library: Path, call: Call | None = None
+    ) -> Generation:
+        """Asks the plugins everything about an operator; registers nothing yet. ``call`` is its
+        kernel where it is a guest's function.
 
         Raises:
             PluginError, ManifestError: from the hooks.
@@ -130,9 +134,11 @@ class Operator:
         if op.is_composite:  # graphs hold what it calls
             text.append(str(library))
         autograd = plugins.ask("cuda_ops_autograd", op)
+        fake = plugins.ask("cuda_ops_fake", op)
         return Generation(
             spec=op,
-            fake=plugins.ask("cuda_ops_fake", op),
+            fake=call.fake(fake) if call is not None and fake is not None else fake,
+            call=call,
             autograd=autograd,
             forward=forward_mode(op, autograd),
             autocast=plugins.ask("cuda_ops_autocast", op),
@@ -152,7 +158,16 @@ class Operator:
                 f"{self.spec.qualname} changed between composed and per-device kernels; "
                 "restart the process to use it"
             )
-        changed = (self.spec.schema, self.spec.tags) != (new.spec.schema, new.spec.tags)
+        if (self.now.call is None) != (new.call is None):
+            raise ManifestError(
+                f"{self.spec.qualname} changed between a guest's function and a kernel of its own; "
+                "restart the process to use it"
+            )
+
+        def registered(one: Generation) -> tuple[Any, ...]:
+            return one.spec.schema, one.spec.tags, one.spec.keys if one.call is not None else ()
+
+        changed = registered(self.now) != registered(new)
         if changed and self._is_adopted:
             raise ManifestError(
                 f"{self.spec.qualname}: its schema or its tags changed, and a library for C++ has "
@@ -210,6 +225,9 @@ class Operator:
         torch.library.register_fake(op.qualname, self._fake, lib=lib)
         if op.has_cuda and "CUDA" not in {*op.keys, *self._slots}:
             lib.impl(op.name, self._without_cuda, "CUDA")
+        if self.now.call is not None:
+            for key in op.keys:
+                lib.impl(op.name, self._call, key)
         self._register_flops()
         if op.device_position is not None:  # neither mapped, nor cast, nor differentiated
             placed.register(lib, self)
@@ -294,6 +312,10 @@ class Operator:
         op = self.now.spec  # whose plugin need not repeat what the binding says
         checks.check_arguments(op, arguments.bind(op, args, kwargs))
         return self.now.fake(*args, **kwargs)
+
+    def _call(self, /, *args: Any, **kwargs: Any) -> Any:
+        assert self.now.call is not None
+        return self.now.call(*args, **kwargs)
 
     def _setup_context(
         self, ctx: Any, inputs: tuple[Any, ...], output: Any, **keyword_only: Any

@@ -14,8 +14,8 @@ from hypothesis.strategies import SearchStrategy
 from cuda_ops.build.discovery import BUILTIN_ROOT
 from cuda_ops.derive.gradient import why_none
 from cuda_ops.derive.no_gradient import NoGradient
-from cuda_ops.errors import CudaOpsError, PluginError
-from cuda_ops.signature import parse_signature
+from cuda_ops.dispatch.described import foreign_spec, has_kernel
+from cuda_ops.errors import CudaOpsError, ManifestError, PluginError
 from cuda_ops.spec import NO_REFERENCE, AutocastPolicy, Claims, OpSpec
 from cuda_ops.testing import samples
 from cuda_ops.testing.samples import Sample
@@ -94,7 +94,7 @@ class Subject:
     @property
     def unreachable(self) -> str:
         """Why no other process can find the operator; empty if one can."""
-        if not self.op.foreign or Path(self.origin.file).is_file():
+        if not self.op.foreign or self.op.guest or Path(self.origin.file).is_file():
             return ""
         return "described outside of any file that another process could run"
 
@@ -124,7 +124,7 @@ def subject_of(
     """
     autograd = plugins.ask("cuda_ops_autograd", op)
     gradient: Gradient = "none"
-    if op.is_composite:
+    if op.is_composite or (op.foreign and _is_differentiable(op.qualname)):
         gradient = "declared"
     elif autograd is not None:
         gradient = "refused" if isinstance(autograd.backward, NoGradient) else "declared"
@@ -141,8 +141,13 @@ def subject_of(
         origin=origin or Origin(),
         forward=forward,
         kernel_samples=tuple(plugins.ask("cuda_ops_kernel_samples", op) or ()),
-        why_no_gradient="" if op.is_composite else why_none(op, autograd),
+        why_no_gradient="" if op.is_composite or op.foreign else why_none(op, autograd),
     )
+
+
+def _is_differentiable(name: str) -> bool:
+    """Tells whether the library that registers an operator gave it a gradient."""
+    return any(has_kernel(name, key) for key in ("Autograd", "AutogradCPU", "AutogradCUDA"))
 
 
 def _claims(op: OpSpec, plugins: HookAnswers) -> Claims:
@@ -154,6 +159,8 @@ def _claims(op: OpSpec, plugins: HookAnswers) -> Claims:
 
 def _is_mapped(op: OpSpec, plugins: HookAnswers) -> bool:
     """Tells whether ``torch.vmap`` takes it, by its own rule or, if composed, its parts' rules."""
+    if op.foreign:
+        return op.is_composite or has_kernel(op.qualname, "FuncTorchBatched")
     if op.is_composite:
         from cuda_ops.registry import registry
 
@@ -193,6 +200,22 @@ def find(name: str) -> Subject:
     from cuda_ops.registry import registry
 
     key = registry().key_of(name)
+    op, forward = registry().registered(key), ()
+    if op is None:
+        operator = _operator(key, name)
+        op, tangents = operator.spec, operator.now.forward
+        forward = tangents.inputs if tangents is not None else ()
+    pair, library = registry().pairs()[op.pair], registry().library_of(op.pair)
+    found_anyway = [BUILTIN_ROOT, *(root.resolve() for root in registry().plugins.roots())]
+    roots = () if pair.root in found_anyway else (str(pair.root),)
+    origin = Origin(roots, library=str(library or ""))
+    return subject_of(op, registry().plugins, origin, forward)
+
+
+def _operator(key: str, name: str) -> Any:
+    """Returns the operator with this key; errors call it by ``name``."""
+    from cuda_ops.registry import registry
+
     try:
         registry().public(key)
     except AttributeError:
@@ -201,16 +224,12 @@ def find(name: str) -> Subject:
             raise CudaOpsError(hint) from None
         known = ", ".join(registry().pairs())
         raise CudaOpsError(f"no operator {name!r}; known: {known}") from None
-    operator = registry().loaded(key)
-    if operator is None:
-        raise CudaOpsError(f"{name} registers itself; describe it with cuda_ops.testing.describe")
-    op = operator.spec
-    pair, library = registry().pairs()[op.pair], registry().library_of(op.pair)
-    found_anyway = [BUILTIN_ROOT, *(root.resolve() for root in registry().plugins.roots())]
-    roots = () if pair.root in found_anyway else (str(pair.root),)
-    forward = operator.now.forward.inputs if operator.now.forward is not None else ()
-    origin = Origin(roots, library=str(library or ""))
-    return subject_of(op, registry().plugins, origin, forward)
+    if (operator := registry().loaded(key)) is None:
+        raise CudaOpsError(
+            f"{name} is a guest; describe it with cuda_ops_guest in "
+            f"{registry().pairs()[key].plugin}, or with cuda_ops.testing.describe"
+        )
+    return operator
 
 
 # --- operators of other libraries ------------------------------------------------------
@@ -262,28 +281,10 @@ def describe(
 
         subject = describe("mylib::softsign", "()->()", reference=lambda x: x / (1 + x.abs()))
     """
-    namespace, _, short = name.partition("::")
-    parsed = getattr(getattr(torch.ops, namespace), short).default._schema
-    line = parse_signature(signature) if signature else None
-    keys = tuple(k for k in ("CPU", "CUDA", "CompositeImplicitAutograd") if _has_kernel(name, k))
-    op = OpSpec(
-        name=short,
-        stem=short,
-        schema=str(parsed).removeprefix(f"{namespace}::"),
-        parsed=parsed,
-        signature=line,
-        dtypes=tuple(dtypes),
-        doc="",
-        keys=keys,
-        has_cuda="CUDA" in keys,
-        namespace=namespace,
-        foreign=True,
-    )
-    if line is not None and len(line.inputs) != len(op.tensor_positions):
-        raise ValueError(
-            f"{name}: signature {signature!r} has {len(line.inputs)} tensor arguments, the schema "
-            f"has {len(op.tensor_positions)}"
-        )
+    try:
+        op = foreign_spec(name, signature, dtypes)
+    except ManifestError as error:
+        raise ValueError(str(error)) from None
     if strategy is None:
         strategy = samples.strategy(op)
     if strategy is None:
@@ -297,7 +298,7 @@ def describe(
         gradient="declared" if differentiable and floating else "none",
         differentiable=None,
         autocast=autocast,
-        vmap=op.is_composite or _has_kernel(name, "FuncTorchBatched"),
+        vmap=op.is_composite or has_kernel(name, "FuncTorchBatched"),
         sharding=sharding,
         claims=claims or Claims(),
         origin=Origin(file=str(Path(file).resolve()) if file else ""),
@@ -305,13 +306,3 @@ def describe(
     )
     _described[name] = subject
     return subject
-
-
-def _has_kernel(name: str, key: str) -> bool:
-    return bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-        or (
-            torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeExplicitAutograd")
-            and key in ("CPU", "CUDA")
-        )
-    )

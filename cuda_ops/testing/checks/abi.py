@@ -22,6 +22,8 @@ _WEAK = 2
 
 
 def _not_built(subject: Subject, device: str) -> str:
+    if subject.op.guest:
+        return "a guest is built for one torch, on this machine"
     return "" if subject.origin.library else "not built from a pair"
 
 

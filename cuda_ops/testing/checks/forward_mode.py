@@ -19,8 +19,8 @@ def _without(subject: Subject, device: str) -> str:
     if subject.op.is_composite:
         return "the derivative in forward mode is that of the operators it calls"
     if not subject.forward:
-        name, stem = subject.op.name, subject.op.stem
-        return f"no derivative in forward mode: no {name}_jvp and no .linear in {stem}.cpp"
+        op = subject.op
+        return f"no derivative in forward mode: no {op.name}_jvp and no .linear in {op.declared_in}"
     reason = without_float64(subject, device)
     return reason if "float64" in reason else ""
 

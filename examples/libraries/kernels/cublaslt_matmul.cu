@@ -2,7 +2,9 @@
 // its own transpose, so out^T = b^T a^T needs no flag.
 #include <cublasLt.h>
 
+#include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include "dtype.h"
 
@@ -58,6 +60,28 @@ cublasStatus_t describe(cublasLtMatrixLayout_t& layout, cudaDataType_t type, int
                                           &step, sizeof(step));
 }
 
+// The algorithm may read and write as wide as these pointers allow, and no wider: a view may begin
+// at any element.
+cublasStatus_t allow(cublasLtMatmulPreference_t preference, const void* a, const void* b,
+                     void* out) {
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t which, const void* pointer) {
+    const auto address = reinterpret_cast<uintptr_t>(pointer);
+    const uint32_t bytes = uint32_t(std::min<uintptr_t>(256, address & -address));
+    return cublasLtMatmulPreferenceSetAttribute(preference, which, &bytes, sizeof(bytes));
+  };
+  for (const auto& [which, pointer] : {
+           std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b},
+           std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a},
+           std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (const void*)(out)},
+           std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (const void*)(out)},
+       }) {
+    if (const cublasStatus_t status = set(which, pointer); status != CUBLAS_STATUS_SUCCESS) {
+      return status;
+    }
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
 cublasStatus_t multiply(const void* a, const void* b, void* out, int64_t batch, int64_t m,
                         int64_t n, int64_t k, cudaDataType_t type, cudaStream_t stream) {
   cublasLtHandle_t handle = nullptr;
@@ -74,6 +98,7 @@ cublasStatus_t multiply(const void* a, const void* b, void* out, int64_t batch, 
       !works(describe(p.b, type, n, k, batch)) || !works(describe(p.a, type, k, m, batch)) ||
       !works(describe(p.out, type, n, m, batch)) ||
       !works(cublasLtMatmulPreferenceCreate(&p.preference)) ||
+      !works(allow(p.preference, a, b, out)) ||
       !works(cublasLtMatmulAlgoGetHeuristic(handle, p.operation, p.b, p.a, p.out, p.out,
                                             p.preference, 1, &heuristic, &found))) {
     return status;
