@@ -70,7 +70,7 @@ def write(found: Mapping[Pair, Path], path: Path) -> dict[Pair, str]:
 
 def _opened(pair: Pair, file: Path) -> Library:
     if pair.kind is not Kind.NATIVE:
-        raise ManifestError("it registers itself; a program opens its library as it is")
+        raise ManifestError("a guest registers itself, or is a module of Python: open it as it is")
     return open_library(file, pair.stem, pair.namespace)
 
 
