@@ -21,6 +21,7 @@ from cuda_ops.namespaces import expose as _expose
 if _typing.TYPE_CHECKING:
     from cuda_ops.dev.magic import load_ipython_extension as load_ipython_extension
     from cuda_ops.dev.strings import inline as inline
+    from cuda_ops.registry import register_all as register_all
 
 __version__ = "0.1.0"
 

@@ -22,6 +22,7 @@ OF_TORCH = frozenset({
 FUNCTIONS = {
     "inline": "cuda_ops.dev.strings",
     "load_ipython_extension": "cuda_ops.dev.magic",
+    "register_all": "cuda_ops.registry",
 }
 #: What ``torch.ops`` has beside namespaces.
 _BESIDE_NAMESPACES = ("import_module", "load_library", "loaded_libraries")

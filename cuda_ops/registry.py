@@ -56,6 +56,8 @@ class Registry:
         self._guests: dict[str, Any] = {}
         self._registered: dict[str, OpSpec] = {}
         self._libraries: dict[str, Path] = {}
+        #: Opened to ask what they call, and loaded next.
+        self._opened: dict[Path, Library] = {}
         self._texts: dict[str, str] = {}
         self._plugin_texts: dict[str, str] = {}
         self._loading: list[str] = []
@@ -288,7 +290,9 @@ class Registry:
         if pair.kind is not Kind.NATIVE:
             self._load_guest(pair, library)
         else:
-            opened = open_library(library, pair.stem, pair.namespace)
+            opened = self._opened.pop(library, None) or open_library(
+                library, pair.stem, pair.namespace
+            )
             if text is not None and opened.source_hash not in ("", text.hash):
                 warnings.warn(
                     f"{_shown(key)}: its sources changed since it was built; run "
@@ -347,8 +351,9 @@ class Registry:
         """Returns the keys of the other pairs that a library's operators call."""
         if pair.kind is not Kind.NATIVE:
             return []
-        ops = open_library(library, pair.stem, pair.namespace).ops.values()
-        pairs = [self._pair_of(self.part_of(op, name)) for op in ops for name in op.calls]
+        opened = self._opened[library] = open_library(library, pair.stem, pair.namespace)
+        calls = [(op, name) for op in opened.ops.values() for name in op.calls]
+        pairs = [self._pair_of(self.part_of(op, name)) for op, name in calls]
         return [key for key in dict.fromkeys(pairs) if key not in (None, pair.key)]
 
     def fail(self, key: str, error: CudaOpsError) -> None:
@@ -534,6 +539,23 @@ def all_operators(where: Callable[[Pair], bool] = lambda _: True) -> dict[str, O
             except CudaOpsError:
                 continue
     return found
+
+
+def register_all() -> list[str]:
+    """Loads every operator that can be used, so that C++ finds them all in the dispatcher.
+
+    Python finds an operator at its first use. What asks the dispatcher itself has to find it there:
+    ``torch._inductor.aoti_load_package``, ``torch.jit.load``, an extension. Operators that are not
+    built are left out; ``cuda_ops.<op>`` says why.
+
+    Returns:
+        Their keys, ``silu`` or ``my_ops::silu``, sorted.
+
+    Example::
+
+        assert "silu" in cuda_ops.register_all()
+    """
+    return sorted(all_operators())
 
 
 def operators_of(names: Iterable[str]) -> list[str]:

@@ -20,7 +20,7 @@ from cuda_ops.spec import OpSpec
 #: The dispatcher says where an operator was defined, and a library for C++ names its own file as
 #: that place; see registering.h.
 _DEFINED = re.compile(r"^schema: (.+)\ndebug: registered at (/.+\.so):\d+$", re.MULTILINE)
-_FIRST = "import cuda_ops and call cuda_ops.registry.all_operators() before that library is opened"
+_FIRST = "import cuda_ops and call cuda_ops.register_all() before that library is opened"
 
 
 def slots_of(op: OpSpec) -> dict[str, int] | None:
