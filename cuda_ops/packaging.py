@@ -6,7 +6,7 @@
     setup(**operators("my_package.src", "my_package/src"))
 
 Every operator becomes one library, ``<root>/lib/<op>.abi3.so``, with the flags of
-:mod:`cuda_ops.build.toolchain`. It is not a Python module: the registry opens it. It
+:mod:`cuda_ops.build.commands`. It is not a Python module: the registry opens it. It
 says what it was made from, so that the dev loop builds only what is edited. Beside them
 lies ``lib<package>.so``, which registers all of them where there is no Python.
 """
@@ -29,7 +29,7 @@ from setuptools.errors import CompileError
 from torch.utils import cpp_extension
 
 from cuda_ops import servers
-from cuda_ops.build import missing, provenance, threads, toolchain
+from cuda_ops.build import commands, missing, provenance, threads, toolchain
 from cuda_ops.build.discovery import PACKAGE, Pair, Text, discover
 from cuda_ops.build.options import FILE
 from cuda_ops.build.source_text import Kind
@@ -95,21 +95,21 @@ def extensions(package: str, root: str | Path) -> list[setuptools.Extension]:
             "cuda_ops: no CUDA toolkit found (set CUDA_HOME, or run "
             f"{toolchain.INSTALL_NVCC}); building the CPU kernels alone"
         )
-    return [_extension(package, pair) for pair in pairs if toolchain.sources(pair)]
+    return [_extension(package, pair) for pair in pairs if commands.sources(pair)]
 
 
 def _extension(package: str, pair: Pair) -> setuptools.Extension:
-    cuda = toolchain.uses_cuda(pair)
+    cuda = commands.uses_cuda(pair)
     if cuda:
         toolchain.use_cuda_home()
     make: Any = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
     native = pair.kind is Kind.NATIVE
     ext: setuptools.Extension = make(
         f"{package}.lib.{pair.stem}",
-        [os.path.relpath(source) for source in toolchain.sources(pair)],
-        include_dirs=[str(path) for path in (*pair.include_dirs, *toolchain.system_dirs(pair))],
+        [os.path.relpath(source) for source in commands.sources(pair)],
+        include_dirs=[str(path) for path in (*pair.include_dirs, *commands.system_dirs(pair))],
         depends=[os.path.relpath(path) for path in pair.files()],
-        extra_link_args=toolchain.link_flags(pair),
+        extra_link_args=commands.link_flags(pair),
         # The file is named abi3 either way; see build_ext.get_ext_filename.
         py_limited_api=native,
         # A guest that does not compile here must not take the others down.
@@ -235,12 +235,12 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
 def _compile_flags(pair: Pair, archs: tuple[str, ...], text: Text) -> dict[str, list[str]]:
     # ninja sees changes that a command does not show as a changed definition: compilers and, for
     # nvcc, headers, whose dependencies a torch without CUDA does not write.
-    recipe = f"-DCUDA_OPS_RECIPE={toolchain.recipe(pair, archs)}"
-    flags = {"cxx": [*toolchain.cxx_flags(pair, archs, text.hash), recipe]}
-    if toolchain.uses_cuda(pair):
+    recipe = f"-DCUDA_OPS_RECIPE={commands.recipe(pair, archs)}"
+    flags = {"cxx": [*commands.cxx_flags(pair, archs, text.hash), recipe]}
+    if commands.uses_cuda(pair):
         kernels = [text.hash_of(source) for source in pair.sources if source.suffix == ".cu"]
         contents = f"-DCUDA_OPS_KERNEL_HASH={'_'.join(kernels)}"
-        flags["nvcc"] = [*toolchain.nvcc_flags(pair, archs), contents, recipe]
+        flags["nvcc"] = [*commands.nvcc_flags(pair, archs), contents, recipe]
         if pair.options.relocatable_device_code:
             flags["nvcc_dlink"] = ["-dlink", *toolchain.gencode_flags(archs)]
     # The flags are quoted for a shell; here they must be plain, since torch quotes them itself.

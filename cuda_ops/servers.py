@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cuda_ops.build import missing, toolchain
+from cuda_ops.build import commands, missing, toolchain
 from cuda_ops.build.discovery import BUILTIN_ROOT, Pair
 from cuda_ops.build.source_text import Kind
 from cuda_ops.dispatch.check_rules import STRUCTS, rules_of
@@ -94,7 +94,7 @@ def _command(source: Path, linked: Path) -> list[str]:
     words = toolchain.words_of
     return [
         *toolchain.cxx(),
-        *toolchain.NATIVE_FLAGS,
+        *commands.NATIVE_FLAGS,
         "-O0",  # it runs once
         "-fPIC",
         *(f"-I{folder}" for folder in (BUILTIN_ROOT / "utils", *cpp_extension.include_paths())),

@@ -24,7 +24,7 @@ from torch.utils import cpp_extension
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cuda_ops.build import compiling, discovery, toolchain
+from cuda_ops.build import commands, compiling, discovery, toolchain
 from cuda_ops.compile_ops import Row, compile_ops, reload
 from cuda_ops.registry import registry
 from cuda_ops.testing import PROFILES
@@ -268,8 +268,8 @@ def quick_compiler(folder_of_all: Path) -> Path:
         precompiled = part / "binding.h.gch"  # a folder: the compiler takes the file that fits
         precompiled.mkdir(parents=True)
         pairs = discovery.discover([discovery.BUILTIN_ROOT])
-        for cuda, pair in {toolchain.uses_cuda(pair): pair for pair in pairs}.items():
-            flags = shlex.split(" ".join(toolchain.cxx_flags(pair, compiling.visible_archs())))
+        for cuda, pair in {commands.uses_cuda(pair): pair for pair in pairs}.items():
+            flags = shlex.split(" ".join(commands.cxx_flags(pair, compiling.visible_archs())))
             folders = [Path(folder) for folder in cpp_extension.include_paths()]
             folders += [toolchain.cuda_home() / "include"] if cuda else []
             command = [

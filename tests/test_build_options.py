@@ -12,7 +12,7 @@ import torch
 from conftest import ScratchOp
 
 import cuda_ops
-from cuda_ops.build import options, toolchain
+from cuda_ops.build import commands, options, toolchain
 from cuda_ops.build.discovery import Pair, discover
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.dev import main
@@ -70,10 +70,10 @@ def test_texts_and_the_root_s_file_add_up(tmp_path: Path) -> None:
     )
     (line,) = asked.inexact()
     assert line.startswith("built with --use_fast_math: denormals become 0, and division, root")
-    assert (tmp_path / "headers") in pair.include_dirs and "-DOF_ALL" in toolchain.cxx_flags(
+    assert (tmp_path / "headers") in pair.include_dirs and "-DOF_ALL" in commands.cxx_flags(
         pair, ("8.0",)
     )
-    nvcc = toolchain.nvcc_flags(pair, ("8.0",))
+    nvcc = commands.nvcc_flags(pair, ("8.0",))
     assert nvcc[-2:] == ["--use_fast_math", "-maxrregcount=64"] and "-rdc=true" in nvcc
 
 
@@ -122,11 +122,11 @@ def test_torch_s_own_headers_are_found_and_not_read_for_changes(tmp_path: Path) 
 
 def test_an_edit_of_what_is_asked_is_another_library(tmp_path: Path) -> None:
     pair = root_with(tmp_path, "CUDA_OPS(library) {}\n", "[pairs.other]\ndefines = ['A']\n")
-    text, recipe = pair.read().hash, toolchain.recipe(pair, ("8.0",))
+    text, recipe = pair.read().hash, commands.recipe(pair, ("8.0",))
     for toml, changes in (("", False), ("[pairs.asked]\ndefines = ['A']\n", True)):
         (tmp_path / options.FILE).write_text(toml)
         assert (pair.read().hash != text) is changes
-        assert (toolchain.recipe(pair, ("8.0",)) != recipe) is changes
+        assert (commands.recipe(pair, ("8.0",)) != recipe) is changes
 
 
 # --- what is built ---------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import ScratchOp
 
-from cuda_ops.build import compiling, logs, toolchain, wrappers
+from cuda_ops.build import commands, compiling, logs, toolchain, wrappers
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.errors import BuildError, ManifestError
 from cuda_ops.registry import registry
@@ -251,10 +251,10 @@ def test_what_a_build_sets_changes_the_key_of_no_other_build(
 ) -> None:
     monkeypatch.delenv("PYTORCH_NVCC", raising=False)
     monkeypatch.setattr(toolchain, "cuda_home", lambda: Path("/nowhere"))
-    before = toolchain.environment()
+    before = commands.environment()
     with wrappers.compiler_environment():
         assert "PYTORCH_NVCC" in os.environ
-        assert toolchain.environment() == before
+        assert commands.environment() == before
 
 
 def test_an_environment_that_could_not_be_set_does_not_disturb_the_next_build(

@@ -22,7 +22,7 @@ from cuda_ops.benchmarking import plots
 from cuda_ops.benchmarking.environment import DEBUG_BUILD, environment
 from cuda_ops.benchmarking.regression import regressions
 from cuda_ops.benchmarking.results import Report
-from cuda_ops.build import cache, compiling, debug, logs, provenance, toolchain
+from cuda_ops.build import cache, commands, compiling, debug, logs, provenance, toolchain
 from cuda_ops.build.cache import Name
 from cuda_ops.build.discovery import Pair
 from cuda_ops.compile_ops import compile_ops, reload
@@ -125,10 +125,10 @@ def test_flags_win_over_those_of_the_environment(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXXFLAGS", "-O3 -g0")
-    flags = toolchain.cxx_flags(pair, HERE, debug=True)
+    flags = commands.cxx_flags(pair, HERE, debug=True)
     assert flags[-2:] == ["-g", "-O0"] and flags.index("-O3") < flags.index("-O0")
-    assert not {"-G", "-g"} & {*toolchain.nvcc_flags(pair, HERE)}
-    assert "-g" not in toolchain.cxx_flags(pair, HERE)
+    assert not {"-G", "-g"} & {*commands.nvcc_flags(pair, HERE)}
+    assert "-g" not in commands.cxx_flags(pair, HERE)
 
 
 @pytest.mark.slow

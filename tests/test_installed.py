@@ -20,7 +20,7 @@ import torch
 from conftest import ScratchOp
 from fake_builds import COMPILED, LIBRARY, compiled
 
-from cuda_ops.build import compiling, provenance, toolchain
+from cuda_ops.build import commands, compiling, provenance, toolchain
 from cuda_ops.build.discovery import Pair
 from cuda_ops.build.provenance import Provenance
 from cuda_ops.compile_ops import compile_ops
@@ -324,14 +324,14 @@ def test_other_compilers_or_flags_build_it_again(
     assert compiling.build(pair, HERE).origin == "built"
 
 
-@pytest.mark.parametrize("variable", toolchain.VARIABLES)
+@pytest.mark.parametrize("variable", commands.VARIABLES)
 def test_what_compilers_read_from_the_environment_is_part_of_the_key(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.delenv(variable, raising=False)
     plain = installed(pair)
     assert compiling.build(pair, HERE).origin == "installed"
-    monkeypatch.setenv(variable, "-lm" if variable in toolchain.FLAGS else "/")
+    monkeypatch.setenv(variable, "-lm" if variable in commands.FLAGS else "/")
     other = compiling.build(pair, HERE)
     assert other.origin == "built"
     assert compiling.find_library(pair, pair.read()) == other.path

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from cuda_ops.build import provenance, toolchain
+from cuda_ops.build import commands, provenance, toolchain
 from cuda_ops.build.discovery import BUILTIN_ROOT, discover
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -123,7 +123,7 @@ def test_flags_are_arguments_and_hold_the_hashes(project: Path, toolkit: Path) -
     assert f'-DCUDA_OPS_SOURCE_HASH="{text.hash}"' in flags["cxx"]
     assert "-gencode=arch=compute_90a,code=sm_90a" in flags["nvcc"]
     for tool in ("cxx", "nvcc"):
-        assert f"-DCUDA_OPS_RECIPE={toolchain.recipe(pair, archs)}" in flags[tool]
+        assert f"-DCUDA_OPS_RECIPE={commands.recipe(pair, archs)}" in flags[tool]
     (project / "kernels" / "pair.cu").write_text("// edited\n")
     edited = packaging._compile_flags(pair, archs, pair.read())
     assert edited["cxx"] != flags["cxx"] and edited["nvcc"] != flags["nvcc"]
@@ -274,7 +274,7 @@ print(cuda_ops_backend.missing(), importlib.util.find_spec("torch") is not None)
 
 def test_folders_become_operators_without_torch(tmp_path: Path) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import cuda_ops.build.toolchain; "
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import cuda_ops.build.commands; "
         "print(len(cuda_ops.build.discovery.discover([cuda_ops.build.discovery.BUILTIN_ROOT])) > 0)"
     )
     shown = subprocess.run(

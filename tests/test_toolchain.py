@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from cuda_ops.build import compiling, toolchain
+from cuda_ops.build import commands, compiling, toolchain
 from cuda_ops.build.discovery import BUILTIN_ROOT, discover
 from cuda_ops.errors import BuildError
 
@@ -102,7 +102,7 @@ def test_another_compiler_is_asked_for_its_own_version(
     assert toolchain.cxx_version() == "mine 1.0 -m64"
 
 
-@pytest.mark.parametrize("variable", ["CXX", *toolchain.FLAGS])
+@pytest.mark.parametrize("variable", ["CXX", *commands.FLAGS])
 def test_a_quote_left_open_names_its_variable(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +110,7 @@ def test_a_quote_left_open_names_its_variable(
     monkeypatch.setenv(variable, "-DX='")
     message = f'{variable}: expected words quoted as for a shell, got "-DX=\'": No closing'
     with pytest.raises(BuildError, match=message):
-        toolchain.recipe(pair, ("8.0",))
+        commands.recipe(pair, ("8.0",))
 
 
 @pytest.fixture
@@ -198,5 +198,5 @@ def test_what_compilers_read_is_in_the_key_or_has_a_reason() -> None:
         assert "PTXAS_FLAGS" in added
         found |= added
     elsewhere = [name for names in _NOT_IN_THE_KEY.values() for name in names]
-    assert found - {*toolchain.VARIABLES} - {*elsewhere} == set()
-    assert not {*toolchain.VARIABLES} & {*elsewhere}
+    assert found - {*commands.VARIABLES} - {*elsewhere} == set()
+    assert not {*commands.VARIABLES} & {*elsewhere}

@@ -15,7 +15,7 @@ from conftest import ScratchOp
 from torch.utils import cpp_extension
 
 from cuda_ops import packaging
-from cuda_ops.build import toolchain, wrappers
+from cuda_ops.build import commands, toolchain, wrappers
 from cuda_ops.build.discovery import BUILTIN_ROOT, discover
 from cuda_ops.dev import main
 from cuda_ops.dev.scaffold import new_pair
@@ -76,7 +76,7 @@ def test_wheels_are_found_where_there_is_no_toolkit(
     home = wheels(packages)
     assert toolchain.cuda_home() == home and toolchain.cuda_version() == "13.0"
     (pair,) = (pair for pair in discover([BUILTIN_ROOT]) if pair.stem == "silu")
-    assert f"-L{home}/lib" in toolchain.link_flags(pair)  # they have no lib64
+    assert f"-L{home}/lib" in commands.link_flags(pair)  # they have no lib64
     assert capsys.readouterr().err == ""
 
 

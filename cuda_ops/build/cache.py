@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from cuda_ops.build import toolchain
+from cuda_ops.build import commands
 from cuda_ops.build.discovery import Pair, Text, survey
 from cuda_ops.build.source_text import Kind
 from cuda_ops.errors import BuildError
@@ -181,7 +181,7 @@ class Name:
     @classmethod
     def of(cls, pair: Pair, archs: tuple[str, ...], text: str, debug: bool = False) -> Name:
         """Returns the name of a text's library, or of its debug build."""
-        recipe = toolchain.recipe(pair, archs, debug)
+        recipe = commands.recipe(pair, archs, debug)
         key = _digest(f"{recipe}\0{torch.version.cuda}".encode(), 16)
         return cls(pair.stem, text, _abi(pair), _root_key(pair.root), key, "-debug" * debug)
 

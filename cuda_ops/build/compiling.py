@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 
 from cuda_ops.build import (
     cache,
+    commands,
     guest_text,
     logs,
     missing,
@@ -90,7 +91,7 @@ def find_library(pair: Pair, text: Text, debug: bool = False) -> Path | None:
         DamagedError: there is only what pip installed, and it is not whole.
     """
     ranked: list[tuple[tuple[bool, bool], Path]] = []
-    gpus, environment = toolchain.gpu_archs(), toolchain.environment()
+    gpus, environment = toolchain.gpu_archs(), commands.environment()
     for path in (
         *cache.newest_first(pair, text, ".so", debug),
         *([] if debug else [pair.prebuilt]),
@@ -227,8 +228,8 @@ def _publish_installed(pair: Pair, archs: tuple[str, ...], path: Path) -> bool:
     fits = (
         made_from is not None
         and Name.of(pair, archs, made_from.source_hash).library == path
-        and toolchain.recipe(pair, made_from.archs) == made_from.recipe
-        and (not toolchain.uses_cuda(pair) or toolchain.serves(made_from.archs, archs))
+        and commands.recipe(pair, made_from.archs) == made_from.recipe
+        and (not commands.uses_cuda(pair) or toolchain.serves(made_from.archs, archs))
     )
     if fits:
         cache.write(path, library, 0o755)
@@ -255,7 +256,7 @@ def _compile(
     marker = cache.usable(work) / cache.MARKER
     marker.touch()
     _drop_stale_objects(pair, text, work)
-    with_cuda = any(source.endswith(".cu") for source in toolchain.sources(pair))
+    with_cuda = any(source.endswith(".cu") for source in commands.sources(pair))
     if with_cuda:
         toolchain.use_cuda_home()
     stubs = wrappers.stub_libraries()
@@ -268,18 +269,18 @@ def _compile(
         with wrappers.compiler_environment(), threads.running_compilers(work):
             linked = cpp_extension.load(
                 name=name,
-                sources=toolchain.sources(pair),
-                extra_cflags=toolchain.cxx_flags(pair, archs, debug=debug),
-                extra_cuda_cflags=[*toolchain.nvcc_flags(pair, archs, debug), "-Xptxas", "-v"],
+                sources=commands.sources(pair),
+                extra_cflags=commands.cxx_flags(pair, archs, debug=debug),
+                extra_cuda_cflags=[*commands.nvcc_flags(pair, archs, debug), "-Xptxas", "-v"],
                 extra_ldflags=[
                     "-shared",
                     *(wrappers.device_link(work, archs) if device_code else []),
-                    *toolchain.link_flags(pair),
+                    *commands.link_flags(pair),
                     *([f"-L{shlex.quote(str(stubs))}"] if stubs is not None else []),
                     *(["-ltorch_python"] if pair.kind is Kind.PYBIND else []),
                 ],
                 extra_include_paths=[
-                    str(d) for d in (*pair.include_dirs, *toolchain.system_dirs(pair))
+                    str(d) for d in (*pair.include_dirs, *commands.system_dirs(pair))
                 ],
                 build_directory=str(work),
                 # Else torch prints to stdout, and does not say what went wrong.
@@ -298,10 +299,10 @@ def _compile(
     finally:
         if verbose and (work / "build.ninja").exists():
             with contextlib.suppress(OSError):  # no ninja: that is the reason then
-                commands = subprocess.run(
+                ninja = subprocess.run(
                     ["ninja", "-t", "commands"], cwd=work, capture_output=True, text=True
                 )
-                print(commands.stdout, end="", file=sys.stderr)
+                print(ninja.stdout, end="", file=sys.stderr)
     after = pair.read()
     if after.hash == text.hash:  # else it is unknown which text was compiled
         if (log := work / "nvcc.log").exists():
@@ -342,7 +343,7 @@ def _drop_stale_objects(pair: Pair, text: Text, work: Path) -> None:
     known = cache.read_json(work / "objects.json")
     for source in pair.sources:
         if known.get(source.name) != text.hash_of(source):
-            (work / toolchain.object_of(source)).unlink(missing_ok=True)
+            (work / commands.object_of(source)).unlink(missing_ok=True)
 
 
 def _forget_objects(pair: Pair, text: Text, work: Path) -> None:

@@ -16,7 +16,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda_ops.build import toolchain
+from cuda_ops.build import commands
 from cuda_ops.build.discovery import Pair, Text
 from cuda_ops.errors import BuildError
 
@@ -34,7 +34,7 @@ class Provenance:
 
     #: :attr:`cuda_ops.build.discovery.Text.hash`
     source_hash: str
-    #: :func:`cuda_ops.build.toolchain.recipe`
+    #: :func:`cuda_ops.build.commands.recipe`
     recipe: str
     #: The GPUs that it holds kernels for; empty where it holds none.
     archs: tuple[str, ...]
@@ -43,7 +43,7 @@ class Provenance:
 
     @property
     def environment(self) -> str:
-        """:func:`cuda_ops.build.toolchain.environment`."""
+        """:func:`cuda_ops.build.commands.environment`."""
         return "".join(self.recipe.partition("-")[1:])
 
 
@@ -52,8 +52,8 @@ def of(
 ) -> Provenance:
     """Returns what a build makes the pair's library from: ``text``, or its files as they are."""
     text = text or pair.read()
-    built_for = archs if toolchain.uses_cuda(pair) else ()
-    return Provenance(text.hash, toolchain.recipe(pair, archs, debug), built_for, debug)
+    built_for = archs if commands.uses_cuda(pair) else ()
+    return Provenance(text.hash, commands.recipe(pair, archs, debug), built_for, debug)
 
 
 def write(library: Path, provenance: Provenance) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from cuda_ops.build import toolchain
+from cuda_ops.build import commands, toolchain
 from cuda_ops.build.discovery import PACKAGE, Pair
 from cuda_ops.build.source_text import Kind
 from cuda_ops.errors import BuildError
@@ -54,10 +54,10 @@ def _call(pair: Pair, source: Path, archs: tuple[str, ...]) -> list[str]:
         call += ["-x", "cuda", f"--cuda-gpu-arch=sm_{newest}"]
         call += [f"--cuda-path={home}"] if home is not None else ["-nocudainc", "-nocudalib"]
     with contextlib.suppress(BuildError):  # the build says what cannot be meant
-        of_compiler = toolchain.nvcc_flags if source.suffix == ".cu" else toolchain.cxx_flags
+        of_compiler = commands.nvcc_flags if source.suffix == ".cu" else commands.cxx_flags
         flags = (flag.strip("'") for flag in of_compiler(pair, archs))
         call += [flag for flag in flags if flag.startswith(("-D", "-U"))]
-        call += [f"-isystem{folder}" for folder in toolchain.system_dirs(pair)]
+        call += [f"-isystem{folder}" for folder in commands.system_dirs(pair)]
     if source.suffix != ".cu" or pair.kind is not Kind.NATIVE:
         include = Path(torch.__file__).parent / "include"
         call += [f"-isystem{include}", f"-isystem{include / 'torch/csrc/api/include'}"]
