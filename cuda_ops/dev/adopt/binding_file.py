@@ -1,0 +1,360 @@
+"""The binding of a draft: an entry for each device, and the list of operators."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from cuda_ops.build.source_text import macro_of
+from cuda_ops.dev.adopt import words
+from cuda_ops.dev.adopt.host import Host, Note, Output, Passed
+from cuda_ops.dev.adopt.kernel_file import comment, launcher_head, prose, wrapped, zeroed
+from cuda_ops.dev.adopt.operators import Operator
+from cuda_ops.dev.adopt.sources import Guest, Item
+
+IN_ORDER = """\
+// Elementwise kernels walk memory. Where all inputs share one dense layout `out` has it too; else
+// it is contiguous, and so is what this returns.
+Tensor in_order_of(const Tensor& out, const Tensor& x) {
+  return out.is_contiguous() ? contiguous(x, shape_of(out)) : x;
+}
+"""
+
+
+def binding_text(
+    guest: Guest, operators: list[Operator], namespace: str, target: Path, left: list[Note]
+) -> str:
+    """Returns the text of ``bindings/<op>.cpp``.
+
+    Args:
+        left: what there is no draft of, for the end of the list.
+    """
+    lists: dict[tuple[str, ...], str] = {}
+    entries: list[str] = []
+    for one in operators:
+        for device in ("cpu", "cuda"):
+            if device in one.hosts:
+                entries += [*_entry(one, one.hosts[device]), ""]
+    declared = [_declared(one, lists) for one in operators]
+    loops = "\n".join(line for one in operators if "cpu" in one.hosts for line in one.hosts["cpu"].lines)
+    helpers, headers = _helpers(guest, loops, target)
+    text = "\n".join(entries)
+    lines = prose(f"{operators[0].name} for PyTorch, from {guest.files}.")
+    system = []
+    if "std::memset(" in text:
+        system.append("#include <cstring>")
+    if re.search(r"std::(?:exp|sqrt|tanh|pow|abs|fabs|log|sin|cos|erf|floor|ceil)\b", text):
+        system.append("#include <cmath>")
+    if re.search(r"std::(?:min|max)\b", text):
+        system.append("#include <algorithm>")
+    lines += [*sorted(system), *([""] if system else []), '#include "binding.h"', *headers, "",
+              "using namespace cuda_ops;", ""]  # fmt: skip
+    for one in operators:
+        if "cuda" in one.hosts:
+            lines += launcher_head(one, ";")
+    lines += [*([""] if lines[-1] else []), "namespace {", ""]
+    for dtypes, name in lists.items():
+        listed = [f"DType::{one}" for one in dtypes]
+        lines += [*wrapped(f"constexpr DType {name}[] = {{", listed, "};"), ""]
+    if "in_order_of(" in text:
+        lines += [IN_ORDER]
+    lines += [*helpers, text.rstrip("\n"), "", "}  // namespace", ""]
+    lines += [f"{macro_of(namespace)} {{", *comment(left, "  ")]
+    for one in declared:
+        lines += one
+    return "\n".join((*lines, "}")) + "\n"
+
+
+def _helpers(guest: Guest, loops: str, target: Path) -> tuple[list[str], list[str]]:
+    """Returns what loops use of the guest's own functions and constants, and its headers that have
+    some of it.
+    """
+    wanted = set(re.findall(r"\b[A-Za-z_]\w*\b", loops))
+    found: list[Item] = []
+    headers: list[str] = []
+    sources = [one for one in guest.sources if one.path.suffix != ".cu"]
+    grown = bool(loops)
+    while grown:
+        grown = False
+        for item in guest.items:
+            name = _name_of(item)
+            if name not in wanted or item in found:
+                continue
+            if item.source in guest.included:
+                path = os.path.relpath(item.source.path.resolve(), target.parent)
+                header = f'#include "{Path(path).as_posix()}"'
+                headers += [header] if header not in headers else []
+                continue
+            if item.source in sources and not words.TORCH.search(item.code):
+                found.append(item)
+                wanted |= set(re.findall(r"\b[A-Za-z_]\w*\b", item.code))
+                grown = True
+    found.sort(key=lambda item: (sources.index(item.source), item.start))
+    return [item.source.text[item.start : item.end] + "\n" for item in found], headers
+
+
+def _name_of(item: Item) -> str:
+    if item.function is not None:
+        function = item.function
+        return "" if function.is_kernel or function.has_tensors else function.name
+    match = (
+        re.match(r"#\s*define\s+(\w+)", item.code) if item.kind == "directive"
+        else re.match(r"(?:struct|enum(?:\s+class)?)\s+(\w+)|[^=(]*?(\w+)(?:\[\w*\])?\s*=", item.code)
+    )  # fmt: skip
+    return next(filter(None, match.groups()), "") if match else ""
+
+
+# --- the entry of one device ---------------------------------------------------------
+
+
+def _entry(one: Operator, host: Host) -> list[str]:
+    parameters = host.function.parameters
+    if host.formula:
+        return _formula(one, host)
+    elementwise = one.signature.startswith("(") and host.elementwise()
+    renames: dict[str, str] = {}
+    taken = {p.name for p in parameters} | set(host.outputs) | set(host.sizes) | set(host.holes)
+    copied = [t for t in host.tensors.values() if t.pointed and not t.written]
+    for tensor in copied:
+        renames[tensor.name] = f"{tensor.name}_" if f"{tensor.name}_" not in taken else f"{tensor.name}_given"
+    numbers = []
+    given = []
+    for parameter in parameters:
+        native = words.schema_type(parameter.type)[1]
+        name = renames.get(parameter.name, parameter.name)
+        base = words.base_type(parameter.type)
+        if host.device == "cpu" and parameter.name in host.scalars and base != native and base in (
+            "float", "int", "int32_t"):  # fmt: skip
+            name = f"{parameter.name}_"
+            numbers.append(f"  const auto {parameter.name} = static_cast<{base}>({name});")
+        given.append(f"{native} {name}")
+    returned = one.returned
+    kind = {0: "void", 1: "Tensor"}.get(len(returned), f"std::tuple<{', '.join(['Tensor'] * len(returned))}>")
+    lines = [
+        *comment([*(host.notes if host.device == "cpu" else ()), *_holes(host)]),
+        *wrapped(f"{kind} {one.stem}_{host.device}(", given, ") {"), *numbers,
+    ]  # fmt: skip
+    for tensor in host.tensors.values():
+        if tensor.written:
+            lines += [f"  if (!{tensor.name}.is_contiguous()) {{",
+                      f'    refuse("{one.shown(tensor.name)}", "a contiguous tensor", "one with gaps '
+                      'or another order of dims");', "  }"]  # fmt: skip
+    outputs, sizes, holes = _outputs(host)
+    if elementwise:
+        arguments = [renames.get(name, name) for name in host.tensors]
+        into = next(iter(host.outputs), next((t.name for t in host.tensors.values() if t.written), ""))
+        lines += [f"  Tensor {name} = empty_elementwise({', '.join(arguments)});" for name in host.outputs]
+        lines += [f"  const Tensor {t.name} = in_order_of({into}, {renames[t.name]});" for t in copied]
+        lines += [f"  {check}" for check in host.checks]
+    else:
+        for tensor in copied:
+            name = renames[tensor.name]
+            if tensor.optional:
+                lines += [f"  const std::optional<Tensor> {tensor.name} =",
+                          f"      {name} ? std::optional<Tensor>(contiguous(*{name})) : std::nullopt;"]
+            else:
+                lines.append(f"  const Tensor {tensor.name} = contiguous({name});")
+        lines += [f"  {check}" for check in host.checks]
+        lines += holes
+        lines += sizes
+        lines += outputs
+    back = _returned(returned)
+    made = [*host.outputs] or [t.name for t in host.tensors.values() if t.written]
+    empty = " && ".join(f"{name}.numel() == 0" for name in made)
+    if host.device == "cuda":
+        if empty:
+            lines.append(f"  if ({empty}) return{f' {back}' if back else ''};")
+        lines += _launched(one, host)
+    else:
+        lines += _loops(host)
+    return [*lines, *([f"  return {back};"] if back else []), "}"]
+
+
+def _formula(one: Operator, host: Host) -> list[str]:
+    native = [(words.schema_type(p.type)[1], p.name) for p in host.function.parameters]
+    tensors = [name for name in host.tensors]
+    values = [*tensors, *host.scalars]
+    body = wrapped("  const auto f = [](", [f"double {name}" for name in values], ") {")
+    steps = [*(f"    {step};" for step in host.formula.rstrip(";").split("; ")), "  };"]
+    if len(one_line := f"{body[0]}{steps[0].strip()}".replace("{return", "{ return") + " };") <= 100 and (
+        len(body) == 1 and len(steps) == 2):  # fmt: skip
+        body, steps = [one_line], []
+    return [
+        *comment(host.notes),
+        *wrapped(f"Tensor {one.stem}_cpu(", [f"{kind} {name}" for kind, name in native], ") {"),
+        *body, *steps,
+        *wrapped("  return elementwise_cpu(f, ", values, ");"), "}",
+    ]  # fmt: skip
+
+
+def _holes(host: Host) -> list[Note]:
+    return [
+        Note(one.place, f"{' '.join(one.text.split()).rstrip(';')}: write it with "
+             "call<Tensor>(...) of compose.h, or in a kernel, and take the throw away")
+        for one in host.holes.values()
+    ]  # fmt: skip
+
+
+def _outputs(host: Host) -> tuple[list[str], list[str], list[str]]:
+    """Returns the lines that allocate, those of the sizes that they need, and those that stand for
+    tensors which the author has to make.
+    """
+    sizes: dict[str, str] = {}
+    lines: list[str] = []
+    first = next(iter(host.tensors), "")
+    for output in host.outputs.values():
+        like = output.dtype_of or output.like or first
+        shape = f"shape_of({output.like})" if output.like else _shape(host, output, sizes)
+        dtype = f"DType::{output.dtype}, " if output.dtype else ""
+        lines.append(f"  Tensor {output.name} = empty({shape}, {dtype}{like});")
+    holes = [f"  Tensor {name};" for name in host.holes]
+    if holes:
+        place = next(iter(host.holes.values())).place
+        holes.append(f'  throw OpError("{place}: what this line makes is left to write");')
+    return lines, [f"  const int64_t {name} = {value};" for name, value in sizes.items()], holes
+
+
+def _shape(host: Host, output: Output, sizes: dict[str, str]) -> str:
+    for entry in output.shape:
+        _need(host, entry, sizes)
+    return f"{{{', '.join(output.shape)}}}"
+
+
+def _need(host: Host, text: str, sizes: dict[str, str]) -> None:
+    for name in re.findall(r"(?<![\w.])[A-Za-z_]\w*", text):
+        if name in sizes:
+            continue
+        if name in host.sizes:
+            sizes[name] = host.sizes[name].text
+        elif name in host.derived:
+            _need(host, host.derived[name], sizes)
+            sizes[name] = host.derived[name]
+
+
+def _returned(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{{{', '.join(names)}}}" if names else ""
+
+
+def _launched(one: Operator, host: Host) -> list[str]:
+    _, sizes, _ = _outputs(host)
+    declared = {line.split()[2] for line in sizes}
+    on = next((name for name in host.tensors if not host.tensors[name].optional), "")
+    values = []
+    for passed in host.passed.values():
+        if "*" in passed.type:
+            values.append(_pointer(host, passed))
+        elif passed.name in declared:
+            values.append(passed.name)
+        else:
+            values.append(passed.value)
+    values += [f"{name}.numel() * size_of(dtype_of({name}))" for name in zeroed(one)]
+    call = wrapped(f"    return {one.stem}_launch(", [*values, "stream"], ");")
+    return [f"  launch({on}, [&](cudaStream_t stream) {{", *call, "  });"]
+
+
+def _pointer(host: Host, passed: Passed) -> str:
+    name = passed.name
+    is_optional = name in host.tensors and host.tensors[name].optional
+    how = "mutable" if host.is_written(name) else "const"
+    value = f"{name}{'->' if is_optional else '.'}{how}_data_ptr()"
+    if not passed.type.endswith("void*"):
+        value = f"static_cast<{passed.type}>({value})"
+    return f"{name} ? {value} : nullptr" if is_optional else value
+
+
+def _loops(host: Host) -> list[str]:
+    lines = [f"  std::memset({name}.mutable_data_ptr(), 0, {name}.numel() * size_of(dtype_of({name})));"
+             for name, output in host.outputs.items() if output.zeros]  # fmt: skip
+    _, sizes, _ = _outputs(host)
+    declared = {line.split()[2] for line in sizes}
+    code = "\n".join(host.lines)
+    for name, size in host.sizes.items():
+        if name not in declared and re.search(rf"(?<![\w.]){name}\b", code):
+            lines.append(f"  const int64_t {name} = {size.text};")
+    lines += [f"  {line}" for line in host.pointers.values()]
+    skipped = {f"{name} = {host.derived[name]}" for name in declared & host.derived.keys()}
+    return [*lines, *(f"  {line}".rstrip() for line in host.lines if not any(one in line for one in skipped))]
+
+
+# --- the list of operators -----------------------------------------------------------
+
+
+def _declared(one: Operator, lists: dict[tuple[str, ...], str]) -> list[str]:
+    schema = str(one)
+    lines = comment(one.notes, "  ")
+    if len(schema) + len(one.signature) + 24 <= 100:
+        lines.append(f'  library.op("{schema}", "{one.signature}")')
+    else:
+        lines += ["  library", "      .op("]
+        head, rest = "", schema
+        pieces = []
+        while len(rest) > 84:
+            cut = rest.rfind(" ", 0, 84) + 1
+            head, rest = rest[:cut], rest[cut:]
+            pieces.append(f'"{head}"')
+        pieces.append(f'"{rest}",')
+        lines[-1] += pieces[0]
+        lines += [f"          {piece}" for piece in (*pieces[1:], f'"{one.signature}")')]
+    lines += [f"      {line}" for line in _dtypes(one, lists)]
+    if one.export.doc:
+        doc = one.export.doc.replace("\\n", " ")
+        lines.append(f'      .doc(R"({doc})")')
+    lines += [f"      .{device}<{one.stem}_{device}>()" for device in ("cpu", "cuda") if device in one.hosts]
+    lines[-1] += ";"
+    return lines
+
+
+def _dtypes(one: Operator, lists: dict[tuple[str, ...], str]) -> list[str]:
+    """Returns what is declared of dtypes: a list for all, lists of single ones, and results."""
+    host = one.host
+    if host.formula:
+        return [".dtypes(kFloating)"]
+    own: dict[str, tuple[str, ...]] = {}
+    for other in one.hosts.values():
+        for position, name in enumerate(other.tensors):
+            tensor = other.tensors[name]
+            shown = one.shown(list(host.tensors)[position])
+            if tensor.dispatched and other.dtypes:
+                own.setdefault(shown, other.dtypes)
+            elif tensor.elements:
+                own.setdefault(shown, tuple(sorted(tensor.elements)))
+    tensors = [one.shown(name) for name in host.tensors]
+    shared = next((other.dtypes for other in one.hosts.values() if other.dtypes), ())
+    if not shared and len(set(own.values())) == 1 and len(own) == len(tensors):
+        shared = next(iter(own.values()))
+    lines = []
+    if len(shared) == 1 and len(tensors) == 1:
+        lines.append(f'.dtypes("{tensors[0]}", DType::{shared[0]})')
+    elif shared:
+        name = lists.setdefault(shared, "kTypes" if not lists else f"kTypes{len(lists) + 1}")
+        lines.append(f".dtypes({name})")
+    for argument, dtypes in own.items():
+        if dtypes == shared:
+            continue
+        if len(dtypes) == 1:
+            lines.append(f'.dtypes("{argument}", DType::{dtypes[0]})')
+        else:
+            name = lists.setdefault(dtypes, f"kTypes{len(lists) + 1}" if lists else "kTypes")
+            lines.append(f'.dtypes("{argument}", {name})')
+    return lines + _results(one, host, shared, own, tensors)
+
+
+def _results(
+    one: Operator, host: Host, shared: tuple[str, ...], own: dict[str, tuple[str, ...]],
+    tensors: list[str],
+) -> list[str]:  # fmt: skip
+    lines = []
+    first = tensors[0] if tensors else ""
+    for name, cpp in zip(one.returns, one.returned, strict=False):
+        output = host.outputs.get(cpp)
+        if output is None:
+            continue
+        shown = name or "out"
+        if output.dtype and own.get(first, shared) != (output.dtype,):
+            lines.append(f'.returns("{shown}", DType::{output.dtype})')
+        elif output.dtype_of in host.tensors:
+            of = one.shown(output.dtype_of)
+            if own.get(of, shared) != own.get(first, shared):
+                lines.append(f'.returns("{shown}", "{of}")')
+    return lines
