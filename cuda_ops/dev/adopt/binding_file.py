@@ -8,16 +8,30 @@ from pathlib import Path
 
 from cuda_ops.build.source_text import macro_of
 from cuda_ops.dev.adopt import words
-from cuda_ops.dev.adopt.host import Host, Note, Output, Passed
-from cuda_ops.dev.adopt.kernel_file import comment, launcher_head, prose, wrapped, zeroed
+from cuda_ops.dev.adopt.cxx import Item, base_type
+from cuda_ops.dev.adopt.facts import Output, Passed
+from cuda_ops.dev.adopt.guest import Guest
+from cuda_ops.dev.adopt.host import Host
+from cuda_ops.dev.adopt.kernel_file import WIDTH, comment, launcher_head, prose, wrapped, zeroed
+from cuda_ops.dev.adopt.notes import Note
 from cuda_ops.dev.adopt.operators import Operator
-from cuda_ops.dev.adopt.sources import Guest, Item
 
+#: A type or a constant outside of functions.
+_DEFINED = re.compile(r"(?:struct|enum(?:\s+class)?)\s+(\w+)|[^=(]*?(\w+)(?:\[\w*\])?\s*=")
 IN_ORDER = """\
 // Elementwise kernels walk memory. Where all inputs share one dense layout `out` has it too; else
 // it is contiguous, and so is what this returns.
 Tensor in_order_of(const Tensor& out, const Tensor& x) {
   return out.is_contiguous() ? contiguous(x, shape_of(out)) : x;
+}
+"""
+PUT_BACK = """\
+// Copies what was written to `x`, unless it was written in place.
+void put_back(const Tensor& x, const Tensor& to) {
+  if (x.get() == to.get()) return;
+  if (aoti_torch_copy_(to.get(), x.get(), 0) != TORCH_SUCCESS) {
+    throw OpError("torch failed to copy what was written");
+  }
 }
 """
 
@@ -28,7 +42,11 @@ def binding_text(
     """Returns the text of ``bindings/<op>.cpp``.
 
     Args:
-        left: what there is no draft of, for the end of the list.
+        guest: whose functions are drafted.
+        operators: the main one first.
+        namespace: that of the operators.
+        target: where the text goes, which own headers are relative to.
+        left: what there is no draft of, for the list of operators.
     """
     lists: dict[tuple[str, ...], str] = {}
     entries: list[str] = []
@@ -37,7 +55,9 @@ def binding_text(
             if device in one.hosts:
                 entries += [*_entry(one, one.hosts[device]), ""]
     declared = [_declared(one, lists) for one in operators]
-    loops = "\n".join(line for one in operators if "cpu" in one.hosts for line in one.hosts["cpu"].lines)
+    loops = "\n".join(
+        line for one in operators if "cpu" in one.hosts for line in one.hosts["cpu"].lines
+    )
     helpers, headers = _helpers(guest, loops, target)
     text = "\n".join(entries)
     lines = prose(f"{operators[0].name} for PyTorch, from {guest.files}.")
@@ -57,12 +77,12 @@ def binding_text(
     for dtypes, name in lists.items():
         listed = [f"DType::{one}" for one in dtypes]
         lines += [*wrapped(f"constexpr DType {name}[] = {{", listed, "};"), ""]
-    if "in_order_of(" in text:
-        lines += [IN_ORDER]
+    lines += [IN_ORDER] if "in_order_of(" in text else []
+    lines += [PUT_BACK] if "put_back(" in text else []
     lines += [*helpers, text.rstrip("\n"), "", "}  // namespace", ""]
     lines += [f"{macro_of(namespace)} {{", *comment(left, "  ")]
-    for one in declared:
-        lines += one
+    for texts in declared:
+        lines += texts
     return "\n".join((*lines, "}")) + "\n"
 
 
@@ -99,9 +119,10 @@ def _name_of(item: Item) -> str:
         function = item.function
         return "" if function.is_kernel or function.has_tensors else function.name
     match = (
-        re.match(r"#\s*define\s+(\w+)", item.code) if item.kind == "directive"
-        else re.match(r"(?:struct|enum(?:\s+class)?)\s+(\w+)|[^=(]*?(\w+)(?:\[\w*\])?\s*=", item.code)
-    )  # fmt: skip
+        re.match(r"#\s*define\s+(\w+)", item.code)
+        if item.kind == "directive"
+        else _DEFINED.match(item.code)
+    )
     return next(filter(None, match.groups()), "") if match else ""
 
 
@@ -115,44 +136,53 @@ def _entry(one: Operator, host: Host) -> list[str]:
     elementwise = one.signature.startswith("(") and host.elementwise()
     renames: dict[str, str] = {}
     taken = {p.name for p in parameters} | set(host.outputs) | set(host.sizes) | set(host.holes)
-    copied = [t for t in host.tensors.values() if t.pointed and not t.written]
+    copied = [t for t in host.tensors.values() if t.pointed]
+    written = [t.name for t in copied if t.written]
     for tensor in copied:
-        renames[tensor.name] = f"{tensor.name}_" if f"{tensor.name}_" not in taken else f"{tensor.name}_given"
+        renames[tensor.name] = (
+            f"{tensor.name}_" if f"{tensor.name}_" not in taken else f"{tensor.name}_given"
+        )
     numbers = []
     given = []
     for parameter in parameters:
         native = words.schema_type(parameter.type)[1]
         name = renames.get(parameter.name, parameter.name)
-        base = words.base_type(parameter.type)
+        base = base_type(parameter.type)
         if host.device == "cpu" and parameter.name in host.scalars and base != native and base in (
             "float", "int", "int32_t"):  # fmt: skip
             name = f"{parameter.name}_"
             numbers.append(f"  const auto {parameter.name} = static_cast<{base}>({name});")
         given.append(f"{native} {name}")
     returned = one.returned
-    kind = {0: "void", 1: "Tensor"}.get(len(returned), f"std::tuple<{', '.join(['Tensor'] * len(returned))}>")
+    kind = {0: "void", 1: "Tensor"}.get(
+        len(returned), f"std::tuple<{', '.join(['Tensor'] * len(returned))}>"
+    )
     lines = [
-        *comment([*(host.notes if host.device == "cpu" else ()), *_holes(host)]),
+        *comment([*(host.notes if host.device == "cpu" else ()), *hole_notes(host)]),
         *wrapped(f"{kind} {one.stem}_{host.device}(", given, ") {"), *numbers,
     ]  # fmt: skip
-    for tensor in host.tensors.values():
-        if tensor.written:
-            lines += [f"  if (!{tensor.name}.is_contiguous()) {{",
-                      f'    refuse("{one.shown(tensor.name)}", "a contiguous tensor", "one with gaps '
-                      'or another order of dims");', "  }"]  # fmt: skip
     outputs, sizes, holes = _outputs(host)
     if elementwise:
         arguments = [renames.get(name, name) for name in host.tensors]
-        into = next(iter(host.outputs), next((t.name for t in host.tensors.values() if t.written), ""))
-        lines += [f"  Tensor {name} = empty_elementwise({', '.join(arguments)});" for name in host.outputs]
-        lines += [f"  const Tensor {t.name} = in_order_of({into}, {renames[t.name]});" for t in copied]
+        into = next(iter(host.outputs), next(iter(written), ""))
+        lines += [
+            f"  Tensor {name} = empty_elementwise({', '.join(arguments)});" for name in host.outputs
+        ]
+        ordered = [t.name for t in copied if t.name != into]
+        if into in written:
+            lines.append(f"  const Tensor {into} = contiguous({renames[into]});")
+        lines += [
+            f"  const Tensor {name} = in_order_of({into}, {renames[name]});" for name in ordered
+        ]
         lines += [f"  {check}" for check in host.checks]
     else:
         for tensor in copied:
             name = renames[tensor.name]
             if tensor.optional:
-                lines += [f"  const std::optional<Tensor> {tensor.name} =",
-                          f"      {name} ? std::optional<Tensor>(contiguous(*{name})) : std::nullopt;"]
+                lines += [
+                    f"  const std::optional<Tensor> {tensor.name} =",
+                    f"      {name} ? std::optional<Tensor>(contiguous(*{name})) : std::nullopt;",
+                ]
             else:
                 lines.append(f"  const Tensor {tensor.name} = contiguous({name});")
         lines += [f"  {check}" for check in host.checks]
@@ -160,7 +190,7 @@ def _entry(one: Operator, host: Host) -> list[str]:
         lines += sizes
         lines += outputs
     back = _returned(returned)
-    made = [*host.outputs] or [t.name for t in host.tensors.values() if t.written]
+    made = [*host.outputs] or written
     empty = " && ".join(f"{name}.numel() == 0" for name in made)
     if host.device == "cuda":
         if empty:
@@ -168,17 +198,17 @@ def _entry(one: Operator, host: Host) -> list[str]:
         lines += _launched(one, host)
     else:
         lines += _loops(host)
+    lines += [f"  put_back({name}, {renames[name]});" for name in written]
     return [*lines, *([f"  return {back};"] if back else []), "}"]
 
 
 def _formula(one: Operator, host: Host) -> list[str]:
     native = [(words.schema_type(p.type)[1], p.name) for p in host.function.parameters]
-    tensors = [name for name in host.tensors]
-    values = [*tensors, *host.scalars]
+    values = [*host.tensors, *host.scalars]
     body = wrapped("  const auto f = [](", [f"double {name}" for name in values], ") {")
-    steps = [*(f"    {step};" for step in host.formula.rstrip(";").split("; ")), "  };"]
-    if len(one_line := f"{body[0]}{steps[0].strip()}".replace("{return", "{ return") + " };") <= 100 and (
-        len(body) == 1 and len(steps) == 2):  # fmt: skip
+    steps = [*(f"    {step}" for step in host.formula), "  };"]
+    one_line = f"{body[0]} {steps[0].strip()} }};"
+    if len(body) == 1 and len(steps) == 2 and len(one_line) <= WIDTH:
         body, steps = [one_line], []
     return [
         *comment(host.notes),
@@ -188,7 +218,7 @@ def _formula(one: Operator, host: Host) -> list[str]:
     ]  # fmt: skip
 
 
-def _holes(host: Host) -> list[Note]:
+def hole_notes(host: Host) -> list[Note]:
     return [
         Note(one.place, f"{' '.join(one.text.split()).rstrip(';')}: write it with "
              "call<Tensor>(...) of compose.h, or in a kernel, and take the throw away")
@@ -248,9 +278,14 @@ def _launched(one: Operator, host: Host) -> list[str]:
             values.append(passed.name)
         else:
             values.append(passed.value)
-    values += [f"{name}.numel() * size_of(dtype_of({name}))" for name in zeroed(one)]
+    values += map(bytes_of, zeroed(one))
     call = wrapped(f"    return {one.stem}_launch(", [*values, "stream"], ");")
     return [f"  launch({on}, [&](cudaStream_t stream) {{", *call, "  });"]
+
+
+def bytes_of(name: str) -> str:
+    """Returns C++ for the bytes of a tensor."""
+    return f"{name}.numel() * size_of(dtype_of({name}))"
 
 
 def _pointer(host: Host, passed: Passed) -> str:
@@ -264,8 +299,11 @@ def _pointer(host: Host, passed: Passed) -> str:
 
 
 def _loops(host: Host) -> list[str]:
-    lines = [f"  std::memset({name}.mutable_data_ptr(), 0, {name}.numel() * size_of(dtype_of({name})));"
-             for name, output in host.outputs.items() if output.zeros]  # fmt: skip
+    lines = [
+        f"  std::memset({name}.mutable_data_ptr(), 0, {bytes_of(name)});"
+        for name, output in host.outputs.items()
+        if output.zeros
+    ]
     _, sizes, _ = _outputs(host)
     declared = {line.split()[2] for line in sizes}
     code = "\n".join(host.lines)
@@ -274,7 +312,10 @@ def _loops(host: Host) -> list[str]:
             lines.append(f"  const int64_t {name} = {size.text};")
     lines += [f"  {line}" for line in host.pointers.values()]
     skipped = {f"{name} = {host.derived[name]}" for name in declared & host.derived.keys()}
-    return [*lines, *(f"  {line}".rstrip() for line in host.lines if not any(one in line for one in skipped))]
+    return [
+        *lines,
+        *(f"  {line}".rstrip() for line in host.lines if not any(one in line for one in skipped)),
+    ]
 
 
 # --- the list of operators -----------------------------------------------------------
@@ -300,7 +341,11 @@ def _declared(one: Operator, lists: dict[tuple[str, ...], str]) -> list[str]:
     if one.export.doc:
         doc = one.export.doc.replace("\\n", " ")
         lines.append(f'      .doc(R"({doc})")')
-    lines += [f"      .{device}<{one.stem}_{device}>()" for device in ("cpu", "cuda") if device in one.hosts]
+    lines += [
+        f"      .{device}<{one.stem}_{device}>()"
+        for device in ("cpu", "cuda")
+        if device in one.hosts
+    ]
     lines[-1] += ";"
     return lines
 

@@ -8,14 +8,16 @@ import re
 from collections.abc import Iterator, Mapping
 
 from cuda_ops.build.source_text import arguments_in, closing, masked
-from cuda_ops.dev.adopt.sources import Function, Guest, Statement, split
+from cuda_ops.dev.adopt.cxx import Function, Statement, split
+from cuda_ops.dev.adopt.guest import Guest
 
 _DEVICE = re.compile(
     r"(?P<not>!?)\s*[\w.>()-]*?\b(?:is_(?P<is>cuda|cpu)\(\)"
     r"|device\(\)(?:\.type\(\))?\s*(?P<op>[!=]=)\s*[\w:]*?k?(?P<type>CUDA|CPU))"
 )
 _DECLARED = re.compile(
-    r"(?:const\s+|constexpr\s+|static\s+)*[A-Za-z_][\w:<>, ]*?[\s&*]+(?:__restrict__\s+)?(\w+)\s*(?:=|\(|\{|;)"
+    r"(?:const\s+|constexpr\s+|static\s+)*[A-Za-z_][\w:<>, ]*?[\s&*]+(?:__restrict__\s+)?"
+    r"(\w+)\s*(?:=|\(|\{|;)"
 )
 _NO_TYPE = re.compile(r"(?:return|throw|delete|goto|else)\b")
 _CALL = re.compile(
@@ -47,7 +49,8 @@ def renamed(text: str, names: Mapping[str, str]) -> str:
     """Replaces words by others, all at once, but for members and what stands in quotes."""
     if not names:
         return text
-    words = re.compile(rf"(?<![\w.:>])(?:{'|'.join(map(re.escape, names))})\b|(?<=[^-]>)(?:{'|'.join(map(re.escape, names))})\b")
+    # Not behind a dot, a colon or an arrow; the last letter of a template is no arrow.
+    words = re.compile(rf"(?<![\w.:])(?<!->)(?:{'|'.join(map(re.escape, names))})\b")
     mask, parts, last = masked(text), [], 0
     for found in words.finditer(mask):
         parts += [text[last : found.start()], names[found[0]]]
@@ -69,7 +72,9 @@ def flattened(guest: Guest, function: Function, device: str, depth: int = 0) -> 
     return done
 
 
-def _on_device(guest: Guest, given: tuple[Statement, ...] | list[Statement], device: str) -> Iterator[Statement]:
+def _on_device(
+    guest: Guest, given: tuple[Statement, ...] | list[Statement], device: str
+) -> Iterator[Statement]:
     left_out = 0  # of an #else, until its #endif
     for one in given:
         text = one.text.strip()
@@ -90,21 +95,20 @@ def _branch(guest: Guest, statement: Statement, device: str) -> Iterator[Stateme
     if start := re.match(r"if\s*\(", mask):
         end = closing(mask, start.end())
         if asked := device_in(text[start.end() : end]):
-            parts = split(text[end + 1 :], statement.place)
-            first, rest = parts[0], parts[1:]
+            first, *rest = split(text[end + 1 :], statement.place)
             # `else` is a statement of its own to what follows the condition.
             other = [_without_else(rest[0])] if rest else []
-            chosen = [first] if asked == device else other
-            for one in chosen:
-                yield from _on_device(guest, _unblocked(one), device)
+            for chosen in [first] if asked == device else other:
+                yield from _on_device(guest, _unblocked(chosen), device)
             return
-    if choice := re.match(r"(?:return\s+|[^?;]*?[^=!<>]=\s*)(?P<asked>[^?=]*?(?:[!=]=[^?]*)?)\?", mask):
+    if choice := re.match(
+        r"(?:return\s+|[^?;]*?[^=!<>]=\s*)(?P<asked>[^?=]*?(?:[!=]=[^?]*)?)\?", mask
+    ):
         if asked := device_in(text[choice.start("asked") : choice.end("asked")]):
-            rest = mask[choice.end() :].replace("::", "  ")
-            colon = choice.end() + rest.index(":")
+            colon = choice.end() + mask[choice.end() :].replace("::", "  ").index(":")
             ways = text[choice.end() : colon], text[colon + 1 :].rstrip().removesuffix(";")
-            chosen = ways[0 if asked == device else 1].strip()
-            text = f"{text[: choice.start('asked')]}{chosen};"
+            way = ways[0 if asked == device else 1].strip()
+            text = f"{text[: choice.start('asked')]}{way};"
     yield Statement(text, statement.place)
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from cuda_ops.build.source_text import arguments_in, masked
 from cuda_ops.dev.adopt import words
-from cuda_ops.dev.adopt.host import Note
+from cuda_ops.dev.adopt.cxx import LAUNCH, Item, Source
+from cuda_ops.dev.adopt.guest import Guest
+from cuda_ops.dev.adopt.notes import Note, Place
 from cuda_ops.dev.adopt.operators import Operator
-from cuda_ops.dev.adopt.sources import LAUNCH, Guest, Item, Place, Source
 
 WIDTH = 100
 RULER = "// " + "-" * 77
@@ -28,7 +29,10 @@ _NATIVE = (
     (r"\b(?:at|c10|torch)::Half\b", "__half"),
     (r"\b(?:at|c10|torch)::BFloat16\b", "__nv_bfloat16"),
     (r"\bC10_LAUNCH_BOUNDS_[12]\(", "__launch_bounds__("),
-    (r"\bat::(?:acc_type\s*<\s*(\w+)\s*,\s*true\s*>|opmath_type\s*<\s*(\w+)\s*>)", r"cuda_ops::compute_t<\1\2>"),
+    (
+        r"\bat::(?:acc_type\s*<\s*(\w+)\s*,\s*true\s*>|opmath_type\s*<\s*(\w+)\s*>)",
+        r"cuda_ops::compute_t<\1\2>",
+    ),
     (r"\bC10_HOST_DEVICE\b", "__host__ __device__"),
     (r"\bC10_DEVICE\b", "__device__"),
     (r"\b(?:at|c10)::ceil_div\b", "cuda_ops::ceil_div"),
@@ -151,13 +155,20 @@ def kernel_text(guest: Guest, operators: list[Operator], target: Path, notes: li
             includes.append(f"#include {header}")
     includes.append("#include <cstdint>")
     own = []
-    if any("dtype" in one.hosts["cuda"].passed for one in launched) or "cuda_ops::compute_t" in text:
+    if (
+        any("dtype" in one.hosts["cuda"].passed for one in launched)
+        or "cuda_ops::compute_t" in text
+    ):
         own.append('#include "dtype.cuh"')
     if "cuda_ops::ceil_div" in text:
         own.append('#include "division.h"')
     own += [one for one in includes if '"' in one]
     system = sorted({one for one in includes if '"' not in one})
-    using = [f"using cuda_ops::{word};" for word in ("DType", "visit") if re.search(rf"(?<!:){word}[<:]", "\n".join(launchers))]
+    using = [
+        f"using cuda_ops::{word};"
+        for word in ("DType", "visit")
+        if re.search(rf"(?<!:){word}[<:]", "\n".join(launchers))
+    ]
     head = f"Kernels of {guest.files}, as they are, and launchers for the binding."
     parts = [
         *prose(head), *system, *([""] if system and own else []), *dict.fromkeys(own), "",
@@ -171,8 +182,9 @@ def _launcher(one: Operator) -> list[str]:
     host = one.hosts["cuda"]
     lines = [*comment(host.notes), *launcher_head(one, " {")]
     for name in zeroed(one):
-        lines += [f"  const cudaError_t zeroed_{name} = cudaMemsetAsync({name}, 0, {name}_bytes, stream);",
-                  f"  if (zeroed_{name} != cudaSuccess) return zeroed_{name};"]  # fmt: skip
+        zero = f"cudaMemsetAsync({name}, 0, {name}_bytes, stream)"
+        lines.append(f"  const cudaError_t zeroed_{name} = {zero};")
+        lines.append(f"  if (zeroed_{name} != cudaSuccess) return zeroed_{name};")
     if any("const_cast<" in line for line in host.lines):
         lines.append("  // const_cast: the kernel reads through a pointer that could write.")
     for line in host.lines:
@@ -193,7 +205,9 @@ def _spaces(guest: Guest) -> set[str]:
     return found
 
 
-def _kept(guest: Guest, launchers: str, target: Path, notes: list[Note]) -> tuple[list[str], list[str]]:
+def _kept(
+    guest: Guest, launchers: str, target: Path, notes: list[Note]
+) -> tuple[list[str], list[str]]:
     """Returns the guest's device code with its comments, and the includes that it needs."""
     includes: list[str] = []
     of_torch: list[str] = []
@@ -215,7 +229,9 @@ def _kept(guest: Guest, launchers: str, target: Path, notes: list[Note]) -> tupl
                 else:
                     includes.append(" ".join(item.code.split()))
             elif item.kind not in ("open", "close") and _is_kept(item):
-                pieces.append((item, _with_comment(gap) + _native(source.text[item.start : item.end])))
+                pieces.append(
+                    (item, _with_comment(gap) + _native(source.text[item.start : item.end]))
+                )
     # Host functions that nothing here calls stay behind.
     texts = [text for item, text in pieces if not _is_host(item)]
     waiting = [(item, text) for item, text in pieces if _is_host(item)]
@@ -240,8 +256,8 @@ def _kept(guest: Guest, launchers: str, target: Path, notes: list[Note]) -> tupl
         mask = masked(text)
         if found := words.TORCH.search(mask):
             place = Place(item.source.path, item.source.line(item.start))
-            notes.append(Note(place, f"torch's headers stay for {found[0]}...: use plain C++ or the "
-                              "headers of cuda_ops, and leave them out"))  # fmt: skip
+            text = f"torch's headers stay for {found[0]}: use plain C++ or headers of cuda_ops"
+            notes.append(Note(place, text))
             includes += of_torch
     return kept, list(dict.fromkeys(includes))
 
@@ -258,13 +274,16 @@ def _is_host(item: Item) -> bool:
 def _is_kept(item: Item) -> bool:
     code = item.code
     if item.kind == "directive":
-        return not (re.match(r"#\s*(?:pragma\s+once|include)", code) or words.TORCH.search(code)) and not (
-            re.match(r"#\s*define", code) and re.search(r"CHECK|ASSERT", code))  # fmt: skip
+        is_check = re.match(r"#\s*define", code) and re.search(r"CHECK|ASSERT", code)
+        is_include = re.match(r"#\s*(?:pragma\s+once|include)", code)
+        return not (is_check or is_include or words.TORCH.search(code))
     function = item.function
     if function is None:
+        on_device = re.search(r"__(?:device|global|constant)__", code)
         is_prototype = item.kind == "statement" and re.search(r"\)\s*;$", code) and "=" not in code
-        loose = re.match(r"\s*(?:using\s+namespace|namespace)\b", code) or words.TORCH.search(_native(code))
-        return not (loose or is_prototype and "__device__" not in code and "__global__" not in code)
+        is_loose = re.match(r"\s*(?:using\s+namespace|namespace)\b", code)
+        is_of_torch = words.TORCH.search(_native(code))
+        return not (is_loose or is_of_torch or (is_prototype and not on_device))
     if function.is_kernel or function.is_device:
         return True
     if _REGISTERS.match(function.name) or function.has_tensors:
@@ -301,7 +320,12 @@ def _with_stream(text: str) -> str:
         parts += [text[last : found.start("config")], ", ".join((*given, "stream"))]
         last = found.end("config")
     text = "".join((*parts, text[last:]))
-    text = re.sub(r"^\s*(?:C10_CUDA_KERNEL_LAUNCH_CHECK|C10_CUDA_CHECK|AT_CUDA_CHECK)\(.*?\);\n", "", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^\s*(?:C10_CUDA_KERNEL_LAUNCH_CHECK|C10_CUDA_CHECK|AT_CUDA_CHECK)\(.*?\);\n",
+        "",
+        text,
+        flags=re.MULTILINE,
+    )
     body = masked(text).index("{")
     end = masked(text).rindex(")", 0, body)
     inside = text[:end].rstrip()

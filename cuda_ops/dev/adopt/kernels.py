@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cuda_ops.build.source_text import closing
 
 _ASSIGNED = re.compile(r"\s*(?:(?:[-+*/|&^%]|<<|>>)?=(?!=)|\+\+|--)")
+_BRACKET = re.compile(r"\s*\[")
 _COMBINES = re.compile(r"__shared__|__syncthreads|__shfl|__syncwarp|cooperative_groups|atomic[A-Z]")
 
 
@@ -27,22 +28,21 @@ def use_of(name: str, code: str) -> Use:
     use, indices = Use(), set()
     for found in re.finditer(rf"(?<![\w.>]){re.escape(name)}\b", code):
         before, at = code[: found.start()].rstrip(), found.end()
-        after = re.compile(r"\s*\[").match(code, at)
+        after = _BRACKET.match(code, at)
         if after is None:
             if re.match(r"\s*\.\s*(?:size|stride)\(", code[at:]):
                 continue
-            if before.endswith("*") and _ASSIGNED.match(code, at):
-                use.written = True
-            elif before.endswith("*(") and _ASSIGNED.match(code, closing(code, at) + 1):
+            through = at if before.endswith("*") else closing(code, at) + 1
+            if before.endswith(("*", "*(")) and _ASSIGNED.match(code, through):
                 use.written = True
             use.otherwise = True
             continue
         inside = []
-        while after:
+        while after is not None:
             end = closing(code, after.end())
             inside.append("".join(code[after.end() : end].split()))
             at = end + 1
-            after = re.compile(r"\s*\[").match(code, at)
+            after = _BRACKET.match(code, at)
         indices.add("][".join(inside))
         if _ASSIGNED.match(code, at) or before.endswith(("++", "--")):
             use.written = True

@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 
 from cuda_ops.build.source_text import arguments_in
 from cuda_ops.dev.adopt import words
+from cuda_ops.dev.adopt.cxx import parameter
 from cuda_ops.dev.adopt.flatten import flattened
-from cuda_ops.dev.adopt.host import Host, Note
-from cuda_ops.dev.adopt.sources import Export, Guest, Place, parameter
+from cuda_ops.dev.adopt.guest import Export, Guest
+from cuda_ops.dev.adopt.host import Host
+from cuda_ops.dev.adopt.launcher import Launcher
+from cuda_ops.dev.adopt.loops import Loops
+from cuda_ops.dev.adopt.notes import Note
 
 _GRADIENT = re.compile(r"(?:.*_)?(?:backward|bwd)(?:_cuda|_cpu)?$")
 _GRAD_OUT = re.compile(r"(?:grad|d)_?(?:out(?:put)?s?|y)?$|d(?:out|y)$|grad_\w+$|\w+_grad$")
@@ -18,6 +22,8 @@ _GRAD_OUT = re.compile(r"(?:grad|d)_?(?:out(?:put)?s?|y)?$|d(?:out|y)$|grad_\w+$
 
 @dataclass
 class Argument:
+    """An argument of a schema."""
+
     #: In the schema.
     type: str
     name: str
@@ -45,8 +51,8 @@ class Operator:
 
     @property
     def stem(self) -> str:
-        """What its functions begin with: two underscores are C++'s own."""
-        return self.name.rstrip("_")
+        """What its functions begin with: C++ keeps names with two underscores for itself."""
+        return f"{self.name.rstrip('_')}_in_place" if self.name.endswith("_") else self.name
 
     @property
     def host(self) -> Host:
@@ -98,9 +104,11 @@ def operators_of(guest: Guest) -> tuple[list[Operator], list[Note]]:
     found.sort(key=lambda one: one.name != guest.pair.stem)
     for one in found:
         _describe(one)
-        _warn(one)
     if found:
         _fit_gradient(guest.pair.stem, found)
+    for one in found:
+        for host in one.hosts.values():
+            host.keep_checks_of_shapes(one.signature)
     return found, notes
 
 
@@ -111,20 +119,21 @@ def _hosts(guest: Guest, export: Export) -> tuple[dict[str, Host], list[Note]]:
                          "lambda; write it as a function")]  # fmt: skip
     for key, called in export.functions.items():
         if key not in ("cpu", "cuda", "any"):
-            reasons.append(Note(export.place, f"{export.name}: what is registered for {key[4:]} is "
-                                "left out; <op>_backward is the gradient of an operator"))  # fmt: skip
+            text = "is left out; <op>_backward is the gradient of an operator"
+            reasons.append(Note(export.place, f"{export.name}: its function for {key[4:]} {text}"))
             continue
         function = guest.function(called)
         if function is None:
-            reasons.append(Note(export.place, f"{export.name}: {called}() is in none of the guest's "
-                                "files"))  # fmt: skip
+            text = f"{export.name}: {called}() is in none of the guest's files"
+            reasons.append(Note(export.place, text))
             continue
         if not function.has_tensors:
             reasons.append(Note(function.item.place, f"{called}() takes and returns no tensor, so "
                                 "it is no operator; leave it to Python"))  # fmt: skip
             continue
         for device in ("cuda", "cpu") if key == "any" else (key,):
-            host = Host(guest, function, device)
+            kind: type[Host] = Launcher if device == "cuda" else Loops
+            host = kind(guest, function, device)
             if host.problem is None:
                 hosts[device] = host
                 continue
@@ -150,36 +159,39 @@ def _interface(export: Export, hosts: dict[str, Host]) -> tuple[list[Argument], 
         arguments.append(Argument(kind, name, words.default_of(default), one.name in written))
     new = [one for one in host.returned or () if one not in host.tensors]
     returns = [""] if len(new) == 1 or host.formula else new
-    schema = ""
-    if export.schema:
-        schema = " ".join(export.schema.rpartition("::")[2].split()) if "::" in export.schema.split("(")[0] else " ".join(export.schema.split())
-        inside = schema[schema.index("(") + 1 : schema.rindex("->")].rstrip().removesuffix(")")
-        given = [one for one in arguments_in(inside) if one != "*"]
-        if len(given) == len(arguments):
-            for argument, text in zip(arguments, given, strict=True):
-                parsed = parameter(text)
-                argument.name = parsed.name
-                argument.is_written |= "!" in parsed.type
-        tail = schema[schema.rindex("->") + 2 :].strip()
-        returns = [parameter(one).name if " " in one else "" for one in arguments_in(tail.strip("()"))]
+    if not export.schema:
+        return arguments, returns, ""
+    schema = re.sub(r"\bScalar\b", "float", " ".join(export.schema.split()))
+    schema = schema.partition("(")[0].rpartition("::")[2] + schema[schema.index("(") :]
+    arrow = schema.rindex("->")
+    inside = schema[schema.index("(") + 1 : arrow].rstrip().removesuffix(")")
+    given = [one for one in arguments_in(inside) if one != "*"]
+    if len(given) != len(arguments):
+        return arguments, returns, ""
+    for argument, text in zip(arguments, given, strict=True):
+        parsed = parameter(text)
+        argument.name, argument.default = parsed.name, parsed.default
+        argument.is_written |= "!" in parsed.type
+    results = arguments_in(schema[arrow + 2 :].strip().removeprefix("(").removesuffix(")"))
+    if any("!" in one for one in results):  # the caller has what is written
+        return arguments, returns, ""
+    returns = [parameter(one).name if " " in one else "" for one in results]
     return arguments, returns, schema
 
 
 def _problem_of(made: Operator) -> Note | None:
-    host, name = made.host, made.export.name
-    if unknown := [one for one in host.function.parameters if not words.schema_type(one.type)[0]]:
-        return Note(made.export.place, f"{name}: no schema has the type {unknown[0].type} of "
-                    f"{unknown[0].name}")  # fmt: skip
-    if not any(one.type.startswith("Tensor") for one in made.arguments):
-        return Note(made.export.place, f"{name}: takes no tensor; see 'Without a tensor argument' of "
-                    "docs/binding.md")  # fmt: skip
-    if not made.returns and not any(one.is_written for one in made.arguments):
-        return Note(made.export.place, f"{name}: returns nothing, and writes no argument as far as "
-                    "its text tells")  # fmt: skip
-    if made.schema and len(made.returns) != (1 if host.formula else len(made.returned)):
-        return Note(made.export.place, f"{name}: its schema returns another number of tensors than "
-                    "its function")  # fmt: skip
-    return None
+    """Returns why an operator cannot be drafted; ``None`` where it can."""
+    host, problem = made.host, ""
+    unknown = [one for one in host.function.parameters if not words.schema_type(one.type)[0]]
+    if unknown:
+        problem = f"no schema has the type {unknown[0].type} of {unknown[0].name}"
+    elif not any(one.type.startswith("Tensor") for one in made.arguments):
+        problem = "takes no tensor; give it a Device, see 'Without a tensor argument'"
+    elif not made.returns and not any(one.is_written for one in made.arguments):
+        problem = "returns nothing, and writes no argument as far as its text tells"
+    elif made.schema and len(made.returns) != (1 if host.formula else len(made.returned)):
+        problem = "its schema returns another number of tensors than its function"
+    return Note(made.export.place, f"{made.export.name}: {problem}") if problem else None
 
 
 def _name(stem: str, found: list[Operator]) -> None:
@@ -194,10 +206,12 @@ def _name(stem: str, found: list[Operator]) -> None:
     main = min(forward or found, key=rank, default=None)
     taken: set[str] = set()
     for one in found:
-        name = one.export.name
+        name = re.sub(r"\W", "_", one.export.name)
         if one is main:
             one.name = stem
-        elif _GRADIENT.match(name) and f"{stem}_backward" not in taken and len(forward) < len(found):
+        elif (
+            _GRADIENT.match(name) and f"{stem}_backward" not in taken and len(forward) < len(found)
+        ):
             one.name = f"{stem}_backward"
         else:
             one.name = name if name.startswith(f"{stem}_") else f"{stem}_{name}"
@@ -212,6 +226,9 @@ def _describe(one: Operator) -> None:
     """Finds the signature line, or says what it would need."""
     lines = {device: line_of(one, host) for device, host in one.hosts.items()}
     place = one.export.place
+    if one.host.formula:
+        text = f"{one.name}: takes the floating dtypes alone, and computes in double"
+        one.notes.append(Note(place, text))
     found = {line for line, _ in lines.values()}
     for _, said in lines.values():
         for text in said:
@@ -223,18 +240,6 @@ def _describe(one: Operator) -> None:
     elif all(found):
         one.notes.append(Note(place, f"no signature line: the functions of the devices read it as "
                               f"{' and as '.join(sorted(found))}"))  # fmt: skip
-
-
-def _warn(one: Operator) -> None:
-    """Says what a draft does that its guest did not."""
-    place, host = one.export.place, one.host
-    if host.formula:
-        one.notes.append(Note(place, f"{one.name}: takes the floating dtypes alone, and computes in "
-                              "double"))  # fmt: skip
-    for name, tensor in host.tensors.items():
-        if tensor.written:
-            one.notes.append(Note(place, f"{one.name}: {name} is written where it is contiguous, and "
-                                  "refused elsewhere; walk its strides to take any"))  # fmt: skip
 
 
 def _group(dims: list[str]) -> str:
@@ -250,8 +255,8 @@ def line_of(one: Operator, host: Host) -> tuple[str, list[str]]:
     if host.elementwise():
         return f"{','.join(['()'] * len(host.tensors))}->{','.join(['()'] * count)}", []
     if any(argument.type.startswith("Tensor[") for argument in one.arguments):
-        return "", [f"{one.name}: no signature line: none describes a list of tensors; write the "
-                    "fake in a plugin"]  # fmt: skip
+        text = "no signature line describes a list of tensors; write the fake in a plugin"
+        return "", [f"{one.name}: {text}"]
     dims, taken, said = _Dims(host).all()
     if host.holes:
         said.append("some outputs are not drafted")
@@ -260,7 +265,11 @@ def line_of(one: Operator, host: Host) -> tuple[str, list[str]]:
         output = host.outputs.get(name)
         if output is None:
             continue
-        shape = dims.get(output.like) if output.like else [_entry(host, dims, text) for text in output.shape]
+        shape = (
+            dims.get(output.like)
+            if output.like
+            else [_entry(host, dims, text) for text in output.shape]
+        )
         if shape is None or not all(shape):
             said.append(f"the shape of {name} is not told by sizes of arguments")
             shape = ["?"]
@@ -389,7 +398,7 @@ def _fit_gradient(stem: str, found: list[Operator]) -> None:
     names: list[str] = []
     for argument in backward.arguments:
         name = argument.name
-        if name in (*inputs, *grads) or len(main.returns) > 1 and name in outputs:
+        if name in (*inputs, *grads) or (len(main.returns) > 1 and name in outputs):
             names.append(name)
         elif _GRAD_OUT.match(name) and len(outputs) == 1 and grads[0] not in names:
             names.append(grads[0])
@@ -414,18 +423,22 @@ def _fit_gradient(stem: str, found: list[Operator]) -> None:
             argument.name = name
         backward.returns = returns
         backward.schema = ""
-        for argument, parameter_ in zip(backward.arguments, backward.host.function.parameters, strict=True):
+        for argument, parameter_ in zip(
+            backward.arguments, backward.host.function.parameters, strict=True
+        ):
             argument.type = words.schema_type(parameter_.type)[0]
         if backward.hosts.keys() != main.hosts.keys():
             missing = next(iter(main.hosts.keys() ^ backward.hosts.keys()))
-            fits = not (missing in main.hosts)
+            fits = missing not in main.hosts
         if fits:
             _compare_lines(main, backward)
             return
     old, backward.name = backward.name, f"{stem}_gradient"
     if backward.schema:
         backward.schema = re.sub(r"^\w+", backward.name, backward.schema)
-    backward.returns = [""] if len(backward.returns) == 1 else [one.removeprefix("grad_") for one in made]
+    backward.returns = (
+        [""] if len(backward.returns) == 1 else [one.removeprefix("grad_") for one in made]
+    )
     backward.notes.append(Note(backward.export.place, (
         f"named {backward.name}, since its names do not say what they are: as {old} it is the "
         f"gradient of {stem}, with arguments {', '.join(grads)}, inputs and outputs, returns "
@@ -441,7 +454,9 @@ def _compare_lines(main: Operator, backward: Operator) -> None:
     groups = {}
     for one, prefix in ((main, ""), (backward, "grad_")):
         inputs, outputs = one.signature.split("->")
-        tensors = [argument.name for argument in one.arguments if argument.type.startswith("Tensor")]
+        tensors = [
+            argument.name for argument in one.arguments if argument.type.startswith("Tensor")
+        ]
         returns = one.returns if len(one.returns) > 1 or prefix else ["out"]
         found = dict(zip([*tensors, *returns], [*_groups(inputs), *_groups(outputs)], strict=True))
         groups[one.name] = {name.removeprefix(prefix): group for name, group in found.items()}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-
 from collections.abc import Collection
 
 from cuda_ops.build.source_text import arguments_in, closing
-from cuda_ops.dev.adopt.sources import Place, base_type
+from cuda_ops.dev.adopt.cxx import base_type
+from cuda_ops.dev.adopt.notes import Place, UnknownError
 
 #: The DType of a C++ type, and the type that a launcher takes a pointer to; ``void`` where only
 #: the kernel's file knows it.
@@ -50,7 +50,9 @@ _DISPATCHED = {
 _DISPATCH = re.compile(r"AT_DISPATCH_(\w+?)(?:_AND(\d?)|_AND_HALF)?$")
 DISPATCH = re.compile(r"\bAT_DISPATCH_\w+\s*\(")
 #: Words that only torch's headers know.
-TORCH = re.compile(r"\b(?:torch|at|c10|pybind11|py)::\w|\b(?:AT_|TORCH_|C10_|STD_TORCH_)\w+|\bTensor\b")
+TORCH = re.compile(
+    r"\b(?:torch|at|c10|pybind11|py)::\w|\b(?:AT_|TORCH_|C10_|STD_TORCH_)\w+|\bTensor\b"
+)
 
 
 def dtype_in(text: str) -> str:
@@ -101,7 +103,9 @@ def schema_type(text: str) -> tuple[str, str]:
     }  # fmt: skip
     if base in known:
         return known[base]
-    if re.fullmatch(r"(?:unsigned )?(?:int|long|long long|size_t|u?int(?:8|16|32|64)_t|unsigned)", base):
+    if re.fullmatch(
+        r"(?:unsigned )?(?:int|long|long long|size_t|u?int(?:8|16|32|64)_t|unsigned)", base
+    ):
         return "int", "int64_t"
     if base in ("float", "double"):
         return "float", "double"
@@ -115,10 +119,6 @@ def default_of(text: str) -> str:
         return "None"
     text = {"true": "True", "false": "False"}.get(text, text)
     return re.sub(r"(?<=[\d.])[fFlLuU]+$", "", text)
-
-
-class UnknownError(Exception):
-    """Something that is left for the author; the text begins with its place."""
 
 
 #: torch's elementwise operators as functions of numbers.
@@ -151,11 +151,17 @@ def formula(text: str, numbers: Collection[str], place: Place) -> str:
         elif name in _OPERATORS and len(given) == 2:
             value = f"(({given[0]}) {_OPERATORS[name]} ({given[1]}))"
         else:
-            raise UnknownError(f"{place}: {left}: the CPU function calls torch; write its loops")
+            raise UnknownError(place, f"{left}: the CPU function calls torch; write its loops")
         done = done[: call.start()] + value + done[end + 1 :]
     names = set(re.findall(r"(?<![\w.:])[A-Za-z_]\w*(?!::)\b(?!\s*[(<:])", done))
     called = set(re.findall(r"(?<![\w])((?:std::)?[A-Za-z_]\w*)(?:<double>)?\s*\(", done))
     known = {*_OF_NUMBERS.values(), "std::max"}
-    if not names <= {*numbers, "double"} or not called <= known or re.search(r"[?;{}&|=\[\]%]", done):
-        raise UnknownError(f"{place}: {left}: the CPU function is no formula of numbers; write its loops")
+    if (
+        not names <= {*numbers, "double"}
+        or not called <= known
+        or re.search(r"[?;{}&|=\[\]%]", done)
+    ):
+        raise UnknownError(
+            place, f"{left}: the CPU function is no formula of numbers; write its loops"
+        )
     return " ".join(done.split())
