@@ -79,7 +79,8 @@ def binding_text(
         lines += [*wrapped(f"constexpr DType {name}[] = {{", listed, "};"), ""]
     lines += [IN_ORDER] if "in_order_of(" in text else []
     lines += [PUT_BACK] if "put_back(" in text else []
-    lines += [*helpers, text.rstrip("\n"), "", "}  // namespace", ""]
+    kept = "\n".join((*helpers, text.rstrip("\n")))
+    lines += [guest.unqualified(kept), "", "}  // namespace", ""]
     lines += [f"{macro_of(namespace)} {{", *comment(left, "  ")]
     for texts in declared:
         lines += texts

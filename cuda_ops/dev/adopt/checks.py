@@ -41,7 +41,7 @@ class Checks(Facts):
         """Keeps the checks of shapes that a signature line does not say."""
         for counts, condition, said, place in self.of_shapes:
             if not signature or (counts and "[" in signature):
-                self._kept(condition, said, place)
+                self._kept(condition, said, place, "a signature line")
         self.of_shapes.clear()
 
     def _is_said(self, text: str) -> bool:
@@ -98,7 +98,9 @@ class Checks(Facts):
             return found[1], int(found["dim"])
         return None
 
-    def _kept(self, condition: str, said: str, place: Place) -> None:
+    def _kept(
+        self, condition: str, said: str, place: Place, hint: str = ".range or .at_most"
+    ) -> None:
         """Keeps a check that the binding cannot declare, as C++."""
         condition = re.sub(r"(\w+)\.sizes\(\)\.size\(\)", r"\1.dim()", condition)
         condition = re.sub(r"(\w+)\.sizes\(\)", r"shape_of(\1)", condition)
@@ -116,9 +118,7 @@ class Checks(Facts):
                 condition = renamed(condition, {one: self.sizes[one].text})
             text = said.replace("\\", "\\\\").replace('"', '\\"') or f"expected {condition}"
             self.checks.append(f'if (!({condition})) throw OpError("{text}");')
-            note = (
-                "is kept in the function, where fakes do not see it; say it with .range or .at_most"
-            )
+            note = f"is kept in the function, where fakes do not see it; say it with {hint}"
         else:
             note = "is not kept; write it with refuse(argument, expected, actual)"
         self.notes.append(Note(place, f"the check {condition} {note}"))

@@ -9,7 +9,7 @@ from cuda_ops.build.source_text import arguments_in, closing, masked
 from cuda_ops.dev.adopt import words
 from cuda_ops.dev.adopt.cxx import LAUNCH, Function, Parameter, Statement
 from cuda_ops.dev.adopt.guest import Guest
-from cuda_ops.dev.adopt.notes import Note, Place
+from cuda_ops.dev.adopt.notes import Note, Place, UnknownError
 
 SIZE = r"\.(?:(?P<what>size|stride)\(\s*(?P<dim>-?\d+)\s*\)|(?P<all>numel|dim)\(\))"
 POINTER = r"\.(?:mutable_|const_)?data_ptr\s*<\s*(?P<element>[^<>()]+?)\s*>\s*\(\)"
@@ -145,8 +145,14 @@ class Facts:
         """Says whether kernels or loops write a tensor; what is left to make may be."""
         return name not in self.tensors or self.tensors[name].written
 
-    def point(self, name: str, element: str) -> None:
-        """Notes that a tensor is read or written as elements of a type."""
+    def point(self, name: str, element: str, place: Place) -> None:
+        """Notes that a tensor is read or written as elements of a type.
+
+        Raises:
+            UnknownError: no dtype has such elements.
+        """
+        if element != "scalar_t" and element not in words.ELEMENTS:
+            raise UnknownError(place, f"{name} is read as elements of an unknown type, {element}")
         if tensor := self.tensors.get(name):
             tensor.pointed = True
             if element in words.ELEMENTS:

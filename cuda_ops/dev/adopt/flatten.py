@@ -129,6 +129,9 @@ def _inlined(
     call = _CALL.fullmatch(statement.text.strip())
     if call is None or depth > 4:
         return None
+    text = statement.text.strip()
+    if closing(masked(text), call.start("given")) != call.end("given"):  # f(x) / g(y)
+        return None
     given = arguments_in(call["given"])
     callee = guest.function(call["called"], len(given))
     if callee is None or len(callee.parameters) != len(given) or callee.is_template:

@@ -67,6 +67,13 @@ class Guest:
     def items(self) -> list[Item]:
         return [item for source in (*self.sources, *self.included) for item in items(source)]
 
+    def unqualified(self, text: str) -> str:
+        """Takes the guest's own namespaces away: a draft has all that it keeps in one."""
+        opened = (item.code for item in self.items if item.kind == "open")
+        for space in re.findall(r"namespace\s+([\w:]+)\s*\{", " ".join(opened)):
+            text = re.sub(rf"\b{space}::(?=\w)", "", text)
+        return text
+
     @cached_property
     def functions(self) -> dict[str, list[Function]]:
         found: dict[str, list[Function]] = {}

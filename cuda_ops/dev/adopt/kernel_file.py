@@ -24,19 +24,6 @@ _ACCESSOR = re.compile(
     r"\b(?:(?:torch|at)::)?(?:Generic)?PackedTensorAccessor(?P<bits>32|64)?\s*"
     r"<\s*(?P<item>[\w ]+?)\s*,\s*(?P<rank>\w+)\s*(?:,[^<>]*)?>"
 )
-#: torch's words in device code, and those that take their place.
-_NATIVE = (
-    (r"\b(?:at|c10|torch)::Half\b", "__half"),
-    (r"\b(?:at|c10|torch)::BFloat16\b", "__nv_bfloat16"),
-    (r"\bC10_LAUNCH_BOUNDS_[12]\(", "__launch_bounds__("),
-    (
-        r"\bat::(?:acc_type\s*<\s*(\w+)\s*,\s*true\s*>|opmath_type\s*<\s*(\w+)\s*>)",
-        r"cuda_ops::compute_t<\1\2>",
-    ),
-    (r"\bC10_HOST_DEVICE\b", "__host__ __device__"),
-    (r"\bC10_DEVICE\b", "__device__"),
-    (r"\b(?:at|c10)::ceil_div\b", "cuda_ops::ceil_div"),
-)
 ACCESSOR = """\
 // Elements by their indices, x[i][j], and sizes, as torch's packed accessors have them; of a
 // contiguous tensor. It may write, as theirs may: a kernel that only reads does not.
@@ -127,9 +114,8 @@ def launcher_head(one: Operator, end: str) -> list[str]:
 
 
 def zeroed(one: Operator) -> list[str]:
-    """Returns the outputs that begin as zeros and that the launcher gets."""
-    host = one.hosts["cuda"]
-    return [name for name, out in host.outputs.items() if out.zeros and name in host.passed]
+    """Returns the outputs that begin as zeros."""
+    return [name for name, out in one.hosts["cuda"].outputs.items() if out.zeros]
 
 
 def zeroed_parameters(one: Operator) -> list[str]:
@@ -144,8 +130,8 @@ def kernel_text(guest: Guest, operators: list[Operator], target: Path, notes: li
         launchers += _launcher(one)
     kept, includes = _kept(guest, "\n".join(launchers), target, notes)
     body = "\n".join(kept)
-    for space in _spaces(guest):
-        body = re.sub(rf"\b{space}::(?=\w)", "", body)
+    body = guest.unqualified(body)
+    launchers = [guest.unqualified(line) for line in launchers]
     text = body + "\n".join(launchers)
     if "Accessor<" in text:
         body = ACCESSOR + "\n" + body
@@ -189,20 +175,12 @@ def _launcher(one: Operator) -> list[str]:
         lines.append("  // const_cast: the kernel reads through a pointer that could write.")
     for line in host.lines:
         text = f"  {line}" if line else ""
-        call = re.match(r"(\s*[\w:]+(?:<[^;{}()]*?>)?<<<.*?>>>\()(.*)(\);?)$", text)
+        call = re.match(r"(\s*[\w:]+(?:<[^;{}()]*?>)?(?:<<<.*?>>>)?\()(.*)(\);?)$", text)
         if len(text) > WIDTH and call:
             lines += wrapped(call[1], arguments_in(call[2]), call[3])
         else:
             lines.append(text)
     return [*lines, "}", ""]
-
-
-def _spaces(guest: Guest) -> set[str]:
-    found = set()
-    for item in guest.items:
-        if item.kind == "open" and (name := re.search(r"namespace\s+([\w:]+)\s*\{", item.code)):
-            found.add(name[1])
-    return found
 
 
 def _kept(
@@ -304,10 +282,7 @@ def _native(text: str) -> str:
         index = "int32_t" if found["bits"] == "32" else "int64_t"
         return f"Accessor<{found['item']}, {found['rank']}, {index}>"
 
-    text = _ACCESSOR.sub(accessor, text)
-    for pattern, native in _NATIVE:
-        text = re.sub(pattern, native, text)
-    return text
+    return words.native(_ACCESSOR.sub(accessor, text))
 
 
 def _with_stream(text: str) -> str:

@@ -44,6 +44,9 @@ class Launcher(Host):
             self.lines += self._lowered(statement, number == last)
         if not any(line.startswith("return visit<") for line in self.lines):
             self.lines.append("return cudaGetLastError();")
+        for name, output in self.outputs.items():
+            if output.zeros:
+                self.passed.setdefault(name, Passed("void*", name, ""))
 
     def _helpers_in(self, text: str) -> list[tuple[re.Match[str], Function]]:
         """Returns the calls of the guest's own functions that launch, such as a template that a
@@ -188,15 +191,15 @@ class Launcher(Host):
             )
         while "\0" in text:
             text = re.sub(r"\0(\d+)\0", lambda m: held[int(m[1])], text)
+        text = words.native(text)
         if words.TORCH.search(text):
             raise UnknownError(place, f"{_shown(statement)}: a launcher has no word of torch's")
         return text
 
     def _launch(self, launch: re.Match[str], inside: str, hold: Hold, place: Place) -> str:
-        config = arguments_in(launch["config"])
-        config = [*config, "0"][:3] if len(config) < 3 else config[:3]
+        config = [*arguments_in(launch["config"]), "0"][:3]  # no shared memory where none is said
         if len(config) != 3:
-            raise UnknownError(place, f"a launch with {len(config)} numbers")
+            raise UnknownError(place, f"a launch of {launch['kernel']} without a block's size")
         kernel = self.guest.kernel(launch["kernel"])
         assert kernel is not None
         values = [
@@ -234,7 +237,7 @@ class Launcher(Host):
             if own is not None and own.type != kind:
                 raise UnknownError(place, f"{name} is read as elements of two types")
             self.passed.setdefault(name, Passed(kind, name, ""))
-            self.point(name, base)
+            self.point(name, base, place)
             constant = "" if is_written else "const "
             real = {"Half": "__half", "half": "__half", "BFloat16": "__nv_bfloat16"}.get(base, base)
             value = name if shared != "void" else f"static_cast<{constant}{real}*>({name})"

@@ -80,7 +80,7 @@ class Loops(Host):
     def _loop(self, text: str, place: Place, known: str, pointers: dict[str, str]) -> str:
         def pointer(found: re.Match[str]) -> str:
             name, element = found[1], base_type(found["element"])
-            self.point(name, element)
+            self.point(name, element, place)
             if element in ("Half", "BFloat16"):
                 element = f"torch::headeronly::{element}"
             const, how = ("", "mutable") if self.is_written(name) else ("const ", "const")
@@ -89,7 +89,7 @@ class Loops(Host):
             return f"{name}_data"
 
         text = re.sub(rf"(?<![\w.])({known}){POINTER}", pointer, text)
-        text = re.sub(r"\bat::parallel_for\(\s*0\s*,", "parallel_for(", text)
+        text = re.sub(r"\bat::parallel_for\(\s*0\s*,\s*", "parallel_for(", text)
         text = re.sub(r"\bat::internal::GRAIN_SIZE\b", "32768", text)
         rest = re.sub(rf"(?<![\w.])(?:{known}){SIZE}", " ", text)
         if left := re.search(rf"(?<![\w.>])(?:{known})\b", rest):

@@ -265,20 +265,31 @@ def line_of(one: Operator, host: Host) -> tuple[str, list[str]]:
         output = host.outputs.get(name)
         if output is None:
             continue
-        shape = (
-            dims.get(output.like)
-            if output.like
-            else [_entry(host, dims, text) for text in output.shape]
-        )
-        if shape is None or not all(shape):
+        shape = dims.get(output.like) or ["?"] if output.like else []
+        shape = shape or [_entry(host, dims, text) or "?" for text in output.shape]
+        if not output.like and "?" in shape:
             said.append(f"the shape of {name} is not told by sizes of arguments")
-            shape = ["?"]
         results.append(shape)
     groups = [_group(dims.get(name) or ["?"]) for name in host.tensors]
-    line = f"{','.join(groups)}->{','.join(_group(list(map(str, one))) for one in results)}"
-    if said:
-        return "", [f'{one.name}: no signature line, since {"; ".join(said)}; it may be "{line}"']
-    return line, [f"{one.name}: {text}" for text in taken]
+    line = f"{','.join(groups)}->{','.join(map(_group, results))}"
+    if not said:
+        return line, [f"{one.name}: {text}" for text in taken]
+    text = f"{one.name}: no signature line, since {' and '.join(said)}"
+    if hint := _hint(host, count) if "?" in line else f'"{line}" if that is so':
+        text += f"; it may be {hint}"
+    return "", [text]
+
+
+def _hint(host: Host, results: int) -> str:
+    """Returns a line of loop dims that may be right, and when it is."""
+    if host.holes or not all(output.like for output in host.outputs.values()):
+        return ""
+    read = set().union(*(tensor.read for tensor in host.tensors.values()))
+    if not read <= {-1}:
+        return ""
+    group, what = ("(n)", "row") if read else ("()", "element")
+    line = f"{','.join([group] * len(host.tensors))}->{','.join([group] * results)}"
+    return f'"{line}" if each {what} becomes one {what}'
 
 
 def _entry(host: Host, dims: dict[str, list[str]], text: str) -> str:

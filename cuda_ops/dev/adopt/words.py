@@ -49,6 +49,16 @@ _DISPATCHED = {
 }
 _DISPATCH = re.compile(r"AT_DISPATCH_(\w+?)(?:_AND(\d?)|_AND_HALF)?$")
 DISPATCH = re.compile(r"\bAT_DISPATCH_\w+\s*\(")
+_NATIVE = (
+    (r"\b(?:at|c10|torch)::Half\b", "__half"),
+    (r"\b(?:at|c10|torch)::BFloat16\b", "__nv_bfloat16"),
+    (r"\bC10_LAUNCH_BOUNDS_[12]\(", "__launch_bounds__("),
+    (r"\bat::acc_type\s*<\s*(\w+)\s*,\s*true\s*>", r"cuda_ops::compute_t<\1>"),
+    (r"\bat::opmath_type\s*<\s*(\w+)\s*>", r"cuda_ops::compute_t<\1>"),
+    (r"\bC10_HOST_DEVICE\b", "__host__ __device__"),
+    (r"\bC10_DEVICE\b", "__device__"),
+    (r"\b(?:at|c10)::ceil_div\b", "cuda_ops::ceil_div"),
+)
 #: Words that only torch's headers know.
 TORCH = re.compile(
     r"\b(?:torch|at|c10|pybind11|py)::\w|\b(?:AT_|TORCH_|C10_|STD_TORCH_)\w+|\bTensor\b"
@@ -56,11 +66,18 @@ TORCH = re.compile(
 
 
 def dtype_in(text: str) -> str:
-    """Returns the DType of the ``torch::kFloat32`` in a text; empty if there is none."""
-    for found in _SCALAR_TYPE.finditer(text):
-        if dtype := _SCALAR_TYPES.get(found[1] or found[2]):
-            return dtype
-    return ""
+    """Returns the DType of the last ``torch::kFloat32`` in a text, which counts where options are
+    built; empty if there is none.
+    """
+    found = (_SCALAR_TYPES.get(one[1] or one[2], "") for one in _SCALAR_TYPE.finditer(text))
+    return next(filter(None, reversed(list(found))), "")
+
+
+def native(text: str) -> str:
+    """Replaces torch's words in device code by those that native kernels have."""
+    for pattern, word in _NATIVE:
+        text = re.sub(pattern, word, text)
+    return text
 
 
 def dispatched(macro: str) -> tuple[tuple[str, ...], int, str] | None:
