@@ -87,6 +87,16 @@ DECLARED = {
         [(LLTM, "")],
         ["lltm_cuda_kernel.cu:43: auto X = torch::cat({old_h, input}, 1): write it with call<T"],
     ),
+    "leet": (
+        [
+            ("leet(Tensor x) -> Tensor", "[x_0,x_1]->[x_0,x_1]"),
+            ("leet_relu_flat(Tensor x, Tensor(a!) y) -> ()", "(),()->"),
+        ],
+        [
+            "leet.cu:59: choosing on CUDA: #if CUDA_VERSION > 11000 inside of a function: choose one",
+            "leet.cu:35: relu_f32 on CUDA: if (ndim != 2) {",
+        ],
+    ),
     "total": (
         [("total(Tensor x) -> Tensor", "")],
         ["total.cu:27: mean_of on CPU: total(x) / x.numel(): the CPU function calls torch"],
@@ -221,7 +231,7 @@ def written(folder: Path, text: str, name: str = "one") -> Pair:
         (LOOP + "atomicAdd(&y[i], x[i]);", False),
         ("float sum = 0; " + EACH + "{ sum += x[i]; y[i] = sum; }", False),
         (INDEX + "y[i] = __shfl_xor_sync(~0u, x[i], 1);", False),
-        ("float most = 0; " + EACH + "most = max(most, x[i]); " + EACH + "y[i] = x[i] / most;", False),
+        ("float top = 0; " + EACH + "top = max(top, x[i]); " + EACH + "y[i] = x[i] / top;", False),
     ],
 )  # fmt: skip
 def test_only_kernels_of_one_index_are_called_elementwise(
@@ -301,7 +311,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roots_for_now: None)
     """A root with the guests of tutorials, and a cache of its own."""
     monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path / "cache"))
     root = tmp_path / "guests"
-    for folder in ("kernels", "bindings"):
+    for folder in ("kernels", "bindings", "include"):
         shutil.copytree(GUESTS / "tutorials" / folder, root / folder)
     for path in (GUESTS / "kernels").glob("*"):
         shutil.copy(path, root / "kernels")
@@ -388,7 +398,7 @@ def test_drafts_of_kernels_compile_unedited(
         pytest.skip("no CUDA toolkit here")  # their .cu files cannot be compiled without one
     monkeypatch.setenv("CXX", str(quick_compiler))
     pairs = {pair.stem: pair for pair in discover([copied])}
-    names = ["branching", "lesson_gray", "lesson_matmul", "linear_bias", "lltm", "row_softmax",
+    names = ["branching", "lesson_gray", "lesson_matmul", "leet", "linear_bias", "lltm", "row_softmax", "leet",
              "rows_norm", "square", "total", "fill_ints", "tutorial_silu"]  # fmt: skip
     for name in names:
         adopt(pairs[name])

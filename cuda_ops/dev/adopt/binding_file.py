@@ -68,8 +68,9 @@ def binding_text(
         system.append("#include <cmath>")
     if re.search(r"std::(?:min|max)\b", text):
         system.append("#include <algorithm>")
+    spaces = [f"using namespace {space};" for space in guest.spaces_in_headers()] if headers else []
     lines += [*sorted(system), *([""] if system else []), '#include "binding.h"', *headers, "",
-              "using namespace cuda_ops;", ""]  # fmt: skip
+              "using namespace cuda_ops;", *spaces, ""]  # fmt: skip
     for one in operators:
         if "cuda" in one.hosts:
             lines += launcher_head(one, ";")
@@ -325,6 +326,8 @@ def _loops(host: Host) -> list[str]:
 def _declared(one: Operator, lists: dict[tuple[str, ...], str]) -> list[str]:
     schema = str(one)
     lines = comment(one.notes, "  ")
+    if one.export.name not in one.name:
+        lines.append(f"  // {one.export.name}() of the guest.")
     if len(schema) + len(one.signature) + 24 <= 100:
         lines.append(f'  library.op("{schema}", "{one.signature}")')
     else:

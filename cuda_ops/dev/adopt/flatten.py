@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from cuda_ops.build.source_text import arguments_in, closing, masked
 from cuda_ops.dev.adopt.cxx import Function, Statement, split
 from cuda_ops.dev.adopt.guest import Guest
+from cuda_ops.dev.adopt.notes import UnknownError
 
 _DEVICE = re.compile(
     r"(?P<not>!?)\s*[\w.>()-]*?\b(?:is_(?P<is>cuda|cpu)\(\)"
@@ -19,6 +20,8 @@ _DECLARED = re.compile(
     r"(?:const\s+|constexpr\s+|static\s+)*[A-Za-z_][\w:<>, ]*?[\s&*]+(?:__restrict__\s+)?"
     r"(\w+)\s*(?:=|\(|\{|;)"
 )
+#: What may stand inside of a function: whether there is CUDA, and hints to the compiler.
+_DIRECTIVE = re.compile(r"#\s*(?:else|endif|pragma|(?:if|ifdef)\b.*\b(?:WITH|USE)_CUDA\b)")
 _NO_TYPE = re.compile(r"(?:return|throw|delete|goto|else)\b")
 _CALL = re.compile(
     r"(?P<before>return\s+|(?:const\s+)?(?:auto|[\w:]*Tensor)\s*&?\s*(?P<name>\w+)\s*=\s*|)"
@@ -79,6 +82,8 @@ def _on_device(
     for one in given:
         text = one.text.strip()
         if text.startswith("#"):
+            if not _DIRECTIVE.match(text):
+                raise UnknownError(one.place, f"{text} inside of a function: choose one way")
             if re.match(r"#\s*(else|elif)", text):
                 left_out = 1
             elif re.match(r"#\s*endif", text):

@@ -10,9 +10,12 @@ from pathlib import Path
 from cuda_ops.build.discovery import Pair
 from cuda_ops.build.source_text import arguments_in, closing, masked, text_of
 from cuda_ops.dev.adopt.cxx import Function, Item, Source, Statement, items, split
-from cuda_ops.dev.adopt.notes import Place
+from cuda_ops.dev.adopt.notes import Note, Place
 
 _MACRO = re.compile(r"#\s*define\s+(\w+)\(([^)]*)\)(.*)", re.DOTALL)
+#: What macros of checks have in them.
+_CHECKS = "CHECK|ASSERT|AT_ERROR|throw"
+_SPACE = re.compile(r"namespace\s+([\w:]+)\s*\{")
 _INCLUDE = re.compile(r'#\s*include\s*(?:"([^"\n]+)"|<([^>\n]+)>)')
 
 
@@ -67,10 +70,15 @@ class Guest:
     def items(self) -> list[Item]:
         return [item for source in (*self.sources, *self.included) for item in items(source)]
 
+    def spaces_in_headers(self) -> list[str]:
+        """Returns the namespaces of its own headers, which a draft includes as they are."""
+        opened = (i.code for i in self.items if i.kind == "open" and i.source in self.included)
+        return list(dict.fromkeys(_SPACE.findall(" ".join(opened))))
+
     def unqualified(self, text: str) -> str:
         """Takes the guest's own namespaces away: a draft has all that it keeps in one."""
         opened = (item.code for item in self.items if item.kind == "open")
-        for space in re.findall(r"namespace\s+([\w:]+)\s*\{", " ".join(opened)):
+        for space in _SPACE.findall(" ".join(opened)):
             text = re.sub(rf"\b{space}::(?=\w)", "", text)
         return text
 
@@ -104,31 +112,47 @@ class Guest:
         found = self.functions.get(name.rpartition("::")[2], ())
         return next((one for one in found if one.is_kernel), None)
 
-    def expanded(self, statement: Statement) -> list[Statement]:
-        """Replaces a call of the guest's own macro of checks by what it stands for."""
+    def expanded(self, statement: Statement, of: str = _CHECKS) -> list[Statement]:
+        """Replaces calls of the guest's own macros, of checks or what else is asked for, by what
+        they stand for. They may have no semicolon.
+        """
+        mask = masked(statement.text)
+        start = re.match(r"\s*(\w+)\s*\(", mask)
+        if start is None or start[1] not in self.macros:
+            return [statement]
+        end = closing(mask, start.end())
+        if behind := re.compile(r"\s*(?=[A-Za-z_#])").match(mask, end + 1):
+            line = statement.place.line + mask.count("\n", 0, behind.end())
+            rest = Statement(statement.text[behind.end() :], Place(statement.place.path, line))
+            first = Statement(statement.text[: end + 1] + ";", statement.place)
+            return [*self.expanded(first, of), *self.expanded(rest, of)]
         call = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*;?\s*", statement.text, re.DOTALL)
-        if call is None or call[1] not in self.macros:
+        if call is None:
             return [statement]
         names, body = self.macros[call[1]]
         given = arguments_in(call[2])
-        if not re.search(r"CHECK|ASSERT", body) or len(given) != len(names):
+        if not re.search(of, body) or len(given) != len(names):
             return [statement]
         body = re.sub(
             r"^do\s*\{(.*)\}\s*while\s*\(\s*(?:0|false)\s*\)$", r"\1", body, flags=re.DOTALL
         )
         for name, value in zip(names, given, strict=True):
             quoted, plain = f'"{value}"', value
-            body = re.sub(rf"#\s*{name}\b", quoted.replace("\\", r"\\"), body)
+            body = re.sub(rf"(?<!#)#\s*{name}\b", quoted.replace("\\", r"\\"), body)
             body = re.sub(rf"\b{name}\b", plain.replace("\\", r"\\"), body)
+        for quoting, (_, text) in self.macros.items():  # STRINGIFY(x), where that is #x
+            if re.fullmatch(r"#\s*\w+", text):
+                body = re.sub(rf"\b{quoting}\(\s*(\w+)\s*\)", r'"\1"', body)
         return [
             one for part in split(" ".join(body.split()), statement.place)
-            for one in self.expanded(Statement(part.text, statement.place))
+            for one in self.expanded(Statement(part.text, statement.place), of)
         ]  # fmt: skip
 
     @cached_property
     def exports(self) -> list[Export]:
         """What ``m.def`` and ``m.impl`` register, in order; lambdas have no function."""
         found: dict[str, Export] = {}
+        self.unread: list[Note] = []
         for item in self.items:
             if (function := item.function) is None:
                 continue
@@ -137,7 +161,13 @@ class Guest:
                 continue
             key = function.params_text.split(",")[1].strip() if "IMPL" in name else ""
             for statement in function.statements:
-                self._registered(statement, name == "PYBIND11_MODULE", key, found)
+                for one in self.expanded(statement, r"\.\s*def\s*\("):
+                    if not re.search(r"\.\s*(?:def|impl|doc|attr)\s*\(|^\s*#", one.text):
+                        text = (
+                            f"{' '.join(one.text.split())}: not read; write m.def(name, &function)"
+                        )
+                        self.unread.append(Note(one.place, text))
+                    self._registered(one, name == "PYBIND11_MODULE", key, found)
         return list(found.values())
 
     def _registered(
@@ -197,10 +227,16 @@ def string_in(text: str) -> str:
     return "".join(part.replace('\\"', '"') for part in re.findall(r'"((?:\\.|[^"\\\n])*)"', text))
 
 
+#: What stands around the name of a function that is registered.
+_WRAPPED = (
+    re.compile(r"(?:TORCH_BOX|TORCH_FN)?\s*\(?\s*&?\s*(?:\w+::)*([A-Za-z_]\w*)\s*\)?"),
+    re.compile(
+        r"[\w:]*(?:dispatch|CppFunction|makeFromUnboxedFunction|wrap_pybind_function)\b"
+        r".*?&?\s*(\w+)\s*\)+"
+    ),
+)
+
+
 def _function_name(text: str) -> str:
-    found = re.fullmatch(
-        r"\s*(?:TORCH_BOX|TORCH_FN)?\s*\(?\s*&?\s*(?:\w+::)*([A-Za-z_]\w*)\s*\)?\s*", text
-    ) or re.fullmatch(
-        r"\s*[\w:]*(?:dispatch|CppFunction|makeFromUnboxedFunction)\b.*?&?\s*(\w+)\s*\)+\s*", text
-    )
-    return found[1] if found else ""
+    found = (pattern.fullmatch(text.strip()) for pattern in _WRAPPED)
+    return next((one[1] for one in found if one is not None), "")

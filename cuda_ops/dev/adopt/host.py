@@ -13,7 +13,11 @@ from cuda_ops.dev.adopt.flatten import declared_in, flattened, renamed
 from cuda_ops.dev.adopt.guest import Guest
 from cuda_ops.dev.adopt.notes import Note, Place, UnknownError
 
-_GUARD = re.compile(r"\b(?:Optional)?(?:CUDA|Device)(?:Stream)?Guard\b")
+#: What makes a device current: the binding's launch() does that.
+_GUARD = re.compile(
+    r"\b(?:Optional)?(?:CUDA|Device)(?:Stream)?Guard\b|\bcudaSetDevice\s*\("
+    r"|=\s*\w+\.(?:get_device(?:_index)?\(\)|device\(\)\.index\(\));"
+)
 _STREAM = re.compile(r"getCurrentCUDAStream|current_cuda_stream|\bcudaStream_t\b")
 _EARLY = re.compile(
     r"if\s*\((?P<asked>[^{};]*)\)\s*(?P<braces>\{\s*)?return\b\s*(?P<value>[^;]*);\s*(?(braces)\})",
@@ -54,8 +58,11 @@ class Host(Checks):
     def __init__(self, guest: Guest, function: Function, device: str) -> None:
         super().__init__(guest, function, device)
         self.place = function.item.place
+        #: Whether it is one for CUDA, as far as it could be read.
+        self.launches = True
         try:
-            statements = [_normalized(one) for one in flattened(guest, function, device)]
+            statements = flattened(guest, function, device)
+            self.launches = any("<<<" in one.text for one in statements)
             self.place = statements[0].place if statements else self.place
             self._sort(statements)
             self.lower()
@@ -78,11 +85,11 @@ class Host(Checks):
         names: dict[str, str] = {}  # what stands for another tensor or pointer
         queue = [part for one in statements for part in _declarators(one)]
         for one in queue:
-            text = renamed(one.text, names).strip()
-            statement = Statement(text, one.place)
+            statement = _normalized(Statement(renamed(one.text, names).strip(), one.place))
+            text = statement.text
             if CHECK.match(text):
                 self.take_check(statement)
-            elif _GUARD.search(text):
+            elif "<<<" not in text and _GUARD.search(text):
                 continue
             elif "<<<" not in text and _STREAM.search(text):
                 if found := DECLARED.match(text):
@@ -120,7 +127,9 @@ class Host(Checks):
                 names[name] = alias[1]
         elif found_new := _new_in(value):
             self._output(name, statement, found_new)
-        elif re.search(r"TensorOptions|\.options\(\)|::dtype\(", value):
+        elif re.fullmatch(rf"(?:{known})\.sizes\(\)", value):
+            names[name] = value
+        elif re.search(r"TensorOptions|\.options\(\)|::dtype\(|\.device\(\)$", value):
             self.options[name] = value
         elif re.fullmatch(rf"(?:{known})\.(?:scalar_type|dtype|type)\(\)", value):
             self.dtype_names[name] = value
@@ -303,6 +312,9 @@ class Host(Checks):
 
 def _normalized(statement: Statement) -> Statement:
     text = statement.text
+    text = _thrown(text)
+    text = re.sub(r"\b(\w+)\.options\(\)\.dtype\(\)", r"\1.dtype()", text)
+    text = re.sub(r"\b(\w+)\.contiguous\(\)\.", r"\1.", text)  # the binding has it so
     text = re.sub(r"\b(\w+)\.sizes\(\)\[(-?\d+)\]", r"\1.size(\2)", text)
     text = re.sub(r"\.ndimension\(\)", ".dim()", text)
     text = re.sub(r"\.(?:template\s+)?data\s*<", ".data_ptr<", text)
@@ -313,6 +325,42 @@ def _normalized(statement: Statement) -> Statement:
     for cast in _CASTS:
         text = cast.sub(r"\2.data_ptr<\1>()", text)
     return Statement(text, statement.place)
+
+
+def _thrown(text: str) -> str:
+    """Returns ``if (x.dim() != 2) throw std::runtime_error("...");`` as the check that it is."""
+    mask = masked(text)
+    start = re.match(r"if\s*\(", mask)
+    if start is None:
+        return text
+    end = closing(mask, start.end())
+    rest = mask[end + 1 :].strip()
+    throws = re.search(r"\b(?:throw|AT_ERROR)\b[^;]*;\s*\}?$", rest)
+    if throws is None or re.search(r"\belse\b|<<<|[^=!<>]=[^=]", rest):
+        return text
+    asked = re.sub(r"(?<![\w>])\(([\w:]+)\)", r"\1", text[start.end() : end]).strip()
+    while asked.startswith("(") and closing(asked, 1) == len(asked) - 1:
+        asked = asked[1:-1].strip()
+    said = re.findall(r'"(?:\\.|[^"\\])*"', text[end:])
+    checks = " && ".join(map(_negated, re.split(r"\s*\|\|\s*", asked)))
+    return f"TORCH_CHECK({checks}, {' '.join(said) or chr(34) * 2});"
+
+
+_OPPOSITES = (("!=", "=="), ("==", "!="), ("<=", ">"), (">=", "<"), ("<", ">="), (">", "<="))
+
+
+def _negated(text: str) -> str:
+    for one, other in (
+        ("!=", "=="),
+        ("==", "!="),
+        ("<=", ">"),
+        (">=", "<"),
+        ("<", ">="),
+        (">", "<="),
+    ):
+        if text.count(one) == 1 and "&&" not in text:
+            return text.replace(one, other)
+    return text[1:] if re.fullmatch(r"!\s*[\w.()]+", text) else f"!({text})"
 
 
 def _declarators(statement: Statement) -> list[Statement]:

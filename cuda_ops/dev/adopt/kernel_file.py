@@ -150,11 +150,10 @@ def kernel_text(guest: Guest, operators: list[Operator], target: Path, notes: li
         own.append('#include "division.h"')
     own += [one for one in includes if '"' in one]
     system = sorted({one for one in includes if '"' not in one})
-    using = [
-        f"using cuda_ops::{word};"
-        for word in ("DType", "visit")
-        if re.search(rf"(?<!:){word}[<:]", "\n".join(launchers))
-    ]
+    code = "\n".join(launchers)
+    words_used = [word for word in ("DType", "visit") if re.search(rf"(?<!:)\b{word}[<:]", code)]
+    using = [f"using cuda_ops::{word};" for word in words_used]
+    using += [f"using namespace {space};" for space in guest.spaces_in_headers()]
     head = f"Kernels of {guest.files}, as they are, and launchers for the binding."
     parts = [
         *prose(head), *system, *([""] if system and own else []), *dict.fromkeys(own), "",
@@ -225,7 +224,7 @@ def _kept(
     left = {id(item) for item, _ in waiting}
     kept = []
     for item, text in pieces:
-        if id(item) in left:
+        if id(item) in left or f"{text}\n" in kept:  # or in several files alike
             continue
         function = item.function
         if function is not None and not function.is_kernel and function.launches:

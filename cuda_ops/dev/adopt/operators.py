@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from cuda_ops.build.source_text import arguments_in
 from cuda_ops.dev.adopt import words
 from cuda_ops.dev.adopt.cxx import parameter
-from cuda_ops.dev.adopt.flatten import flattened
 from cuda_ops.dev.adopt.guest import Export, Guest
 from cuda_ops.dev.adopt.host import Host
 from cuda_ops.dev.adopt.launcher import Launcher
@@ -100,6 +99,7 @@ def operators_of(guest: Guest) -> tuple[list[Operator], list[Note]]:
             notes.append(problem)
             continue
         found.append(made)
+    notes += guest.unread
     _name(guest.pair.stem, found)
     found.sort(key=lambda one: one.name != guest.pair.stem)
     for one in found:
@@ -138,8 +138,7 @@ def _hosts(guest: Guest, export: Export) -> tuple[dict[str, Host], list[Note]]:
                 hosts[device] = host
                 continue
             # What serves all devices launches on one of them, and has nothing for the other.
-            launches = any("<<<" in one.text for one in flattened(guest, function, device))
-            if key != "any" or launches == (device == "cuda"):
+            if key != "any" or host.launches == (device == "cuda"):
                 reasons.append(Note(host.problem.place, f"{export.name} on {device.upper()}: "
                                     f"{host.problem.text}"))  # fmt: skip
     return hosts, reasons
@@ -229,6 +228,10 @@ def _describe(one: Operator) -> None:
     if one.host.formula:
         text = f"{one.name}: takes the floating dtypes alone, and computes in double"
         one.notes.append(Note(place, text))
+    for name in one.host.returned or ():
+        if name in one.host.tensors:
+            text = f"{one.name}: does not return {name}, which the caller has"
+            one.notes.append(Note(place, text))
     found = {line for line, _ in lines.values()}
     for _, said in lines.values():
         for text in said:

@@ -173,10 +173,11 @@ def formula(text: str, numbers: Collection[str], place: Place) -> str:
     names = set(re.findall(r"(?<![\w.:])[A-Za-z_]\w*(?!::)\b(?!\s*[(<:])", done))
     called = set(re.findall(r"(?<![\w])((?:std::)?[A-Za-z_]\w*)(?:<double>)?\s*\(", done))
     known = {*_OF_NUMBERS.values(), "std::max"}
+    plain = done.replace("max<double>", "max")
     if (
         not names <= {*numbers, "double"}
         or not called <= known
-        or re.search(r"[?;{}&|=\[\]%]", done)
+        or re.search(r"[?;{}&|=\[\]%<>!]", plain)
     ):
         raise UnknownError(
             place, f"{left}: the CPU function is no formula of numbers; write its loops"
