@@ -187,6 +187,13 @@ def test_a_tensor_that_is_left_to_make_raises_where_it_is_missing() -> None:
     assert 'Tensor gates;\n  throw OpError("lltm_cuda_kernel.cu:43: what this line' in binding
 
 
+def test_the_draft_that_the_documents_show_is_what_it_writes() -> None:
+    made = draft(PAIRS["tutorial_silu"])
+    assert made.root == GUESTS / "adopted" and not made.left
+    for path, text in made.texts.items():
+        assert path.read_text() == text
+
+
 def test_outputs_have_the_dtypes_of_their_guest() -> None:
     _, binding = texts_of(draft(PAIRS["linear_bias"]))
     assert "Tensor flags = empty({repeat}, DType::kInt32, x);" in binding
@@ -398,7 +405,7 @@ def test_drafts_of_kernels_compile_unedited(
         pytest.skip("no CUDA toolkit here")  # their .cu files cannot be compiled without one
     monkeypatch.setenv("CXX", str(quick_compiler))
     pairs = {pair.stem: pair for pair in discover([copied])}
-    names = ["branching", "lesson_gray", "lesson_matmul", "leet", "linear_bias", "lltm", "row_softmax", "leet",
+    names = ["branching", "lesson_gray", "lesson_matmul", "leet", "linear_bias", "lltm", "row_softmax",
              "rows_norm", "square", "total", "fill_ints", "tutorial_silu"]  # fmt: skip
     for name in names:
         adopt(pairs[name])
