@@ -98,6 +98,27 @@ DECLARED = {
         [("total(Tensor x) -> Tensor", "")],
         ["total.cu:27: mean_of on CPU: total(x) / x.numel(): the CPU function calls torch"],
     ),
+    "cpu_only": (
+        [
+            ("cpu_only(Tensor x, int skip, float scale=2.0) -> Tensor", "[rows,cols]->[rows]"),
+            ("cpu_only_d_sigmoid(Tensor z) -> Tensor", "()->()"),
+        ],
+        [
+            "cpu_only.cpp:11: the check x.size(1) >= 1 is kept",
+            "the default std::max(1, 2) of skip",
+            "cpu_only.cpp:30: d_elu on CPU: (alpha * (e - 1)) < 0: the CPU function is no formula",
+        ],
+    ),
+    "where_mul": (
+        [
+            ("where_mul(Tensor a, Tensor mask, float scale) -> Tensor", "(),()->()"),
+            (
+                "where_mul_backward(Tensor grad_out, Tensor mask, float scale) -> Tensor grad_a",
+                "(),()->()",
+            ),
+        ],
+        [],
+    ),
     "fill_ints": (
         [("fill_ints(Tensor(a!) out, int value) -> ()", "")],
         ["fill_ints.cu:6: twice: no function of the guest's own, such as a lambda"],
@@ -189,6 +210,14 @@ def test_the_draft_that_the_documents_show_is_what_it_writes() -> None:
     assert made.root == GUESTS / "adopted" and not made.left
     for path, text in made.texts.items():
         assert path.read_text() == text
+
+
+def test_a_cpu_function_brings_what_it_calls_under_a_name_of_its_own() -> None:
+    _, binding = texts_of(draft(PAIRS["cpu_only"]))
+    assert "double guest_sigmoid(double v) {" in binding  # binding.h has a sigmoid too
+    assert "to[r] += twice(scalar_t(guest_sigmoid(std::accumulate(" in binding
+    assert "#include <numeric>\n" in binding and "std::memset(out.mutable_data_ptr()" in binding
+    assert "const double s = sigmoid(z);\n    return (1 - s) * s;" in binding
 
 
 def test_outputs_have_the_dtypes_of_their_guest() -> None:
@@ -403,11 +432,11 @@ def test_drafts_of_kernels_compile_unedited(
     monkeypatch.setenv("CXX", str(quick_compiler))
     pairs = {pair.stem: pair for pair in discover([copied])}
     names = ["branching", "leet", "lesson_matmul", "linear_bias", "lltm", "row_softmax",
-             "rows_norm", "square", "total", "tutorial_silu"]  # fmt: skip
+             "rows_norm", "square", "total", "where_mul"]  # fmt: skip
     for name in names:
         adopt(pairs[name])
     registry().add_root(copied / "adopted")
     rows = compile_ops([f"adopted::{name}" for name in names], archs=("9.0a",), compare=False)
     assert {row.op.partition("::")[2]: row.error for row in rows} == dict.fromkeys(names, "")
-    (square,) = (row for row in rows if row.op == "adopted::square")
-    assert square.autograd == "yes"
+    autograd = {row.op: row.autograd for row in rows}
+    assert autograd["adopted::square"] == "yes" and autograd["adopted::where_mul"] == "of a"

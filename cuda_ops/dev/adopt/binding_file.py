@@ -10,12 +10,15 @@ from cuda_ops.build.source_text import macro_of
 from cuda_ops.dev.adopt import words
 from cuda_ops.dev.adopt.cxx import Item, base_type
 from cuda_ops.dev.adopt.facts import Output, Passed
+from cuda_ops.dev.adopt.flatten import renamed
 from cuda_ops.dev.adopt.guest import Guest
 from cuda_ops.dev.adopt.host import Host
 from cuda_ops.dev.adopt.kernel_file import WIDTH, comment, launcher_head, prose, wrapped, zeroed
 from cuda_ops.dev.adopt.notes import Note
 from cuda_ops.dev.adopt.operators import Operator
 
+#: Functions of binding.h that a guest may have too; a call would mean both.
+OWN_FUNCTIONS = {"sigmoid", "ceil_div", "name", "empty", "contiguous", "strided", "broadcast"}
 #: A type or a constant outside of functions.
 _DEFINED = re.compile(r"(?:struct|enum(?:\s+class)?)\s+(\w+)|[^=(]*?(\w+)(?:\[\w*\])?\s*=")
 IN_ORDER = """\
@@ -49,19 +52,23 @@ def binding_text(
         left: what there is no draft of, for the list of operators.
     """
     lists: dict[tuple[str, ...], str] = {}
+    loops = [one.hosts["cpu"] for one in operators if "cpu" in one.hosts]
+    helpers, headers = _helpers(
+        guest, "\n".join(line for host in loops for line in host.lines), target
+    )
+    names = {item.function.name for item in helpers if item.function is not None}
+    others = {name: f"guest_{name}" for name in names & OWN_FUNCTIONS}
+    for host in loops:
+        host.lines = [renamed(guest.unqualified(line), others) for line in host.lines]
     entries: list[str] = []
     for one in operators:
         for device in ("cpu", "cuda"):
             if device in one.hosts:
                 entries += [*_entry(one, one.hosts[device]), ""]
     declared = [_declared(one, lists) for one in operators]
-    loops = "\n".join(
-        line for one in operators if "cpu" in one.hosts for line in one.hosts["cpu"].lines
-    )
-    helpers, headers = _helpers(guest, loops, target)
     text = "\n".join(entries)
     lines = prose(f"{operators[0].name} for PyTorch, from {guest.files}.")
-    system = []
+    system = list(guest.system_includes) if any(host.lines for host in loops) else []
     if "std::memset(" in text:
         system.append("#include <cstring>")
     if re.search(r"std::(?:exp|sqrt|tanh|pow|abs|fabs|log|sin|cos|erf|floor|ceil)\b", text):
@@ -69,7 +76,7 @@ def binding_text(
     if re.search(r"std::(?:min|max)\b", text):
         system.append("#include <algorithm>")
     spaces = [f"using namespace {space};" for space in guest.spaces_in_headers()] if headers else []
-    lines += [*sorted(system), *([""] if system else []), '#include "binding.h"', *headers, "",
+    lines += [*sorted(set(system)), *([""] if system else []), '#include "binding.h"', *headers, "",
               "using namespace cuda_ops;", *spaces, ""]  # fmt: skip
     for one in operators:
         if "cuda" in one.hosts:
@@ -80,7 +87,8 @@ def binding_text(
         lines += [*wrapped(f"constexpr DType {name}[] = {{", listed, "};"), ""]
     lines += [IN_ORDER] if "in_order_of(" in text else []
     lines += [PUT_BACK] if "put_back(" in text else []
-    kept = "\n".join((*helpers, text.rstrip("\n")))
+    texts_kept = [renamed(guest.unqualified(_on_host(item)), others) for item in helpers]
+    kept = "\n".join((*texts_kept, text.rstrip("\n")))
     lines += [guest.unqualified(kept), "", "}  // namespace", ""]
     lines += [f"{macro_of(namespace)} {{", *comment(left, "  ")]
     for texts in declared:
@@ -88,32 +96,36 @@ def binding_text(
     return "\n".join((*lines, "}")) + "\n"
 
 
-def _helpers(guest: Guest, loops: str, target: Path) -> tuple[list[str], list[str]]:
+def _helpers(guest: Guest, loops: str, target: Path) -> tuple[list[Item], list[str]]:
     """Returns what loops use of the guest's own functions and constants, and its headers that have
     some of it.
     """
     wanted = set(re.findall(r"\b[A-Za-z_]\w*\b", loops))
     found: list[Item] = []
     headers: list[str] = []
-    sources = [one for one in guest.sources if one.path.suffix != ".cu"]
     grown = bool(loops)
     while grown:
         grown = False
         for item in guest.items:
-            name = _name_of(item)
-            if name not in wanted or item in found:
+            if _name_of(item) not in wanted or item in found:
                 continue
             if item.source in guest.included:
                 path = os.path.relpath(item.source.path.resolve(), target.parent)
                 header = f'#include "{Path(path).as_posix()}"'
                 headers += [header] if header not in headers else []
-                continue
-            if item.source in sources and not words.TORCH.search(item.code):
+            else:
                 found.append(item)
                 wanted |= set(re.findall(r"\b[A-Za-z_]\w*\b", item.code))
                 grown = True
-    found.sort(key=lambda item: (sources.index(item.source), item.start))
-    return [item.source.text[item.start : item.end] + "\n" for item in found], headers
+    found.sort(key=lambda item: (guest.sources.index(item.source), item.start))
+    return found, headers
+
+
+def _on_host(item: Item) -> str:
+    """Returns the text of a function or constant without CUDA's words."""
+    text = item.source.text[item.start : item.end]
+    text = text.replace("__forceinline__", "inline")
+    return re.sub(r"__(?:host|device|constant)__\s*", "", text) + "\n"
 
 
 def _name_of(item: Item) -> str:
@@ -324,7 +336,7 @@ def _loops(host: Host) -> list[str]:
 
 
 def _declared(one: Operator, lists: dict[tuple[str, ...], str]) -> list[str]:
-    schema = str(one)
+    schema = str(one).replace('"', '\\"')
     lines = comment(one.notes, "  ")
     if one.export.name not in one.name:
         lines.append(f"  // {one.export.name}() of the guest.")

@@ -117,11 +117,20 @@ class Checks(Facts):
             for one in names & self.sizes.keys():
                 condition = renamed(condition, {one: self.sizes[one].text})
             text = said.replace("\\", "\\\\").replace('"', '\\"') or f"expected {condition}"
-            self.checks.append(f'if (!({condition})) throw OpError("{text}");')
+            if "size(" in condition:
+                hint = "a signature line"
+            self.checks += _check_lines(f"if (!({condition}))", f'throw OpError("{text}");')
             note = f"is kept in the function, where fakes do not see it; say it with {hint}"
         else:
             note = "is not kept; write it with refuse(argument, expected, actual)"
         self.notes.append(Note(place, f"the check {condition} {note}"))
+
+
+def _check_lines(asked: str, thrown: str) -> list[str]:
+    """Returns a check in one line, or in three where that is too long."""
+    if len(asked) + len(thrown) < 98:
+        return [f"{asked} {thrown}"]
+    return [f"{asked} {{", f"  {thrown}", "}"]
 
 
 def _string(text: str) -> str:

@@ -72,6 +72,11 @@ class TensorArgument:
     read: set[int] = field(default_factory=set)
     pointed: bool = False
 
+    @property
+    def may_float(self) -> bool:
+        """Whether it may have a gradient."""
+        return not self.elements or any("Float" in dtype for dtype in self.elements)
+
 
 class Facts:
     """A host function on one device."""

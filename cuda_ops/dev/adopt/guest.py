@@ -15,6 +15,8 @@ from cuda_ops.dev.adopt.notes import Note, Place
 _MACRO = re.compile(r"#\s*define\s+(\w+)\(([^)]*)\)(.*)", re.DOTALL)
 #: What macros of checks have in them.
 _CHECKS = "CHECK|ASSERT|AT_ERROR|throw"
+#: Headers of torch, as they are included.
+OF_TORCH = re.compile(r"^(?:torch|ATen|c10|pybind11|THC\w*)/|^Python\.h$")
 _SPACE = re.compile(r"namespace\s+([\w:]+)\s*\{")
 _INCLUDE = re.compile(r'#\s*include\s*(?:"([^"\n]+)"|<([^>\n]+)>)')
 
@@ -70,6 +72,18 @@ class Guest:
     def items(self) -> list[Item]:
         return [item for source in (*self.sources, *self.included) for item in items(source)]
 
+    @property
+    def system_includes(self) -> list[str]:
+        """Returns what its C++ files include beside torch's headers and its own."""
+        lines = (
+            " ".join(item.code.split())
+            for item in self.items
+            if item.source in self.sources and item.source.path.suffix != ".cu"
+            if (found := _INCLUDE.match(item.code)) and found[2] not in (None, *self.headers)
+            if not OF_TORCH.match(found[2])
+        )
+        return list(dict.fromkeys(lines))
+
     def spaces_in_headers(self) -> list[str]:
         """Returns the namespaces of its own headers, which a draft includes as they are."""
         opened = (i.code for i in self.items if i.kind == "open" and i.source in self.included)
@@ -111,6 +125,11 @@ class Guest:
     def kernel(self, name: str) -> Function | None:
         found = self.functions.get(name.rpartition("::")[2], ())
         return next((one for one in found if one.is_kernel), None)
+
+    def checks_launches(self, text: str) -> bool:
+        """Says whether a statement is a macro of the guest's own that asks how a launch went."""
+        call = re.fullmatch(r"\s*(\w+)\s*\(\s*\)\s*;?\s*", text)
+        return call is not None and "cudaGetLastError" in self.macros.get(call[1], ([], ""))[1]
 
     def expanded(self, statement: Statement, of: str = _CHECKS) -> list[Statement]:
         """Replaces calls of the guest's own macros, of checks or what else is asked for, by what

@@ -32,6 +32,8 @@ _NEW = re.compile(
     r"(?:[\w:]*::)?(?P<made>empty_like|zeros_like|empty|zeros)\s*\(|(?P<like>\w+)\.(?P<new>new_empty|new_zeros)\s*\("
     r"|(?:[\w:]*::)?(?P<stable>new_empty|new_zeros)\s*\("
 )
+#: What a function does for a device that it does not serve.
+_REFUSES = re.compile(rf"(?:AT_ERROR|throw)\b|{CHECK.pattern}\s*false\b")
 #: The pointer of a tensor that may be missing.
 _OPTIONAL = re.compile(
     r"(\w+)\.(?:has_value|defined)\(\)\s*\?\s*(?:\1|\(\*\1\))(?:\.value\(\))?(?:\.|->)"
@@ -87,7 +89,7 @@ class Host(Checks):
         for one in queue:
             statement = _normalized(Statement(renamed(one.text, names).strip(), one.place))
             text = statement.text
-            if CHECK.match(text):
+            if CHECK.match(text) and not _REFUSES.match(text):
                 self.take_check(statement)
             elif "<<<" not in text and _GUARD.search(text):
                 continue
@@ -98,8 +100,11 @@ class Host(Checks):
                 self._left_out(statement)
             elif re.match(r"return\b", text):
                 self._return(statement)
-            elif re.match(r"(?:AT_ERROR|throw)\b", text):
+            elif _REFUSES.match(text):
+                self.launches = self.device == "cpu"  # it is not for this device at all
                 raise UnknownError(one.place, f"nothing for {self.device} but an error")
+            elif self.guest.checks_launches(text):
+                continue
             elif found := DECLARED.match(text):
                 self._declared(statement, found, names)
             elif re.fullmatch(r"(\w+)\s*=\s*\1\.contiguous\(\);", text):
@@ -191,7 +196,10 @@ class Host(Checks):
             elif shape.startswith("{"):
                 output.shape = tuple(arguments_in(shape[1:-1]))
             elif re.fullmatch(r"[\w.()]+", shape) and (
-                shape in self.sizes or shape in self.scalars or re.search(SIZE, shape)
+                shape.isdigit()
+                or shape in self.sizes
+                or shape in self.scalars
+                or re.search(SIZE, shape)
             ):
                 output.shape = (shape,)
             else:
@@ -317,6 +325,7 @@ def _normalized(statement: Statement) -> Statement:
     text = re.sub(r"\b(\w+)\.contiguous\(\)\.", r"\1.", text)  # the binding has it so
     text = re.sub(r"\b(\w+)\.sizes\(\)\[(-?\d+)\]", r"\1.size(\2)", text)
     text = re.sub(r"\.ndimension\(\)", ".dim()", text)
+    text = text.replace(".type().is_cuda()", ".is_cuda()")
     text = re.sub(r"\.(?:template\s+)?data\s*<", ".data_ptr<", text)
     text = re.sub(r"\.template\s+", ".", text)
     text = re.sub(r"\btorch::stable::contiguous\((\w+)\)", r"\1.contiguous()", text)

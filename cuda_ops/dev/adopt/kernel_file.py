@@ -8,16 +8,15 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from cuda_ops.build.source_text import arguments_in, masked
+from cuda_ops.build.source_text import arguments_in, masked, text_of
 from cuda_ops.dev.adopt import words
 from cuda_ops.dev.adopt.cxx import LAUNCH, Item, Source
-from cuda_ops.dev.adopt.guest import Guest
+from cuda_ops.dev.adopt.guest import OF_TORCH, Guest
 from cuda_ops.dev.adopt.notes import Note, Place
 from cuda_ops.dev.adopt.operators import Operator
 
 WIDTH = 100
 RULER = "// " + "-" * 77
-_OF_TORCH = re.compile(r"^(?:torch|ATen|c10|pybind11|THC\w*)/|^Python\.h$")
 _INCLUDED = re.compile(r'#\s*include\s*(?:"([^"\n]+)"|<([^>\n]+)>)')
 _REGISTERS = re.compile(r"PYBIND11_MODULE|TORCH_LIBRARY")
 _ACCESSOR = re.compile(
@@ -174,6 +173,10 @@ def _launcher(one: Operator) -> list[str]:
         lines.append("  // const_cast: the kernel reads through a pointer that could write.")
     for line in host.lines:
         text = f"  {line}" if line else ""
+        listed = re.match(r"(.*\bvisit<)(.*)(>\(dtype, \[&\]\(auto tag\) \{)$", text)
+        if len(text) > WIDTH and listed:
+            lines += wrapped(listed[1], arguments_in(listed[2]), listed[3])
+            continue
         call = re.match(r"(\s*[\w:]+(?:<[^;{}()]*?>)?(?:<<<.*?>>>)?\()(.*)(\);?)$", text)
         if len(text) > WIDTH and call:
             lines += wrapped(call[1], arguments_in(call[2]), call[3])
@@ -201,7 +204,11 @@ def _kept(
                 if name in guest.headers:
                     path = Path(os.path.relpath(guest.headers[name], target.parent)).as_posix()
                     includes.append(f'#include "{path}"')
-                elif _OF_TORCH.match(name):
+                    if _includes_torch(guest.headers[name]):
+                        place = Place(source.path, source.line(item.start))
+                        text = f"{name} includes torch's headers, which a kernel does not need"
+                        notes.append(Note(place, text))
+                elif OF_TORCH.match(name):
                     of_torch.append(item.code.strip())
                 else:
                     includes.append(" ".join(item.code.split()))
@@ -237,6 +244,12 @@ def _kept(
             notes.append(Note(place, text))
             includes += of_torch
     return kept, list(dict.fromkeys(includes))
+
+
+def _includes_torch(header: Path) -> bool:
+    return any(
+        OF_TORCH.match(one) for one in re.findall(r'#\s*include\s*["<]([^">]+)', text_of(header))
+    )
 
 
 def _items_of(guest: Guest, source: Source) -> list[Item]:

@@ -124,8 +124,7 @@ class Launcher(Host):
             if "<<<" not in one.text and AFTER_LAUNCH.search(one.text):
                 continue
             inside += indented_text(self._plain(one.text.strip(), one.place))
-        listed = ", ".join(f"DType::{one}" for one in self.dtypes)
-        head = f"visit<{listed}>(dtype, [&](auto tag) {{"
+        head = words.visit("visit", self.dtypes, "dtype")
         block = [
             "  using scalar_t = decltype(tag);",
             *(f"  {one}" for one in inside),
@@ -191,7 +190,7 @@ class Launcher(Host):
             )
         while "\0" in text:
             text = re.sub(r"\0(\d+)\0", lambda m: held[int(m[1])], text)
-        text = words.native(text)
+        text = re.sub(r"\breturn\s*;", "return cudaGetLastError();", words.native(text))
         if words.TORCH.search(text):
             raise UnknownError(place, f"{_shown(statement)}: a launcher has no word of torch's")
         return text

@@ -69,13 +69,17 @@ class Loops(Host):
                 of, body, body_place = self.dispatched(text, start, place)
                 for one in split(body, body_place):
                     lines += indented_text(self._loop(one.text.strip(), one.place, known, inside))
-                listed = ", ".join(f"DType::{one}" for one in self.dtypes)
                 own = {k: v for k, v in inside.items() if "scalar_t" in v}
                 self.pointers |= {k: v for k, v in inside.items() if k not in own}
-                lines = [f"visit_cpu<{listed}>(dtype_of({of}), [&](auto tag) {{",
+                lines = [words.visit("visit_cpu", self.dtypes, f"dtype_of({of})"),
                          "  using scalar_t = decltype(tag);",
                          *(f"  {one}" for one in (*own.values(), *lines)), "});"]  # fmt: skip
             self.lines += lines
+        for name in re.findall(r"\b(\w+)\s*\(", "\n".join(self.lines)):
+            called = self.guest.function(name)
+            if called is not None and words.TORCH.search(called.item.code):
+                text = f"{name}() calls torch; write it in plain C++"
+                raise UnknownError(called.item.place, text)
 
     def _loop(self, text: str, place: Place, known: str, pointers: dict[str, str]) -> str:
         def pointer(found: re.Match[str]) -> str:

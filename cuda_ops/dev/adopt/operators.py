@@ -228,6 +228,10 @@ def _describe(one: Operator) -> None:
     if one.host.formula:
         text = f"{one.name}: takes the floating dtypes alone, and computes in double"
         one.notes.append(Note(place, text))
+    for argument, (name, default) in zip(one.arguments, one.export.arguments, strict=False):
+        if default and not argument.default and not one.schema:
+            text = f"{one.name}: the default {default} of {name} is left out"
+            one.notes.append(Note(place, text))
     for name in one.host.returned or ():
         if name in one.host.tensors:
             text = f"{one.name}: does not return {name}, which the caller has"
@@ -405,7 +409,7 @@ def _fit_gradient(stem: str, found: list[Operator]) -> None:
     if backward is None or main is backward:
         return
     inputs = [one.name for one in main.arguments]
-    tensors = [one.name for one in main.arguments if one.type.startswith("Tensor")]
+    tensors = [main.shown(name) for name, tensor in main.host.tensors.items() if tensor.may_float]
     outputs = main.returns if len(main.returns) > 1 else ["out"]
     own = main.returned
     grads = [f"grad_{one}" for one in outputs]

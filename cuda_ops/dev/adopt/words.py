@@ -73,6 +73,11 @@ def dtype_in(text: str) -> str:
     return next(filter(None, reversed(list(found))), "")
 
 
+def visit(how: str, dtypes: tuple[str, ...], dtype: str) -> str:
+    """Returns how a call of ``visit`` begins, which turns a dtype into a type."""
+    return f"{how}<{', '.join(f'DType::{one}' for one in dtypes)}>({dtype}, [&](auto tag) {{"
+
+
 def native(text: str) -> str:
     """Replaces torch's words in device code by those that native kernels have."""
     for pattern, word in _NATIVE:
@@ -130,12 +135,14 @@ def schema_type(text: str) -> tuple[str, str]:
 
 
 def default_of(text: str) -> str:
-    """Returns a C++ default in a schema's words."""
+    """Returns a C++ default in a schema's words; empty where it has none for it."""
     text = text.strip()
     if re.search(r"\b(?:nullopt|none|None)\b", text):
         return "None"
     text = {"true": "True", "false": "False"}.get(text, text)
-    return re.sub(r"(?<=[\d.])[fFlLuU]+$", "", text)
+    text = re.sub(r"(?<=[\d.])[fFlLuU]+$", "", text)
+    is_said = re.fullmatch(r'-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?|True|False|"[^"\\]*"', text)
+    return f"{text}0" if is_said and text.endswith(".") else text if is_said else ""
 
 
 #: torch's elementwise operators as functions of numbers.
