@@ -27,7 +27,7 @@ class Checks(Facts):
         assert start is not None
         given = arguments_in(text[start.end() : closing(masked(text), start.end())])
         said = " ".join(_string(one) for one in given[1:]).strip()
-        for condition in re.split(r"\s*&&\s*", given[0].strip()):
+        for condition in re.split(r"\s*&&\s*", given[0].strip() if given else ""):
             condition = condition.strip()
             while condition.startswith("(") and closing(condition, 1) == len(condition) - 1:
                 condition = condition[1:-1].strip()

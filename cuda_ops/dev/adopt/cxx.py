@@ -242,6 +242,8 @@ def statements(source: Source, start: int, end: int) -> Iterator[Statement]:
 
 
 def _statement_end(mask: str, at: int, end: int) -> int:
+    if at >= end:
+        return end
     if mask[at] == "#":
         return min(_directive_end(mask, at), end)
     if mask[at] == "{":

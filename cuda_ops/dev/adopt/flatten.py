@@ -100,20 +100,23 @@ def _branch(guest: Guest, statement: Statement, device: str) -> Iterator[Stateme
     if start := re.match(r"if\s*\(", mask):
         end = closing(mask, start.end())
         if asked := device_in(text[start.end() : end]):
-            first, *rest = split(text[end + 1 :], statement.place)
+            parts = split(text[end + 1 :], statement.place)
             # `else` is a statement of its own to what follows the condition.
-            other = [_without_else(rest[0])] if rest else []
-            for chosen in [first] if asked == device else other:
+            ways = parts[:1], [_without_else(one) for one in parts[1:2]]
+            for chosen in ways[0 if asked == device else 1]:
                 yield from _on_device(guest, _unblocked(chosen), device)
             return
     if choice := re.match(
         r"(?:return\s+|[^?;]*?[^=!<>]=\s*)(?P<asked>[^?=]*?(?:[!=]=[^?]*)?)\?", mask
     ):
         if asked := device_in(text[choice.start("asked") : choice.end("asked")]):
-            colon = choice.end() + mask[choice.end() :].replace("::", "  ").index(":")
-            ways = text[choice.end() : colon], text[colon + 1 :].rstrip().removesuffix(";")
-            way = ways[0 if asked == device else 1].strip()
-            text = f"{text[: choice.start('asked')]}{way};"
+            colon = choice.end() + mask[choice.end() :].replace("::", "  ").find(":")
+            way = (
+                text[choice.end() : colon]
+                if asked == device
+                else text[colon + 1 :].rstrip().removesuffix(";")
+            )
+            text = f"{text[: choice.start('asked')]}{way.strip()};"
     yield Statement(text, statement.place)
 
 

@@ -157,8 +157,8 @@ class Guest:
         )
         for name, value in zip(names, given, strict=True):
             quoted, plain = f'"{value}"', value
-            body = re.sub(rf"(?<!#)#\s*{name}\b", quoted.replace("\\", r"\\"), body)
-            body = re.sub(rf"\b{name}\b", plain.replace("\\", r"\\"), body)
+            body = re.sub(rf"(?<!#)#\s*{re.escape(name)}\b", quoted.replace("\\", r"\\"), body)
+            body = re.sub(rf"\b{re.escape(name)}\b", plain.replace("\\", r"\\"), body)
         for quoting, (_, text) in self.macros.items():  # STRINGIFY(x), where that is #x
             if re.fullmatch(r"#\s*\w+", text):
                 body = re.sub(rf"\b{quoting}\(\s*(\w+)\s*\)", r'"\1"', body)
@@ -178,7 +178,7 @@ class Guest:
             name = function.name
             if name != "PYBIND11_MODULE" and not re.search(r"TORCH_LIBRARY", name):
                 continue
-            key = function.params_text.split(",")[1].strip() if "IMPL" in name else ""
+            key = "".join(function.params_text.split(",")[1:2]).strip() if "IMPL" in name else ""
             for statement in function.statements:
                 for one in self.expanded(statement, r"\.\s*def\s*\("):
                     if not re.search(r"\.\s*(?:def|impl|doc|attr)\s*\(|^\s*#", one.text):

@@ -177,7 +177,7 @@ class Host(Checks):
         made = found["made"] or found["new"] or found["stable"]
         like = found["like"] or ""
         if found["stable"] or made.endswith("_like"):
-            like, inside = inside[0], inside[1:]
+            like, inside = inside[0] if inside else "", inside[1:]
             if like not in self.all_tensors():
                 self.holes[name] = statement
                 return

@@ -131,6 +131,10 @@ def _hosts(guest: Guest, export: Export) -> tuple[dict[str, Host], list[Note]]:
             reasons.append(Note(function.item.place, f"{called}() takes and returns no tensor, so "
                                 "it is no operator; leave it to Python"))  # fmt: skip
             continue
+        if not all(re.fullmatch(r"[A-Za-z_]\w*", one.name) for one in function.parameters):
+            text = f"{called}() has a parameter without a name"
+            reasons.append(Note(function.item.place, text))
+            continue
         for device in ("cuda", "cpu") if key == "any" else (key,):
             kind: type[Host] = Launcher if device == "cuda" else Loops
             host = kind(guest, function, device)
@@ -158,7 +162,7 @@ def _interface(export: Export, hosts: dict[str, Host]) -> tuple[list[Argument], 
         arguments.append(Argument(kind, name, words.default_of(default), one.name in written))
     new = [one for one in host.returned or () if one not in host.tensors]
     returns = [""] if len(new) == 1 or host.formula else new
-    if not export.schema:
+    if not re.match(r"[\w:.]+\s*\(.*\)\s*->", export.schema, re.DOTALL):
         return arguments, returns, ""
     schema = re.sub(r"\bScalar\b", "float", " ".join(export.schema.split()))
     schema = schema.partition("(")[0].rpartition("::")[2] + schema[schema.index("(") :]
