@@ -379,7 +379,7 @@ def test_the_command_writes_says_what_is_left_and_never_overwrites(
     ):
         assert main([*root, *call]) == 1
         assert message in capsys.readouterr().out
-    assert main([*root, "adopt", "tutorial_silu"]) == 0
+    assert main([*root, "adopt", "stable_add"]) == 0
     assert "left to do" not in capsys.readouterr().out
 
 
