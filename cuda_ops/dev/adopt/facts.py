@@ -117,8 +117,6 @@ class Facts:
         self.dtype_names: dict[str, str] = {}
         #: What is neither a check, an output nor a name of something.
         self.compute: list[Statement] = []
-        #: Functions of the guest that launch, and take the stream from here.
-        self.helpers: set[str] = set()
         #: Declarations of the pointers that loops use, by name.
         self.pointers: dict[str, str] = {}
         #: What the function returns before its end.

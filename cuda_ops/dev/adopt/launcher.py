@@ -156,7 +156,6 @@ class Launcher(Host):
                 for number, value in enumerate(arguments_in(text[call.end() : end]))
             ]
             text = text[: call.end()] + ", ".join((*values, "stream")) + text[end:]
-            self.helpers.add(function.name)
         parts, last = [], 0
         mask = masked(text)
         for found in LAUNCH.finditer(mask):
@@ -175,7 +174,7 @@ class Launcher(Host):
             text = self._scalar(text, name, parameter, place)
         for name in self.sizes:
             if re.search(rf"(?<![\w.]){name}\b", text):
-                self._size_parameter(name, text)
+                self._size_parameter(name)
         optional = "|".join(one.name for one in self.tensors.values() if one.optional) or "(?!)"
         text = re.sub(
             rf"(?<![\w.])({optional})\.has_value\(\)",
@@ -220,6 +219,8 @@ class Launcher(Host):
                 "take int64_t, and for indices too"))  # fmt: skip
             self.notes += [note] if note not in self.notes else []
         takes_const = re.search(r"\bconst\b[^*]*\*", kind) or "*" not in kind
+        if re.search(r"_cast\s*<\s*(?!const\b)[^<>]*\*\s*>", value):  # to float4*, say
+            takes_const = False
         return self._pointers(
             value, hold, called.item.place, lambda _: "" if takes_const else "mutable "
         )
@@ -248,7 +249,6 @@ class Launcher(Host):
             return str(hold(pointer(found[1], found["element"], wanted(found[1]))))
 
         def accessor(found: re.Match[str]) -> str:
-            self.accessors = True
             name, rank = found[1], int(found["rank"])
             if name in self.tensors:
                 self.tensors[name].rank = rank
@@ -267,7 +267,7 @@ class Launcher(Host):
             tensor = self.outputs[tensor].like
         for name, size in self.sizes.items():
             if (size.tensor, size.dim) == (tensor, dim):
-                self._size_parameter(name, "")
+                self._size_parameter(name)
                 return name
         name = f"{tensor}_size_{dim}"
         self.passed.setdefault(name, Passed("int64_t", name, f"{tensor}.size({dim})"))
@@ -285,7 +285,7 @@ class Launcher(Host):
             self.sized(found[1], found, value)
             for name, one in self.sizes.items():
                 if one.text == value:
-                    self._size_parameter(name, text)
+                    self._size_parameter(name)
                     return str(hold(name))
             parts = (
                 found[1],
@@ -298,7 +298,7 @@ class Launcher(Host):
 
         return re.sub(rf"(?<![\w.])({known}){SIZE}", size, text)
 
-    def _size_parameter(self, name: str, text: str) -> None:
+    def _size_parameter(self, name: str) -> None:
         kind = "int64_t"
         if self.size_types.get(name) == "int":
             if any(
