@@ -260,6 +260,8 @@ def written(folder: Path, text: str, name: str = "one") -> Pair:
         (LOOP + "{ const float v = x[i]; y[i] = v * v; }", True),
         (INDEX + "y[i] = x[n - 1 - i];", False),
         (INDEX + "y[i] = x[i] * i;", False),
+        (INDEX + "FLOAT4(y[i]) = FLOAT4(x[i]);", False),
+        (INDEX + "y[i] = *(&x[i] + 1);", False),
         (INDEX + "y[i] = threadIdx.x % 2 ? x[i] : 0;", False),
         (LOOP + "atomicAdd(&y[i], x[i]);", False),
         ("float sum = 0; " + EACH + "{ sum += x[i]; y[i] = sum; }", False),
@@ -274,6 +276,28 @@ def test_only_kernels_of_one_index_are_called_elementwise(
     _, binding = texts_of(made)
     assert ('"one(Tensor x) -> Tensor", "()->()")' in binding) is is_elementwise
     assert ("no signature line" in str(made.left[:1])) is not is_elementwise
+
+
+def test_vectors_of_elements_and_pointers_in_doubt(tmp_path: Path) -> None:
+    text = GUEST.format(body=INDEX + "{ float4 v = x[i]; v.x = v.y; y[i] = v; }")
+    text = text.replace("const float* x, float* y", "const float4* x, float4* y")
+    for name in ("x", "y"):
+        pointer = f"{name}.data_ptr<float>()"
+        text = text.replace(pointer, f"reinterpret_cast<float4*>({pointer})")
+    kernel, binding = texts_of(draft(written(tmp_path, text)))
+    assert '"one(Tensor x) -> Tensor", "")' in binding
+    assert "reinterpret_cast<float4*>(const_cast<float*>(x))" in kernel
+    body = "float* at = x; float* to = y; to[0] = at[0];"
+    text = GUEST.format(body=body).replace("const float* x", "float* x")
+    made = draft(written(tmp_path, text))
+    assert "x is taken to be read: if it is written, say Tensor(a!) x" in str(made.left)
+    text = text.replace(
+        "torch::Tensor one(torch::Tensor x) {", "void one(at::Tensor x, at::Tensor y) {"
+    )
+    text = text.replace("  auto y = torch::empty_like(x);\n", "").replace("  return y;\n", "")
+    made = draft(written(tmp_path, text))
+    assert "y is taken to be written: if it is only read, take the (a!) away" in str(made.left)
+    assert '"one(Tensor(a!) x, Tensor(b!) y) -> ()"' in texts_of(made)[1]
 
 
 @pytest.mark.parametrize("name", ["both_ways", "clamp_ext", "flash_step", "lltm_cuda", "guarded"])

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from cuda_ops.build.source_text import closing
 
 _ASSIGNED = re.compile(r"\s*(?:(?:[-+*/|&^%]|<<|>>)?=(?!=)|\+\+|--)")
+#: A macro around an element, such as FLOAT4(x[i]), may read and write its neighbours.
+_MACRO = re.compile(r"\b[A-Z][A-Z0-9_]*\s*\(\s*[&(]*$")
+_BEHIND_MACRO = re.compile(r"\s*\)[)\s]*(?:[-+*/|&^%]|<<|>>)?=(?!=)")
 _BRACKET = re.compile(r"\s*\[")
 _COMBINES = re.compile(r"__shared__|__syncthreads|__shfl|__syncwarp|cooperative_groups|atomic[A-Z]")
 
@@ -48,8 +51,9 @@ def use_of(name: str, code: str) -> Use:
             use.written = True
         if re.search(r"\batomic\w+\(\s*&?$", before):
             use.written = True
-        elif before.endswith("&"):
+        elif before.endswith("&") or _MACRO.search(before):
             use.otherwise = True
+            use.written |= _BEHIND_MACRO.match(code, at) is not None
     use.indices = frozenset(indices)
     return use
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from cuda_ops.build.source_text import arguments_in, closing, masked
 from cuda_ops.dev.adopt import words
@@ -41,6 +41,9 @@ class Launcher(Host):
         self._find_written()
         last = launching[-1]
         for number, statement in enumerate(self.compute):
+            if number < launching[0]:  # nothing has been launched that could fail
+                text = re.sub(r"^(if \(.*\) return);$", r"\1 cudaSuccess;", statement.text)
+                statement = Statement(text, statement.place)
             self.lines += self._lowered(statement, number == last)
         if not any(line.startswith("return visit<") for line in self.lines):
             self.lines.append("return cudaGetLastError();")
@@ -62,34 +65,46 @@ class Launcher(Host):
         return found
 
     def _find_written(self) -> None:
+        """Finds the arguments that kernels write."""
+        doubted: list[tuple[str, Function, str]] = []
+        for called, given, place in self._called():
+            if called is None:
+                raise UnknownError(place, f"the kernel {given[0]} is in none of the guest's files")
+            for parameter, value in zip(called.parameters, given, strict=False):
+                if re.search(r"\bconst\b[^*]*\*", parameter.type):
+                    continue
+                use = use_of(parameter.name, called.item.body)
+                for name in self._pointed_in(value):
+                    if name in self.tensors:
+                        self.tensors[name].written |= use.written
+                        doubted += [(name, called, parameter.name)] if use.otherwise else []
+        # What returns nothing writes something.
+        nothing = not self.returned and not any(one.written for one in self.tensors.values())
+        for name, function, pointer in doubted:
+            if nothing or not self.tensors[name].written:
+                self.tensors[name].written |= nothing
+                text = "written: if it is only read, take the (a!) away"
+                if not nothing:
+                    text = f"read: if it is written, say Tensor(a!) {name} in the schema"
+                self.notes.append(Note(function.item.place, (
+                    f"{function.name} takes {pointer} as a pointer that is not const, and {name} "
+                    f"is taken to be {text}")))  # fmt: skip
+
+    def _called(self) -> Iterator[tuple[Function | None, list[str], Place]]:
+        """Yields the kernels, and functions that launch, with their arguments; for an unknown one
+        its name.
+        """
         for statement in self.compute:
-            called: list[tuple[Function, list[str]]] = []
-            for launch, given in launches_in(statement.text):
+            text, place = statement.text, statement.place
+            for launch, given in launches_in(text):
                 kernel = self.guest.kernel(launch["kernel"])
-                if kernel is None:
-                    raise UnknownError(
-                        statement.place,
-                        f"the kernel {launch['kernel']} is in none of the guest's files",
-                    )
-                called.append((kernel, given))
-            for call, function in self._helpers_in(statement.text):
-                inside = statement.text[call.end() : closing(masked(statement.text), call.end())]
-                called.append((function, arguments_in(inside)))
-            for kernel, given in called:
-                for parameter, value in zip(kernel.parameters, given, strict=False):
-                    for name in self._pointed_in(value):
-                        use = use_of(parameter.name, kernel.item.body)
-                        constant = re.search(r"\bconst\b[^*]*\*", parameter.type)
-                        if name in self.tensors and not constant:
-                            # What returns nothing writes something.
-                            self.tensors[name].written |= use.written or (
-                                use.otherwise and not self.returned
-                            )
-                            if use.otherwise and not self.tensors[name].written:
-                                self.notes.append(Note(kernel.item.place, (
-                                    f"{kernel.name} takes a pointer {parameter.name} that is not "
-                                    f"const, and is drafted as if it only read {name}; if it "
-                                    f"writes, say Tensor(a!) {name} in the schema")))  # fmt: skip
+                yield kernel, given if kernel is not None else [launch["kernel"]], place
+            for call, function in self._helpers_in(text):
+                yield (
+                    function,
+                    arguments_in(text[call.end() : closing(masked(text), call.end())]),
+                    place,
+                )
 
     def _pointed_in(self, text: str) -> list[str]:
         known = self.any_tensor
@@ -101,7 +116,7 @@ class Launcher(Host):
         ]
 
     def _lowered(self, statement: Statement, is_last: bool) -> list[str]:
-        text = re.sub(r"^(if \(.*\) return);$", r"\1 cudaSuccess;", statement.text)
+        text = statement.text
         mask = masked(text)
         if words.DISPATCH.match(mask):
             return self._dispatch(statement, is_last)
@@ -340,7 +355,9 @@ class Launcher(Host):
         uses = {}
         for parameter, value in zip(kernel.parameters, given, strict=False):
             if "*" in parameter.type:
-                if not self._pointed_in(value):
+                element = base_type(parameter.type).rstrip("*").strip()
+                is_one = element in words.ELEMENTS or re.search(rf"\b{element}\b", kernel.head)
+                if not is_one or not self._pointed_in(value):  # a float4 is four elements
                     return False
                 uses[parameter.name] = use_of(parameter.name, kernel.item.body)
         return is_elementwise(uses, kernel.item.body)
