@@ -16,6 +16,9 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
         "build what changed, load it, compare it with its reference (also: cuda-ops)",
     ),
     "new": ("cuda_ops.dev.command", ("new",), "write the two files of an operator"),
+    "adopt": (
+        "cuda_ops.dev.command", ("adopt",), "draft the two files of an operator from a guest",
+    ),
     "clean": (
         "cuda_ops.dev.command", ("clean",), "remove libraries and builds that nothing needs",
     ),

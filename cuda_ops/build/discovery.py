@@ -432,7 +432,7 @@ def _fault_of_name(stem: str) -> str:
         return f"{name}: expected at most 100 letters, got {len(stem)}"
     if stem.startswith("_"):
         return f"{name} starts with an underscore"
-    if stem in ("new", "clean"):
+    if stem in ("new", "adopt", "clean"):
         return f"{name} is a command of compile_dev.py"
     if (PACKAGE / f"{stem}.py").exists() or (PACKAGE / stem).is_dir():
         return f"{name} is taken by the module cuda_ops.{stem}"

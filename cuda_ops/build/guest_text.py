@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cuda_ops.build.discovery import Pair
-from cuda_ops.build.source_text import code_of
+from cuda_ops.build.source_text import arguments_in, closing, code_of, line_at
 
 #: What torch had once, and what has taken its place.
 _REMOVED = (
@@ -64,22 +64,12 @@ def _with_c_linkage(code: str) -> Iterator[tuple[str, int]]:
     """Yields the functions that a text declares or defines as ``extern "C"``, with their lines."""
     for match in _C_LINKAGE.finditer(code):
         if match[1]:
-            inside = _without_bodies(code[match.end() : _closing(code, match.end())])
+            inside = _without_bodies(code[match.end() : closing(code, match.end())])
             names = re.findall(r"\b(\w+)\s*\(", inside)
         else:
             names = re.findall(r"\b(\w+)\s*\(", re.split(r"[;{]", code[match.end() :])[0])[:1]
         for name in names:
             yield name, _line(code, match)
-
-
-def _closing(code: str, start: int) -> int:
-    """Returns where the block ends that was opened before ``start``."""
-    depth = 1
-    for at in range(start, len(code)):
-        depth += {"{": 1, "}": -1}.get(code[at], 0)
-        if depth == 0:
-            return at
-    return len(code)
 
 
 def _without_bodies(code: str) -> str:
@@ -105,7 +95,7 @@ def _hints(path: Path, code: str, guarded: bool) -> Iterator[str]:
 
     launches = [*_LAUNCH.finditer(code)]
     for match in launches:
-        if _arguments(match[1]) < 4:
+        if len(arguments_in(match[1])) < 4:
             yield at(match, "a launch without a stream runs on the default one: wrong beside other "
                      "streams and lost in CUDA graphs; pass at::cuda::getCurrentCUDAStream() as "
                      "the fourth argument")  # fmt: skip
@@ -123,14 +113,5 @@ def _hints(path: Path, code: str, guarded: bool) -> Iterator[str]:
         yield at(narrow, "an int holds no size from 2^31 on; write int64_t")
 
 
-def _arguments(text: str) -> int:
-    """Counts what commas separate outside of brackets."""
-    depth, count = 0, 1
-    for letter in text:
-        depth += (letter in "([{<") - (letter in ")]}>")
-        count += letter == "," and depth == 0
-    return count
-
-
 def _line(code: str, match: re.Match[str]) -> int:
-    return code.count("\n", 0, match.start()) + 1
+    return line_at(code, match.start())

@@ -13,6 +13,10 @@ from pathlib import Path
 from cuda_ops.names import HOME
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_QUOTED_OR_COMMENT = re.compile(
+    rf""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'|{_COMMENT.pattern}""", re.DOTALL
+)
+_OPENING, _CLOSING = "([{", ")]}"
 _NATIVE = re.compile(r"\bCUDA_OPS\s*\(\s*(?:(\w+)\s*,)?")
 _PYBIND = re.compile(r"\bPYBIND11_MODULE\s*\(\s*(\w+)")
 #: The namespace that a guest registers its operators in.
@@ -48,6 +52,50 @@ def code_in(text: str) -> str:
 def code_of(path: Path) -> str:
     """Returns what a source says, without comments."""
     return code_in(text_of(path))
+
+
+def masked(text: str, quotes: bool = True) -> str:
+    """Returns a text with spaces for its comments and, with ``quotes``, for what stands in quotes:
+    what is found in it lies at the same place in the text.
+    """
+
+    def spaces(found: re.Match[str]) -> str:
+        text = found[0]
+        if text[0] == "/":
+            return re.sub(r"[^\n]", " ", text)
+        return f"{text[0]}{' ' * (len(text) - 2)}{text[-1]}" if quotes else text
+
+    return _QUOTED_OR_COMMENT.sub(spaces, text)
+
+
+def line_at(code: str, at: int) -> int:
+    """Returns the number of the line that a place in a text lies on."""
+    return code.count("\n", 0, at) + 1
+
+
+def closing(code: str, start: int) -> int:
+    """Returns where the bracket closes that was opened before ``start``; the end if it does not."""
+    depth = 1
+    for at in range(start, len(code)):
+        depth += (code[at] in _OPENING) - (code[at] in _CLOSING)
+        if depth == 0:
+            return at
+    return len(code)
+
+
+def arguments_in(text: str) -> list[str]:
+    """Splits a text at the commas outside of quotes and brackets, those of templates included."""
+    mask = masked(text).replace("->", "  ")
+    if mask.count("<") != mask.count(">"):  # comparisons
+        mask = mask.replace("<", " ").replace(">", " ")
+    depth, last, parts = 0, 0, []
+    for at, letter in enumerate(mask):
+        depth += (letter in _OPENING + "<") - (letter in _CLOSING + ">")
+        if letter == "," and depth == 0:
+            parts.append(text[last:at])
+            last = at + 1
+    parts.append(text[last:])
+    return [part.strip() for part in parts] if text.strip() else []
 
 
 def namespace_in(code: str) -> str:

@@ -21,6 +21,7 @@ from cuda_ops.build import cache, compiling, debug, toolchain
 from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, namespace_of
 from cuda_ops.compile_ops import Row, compile_ops
 from cuda_ops.dev import clangd
+from cuda_ops.dev.adopt import adopt
 from cuda_ops.dev.scaffold import ELEMENTWISE, FORMS, new_pair, project_root
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.names import keyed
@@ -79,12 +80,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _new(arguments, console)
         if arguments.ops == ["clean"]:
             return _clean(console)
+        if arguments.ops[:1] == ["adopt"] and arguments.form == ELEMENTWISE:
+            return _adopt(arguments, console)
         if arguments.form != ELEMENTWISE:
             flag = f"--{arguments.form}"
             raise ValueError(f"{flag}: expected new, as in: compile_dev.py new my_op {flag}")
         if arguments.namespace:
             flag = f"--namespace {arguments.namespace}"
-            raise ValueError(f"--namespace: expected new, as in: compile_dev.py new my_op {flag}")
+            raise ValueError(
+                f"--namespace: expected new or adopt, as in: compile_dev.py new my_op {flag}"
+            )
         for root in arguments.root:
             registry().add_root(Path(root))
         archs = toolchain.parse_archs(arguments.arch) if arguments.arch else None
@@ -220,10 +225,36 @@ def _new(arguments: Any, console: Console) -> int:
         console.print(f"wrote {path}", markup=False)
     known = {BUILTIN_ROOT, *(pair.root for pair in registry().pairs().values())}
     where = "" if root.resolve() in known else f"--root {shlex.quote(str(root))} "
-    called = "cuda-ops" if _prog() == "cuda-ops" else "python compile_dev.py"
     key = keyed(namespace_of(root), arguments.ops[1])
-    console.print(f"next: {called} {where}--watch {key}", markup=False)
+    console.print(f"next: {_called()} {where}--watch {key}", markup=False)
     return 0
+
+
+def _adopt(arguments: Any, console: Console) -> int:
+    if len(arguments.ops) != 2:
+        raise ValueError("adopt: expected one guest, as in: compile_dev.py adopt lltm")
+    for root in arguments.root:
+        registry().add_root(Path(root))
+    pairs = registry().pairs()
+    key = registry().key_of(arguments.ops[1])
+    if key not in pairs:
+        guests = ", ".join(one for one, pair in pairs.items() if pair.kind is not Kind.NATIVE)
+        raise ValueError(f"adopt: no guest {arguments.ops[1]!r}; known: {guests or 'none'}")
+    made = adopt(pairs[key], arguments.namespace)
+    for path in made.texts:
+        console.print(f"wrote {path}", markup=False)
+    if made.left:
+        console.print("left to do, marked with TODO(adopt) in the draft:", markup=False)
+    for note in made.left:
+        console.print(f"  {note}", markup=False)
+    op = keyed(made.namespace, pairs[key].stem)
+    root = shlex.quote(str(made.root))
+    console.print(f"next: {_called()} --root {root} --check {op}", markup=False)
+    return 0
+
+
+def _called() -> str:
+    return "cuda-ops" if _prog() == "cuda-ops" else "python compile_dev.py"
 
 
 def _clean(console: Console) -> int:
@@ -242,6 +273,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=_prog(),
         description="Build what changed, load every operator, compare it with its reference.",
         epilog="compile_dev.py new OP writes a pair that builds and passes its checks. "
+        "compile_dev.py adopt GUEST drafts one from a guest. "
         "compile_dev.py clean removes the libraries and builds that no present source needs.",
     )
     parser.add_argument("ops", nargs="*", metavar="OP", help="operators to build (default: all)")
@@ -256,7 +288,8 @@ def _parser() -> argparse.ArgumentParser:
         )  # fmt: skip
     parser.add_argument(
         "--namespace", default="", metavar="NAME",
-        help="new: of the operators of the root (default: that of its other pairs, or cuda_ops)",
+        help="new: of the operators of the root (default: that of its other pairs, or cuda_ops); "
+        "adopt: of the draft (default: adopted)",
     )  # fmt: skip
     parser.add_argument("--check", action="store_true", help="run the full check of each operator")
     parser.add_argument(
@@ -294,7 +327,7 @@ def _completion(shell: str) -> str:
     import shtab
 
     parser = _parser()
-    names = ["new", "clean", *registry().pairs()]
+    names = ["new", "adopt", "clean", *registry().pairs()]
     next(a for a in parser._actions if a.dest == "ops").choices = names
     script: str = shtab.complete(parser, shell)
     return script

@@ -61,7 +61,7 @@ def new_pair(
     owner = name.removesuffix("_backward")
     if owner != name and any((root / "bindings").glob(f"{owner}.cpp")):
         raise DiscoveryError(f"{name} is the gradient of {owner} and belongs into {owner}.cpp")
-    space = _namespace(root, namespace)
+    space = namespace_for(root, namespace)
     binding, kernel = root / "bindings" / f"{name}.cpp", root / "kernels" / f"{name}.cu"
     pair = Pair(name, root, binding, kernel, space)
     for path in pair.own_sources:
@@ -90,7 +90,7 @@ def new_pair(
     return kernel, binding
 
 
-def _namespace(root: Path, wanted: str) -> str:
+def namespace_for(root: Path, wanted: str) -> str:
     """Returns the namespace of a new pair.
 
     Raises:
