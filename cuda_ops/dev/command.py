@@ -19,6 +19,7 @@ from rich.table import Table
 from cuda_ops import __version__, output
 from cuda_ops.build import cache, compiling, debug, toolchain
 from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, namespace_of
+from cuda_ops.build.source_text import Kind
 from cuda_ops.compile_ops import Row, compile_ops
 from cuda_ops.dev import clangd
 from cuda_ops.dev.adopt import adopt
