@@ -210,7 +210,8 @@ def test_setup_py_builds_with_what_is_asked(tmp_path: Path, quick_compiler: Path
     )
     run = subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tmp_path,
-        env={**os.environ, "CXX": str(quick_compiler)}, capture_output=True, text=True,
+        env={**os.environ, "CXX": str(quick_compiler), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
     (pair,) = discover([root])

@@ -307,20 +307,20 @@ def test_a_library_of_another_text_or_in_doubt_is_left_alone(
 
 
 @pytest.mark.parametrize(
-    ("name", "now"),
+    ("module", "name", "now"),
     [
-        ("cuda_version", lambda: "13.1"),
-        ("cxx_version", lambda: "another compiler"),
-        ("cuda_home", lambda: None),
-        ("nvcc_flags", lambda pair, archs, debug: ["--use_fast_math"]),
-        ("link_flags", lambda pair: ["-lm"]),
+        (toolchain, "cuda_version", lambda: "13.1"),
+        (toolchain, "cxx_version", lambda: "another compiler"),
+        (toolchain, "cuda_home", lambda: None),
+        (commands, "nvcc_flags", lambda pair, archs, debug: ["--use_fast_math"]),
+        (commands, "link_flags", lambda pair: ["-lm"]),
     ],
 )
 def test_other_compilers_or_flags_build_it_again(
-    pair: Pair, name: str, now: Any, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, module: Any, name: str, now: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(pair)
-    monkeypatch.setattr(toolchain, name, now)
+    monkeypatch.setattr(module, name, now)
     assert compiling.build(pair, HERE).origin == "built"
 
 

@@ -12,7 +12,8 @@ from conftest import ScratchOp, needs_nvcc
 
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.dev.scaffold import new_pair
-from cuda_ops.dispatch.library import _validated, open_library, schema_type
+from cuda_ops.dispatch import library
+from cuda_ops.dispatch.library import open_library, schema_type
 from cuda_ops.errors import CudaOpsError, ManifestError
 from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec, Range
@@ -40,7 +41,7 @@ def entry(schema: str, signature: str = "", **changes: Any) -> dict[str, Any]:
 
 
 def validated(entry: dict[str, Any], siblings: dict[str, OpSpec] | None = None) -> OpSpec:
-    return _validated(entry, "planned", {} if siblings is None else siblings)
+    return library.validated(entry, "planned", {} if siblings is None else siblings)
 
 
 # --- the manifest, entry by entry --------------------------------------------------
@@ -257,7 +258,7 @@ def test_an_operator_must_be_named_after_its_file(name: str) -> None:
 
 def test_a_second_operator_may_not_have_the_name_of_a_module() -> None:
     with pytest.raises(ManifestError, match=r"^torch\.cpp: operator name 'torch_ops' is taken by"):
-        _validated(entry("torch_ops(Tensor x) -> Tensor"), "torch", {})
+        library.validated(entry("torch_ops(Tensor x) -> Tensor"), "torch", {})
 
 
 def test_an_operator_is_defined_once() -> None:

@@ -91,8 +91,9 @@ def cxx_flags(
         *(_DEBUG if debug else ()),
     ]
     if pair.kind is not Kind.NATIVE:
-        # torch's load() optimises nothing. -O1 takes 2 % longer than that, -O2 14 %.
-        return ["-O2" if source_hash else "-O1", *_as_torch_defines(pair), *chosen]
+        # The dev loop optimises nothing, as torch's load() does; CXXFLAGS, or cxx_flags in
+        # build.toml, may say more.
+        return ["-O2" if source_hash else "-O0", *_as_torch_defines(pair), *chosen]
     return [
         *NATIVE_FLAGS,
         f"-DCUDA_OPS_CUDA={int(uses_cuda(pair))}",

@@ -16,9 +16,10 @@ import torch
 from cuda_ops.build.discovery import Pair
 from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import check_arguments
-from cuda_ops.dispatch.library import Kernel, check_signature, validated
+from cuda_ops.dispatch.library import Kernel, validated
 from cuda_ops.dispatch.schema_types import schema_type
 from cuda_ops.errors import ManifestError
+from cuda_ops.signature import parse_signature
 from cuda_ops.spec import GuestOperator, OpSpec
 
 _DEVICES = ("cpu", "cuda")
@@ -198,16 +199,24 @@ def foreign_spec(
     Raises:
         ManifestError: the signature line does not fit the schema.
         RuntimeError: there is no such operator.
+        ValueError: the signature line cannot be parsed.
     """
     namespace, _, short = name.partition("::")
     parsed = torch._C._get_schema(name, "")
+    line = parse_signature(signature) if signature else None
+    tensors = sum(schema_type(a) in ("Tensor", "Tensor?") for a in parsed.arguments)
+    if line is not None and len(line.inputs) != tensors:
+        raise ManifestError(
+            f"{name}: signature {signature!r} has {len(line.inputs)} tensor arguments, the schema "
+            f"has {tensors}"
+        )
     keys = [k for k in ("CPU", "CUDA", "CompositeImplicitAutograd") if has_kernel(name, k)]
     spec = {"stem": short, "doc": "", **fields}
     return OpSpec(
         name=short,
         schema=str(parsed).removeprefix(f"{namespace}::"),
         parsed=parsed,
-        signature=check_signature(name, signature, parsed),
+        signature=line,
         dtypes=tuple(dtypes),
         keys=tuple(keys),
         has_cuda="CUDA" in keys,
@@ -232,7 +241,7 @@ def _registered(pair: Pair, one: GuestOperator) -> OpSpec:
             no_gradient=one.no_gradient,
             nondeterministic=one.nondeterministic,
         )
-    except ManifestError as error:
+    except (ManifestError, ValueError) as error:
         raise ManifestError(f"{pair.plugin}: {error}") from None
     except RuntimeError:
         raise ManifestError(
