@@ -17,7 +17,7 @@ from cuda_ops.testing.checks.devices import devices
 from cuda_ops.testing.checks.dtensor import dtensor
 from cuda_ops.testing.checks.empty import empty
 from cuda_ops.testing.checks.forward_mode import jvp
-from cuda_ops.testing.checks.gradient_layouts import gradient_layouts
+from cuda_ops.testing.checks.gradient_layouts import gradient_layouts, gradient_outputs
 from cuda_ops.testing.checks.gradients import gradcheck, gradient_declared
 from cuda_ops.testing.checks.graphs import graphs
 from cuda_ops.testing.checks.index_width import far_strides, many_elements
@@ -31,6 +31,8 @@ from cuda_ops.testing.checks.races import repeats
 from cuda_ops.testing.checks.random import draws, independence, replays
 from cuda_ops.testing.checks.registration import mutation, registration, written
 from cuda_ops.testing.checks.streams import streams
+from cuda_ops.testing.checks.temporaries import temporaries
+from cuda_ops.testing.checks.threads import threads
 from cuda_ops.testing.checks.unwritten import unwritten
 from cuda_ops.testing.checks.vmap import vmap
 
@@ -40,8 +42,10 @@ CHECKS: tuple[Check, ...] = (
     mutation,
     written,
     repeats,
+    threads,
     bounds,
     unwritten,
+    temporaries,
     alignment,
     devices,
     registration,
@@ -58,6 +62,7 @@ CHECKS: tuple[Check, ...] = (
     gradcheck,
     jvp,
     gradient_layouts,
+    gradient_outputs,
     checkpoint,
     independence,
     draws,
