@@ -30,6 +30,7 @@ from cuda_ops.testing.checks.public import public
 from cuda_ops.testing.checks.races import repeats
 from cuda_ops.testing.checks.random import draws, independence, replays
 from cuda_ops.testing.checks.registration import mutation, registration, written
+from cuda_ops.testing.checks.scalars import scalars
 from cuda_ops.testing.checks.streams import streams
 from cuda_ops.testing.checks.temporaries import temporaries
 from cuda_ops.testing.checks.threads import threads
@@ -53,6 +54,7 @@ CHECKS: tuple[Check, ...] = (
     indices,
     layouts,
     numerics,
+    scalars,
     launches,
     far_strides,
     many_elements,
