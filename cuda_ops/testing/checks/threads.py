@@ -13,6 +13,7 @@ import torch
 
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, check
+from cuda_ops.testing.compare import same_bits
 from cuda_ops.testing.draw import Draw, follows_line
 from cuda_ops.testing.samples import Sample, shaped
 
@@ -68,7 +69,8 @@ def threads(case: Case) -> None:
                 continue  # a size that the operator refuses
             what = f"a call in thread {k} of {_THREADS} differs from the same call alone"
             assert not isinstance(actual, Exception), f"{what}: it raised {actual}"
-            case.same(actual, expected[which], what)
+            if not all(map(same_bits, actual, expected[which])):  # which is quicker to ask
+                case.same(actual, expected[which], what)
 
 
 def _samples(case: Case, thread: int) -> list[Sample]:
