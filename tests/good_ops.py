@@ -5,6 +5,8 @@ Each is described to the kit in one call. The child processes of the kit run thi
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 from cuda_ops.spec import Claims
 from cuda_ops.testing import Sample, TensorArg, describe
@@ -163,6 +166,54 @@ SIZES = st.integers(1, 17)
 good("take_rows(Tensor table, Tensor index) -> Tensor", "",
      lambda table, index: table.index_select(0, index),
      strategy=st.builds(_rows, SIZES, SIZES, SIZES, st.integers(0, 1000)))  # fmt: skip
+
+# --- what looks wrong and is right -------------------------------------------------------------
+
+# Two gradients that come in as they like, and one of them may be missing.
+good("sin_cos(Tensor x) -> (Tensor, Tensor)", "()->(),()", lambda x: (x.sin(), x.cos()),
+     lambda g, h, x: g * x.cos() - h * x.sin())  # fmt: skip
+
+# The gradient of each row is one number, spread without a copy.
+good("row_mean(Tensor x) -> Tensor", "(n)->()", lambda x: x.sum(-1) / max(1, x.shape[-1]),
+     lambda g, x: (g / max(1, x.shape[-1]))[..., None].expand(x.shape))  # fmt: skip
+
+
+def _in_scratch(x: Tensor) -> Tensor:
+    scratch = torch.empty((*x.shape[:-1], x.shape[-1] + 8), dtype=x.dtype, device=x.device)
+    scratch[..., : x.shape[-1]] = x  # the rest is never read
+    return scratch[..., : x.shape[-1]].flip(-1)
+
+
+good("reversed(Tensor x) -> Tensor", "(n)->(n)", _in_scratch, lambda g, x: _in_scratch(g),
+     reference=lambda x: x.flip(-1))  # fmt: skip
+
+_LOCK, _KEPT = threading.Lock(), dict[torch.device, Tensor]()
+
+
+def _in_kept_buffer(x: Tensor) -> Tensor:
+    """Works in a buffer that all calls share, one at a time."""
+    if x.device.type == "meta" or is_fake(x):
+        return torch.empty_like(x)
+    with _LOCK:
+        kept = _KEPT.get(x.device)
+        if kept is None or kept.numel() < x.numel():
+            kept = _KEPT[x.device] = x.new_empty(x.numel(), dtype=torch.float64)
+        buffer = kept[: x.numel()].copy_(x.reshape(-1)).mul_(3)
+        return buffer.to(x.dtype, copy=True).view(x.shape)
+
+
+good("tripled(Tensor x) -> Tensor", "()->()", _in_kept_buffer, reference=lambda x: 3 * x)
+
+
+def _add_finite(x: Tensor, by: float = 0.1, times: int = 3) -> Tensor:
+    if not math.isfinite(by) or abs(times) >= 2**31:
+        raise ValueError(f"expected a finite 'by' and 32 bits of 'times', got {by} and {times}")
+    return x + by * times
+
+
+# Its reference refuses nothing.
+good("add_finite(Tensor x, float by=0.1, int times=3) -> Tensor", "()->()", _add_finite,
+     reference=lambda x, by=0.1, times=3: x + by * times)  # fmt: skip
 
 # --- what is claimed, and allowed --------------------------------------------------------------
 

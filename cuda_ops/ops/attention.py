@@ -82,7 +82,7 @@ arguments and the result. The same call gives the same bits every time.
 Shapes: q [..., H, M, D], k and v [..., G, N, D], H a multiple of G, D from 1 to 256; the result
 [..., H, M, D] is contiguous. Other dims to the left broadcast; there may be none. A tensor whose
 last dim has stride 1, such as [B, S, H, D].transpose(1, 2), is read where it lies; any other is
-copied first. Without keys the result is 0.
+copied first. Without keys, or where each score is -inf, the result is 0.
 Dtypes: float64, float32, float16 or bfloat16, the same for all. Sums run in float64 for float64 and
 in float32 for the others. Weights of float16 and bfloat16 are rounded before they are multiplied
 with v, as tensor cores take them; float32 is multiplied without TF32.
@@ -195,7 +195,9 @@ def _exact(
     if causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(hidden, -math.inf)
-    return scores.softmax(-1) @ v
+    # As the kernels have it, a query that sees no key, for it scores each -inf, gets 0 and not NaN.
+    none = (scores == -math.inf).all(-1, keepdim=True)
+    return scores.softmax(-1).masked_fill(none, 0.0) @ v
 
 
 @hookimpl

@@ -90,6 +90,16 @@ class Case:
         return tuple(each(partial(leaf, i), value) for i, value in enumerate(self.arguments()))
 
 
+def called(case: Case, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None:
+    """Returns the outputs; ``None`` if the operator refuses."""
+    try:
+        return case.call(*args)
+    except (RuntimeError, ValueError) as refusal:
+        if "CUDA error" in str(refusal):
+            raise
+        return None
+
+
 def wanting(args: tuple[Any, ...]) -> list[torch.Tensor]:
     """Returns the tensors that ask for a gradient."""
     return [tensor for tensor in tensors(args) if tensor.requires_grad]

@@ -17,7 +17,7 @@ from cuda_ops.testing.checks.devices import devices
 from cuda_ops.testing.checks.dtensor import dtensor
 from cuda_ops.testing.checks.empty import empty
 from cuda_ops.testing.checks.forward_mode import jvp
-from cuda_ops.testing.checks.gradient_layouts import gradient_layouts
+from cuda_ops.testing.checks.gradient_layouts import gradient_layouts, gradient_outputs
 from cuda_ops.testing.checks.gradients import gradcheck, gradient_declared
 from cuda_ops.testing.checks.graphs import graphs
 from cuda_ops.testing.checks.index_width import far_strides, many_elements
@@ -30,7 +30,10 @@ from cuda_ops.testing.checks.public import public
 from cuda_ops.testing.checks.races import repeats
 from cuda_ops.testing.checks.random import draws, independence, replays
 from cuda_ops.testing.checks.registration import mutation, registration, written
+from cuda_ops.testing.checks.scalars import scalars
 from cuda_ops.testing.checks.streams import streams
+from cuda_ops.testing.checks.temporaries import temporaries
+from cuda_ops.testing.checks.threads import threads
 from cuda_ops.testing.checks.unwritten import unwritten
 from cuda_ops.testing.checks.vmap import vmap
 
@@ -42,6 +45,7 @@ CHECKS: tuple[Check, ...] = (
     repeats,
     bounds,
     unwritten,
+    temporaries,
     alignment,
     devices,
     registration,
@@ -49,15 +53,18 @@ CHECKS: tuple[Check, ...] = (
     indices,
     layouts,
     numerics,
+    scalars,
     launches,
     far_strides,
     many_elements,
+    threads,
     streams,
     graphs,
     gradient_declared,
     gradcheck,
     jvp,
     gradient_layouts,
+    gradient_outputs,
     checkpoint,
     independence,
     draws,

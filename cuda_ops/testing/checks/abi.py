@@ -12,6 +12,7 @@ import torch
 from cuda_ops.dispatch.library import open_library
 from cuda_ops.testing.case import Case, check
 from cuda_ops.testing.draw import NOTHING
+from cuda_ops.testing.stable_symbols import is_stable, oldest
 from cuda_ops.testing.subject import Subject
 
 # A mangled name with a component of torch's C++ libraries, which change with every release.
@@ -30,20 +31,28 @@ def _not_built(subject: Subject, device: str) -> str:
 @check("abi", 1, "ABI, architecture or toolchain mismatch", NOTHING, devices=("any",), quick=True,
        excuse=_not_built)  # fmt: skip
 def abi(case: Case) -> None:
-    """Checks that undefined symbols are stable and present, and that there is code for the GPU."""
+    """Checks that undefined symbols are stable, here and in the oldest torch, and that there is
+    code for the GPU.
+    """
     path = Path(case.subject.origin.library)
     handle = ctypes.CDLL(str(path))
-    unstable, missing = [], []
+    unstable, missing, later = [], [], []
     for name, weak in undefined_symbols(path.read_bytes()):
         if _TORCH_CPP.match(name):
             unstable.append(name)
         elif not weak and not hasattr(handle, name):
             missing.append(name)
+        elif not weak and is_stable(name) and name not in oldest():
+            later.append(name)
     assert not unstable, (
         f"{path.name} needs symbols of torch's C++ ABI, which differ from release to release: "
         f"{', '.join(unstable)}; use the stable ABI's functions"
     )
     assert not missing, f"{path.name} needs symbols that this process lacks: {', '.join(missing)}"
+    assert not later, (
+        f"{path.name} needs functions that torch 2.10, the oldest that it must load in, does not "
+        f"have: {', '.join(later)}"
+    )
     if "CUDA" not in case.subject.op.keys:
         return
     op = case.subject.op

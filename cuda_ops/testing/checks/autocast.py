@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from cuda_ops.dispatch.autocast import cast
-from cuda_ops.testing.case import Case, check
+from cuda_ops.testing.case import Case, called, check
 from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw
 
@@ -24,9 +22,9 @@ def autocast(case: Case) -> None:
         mixed = tuple(v.to(lower) if k == lowered else v for k, v in enumerate(args))
         with torch.autocast(kind, dtype=lower):
             wanted, _ = cast(case.subject.autocast, kind, names, mixed, {})
-        expected = _called(case, wanted)
+        expected = called(case, wanted)
         with torch.autocast(kind, dtype=lower):
-            actual = _called(case, mixed)
+            actual = called(case, mixed)
         dtypes = ", ".join(str(mixed[i].dtype).removeprefix("torch.") for i in floating)
         assert (actual is None) == (expected is None), (
             f"with {dtypes} it is {'refused' if actual is None else 'accepted'} under autocast, "
@@ -43,13 +41,3 @@ def autocast(case: Case) -> None:
             rounded = tuple(v.float() if k == lowered else v for k, v in enumerate(mixed))
             narrow = [a.to(lower) if is_floating(a) else a for a in actual]
             case.same(narrow, case.call(*rounded), f"with {dtypes}")
-
-
-def _called(case: Case, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None:
-    """Returns the outputs; ``None`` if the operator refuses."""
-    try:
-        return case.call(*args)
-    except (RuntimeError, ValueError) as refusal:
-        if "CUDA error" in str(refusal):
-            raise
-        return None

@@ -1,54 +1,116 @@
-"""Class 5: a backward that assumes a contiguous incoming gradient."""
+"""Class 5: a backward that assumes contiguous tensors; and gradients of several outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from cuda_ops.testing.case import Case, NotRunError, check, wanting, without_gradient
+from cuda_ops.testing.case import Case, NotRunError, called, check, wanting, without_gradient
 from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.samples import LAYOUTS, Sample, TensorArg
+from cuda_ops.testing.subject import Subject
 
-#: What may follow the operator in a model, and passes back gradients in other layouts.
-_USES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "sum": lambda out: out.sum(),
-    "mean": lambda out: out.mean(),
-    "cat": lambda out: (torch.cat([out, out], -1) * _ramp(torch.cat([out, out], -1))).sum(),
-    "transpose": lambda out: (out.mT * _ramp(out.mT)).sum(),
-    "expand": lambda out: (out.expand(3, *out.shape) * _ramp(out.expand(3, *out.shape))).sum(),
-    "slice": lambda out: (out[..., ::2] * _ramp(out[..., ::2])).sum(),
-    "select": lambda out: (out * _ramp(torch.stack([out, out], -1))[..., 0]).sum(),
-}
+#: What only gradients look like: of a sum along rows that is multiplied by a vector, and of a sum.
+_ROW_SUM, _SUM = "alike along the last dim", "all alike"
+_KINDS = (*LAYOUTS[1:], _ROW_SUM, _SUM)
 
 
-@check("gradient_layouts", 5, "the backward assumes a contiguous gradient",
+@check("gradient_layouts", 5, "the backward assumes contiguous tensors",
        Draw(4, range(1, 513), floating=True), quick=True, excuse=without_gradient)  # fmt: skip
 def gradient_layouts(case: Case) -> None:
-    """Checks that the same gradient in another layout gives the same result."""
+    """Checks that the same gradients, and the same inputs, give the same in other layouts."""
+    leaves, outputs = _outputs(case)
+    # Gradients go in as they are: an operation behind the operator would mostly copy them.
+    for first in range(len(_KINDS)):
+        kinds = [_KINDS[(first + i) % len(_KINDS)] for i in range(len(outputs))]
+        incoming = [
+            laid_out(out, kind, i) for i, (out, kind) in enumerate(zip(outputs, kinds, strict=True))
+        ]
+        said = "; ".join(f"{kind}, {g.stride()}" for kind, g in zip(kinds, incoming, strict=True))
+        dense = [g.clone(memory_format=torch.contiguous_format) for g in incoming]
+        what = f"not the backward of the same gradient, contiguous (layout and strides: {said})"
+        case.same(backward(outputs, leaves, incoming), backward(outputs, leaves, dense), what)
+    gradients = [laid_out(out, "contiguous", i) for i, out in enumerate(outputs)]
+    expected = backward(outputs, leaves, gradients)
+    strided = tuple(stepped(leaf) if is_floating(leaf) else leaf for leaf in leaves)
+    if (found := called(case, strided)) is None:
+        return
+    outputs = differentiable(found)
+    what = "not the backward of the same inputs, contiguous (stepped inputs)"
+    case.same(backward(outputs, strided, gradients), expected, what)
+
+
+def _one_output(subject: Subject, device: str) -> str:
+    several = len(subject.op.parsed.returns) - len(subject.op.saved) > 1
+    return without_gradient(subject, device) if several else "it has one output"
+
+
+@check("gradient_outputs", None, "the gradients of several outputs do not add up",
+       Draw(2, range(1, 513), floating=True), quick=True, excuse=_one_output)  # fmt: skip
+def gradient_outputs(case: Case) -> None:
+    """Checks that gradients through each output alone, the others missing or zero, add up to that
+    through all. ``gradcheck`` asks for one output at a time.
+    """
+    leaves, outputs = _outputs(case)
+    if len(outputs) < 2:
+        raise NotRunError("no two floating outputs")
+    gradients = [laid_out(out, "contiguous", i) for i, out in enumerate(outputs)]
+    each = []
+    for i, (output, gradient) in enumerate(zip(outputs, gradients, strict=True)):
+        alone = backward([output], leaves, [gradient])
+        zeros = [g if k == i else torch.zeros_like(g) for k, g in enumerate(gradients)]
+        what = f"backward through output {i} alone is not that with zeros for the others"
+        case.same(alone, backward(outputs, leaves, zeros), what)
+        each.append(alone)
+    sums = [torch.stack(parts).sum(0) for parts in zip(*each, strict=True)]
+    # Beside the parts, a sum that cancels may be as wrong as its terms.
+    parts = [part for alone in each for part in alone]
+    together = backward(outputs, leaves, gradients)
+    what = "backward through all outputs is not the sum of those through each alone"
+    case.same([*together, *parts], [*sums, *parts], what)
+
+
+def _outputs(case: Case) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
     leaves = case.leaves()
-    found = [out for out in case.call(*leaves) if is_floating(out)]
-    outputs = [out for out in found if out.requires_grad and out.dim()]
+    outputs = differentiable(case.call(*leaves))
     if not outputs:
         raise NotRunError("no floating outputs")
-    for name, use in _USES.items():
-        if name == "transpose" and any(out.dim() < 2 for out in outputs):
-            continue
-        stand_ins = [out.detach().requires_grad_() for out in outputs]
-        incoming = torch.autograd.grad([use(out) for out in stand_ins], stand_ins)
-        dense = [gradient.contiguous().clone() for gradient in incoming]
-
-        def results(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-            found = torch.autograd.grad(
-                outputs, wanting(leaves), gradients, retain_graph=True, allow_unused=True
-            )
-            return list(filter(torch.is_tensor, found))
-
-        what = f"backward through {name} differs from that of the same gradient, contiguous"
-        case.same(results(list(incoming)), results(dense), what)
+    return leaves, outputs
 
 
-def _ramp(like: torch.Tensor) -> torch.Tensor:
-    """Returns a different number for every element, so that none can be mistaken for another."""
-    numbers = torch.arange(1, like.numel() + 1, device=like.device, dtype=torch.float32)
-    return (numbers / like.numel()).to(like.dtype).view(like.shape)
+def laid_out(output: torch.Tensor, kind: str, seed: int) -> torch.Tensor:
+    """Returns a gradient for an output, in one of the layouts of samples or of gradients alone."""
+    shape = tuple(output.shape)
+    layout: Any = kind if kind in LAYOUTS else "contiguous"
+    filled = {_ROW_SUM: (*shape[:-1], *[1][: len(shape)]), _SUM: ()}.get(kind, shape)
+    (gradient,) = Sample((TensorArg(filled, output.dtype, layout),), seed=seed).make(output.device)
+    made: torch.Tensor = gradient.expand(shape)
+    return made
+
+
+def backward(
+    outputs: Sequence[torch.Tensor], leaves: tuple[Any, ...], gradients: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Returns the gradient of each leaf that asks for one, zeros where nothing depends on it."""
+    return list(
+        torch.autograd.grad(
+            outputs, wanting(leaves), gradients,
+            retain_graph=True, allow_unused=True, materialize_grads=True,
+        )
+    )  # fmt: skip
+
+
+def differentiable(found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the outputs that have a gradient."""
+    return [out for out in found if is_floating(out) and out.requires_grad]
+
+
+def stepped(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a leaf with the same numbers: every dim is stepped, and the last two are swapped."""
+    value = tensor.detach()
+    swapped = value.mT if value.dim() > 1 else value
+    made = value.new_empty((*swapped.shape, 2)).copy_(swapped.unsqueeze(-1))[..., 0]
+    return (made.mT if value.dim() > 1 else made).requires_grad_(tensor.requires_grad)

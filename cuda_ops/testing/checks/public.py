@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from cuda_ops.registry import registry
+from cuda_ops.spec import default_of
 from cuda_ops.testing.arguments import by_keyword, in_order
 from cuda_ops.testing.case import Case, check, sums, wanting
 from cuda_ops.testing.compare import results, without_hidden
@@ -22,7 +25,9 @@ def _not_ours(subject: Subject, device: str) -> str:
 @check("public", None, "the public function differs from the operator",
        Draw(4, adapt=ordinary), quick=True, excuse=_not_ours)  # fmt: skip
 def public(case: Case) -> None:
-    """Compares results and gradients, with autograd, without it, and in inference mode."""
+    """Compares results and gradients, with autograd, without it, and in inference mode; and each
+    default with the schema's.
+    """
     function, op = in_order(case.subject.op, case.subject.op.function), case.operator
     case.same(_results(function, case), _results(op, case), "cuda_ops.<op>")
     args = case.arguments()
@@ -34,10 +39,43 @@ def public(case: Case) -> None:
         seen, _ = without_hidden(case.subject.op, expected := case.call(*args), shown)
         assert len(shown) < len(expected), f"cuda_ops.{name} returns {hidden[0]!r}, which is hidden"
         case.same(shown, seen, "what cuda_ops.<op> returns")
+    _defaults(case)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             actual, expected = case.results(function, args), case.call(*args)
         case.same(actual, expected, f"cuda_ops.<op> under {mode.__name__}")
+
+
+def _defaults(case: Case) -> None:
+    """Compares calls that leave one argument out with calls that give the schema's default."""
+    op, function = case.subject.op, registry().public(case.subject.op.key)
+    try:
+        shown = inspect.signature(function).parameters
+    except ValueError:  # a function in C need not say what it takes
+        return
+    args = case.arguments()
+    names = op.argument_names[: len(args)]
+    if not set(names) <= shown.keys():
+        return  # a plugin's function may take other arguments
+    for argument in op.parsed.arguments:
+        name = argument.name
+        if not argument.has_default_value() or name not in shown:
+            continue
+        default = default_of(argument)
+        text = f"the schema's default of '{name}' is {default!r}, cuda_ops.{op.key} has"
+        assert shown[name].default is not inspect.Parameter.empty, f"{text} none"
+
+        def called(*values: Any, without: str = name, **given: Any) -> Any:
+            passed = dict(zip(names, values, strict=True))
+            passed.pop(without, None)
+            return function(**passed, **given)
+
+        try:
+            expected = case.results(partial(called, **{name: default}), args)
+        except (RuntimeError, ValueError):
+            continue  # not beside the other arguments
+        what = f"{text} {shown[name].default!r}: without it"
+        case.same(case.results(called, args), expected, what)
 
 
 def _results(function: Callable[..., Any], case: Case) -> list[torch.Tensor]:

@@ -1,0 +1,110 @@
+"""Class 7: numbers beside the tensors: what float32 or 32 bits do not hold, and edge values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from cuda_ops.errors import KitError
+from cuda_ops.spec import Range
+from cuda_ops.testing.arguments import sampled_arguments
+from cuda_ops.testing.case import Case, NotRunError, called, check
+from cuda_ops.testing.compare import deviation
+from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.samples import Sample, TensorArg
+from cuda_ops.testing.subject import Subject
+
+#: None but 0 and those that are not finite is a float32.
+_FLOATS = (0.1, 1 / 3, -0.7, 1e-8, 16777217.0, 0.0, -0.0, 1e18, math.inf, -math.inf, math.nan)
+_INTS = (0, -1, 2**31, -(2**31) - 1, 2**33 + 1)
+
+
+def _numbers(subject: Subject) -> dict[int, Sequence[float]]:
+    """Returns by position of an argument the values that its type and its range allow. A size is
+    left out, which a large number would make an allocation of.
+    """
+    op, found = subject.op, dict[int, Sequence[float]]()
+    sizes = () if op.signature is None else op.signature.int_names
+    for i, argument in enumerate(sampled_arguments(op)):
+        kind = str(argument.real_type).removeprefix("Optional[").removesuffix("]")
+        name = argument.name
+        if kind == "float":
+            least, most = op.float_ranges.get(name, (-math.inf, math.inf))
+            free = name not in op.float_ranges
+            found[i] = [v for v in _FLOATS if free or least <= v <= most]
+        elif kind == "int" and name not in sizes and name not in op.limits:
+            allowed = op.ranges.get(name, Range(-(2**63), 2**63 - 1))
+            found[i] = [v for v in _INTS if v in allowed]
+    return found
+
+
+def _no_numbers(subject: Subject, device: str) -> str:
+    if subject.is_its_own_reference(device):
+        return "the reference is this very kernel, in its widest dtype"
+    return "" if any(_numbers(subject).values()) else "it takes no numbers"
+
+
+def _widest(case: Case) -> Sample:
+    """Returns the sample in float64, where the operator takes that, to show how numbers round."""
+    op = case.subject.op
+    named = dict(zip(op.argument_names, case.sample.args, strict=False))
+    floating = [
+        name
+        for name, arg in named.items()
+        if isinstance(arg, TensorArg) and arg.dtype.is_floating_point
+    ]
+    if not all(torch.float64 in op.allowed_dtypes(name) for name in floating):
+        return case.sample
+    args = [
+        replace(arg, dtype=torch.float64) if name in floating else arg
+        for name, arg in named.items()
+    ]
+    return replace(case.sample, args=tuple(args))
+
+
+@check("scalars", 7, "a number is rounded, cut off or misread", Draw(2, range(1, 513)), quick=True,
+       excuse=_no_numbers)  # fmt: skip
+def scalars(case: Case) -> None:
+    """Compares numbers that float32 or 32 bits do not hold, negative ones, zeros, huge ones,
+    infinities and NaN with the reference. The operator, or its reference, may refuse them.
+    """
+    whole, compared, refused = _widest(case), 0, ""
+    shapes = _shapes(case, whole)
+    for i, values in _numbers(case.subject).items():
+        name = case.subject.op.argument_names[i]
+        for value in values if i < len(whole.args) else ():
+            args = (*whole.args[:i], value, *whole.args[i + 1 :])
+            sample = replace(whole, args=args)
+            if isinstance(value, int) and _shapes(case, sample) != shapes:
+                continue  # a size after all
+            if (found := called(case, sample.make(case.device))) is None:
+                refused = f"the operator refuses {name}={value}"
+                continue
+            try:
+                worst = deviation(case.subject, sample, found)
+            except KitError as error:
+                refused = f"{name}={value}: {error}"
+                continue
+            compared += 1
+            assert worst <= 1, f"{name}={value!r}: {worst.text}"
+    if not compared:
+        raise NotRunError(refused or "each number is a size")
+
+
+def _shapes(case: Case, sample: Sample) -> list[Any] | None:
+    """Returns the shapes of the results, by the fake, which allocates nothing; ``None`` if it
+    refuses the arguments.
+    """
+    with FakeTensorMode() as mode:
+        args = [
+            mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in sample.make("cpu")
+        ]
+        try:
+            return [tuple(out.shape) for out in case.call(*args)]
+        except Exception:
+            return None
