@@ -57,7 +57,11 @@ class Draw:
     #: How many of ``count`` must pass, the rest being spares; ``None`` for all.
     enough: int | None = None
 
-    def strategy(self, subject: Subject) -> SearchStrategy[Sample]:
+    def strategy(
+        self, subject: Subject, left_out: Callable[[Sample], None] = lambda sample: None
+    ) -> SearchStrategy[Sample]:
+        """Returns the samples that fit; calls ``left_out`` with each that is too large."""
+
         def retyped(arg: TensorArg) -> TensorArg:
             if self.dtype is None or not arg.dtype.is_floating_point:
                 return arg
@@ -69,8 +73,10 @@ class Draw:
         def fits(sample: Sample) -> bool:
             if self.floating and not any(arg.dtype.is_floating_point for arg in sample.tensors):
                 return False
-            sized = _with_loop_dims(subject.op, sample)
-            return all(math.prod(arg.shape) in self.numel for arg in sized)
+            sizes = [math.prod(arg.shape) for arg in _with_loop_dims(subject.op, sample)]
+            if max(sizes, default=0) >= self.numel.stop:
+                left_out(sample)
+            return all(size in self.numel for size in sizes)
 
         assert subject.strategy is not None
         return subject.strategy.map(adapted).filter(fits)
@@ -105,6 +111,41 @@ def follows_line(subject: Subject) -> bool:
         if isinstance(arg, TensorArg) and name != op.random  # any numbers are a key
     }
     return len(kinds) <= 1
+
+
+#: One thing that a sample shows: where in its arguments, and what.
+Trait = tuple[object, ...]
+
+
+def _traits(sample: Sample) -> set[Trait]:
+    """Returns what a sample shows an operator: dtypes, layouts by rank, values, missing ones."""
+    traits: set[Trait] = {("values", sample.values)}
+    for i, arg in enumerate(sample.args):
+        if isinstance(arg, TensorArg):
+            traits |= {(i, arg.dtype), (i, arg.layout, len(arg.shape))}
+            traits.add((i, "empty" if 0 in arg.shape else "filled"))
+        elif arg is None or isinstance(arg, bool):
+            traits.add((i, arg))
+    return traits
+
+
+def covering(subject: Subject, draw: Draw, count: int) -> list[Sample]:
+    """Returns up to ``count`` different samples, always the same, that show together all that the
+    first 200 drawn ones do: each dtype, and each layout with each rank.
+    """
+    pool = chosen(subject, replace(draw, count=_TRIED, listed=None, beside=None))
+    traits = [_traits(sample) for sample in pool]
+    seen: set[Trait] = set()
+    found: list[Sample] = []
+    while len(found) < count:
+        # The smallest of those that show most.
+        new = [len(shown - seen) for shown in traits]
+        best = max(range(len(pool)), key=lambda k: (new[k], -k), default=None)
+        if best is None or not new[best]:
+            break
+        seen |= traits[best]
+        found.append(pool[best])
+    return found
 
 
 def chosen(subject: Subject, draw: Draw) -> list[Sample]:

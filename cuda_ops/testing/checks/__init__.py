@@ -21,6 +21,7 @@ from cuda_ops.testing.checks.gradient_layouts import gradient_layouts
 from cuda_ops.testing.checks.gradients import gradcheck, gradient_declared
 from cuda_ops.testing.checks.graphs import graphs
 from cuda_ops.testing.checks.index_width import far_strides, many_elements
+from cuda_ops.testing.checks.large import large
 from cuda_ops.testing.checks.launches import launches
 from cuda_ops.testing.checks.layouts import layouts
 from cuda_ops.testing.checks.leaks import leaks
@@ -49,6 +50,7 @@ CHECKS: tuple[Check, ...] = (
     indices,
     layouts,
     numerics,
+    large,
     launches,
     far_strides,
     many_elements,
