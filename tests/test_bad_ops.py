@@ -26,6 +26,16 @@ ROOT = Path(__file__).parent / "bad_ops"
 #: The check that must fail first, by operator, on a CPU and on a GPU; ``None``: cannot show there.
 EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_abi": ("abi", "abi"),
+    "bad_behind": ("bounds", None),
+    "bad_unwritten_tail": ("unwritten", None),
+    "bad_index_dtype": ("indices", None),
+    "bad_row_distance": ("layouts", None),
+    "bad_inner_width": ("far_strides", None),
+    "bad_largest": ("numerics", None),
+    "bad_one_dtype": ("reference", None),
+    "bad_large": ("large", None),
+    "bad_long_rows": ("large", None),
+    "bad_leak_strided": ("leaks", None),
     "bad_races": ("repeats", "repeats"),
     "bad_bounds": ("bounds", "bounds"),
     "bad_index": ("indices", None),
