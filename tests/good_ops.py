@@ -164,6 +164,35 @@ good("take_rows(Tensor table, Tensor index) -> Tensor", "",
      lambda table, index: table.index_select(0, index),
      strategy=st.builds(_rows, SIZES, SIZES, SIZES, st.integers(0, 1000)))  # fmt: skip
 
+# --- what looks suspicious, and is right ------------------------------------------------------
+
+good("midpoint(Tensor x, Tensor y) -> Tensor", "(),()->()", lambda x, y: x / 2 + y / 2, dtypes=ALL)
+good("rank(Tensor x) -> Tensor", "(n)->(n)",  # time grows with the square of n
+     lambda x: (x[..., None, :] < x[..., :, None]).sum(-1))  # fmt: skip
+
+
+def _every_other(x: Tensor) -> Tensor:
+    """Its result is a view of memory that is larger, as the operator says itself."""
+    return torch.stack((x, x), -1)[..., 0]
+
+
+good("every_other(Tensor x) -> Tensor", "()->()", _every_other, reference=torch.clone)
+
+
+def _selected(x: Tensor, mask: Tensor) -> Tensor:
+    if mask.dtype != torch.bool:
+        raise TypeError(f"selected: argument 'mask': expected torch.bool, got {mask.dtype}")
+    return torch.where(mask, x, 0)
+
+
+def _masked(rows: int, cols: int, seed: int) -> Sample:
+    shape = (rows, cols)
+    return Sample((TensorArg(shape), TensorArg(shape, torch.bool)), seed=seed)
+
+
+good("selected(Tensor x, Tensor mask) -> Tensor", "", _selected,
+     strategy=st.builds(_masked, SIZES, SIZES, st.integers(0, 1000)))  # fmt: skip
+
 # --- what is claimed, and allowed --------------------------------------------------------------
 
 good("dither(Tensor x) -> Tensor", "()->()", lambda x: x * (1 + 1e-6 * torch.rand_like(x)),

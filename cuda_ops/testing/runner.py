@@ -243,15 +243,16 @@ class _Found:
     def draw(self, profile: Profile) -> None:
         """Runs as many samples as the profile says, no sample twice, and smaller ones if one fails.
 
-        The first ones are chosen to show each dtype and layout; the rest is drawn.
+        The first ones are chosen to show each dtype, and each layout with each rank; the rest is
+        drawn.
         """
         wanted = self.check.draw
         shown = covering(self.subject, wanted, profile.examples * 2 // 3)
         beside = wanted.beside
         extra = beside(self.subject.op) if beside and follows_line(self.subject) else []
         held: dict[str, bool] = {}
-        for sample in (*shown, *extra):
-            held[repr(sample)] = self.holds(sample)
+        for line, sample in {repr(sample): sample for sample in (*shown, *extra)}.items():
+            held[line] = self.holds(sample)
             if self.deaths >= _MOST_DEATHS:
                 return
             if self.failures:
@@ -274,7 +275,9 @@ class _Found:
         assert self.subject.strategy is not None
         try:
             drawn = wanted.strategy(self.subject, self.note_left_out)
-            remaining = profile.examples - (0 if self.failures else len(shown))
+            least = profile.examples // 5  # what nothing but chance finds
+            remaining = profile.examples if self.failures else profile.examples - len(held)
+            remaining = max(remaining, least)
             settings(profile.settings(), max_examples=remaining)(given(drawn)(body))()
         except Unsatisfiable:
             pass

@@ -470,6 +470,24 @@ def shaped(
     return Sample(args, seed=seed)
 
 
+def each_layout(op: OpSpec) -> list[Sample]:
+    """Returns calls with each dtype, and each layout with up to four loop dims."""
+    dtypes = op.dtypes or (None,)
+    found: list[Sample] = []
+    for layout in LAYOUTS:
+        if layout == "expanded" and op.written:
+            continue  # torch lets nothing write to one
+
+        def laid_out(arg: TensorArg, layout: Layout = layout) -> TensorArg:
+            return replace(arg, layout=layout if layout in layouts_of(arg.shape) else "contiguous")
+
+        for rank in _LOOP_DIMS if op.tensor_positions else (0,):
+            dtype = dtypes[len(found) % len(dtypes)]
+            found.append(shaped(op, (2, 3, 4, 5)[:rank], core=3, dtype=dtype, seed=len(found)))
+            found[-1] = found[-1].with_tensors(laid_out)
+    return found
+
+
 def broadcast_over(op: OpSpec, sample: Sample) -> list[Sample]:
     """Returns the sample with one row in the last tensor that has rows, if another has some too."""
     growing = [i for k, i in enumerate(op.tensor_positions) if group_of(op, k).loops]

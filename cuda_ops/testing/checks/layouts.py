@@ -7,9 +7,10 @@ from itertools import combinations
 
 import torch
 
+from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.draw import Draw
-from cuda_ops.testing.samples import Sample, TensorArg
+from cuda_ops.testing.samples import Sample, TensorArg, shaped
 
 
 def _strided(sample: Sample) -> Sample:
@@ -26,7 +27,13 @@ def _strided(sample: Sample) -> Sample:
     return sample.with_tensors(adapted, "normal")
 
 
-@check("layouts", 4, "the forward assumes contiguous inputs", Draw(adapt=_strided), quick=True)
+def _odd_row_distances(op: OpSpec) -> list[Sample]:
+    """Returns calls in which the first row is aligned and, an odd distance on, the next one not."""
+    return [shaped(op, loop, core=loop[-1], layout="padded") for loop in ((3, 4), (2, 7))]
+
+
+@check("layouts", 4, "the forward assumes contiguous inputs", quick=True,
+       draw=Draw(adapt=_strided, beside=_odd_row_distances))  # fmt: skip
 def layouts(case: Case) -> None:
     """Checks that equal values in another layout give an equal result, or a clear error: one
     argument strided alone, two of them, all of them.
