@@ -191,9 +191,11 @@ _LOCK, _KEPT = threading.Lock(), dict[torch.device, Tensor]()
 
 
 def _in_kept_buffer(x: Tensor) -> Tensor:
-    """Works in a buffer that all calls share, one at a time."""
+    """Works in a buffer that all calls on a CPU share, one at a time."""
     if x.device.type == "meta" or is_fake(x):
         return torch.empty_like(x)
+    if x.is_cuda:  # a lock orders no streams
+        return (x.double() * 3).to(x.dtype)
     with _LOCK:
         kept = _KEPT.get(x.device)
         if kept is None or kept.numel() < x.numel():
@@ -214,6 +216,33 @@ def _add_finite(x: Tensor, by: float = 0.1, times: int = 3) -> Tensor:
 # Its reference refuses nothing.
 good("add_finite(Tensor x, float by=0.1, int times=3) -> Tensor", "()->()", _add_finite,
      reference=lambda x, by=0.1, times=3: x + by * times)  # fmt: skip
+
+good("midpoint(Tensor x, Tensor y) -> Tensor", "(),()->()", lambda x, y: x / 2 + y / 2, dtypes=ALL)
+good("rank(Tensor x) -> Tensor", "(n)->(n)",  # time grows with the square of n
+     lambda x: (x[..., None, :] < x[..., :, None]).sum(-1))  # fmt: skip
+
+
+def _every_other(x: Tensor) -> Tensor:
+    """Its result is a view of memory that is larger, as the operator says itself."""
+    return torch.stack((x, x), -1)[..., 0]
+
+
+good("every_other(Tensor x) -> Tensor", "()->()", _every_other, reference=torch.clone)
+
+
+def _selected(x: Tensor, mask: Tensor) -> Tensor:
+    if mask.dtype != torch.bool:
+        raise TypeError(f"selected: argument 'mask': expected torch.bool, got {mask.dtype}")
+    return torch.where(mask, x, 0)
+
+
+def _masked(rows: int, cols: int, seed: int) -> Sample:
+    shape = (rows, cols)
+    return Sample((TensorArg(shape), TensorArg(shape, torch.bool)), seed=seed)
+
+
+good("selected(Tensor x, Tensor mask) -> Tensor", "", _selected,
+     strategy=st.builds(_masked, SIZES, SIZES, st.integers(0, 1000)))  # fmt: skip
 
 # --- what is claimed, and allowed --------------------------------------------------------------
 

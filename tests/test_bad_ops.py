@@ -27,6 +27,16 @@ ROOT = Path(__file__).parent / "bad_ops"
 EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_abi": ("abi", "abi"),
     "bad_new_symbol": ("abi", "abi"),
+    "bad_behind": ("bounds", None),
+    "bad_unwritten_tail": ("unwritten", None),
+    "bad_index_dtype": ("indices", None),
+    "bad_row_distance": ("layouts", None),
+    "bad_inner_width": ("far_strides", None),
+    "bad_largest": ("numerics", None),
+    "bad_one_dtype": ("reference", None),
+    "bad_large": ("large", None),
+    "bad_long_rows": ("large", None),
+    "bad_leak_strided": ("leaks", None),
     "bad_races": ("repeats", "repeats"),
     "bad_threads": ("threads", None),
     "bad_bounds": ("bounds", "bounds"),
@@ -151,7 +161,7 @@ def test_a_wrong_gradient_is_told_by_a_number(worker: Worker) -> None:
 def test_shrinking_works_across_the_process_boundary(worker: Worker) -> None:
     entry = first_failure("bad_numerics", "cpu", worker)
     _, _, _, sample = parse_line(shlex.split(entry.reproduce)[-1])
-    assert sample.values == "special" and sample.numel <= 8
+    assert sample.values == "special" and sample.numel <= 16
 
 
 @pytest.mark.slow

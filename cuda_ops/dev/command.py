@@ -192,11 +192,12 @@ def check(rows: Sequence[Row], console: Console) -> bool:
     """Runs the quick checks of every operator that was loaded and prints what they found; says
     whether all passed.
     """
-    from cuda_ops.testing import PROFILES, check_op
+    from cuda_ops.testing import CHECKS, PROFILES, CheckEntry, check_op
     from cuda_ops.testing.checks import QUICK
+    from cuda_ops.testing.report import not_looked_at
     from cuda_ops.testing.worker import Worker
 
-    good = True
+    good, entries = True, list[CheckEntry]()
     with Worker(PROFILES["quick"].timeout) as worker:
         for row in rows:
             if row.error:
@@ -214,7 +215,11 @@ def check(rows: Sequence[Row], console: Console) -> bool:
                     report = check_op(name, checks=QUICK, isolate=worker)
                 console.print(str(report), markup=False)
                 row.checks.append(report.as_json())
+                entries += report.entries
                 good &= report.passed
+    if entries:
+        every = [check.name for check in CHECKS]
+        console.print(not_looked_at(entries, every), markup=False)
     return good
 
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 from hypothesis import Phase, given, settings
@@ -15,7 +16,7 @@ from hypothesis.strategies import SearchStrategy
 from cuda_ops.derive.arguments import group_of
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.profiles import PROFILES
-from cuda_ops.testing.samples import MAX_NUMEL, Sample, TensorArg, strategy
+from cuda_ops.testing.samples import MAX_NUMEL, Sample, TensorArg, each_layout, strategy
 from cuda_ops.testing.subject import Subject
 
 
@@ -54,26 +55,45 @@ class Draw:
     listed: Callable[[OpSpec], list[Sample]] | None = None
     #: Samples to use as well, under the same condition.
     beside: Callable[[OpSpec], list[Sample]] | None = None
+    #: Whether to use what the operator names for compute-sanitizer too: calls of larger kernels.
+    kernels: bool = False
     #: How many of ``count`` must pass, the rest being spares; ``None`` for all.
     enough: int | None = None
 
-    def strategy(self, subject: Subject) -> SearchStrategy[Sample]:
+    def strategy(
+        self, subject: Subject, left_out: Callable[[Sample], None] = lambda sample: None
+    ) -> SearchStrategy[Sample]:
+        """Returns the samples that fit; calls ``left_out`` with each that is too large."""
+
+        def fits(sample: Sample) -> bool:
+            if max(_sizes(subject, sample), default=0) >= self.numel.stop:
+                left_out(sample)
+            return self._fits(subject, sample)
+
+        assert subject.strategy is not None
+        return subject.strategy.map(self._adapted).filter(fits)
+
+    def enumerated(self, subject: Subject) -> list[Sample]:
+        """Returns samples with each dtype, and each layout with each number of loop dims."""
+        adapted = (self._adapted(sample) for sample in each_layout(subject.op))
+        return [sample for sample in adapted if self._fits(subject, sample)]
+
+    def _adapted(self, sample: Sample) -> Sample:
         def retyped(arg: TensorArg) -> TensorArg:
             if self.dtype is None or not arg.dtype.is_floating_point:
                 return arg
             return replace(arg, dtype=self.dtype)
 
-        def adapted(sample: Sample) -> Sample:
-            return self.adapt(sample.with_tensors(retyped))
+        return self.adapt(sample.with_tensors(retyped))
 
-        def fits(sample: Sample) -> bool:
-            if self.floating and not any(arg.dtype.is_floating_point for arg in sample.tensors):
-                return False
-            sized = _with_loop_dims(subject.op, sample)
-            return all(math.prod(arg.shape) in self.numel for arg in sized)
+    def _fits(self, subject: Subject, sample: Sample) -> bool:
+        if self.floating and not any(arg.dtype.is_floating_point for arg in sample.tensors):
+            return False
+        return all(size in self.numel for size in _sizes(subject, sample))
 
-        assert subject.strategy is not None
-        return subject.strategy.map(adapted).filter(fits)
+
+def _sizes(subject: Subject, sample: Sample) -> list[int]:
+    return [math.prod(arg.shape) for arg in _with_loop_dims(subject.op, sample)]
 
 
 def _with_loop_dims(op: OpSpec, sample: Sample) -> Sequence[TensorArg]:
@@ -107,6 +127,43 @@ def follows_line(subject: Subject) -> bool:
     return len(kinds) <= 1
 
 
+#: One thing that a sample shows: where in its arguments, and what.
+Trait = tuple[object, ...]
+
+
+def _traits(sample: Sample) -> set[Trait]:
+    """Returns what a sample shows an operator: dtypes, layouts by rank, values, missing ones."""
+    traits: set[Trait] = {("values", sample.values)}
+    for i, arg in enumerate(sample.args):
+        if isinstance(arg, TensorArg):
+            traits |= {(i, arg.dtype), (i, arg.layout, len(arg.shape))}
+            traits.add((i, "empty" if 0 in arg.shape else "filled"))
+        elif arg is None or isinstance(arg, bool):
+            traits.add((i, arg))
+    return traits
+
+
+def covering(subject: Subject, draw: Draw, count: int) -> list[Sample]:
+    """Returns up to ``count`` different samples, always the same, that show together each dtype,
+    each layout with each rank, and what else the first 200 drawn ones do.
+    """
+    pool = chosen(subject, replace(draw, count=_TRIED, listed=None, beside=None))
+    if follows_line(subject):
+        pool += [sample for sample in draw.enumerated(subject) if sample not in pool]
+    traits = [_traits(sample) for sample in pool]
+    seen: set[Trait] = set()
+    found: list[Sample] = []
+    while len(found) < count:
+        # The smallest of those that show most.
+        new = [len(shown - seen) for shown in traits]
+        best = max(range(len(pool)), key=lambda k: (new[k], -k), default=None)
+        if best is None or not new[best]:
+            break
+        seen |= traits[best]
+        found.append(pool[best])
+    return found
+
+
 def chosen(subject: Subject, draw: Draw) -> list[Sample]:
     """Returns up to ``draw.count`` different samples, always the same, the smallest first."""
     if draw.count == 0:
@@ -114,6 +171,13 @@ def chosen(subject: Subject, draw: Draw) -> list[Sample]:
     if draw.listed is not None and follows_line(subject):
         return draw.listed(subject.op)
     found: list[Sample] = []
+    if draw.kernels:
+        fitting = (
+            s for s in subject.kernel_samples if max(_sizes(subject, s), default=0) in draw.numel
+        )
+        found = list(islice(fitting, draw.count))
+        if len(found) == draw.count:
+            return found
 
     def collect(sample: Sample) -> None:
         if sample not in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -36,8 +37,10 @@ def guard(args: tuple[Any, ...], byte: int) -> tuple[list[Any], dict[int, Guarde
 
 
 def behind(output: torch.Tensor) -> torch.Tensor | None:
-    """Returns the bytes by which CUDA's allocator rounded an output up; ``None`` if it did not."""
+    """Returns the bytes by which the allocator rounded an output up; ``None`` if it did not."""
     nbytes = output.untyped_storage().nbytes()
+    if output.device.type == "cpu" and nbytes:
+        return _behind_on_cpu(output.untyped_storage())
     length = -nbytes % _ROUNDED
     if output.device.type != "cuda" or not nbytes or not length:
         return None
@@ -51,3 +54,16 @@ def behind(output: torch.Tensor) -> torch.Tensor | None:
         }
 
     return torch.as_tensor(Memory(), device=output.device)
+
+
+def _behind_on_cpu(storage: torch.UntypedStorage) -> torch.Tensor | None:
+    """Returns what glibc's allocator has behind a tensor of torch's own allocator."""
+    usable = getattr(ctypes.CDLL(None), "malloc_usable_size", None)
+    if usable is None or not storage.resizable():  # memory of NumPy, say, is not torch's
+        return None
+    usable.restype, usable.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
+    start, nbytes = storage.data_ptr(), storage.nbytes()
+    # glibc rounds a request and its own 8 bytes up to 16; it does not fill what a chunk has beyond.
+    end = min(usable(start), (nbytes + 23) // 16 * 16 - 8)
+    zone = ctypes.string_at(start + nbytes, max(0, end - nbytes))
+    return torch.frombuffer(bytearray(zone), dtype=torch.uint8) if zone else None

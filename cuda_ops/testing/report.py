@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import torch
+
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Subject
 
@@ -135,6 +137,20 @@ def counts(entries: Iterable[CheckEntry]) -> str:
     """Returns ``20 passed, 1 failed, 9 not run``."""
     number = Counter(entry.passed for entry in entries)
     return f"{number[True]} passed, {number[False]} failed, {number[None]} not run"
+
+
+def not_looked_at(entries: Iterable[CheckEntry], every: Iterable[str]) -> str:
+    """Returns one line with what a run left out of ``every`` check, and what it could not see."""
+    entries = list(entries)
+    ran = {entry.check for entry in entries}
+    missed = []
+    if left := [name for name in every if name not in ran]:
+        missed.append(f"{', '.join(left)} (pytest --cuda-ops runs them)")
+    gpus = torch.cuda.device_count()
+    if gpus < 2:
+        missed.append("a second GPU (one here)" if gpus else "CUDA kernels (no GPU here)")
+    missed.append("compute-sanitizer (pytest --cuda-ops --sanitize runs it)")
+    return f"not looked at: {'; '.join(missed)}"
 
 
 def command(subject: Subject, check: str, device: str, sample: Sample) -> str:

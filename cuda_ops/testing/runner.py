@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
-from hypothesis import given
+from hypothesis import given, reject, settings
 from hypothesis.errors import Unsatisfiable
 
 from cuda_ops.errors import CudaOpsError
@@ -19,7 +19,7 @@ from cuda_ops.testing.arguments import takes_lists
 from cuda_ops.testing.case import Case, Check
 from cuda_ops.testing.checks import CHECKS
 from cuda_ops.testing.compare import quoted
-from cuda_ops.testing.draw import Draw, EnoughError, chosen
+from cuda_ops.testing.draw import Draw, EnoughError, chosen, covering, follows_line
 from cuda_ops.testing.profiles import PROFILES, Profile
 from cuda_ops.testing.report import CheckEntry, CheckReport, command
 from cuda_ops.testing.samples import Sample
@@ -187,6 +187,10 @@ def _without_lists(check: Check, subject: Subject) -> str:
     return "the check takes no lists of tensors"
 
 
+#: The checks that compare with the reference and with nothing else.
+_COMPARING = ("reference", "numerics")
+
+
 class _FailedError(Exception):
     """One sample failed."""
 
@@ -201,6 +205,7 @@ class _Found:
         self.failures: list[tuple[Sample, Outcome]] = []
         self.skipped: dict[str, None] = {}
         self.refusals: list[tuple[Sample, str]] = []
+        self.left_out: list[Sample] = []
 
     def holds(self, sample: Sample) -> bool:
         outcome = self.run(self.check, Case(self.subject, self.device, sample))
@@ -231,11 +236,35 @@ class _Found:
             if self.passed or REFUSED not in self.skipped:
                 return
 
+    def note_left_out(self, sample: Sample) -> None:
+        if sample not in self.left_out:
+            self.left_out.append(sample)
+
     def draw(self, profile: Profile) -> None:
-        """Runs as many samples as the profile says, and smaller ones if one fails."""
+        """Runs as many samples as the profile says, no sample twice, and smaller ones if one fails.
+
+        The first ones are chosen to show each dtype, and each layout with each rank; the rest is
+        drawn.
+        """
+        wanted = self.check.draw
+        shown = covering(self.subject, wanted, profile.examples * 2 // 3)
+        beside = wanted.beside
+        extra = beside(self.subject.op) if beside and follows_line(self.subject) else []
+        held: dict[str, bool] = {}
+        for line, sample in {repr(sample): sample for sample in (*shown, *extra)}.items():
+            held[line] = self.holds(sample)
+            if self.deaths >= _MOST_DEATHS:
+                return
+            if self.failures:
+                break  # Hypothesis looks for a smaller one
 
         def body(sample: Sample) -> None:
-            if not self.holds(sample):
+            line = repr(sample)
+            if held.get(line):
+                reject()
+            if line not in held:
+                held[line] = self.holds(sample)
+            if not held[line]:
                 if self.deaths >= _MOST_DEATHS:
                     raise EnoughError
                 raise _FailedError
@@ -245,8 +274,11 @@ class _Found:
         body.__name__ = re.sub(r"\W", "_", name)
         assert self.subject.strategy is not None
         try:
-            drawn = self.check.draw.strategy(self.subject)
-            profile.settings()(given(drawn)(body))()
+            drawn = wanted.strategy(self.subject, self.note_left_out)
+            least = profile.examples // 5  # what nothing but chance finds
+            remaining = profile.examples if self.failures else profile.examples - len(held)
+            remaining = max(remaining, least)
+            settings(profile.settings(), max_examples=remaining)(given(drawn)(body))()
         except Unsatisfiable:
             pass
         except (Exception, EnoughError):
@@ -264,13 +296,22 @@ class _Found:
             line = command(self.subject, name, self.device, sample)
             label = outcome.label or self.check.label
             return CheckEntry(name, self.device, False, outcome.detail, label, self.passed, line)
+        if self.left_out:
+            least = min(self.left_out, key=lambda sample: sample.size)
+            most = self.check.draw.numel.stop - 1
+            dropped = f"{len(self.left_out)} drawn samples have more than {most} elements: {least}"
+            skipped = f"{dropped}; {skipped}" if skipped else dropped
         if not self.passed:
+            if self.check.draw == Draw() and not self.skipped:
+                nothing = skipped or "no sample of the operator fits this check"
+                detail = f"nothing was compared: {nothing}; draw smaller ones in cuda_ops_samples"
+                return CheckEntry(name, self.device, False, detail, UNJUDGED)
             if self.check.draw == Draw() and self.skipped.keys() == {REFUSED}:
                 detail = f"{ALL_REFUSED}; say in cuda_ops_samples what it takes: {refusal}"
                 return CheckEntry(name, self.device, False, detail, UNJUDGED)
             reason = skipped or "no sample of the operator fits this check"
             return CheckEntry(name, self.device, None, reason, refusal=refusal)
-        if self.subject.is_its_own_reference(self.device) and name in ("reference", "numerics"):
+        if self.subject.is_its_own_reference(self.device) and name in _COMPARING:
             itself = "the reference is this very kernel, in its widest dtype"
             skipped = f"{itself}; {skipped}" if skipped else itself
         return CheckEntry(

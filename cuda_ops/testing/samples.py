@@ -21,17 +21,25 @@ from cuda_ops.spec import OpSpec, Range, default_of, is_device
 from cuda_ops.testing.arguments import each, sampled_arguments, spread
 
 Layout = Literal[
-    "contiguous", "transposed", "sliced", "stepped", "expanded", "channels_last", "offset"
+    "contiguous", "transposed", "sliced", "padded", "stepped", "expanded", "channels_last", "offset"
 ]
-Values = Literal["normal", "large", "tiny", "special", "equal"]
+Values = Literal[
+    "normal", "large", "tiny", "special", "equal",
+    "largest", "smallest", "infinite", "negative_infinite", "cancelling",
+]  # fmt: skip
 
 LAYOUTS: tuple[Layout, ...] = (
-    "contiguous", "transposed", "sliced", "stepped", "expanded", "channels_last", "offset",
+    "contiguous", "transposed", "sliced", "padded", "stepped", "expanded", "channels_last",
+    "offset",
 )  # fmt: skip
+#: What is drawn for all arguments of a sample. The other values are for single arguments: two
+#: numbers next to the largest one add up to infinity in any order but one.
 VALUES: tuple[Values, ...] = ("normal", "large", "tiny", "special", "equal")
 
 #: Most elements of a tensor in a sample.
 MAX_NUMEL = 4096
+#: The same for the few samples that are large on purpose; their reference takes a second at most.
+LARGEST_NUMEL = 1 << 20
 # Odd and prime sizes, one warp, and just past powers of two.
 _LOOP_SIZES = (1, 2, 3, 4, 5, 7, 13, 31, 32, 33, 64, 129, 257, 1031)
 _CORE_SIZES = (1, 2, 3, 4, 5, 7, 13, 16, 17, 31, 33, 64)
@@ -71,6 +79,8 @@ class TensorArg:
     #: Such indices are all different, as those of an operator that writes to each: at most
     #: ``below`` of them, in any layout but ``expanded``.
     distinct: bool = False
+    #: What to fill this tensor with, if not with what the sample says.
+    values: Values | None = None
 
     __repr__ = _short
 
@@ -137,7 +147,8 @@ class Sample:
 
         def made(arg: Any) -> Any:
             if isinstance(arg, TensorArg):
-                return _make_tensor(arg, self.values, generator, torch.device(device))
+                values = arg.values or self.values
+                return _make_tensor(arg, values, generator, torch.device(device))
             if isinstance(arg, DeviceArg):
                 return torch.device(device)
             return arg
@@ -201,6 +212,8 @@ def _make_tensor(
         return fill(*shape[:-2], shape[-1], shape[-2]).transpose(-1, -2)
     if layout == "sliced" and shape:
         return fill(*shape[:-1], shape[-1] + 3).narrow(-1, 1, shape[-1])
+    if layout == "padded" and shape:  # the first row is aligned, and those after it are not
+        return fill(*shape[:-1], shape[-1] + 1).narrow(-1, 0, shape[-1])
     if layout == "stepped" and shape:
         return fill(*shape[:-1], 2 * shape[-1])[..., ::2]
     if layout == "expanded" and shape:
@@ -243,6 +256,9 @@ def _fill(
         if values == "special":
             edges = torch.tensor([limits.min, most, 0, 1])
             return edges[integers(0, 3)].to(dtype)
+        if values in ("largest", "smallest"):
+            end = most - 3 if values == "largest" else limits.min
+            return (integers(0, 3) + end).to(dtype)
         return integers(max(limits.min, -10), 10).to(dtype)
     normal = torch.randn(shape, generator=generator, dtype=torch.float64)
     info = torch.finfo(dtype)
@@ -255,6 +271,18 @@ def _fill(
     if values == "special":
         edges = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 0.0], dtype=torch.float64)
         normal = torch.where(integers(0, 3) == 0, edges[integers(0, 4)], normal)
+    if values == "largest":
+        # Less by what a claim of some noise may add.
+        normal = normal.sign() * (1 - integers(1, 4) / 64) * info.max
+    if values == "smallest":
+        normal = normal.sign() * integers(1, 4) * info.smallest_normal * info.eps
+    if values in ("infinite", "negative_infinite"):
+        # NaN and the other infinity would hide what becomes of one.
+        infinity = math.inf if values == "infinite" else -math.inf
+        normal = torch.where(integers(0, 7) == 0, infinity, normal)
+    if values == "cancelling" and shape:
+        half = shape[-1] // 2
+        normal[..., half : 2 * half] = -normal[..., :half]
     return normal.to(dtype)
 
 
@@ -331,7 +359,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         shape = group.shape(tuple(own), core)
         own_dtypes = op.dtypes_of.get(name)
         dtype = draw(st.sampled_from(own_dtypes)) if own_dtypes else shared
-        layouts = _layouts(shape)
+        layouts = layouts_of(shape)
         if is_written and "expanded" in layouts:
             layouts.remove("expanded")  # torch lets nothing write to one
         return TensorArg(
@@ -360,8 +388,9 @@ def _limited(op: OpSpec, sizes: Mapping[str, int]) -> dict[str, int]:
     return fitted
 
 
-def _layouts(shape: tuple[int, ...]) -> list[Layout]:
-    least = {"transposed": 2, "sliced": 1, "stepped": 1, "expanded": 1}
+def layouts_of(shape: tuple[int, ...]) -> list[Layout]:
+    """Returns the layouts that differ from others for a tensor of this shape."""
+    least = {"transposed": 2, "sliced": 1, "padded": 2, "stepped": 1, "expanded": 1}
     return [
         layout
         for layout in LAYOUTS
@@ -440,6 +469,24 @@ def shaped(
         for i, argument in enumerate(sampled_arguments(op))
     )
     return Sample(args, seed=seed)
+
+
+def each_layout(op: OpSpec) -> list[Sample]:
+    """Returns calls with each dtype, and each layout with up to four loop dims."""
+    dtypes = op.dtypes or (None,)
+    found: list[Sample] = []
+    for layout in LAYOUTS:
+        if layout == "expanded" and op.written:
+            continue  # torch lets nothing write to one
+
+        def laid_out(arg: TensorArg, layout: Layout = layout) -> TensorArg:
+            return replace(arg, layout=layout if layout in layouts_of(arg.shape) else "contiguous")
+
+        for rank in _LOOP_DIMS if op.tensor_positions else (0,):
+            dtype = dtypes[len(found) % len(dtypes)]
+            found.append(shaped(op, (2, 3, 4, 5)[:rank], core=3, dtype=dtype, seed=len(found)))
+            found[-1] = found[-1].with_tensors(laid_out)
+    return found
 
 
 def broadcast_over(op: OpSpec, sample: Sample) -> list[Sample]:

@@ -32,7 +32,7 @@ struct SiluBackwardBackward {
     const C s = sigmoid<Math>(x);
     const C first = s * (1 + x * (1 - s));
     const C second = s * (1 - s) * (2 + x * (1 - 2 * s));
-    return {grad_grad_x * first, grad_grad_x * grad_out * second};
+    return {grad_grad_x * first, grad_grad_x * (grad_out * second)};
   }
 };
 

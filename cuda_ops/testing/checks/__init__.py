@@ -21,6 +21,7 @@ from cuda_ops.testing.checks.gradient_layouts import gradient_layouts, gradient_
 from cuda_ops.testing.checks.gradients import gradcheck, gradient_declared
 from cuda_ops.testing.checks.graphs import graphs
 from cuda_ops.testing.checks.index_width import far_strides, many_elements
+from cuda_ops.testing.checks.large import large
 from cuda_ops.testing.checks.launches import launches
 from cuda_ops.testing.checks.layouts import layouts
 from cuda_ops.testing.checks.leaks import leaks
@@ -57,8 +58,9 @@ CHECKS: tuple[Check, ...] = (
     launches,
     far_strides,
     many_elements,
-    threads,
+    large,
     streams,
+    threads,
     graphs,
     gradient_declared,
     gradcheck,

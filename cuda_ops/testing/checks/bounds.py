@@ -6,30 +6,40 @@ from typing import Any
 
 import torch
 
+from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.compare import deviation, same_bits, widened
 from cuda_ops.testing.draw import Draw, chosen
 from cuda_ops.testing.guards import behind, guard
 from cuda_ops.testing.poison import POISONS, poisoned
+from cuda_ops.testing.samples import Sample, TensorArg, shaped
 from cuda_ops.testing.subject import Subject
 
 
-@check("bounds", 3, "out-of-bounds access", Draw(8, range(1, 4097)), quick=True)
+def _tails(op: OpSpec) -> list[Sample]:
+    """Returns calls of sizes that fill no vector, warp or block: allocators leave room behind."""
+    sizes = (1, 2, 3, 5, 13, 33, 257) if op.tensor_positions else ()
+    return [shaped(op, (size,), core=3) for size in sizes]
+
+
+@check("bounds", 3, "out-of-bounds access", Draw(8, range(1, 4097), beside=_tails), quick=True)
 def bounds(case: Case) -> None:
-    """Checks that guard zones around inputs and behind CUDA outputs are unused and unchanged."""
+    """Checks that guard zones around inputs and behind outputs are unused and unchanged."""
     results = []
     for byte in POISONS:
         args, guards = guard(case.arguments(), byte)
         with poisoned(case.device, POISONS[0]):
+            # Not every C library fills what lies behind an allocation.
+            control = behind(torch.empty(3, device=case.device))
+            filled = case.on_cuda or (control is not None and _is_filled(control))
             allocations = _allocations(case)
             outputs = case.call(*args)
             # An output may get a temporary's memory, and then has its remains behind it.
             reused = _allocations(case) - allocations > len(outputs)
             for k, output in enumerate(outputs):
-                zone = None if reused else behind(output)
-                assert zone is None or bool((zone == POISONS[0]).all()), (
-                    f"memory behind output {k} was written"
-                )
+                elsewhere = output.device.type != torch.device(case.device).type
+                zone = None if reused or elsewhere or not filled else behind(output)
+                assert zone is None or _is_filled(zone), f"memory behind output {k} was written"
             results.append([output.clone() for output in outputs])
         for i, zones in guards.items():
             name = case.subject.op.argument_names[i]
@@ -40,6 +50,10 @@ def bounds(case: Case) -> None:
         )
 
 
+def _is_filled(zone: torch.Tensor) -> bool:
+    return bool((zone == POISONS[0]).all())
+
+
 def _allocations(case: Case) -> int:
     """Returns how many allocations CUDA's caching allocator has made; 0 on a CPU."""
     statistics = torch.cuda.memory_stats(case.device) if case.on_cuda else {}
@@ -47,21 +61,35 @@ def _allocations(case: Case) -> int:
 
 
 _NO_INDEX = "no index tensors: no TensorArg(below=...) in its samples"
+#: Dtypes that callers pass instead of the one that is meant. Kernels that take the dtype for
+#: granted read past the end of the narrower ones.
+_MISTAKEN = {
+    torch.int64: (torch.int32, torch.int16, torch.uint8),
+    torch.int32: (torch.int64, torch.int16),
+    torch.bool: (torch.uint8,),
+}
 
 
 def _no_index(subject: Subject, device: str) -> str:
     samples = [] if subject.strategy is None else chosen(subject, Draw(3, range(1, 4097)))
-    indexed = any(arg.below is not None for sample in samples for arg in sample.tensors)
+    tensors = [arg for sample in samples for arg in sample.tensors]
+    indexed = any(arg.below is not None or _is_mask(arg) for arg in tensors)
     return "" if indexed else _NO_INDEX
 
 
 @check("indices", 3, "out-of-bounds access by an index", Draw(6, range(1, 4097)),
        excuse=_no_index)  # fmt: skip
 def indices(case: Case) -> None:
-    """Checks indices at the last element, all the same, and outside: a right result or an error."""
+    """Checks indices at the last element, all the same, outside, and of another dtype, which masks
+    are tried in too: a right result or an error.
+    """
     at = [i for i, arg in enumerate(case.sample.args) if getattr(arg, "below", None) is not None]
-    if not at:
+    masks = [i for i, arg in enumerate(case.sample.args) if _is_mask(arg)]
+    if not at and not masks:
         raise NotRunError(_NO_INDEX)
+    for i in (*at, *masks):
+        for dtype in _MISTAKEN.get(case.sample.args[i].dtype, ()):
+            _is_right_or_refused(case, i, dtype)
     for i in at:
         name, below = case.subject.op.argument_names[i], case.sample.args[i].below
         for value in (below - 1, 0):
@@ -74,6 +102,34 @@ def indices(case: Case) -> None:
             if not limits.min <= value <= limits.max:
                 continue
             _stays_inside(case, i, value, f"'{name}' filled with {value}, outside of {below},")
+
+
+def _is_mask(arg: Any) -> bool:
+    return isinstance(arg, TensorArg) and arg.dtype == torch.bool
+
+
+def _is_right_or_refused(case: Case, position: int, dtype: torch.dtype) -> None:
+    """Checks a call with an index or a mask of another dtype, if that holds its values."""
+    args = case.arguments()
+    if not torch.equal(args[position].to(dtype).to(args[position].dtype), args[position]):
+        return
+    what = f"'{case.subject.op.argument_names[position]}' in {dtype}"
+    results = []
+    for byte in POISONS:
+        changed = [v.to(dtype) if i == position else v for i, v in enumerate(case.arguments())]
+        guarded, guards = guard(tuple(changed), byte)
+        try:
+            results.append([output.clone() for output in case.call(*guarded)])
+        except (RuntimeError, IndexError, ValueError, TypeError) as refusal:
+            if "CUDA error" in str(refusal):
+                raise
+            return
+        assert all(zones.intact() for zones in guards.values()), f"{what} writes out of bounds"
+    assert all(map(same_bits, *results)) or not case.subject.claims.deterministic, (
+        f"{what} reads out of bounds"
+    )
+    worst = deviation(case.subject, case.sample, results[0])
+    assert worst <= 1, f"{what}: {worst.text}"
 
 
 def _filled(args: tuple[Any, ...] | list[Any], position: int, value: int) -> tuple[Any, ...]:

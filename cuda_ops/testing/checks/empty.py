@@ -13,7 +13,7 @@ from cuda_ops.testing.samples import Sample, shaped
 _LOOP = (3, 4)
 
 
-def _each_dim_empty(op: OpSpec) -> list[Sample]:
+def each_dim_empty(op: OpSpec) -> list[Sample]:
     """Returns calls in which each loop dim and each named core dim is empty in turn."""
     assert op.signature is not None
     core = dict.fromkeys(op.drawn_dims, 5)
@@ -23,7 +23,7 @@ def _each_dim_empty(op: OpSpec) -> list[Sample]:
     return empty_loops + [shaped(op, _LOOP, core={**core, dim: 0}) for dim in may_be_empty]
 
 
-@check("empty", 12, "empty input", Draw(4, range(1), listed=_each_dim_empty), quick=True)
+@check("empty", 12, "empty input", Draw(4, range(1), listed=each_dim_empty), quick=True)
 def empty(case: Case) -> None:
     """Checks that result and shapes of gradients are right, and that the device is unharmed."""
     result = case.call(*case.arguments())

@@ -25,7 +25,7 @@ def _smallest(op: OpSpec) -> torch.dtype | None:
 
 
 def _few(op: OpSpec) -> list[Sample]:
-    return [shaped(op, (3,), core=3, dtype=_smallest(op))]
+    return [shaped(op, (2, 3), core=3, dtype=_smallest(op))]
 
 
 def _block(op: OpSpec) -> list[Sample]:
@@ -34,43 +34,53 @@ def _block(op: OpSpec) -> list[Sample]:
 
 @check("far_strides", 6, "32-bit index overflow", Draw(1, range(3, 4097), listed=_few))
 def far_strides(case: Case) -> None:
-    """Checks a few elements, each argument in turn with strides that lead beyond 2^31."""
+    """Checks a few elements, each dim of each argument in turn with a stride that leads beyond
+    2^31.
+    """
     args = case.arguments()
     expected = case.call(*args)
+    refused = []
     for i, value in enumerate(args):
-        if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] > 1:
-            name = case.subject.op.argument_names[i]
+        if not isinstance(value, torch.Tensor):
+            continue
+        name = case.subject.op.argument_names[i]
+        for dim in (d for d in range(value.dim()) if value.shape[d] > 1):
             memory = 1.3 * _INT32 * value.element_size()
             with much_memory(case.device, memory) if case.on_cuda else contextlib.nullcontext():
-                _far_apart(case, args, i, expected, f"'{name}' with strides beyond 2^31")
+                what = f"'{name}' with a stride beyond 2^31 in dim {dim}"
+                refused += _far_apart(case, args, i, dim, expected, what)
+    if refused:
+        raise NotRunError(f"the operator refuses such strides: {refused[0]}") from refused[0]
 
 
 def _far_apart(
-    case: Case, args: tuple[Any, ...], position: int, expected: tuple[Any, ...], what: str
-) -> None:
-    stretched = [_stretched(v) if i == position else v for i, v in enumerate(args)]
+    case: Case, args: tuple[Any, ...], position: int, dim: int, expected: tuple[Any, ...], what: str
+) -> list[RuntimeError]:
+    """Compares one call; returns how the operator refused it, if it did."""
+    stretched = [_stretched(v, dim) if i == position else v for i, v in enumerate(args)]
     try:
         actual = case.call(*stretched)
     except RuntimeError as refusal:
         if "CUDA error" in str(refusal):
             raise
-        raise NotRunError(f"the operator refuses such strides: {refusal}") from refusal
+        return [refusal]
     case.same(actual, expected, what)
+    return []
 
 
-def _stretched(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the same values, with an outermost stride so large that the last offset is beyond
-    2^31.
+def _stretched(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns the same values, with a stride in a dim so large that the last offset is beyond 2^31.
 
     The memory in between is never touched, so on a CPU it takes none.
     """
-    step = _INT32 // (tensor.shape[0] - 1) + 64
+    step = _INT32 // (tensor.shape[dim] - 1) + 64
     try:
-        storage = tensor.new_empty(step * (tensor.shape[0] - 1) + tensor.numel())
+        storage = tensor.new_empty(step * (tensor.shape[dim] - 1) + tensor.numel())
     except RuntimeError as error:  # out of memory, or a CPU that must not overcommit
         raise NotRunError("not enough memory for 2^31 elements") from error
-    far = storage.as_strided(tensor.shape, (step, *tensor.stride()[1:]))
-    return far.copy_(tensor)
+    strides = list(tensor.stride())
+    strides[dim] = step
+    return storage.as_strided(tensor.shape, strides).copy_(tensor)
 
 
 @check("many_elements", 6, "32-bit index overflow",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import torch
 
+from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.draw import Draw
-from cuda_ops.testing.samples import Sample, TensorArg
+from cuda_ops.testing.samples import Sample, TensorArg, shaped
 
 
 def _strided(sample: Sample) -> Sample:
@@ -25,17 +27,43 @@ def _strided(sample: Sample) -> Sample:
     return sample.with_tensors(adapted, "normal")
 
 
-@check("layouts", 4, "the forward assumes contiguous inputs", Draw(adapt=_strided), quick=True)
+def _odd_row_distances(op: OpSpec) -> list[Sample]:
+    """Returns calls in which the first row is aligned and, an odd distance on, the next one not."""
+    return [shaped(op, loop, core=loop[-1], layout="padded") for loop in ((3, 4), (2, 7))]
+
+
+@check("layouts", 4, "the forward assumes contiguous inputs", quick=True,
+       draw=Draw(adapt=_strided, beside=_odd_row_distances))  # fmt: skip
 def layouts(case: Case) -> None:
-    """Checks that equal values in another layout give an equal result, or a clear error."""
+    """Checks that equal values in another layout give an equal result, or a clear error: one
+    argument strided alone, two of them, all of them.
+    """
     args = case.arguments()
     dense = [v.contiguous().clone() if isinstance(v, torch.Tensor) else v for v in args]
     expected = case.call(*dense)
-    try:
-        actual = case.call(*args)
-    except (RuntimeError, ValueError) as refusal:
-        if "CUDA error" in str(refusal):
-            raise
-        raise NotRunError(f"the operator refuses some layouts: {refusal}") from refusal
-    used = ", ".join(arg.layout for arg in case.sample.tensors)
-    case.same(actual, expected, f"not the result of contiguous inputs ({used})")
+    refused: Exception | None = None
+    for some in _subsets([i for i, v in enumerate(args) if isinstance(v, torch.Tensor)]):
+        mixed = [v if i in some else dense[i] for i, v in enumerate(args)]
+        try:
+            actual = case.call(*mixed)
+        except (RuntimeError, ValueError) as refusal:
+            if "CUDA error" in str(refusal):
+                raise
+            refused = refusal
+            continue
+        layouts = ", ".join(
+            arg.layout if i in some else "contiguous"
+            for i, arg in enumerate(case.sample.args)
+            if isinstance(arg, TensorArg)
+        )
+        case.same(actual, expected, f"not the result of contiguous inputs ({layouts})")
+    if refused is not None:
+        raise NotRunError(f"the operator refuses some layouts: {refused}") from refused
+
+
+def _subsets(positions: list[int]) -> list[tuple[int, ...]]:
+    """Returns each position, each pair, and all: a path for one strided argument is not one for
+    two.
+    """
+    sizes = dict.fromkeys((1, 2, len(positions)))
+    return [some for size in sizes for some in combinations(positions, size)]

@@ -6,14 +6,20 @@ import contextlib
 import ctypes
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from cuda_ops.testing.arguments import each
 from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.samples import Layout, TensorArg, layouts_of
 
 _CALLS, _ROUNDS = 1000, 3
+#: Calls of a round in other layouts; what all layouts leak has shown by then.
+_FEW_CALLS = 200
 #: The driver's count for a GPU includes other processes, which may grow for a while.
 _MOST_ROUNDS = 20
 #: Bytes per call below which growth is caches and counters, not a leak.
@@ -36,17 +42,61 @@ class _Mallinfo2(ctypes.Structure):
 
 @check("leaks", None, "memory leak", Draw(1, range(64, 4097)))
 def leaks(case: Case) -> None:
-    """Checks whether each of several rounds of 1,000 calls leaves more memory in use."""
-    args = case.arguments()
+    """Checks whether each of several rounds of 1,000 calls leaves more memory in use: contiguous
+    arguments, then strided and broadcast ones, for which operators make copies.
+    """
+    _keeps_none(case, case.arguments(), _CALLS, "")
+    refused: Exception | None = None
+    for kind, layouts in _LAYOUTS.items():
+        args = _laid_out(case, layouts)
+        try:
+            case.call(*args)
+        except (RuntimeError, ValueError) as refusal:
+            if "CUDA error" in str(refusal):
+                raise
+            refused = refusal
+            continue
+        _keeps_none(case, args, _FEW_CALLS, f" with {kind} arguments")
+    if refused is not None:
+        raise NotRunError(f"the operator refuses some layouts: {refused}") from refused
+
+
+#: The layouts of tensors, by what they are called; the first that a tensor's rank allows.
+_LAYOUTS: dict[str, tuple[Layout, ...]] = {
+    "strided": ("transposed", "stepped"),
+    "broadcast": ("expanded",),
+}
+
+
+def _laid_out(case: Case, layouts: tuple[Layout, ...]) -> tuple[Any, ...]:
+    """Returns the arguments in the first of the layouts that fits; what is written stays dense, and
+    so do indices that must differ.
+    """
+    op = case.subject.op
+    dense = [op.argument_names[i] for i in op.written]
+
+    def changed(name: str, arg: Any) -> Any:
+        if not isinstance(arg, TensorArg) or name in dense or arg.distinct:
+            return arg
+        fitting = [layout for layout in layouts if layout in layouts_of(arg.shape)]
+        return replace(arg, layout=fitting[0]) if fitting else arg
+
+    named = zip(op.argument_names, case.sample.args, strict=False)
+    args = tuple(each(partial(changed, name), arg) for name, arg in named)
+    return replace(case.sample, args=args).make(case.device)
+
+
+def _keeps_none(case: Case, args: tuple[Any, ...], calls: int, kind: str) -> None:
     with _only_new_objects_collected():
         # Caches grow once, a leak grows each time.
-        grown = [_growth(case, args) for _ in range(_ROUNDS)]
+        grown = [_growth(case, args, calls) for _ in range(_ROUNDS)]
         while case.on_cuda and len(grown) < _MOST_ROUNDS and min(g[-1] for g in grown) >= _NOISE:
-            grown.append(_growth(case, args))
+            grown.append(_growth(case, args, calls))
     heap, *gpu = map(min, zip(*grown, strict=True))
     noise = _LAUNCH_NOISE if case.on_cuda else _NOISE
-    assert heap < noise, f"each call keeps {heap:.0f} bytes of memory"
-    assert max(gpu, default=0) < _NOISE, f"each call keeps {max(gpu):.0f} bytes of GPU memory"
+    assert heap < noise, f"each call{kind} keeps {heap:.0f} bytes of memory"
+    keeps = f"each call{kind} keeps {max(gpu, default=0):.0f} bytes of GPU memory"
+    assert max(gpu, default=0) < _NOISE, keeps
 
 
 @contextlib.contextmanager
@@ -61,12 +111,12 @@ def _only_new_objects_collected() -> Iterator[None]:
             gc.unfreeze()
 
 
-def _growth(case: Case, args: tuple[Any, ...]) -> list[float]:
+def _growth(case: Case, args: tuple[Any, ...], calls: int) -> list[float]:
     """Returns the bytes that a call adds to the heap and to the GPU's memory."""
     before = _in_use(case)
-    for _ in range(_CALLS):
+    for _ in range(calls):
         case.call(*args)
-    return [(after - was) / _CALLS for was, after in zip(before, _in_use(case), strict=True)]
+    return [(after - was) / calls for was, after in zip(before, _in_use(case), strict=True)]
 
 
 def _in_use(case: Case) -> list[int]:

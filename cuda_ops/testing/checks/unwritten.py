@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, check
+from cuda_ops.testing.checks.empty import each_dim_empty
 from cuda_ops.testing.checks.races import nondeterministic
 from cuda_ops.testing.compare import same_bits
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.poison import POISONS, poisoned
+from cuda_ops.testing.samples import Sample, shaped
 
 
-@check("unwritten", 15, "unwritten output or lifetime of temporaries", Draw(6, range(1, 4097)),
-       quick=True, excuse=nondeterministic)  # fmt: skip
+def _several_and_none(op: OpSpec) -> list[Sample]:
+    """Returns calls with more elements than a block of threads has, and calls without any: the sum
+    of an empty row must be written too.
+    """
+    several = [(3, 7), (3, 257)] if op.tensor_positions else [()]
+    return each_dim_empty(op) + [shaped(op, loop, core=5) for loop in several]
+
+
+@check("unwritten", 15, "unwritten output or lifetime of temporaries", quick=True,
+       draw=Draw(6, range(1, 4097), beside=_several_and_none), excuse=nondeterministic)  # fmt: skip
 def unwritten(case: Case) -> None:
     """Checks that the result is the same whatever the allocated memory held before."""
     args = case.arguments()
