@@ -72,7 +72,7 @@ struct GeluApproxBackwardBackward {
     const C first = s.value + flattened(s.slope, x * v.first);
     const C bend = v.second + (s.complement - s.value) * v.first * v.first;
     const C second = flattened(s.slope, 2 * v.first + x * bend);
-    return {grad_grad_x * first, grad_grad_x * grad_out * second};
+    return {grad_grad_x * first, grad_grad_x * (grad_out * second)};
   }
 };
 
