@@ -32,7 +32,7 @@ from cuda_ops.build.discovery import (
 from cuda_ops.build.provenance import DamagedError
 from cuda_ops.build.source_text import Kind
 from cuda_ops.dispatch import compile_tag, described
-from cuda_ops.dispatch.described import Guest
+from cuda_ops.dispatch.described import DescribedGuest
 from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Library, open_library
 from cuda_ops.dispatch.operator import Operator, redefining
@@ -400,7 +400,7 @@ class Registry:
             + (f"\nIts last build failed: {last}" if last else "")
         )
 
-    def _swap(self, pair: Pair, opened: Callable[[], Library | Guest]) -> None:
+    def _swap(self, pair: Pair, opened: Callable[[], Library | DescribedGuest]) -> None:
         undo = self.plugins.load_pair_plugin(pair)
         plugin_text = self.plugin_text(pair)
         before = self._of_pair.get(pair.key, {})
@@ -462,7 +462,7 @@ class Registry:
             raise
         return new
 
-    def _refuse_foreign(self, library: Library | Guest) -> None:
+    def _refuse_foreign(self, library: Library | DescribedGuest) -> None:
         for op in library.ops.values():
             owner = self._operators.get(op.key)
             if owner is not None and owner.spec.stem != library.stem:

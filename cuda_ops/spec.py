@@ -309,7 +309,9 @@ class GuestOperator:
     The answer to the hook ``cuda_ops_guest`` is a list of these. What a guest's module exports
     becomes an operator of its own by its schema, ``torch.ops.cuda_ops.<op>``, with arguments that
     are checked and whatever follows from the signature line. What the guest registers with
-    ``TORCH_LIBRARY`` stays as it is, and is named. Both are checked like any other operator.
+    ``TORCH_LIBRARY`` stays as it is, and is named; of the fields below, ``signature``, ``dtypes``,
+    ``dtypes_of``, ``saved``, ``no_gradient``, ``nondeterministic`` and ``doc`` then tell the checks
+    what it claims, and the others say nothing. Both are checked like any other operator.
 
     Example::
 

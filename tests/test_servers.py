@@ -296,14 +296,14 @@ def test_another_schema_than_that_of_the_library_is_refused(folder: Path) -> Non
     code = """
 torch.ops.load_library(sys.argv[1])
 import dataclasses, cuda_ops
-from cuda_ops.dispatch import adopted
+from cuda_ops.dispatch import taken_over
 from cuda_ops.dispatch.library import open_library
 op = open_library(__import__("pathlib").Path(sys.argv[2]), "silu").ops["silu"]
-print(sorted(adopted.slots_of(op)))
+print(sorted(taken_over.slots_of(op)))
 other = torch._C.parse_schema("cuda_ops::silu(Tensor x, int more) -> Tensor")
 for changed in (dict(parsed=other), dict(tags=("pointwise",))):
     try:
-        adopted.slots_of(dataclasses.replace(op, **changed))
+        taken_over.slots_of(dataclasses.replace(op, **changed))
     except cuda_ops.errors.ManifestError as error:
         print(error)
 """

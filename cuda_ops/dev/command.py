@@ -22,7 +22,6 @@ from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, namespace_of
 from cuda_ops.build.source_text import Kind
 from cuda_ops.compile_ops import Row, compile_ops
 from cuda_ops.dev import clangd
-from cuda_ops.dev.adopt import adopt
 from cuda_ops.dev.scaffold import ELEMENTWISE, FORMS, new_pair, project_root
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.names import keyed
@@ -237,6 +236,8 @@ def _new(arguments: Any, console: Console) -> int:
 
 
 def _adopt(arguments: Any, console: Console) -> int:
+    from cuda_ops.dev.adopt import adopt  # which every other call would import for nothing
+
     if len(arguments.ops) != 2:
         raise ValueError("adopt: expected one guest, as in: compile_dev.py adopt lltm")
     for root in arguments.root:

@@ -26,7 +26,7 @@ _DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
-class Guest:
+class DescribedGuest:
     """An opened guest with what its plugin says of it; to the registry it is a ``Library``."""
 
     path: Path
@@ -42,7 +42,7 @@ class Guest:
 
 def describe(
     pair: Pair, path: Path, module: ModuleType, described: Sequence[GuestOperator]
-) -> Guest:
+) -> DescribedGuest:
     """Returns the operators of a guest.
 
     Args:
@@ -54,7 +54,7 @@ def describe(
     Raises:
         ManifestError: the plugin says something that is not so, or contradicts itself.
     """
-    guest = Guest(path, pair.stem)
+    guest = DescribedGuest(path, pair.stem)
     for one in described:
         if "(" not in one.schema and "::" in one.schema:
             guest.registered[one.schema] = _registered(pair, one)

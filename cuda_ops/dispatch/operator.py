@@ -24,7 +24,6 @@ from cuda_ops.build.toolchain import INSTALL_NVCC
 from cuda_ops.derive import arguments, checks
 from cuda_ops.derive.forward_mode import forward_mode, refuse_tangent
 from cuda_ops.dispatch import (
-    adopted,
     autocast,
     compile_tag,
     deterministic,
@@ -33,6 +32,7 @@ from cuda_ops.dispatch import (
     on_import,
     placed,
     public,
+    taken_over,
     written,
 )
 from cuda_ops.dispatch.described import Call
@@ -84,11 +84,11 @@ class Operator:
         self.now = generation
         self.generation = 0
         self._slots: dict[str, int] = {}
-        self._is_adopted = False
+        self._is_taken_over = False
         self._autocast_registered = self._alerts = False
         op = generation.spec
-        if (slots := adopted.slots_of(op)) is not None:
-            self._slots, self._is_adopted = slots, True
+        if (slots := taken_over.slots_of(op)) is not None:
+            self._slots, self._is_taken_over = slots, True
         try:
             self._define()
         except Exception as error:  # torch raises whatever its registrations raise
@@ -168,7 +168,7 @@ class Operator:
             return one.spec.schema, one.spec.tags, one.spec.keys if one.call is not None else ()
 
         changed = registered(self.now) != registered(new)
-        if changed and self._is_adopted:
+        if changed and self._is_taken_over:
             raise ManifestError(
                 f"{self.spec.qualname}: its schema or its tags changed, and a library for C++ has "
                 "registered those before in this process; restart it to use the new ones"
@@ -214,7 +214,7 @@ class Operator:
         lib: torch.library.Library = _Library(self)
         self._library = lib
         named = (getattr(torch.Tag, tag) for tag in op.tags)
-        if not self._is_adopted:
+        if not self._is_taken_over:
             lib.define(op.schema, tags=(torch.Tag.pt2_compliant_tag, *named))
         self._autocast_registered = self._alerts = False
         if not op.written and op.device_position is None:

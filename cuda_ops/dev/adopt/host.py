@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 
 from cuda_ops.build.source_text import arguments_in, closing, masked
 from cuda_ops.dev.adopt import words
@@ -54,7 +55,7 @@ _DECLARATORS = re.compile(
 )
 
 
-class Host(Checks):
+class Host(Checks, ABC):
     """A function of one device; what computes is read by :class:`Launcher` and :class:`Loops`."""
 
     def __init__(self, guest: Guest, function: Function, device: str) -> None:
@@ -71,13 +72,13 @@ class Host(Checks):
         except UnknownError as error:
             self.problem = error.note
 
+    @abstractmethod
     def lower(self) -> None:
         """Turns what computes into lines of the draft."""
-        raise NotImplementedError
 
+    @abstractmethod
     def one_index(self) -> bool:
         """Says whether what computes reads and writes all tensors at one index."""
-        raise NotImplementedError
 
     def take_formula(self, value: str, place: Place) -> bool:
         """Takes a function that returns one expression; says whether it did."""
