@@ -5,6 +5,7 @@ Each is described to the kit in one call. The child processes of the kit run thi
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -205,6 +206,28 @@ def _in_kept_buffer(x: Tensor) -> Tensor:
 
 
 good("tripled(Tensor x) -> Tensor", "()->()", _in_kept_buffer, reference=lambda x: 3 * x)
+
+
+def _on_own_stream(x: Tensor) -> Tensor:
+    """Runs on a stream of its own, which waits for the current one, which waits for it."""
+    if not x.is_cuda or is_fake(x):
+        return x + 1
+    current, own = torch.cuda.current_stream(x.device), _own_stream(x.device)
+    own.wait_stream(current)
+    with torch.cuda.stream(own):
+        out = x + 1
+    current.wait_stream(own)
+    x.record_stream(own)
+    out.record_stream(current)
+    return out
+
+
+@functools.cache
+def _own_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+good("on_own_stream(Tensor x) -> Tensor", "()->()", _on_own_stream, reference=lambda x: x + 1)
 
 
 def _add_finite(x: Tensor, by: float = 0.1, times: int = 3) -> Tensor:

@@ -226,11 +226,17 @@ def without_hidden(
 
 
 def deviation(
-    subject: Subject, sample: Sample, actual: Any, wide: list[Any] | None = None
+    subject: Subject,
+    sample: Sample,
+    actual: Any,
+    wide: list[Any] | None = None,
+    *,
+    ends_alike: bool = False,
 ) -> Deviation:
     """Returns the largest error against the reference.
 
-    NaN equals NaN, an infinity only itself. ``wide`` holds the arguments of the call as
+    NaN equals NaN, an infinity only itself, unless ``ends_alike`` says that all which is not finite
+    is equal. ``wide`` holds the arguments of the call as
     :func:`widened` returns them, if they are not the sample's.
 
     Raises:
@@ -251,7 +257,61 @@ def deviation(
         magnitude = min(1.0, largest(measured))
     least = least_epsilon(subject, sample)
     factor = subject.claims.tolerance
-    return errors(actual, expected, magnitude, length, factor=factor, least=least)
+    worst = errors(actual, expected, magnitude, length, factor=factor, least=least)
+    if worst <= 1:
+        return worst
+    try:
+        doubts = _doubts(subject, wide, actual, expected, ends_alike)
+    except KitError:  # the reference refuses such arguments
+        return worst
+    return errors(actual, expected, magnitude, length, factor=factor, least=least, doubts=doubts)
+
+
+def _doubts(
+    subject: Subject,
+    wide: list[Any],
+    actual: Sequence[Any],
+    expected: Sequence[Any],
+    ends_alike: bool,
+) -> list[torch.Tensor]:
+    """Returns by how much each number of the reference's results may itself be wrong, as far as
+    two more runs of it tell: with arguments that are one rounding away, for results as wide as its
+    own; and with 1 for each infinity, since what rounds to 0 makes NaN of an infinity, and what
+    nearly does makes an infinity. There the doubt is infinite, and with ``ends_alike`` everywhere.
+    """
+    if ends_alike:
+        return [torch.full(e.shape, math.inf, dtype=torch.float64) for e in expected]
+    nearby = [each(_one_rounding_away, value) for value in wide]
+    tamed = [each(lambda v: _tamed(v) if is_inexact(v) else v, value) for value in wide]
+    at_one = expected_results(subject, tamed)
+    size = largest(at_one)
+    found = []
+    moved = expected_results(subject, nearby)
+    for a, e, near, one in zip(actual, expected, moved, at_one, strict=True):
+        doubt = torch.zeros(e.shape, dtype=torch.float64)
+        if is_inexact(e) and is_inexact(a):
+            if a.dtype == e.dtype:
+                doubt = (numbers(near) - numbers(e)).abs().nan_to_num(0.0, 0.0)
+            doubt[numbers(one).abs() <= epsilon(a.dtype) * size] = math.inf
+        found.append(_ROUNDINGS * doubt)
+    return found
+
+
+#: How many times the change by one rounding of each argument counts.
+_ROUNDINGS = 8
+
+
+def _one_rounding_away(value: Any) -> Any:
+    """Returns the floating numbers of a tensor, every other one larger by an epsilon."""
+    if not is_inexact(value) or not value.numel() or value.itemsize == 1:
+        return value  # torch multiplies no float8
+    every_other = (torch.arange(value.numel()).view(value.shape) % 2).to(value.dtype)
+    return value * (1 + every_other * torch.finfo(value.dtype).eps)
+
+
+def _tamed(value: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor with 1 or -1 for infinities."""
+    return torch.where(value.isinf(), value.sign(), value)
 
 
 def least_epsilon(subject: Subject, sample: Sample) -> float:
@@ -286,8 +346,11 @@ def errors(
     *,
     factor: float = 1.0,
     least: float = 0.0,
+    doubts: Sequence[torch.Tensor] | None = None,
 ) -> Deviation:
-    """Returns the largest error in units of ``factor`` times the table's tolerance.
+    """Returns the largest error in units of ``factor`` times the table's tolerance, to which the
+    ``doubts`` of each number are added. Where one is infinite, any number that is not finite equals
+    any other.
 
     The tolerance is relative to the result and, for sums of ``length`` numbers, also to the size
     ``magnitude`` of what was added up. No epsilon of the table counts as less than ``least``. Both
@@ -322,6 +385,10 @@ def errors(
         if a.is_complex():
             a, e, allowed = torch.view_as_real(a), torch.view_as_real(e), allowed.unsqueeze(-1)
         same = (a == e) | (a.isnan() & e.isnan())
+        if doubts is not None:
+            doubt = doubts[i].unsqueeze(-1) if allowed.dim() > doubts[i].dim() else doubts[i]
+            same |= doubt.isinf() & ~a.isfinite() & ~e.isfinite()
+            allowed = allowed + torch.where(doubt.isinf(), 0.0, doubt)
         error = torch.where(same, 0.0, (a - e).abs() / (allowed + tiny))
         error = torch.where(same | (a.isfinite() & e.isfinite()), error, math.inf)
         if error.numel() and error.max() > worst:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,14 @@ from hypothesis.strategies import SearchStrategy
 from cuda_ops.derive.arguments import group_of
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.profiles import PROFILES
-from cuda_ops.testing.samples import MAX_NUMEL, Sample, TensorArg, each_layout, strategy
+from cuda_ops.testing.samples import (
+    MAX_NUMEL,
+    Sample,
+    TensorArg,
+    Values,
+    each_layout,
+    strategy,
+)
 from cuda_ops.testing.subject import Subject
 
 
@@ -53,7 +61,9 @@ class Draw:
     adapt: Callable[[Sample], Sample] = plain
     #: Samples to use instead, if the signature line is enough to make them.
     listed: Callable[[OpSpec], list[Sample]] | None = None
-    #: Samples to use as well, under the same condition.
+    #: Samples to use instead of others, made from the operator's smallest that is not empty.
+    grown: Callable[[OpSpec, Sample], list[Sample]] | None = None
+    #: Samples to use as well, if the signature line is enough to make them.
     beside: Callable[[OpSpec], list[Sample]] | None = None
     #: Whether to use what the operator names for compute-sanitizer too: calls of larger kernels.
     kernels: bool = False
@@ -147,9 +157,15 @@ def covering(subject: Subject, draw: Draw, count: int) -> list[Sample]:
     """Returns up to ``count`` different samples, always the same, that show together each dtype,
     each layout with each rank, and what else the first 200 drawn ones do.
     """
-    pool = chosen(subject, replace(draw, count=_TRIED, listed=None, beside=None))
+    pool = _pool(subject, draw)
     if follows_line(subject):
-        pool += [sample for sample in draw.enumerated(subject) if sample not in pool]
+        # An operator's own samples may leave out values that mean nothing to it.
+        kinds = sorted({sample.values for sample in pool})
+        others = itertools.cycle(kinds)
+        for sample in draw.enumerated(subject):
+            if sample.values not in kinds:
+                sample = replace(sample, values=next(others))
+            pool += [] if sample in pool else [sample]
     traits = [_traits(sample) for sample in pool]
     seen: set[Trait] = set()
     found: list[Sample] = []
@@ -164,6 +180,35 @@ def covering(subject: Subject, draw: Draw, count: int) -> list[Sample]:
     return found
 
 
+def _pool(subject: Subject, draw: Draw) -> list[Sample]:
+    """Returns what an operator's own strategy draws, several hundred samples at most."""
+    return chosen(subject, replace(draw, count=_TRIED, listed=None, beside=None))
+
+
+#: Values for single tensors, and those of all tensors that they belong to.
+_BELONGS: dict[Values, Values] = {
+    "infinite": "special", "negative_infinite": "special", "largest": "large", "smallest": "tiny",
+}  # fmt: skip
+
+
+def besides(subject: Subject, draw: Draw) -> list[Sample]:
+    """Returns the samples to use as well. An operator's own ones may leave out values that mean
+    nothing to it, such as infinities; then these do too.
+    """
+    if draw.beside is None or not follows_line(subject):
+        return []
+    found = [(sample, _belongs(sample)) for sample in draw.beside(subject.op)]
+    if any(wanted for _, wanted in found):
+        drawn = {sample.values for sample in _pool(subject, draw)}
+        found = [(sample, wanted) for sample, wanted in found if wanted <= drawn]
+    return [sample for sample, _ in found]
+
+
+def _belongs(sample: Sample) -> set[Values]:
+    values = (arg.values for arg in sample.tensors)
+    return {_BELONGS[one] for one in values if one in _BELONGS}
+
+
 def chosen(subject: Subject, draw: Draw) -> list[Sample]:
     """Returns up to ``draw.count`` different samples, always the same, the smallest first."""
     if draw.count == 0:
@@ -171,13 +216,18 @@ def chosen(subject: Subject, draw: Draw) -> list[Sample]:
     if draw.listed is not None and follows_line(subject):
         return draw.listed(subject.op)
     found: list[Sample] = []
+    if draw.grown is not None:
+        small = chosen(subject, Draw(1, range(1, MAX_NUMEL + 1)))
+        found = [made for sample in small for made in draw.grown(subject.op, sample)]
     if draw.kernels:
         fitting = (
             s for s in subject.kernel_samples if max(_sizes(subject, s), default=0) in draw.numel
         )
-        found = list(islice(fitting, draw.count))
-        if len(found) == draw.count:
-            return found
+        found += list(islice(fitting, draw.count))
+    if draw.grown is not None and found:
+        return found
+    if draw.count is not None and len(found) >= draw.count:
+        return found
 
     def collect(sample: Sample) -> None:
         if sample not in found:
@@ -188,6 +238,5 @@ def chosen(subject: Subject, draw: Draw) -> list[Sample]:
     fixed = settings(PROFILES["quick"].settings(), max_examples=_TRIED, phases=[Phase.generate])
     with contextlib.suppress(EnoughError, Unsatisfiable):
         fixed(given(draw.strategy(subject))(collect))()
-    if draw.beside is not None and follows_line(subject):
-        found += (sample for sample in draw.beside(subject.op) if sample not in found)
+    found += (sample for sample in besides(subject, draw) if sample not in found)
     return sorted(found, key=lambda sample: sample.numel)

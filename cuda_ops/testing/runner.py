@@ -19,7 +19,7 @@ from cuda_ops.testing.arguments import takes_lists
 from cuda_ops.testing.case import Case, Check
 from cuda_ops.testing.checks import CHECKS
 from cuda_ops.testing.compare import quoted
-from cuda_ops.testing.draw import Draw, EnoughError, chosen, covering, follows_line
+from cuda_ops.testing.draw import Draw, EnoughError, besides, chosen, covering
 from cuda_ops.testing.profiles import PROFILES, Profile
 from cuda_ops.testing.report import CheckEntry, CheckReport, command
 from cuda_ops.testing.samples import Sample
@@ -248,10 +248,9 @@ class _Found:
         """
         wanted = self.check.draw
         shown = covering(self.subject, wanted, profile.examples * 2 // 3)
-        beside = wanted.beside
-        extra = beside(self.subject.op) if beside and follows_line(self.subject) else []
         held: dict[str, bool] = {}
-        for line, sample in {repr(sample): sample for sample in (*shown, *extra)}.items():
+        listed = (*shown, *besides(self.subject, wanted))
+        for line, sample in {repr(sample): sample for sample in listed}.items():
             held[line] = self.holds(sample)
             if self.deaths >= _MOST_DEATHS:
                 return

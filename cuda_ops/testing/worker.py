@@ -92,8 +92,18 @@ def perform(check: Check, case: Case) -> Outcome:
         if is_refused(case.subject, case.sample, case.device, error):
             lost = case.on_cuda and _context_is_lost()
             return Outcome("not run", REFUSED, fatal=lost, refusal=text)
+        label = _LAUNCH if any(words in text for words in _REFUSED_LAUNCHES) else ""
         # On a GPU an error may leave anything behind: a lost context, a capture under way.
-        return Outcome("failed", text, fatal=case.on_cuda)
+        return Outcome("failed", text, fatal=case.on_cuda, label=label)
+
+
+#: What the CUDA runtime says of a launch that it refuses; if the operator does not look, torch does
+#: in its next call.
+_REFUSED_LAUNCHES = (
+    "CUDA error: invalid configuration argument",
+    "CUDA error: too many resources requested for launch",
+)
+_LAUNCH = "class 14, unchecked launch or resource limits"
 
 
 def _raised_by_the_kit(error: Exception) -> bool:

@@ -172,9 +172,10 @@ Tensor moe_route_backward_cpu(const Tensor& grad_weights, const Tensor& router_l
     for (int64_t j = 0; j < p.top_k; ++j) {
       if (!known(j)) continue;
       const double logit = logits[chosen[j]], grad = grads[j];
-      const double factor = sigmoids ? sigmoid(logit) * sigmoid(-logit) : double(kept[j]);
+      const double share = sigmoid(logit) / (p.renormalize ? sum : 1);
+      const double factor = sigmoids ? share * sigmoid(-logit) : double(kept[j]);
       const double inward = everywhere || (sigmoids && !p.renormalize) ? grad : grad - along;
-      out[chosen[j]] += factor * inward / (sigmoids && p.renormalize ? sum : 1);
+      out[chosen[j]] += factor * inward;
     }
     T* row = static_cast<T*>(call.problem.grad_logits) + token * p.experts;
     for (int64_t e = 0; e < p.experts; ++e) row[e] = static_cast<T>(out[e]);

@@ -299,7 +299,8 @@ __global__ void __launch_bounds__(32 * kRouteWarps)
   if (sigmoids) {
     const Sigmoid<Accurate, C> s(logit);
     const C total = p.renormalize ? lanes_total(mine ? s.value : C(0), 32) + C(1e-20) : C(1);
-    own = s.value * s.complement * (p.renormalize ? (grad - along) / total : grad);
+    // A share of the total is at most 1; a gradient divided by it may overflow.
+    own = s.value / total * s.complement * (p.renormalize ? grad - along : grad);
   } else {
     own = weight * (everywhere ? grad : grad - along);
   }

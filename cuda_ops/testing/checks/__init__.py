@@ -10,6 +10,7 @@ from cuda_ops.testing.case import Check
 from cuda_ops.testing.checks.abi import abi
 from cuda_ops.testing.checks.alignment import alignment
 from cuda_ops.testing.checks.autocast import autocast
+from cuda_ops.testing.checks.boundaries import boundaries
 from cuda_ops.testing.checks.bounds import bounds, indices
 from cuda_ops.testing.checks.checkpoint import checkpoint
 from cuda_ops.testing.checks.compiled import compile_dynamic, compile_static
@@ -31,8 +32,9 @@ from cuda_ops.testing.checks.public import public
 from cuda_ops.testing.checks.races import repeats
 from cuda_ops.testing.checks.random import draws, independence, replays
 from cuda_ops.testing.checks.registration import mutation, registration, written
+from cuda_ops.testing.checks.reinplaced import reinplaced
 from cuda_ops.testing.checks.scalars import scalars
-from cuda_ops.testing.checks.streams import streams
+from cuda_ops.testing.checks.streams import late_inputs, streams
 from cuda_ops.testing.checks.temporaries import temporaries
 from cuda_ops.testing.checks.threads import threads
 from cuda_ops.testing.checks.unwritten import unwritten
@@ -41,6 +43,7 @@ from cuda_ops.testing.checks.vmap import vmap
 CHECKS: tuple[Check, ...] = (
     abi,
     empty,
+    streams,
     mutation,
     written,
     repeats,
@@ -56,10 +59,11 @@ CHECKS: tuple[Check, ...] = (
     numerics,
     scalars,
     launches,
+    boundaries,
     far_strides,
     many_elements,
     large,
-    streams,
+    late_inputs,
     threads,
     graphs,
     gradient_declared,
@@ -78,6 +82,7 @@ CHECKS: tuple[Check, ...] = (
     opcheck,
     compile_static,
     compile_dynamic,
+    reinplaced,
     leaks,
 )
 

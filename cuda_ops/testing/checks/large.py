@@ -12,7 +12,14 @@ from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw
-from cuda_ops.testing.samples import LARGEST_NUMEL, MAX_NUMEL, Sample, TensorArg, shaped
+from cuda_ops.testing.samples import (
+    LARGEST_NUMEL,
+    MAX_NUMEL,
+    Sample,
+    TensorArg,
+    shaped,
+)
+from cuda_ops.testing.sizes import ROWS, grown, within_ranges
 
 #: Past a block of threads, past what is drawn, past 48 KiB of float32, and on either side of the
 #: most blocks that y and z of a grid may have.
@@ -21,7 +28,7 @@ _SIZES = (1025, 4097, 12289, 65536, 65537)
 _LOOPS = ((65537,), (70_000, 2), (3, 65536), (1, 1, 65537), (1021, 1025))
 #: How many times the tolerance is allowed: it holds for thousands of numbers, and among a million
 #: there are some that cancel further. A number of another place is off by more.
-_TOLERATED = 4
+TOLERATED = 4
 #: Seconds of the processor that a sample may take, and sizes to foretell them from.
 _PATIENCE, _PROBES = 2.0, (1025, 4097)
 
@@ -56,9 +63,7 @@ def _is_large(op: OpSpec, loop: tuple[int, ...], core: dict[str, int]) -> bool:
     yet small enough for a reference in float64.
     """
     assert op.signature is not None
-    if any(name in op.ranges and size not in op.ranges[name] for name, size in core.items()):
-        return False
-    if any(core[dim] > core[limit] // times for dim, (times, limit) in op.dim_limits.items()):
+    if not within_ranges(op, core):
         return False
     sizes = {**dict.fromkeys((*op.signature.names, *op.signature.int_names), 1), **core}
     groups = (*op.signature.inputs, *op.signature.outputs)
@@ -66,9 +71,16 @@ def _is_large(op: OpSpec, loop: tuple[int, ...], core: dict[str, int]) -> bool:
     return most <= LARGEST_NUMEL and (most > MAX_NUMEL or max(sizes.values(), default=0) > 1024)
 
 
+def _own_grown(op: OpSpec, sample: Sample) -> list[Sample]:
+    """Returns an operator's own sample with each dim large in turn."""
+    wanted = grown(op, sample, dict.fromkeys(op.drawn_dims, _SIZES) | {ROWS: _LOOPS[0]})
+    sizes = {one: max((math.prod(arg.shape) for arg in one.tensors), default=0) for one in wanted}
+    return [one for one in wanted if MAX_NUMEL < sizes[one] <= LARGEST_NUMEL]
+
+
 @check("large", None, "wrong for large sizes", quick=True,
        draw=Draw(8, range(MAX_NUMEL + 1, LARGEST_NUMEL + 1), listed=_each_dim_large,
-                 kernels=True))  # fmt: skip
+                 grown=_own_grown, kernels=True))  # fmt: skip
 def large(case: Case) -> None:
     """Compares rows of 1,025 to 65,537 and 70,000 rows with the reference; where that is this very
     kernel, with the same rows a few at a time. An operator whose arguments the signature line does
@@ -77,7 +89,7 @@ def large(case: Case) -> None:
     _expect_affordable(case)
     actual = case.call(*case.arguments())
     worst = deviation(case.subject, case.sample, actual)
-    assert worst <= _TOLERATED, worst.text
+    assert worst <= TOLERATED, worst.text
     if case.subject.is_its_own_reference(case.device):
         _compare_pieces(case, actual)
 

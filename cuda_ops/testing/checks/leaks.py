@@ -14,6 +14,7 @@ import torch
 
 from cuda_ops.testing.arguments import each
 from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.device_events import device_events
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Layout, TensorArg, layouts_of
 
@@ -25,7 +26,7 @@ _MOST_ROUNDS = 20
 #: Bytes per call below which growth is caches and counters, not a leak.
 _NOISE = 8
 #: The driver itself keeps 37 bytes for each launch (torch's own operators; H200, 2026-11-21).
-_LAUNCH_NOISE = 512
+_LAUNCH_NOISE, _LEAST_LAUNCHES = 64, 8
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -93,10 +94,17 @@ def _keeps_none(case: Case, args: tuple[Any, ...], calls: int, kind: str) -> Non
         while case.on_cuda and len(grown) < _MOST_ROUNDS and min(g[-1] for g in grown) >= _NOISE:
             grown.append(_growth(case, args, calls))
     heap, *gpu = map(min, zip(*grown, strict=True))
-    noise = _LAUNCH_NOISE if case.on_cuda else _NOISE
-    assert heap < noise, f"each call{kind} keeps {heap:.0f} bytes of memory"
+    assert heap < _noise(case, args, heap), f"each call{kind} keeps {heap:.0f} bytes of memory"
     keeps = f"each call{kind} keeps {max(gpu, default=0):.0f} bytes of GPU memory"
     assert max(gpu, default=0) < _NOISE, keeps
+
+
+def _noise(case: Case, args: tuple[Any, ...], heap: float) -> float:
+    """Returns the bytes of memory below which a call's growth is no leak of the operator."""
+    if not case.on_cuda:
+        return _NOISE
+    few = _LAUNCH_NOISE * _LEAST_LAUNCHES
+    return few if heap < few else _LAUNCH_NOISE * len(device_events(lambda: case.call(*args)))
 
 
 @contextlib.contextmanager

@@ -5,16 +5,68 @@ from __future__ import annotations
 import torch
 
 from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.device_events import device_events
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.stall import stall
 
+_TITLE = "wrong stream"
 #: In seconds; a launch that does not wait for the inputs comes too early.
 _LATE = 0.1
+#: In seconds; work on another stream that waits for nothing starts within it.
+_AHEAD = 0.02
+#: How often to look whether the current stream waits for another one: it may be late by chance.
+_LOOKS = 3
 
 
-@check("streams", 8, "wrong stream", Draw(2, range(1, 4097)), devices=("cuda",))
+@check("streams", 8, _TITLE, Draw(2, range(1, 4097)), devices=("cuda",))
 def streams(case: Case) -> None:
-    """Checks that late inputs on a side stream give a right result, and every kernel ran there."""
+    """Checks that kernels, copies and memsets run on the current stream, or on one that waits for
+    it and that it waits for.
+    """
+    args = case.arguments()
+    side = torch.cuda.Stream(case.device)
+    case.call(*args)  # what a first call sets up may run anywhere
+    for _ in range(_LOOKS):
+        if not _strays(side, case, args):
+            return
+
+
+def _strays(side: torch.cuda.Stream, case: Case, args: tuple[object, ...]) -> bool:
+    """Tells whether a call runs on other streams too, all of them forked and joined.
+
+    Raises:
+        AssertionError: one of them was not.
+    """
+
+    def between_markers() -> None:
+        with torch.cuda.stream(side):
+            marker = torch.empty(8, device=case.device)
+            stall(_AHEAD)
+            marker.zero_()
+            case.call(*args)
+            marker.zero_()
+            side.synchronize()
+            torch.cuda.synchronize()
+            marker.zero_()  # the last of all events tells which stream is the current one
+
+    events = device_events(between_markers)
+    ours = [event for event in events if event.stream == events[-1].stream]
+    if len(ours) < 3:
+        raise NotRunError("the profiler gives no events")
+    first, last = ours[0], ours[-2]
+    strays = [event for event in events if event.stream != first.stream]
+    early = {event.name for event in strays if event.start < first.end}
+    assert not early, f"not on the current stream, and ahead of it: {', '.join(sorted(early))}"
+    late = {event.name for event in strays if event.end > last.start}
+    assert not late, (
+        f"not on the current stream, which does not wait for it: {', '.join(sorted(late))}"
+    )
+    return bool(strays)
+
+
+@check("late_inputs", 8, _TITLE, Draw(2, range(1, 4097)), devices=("cuda",))
+def late_inputs(case: Case) -> None:
+    """Checks that inputs which arrive late on a side stream give a right result."""
     args = case.arguments()
     expected = case.call(*args)
     late = [torch.zeros_like(v) if isinstance(v, torch.Tensor) else v for v in args]
@@ -29,27 +81,3 @@ def streams(case: Case) -> None:
         kept = [output.clone() for output in actual]
     side.synchronize()
     case.same(kept, expected, "inputs that arrive late on a side stream")
-    _runs_on(side, case, args)
-
-
-def _runs_on(side: torch.cuda.Stream, case: Case, args: tuple[object, ...]) -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        with torch.cuda.stream(side):
-            case.call(*args)
-        torch.cuda.synchronize()
-        with torch.cuda.stream(side):
-            torch.zeros(8, device=case.device)
-        torch.cuda.synchronize()
-    if profile.profiler is None or profile.profiler.kineto_results is None:
-        raise NotRunError("the profiler gives no events")
-    events = [
-        event
-        for event in profile.profiler.kineto_results.events()
-        if event.device_type() == torch._C._autograd.DeviceType.CUDA and event.duration_ns() > 0
-    ]
-    kernels = [e for e in events if not e.name().startswith(("Mem", "Context", "Event", "Stream"))]
-    if not kernels:
-        raise NotRunError("the profiler gives no events")
-    last = max(kernels, key=lambda event: event.start_ns())  # torch.zeros, on the side stream
-    strays = {e.name() for e in kernels if e.device_resource_id() != last.device_resource_id()}
-    assert not strays, f"not on the current stream: {', '.join(sorted(strays))}"
