@@ -10,10 +10,13 @@ namespace {
 Tensor bad_join_cpu(const Tensor& x) { return copied(x); }
 
 Tensor bad_join_cuda(const Tensor& x) {
-  const int64_t cols = x.dim() > 0 ? x.size(x.dim() - 1) : 1;
-  return flattened(x, [=](const Raw& problem, cudaStream_t stream) {
-    return bad_join_launch(problem, cols, stream);
-  });
+  Tensor out = empty_elementwise(x);
+  const auto launcher = [](const Raw& problem, cudaStream_t stream) {
+    return bad_join_launch(problem, 1, stream);
+  };
+  if (!x.is_contiguous()) return flattened(x, launcher);
+  launch(x, [&](cudaStream_t stream) { return launcher(raw(out, x), stream); });
+  return out;
 }
 
 }  // namespace

@@ -7,13 +7,19 @@ cudaError_t bad_shared_launch(const Raw& problem, int64_t cols, cudaStream_t str
 
 namespace {
 
-Tensor bad_shared_cpu(const Tensor& x) { return copied(x); }
+Tensor bad_shared_cpu(const Tensor& x) {
+  Tensor out = empty({x.sizes().begin(), x.sizes().end()}, x);
+  map_cpu(strided(out, x), [](double v) { return v; });
+  return out;
+}
 
 Tensor bad_shared_cuda(const Tensor& x) {
-  const int64_t cols = x.dim() > 0 ? x.size(x.dim() - 1) : 1;
-  return flattened(x, [=](const Raw& problem, cudaStream_t stream) {
-    return bad_shared_launch(problem, cols, stream);
+  const Tensor dense = contiguous(x);
+  Tensor out = empty({x.sizes().begin(), x.sizes().end()}, x);
+  launch(x, [&](cudaStream_t stream) {
+    return bad_shared_launch(raw(out, dense), x.size(x.dim() - 1), stream);
   });
+  return out;
 }
 
 }  // namespace
