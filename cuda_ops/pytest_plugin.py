@@ -6,9 +6,10 @@ pytest loads this in every run where cuda_ops is installed, so it stays outside 
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                     help="a Python file that describes operators of other libraries")  # fmt: skip
     group.addoption("--cuda-ops-profile", metavar="NAME",
                     help="quick, ci, dev or nightly; default: ci where CI is set, else dev",
+                    )  # fmt: skip
+    group.addoption("--cuda-ops-seconds", type=float, metavar="N",
+                    help="seconds after which a check draws no further samples; default: no limit",
                     )  # fmt: skip
     group.addoption("--sanitize", action="store_true",
                     help="with --cuda-ops: run compute-sanitizer, not the checks")  # fmt: skip
@@ -94,8 +98,13 @@ class _Item(pytest.Item):
         super().__init__(name, parent, nodeid=name, **extra)
 
     def _settle(self, entry: CheckEntry) -> None:
-        # As plain values, since pytest-xdist must send them.
-        self.user_properties.append(("cuda_ops_entry", asdict(entry)))
+        from cuda_ops.testing.report import CheckReport
+        from cuda_ops.testing.runner import circumstances
+
+        op = self.nodeid.rpartition("::")[0]
+        report = CheckReport(op, (entry,), circumstances(_profile(self.config)))
+        # As text, since pytest-xdist must send it and --junitxml keep it.
+        self.user_properties.append(("cuda_ops_report", json.dumps(report.as_json())))
         if entry.passed is None:
             pytest.skip(entry.reason)
         if not entry.passed:
@@ -191,7 +200,9 @@ def _profile(config: pytest.Config) -> Profile:
     name = config.getoption("--cuda-ops-profile")
     if name and name not in PROFILES:
         raise pytest.UsageError(f"--cuda-ops-profile {name}: known are {', '.join(PROFILES)}")
-    return PROFILES[name] if name else default()
+    profile = PROFILES[name] if name else default()
+    seconds = config.getoption("--cuda-ops-seconds")
+    return profile if seconds is None else replace(profile, seconds=seconds)
 
 
 def _chosen(config: pytest.Config) -> list[str]:
@@ -263,17 +274,20 @@ def _lines(path: Path) -> list[str]:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Prints how many checks passed, in one line, and what was not run, by reason."""
+    if not terminalreporter.config.getoption("--cuda-ops"):
+        return
     found = [
         value
         for reports in terminalreporter.stats.values()
         for report in reports
         for key, value in getattr(report, "user_properties", ())
-        if key == "cuda_ops_entry" and getattr(report, "when", "") == "call"
+        if key == "cuda_ops_report" and getattr(report, "when", "") == "call"
     ]
     if found:
-        from cuda_ops.testing.report import CheckEntry, counts, not_run_counts
+        from cuda_ops.testing.report import CheckReport, counts, not_run_counts
 
-        entries = [CheckEntry(**value) for value in found]
+        checked = [CheckReport.from_json(json.loads(value)) for value in found]
+        entries = [entry for report in checked for entry in report.entries]
         terminalreporter.section("cuda_ops")
         terminalreporter.line(counts(entries))
         for line in not_run_counts(entries):

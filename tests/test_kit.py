@@ -48,6 +48,7 @@ from cuda_ops.testing.report import (
     not_run_counts,
     read_junit,
 )
+from cuda_ops.testing.runner import run_check
 from cuda_ops.testing.samples import LAYOUTS
 from cuda_ops.testing.subject import Origin, Subject, find, subject_of
 from cuda_ops.testing.worker import (
@@ -199,6 +200,13 @@ def test_no_sample_is_run_twice() -> None:
     check = replace(by_name("layouts"), body=lambda case: lines.append(repr(case.sample)))
     assert check_op("silu", checks=[check], devices=["cpu"], isolate=False).passed
     assert len(lines) == len(set(lines)) == PROFILES["quick"].examples
+
+
+def test_a_check_may_end_after_a_time_and_says_so() -> None:
+    profile = replace(PROFILES["nightly"], seconds=0.0)
+    entry = run_check(by_name("reference"), find("relu"), "cpu", profile, perform)
+    assert entry.passed and 0 < entry.count < 100, str(entry)
+    assert entry.detail.startswith("stopped after 0 s")
 
 
 def test_samples_that_are_too_large_are_named_and_nothing_else_passes() -> None:

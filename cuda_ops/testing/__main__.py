@@ -85,7 +85,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     with output.stdout_for_json(arguments.json):
-        reports = read_junit(arguments.junit) if arguments.junit else _checked(arguments)
+        reports = read_junit(*arguments.junit) if arguments.junit else _checked(arguments)
     if arguments.json:
         print(json.dumps([report.as_json() for report in reports], indent=2))
     else:
@@ -144,8 +144,9 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("ops", nargs="*", metavar="OP")
     report.add_argument("--profile", choices=PROFILES, default="ci")
     report.add_argument("--jobs", type=int, default=1, help="operators at a time")
-    report.add_argument("--junit", type=Path, metavar="FILE",
-                        help="read what tests recorded with pytest --junitxml")  # fmt: skip
+    report.add_argument("--junit", type=Path, metavar="FILE", action="append", default=[],
+                        help="read what tests recorded with pytest --junitxml; repeatable",
+                        )  # fmt: skip
     report.add_argument("--json", action="store_true")
     report.set_defaults(run=_report)
 

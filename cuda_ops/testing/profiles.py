@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ class Profile:
     derandomize: bool
     #: Seconds that one sample may take in its process before it counts as hung.
     timeout: float = 120.0
+    #: Seconds after which a check draws no further samples.
+    seconds: float = math.inf
 
     def settings(self) -> settings:
         kept = DirectoryBasedExampleDatabase(Path(".hypothesis") / "cuda_ops")

@@ -6,7 +6,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -92,12 +92,18 @@ class CheckReport:
         return cls(value["op"], entries, value["circumstances"], tuple(value.get("notes", ())))
 
 
-def read_junit(path: Path) -> list[CheckReport]:
-    """Reads what tests recorded as property ``cuda_ops_report`` with ``pytest --junitxml``."""
-    properties = ElementTree.parse(path).iter("property")
+def read_junit(*paths: Path) -> list[CheckReport]:
+    """Reads what tests recorded as property ``cuda_ops_report`` with ``pytest --junitxml``, those
+    of one operator and the same circumstances as one.
+    """
+    properties = [p for path in paths for p in ElementTree.parse(path).iter("property")]
     texts = [p.get("value", "") for p in properties if p.get("name") == "cuda_ops_report"]
-    reports = [CheckReport.from_json(json.loads(text)) for text in texts]
-    return sorted(reports, key=lambda report: report.op)
+    merged: dict[tuple[str, str], CheckReport] = {}
+    for report in (CheckReport.from_json(json.loads(text)) for text in texts):
+        key = report.op, report.circumstances
+        before = merged.get(key, replace(report, entries=()))
+        merged[key] = replace(before, entries=before.entries + report.entries)
+    return sorted(merged.values(), key=lambda report: report.op)
 
 
 def not_run(entries: Iterable[CheckEntry]) -> list[str]:

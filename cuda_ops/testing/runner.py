@@ -114,8 +114,13 @@ def check_op(
             if entry.passed is False and entry.detail.startswith(ALL_REFUSED):
                 lost[device] = ALL_REFUSED
             entries.append(entry)
-    circumstances = f"Profile {profile.name}, {_gpu_name()}, torch {torch.__version__}"
-    return CheckReport(subject.name, tuple(entries), circumstances, _notes(subject))
+    return CheckReport(subject.name, tuple(entries), circumstances(profile), _notes(subject))
+
+
+def circumstances(profile: Profile) -> str:
+    """Returns ``Profile ci, NVIDIA H100, torch 2.11``."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"Profile {profile.name}, {gpu}, torch {torch.__version__}"
 
 
 def _notes(subject: Subject) -> tuple[str, ...]:
@@ -206,6 +211,7 @@ class _Found:
         self.skipped: dict[str, None] = {}
         self.refusals: list[tuple[Sample, str]] = []
         self.left_out: list[Sample] = []
+        self.stopped = ""
 
     def holds(self, sample: Sample) -> bool:
         outcome = self.run(self.check, Case(self.subject, self.device, sample))
@@ -257,7 +263,12 @@ class _Found:
             if self.failures:
                 break  # Hypothesis looks for a smaller one
 
+        until = time.monotonic() + profile.seconds
+
         def body(sample: Sample) -> None:
+            if time.monotonic() > until and not self.failures:
+                self.stopped = f"stopped after {profile.seconds:g} s"
+                raise EnoughError
             line = repr(sample)
             if held.get(line):
                 reject()
@@ -281,7 +292,7 @@ class _Found:
         except Unsatisfiable:
             pass
         except (Exception, EnoughError):
-            if not self.failures:  # the plugin's strategy raised, not the operator
+            if not (self.failures or self.stopped):  # the plugin's strategy raised
                 raise
 
     def entry(self) -> CheckEntry:
@@ -295,6 +306,8 @@ class _Found:
             line = command(self.subject, name, self.device, sample)
             label = outcome.label or self.check.label
             return CheckEntry(name, self.device, False, outcome.detail, label, self.passed, line)
+        if self.stopped:
+            skipped = f"{self.stopped}; {skipped}" if skipped else self.stopped
         if self.left_out:
             least = min(self.left_out, key=lambda sample: sample.size)
             most = self.check.draw.numel.stop - 1
@@ -316,7 +329,3 @@ class _Found:
         return CheckEntry(
             name, self.device, True, skipped, self.check.label, self.passed, refusal=refusal
         )
-
-
-def _gpu_name() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"

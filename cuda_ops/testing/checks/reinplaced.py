@@ -35,7 +35,9 @@ def reinplaced(case: Case) -> None:
     expected = program(*args)
     torch._dynamo.reset()
     # Copies are what counts, and C++ or Triton around them would take most of the time.
-    options = {"fallback_by_default": True} if hasattr(config, "fallback_by_default") else {}
+    options: dict[str, Any] = {}
+    if hasattr(config, "fallback_by_default"):
+        options["fallback_by_default"] = True
     try:
         compiled = torch.compile(program, fullgraph=True, dynamic=False, options=options)
         actual = compiled(*args)
