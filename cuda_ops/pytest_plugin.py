@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
