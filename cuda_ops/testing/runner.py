@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
-from hypothesis import given, reject, settings
+from hypothesis import given, reject, seed, settings
 from hypothesis.errors import Unsatisfiable
 
 from cuda_ops.errors import CudaOpsError
@@ -29,6 +30,8 @@ from cuda_ops.testing.worker import IN_WORKER, REFUSED, UNJUDGED, Outcome, Worke
 #: A process that dies costs seconds, so shrinking ends after this many deaths, and checking after
 #: this many checks with deaths.
 _MOST_DEATHS, _MOST_DYING_CHECKS = 3, 4
+#: How many times as many samples are drawn, since some are drawn more than once.
+_AGAIN = 4
 #: How many times as many samples are looked through for one that is not refused.
 _MORE = 8
 
@@ -263,14 +266,21 @@ class _Found:
             if self.failures:
                 break  # Hypothesis looks for a smaller one
 
-        until = time.monotonic() + profile.seconds
+        first = frozenset(held)
+        least = profile.examples // 5  # what nothing but chance finds
+        remaining = profile.examples if self.failures else profile.examples - len(held)
+        remaining = max(remaining, least)
+        until, ended = time.monotonic() + profile.seconds, False
 
         def body(sample: Sample) -> None:
-            if time.monotonic() > until and not self.failures:
+            nonlocal ended
+            if not self.failures and time.monotonic() > until:
                 self.stopped = f"stopped after {profile.seconds:g} s"
+            if self.stopped or (not self.failures and len(held) - len(first) >= remaining):
+                ended = True
                 raise EnoughError
             line = repr(sample)
-            if held.get(line):
+            if line in first and held[line]:
                 reject()
             if line not in held:
                 held[line] = self.holds(sample)
@@ -285,14 +295,16 @@ class _Found:
         assert self.subject.strategy is not None
         try:
             drawn = wanted.strategy(self.subject, self.note_left_out)
-            least = profile.examples // 5  # what nothing but chance finds
-            remaining = profile.examples if self.failures else profile.examples - len(held)
-            remaining = max(remaining, least)
-            settings(profile.settings(), max_examples=remaining)(given(drawn)(body))()
+            # Some are drawn again: what passed once must pass, or Hypothesis calls it flaky.
+            drawing = settings(profile.settings(), max_examples=_AGAIN * remaining)
+            test = drawing(given(drawn)(body))
+            if not profile.derandomize:
+                test = seed(secrets.randbits(64))(test)  # else it prints one, for what ends early
+            test()
         except Unsatisfiable:
             pass
         except (Exception, EnoughError):
-            if not (self.failures or self.stopped):  # the plugin's strategy raised
+            if not (self.failures or ended):  # the plugin's strategy raised, not the operator
                 raise
 
     def entry(self) -> CheckEntry:
