@@ -22,7 +22,8 @@ from cuda_ops.dispatch.operator import Operator
 from cuda_ops.registry import all_operators, registry
 from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw, chosen
-from cuda_ops.testing.samples import MAX_NUMEL, shaped
+from cuda_ops.testing.samples import MAX_NUMEL
+from cuda_ops.testing.sizes import shaped
 from cuda_ops.testing.subject import subject_of
 
 

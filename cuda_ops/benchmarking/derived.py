@@ -13,8 +13,8 @@ import torch
 from cuda_ops.benchmarking import rotation
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import BenchmarkCase, OpSpec
-from cuda_ops.testing import samples
 from cuda_ops.testing.arguments import sampled_arguments, split
+from cuda_ops.testing.sizes import example_dtype, example_scalar
 
 #: Sizes for operators without core dims: the number of elements, and why.
 _LOOP_NUMEL = {
@@ -100,7 +100,7 @@ def _case(
     for i, argument in enumerate(sampled_arguments(op)):
         if i in op.tensor_positions:
             shape = next(groups).shape(loop, sizes)
-            own = samples.example_dtype(op, argument.name, dtype)
+            own = example_dtype(op, argument.name, dtype)
             dtypes[argument.name] = own
             below = sizes.get(op.belows.get(argument.name, ""))
             values.append(rotation.Random(shape, own, below))
@@ -108,7 +108,7 @@ def _case(
         elif op.device_position is not None and argument.name in sizes:
             values.append(sizes[argument.name])
         else:
-            values.append(samples.example_scalar(op, argument))
+            values.append(example_scalar(op, argument))
             if op.device_position is not None and dtype in op.dtypes_of.get(argument.name, ()):
                 values[-1] = dtype
             if argument.name in op.dtype_names and values[-1] is not None:

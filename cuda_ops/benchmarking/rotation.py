@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import BenchmarkCase
-from cuda_ops.testing.samples import CODES, DeviceArg
+from cuda_ops.testing.samples import DeviceArg
+from cuda_ops.testing.values import CODES
 
 # A seed that no set of arguments has: its numbers would repeat those that all have in common.
 _SHARED_SEED = 2**31

@@ -20,7 +20,8 @@ from cuda_ops.spec import AutocastPolicy, BenchmarkCase, Claims, OpSpec, Peer
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-    from cuda_ops.testing.samples import Sample, Values
+    from cuda_ops.testing.samples import Sample
+    from cuda_ops.testing.values import Values
 
 
 # --- the public function ------------------------------------------------------------------

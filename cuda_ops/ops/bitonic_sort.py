@@ -68,7 +68,8 @@ def torch_sort(
 def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     from hypothesis import strategies as st
 
-    from cuda_ops.testing.samples import VALUES, Sample
+    from cuda_ops.testing.samples import Sample
+    from cuda_ops.testing.values import VALUES
 
     def sample(drawn: tuple[Any, int], values: Any, seed: int, *flags: bool) -> Sample:
         return Sample((*drawn, *flags), values, seed)

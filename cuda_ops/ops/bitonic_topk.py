@@ -76,7 +76,8 @@ def first_of_stable_sort(
 def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     from hypothesis import strategies as st
 
-    from cuda_ops.testing.samples import VALUES, Sample
+    from cuda_ops.testing.samples import Sample
+    from cuda_ops.testing.values import VALUES
 
     def sample(drawn: tuple[Any, int], wanted: int, values: Any, seed: int, *flags: bool) -> Sample:
         tensor, dim = drawn

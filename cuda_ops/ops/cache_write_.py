@@ -52,7 +52,8 @@ def reference(
 def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     from hypothesis import strategies as st
 
-    from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
+    from cuda_ops.testing.samples import LAYOUTS, Sample, TensorArg
+    from cuda_ops.testing.values import VALUES
 
     read = st.sampled_from(LAYOUTS)
     written = st.sampled_from([layout for layout in LAYOUTS if layout != "expanded"])

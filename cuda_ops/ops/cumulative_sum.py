@@ -76,7 +76,8 @@ def torch_cumulative_sum(x: torch.Tensor, dim: int = -1, reverse: bool = False) 
 def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     from hypothesis import strategies as st
 
-    from cuda_ops.testing.samples import VALUES, Sample
+    from cuda_ops.testing.samples import Sample
+    from cuda_ops.testing.values import VALUES
 
     def sample(drawn: tuple[Any, int], reverse: bool, values: Any, seed: int) -> Sample:
         return Sample((*drawn, reverse), values, seed)

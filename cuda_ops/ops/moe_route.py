@@ -241,7 +241,8 @@ def reference_backward(
 def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
     from hypothesis import strategies as st
 
-    from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
+    from cuda_ops.testing.samples import LAYOUTS, Sample, TensorArg
+    from cuda_ops.testing.values import VALUES
 
     tokens = st.sampled_from((1, 2, 3, 5, 33, 130, 1031, 0))
     counts, wanted = st.sampled_from((1, 2, 3, 8, 31, 32, 33, 64, 65)), st.integers(1, 16)

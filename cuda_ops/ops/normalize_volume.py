@@ -50,7 +50,8 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any] | None:
     """Draws volumes to normalize by their own statistics; samples leave keyword arguments out."""
     from hypothesis import strategies as st
 
-    from cuda_ops.testing.samples import LAYOUTS, VALUES, Sample, TensorArg
+    from cuda_ops.testing.samples import LAYOUTS, Sample, TensorArg
+    from cuda_ops.testing.values import VALUES
 
     sizes = st.sampled_from(_SIZES)
     batch = st.lists(st.sampled_from((0, 1, 2, 3)), max_size=2)

@@ -17,15 +17,10 @@ from hypothesis.strategies import SearchStrategy
 from cuda_ops.derive.arguments import group_of
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.profiles import PROFILES
-from cuda_ops.testing.samples import (
-    MAX_NUMEL,
-    Sample,
-    TensorArg,
-    Values,
-    each_layout,
-    strategy,
-)
+from cuda_ops.testing.samples import MAX_NUMEL, Sample, TensorArg, strategy
+from cuda_ops.testing.sizes import each_layout
 from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.values import Values
 
 
 class EnoughError(BaseException):

@@ -9,33 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
 from hypothesis import strategies as st
 
-from cuda_ops.derive.arguments import group_of
 from cuda_ops.signature import Group
 from cuda_ops.spec import OpSpec, Range, default_of, is_device
 from cuda_ops.testing.arguments import each, sampled_arguments, spread
+from cuda_ops.testing.values import VALUES, Values, make_tensor
 
 Layout = Literal[
     "contiguous", "transposed", "sliced", "padded", "stepped", "expanded", "channels_last", "offset"
 ]
-Values = Literal[
-    "normal", "large", "tiny", "special", "equal",
-    "largest", "smallest", "infinite", "negative_infinite", "cancelling",
-]  # fmt: skip
-
 LAYOUTS: tuple[Layout, ...] = (
     "contiguous", "transposed", "sliced", "padded", "stepped", "expanded", "channels_last",
     "offset",
 )  # fmt: skip
-#: What is drawn for all arguments of a sample. The other values are for single arguments: two
-#: numbers next to the largest one add up to infinity in any order but one.
-VALUES: tuple[Values, ...] = ("normal", "large", "tiny", "special", "equal")
-
 #: Most elements of a tensor in a sample.
 MAX_NUMEL = 4096
 #: The same for the few samples that are large on purpose; their reference takes a second at most.
@@ -46,7 +37,7 @@ _CORE_SIZES = (1, 2, 3, 4, 5, 7, 13, 16, 17, 31, 33, 64)
 # One in this many samples is empty.
 _EMPTY_EVERY = 8
 # Numbers of loop dims; with 4, elementwise operators get channels_last tensors too.
-_LOOP_DIMS = (1, 2, 3, 4, 0)
+LOOP_DIMS = (1, 2, 3, 4, 0)
 
 
 def _short(value: Any) -> str:
@@ -148,7 +139,7 @@ class Sample:
         def made(arg: Any) -> Any:
             if isinstance(arg, TensorArg):
                 values = arg.values or self.values
-                return _make_tensor(arg, values, generator, torch.device(device))
+                return make_tensor(arg, values, generator, torch.device(device))
             if isinstance(arg, DeviceArg):
                 return torch.device(device)
             return arg
@@ -179,111 +170,6 @@ class Sample:
 
         args = tuple(each(changed, arg) for arg in self.args)
         return Sample(args, values or self.values, self.seed)
-
-
-# --- data from the seed ------------------------------------------------------------
-
-#: Numbers that torch makes none of: their bytes, from the smallest to the largest, for values that
-#: differ from ordinary ones. A float8_e8m0fnu is 2 to the power of its byte less 127.
-CODES: dict[torch.dtype, dict[Values, tuple[int, int]]] = {
-    torch.float8_e8m0fnu: {
-        "normal": (120, 134), "large": (155, 163), "tiny": (0, 3), "special": (252, 255),
-    },
-    torch.float4_e2m1fn_x2: {"normal": (0, 255)},
-}  # fmt: skip
-
-
-def _make_tensor(
-    arg: TensorArg, values: Values, generator: torch.Generator, device: torch.device
-) -> torch.Tensor:
-    if arg.distinct and arg.below is not None:
-        made = _make_tensor(replace(arg, distinct=False), values, generator, device)
-        order = torch.randperm(arg.below, generator=generator)[: made.numel()]
-        return made.copy_(order.view(made.shape))
-
-    def fill(*shape: int) -> torch.Tensor:
-        if arg.below is not None:
-            most = min(max(1, arg.below), torch.iinfo(arg.dtype).max)
-            return torch.randint(0, most, shape, generator=generator).to(arg.dtype).to(device)
-        return _fill(shape, arg.dtype, values, generator).to(device)
-
-    shape, layout = arg.shape, arg.layout
-    if layout == "transposed" and len(shape) > 1:
-        return fill(*shape[:-2], shape[-1], shape[-2]).transpose(-1, -2)
-    if layout == "sliced" and shape:
-        return fill(*shape[:-1], shape[-1] + 3).narrow(-1, 1, shape[-1])
-    if layout == "padded" and shape:  # the first row is aligned, and those after it are not
-        return fill(*shape[:-1], shape[-1] + 1).narrow(-1, 0, shape[-1])
-    if layout == "stepped" and shape:
-        return fill(*shape[:-1], 2 * shape[-1])[..., ::2]
-    if layout == "expanded" and shape:
-        return fill(1, *shape[1:]).expand(shape)
-    if layout == "channels_last" and len(shape) == 4:
-        return fill(*shape).contiguous(memory_format=torch.channels_last)
-    if layout == "offset":
-        return fill(math.prod(shape) + 3)[3:].view(shape)
-    return fill(*shape)
-
-
-def _fill(
-    shape: tuple[int, ...], dtype: torch.dtype, values: Values, generator: torch.Generator
-) -> torch.Tensor:
-    def integers(low: int, high: int) -> torch.Tensor:
-        return torch.randint(low, high + 1, shape, generator=generator)
-
-    if dtype == torch.bool:
-        return integers(0, 1).to(dtype)
-    if dtype in CODES:
-        low, high = CODES[dtype].get(values, CODES[dtype]["normal"])
-        codes = integers(low, high).to(torch.uint8)
-        if values == "equal":
-            one = torch.randint(low, high + 1, (), generator=generator)
-            codes = codes.fill_(int(one))
-        return codes.view(dtype)
-    if values == "equal":
-        one = _fill((), dtype, "normal", generator)
-        return one.expand(shape).clone()
-    if dtype.is_complex:
-        real, imaginary = (_fill(shape, torch.float64, values, generator) for _ in range(2))
-        return torch.complex(real, imaginary).to(dtype)
-    if not dtype.is_floating_point:
-        limits = torch.iinfo(dtype)
-        most = min(limits.max, 2**63 - 1)  # torch draws no larger ones
-        if values == "large":
-            return integers(most // 2, most - 1).to(dtype)
-        if values == "tiny":
-            return integers(0, 1).to(dtype)
-        if values == "special":
-            edges = torch.tensor([limits.min, most, 0, 1])
-            return edges[integers(0, 3)].to(dtype)
-        if values in ("largest", "smallest"):
-            end = most - 3 if values == "largest" else limits.min
-            return (integers(0, 3) + end).to(dtype)
-        return integers(max(limits.min, -10), 10).to(dtype)
-    normal = torch.randn(shape, generator=generator, dtype=torch.float64)
-    info = torch.finfo(dtype)
-    if values == "large":
-        # Far beyond the range of exp, yet products of two still add up.
-        normal *= info.max**0.25
-    if values == "tiny":
-        # Normal and denormal numbers mixed.
-        normal *= info.tiny
-    if values == "special":
-        edges = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 0.0], dtype=torch.float64)
-        normal = torch.where(integers(0, 3) == 0, edges[integers(0, 4)], normal)
-    if values == "largest":
-        # Less by what a claim of some noise may add.
-        normal = normal.sign() * (1 - integers(1, 4) / 64) * info.max
-    if values == "smallest":
-        normal = normal.sign() * integers(1, 4) * info.smallest_normal * info.eps
-    if values in ("infinite", "negative_infinite"):
-        # NaN and the other infinity would hide what becomes of one.
-        infinity = math.inf if values == "infinite" else -math.inf
-        normal = torch.where(integers(0, 7) == 0, infinity, normal)
-    if values == "cancelling" and shape:
-        half = shape[-1] // 2
-        normal[..., half : 2 * half] = -normal[..., :half]
-    return normal.to(dtype)
 
 
 # --- what may be drawn ---------------------------------------------------------------
@@ -333,7 +219,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         core[name] = draw(st.sampled_from(fitting), label=name)
     room = room_beside(everything)
     loop: list[int] = []
-    for _ in range(draw(st.sampled_from(_LOOP_DIMS if op.tensor_positions else (0,)))):
+    for _ in range(draw(st.sampled_from(LOOP_DIMS if op.tensor_positions else (0,)))):
         fitting = [size for size in _LOOP_SIZES if size * math.prod(loop) <= room]
         loop.append(draw(st.sampled_from(fitting)))
     if draw(st.integers(1, _EMPTY_EVERY)) == _EMPTY_EVERY:
@@ -345,7 +231,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
             loop[at] = 0
         elif at < len(loop) + len(may_be_empty):
             core[may_be_empty[at - len(loop)]] = 0
-    core = _limited(op, core)
+    core = limited(op, core)
     shared = draw(st.sampled_from(op.dtypes or (torch.float32,)))
 
     def tensor(group: Group, name: str) -> TensorArg:
@@ -380,7 +266,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
     return Sample(tuple(args), draw(st.sampled_from(VALUES)), draw(st.integers(0, 2**16)))
 
 
-def _limited(op: OpSpec, sizes: Mapping[str, int]) -> dict[str, int]:
+def limited(op: OpSpec, sizes: Mapping[str, int]) -> dict[str, int]:
     """Returns the sizes, those smaller that would exceed others."""
     fitted = dict(sizes)
     for dim, (times, limit) in op.dim_limits.items():
@@ -421,108 +307,3 @@ def _scalar(op: OpSpec, argument: Any) -> st.SearchStrategy[Any] | None:
     if plain not in drawn:
         return st.just(default_of(argument)) if argument.has_default_value() else None
     return st.one_of(st.none(), drawn[plain]) if plain != kind else drawn[plain]
-
-
-def shaped(
-    op: OpSpec,
-    loop: tuple[int, ...],
-    *,
-    core: Mapping[str, int] | int = 5,
-    dtype: torch.dtype | None = None,
-    layout: Layout = "contiguous",
-    seed: int = 0,
-) -> Sample:
-    """Returns one call of a given size: every tensor has these loop dims, and ordinary values.
-
-    Args:
-        op: an operator; without a signature line it has loop dims alone.
-        loop: the loop dims of all tensors.
-        core: the size of each core dim by name; or the first size, after which each is one larger.
-        dtype: the dtype of all tensors; by default float32 if the operator takes it.
-        layout: the layout of all tensors.
-        seed: the seed of the values.
-    """
-    inputs, names = (Group(()),) * len(op.tensor_positions), op.drawn_dims
-    if op.signature is not None:
-        inputs = op.signature.inputs
-    if isinstance(core, int):
-        within = {d: op.ranges.get(d, Range(0, core + len(names))) for d in names}
-        sizes: Mapping[str, int] = {
-            d: min(max(core + i, within[d].least), within[d].most) for i, d in enumerate(names)
-        }
-    else:
-        sizes = core
-    sizes = _limited(op, sizes)
-    groups = iter(inputs)
-
-    def tensor(name: str) -> TensorArg:
-        shape = next(groups).shape(loop, sizes)
-        below = sizes.get(op.belows.get(name, ""))
-        return TensorArg(shape, example_dtype(op, name, dtype), layout, below)
-
-    def scalar(argument: Any) -> Any:
-        is_size = argument.name in sizes and not op.tensor_positions
-        return sizes[argument.name] if is_size else example_scalar(op, argument)
-
-    args = tuple(
-        tensor(argument.name) if i in op.tensor_positions else scalar(argument)
-        for i, argument in enumerate(sampled_arguments(op))
-    )
-    return Sample(args, seed=seed)
-
-
-def each_layout(op: OpSpec) -> list[Sample]:
-    """Returns calls with each dtype, and each layout with up to four loop dims."""
-    dtypes = op.dtypes or (None,)
-    found: list[Sample] = []
-    for layout in LAYOUTS:
-        if layout == "expanded" and op.written:
-            continue  # torch lets nothing write to one
-
-        def laid_out(arg: TensorArg, layout: Layout = layout) -> TensorArg:
-            return replace(arg, layout=layout if layout in layouts_of(arg.shape) else "contiguous")
-
-        for rank in _LOOP_DIMS if op.tensor_positions else (0,):
-            dtype = dtypes[len(found) % len(dtypes)]
-            found.append(shaped(op, (2, 3, 4, 5)[:rank], core=3, dtype=dtype, seed=len(found)))
-            found[-1] = found[-1].with_tensors(laid_out)
-    return found
-
-
-def broadcast_over(op: OpSpec, sample: Sample) -> list[Sample]:
-    """Returns the sample with one row in the last tensor that has rows, if another has some too."""
-    growing = [i for k, i in enumerate(op.tensor_positions) if group_of(op, k).loops]
-    if len(growing) < 2:
-        return []
-    args = list(sample.args)
-    args[growing[-1]] = replace(args[growing[-1]], shape=(1, *args[growing[-1]].shape[1:]))
-    return [replace(sample, args=tuple(args))]
-
-
-def example_dtype(op: OpSpec, name: str, wanted: torch.dtype | None = None) -> torch.dtype:
-    """Returns the dtype to give a tensor argument: the wanted one, or float32, where it takes that;
-    where it has a list of its own without it, the first there.
-    """
-    allowed = op.allowed_dtypes(name)
-    if wanted is not None and name not in op.dtypes_of:
-        return wanted
-    preferred = (wanted or torch.float32, torch.float32, *allowed)
-    return next(dtype for dtype in preferred if dtype in allowed or not allowed)
-
-
-def example_scalar(op: OpSpec, argument: Any) -> Any:
-    """Returns an ordinary value for an argument that is not a tensor: its default, or by type."""
-    if is_device(argument) and (op.device_position is not None or not argument.has_default_value()):
-        return DeviceArg()
-    if argument.has_default_value():
-        return default_of(argument)
-    if argument.name in op.dtypes_of:
-        return op.dtypes_of[argument.name][0]
-    if argument.name in op.choices:
-        return op.choices[argument.name][0]
-    allowed = op.ranges.get(argument.name)
-    if argument.name in op.float_ranges:
-        least, most = op.float_ranges[argument.name]
-        return min(max(0.5, least), most)
-    example: Any = {"float": 0.5, "int": 1, "bool": False}.get(str(argument.real_type))
-    return allowed.least if allowed and example not in allowed else example

@@ -1,4 +1,4 @@
-"""Samples of other sizes: which an operator takes, and its own samples with one dim changed."""
+"""Samples of given sizes: made by the signature line, or an operator's own with one dim changed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,130 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from cuda_ops.derive.arguments import group_of
-from cuda_ops.signature import factor_and_name, size_of
-from cuda_ops.spec import OpSpec
-from cuda_ops.testing.samples import Sample, TensorArg
+from cuda_ops.signature import Group, factor_and_name, size_of
+from cuda_ops.spec import OpSpec, Range, default_of, is_device
+from cuda_ops.testing.arguments import sampled_arguments
+from cuda_ops.testing.samples import (
+    LAYOUTS,
+    LOOP_DIMS,
+    DeviceArg,
+    Layout,
+    Sample,
+    TensorArg,
+    layouts_of,
+    limited,
+)
+
+
+def shaped(
+    op: OpSpec,
+    loop: tuple[int, ...],
+    *,
+    core: Mapping[str, int] | int = 5,
+    dtype: torch.dtype | None = None,
+    layout: Layout = "contiguous",
+    seed: int = 0,
+) -> Sample:
+    """Returns one call of a given size: every tensor has these loop dims, and ordinary values.
+
+    Args:
+        op: an operator; without a signature line it has loop dims alone.
+        loop: the loop dims of all tensors.
+        core: the size of each core dim by name; or the first size, after which each is one larger.
+        dtype: the dtype of all tensors; by default float32 if the operator takes it.
+        layout: the layout of all tensors.
+        seed: the seed of the values.
+    """
+    inputs, names = (Group(()),) * len(op.tensor_positions), op.drawn_dims
+    if op.signature is not None:
+        inputs = op.signature.inputs
+    if isinstance(core, int):
+        within = {d: op.ranges.get(d, Range(0, core + len(names))) for d in names}
+        sizes: Mapping[str, int] = {
+            d: min(max(core + i, within[d].least), within[d].most) for i, d in enumerate(names)
+        }
+    else:
+        sizes = core
+    sizes = limited(op, sizes)
+    groups = iter(inputs)
+
+    def tensor(name: str) -> TensorArg:
+        shape = next(groups).shape(loop, sizes)
+        below = sizes.get(op.belows.get(name, ""))
+        return TensorArg(shape, example_dtype(op, name, dtype), layout, below)
+
+    def scalar(argument: Any) -> Any:
+        is_size = argument.name in sizes and not op.tensor_positions
+        return sizes[argument.name] if is_size else example_scalar(op, argument)
+
+    args = tuple(
+        tensor(argument.name) if i in op.tensor_positions else scalar(argument)
+        for i, argument in enumerate(sampled_arguments(op))
+    )
+    return Sample(args, seed=seed)
+
+
+def each_layout(op: OpSpec) -> list[Sample]:
+    """Returns calls with each dtype, and each layout with up to four loop dims."""
+    dtypes = op.dtypes or (None,)
+    found: list[Sample] = []
+    for layout in LAYOUTS:
+        if layout == "expanded" and op.written:
+            continue  # torch lets nothing write to one
+
+        def laid_out(arg: TensorArg, layout: Layout = layout) -> TensorArg:
+            return replace(arg, layout=layout if layout in layouts_of(arg.shape) else "contiguous")
+
+        for rank in LOOP_DIMS if op.tensor_positions else (0,):
+            dtype = dtypes[len(found) % len(dtypes)]
+            found.append(shaped(op, (2, 3, 4, 5)[:rank], core=3, dtype=dtype, seed=len(found)))
+            found[-1] = found[-1].with_tensors(laid_out)
+    return found
+
+
+def broadcast_over(op: OpSpec, sample: Sample) -> list[Sample]:
+    """Returns the sample with one row in the last tensor that has rows, if another has some too."""
+    growing = [i for k, i in enumerate(op.tensor_positions) if group_of(op, k).loops]
+    if len(growing) < 2:
+        return []
+    args = list(sample.args)
+    args[growing[-1]] = replace(args[growing[-1]], shape=(1, *args[growing[-1]].shape[1:]))
+    return [replace(sample, args=tuple(args))]
+
+
+def example_dtype(op: OpSpec, name: str, wanted: torch.dtype | None = None) -> torch.dtype:
+    """Returns the dtype to give a tensor argument: the wanted one, or float32, where it takes that;
+    where it has a list of its own without it, the first there.
+    """
+    allowed = op.allowed_dtypes(name)
+    if wanted is not None and name not in op.dtypes_of:
+        return wanted
+    preferred = (wanted or torch.float32, torch.float32, *allowed)
+    return next(dtype for dtype in preferred if dtype in allowed or not allowed)
+
+
+def example_scalar(op: OpSpec, argument: Any) -> Any:
+    """Returns an ordinary value for an argument that is not a tensor: its default, or by type."""
+    if is_device(argument) and (op.device_position is not None or not argument.has_default_value()):
+        return DeviceArg()
+    if argument.has_default_value():
+        return default_of(argument)
+    if argument.name in op.dtypes_of:
+        return op.dtypes_of[argument.name][0]
+    if argument.name in op.choices:
+        return op.choices[argument.name][0]
+    allowed = op.ranges.get(argument.name)
+    if argument.name in op.float_ranges:
+        least, most = op.float_ranges[argument.name]
+        return min(max(0.5, least), most)
+    example: Any = {"float": 0.5, "int": 1, "bool": False}.get(str(argument.real_type))
+    return allowed.least if allowed and example not in allowed else example
+
+
+# --- an operator's own samples, with another size ---
 
 #: The outermost dim of all tensors that have loop dims.
 ROWS = "rows"

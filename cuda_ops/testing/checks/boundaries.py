@@ -12,8 +12,8 @@ from cuda_ops.testing.checks.large import TOLERATED
 from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.device_events import DeviceEvent, device_events
 from cuda_ops.testing.draw import Draw, follows_line
-from cuda_ops.testing.samples import LARGEST_NUMEL, Sample, shaped
-from cuda_ops.testing.sizes import resizable, resized
+from cuda_ops.testing.samples import LARGEST_NUMEL, Sample
+from cuda_ops.testing.sizes import resizable, resized, shaped
 
 #: Sizes of a dim for which launches are looked at, and the size of every other core dim.
 _LOOKS, _OTHERS = (300, 3000), 5

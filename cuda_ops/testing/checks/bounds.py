@@ -12,7 +12,8 @@ from cuda_ops.testing.compare import deviation, same_bits, widened
 from cuda_ops.testing.draw import Draw, chosen
 from cuda_ops.testing.guards import behind, guard
 from cuda_ops.testing.poison import POISONS, poisoned
-from cuda_ops.testing.samples import Sample, TensorArg, shaped
+from cuda_ops.testing.samples import Sample, TensorArg
+from cuda_ops.testing.sizes import shaped
 from cuda_ops.testing.subject import Subject
 
 

@@ -11,7 +11,8 @@ import torch
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, check, sums, wanting
 from cuda_ops.testing.draw import Draw, follows_line
-from cuda_ops.testing.samples import Sample, shaped
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.sizes import shaped
 
 
 @check("compile_static", None, "wrong under torch.compile", Draw(2, range(2, 513)), quick=True)

@@ -12,7 +12,8 @@ from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.case import NO_TENSOR, Case, NotRunError, check
 from cuda_ops.testing.draw import Draw
-from cuda_ops.testing.samples import Sample, broadcast_over, shaped
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.sizes import broadcast_over, shaped
 from cuda_ops.testing.subject import Subject
 
 _WORLD = 2

@@ -8,7 +8,8 @@ from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, check, sums, wanting
 from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw
-from cuda_ops.testing.samples import Sample, shaped
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.sizes import shaped
 
 _LOOP = (3, 4)
 

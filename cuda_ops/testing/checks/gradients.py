@@ -24,7 +24,8 @@ from cuda_ops.testing.case import (
 )
 from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw
-from cuda_ops.testing.samples import Sample, broadcast_over, shaped
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.sizes import broadcast_over, shaped
 from cuda_ops.testing.subject import Subject
 
 

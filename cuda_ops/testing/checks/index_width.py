@@ -14,7 +14,8 @@ from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.compare import expected_results, is_inexact, widened
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.memory import much_memory
-from cuda_ops.testing.samples import Sample, shaped
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.sizes import shaped
 
 _INT32 = 2**31
 

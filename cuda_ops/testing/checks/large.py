@@ -12,14 +12,8 @@ from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw
-from cuda_ops.testing.samples import (
-    LARGEST_NUMEL,
-    MAX_NUMEL,
-    Sample,
-    TensorArg,
-    shaped,
-)
-from cuda_ops.testing.sizes import ROWS, grown, within_ranges
+from cuda_ops.testing.samples import LARGEST_NUMEL, MAX_NUMEL, Sample, TensorArg
+from cuda_ops.testing.sizes import ROWS, grown, shaped, within_ranges
 
 #: Past a block of threads, past what is drawn, past 48 KiB of float32, and on either side of the
 #: most blocks that y and z of a grid may have.

@@ -6,7 +6,8 @@ from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, check
 from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw
-from cuda_ops.testing.samples import Sample, shaped
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.sizes import shaped
 
 #: More blocks than the 65,535 that y and z of a grid may have, and a prime.
 _MANY = 65_537

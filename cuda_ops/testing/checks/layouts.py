@@ -10,7 +10,8 @@ import torch
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.draw import Draw
-from cuda_ops.testing.samples import Sample, TensorArg, shaped
+from cuda_ops.testing.samples import Sample, TensorArg
+from cuda_ops.testing.sizes import shaped
 
 
 def _strided(sample: Sample) -> Sample:

@@ -9,7 +9,9 @@ from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, check
 from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw, plain
-from cuda_ops.testing.samples import Sample, Values, shaped
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.sizes import shaped
+from cuda_ops.testing.values import Values
 
 
 def _edges(sample: Sample) -> Sample:

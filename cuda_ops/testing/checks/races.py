@@ -12,7 +12,8 @@ from cuda_ops.testing.compare import same_bits
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.guards import guard
 from cuda_ops.testing.poison import POISONS, poisoned
-from cuda_ops.testing.samples import Sample, shaped
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.sizes import shaped
 from cuda_ops.testing.subject import Subject
 
 _CALLS = 20

@@ -21,7 +21,8 @@ from cuda_ops.testing.arguments import by_keyword
 from cuda_ops.testing.case import Case, NotRunError, check, sums, wanting
 from cuda_ops.testing.compare import is_floating, results, same_bits
 from cuda_ops.testing.draw import Draw, ordinary
-from cuda_ops.testing.samples import Sample, shaped
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.sizes import shaped
 from cuda_ops.testing.subject import Subject
 
 _SEED = 17

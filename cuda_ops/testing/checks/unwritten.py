@@ -9,7 +9,8 @@ from cuda_ops.testing.checks.races import nondeterministic
 from cuda_ops.testing.compare import same_bits
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.poison import POISONS, poisoned
-from cuda_ops.testing.samples import Sample, shaped
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.sizes import shaped
 
 
 def _several_and_none(op: OpSpec) -> list[Sample]:
