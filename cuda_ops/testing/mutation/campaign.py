@@ -18,7 +18,7 @@ from cuda_ops.testing.mutation.place import Place, Project
 from cuda_ops.testing.mutation.plan import Mutant
 from cuda_ops.testing.mutation.processes import StoppedError
 from cuda_ops.testing.mutation.result import Result
-from cuda_ops.testing.mutation.trials import Settings
+from cuda_ops.testing.mutation.settings import Settings
 
 
 @dataclass(frozen=True)

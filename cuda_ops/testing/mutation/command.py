@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import signal
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +18,14 @@ from cuda_ops.build.compiling import visible_archs
 from cuda_ops.build.discovery import BUILTIN_ROOT, Pair
 from cuda_ops.build.source_text import Kind
 from cuda_ops.registry import registry
+from cuda_ops.testing.checks import CHECKS
 from cuda_ops.testing.mutation import ledger, report, result
 from cuda_ops.testing.mutation.campaign import Campaign
 from cuda_ops.testing.mutation.kinds import KINDS
 from cuda_ops.testing.mutation.ledger import Explained
 from cuda_ops.testing.mutation.plan import Mutant, chosen, every_mutant
 from cuda_ops.testing.mutation.result import Result
-from cuda_ops.testing.mutation.trials import Settings
+from cuda_ops.testing.mutation.settings import Settings
 from cuda_ops.testing.profiles import PROFILES
 
 
@@ -37,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shard", default="1/1", metavar="I/N", help="of the chosen, each N-th from the I-th on")
     add("--jobs", type=int, default=1, help="faults at a time, spread over the visible GPUs")
     add("--minutes", type=float, metavar="M", help="stop after M minutes")
+    add("--check", action="append", choices=[check.name for check in CHECKS], metavar="CHECK",
+        help="run this check alone; repeatable")  # fmt: skip
     add("--profile", choices=PROFILES, default="quick", help="how much the checks draw")
     add(
         "--tests",
@@ -58,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns 1 if a fault survived that the ledger does not explain, else 0.
+    """Runs the command; returns 1 if a fault survived that the ledger does not explain, 130 after
+    Ctrl-C, else 0.
 
     Raises:
         CudaOpsError: the operators cannot be mutated.
@@ -79,21 +86,41 @@ def run(arguments: argparse.Namespace) -> int:
     entries = ledger.read(book) if book else []
     devices = tuple(arguments.device or ("cpu", *(["cuda"] if torch.cuda.is_available() else [])))
     tests = _read_tests(arguments.tests) if arguments.tests else ()
-    settings = Settings(visible_archs(), devices, arguments.profile, tests)
+    checks = tuple(arguments.check or ())
+    settings = Settings(visible_archs(), devices, arguments.profile, checks, tests)
     progress = _Run(plan, pairs, settings, arguments.json, arguments.again)
     campaign = Campaign(
         pairs, settings, arguments.jobs, 60 * arguments.minutes if arguments.minutes else None,
         arguments.keep,
     )  # fmt: skip
+    stopped = False
     try:
-        campaign.run(progress.left, progress.note, _say)
+        with _ended_as_by_ctrl_c():
+            campaign.run(progress.left, progress.note, _say)
     except KeyboardInterrupt:
-        _say("stopped")
+        stopped = True
     finally:
         results = _explained(progress.results, entries)
         outdated = ledger.outdated(entries, every) if not arguments.kind else []
-        print(report.text(results, outdated, len(plan)))
-    return int(any(result.is_open for result in results))
+        print(report.text(results, outdated, len(plan)), flush=True)
+    return 130 if stopped else int(any(result.is_open for result in results))
+
+
+@contextlib.contextmanager
+def _ended_as_by_ctrl_c() -> Iterator[None]:
+    """Lets a request to end, such as that of ``timeout``, remove the copies too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Run:

@@ -18,6 +18,7 @@ from typing import Any
 from cuda_ops.registry import registry
 from cuda_ops.testing.case import Case, Check
 from cuda_ops.testing.checks import CHECKS
+from cuda_ops.testing.mutation.settings import Settings
 from cuda_ops.testing.profiles import PROFILES
 from cuda_ops.testing.runner import planned, run_check
 from cuda_ops.testing.subject import Origin, Subject, find
@@ -49,8 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             say(failed="load", detail=f"{type(error).__name__}: {error}")
             return 0
-        quick = [check for check in CHECKS if check.quick]
-        others = [check for check in CHECKS if not check.quick]
+        chosen = [check for check in CHECKS if check.name in (arguments.check or (check.name,))]
+        quick = [check for check in chosen if check.quick]
+        others = [check for check in chosen if not check.quick]
         for checks in (quick, others):
             for subject in subjects:
                 for check, device in planned(checks, arguments.device):
@@ -89,16 +91,18 @@ def _failure(check: Check, subject: Subject, device: str, profile: str) -> str |
 
 
 def command(
-    pair: str, library: Path, answers: Path, roots: Iterable[str], devices: Iterable[str],
-    profile: str, *, skip: Iterable[str] = (), every: bool = False,
+    pair: str, library: Path, answers: Path, roots: Iterable[str], settings: Settings, *,
+    skip: Iterable[str] = (), every: bool = False,
 ) -> list[str]:  # fmt: skip
     """Returns the command that judges a library."""
-    named = [("--root", root) for root in roots] + [("--device", device) for device in devices]
+    named = [("--root", root) for root in roots]
+    named += [("--device", device) for device in settings.devices]
+    named += [("--check", check) for check in settings.checks]
     named += [("--skip", place) for place in skip]
     words = [word for option in named for word in option] + (["--all"] if every else [])
     return [
         sys.executable, "-m", "cuda_ops.testing.mutation.judge", pair, str(library), str(answers),
-        "--profile", profile, *words,
+        "--profile", settings.profile, *words,
     ]  # fmt: skip
 
 
@@ -111,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", action="append", default=[])
     parser.add_argument("--skip", action="append", default=[])
     parser.add_argument("--profile", choices=PROFILES, default="quick")
+    parser.add_argument("--check", action="append", default=[])
     parser.add_argument("--all", action="store_true")
     return parser
 

@@ -20,12 +20,13 @@ from cuda_ops.testing.mutation.place import Place
 from cuda_ops.testing.mutation.plan import Mutant, files_of
 from cuda_ops.testing.mutation.reach import Reach
 from cuda_ops.testing.mutation.result import Result, Verdict
-from cuda_ops.testing.mutation.trials import Settings, Trials, Unchanged
+from cuda_ops.testing.mutation.settings import Settings
+from cuda_ops.testing.mutation.trials import Trials, Unchanged
 
 #: Seconds for a compiler.
 _COMPILE = 900.0
-#: A header's mutant is judged by so many of the operators that use it.
-_MOST_USERS = 2
+#: A mutant that so many operators let survive is judged by no other.
+_ENOUGH = 2
 #: Which verdict of several operators counts.
 _FIRST: tuple[Verdict, ...] = ("killed", "invalid", "survived", "not judged", "equivalent")
 
@@ -55,7 +56,7 @@ class Judging:
         for key in mutant.ops:
             found.append(self._judged(mutant, key, place))
             survived = sum(verdict == "survived" for verdict, *_ in found)
-            if found[-1][0] in ("killed", "invalid") or survived == _MOST_USERS:
+            if found[-1][0] in ("killed", "invalid") or survived == _ENOUGH:
                 break
         verdict, by, detail = min(found, key=lambda one: _FIRST.index(one[0]))
         return Result(**mutant.as_json(), verdict=verdict, by=by, detail=detail)
@@ -138,7 +139,7 @@ class Judging:
         pair, settings = self._pairs[key], self._settings
         plugin = pair.plugin.read_text(encoding="utf-8") if pair.plugin.is_file() else ""
         parts = [self._text(key).hash, commands.recipe(pair, settings.archs), plugin,
-                 *settings.devices, settings.profile]  # fmt: skip
+                 *settings.devices, *settings.checks, settings.profile]  # fmt: skip
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
         return self._folder / f"{pair.stem}-{digest}"
 

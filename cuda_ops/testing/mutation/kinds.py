@@ -27,7 +27,7 @@ class Fault:
 Kind = Callable[[Source], Iterator[Fault]]
 
 #: Binary operators stand between spaces, as clang-format leaves them.
-_LEFT, _RIGHT = r"(?<=[\w)\]] )", r"(?= [\w(\-!*.])"
+_LEFT, _RIGHT = r"(?<=[\w)\]] )", r"(?=\s+[\w(\-!*.])"
 _WIDER = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 _COMPARES = re.compile(rf"{_LEFT}[<>]=?{_RIGHT}|(?<=[\w)\]])[<>]=?(?=\w[^<>;{{}}]*[;)])")
 _ONE = re.compile(r"(?<=[\w)\]]) [+-] 1(?=\s*(?:[\])},;:?<>=*/%]|&&|\|\|))")
@@ -123,9 +123,9 @@ def arithmetic(source: Source) -> Iterator[Fault]:
 
 _OPPOSITE = {"&&": "||", "||": "&&", "==": "!=", "!=": "==", "max": "min", "min": "max",
              "true": "false", "false": "true", "fmaxf": "fminf", "fminf": "fmaxf",
-             "fmax": "fmin", "fmin": "fmax", "__vmaxs2": "__vmins2"}  # fmt: skip
+             "fmax": "fmin", "fmin": "fmax"}  # fmt: skip
 _WORD = re.compile(
-    r"(?<= )(?:&&|\|\||==|!=)(?= )|\b(?:max|min|fmaxf?|fminf?)(?=\s*[(<])|\b(?:true|false)\b"
+    r"(?<= )(?:&&|\|\||==|!=)(?=\s)|\b(?:max|min|fmaxf?|fminf?)(?=\s*[(<])|\b(?:true|false)\b"
 )
 _IF = re.compile(r"\b(?:if|while)\s*\(")
 _NOT = re.compile(r"(?:(?<=[(,=] )|(?<=[(,])|(?<=&& )|(?<=\|\| )|(?<=\breturn ))!(?=[\w(])")

@@ -22,6 +22,13 @@ _T = TypeVar("_T")
 #: What a header holds that computes.
 _COMPUTES = re.compile(r"__(?:device|global)__|\bparallel_for\(")
 
+#: What a header defines, at the start of a line.
+_DEFINED = re.compile(
+    r"^(?:struct|class|enum class) (\w+)|^[\w:][^;{}()\n]*?\b(\w+)\(", re.MULTILINE
+)
+#: A header's mutants are judged by at most so many of the operators that use it.
+_MOST_USERS = 3
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -102,25 +109,46 @@ def _lines(text: str, fault: Fault) -> tuple[str, str]:
     return " ".join(text[first:last].split()), " ".join(after.split())
 
 
-def every_mutant(pairs: Iterable[Pair], name_of: Mapping[Path, Path] | None = None) -> list[Mutant]:
+def every_mutant(pairs: Iterable[Pair]) -> list[Mutant]:
     """Returns all mutants of pairs that register themselves with ``CUDA_OPS``, headers once."""
     texts: dict[Path, bytes] = {}
     users: dict[Path, list[Pair]] = {}
-    sizes: dict[str, int] = {}
+    files: dict[str, list[Path]] = {}
     for pair in pairs:
         if pair.kind is Kind.NATIVE and not pair.problem:
-            files = files_of(pair, texts)
-            sizes[pair.key] = sum(len(texts.get(path, b"")) for path in files)
-            for path in files:
+            files[pair.key] = files_of(pair, texts)
+            for path in files[pair.key]:
                 users.setdefault(path, []).append(pair)
     found = []
     for path, using in users.items():
-        # The operators with the least text beside it compile soonest.
-        using.sort(key=lambda pair: (sizes[pair.key], pair.key))
-        name = str(path.relative_to(_base(using[0], path)))
         text = path.read_text(encoding="utf-8")
-        found += mutants_in(path, name, text, [pair.key for pair in using])
+        judging = _covering(path, text, [(pair, files[pair.key]) for pair in using], texts)
+        name = str(path.relative_to(_base(using[0], path)))
+        found += mutants_in(path, name, text, [pair.key for pair in judging])
     return found
+
+
+def _covering(
+    path: Path, text: str, users: Sequence[tuple[Pair, list[Path]]], texts: Mapping[Path, bytes]
+) -> list[Pair]:
+    """Returns the users of a file that judge its mutants: of a header's those that together use
+    most of what it defines, and of equal ones the shortest.
+    """
+    left = {name for found in _DEFINED.finditer(Source(text).code) for name in found.groups()}
+    words: dict[str, set[str]] = {}
+    sizes: dict[str, int] = {}
+    for pair, files in users:
+        own = b"\n".join(texts.get(file, b"") for file in files if file != path)
+        words[pair.key] = {*re.findall(r"\w+", own.decode(errors="replace"))}
+        sizes[pair.key] = len(own)
+    ranked: list[Pair] = []
+    waiting = [pair for pair, _ in users]
+    while waiting and len(ranked) < _MOST_USERS:
+        best = max(waiting, key=lambda pair: (len(left & words[pair.key]), -sizes[pair.key]))
+        left -= words[best.key]
+        ranked.append(best)
+        waiting.remove(best)
+    return ranked
 
 
 def _base(pair: Pair, path: Path) -> Path:

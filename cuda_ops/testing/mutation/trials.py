@@ -16,6 +16,7 @@ from cuda_ops.build.discovery import Pair
 from cuda_ops.testing.mutation import judge, processes
 from cuda_ops.testing.mutation.place import Place
 from cuda_ops.testing.mutation.plan import Mutant
+from cuda_ops.testing.mutation.settings import Settings
 
 #: Seconds for the checks of an unchanged operator, and for tests.
 _CHECKS, _TESTS = 1200.0, 900.0
@@ -23,17 +24,6 @@ _CHECKS, _TESTS = 1200.0, 900.0
 _SLOWER, _MORE = 5.0, 60.0
 #: How much of what a check or test says is kept.
 _TOLD = 500
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What judges mutants."""
-
-    archs: tuple[str, ...]
-    devices: tuple[str, ...] = ("cpu",)
-    profile: str = "quick"
-    #: Patterns of files, and the arguments of pytest for the tests that run their code.
-    tests: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,9 +87,8 @@ class Trials:
         answers = place.folder / "answers"
         answers.unlink(missing_ok=True)
         command = judge.command(
-            key, library, answers, place.roots, self._settings.devices, self._settings.profile,
-            skip=skip, every=every,
-        )  # fmt: skip
+            key, library, answers, place.roots, self._settings, skip=skip, every=every
+        )
         status = processes.run(
             command, place.copied, place.said, self._stop, timeout=timeout,
             environment=place.environment(),
