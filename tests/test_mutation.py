@@ -48,6 +48,8 @@ def planted(kind: str, text: str) -> list[str]:
         ("stride", "f(rows, cols);", ["f(cols, cols);", "f(rows, rows);"]),
         ("barrier", "{ a = 1; __syncthreads(); b = a; }", ["{ a = 1; ; b = a; }"]),
         ("barrier", "if (last) ring.wait_full<2>(s);", ["if (last) ;"]),
+        ("barrier", "{ cp_async_whole(to, from); cp_async_wait<0>(); }",
+         ["{ cp_async_whole(to, from); ; }"]),
         ("sign", "y = a + b;", ["y = a - b;"]),
         ("sign", "y = a +\n    b;", ["y = a -\n    b;"]),
         ("sign", "y -= b;", ["y += b;"]),

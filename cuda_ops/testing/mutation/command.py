@@ -18,7 +18,7 @@ from cuda_ops.build.compiling import visible_archs
 from cuda_ops.build.discovery import BUILTIN_ROOT, Pair
 from cuda_ops.build.source_text import Kind
 from cuda_ops.registry import registry
-from cuda_ops.testing.checks import CHECKS
+from cuda_ops.testing.checks import by_name
 from cuda_ops.testing.mutation import ledger, report, result
 from cuda_ops.testing.mutation.campaign import Campaign
 from cuda_ops.testing.mutation.kinds import KINDS
@@ -28,21 +28,22 @@ from cuda_ops.testing.mutation.result import Result
 from cuda_ops.testing.mutation.settings import Settings
 from cuda_ops.testing.profiles import PROFILES
 
+_KINDS = (*KINDS, "gradient")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     add = parser.add_argument
-    add("ops", nargs="*", metavar="OP", help="names of pairs; without any, all of one root")
+    add("ops", nargs="*", metavar="OP", help="names of pairs; without any, all of a root")
     add("--device", action="append", choices=("cpu", "cuda"),
         help="where the checks run; repeatable; without it, everywhere they can")  # fmt: skip
-    add("--kind", action="append", choices=(*KINDS, "gradient"), help="only these; repeatable")
+    add("--kind", action="append", choices=_KINDS, help="plant these alone; repeatable")
     add("--limit", type=int, metavar="N", help="plant N faults, spread over operators and kinds")
     add("--seed", type=int, default=0, help="choose others")
     add("--shard", default="1/1", metavar="I/N", help="of the chosen, each N-th from the I-th on")
     add("--jobs", type=int, default=1, help="faults at a time, spread over the visible GPUs")
     add("--minutes", type=float, metavar="M", help="stop after M minutes")
-    add("--check", action="append", choices=[check.name for check in CHECKS], metavar="CHECK",
-        help="run this check alone; repeatable")  # fmt: skip
+    add("--check", action="append", metavar="CHECK", help="run this check alone; repeatable")
     add("--profile", choices=PROFILES, default="quick", help="how much the checks draw")
     add(
         "--tests",
@@ -86,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     entries = ledger.read(book) if book else []
     devices = tuple(arguments.device or ("cpu", *(["cuda"] if torch.cuda.is_available() else [])))
     tests = _read_tests(arguments.tests) if arguments.tests else ()
-    checks = tuple(arguments.check or ())
+    checks = tuple(by_name(name).name for name in arguments.check or ())
     settings = Settings(visible_archs(), devices, arguments.profile, checks, tests)
     progress = _Run(plan, pairs, settings, arguments.json, arguments.again)
     campaign = Campaign(

@@ -78,7 +78,7 @@ def stride(source: Source) -> Iterator[Fault]:
 #: Where a statement begins.
 _BEGIN = r"(?:(?<=[;{})])\s*|(?<=\belse)\s+)"
 _WAITS = re.compile(
-    rf"{_BEGIN}((?:\w+(?:\.|->|::))*\w*(?:sync|wait|fence|barrier|arrive|commit)\w*"
+    rf"{_BEGIN}((?:\w+(?:\.|->|::))*\w*(?:(?<!a)sync|wait|fence|barrier|arrive|commit)\w*"
     r"(?:<[^;<>]*>)?\([^;{}]*\));"
 )
 
