@@ -27,6 +27,7 @@ from cuda_ops.testing.mutation.trials import Trials, Unchanged
 _COMPILE = 900.0
 #: A mutant that so many operators let survive is judged by no other.
 _ENOUGH = 2
+_NEEDS_GPU = "only a GPU runs it"
 #: Which verdict of several operators counts.
 _FIRST: tuple[Verdict, ...] = ("killed", "invalid", "survived", "not judged", "equivalent")
 
@@ -76,19 +77,29 @@ class Judging:
             if fnmatch.fnmatchcase(mutant.file, pattern)
         ]
         if not here and not tests:
-            return "not judged", "", "only a GPU runs it"
+            return "not judged", "", _NEEDS_GPU
+        left_out = False
+        if changed and not tests and "cuda" not in self._settings.devices:
+            # The slowest part of a build, for code that nothing here can run.
+            left_out = any(source.suffix == ".cu" for source in changed)
+            changed = [source for source in changed if source.suffix != ".cu"]
         unchanged = self._of(key, recipe, place)
         if unchanged.problem:
             return "not judged", "", f"{key}: {unchanged.problem}"
-        library = self._home(key) / "unchanged.so"
+        library, devices = self._home(key) / "unchanged.so", self._settings.devices
         if changed is not None:
             library = place.folder / "mutant.so"
-            verdict, detail = self._compiled(mutant, key, recipe, changed, place)
+            verdict, detail, differing = self._compiled(mutant, key, recipe, changed, place)
+            if {*differing} <= {s for s in changed if s.suffix == ".cu"}:
+                devices = tuple(device for device in devices if device == "cuda")
+                here = "cuda" in devices
+            if verdict == "equivalent" and left_out:
+                return "not judged", "", _NEEDS_GPU
             if verdict is not None:
                 return verdict, "", detail
         if here:
             with place.planted(mutant) if changed is None else contextlib.nullcontext():
-                by, detail = self._trials.checked(key, library, place, unchanged)
+                by, detail = self._trials.checked(key, library, place, unchanged, devices)
             if by:
                 return "killed", by, detail
         broken = ""
@@ -173,24 +184,29 @@ class Judging:
 
     def _compiled(
         self, mutant: Mutant, key: str, recipe: Recipe, changed: list[Path], place: Place
-    ) -> tuple[Verdict | None, str]:
-        """Makes the library of a mutant; returns the verdict, if that says enough."""
+    ) -> tuple[Verdict | None, str, list[Path]]:
+        """Makes the library of a mutant; returns the verdict, if that says enough, an error, and
+        the sources whose objects differ.
+        """
         home = self._home(key)
         objects: dict[str, Path] = {}
+        differing = []
         with place.planted(mutant):
             for source in changed:
                 moved = place.root / source.relative_to(self._pairs[key].root)
                 name = commands.object_of(source)
                 objects[name] = place.folder / name
                 if error := self._error(recipe.compile(moved, objects[name]), place):
-                    return "invalid", error
-        if all(same(path, home / name) for name, path in objects.items()):
-            return "equivalent", ""
+                    return "invalid", error, []
+                if not same(objects[name], home / name):
+                    differing.append(source)
+        if not differing:
+            return "equivalent", "", []
         names = [*map(commands.object_of, recipe.sources())]
         linked = [objects.get(name, home / name) for name in names]
         if error := self._error(recipe.link(linked, place.folder / "mutant.so"), place):
-            return "invalid", error
-        return None, ""
+            return "invalid", error, []
+        return None, "", differing
 
     def _error(self, command: list[str], place: Place) -> str:
         """Runs a compiler in a place; returns its first error, if any."""

@@ -6,8 +6,8 @@ import json
 import shlex
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Trials:
 
     def unchanged(self, key: str, library: Path, place: Place) -> Unchanged:
         """Runs all checks on the library of an operator without a fault."""
-        events = self._events(key, library, place, _CHECKS, (), every=True)
+        events = self._events(key, library, place, _CHECKS, (), self._settings.devices, every=True)
         failed = [event for event in events if "failed" in event]
         for event in failed:
             first = event["detail"].partition("\n")[0]
@@ -66,11 +66,11 @@ class Trials:
         return Unchanged("", last["seconds"], tuple(event["failed"] for event in failed))
 
     def checked(
-        self, key: str, library: Path, place: Place, unchanged: Unchanged
+        self, key: str, library: Path, place: Place, unchanged: Unchanged, devices: Sequence[str]
     ) -> tuple[str, str]:
-        """Returns what found a fault and what it said; empty if no check did."""
+        """Returns what found a fault and what it said; empty if no check on the devices did."""
         timeout = _MORE + _SLOWER * unchanged.seconds
-        last = self._events(key, library, place, timeout, unchanged.failing)[-1]
+        last = self._events(key, library, place, timeout, unchanged.failing, devices)[-1]
         if "passed" in last:
             return "", ""
         if "failed" in last:
@@ -80,14 +80,21 @@ class Trials:
         return "crash", f"in {last['at']}: {_last_words(place.said)}"
 
     def _events(
-        self, key: str, library: Path, place: Place, timeout: float, skip: tuple[str, ...], *,
+        self, key: str, library: Path, place: Place, timeout: float, skip: tuple[str, ...],
+        devices: Sequence[str], *,
         every: bool = False,
     ) -> list[dict[str, Any]]:  # fmt: skip
         """Returns what the judge wrote; if it took too long, ``late`` says where it was."""
         answers = place.folder / "answers"
         answers.unlink(missing_ok=True)
         command = judge.command(
-            key, library, answers, place.roots, self._settings, skip=skip, every=every
+            key,
+            library,
+            answers,
+            place.roots,
+            replace(self._settings, devices=tuple(devices)),
+            skip=skip,
+            every=every,
         )
         status = processes.run(
             command, place.copied, place.said, self._stop, timeout=timeout,
