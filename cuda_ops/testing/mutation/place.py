@@ -51,7 +51,8 @@ class Project:
     def copy(self, to: Path) -> None:
         """Copies the project; libraries are reached by a link, since none is written."""
         for name in self.only or ("",):
-            shutil.copytree(self.folder / name, to / name, ignore=_LEFT_OUT, dirs_exist_ok=True)
+            shutil.copytree(self.folder / name, to / name, ignore=_LEFT_OUT, dirs_exist_ok=True,
+                            ignore_dangling_symlinks=True)  # fmt: skip
         libraries, link = self.root / "lib", to / self.root.relative_to(self.folder) / "lib"
         if libraries.is_dir():
             shutil.rmtree(link, ignore_errors=True)
@@ -127,7 +128,8 @@ class Place:
     def environment(self, libraries: Path | None = None) -> dict[str, str]:
         """Returns the variables of its processes, with ``libraries`` in place of the cache."""
         found = _environment()
-        found["PYTHONPATH"] = os.pathsep.join((str(self.copied), found["PYTHONPATH"]))
+        if self.project.folder != self.project.root:  # it has packages beside the root
+            found["PYTHONPATH"] = os.pathsep.join((str(self.copied), found["PYTHONPATH"]))
         found.setdefault("OMP_NUM_THREADS", str(self.threads))
         found.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
         if self.gpu is not None:

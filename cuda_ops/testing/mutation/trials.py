@@ -17,6 +17,7 @@ from cuda_ops.testing.mutation import judge, processes
 from cuda_ops.testing.mutation.place import Place
 from cuda_ops.testing.mutation.plan import Mutant
 from cuda_ops.testing.mutation.settings import Settings
+from cuda_ops.testing.worker import IN_WORKER
 
 #: Seconds for the checks of an unchanged operator, and for tests.
 _CHECKS, _TESTS = 1200.0, 900.0
@@ -97,7 +98,7 @@ class Trials:
             every=every,
         )
         status = processes.run(
-            command, place.copied, place.said, self._stop, timeout=timeout,
+            command, place.folder, place.said, self._stop, timeout=timeout,
             environment=place.environment(),
         )  # fmt: skip
         lines = answers.read_text().splitlines() if answers.exists() else []
@@ -139,6 +140,7 @@ class Trials:
             f"--basetemp={place.folder / 'pytest'}", *shlex.split(words),
         ]  # fmt: skip
         environment = place.environment(libraries)
+        del environment[IN_WORKER]  # tests may check operators
         status = processes.run(
             command, place.copied, place.said, self._stop, timeout=_TESTS, environment=environment
         )
