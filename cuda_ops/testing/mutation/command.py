@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"survivors with a reason; else {ledger.NAME} in the root or in tests beside it",
     )
-    add("--json", type=Path, metavar="FILE",
-        help="keep results; those of equal sources are not judged again")  # fmt: skip
+    add("--json", type=Path, action="append", default=[], metavar="FILE",
+        help="keep results and go on with them; repeatable: the first one is written")  # fmt: skip
     add("--again", action="store_true", help="judge survivors of the file once more")
     add("--keep", type=Path, metavar="DIR", help="keep the unchanged builds for the next run")
     add("--list", action="store_true", help="print the faults and plant none")
@@ -90,10 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     checks = tuple(by_name(name).name for name in arguments.check or ())
     settings = Settings(visible_archs(), devices, arguments.profile, checks, tests)
     progress = _Run(plan, pairs, settings, arguments.json, arguments.again)
-    campaign = Campaign(
-        pairs, settings, arguments.jobs, 60 * arguments.minutes if arguments.minutes else None,
-        arguments.keep,
-    )  # fmt: skip
+    seconds = None if arguments.minutes is None else 60 * arguments.minutes
+    campaign = Campaign(pairs, settings, arguments.jobs, seconds, arguments.keep)
     stopped = False
     try:
         with _ended_as_by_ctrl_c():
@@ -129,12 +127,12 @@ class _Run:
 
     def __init__(
         self, plan: Sequence[Mutant], pairs: dict[str, Pair], settings: Settings,
-        file: Path | None, rejudge: bool,
+        files: Sequence[Path], rejudge: bool,
     ) -> None:  # fmt: skip
-        self._file = file
+        self._file = files[0] if files else None
         self._of = {key: _digest(pair, settings) for key, pair in pairs.items()}
-        earlier = {found.key: found for found in (result.read(file) if file else [])}
-        #: What the file has beside this plan, such as another shard.
+        earlier = {found.key: found for file in files for found in result.read(file)}
+        #: What the files have beside this plan, such as another shard.
         self._others = earlier
         self.results: list[Result] = []
         self.left: list[Mutant] = []

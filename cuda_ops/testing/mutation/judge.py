@@ -42,7 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             file.flush()
 
         start = time.monotonic()
-        say(at="load")
+        limits = json.loads(arguments.limits.read_text()) if arguments.limits else {}
+
+        def begin(place: str) -> None:
+            say(at=place, time=time.monotonic() - start)
+            if place in limits:  # prints the stack, and ends this process
+                faulthandler.dump_traceback_later(limits[place], exit=True)
+
+        begin("load")
         try:
             load_origin(Origin(tuple(arguments.root)))
             registry().load(arguments.pair, arguments.library)
@@ -59,13 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                     place = f"{check.name}[{device}] of {subject.name}"
                     if place in arguments.skip:
                         continue
-                    say(at=place)
+                    begin(place)
                     detail = _failure(check, subject, device, arguments.profile)
                     if detail is not None:
                         say(failed=place, detail=detail)
                         if not arguments.all:
                             return 0
-        say(passed=True, seconds=time.monotonic() - start)
+        say(passed=True, time=time.monotonic() - start)
     return 0
 
 
@@ -92,13 +99,14 @@ def _failure(check: Check, subject: Subject, device: str, profile: str) -> str |
 
 def command(
     pair: str, library: Path, answers: Path, roots: Iterable[str], settings: Settings, *,
-    skip: Iterable[str] = (), every: bool = False,
+    skip: Iterable[str] = (), limits: Path | None = None, every: bool = False,
 ) -> list[str]:  # fmt: skip
     """Returns the command that judges a library."""
     named = [("--root", root) for root in roots]
     named += [("--device", device) for device in settings.devices]
     named += [("--check", check) for check in settings.checks]
     named += [("--skip", place) for place in skip]
+    named += [("--limits", str(limits))] if limits else []
     words = [word for option in named for word in option] + (["--all"] if every else [])
     return [
         sys.executable, "-m", "cuda_ops.testing.mutation.judge", pair, str(library), str(answers),
@@ -116,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--skip", action="append", default=[])
     parser.add_argument("--profile", choices=PROFILES, default="quick")
     parser.add_argument("--check", action="append", default=[])
+    parser.add_argument("--limits", type=Path, help="seconds that each check may take, as JSON")
     parser.add_argument("--all", action="store_true")
     return parser
 

@@ -144,8 +144,9 @@ def logic(source: Source) -> Iterator[Fault]:
             yield Fault(found.end(), end, f"!({source.text[found.end() : end]})")
 
 
-_NARROWER = {"double": "float", "int64_t": "int", "size_t": "int", "uint64_t": "uint32_t"}
-_WIDE = re.compile(r"\b(?:double|int64_t|size_t|uint64_t)\b(?!\s*\*)")
+#: Not size_t, which counts arrays and vectors of the host.
+_NARROWER = {"double": "float", "int64_t": "int", "uint64_t": "uint32_t"}
+_WIDE = re.compile(r"\b(?:double|int64_t|uint64_t)\b(?!\s*\*)")
 _SUM = re.compile(r"\b(?:C|Acc|acc_t|accum_t|float)(?=\s+\w+(?:\[\w+\])*\s*[={;])")
 _ELEMENT = re.compile(r"\b(?:class|typename)\s+(T|scalar_t|Element)\b")
 

@@ -7,7 +7,8 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from cuda_ops.testing.worker import IN_WORKER
 
 #: Seconds for the checks of an unchanged operator, and for tests.
 _CHECKS, _TESTS = 1200.0, 900.0
-#: How much longer than those of the unchanged operator the checks of a mutant may take.
-_SLOWER, _MORE = 5.0, 60.0
+#: How much longer than of the unchanged operator a check of a mutant may take: so many times, and
+#: so many seconds, as the machine may be busy.
+_SLOWER, _MORE = 8.0, 30.0
+#: What faulthandler prints first where a check takes longer.
+_LATE = "Timeout ("
 #: How much of what a check or test says is kept.
 _TOLD = 500
 
@@ -33,7 +37,8 @@ class Unchanged:
 
     #: Why its mutants cannot be judged; empty if they can.
     problem: str = ""
-    seconds: float = 0.0
+    #: Seconds of each check.
+    seconds: dict[str, float] = field(default_factory=dict)
     #: Checks that fail without a fault, and so tell nothing.
     failing: tuple[str, ...] = ()
 
@@ -52,7 +57,7 @@ class Trials:
 
     def unchanged(self, key: str, library: Path, place: Place) -> Unchanged:
         """Runs all checks on the library of an operator without a fault."""
-        events = self._events(key, library, place, _CHECKS, (), self._settings.devices, every=True)
+        events = self._events(key, library, place, self._settings.devices, None)
         failed = [event for event in events if "failed" in event]
         for event in failed:
             first = event["detail"].partition("\n")[0]
@@ -64,39 +69,43 @@ class Trials:
         if "passed" not in last:
             where = last.get("at", last.get("late", ""))
             return Unchanged(f"does not come to the end of {where} without a fault")
-        return Unchanged("", last["seconds"], tuple(event["failed"] for event in failed))
+        begun = [event for event in events if "time" in event]
+        seconds = {one["at"]: then["time"] - one["time"] for one, then in pairwise(begun)}
+        return Unchanged("", seconds, tuple(event["failed"] for event in failed))
 
     def checked(
         self, key: str, library: Path, place: Place, unchanged: Unchanged, devices: Sequence[str]
     ) -> tuple[str, str]:
         """Returns what found a fault and what it said; empty if no check on the devices did."""
-        timeout = _MORE + _SLOWER * unchanged.seconds
-        last = self._events(key, library, place, timeout, unchanged.failing, devices)[-1]
+        last = self._events(key, library, place, devices, unchanged)[-1]
         if "passed" in last:
             return "", ""
         if "failed" in last:
             return last["failed"], last["detail"][:_TOLD]
-        if "late" in last:
-            return "hang", f"no end after {timeout:.0f} s, in {last['late']}"
-        return "crash", f"in {last['at']}: {_last_words(place.said)}"
+        words = place.said.read_text(errors="replace").strip().splitlines()
+        if "late" in last or any(line.startswith(_LATE) for line in words):
+            return "hang", f"in {last.get('late') or last['at']}"
+        deaths = [line for line in words if line.startswith("Fatal Python error")]
+        return "crash", f"in {last['at']}: {next(iter(deaths or words[-1:]), '')[:_TOLD]}"
 
     def _events(
-        self, key: str, library: Path, place: Place, timeout: float, skip: tuple[str, ...],
-        devices: Sequence[str], *,
-        every: bool = False,
+        self, key: str, library: Path, place: Place, devices: Sequence[str],
+        unchanged: Unchanged | None,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """Returns what the judge wrote; if it took too long, ``late`` says where it was."""
-        answers = place.folder / "answers"
+        """Returns what the judge wrote of a library: of all checks if there is nothing to compare
+        with. If it took too long, ``late`` says where it was.
+        """
+        answers, limits = place.folder / "answers", place.folder / "limits.json"
         answers.unlink(missing_ok=True)
+        known = unchanged or Unchanged()
+        limit = {check: _MORE + _SLOWER * took for check, took in known.seconds.items()}
+        limits.write_text(json.dumps(limit))
+        settings = replace(self._settings, devices=tuple(devices))
         command = judge.command(
-            key,
-            library,
-            answers,
-            place.roots,
-            replace(self._settings, devices=tuple(devices)),
-            skip=skip,
-            every=every,
-        )
+            key, library, answers, place.roots, settings, skip=known.failing, limits=limits,
+            every=unchanged is None,
+        )  # fmt: skip
+        timeout = sum(limit.values()) if limit else _CHECKS
         status = processes.run(
             command, place.folder, place.said, self._stop, timeout=timeout,
             environment=place.environment(),
@@ -147,9 +156,3 @@ class Trials:
         lines = place.said.read_text(errors="replace").splitlines()
         told = [line for line in lines if line.startswith(("FAILED ", "ERROR "))] or lines[-1:]
         return status, told[0][:_TOLD] if told else ""
-
-
-def _last_words(said: Path) -> str:
-    lines = said.read_text(errors="replace").strip().splitlines()
-    deaths = [line for line in lines if line.startswith("Fatal Python error")]
-    return next(iter(deaths or lines[-1:]), "")[:_TOLD]
