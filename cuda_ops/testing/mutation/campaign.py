@@ -54,10 +54,15 @@ class Campaign:
                 places.put(Place(project, folder / f"place{number}", gpu, threads))
 
             def judge(mutant: Mutant) -> Result:
-                place = places.get().made()
+                place = places.get()
                 start = time.monotonic()
                 try:
-                    result = judging.result(mutant, place)
+                    result = judging.result(mutant, place.made())
+                except StoppedError:
+                    raise
+                except Exception as error:  # a full disk must not end the others
+                    problem = f"{type(error).__name__}: {error}"
+                    result = Result(**mutant.as_json(), verdict="not judged", detail=problem)
                 finally:
                     places.put(place)
                 return replace(result, seconds=round(time.monotonic() - start, 1))

@@ -28,6 +28,7 @@ from cuda_ops.testing.mutation.result import Result
 from cuda_ops.testing.mutation.settings import Settings
 from cuda_ops.testing.profiles import PROFILES
 
+_OPEN = ("survived", "not judged")
 _KINDS = (*KINDS, "gradient")
 
 
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--json", type=Path, action="append", default=[], metavar="FILE",
         help="keep results and go on with them; repeatable: the first one is written")  # fmt: skip
-    add("--again", action="store_true", help="judge survivors of the file once more")
+    add("--again", action="store_true", help="judge once more what survived or was not judged")
     add("--keep", type=Path, metavar="DIR", help="keep the unchanged builds for the next run")
     add("--list", action="store_true", help="print the faults and plant none")
 
@@ -138,7 +139,7 @@ class _Run:
         self.left: list[Mutant] = []
         for mutant in plan:
             known = earlier.get(mutant.key)
-            again = rejudge and known is not None and known.verdict == "survived"
+            again = rejudge and known is not None and known.verdict in _OPEN
             if known is None or known.of != self._of[mutant.ops[0]] or again:
                 self.left.append(mutant)
             else:
