@@ -15,7 +15,7 @@ import pytest
 from cuda_ops.build.compiling import visible_archs
 from cuda_ops.build.discovery import BUILTIN_ROOT, survey
 from cuda_ops.testing.__main__ import main
-from cuda_ops.testing.mutation import ledger, processes, report, result
+from cuda_ops.testing.mutation import ledger, processes, report, result, trials
 from cuda_ops.testing.mutation.campaign import Campaign
 from cuda_ops.testing.mutation.kinds import KINDS
 from cuda_ops.testing.mutation.objects import same
@@ -266,7 +266,7 @@ Tensor tripled_cpu(const Tensor& x) {
   const int64_t places[2 * 2] = {3, 3, 3, 3};
   const int64_t large = x.numel() / 1000000;
   Tensor out = empty_elementwise(x);
-  map_cpu(strided(out, x), [=](double v) { return v * times(places[1]) + large; });
+  map_cpu(strided(out, x), [=](double v) { return v * times(places[counted(3)]) + large; });
   return out;
 }
 }  // namespace
@@ -278,11 +278,16 @@ _HEADER = """#pragma once
 #include <cstdint>
 inline int64_t unused(int64_t n) { return n * 7; }
 inline int64_t times(int64_t n) { return n + n / 1000; }
+inline int64_t counted(int64_t n) {
+  while (n != 0) --n;
+  return n;
+}
 """
 #: What to plant, the line that it makes, and what becomes of it.
 _VERDICTS: dict[str, Verdict] = {
     "inline int64_t times(int64_t n) { return n - n / 1000; }": "survived",
     "inline int64_t times(int64_t n) { return n + n * 1000; }": "killed",
+    "while (n != 0) ;": "killed",
     "const int64_t large = x.numel() / 1000001;": "survived",
     "const int64_t places[2 / 2] = {3, 3, 3, 3};": "invalid",
     "inline int64_t unused(int64_t n) { return n / 7; }": "equivalent",
@@ -312,7 +317,10 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_each_verdict(root: Path, tmp_path: Path, roots_for_now: None) -> None:
+def test_each_verdict(
+    root: Path, tmp_path: Path, roots_for_now: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "_MORE", 3.0)  # for what hangs
     before = files(root)
     pairs, _ = survey([root])
     mutants = [m for m in every_mutant(pairs.values()) if m.after in _VERDICTS]
@@ -322,8 +330,11 @@ def test_each_verdict(root: Path, tmp_path: Path, roots_for_now: None) -> None:
     Campaign(pairs, settings, jobs=2).run(mutants, found.append, notes.append)
     assert notes == []
     assert {one.after: one.verdict for one in found} == _VERDICTS
-    (killed,) = (one for one in found if one.verdict == "killed")
-    assert killed.by == "reference[cpu] of tripled" and "tolerance" in killed.detail
+    killed = {one.kind: one for one in found if one.verdict == "killed"}
+    assert killed["arithmetic"].by == "reference[cpu] of tripled"
+    assert "tolerance" in killed["arithmetic"].detail
+    assert killed["statement"].by == "hang"
+    assert killed["statement"].detail == "in reference[cpu] of tripled"
     (invalid,) = (one for one in found if one.verdict == "invalid")
     assert "too many initializers" in invalid.detail
     assert files(root) == before
@@ -379,6 +390,17 @@ def test_ctrl_c_ends_compilers_and_removes_copies(root: Path, tmp_path: Path) ->
     for number in started.read_text().split():
         assert not Path(f"/proc/{number}").exists()
     assert [path for path in (tmp_path / "temporary").iterdir() if "mutants" in path.name] == []
+
+
+def test_tests_need_what_lies_around_a_root(tmp_path: Path) -> None:
+    root = tmp_path / "project" / "package" / "operators"
+    root.mkdir(parents=True)
+    assert Project.of(root, with_tests=True).folder == root
+    (tmp_path / "project" / "pyproject.toml").touch()
+    assert Project.of(root, with_tests=True).folder == tmp_path / "project"
+    assert Project.of(root, with_tests=False).folder == root
+    shipped = Project.of(BUILTIN_ROOT, with_tests=False)
+    assert shipped.folder == BUILTIN_ROOT.parent and shipped.only == ("cuda_ops", "src")
 
 
 def test_a_copy_has_the_fault_only_for_a_while(root: Path, tmp_path: Path) -> None:
