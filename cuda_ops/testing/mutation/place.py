@@ -132,6 +132,8 @@ class Place:
             found["PYTHONPATH"] = os.pathsep.join((str(self.copied), found["PYTHONPATH"]))
         found.setdefault("OMP_NUM_THREADS", str(self.threads))
         found.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+        # What a faulty operator was compiled into must not serve the right one later.
+        found["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "inductor")
         if self.gpu is not None:
             found["CUDA_VISIBLE_DEVICES"] = self.gpu
         if libraries is not None:
