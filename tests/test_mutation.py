@@ -104,6 +104,7 @@ def test_no_fault_lies_where_no_code_is() -> None:
 template <int kN = 2 * 3, class T = float>
 struct Pack;
 constexpr int kBlock = 2 * 128;
+constexpr int64_t kFew = int64_t(1) << 15, kMany = int64_t(1) << 17;
 static_assert(sizeof(Pack<4>) == 4 * 2, "a + b");
 cudaError_t f_launch(const double* x, int64_t n, cudaStream_t stream);
 const auto text = R"(a "quoted" - b; x = y;)";

@@ -86,7 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
     places = (root / ledger.NAME, beside / "tests" / ledger.NAME)
     book = arguments.ledger or next((path for path in places if path.is_file()), None)
     entries = ledger.read(book) if book else []
-    devices = tuple(arguments.device or ("cpu", *(["cuda"] if torch.cuda.is_available() else [])))
+    has_gpu = torch.cuda.is_available()
+    devices = tuple(arguments.device or ("cpu", *(["cuda"] if has_gpu else [])))
+    if "cuda" in devices and not has_gpu:
+        raise ValueError("--device cuda: expected a visible GPU, got none")
     tests = _read_tests(arguments.tests) if arguments.tests else ()
     checks = tuple(by_name(name).name for name in arguments.check or ())
     settings = Settings(visible_archs(), devices, arguments.profile, checks, tests)

@@ -16,7 +16,8 @@ _CALLS = re.compile(r"\b(?:static_assert|__launch_bounds__|asm(?:\s+volatile)?|a
 _NAMES = re.compile(r"\b(?:using|typedef|friend)\b[^;]*;|\boperator\s*[^\s\w(]+")
 #: A number with a name, such as a block's threads: another one makes a kernel slower or faster.
 _TUNING = re.compile(
-    r"\b(?:static\s+|inline\s+)*constexpr\s+[\w:]+\s+k[A-Z]\w*\s*=[-\d\s*+/<>()|xXa-fA-FuUlL,]*;"
+    r"\b(?:static\s+|inline\s+)*constexpr\s+[\w:]+\s+k[A-Z]\w*\s*="
+    r"(?:[-\d\s*+/<>()|=,xXa-fA-FuUlL]|\bu?int(?:\d+_t)?\b|\bk[A-Z]\w*(?=\s*=))*;"
 )
 #: What another file defines: another type would only fail to link.
 _DECLARED = re.compile(r"^[\w:][\w:<>&* ]* [&*]*\w+\([^(){};]*\);", re.MULTILINE)
