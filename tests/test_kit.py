@@ -345,6 +345,15 @@ def reciprocal() -> Iterator[Subject]:
         yield describe("refusing::divided", reference=divided, strategy=samples)
 
 
+def test_few_samples_have_more_than_one_element() -> None:
+    """A gradient of a sum that runs the wrong way is right for one."""
+    for name in ("cumulative_sum", "bitonic_topk"):
+        subject = find(name)
+        samples = chosen(subject, by_name("gradcheck").draw)
+        assert len(samples) == 3
+        assert all(sample.numel > 1 for sample in samples), samples
+
+
 def test_others_are_drawn_in_place_of_samples_that_are_refused(reciprocal: Subject) -> None:
     few = replace(by_name("reference"), draw=Draw(1))
     (sample,) = chosen(reciprocal, few.draw)

@@ -17,6 +17,7 @@ from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.case import Case
 from cuda_ops.testing.checks import by_name
 from cuda_ops.testing.compare import quoted
+from cuda_ops.testing.mutation import command as mutation
 from cuda_ops.testing.profiles import PROFILES
 from cuda_ops.testing.report import CheckEntry, CheckReport, command, markdown, read_junit
 from cuda_ops.testing.runner import check_op, why_not
@@ -155,6 +156,12 @@ def _parser() -> argparse.ArgumentParser:
     tools.add_argument("--tool", action="append", help="memcheck, racecheck, initcheck, synccheck")
     tools.add_argument("--ledger", default="", help="a file of known false findings")
     tools.set_defaults(run=_sanitize)
+
+    mutate = commands.add_parser(
+        "mutate", parents=[common], help="plant faults and see what finds them"
+    )
+    mutation.add_arguments(mutate)
+    mutate.set_defaults(run=mutation.run)
     return parser
 
 

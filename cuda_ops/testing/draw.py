@@ -231,7 +231,13 @@ def chosen(subject: Subject, draw: Draw) -> list[Sample]:
             raise EnoughError
 
     fixed = settings(PROFILES["quick"].settings(), max_examples=_TRIED, phases=[Phase.generate])
-    with contextlib.suppress(EnoughError, Unsatisfiable):
-        fixed(given(draw.strategy(subject))(collect))()
+    drawn = draw.strategy(subject)
+    # Where each tensor has one element, a sum of the wrong ones is right too: these come last. To
+    # those of a line, `beside` adds larger ones.
+    larger = drawn.filter(lambda sample: sample.numel > len(sample.tensors))
+    for one in (larger, drawn) if subject.op.signature is None else (drawn,):
+        if len(found) != draw.count:
+            with contextlib.suppress(EnoughError, Unsatisfiable):
+                fixed(given(one)(collect))()
     found += (sample for sample in besides(subject, draw) if sample not in found)
     return sorted(found, key=lambda sample: sample.numel)
