@@ -1,0 +1,201 @@
+"""The process that calls: it draws bytes, or lets a fuzzer draw them, and judges what they make."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import json
+import random
+import signal
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cuda_ops.testing.fuzzing.black_box import BlackBox
+from cuda_ops.testing.fuzzing.calls import Call, drawn
+from cuda_ops.testing.fuzzing.choices import Choices
+from cuda_ops.testing.fuzzing.judge import Judge, Verdict
+from cuda_ops.testing.subject import Origin, Subject, find
+
+#: The longest input, in bytes; a call takes some 20.
+LONGEST = 64
+#: How many calls look for a leak in each round; the first round without growth is the last.
+_LEAK_ROUNDS = (32, 32, 64, 64, 1024, 1024)
+#: Seconds that a call may take to be repeated so often.
+_QUICK = 0.002
+#: Bytes that a refused call may keep.
+_NOISE = 16
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One call that an operator does not treat as it should."""
+
+    line: str
+    text: str
+    #: What tells it from others: the operator, and the text without numbers.
+    form: str
+
+
+@dataclass
+class Session:
+    """Judges the calls of some operators, and keeps one call of each kind of finding."""
+
+    subjects: Sequence[Subject]
+    box: BlackBox
+    found: dict[str, Finding] = field(default_factory=dict)
+    #: One call of each form of refusal, by operator and form.
+    refusals: dict[str, str] = field(default_factory=dict)
+    #: Called with each form of outcome, which a fuzzer may take for something new.
+    on_form: Callable[[str], None] = lambda form: None
+    report: Callable[[Finding], None] = lambda finding: None
+
+    def __post_init__(self) -> None:
+        self._judges = {subject.name: Judge(subject) for subject in self.subjects}
+        self._by_name = {subject.name: subject for subject in self.subjects}
+
+    def one(self, data: bytes) -> None:
+        """Makes a call of bytes and judges it."""
+        choices = Choices(data)
+        call = drawn(choices, self.subjects[choices.below(len(self.subjects))])
+        verdict = self._judged(call)
+        self.box.count(verdict.status)
+        form = f"{call.key}: {verdict.status}: {verdict.form}"
+        self.on_form(form)
+        if verdict.status == "finding" and form not in self.found:
+            self._keep(self._simplest(call, verdict), form)
+        if verdict.status == "refused" and form not in self.refusals:
+            self.refusals[form] = str(call)
+            self._look_for_leak(call)
+
+    def _judged(self, call: Call) -> Verdict:
+        judge, line = self._judges[call.key], str(call)
+        judge.before, judge.after = lambda: self.box.begin(line), self.box.end
+        return judge(line.partition(": ")[2])
+
+    def _simplest(self, call: Call, verdict: Verdict) -> tuple[Call, Verdict]:
+        """Returns the call with as little that is wrong as shows the same."""
+        progress = True
+        while progress:
+            progress = False
+            for simpler in call.simpler():
+                other = self._judged(simpler)
+                if other.status == "finding" and other.form == verdict.form:
+                    call, verdict, progress = simpler, other, True
+                    break
+        return call, verdict
+
+    def _keep(self, shown: tuple[Call, Verdict], form: str) -> None:
+        call, verdict = shown
+        self.found[form] = Finding(str(call), verdict.text, form)
+        self.report(self.found[form])
+
+    def _look_for_leak(self, call: Call) -> None:
+        """Repeats a call that was refused, and sees whether each keeps memory."""
+        start = time.monotonic()
+        self._judged(call)
+        if time.monotonic() - start > _QUICK or (in_use := _in_use()) is None:
+            return
+
+        def growth(calls: int) -> float:
+            gc.collect()
+            before = in_use()
+            for _ in range(calls):
+                self._judged(call)
+            gc.collect()
+            return (in_use() - before) / calls
+
+        gc.freeze()  # what is there now is looked at no more: collections are cheap
+        # A cache that grows has room for the next thousand calls after the first.
+        if all(growth(calls) >= _NOISE for calls in _LEAK_ROUNDS):
+            text = f"each refused call keeps memory: {growth(_LEAK_ROUNDS[-1]):.0f} bytes"
+            form = f"{call.key}: leak: {self._judged(call).form}"
+            self._keep((call, Verdict("finding", text)), form)
+
+
+def _in_use() -> Callable[[], int] | None:
+    """Returns what tells the bytes of the heap that are in use; ``None`` where nothing does."""
+    library = ctypes.CDLL(None)
+    for name in ("__sanitizer_get_current_allocated_bytes",):
+        with contextlib.suppress(AttributeError):
+            function = getattr(library, name)
+            function.restype = ctypes.c_size_t
+            return function  # type: ignore[no-any-return]
+    try:
+        from cuda_ops.testing.checks.leaks import _Mallinfo2
+
+        function = library.mallinfo2
+    except AttributeError:
+        return None
+    function.restype = _Mallinfo2
+
+    def in_use() -> int:
+        heap = function()
+        return int(heap.uordblks + heap.hblkhd)
+
+    return in_use
+
+
+def main(message: str) -> None:
+    """Runs what the parent's message asks for, until its time is over or the parent ends it."""
+    asked = json.loads(message)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    subjects = _subjects(asked)
+    box = BlackBox(Path(asked["box"]))
+    findings = Path(asked["findings"]).open("a", buffering=1)  # noqa: SIM115 - open to the end
+
+    def report(finding: Finding) -> None:
+        findings.write(json.dumps(asdict(finding)) + "\n")
+
+    session = Session(subjects, box, report=report)
+    session.found.update({form: Finding("", "", form) for form in asked["known"]})
+    try:
+        if asked["engine"] == "atheris":
+            _by_coverage(session, asked)
+        else:
+            _by_chance(session, asked["seed"], asked["seconds"], asked["runs"])
+    finally:
+        Path(asked["findings"] + ".refusals").write_text(json.dumps(session.refusals, indent=1))
+
+
+def _subjects(asked: dict[str, Any]) -> list[Subject]:
+    from cuda_ops.registry import registry
+    from cuda_ops.testing.worker import load_origin
+
+    load_origin(Origin(tuple(asked["roots"]), asked["file"]))
+    for pair, library in asked["libraries"].items():
+        registry().load(pair, Path(library))
+    return [find(name) for name in asked["ops"]]
+
+
+def _by_chance(session: Session, seed: int, seconds: float, runs: int) -> None:
+    drawn_bytes = random.Random(seed)
+    end, count = time.monotonic() + seconds, 0
+    while time.monotonic() < end and (not runs or count < runs):
+        session.one(drawn_bytes.randbytes(LONGEST))
+        count += 1
+
+
+def _by_coverage(session: Session, asked: dict[str, Any]) -> None:
+    import atheris
+
+    from cuda_ops.testing.fuzzing import coverage
+
+    forms = coverage.connect(asked["counters"])
+
+    def on_form(form: str) -> None:
+        forms[zlib.crc32(form.encode()) % len(forms)] = 1
+
+    session.on_form = on_form
+    limits = [f"-max_total_time={int(asked['seconds'])}", f"-max_len={LONGEST}", "-timeout=3600"]
+    limits += ["-rss_limit_mb=0", "-len_control=0", f"-seed={asked['seed']}", "-print_final_stats=1"]
+    limits += [f"-runs={asked['runs']}"] if asked["runs"] else []
+    atheris.Setup([sys.argv[0], *limits, asked["corpus"]], session.one)
+    atheris.Fuzz()

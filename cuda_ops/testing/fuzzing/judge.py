@@ -1,0 +1,280 @@
+"""Runs one call and says whether the operator treated it as it should."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import re
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from cuda_ops.errors import CudaOpsError
+from cuda_ops.testing.compare import check_fake
+from cuda_ops.testing.fuzzing import arguments, ways
+from cuda_ops.testing.subject import Subject
+
+#: What a wrong call may raise. Subclasses count, but for those of ``_BROKEN``.
+_ALLOWED = (CudaOpsError, TypeError, ValueError, NotImplementedError, RuntimeError)
+_BROKEN = (RecursionError, UnicodeError, torch.OutOfMemoryError)
+_INTERNAL = re.compile(r"INTERNAL ASSERT|internal error|please report a bug|Expected condition|can't "
+                       r"allocate memory|not enough memory|bad_alloc|terminate called", re.I)  # fmt: skip
+#: Arguments of more elements are run only where the fake refuses them, and outputs not at all.
+_MOST_NUMEL = 1 << 20
+_PACKAGE, _KIT = Path(__file__).parents[2], Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one call."""
+
+    #: ``unmade``: torch makes no such argument, or the operator was not reached; ``large``: valid
+    #: and too large to run.
+    status: Literal["returned", "refused", "unmade", "large", "finding"]
+    #: What was wrong or, of a call that was refused, the error's text.
+    text: str = ""
+
+    @property
+    def form(self) -> str:
+        """The text without what differs from one call to the next: numbers and lists of them."""
+        return re.sub(r"(-?\d[\d.e+]*|0x[0-9a-f]+|inf|nan)(, (-?\d[\d.e+]*|inf|nan))*", "#", self.text)
+
+
+class _Reached:
+    """Stands between the transforms and the operator; knows what came out of it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.count = 0
+        self.error: Exception | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.count += 1
+        try:
+            return self.function(*args, **kwargs)
+        except Exception as error:
+            self.error = error
+            raise
+
+
+class Judge:
+    """Judges calls of one operator.
+
+    ``before`` is called right before a call, ``after`` right after it.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        before: Callable[[], None] = lambda: None,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.op = subject.op
+        self.before, self.after = before, after
+        space, name = re.escape(self.op.namespace), re.escape(self.op.name)
+        self._named = re.compile(rf"(torch\.ops\.)?\b{space}\.{name}\b(\.default)?(?=[(),])")
+        self._names = [self.op.name, *(part.rpartition("::")[2] for part in self.op.calls)]
+        self._scope = {**arguments.known(), **ways.KNOWN}
+
+    def __call__(self, line: str) -> Verdict:
+        """Runs ``line``, an expression that calls the operator, and judges it.
+
+        Raises:
+            ValueError: the line is no call of the operator.
+        """
+        found = self._named.search(line)
+        tree = ast.parse(line.strip(), mode="eval").body
+        if found is None or not isinstance(tree, ast.Call):
+            raise ValueError(f"{line!r}: expected a call of {self.op.namespace}.{self.op.name}")
+        function = self._function(found[0])
+        scope = dict(self._scope)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                args = [self._value(node, scope) for node in tree.args]
+                kwargs = {str(word.arg): self._value(word.value, scope) for word in tree.keywords}
+            except Exception as error:
+                return Verdict("unmade", f"{type(error).__name__}: {error}")
+            way = self._named.sub("_function", ast.unparse(tree.func) + ",")[:-1]
+            return self._judged(function, way, args, kwargs)
+
+    def _function(self, text: str) -> Callable[..., Any]:
+        function: Any = torch.ops
+        if not text.startswith("torch.ops."):
+            import cuda_ops
+
+            return getattr(cuda_ops, self.op.name)  # type: ignore[no-any-return]
+        for name in text.removeprefix("torch.ops.").split("."):
+            function = getattr(function, name)
+        return function  # type: ignore[no-any-return]
+
+    @staticmethod
+    def _value(node: ast.expr, scope: dict[str, Any]) -> Any:
+        return eval(compile(ast.Expression(node), "<fuzz>", "eval"), scope)
+
+    def _judged(
+        self, function: Callable[..., Any], way: str, args: list[Any], kwargs: dict[str, Any]
+    ) -> Verdict:
+        plain = way == "_function"
+        refused_by_fake = False
+        if _is_large((args, kwargs)):
+            foretold = _foretold(function, args, kwargs)
+            if foretold == "too large":
+                return Verdict("large")
+            refused_by_fake = foretold == "refused"
+        kept = self._kept(function, args, kwargs) if plain else []
+        reached = _Reached(function)
+        self.before()
+        try:
+            called = eval(way, {**self._scope, "_function": reached})
+            result = called(*args, **kwargs)
+        except Exception as error:
+            return self._of_error(error, reached)
+        finally:
+            self.after()
+        if refused_by_fake and plain:
+            return Verdict("finding", "the fake refuses what the kernel takes")
+        for value, storage in kept:
+            if not torch.equal(storage, _bytes(value)):
+                return Verdict("finding", "an argument changed that the operator does not write")
+        if plain and all(map(_is_plain, _tensors((args, kwargs)))) and not self.op.written:
+            return self._against_fake(function, args, kwargs, result)
+        return Verdict("returned")
+
+    def _of_error(self, error: Exception, reached: _Reached) -> Verdict:
+        text = f"{type(error).__name__}: {error}"
+        inside = reached.error is not None
+        own = inside or _raised_by_us(error)
+        if not own:
+            return Verdict("unmade" if not reached.count else "returned", text)
+        judged = reached.error or error
+        text = f"{type(judged).__name__}: {judged}"
+        if not (isinstance(judged, _ALLOWED) or _is_torch_own(judged)) or isinstance(judged, _BROKEN):
+            return Verdict("finding", f"an exception of the wrong type: {text}{_place(judged)}")
+        if _INTERNAL.search(text):
+            return Verdict("finding", f"an internal error: {text}{_place(judged)}")
+        if not any(name in text for name in self._names):
+            return Verdict("finding", f"an error that does not name the operator: {text}"
+                                      f"{_place(judged)}")  # fmt: skip
+        return Verdict("refused", text)
+
+    def _kept(
+        self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns the tensors that must not change, each with the bytes of its memory."""
+        names = self._parameters(function)
+        named = [*zip(names, args, strict=False), *kwargs.items()]
+        written = [self.op.argument_names[i] for i in self.op.written]
+        given = [(name, leaf) for name, value in named for leaf in tree_leaves(value)]
+        changing = {_address(value) for name, value in given if name in written}
+        tensors = [value for name, value in given if name not in written]
+        plain = [value for value in tensors if _is_plain(value) and _address(value) not in changing]
+        return [(value, _bytes(value).clone()) for value in plain]
+
+    def _parameters(self, function: Callable[..., Any]) -> tuple[str, ...]:
+        if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            return self.op.argument_names
+        return tuple(inspect.signature(function).parameters)
+
+    def _against_fake(
+        self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], result: Any
+    ) -> Verdict:
+        def call(*values: Any) -> Any:
+            by_name = zip(kwargs, values[len(args) :], strict=True)
+            return function(*values[: len(args)], **dict(by_name))
+
+        try:
+            check_fake(self.op, call, [*args, *kwargs.values()], _tensors(result))
+        except AssertionError as error:
+            return Verdict("finding", f"not as the fake: {error}")
+        return Verdict("returned")
+
+
+def _place(error: BaseException) -> str:
+    """Returns where in cuda_ops an error comes from, in parentheses."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
+    own = [frame for frame in own if not Path(frame.filename).is_relative_to(_KIT)]
+    frame = own[-1] if own else None
+    return f" ({Path(frame.filename).name}: {frame.name})" if frame else ""
+
+
+def _is_torch_own(error: BaseException) -> bool:
+    """Tells whether torch's fakes have refused something in their own way, with an assertion."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, AssertionError) and bool(frames) and "fake_tensor" in frames[-1].filename
+
+
+def _raised_by_us(error: BaseException) -> bool:
+    return bool(_place(error))
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.device.type != "cpu":
+        return False
+    if value.layout != torch.strided or value.is_nested or value.is_quantized:
+        return False
+    functorch = torch._C._functorch
+    if functorch.is_functorch_wrapped_tensor(value) or torch._is_functional_tensor(value):
+        return False
+    if torch._is_zerotensor(value):
+        return False
+    return _address(value) is not None
+
+
+def _address(value: Any) -> int | None:
+    try:
+        return int(value.untyped_storage()._cdata)
+    except Exception:
+        return None
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _elements(values: Any) -> int:
+    """Returns how many elements the tensors have, as far as they say."""
+    count = 0
+    for tensor in _tensors(values):
+        with contextlib.suppress(Exception):
+            count += tensor.numel()
+    return count
+
+
+def _is_large(values: Any) -> bool:
+    """Tells whether a call could be too much work: its tensors have more elements than samples
+    have, or a number might be a size.
+    """
+    numbers = [leaf for leaf in tree_leaves(values) if isinstance(leaf, int)]
+    return _elements(values) > _MOST_NUMEL or any(abs(number) > 4096 for number in numbers)
+
+
+def _foretold(
+    function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+) -> Literal["refused", "too large", "small"]:
+    """Returns what the fake says of a call that could be too large."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    is_large = _elements((args, kwargs)) > _MOST_NUMEL
+    with FakeTensorMode() as mode:
+        try:
+            args, kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
+        except Exception:
+            return "too large" if is_large else "small"
+        try:
+            result = function(*args, **kwargs)
+        except Exception:
+            return "refused"
+    return "too large" if is_large or _elements(result) > _MOST_NUMEL else "small"
