@@ -1,4 +1,4 @@
-"""``python -m cuda_ops.testing``: replay a failed sample, write the report, run the sanitizer."""
+"""``python -m cuda_ops.testing``: replay a failed sample, report, sanitize, fuzz."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.case import Case
 from cuda_ops.testing.checks import by_name
 from cuda_ops.testing.compare import quoted
+from cuda_ops.testing.fuzzing import command as fuzzing
 from cuda_ops.testing.profiles import PROFILES
 from cuda_ops.testing.report import CheckEntry, CheckReport, command, markdown, read_junit
 from cuda_ops.testing.runner import check_op, why_not
@@ -148,6 +149,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="read what tests recorded with pytest --junitxml")  # fmt: skip
     report.add_argument("--json", action="store_true")
     report.set_defaults(run=_report)
+
+    fuzzing.add(commands, common)
 
     tools = commands.add_parser("sanitize", parents=[common], help="run compute-sanitizer's tools")
     tools.add_argument("ops", nargs="*", metavar="OP")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from cuda_ops.testing.fuzzing.choices import Choices
 from cuda_ops.testing.samples import CODES, Sample, TensorArg
@@ -58,9 +59,9 @@ TENSORS = (
     "torch.nested.nested_tensor([{}, {}], layout=torch.jagged)",
     "torch.quantize_per_tensor({}.float(), 0.5, 0, torch.qint8)",
     "torch._efficientzerotensor({}.shape, dtype={}.dtype)", "{}.view(*{}.shape, *[1] * 60)",
-    "{}.view(*{}.shape, *[1] * 14)", "{}.view(*[1] * 9, *{}.shape)", "({} * 0 - 1)", "({} * 0 + 2**30)",
-    "{}.shape", "{}.dtype", "{}.untyped_storage()", "{}.storage_offset", "str({})",
-    "{}.rename(*'abcdefgh'[:{}.dim()])", "torch.nn.UninitializedParameter()", "dual({})",
+    "{}.view(*{}.shape, *[1] * 14)", "{}.view(*[1] * 9, *{}.shape)", "({} * 0 - 1)",
+    "({} * 0 + 2**30)", "{}.shape", "{}.dtype", "{}.untyped_storage()", "{}.storage_offset",
+    "str({})", "{}.rename(*'abcdefgh'[:{}.dim()])", "torch.nn.UninitializedParameter()", "dual({})",
     "{}.to('meta').to_sparse()", "torch.empty({}.shape, dtype={}.dtype)", "{}.detach().numpy()",
     "{}.is_shared", "{}.half()", "{}.double()", "{}.long()", "{}.to(torch.complex64)",
 )  # fmt: skip
@@ -74,31 +75,28 @@ class Overriding(torch.Tensor):
     """A subclass that raises where a function of torch sees it."""
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, function: Any, *_: Any) -> Any:
         raise ValueError(f"an override of {getattr(function, '__name__', function)}")
 
 
 class Wrapper(torch.Tensor):
     """A tensor without memory around another one, as those of quantizing libraries."""
 
-    inner: torch.Tensor
+    held: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Wrapper:
-        made: Wrapper = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, inner.shape, dtype=inner.dtype, strides=inner.stride()
+    def __new__(cls, held: torch.Tensor) -> Wrapper:
+        made: Wrapper = torch.Tensor._make_wrapper_subclass(
+            cls, held.shape, dtype=held.dtype, strides=held.stride()
         )
+        made.held = held
         return made
 
-    def __init__(self, inner: torch.Tensor) -> None:
-        self.inner = inner
-
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def unwrapped(value: Any) -> Any:
-            return value.inner if isinstance(value, Wrapper) else value
-
-        args, kwargs = torch.utils._pytree.tree_map(unwrapped, (args, kwargs or {}))
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, _: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map_only(Wrapper, lambda value: value.held, (args, kwargs or {}))
         return function(*args, **kwargs)
 
 
@@ -200,7 +198,8 @@ def fake(value: torch.Tensor) -> torch.Tensor:
     """Returns a fake of a tensor, whose mode is off."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    return FakeTensorMode().from_tensor(value)
+    made: torch.Tensor = FakeTensorMode().from_tensor(value)
+    return made
 
 
 def inferred(value: torch.Tensor) -> torch.Tensor:
@@ -212,7 +211,8 @@ def inferred(value: torch.Tensor) -> torch.Tensor:
 def dual(value: torch.Tensor) -> torch.Tensor:
     """Returns a dual number, whose level is over."""
     with torch.autograd.forward_ad.dual_level():
-        return torch.autograd.forward_ad.make_dual(value, torch.ones_like(value))
+        made: torch.Tensor = torch.autograd.forward_ad.make_dual(value, torch.ones_like(value))
+        return made
 
 
 def known() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a fuzzing process is doing, in memory that outlives it: its parent reads it after a crash."""
+"""What a process that calls is doing, in memory that outlives it, for its parent to read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIZE = 1 << 16
 
 
 class BlackBox:
-    """Counts of calls by what became of them, and the text of the call that runs."""
+    """Counts of calls by what became of them, and the call that runs."""
 
     STATUSES = ("returned", "refused", "unmade", "large", "finding")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from cuda_ops.names import HOME
 from cuda_ops.testing.arguments import sampled_arguments
@@ -44,6 +45,15 @@ class Call:
         passed = ", ".join(map(str, self.arguments))
         return f"{self.key}: {self.way.replace('{}', self.function)}({passed})"
 
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Call:
+        parts = json.loads(text)
+        parts["arguments"] = tuple(Passed(**passed) for passed in parts["arguments"])
+        return Call(**parts)
+
     def simpler(self) -> Iterator[Call]:
         """Returns calls with less that is wrong or unusual."""
         if self.way != "{}":
@@ -53,10 +63,23 @@ class Call:
             if not argument.valid:
                 yield replace(self, arguments=before + after)
             elif argument.text != argument.valid:
-                yield replace(self, arguments=(*before, replace(argument, text=argument.valid), *after))
+                mended = replace(argument, text=argument.valid)
+                yield replace(self, arguments=(*before, mended, *after))
         if any(argument.name for argument in self.arguments):
             plain = tuple(replace(argument, name="") for argument in self.arguments)
             yield replace(self, arguments=plain)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One kind of call that an operator does not treat as it should."""
+
+    #: The call.
+    line: str
+    #: What was wrong.
+    text: str
+    #: What tells it from others: the operator, and the text without numbers.
+    form: str
 
 
 def functions_of(subject: Subject) -> list[str]:
@@ -74,6 +97,13 @@ def _valid(subject: Subject) -> list[tuple[object, ...]]:
         samples = covering(subject, Draw(adapt=lambda sample: sample), _VALID)
         found = _valid_calls[subject.name] = [sample.args for sample in samples]
     return found
+
+
+def why_not(subject: Subject) -> str:
+    """Returns why there are no calls to begin with; empty if there are."""
+    if subject.strategy is None:
+        return "no samples: give a signature line or implement cuda_ops_samples"
+    return subject.unreachable or subject.why_not("cpu")
 
 
 def drawn(choices: Choices, subject: Subject) -> Call:

@@ -7,6 +7,7 @@ import ctypes
 import faulthandler
 import gc
 import json
+import os
 import random
 import signal
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_ops.testing.fuzzing.black_box import BlackBox
-from cuda_ops.testing.fuzzing.calls import Call, drawn
+from cuda_ops.testing.fuzzing.calls import Call, Finding, drawn
 from cuda_ops.testing.fuzzing.choices import Choices
 from cuda_ops.testing.fuzzing.judge import Judge, Verdict
 from cuda_ops.testing.subject import Origin, Subject, find
@@ -31,16 +32,6 @@ _LEAK_ROUNDS = (32, 32, 64, 64, 1024, 1024)
 _QUICK = 0.002
 #: Bytes that a refused call may keep.
 _NOISE = 16
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One call that an operator does not treat as it should."""
-
-    line: str
-    text: str
-    #: What tells it from others: the operator, and the text without numbers.
-    form: str
 
 
 @dataclass
@@ -57,11 +48,13 @@ class Session:
     report: Callable[[Finding], None] = lambda finding: None
 
     def __post_init__(self) -> None:
+        self._parent = os.getppid()
         self._judges = {subject.name: Judge(subject) for subject in self.subjects}
-        self._by_name = {subject.name: subject for subject in self.subjects}
 
     def one(self, data: bytes) -> None:
         """Makes a call of bytes and judges it."""
+        if os.getppid() != self._parent:
+            os._exit(1)  # what it finds is read no more
         choices = Choices(data)
         call = drawn(choices, self.subjects[choices.below(len(self.subjects))])
         verdict = self._judged(call)
@@ -75,9 +68,9 @@ class Session:
             self._look_for_leak(call)
 
     def _judged(self, call: Call) -> Verdict:
-        judge, line = self._judges[call.key], str(call)
-        judge.before, judge.after = lambda: self.box.begin(line), self.box.end
-        return judge(line.partition(": ")[2])
+        judge, text = self._judges[call.key], call.as_json()
+        judge.before, judge.after = lambda: self.box.begin(text), self.box.end
+        return judge(str(call))
 
     def _simplest(self, call: Call, verdict: Verdict) -> tuple[Call, Verdict]:
         """Returns the call with as little that is wrong as shows the same."""
@@ -156,6 +149,11 @@ def main(message: str) -> None:
 
     session = Session(subjects, box, report=report)
     session.found.update({form: Finding("", "", form) for form in asked["known"]})
+    if asked["line"]:
+        judge = Judge(subjects[0], lambda: box.begin(asked["line"]), box.end)
+        verdict = judge(asked["line"])
+        report(Finding(asked["line"], verdict.text, verdict.status))
+        return
     try:
         if asked["engine"] == "atheris":
             _by_coverage(session, asked)
@@ -195,7 +193,7 @@ def _by_coverage(session: Session, asked: dict[str, Any]) -> None:
 
     session.on_form = on_form
     limits = [f"-max_total_time={int(asked['seconds'])}", f"-max_len={LONGEST}", "-timeout=3600"]
-    limits += ["-rss_limit_mb=0", "-len_control=0", f"-seed={asked['seed']}", "-print_final_stats=1"]
+    limits += ["-rss_limit_mb=0", "-len_control=0", f"-seed={asked['seed']}"]
     limits += [f"-runs={asked['runs']}"] if asked["runs"] else []
     atheris.Setup([sys.argv[0], *limits, asked["corpus"]], session.one)
     atheris.Fuzz()

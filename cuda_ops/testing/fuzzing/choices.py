@@ -9,18 +9,18 @@ T = TypeVar("T")
 
 
 class Choices:
-    """Reads choices from bytes; past their end each is the first.
+    r"""Reads choices from bytes; past their end each is the first.
 
     Example::
 
-        assert Choices(b"\\x01").pick(["a", "b"]) == "b"
+        assert Choices(b"\x01").pick(["a", "b"]) == "b"
     """
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 
     def below(self, count: int) -> int:
-        """Returns a number from 0 to below ``count``, out of one byte, or two where one is short."""
+        """Returns a number from 0 to below ``count``, out of one byte, or of two."""
         width = 1 if count <= 256 else 2
         read = self._data[self._at : self._at + width]
         self._at += width

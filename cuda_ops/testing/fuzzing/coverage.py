@@ -48,9 +48,7 @@ def _register(fuzzer: ctypes.CDLL, counters: Any) -> None:
         places[2 * i] = begin + i  # any number that no other counter has
     _kept.extend((counters, places))
     table = ctypes.addressof(places)
-    fuzzer.__sanitizer_cov_8bit_counters_init(
-        ctypes.c_void_p(begin), ctypes.c_void_p(begin + size)
-    )
+    fuzzer.__sanitizer_cov_8bit_counters_init(ctypes.c_void_p(begin), ctypes.c_void_p(begin + size))
     fuzzer.__sanitizer_cov_pcs_init(
         ctypes.c_void_p(table), ctypes.c_void_p(table + ctypes.sizeof(places))
     )

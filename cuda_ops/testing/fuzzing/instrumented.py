@@ -20,9 +20,7 @@ from cuda_ops.errors import BuildError
 from cuda_ops.testing.subject import Origin
 
 _SOURCE = Path(__file__).with_name("coverage.c")
-_FLAGS = (
-    "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address -fsanitize-coverage=trace-pc,trace-cmp"
-)
+_FLAGS = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address -fsanitize-coverage=trace-pc,trace-cmp"
 #: A leak is looked for by calls, and an operator is loaded more than once.
 _ASAN = "detect_leaks=0:detect_odr_violation=0:allocator_may_return_null=1:handle_segv=0"
 

@@ -24,8 +24,11 @@ from cuda_ops.testing.subject import Subject
 #: What a wrong call may raise. Subclasses count, but for those of ``_BROKEN``.
 _ALLOWED = (CudaOpsError, TypeError, ValueError, NotImplementedError, RuntimeError)
 _BROKEN = (RecursionError, UnicodeError, torch.OutOfMemoryError)
-_INTERNAL = re.compile(r"INTERNAL ASSERT|internal error|please report a bug|Expected condition|can't "
-                       r"allocate memory|not enough memory|bad_alloc|terminate called", re.I)  # fmt: skip
+_INTERNAL = re.compile(
+    "INTERNAL ASSERT|internal error|please report a bug|can't allocate memory|not enough memory"
+    "|bad_alloc",
+    re.IGNORECASE,
+)
 #: Arguments of more elements are run only where the fake refuses them, and outputs not at all.
 _MOST_NUMEL = 1 << 20
 _PACKAGE, _KIT = Path(__file__).parents[2], Path(__file__).parents[1]
@@ -44,7 +47,8 @@ class Verdict:
     @property
     def form(self) -> str:
         """The text without what differs from one call to the next: numbers and lists of them."""
-        return re.sub(r"(-?\d[\d.e+]*|0x[0-9a-f]+|inf|nan)(, (-?\d[\d.e+]*|inf|nan))*", "#", self.text)
+        number = r"(-?\d[\d.e+]*|0x[0-9a-f]+|\binf\b|\bnan\b)"
+        return re.sub(rf"{number}(, {number})*", "#", self.text)
 
 
 class _Reached:
@@ -79,20 +83,24 @@ class Judge:
         self.op = subject.op
         self.before, self.after = before, after
         space, name = re.escape(self.op.namespace), re.escape(self.op.name)
-        self._named = re.compile(rf"(torch\.ops\.)?\b{space}\.{name}\b(\.default)?(?=[(),])")
+        self._call = re.compile(rf"(torch\.ops\.)?\b{space}\.{name}\b(\.default)?(?=[(),])")
         self._names = [self.op.name, *(part.rpartition("::")[2] for part in self.op.calls)]
         self._scope = {**arguments.known(), **ways.KNOWN}
 
     def __call__(self, line: str) -> Verdict:
-        """Runs ``line``, an expression that calls the operator, and judges it.
+        """Runs a call as it prints, ``silu: cuda_ops.silu(None)``, and judges it.
 
         Raises:
             ValueError: the line is no call of the operator.
         """
-        found = self._named.search(line)
-        tree = ast.parse(line.strip(), mode="eval").body
+        expression = line.strip().removeprefix(f"{self.op.key}: ")
+        try:
+            tree = ast.parse(expression, mode="eval").body
+        except SyntaxError:
+            tree = None
+        found = self._call.search(expression)
         if found is None or not isinstance(tree, ast.Call):
-            raise ValueError(f"{line!r}: expected a call of {self.op.namespace}.{self.op.name}")
+            raise ValueError(f"{line!r}: expected {self.op.key}: and a call of it")
         function = self._function(found[0])
         scope = dict(self._scope)
         with warnings.catch_warnings():
@@ -102,7 +110,7 @@ class Judge:
                 kwargs = {str(word.arg): self._value(word.value, scope) for word in tree.keywords}
             except Exception as error:
                 return Verdict("unmade", f"{type(error).__name__}: {error}")
-            way = self._named.sub("_function", ast.unparse(tree.func) + ",")[:-1]
+            way = self._call.sub("_function", ast.unparse(tree.func) + ",")[:-1]
             return self._judged(function, way, args, kwargs)
 
     def _function(self, text: str) -> Callable[..., Any]:
@@ -136,7 +144,7 @@ class Judge:
             called = eval(way, {**self._scope, "_function": reached})
             result = called(*args, **kwargs)
         except Exception as error:
-            return self._of_error(error, reached)
+            return self._of_error(error, reached, self._is_typed(function, args, kwargs))
         finally:
             self.after()
         if refused_by_fake and plain:
@@ -144,11 +152,13 @@ class Judge:
         for value, storage in kept:
             if not torch.equal(storage, _bytes(value)):
                 return Verdict("finding", "an argument changed that the operator does not write")
-        if plain and all(map(_is_plain, _tensors((args, kwargs)))) and not self.op.written:
+        is_plain = all(map(_is_plain, _tensors((args, kwargs))))
+        is_typed = self._is_typed(function, args, kwargs)
+        if plain and is_plain and is_typed and not self.op.written:
             return self._against_fake(function, args, kwargs, result)
         return Verdict("returned")
 
-    def _of_error(self, error: Exception, reached: _Reached) -> Verdict:
+    def _of_error(self, error: Exception, reached: _Reached, is_typed: bool) -> Verdict:
         text = f"{type(error).__name__}: {error}"
         inside = reached.error is not None
         own = inside or _raised_by_us(error)
@@ -156,11 +166,13 @@ class Judge:
             return Verdict("unmade" if not reached.count else "returned", text)
         judged = reached.error or error
         text = f"{type(judged).__name__}: {judged}"
-        if not (isinstance(judged, _ALLOWED) or _is_torch_own(judged)) or isinstance(judged, _BROKEN):
+        allowed = isinstance(judged, _ALLOWED) or _is_torch_own(judged)
+        if not allowed or isinstance(judged, _BROKEN):
             return Verdict("finding", f"an exception of the wrong type: {text}{_place(judged)}")
         if _INTERNAL.search(text):
             return Verdict("finding", f"an internal error: {text}{_place(judged)}")
-        if not any(name in text for name in self._names):
+        # What torch says of a tensor that it cannot make a number of is torch's own.
+        if is_typed and not any(name in text for name in self._names):
             return Verdict("finding", f"an error that does not name the operator: {text}"
                                       f"{_place(judged)}")  # fmt: skip
         return Verdict("refused", text)
@@ -169,8 +181,7 @@ class Judge:
         self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Returns the tensors that must not change, each with the bytes of its memory."""
-        names = self._parameters(function)
-        named = [*zip(names, args, strict=False), *kwargs.items()]
+        named = self._named(function, args, kwargs)
         written = [self.op.argument_names[i] for i in self.op.written]
         given = [(name, leaf) for name, value in named for leaf in tree_leaves(value)]
         changing = {_address(value) for name, value in given if name in written}
@@ -178,10 +189,21 @@ class Judge:
         plain = [value for value in tensors if _is_plain(value) and _address(value) not in changing]
         return [(value, _bytes(value).clone()) for value in plain]
 
-    def _parameters(self, function: Callable[..., Any]) -> tuple[str, ...]:
+    def _named(self, function: Callable[..., Any], args: list[Any], kwargs: Any) -> list[Any]:
+        """Returns the arguments, each with its name in front."""
         if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-            return self.op.argument_names
-        return tuple(inspect.signature(function).parameters)
+            names = self.op.argument_names
+        else:
+            names = tuple(inspect.signature(function).parameters)
+        return [*zip(names, args, strict=False), *kwargs.items()]
+
+    def _is_typed(self, function: Callable[..., Any], args: list[Any], kwargs: Any) -> bool:
+        """Tells whether no tensor stands for a number, which torch takes from some of them."""
+        named = self._named(function, args, kwargs)
+        arguments = self.op.parsed.arguments
+        lists = [argument.name for argument in arguments if "Tensor" in str(argument.type)]
+        found = [(name, tensor) for name, value in named for tensor in _tensors(value)]
+        return all(name in lists for name, _ in found)
 
     def _against_fake(
         self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], result: Any
@@ -209,7 +231,8 @@ def _place(error: BaseException) -> str:
 def _is_torch_own(error: BaseException) -> bool:
     """Tells whether torch's fakes have refused something in their own way, with an assertion."""
     frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, AssertionError) and bool(frames) and "fake_tensor" in frames[-1].filename
+    is_last = bool(frames) and "fake_tensor" in frames[-1].filename
+    return isinstance(error, AssertionError) and is_last
 
 
 def _raised_by_us(error: BaseException) -> bool:

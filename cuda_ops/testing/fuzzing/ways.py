@@ -1,4 +1,4 @@
-"""Ways to call an operator: modes, transforms, tracers. Each is text with ``{}`` for the function."""
+"""Ways to call an operator: modes, transforms, tracers, as text with ``{}`` for the function."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def backward(function: Function) -> Function:
         args, kwargs = _tensors(leaf, args, kwargs)
         total = summed(function)(*args, **kwargs)
         if isinstance(total, torch.Tensor) and total.requires_grad:
-            total.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(total)
         return total
 
     return called
@@ -79,7 +79,7 @@ def jvp(function: Function) -> Function:
 
     def called(*args: Any, **kwargs: Any) -> Any:
         with torch.autograd.forward_ad.dual_level():
-            make = torch.autograd.forward_ad.make_dual
+            make: Any = torch.autograd.forward_ad.make_dual
             args, kwargs = _tensors(
                 lambda value: make(value, torch.ones_like(value)) if _is_floating(value) else value,
                 args, kwargs,
@@ -130,7 +130,8 @@ def profiled(function: Function) -> Function:
     """Returns the function under torch's profiler."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        with torch.autograd.profiler.profile(use_kineto=False):  # type: ignore[no-untyped-call]
+        profiler: Any = torch.autograd.profiler.profile
+        with profiler(use_kineto=False):
             return function(*args, **kwargs)
 
     return called
