@@ -390,6 +390,7 @@ class Operator:
     def _vmap(self, info: Any, in_dims: Any, /, *args: Any, **kwargs: Any) -> Any:
         if self.now.vmap is None:
             raise self._underived("batching", "cuda_ops_vmap")
+        self._without_strides(*args, **kwargs)  # which torch's reshape would refuse namelessly
         return self.now.vmap(info, in_dims, *args, **kwargs)
 
     def _sharding(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, replace
 
 from cuda_ops.names import HOME
 from cuda_ops.testing.arguments import sampled_arguments
-from cuda_ops.testing.draw import Draw, covering
+from cuda_ops.testing.draw import Draw, chosen
 from cuda_ops.testing.fuzzing.arguments import SCALARS, changed, text_of
 from cuda_ops.testing.fuzzing.choices import Choices
 from cuda_ops.testing.fuzzing.ways import WAYS
 from cuda_ops.testing.subject import Subject
 
 #: How many valid calls of an operator others are made of.
-_VALID = 24
+_VALID = 32
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ _valid_calls: dict[str, list[tuple[object, ...]]] = {}
 
 def _valid(subject: Subject) -> list[tuple[object, ...]]:
     if (found := _valid_calls.get(subject.name)) is None:
-        samples = covering(subject, Draw(adapt=lambda sample: sample), _VALID)
+        samples = chosen(subject, Draw(_VALID, adapt=lambda sample: sample))
         found = _valid_calls[subject.name] = [sample.args for sample in samples]
     return found
 

@@ -46,6 +46,8 @@ class Session:
     #: Called with each form of outcome, which a fuzzer may take for something new.
     on_form: Callable[[str], None] = lambda form: None
     report: Callable[[Finding], None] = lambda finding: None
+    #: Repeating each new kind of refused call takes most of the time at first.
+    looks_for_leaks: bool = True
 
     def __post_init__(self) -> None:
         self._parent = os.getppid()
@@ -65,7 +67,8 @@ class Session:
             self._keep(self._simplest(call, verdict), form)
         if verdict.status == "refused" and form not in self.refusals:
             self.refusals[form] = str(call)
-            self._look_for_leak(call)
+            if self.looks_for_leaks:
+                self._look_for_leak(call)
 
     def _judged(self, call: Call) -> Verdict:
         judge, text = self._judges[call.key], call.as_json()
