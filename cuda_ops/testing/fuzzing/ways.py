@@ -36,6 +36,8 @@ WAYS = (
     "traced({})",
     "checkpointed({})",
     "under_mode({})",
+    "distributed({}, 'shard')",
+    "distributed({}, 'replicate')",
 )
 
 
@@ -170,10 +172,41 @@ def under_mode(function: Function) -> Function:
     return called
 
 
+def distributed(function: Function, placement: str) -> Function:
+    """Returns the function of DTensors: each tensor is the part of one of two processes, of which
+    the other is made up.
+    """
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        def placed(value: torch.Tensor) -> Any:
+            if value.is_quantized or value.is_nested:
+                raise ValueError("DTensor takes it, and cannot propagate it to any operator")
+            return DTensor.from_local(value, mesh, placements)
+
+        mesh = _mesh()
+        placements = [Shard(0) if placement == "shard" else Replicate()]
+        args, kwargs = _tensors(placed, args, kwargs)
+        return function(*args, **kwargs)
+
+    return called
+
+
+@functools.cache
+def _mesh() -> Any:
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if not dist.is_initialized():
+        dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    return dist.device_mesh.init_device_mesh("cpu", (2,))
+
+
 KNOWN = {
     function.__name__: function
     for function in (
         summed, backward, jvp, faked, on_meta, deterministic, profiled, traced, checkpointed,
-        under_mode,
+        under_mode, distributed,
     )
 }  # fmt: skip
