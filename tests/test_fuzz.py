@@ -223,11 +223,11 @@ def test_a_crash_is_found_and_made_simple(
 
 
 def test_a_hang_is_found(bad: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaigns, "_MOST_SECONDS", 2.0)
+    monkeypatch.setattr(campaigns, "_MOST_WAITING", 2.0)
     monkeypatch.setattr(campaigns, "_MOST_DEATHS", 1)
     monkeypatch.setattr(campaigns, "_MOST_SHRINKS", 0)
     found = run(bad, "hanging", tmp_path)
-    assert "took more than 2 s" in found.text and "in hanging" in found.text
+    assert "waits for 2 s" in found.text and "in hanging" in found.text
 
 
 # --- what is shipped -------------------------------------------------------------------

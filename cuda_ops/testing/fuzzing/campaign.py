@@ -22,8 +22,9 @@ from cuda_ops.testing.fuzzing.calls import Call, Finding
 from cuda_ops.testing.fuzzing.instrumented import Instrumented
 from cuda_ops.testing.subject import Origin
 
-#: How long a call may take, in seconds, and a process until its first one.
-_MOST_SECONDS, _START_SECONDS = 10.0, 300.0
+#: How long a call may compute, how long it may take where it waits, or where others do, and how
+#: long a process may take until its first call, in seconds.
+_MOST_SECONDS, _MOST_WAITING, _START_SECONDS = 10.0, 60.0, 300.0
 #: After so many processes that died, one job gives up.
 _MOST_DEATHS = 50
 _LAST_WORDS = 12
@@ -206,13 +207,13 @@ class _Job:
         text = "\n    ".join(_telling(said))
         if not begun:
             raise RuntimeError(f"the process that calls operators ends before a call:\n    {text}")
-        hung = f"took more than {_MOST_SECONDS:.0f} s"
+        hung = f"computes for {_MOST_SECONDS:.0f} s, or waits for {_MOST_WAITING:.0f} s"
         what = f"the process {hung if state == 'hung' else f'died of {_cause(status)}'}"
         key = Call.from_json(line).key if line.startswith("{") else ""
         form = f"{key}: {what}: {_top(said)}"
         return Finding(line or "between two calls", f"{what}:\n    {text}", form)
 
-    _seen, _since = 0, 0.0
+    _seen, _since, _computed = 0, 0.0, 0.0
 
     def _wait(self) -> Literal["running", "ended", "hung"]:
         """Waits a moment."""
@@ -222,7 +223,11 @@ class _Job:
         begun, _, line = self.box.read()
         if not self._since or begun != self._seen or (begun and not line):
             self._seen, self._since = begun, time.monotonic()
-        if time.monotonic() - self._since < (_MOST_SECONDS if begun else _START_SECONDS):
+            self._computed = _computed(self.process.pid)
+        waits = time.monotonic() - self._since > (_MOST_WAITING if begun else _START_SECONDS)
+        if not waits and (
+            not begun or _computed(self.process.pid) - self._computed < _MOST_SECONDS
+        ):
             return "running"
         self.process.send_signal(signal.SIGUSR1)  # faulthandler prints the stack
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -246,6 +251,15 @@ class _Job:
         if said := [line for line in words if "cov:" in line and "corp:" in line]:
             places, inputs = (said[-1][said[-1].index(name) + 1] for name in ("cov:", "corp:"))
             result.coverage = f", {places} places covered, {inputs.partition('/')[0]} inputs kept"
+
+
+def _computed(pid: int) -> float:
+    """Returns how many seconds a process has computed."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has just ended
+        return 0.0
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _cause(status: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import inspect
 import re
 import traceback
@@ -14,11 +13,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.compare import check_fake
-from cuda_ops.testing.fuzzing import arguments, ways
+from cuda_ops.testing.fuzzing import pieces, ways
+from cuda_ops.testing.fuzzing.sizes import (
+    address,
+    bytes_of,
+    foretold,
+    is_large,
+    is_plain,
+    tensors_in,
+)
 from cuda_ops.testing.subject import Subject
 
 #: What a wrong call may raise. Subclasses count, but for those of ``_BROKEN``.
@@ -29,8 +36,6 @@ _INTERNAL = re.compile(
     "|bad_alloc",
     re.IGNORECASE,
 )
-#: Arguments of more elements are run only where the fake refuses them, and outputs not at all.
-_MOST_NUMEL = 1 << 20
 _PACKAGE, _KIT = Path(__file__).parents[2], Path(__file__).parents[1]
 
 
@@ -85,7 +90,7 @@ class Judge:
         space, name = re.escape(self.op.namespace), re.escape(self.op.name)
         self._call = re.compile(rf"(torch\.ops\.)?\b{space}\.{name}\b(\.default)?(?=[(),])")
         self._names = [self.op.name, *(part.rpartition("::")[2] for part in self.op.calls)]
-        self._scope = {**arguments.known(), **ways.KNOWN}
+        self._scope = {**pieces.known(), **ways.KNOWN}
 
     def __call__(self, line: str) -> Verdict:
         """Runs a call as it prints, ``silu: cuda_ops.silu(None)``, and judges it.
@@ -132,11 +137,11 @@ class Judge:
     ) -> Verdict:
         plain = way == "_function"
         refused_by_fake = False
-        if _is_large((args, kwargs)):
-            foretold = _foretold(function, args, kwargs)
-            if foretold == "too large":
+        if is_large((args, kwargs)):
+            said = foretold(function, args, kwargs)
+            if said == "too large":
                 return Verdict("large")
-            refused_by_fake = foretold == "refused"
+            refused_by_fake = said == "refused"
         kept = self._kept(function, args, kwargs) if plain else []
         reached = _Reached(function)
         self.before()
@@ -150,11 +155,11 @@ class Judge:
         if refused_by_fake and plain:
             return Verdict("finding", "the fake refuses what the kernel takes")
         for value, storage in kept:
-            if not torch.equal(storage, _bytes(value)):
+            if not torch.equal(storage, bytes_of(value)):
                 return Verdict("finding", "an argument changed that the operator does not write")
-        is_plain = all(map(_is_plain, _tensors((args, kwargs))))
+        are_plain = all(map(is_plain, tensors_in((args, kwargs))))
         is_typed = self._is_typed(function, args, kwargs)
-        if plain and is_plain and is_typed and not self.op.written:
+        if plain and are_plain and is_typed and not self.op.written:
             return self._against_fake(function, args, kwargs, result)
         return Verdict("returned")
 
@@ -184,10 +189,10 @@ class Judge:
         named = self._named(function, args, kwargs)
         written = [self.op.argument_names[i] for i in self.op.written]
         given = [(name, leaf) for name, value in named for leaf in tree_leaves(value)]
-        changing = {_address(value) for name, value in given if name in written}
+        changing = {address(value) for name, value in given if name in written}
         tensors = [value for name, value in given if name not in written]
-        plain = [value for value in tensors if _is_plain(value) and _address(value) not in changing]
-        return [(value, _bytes(value).clone()) for value in plain]
+        plain = [value for value in tensors if is_plain(value) and address(value) not in changing]
+        return [(value, bytes_of(value).clone()) for value in plain]
 
     def _named(self, function: Callable[..., Any], args: list[Any], kwargs: Any) -> list[Any]:
         """Returns the arguments, each with its name in front."""
@@ -202,7 +207,7 @@ class Judge:
         named = self._named(function, args, kwargs)
         arguments = self.op.parsed.arguments
         lists = [argument.name for argument in arguments if "Tensor" in str(argument.type)]
-        found = [(name, tensor) for name, value in named for tensor in _tensors(value)]
+        found = [(name, tensor) for name, value in named for tensor in tensors_in(value)]
         return all(name in lists for name, _ in found)
 
     def _against_fake(
@@ -213,7 +218,7 @@ class Judge:
             return function(*values[: len(args)], **dict(by_name))
 
         try:
-            check_fake(self.op, call, [*args, *kwargs.values()], _tensors(result))
+            check_fake(self.op, call, [*args, *kwargs.values()], tensors_in(result))
         except AssertionError as error:
             return Verdict("finding", f"not as the fake: {error}")
         return Verdict("returned")
@@ -237,67 +242,3 @@ def _is_torch_own(error: BaseException) -> bool:
 
 def _raised_by_us(error: BaseException) -> bool:
     return bool(_place(error))
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.device.type != "cpu":
-        return False
-    if value.layout != torch.strided or value.is_nested or value.is_quantized:
-        return False
-    functorch = torch._C._functorch
-    if functorch.is_functorch_wrapped_tensor(value) or torch._is_functional_tensor(value):
-        return False
-    if torch._is_zerotensor(value):
-        return False
-    return _address(value) is not None
-
-
-def _address(value: Any) -> int | None:
-    try:
-        return int(value.untyped_storage()._cdata)
-    except Exception:
-        return None
-
-
-def _bytes(value: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-
-
-def _elements(values: Any) -> int:
-    """Returns how many elements the tensors have, as far as they say."""
-    count = 0
-    for tensor in _tensors(values):
-        with contextlib.suppress(Exception):
-            count += tensor.numel()
-    return count
-
-
-def _is_large(values: Any) -> bool:
-    """Tells whether a call could be too much work: its tensors have more elements than samples
-    have, or a number might be a size.
-    """
-    numbers = [leaf for leaf in tree_leaves(values) if isinstance(leaf, int)]
-    return _elements(values) > _MOST_NUMEL or any(abs(number) > 4096 for number in numbers)
-
-
-def _foretold(
-    function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
-) -> Literal["refused", "too large", "small"]:
-    """Returns what the fake says of a call that could be too large."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    is_large = _elements((args, kwargs)) > _MOST_NUMEL
-    with FakeTensorMode() as mode:
-        try:
-            args, kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
-        except Exception:
-            return "too large" if is_large else "small"
-        try:
-            result = function(*args, **kwargs)
-        except Exception:
-            return "refused"
-    return "too large" if is_large or _elements(result) > _MOST_NUMEL else "small"
