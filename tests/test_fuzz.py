@@ -203,10 +203,13 @@ def test_a_bad_operator_is_found(name: str, text: str, bad: Path, tmp_path: Path
     bytes_of = random.Random(1)
     for _ in range(200):
         session.one(bytes_of.randbytes(LONGEST))
+        if any(text in finding.text for finding in session.found.values()):
+            break  # what leaks is repeated thousands of times
     found = [finding.text for finding in session.found.values()]
     assert any(text in said for said in found), found
 
 
+@pytest.mark.slow
 def test_a_crash_is_found_and_made_simple(
     bad: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +225,7 @@ def test_a_crash_is_found_and_made_simple(
     )
 
 
+@pytest.mark.slow
 def test_a_hang_is_found(bad: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaigns, "_MOST_WAITING", 2.0)
     monkeypatch.setattr(campaigns, "_MOST_DEATHS", 1)
@@ -256,6 +260,7 @@ def test_a_short_run_finds_nothing(name: str, tmp_path: Path) -> None:
     assert counts["refused"] > 20 and counts["returned"] > 20, counts
 
 
+@pytest.mark.slow
 def test_the_command_reports(bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = tmp_path / "found.json"
     options = ["--file", str(bad), "--by-chance", "--minutes", "0.15", "--json", str(written)]
@@ -278,8 +283,9 @@ def test_without_atheris_the_command_says_what_to_install(
     assert 'pip install "cuda_ops[fuzz]"' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_fuzzer_follows_coverage(tmp_path: Path) -> None:
     pytest.importorskip("atheris")
-    result = Campaign(["silu"], Origin(), tmp_path, "atheris").run(40, runs=300)
+    result = Campaign(["silu"], Origin(), tmp_path, "atheris").run(120, runs=300)
     assert result.findings == [] and sum(result.counts.values()) == 300
     assert len(list(tmp_path.iterdir())) > 20 and "places covered" in result.coverage

@@ -76,7 +76,7 @@ class _Reached:
 class Judge:
     """Judges calls of one operator.
 
-    ``before`` is called right before a call, ``after`` right after it.
+    ``before`` is called when its arguments are made, ``after`` when it is judged.
     """
 
     def __init__(
@@ -116,7 +116,11 @@ class Judge:
             except Exception as error:
                 return Verdict("unmade", f"{type(error).__name__}: {error}")
             way = self._call.sub("_function", ast.unparse(tree.func) + ",")[:-1]
-            return self._judged(function, way, args, kwargs)
+            self.before()
+            try:
+                return self._judged(function, way, args, kwargs)
+            finally:
+                self.after()
 
     def _function(self, text: str) -> Callable[..., Any]:
         function: Any = torch.ops
@@ -144,14 +148,11 @@ class Judge:
             refused_by_fake = said == "refused"
         kept = self._kept(function, args, kwargs) if plain else []
         reached = _Reached(function)
-        self.before()
         try:
             called = eval(way, {**self._scope, "_function": reached})
             result = called(*args, **kwargs)
         except Exception as error:
             return self._of_error(error, reached, self._is_typed(function, args, kwargs))
-        finally:
-            self.after()
         if refused_by_fake and plain:
             return Verdict("finding", "the fake refuses what the kernel takes")
         for value, storage in kept:
@@ -166,8 +167,7 @@ class Judge:
     def _of_error(self, error: Exception, reached: _Reached, is_typed: bool) -> Verdict:
         text = f"{type(error).__name__}: {error}"
         inside = reached.error is not None
-        own = inside or _raised_by_us(error)
-        if not own:
+        if not inside and not _place(error):
             return Verdict("unmade" if not reached.count else "returned", text)
         judged = reached.error or error
         text = f"{type(judged).__name__}: {judged}"
@@ -178,8 +178,8 @@ class Judge:
             return Verdict("finding", f"an internal error: {text}{_place(judged)}")
         # What torch says of a tensor that it cannot make a number of is torch's own.
         if is_typed and not any(name in text for name in self._names):
-            return Verdict("finding", f"an error that does not name the operator: {text}"
-                                      f"{_place(judged)}")  # fmt: skip
+            what = "an error that does not name the operator"
+            return Verdict("finding", f"{what}: {text}{_place(judged)}")
         return Verdict("refused", text)
 
     def _kept(
@@ -238,7 +238,3 @@ def _is_torch_own(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     is_last = bool(frames) and "fake_tensor" in frames[-1].filename
     return isinstance(error, AssertionError) and is_last
-
-
-def _raised_by_us(error: BaseException) -> bool:
-    return bool(_place(error))
