@@ -46,12 +46,15 @@ def build(pairs: Sequence[str], origin: Origin) -> Instrumented:
     compiler = toolchain.words_of("CXX") or ["c++"]
     runtime = [_runtime(compiler, name) for name in ("libasan.so", "libstdc++.so.6")]
     counters = folder / "libcuda_ops_fuzz.so"
+    # Renamed when it is whole, since another process may be running it.
+    new = counters.with_suffix(f".{os.getpid()}")
     made = subprocess.run(
-        [*compiler, "-x", "c", "-O2", "-shared", "-fPIC", str(_SOURCE), "-o", str(counters)],
+        [*compiler, "-x", "c", "-O2", "-shared", "-fPIC", str(_SOURCE), "-o", str(new)],
         capture_output=True, text=True,
     )  # fmt: skip
     if made.returncode:
         raise BuildError(f"{_SOURCE.name} does not compile:\n{made.stderr}")
+    new.replace(counters)
     loading = {"LD_PRELOAD": " ".join(runtime), "ASAN_OPTIONS": _ASAN}
     flags = {
         "CUDA_OPS_CACHE": str(folder),
