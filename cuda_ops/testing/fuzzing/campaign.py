@@ -246,7 +246,7 @@ class _Job:
             result.counts[status] = result.counts.get(status, 0) + count
         refusals = Path(f"{self.found}.refusals")
         if refusals.exists():
-            result.refusals.update(json.loads(refusals.read_text()))
+            result.refusals.update(map(json.loads, refusals.read_text().splitlines()))
         words = [line.split() for line in self.words.read_text(errors="replace").splitlines()]
         if said := [line for line in words if "cov:" in line and "corp:" in line]:
             places, inputs = (said[-1][said[-1].index(name) + 1] for name in ("cov:", "corp:"))

@@ -41,11 +41,13 @@ class Session:
     subjects: Sequence[Subject]
     box: BlackBox
     found: dict[str, Finding] = field(default_factory=dict)
-    #: One call of each form of refusal, by operator and form.
-    refusals: dict[str, str] = field(default_factory=dict)
+    #: The forms of refusals so far.
+    refusals: set[str] = field(default_factory=set)
     #: Called with each form of outcome, which a fuzzer may take for something new.
     on_form: Callable[[str], None] = lambda form: None
     report: Callable[[Finding], None] = lambda finding: None
+    #: Called with each new form of refusal, and a call.
+    note: Callable[[str, str], None] = lambda form, line: None
     #: Repeating each new kind of refused call takes most of the time at first.
     looks_for_leaks: bool = True
 
@@ -66,7 +68,8 @@ class Session:
         if verdict.status == "finding" and form not in self.found:
             self._keep(self._simplest(call, verdict), form)
         if verdict.status == "refused" and form not in self.refusals:
-            self.refusals[form] = str(call)
+            self.refusals.add(form)
+            self.note(form, str(call))
             if self.looks_for_leaks:
                 self._look_for_leak(call)
 
@@ -150,20 +153,23 @@ def main(message: str) -> None:
     def report(finding: Finding) -> None:
         findings.write(json.dumps(asdict(finding)) + "\n")
 
-    session = Session(subjects, box, report=report)
+    # Line by line, since libFuzzer ends the process without a word to Python.
+    refusals = Path(asked["findings"] + ".refusals").open("a", buffering=1)  # noqa: SIM115
+
+    def note(form: str, line: str) -> None:
+        refusals.write(json.dumps([form, line]) + "\n")
+
+    session = Session(subjects, box, report=report, note=note)
     session.found.update({form: Finding("", "", form) for form in asked["known"]})
     if asked["line"]:
         judge = Judge(subjects[0], lambda: box.begin(asked["line"]), box.end)
         verdict = judge(asked["line"])
         report(Finding(asked["line"], verdict.text, verdict.status))
         return
-    try:
-        if asked["engine"] == "atheris":
-            _by_coverage(session, asked)
-        else:
-            _by_chance(session, asked["seed"], asked["seconds"], asked["runs"])
-    finally:
-        Path(asked["findings"] + ".refusals").write_text(json.dumps(session.refusals, indent=1))
+    if asked["engine"] == "atheris":
+        _by_coverage(session, asked)
+    else:
+        _by_chance(session, asked["seed"], asked["seconds"], asked["runs"])
 
 
 def _subjects(asked: dict[str, Any]) -> list[Subject]:
