@@ -130,5 +130,5 @@ def _reshaped(choices: Choices, shape: list[int]) -> list[int]:
     else:
         shape = [choices.pick(_SIZES) for _ in range(choices.pick((0, 1, 2, 3, 4, 8, 20)))]
     while math.prod(shape) > 1 << 16:
-        shape[shape.index(max(shape))] = 2
+        shape[shape.index(max(shape))] = 1
     return shape

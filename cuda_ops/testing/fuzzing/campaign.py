@@ -220,8 +220,8 @@ class _Job:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(0.2)
             return "ended"
-        begun, _, line = self.box.read()
-        if not self._since or begun != self._seen or (begun and not line):
+        begun = self.box.read()[0]
+        if not self._since or begun != self._seen:
             self._seen, self._since = begun, time.monotonic()
             self._computed = _computed(self.process.pid)
         waits = time.monotonic() - self._since > (_MOST_WAITING if begun else _START_SECONDS)
