@@ -36,6 +36,8 @@ _INTERNAL = re.compile(
     "|bad_alloc",
     re.IGNORECASE,
 )
+#: What overrides of tensors say that see the operator's own functions, which is up to them.
+_OVERRIDES = ("an override of", "use an uninitialized parameter")
 _PACKAGE, _KIT = Path(__file__).parents[2], Path(__file__).parents[1]
 
 
@@ -89,7 +91,8 @@ class Judge:
         self.before, self.after = before, after
         space, name = re.escape(self.op.namespace), re.escape(self.op.name)
         self._call = re.compile(rf"(torch\.ops\.)?\b{space}\.{name}\b(\.default)?(?=[(),])")
-        self._names = [self.op.name, *(part.rpartition("::")[2] for part in self.op.calls)]
+        parts = (part.rpartition("::")[2] for part in self.op.calls)
+        self._names = [self.op.name, *parts, *_OVERRIDES]
         self._scope = {**pieces.known(), **ways.KNOWN}
 
     def __call__(self, line: str) -> Verdict:
