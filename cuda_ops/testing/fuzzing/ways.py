@@ -179,10 +179,11 @@ def distributed(function: Function, placement: str) -> Function:
 
     def called(*args: Any, **kwargs: Any) -> Any:
         from torch.distributed.tensor import DTensor, Replicate, Shard
+        from torch.utils._dtype_abbrs import dtype_abbrs
 
         def placed(value: torch.Tensor) -> Any:
-            if value.is_quantized or value.is_nested:
-                raise ValueError("DTensor takes it, and cannot propagate it to any operator")
+            if value.is_quantized or value.is_nested or value.dtype not in dtype_abbrs:
+                raise ValueError("DTensor takes it, and can neither propagate nor print it")
             return DTensor.from_local(value, mesh, placements)
 
         mesh = _mesh()
