@@ -59,7 +59,7 @@ TENSORS = (
     "({} * 0 + 2**30)", "{}.shape", "{}.dtype", "{}.untyped_storage()", "{}.storage_offset",
     "str({})", "{}.rename(*'abcdefgh'[:{}.dim()])", "torch.nn.UninitializedParameter()", "dual({})",
     "{}.to('meta').to_sparse()", "torch.empty({}.shape, dtype={}.dtype)", "{}.detach().numpy()",
-    "{}.is_shared", "{}.half()", "{}.double()", "{}.long()", "{}.to(torch.complex64)",
+    "{}.half()", "{}.double()", "{}.long()", "{}.to(torch.complex64)",
 )  # fmt: skip
 
 

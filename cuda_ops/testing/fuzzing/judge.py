@@ -36,8 +36,9 @@ _INTERNAL = re.compile(
     "|bad_alloc",
     re.IGNORECASE,
 )
-#: What overrides of tensors say that see the operator's own functions, which is up to them.
-_OVERRIDES = ("an override of", "use an uninitialized parameter")
+#: What is said before the operator is asked: by overrides that see what its public function does,
+#: and by torch of a view of freed memory, as it makes one to print an argument or to map it.
+_NOT_OURS = ("an override of", "use an uninitialized parameter", "setStorage: sizes")
 _PACKAGE, _KIT = Path(__file__).parents[2], Path(__file__).parents[1]
 
 
@@ -92,7 +93,7 @@ class Judge:
         space, name = re.escape(self.op.namespace), re.escape(self.op.name)
         self._call = re.compile(rf"(torch\.ops\.)?\b{space}\.{name}\b(\.default)?(?=[(),])")
         parts = (part.rpartition("::")[2] for part in self.op.calls)
-        self._names = [self.op.name, *parts, *_OVERRIDES]
+        self._names = [self.op.name, *parts, *_NOT_OURS]
         self._scope = {**pieces.known(), **ways.KNOWN}
 
     def __call__(self, line: str) -> Verdict:

@@ -81,14 +81,20 @@ def jvp(function: Function) -> Function:
 
     def called(*args: Any, **kwargs: Any) -> Any:
         with torch.autograd.forward_ad.dual_level():
-            make: Any = torch.autograd.forward_ad.make_dual
-            args, kwargs = _tensors(
-                lambda value: make(value, torch.ones_like(value)) if _is_floating(value) else value,
-                args, kwargs,
-            )  # fmt: skip
+            args, kwargs = _tensors(_dual, args, kwargs)
             return function(*args, **kwargs)
 
     return called
+
+
+def _dual(value: torch.Tensor) -> torch.Tensor:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    # torch's own assertions fail for a dual number of a fake whose mode is off.
+    if not _is_floating(value) or isinstance(value, FakeTensor):
+        return value
+    made: torch.Tensor = torch.autograd.forward_ad.make_dual(value, torch.ones_like(value))
+    return made
 
 
 def faked(function: Function) -> Function:
