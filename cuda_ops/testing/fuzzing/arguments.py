@@ -56,7 +56,7 @@ TENSORS = (
     "torch.quantize_per_tensor({}.float(), 0.5, 0, torch.qint8)",
     "torch._efficientzerotensor({}.shape, dtype={}.dtype)", "{}.view(*{}.shape, *[1] * 60)",
     "{}.view(*{}.shape, *[1] * 14)", "{}.view(*[1] * 9, *{}.shape)", "({} * 0 - 1)",
-    "({} * 0 + 2**30)", "{}.shape", "{}.dtype", "{}.untyped_storage()", "{}.storage_offset",
+    "({} * 0 + 2**30)", "{}.shape", "{}.dtype", "{}.storage_offset",
     "str({})", "{}.rename(*'abcdefgh'[:{}.dim()])", "torch.nn.UninitializedParameter()", "dual({})",
     "{}.to('meta').to_sparse()", "torch.empty({}.shape, dtype={}.dtype)", "{}.detach().numpy()",
     "{}.half()", "{}.double()", "{}.long()", "{}.to(torch.complex64)",
