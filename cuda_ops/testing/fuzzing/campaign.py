@@ -211,7 +211,7 @@ class _Job:
         what = f"the process {hung if state == 'hung' else f'died of {_cause(status)}'}"
         key = Call.from_json(line).key if line.startswith("{") else ""
         form = f"{key}: {what}: {_top(said)}"
-        return Finding(line or "between two calls", f"{what}:\n    {text}", form)
+        return Finding(line or "while arguments were made", f"{what}:\n    {text}", form)
 
     _seen, _since, _computed = 0, 0.0, 0.0
 

@@ -74,6 +74,9 @@ def _say(arguments: argparse.Namespace) -> Any:
     options += " --instrument" if arguments.instrument else ""
 
     def say(finding: Finding) -> None:
+        if ": " not in finding.line:
+            print(f"FOUND  {finding.text}\n       {finding.line}", flush=True)
+            return
         line = finding.line.replace("'", '"')
         again = f"python -m cuda_ops.testing fuzz{options} --again '{line}'"
         print(f"FOUND  {finding.text}\n       reproduce: {again}", flush=True)

@@ -85,7 +85,7 @@ def _main(arguments: Sequence[str]) -> int:
     """Builds pairs in this process, under the flags of the environment."""
     import argparse
 
-    from cuda_ops.compile_ops import compile_ops
+    from cuda_ops.build import compiling, threads
     from cuda_ops.registry import registry
     from cuda_ops.testing.worker import load_origin
 
@@ -96,14 +96,13 @@ def _main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     load_origin(Origin(tuple(asked.root), asked.file))
     toolchain.cuda_home = lambda: None  # type: ignore[assignment]
-    rows = compile_ops(
-        asked.pairs, compare=False, progress=lambda row: print(f"built {row.op}", file=sys.stderr)
-    )
-    if failed := [f"{row.op}: {row.error}" for row in rows if row.error]:
-        print("\n".join(failed))
+    with threads.builders(toolchain.operators_at_once()) as submit:
+        building = {key: submit(compiling.build, registry().pairs()[key]) for key in asked.pairs}
+    try:
+        print(json.dumps({key: str(built.result().path) for key, built in building.items()}))
+    except BuildError as error:
+        print(error)
         return 1
-    found = {row.op: str(registry().library_of(row.op)) for row in rows}
-    print(json.dumps(found))
     return 0
 
 

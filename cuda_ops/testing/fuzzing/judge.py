@@ -37,8 +37,12 @@ _INTERNAL = re.compile(
     re.IGNORECASE,
 )
 #: What is said before the operator is asked: by overrides that see what its public function does,
-#: and by torch of a view of freed memory, as it makes one to print an argument or to map it.
-_NOT_OURS = ("an override of", "use an uninitialized parameter", "setStorage: sizes")
+#: and by torch of a view of freed memory, as it makes one to print an argument, and of a tensor of
+#: zeros that has no memory to write to.
+_NOT_OURS = (
+    "an override of", "use an uninitialized parameter", "setStorage: sizes",
+    "ZeroTensors are immutable",
+)  # fmt: skip
 _PACKAGE, _KIT = Path(__file__).parents[2], Path(__file__).parents[1]
 
 
@@ -119,6 +123,8 @@ class Judge:
                 kwargs = {str(word.arg): self._value(word.value, scope) for word in tree.keywords}
             except Exception as error:
                 return Verdict("unmade", f"{type(error).__name__}: {error}")
+            if self._is_blind(function, args, kwargs):
+                return Verdict("unmade", "torch takes any int for a dtype, and may crash")
             way = self._call.sub("_function", ast.unparse(tree.func) + ",")[:-1]
             self.before()
             try:
@@ -205,6 +211,15 @@ class Judge:
         else:
             names = tuple(inspect.signature(function).parameters)
         return [*zip(names, args, strict=False), *kwargs.items()]
+
+    def _is_blind(self, function: Callable[..., Any], args: list[Any], kwargs: Any) -> bool:
+        """Tells whether an int stands for a dtype, which torch.ops makes an enum of unseen, as of
+        torch.ops.aten.sum. The public function refuses it.
+        """
+        if not isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            return False
+        named = self._named(function, args, kwargs)
+        return any(name in self.op.dtype_names and isinstance(value, int) for name, value in named)
 
     def _is_typed(self, function: Callable[..., Any], args: list[Any], kwargs: Any) -> bool:
         """Tells whether no tensor stands for a number, which torch takes from some of them."""

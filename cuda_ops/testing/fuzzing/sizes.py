@@ -59,6 +59,9 @@ def is_large(values: Any) -> bool:
     have, or a number might be a size.
     """
     numbers = [leaf for leaf in tree_leaves(values) if isinstance(leaf, int)]
+    for tensor in tensors_in(values):
+        with contextlib.suppress(Exception):  # a nested one has no sizes
+            numbers += tensor.shape  # also of one that is empty, and whose result is not
     return elements(values) > _MOST_NUMEL or any(abs(number) > 4096 for number in numbers)
 
 
