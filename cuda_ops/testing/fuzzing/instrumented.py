@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,13 +97,17 @@ def _main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     load_origin(Origin(tuple(asked.root), asked.file))
     toolchain.cuda_home = lambda: None  # type: ignore[assignment]
-    with threads.builders(toolchain.operators_at_once()) as submit:
-        building = {key: submit(compiling.build, registry().pairs()[key]) for key in asked.pairs}
+    found = {}
     try:
-        print(json.dumps({key: str(built.result().path) for key, built in building.items()}))
+        with threads.builders(toolchain.operators_at_once()) as submit:
+            pairs = registry().pairs()
+            for built in as_completed([submit(compiling.build, pairs[key]) for key in asked.pairs]):
+                found[built.result().pair.key] = str(built.result().path)
+                print(f"built {built.result().pair.key}", file=sys.stderr, flush=True)
     except BuildError as error:
         print(error)
         return 1
+    print(json.dumps(found))
     return 0
 
 

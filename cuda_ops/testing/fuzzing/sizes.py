@@ -60,8 +60,9 @@ def is_large(values: Any) -> bool:
     """
     numbers = [leaf for leaf in tree_leaves(values) if isinstance(leaf, int)]
     for tensor in tensors_in(values):
-        with contextlib.suppress(Exception):  # a nested one has no sizes
-            numbers += tensor.shape  # also of one that is empty, and whose result is not
+        with contextlib.suppress(Exception):  # a nested one has no sizes, or symbols
+            # Also of one that is empty, and whose result is not.
+            numbers += [size for size in tensor.shape if isinstance(size, int)]
     return elements(values) > _MOST_NUMEL or any(abs(number) > 4096 for number in numbers)
 
 
