@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -62,7 +62,8 @@ def is_large(values: Any) -> bool:
     for tensor in tensors_in(values):
         with contextlib.suppress(Exception):  # a nested one has no sizes, or symbols
             # Also of one that is empty, and whose result is not.
-            numbers += [size for size in tensor.shape if isinstance(size, int)]
+            sizes: Sequence[Any] = tensor.shape
+            numbers += [size for size in sizes if isinstance(size, int)]
     return elements(values) > _MOST_NUMEL or any(abs(number) > 4096 for number in numbers)
 
 
