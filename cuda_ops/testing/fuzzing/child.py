@@ -40,6 +40,7 @@ class Session:
 
     subjects: Sequence[Subject]
     box: BlackBox
+    #: By their forms.
     found: dict[str, Finding] = field(default_factory=dict)
     #: The forms of refusals so far.
     refusals: set[str] = field(default_factory=set)
@@ -76,7 +77,11 @@ class Session:
     def _judged(self, call: Call) -> Verdict:
         judge, text = self._judges[call.key], call.as_json()
         judge.before, judge.after = lambda: self.box.begin(text), self.box.end
-        return judge(str(call))
+        try:
+            return judge(str(call))
+        except Exception as error:  # else one mistake of ours would end the run
+            text = f"{type(error).__name__}: {error}"
+            return Verdict("finding", f"the fuzzer could not judge the call: {text}")
 
     def _simplest(self, call: Call, verdict: Verdict) -> tuple[Call, Verdict]:
         """Returns the call with as little that is wrong as shows the same."""
@@ -120,15 +125,14 @@ class Session:
 
 def _in_use() -> Callable[[], int] | None:
     """Returns what tells the bytes of the heap that are in use; ``None`` where nothing does."""
-    library = ctypes.CDLL(None)
-    for name in ("__sanitizer_get_current_allocated_bytes",):
-        with contextlib.suppress(AttributeError):
-            function = getattr(library, name)
-            function.restype = ctypes.c_size_t
-            return function  # type: ignore[no-any-return]
-    try:
-        from cuda_ops.testing.checks.leaks import _Mallinfo2
+    from cuda_ops.testing.checks.leaks import _Mallinfo2
 
+    library = ctypes.CDLL(None)
+    with contextlib.suppress(AttributeError):  # AddressSanitizer has a heap of its own
+        function = library.__sanitizer_get_current_allocated_bytes
+        function.restype = ctypes.c_size_t
+        return function
+    try:
         function = library.mallinfo2
     except AttributeError:
         return None
