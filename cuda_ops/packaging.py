@@ -64,7 +64,7 @@ def operators(package: str, root: str | Path) -> dict[str, Any]:
         "package_dir": {package: root.as_posix()},
         "package_data": {
             **{name: ["**/*"] for name in data},
-            "": ["py.typed", "templates/*", "stable_symbols.txt", FILE],
+            "": ["py.typed", "templates/*", "stable_symbols.txt", "coverage.c", FILE],
         },
         "ext_modules": built,
         "cmdclass": {"build_ext": build_ext},

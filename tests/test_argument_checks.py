@@ -285,14 +285,33 @@ def test_a_dtype_as_an_argument_is_one_that_kernels_know(name: str) -> None:
 @pytest.mark.parametrize("position", ["x", "others"])
 def test_a_tensor_whose_memory_was_freed_is_refused(name: str, position: str) -> None:
     """torch's own functions read from address 0."""
-    freed = torch.ones(2)
+    freed = torch.ones(3)
+    end, nothing = freed[1:], freed[:0]
     freed.untyped_storage().resize_(0)
-    arguments = (freed, []) if position == "x" else (X, [X, freed])
     message = f"'{position}': expected a tensor with memory, got one whose storage is empty"
-    for function in (registry().public(f"{name}_any"), getattr(torch.ops.cuda_ops, f"{name}_any")):
+    for gone in (freed, end):  # the address of a view of nothing is its offset
+        for function in both_functions(name):
+            with pytest.raises(RuntimeError, match=f"^cuda_ops::{name}_any: argument {message}$"):
+                function(*((gone, []) if position == "x" else (X, [X, gone])))
+    assert registry().public(f"{name}_any")(nothing, []).shape == ()
+
+
+@pytest.mark.parametrize("position", ["x", "others"])
+def test_a_tensor_whose_memory_was_shrunk_is_refused(name: str, position: str) -> None:
+    """torch's own functions read past its end."""
+    shrunk = torch.ones(2, 3)
+    whole = shrunk[:, :2], shrunk[0], shrunk[1, :2], shrunk[:0]
+    shrunk.untyped_storage().resize_(5 * 4)
+    message = f"'{position}': expected a storage of at least 24 bytes, got one of 20"
+    for function in both_functions(name):
         with pytest.raises(RuntimeError, match=f"^cuda_ops::{name}_any: argument {message}$"):
-            function(*arguments)
-    assert registry().public(f"{name}_any")(freed[:0], []).shape == ()
+            function(*((shrunk, []) if position == "x" else (X, [X, shrunk])))
+    for enough in whole:
+        assert registry().public(f"{name}_any")(enough, [enough]).shape == ()
+
+
+def both_functions(name: str) -> tuple[Any, Any]:
+    return registry().public(f"{name}_any"), getattr(torch.ops.cuda_ops, f"{name}_any")
 
 
 @pytest.mark.parametrize("level", [None, 0])

@@ -302,7 +302,7 @@ def test_errors_of_the_parts(device: str) -> None:
 
 def test_the_composed_operator_says_why_a_part_refused() -> None:
     x, logits, gate_up, down, _ = drawn((4, 6, 2, 3, 1), 0)
-    text = "cuda_ops: torch failed to run cuda_ops::moe_route"
+    text = "cuda_ops::moe: torch failed to run cuda_ops::moe_route"
     if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13):  # torch keeps it since then
         text += (
             ": RuntimeError: cuda_ops::moe_route: argument 'top_k': expected at most 3, the size "

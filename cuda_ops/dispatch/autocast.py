@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cuda_ops.dispatch.generation import Served
+from cuda_ops.dispatch.naming import named
 from cuda_ops.spec import AutocastPolicy, AutocastWord
 
 _KEYS = {
@@ -32,7 +33,8 @@ def _kernel(operator: Served, device: str, key: torch._C.DispatchKey) -> Callabl
         overload = operator.spec.overload
         with torch._C._ExcludeDispatchKeyGuard(below):
             names = [argument.name for argument in overload._schema.arguments]
-            args, kwargs = cast(operator.now.autocast, device, names, args, kwargs)
+            with named(operator.spec):
+                args, kwargs = cast(operator.now.autocast, device, names, args, kwargs)
             return overload(*args, **kwargs)
 
     return autocast_kernel

@@ -8,6 +8,7 @@ ask here whether the innermost transform is this one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
 
 from cuda_ops.derive.arguments import split
+from cuda_ops.derive.checks import refuse
 from cuda_ops.spec import OpSpec
 
 
@@ -34,8 +36,8 @@ def call(op: OpSpec, values: Sequence[Any]) -> Any:
     plain: list[Any] = list(api.unwrap_tensors(tuple(values)))
     with api.redispatch_to_next():
         for i in op.written:
-            value = plain[i]
-            plain[i] = [*map(_copy, value)] if _is_list(value) else _copy(value)
+            copied, value = partial(_copy, op, op.argument_names[i]), plain[i]
+            plain[i] = [*map(copied, value)] if _is_list(value) else copied(value)
         positional, keywords = split(op, plain)
         result = op.overload(*positional, **keywords)
     for i in op.written:
@@ -51,8 +53,13 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def _copy(value: torch.Tensor | None) -> torch.Tensor | None:
-    return None if value is None else value.clone()
+def _copy(op: OpSpec, argument: str, value: Any) -> torch.Tensor | None:
+    if value is None:
+        return None
+    if not isinstance(value, torch.Tensor):  # which the dispatcher has not seen yet
+        refuse(op, argument, "a tensor", type(value).__name__)
+    copied: torch.Tensor = value.clone()
+    return copied
 
 
 def _replace(op: OpSpec, argument: str, wrapped: Any, new: torch.Tensor | None) -> None:

@@ -39,6 +39,7 @@ from cuda_ops.dispatch.described import Call
 from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Kernel, Library
 from cuda_ops.dispatch.lists import has_lists
+from cuda_ops.dispatch.naming import named
 from cuda_ops.errors import ManifestError, PluginError
 from cuda_ops.plugins import Plugins
 from cuda_ops.spec import OpSpec, functions
@@ -390,7 +391,9 @@ class Operator:
     def _vmap(self, info: Any, in_dims: Any, /, *args: Any, **kwargs: Any) -> Any:
         if self.now.vmap is None:
             raise self._underived("batching", "cuda_ops_vmap")
-        return self.now.vmap(info, in_dims, *args, **kwargs)
+        self._without_strides(*args, **kwargs)
+        with named(self.now.spec):
+            return self.now.vmap(info, in_dims, *args, **kwargs)
 
     def _sharding(self, /, *args: Any, **kwargs: Any) -> Any:
         if self.now.sharding is None:

@@ -1,4 +1,4 @@
-"""``python -m cuda_ops.testing``: replay a failed sample, write the report, run the sanitizer."""
+"""``python -m cuda_ops.testing``: replay a failed sample, report, sanitize, fuzz."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.case import Case
 from cuda_ops.testing.checks import by_name
 from cuda_ops.testing.compare import quoted
+from cuda_ops.testing.fuzzing import command as fuzzing
 from cuda_ops.testing.mutation import command as mutation
 from cuda_ops.testing.profiles import PROFILES
 from cuda_ops.testing.report import CheckEntry, CheckReport, command, markdown, read_junit
@@ -150,6 +151,8 @@ def _parser() -> argparse.ArgumentParser:
                         )  # fmt: skip
     report.add_argument("--json", action="store_true")
     report.set_defaults(run=_report)
+
+    fuzzing.add(commands, common)
 
     tools = commands.add_parser("sanitize", parents=[common], help="run compute-sanitizer's tools")
     tools.add_argument("ops", nargs="*", metavar="OP")

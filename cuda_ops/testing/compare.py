@@ -385,7 +385,9 @@ def errors(
         tiny = torch.finfo(a.dtype).tiny
         unit = max(epsilon(dtype), least)
         summed = max(epsilon(_SUMMED_IN.get(a.dtype, a.dtype)), least) if length > 1 else unit
-        beyond = e.abs() > torch.finfo(dtype).max if dtype in _WITHOUT_INFINITY else None
+        beyond = None
+        if dtype in _WITHOUT_INFINITY:
+            beyond = numbers(e).abs() > torch.finfo(dtype).max
         # What overflows the dtype is infinite in the reference too.
         e = e.to(a.dtype).to(_wide(a.dtype))
         allowed = factor * (unit * e.abs() + summed * math.sqrt(length) * magnitude)

@@ -282,13 +282,36 @@ struct Checks {
 
   // A tensor may have sizes and no memory: one that stands for others, as those of vmap and
   // functionalize do, or one whose storage was freed. cuda_ops/dispatch/public.py takes the
-  // dispatcher's way with the first kind.
+  // dispatcher's way with the first kind. Or it has less memory than its sizes say, where its
+  // storage was shrunk: a kernel would read past the end.
   static void check_memory(const Tensor& tensor, const char* argument) {
     const void* data = nullptr;
-    const bool has_storage = torch_get_const_data_ptr(tensor.get(), &data) == TORCH_SUCCESS;
-    if (data != nullptr || (has_storage && tensor.numel() == 0)) return;
-    refuse(argument, "a tensor with memory",
-           has_storage ? "one whose storage is empty" : "one without a storage");
+    if (torch_get_const_data_ptr(tensor.get(), &data) != TORCH_SUCCESS) {
+      refuse(argument, "a tensor with memory", "one without a storage");
+    }
+    if (tensor.numel() == 0) return;
+    int64_t offset = 0, bytes = 0;
+    check_torch(aoti_torch_get_storage_offset(tensor.get(), &offset), "read an offset");
+    const int64_t size = size_of(dtype_of(tensor));
+    // That of a view of no memory is its offset.
+    if (reinterpret_cast<uintptr_t>(data) == static_cast<uintptr_t>(offset * size)) {
+      refuse(argument, "a tensor with memory", "one whose storage is empty");
+    }
+    const int64_t needed = (offset + last_of(tensor) + 1) * size;
+    check_torch(aoti_torch_get_storage_size(tensor.get(), &bytes), "read the size of a storage");
+    if (needed <= bytes) return;
+    refuse(argument, "a storage of at least " + std::to_string(needed) + " bytes",
+           "one of " + std::to_string(bytes));
+  }
+
+  // From the first element to the last.
+  static int64_t last_of(const Tensor& tensor) {
+    int64_t *sizes = nullptr, *strides = nullptr, last = 0;
+    check_torch(aoti_torch_get_sizes(tensor.get(), &sizes), "read a shape");
+    check_torch(aoti_torch_get_strides(tensor.get(), &strides), "read strides");
+    const int64_t dims = tensor.dim();
+    for (int64_t d = 0; d < dims; ++d) last += (sizes[d] - 1) * strides[d];
+    return last;
   }
 
   static void check_same_dtype(const Tensor& tensor, const TensorRule& rule, const Tensor& other,

@@ -29,10 +29,15 @@ using torch::stable::Tensor;
 constexpr DType kFloating[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 constexpr DType kInt64[] = {DType::kInt64};  // indices
 
+// An error that does not name its operator: the entry that was called puts the name in front.
+struct OpError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 namespace detail {
 
 [[noreturn]] inline void torch_failed(std::string what) {
-  what = "cuda_ops: torch failed to " + what;
+  what = "torch failed to " + what;
   if (torch_exception_get_what_without_backtrace != nullptr) {
     std::string reason = torch_exception_get_what_without_backtrace();
     reason = reason.substr(0, reason.find("\n\nAt:"));  // where Python was
@@ -45,7 +50,7 @@ namespace detail {
   } else {
     what += "; torch 2.13 and later say why";
   }
-  throw std::runtime_error(what);
+  throw OpError(what);
 }
 
 inline void check_torch(AOTITorchError error, const char* what) {
@@ -222,11 +227,6 @@ inline bool broadcast(std::vector<int64_t>& shape, const View& view, int rank) {
   }
   return true;
 }
-
-// An error that does not name its operator: the entry that was called puts the name in front.
-struct OpError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 // The one way to refuse an argument: argument, expected, actual, and the operator from its entry.
 [[noreturn]] inline void refuse(const std::string& argument, const std::string& expected,
