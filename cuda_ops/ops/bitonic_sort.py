@@ -50,7 +50,7 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
 
 
 def torch_stable_sort(
-    x: torch.Tensor, dim: int = -1, descending: bool = False, stable: bool = True
+    x: torch.Tensor, dim: int = -1, descending: bool = False, stable: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sorts stably even if that is not asked for, as the operator does."""
     values, indices = torch.sort(x, stable=True, dim=dim, descending=descending)

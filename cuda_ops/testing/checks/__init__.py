@@ -10,10 +10,11 @@ from cuda_ops.testing.case import Check
 from cuda_ops.testing.checks.abi import abi
 from cuda_ops.testing.checks.alignment import alignment
 from cuda_ops.testing.checks.autocast import autocast
-from cuda_ops.testing.checks.boundaries import boundaries
+from cuda_ops.testing.checks.boundaries import boundaries, tails
 from cuda_ops.testing.checks.bounds import bounds, indices
 from cuda_ops.testing.checks.checkpoint import checkpoint
 from cuda_ops.testing.checks.compiled import compile_dynamic, compile_static
+from cuda_ops.testing.checks.defaults import defaults
 from cuda_ops.testing.checks.devices import devices
 from cuda_ops.testing.checks.dtensor import dtensor
 from cuda_ops.testing.checks.empty import empty
@@ -58,8 +59,10 @@ CHECKS: tuple[Check, ...] = (
     layouts,
     numerics,
     scalars,
+    defaults,
     launches,
     boundaries,
+    tails,
     far_strides,
     many_elements,
     large,

@@ -1,13 +1,15 @@
-"""Class 14: sizes at which an operator's kernels reach a limit, read from their launches."""
+"""Sizes at which an operator's kernels reach a limit, read from their launches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
 from cuda_ops.testing.case import Case, NotRunError, called, check
+from cuda_ops.testing.checks.bounds import check_bounds
 from cuda_ops.testing.checks.large import TOLERATED
 from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.device_events import DeviceEvent, device_events
@@ -31,17 +33,43 @@ def boundaries(case: Case) -> None:
     """Looks at the launches of two sizes of each dim; then compares the sizes next to what their
     blocks, their shared memory and their grids hold with the reference.
     """
+
+    def compare(at_limit: Case) -> None:
+        found = at_limit.call(*at_limit.arguments())
+        worst = deviation(case.subject, at_limit.sample, found)
+        assert worst <= TOLERATED, worst.text
+
+    _at_limits(case, compare)
+
+
+@check("tails", 3, "out-of-bounds access", Draw(1, range(1, 4097)), devices=("cuda",))
+def tails(case: Case) -> None:
+    """Checks guard zones as ``bounds`` does, at the sizes of ``boundaries``: kernels for large
+    problems have tails of their own.
+    """
+    _at_limits(case, check_bounds)
+
+
+def _at_limits(case: Case, examine: Callable[[Case], None]) -> None:
+    """Calls ``examine`` with each size next to a limit that the operator takes.
+
+    Raises:
+        AssertionError: what ``examine`` raised, with the size and the limit.
+        NotRunError: there is no such size.
+    """
     small = _small(case)
-    compared = 0
+    examined = 0
     for dim in resizable(case.subject.op):
         for size, why in _limits(case, small, dim).items():
             sample = _with_size(case, small, dim, size)
-            if sample is None or (found := called(case, sample.make(case.device))) is None:
+            if sample is None or called(case, sample.make(case.device)) is None:
                 continue
-            worst = deviation(case.subject, sample, found)
-            assert worst <= TOLERATED, f"{dim}={size}, {why}: {worst.text}, for {sample}"
-            compared += 1
-    if not compared:
+            try:
+                examine(replace(case, sample=sample))
+            except AssertionError as failure:
+                raise AssertionError(f"{dim}={size}, {why}: {failure}, for {sample}") from failure
+            examined += 1
+    if not examined:
         raise NotRunError("no size at a limit of its launches can be called")
 
 

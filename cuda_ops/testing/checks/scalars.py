@@ -21,7 +21,7 @@ from cuda_ops.testing.subject import Subject
 
 #: None but 0 and those that are not finite is a float32.
 _FLOATS = (0.1, 1 / 3, -0.7, 1e-8, 16777217.0, 0.0, -0.0, 1e18, math.inf, -math.inf, math.nan)
-_INTS = (0, -1, 2**31, -(2**31) - 1, 2**33 + 1)
+_INTS = (0, -1, 2, 3, 7, 2**31, -(2**31) - 1, 2**33 + 1)
 
 
 def _numbers(subject: Subject) -> dict[int, Sequence[float]]:
@@ -71,16 +71,17 @@ def _widest(case: Case) -> Sample:
        excuse=_no_numbers)  # fmt: skip
 def scalars(case: Case) -> None:
     """Compares numbers that float32 or 32 bits do not hold, negative ones, zeros, huge ones,
-    infinities and NaN with the reference. The operator, or its reference, may refuse them.
+    infinities and NaN with the reference. The operator may refuse them, and must where its
+    reference does.
     """
     whole, compared, refused = _widest(case), 0, ""
     shapes = _shapes(case, whole)
-    # What the same formulas on another device make of an infinity proves nothing.
-    judges_ends = case.subject.reference is not case.subject.op.overload
+    # What the same formulas on another device make of an infinity, or refuse, proves nothing.
+    is_apart = case.subject.reference is not case.subject.op.overload
     for i, values in _numbers(case.subject).items():
         name = case.subject.op.argument_names[i]
         for value in values if i < len(whole.args) else ():
-            if not (judges_ends or math.isfinite(value)):
+            if not (is_apart or math.isfinite(value)):
                 continue
             args = (*whole.args[:i], value, *whole.args[i + 1 :])
             sample = replace(whole, args=args)
@@ -94,6 +95,9 @@ def scalars(case: Case) -> None:
             try:
                 worst = deviation(case.subject, sample, found, ends_alike=alike)
             except KitError as error:
+                if is_apart:
+                    text = f"the operator takes {name}={value!r}, and {error}"
+                    raise AssertionError(text) from error
                 refused = f"{name}={value}: {error}"
                 continue
             compared += 1
