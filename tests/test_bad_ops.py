@@ -75,7 +75,6 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_draws": ("draws", None),
     "bad_default": ("public", None),
     "bad_default_value": ("defaults", None),
-    "bad_left_out": ("defaults", None),
     "bad_dtypes": ("autocast", None),
     "bad_vmap": ("vmap", None),
     "bad_sharding": ("dtensor", None),

@@ -542,7 +542,8 @@ def transformed(operator: Served) -> Any:
     def apply(*args: Any, **kwargs: Any) -> Any:
         if functional.is_innermost():
             return functional.call(operator.spec, bind(operator.spec, args, kwargs))
-        return called(*(bind(operator.spec, args, kwargs) if kwargs else args))
+        # A formula's setup_context gets all arguments, also those that the dispatcher leaves out.
+        return called(*bind(operator.spec, args, kwargs))
 
     return apply
 

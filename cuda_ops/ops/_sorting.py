@@ -30,8 +30,7 @@ def autograd(dim_at: int) -> Autograd:
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
         ctx.shape = inputs[0].shape
-        # The dispatcher leaves out arguments at their default.
-        ctx.dim = inputs[dim_at] if len(inputs) > dim_at else -1
+        ctx.dim = inputs[dim_at]
         ctx.arguments = len(inputs)
         ctx.save_for_backward(output[1])
         ctx.set_materialize_grads(True)

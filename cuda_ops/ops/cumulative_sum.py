@@ -36,10 +36,9 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
 @hookimpl
 def cuda_ops_autograd(op: OpSpec) -> Autograd:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
-        # The dispatcher leaves out arguments at their default.
         ctx.arguments = len(inputs)
-        ctx.dim = inputs[_DIM_AT] if len(inputs) > _DIM_AT else -1
-        ctx.reverse = len(inputs) > 2 and inputs[2]
+        ctx.dim = inputs[_DIM_AT]
+        ctx.reverse = inputs[2]
 
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[Any, ...]:
         grad_x = op.function(grad_out, ctx.dim, not ctx.reverse)

@@ -63,13 +63,13 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         return None
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
-        ctx.alpha = inputs[2] if len(inputs) > 2 else 1.0
+        ctx.alpha = inputs[2]
 
     def backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
         given = [grad for grad in grads if grad is not None]
         scaled = iter(torch._foreach_mul(given, ctx.alpha) if given else ())
         of_xs = [None if grad is None else next(scaled) for grad in grads]
-        # The dispatcher leaves out an alpha that is the default.
+        # Where there are lists, torch wants none for an alpha that is the default.
         return (of_xs, list(grads), None)[: len(ctx.needs_input_grad)]
 
     return Autograd(setup_context, backward)
