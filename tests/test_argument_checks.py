@@ -22,7 +22,7 @@ from cuda_ops.derive.arguments import bind
 from cuda_ops.derive.checks import check_arguments
 from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec, default_of
-from cuda_ops.testing import check_op, samples
+from cuda_ops.testing import check_op, samples, sizes
 from cuda_ops.testing.checks import by_name
 
 #: The first k numbers of each row, times scale, plus bias; where mask is not 0.
@@ -235,7 +235,7 @@ def test_samples_keep_dims_within_others(name: str) -> None:
         check_arguments(op, sample.make("meta"))
 
     fits()
-    check_arguments(op, samples.shaped(op, (2,), core=8).make("meta"))
+    check_arguments(op, sizes.shaped(op, (2,), core=8).make("meta"))
 
 
 def test_kernels_know_what_python_lists() -> None:
@@ -347,7 +347,7 @@ def test_samples_fit_each_argument(name: str) -> None:
     check()
     assert len(seen) > 20
     for dtype in (None, torch.float64):
-        sample = samples.shaped(op, (2,), dtype=dtype)
+        sample = sizes.shaped(op, (2,), dtype=dtype)
         assert [arg.dtype for arg in sample.tensors] == [dtype or torch.float32] * 2 + [torch.int64]
 
 
@@ -385,7 +385,7 @@ def test_a_dtype_argument_may_have_a_default(name: str) -> None:
         assert (out.shape, out.dtype) == ((8, 0), torch.float64)
     op = spec(f"{name}_defaults")
     assert bind(op, [X], {})[1:] == [torch.float16, torch.int64]
-    assert samples.shaped(op, (2,)).args[1:] == (torch.float16, torch.int64)
+    assert sizes.shaped(op, (2,)).args[1:] == (torch.float16, torch.int64)
 
 
 def test_every_dtype_that_a_schema_may_name_is_known() -> None:

@@ -24,6 +24,7 @@ from cuda_ops.testing import Sample, TensorArg, check_op, quick_error, samples
 from cuda_ops.testing import derived as testing_derived
 from cuda_ops.testing.checks import by_name
 from cuda_ops.testing.subject import subject_of
+from cuda_ops.testing.values import VALUES
 
 LIBRARY = torch.library.Library("cuda_ops", "FRAGMENT")
 
@@ -378,7 +379,7 @@ def test_layouts(layout, strides, offset):
 
 
 @pytest.mark.parametrize("dtype", [*FLOATING, torch.uint8, torch.int64, torch.bool, torch.uint16])
-@pytest.mark.parametrize("values", samples.VALUES)
+@pytest.mark.parametrize("values", VALUES)
 def test_every_dtype_has_every_value_mode(dtype, values):
     (made,) = Sample((TensorArg((64,), dtype),), values, seed=1).make()
     assert made.dtype == dtype

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from cuda_ops.testing.__main__ import main
 from cuda_ops.testing.fuzzing import campaign as campaigns
@@ -95,6 +97,13 @@ for function in (asserting, nameless, writing, leaking, lying, crashing, hanging
     describe(f"fuzz_bad::{name}", "(n)->(n)", reference=torch.clone, dtypes=[torch.float32],
              differentiable=False)
 '''
+
+
+@pytest.fixture(autouse=True)
+def _no_process_group_left() -> Iterator[None]:
+    yield  # calls of DTensors make one
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

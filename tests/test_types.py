@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from cuda_ops.errors import BuildError, ManifestError
 from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing import check_op, samples
+from cuda_ops.testing import check_op, samples, sizes
 
 SOURCE = r"""
 #pragma GCC optimize("O0")
@@ -222,7 +222,7 @@ def test_samples_draw_the_names_and_the_kit_passes(name: str) -> None:
 
     check()
     assert seen == {"mean", "sum", "none"}
-    keyword_only = samples.shaped(spec(f"{name}_maybe"), (3,)).args
+    keyword_only = sizes.shaped(spec(f"{name}_maybe"), (3,)).args
     assert len(keyword_only) == 2
     report = check_op(name, devices=["cpu"])
     assert report.passed, report

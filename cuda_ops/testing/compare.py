@@ -318,6 +318,8 @@ def _one_rounding_away(value: Any) -> Any:
 
 def _tamed(value: torch.Tensor) -> torch.Tensor:
     """Returns the tensor with 1 or -1 for infinities."""
+    if value.is_complex():  # which torch takes no sign of
+        return torch.complex(_tamed(value.real), _tamed(value.imag))
     return torch.where(value.isinf(), value.sign(), value)
 
 

@@ -48,7 +48,11 @@ def public(case: Case) -> None:
 
 def _defaults(case: Case) -> None:
     """Compares calls that leave one argument out with calls that give the schema's default."""
-    op, function = case.subject.op, registry().public(case.subject.op.key)
+    op = case.subject.op
+    try:
+        function = registry().public(op.key)
+    except AttributeError:  # registered by a test, and no attribute of cuda_ops
+        return
     try:
         shown = inspect.signature(function).parameters
     except ValueError:  # a function in C need not say what it takes
