@@ -141,7 +141,9 @@ def _traits(sample: Sample) -> set[Trait]:
     traits: set[Trait] = {("values", sample.values)}
     for i, arg in enumerate(sample.args):
         if isinstance(arg, TensorArg):
-            traits |= {(i, arg.dtype), (i, arg.layout, len(arg.shape))}
+            # The stride of a dim of size 1 shows nothing.
+            wide = sum(size > 1 for size in arg.shape)
+            traits |= {(i, arg.dtype), (i, arg.layout, wide), (i, len(arg.shape))}
             traits.add((i, "empty" if 0 in arg.shape else "filled"))
         elif arg is None or isinstance(arg, bool):
             traits.add((i, arg))

@@ -126,7 +126,7 @@ def _compare_pieces(case: Case, actual: tuple[torch.Tensor, ...]) -> None:
     assert op.signature is not None
     groups = (*op.signature.inputs, *op.signature.outputs)
     tensors = [args[i] for i in op.tensor_positions]
-    rows = tensors[0].shape[:1]
+    rows = tensors[0].shape[:1] if tensors else ()
     if op.random or op.written or not all(group.loops for group in groups):
         return
     if not rows or any(t is None or t.shape[:1] != rows for t in (*tensors, *actual)):
