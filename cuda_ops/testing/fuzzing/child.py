@@ -158,7 +158,7 @@ def main(message: str) -> None:
         findings.write(json.dumps(asdict(finding)) + "\n")
 
     # Line by line, since libFuzzer ends the process without a word to Python.
-    refusals = Path(asked["findings"] + ".refusals").open("a", buffering=1)  # noqa: SIM115
+    refusals = Path(asked["findings"] + ".refusals").open("a", buffering=1)  # noqa: SIM115 - the same
 
     def note(form: str, line: str) -> None:
         refusals.write(json.dumps([form, line]) + "\n")

@@ -96,6 +96,7 @@ def _main(arguments: Sequence[str]) -> int:
     parser.add_argument("pairs", nargs="*")
     asked = parser.parse_args(arguments)
     load_origin(Origin(tuple(asked.root), asked.file))
+    # As without a toolkit, so that no kernel is compiled; a cached function has another type.
     toolchain.cuda_home = lambda: None  # type: ignore[assignment]
     found = {}
     try:

@@ -28,7 +28,7 @@ from cuda_ops.testing.fuzzing.sizes import (
 )
 from cuda_ops.testing.subject import Subject
 
-#: What a wrong call may raise. Subclasses count, but for those of ``_BROKEN``.
+#: What a wrong call may raise, as docs/testing.md says. Subclasses count, but those of ``_BROKEN``.
 _ALLOWED = (CudaOpsError, TypeError, ValueError, NotImplementedError, RuntimeError)
 _BROKEN = (RecursionError, UnicodeError, torch.OutOfMemoryError)
 _INTERNAL = re.compile(
@@ -137,10 +137,12 @@ class Judge:
         if not text.startswith("torch.ops."):
             import cuda_ops
 
-            return getattr(cuda_ops, self.op.name)  # type: ignore[no-any-return]
+            public: Callable[..., Any] = getattr(cuda_ops, self.op.name)
+            return public
         for name in text.removeprefix("torch.ops.").split("."):
             function = getattr(function, name)
-        return function  # type: ignore[no-any-return]
+        found: Callable[..., Any] = function
+        return found
 
     @staticmethod
     def _value(node: ast.expr, scope: dict[str, Any]) -> Any:

@@ -41,7 +41,7 @@ class Wrapper(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]  # torch types it otherwise
         cls, function: Any, _: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         args, kwargs = tree_map_only(Wrapper, lambda value: value.held, (args, kwargs or {}))
