@@ -15,7 +15,7 @@ double leaky(double x, double slope) { return x < 0 ? slope * x : x; }
 Tensor leaky_clip_cpu(const Tensor& x, double slope, double limit) {
   const auto f = [](double v, double slope, double limit) {
     const double value = leaky(v, slope);
-    return value > limit ? limit : value;
+    return value > limit || limit != limit ? limit : value;
   };
   return elementwise_cpu(f, x, slope, limit);
 }

@@ -6,14 +6,14 @@ using namespace cuda_ops;
 
 namespace {
 
-// Comparisons with NaN are false in both, so NaN passes through.
+// Comparisons with NaN are false. Each is written so that NaN passes through, in x and in limit.
 struct LeakyClip {
   double slope, limit;
 
   template <class C>
   __device__ C operator()(C x) const {
     const C leaky = x < 0 ? C(slope) * x : x;
-    return leaky > C(limit) ? C(limit) : leaky;
+    return leaky > C(limit) || limit != limit ? C(limit) : leaky;
   }
 };
 
