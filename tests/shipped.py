@@ -20,6 +20,7 @@ from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.dispatch.lists import has_lists
 from cuda_ops.dispatch.operator import Operator
 from cuda_ops.registry import all_operators, registry
+from cuda_ops.testing.arguments import in_order
 from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw, chosen
 from cuda_ops.testing.samples import MAX_NUMEL
@@ -93,7 +94,7 @@ def public(name: str) -> Callable[..., Any]:
     names = OPERATORS[name].spec.argument_names
     parameters = inspect.signature(function).parameters
     if tuple(parameters) == names:
-        return function
+        return in_order(OPERATORS[name].spec, function)
 
     def call(*values: Any) -> Any:
         given = dict(zip(names, values, strict=False))
@@ -112,7 +113,7 @@ by_each_name = pytest.mark.parametrize("called", ["cuda_ops", "torch.ops.cuda_op
 
 def function_of(name: str, called: str) -> Callable[..., Any]:
     packet: Callable[..., Any] = getattr(torch.ops.cuda_ops, name)
-    return public(name) if called == "cuda_ops" else packet
+    return public(name) if called == "cuda_ops" else in_order(OPERATORS[name].spec, packet)
 
 
 def tensors(values: Any) -> list[torch.Tensor]:

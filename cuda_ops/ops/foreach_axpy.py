@@ -125,13 +125,13 @@ def torch_foreach_add_(xs: Tensors, ys: Tensors, alpha: float = 1.0) -> None:
 def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Sample]:
     from hypothesis import strategies as st
 
-    from cuda_ops.testing.samples import LAYOUTS, Sample, TensorArg
+    from cuda_ops.testing.samples import LAYOUTS, OVERLAPPING, Sample, TensorArg
     from cuda_ops.testing.values import VALUES
 
     def sample(pairs: list[tuple[Any, ...]], alpha: float, values: Any, seed: int) -> Sample:
         # What is expanded shares memory with itself, so it cannot be written.
         xs = [TensorArg(shape, dtype, layout) for shape, dtype, layout, _ in pairs]
-        ys = [TensorArg(shape, dtype, layout if layout != "expanded" else "contiguous")
+        ys = [TensorArg(shape, dtype, "contiguous" if layout in OVERLAPPING else layout)
               for shape, dtype, _, layout in pairs]  # fmt: skip
         return Sample((xs, ys, alpha), values, seed)
 

@@ -47,7 +47,9 @@ def normalized(
 
 @hookimpl
 def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any] | None:
-    """Draws volumes to normalize by their own statistics; samples leave keyword arguments out."""
+    """Draws volumes to normalize by their own statistics, by a maximum, or by a mean and a spread:
+    the operator refuses other combinations.
+    """
     from hypothesis import strategies as st
 
     from cuda_ops.testing.samples import LAYOUTS, Sample, TensorArg
@@ -63,7 +65,14 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any] | None:
         st.sampled_from(op.dtypes),
         st.sampled_from(layouts),
     )
-    return st.builds(Sample, st.tuples(tensors), st.sampled_from(VALUES), st.integers(0, 2**16))
+    scalings = st.sampled_from(((None, None, None), (4095.0, None, None), (None, 100.5, 12.25)))
+    args = st.builds(
+        lambda x, scaling, dtype: (x, *scaling, dtype),
+        tensors,
+        scalings,
+        st.sampled_from((None, *op.dtypes_of["dtype"])),
+    )
+    return st.builds(Sample, args, st.sampled_from(VALUES), st.integers(0, 2**16))
 
 
 @hookimpl

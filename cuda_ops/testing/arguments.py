@@ -12,16 +12,21 @@ from cuda_ops.spec import OpSpec
 
 
 def sampled_arguments(op: OpSpec) -> list[Any]:
-    """Returns the schema's arguments, but not the last keyword-only ones that have defaults, unless
-    one of those says the device, or is one of several names.
+    """Returns the schema's arguments, but not the last keyword-only ones that can have no value but
+    their default: a generator, a memory format, a dtype without a list.
     """
     arguments = list(op.parsed.arguments)
-    chosen = [op.argument_names.index(name) for name in op.choices]
-    chosen += [] if op.device_position is None else [op.device_position]
-    least = 1 + max(chosen, default=-1)
-    while len(arguments) > least and arguments[-1].kwarg_only and arguments[-1].has_default_value():
+    while arguments and arguments[-1].kwarg_only and not _varies(op, arguments[-1]):
         arguments.pop()
     return arguments
+
+
+def _varies(op: OpSpec, argument: Any) -> bool:
+    kind = str(argument.real_type).removeprefix("Optional[").removesuffix("]")
+    listed = argument.name in op.choices or argument.name in op.dtypes_of
+    at = op.argument_names.index(argument.name)
+    is_drawn = kind in ("Tensor", "float", "int", "bool") or at == op.device_position
+    return listed or is_drawn or not argument.has_default_value()
 
 
 def takes_lists(op: OpSpec) -> bool:

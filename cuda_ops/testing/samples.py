@@ -21,12 +21,15 @@ from cuda_ops.testing.arguments import each, sampled_arguments, spread
 from cuda_ops.testing.values import VALUES, Values, make_tensor
 
 Layout = Literal[
-    "contiguous", "transposed", "sliced", "padded", "stepped", "expanded", "channels_last", "offset"
-]
+    "contiguous", "transposed", "sliced", "padded", "stepped", "expanded", "unfolded",
+    "channels_last", "offset",
+]  # fmt: skip
 LAYOUTS: tuple[Layout, ...] = (
-    "contiguous", "transposed", "sliced", "padded", "stepped", "expanded", "channels_last",
-    "offset",
+    "contiguous", "transposed", "sliced", "padded", "stepped", "expanded", "unfolded",
+    "channels_last", "offset",
 )  # fmt: skip
+#: Several elements share memory, so torch lets nothing write to such a tensor.
+OVERLAPPING: tuple[Layout, ...] = ("expanded", "unfolded")
 #: Most elements of a tensor in a sample.
 MAX_NUMEL = 4096
 #: The same for the few samples that are large on purpose; their reference takes a second at most.
@@ -68,7 +71,7 @@ class TensorArg:
     #: ``range(below)``, and the checks also try what lies outside.
     below: int | None = None
     #: Such indices are all different, as those of an operator that writes to each: at most
-    #: ``below`` of them, in any layout but ``expanded``.
+    #: ``below`` of them, in any layout but ``OVERLAPPING`` ones.
     distinct: bool = False
     #: What to fill this tensor with, if not with what the sample says.
     values: Values | None = None
@@ -82,9 +85,10 @@ class TensorArg:
                 f"got {self.layout!r}"
             )
         room = 0 if self.below is None else self.below
-        if self.distinct and (math.prod(self.shape) > room or self.layout == "expanded"):
+        if self.distinct and (math.prod(self.shape) > room or self.layout in OVERLAPPING):
             raise ValueError(
-                "TensorArg: argument 'distinct': expected at most 'below' elements, not expanded, "
+                "TensorArg: argument 'distinct': expected at most 'below' elements, not "
+                f"{' or '.join(OVERLAPPING)}, "
                 f"got shape {self.shape}, below={self.below}, layout={self.layout!r}"
             )
 
@@ -99,8 +103,8 @@ class Sample:
     """The arguments of one call; ``repr`` is the line that reproduces it.
 
     ``args`` holds a :class:`TensorArg` for every tensor, a :class:`DeviceArg` for the device of the
-    run, and everything else as it is, in the order of the schema. Keyword-only arguments left out
-    at the end keep their defaults. Two tensors and a number: ``Sample((TensorArg((5,)),
+    run, and everything else as it is, in the order of the schema. Arguments left out at the
+    end keep their defaults. Two tensors and a number: ``Sample((TensorArg((5,)),
     TensorArg((5,)), 0.5), values="special")``.
     """
 
@@ -245,9 +249,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         shape = group.shape(tuple(own), core)
         own_dtypes = op.dtypes_of.get(name)
         dtype = draw(st.sampled_from(own_dtypes)) if own_dtypes else shared
-        layouts = layouts_of(shape)
-        if is_written and "expanded" in layouts:
-            layouts.remove("expanded")  # torch lets nothing write to one
+        layouts = [one for one in layouts_of(shape) if not (is_written and one in OVERLAPPING)]
         return TensorArg(
             shape, dtype, draw(st.sampled_from(layouts)), core.get(op.belows.get(name, ""))
         )
@@ -276,7 +278,8 @@ def limited(op: OpSpec, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def layouts_of(shape: tuple[int, ...]) -> list[Layout]:
     """Returns the layouts that differ from others for a tensor of this shape."""
-    least = {"transposed": 2, "sliced": 1, "padded": 2, "stepped": 1, "expanded": 1}
+    least = {"transposed": 2, "sliced": 1, "padded": 2, "stepped": 1, "expanded": 1,
+             "unfolded": 2}  # fmt: skip
     return [
         layout
         for layout in LAYOUTS

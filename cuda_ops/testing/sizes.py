@@ -15,6 +15,7 @@ from cuda_ops.testing.arguments import sampled_arguments
 from cuda_ops.testing.samples import (
     LAYOUTS,
     LOOP_DIMS,
+    OVERLAPPING,
     DeviceArg,
     Layout,
     Sample,
@@ -77,8 +78,8 @@ def each_layout(op: OpSpec) -> list[Sample]:
     dtypes = op.dtypes or (None,)
     found: list[Sample] = []
     for layout in LAYOUTS:
-        if layout == "expanded" and op.written:
-            continue  # torch lets nothing write to one
+        if layout in OVERLAPPING and op.written:
+            continue
 
         def laid_out(arg: TensorArg, layout: Layout = layout) -> TensorArg:
             return replace(arg, layout=layout if layout in layouts_of(arg.shape) else "contiguous")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 Values = Literal[
     "normal", "large", "tiny", "special", "equal",
     "largest", "smallest", "infinite", "negative_infinite", "cancelling",
+    "whole",
 ]  # fmt: skip
 #: What is drawn for all arguments of a sample. The other values are for single arguments: two
 #: numbers next to the largest one add up to infinity in any order but one.
@@ -55,6 +56,9 @@ def make_tensor(
         return fill(*shape[:-1], 2 * shape[-1])[..., ::2]
     if layout == "expanded" and shape:
         return fill(1, *shape[1:]).expand(shape)
+    if layout == "unfolded" and len(shape) > 1:  # windows that slide by 1
+        whole = fill(*shape[:-2], shape[-2] + shape[-1])
+        return whole.as_strided(shape, (*whole.stride()[:-1], 1, 1))
     if layout == "channels_last" and len(shape) == 4:
         return fill(*shape).contiguous(memory_format=torch.channels_last)
     if layout == "offset":
@@ -105,6 +109,8 @@ def _fill(
     if values == "tiny":
         # Normal and denormal numbers mixed.
         normal *= info.tiny
+    if values == "whole":  # many zeros, of either sign, and equal numbers
+        normal = (1.5 * normal).round()
     if values == "special":
         edges = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 0.0], dtype=torch.float64)
         normal = torch.where(integers(0, 3) == 0, edges[integers(0, 4)], normal)

@@ -199,7 +199,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._words,
-                env=_environment(),
+                env=environment(),
             )
             if self._exchange(self._process, None, _START_TIMEOUT) is None:
                 self._words.seek(0)
@@ -224,7 +224,7 @@ class Worker:
         return answer
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Returns the worker's environment: the parent's search path, and a malloc without a cache.
 
     Cached blocks would come back with their old contents, in spite of :mod:`poison`.

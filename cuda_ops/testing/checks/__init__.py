@@ -19,6 +19,7 @@ from cuda_ops.testing.checks.devices import devices
 from cuda_ops.testing.checks.dtensor import dtensor
 from cuda_ops.testing.checks.empty import empty
 from cuda_ops.testing.checks.forward_mode import jvp
+from cuda_ops.testing.checks.gradient_edges import gradient_edges
 from cuda_ops.testing.checks.gradient_layouts import gradient_layouts, gradient_outputs
 from cuda_ops.testing.checks.gradients import gradcheck, gradient_declared
 from cuda_ops.testing.checks.graphs import graphs
@@ -71,6 +72,7 @@ CHECKS: tuple[Check, ...] = (
     graphs,
     gradient_declared,
     gradcheck,
+    gradient_edges,
     jvp,
     gradient_layouts,
     gradient_outputs,

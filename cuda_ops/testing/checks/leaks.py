@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +15,7 @@ from cuda_ops.testing.arguments import each
 from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.device_events import device_events
 from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.heap import heap_reader
 from cuda_ops.testing.samples import Layout, TensorArg, layouts_of
 
 _CALLS, _ROUNDS = 1000, 3
@@ -27,18 +27,6 @@ _MOST_ROUNDS = 20
 _NOISE = 8
 #: The driver itself keeps 37 bytes for each launch (torch's own operators; H200, 2026-11-21).
 _LAUNCH_NOISE, _LEAST_LAUNCHES = 64, 8
-
-
-class _Mallinfo2(ctypes.Structure):
-    """glibc's view of its heap: ``hblkhd`` is in use in mappings, ``uordblks`` elsewhere."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd",
-            "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-        )
-    ]  # fmt: skip
 
 
 @check("leaks", None, "memory leak", Draw(1, range(64, 4097)))
@@ -131,13 +119,9 @@ def _in_use(case: Case) -> list[int]:
     gc.collect()
     if case.on_cuda:
         torch.cuda.synchronize()
-    try:
-        mallinfo2 = ctypes.CDLL(None).mallinfo2
-    except AttributeError:
-        raise NotRunError("needs a C library with mallinfo2") from None
-    mallinfo2.restype = _Mallinfo2
-    heap = mallinfo2()
-    found = [heap.uordblks + heap.hblkhd]
+    if (heap := heap_reader()) is None:
+        raise NotRunError("needs a C library with mallinfo2")
+    found = [heap()]
     if case.on_cuda:
         free, total = torch.cuda.mem_get_info(case.device)
         found += [torch.cuda.memory_allocated(case.device), total - free]

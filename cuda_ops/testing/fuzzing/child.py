@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import faulthandler
 import gc
 import json
@@ -22,6 +20,7 @@ from cuda_ops.testing.fuzzing.black_box import BlackBox
 from cuda_ops.testing.fuzzing.calls import Call, Finding, drawn
 from cuda_ops.testing.fuzzing.choices import Choices
 from cuda_ops.testing.fuzzing.judge import Judge, Verdict
+from cuda_ops.testing.heap import heap_reader
 from cuda_ops.testing.subject import Origin, Subject, find
 
 #: The longest input, in bytes; a call takes some 20.
@@ -104,7 +103,7 @@ class Session:
         """Repeats a call that was refused, and sees whether each keeps memory."""
         start = time.monotonic()
         self._judged(call)
-        if time.monotonic() - start > _QUICK or (in_use := _in_use()) is None:
+        if time.monotonic() - start > _QUICK or (in_use := heap_reader()) is None:
             return
 
         def growth(calls: int) -> float:
@@ -121,28 +120,6 @@ class Session:
             text = f"each refused call keeps memory: {growth(_LEAK_ROUNDS[-1]):.0f} bytes"
             form = f"{call.key}: leak: {self._judged(call).form}"
             self._keep((call, Verdict("finding", text)), form)
-
-
-def _in_use() -> Callable[[], int] | None:
-    """Returns what tells the bytes of the heap that are in use; ``None`` where nothing does."""
-    from cuda_ops.testing.checks.leaks import _Mallinfo2
-
-    library = ctypes.CDLL(None)
-    with contextlib.suppress(AttributeError):  # AddressSanitizer has a heap of its own
-        function = library.__sanitizer_get_current_allocated_bytes
-        function.restype = ctypes.c_size_t
-        return function
-    try:
-        function = library.mallinfo2
-    except AttributeError:
-        return None
-    function.restype = _Mallinfo2
-
-    def in_use() -> int:
-        heap = function()
-        return int(heap.uordblks + heap.hblkhd)
-
-    return in_use
 
 
 def main(message: str) -> None:

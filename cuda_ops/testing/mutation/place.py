@@ -13,7 +13,7 @@ from cuda_ops.build import cache
 from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, Pair
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.mutation.plan import Mutant
-from cuda_ops.testing.worker import _environment
+from cuda_ops.testing.worker import environment as worker_environment
 
 #: What a copy needs none of.
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.so", "*.o", "node_modules")
@@ -127,7 +127,7 @@ class Place:
 
     def environment(self, libraries: Path | None = None) -> dict[str, str]:
         """Returns the variables of its processes, with ``libraries`` in place of the cache."""
-        found = _environment()
+        found = worker_environment()
         if self.project.folder != self.project.root:  # it has packages beside the root
             found["PYTHONPATH"] = os.pathsep.join((str(self.copied), found["PYTHONPATH"]))
         found.setdefault("OMP_NUM_THREADS", str(self.threads))

@@ -1,0 +1,116 @@
+"""Class 7: gradients at zeros and between equal numbers, where finite differences tell nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cuda_ops.errors import KitError
+from cuda_ops.testing.arguments import each, spread
+from cuda_ops.testing.case import Case, NotRunError, check, without_float64
+from cuda_ops.testing.checks.gradient_layouts import backward, differentiable, laid_out
+from cuda_ops.testing.compare import expected_results, outputs, widened, without_hidden
+from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.subject import Subject
+
+#: How many points around the numbers are looked at, and how far away they are. Where equal numbers
+#: are put in order, each order of a few of them must come up.
+_POINTS, _STEP = 64, 1e-6
+#: By how much a gradient may be outside of those around it, relative to the largest.
+_TOLERATED = 1e-4
+
+
+def _whole(sample: Sample) -> Sample:
+    return sample.with_tensors(lambda arg: arg, "whole")
+
+
+def _no_other(subject: Subject, device: str) -> str:
+    if subject.reference is subject.op.overload:
+        return "the reference is this very kernel"
+    if subject.op.written or subject.op.random:
+        return "it draws random numbers, or changes an argument"
+    return without_float64(subject, device)
+
+
+@check("gradient_edges", 7, "NaN, infinity or edge numerics",
+       Draw(3, range(1, 41), torch.float64, floating=True, adapt=_whole), quick=True,
+       excuse=_no_other)  # fmt: skip
+def gradient_edges(case: Case) -> None:
+    """Compares the gradient with the reference's, which torch derives, for small whole numbers:
+    many are 0, and many are equal. At a kink any number between the gradients around it will do.
+    """
+    leaves = case.leaves()
+    found = case.call(*leaves)
+    having = [i for i, out in enumerate(found) if out.requires_grad]
+    ends = differentiable(found)
+    if not ends or len(ends) != len(having):
+        raise NotRunError("no floating outputs")
+    incoming = [laid_out(out, "contiguous", i) for i, out in enumerate(ends)]
+    ours = backward(ends, leaves, incoming)
+    derived = _derived(case, having, len(found), [g.cpu() for g in incoming])
+    around = [derived(0.0), *(derived(_STEP) for _ in range(_POINTS))]
+    names = [
+        name
+        for name, leaf in zip(case.subject.op.argument_names, leaves, strict=False)
+        for one in spread([leaf])
+        if isinstance(one, torch.Tensor) and one.requires_grad
+    ]
+    for name, got, expected in zip(names, ours, zip(*around, strict=True), strict=True):
+        points = torch.stack(expected)
+        least, most = points.amin(0), points.amax(0)
+        # Where torch's own has none, nothing can be said.
+        known = points.isfinite().all(0)
+        off = _TOLERATED * (1 + points[:, known].abs().max()) if known.any() else 0.0
+        got = got.cpu()
+        wrong = known & ~((got >= least - off) & (got <= most + off))
+        if wrong.any():
+            at = tuple(int(i) for i in wrong.nonzero()[0])
+            raise AssertionError(
+                f"the gradient of '{name}' at {list(at)} is {got[at]:.6g}, and the reference's "
+                f"{_between(float(least[at]), float(most[at]))}"
+            )
+
+
+def _between(least: float, most: float) -> str:
+    alike = f"{least:.6g}" == f"{most:.6g}"
+    return f"{most:.6g}" if alike else f"between {least:.6g} and {most:.6g}"
+
+
+def _derived(
+    case: Case, having: list[int], count: int, incoming: list[torch.Tensor]
+) -> Callable[[float], list[torch.Tensor]]:
+    """Returns a function that moves each number at random, by as much, and returns the gradients
+    that torch derives of the reference.
+    """
+    subject = case.subject
+    assert subject.reference is not None
+    asked = [getattr(value, "requires_grad", False) for value in spread(case.leaves())]
+    values = widened(subject.op, subject.reference, case.sample.make("cpu"))
+    generator = torch.Generator().manual_seed(case.sample.seed)
+
+    def gradients(step: float) -> list[torch.Tensor]:
+        flags = iter(asked)
+
+        def moved(value: Any) -> Any:
+            if not next(flags):
+                return value
+            noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+            return (value.contiguous() + step * noise).requires_grad_()
+
+        leaves = tuple(each(moved, value) for value in values)
+        results = outputs(expected_results(subject, leaves))
+        _, shown = without_hidden(subject.op, [None] * count, results)
+        ends = [shown[i] for i in having]
+        if not all(end.requires_grad for end in ends):
+            raise NotRunError("torch derives no gradient of the reference")
+        try:
+            return backward(
+                ends, leaves, [g.to(e.dtype) for g, e in zip(incoming, ends, strict=True)]
+            )
+        except RuntimeError as error:
+            raise KitError(f"the gradient that torch derives of the reference: {error}") from error
+
+    return gradients

@@ -1,0 +1,251 @@
+"""What the test kit draws and runs: samples that print, and the list of checks."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from cuda_ops.build.compiling import build
+from cuda_ops.errors import PluginError
+from cuda_ops.registry import registry
+from cuda_ops.testing import (
+    CHECKS,
+    PROFILES,
+    Sample,
+    TensorArg,
+    check_op,
+)
+from cuda_ops.testing.__main__ import main, parse_line
+from cuda_ops.testing.case import Case
+from cuda_ops.testing.checks import QUICK, by_name
+from cuda_ops.testing.draw import Draw, chosen, covering, follows_line
+from cuda_ops.testing.report import (
+    CheckEntry,
+    not_looked_at,
+)
+from cuda_ops.testing.runner import run_check
+from cuda_ops.testing.samples import LAYOUTS, OVERLAPPING
+from cuda_ops.testing.subject import find, subject_of
+from cuda_ops.testing.worker import (
+    perform,
+)
+
+REPO = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def silu() -> None:
+    registry().load("silu", build(registry().pairs()["silu"]).path)
+
+
+# --- samples and lines ------------------------------------------------------------------
+
+
+def test_a_sample_prints_without_defaults_or_quotes_that_a_shell_minds() -> None:
+    sample = Sample((TensorArg((2, 3), layout="sliced"), 0.5, None), "special", 7)
+    assert repr(sample) == (
+        'Sample((TensorArg((2, 3), layout="sliced"), 0.5, None), values="special", seed=7)'
+    )
+    assert Sample.parse(repr(sample)) == sample
+    infinite = Sample((float("inf"),))
+    assert Sample.parse(repr(infinite)) == infinite
+
+
+@pytest.mark.parametrize("line", ["1", "Sample(", "__import__('os')", "Sample((nothing,))"])
+def test_what_is_no_sample_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match="does not describe a sample"):
+        Sample.parse(line)
+
+
+def test_one_argument_without_its_comma_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"not a tuple; a single one needs a comma, Sample\(\(x,"):
+        Sample.parse('Sample((TensorArg((2,), layout="stepped")))')
+
+
+def test_the_line_in_the_document_can_be_replayed() -> None:
+    text = (REPO / "docs" / "testing.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"reproduce: .* replay '(.*)'", text)
+    arg = TensorArg((2,), dtype=torch.float64, layout="stepped")
+    assert parse_line(line)[3] == Sample((arg,))
+
+
+def test_a_line_names_operator_check_device_and_sample() -> None:
+    line = "good::exp::layouts[cuda:1] Sample((TensorArg((3,)),))"
+    assert parse_line(line) == ("good::exp", "layouts", "cuda:1", Sample((TensorArg((3,)),)))
+    assert parse_line("silu::abi[any]") == ("silu", "abi", "any", Sample(()))
+    with pytest.raises(ValueError, match=r"expected OP::CHECK\[DEVICE\] Sample"):
+        parse_line("silu layouts")
+
+
+def test_replay_says_what_became_of_the_sample(capsys: pytest.CaptureFixture[str]) -> None:
+    line = 'silu::layouts[cpu] Sample((TensorArg((2, 3), layout="stepped"),))'
+    assert main(["replay", line]) == 0
+    assert main(["replay", "--here", line]) == 0
+    assert capsys.readouterr().out == "ok      layouts[cpu]: 1 sample\n" * 2
+    assert main(["replay", "silu::nothing[cpu]"]) == 2
+    assert "no check 'nothing'; known: abi, " in capsys.readouterr().err
+    assert main(["replay", "sillu::layouts[cpu]"]) == 2
+    assert "no operator 'sillu'; known: " in capsys.readouterr().err
+    assert main(["replay", "elsewhere::f::layouts[cpu]"]) == 2
+    assert "elsewhere::f is not described" in capsys.readouterr().err
+
+
+# --- the list of checks ----------------------------------------------------------------------
+
+
+def test_what_indexes_what_is_not_made_from_the_signature_line() -> None:
+    add = find("add")
+    assert follows_line(add)
+    indices = Sample((TensorArg((3, 4)), TensorArg((3, 4), torch.int64, below=3)))
+    assert not follows_line(replace(add, strategy=st.just(indices)))
+
+
+def test_distinct_indices_fill_any_layout_that_shares_no_memory() -> None:
+    for layout in ("contiguous", "transposed", "sliced", "stepped", "offset"):
+        arg = TensorArg((3, 4), torch.int64, layout, below=13, distinct=True)
+        (made,) = Sample((arg,)).make()
+        assert made.unique().numel() == 12 and made.min() >= 0 and made.max() < 13
+        assert Sample.parse(repr(Sample((arg,)))) == Sample((arg,))
+    wrong: list[dict[str, Any]] = [{}, {"below": 11}]
+    wrong += [{"below": 12, "layout": layout} for layout in OVERLAPPING]
+    for rest in wrong:
+        with pytest.raises(ValueError, match="'distinct': expected at most 'below' elements"):
+            TensorArg((3, 4), torch.int64, distinct=True, **rest)
+
+
+def test_indices_are_tried_where_samples_have_some_with_a_signature_line_too() -> None:
+    add, indices = find("add"), by_name("indices")
+    labels = Sample((TensorArg((3, 4)), TensorArg((3, 4), torch.int64, below=3)))
+    assert indices.excuse(add, "cpu").startswith("no index tensors")
+    assert not indices.excuse(replace(add, strategy=st.just(labels)), "cpu")
+
+
+@pytest.mark.parametrize("name", ["moe", "scale_relu"])
+def test_a_composed_operator_is_mapped_if_its_parts_are(name: str) -> None:
+    excuse, hooks = by_name("vmap").excuse, registry().plugins
+    assert not excuse(find(name), "cpu")
+    unmapped = replace(find(name).op, calls=("moe_route", "moe_route_map"))
+    assert "cuda_ops_vmap of the operators it calls" in excuse(subject_of(unmapped, hooks), "cpu")
+
+
+def test_layouts_are_tried_where_samples_name_none() -> None:
+    adapt = by_name("layouts").draw.adapt
+    adapted = adapt(Sample((TensorArg((3, 4)), TensorArg((5,), layout="offset"))))
+    assert [arg.layout for arg in adapted.tensors] == ["transposed", "stepped"]
+    some = Sample((TensorArg((3, 4)), TensorArg((5,), layout="sliced")))
+    assert adapt(some) == some
+    nonsense: Any = "nonsense"
+    with pytest.raises(ValueError, match=r"'layout': expected one of .*, got 'nonsense'"):
+        TensorArg((3,), layout=nonsense)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([Sample((TensorArg((3,)),))], "a Hypothesis strategy, got list"),
+        (st.just(3), "a strategy of Sample, got one of int"),
+        (st.just(Sample((TensorArg((3,)),))), "arguments a, b, got 1 in Sample"),
+    ],
+)
+def test_samples_that_no_call_can_take_are_refused(answer: object, message: str) -> None:
+    asked = "cuda_ops_samples"
+    hooks: Any = SimpleNamespace(ask=lambda hook, op: answer if hook == asked else None)
+    with pytest.raises(PluginError, match=f"cuda_ops::add: hook cuda_ops_samples: .*{message}"):
+        chosen(subject_of(find("add").op, hooks), Draw(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("silu", 0), ("add", 0), ("rms_norm", 1), ("matmul", 2)]
+)
+def test_each_dtype_and_each_layout_is_drawn(name: str, least: int) -> None:
+    found = covering(find(name), Draw(adapt=lambda sample: sample), 40)
+    assert len({repr(sample) for sample in found}) == len(found)
+    args = [arg for sample in found for arg in sample.tensors]
+    assert {arg.dtype for arg in args} == set(find(name).op.dtypes)
+    assert {arg.layout for arg in args} == set(LAYOUTS)
+    assert {len(arg.shape) for arg in args} >= set(range(least, 5))
+
+
+def test_no_sample_is_run_twice() -> None:
+    lines: list[str] = []
+    check = replace(by_name("layouts"), body=lambda case: lines.append(repr(case.sample)))
+    assert check_op("silu", checks=[check], devices=["cpu"], isolate=False).passed
+    assert len(lines) == len(set(lines)) == PROFILES["quick"].examples
+
+
+def test_a_check_may_end_after_a_time_and_says_so() -> None:
+    profile = replace(PROFILES["nightly"], seconds=0.0)
+    entry = run_check(by_name("reference"), find("relu"), "cpu", profile, perform)
+    assert entry.passed and 0 < entry.count < 100, str(entry)
+    assert entry.detail.startswith("stopped after 0 s")
+
+
+def test_samples_that_are_too_large_are_named_and_nothing_else_passes() -> None:
+    sizes = st.sampled_from((5000, 6000))
+    large = sizes.map(lambda n: Sample((TensorArg((n,)), TensorArg((n,)))))
+    both = st.one_of(large, st.just(Sample((TensorArg((3,)), TensorArg((3,))))))
+    add = find("add")
+    unsigned = replace(add, op=replace(add.op, signature=None))  # so samples are the plugin's alone
+    checks = [by_name("reference")]
+    entries = [
+        check_op(
+            replace(unsigned, strategy=strategy), checks=checks, devices=["cpu"], isolate=False
+        ).entries[0]
+        for strategy in (large, both)
+    ]
+    assert [entry.passed for entry in entries] == [False, True]
+    named = "2 drawn samples have more than 4096 elements: Sample((TensorArg((5000,)), "
+    assert f"nothing was compared: {named}" in entries[0].detail
+    assert named in entries[1].detail
+
+
+def test_a_sample_that_takes_too_long_is_not_run() -> None:
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        end = time.process_time() + 1e-9 * x.numel() ** 2 * 2
+        while time.process_time() < end:
+            pass
+        return x.clone()
+
+    subject = replace(find("silu"), reference=lambda x: slow(torch.nn.functional.silu(x)))
+    case = Case(subject, "cpu", Sample((TensorArg((65537,)),)))
+    outcome = perform(by_name("large"), case)
+    assert outcome.status == "not run" and outcome.detail.startswith("65537 in one dim would take")
+
+
+def test_a_run_says_what_it_did_not_look_at() -> None:
+    entries = [CheckEntry("layouts", "cpu", True)]
+    line = not_looked_at(entries, ["layouts", "leaks", "dtensor"])
+    assert line.startswith("not looked at: leaks, dtensor (pytest --cuda-ops runs them); ")
+    assert line.endswith("compute-sanitizer (pytest --cuda-ops --sanitize runs it)")
+    assert ("CUDA kernels (no GPU here)" in line) is not torch.cuda.is_available()
+
+
+def test_only_what_has_a_gradient_is_asked_for_one() -> None:
+    add = replace(find("add"), differentiable=(0,))
+    case = Case(add, "cpu", chosen(add, Draw(1))[0])
+    assert [leaf.requires_grad for leaf in case.leaves()] == [True, False]
+    assert [leaf.requires_grad for leaf in case.leaves(even_refused=True)] == [True, True]
+
+
+def test_every_class_has_a_check_and_a_row_in_the_document() -> None:
+    assert {check.number for check in CHECKS} == {None, *range(1, 16)}
+    assert len({check.name for check in CHECKS}) == len(CHECKS) > len(QUICK) > 10
+    text = (REPO / "docs" / "testing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d*) ?\| `(\w+)` \|", text, re.MULTILINE)
+    assert sorted(rows) == sorted((str(check.number or ""), check.name) for check in CHECKS)
+
+
+def test_every_profile_is_in_the_document() -> None:
+    text = (REPO / "docs" / "testing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (yes|no) \|", text, re.MULTILINE)
+    assert rows == [
+        (p.name, str(p.examples), "yes" if p.derandomize else "no") for p in PROFILES.values()
+    ]
