@@ -260,7 +260,7 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         if argument.name in op.drawn_dims and not op.tensor_positions:
             args.append(core[argument.name])
         elif i in scalars:
-            args.append(draw(scalars[i]))
+            args.append(within_limit(op, argument.name, draw(scalars[i]), core))
         else:
             drawn = tensor(next(remaining), argument.name)
             optional = str(argument.type) == "Optional[Tensor]"
@@ -274,6 +274,12 @@ def limited(op: OpSpec, sizes: Mapping[str, int]) -> dict[str, int]:
     for dim, (times, limit) in op.dim_limits.items():
         fitted[dim] = min(fitted[dim], fitted[limit] // times)
     return fitted
+
+
+def within_limit(op: OpSpec, name: str, value: Any, sizes: Mapping[str, int]) -> Any:
+    """Returns an int no larger than the dim that it may not exceed; anything else as it is."""
+    most = sizes.get(op.limits.get(name, ""))
+    return value if most is None or not isinstance(value, int) else min(value, most)
 
 
 def layouts_of(shape: tuple[int, ...]) -> list[Layout]:

@@ -22,6 +22,7 @@ from cuda_ops.testing.samples import (
     TensorArg,
     layouts_of,
     limited,
+    within_limit,
 )
 
 
@@ -64,7 +65,8 @@ def shaped(
 
     def scalar(argument: Any) -> Any:
         is_size = argument.name in sizes and not op.tensor_positions
-        return sizes[argument.name] if is_size else example_scalar(op, argument)
+        value = sizes[argument.name] if is_size else example_scalar(op, argument)
+        return within_limit(op, argument.name, value, sizes)
 
     args = tuple(
         tensor(argument.name) if i in op.tensor_positions else scalar(argument)

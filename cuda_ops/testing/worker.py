@@ -104,6 +104,8 @@ _REFUSED_LAUNCHES = (
     "CUDA error: too many resources requested for launch",
 )
 _LAUNCH = "class 14, unchecked launch or resource limits"
+#: What a call that does not come back is called, whatever the check.
+_HUNG = "class 2, races, missing barriers, deadlocks"
 
 
 def _raised_by_the_kit(error: Exception) -> bool:
@@ -176,7 +178,8 @@ class Worker:
         self.close()
         lines = "\n".join(f"  {line}" for line in _telling(said, _THREAD if hung else _DEATH))
         text = f"{case.subject.name}: {what}:\n{lines}"
-        return Outcome("failed", text, fatal=True, hung=hung, died=not hung)
+        label = _HUNG if hung else ""
+        return Outcome("failed", text, fatal=True, hung=hung, died=not hung, label=label)
 
     def close(self) -> None:
         """Ends the process, if there is one."""

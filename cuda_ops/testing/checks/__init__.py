@@ -28,6 +28,7 @@ from cuda_ops.testing.checks.large import large
 from cuda_ops.testing.checks.launches import launches
 from cuda_ops.testing.checks.layouts import layouts
 from cuda_ops.testing.checks.leaks import leaks
+from cuda_ops.testing.checks.lists import lists
 from cuda_ops.testing.checks.numerics import numerics, reference
 from cuda_ops.testing.checks.opcheck import opcheck
 from cuda_ops.testing.checks.public import public
@@ -58,6 +59,7 @@ CHECKS: tuple[Check, ...] = (
     reference,
     indices,
     layouts,
+    lists,
     numerics,
     scalars,
     defaults,

@@ -26,6 +26,10 @@ def autocast(case: Case) -> None:
         with torch.autocast(kind, dtype=lower):
             actual = called(case, mixed)
         dtypes = ", ".join(str(mixed[i].dtype).removeprefix("torch.") for i in floating)
+        assert actual is not None or lowered is not None or called(case, args) is None, (
+            f"with {dtypes} it is refused under autocast, and taken outside: its policy must cast "
+            "the arguments alike"
+        )
         assert (actual is None) == (expected is None), (
             f"with {dtypes} it is {'refused' if actual is None else 'accepted'} under autocast, "
             "and not outside"

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, NotRunError, called, check, wanting, without_gradient
 from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import LAYOUTS, Sample, TensorArg
+from cuda_ops.testing.sizes import shaped
 from cuda_ops.testing.subject import Subject
 
 #: What only gradients look like: of a sum along rows that is multiplied by a vector, and of a sum.
@@ -18,8 +20,14 @@ _ROW_SUM, _SUM = "alike along the last dim", "all alike"
 _KINDS = (*LAYOUTS[1:], _ROW_SUM, _SUM)
 
 
+def _rows(op: OpSpec) -> list[Sample]:
+    """Returns a call with dims that all have several elements, which drawn ones may not have."""
+    return [shaped(op, (3, 4), core=5)]
+
+
 @check("gradient_layouts", 5, "the backward assumes contiguous tensors",
-       Draw(4, range(1, 513), floating=True), quick=True, excuse=without_gradient)  # fmt: skip
+       Draw(4, range(1, 513), floating=True, beside=_rows), quick=True,
+       excuse=without_gradient)  # fmt: skip
 def gradient_layouts(case: Case) -> None:
     """Checks that the same gradients, and the same inputs, give the same in other layouts."""
     leaves, outputs = _outputs(case)

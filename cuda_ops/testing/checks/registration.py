@@ -6,17 +6,30 @@ from dataclasses import replace
 
 import torch
 
+from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import each
-from cuda_ops.testing.case import Case, check
+from cuda_ops.testing.case import Case, called, check
 from cuda_ops.testing.compare import check_fake, same_bits, tensors
 from cuda_ops.testing.draw import Draw, ordinary
 from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.sizes import example_scalar
 from cuda_ops.testing.subject import Subject
 
 #: The title of every check of this class.
 TITLE = "fake, schema or mutation wrong"
 #: An operator may leave its arguments as they are for some values, such as a mask without ones.
 _VALUES_TRIED = 4
+
+
+def _with_ordinary_numbers(op: OpSpec, sample: Sample) -> Sample:
+    """Returns the sample with the default, or 0.5, of each float: with a weight of 0 an operator
+    may leave alone what it writes.
+    """
+    args = [
+        example_scalar(op, argument) if isinstance(value, float) else value
+        for argument, value in zip(op.parsed.arguments, sample.args, strict=False)
+    ]
+    return replace(sample, args=tuple(args))
 
 
 def _as_drawn(sample: Sample) -> Sample:
@@ -62,13 +75,19 @@ def _writes_nothing(subject: Subject, device: str) -> str:
 def written(case: Case) -> None:
     """Checks that each argument which the schema calls written changes for some values at least."""
     op = case.subject.op
-    changed = set()
-    for seed in range(_VALUES_TRIED):
-        args = replace(case.sample, seed=case.sample.seed + seed).make(case.device)
-        given = [i for i in op.written if i < len(args) and args[i] is not None]
-        after = case.call(*args)[-len(given) :] if given else ()
-        changed |= {i for i, new in zip(given, after, strict=True) if not same_bits(args[i], new)}
-        empty = {i for i in given if not args[i].numel()}
+    given = [i for i, arg in enumerate(case.sample.args) if i in op.written and arg is not None]
+    changed, empty = set(), set[int]()
+    for sample in (case.sample, _with_ordinary_numbers(op, case.sample)):
+        for seed in range(_VALUES_TRIED):
+            args = replace(sample, seed=sample.seed + seed).make(case.device)
+            if (results := called(case, args)) is None:
+                if sample is case.sample:
+                    case.call(*args)  # raises what refused it
+                break  # other numbers may be wrong for it
+            after = results[-len(given) :] if given else ()
+            pairs = zip(given, after, strict=True)
+            changed |= {i for i, new in pairs if not same_bits(args[i], new)}
+            empty |= {i for i in given if not args[i].numel()}
     for i in given:
         name = op.argument_names[i]
         assert i in changed | empty, f"argument '{name}' never changes, and its type has (a!)"

@@ -43,10 +43,34 @@ def _numbers(subject: Subject) -> dict[int, Sequence[float]]:
     return found
 
 
+def _lists(case: Case, sample: Sample) -> dict[int, list[list[int]]]:
+    """Returns by position of an argument other ways to write a list of ints: in the other order,
+    and dims counted from the end, all of them or every other one.
+    """
+    rank = max((len(arg.shape) for arg in sample.tensors), default=0)
+    found = {}
+    for i in _list_positions(case.subject):
+        given = sample.args[i] if i < len(sample.args) else None
+        if not isinstance(given, (list, tuple)) or not given or not rank:
+            continue
+        from_end = [d - rank if d >= 0 else d for d in given]
+        from_start = [d + rank if d < 0 else d for d in given]
+        mixed = [(from_end, from_start)[k % 2][k] for k in range(len(given))]
+        ways = [list(given)[::-1], from_end, from_start, mixed, mixed[::-1]]
+        found[i] = [way for k, way in enumerate(ways) if way not in ways[:k]]
+    return found
+
+
+def _list_positions(subject: Subject) -> list[int]:
+    arguments = enumerate(sampled_arguments(subject.op))
+    return [i for i, argument in arguments if "List[int]" in str(argument.real_type)]
+
+
 def _no_numbers(subject: Subject, device: str) -> str:
     if subject.is_its_own_reference(device):
         return "the reference is this very kernel, in its widest dtype"
-    return "" if any(_numbers(subject).values()) else "it takes no numbers"
+    numbers = any(_numbers(subject).values()) or _list_positions(subject)
+    return "" if numbers else "it takes no numbers"
 
 
 def _widest(case: Case) -> Sample:
@@ -78,10 +102,12 @@ def scalars(case: Case) -> None:
     shapes = _shapes(case, whole)
     # What the same formulas on another device make of an infinity, or refuse, proves nothing.
     is_apart = case.subject.reference is not case.subject.op.overload
-    for i, values in _numbers(case.subject).items():
+    tried: dict[int, Sequence[Any]] = {**_numbers(case.subject), **_lists(case, whole)}
+    for i, values in tried.items():
         name = case.subject.op.argument_names[i]
         for value in values if i < len(whole.args) else ():
-            if not (is_apart or math.isfinite(value)):
+            ends = isinstance(value, float) and not math.isfinite(value)
+            if ends and not is_apart:
                 continue
             args = (*whole.args[:i], value, *whole.args[i + 1 :])
             sample = replace(whole, args=args)
@@ -91,10 +117,9 @@ def scalars(case: Case) -> None:
             if (found := called(case, sample.make(case.device))) is None:
                 refused = f"the operator refuses {name}={value}"
                 continue
-            # What an infinite or missing number leads to need not be the same end.
-            alike = not math.isfinite(value)
             try:
-                worst = deviation(case.subject, sample, found, ends_alike=alike)
+                # What an infinite or missing number leads to need not be the same end.
+                worst = deviation(case.subject, sample, found, ends_alike=ends)
             except KitError as error:
                 if is_apart:
                     text = f"the operator takes {name}={value!r}, and {error}"

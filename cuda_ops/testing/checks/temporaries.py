@@ -19,6 +19,7 @@ def temporaries(case: Case) -> None:
     gradients. ``layouts`` would find these mistakes too, and give them the wrong name.
     """
     leaves = case.leaves() if case.subject.gradient == "declared" else case.arguments()
+    case.call(*leaves)  # what is refused contiguous is no matter of strides
     args = tuple(stepped(v) if isinstance(v, torch.Tensor) else v for v in leaves)
     if (found := called(case, args)) is None:
         raise NotRunError("the operator refuses strided inputs")
