@@ -15,6 +15,8 @@ from cuda_ops.testing.subject import Subject
 
 #: A launch has room for some 4 KiB of arguments, thus for fewer pointers and sizes than these.
 _MANY = 300
+#: As many have neighbours on both sides.
+_FEW = 3
 
 
 def _no_lists(subject: Subject, device: str) -> str:
@@ -48,12 +50,13 @@ def _variants(sample: Sample) -> Iterator[tuple[str, Sample]]:
         args = [change(value) if i in at else value for i, value in enumerate(sample.args)]
         return replace(sample, args=tuple(args))
 
-    for k in sorted({0, length // 2, length - 1}):
+    times = -(-_FEW // length)
+    for k in sorted({0, times * length // 2, times * length - 1}):
 
         def emptied(values: list[Any], k: int = k) -> list[Any]:
-            return [_empty(one) if j == k else one for j, one in enumerate(values)]
+            return [_empty(one) if j == k else one for j, one in enumerate([*values] * times)]
 
-        yield f"with an empty tensor at {k} of {length}", changed(emptied)
+        yield f"with an empty tensor at {k} of {times * length}", changed(emptied)
     times = -(-_MANY // length)
     yield f"with lists of {times * length} tensors", changed(lambda values: [*values] * times)
 

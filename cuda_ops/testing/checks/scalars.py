@@ -43,22 +43,33 @@ def _numbers(subject: Subject) -> dict[int, Sequence[float]]:
     return found
 
 
-def _lists(case: Case, sample: Sample) -> dict[int, list[list[int]]]:
-    """Returns by position of an argument other ways to write a list of ints: in the other order,
-    and dims counted from the end, all of them or every other one.
+def _compare_lists(case: Case, whole: Sample) -> int:
+    """Compares lists of dims in the other order, and counted from the end, all of them or every
+    other one, with the reference. Returns how many calls were compared.
+
+    Raises:
+        AssertionError: one is wrong; or both ends are counted from, and the operator refuses to do
+            so in one list.
     """
-    rank = max((len(arg.shape) for arg in sample.tensors), default=0)
-    found = {}
+    rank, compared = max((len(arg.shape) for arg in whole.tensors), default=0), 0
     for i in _list_positions(case.subject):
-        given = sample.args[i] if i < len(sample.args) else None
-        if not isinstance(given, (list, tuple)) or not given or not rank:
+        given = whole.args[i] if i < len(whole.args) else None
+        if not isinstance(given, (list, tuple)) or not given:
             continue
-        from_end = [d - rank if d >= 0 else d for d in given]
-        from_start = [d + rank if d < 0 else d for d in given]
-        mixed = [(from_end, from_start)[k % 2][k] for k in range(len(given))]
-        ways = [list(given)[::-1], from_end, from_start, mixed, mixed[::-1]]
-        found[i] = [way for k, way in enumerate(ways) if way not in ways[:k]]
-    return found
+        name, refused = case.subject.op.argument_names[i], []
+        ends = [d + rank if d < 0 else d for d in given], [d - rank if d >= 0 else d for d in given]
+        mixed = [[ends[(k + first) % 2][k] for k in range(len(given))] for first in range(2)]
+        for way in (*ends, list(given)[::-1], *mixed, *(one[::-1] for one in mixed)):
+            sample = replace(whole, args=(*whole.args[:i], way, *whole.args[i + 1 :]))
+            if (found := called(case, sample.make(case.device))) is None:
+                refused.append(way)
+                continue
+            worst = deviation(case.subject, sample, found)
+            assert worst <= 1, f"{name}={way!r}: {worst.text}"
+            compared += 1
+        text = f"the operator takes {name}={ends[0]} and {ends[1]}, and refuses {refused[:1]}"
+        assert not refused or any(end in refused for end in ends), text
+    return compared
 
 
 def _list_positions(subject: Subject) -> list[int]:
@@ -98,16 +109,15 @@ def scalars(case: Case) -> None:
     infinities and NaN with the reference. The operator may refuse them, and must where its
     reference does.
     """
-    whole, compared, refused = _widest(case), 0, ""
+    whole, refused = _widest(case), ""
     shapes = _shapes(case, whole)
     # What the same formulas on another device make of an infinity, or refuse, proves nothing.
     is_apart = case.subject.reference is not case.subject.op.overload
-    tried: dict[int, Sequence[Any]] = {**_numbers(case.subject), **_lists(case, whole)}
-    for i, values in tried.items():
+    compared = _compare_lists(case, whole) if is_apart else 0
+    for i, values in _numbers(case.subject).items():
         name = case.subject.op.argument_names[i]
         for value in values if i < len(whole.args) else ():
-            ends = isinstance(value, float) and not math.isfinite(value)
-            if ends and not is_apart:
+            if not (is_apart or math.isfinite(value)):
                 continue
             args = (*whole.args[:i], value, *whole.args[i + 1 :])
             sample = replace(whole, args=args)
@@ -117,9 +127,10 @@ def scalars(case: Case) -> None:
             if (found := called(case, sample.make(case.device))) is None:
                 refused = f"the operator refuses {name}={value}"
                 continue
+            # What an infinite or missing number leads to need not be the same end.
+            alike = not math.isfinite(value)
             try:
-                # What an infinite or missing number leads to need not be the same end.
-                worst = deviation(case.subject, sample, found, ends_alike=ends)
+                worst = deviation(case.subject, sample, found, ends_alike=alike)
             except KitError as error:
                 if is_apart:
                     text = f"the operator takes {name}={value!r}, and {error}"
