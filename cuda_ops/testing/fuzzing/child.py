@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cuda_ops.testing.fuzzing.black_box import BlackBox
 from cuda_ops.testing.fuzzing.calls import Call, Finding, drawn
 from cuda_ops.testing.fuzzing.choices import Choices
@@ -127,6 +129,9 @@ def main(message: str) -> None:
     asked = json.loads(message)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
+    # torch prints arguments into its own errors. If it cannot, as a long tensor of float16 under
+    # autocast to bfloat16, which it would cut, the frame that is left leaves transforms off later.
+    torch.set_printoptions(threshold=1 << 21)
     subjects = _subjects(asked)
     box = BlackBox(Path(asked["box"]))
     findings = Path(asked["findings"]).open("a", buffering=1)  # noqa: SIM115 - open to the end

@@ -41,7 +41,7 @@ _INTERNAL = re.compile(
 #: zeros that has no memory to write to.
 _NOT_OURS = (
     "an override of", "use an uninitialized parameter", "setStorage: sizes",
-    "ZeroTensors are immutable",
+    "ZeroTensors are immutable", "Creating a new Tensor subclass",
 )  # fmt: skip
 _PACKAGE, _KIT = Path(__file__).parents[2], Path(__file__).parents[1]
 
@@ -127,10 +127,15 @@ class Judge:
                 return Verdict("unmade", "torch takes any int for a dtype, and may crash")
             way = self._call.sub("_function", ast.unparse(tree.func) + ",")[:-1]
             self.before()
+            kept = _thread_state()
             try:
-                return self._judged(function, way, args, kwargs)
+                verdict = self._judged(function, way, args, kwargs)
             finally:
                 self.after()
+            changed = [name for name, value in _thread_state().items() if value != kept[name]]
+            if changed:
+                return Verdict("finding", f"it leaves torch changed: {', '.join(changed)}")
+            return verdict
 
     def _function(self, text: str) -> Callable[..., Any]:
         function: Any = torch.ops
@@ -152,8 +157,8 @@ class Judge:
         self, function: Callable[..., Any], way: str, args: list[Any], kwargs: dict[str, Any]
     ) -> Verdict:
         plain = way == "_function"
-        refused_by_fake = False
-        if is_large((args, kwargs)):
+        refused_by_fake, may_be_large = False, is_large((args, kwargs))
+        if may_be_large:
             said = foretold(function, args, kwargs)
             if said == "too large":
                 return Verdict("large")
@@ -164,6 +169,8 @@ class Judge:
             called = eval(way, {**self._scope, "_function": reached})
             result = called(*args, **kwargs)
         except Exception as error:
+            if may_be_large and not refused_by_fake and _NO_MEMORY in str(error):
+                return Verdict("large", str(error))
             return self._of_error(error, reached, self._is_typed(function, args, kwargs))
         if refused_by_fake and plain:
             return Verdict("finding", "the fake refuses what the kernel takes")
@@ -243,6 +250,23 @@ class Judge:
         except AssertionError as error:
             return Verdict("finding", f"not as the fake: {error}")
         return Verdict("returned")
+
+
+#: What torch says on a CPU; a result that a fake calls small may need much on the way.
+_NO_MEMORY = "can't allocate memory"
+
+
+def _thread_state() -> dict[str, object]:
+    """Returns the modes and transforms that torch is in, which a call must end as it began."""
+    return {
+        "transforms": torch._C._functorch.peek_interpreter_stack() is None,
+        "dispatch keys included": str(torch._C._dispatch_tls_local_include_set()),
+        "dispatch keys excluded": str(torch._C._dispatch_tls_local_exclude_set()),
+        "grad mode": torch.is_grad_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
+    }
 
 
 def _place(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -58,13 +59,19 @@ def is_large(values: Any) -> bool:
     """Tells whether a call could be too much work: its tensors have more elements than samples
     have, or a number might be a size.
     """
-    numbers = [leaf for leaf in tree_leaves(values) if isinstance(leaf, int)]
+    numbers, most = [leaf for leaf in tree_leaves(values) if isinstance(leaf, int)], 0
     for tensor in tensors_in(values):
         with contextlib.suppress(Exception):  # a nested one has no sizes, or symbols
             # Also of one that is empty, and whose result is not.
             sizes: Sequence[Any] = tensor.shape
-            numbers += [size for size in sizes if isinstance(size, int)]
-    return elements(values) > _MOST_NUMEL or any(abs(number) > 4096 for number in numbers)
+            known = [size for size in sizes if isinstance(size, int)]
+            numbers += known
+            most = max(most, math.prod(size for size in known if size))
+    return (
+        most > _MOST_NUMEL
+        or elements(values) > _MOST_NUMEL
+        or any(abs(number) > 4096 for number in numbers)
+    )
 
 
 def foretold(
