@@ -38,7 +38,7 @@ def reinplaced(case: Case) -> None:
     options: dict[str, Any] = {}
     if hasattr(config, "fallback_by_default"):
         options["fallback_by_default"] = True
-    for program in (_apart(case), _among_arguments(case)):
+    for program in (_apart(case), _whole(case)):
         expected = program(*args)
         torch._dynamo.reset()
         try:
@@ -93,6 +93,11 @@ def _among_arguments(case: Case) -> Callable[..., list[torch.Tensor]]:
         return _once(case, own)
 
     return program
+
+
+def _whole(case: Case) -> Callable[..., list[torch.Tensor]]:
+    apart, among = _apart(case), _among_arguments(case)
+    return lambda *args: [*apart(*args), *among(*args)]
 
 
 def _computed(value: Any) -> Any:
