@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.compare import tensors
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.subject import Subject
+
 
 #: What cuda_ops says where an argument that is written shares memory with another.
 _SHARED = "expected memory of its own"
@@ -32,72 +33,55 @@ def reinplaced(case: Case) -> None:
     """
     from torch._inductor import config
 
+    program = _program(case)
     args = case.arguments()
     before = [each(_copy, value) for value in args]
+    expected = program(*args)
+    torch._dynamo.reset()
     # Copies are what counts, and C++ or Triton around them would take most of the time.
     options: dict[str, Any] = {}
     if hasattr(config, "fallback_by_default"):
         options["fallback_by_default"] = True
-    for program in (_apart(case), _whole(case)):
-        expected = program(*args)
-        torch._dynamo.reset()
-        try:
-            compiled = torch.compile(program, fullgraph=True, dynamic=False, options=options)
-            actual = compiled(*args)
-        except torch._inductor.exc.InductorError as error:
-            if "compiler" not in str(error).lower():
-                raise
-            raise NotRunError(f"Inductor finds no compiler: {error}") from error
-        except RuntimeError as error:
-            if _SHARED not in str(error):
-                raise
-            text = "in y = x.clone(); op(y, x) Inductor passes one memory twice, which is refused"
-            raise NotRunError(f"{text}: {error}") from error
-        case.same(actual, expected, "compiled by Inductor")
-        what = "arguments after calls that write to copies of them"
-        case.same(tensors(args), tensors(before), what)
+    try:
+        compiled = torch.compile(program, fullgraph=True, dynamic=False, options=options)
+        actual = compiled(*args)
+    except torch._inductor.exc.InductorError as error:
+        if "compiler" not in str(error).lower():
+            raise
+        raise NotRunError(f"Inductor finds no compiler: {error}") from error
+    except RuntimeError as error:
+        if _SHARED not in str(error):
+            raise
+        text = "in y = x.clone(); op(y, x) Inductor passes one memory twice, which is refused"
+        raise NotRunError(f"{text}: {error}") from error
+    case.same(actual, expected, "compiled by Inductor")
+    case.same(tensors(args), tensors(before), "arguments after calls that write to copies of them")
 
 
 def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _once(case: Case, args: Sequence[Any]) -> list[torch.Tensor]:
-    """Writes to copies; returns these and the results."""
-    written = case.subject.op.written
-    given = [each(_copy, v) if i in written else v for i, v in enumerate(args)]
-    found = case.operator(*given)
-    return [*tensors([found]), *tensors([given[i] for i in written if i < len(given)])]
+def _program(case: Case) -> Callable[..., list[torch.Tensor]]:
+    op, written = case.operator, case.subject.op.written
 
-
-def _apart(case: Case) -> Callable[..., list[torch.Tensor]]:
-    written = case.subject.op.written
+    def once(args: list[Any]) -> list[torch.Tensor]:
+        """Writes to copies; returns these and the results."""
+        given = [each(_copy, v) if i in written else v for i, v in enumerate(args)]
+        found = op(*given)
+        return [*tensors([found]), *tensors([given[i] for i in written if i < len(given)])]
 
     def program(*args: Any) -> list[torch.Tensor]:
-        used_later = _once(case, args)
-        unused = [each(_computed, v) if i in written else v for i, v in enumerate(args)]
-        return [*used_later, *_once(case, unused), *(v + 0 for v in tensors(args) if _adds(v))]
-
-    return program
-
-
-def _among_arguments(case: Case) -> Callable[..., list[torch.Tensor]]:
-    written = case.subject.op.written
-
-    def program(*args: Any) -> list[torch.Tensor]:
+        used_later = once(list(args))
+        unused = once([each(_computed, v) if i in written else v for i, v in enumerate(args)])
         own = [each(_computed, v) for v in args]
         for i in written:
             for k, other in enumerate(own):
                 if i < len(own) and k not in written and _are_alike(own[i], other):
                     own[k] = own[i]
-        return _once(case, own)
+        return [*used_later, *unused, *once(own), *(v + 0 for v in tensors(args) if _adds(v))]
 
     return program
-
-
-def _whole(case: Case) -> Callable[..., list[torch.Tensor]]:
-    apart, among = _apart(case), _among_arguments(case)
-    return lambda *args: [*apart(*args), *among(*args)]
 
 
 def _computed(value: Any) -> Any:
