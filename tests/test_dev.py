@@ -1,4 +1,4 @@
-"""``compile_dev.py`` and its counterpart from Python."""
+"""``compile_dev.py`` as a command; from Python it is in test_dev_python.py."""
 
 from __future__ import annotations
 

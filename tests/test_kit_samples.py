@@ -16,27 +16,16 @@ from hypothesis import strategies as st
 from cuda_ops.build.compiling import build
 from cuda_ops.errors import PluginError
 from cuda_ops.registry import registry
-from cuda_ops.testing import (
-    CHECKS,
-    PROFILES,
-    Sample,
-    TensorArg,
-    check_op,
-)
+from cuda_ops.testing import CHECKS, PROFILES, Sample, TensorArg, check_op
 from cuda_ops.testing.__main__ import main, parse_line
 from cuda_ops.testing.case import Case
 from cuda_ops.testing.checks import QUICK, by_name
 from cuda_ops.testing.draw import Draw, chosen, covering, follows_line
-from cuda_ops.testing.report import (
-    CheckEntry,
-    not_looked_at,
-)
+from cuda_ops.testing.report import CheckEntry, not_looked_at
 from cuda_ops.testing.runner import run_check
 from cuda_ops.testing.samples import LAYOUTS, OVERLAPPING
 from cuda_ops.testing.subject import find, subject_of
-from cuda_ops.testing.worker import (
-    perform,
-)
+from cuda_ops.testing.worker import perform
 
 REPO = Path(__file__).resolve().parent.parent
 

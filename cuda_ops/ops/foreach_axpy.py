@@ -129,7 +129,7 @@ def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Sample]:
     from cuda_ops.testing.values import VALUES
 
     def sample(pairs: list[tuple[Any, ...]], alpha: float, values: Any, seed: int) -> Sample:
-        # What is expanded shares memory with itself, so it cannot be written.
+        # What overlaps itself cannot be written.
         xs = [TensorArg(shape, dtype, layout) for shape, dtype, layout, _ in pairs]
         ys = [TensorArg(shape, dtype, "contiguous" if layout in OVERLAPPING else layout)
               for shape, dtype, _, layout in pairs]  # fmt: skip

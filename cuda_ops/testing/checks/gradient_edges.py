@@ -30,8 +30,10 @@ def _whole(sample: Sample) -> Sample:
 def _no_other(subject: Subject, device: str) -> str:
     if subject.reference is subject.op.overload:
         return "the reference is this very kernel"
-    if subject.op.written or subject.op.random:
-        return "it draws random numbers, or changes an argument"
+    if subject.op.random:
+        return "it draws random numbers"
+    if subject.op.written:
+        return "it writes an argument"
     return without_float64(subject, device)
 
 

@@ -1,4 +1,5 @@
 // Class 12: the results of a list move up behind an empty tensor.
+#include <algorithm>
 #include <vector>
 
 #include "bad.h"

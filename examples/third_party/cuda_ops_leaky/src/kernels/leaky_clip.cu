@@ -6,7 +6,7 @@ using namespace cuda_ops;
 
 namespace {
 
-// Comparisons with NaN are false. Each is written so that NaN passes through, in x and in limit.
+// Comparisons with NaN are false in both, so a NaN in x passes through. One in limit is asked for.
 struct LeakyClip {
   double slope, limit;
 
