@@ -91,6 +91,8 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_sum": ("reference", None),
     "bad_hang": ("reference", None),
 }
+#: Names of guests, which register themselves.
+REGISTERED_AS = {"bad_reinplaced": "bad_guest::bad_reinplaced"}
 ON_CPU = [name for name, (cpu, _) in EXPECTED.items() if cpu and name != "bad_hang"]
 ON_CUDA = [name for name, (_, cuda) in EXPECTED.items() if cuda]
 
@@ -106,7 +108,7 @@ def loaded(name: str) -> Subject:
     """Builds and loads an operator for its own test, so that workers share the builds."""
     # Not through compile_ops, which calls each operator in this process.
     registry().load(name, build(registry().rescan()[name]).path)
-    return find(name)
+    return find(REGISTERED_AS.get(name, name))
 
 
 @pytest.fixture(scope="module")

@@ -273,6 +273,10 @@ def test_gradients_and_shared_memory_are_refused(device: str) -> None:
         cuda_ops.cache_write_(rows.clone().requires_grad_(), rows, *caches, slots)
     with pytest.raises(RuntimeError, match="'key_cache': expected memory of its own"):
         cuda_ops.cache_write_(rows, rows, caches[0], caches[0], slots)
+    # A row of the cache that goes to another slot is read before any is written.
+    keys = torch.arange(4.0, device=device).view(2, 2, 1, 1).expand(2, 2, 1, 8).contiguous()
+    cuda_ops.cache_write_(keys[0], rows, keys, caches[1], slots + 1 - 2 * slots.sign())
+    assert keys[:, :, 0, 0].flatten().tolist() == [0.0, 0.0, 1.0, 3.0]
 
 
 # --- on a GPU alone ------------------------------------------------------------------------------

@@ -135,8 +135,8 @@ Shapes: key [T, heads, D], value [T, heads, E], key_cache [blocks, block, heads,
 [blocks, block, heads, E] of any strides, slots [T], the scales [].
 Dtypes: float64, float32, float16 or bfloat16, the same for key and value; the caches may have any of
 these, float8_e4m3fn or float8_e5m2. slots is int64, the scales are float32.
-Errors: RuntimeError for any other dtype, mixed devices, shapes that do not fit, arguments that share
-memory with a cache, or one that requires a gradient.
+Errors: RuntimeError for any other dtype, mixed devices, shapes that do not fit, caches that share
+memory, or an argument that requires a gradient.
 Formula: the number x is stored as x / scale, or as it is without a scale; the quotient is taken in
 float64 where x or the cache has that, and in float32 otherwise. In eight bits what is too
 large becomes the largest number, and infinities too.

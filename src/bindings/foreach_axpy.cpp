@@ -90,8 +90,7 @@ Example:
 
 Shapes: as for foreach_axpy; a y that is not dense is copied, and copied back.
 Dtypes: as for foreach_axpy.
-Errors: as for foreach_axpy, and for a y that requires a gradient or shares memory with another
-tensor.
+Errors: as for foreach_axpy, and for a y that requires a gradient or shares memory with another y.
 Formula: ys[i] += alpha xs[i], as torch._foreach_add_(ys, xs, alpha=alpha).)")
       .cpu<write_cpu>()
       .cuda<write_cuda>();

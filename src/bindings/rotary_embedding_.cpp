@@ -40,7 +40,7 @@ broadcast to those of x. Elements behind R are left alone.
 Dtypes: float64, float32, float16 or bfloat16. The tables may have any of them, and are converted as
 for rotary_embedding.
 Errors: RuntimeError for any other dtype, fewer dims, another size of S, tables of two sizes or for
-more than D elements, mixed devices, arguments that share memory, or one that requires a gradient.
+more than D elements, mixed devices, or an argument that requires a gradient.
 Formula: (a, b) becomes (a cos - b sin, b cos + a sin) for each pair.
 
 Example:

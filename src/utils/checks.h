@@ -186,17 +186,19 @@ struct Checks {
   bool writes() const { return rules != nullptr && rules->written != nullptr && !composed; }
 
   struct Passed {
-    const Tensor* tensor;
+    Tensor* tensor;
     size_t position;  // among all arguments
   };
 
-  // What is written may share its memory with no other argument: a kernel would read what it has
-  // just written.
-  void check_overlap(const std::vector<Passed>& passed) const {
+  // What is written shares memory with nothing else that is passed: a kernel would read what it has
+  // just written. What is only read is copied, as Inductor passes one memory twice where a program
+  // writes to a copy of what it reads; two that are written are refused.
+  void separate(std::vector<Passed>& passed) const {
     std::vector<Extent> extents;
     for (const Passed& one : passed) extents.emplace_back(View(*one.tensor));
+    const auto is_written = [&](size_t i) { return rules->written[passed[i].position]; };
     for (size_t i = 0; i < passed.size(); ++i) {
-      if (!rules->written[passed[i].position] || !extents[i].is_repeated) continue;
+      if (!is_written(i) || !extents[i].is_repeated) continue;
       refuse(rules->names[passed[i].position],
              "a tensor whose elements share no memory, as the operator writes it",
              "one with stride 0");
@@ -206,17 +208,26 @@ struct Checks {
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::sort(order.begin(), order.end(),
               [&](size_t a, size_t b) { return extents[a].begin < extents[b].begin; });
+    std::vector<bool> is_shared(passed.size());
     for (size_t a = 0; a < order.size(); ++a) {
       for (size_t b = a + 1; b < order.size(); ++b) {
         if (extents[order[b]].begin >= extents[order[a]].end) break;
-        size_t i = std::min(order[a], order[b]), j = std::max(order[a], order[b]);
-        if (!rules->written[passed[i].position]) std::swap(i, j);
-        if (!rules->written[passed[i].position] || !extents[i].shares_memory_with(extents[j])) {
-          continue;
+        const size_t i = std::min(order[a], order[b]), j = std::max(order[a], order[b]);
+        if (!is_written(i) && !is_written(j)) continue;
+        if (!extents[i].shares_memory_with(extents[j])) continue;
+        if (is_written(i) && is_written(j)) {
+          refuse(rules->names[passed[i].position], "memory of its own, as the operator writes it",
+                 std::string("some of '") + rules->names[passed[j].position] + "'");
         }
-        refuse(rules->names[passed[i].position], "memory of its own, as the operator writes it",
-               std::string("some of '") + rules->names[passed[j].position] + "'");
+        is_shared[is_written(i) ? j : i] = true;
       }
+    }
+    for (size_t i = 0; i < passed.size(); ++i) {
+      if (!is_shared[i]) continue;
+      AtenTensorHandle copy = nullptr;
+      check_torch(aoti_torch_clone_preserve_strides(passed[i].tensor->get(), &copy),
+                  "copy a tensor that lies in memory that is written");
+      *passed[i].tensor = Tensor(copy);
     }
   }
 

@@ -120,6 +120,7 @@ struct Entry<Function, R (*)(Args...)> {
       constexpr auto kPositions = std::index_sequence_for<Args...>();
       std::tuple<Held<Args>...> args = unbox(stack, kPositions);
       check(args);
+      if (checks->writes()) separate(args);
       if (checks->expands) broadcast(args);
       if constexpr (std::is_void_v<R>) {
         run(args, kPositions);
@@ -196,7 +197,6 @@ struct Entry<Function, R (*)(Args...)> {
     };
     std::apply([&](const Held<Args>&... arg) { (sort_in(arg), ...); }, args);
     checks->run(tensors, ints);
-    if (checks->writes()) check_written(args);
     if constexpr ((kMayBe<double, Value<Args>> || ...)) check_floats(args);
     if constexpr ((kMayBe<ScalarType, Value<Args>> || ...)) check_scalar_types(args);
     if constexpr ((kMayBe<std::string, Held<Args>> || ...)) check_names(args);
@@ -219,23 +219,23 @@ struct Entry<Function, R (*)(Args...)> {
     checks->expand(tensors);
   }
 
-  static void check_written(const std::tuple<Held<Args>...>& args) {
+  // Copies what is read and lies in memory that is written; refuses two that are written.
+  static void separate(std::tuple<Held<Args>...>& args) {
     std::vector<Checks::Passed> passed;
     size_t position = 0;
     const auto collect = [&](const auto& arg) {
       using Arg = Value<decltype(arg)>;
-      if constexpr (kMayBe<Tensor, Arg>) {
-        if (const Tensor* tensor = given(arg)) passed.push_back({tensor, position});
-      }
+      const auto add = [&](const Tensor* tensor) {
+        if (tensor != nullptr) passed.push_back({const_cast<Tensor*>(tensor), position});
+      };
+      if constexpr (kMayBe<Tensor, Arg>) add(given(arg));
       if constexpr (kIsList<Arg>) {
-        for (const auto& one : arg) {
-          if (const Tensor* tensor = given(one)) passed.push_back({tensor, position});
-        }
+        for (const auto& one : arg) add(given(one));
       }
       ++position;
     };
     std::apply([&](const Held<Args>&... arg) { (collect(arg), ...); }, args);
-    checks->check_overlap(passed);
+    checks->separate(passed);
   }
 
   static void check_floats(const std::tuple<Held<Args>...>& args) {

@@ -1,5 +1,5 @@
-// Which memory a tensor takes, and whether two tensors share some: an argument that is written may
-// not share its memory with another one, nor with itself.
+// Which memory a tensor takes, and whether two tensors share some: an argument that is written
+// shares none with another one, nor with itself.
 #pragma once
 
 #include <cstdint>
