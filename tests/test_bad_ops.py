@@ -73,6 +73,7 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_autograd": ("gradient_declared", None),
     "bad_gradient": ("gradcheck", None),
     "bad_gradient_zero": ("gradient_edges", None),
+    "bad_gradient_tie": ("gradient_edges", None),
     "bad_gradient_outputs": ("gradient_outputs", None),
     "bad_jvp": ("jvp", None),
     "bad_checkpoint": ("checkpoint", None),

@@ -411,7 +411,10 @@ def test_benchmarks_count_bytes_in_and_out():
     assert (x.shape, x.dtype, alpha) == ((1024,), torch.float32, 0.5)
     named = spec("f(Tensor x, *, float alpha, float beta=1.0) -> Tensor", "()->()")
     case = benchmarking_derived.cuda_ops_benchmarks(named)[0]
-    assert case.keywords == {"alpha": 0.5, "beta": 1.0} and len(case.make_inputs(torch.device("cpu"))) == 1
+    assert (
+        case.keywords == {"alpha": 0.5, "beta": 1.0}
+        and len(case.make_inputs(torch.device("cpu"))) == 1
+    )
     rows = benchmarking_derived.cuda_ops_benchmarks(spec("h(Tensor x) -> Tensor", "(2d)->(d)"))
     assert (rows[1].label, rows[1].bytes) == ("4096x1024 float32", 4096 * 3 * 1024 * 4)
     integers = spec("g(Tensor x) -> Tensor", "()->()", dtypes=(torch.uint8,))

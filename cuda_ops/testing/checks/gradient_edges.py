@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,11 +38,12 @@ def _no_other(subject: Subject, device: str) -> str:
 
 
 @check("gradient_edges", 7, "NaN, infinity or edge numerics",
-       Draw(3, range(1, 41), torch.float64, floating=True, adapt=_whole), quick=True,
+       Draw(8, range(1, 41), torch.float64, floating=True, adapt=_whole), quick=True,
        excuse=_no_other)  # fmt: skip
 def gradient_edges(case: Case) -> None:
     """Compares the gradient with the reference's, which torch derives, for small whole numbers:
-    many are 0, and many are equal. At a kink any number between the gradients around it will do.
+    many are 0, and many are equal. At a kink any number between the gradients around it will do,
+    as long as those of equal numbers add up to what theirs do.
     """
     leaves = case.leaves()
     found = case.call(*leaves)
@@ -54,18 +55,19 @@ def gradient_edges(case: Case) -> None:
     ours = backward(ends, leaves, incoming)
     derived = _derived(case, having, len(found), [g.cpu() for g in incoming])
     around = [derived(0.0), *(derived(_STEP) for _ in range(_POINTS))]
-    names = [
-        name
+    named = [
+        (name, one.detach().cpu())
         for name, leaf in zip(case.subject.op.argument_names, leaves, strict=False)
         for one in spread([leaf])
         if isinstance(one, torch.Tensor) and one.requires_grad
     ]
-    for name, got, expected in zip(names, ours, zip(*around, strict=True), strict=True):
+    known_ones, tolerated = [], 0.0
+    for (name, leaf), got, expected in zip(named, ours, zip(*around, strict=True), strict=True):
         points = torch.stack(expected)
         least, most = points.amin(0), points.amax(0)
         # Where torch's own has none, nothing can be said.
         known = points.isfinite().all(0)
-        off = _TOLERATED * (1 + points[:, known].abs().max()) if known.any() else 0.0
+        off = _TOLERATED * (1 + float(points[:, known].abs().max())) if known.any() else 0.0
         got = got.cpu()
         wrong = known & ~((got >= least - off) & (got <= most + off))
         if wrong.any():
@@ -74,6 +76,51 @@ def gradient_edges(case: Case) -> None:
                 f"the gradient of '{name}' at {list(at)} is {got[at]:.6g}, and the reference's "
                 f"{_between(float(least[at]), float(most[at]))}"
             )
+        tolerated = max(tolerated, off)
+        known_ones.append(_Known(name, leaf, got.where(known, 0.0), points.where(known, 0.0)))
+    _compare_sums(known_ones, tolerated)
+
+
+class _Known(NamedTuple):
+    """A tensor, its gradient, and the reference's around it; 0 where that has none."""
+
+    name: str
+    leaf: torch.Tensor
+    ours: torch.Tensor
+    around: torch.Tensor
+
+    def summed(self, value: torch.Tensor, dim: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns both sums along a dim, or over all, where the tensor has this value."""
+        here = self.leaf == value
+        ours, around = self.ours.where(here, 0.0), self.around.where(here, 0.0)
+        if dim is not None:
+            return ours.sum(dim), around.sum(dim)
+        return ours.sum(), around.reshape(len(around), -1).sum(1)
+
+
+def _compare_sums(tensors: list[_Known], off: float) -> None:
+    """Where equal numbers move together there may be no kink, as for those of which the largest is
+    taken: then the gradients around have one sum, and ours has that too.
+    """
+    for value in torch.cat([one.leaf.flatten() for one in tensors]).unique():
+        for one in tensors:
+            for dim in (None, *range(-one.leaf.dim(), 0)):
+                _compare_sum(f"'{one.name}'", value, *one.summed(value, dim), off)
+        ours, around = zip(*(one.summed(value, None) for one in tensors), strict=True)
+        _compare_sum("the arguments", value, sum(ours), sum(around), off)
+
+
+def _compare_sum(
+    what: str, value: torch.Tensor, ours: torch.Tensor, around: torch.Tensor, off: float
+) -> None:
+    least, most = around.amin(0), around.amax(0)
+    wrong = (most - least <= off) & ((ours < least - off) | (ours > most + off))
+    if wrong.any():
+        at = tuple(int(i) for i in wrong.nonzero()[0])
+        raise AssertionError(
+            f"the gradients of {what} where they are {float(value):.6g} add up to {ours[at]:.6g}, "
+            f"and the reference's to {most[at]:.6g} wherever these numbers move together"
+        )
 
 
 def _between(least: float, most: float) -> str:
