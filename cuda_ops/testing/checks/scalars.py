@@ -64,7 +64,10 @@ def _compare_lists(case: Case, whole: Sample) -> int:
             if (found := called(case, sample.make(case.device))) is None:
                 refused.append(way)
                 continue
-            worst = deviation(case.subject, sample, found)
+            try:
+                worst = deviation(case.subject, sample, found)
+            except KitError as error:
+                raise AssertionError(f"the operator takes {name}={way!r}, and {error}") from error
             assert worst <= 1, f"{name}={way!r}: {worst.text}"
             compared += 1
         text = f"the operator takes {name}={ends[0]} and {ends[1]}, and refuses {refused[:1]}"
