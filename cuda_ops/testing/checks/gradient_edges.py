@@ -9,8 +9,8 @@ import torch
 
 from cuda_ops.errors import KitError
 from cuda_ops.testing.arguments import each, spread
+from cuda_ops.testing.backward import backward, differentiable, laid_out
 from cuda_ops.testing.case import Case, NotRunError, check, without_float64
-from cuda_ops.testing.checks.gradient_layouts import backward, differentiable, laid_out
 from cuda_ops.testing.compare import expected_results, outputs, widened, without_hidden
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing.case import Case, NotRunError, called, check, wanting, without_gradient
+from cuda_ops.testing.backward import KINDS, backward, differentiable, laid_out, stepped
+from cuda_ops.testing.case import Case, NotRunError, called, check, without_gradient
 from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw
-from cuda_ops.testing.samples import LAYOUTS, Sample, TensorArg
+from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.sizes import shaped
 from cuda_ops.testing.subject import Subject
-
-#: What only gradients look like: of a sum along rows that is multiplied by a vector, and of a sum.
-_ROW_SUM, _SUM = "alike along the last dim", "all alike"
-_KINDS = (*LAYOUTS[1:], _ROW_SUM, _SUM)
 
 
 def _rows(op: OpSpec) -> list[Sample]:
@@ -32,8 +28,8 @@ def gradient_layouts(case: Case) -> None:
     """Checks that the same gradients, and the same inputs, give the same in other layouts."""
     leaves, outputs = _outputs(case)
     # Gradients go in as they are: an operation behind the operator would mostly copy them.
-    for first in range(len(_KINDS)):
-        kinds = [_KINDS[(first + i) % len(_KINDS)] for i in range(len(outputs))]
+    for first in range(len(KINDS)):
+        kinds = [KINDS[(first + i) % len(KINDS)] for i in range(len(outputs))]
         incoming = [
             laid_out(out, kind, i) for i, (out, kind) in enumerate(zip(outputs, kinds, strict=True))
         ]
@@ -87,38 +83,3 @@ def _outputs(case: Case) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
     if not outputs:
         raise NotRunError("no floating outputs")
     return leaves, outputs
-
-
-def laid_out(output: torch.Tensor, kind: str, seed: int) -> torch.Tensor:
-    """Returns a gradient for an output, in one of the layouts of samples or of gradients alone."""
-    shape = tuple(output.shape)
-    layout: Any = kind if kind in LAYOUTS else "contiguous"
-    filled = {_ROW_SUM: (*shape[:-1], *[1][: len(shape)]), _SUM: ()}.get(kind, shape)
-    (gradient,) = Sample((TensorArg(filled, output.dtype, layout),), seed=seed).make(output.device)
-    made: torch.Tensor = gradient.expand(shape)
-    return made
-
-
-def backward(
-    outputs: Sequence[torch.Tensor], leaves: tuple[Any, ...], gradients: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Returns the gradient of each leaf that asks for one, zeros where nothing depends on it."""
-    return list(
-        torch.autograd.grad(
-            outputs, wanting(leaves), gradients,
-            retain_graph=True, allow_unused=True, materialize_grads=True,
-        )
-    )  # fmt: skip
-
-
-def differentiable(found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns the outputs that have a gradient."""
-    return [out for out in found if is_floating(out) and out.requires_grad]
-
-
-def stepped(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a leaf with the same numbers: every dim is stepped, and the last two are swapped."""
-    value = tensor.detach()
-    swapped = value.mT if value.dim() > 1 else value
-    made = value.new_empty((*swapped.shape, 2)).copy_(swapped.unsqueeze(-1))[..., 0]
-    return (made.mT if value.dim() > 1 else made).requires_grad_(tensor.requires_grad)

@@ -6,8 +6,8 @@ import contextlib
 
 import torch
 
+from cuda_ops.testing.backward import backward, differentiable, stepped
 from cuda_ops.testing.case import Case, NotRunError, called, check
-from cuda_ops.testing.checks.gradient_layouts import backward, differentiable, stepped
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.poison import POISONS, poisoned
 

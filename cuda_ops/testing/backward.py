@@ -1,0 +1,52 @@
+"""Calls backward with gradients in the layouts that autograd hands to an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cuda_ops.testing.case import wanting
+from cuda_ops.testing.compare import is_floating
+from cuda_ops.testing.samples import LAYOUTS, Sample, TensorArg
+
+#: What only gradients look like: of a sum along rows that is multiplied by a vector, and of a sum.
+_ROW_SUM, _SUM = "alike along the last dim", "all alike"
+#: The layouts of gradients, but for the contiguous one.
+KINDS = (*LAYOUTS[1:], _ROW_SUM, _SUM)
+
+
+def laid_out(output: torch.Tensor, kind: str, seed: int) -> torch.Tensor:
+    """Returns a gradient for an output, in one of the layouts of samples or of gradients alone."""
+    shape = tuple(output.shape)
+    layout: Any = kind if kind in LAYOUTS else "contiguous"
+    filled = {_ROW_SUM: (*shape[:-1], *[1][: len(shape)]), _SUM: ()}.get(kind, shape)
+    (gradient,) = Sample((TensorArg(filled, output.dtype, layout),), seed=seed).make(output.device)
+    made: torch.Tensor = gradient.expand(shape)
+    return made
+
+
+def backward(
+    outputs: Sequence[torch.Tensor], leaves: tuple[Any, ...], gradients: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Returns the gradient of each leaf that asks for one, zeros where nothing depends on it."""
+    return list(
+        torch.autograd.grad(
+            outputs, wanting(leaves), gradients,
+            retain_graph=True, allow_unused=True, materialize_grads=True,
+        )
+    )  # fmt: skip
+
+
+def differentiable(found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the outputs that have a gradient."""
+    return [out for out in found if is_floating(out) and out.requires_grad]
+
+
+def stepped(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a leaf with the same numbers: every dim is stepped, and the last two are swapped."""
+    value = tensor.detach()
+    swapped = value.mT if value.dim() > 1 else value
+    made = value.new_empty((*swapped.shape, 2)).copy_(swapped.unsqueeze(-1))[..., 0]
+    return (made.mT if value.dim() > 1 else made).requires_grad_(tensor.requires_grad)
