@@ -107,8 +107,8 @@ def _names(chosen: Sequence[str]) -> list[str]:
         if reason:
             print(f"left out  {name}: {reason}")
     if not (fuzzable := [name for name, reason in reasons.items() if not reason]):
-        built = "none of them can be called" if names else "none is built: run python compile_dev.py"
-        raise CudaOpsError(f"no operator to call: {built}")
+        why = "none of them can be called" if names else "none is built: run python compile_dev.py"
+        raise CudaOpsError(f"no operator to call: {why}")
     return fuzzable
 
 
