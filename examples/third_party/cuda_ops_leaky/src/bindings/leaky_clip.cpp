@@ -28,7 +28,7 @@ Tensor leaky_clip_backward_cpu(const Tensor& grad_out, const Tensor& x, double s
                                double limit) {
   const auto f = [](double g, double v, double slope, double limit) {
     if (leaky(v, slope) > limit) return 0.0;
-    return v < 0 ? slope * g : g;
+    return v <= 0 ? slope * g : g;
   };
   return elementwise_cpu(f, grad_out, x, slope, limit);
 }
@@ -55,7 +55,7 @@ Errors: RuntimeError for any other dtype.)")
           " -> Tensor grad_x",
           "(),()->()")
       .dtypes(kFloating)
-      .doc(R"(Gradient of leaky_clip: 0 above the limit, slope * grad_out below 0, else grad_out.
+      .doc(R"(Gradient of leaky_clip: 0 above the limit, slope * grad_out where x is at most 0, else grad_out.
 
 Shapes: grad_out and x (...), broadcast; grad_x has the broadcast shape.)")
       .cpu<leaky_clip_backward_cpu>()

@@ -24,7 +24,7 @@ struct LeakyClipBackward {
   __device__ C operator()(C grad_out, C x) const {
     const C leaky = x < 0 ? C(slope) * x : x;
     if (leaky > C(limit)) return C(0);
-    return x < 0 ? C(slope) * grad_out : grad_out;
+    return x <= 0 ? C(slope) * grad_out : grad_out;
   }
 };
 
