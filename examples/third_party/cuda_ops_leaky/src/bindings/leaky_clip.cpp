@@ -55,7 +55,7 @@ Errors: RuntimeError for any other dtype.)")
           " -> Tensor grad_x",
           "(),()->()")
       .dtypes(kFloating)
-      .doc(R"(Gradient of leaky_clip: 0 above the limit, slope * grad_out where x is at most 0, else grad_out.
+      .doc(R"(Gradient of leaky_clip: 0 above the limit, slope * grad_out up to 0, grad_out between.
 
 Shapes: grad_out and x (...), broadcast; grad_x has the broadcast shape.)")
       .cpu<leaky_clip_backward_cpu>()
