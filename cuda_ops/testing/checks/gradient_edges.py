@@ -61,7 +61,7 @@ def gradient_edges(case: Case) -> None:
         for one in spread([leaf])
         if isinstance(one, torch.Tensor) and one.requires_grad
     ]
-    known_ones, tolerated = [], 0.0
+    compared, tolerated = [], 0.0
     for (name, leaf), got, expected in zip(named, ours, zip(*around, strict=True), strict=True):
         points = torch.stack(expected)
         least, most = points.amin(0), points.amax(0)
@@ -77,8 +77,8 @@ def gradient_edges(case: Case) -> None:
                 f"{_between(float(least[at]), float(most[at]))}"
             )
         tolerated = max(tolerated, off)
-        known_ones.append(_Known(name, leaf, got.where(known, 0.0), points.where(known, 0.0)))
-    _compare_sums(known_ones, tolerated)
+        compared.append(_Known(name, leaf, got.where(known, 0.0), points.where(known, 0.0)))
+    _compare_sums(compared, tolerated)
 
 
 class _Known(NamedTuple):
