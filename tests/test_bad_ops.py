@@ -39,6 +39,7 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_long_rows": ("large", None),
     "bad_leak_strided": ("leaks", None),
     "bad_races": ("repeats", "repeats"),
+    "bad_early": (None, "early_start"),
     "bad_threads": ("threads", None),
     "bad_bounds": ("bounds", "bounds"),
     "bad_index": ("indices", None),

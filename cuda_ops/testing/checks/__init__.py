@@ -32,7 +32,7 @@ from cuda_ops.testing.checks.lists import lists
 from cuda_ops.testing.checks.numerics import numerics, reference
 from cuda_ops.testing.checks.opcheck import opcheck
 from cuda_ops.testing.checks.public import public
-from cuda_ops.testing.checks.races import repeats
+from cuda_ops.testing.checks.races import early_start, repeats
 from cuda_ops.testing.checks.random import draws, independence, replays
 from cuda_ops.testing.checks.registration import mutation, registration, written
 from cuda_ops.testing.checks.reinplaced import reinplaced
@@ -70,6 +70,7 @@ CHECKS: tuple[Check, ...] = (
     many_elements,
     large,
     late_inputs,
+    early_start,
     threads,
     graphs,
     gradient_declared,

@@ -6,10 +6,17 @@ every check reports a deadlock.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing.case import Case, check
-from cuda_ops.testing.compare import same_bits
+from cuda_ops.testing.arguments import each
+from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.compare import outputs, same_bits, tensors
 from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.early_copy import LEAST_CAPABILITY, early_copy
 from cuda_ops.testing.guards import guard
 from cuda_ops.testing.poison import POISONS, poisoned
 from cuda_ops.testing.samples import Sample
@@ -45,3 +52,48 @@ def repeats(case: Case) -> None:
                 f"output {k} of call {i} differs from that of the first, with the same arguments; "
                 "if it may, say so in cuda_ops_claims"
             )
+
+
+#: Bytes between the starts of tensors in one buffer, as torch's allocator aligns them.
+_APART = 512
+
+
+def _in_one(args: Sequence[Any], buffer: torch.Tensor) -> list[Any]:
+    """Returns the arguments, tensors as views of the bytes of a buffer."""
+    taken = 0
+
+    def view(value: Any) -> Any:
+        nonlocal taken
+        if not isinstance(value, torch.Tensor):
+            return value
+        part = buffer[taken : taken + value.nbytes].view(value.dtype)
+        taken += _room(value)
+        return part.view(value.shape)
+
+    return [each(view, value) for value in args]
+
+
+def _room(tensor: torch.Tensor) -> int:
+    return -(-tensor.nbytes // _APART) * _APART
+
+
+@check("early_start", 2, "races, missing barriers, deadlocks", Draw(2, range(1, 4097)),
+       devices=("cuda",))  # fmt: skip
+def early_start(case: Case) -> None:
+    """Checks that a kernel that starts before the end of the one in front of it, by programmatic
+    dependent launch, waits for what that one writes.
+    """
+    if torch.cuda.get_device_capability(case.device) < LEAST_CAPABILITY:
+        raise NotRunError("kernels start early from compute capability 9.0 on")
+    op, args = case.subject.op, case.arguments()
+    expected = case.call(*args)
+    size = sum(map(_room, tensors(args)))
+    bytes_, late = (torch.zeros(size, dtype=torch.uint8, device=case.device) for _ in range(2))
+    for value, copy in zip(tensors(args), tensors(_in_one(args, bytes_)), strict=True):
+        copy.copy_(value)
+    values = _in_one(args, late)
+    torch.cuda.synchronize()
+    early_copy(late, bytes_)
+    found = outputs(case.operator(*values)) if op.parsed.returns else []  # nothing in between
+    found = [*found, *tensors([values[i] for i in op.written if i < len(values)])]
+    case.same(found, expected, "a start before the end of the kernel that writes its inputs")
