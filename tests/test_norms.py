@@ -222,6 +222,21 @@ def test_add_rms_norm_writes_both(
 
 
 @on_each_device
+def test_add_rms_norm_writes_what_is_negated_lazily(device: str) -> None:
+    numbers = [torch.randn(2, 2, 3, device=device) for _ in range(2)]
+    lazy = [
+        torch.view_as_complex(n.clone().movedim(0, -1).contiguous()).conj().imag for n in numbers
+    ]
+    eager = [x.clone() for x in lazy]
+    assert all(x.is_neg() for x in lazy)
+    weight = torch.ones(3, device=device)
+    for function in (cuda_ops.add_rms_norm_, torch.ops.cuda_ops.add_rms_norm_):
+        function(*lazy, weight)
+        function(*eager, weight)
+        torch.testing.assert_close(lazy, eager)
+
+
+@on_each_device
 def test_add_rms_norm_leaves_what_lies_between(device: str) -> None:
     x, residual = torch.randn(4, 24, device=device), torch.randn(4, 24, device=device)
     before = x.clone(), residual.clone()

@@ -13,6 +13,7 @@ import torch
 from torch._functorch.autograd_function import VmapInfo
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map_only
 
 from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import refuse
@@ -21,9 +22,16 @@ from cuda_ops.dispatch.generation import Served
 from cuda_ops.dispatch.public import tangents_of
 from cuda_ops.spec import OpSpec
 
+_LAZY = torch._C.DispatchKeySet(torch._C.DispatchKey.Negative) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.Conjugate
+)
+
 
 def register(library: torch.library.Library, operator: Served) -> None:
-    """Registers autograd, which refuses a gradient; the counter of versions; and vmap."""
+    """Registers autograd, which refuses a gradient; the counter of versions; vmap; and what is
+    lazily negated or conjugated, for which torch's own kernel expects an operator to return what
+    it writes.
+    """
     name = operator.spec.name
 
     def autograd(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -45,11 +53,23 @@ def register(library: torch.library.Library, operator: Served) -> None:
         below = keyset & torch._C._after_ADInplaceOrView_keyset
         return op.overload.redispatch(below, *args, **kwargs)
 
+    def resolved(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        op = operator.spec
+        given = bind(op, args, kwargs)
+        plain = tree_map_only(torch.Tensor, lambda x: x.resolve_neg().resolve_conj(), given)
+        positional, keywords = split(op, plain)
+        result = op.overload.redispatch(keyset - _LAZY, *positional, **keywords)
+        for old, new in zip(tensors_written(op, given), tensors_written(op, plain), strict=True):
+            if old is not new:
+                old.copy_(new)
+        return result
+
     def batched(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         return _batched(operator, bind(operator.spec, args, kwargs))
 
     for key, kernel in (
         ("Autograd", autograd), ("ADInplaceOrView", counted), ("FuncTorchBatched", batched),
+        ("Negative", resolved), ("Conjugate", resolved),
     ):  # fmt: skip
         library.impl(name, kernel, key, with_keyset=True)
 

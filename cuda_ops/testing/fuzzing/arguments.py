@@ -110,7 +110,10 @@ def _changed_tensor(choices: Choices, value: TensorArg, kind: int) -> str:
     for _ in range(1 + choices.below(2)):
         if "freed(" in text or "shrunk(" in text:
             break  # torch's own functions would read what is not there
-        text = choices.pick(TENSORS).replace("{}", text)
+        wrapped = choices.pick(TENSORS).replace("{}", text)
+        if "torch._neg_view(" in wrapped and "quantize_per_tensor(" in wrapped:
+            break  # torch negates it in an endless recursion, whatever is called with it
+        text = wrapped
     return text
 
 

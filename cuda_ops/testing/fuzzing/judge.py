@@ -169,16 +169,16 @@ class Judge:
             called = eval(way, {**self._scope, "_function": reached})
             result = called(*args, **kwargs)
         except Exception as error:
-            if may_be_large and not refused_by_fake and _NO_MEMORY in str(error):
+            if may_be_large and _NO_MEMORY in str(error):
                 return Verdict("large", str(error))
             return self._of_error(error, reached, self._is_typed(function, args, kwargs))
-        if refused_by_fake and plain:
+        is_typed = self._is_typed(function, args, kwargs)
+        if refused_by_fake and plain and is_typed:
             return Verdict("finding", "the fake refuses what the kernel takes")
         for value, storage in kept:
             if not torch.equal(storage, bytes_of(value)):
                 return Verdict("finding", "an argument changed that the operator does not write")
         are_plain = all(map(is_plain, tensors_in((args, kwargs))))
-        is_typed = self._is_typed(function, args, kwargs)
         if plain and are_plain and is_typed and not self.op.written:
             return self._against_fake(function, args, kwargs, result)
         return Verdict("returned")
@@ -190,7 +190,9 @@ class Judge:
             return Verdict("unmade" if not reached.count else "returned", text)
         judged = reached.error or error
         text = f"{type(judged).__name__}: {judged}"
-        allowed = isinstance(judged, _ALLOWED) or _is_torch_own(judged)
+        if _is_torch_own(judged):
+            return Verdict("refused", text)
+        allowed = isinstance(judged, _ALLOWED)
         if not allowed or isinstance(judged, _BROKEN):
             return Verdict("finding", f"an exception of the wrong type: {text}{_place(judged)}")
         if _INTERNAL.search(text):
@@ -266,6 +268,7 @@ def _thread_state() -> dict[str, object]:
         "autocast": torch.is_autocast_enabled("cpu"),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "function modes": torch._C._len_torch_function_stack(),
+        "hooks on saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True) is None,
     }
 
 
@@ -279,7 +282,10 @@ def _place(error: BaseException) -> str:
 
 
 def _is_torch_own(error: BaseException) -> bool:
-    """Tells whether torch's fakes have refused something in their own way, with an assertion."""
+    """Tells whether torch has refused something in its own way: its fakes, its jagged tensors, and
+    what sees a tensor that escaped from vmap before a composed operator does.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    is_last = bool(frames) and "fake_tensor" in frames[-1].filename
-    return isinstance(error, AssertionError) and is_last
+    last = frames[-1].filename if frames else ""
+    by_fake = isinstance(error, AssertionError) and "fake_tensor" in last
+    return by_fake or "torch/nested/_internal" in last or "PlumbingHelper.h" in str(error)
