@@ -1,11 +1,14 @@
-"""Calls backward with gradients in the layouts that autograd hands to an operator."""
+"""Calls backward with gradients in the layouts that autograd hands to an operator, and under
+activation checkpointing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from cuda_ops.testing.case import wanting
 from cuda_ops.testing.compare import is_floating
@@ -37,6 +40,35 @@ def backward(
             retain_graph=True, allow_unused=True, materialize_grads=True,
         )
     )  # fmt: skip
+
+
+def checkpointed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function under ``torch.utils.checkpoint``.
+
+    Where a function raises, torch 2.11 keeps its hooks on saved tensors until the traceback is
+    freed, and they act on all calls until then. So an error leaves the checkpoint as a value.
+    """
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        raised: list[Exception] = []
+        is_first = True
+
+        def caught(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                if not is_first:
+                    raise  # torch stops the second call by an exception
+                raised.append(error)
+                return None
+
+        found = checkpoint(caught, *args, use_reentrant=False, **kwargs)
+        is_first = False
+        if raised:
+            raise raised.pop()
+        return found
+
+    return called
 
 
 def differentiable(found: Sequence[torch.Tensor]) -> list[torch.Tensor]:

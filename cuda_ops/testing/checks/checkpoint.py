@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.utils.checkpoint import checkpoint as checkpointed
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
+from cuda_ops.testing.backward import checkpointed
 from cuda_ops.testing.case import Case, NotRunError, check, sums, wanting, without_gradient
 from cuda_ops.testing.draw import Draw
 
@@ -30,9 +28,5 @@ def checkpoint(case: Case) -> None:
     # When it has recomputed enough, torch raises to stop early. A composed operator calls through
     # torch's C interface, which turns that into an error.
     with set_checkpoint_early_stop(not case.subject.op.is_composite):
-
-        def call(*args: Any) -> Any:
-            return checkpointed(case.operator, *args, use_reentrant=False)
-
-        actual = gradients(case.results(call, leaves))
+        actual = gradients(case.results(checkpointed(case.operator), leaves))
     case.same(actual, expected, "the gradient of a checkpointed call")

@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint as checkpointed
 
 from cuda_ops.derive.layout import is_elementwise
 from cuda_ops.registry import registry
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import by_keyword
+from cuda_ops.testing.backward import checkpointed
 from cuda_ops.testing.case import Case, NotRunError, check, sums, wanting
 from cuda_ops.testing.compare import is_floating, results, same_bits
 from cuda_ops.testing.draw import Draw, ordinary
@@ -91,9 +91,7 @@ def draws(case: Case) -> None:
 
         expected = gradients(_seeded(call, *leaves))
 
-        def recomputed(*values: Any) -> Any:
-            return checkpointed(lambda *v: tuple(call(*v)), *values, use_reentrant=False)
-
+        recomputed = checkpointed(lambda *values: tuple(call(*values)))
         actual = gradients(list(_seeded(recomputed, *leaves)))
         case.same(actual, expected, "the gradient of a checkpointed call")
 

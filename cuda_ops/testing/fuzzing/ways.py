@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+from cuda_ops.testing.backward import checkpointed as recomputed
+
 Function = Callable[..., Any]
 
 #: The plain call is by far the one that users write, and each byte may choose it.
@@ -159,13 +161,7 @@ def traced(function: Function) -> Function:
 
 def checkpointed(function: Function) -> Function:
     """Returns the function under torch.utils.checkpoint, its gradient computed."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        from torch.utils.checkpoint import checkpoint
-
-        return checkpoint(function, *args, use_reentrant=False, **kwargs)
-
-    return backward(called)
+    return backward(recomputed(function))
 
 
 def under_mode(function: Function) -> Function:
