@@ -56,6 +56,11 @@ def behind(output: torch.Tensor) -> torch.Tensor | None:
     return torch.as_tensor(Memory(), device=output.device)
 
 
+def rounded_by_malloc(nbytes: int) -> int:
+    """Returns the bytes that glibc gives for a request: that and its own 8, rounded up to 16."""
+    return (nbytes + 23) // 16 * 16 - 8
+
+
 def _behind_on_cpu(storage: torch.UntypedStorage) -> torch.Tensor | None:
     """Returns what glibc's allocator has behind a tensor of torch's own allocator."""
     usable = getattr(ctypes.CDLL(None), "malloc_usable_size", None)
@@ -63,7 +68,7 @@ def _behind_on_cpu(storage: torch.UntypedStorage) -> torch.Tensor | None:
         return None
     usable.restype, usable.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
     start, nbytes = storage.data_ptr(), storage.nbytes()
-    # glibc rounds a request and its own 8 bytes up to 16; it does not fill what a chunk has beyond.
-    end = min(usable(start), (nbytes + 23) // 16 * 16 - 8)
+    # glibc does not fill what a chunk has beyond.
+    end = min(usable(start), rounded_by_malloc(nbytes))
     zone = ctypes.string_at(start + nbytes, max(0, end - nbytes))
     return torch.frombuffer(bytearray(zone), dtype=torch.uint8) if zone else None
