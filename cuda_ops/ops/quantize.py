@@ -66,6 +66,8 @@ def torch_quantize(
 @hookimpl
 def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Sample] | None:
     """Gives the derived samples blocks that divide a row, and rows that have a number."""
+    from hypothesis import strategies as st
+
     from cuda_ops.testing.samples import TensorArg, strategy
 
     drawn = strategy(op)
@@ -75,14 +77,14 @@ def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Sample] | None:
         assert isinstance(x, TensorArg)
         return x.shape[-1] > 0
 
-    def fitting(sample: Sample) -> Sample:
+    def with_block(sample: Sample) -> SearchStrategy[Sample]:
         x, dtype, *block = sample.args
         size = x.shape[-1]
         divisors = [d for d in (1, 2, 3, 5, 8, 16, 32, 64, size) if size % d == 0]
-        chosen = [None if b is None else divisors[b % len(divisors)] for b in block]
-        return replace(sample, args=(x, dtype, *chosen))
+        chosen = st.tuples(*[st.sampled_from([None, *divisors]) for _ in block])
+        return chosen.map(lambda block: replace(sample, args=(x, dtype, *block)))
 
-    return None if drawn is None else drawn.filter(has_numbers).map(fitting)
+    return None if drawn is None else drawn.filter(has_numbers).flatmap(with_block)
 
 
 @hookimpl

@@ -21,15 +21,15 @@ from cuda_ops.testing.arguments import each, sampled_arguments, spread
 from cuda_ops.testing.values import VALUES, Values, make_tensor
 
 Layout = Literal[
-    "contiguous", "transposed", "sliced", "padded", "stepped", "expanded", "unfolded",
+    "contiguous", "transposed", "sliced", "padded", "stepped", "expanded", "unfolded", "framed",
     "channels_last", "offset",
 ]  # fmt: skip
 LAYOUTS: tuple[Layout, ...] = (
-    "contiguous", "transposed", "sliced", "padded", "stepped", "expanded", "unfolded",
+    "contiguous", "transposed", "sliced", "padded", "stepped", "expanded", "unfolded", "framed",
     "channels_last", "offset",
 )  # fmt: skip
 #: Several elements share memory, so torch lets nothing write to such a tensor.
-OVERLAPPING: tuple[Layout, ...] = ("expanded", "unfolded")
+OVERLAPPING: tuple[Layout, ...] = ("expanded", "unfolded", "framed")
 #: Most elements of a tensor in a sample.
 MAX_NUMEL = 4096
 #: The same for the few samples that are large on purpose; their reference takes a second at most.
@@ -285,7 +285,7 @@ def within_limit(op: OpSpec, name: str, value: Any, sizes: Mapping[str, int]) ->
 def layouts_of(shape: tuple[int, ...]) -> list[Layout]:
     """Returns the layouts that differ from others for a tensor of this shape."""
     least = {"transposed": 2, "sliced": 1, "padded": 2, "stepped": 1, "expanded": 1,
-             "unfolded": 2}  # fmt: skip
+             "unfolded": 2, "framed": 3}  # fmt: skip
     return [
         layout
         for layout in LAYOUTS

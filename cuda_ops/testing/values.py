@@ -59,6 +59,9 @@ def make_tensor(
     if layout == "unfolded" and len(shape) > 1:  # windows that slide by 1
         whole = fill(*shape[:-2], shape[-2] + shape[-1])
         return whole.as_strided(shape, (*whole.stride()[:-1], 1, 1))
+    if layout == "framed" and len(shape) > 2:  # frames of rows that slide by a row
+        whole = fill(*shape[:-3], shape[-3] + shape[-2], shape[-1])
+        return whole.as_strided(shape, (*whole.stride()[:-1], whole.stride(-2), 1))
     if layout == "channels_last" and len(shape) == 4:
         return fill(*shape).contiguous(memory_format=torch.channels_last)
     if layout == "offset":
