@@ -70,6 +70,8 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_waves": (None, "boundaries"),
     "bad_unwritten": ("unwritten", "unwritten"),
     "bad_temporary": ("temporaries", None),
+    "bad_freed_copy": (None, "freed_copies"),
+    "bad_partial_sums": ("rounding", None),
     "bad_gradient_temporary": ("temporaries", None),
     "bad_autograd": ("gradient_declared", None),
     "bad_gradient": ("gradcheck", None),

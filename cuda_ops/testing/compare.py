@@ -237,11 +237,12 @@ def deviation(
     wide: list[Any] | None = None,
     *,
     ends_alike: bool = False,
+    factor: float = 1.0,
 ) -> Deviation:
     """Returns the largest error against the reference.
 
     NaN equals NaN, an infinity only itself, unless ``ends_alike`` says that all which is not finite
-    is equal. ``wide`` holds the arguments of the call as
+    is equal. ``factor`` multiplies the tolerance. ``wide`` holds the arguments of the call as
     :func:`widened` returns them, if they are not the sample's.
 
     Raises:
@@ -261,7 +262,7 @@ def deviation(
         measured = tensors(wide) if tensors(wide) and not subject.op.random else expected
         magnitude = min(1.0, largest(measured))
     least = least_epsilon(subject, sample)
-    factor = subject.claims.tolerance
+    factor *= subject.claims.tolerance
     worst = errors(actual, expected, magnitude, length, factor=factor, least=least)
     if worst <= 1:
         return worst
@@ -282,23 +283,27 @@ def _doubts(
     ends_alike: bool,
 ) -> list[torch.Tensor]:
     """Returns by how much each number of the reference's results may itself be wrong, as far as
-    two more runs of it tell: with arguments that are one rounding away, for results as wide as its
-    own; and with 1 for each infinity, since what rounds to 0 makes NaN of an infinity, and what
-    nearly does makes an infinity. There the doubt is infinite, and with ``ends_alike`` everywhere.
+    three more runs of it tell: with arguments that are one rounding away, one half of them and then
+    the other, for results as wide as its own; and with 1 for each infinity, since what rounds to 0
+    makes NaN of an infinity, and what nearly does makes an infinity. There the doubt is infinite,
+    and with ``ends_alike`` everywhere.
     """
     if ends_alike:
         return [torch.full(e.shape, math.inf, dtype=torch.float64) for e in expected]
-    nearby = [each(_one_rounding_away, value) for value in wide]
     tamed = [each(lambda v: _tamed(v) if is_inexact(v) else v, value) for value in wide]
     at_one = expected_results(subject, tamed)
     size = largest(at_one)
     found = []
-    moved = expected_results(subject, nearby)
-    for a, e, near, one in zip(actual, expected, moved, at_one, strict=True):
+    moved = [
+        expected_results(subject, [each(partial(_one_rounding_away, first), v) for v in wide])
+        for first in (0, 1)
+    ]
+    for a, e, near, one in zip(actual, expected, zip(*moved, strict=True), at_one, strict=True):
         doubt = torch.zeros(e.shape, dtype=torch.float64)
         if is_inexact(e) and is_inexact(a):
             if a.dtype == e.dtype:
-                doubt = (numbers(near) - numbers(e)).abs().nan_to_num(0.0, 0.0)
+                changes = [(numbers(n) - numbers(e)).abs().nan_to_num(0.0, 0.0) for n in near]
+                doubt = torch.maximum(*changes)
             doubt[numbers(one).abs() <= epsilon(a.dtype) * size] = math.inf
         found.append(_ROUNDINGS * doubt)
     return found
@@ -308,11 +313,13 @@ def _doubts(
 _ROUNDINGS = 8
 
 
-def _one_rounding_away(value: Any) -> Any:
-    """Returns the floating numbers of a tensor, every other one larger by an epsilon."""
+def _one_rounding_away(first: int, value: Any) -> Any:
+    """Returns the floating numbers of a tensor, every other one larger by an epsilon; ``first`` is
+    0 or 1.
+    """
     if not is_inexact(value) or not value.numel() or value.itemsize == 1:
         return value  # torch multiplies no float8
-    every_other = (torch.arange(value.numel()).view(value.shape) % 2).to(value.dtype)
+    every_other = ((torch.arange(value.numel()).view(value.shape) + first) % 2).to(value.dtype)
     return value * (1 + every_other * torch.finfo(value.dtype).eps)
 
 

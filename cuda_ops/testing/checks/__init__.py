@@ -29,7 +29,7 @@ from cuda_ops.testing.checks.launches import launches
 from cuda_ops.testing.checks.layouts import layouts
 from cuda_ops.testing.checks.leaks import leaks
 from cuda_ops.testing.checks.lists import lists
-from cuda_ops.testing.checks.numerics import numerics, reference
+from cuda_ops.testing.checks.numerics import numerics, reference, rounding
 from cuda_ops.testing.checks.opcheck import opcheck
 from cuda_ops.testing.checks.public import public
 from cuda_ops.testing.checks.races import early_start, repeats
@@ -38,7 +38,7 @@ from cuda_ops.testing.checks.registration import mutation, registration, written
 from cuda_ops.testing.checks.reinplaced import reinplaced
 from cuda_ops.testing.checks.scalars import scalars
 from cuda_ops.testing.checks.streams import late_inputs, streams
-from cuda_ops.testing.checks.temporaries import temporaries
+from cuda_ops.testing.checks.temporaries import freed_copies, temporaries
 from cuda_ops.testing.checks.threads import threads
 from cuda_ops.testing.checks.unwritten import unwritten
 from cuda_ops.testing.checks.vmap import vmap
@@ -61,6 +61,7 @@ CHECKS: tuple[Check, ...] = (
     layouts,
     lists,
     numerics,
+    rounding,
     scalars,
     defaults,
     launches,
@@ -69,6 +70,7 @@ CHECKS: tuple[Check, ...] = (
     far_strides,
     many_elements,
     large,
+    freed_copies,
     late_inputs,
     early_start,
     threads,

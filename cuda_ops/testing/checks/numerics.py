@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from cuda_ops.derive.layout import is_elementwise
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing.case import Case, check
-from cuda_ops.testing.compare import deviation
+from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.compare import EPSILONS, deviation, reduction_length
 from cuda_ops.testing.draw import Draw, plain
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.sizes import shaped
@@ -63,3 +65,43 @@ def numerics(case: Case) -> None:
     then each argument alone at the ends of its dtype.
     """
     _agrees(case)
+
+
+_HALVES = (torch.float16, torch.bfloat16)
+#: Epsilons that one rounding may be off by, and a quarter more for what float32 adds.
+_ONE_ROUNDING = 0.5 * 1.25
+#: Rows of this many sums, and sizes of core dims to choose from.
+_ROWS, _TERMS = 64, (300, 100, 40)
+
+
+def _sums_in_half(op: OpSpec) -> list[Sample]:
+    """Returns calls with sums of many 16-bit numbers, if there is a dim that no result has."""
+    assert op.signature is not None
+    kept = {dim for group in op.signature.outputs for dim in group.core}
+    if not op.signature.outputs or all(dim in kept for dim in op.signature.names):
+        return []
+
+    def made(dtype: torch.dtype) -> Sample:
+        sizes = (shaped(op, (_ROWS,), core=core, dtype=dtype) for core in _TERMS)
+        return next((one for one in sizes if one.numel <= _MOST), shaped(op, (_ROWS,), dtype=dtype))
+
+    return [made(dtype) for dtype in _HALVES if dtype in op.dtypes]
+
+
+@check("rounding", 7, "NaN, infinity or edge numerics", Draw(2, listed=_sums_in_half))
+def rounding(case: Case) -> None:
+    """Checks that sums of 16-bit numbers are rounded once, at their end: what is added up in 16
+    bits, or in parts that are kept in 16 bits, has an error that the tolerance hides.
+    """
+    claims, dtypes = case.subject.claims, {arg.dtype for arg in case.sample.tensors}
+    if claims.rounds_between or claims.tolerance > 1:
+        raise NotRunError("it claims more than one rounding")
+    if reduction_length(case.subject.op, case.sample) < 2 or not dtypes & set(_HALVES):
+        raise NotRunError("no sums of 16-bit numbers")
+    found = case.call(*case.arguments())
+    factor = _ONE_ROUNDING / EPSILONS[torch.float16]
+    worst = deviation(case.subject, case.sample, found, factor=factor)
+    assert worst <= 1, (
+        f"{worst.text}, which is that of one rounding: add up 16-bit numbers in float32, or claim "
+        "rounds_between"
+    )

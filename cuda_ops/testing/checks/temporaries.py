@@ -6,10 +6,13 @@ import contextlib
 
 import torch
 
+from cuda_ops.spec import OpSpec
 from cuda_ops.testing.backward import backward, differentiable, stepped
 from cuda_ops.testing.case import Case, NotRunError, called, check
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.poison import POISONS, poisoned
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.sizes import shaped
 
 
 @check("temporaries", 15, "unwritten output or lifetime of temporaries", Draw(4, range(1, 4097)),
@@ -34,3 +37,39 @@ def temporaries(case: Case) -> None:
             runs.append([result.detach().clone() for result in results])
     what = "strided tensors give a result that changes with what was in memory before"
     case.same(runs[0], runs[1], what)
+
+
+#: The CUDA caching allocator takes requests up to this from other memory than larger ones.
+_SMALL = 1 << 20
+
+
+def _many_blocks(op: OpSpec) -> list[Sample]:
+    """Returns a call with as many elements as small memory holds: blocks enough that the last ones
+    start when the first have written.
+    """
+    dtype = min(op.dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
+    cores = (64, 32, 16, 8, 4)
+    rows = (_SMALL // (core * dtype.itemsize) for core in cores)
+    sizes = [shaped(op, (n,), core=core, dtype=dtype) for n, core in zip(rows, cores, strict=True)]
+    return [one for one in sizes if one.numel * dtype.itemsize <= _SMALL][:1]
+
+
+@check("freed_copies", 15, "unwritten output or lifetime of temporaries",
+       Draw(4, enough=1, numel=range(1 << 8, 4097), listed=_many_blocks),
+       devices=("cuda",))  # fmt: skip
+def freed_copies(case: Case) -> None:
+    """Checks that each strided argument in turn gives what a contiguous one does, in so many blocks
+    that the first have written their results before the last read: the memory of a copy that is
+    freed before the kernel is launched becomes that of a result.
+    """
+    args = case.arguments()
+    expected = case.call(*args)
+    for i, value in enumerate(args):
+        if not isinstance(value, torch.Tensor) or i in case.subject.op.written:
+            continue
+        strided = (*args[:i], stepped(value), *args[i + 1 :])
+        with poisoned(case.device, POISONS[0]):
+            found = called(case, strided)
+        if found is not None:
+            name = case.subject.op.argument_names[i]
+            case.same(found, expected, f"'{name}' strided gives another result than contiguous")

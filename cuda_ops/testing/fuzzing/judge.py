@@ -24,6 +24,7 @@ from cuda_ops.testing.fuzzing.sizes import (
     foretold,
     is_large,
     is_plain,
+    is_slow,
     tensors_in,
 )
 from cuda_ops.testing.subject import Subject
@@ -160,7 +161,7 @@ class Judge:
         refused_by_fake, may_be_large = False, is_large((args, kwargs))
         if may_be_large:
             said = foretold(function, args, kwargs)
-            if said == "too large":
+            if said == "too large" or (said == "refused" and is_slow((args, kwargs))):
                 return Verdict("large")
             refused_by_fake = said == "refused"
         kept = self._kept(function, args, kwargs) if plain else []

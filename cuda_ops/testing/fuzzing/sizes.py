@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 #: Arguments of more elements are run only where the fake refuses them, and outputs not at all.
 _MOST_NUMEL = 1 << 20
+#: Elements that no machine has memory for, so that allocating them fails at once.
+_NO_MACHINE_HOLDS = 1 << 44
 
 
 def is_plain(value: Any) -> bool:
@@ -72,6 +74,11 @@ def is_large(values: Any) -> bool:
         or elements(values) > _MOST_NUMEL
         or any(abs(number) > 4096 for number in numbers)
     )
+
+
+def is_slow(values: Any) -> bool:
+    """Tells whether a copy of the tensors would take seconds and fit into memory, perhaps."""
+    return _MOST_NUMEL < elements(values) < _NO_MACHINE_HOLDS
 
 
 def foretold(
