@@ -238,11 +238,13 @@ def deviation(
     *,
     ends_alike: bool = False,
     factor: float = 1.0,
+    rounded: bool = True,
 ) -> Deviation:
     """Returns the largest error against the reference.
 
     NaN equals NaN, an infinity only itself, unless ``ends_alike`` says that all which is not finite
-    is equal. ``factor`` multiplies the tolerance. ``wide`` holds the arguments of the call as
+    is equal. ``factor`` multiplies the tolerance, and with ``rounded`` the reference is rounded to
+    the result's dtype first. ``wide`` holds the arguments of the call as
     :func:`widened` returns them, if they are not the sample's.
 
     Raises:
@@ -263,7 +265,10 @@ def deviation(
         magnitude = min(1.0, largest(measured))
     least = least_epsilon(subject, sample)
     factor *= subject.claims.tolerance
-    worst = errors(actual, expected, magnitude, length, factor=factor, least=least)
+    judged = partial(
+        errors, actual, expected, magnitude, length, factor=factor, least=least, rounded=rounded
+    )
+    worst = judged()
     if worst <= 1:
         return worst
     # What the same formulas on another device make of an infinity may depend on their order.
@@ -272,7 +277,7 @@ def deviation(
         doubts = _doubts(subject, wide, actual, expected, ends_alike)
     except KitError:  # the reference refuses such arguments
         return worst
-    return errors(actual, expected, magnitude, length, factor=factor, least=least, doubts=doubts)
+    return judged(doubts=doubts)
 
 
 def _doubts(
@@ -363,6 +368,7 @@ def errors(
     factor: float = 1.0,
     least: float = 0.0,
     doubts: Sequence[torch.Tensor] | None = None,
+    rounded: bool = True,
 ) -> Deviation:
     """Returns the largest error in units of ``factor`` times the table's tolerance, to which the
     ``doubts`` of each number are added. Where one is infinite, any number that is not finite equals
@@ -398,7 +404,8 @@ def errors(
         if dtype in _WITHOUT_INFINITY:
             beyond = numbers(e).abs() > torch.finfo(dtype).max
         # What overflows the dtype is infinite in the reference too.
-        e = e.to(a.dtype).to(_wide(a.dtype))
+        near = e.to(a.dtype).to(_wide(a.dtype))
+        e = near if rounded else torch.where(near.isfinite(), e.to(near.dtype), near)
         allowed = factor * (unit * e.abs() + summed * math.sqrt(length) * magnitude)
         a = a.to(_wide(a.dtype))
         if a.is_complex():

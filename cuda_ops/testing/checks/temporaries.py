@@ -15,8 +15,13 @@ from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.sizes import shaped
 
 
-@check("temporaries", 15, "unwritten output or lifetime of temporaries", Draw(4, range(1, 4097)),
-       quick=True)  # fmt: skip
+def _beyond_caches(op: OpSpec) -> list[Sample]:
+    """Returns a call with more bytes than glibc keeps for a thread, which it fills once freed."""
+    return [shaped(op, (40,), core=40)] if op.tensor_positions else []
+
+
+@check("temporaries", 15, "unwritten output or lifetime of temporaries",
+       Draw(4, range(1, 4097), beside=_beyond_caches), quick=True)  # fmt: skip
 def temporaries(case: Case) -> None:
     """Checks that strided arguments give the same whatever memory held before, and so do strided
     gradients. ``layouts`` would find these mistakes too, and give them the wrong name.

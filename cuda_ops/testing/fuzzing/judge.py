@@ -38,11 +38,12 @@ _INTERNAL = re.compile(
     re.IGNORECASE,
 )
 #: What is said before the operator is asked: by overrides that see what its public function does,
-#: and by torch of a view of freed memory, as it makes one to print an argument, and of a tensor of
-#: zeros that has no memory to write to.
+#: and by torch of a view of freed memory, as it makes one to print an argument, of a tensor of
+#: zeros that has no memory to write to, and of named dims, which torch 2.13 no longer has.
 _NOT_OURS = (
     "an override of", "use an uninitialized parameter", "setStorage: sizes",
     "ZeroTensors are immutable", "Creating a new Tensor subclass",
+    "Named tensors are currently unsupported",
 )  # fmt: skip
 _PACKAGE, _KIT = Path(__file__).parents[2], Path(__file__).parents[1]
 

@@ -8,8 +8,17 @@ cudaError_t bad_freed_copy_launch(const Raw& problem, const void* weight, int64_
 
 namespace {
 
-Tensor bad_freed_copy_cpu(const Tensor& x, const Tensor& weight) {
-  return elementwise_cpu([](double a, double b) { return a * b; }, x, weight);
+Tensor bad_freed_copy_cpu(const Tensor& x_, const Tensor& weight_) {
+  const Tensor x = contiguous(x_), weight = contiguous(weight_);
+  Tensor out = empty(shape_of(x), x);
+  visit_cpu<DType::kFloat64, DType::kFloat32>(dtype_of(x), [&](auto tag) {
+    using T = decltype(tag);
+    const T* in = static_cast<const T*>(x.const_data_ptr());
+    const T* weights = static_cast<const T*>(weight.const_data_ptr());
+    T* products = static_cast<T*>(out.mutable_data_ptr());
+    for (int64_t i = 0; i < x.numel(); ++i) products[i] = in[i] * weights[i % weight.numel()];
+  });
+  return out;
 }
 
 Tensor bad_freed_copy_cuda(const Tensor& x, const Tensor& weight) {
@@ -24,7 +33,6 @@ Tensor bad_freed_copy_cuda(const Tensor& x, const Tensor& weight) {
 CUDA_OPS(library) {
   library.op("bad_freed_copy(Tensor x, Tensor weight) -> Tensor", "(n),[n]->(n)")
       .dtypes(kWide)
-      .broadcast()
       .cpu<bad_freed_copy_cpu>()
       .cuda<bad_freed_copy_cuda>();
 }
