@@ -34,8 +34,7 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
 
 def _check_pairs(op: OpSpec, xs: Tensors, ys: Tensors) -> None:
     """Refuses what ``check_pairs`` of ``foreach_binding.h`` refuses."""
-    if len(xs) != len(ys):
-        refuse(op, "ys", f"as many tensors as in 'xs', which has {len(xs)}", f"{len(ys)}")
+    _check_counts(op, xs, ys)
     for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
         if x.dtype not in _FLOATING:
             refuse(op, f"xs[{i}]", f"dtype {dtypes_text(_FLOATING)}", dtype_name(x.dtype))
@@ -48,6 +47,11 @@ def _check_pairs(op: OpSpec, xs: Tensors, ys: Tensors) -> None:
         if not alike:
             expected = f"shape {shape_name(x.shape)} like 'xs[{i}]'"
             refuse(op, f"ys[{i}]", expected, f"shape {shape_name(y.shape)}")
+
+
+def _check_counts(op: OpSpec, xs: Tensors, ys: Tensors) -> None:
+    if len(xs) != len(ys):
+        refuse(op, "ys", f"as many tensors as in 'xs', which has {len(xs)}", f"{len(ys)}")
 
 
 def _empty(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -79,6 +83,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any]:
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         xs, ys, alpha = bind(op, args, kwargs)
+        _check_counts(op, xs, ys)
 
         def front(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
             if dim is None:
