@@ -115,9 +115,11 @@ def _through_gate_up(
     """Returns the gradients of x and w_gate_up where the kept gates and ups are differentiated
     themselves. Sends every token through every expert: right, and not meant to be fast.
     """
-    numbers = torch.arange(w_gate_up.shape[0], device=experts.device).unsqueeze(-1)
-    by_expert = (experts.unsqueeze(1) == numbers).to(grad.dtype) @ grad  # (T, E, 2I)
-    rows = by_expert.reshape(x.shape[0], numbers.shape[0] * grad.shape[2])
+    count = w_gate_up.shape[0]
+    # Compared with numbers, as a DTensor cannot be with a plain tensor.
+    is_chosen = torch.stack([experts == expert for expert in range(count)], 1)
+    by_expert = is_chosen.to(grad.dtype) @ grad  # (T, E, 2I)
+    rows = by_expert.reshape(x.shape[0], count * grad.shape[2])
     return rows @ w_gate_up.flatten(0, 1), by_expert.permute(1, 2, 0) @ x
 
 
