@@ -235,6 +235,14 @@ def test_a_crash_is_found_and_made_simple(
 
 
 @pytest.mark.slow
+def test_what_torch_dies_of_is_no_finding(bad: Path, tmp_path: Path) -> None:
+    x = "torch.quantize_per_tensor(tensor((3,)), 0.5, 0, torch.qint8)"
+    line = f"fuzz_bad::good: torch.ops.fuzz_bad.good(torch._neg_view({x}).resolve_neg())"
+    campaign = Campaign([], Origin(file=str(bad)), tmp_path, "chance")
+    assert campaign.again(line).form == "unmade"
+
+
+@pytest.mark.slow
 def test_a_hang_is_found(bad: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaigns, "_MOST_WAITING", 8.0)
     monkeypatch.setattr(campaigns, "_MOST_DEATHS", 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 _HEAD = struct.Struct("<6QIB")
 _SIZE = 1 << 16
+_IDLE, _RUNNING, _MAKING = range(3)
 
 
 class BlackBox:
@@ -23,27 +24,41 @@ class BlackBox:
         self._counts = [0] * len(self.STATUSES)
         self._begun = 0
 
+    def make(self, line: str) -> None:
+        """Notes the call whose arguments are about to be made."""
+        self._note(line, _MAKING)
+
     def begin(self, line: str) -> None:
         """Notes the call that is about to run."""
-        text = line.encode(errors="replace")[: _SIZE - _HEAD.size]
         self._begun += 1
-        self._memory[_HEAD.size : _HEAD.size + len(text)] = text
-        self._write(len(text), running=True)
+        self._note(line, _RUNNING)
 
     def end(self) -> None:
         """Notes that the call has come back."""
-        self._write(0, running=False)
+        self._write(0, _IDLE)
+
+    def _note(self, line: str, state: int) -> None:
+        text = line.encode(errors="replace")[: _SIZE - _HEAD.size]
+        self._memory[_HEAD.size : _HEAD.size + len(text)] = text
+        self._write(len(text), state)
 
     def count(self, status: str) -> None:
         """Counts what became of a call."""
         self._counts[self.STATUSES.index(status)] += 1
-        self._write(0, running=False)
+        self._write(0, _IDLE)
 
-    def _write(self, length: int, running: bool) -> None:
-        _HEAD.pack_into(self._memory, 0, self._begun, *self._counts, length, running)
+    def _write(self, length: int, state: int) -> None:
+        _HEAD.pack_into(self._memory, 0, self._begun, *self._counts, length, state)
 
     def read(self) -> tuple[int, dict[str, int], str]:
-        """Returns how many calls have begun, what became of them, and the one that runs, if any."""
-        begun, *counts, length, running = _HEAD.unpack_from(self._memory)
+        """Returns how many calls have begun, what became of them, and the one that runs or whose
+        arguments are being made, if any.
+        """
+        begun, *counts, length, state = _HEAD.unpack_from(self._memory)
         line = self._memory[_HEAD.size : _HEAD.size + length].decode(errors="replace")
-        return begun, dict(zip(self.STATUSES, counts, strict=True)), line if running else ""
+        return begun, dict(zip(self.STATUSES, counts, strict=True)), line if state else ""
+
+    @property
+    def is_making(self) -> bool:
+        """Whether arguments are being made, by torch alone."""
+        return bool(_HEAD.unpack_from(self._memory)[-1] == _MAKING)

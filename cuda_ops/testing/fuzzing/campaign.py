@@ -43,6 +43,10 @@ main(sys.argv[1])
 """
 
 
+#: The form of a death that torch may have died alone, as it made the arguments of a call.
+_UNMADE = "unmade"
+
+
 @dataclass
 class Result:
     """What all calls together showed."""
@@ -107,13 +111,20 @@ class Campaign:
                 if death is None:
                     break
                 deaths += 1
+                if death.form == _UNMADE and self._is_unmade(death):
+                    result.counts["unmade"] = result.counts.get("unmade", 0) + 1
+                    continue
                 self._add(result, self._simplest(death))
         result.seconds = time.monotonic() - start
         return result
 
+    def _is_unmade(self, death: Finding) -> bool:
+        """Tells whether torch ends a process by itself when it makes the arguments."""
+        return self.again(str(Call.from_json(death.line))).form == _UNMADE
+
     def again(self, line: str) -> Finding:
         """Runs one call in a process of its own; returns what became of it, with the status as the
-        form, or ``finding`` where the process died.
+        form, or ``finding`` where the process died; ``unmade`` where it died before the call.
 
         Raises:
             ValueError: the line is no call.
@@ -126,7 +137,9 @@ class Campaign:
             alone = replace(self, ops=[key], engine="chance")
             job = _Job(alone, Path(folder), line=line.strip())
             death = job.run(found.append)
-        return replace(death, form="finding") if death is not None else found[0]
+        if death is None:
+            return found[0]
+        return death if death.form == _UNMADE else replace(death, form="finding")
 
     def _add(self, result: Result, finding: Finding) -> None:
         if all(finding.form != other.form for other in result.findings):
@@ -205,13 +218,13 @@ class _Job:
             return None
         said = self.words.read_bytes()[-(1 << 16) :].decode(errors="replace").splitlines()
         text = "\n    ".join(_telling(said))
-        if not begun:
+        if not begun and not line:
             raise RuntimeError(f"the process that calls operators ends before a call:\n    {text}")
         hung = f"computes for {_MOST_SECONDS:.0f} s, or waits for {_MOST_WAITING:.0f} s"
         what = f"the process {hung if state == 'hung' else f'died of {_cause(status)}'}"
         key = Call.from_json(line).key if line.startswith("{") else ""
-        form = f"{key}: {what}: {_top(said)}"
-        return Finding(line or "while arguments were made", f"{what}:\n    {text}", form)
+        form = _UNMADE if self.box.is_making else f"{key}: {what}: {_top(said)}"
+        return Finding(line or "between two calls", f"{what}:\n    {text}", form)
 
     _seen, _since, _computed = 0, 0.0, 0.0
 

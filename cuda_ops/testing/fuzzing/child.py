@@ -78,6 +78,7 @@ class Session:
     def _judged(self, call: Call) -> Verdict:
         judge, text = self._judges[call.key], call.as_json()
         judge.before, judge.after = lambda: self.box.begin(text), self.box.end
+        self.box.make(text)
         try:
             return judge(str(call))
         except Exception as error:  # else one mistake of ours would end the run
@@ -148,6 +149,7 @@ def main(message: str) -> None:
     session = Session(subjects, box, report=report, note=note)
     session.found.update({form: Finding("", "", form) for form in asked["known"]})
     if asked["line"]:
+        box.make(asked["line"])
         judge = Judge(subjects[0], lambda: box.begin(asked["line"]), box.end)
         verdict = judge(asked["line"])
         report(Finding(asked["line"], verdict.text, verdict.status))

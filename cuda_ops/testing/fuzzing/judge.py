@@ -283,11 +283,15 @@ def _place(error: BaseException) -> str:
     return f" ({Path(frame.filename).name}: {frame.name})" if frame else ""
 
 
+_OWN = ("PlumbingHelper.h", "VariableMethodStubs.cpp", "Sharding propagation failed")
+
+
 def _is_torch_own(error: BaseException) -> bool:
-    """Tells whether torch has refused something in its own way: its fakes, its jagged tensors, and
-    what sees a tensor that escaped from vmap before a composed operator does.
+    """Tells whether torch has refused something in its own way: its fakes, as it prints one that is
+    a dual number too, its jagged tensors, its rules for shards, and what sees a tensor that escaped
+    from vmap before a composed operator does.
     """
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1].filename if frames else ""
     by_fake = isinstance(error, AssertionError) and "fake_tensor" in last
-    return by_fake or "torch/nested/_internal" in last or "PlumbingHelper.h" in str(error)
+    return by_fake or "torch/nested/_internal" in last or any(said in str(error) for said in _OWN)
