@@ -275,12 +275,14 @@ def _thread_state() -> dict[str, object]:
 
 
 def _place(error: BaseException) -> str:
-    """Returns where in cuda_ops an error comes from, in parentheses."""
+    """Returns where in cuda_ops an error comes from, and what of torch raised it, in parentheses."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
     own = [frame for frame in own if not Path(frame.filename).is_relative_to(_KIT)]
-    frame = own[-1] if own else None
-    return f" ({Path(frame.filename).name}: {frame.name})" if frame else ""
+    if not own:
+        return ""
+    shown = own[-1:] if own[-1] is frames[-1] else [own[-1], frames[-1]]
+    return f" ({', '.join(f'{Path(frame.filename).name}: {frame.name}' for frame in shown)})"
 
 
 _OWN = ("PlumbingHelper.h", "VariableMethodStubs.cpp", "Sharding propagation failed")
