@@ -275,7 +275,7 @@ def _thread_state() -> dict[str, object]:
 
 
 def _place(error: BaseException) -> str:
-    """Returns where in cuda_ops an error comes from, and what of torch raised it, in parentheses."""
+    """Returns where in cuda_ops an error comes from, and where in torch it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
     own = [frame for frame in own if not Path(frame.filename).is_relative_to(_KIT)]
