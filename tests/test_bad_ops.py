@@ -64,6 +64,7 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_list": ("lists", None),
     "bad_fake": ("registration", None),
     "bad_mutation": ("mutation", None),
+    "bad_gaps": ("gaps", None),
     "bad_launches": (None, "launches"),
     "bad_shared": (None, "boundaries"),
     "bad_block": (None, "boundaries"),

@@ -116,11 +116,13 @@ NOTHING = Draw(0)
 
 
 def follows_line(subject: Subject) -> bool:
-    """Tells whether the signature line is enough to make arguments. It knows no dtypes and values,
-    so for indices beside numbers, or a required dtype, only the operator's own samples know which
-    are valid.
+    """Tells whether the signature line is enough to make arguments. Where the operator has samples
+    of its own, there may be indices beside numbers, or a dtype that is required, and only those
+    know which are valid.
     """
     op = subject.op
+    if subject.by_line:
+        return True
     if strategy(op) is None:
         return False
     kinds = {

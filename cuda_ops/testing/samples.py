@@ -7,6 +7,7 @@ line of Python that makes the same tensors again on any machine.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -179,6 +180,7 @@ class Sample:
 # --- what may be drawn ---------------------------------------------------------------
 
 
+@functools.cache
 def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
     """Returns samples that fit the operator's schema and signature.
 

@@ -68,6 +68,8 @@ class Subject:
     origin: Origin
     #: Positions of the arguments that have a derivative in forward mode of the operator's own.
     forward: tuple[int, ...] = ()
+    #: Whether the strategy is made of the signature line and of what the binding says.
+    by_line: bool = False
     #: Further samples for compute-sanitizer.
     kernel_samples: tuple[Sample, ...] = ()
     #: Why there is no gradient, if it is known.
@@ -128,9 +130,11 @@ def subject_of(
         gradient = "declared"
     elif autograd is not None:
         gradient = "refused" if isinstance(autograd.backward, NoGradient) else "declared"
+    strategy = _strategy(op, plugins)
     return Subject(
         op=op,
-        strategy=_strategy(op, plugins),
+        strategy=strategy,
+        by_line=strategy is not None and strategy is samples.strategy(op),
         reference=plugins.ask("cuda_ops_reference", op),
         gradient=gradient,
         differentiable=None if autograd is None else autograd.inputs,
@@ -171,8 +175,8 @@ def _is_mapped(op: OpSpec, plugins: HookAnswers) -> bool:
 def _strategy(op: OpSpec, plugins: HookAnswers) -> SearchStrategy[Sample] | None:
     """Returns the strategy to draw from, which names the hook if it draws unsuitable arguments."""
     strategy = plugins.ask("cuda_ops_samples", op)
-    if strategy is None:
-        return None
+    if strategy is None or strategy is samples.strategy(op):
+        return strategy
     hook = f"{op.qualname}: hook cuda_ops_samples: expected"
     if not isinstance(strategy, SearchStrategy):
         raise PluginError(f"{hook} a Hypothesis strategy, got {type(strategy).__name__}")
@@ -285,6 +289,7 @@ def describe(
         op = foreign_spec(name, signature, dtypes)
     except ManifestError as error:
         raise ValueError(str(error)) from None
+    by_line = strategy is None
     if strategy is None:
         strategy = samples.strategy(op)
     if strategy is None:
@@ -294,6 +299,7 @@ def describe(
     subject = Subject(
         op=op,
         strategy=strategy,
+        by_line=by_line,
         reference=reference,
         gradient="declared" if differentiable and floating else "none",
         differentiable=None,

@@ -34,7 +34,7 @@ from cuda_ops.testing.checks.opcheck import opcheck
 from cuda_ops.testing.checks.public import public
 from cuda_ops.testing.checks.races import early_start, repeats
 from cuda_ops.testing.checks.random import draws, independence, replays
-from cuda_ops.testing.checks.registration import mutation, registration, written
+from cuda_ops.testing.checks.registration import gaps, mutation, registration, written
 from cuda_ops.testing.checks.reinplaced import reinplaced
 from cuda_ops.testing.checks.scalars import scalars
 from cuda_ops.testing.checks.streams import late_inputs, streams
@@ -49,6 +49,7 @@ CHECKS: tuple[Check, ...] = (
     streams,
     mutation,
     written,
+    gaps,
     repeats,
     bounds,
     unwritten,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -117,8 +118,19 @@ def _no_index(subject: Subject, device: str) -> str:
     return "" if indexed else _NO_INDEX
 
 
-@check("indices", 3, "out-of-bounds access by an index", Draw(6, range(1, 4097)),
-       excuse=_no_index)  # fmt: skip
+def _beyond_signed_bytes(op: OpSpec) -> list[Sample]:
+    """Returns a call in which an index of unsigned bytes may have the highest bit set."""
+    if not any(torch.uint8 in op.allowed_dtypes(name) for name in op.belows):
+        return []
+
+    def in_bytes(arg: TensorArg) -> TensorArg:
+        return arg if arg.below is None else replace(arg, dtype=torch.uint8)
+
+    return [shaped(op, (6,), core=200).with_tensors(in_bytes)]
+
+
+@check("indices", 3, "out-of-bounds access by an index",
+       Draw(6, range(1, 4097), beside=_beyond_signed_bytes), excuse=_no_index)  # fmt: skip
 def indices(case: Case) -> None:
     """Checks indices at the last element, all the same, outside, and of another dtype, which masks
     are tried in too: a right result or an error.

@@ -27,7 +27,8 @@ def _whole(sample: Sample) -> Sample:
     return sample.with_tensors(lambda arg: arg, "whole")
 
 
-def _no_other(subject: Subject, device: str) -> str:
+def no_other_gradient(subject: Subject, device: str) -> str:
+    """Returns why there is no gradient to compare with; empty if there is one."""
     if subject.reference is subject.op.overload:
         return "the reference is this very kernel"
     if subject.op.random:
@@ -39,11 +40,22 @@ def _no_other(subject: Subject, device: str) -> str:
 
 @check("gradient_edges", 7, "NaN, infinity or edge numerics",
        Draw(8, range(1, 41), torch.float64, floating=True, adapt=_whole), quick=True,
-       excuse=_no_other)  # fmt: skip
+       excuse=no_other_gradient)  # fmt: skip
 def gradient_edges(case: Case) -> None:
     """Compares the gradient with the reference's, which torch derives, for small whole numbers:
     many are 0, and many are equal. At a kink any number between the gradients around it will do,
     as long as those of equal numbers add up to what theirs do.
+    """
+    compare_gradients(case)
+
+
+def compare_gradients(case: Case, count: int = _POINTS) -> None:
+    """Compares the gradients of a float64 sample with those of the reference at points around it.
+
+    Raises:
+        AssertionError: one lies outside of them.
+        NotRunError: there is none, or torch derives none of the reference.
+        KitError: the reference raised.
     """
     leaves = case.leaves()
     found = case.call(*leaves)
@@ -54,7 +66,7 @@ def gradient_edges(case: Case) -> None:
     incoming = [laid_out(out, "contiguous", i) for i, out in enumerate(ends)]
     ours = backward(ends, leaves, incoming)
     derived = _derived(case, having, len(found), [g.cpu() for g in incoming])
-    around = [derived(0.0), *(derived(_STEP) for _ in range(_POINTS))]
+    around = [derived(0.0), *(derived(_STEP) for _ in range(count))]
     named = [
         (name, one.detach().cpu())
         for name, leaf in zip(case.subject.op.argument_names, leaves, strict=False)

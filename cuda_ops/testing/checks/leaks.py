@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 
 from cuda_ops.testing.arguments import each
 from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.device_events import device_events
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.heap import heap_reader
@@ -33,12 +35,14 @@ _LAUNCH_NOISE, _LEAST_LAUNCHES = 64, 8
 @check("leaks", None, "memory leak", Draw(1, range(64, 4097)))
 def leaks(case: Case) -> None:
     """Checks whether each of several rounds of 1,000 calls leaves more memory in use: contiguous
-    arguments, then strided and broadcast ones, for which operators make copies.
+    arguments, then strided and broadcast ones, for which operators make copies, and those of zeros
+    and of NaN, for which they may return early.
     """
     _keeps_none(case, case.arguments(), _CALLS, "")
     refused: Exception | None = None
-    for kind, layouts in _LAYOUTS.items():
-        args = _laid_out(case, layouts)
+    others = {kind: _laid_out(case, layouts) for kind, layouts in _LAYOUTS.items()}
+    others |= {kind: _filled(case, value) for kind, value in _VALUES.items()}
+    for kind, args in others.items():
         try:
             case.call(*args)
         except (RuntimeError, ValueError) as refusal:
@@ -56,6 +60,18 @@ _LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "strided": ("transposed", "stepped"),
     "broadcast": ("expanded",),
 }
+
+
+#: Values of all floating tensors, which may take an early way out.
+_VALUES = {"zero": 0.0, "NaN": math.nan}
+
+
+def _filled(case: Case, value: float) -> tuple[Any, ...]:
+    """Returns the arguments, floating ones all of one value."""
+    return tuple(
+        each(lambda v: torch.full_like(v, value) if is_floating(v) else v, arg)
+        for arg in case.arguments()
+    )
 
 
 def _laid_out(case: Case, layouts: tuple[Layout, ...]) -> tuple[Any, ...]:

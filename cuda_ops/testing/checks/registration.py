@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from cuda_ops.testing.arguments import each
 from cuda_ops.testing.case import Case, called, check
 from cuda_ops.testing.compare import check_fake, same_bits, tensors
 from cuda_ops.testing.draw import Draw, ordinary
-from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.samples import Layout, Sample, TensorArg, layouts_of
 from cuda_ops.testing.sizes import example_scalar
 from cuda_ops.testing.subject import Subject
 
@@ -91,3 +92,45 @@ def written(case: Case) -> None:
     for i in given:
         name = op.argument_names[i]
         assert i in changed | empty, f"argument '{name}' never changes, and its type has (a!)"
+
+
+#: Layouts that leave memory between elements, before them or behind them.
+_WITH_GAPS: tuple[Layout, ...] = ("sliced", "padded", "stepped", "offset")
+
+
+@check("gaps", 13, TITLE, Draw(4, range(12, 513), adapt=ordinary), quick=True)
+def gaps(case: Case) -> None:
+    """Checks that what lies between, before and behind elements of arguments keeps its bits, and
+    so do strided arguments that are not written.
+    """
+    op = case.subject.op
+    for layout in _WITH_GAPS:
+
+        def laid_out(arg: TensorArg, layout: Layout = layout) -> TensorArg:
+            return replace(arg, layout=layout if layout in layouts_of(arg.shape) else arg.layout)
+
+        args = case.sample.with_tensors(laid_out).make(case.device)
+        values = [value for value in args if isinstance(value, torch.Tensor)]
+        before = [_memory(value).clone() for value in values]
+        if called(case, args) is None:
+            continue
+        case.operator(*args)  # a call of the kit gives what is written its values back
+        named = zip(op.argument_names, args, strict=False)
+        names = [name for name, value in named if isinstance(value, torch.Tensor)]
+        written = {op.argument_names[i] for i in op.written}
+        for name, value, old in zip(names, values, before, strict=True):
+            now = _memory(value).clone()
+            if name in written:
+                _within(now, value).copy_(_within(old, value))
+            assert same_bits(old, now), f"memory of '{name}' ({layout}) beside its elements changed"
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns all that a tensor's storage holds, as one dim."""
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.detach().as_strided((count,), (1,), 0)
+
+
+def _within(memory: torch.Tensor, tensor: torch.Tensor) -> Any:
+    """Returns the elements of a tensor in a copy of its memory."""
+    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +16,7 @@ from cuda_ops.errors import KitError
 from cuda_ops.spec import Range
 from cuda_ops.testing.arguments import sampled_arguments
 from cuda_ops.testing.case import Case, NotRunError, called, check
+from cuda_ops.testing.checks.gradient_edges import compare_gradients, no_other_gradient
 from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, TensorArg
@@ -21,6 +24,8 @@ from cuda_ops.testing.subject import Subject
 
 #: None but 0 and those that are not finite is a float32.
 _FLOATS = (0.1, 1 / 3, -0.7, 1e-8, 16777217.0, 0.0, -0.0, 1e18, math.inf, -math.inf, math.nan)
+#: Those beside which gradients are compared too.
+_DIFFERENTIATED = (-0.7, 0.0)
 _INTS = (0, -1, 2, 3, 7, 2**31, -(2**31) - 1, 2**33 + 1)
 
 
@@ -105,25 +110,27 @@ def _widest(case: Case) -> Sample:
     return replace(case.sample, args=tuple(args))
 
 
-@check("scalars", 7, "a number is rounded, cut off or misread", Draw(2, range(1, 513)), quick=True,
+@check("scalars", 7, "a number is rounded, cut off or misread", Draw(2, range(32, 513)), quick=True,
        excuse=_no_numbers)  # fmt: skip
 def scalars(case: Case) -> None:
     """Compares numbers that float32 or 32 bits do not hold, negative ones, zeros, huge ones,
-    infinities and NaN with the reference. The operator may refuse them, and must where its
-    reference does.
+    infinities and NaN with the reference, and gradients beside negative ones and zeros. The
+    operator may refuse them, and must where its reference does.
     """
     whole, refused = _widest(case), ""
     shapes = _shapes(case, whole)
     # What the same formulas on another device make of an infinity, or refuse, proves nothing.
     is_apart = case.subject.reference is not case.subject.op.overload
+    has_gradient = is_apart and not no_other_gradient(case.subject, case.device)
+    # A gradient that is wrong beside any number is for other checks to name.
+    has_gradient = has_gradient and _is_gradient_right(replace(case, sample=whole))
     compared = _compare_lists(case, whole) if is_apart else 0
     for i, values in _numbers(case.subject).items():
         name = case.subject.op.argument_names[i]
-        for value in values if i < len(whole.args) else ():
+        for value, others in itertools.product(values, _others(case.subject, whole, i)):
             if not (is_apart or math.isfinite(value)):
                 continue
-            args = (*whole.args[:i], value, *whole.args[i + 1 :])
-            sample = replace(whole, args=args)
+            sample = replace(whole, args=(*others[:i], value, *others[i + 1 :]))
             made = _shapes(case, sample)
             if isinstance(value, int) and made not in (None, shapes):
                 continue  # a size after all
@@ -142,8 +149,42 @@ def scalars(case: Case) -> None:
                 continue
             compared += 1
             assert worst <= 1, f"{name}={value!r}: {worst.text}"
+            if has_gradient and value in _DIFFERENTIATED:
+                _compare_gradient(replace(case, sample=sample), f"{name}={value!r}")
     if not compared:
         raise NotRunError(refused or "each number is a size")
+
+
+def _others(subject: Subject, whole: Sample, position: int) -> list[tuple[Any, ...]]:
+    """Returns the arguments beside one number, as they are drawn and, if there are other floats,
+    with 0 for those: one may hide another, as a limit does that nothing exceeds.
+    """
+    if position >= len(whole.args):
+        return []
+    floats = {
+        i: 0.0
+        for i, values in _numbers(subject).items()
+        if i != position and i < len(whole.args) and isinstance(whole.args[i], float)
+        if 0.0 in values
+    }
+    zeroed = tuple(floats.get(i, value) for i, value in enumerate(whole.args))
+    return [whole.args, zeroed] if floats else [whole.args]
+
+
+def _is_gradient_right(case: Case) -> bool:
+    try:
+        compare_gradients(case, count=4)
+    except (AssertionError, NotRunError, KitError, RuntimeError):
+        return False
+    return True
+
+
+def _compare_gradient(case: Case, what: str) -> None:
+    with contextlib.suppress(NotRunError, KitError):
+        try:
+            compare_gradients(case, count=4)
+        except AssertionError as error:
+            raise AssertionError(f"{what}: {error}") from error
 
 
 def _shapes(case: Case, sample: Sample) -> list[Any] | None:
