@@ -1,4 +1,4 @@
-// Class 7: the gradient goes by the sign of the result, which is that of x for slopes above 0 alone.
+// Class 7: the gradient goes by the sign of the result, which is that of x only for slopes above 0.
 #include "bad.h"
 
 using namespace cuda_ops;
