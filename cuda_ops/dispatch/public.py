@@ -362,6 +362,8 @@ def _refuse_others(
 
 def _some(tensors: Any) -> bool:
     """Says whether a list has a tensor; one of ``Tensor?[]`` may hold ``None`` alone."""
+    if isinstance(tensors, torch.Tensor):  # which the dispatcher refuses in place of a list
+        return True
     if not isinstance(tensors, (list, tuple)):
         return bool(tensors)
     return any(tensor is not None for tensor in tensors)
