@@ -68,12 +68,15 @@ class Subject:
     origin: Origin
     #: Positions of the arguments that have a derivative in forward mode of the operator's own.
     forward: tuple[int, ...] = ()
-    #: Whether the strategy is made of the signature line and of what the binding says.
-    by_line: bool = False
     #: Further samples for compute-sanitizer.
     kernel_samples: tuple[Sample, ...] = ()
     #: Why there is no gradient, if it is known.
     why_no_gradient: str = ""
+
+    @property
+    def by_line(self) -> bool:
+        """Whether the strategy is made of the signature line and of what the binding says."""
+        return self.strategy is not None and self.strategy is samples.strategy(self.op)
 
     @property
     def name(self) -> str:
@@ -130,11 +133,9 @@ def subject_of(
         gradient = "declared"
     elif autograd is not None:
         gradient = "refused" if isinstance(autograd.backward, NoGradient) else "declared"
-    strategy = _strategy(op, plugins)
     return Subject(
         op=op,
-        strategy=strategy,
-        by_line=strategy is not None and strategy is samples.strategy(op),
+        strategy=_strategy(op, plugins),
         reference=plugins.ask("cuda_ops_reference", op),
         gradient=gradient,
         differentiable=None if autograd is None else autograd.inputs,
@@ -289,7 +290,6 @@ def describe(
         op = foreign_spec(name, signature, dtypes)
     except ManifestError as error:
         raise ValueError(str(error)) from None
-    by_line = strategy is None
     if strategy is None:
         strategy = samples.strategy(op)
     if strategy is None:
@@ -299,7 +299,6 @@ def describe(
     subject = Subject(
         op=op,
         strategy=strategy,
-        by_line=by_line,
         reference=reference,
         gradient="declared" if differentiable and floating else "none",
         differentiable=None,
