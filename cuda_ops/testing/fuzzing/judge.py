@@ -287,6 +287,7 @@ def _place(error: BaseException) -> str:
     return f" ({', '.join(f'{Path(frame.filename).name}: {frame.name}' for frame in shown)})"
 
 
+#: What torch says there, by the file that says it or its first words.
 _OWN = ("PlumbingHelper.h", "VariableMethodStubs.cpp", "Sharding propagation failed")
 
 
