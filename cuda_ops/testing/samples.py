@@ -229,14 +229,12 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
         fitting = [size for size in _LOOP_SIZES if size * math.prod(loop) <= room]
         loop.append(draw(st.sampled_from(fitting)))
     if draw(st.integers(1, _EMPTY_EVERY)) == _EMPTY_EVERY:
-        indexed = op.belows.values()  # no index is below 0
-        dims = op.drawn_dims
-        may_be_empty = [name for name in dims if 0 in ranges[name] and name not in indexed]
-        at = draw(st.integers(0, len(loop) + len(may_be_empty)))
+        emptied = may_be_empty(op)
+        at = draw(st.integers(0, len(loop) + len(emptied)))
         if at < len(loop):
             loop[at] = 0
-        elif at < len(loop) + len(may_be_empty):
-            core[may_be_empty[at - len(loop)]] = 0
+        elif at < len(loop) + len(emptied):
+            core[emptied[at - len(loop)]] = 0
     core = limited(op, core)
     shared = draw(st.sampled_from(op.dtypes or (torch.float32,)))
 
@@ -268,6 +266,14 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
             optional = str(argument.type) == "Optional[Tensor]"
             args.append(None if optional and draw(st.booleans()) else drawn)
     return Sample(tuple(args), draw(st.sampled_from(VALUES)), draw(st.integers(0, 2**16)))
+
+
+def may_be_empty(op: OpSpec) -> list[str]:
+    """Returns the core dims that may have size 0: in their range, and no index counts in them,
+    as none is below 0.
+    """
+    dims = [dim for dim in op.drawn_dims if dim not in op.belows.values()]
+    return [dim for dim in dims if dim not in op.ranges or 0 in op.ranges[dim]]
 
 
 def limited(op: OpSpec, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, check, sums, wanting
 from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw
-from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.samples import Sample, may_be_empty
 from cuda_ops.testing.sizes import shaped
 
 _LOOP = (3, 4)
@@ -18,10 +18,9 @@ def each_dim_empty(op: OpSpec) -> list[Sample]:
     """Returns calls in which each loop dim and each named core dim is empty in turn."""
     assert op.signature is not None
     core = dict.fromkeys(op.drawn_dims, 5)
-    may_be_empty = [dim for dim in sorted(core) if dim not in op.ranges or 0 in op.ranges[dim]]
     loops = [(0,), *(tuple(0 if i == d else s for i, s in enumerate(_LOOP)) for d in range(2))]
     empty_loops = [shaped(op, loop, core=core) for loop in loops if op.tensor_positions]
-    return empty_loops + [shaped(op, _LOOP, core={**core, dim: 0}) for dim in may_be_empty]
+    return empty_loops + [shaped(op, _LOOP, core={**core, dim: 0}) for dim in sorted(may_be_empty(op))]
 
 
 @check("empty", 12, "empty input", Draw(4, range(1), listed=each_dim_empty), quick=True)
