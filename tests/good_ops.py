@@ -178,6 +178,11 @@ good("sin_cos(Tensor x) -> (Tensor, Tensor)", "()->(),()", lambda x: (x.sin(), x
 good("row_mean(Tensor x) -> Tensor", "(n)->()", lambda x: x.sum(-1) / max(1, x.shape[-1]),
      lambda g, x: (g / max(1, x.shape[-1]))[..., None].expand(x.shape))  # fmt: skip
 
+# Rows of equal numbers: their mean by another order of roundings leaves nearly nothing, not 0.
+good("centered(Tensor x) -> Tensor", "(n)->(n)",
+     lambda x: x - (x / max(1, x.shape[-1])).sum(-1, keepdim=True),
+     reference=lambda x: x - x.mean(-1, keepdim=True))  # fmt: skip
+
 
 def _in_scratch(x: Tensor) -> Tensor:
     scratch = torch.empty((*x.shape[:-1], x.shape[-1] + 8), dtype=x.dtype, device=x.device)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import good_ops
 import pytest
 import torch
 
-from cuda_ops.testing.compare import EPSILONS, errors
+from cuda_ops.testing.compare import EPSILONS, deviation, errors
+from cuda_ops.testing.samples import Sample, TensorArg
+from cuda_ops.testing.subject import described
 
 
 @pytest.mark.parametrize("dtype", [d for d in EPSILONS if d.itemsize > 1])
@@ -59,3 +62,14 @@ def test_an_error_says_where_it_is_largest(
     except AssertionError as error:
         said = str(error)
     assert text in said
+
+
+def test_a_number_beside_the_tensors_multiplies_roundings() -> None:
+    subject = described()[f"{good_ops.LIBRARY.ns}::scale"]
+    for factor, passes in ((1.0, False), (100.0, True)):
+        sample = Sample((TensorArg((50,), torch.float64), factor))
+        expected = subject.op.overload(*sample.make())
+        off = expected + 500 * torch.finfo(torch.float64).eps * expected.abs().max()
+        assert (deviation(subject, sample, off) <= 1) == passes
+        wrong = expected + 1e-9 * expected.abs().max()  # as float32 would make it
+        assert deviation(subject, sample, wrong) > 1

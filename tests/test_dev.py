@@ -191,6 +191,13 @@ def test_the_table_says_why_there_is_no_fake_and_no_gradient(scratch_op: Scratch
         scratch_op.binding.write_text(text.replace("LINE", line).replace("WORDS", words))
         (row,) = compile_ops([scratch_op.name], compare=False)
         assert (row.error, row.fake, row.autograd) == ("", fake, autograd)
+    listed = text.replace("(Tensor x)", "(Tensor[] xs)").replace(
+        "const Tensor& x) { return contiguous(x)",
+        "const std::vector<Tensor>& xs) { return contiguous(xs[0])",
+    )
+    scratch_op.binding.write_text(listed.replace("LINE", '""').replace("WORDS", ""))
+    (row,) = compile_ops([scratch_op.name], compare=False)
+    assert (row.error, row.autograd) == ("", "no, a list of tensors needs cuda_ops_autograd")
 
 
 HALVES = """

@@ -34,6 +34,12 @@ def tensor_arguments(op: OpSpec, values: Sequence[Any]) -> list[torch.Tensor | N
     return [values[i] for i in op.tensor_positions]
 
 
+def takes_lists(op: OpSpec) -> bool:
+    """Says whether an argument is a list of tensors."""
+    types = (str(argument.type) for argument in op.parsed.arguments)
+    return any(text.startswith("List") and "Tensor" in text for text in types)
+
+
 def group_of(op: OpSpec, index: int) -> Group:
     """Returns the dims of the ``index``-th tensor argument; without a line, loop dims alone."""
     groups = op.signature.inputs if op.signature is not None else ()

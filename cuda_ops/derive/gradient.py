@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from itertools import chain, repeat
 from typing import Any
 
-from cuda_ops.derive.arguments import bind
+from cuda_ops.derive.arguments import bind, takes_lists
 from cuda_ops.derive.no_gradient import NoGradient, refusal, refuse_lost, refused, sizes_of
 from cuda_ops.errors import ManifestError
 from cuda_ops.hookspecs import hookimpl
@@ -67,7 +67,9 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
 def why_none(op: OpSpec, formula: Autograd | None) -> str:
     """Says in a few words why an operator with this formula has no gradient; empty if it has."""
     if formula is None:
-        return "it writes its arguments" if op.written else "integers only"
+        if op.written:
+            return "it writes its arguments"
+        return "a list of tensors needs cuda_ops_autograd" if takes_lists(op) else "integers only"
     if not isinstance(formula.backward, NoGradient):
         return ""
     floating = [name for name in op.tensor_names if may_float(op, name)]

@@ -29,12 +29,6 @@ def _varies(op: OpSpec, argument: Any) -> bool:
     return listed or is_drawn or not argument.has_default_value()
 
 
-def takes_lists(op: OpSpec) -> bool:
-    """Says whether an argument is a list of tensors."""
-    types = (str(argument.type) for argument in op.parsed.arguments)
-    return any(text.startswith("List") and "Tensor" in text for text in types)
-
-
 def each(function: Callable[[Any], Any], value: Any) -> Any:
     """Returns ``function`` of an argument, or a list of it for each element of a list."""
     if isinstance(value, (list, tuple)):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,7 +16,7 @@ from cuda_ops.derive.checks import check_arguments
 from cuda_ops.derive.layout import broadcast, is_elementwise
 from cuda_ops.errors import KitError
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing.arguments import each, in_order, spread
+from cuda_ops.testing.arguments import each, in_order, sampled_arguments, spread
 from cuda_ops.testing.samples import Sample, TensorArg
 from cuda_ops.testing.subject import Subject
 
@@ -280,42 +280,60 @@ def deviation(
     return judged(doubts=doubts)
 
 
+class Doubt(NamedTuple):
+    """What one of the reference's results leaves open, by number: how far off it may be, and
+    whether an infinity or NaN may be another.
+    """
+
+    by: torch.Tensor
+    ends: torch.Tensor
+
+
 def _doubts(
     subject: Subject,
     wide: list[Any],
     actual: Sequence[Any],
     expected: Sequence[Any],
     ends_alike: bool,
-) -> list[torch.Tensor]:
-    """Returns by how much each number of the reference's results may itself be wrong, as far as
-    three more runs of it tell: with arguments that are one rounding away, one half of them and then
-    the other, for results as wide as its own; and with 1 for each infinity, since what rounds to 0
-    makes NaN of an infinity, and what nearly does makes an infinity. There the doubt is infinite,
-    and with ``ends_alike`` everywhere.
+) -> list[Doubt]:
+    """Returns what each of the reference's results leaves open, as far as three more runs of it
+    tell: with arguments that are one rounding away, one half of them and then the other, for
+    results as wide as its own; and with 1 for each infinity, since what rounds to 0 makes NaN of an
+    infinity, and what nearly does makes an infinity. With ``ends_alike`` all ends are open, and
+    nothing else. What was rounded before may be multiplied by a number beside the tensors.
     """
     if ends_alike:
-        return [torch.full(e.shape, math.inf, dtype=torch.float64) for e in expected]
+        nothing = [torch.zeros(e.shape, dtype=torch.float64) for e in expected]
+        return [Doubt(by, torch.ones_like(by, dtype=torch.bool)) for by in nothing]
     tamed = [each(lambda v: _tamed(v) if is_inexact(v) else v, value) for value in wide]
     at_one = expected_results(subject, tamed)
     size = largest(at_one)
+    named = zip(sampled_arguments(subject.op), wide, strict=False)
+    factors = [abs(value) for one, value in named if str(one.real_type) == "float"]
+    multiplied = size * min(_MOST_MULTIPLIED, max(filter(math.isfinite, factors), default=0.0))
     found = []
     moved = [
         expected_results(subject, [each(partial(_one_rounding_away, first), v) for v in wide])
         for first in (0, 1)
     ]
     for a, e, near, one in zip(actual, expected, zip(*moved, strict=True), at_one, strict=True):
-        doubt = torch.zeros(e.shape, dtype=torch.float64)
+        by = torch.zeros(e.shape, dtype=torch.float64)
+        ends = torch.zeros_like(by, dtype=torch.bool)
         if is_inexact(e) and is_inexact(a):
             if a.dtype == e.dtype:
                 changes = [(numbers(n) - numbers(e)).abs().nan_to_num(0.0, 0.0) for n in near]
-                doubt = torch.maximum(*changes)
-            doubt[numbers(one).abs() <= epsilon(a.dtype) * size] = math.inf
-        found.append(_ROUNDINGS * doubt)
+                by = _ROUNDINGS * torch.maximum(*changes)
+            if a.itemsize >= 4:  # narrower ones are rounded once, at the end
+                by += multiplied * epsilon(a.dtype)
+            ends = numbers(one).abs() <= epsilon(a.dtype) * size
+        found.append(Doubt(by, ends))
     return found
 
 
 #: How many times the change by one rounding of each argument counts.
 _ROUNDINGS = 8
+#: The largest factor by which a rounding may have been multiplied.
+_MOST_MULTIPLIED = 1000.0
 
 
 def _one_rounding_away(first: int, value: Any) -> Any:
@@ -367,11 +385,11 @@ def errors(
     *,
     factor: float = 1.0,
     least: float = 0.0,
-    doubts: Sequence[torch.Tensor] | None = None,
+    doubts: Sequence[Doubt] | None = None,
     rounded: bool = True,
 ) -> Deviation:
     """Returns the largest error in units of ``factor`` times the table's tolerance, to which the
-    ``doubts`` of each number are added. Where one is infinite, any number that is not finite equals
+    ``doubts`` of each number are added. Where ends are open, any number that is not finite equals
     any other.
 
     The tolerance is relative to the result and, for sums of ``length`` numbers, also to the size
@@ -414,9 +432,11 @@ def errors(
         if beyond is not None:
             same |= beyond & (a.isnan() | (a.abs() == torch.finfo(dtype).max))
         if doubts is not None:
-            doubt = doubts[i].unsqueeze(-1) if allowed.dim() > doubts[i].dim() else doubts[i]
-            same |= doubt.isinf() & ~a.isfinite() & ~e.isfinite()
-            allowed = allowed + torch.where(doubt.isinf(), 0.0, doubt)
+            by, ends = doubts[i]
+            if allowed.dim() > by.dim():
+                by, ends = by.unsqueeze(-1), ends.unsqueeze(-1)
+            same |= ends & ~a.isfinite() & ~e.isfinite()
+            allowed = allowed + torch.where(by.isfinite(), by, 0.0)
         error = torch.where(same, 0.0, (a - e).abs() / (allowed + tiny))
         error = torch.where(same | (a.isfinite() & e.isfinite()), error, math.inf)
         if error.numel() and error.max() > worst:
@@ -483,29 +503,31 @@ def quoted(refusals: Sequence[tuple[Sample, str]]) -> str:
     return f"{said}, for {sample}"
 
 
-def is_refused(subject: Subject, sample: Sample, device: str, error: Exception) -> bool:
-    """Tells whether an error means that the sample is invalid, such as the largest of no numbers
-    or a parameter that must not be 0.
+def refused_by(
+    subject: Subject, sample: Sample, device: str, error: Exception
+) -> tuple[bool, bool]:
+    """Tells whether an error means that the operator refuses the sample, in contiguous tensors too,
+    and whether its reference does: then the sample is invalid, such as the largest of no numbers or
+    a parameter that must not be 0.
 
-    Then operator and reference both refuse it in contiguous tensors too. An operator of cuda_ops
-    must also name the argument, unless a guest computes it.
+    An operator of cuda_ops must also name the argument, unless a guest computes it.
     """
 
     def contiguous(arg: TensorArg) -> TensorArg:
         return replace(arg, layout="contiguous")
 
-    op, text = subject.op, str(error)
-    if subject.reference is None or "CUDA error" in text:  # a fault
-        return False
-    if not (op.foreign or op.guest) and ": argument '" not in text:
-        return False
-    for function, arguments in (
-        (op.overload, sample.with_tensors(contiguous).make(device)),
-        (subject.reference, widened(op, subject.reference, sample.make("cpu"))),
-    ):
+    def raises(function: Callable[..., Any], arguments: Sequence[Any]) -> bool:
         try:
             in_order(op, function)(*arguments)
         except Exception:
-            continue
+            return True
         return False
-    return True
+
+    op, text = subject.op, str(error)
+    if subject.reference is None or "CUDA error" in text:  # a fault
+        return False, False
+    if not (op.foreign or op.guest) and ": argument '" not in text:
+        return False, False
+    if not raises(op.overload, sample.with_tensors(contiguous).make(device)):
+        return False, False
+    return True, raises(subject.reference, widened(op, subject.reference, sample.make("cpu")))

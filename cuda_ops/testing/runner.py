@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, reject, seed, settings
 from hypothesis.errors import Unsatisfiable
 
+from cuda_ops.derive.arguments import takes_lists
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.registry import registry
-from cuda_ops.testing.arguments import takes_lists
 from cuda_ops.testing.case import Case, Check
 from cuda_ops.testing.checks import CHECKS
 from cuda_ops.testing.compare import quoted

@@ -38,6 +38,8 @@ LARGEST_NUMEL = 1 << 20
 # Odd and prime sizes, one warp, and just past powers of two.
 _LOOP_SIZES = (1, 2, 3, 4, 5, 7, 13, 31, 32, 33, 64, 129, 257, 1031)
 _CORE_SIZES = (1, 2, 3, 4, 5, 7, 13, 16, 17, 31, 33, 64)
+#: Of dims that results alone have, given by an int; an operator may refuse the negative one.
+_OUTPUT_SIZES = (1, 2, 3, 5, 7, 17, 0, -1)
 # One in this many samples is empty.
 _EMPTY_EVERY = 8
 # Numbers of loop dims; with 4, elementwise operators get channels_last tensors too.
@@ -315,6 +317,9 @@ def _scalar(op: OpSpec, argument: Any) -> st.SearchStrategy[Any] | None:
         else st.integers(-2, 5),
         "bool": st.booleans(),
     }
+    if op.signature is not None and argument.name in op.signature.int_names:
+        sizes = [size for size in _OUTPUT_SIZES if allowed is None or size in allowed]
+        drawn["int"] = st.sampled_from(sizes or [allowed.least if allowed else 1])
     if dtypes:
         drawn["ScalarType"] = st.sampled_from(dtypes)
     if argument.name in op.choices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -112,6 +113,21 @@ def example_dtype(op: OpSpec, name: str, wanted: torch.dtype | None = None) -> t
         return wanted
     preferred = (wanted or torch.float32, torch.float32, *allowed)
     return next(dtype for dtype in preferred if dtype in allowed or not allowed)
+
+
+def widest_floating(op: OpSpec) -> torch.dtype | None:
+    """Returns the widest floating dtype, whose tolerance hides least."""
+    floating = [dtype for dtype in op.dtypes if dtype.is_floating_point]
+    return max(floating, key=lambda dtype: dtype.itemsize, default=None)
+
+
+def most_elements(op: OpSpec, loop: tuple[int, ...], core: Mapping[str, int]) -> int:
+    """Returns the elements of the largest tensor, results included, of a call of these sizes."""
+    assert op.signature is not None
+    sizes = {**dict.fromkeys((*op.signature.names, *op.signature.int_names), 1), **core}
+    groups = (*op.signature.inputs, *op.signature.outputs)
+    most: int = max(math.prod(group.shape(loop, sizes)) for group in groups)
+    return most
 
 
 def example_scalar(op: OpSpec, argument: Any) -> Any:

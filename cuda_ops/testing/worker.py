@@ -27,7 +27,7 @@ import torch
 
 from cuda_ops.errors import KitError
 from cuda_ops.testing.case import Case, Check, NotRunError
-from cuda_ops.testing.compare import is_refused
+from cuda_ops.testing.compare import refused_by
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Origin, Subject, find
 
@@ -39,6 +39,8 @@ _THREAD = ("Thread 0x", "Current thread 0x")
 _START_TIMEOUT = 300.0
 #: Why a sample was not run.
 REFUSED = "refused by the operator, and by its reference too"
+#: What a failure is called in whatever check it shows.
+REFUSED_ALONE = "the operator refuses what its reference takes"
 #: What a failure is called that says nothing about the operator.
 UNJUDGED = "the kit could not judge the operator"
 _KIT = Path(__file__).parent
@@ -89,10 +91,13 @@ def perform(check: Check, case: Case) -> Outcome:
             text = f"the kit could not run this check: {text}"
             lost = case.on_cuda and _context_is_lost()
             return Outcome("failed", text, fatal=lost, label=UNJUDGED)
-        if is_refused(case.subject, case.sample, case.device, error):
+        refused, by_both = refused_by(case.subject, case.sample, case.device, error)
+        if by_both:
             lost = case.on_cuda and _context_is_lost()
             return Outcome("not run", REFUSED, fatal=lost, refusal=text)
-        label = _LAUNCH if any(words in text for words in _REFUSED_LAUNCHES) else ""
+        label = REFUSED_ALONE if refused else ""
+        if any(words in text for words in _REFUSED_LAUNCHES):
+            label = _LAUNCH
         # On a GPU an error may leave anything behind: a lost context, a capture under way.
         return Outcome("failed", text, fatal=case.on_cuda, label=label)
 

@@ -37,6 +37,7 @@ from cuda_ops.testing.checks.random import draws, independence, replays
 from cuda_ops.testing.checks.registration import gaps, mutation, registration, written
 from cuda_ops.testing.checks.reinplaced import reinplaced
 from cuda_ops.testing.checks.scalars import scalars
+from cuda_ops.testing.checks.sizes import gradient_sizes, sizes
 from cuda_ops.testing.checks.streams import late_inputs, streams
 from cuda_ops.testing.checks.temporaries import freed_copies, temporaries
 from cuda_ops.testing.checks.threads import threads
@@ -65,6 +66,7 @@ CHECKS: tuple[Check, ...] = (
     rounding,
     scalars,
     defaults,
+    sizes,
     launches,
     boundaries,
     tails,
@@ -83,6 +85,7 @@ CHECKS: tuple[Check, ...] = (
     gradient_layouts,
     gradient_outputs,
     checkpoint,
+    gradient_sizes,
     independence,
     draws,
     replays,

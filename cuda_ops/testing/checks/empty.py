@@ -20,7 +20,9 @@ def each_dim_empty(op: OpSpec) -> list[Sample]:
     core = dict.fromkeys(op.drawn_dims, 5)
     loops = [(0,), *(tuple(0 if i == d else s for i, s in enumerate(_LOOP)) for d in range(2))]
     empty_loops = [shaped(op, loop, core=core) for loop in loops if op.tensor_positions]
-    return empty_loops + [shaped(op, _LOOP, core={**core, dim: 0}) for dim in sorted(may_be_empty(op))]
+    return empty_loops + [
+        shaped(op, _LOOP, core={**core, dim: 0}) for dim in sorted(may_be_empty(op))
+    ]
 
 
 @check("empty", 12, "empty input", Draw(4, range(1), listed=each_dim_empty), quick=True)

@@ -114,7 +114,8 @@ def _compare_sums(tensors: list[_Known], off: float) -> None:
     """Where equal numbers move together there may be no kink, as for those of which the largest is
     taken: then the gradients around have one sum, and ours has that too.
     """
-    for value in torch.cat([one.leaf.flatten() for one in tensors]).unique():
+    numbers, counts = torch.cat([one.leaf.flatten() for one in tensors]).unique(return_counts=True)
+    for value in numbers[counts > 1]:
         for one in tensors:
             for dim in (None, *range(-one.leaf.dim(), 0)):
                 _compare_sum(f"'{one.name}'", value, *one.summed(value, dim), off)

@@ -13,7 +13,14 @@ from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import LARGEST_NUMEL, MAX_NUMEL, Sample, TensorArg
-from cuda_ops.testing.sizes import ROWS, grown, shaped, within_ranges
+from cuda_ops.testing.sizes import (
+    ROWS,
+    grown,
+    most_elements,
+    shaped,
+    widest_floating,
+    within_ranges,
+)
 
 #: Past a block of threads, past what is drawn, past 48 KiB of float32, and on either side of the
 #: most blocks that y and z of a grid may have.
@@ -25,12 +32,6 @@ _LOOPS = ((65537,), (70_000, 2), (3, 65536), (1, 1, 65537), (1021, 1025))
 TOLERATED = 4
 #: Seconds of the processor that a sample may take, and sizes to foretell them from.
 _PATIENCE, _PROBES = 2.0, (1025, 4097)
-
-
-def _widest(op: OpSpec) -> torch.dtype | None:
-    """Returns the widest floating dtype, whose tolerance hides least in a long sum."""
-    floating = [dtype for dtype in op.dtypes if dtype.is_floating_point]
-    return max(floating, key=lambda dtype: dtype.itemsize, default=None)
 
 
 def _each_dim_large(op: OpSpec) -> list[Sample]:
@@ -45,7 +46,7 @@ def _each_dim_large(op: OpSpec) -> list[Sample]:
     kinds += [(few, dict.fromkeys(dims, 3) | {dim: size}) for dim in dims for size in _SIZES]
     samples = [
         shaped(op, loop, core=core, dtype=dtype)
-        for dtype in dict.fromkeys((_widest(op), None))
+        for dtype in dict.fromkeys((widest_floating(op), None))
         for loop, core in kinds
         if _is_large(op, loop, core)
     ]
@@ -56,13 +57,8 @@ def _is_large(op: OpSpec, loop: tuple[int, ...], core: dict[str, int]) -> bool:
     """Tells whether the operator takes these sizes, and they make tensors larger than drawn ones,
     yet small enough for a reference in float64.
     """
-    assert op.signature is not None
-    if not within_ranges(op, core):
-        return False
-    sizes = {**dict.fromkeys((*op.signature.names, *op.signature.int_names), 1), **core}
-    groups = (*op.signature.inputs, *op.signature.outputs)
-    most = max(math.prod(group.shape(loop, sizes)) for group in groups)
-    return most <= LARGEST_NUMEL and (most > MAX_NUMEL or max(sizes.values(), default=0) > 1024)
+    most = most_elements(op, loop, core) if within_ranges(op, core) else math.inf
+    return most <= LARGEST_NUMEL and (most > MAX_NUMEL or max(core.values(), default=0) > 1024)
 
 
 def _own_grown(op: OpSpec, sample: Sample) -> list[Sample]:

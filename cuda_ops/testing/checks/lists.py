@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from cuda_ops.testing.arguments import takes_lists
+from cuda_ops.derive.arguments import takes_lists
 from cuda_ops.testing.case import Case, NotRunError, called, check
 from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw

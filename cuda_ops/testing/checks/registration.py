@@ -60,11 +60,21 @@ def mutation(case: Case) -> None:
         memory[place] = f"output {k}"
 
 
+#: A dense layout and one with gaps, of which a fake may keep the strides or not.
+_STRIDED: tuple[Layout, ...] = ("transposed", "stepped")
+
+
 @check("registration", 13, TITLE, Draw(adapt=_as_drawn), quick=True)
 def registration(case: Case) -> None:
-    """Checks that the fake foretells shape, strides, dtype and device of each output."""
+    """Checks that the fake foretells shape, strides, dtype and device of each output, for samples
+    that are contiguous in other layouts too.
+    """
     args = case.arguments()
     check_fake(case.subject.op, case.operator, args, case.call(*args))
+    for layout in _STRIDED if all(a.layout == "contiguous" for a in case.sample.tensors) else ():
+        args = _laid_out(case.sample, layout).make(case.device)
+        if (found := called(case, args)) is not None:
+            check_fake(case.subject.op, case.operator, args, found)
 
 
 def _writes_nothing(subject: Subject, device: str) -> str:
@@ -105,11 +115,7 @@ def gaps(case: Case) -> None:
     """
     op = case.subject.op
     for layout in _WITH_GAPS:
-
-        def laid_out(arg: TensorArg, layout: Layout = layout) -> TensorArg:
-            return replace(arg, layout=layout if layout in layouts_of(arg.shape) else arg.layout)
-
-        args = case.sample.with_tensors(laid_out).make(case.device)
+        args = _laid_out(case.sample, layout).make(case.device)
         values = [value for value in args if isinstance(value, torch.Tensor)]
         before = [_memory(value).clone() for value in values]
         if called(case, args) is None:
@@ -123,6 +129,15 @@ def gaps(case: Case) -> None:
             if name in written:
                 _within(now, value).copy_(_within(old, value))
             assert same_bits(old, now), f"memory of '{name}' ({layout}) beside its elements changed"
+
+
+def _laid_out(sample: Sample, layout: Layout) -> Sample:
+    """Returns the sample with a layout for each tensor that may have it."""
+
+    def laid_out(arg: TensorArg) -> TensorArg:
+        return replace(arg, layout=layout if layout in layouts_of(arg.shape) else arg.layout)
+
+    return sample.with_tensors(laid_out)
 
 
 def _memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,13 +13,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cuda_ops.errors import KitError
-from cuda_ops.spec import Range
+from cuda_ops.spec import OpSpec, Range
 from cuda_ops.testing.arguments import sampled_arguments
 from cuda_ops.testing.case import Case, NotRunError, called, check
 from cuda_ops.testing.checks.gradient_edges import compare_gradients, no_other_gradient
 from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, TensorArg
+from cuda_ops.testing.sizes import shaped
 from cuda_ops.testing.subject import Subject
 
 #: None but 0 and those that are not finite is a float32.
@@ -110,7 +111,15 @@ def _widest(case: Case) -> Sample:
     return replace(case.sample, args=tuple(args))
 
 
-@check("scalars", 7, "a number is rounded, cut off or misread", Draw(2, range(32, 513)), quick=True,
+def _of_odd_sizes(op: OpSpec) -> list[Sample]:
+    """Returns calls whose sizes are no powers of two: modulo such a one, a number is the same after
+    its upper bits are cut off.
+    """
+    return [shaped(op, (3, 13), core=11), shaped(op, (37,), core=5, seed=1)]
+
+
+@check("scalars", 7, "a number is rounded, cut off or misread",
+       Draw(2, range(32, 513), beside=_of_odd_sizes), quick=True,
        excuse=_no_numbers)  # fmt: skip
 def scalars(case: Case) -> None:
     """Compares numbers that float32 or 32 bits do not hold, negative ones, zeros, huge ones,
