@@ -50,6 +50,7 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_gradient_rows": ("gradient_layouts", None),
     "bad_gradient_inputs": ("gradient_layouts", None),
     "bad_index_width": ("far_strides", "far_strides"),
+    "bad_far_rows": (None, "far_rows"),
     "bad_numerics": ("numerics", "numerics"),
     "bad_scalar": ("scalars", None),
     "bad_scalar_gradient": ("scalars", None),

@@ -23,7 +23,7 @@ from cuda_ops.testing.checks.gradient_edges import gradient_edges
 from cuda_ops.testing.checks.gradient_layouts import gradient_layouts, gradient_outputs
 from cuda_ops.testing.checks.gradients import gradcheck, gradient_declared
 from cuda_ops.testing.checks.graphs import graphs
-from cuda_ops.testing.checks.index_width import far_strides, many_elements
+from cuda_ops.testing.checks.index_width import far_rows, far_strides, many_elements
 from cuda_ops.testing.checks.large import large
 from cuda_ops.testing.checks.launches import launches
 from cuda_ops.testing.checks.layouts import layouts
@@ -71,6 +71,7 @@ CHECKS: tuple[Check, ...] = (
     boundaries,
     tails,
     far_strides,
+    far_rows,
     many_elements,
     large,
     freed_copies,

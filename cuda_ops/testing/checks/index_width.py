@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from cuda_ops.derive.arguments import group_of
-from cuda_ops.spec import OpSpec
+from cuda_ops.spec import OpSpec, Range
 from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.compare import expected_results, is_inexact, widened
-from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.draw import Draw, plain
 from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.sizes import shaped
+from cuda_ops.testing.subject import Subject
 
 _INT32 = 2**31
 
@@ -142,3 +143,81 @@ def _repeated(case: Case, args: tuple[Any, ...], expected: tuple[Any, ...], time
     for block in (0, times // 2, times - 1):
         parts = [a.unflatten(0, (times, -1))[block] for a in actual]
         case.same(parts, expected, f"block {block} of {times} equal ones")
+
+
+def _tables(op: OpSpec) -> dict[str, list[int]]:
+    """Returns the tensors of which an index chooses a row, by their outermost dim."""
+    if op.signature is None:
+        return {}
+    found: dict[str, list[int]] = {}
+    kept = {dim for group in op.signature.outputs for dim in group.core}
+    for k, i in enumerate(op.tensor_positions):
+        group = group_of(op, k)
+        if group.core and not group.loops and group.core[0] in op.belows.values():
+            found.setdefault(group.core[0], []).append(i)
+    return {dim: tables for dim, tables in found.items() if dim not in kept}
+
+
+def _without_table(subject: Subject, device: str) -> str:
+    return "" if _tables(subject.op) else "no index chooses a row of a table"
+
+
+@check("far_rows", 6, "32-bit index overflow",
+       Draw(4, range(1, 4097), enough=1, adapt=plain, listed=_few), devices=("cuda",),
+       excuse=_without_table)  # fmt: skip
+def far_rows(case: Case) -> None:
+    """Checks indices of rows in a table of more than 2^31 elements, of which none but the rows of a
+    small table are ever read.
+    """
+    op, args = case.subject.op, case.arguments()
+    for dim, tables in _tables(op).items():
+        given = [args[i] for i in tables if args[i] is not None]
+        indices = [i for i, name in enumerate(op.argument_names) if op.belows.get(name) == dim]
+        chosen = [args[i] for i in indices if args[i] is not None]
+        if not chosen or not given or len(given[0]) < 2 or not all(t[0].numel() for t in given):
+            continue
+        rows = len(given[0])
+        step = (_INT32 // max(t[0].numel() for t in given)) // (rows - 1) + 1
+        many = step * (rows - 1) + 1
+        reach = min(torch.iinfo(one.dtype).max for one in chosen)
+        if many not in op.ranges.get(dim, Range(0, many)) or reach < many:
+            continue
+        if not _chooses_rows(case, tables, indices):
+            continue
+        for one in chosen:  # each row, the last first
+            one.copy_(torch.arange(one.numel()).neg_().sub_(1).remainder_(rows).view(one.shape))
+        expected = case.call(*args)
+        with much_memory(case.device, 1.2 * many * sum(t[0].nbytes for t in given)):
+            spread = _spread_rows(args, tables, indices, step)
+            case.same(case.call(*spread), expected, f"rows of '{dim}' that are {step} apart")
+        return
+    raise NotRunError("no table can have more than 2^31 elements")
+
+
+def _chooses_rows(case: Case, tables: list[int], indices: list[int]) -> bool:
+    """Tells whether the reference's result depends on the chosen rows alone."""
+    if case.subject.reference is None:
+        return True
+    wide = widened(case.subject.op, case.subject.reference, case.sample.make("cpu"))
+    one = expected_results(case.subject, wide)
+    two = expected_results(case.subject, _spread_rows(wide, tables, indices, 3, fill=1))
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def _spread_rows(
+    args: Sequence[Any], tables: list[int], indices: list[int], step: int, fill: float | None = None
+) -> list[Any]:
+    """Returns the arguments with that many rows between those of each table, and the indices that
+    choose the same.
+    """
+
+    def spread(i: int, value: Any) -> Any:
+        if i in tables and value is not None:
+            large = value.new_empty((step * (len(value) - 1) + 1, *value.shape[1:]))
+            if fill is not None:
+                large.fill_(fill)
+            large[::step] = value
+            return large
+        return value * step if i in indices and value is not None else value
+
+    return [spread(i, value) for i, value in enumerate(args)]
