@@ -19,7 +19,7 @@ from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.early_copy import LEAST_CAPABILITY, early_copy
 from cuda_ops.testing.guards import guard
 from cuda_ops.testing.poison import POISONS, poisoned
-from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.samples import LARGEST_NUMEL, Sample
 from cuda_ops.testing.sizes import shaped
 from cuda_ops.testing.subject import Subject
 
@@ -27,8 +27,12 @@ _CALLS = 20
 
 
 def _several_blocks(op: OpSpec) -> list[Sample]:
-    """Returns calls of one block, of a few, and of as many as a GPU runs at once."""
-    return [shaped(op, loop, core=core) for loop, core in (((1,), 33), ((5,), 33), ((1 << 16,), 2))]
+    """Returns calls of one block, of a few, of as many as a GPU runs at once, and of more blocks of
+    larger rows, which each may have to do several of.
+    """
+    kinds = [((1,), 33), ((5,), 33), ((1 << 16,), 2), ((512,), 33)]
+    made = [shaped(op, loop, core=core) for loop, core in kinds]
+    return [sample for sample in made if sample.numel <= LARGEST_NUMEL]
 
 
 def nondeterministic(subject: Subject, device: str) -> str:
