@@ -37,6 +37,7 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_one_dtype": ("reference", None),
     "bad_large": ("large", None),
     "bad_long_rows": ("large", None),
+    "bad_long_result": ("large", None),
     "bad_leak_strided": ("leaks", None),
     "bad_leak_early": ("leaks", None),
     "bad_signed_index": ("indices", None),

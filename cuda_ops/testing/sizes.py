@@ -41,7 +41,8 @@ def shaped(
     Args:
         op: an operator; without a signature line it has loop dims alone.
         loop: the loop dims of all tensors.
-        core: the size of each core dim by name; or the first size, after which each is one larger.
+        core: the size of each core dim by name, and of those that ints give results alone; or the
+            first size, after which each is one larger.
         dtype: the dtype of all tensors; by default float32 if the operator takes it.
         layout: the layout of all tensors.
         seed: the seed of the values.
@@ -65,7 +66,8 @@ def shaped(
         return TensorArg(shape, example_dtype(op, name, dtype), layout, below)
 
     def scalar(argument: Any) -> Any:
-        is_size = argument.name in sizes and not op.tensor_positions
+        is_size = op.signature is not None and argument.name in op.signature.int_names
+        is_size &= argument.name in sizes
         value = sizes[argument.name] if is_size else example_scalar(op, argument)
         return within_limit(op, argument.name, value, sizes)
 
@@ -155,8 +157,11 @@ ROWS = "rows"
 
 
 def resizable(op: OpSpec) -> list[str]:
-    """Returns the dims of an operator whose sizes may be chosen: core dims, and rows."""
-    return [*op.drawn_dims, *([ROWS] if op.tensor_positions else [])]
+    """Returns the dims of an operator whose sizes may be chosen: core dims, those that results
+    alone have, by an int argument, and rows.
+    """
+    ints = () if op.signature is None else op.signature.int_names
+    return [*dict.fromkeys((*op.drawn_dims, *ints)), *([ROWS] if op.tensor_positions else [])]
 
 
 def within_ranges(op: OpSpec, core: Mapping[str, int]) -> bool:

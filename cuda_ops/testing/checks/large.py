@@ -17,6 +17,7 @@ from cuda_ops.testing.sizes import (
     ROWS,
     grown,
     most_elements,
+    resizable,
     shaped,
     widest_floating,
     within_ranges,
@@ -38,7 +39,7 @@ def _each_dim_large(op: OpSpec) -> list[Sample]:
     """Returns calls in which rows are many, and each named core dim is long in turn, as far as the
     operator takes such sizes.
     """
-    dims = op.drawn_dims
+    dims = [dim for dim in resizable(op) if dim != ROWS]
     kinds: list[tuple[tuple[int, ...], dict[str, int]]] = []
     if op.tensor_positions:
         kinds += [(loop, dict.fromkeys(dims, 5)) for loop in _LOOPS]
@@ -63,7 +64,7 @@ def _is_large(op: OpSpec, loop: tuple[int, ...], core: dict[str, int]) -> bool:
 
 def _own_grown(op: OpSpec, sample: Sample) -> list[Sample]:
     """Returns an operator's own sample with each dim large in turn."""
-    wanted = grown(op, sample, dict.fromkeys(op.drawn_dims, _SIZES) | {ROWS: _LOOPS[0]})
+    wanted = grown(op, sample, dict.fromkeys(resizable(op), _SIZES) | {ROWS: _LOOPS[0]})
     sizes = {one: max((math.prod(arg.shape) for arg in one.tensors), default=0) for one in wanted}
     return [one for one in wanted if MAX_NUMEL < sizes[one] <= LARGEST_NUMEL]
 

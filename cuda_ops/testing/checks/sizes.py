@@ -126,8 +126,7 @@ def _made(case: Case, count: int) -> Iterator[Sample]:
 
 def _vectors(op: OpSpec, drawn: random.Random, count: int) -> Iterator[dict[str, int]]:
     """Yields sizes by dim: each of one dim, then several at random, a quarter of them all small."""
-    ints = () if op.signature is None else op.signature.int_names
-    dims = list(dict.fromkeys((*resizable(op), *ints)))
+    dims = resizable(op)
     spans = {dim: _span(op.ranges.get(dim, _SIZES)) for dim in dims}
     others = {dim: min(span[0] + _OTHERS, span[-1]) for dim, span in spans.items()}
     single = [others | {dim: size} for dim in dims for size in spans[dim]]
@@ -184,17 +183,15 @@ def _ordered(subject: Subject) -> list[tuple[str, str]]:
 
 def _of_line(op: OpSpec, vector: dict[str, int], drawn: random.Random) -> Sample:
     """Returns a call of these sizes, with bools, and ints that are no sizes, at random."""
-    core = {dim: vector[dim] for dim in op.drawn_dims}
+    core = {dim: size for dim, size in vector.items() if dim != ROWS}
     loop = (vector[ROWS],) if ROWS in vector else ()
     sample = shaped(op, loop, core=core, dtype=widest_floating(op))
     args = list(sample.args)
     for i, argument in enumerate(sampled_arguments(op)):
         kind, name = str(argument.real_type), argument.name
-        if name in vector:
-            args[i] = vector[name]
-        elif kind == "bool":
+        if kind == "bool":
             args[i] = drawn.random() < 0.5
-        elif kind == "int":
+        elif kind == "int" and name not in core:
             allowed = op.ranges.get(name, _INTS)
             number = drawn.randint(allowed.least, min(allowed.most, allowed.least + 6))
             args[i] = within_limit(op, name, number, limited(op, core))
