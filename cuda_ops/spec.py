@@ -95,8 +95,9 @@ class OpSpec:
     stem: str
     #: The schema as written in the binding, without namespace.
     schema: str
-    #: The schema as torch parses it: argument and return names and types.
-    parsed: torch._C.FunctionSchema
+    #: The schema as torch parses it: argument and return names and types. A default that is a list
+    #: has no hash.
+    parsed: torch._C.FunctionSchema = field(hash=False)
     #: The generalized-ufunc signature line, or ``None`` if the binding gave none.
     signature: Signature | None
     #: The dtypes that its tensor arguments may have, all the same one; empty if the binding

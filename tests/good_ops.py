@@ -91,6 +91,7 @@ good("bitwise_not(Tensor x) -> Tensor", "()->()", torch.bitwise_not, dtypes=(tor
 good("logical_not(Tensor x) -> Tensor", "()->()", torch.logical_not, dtypes=(torch.bool,))
 good("scale(Tensor x, float factor=2.0) -> Tensor", "()->()", lambda x, factor=2.0: x * factor,
      lambda g, x, factor=2.0: (g * factor, None))  # fmt: skip
+good("shifted(Tensor x, int[] by=[1, 2]) -> Tensor", "()->()", lambda x, by=(1, 2): x + sum(by))
 good("power(Tensor x, int exponent) -> Tensor", "()->()", lambda x, exponent: x ** abs(exponent))
 
 # --- broadcasting ------------------------------------------------------------------------

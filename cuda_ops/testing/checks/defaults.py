@@ -25,6 +25,7 @@ def defaults(case: Case) -> None:
         if argument.name not in known or not argument.has_default_value():
             continue
         mine, theirs = default_of(argument), known[argument.name].default
+        theirs = list(theirs) if isinstance(theirs, tuple) else theirs  # a list would be shared
         assert mine == theirs, (
             f"the schema's default of '{argument.name}' is {mine!r}, the reference's {theirs!r}"
         )
