@@ -36,8 +36,12 @@ def tensor_arguments(op: OpSpec, values: Sequence[Any]) -> list[torch.Tensor | N
 
 def takes_lists(op: OpSpec) -> bool:
     """Says whether an argument is a list of tensors."""
-    types = (str(argument.type) for argument in op.parsed.arguments)
-    return any(text.startswith("List") and "Tensor" in text for text in types)
+    return any(map(is_list, op.parsed.arguments))
+
+
+def is_list(value: Any) -> bool:
+    """Says whether an argument or a return of a schema is a list of tensors."""
+    return str(value.type).startswith("List") and "Tensor" in str(value.type)
 
 
 def group_of(op: OpSpec, index: int) -> Group:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cuda_ops.derive.arguments import is_list, takes_lists
 from cuda_ops.spec import OpSpec
 
 #: For each value the length of its list, or ``None`` if it is none.
@@ -22,10 +23,7 @@ class _Form:
 
 def has_lists(op: OpSpec) -> bool:
     """Says whether arguments or results of the operator are lists of tensors."""
-    values = (*op.parsed.arguments, *op.parsed.returns)
-    return any(
-        str(value.type).startswith("List") and "Tensor" in str(value.type) for value in values
-    )
+    return takes_lists(op) or any(map(is_list, op.parsed.returns))
 
 
 def one_by_one(functions: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:

@@ -7,7 +7,7 @@ using namespace cuda_ops;
 namespace {
 
 Tensor resized(const Tensor& x, int64_t size) {
-  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+  std::vector<int64_t> shape = shape_of(x);
   shape.back() = size;
   return empty(shape, x);
 }

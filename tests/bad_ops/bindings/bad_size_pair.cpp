@@ -9,7 +9,7 @@ namespace {
 Tensor bad_size_pair_cpu(const Tensor& x, int64_t size) {
   const Tensor dense = contiguous(x);
   const int64_t n = x.sizes().back(), rows = x.numel() / n;
-  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+  std::vector<int64_t> shape = shape_of(x);
   shape.back() = size;
   Tensor out = empty(shape, x);
   const float distance = static_cast<float>(n) / static_cast<float>(size);
