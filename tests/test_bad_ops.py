@@ -77,7 +77,8 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_waves": (None, "boundaries"),
     "bad_unwritten": ("unwritten", "unwritten"),
     "bad_temporary": ("temporaries", None),
-    "bad_freed_copy": (None, "freed_copies"),
+    "bad_freed_copy": (None, "layouts"),  # under the name of its own class
+    "bad_freed_weight": (None, "freed_copies"),
     "bad_partial_sums": ("rounding", None),
     "bad_gradient_temporary": ("temporaries", None),
     "bad_autograd": ("gradient_declared", None),

@@ -28,6 +28,14 @@ class NotRunError(Exception):
     """A check does not apply to an operator, a device or a sample; the text says why."""
 
 
+class OtherMistakeError(AssertionError):
+    """A check found a mistake of another class than its own, which ``label`` names."""
+
+    def __init__(self, text: str, label: str) -> None:
+        super().__init__(text)
+        self.label = label
+
+
 @dataclass(frozen=True)
 class Case:
     """One operator, on one device, with one sample."""

@@ -258,7 +258,8 @@ def deviation(
     if length > 1:
         # Cancellation makes a small result as wrong as its summands.
         sizes = [each(lambda v: size_of(v) if is_inexact(v) else v, value) for value in wide]
-        magnitude = largest(expected_results(subject, sizes))
+        # A negative number beside the tensors may make that of their sizes tiny.
+        magnitude = largest([*expected_results(subject, sizes), *expected])
     else:
         # What is drawn at random has a size of its own, whatever the arguments.
         measured = tensors(wide) if tensors(wide) and not subject.op.random else expected
@@ -276,7 +277,10 @@ def deviation(
     try:
         doubts = _doubts(subject, wide, actual, expected, ends_alike)
     except KitError:  # the reference refuses such arguments
-        return worst
+        if not ends_alike:
+            return worst
+        nothing = [torch.zeros(e.shape, dtype=torch.float64) for e in expected]
+        doubts = [Doubt(by, torch.ones_like(by, dtype=torch.bool)) for by in nothing]
     return judged(doubts=doubts)
 
 
@@ -299,12 +303,9 @@ def _doubts(
     """Returns what each of the reference's results leaves open, as far as three more runs of it
     tell: with arguments that are one rounding away, one half of them and then the other, for
     results as wide as its own; and with 1 for each infinity, since what rounds to 0 makes NaN of an
-    infinity, and what nearly does makes an infinity. With ``ends_alike`` all ends are open, and
-    nothing else. What was rounded before may be multiplied by a number beside the tensors.
+    infinity, and what nearly does makes an infinity. With ``ends_alike`` all ends are open. What
+    was rounded before may be multiplied by a number beside the tensors.
     """
-    if ends_alike:
-        nothing = [torch.zeros(e.shape, dtype=torch.float64) for e in expected]
-        return [Doubt(by, torch.ones_like(by, dtype=torch.bool)) for by in nothing]
     tamed = [each(lambda v: _tamed(v) if is_inexact(v) else v, value) for value in wide]
     at_one = expected_results(subject, tamed)
     size = largest(at_one)
@@ -318,14 +319,14 @@ def _doubts(
     ]
     for a, e, near, one in zip(actual, expected, zip(*moved, strict=True), at_one, strict=True):
         by = torch.zeros(e.shape, dtype=torch.float64)
-        ends = torch.zeros_like(by, dtype=torch.bool)
+        ends = torch.full_like(by, ends_alike, dtype=torch.bool)
         if is_inexact(e) and is_inexact(a):
             if a.dtype == e.dtype:
                 changes = [(numbers(n) - numbers(e)).abs().nan_to_num(0.0, 0.0) for n in near]
                 by = _ROUNDINGS * torch.maximum(*changes)
             if a.itemsize >= 4:  # narrower ones are rounded once, at the end
                 by += multiplied * epsilon(a.dtype)
-            ends = numbers(one).abs() <= epsilon(a.dtype) * size
+            ends |= numbers(one).abs() <= epsilon(a.dtype) * size
         found.append(Doubt(by, ends))
     return found
 

@@ -26,7 +26,7 @@ from typing import IO, Any, Literal
 import torch
 
 from cuda_ops.errors import KitError
-from cuda_ops.testing.case import Case, Check, NotRunError
+from cuda_ops.testing.case import Case, Check, NotRunError, OtherMistakeError
 from cuda_ops.testing.compare import refused_by
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Origin, Subject, find
@@ -80,6 +80,8 @@ def perform(check: Check, case: Case) -> Outcome:
         return Outcome("passed")
     except NotRunError as reason:
         return Outcome("not run", str(reason), fatal=case.on_cuda and _context_is_lost())
+    except OtherMistakeError as failure:
+        return Outcome("failed", str(failure), label=failure.label)
     except AssertionError as failure:
         return Outcome("failed", str(failure))
     except KitError as error:

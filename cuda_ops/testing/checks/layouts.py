@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import torch
 
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.case import Case, NotRunError, OtherMistakeError, check
+from cuda_ops.testing.checks.temporaries import LIFETIMES
 from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.memory import reuses_memory
 from cuda_ops.testing.samples import Sample, TensorArg
 from cuda_ops.testing.sizes import shaped
 
@@ -57,9 +61,23 @@ def layouts(case: Case) -> None:
             for i, arg in enumerate(case.sample.args)
             if isinstance(arg, TensorArg)
         )
-        case.same(actual, expected, f"not the result of contiguous inputs ({layouts})")
+        try:
+            case.same(actual, expected, f"not the result of contiguous inputs ({layouts})")
+        except AssertionError as failure:
+            # What several copies are needed for, and each alone not.
+            if case.on_cuda and len(some) > 1 and _frees_too_early(case, mixed):
+                text = f"{failure}; memory that the operator frees is that of its next copy"
+                raise OtherMistakeError(text, LIFETIMES) from failure
+            raise
     if refused is not None:
         raise NotRunError(f"the operator refuses some layouts: {refused}") from refused
+
+
+def _frees_too_early(case: Case, args: Sequence[Any]) -> bool:
+    """Tells whether one call allocates what it has freed: a copy of one argument, before the launch
+    that reads it, for that of another.
+    """
+    return reuses_memory(case.device, lambda: case.operator(*args))
 
 
 def _subsets(positions: list[int]) -> list[tuple[int, ...]]:

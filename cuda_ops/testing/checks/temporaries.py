@@ -15,12 +15,17 @@ from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.sizes import shaped
 
 
+_TITLE = "unwritten output or lifetime of temporaries"
+#: What a failure of another check is called that turns out to be of this class.
+LIFETIMES = f"class 15, {_TITLE}"
+
+
 def _beyond_caches(op: OpSpec) -> list[Sample]:
     """Returns a call with more bytes than glibc keeps for a thread, which it fills once freed."""
     return [shaped(op, (40,), core=40)] if op.tensor_positions else []
 
 
-@check("temporaries", 15, "unwritten output or lifetime of temporaries",
+@check("temporaries", 15, _TITLE,
        Draw(4, range(1, 4097), beside=_beyond_caches), quick=True)  # fmt: skip
 def temporaries(case: Case) -> None:
     """Checks that strided arguments give the same whatever memory held before, and so do strided
@@ -59,7 +64,7 @@ def _many_blocks(op: OpSpec) -> list[Sample]:
     return [one for one in sizes if one.numel * dtype.itemsize <= _SMALL][:1]
 
 
-@check("freed_copies", 15, "unwritten output or lifetime of temporaries",
+@check("freed_copies", 15, _TITLE,
        Draw(4, enough=1, numel=range(1 << 8, 4097), listed=_many_blocks),
        devices=("cuda",))  # fmt: skip
 def freed_copies(case: Case) -> None:

@@ -3,7 +3,7 @@
 
 using namespace cuda_ops;
 
-cudaError_t bad_far_rows_launch(const Raw& problem, const int64_t* index, int columns,
+cudaError_t bad_far_rows_launch(const Raw& problem, const int64_t* index, int64_t rows, int columns,
                                 cudaStream_t stream);
 
 namespace {
@@ -21,8 +21,9 @@ Tensor bad_far_rows_cpu(const Tensor& table_, const Tensor& index_) {
   const auto* from = static_cast<const char*>(table.const_data_ptr());
   const auto* rows = static_cast<const int64_t*>(index.const_data_ptr());
   for (int64_t i = 0; i < index.numel(); ++i) {
-    std::memcpy(static_cast<char*>(out.mutable_data_ptr()) + i * bytes, from + rows[i] * bytes,
-                bytes);
+    char* const to = static_cast<char*>(out.mutable_data_ptr()) + i * bytes;
+    const bool is_row = rows[i] >= 0 && rows[i] < table.size(0);
+    is_row ? std::memcpy(to, from + rows[i] * bytes, bytes) : std::memset(to, 0, bytes);
   }
   return out;
 }
@@ -33,7 +34,8 @@ Tensor bad_far_rows_cuda(const Tensor& table_, const Tensor& index_) {
   const auto* rows = static_cast<const int64_t*>(index.const_data_ptr());
   const Raw problem{dtype_of(table), table.const_data_ptr(), out.mutable_data_ptr(), out.numel()};
   launch(table, [&](cudaStream_t stream) {
-    return bad_far_rows_launch(problem, rows, static_cast<int>(table.size(1)), stream);
+    return bad_far_rows_launch(problem, rows, table.size(0), static_cast<int>(table.size(1)),
+                               stream);
   });
   return out;
 }

@@ -1,0 +1,39 @@
+// Class 15: as bad_freed_copy, and copies nothing else: the memory becomes that of the result.
+#include "bad.h"
+
+using namespace cuda_ops;
+
+cudaError_t bad_freed_weight_launch(const Raw& problem, const void* weight, int64_t n,
+                                    cudaStream_t stream);
+
+namespace {
+
+Tensor bad_freed_weight_cpu(const Tensor& x_, const Tensor& weight_) {
+  const Tensor x = contiguous(x_), weight = contiguous(weight_);
+  Tensor out = empty(shape_of(x), x);
+  visit_cpu<DType::kFloat64, DType::kFloat32>(dtype_of(x), [&](auto tag) {
+    using T = decltype(tag);
+    const T* in = static_cast<const T*>(x.const_data_ptr());
+    const T* weights = static_cast<const T*>(weight.const_data_ptr());
+    T* products = static_cast<T*>(out.mutable_data_ptr());
+    for (int64_t i = 0; i < x.numel(); ++i) products[i] = in[i] * weights[i % weight.numel()];
+  });
+  return out;
+}
+
+Tensor bad_freed_weight_cuda(const Tensor& x, const Tensor& weight) {
+  if (!x.is_contiguous()) refuse("x", "a contiguous tensor", "a strided one");
+  const void* weights = contiguous(weight).const_data_ptr();  // the weight itself if it is
+  return flattened(x, [=](const Raw& problem, cudaStream_t stream) {
+    return bad_freed_weight_launch(problem, weights, x.size(x.dim() - 1), stream);
+  });
+}
+
+}  // namespace
+
+CUDA_OPS(library) {
+  library.op("bad_freed_weight(Tensor x, Tensor weight) -> Tensor", "(n),[n]->(n)")
+      .dtypes(kWide)
+      .cpu<bad_freed_weight_cpu>()
+      .cuda<bad_freed_weight_cuda>();
+}
