@@ -60,8 +60,8 @@ def much_memory(
 
 def reuses_memory(device: torch.device | str, call: Callable[[], object]) -> bool:
     """Tells whether the call of a function allocates memory on a GPU that it has freed itself."""
-    index = torch.device(device).index
-    index = torch.cuda.current_device() if index is None else index
+    where = torch.device(device)
+    index = where.index if ":" in str(where) else torch.cuda.current_device()
     record = torch.cuda.memory._record_memory_history
     record("all", context=None, stacks="python", max_entries=10_000)
     try:

@@ -1,4 +1,4 @@
-// Class 15: as bad_freed_copy, and copies nothing else: the memory becomes that of the result.
+// Class 15: frees the copy of its weight alone: that memory becomes the result's.
 #include "bad.h"
 
 using namespace cuda_ops;
@@ -21,8 +21,8 @@ Tensor bad_freed_weight_cpu(const Tensor& x_, const Tensor& weight_) {
   return out;
 }
 
-Tensor bad_freed_weight_cuda(const Tensor& x, const Tensor& weight) {
-  if (!x.is_contiguous()) refuse("x", "a contiguous tensor", "a strided one");
+Tensor bad_freed_weight_cuda(const Tensor& x_, const Tensor& weight) {
+  const Tensor x = contiguous(x_);                            // lives until the end
   const void* weights = contiguous(weight).const_data_ptr();  // the weight itself if it is
   return flattened(x, [=](const Raw& problem, cudaStream_t stream) {
     return bad_freed_weight_launch(problem, weights, x.size(x.dim() - 1), stream);
