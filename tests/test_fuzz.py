@@ -305,4 +305,4 @@ def test_the_fuzzer_follows_coverage(tmp_path: Path) -> None:
     pytest.importorskip("atheris")
     result = Campaign(["silu"], Origin(), tmp_path, "atheris").run(120, runs=300)
     assert result.findings == [] and sum(result.counts.values()) == 300
-    assert len(list(tmp_path.iterdir())) > 20 and "places covered" in result.coverage
+    assert len(list(tmp_path.iterdir())) > 10 and "places covered" in result.coverage

@@ -70,7 +70,23 @@ def _is_eligible(value: Any, device: str) -> bool:
         and value.dtype is not torch.float64
         and value.dtype.itemsize > 1  # torch promotes no float8
         and value.device.type == device
+        and _has_memory(value)
     )
+
+
+def _has_memory(value: torch.Tensor) -> bool:
+    """Tells whether a tensor's elements are there: torch would read what was freed of it, where the
+    operator refuses it by name.
+    """
+    if type(value) not in _PLAIN or torch._is_functional_tensor(value):
+        return True  # the memory is that of others
+    try:
+        return value.numel() == 0 or value.untyped_storage().nbytes() > 0
+    except (NotImplementedError, RuntimeError):  # under vmap, or sparse
+        return True
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _target(word: AutocastWord, device: str, tensors: list[torch.Tensor]) -> torch.dtype:

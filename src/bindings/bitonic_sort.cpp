@@ -41,6 +41,7 @@ std::tuple<Tensor, Tensor> bitonic_sort_cuda(const Tensor& x, int64_t dim, bool 
   if (out.problem.n > kLongest) {
     refuse("x", "fewer than 2^32 elements along the dim", "shape " + shape_name(x));
   }
+  if (x.numel() == 0) return {out.values, out.indices};
   SortConfig config;
   launch(x, [&](cudaStream_t) { return bitonic_sort_plan(out.problem, config); });
   const int64_t bytes = sort_workspace_bytes(config, out.problem.n, size_of(dtype_of(x)));

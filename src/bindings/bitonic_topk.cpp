@@ -63,6 +63,7 @@ std::tuple<Tensor, Tensor> bitonic_topk_cuda(const Tensor& x, int64_t k, int64_t
   const Tensor rows = with_rows(x, dim);
   Kept out(rows, k, dim, largest);
   SortRows& p = out.problem.sort;
+  if (out.values.numel() == 0) return {out.values, out.indices};
   if (!topk_sorts(p.n, k) && (k > kMostKept || p.n > kLongest)) {
     keep_by_sorting(out, x, k, dim, largest);
     return {out.values, out.indices};

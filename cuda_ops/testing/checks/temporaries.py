@@ -12,7 +12,7 @@ from cuda_ops.testing.case import Case, NotRunError, called, check
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.poison import POISONS, poisoned
 from cuda_ops.testing.samples import Sample
-from cuda_ops.testing.sizes import shaped
+from cuda_ops.testing.sizes import most_elements, shaped
 
 _TITLE = "unwritten output or lifetime of temporaries"
 #: What a failure of another check is called that turns out to be of this class.
@@ -50,17 +50,24 @@ def temporaries(case: Case) -> None:
 
 #: The CUDA caching allocator takes requests up to this from other memory than larger ones.
 _SMALL = 1 << 20
+#: Elements of a core dim that are more than that in any dtype, rows of them, and all that is made.
+_LONG, _ROWS, _MOST = _SMALL + 64, 12, 1 << 24
 
 
 def _many_blocks(op: OpSpec) -> list[Sample]:
-    """Returns a call with as many elements as small memory holds: blocks enough that the last ones
-    start when the first have written.
+    """Returns a call with as many elements as small memory holds, and one that has a copy and a
+    result of another size in large memory: blocks enough that the last ones start when the first
+    have written.
     """
     dtype = min(op.dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
     cores = (64, 32, 16, 8, 4)
     rows = (_SMALL // (core * dtype.itemsize) for core in cores)
     sizes = [shaped(op, (n,), core=core, dtype=dtype) for n, core in zip(rows, cores, strict=True)]
-    return [one for one in sizes if one.numel * dtype.itemsize <= _SMALL][:1]
+    small = [one for one in sizes if one.numel * dtype.itemsize <= _SMALL][:1]
+    long = dict.fromkeys(op.drawn_dims, _LONG)
+    if not long or most_elements(op, (_ROWS,), long) > _MOST:
+        return small
+    return [*small, shaped(op, (_ROWS,), core=_LONG, dtype=dtype)]
 
 
 @check("freed_copies", 15, _TITLE,

@@ -43,6 +43,8 @@ main(sys.argv[1])
 """
 
 
+#: In the form of a finding that takes many calls.
+_LEAK = ": leak: "
 #: The form of a death that torch may have died alone, as it made the arguments of a call.
 _UNMADE = "unmade"
 
@@ -98,16 +100,22 @@ class Campaign:
     def run(self, seconds: float, seed: int = 1, runs: int = 0) -> Result:
         """Calls until the time is over; a process that dies is a finding, and is replaced."""
         result = Result()
-        start, deaths = time.monotonic(), 0
+        start, deaths, spoiled = time.monotonic(), 0, 0
         with tempfile.TemporaryDirectory(prefix="cuda_ops-fuzz-") as folder:
             while deaths < _MOST_DEATHS:
                 left = start + seconds - time.monotonic()
                 if left <= 1:
                     break
                 known = [finding.form for finding in result.findings]
-                job = _Job(self, Path(folder), seed + deaths, seconds=left, known=known, runs=runs)
-                death = job.run(partial(self._add, result))
+                job = _Job(
+                    self, Path(folder), seed + deaths + spoiled, seconds=left, known=known,
+                    runs=runs,
+                )  # fmt: skip
+                death = job.run(partial(self._confirm, result, job))
                 job.count(result)
+                if job.is_spoiled:
+                    spoiled += 1
+                    continue
                 if death is None:
                     break
                 deaths += 1
@@ -140,6 +148,19 @@ class Campaign:
         if death is None:
             return found[0]
         return death if death.form == _UNMADE else replace(death, form="finding")
+
+    def _confirm(self, result: Result, job: _Job, finding: Finding) -> None:
+        """Adds a finding if the call shows it alone. Else what earlier calls left in torch shows,
+        once for all operators, and the process is replaced.
+        """
+        # One call shows no leak.
+        if _LEAK in finding.form or self.again(finding.line).form == "finding":
+            self._add(result, finding)
+            return
+        job.is_spoiled = True
+        form = f"not alone: {finding.form.partition(': ')[2]}"
+        text = f"after other calls, not alone: {finding.text}"
+        self._add(result, replace(finding, text=text, form=form))
 
     def _add(self, result: Result, finding: Finding) -> None:
         if all(finding.form != other.form for other in result.findings):
@@ -203,14 +224,16 @@ class _Job:
         Raises:
             RuntimeError: it ended before its first call.
         """
-        told = 0
+        told, state = 0, "ended"
         try:
-            while (state := self._wait()) == "running":
+            while not self.is_spoiled and (state := self._wait()) == "running":
                 told = self._report(told, report)
         finally:
             if self.process.poll() is None:
                 self.process.kill()
                 self.process.wait()
+        if self.is_spoiled:
+            return None
         self._report(told, report)
         begun, _, line = self.box.read()
         status = self.process.returncode
@@ -226,6 +249,8 @@ class _Job:
         form = _UNMADE if self.box.is_making else f"{key}: {what}: {_top(said)}"
         return Finding(line or "between two calls", f"{what}:\n    {text}", form)
 
+    #: Whether calls left something in torch that changes what later ones do.
+    is_spoiled = False
     _seen, _since, _computed = 0, 0.0, 0.0
 
     def _wait(self) -> Literal["running", "ended", "hung"]:
@@ -250,7 +275,8 @@ class _Job:
     def _report(self, told: int, report: Callable[[Finding], None]) -> int:
         lines = self.found.read_text().splitlines()
         for line in lines[told:]:
-            report(Finding(**json.loads(line)))
+            if not self.is_spoiled:  # what comes after proves nothing
+                report(Finding(**json.loads(line)))
         return len(lines)
 
     def count(self, result: Result) -> None:

@@ -288,13 +288,17 @@ def _place(error: BaseException) -> str:
 
 
 #: What torch says there, by the file that says it or its first words.
-_OWN = ("PlumbingHelper.h", "VariableMethodStubs.cpp", "Sharding propagation failed")
+_OWN = (
+    "PlumbingHelper.h", "VariableMethodStubs.cpp", "Sharding propagation failed",
+    "Storage size calculation overflowed", ".tolist() is not supported for tensor subclasses",
+    'core/function_schema.cpp":', 'quantized/Quantizer.cpp":',
+)  # fmt: skip
 
 
 def _is_torch_own(error: BaseException) -> bool:
     """Tells whether torch has refused something in its own way: its fakes, as it prints one that is
-    a dual number too, its jagged tensors, its rules for shards, and what sees a tensor that escaped
-    from vmap before a composed operator does.
+    a dual number too, its jagged tensors, its rules for shards, what sees a tensor that escaped
+    from vmap before a composed operator does, and what it asserts as it prints a wrong argument.
     """
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1].filename if frames else ""

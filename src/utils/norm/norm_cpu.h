@@ -9,24 +9,29 @@ namespace cuda_ops {
 
 namespace detail {
 
+// y = (x - mean) scale. The mean is in two parts, since its rounding would be multiplied by scale.
 struct RowStatistics {
-  double mean = 0, scale = 0;  // of (x - mean) * scale
+  double first = 0, second = 0, scale = 0;
+
+  double without_mean(double value) const { return (value - first) - second; }
 };
 
 template <class T>
 RowStatistics statistics_of(const T* x, const Norm& p, bool centered) {
   RowStatistics row;
   const auto n = static_cast<double>(p.n);
+  const auto mean_without = [&](double first) {
+    double left = 0;
+    for (int64_t i = 0; i < p.n; ++i) left += static_cast<double>(x[i]) - first;
+    return left / n;
+  };
   // Twice, since a sum of many numbers is rounded: equal ones are then exactly 0 without their
   // mean.
-  for (int pass = 0; centered && pass < 2; ++pass) {
-    double left = 0;
-    for (int64_t i = 0; i < p.n; ++i) left += static_cast<double>(x[i]) - row.mean;
-    row.mean += left / n;
-  }
+  for (int pass = 0; centered && pass < 2; ++pass) row.first += mean_without(row.first);
+  if (centered) row.second = mean_without(row.first);
   double sum = 0;
   for (int64_t i = 0; i < p.n; ++i) {
-    const double value = static_cast<double>(x[i]) - row.mean;
+    const double value = row.without_mean(static_cast<double>(x[i]));
     sum += value * value;
   }
   row.scale = 1 / std::sqrt(sum / n + p.eps);
@@ -66,7 +71,7 @@ inline void norm_cpu(NormKind kind, const Norm& p) {
         }
         const auto found = detail::statistics_of(x, p, kind == NormKind::kLayer);
         for (int64_t i = 0; i < p.n; ++i) {
-          double value = (static_cast<double>(x[i]) - found.mean) * found.scale;
+          double value = found.without_mean(static_cast<double>(x[i])) * found.scale;
           value *= static_cast<double>(weight[i]);
           if (bias != nullptr) value += static_cast<double>(bias[i]);
           out[i] = static_cast<T>(value);
@@ -87,7 +92,7 @@ inline void norm_gradient_cpu(NormKind kind, const NormGradient& p) {
     const auto* weight = static_cast<const W*>(norm.weight);
     const int64_t n = norm.n;
     const auto value = [&](int64_t row, int64_t i) {
-      return (static_cast<double>(x[row * n + i]) - found[row].mean) * found[row].scale;
+      return found[row].without_mean(static_cast<double>(x[row * n + i])) * found[row].scale;
     };
     const auto grad = [&](int64_t row, int64_t i) {
       return static_cast<double>(grad_out[row * n + i]);

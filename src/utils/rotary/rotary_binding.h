@@ -41,6 +41,7 @@ inline int64_t last_stride(const Tensor& x) { return x.stride(x.dim() - 1); }
 template <class Run>
 void rotate(const Tensor& out, const Tensor& x, const Tensor& cos, const Tensor& sin,
             bool interleaved, bool inverse, Run run) {
+  if (out.numel() == 0) return;  // of however many tokens
   const Tensor cosines = detail::readable(cos, sin, x), sines = detail::readable(sin, cos, x);
   const detail::TableView of_cos(cosines), of_sin(sines);
   Rotary p;
