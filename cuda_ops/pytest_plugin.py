@@ -97,11 +97,11 @@ class _Item(pytest.Item):
     def __init__(self, *, name: str, parent: Any, **extra: Any) -> None:
         super().__init__(name, parent, nodeid=name, **extra)
 
-    def _settle(self, entry: CheckEntry) -> None:
+    def _settle(self, entry: CheckEntry, op: str = "") -> None:
         from cuda_ops.testing.report import CheckReport
         from cuda_ops.testing.runner import circumstances
 
-        op = self.nodeid.rpartition("::")[0]
+        op = op or self.nodeid.rpartition("::")[0]
         report = CheckReport(op, (entry,), circumstances(_profile(self.config)))
         # As text, since pytest-xdist must send it and --junitxml keep it.
         self.user_properties.append(("cuda_ops_report", json.dumps(report.as_json())))
@@ -145,9 +145,9 @@ class _RegressionItem(_Item):
         self._line = line
 
     def runtest(self) -> None:
-        from cuda_ops.testing.__main__ import replay
+        from cuda_ops.testing.__main__ import parse_line, replay
 
-        self._settle(replay(self._line))
+        self._settle(replay(self._line), parse_line(self._line)[0])
 
 
 class _SanitizerItem(_Item):

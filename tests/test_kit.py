@@ -334,6 +334,27 @@ def test_reports_that_tests_recorded_come_back(
     assert table.startswith("on a GPU.") and "| layouts[cpu] | 3 | 3 |" in table
 
 
+def test_a_report_counts_samples_that_once_failed_with_their_check(tmp_path: Path) -> None:
+    ran, once = (
+        CheckEntry("layouts", "cpu", True, count=3),
+        CheckEntry("layouts", "cpu", True, count=1),
+    )
+    failed = CheckEntry("streams", "cuda", False, "no")
+    left_out = CheckEntry("streams", "cuda", None, "no GPU")
+    reports = [
+        CheckReport("f", entries)
+        for entries in ((once,), (ran,), (left_out,), (failed,), (left_out,))
+    ]
+    properties = "".join(
+        f"<property name='cuda_ops_report' value={quoteattr(json.dumps(report.as_json()))}/>"
+        for report in reports
+    )
+    file = tmp_path / "tests.xml"
+    file.write_text(f"<testsuites><testcase>{properties}</testcase></testsuites>")
+    (merged,) = read_junit(file)
+    assert merged.entries == (replace(ran, count=4), failed)
+
+
 def test_a_pair_is_named_for_all_its_operators_each_once() -> None:
     names = operators_of(["relu", "relu_backward", "scale_relu", "other::library"])
     assert names == ["relu", "relu_backward", "scale_relu", "other::library"]

@@ -102,8 +102,22 @@ def read_junit(*paths: Path) -> list[CheckReport]:
     for report in (CheckReport.from_json(json.loads(text)) for text in texts):
         key = report.op, report.circumstances
         before = merged.get(key, replace(report, entries=()))
-        merged[key] = replace(before, entries=before.entries + report.entries)
+        merged[key] = replace(before, entries=_merged(before.entries + report.entries))
     return sorted(merged.values(), key=lambda report: report.op)
+
+
+def _merged(entries: Iterable[CheckEntry]) -> tuple[CheckEntry, ...]:
+    """Returns one entry for each check and device: the first failure, else what passed together, as
+    a check and the samples of it that once failed.
+    """
+    found: dict[str, CheckEntry] = {}
+    for entry in entries:
+        before = found.get(entry.name)
+        if before is None or before.passed is None or (before.passed and entry.passed is False):
+            found[entry.name] = entry
+        elif entry.passed and before.passed:
+            found[entry.name] = replace(before, count=before.count + entry.count)
+    return tuple(found.values())
 
 
 def not_run(entries: Iterable[CheckEntry]) -> list[str]:
