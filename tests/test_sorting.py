@@ -299,6 +299,13 @@ def test_8_byte_keys_of_every_kind(kind: str, dtype: torch.dtype, device: str) -
         agrees(x, device, descending=True)
 
 
+@on_each_device
+def test_rows_without_results_take_no_time_however_many(device: str) -> None:
+    rows = torch.empty(1, 4, device=device).expand(1 << 40, 4)
+    assert cuda_ops.bitonic_topk(rows, 0)[1].shape == (1 << 40, 0)
+    assert cuda_ops.bitonic_sort(rows[:, :0])[1].shape == (1 << 40, 0)
+
+
 # --- gradients, batching, sharding ------------------------------------------------------------
 
 

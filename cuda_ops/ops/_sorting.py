@@ -30,7 +30,7 @@ def autograd(dim_at: int) -> Autograd:
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **_: Any) -> None:
         ctx.shape = inputs[0].shape
-        ctx.dim = inputs[dim_at]
+        ctx.dim = int(inputs[dim_at])  # torch.ops takes True for 1, which scatter refuses
         ctx.arguments = len(inputs)
         ctx.save_for_backward(output[1])
         ctx.set_materialize_grads(True)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import _StopRecomputationError
 
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.compare import check_fake
@@ -77,6 +78,8 @@ class _Reached:
         self.count += 1
         try:
             return self.function(*args, **kwargs)
+        except _StopRecomputationError:  # torch's way of ending a recomputation early
+            raise
         except Exception as error:
             self.error = error
             raise

@@ -186,6 +186,8 @@ def distributed(function: Function, placement: str) -> Function:
         def placed(value: torch.Tensor) -> Any:
             if value.is_quantized or value.is_nested or value.dtype not in dtype_abbrs:
                 raise ValueError("DTensor takes it, and can neither propagate nor print it")
+            if torch._is_functional_tensor(value):
+                raise ValueError("torch crashes as it gathers the parts of such a DTensor")
             return DTensor.from_local(value, mesh, placements)
 
         mesh = _mesh()
