@@ -19,6 +19,7 @@ from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import refuse
 from cuda_ops.derive.forward_mode import refuse_tangent
 from cuda_ops.dispatch.generation import Served
+from cuda_ops.dispatch.naming import named
 from cuda_ops.dispatch.public import tangents_of
 from cuda_ops.spec import OpSpec
 
@@ -56,12 +57,14 @@ def register(library: torch.library.Library, operator: Served) -> None:
     def resolved(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         op = operator.spec
         given = bind(op, args, kwargs)
-        plain = tree_map_only(torch.Tensor, lambda x: x.resolve_neg().resolve_conj(), given)
-        positional, keywords = split(op, plain)
-        result = op.overload.redispatch(keyset - _LAZY, *positional, **keywords)
-        for old, new in zip(tensors_written(op, given), tensors_written(op, plain), strict=True):
-            if old is not new:
-                old.copy_(new)
+        with named(op):
+            plain = tree_map_only(torch.Tensor, lambda x: x.resolve_neg().resolve_conj(), given)
+            positional, keywords = split(op, plain)
+            result = op.overload.redispatch(keyset - _LAZY, *positional, **keywords)
+            written = (tensors_written(op, values) for values in (given, plain))
+            for old, new in zip(*written, strict=True):
+                if old is not new:
+                    old.copy_(new)
         return result
 
     def batched(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
