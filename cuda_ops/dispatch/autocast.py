@@ -74,19 +74,21 @@ def _is_eligible(value: Any, device: str) -> bool:
     )
 
 
+#: Subclasses may keep their memory elsewhere.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 def _has_memory(value: torch.Tensor) -> bool:
     """Tells whether a tensor's elements are there: torch would read what was freed of it, where the
     operator refuses it by name.
     """
     if type(value) not in _PLAIN or torch._is_functional_tensor(value):
-        return True  # the memory is that of others
+        return True
     try:
         return value.numel() == 0 or value.untyped_storage().nbytes() > 0
-    except (NotImplementedError, RuntimeError):  # under vmap, or sparse
+    except (NotImplementedError, RuntimeError):
+        # Tensors under vmap and sparse ones have no memory of their own: torch casts or refuses.
         return True
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _target(word: AutocastWord, device: str, tensors: list[torch.Tensor]) -> torch.dtype:

@@ -279,8 +279,10 @@ def deviation(
     except KitError:  # the reference refuses such arguments
         if not ends_alike:
             return worst
-        nothing = [torch.zeros(e.shape, dtype=torch.float64) for e in expected]
-        doubts = [Doubt(by, torch.ones_like(by, dtype=torch.bool)) for by in nothing]
+        doubts = [
+            Doubt(torch.zeros(e.shape, dtype=torch.float64), torch.ones(e.shape, dtype=torch.bool))
+            for e in expected
+        ]
     return judged(doubts=doubts)
 
 

@@ -102,8 +102,9 @@ def read_junit(*paths: Path) -> list[CheckReport]:
     for report in (CheckReport.from_json(json.loads(text)) for text in texts):
         key = report.op, report.circumstances
         before = merged.get(key, replace(report, entries=()))
-        merged[key] = replace(before, entries=_merged(before.entries + report.entries))
-    return sorted(merged.values(), key=lambda report: report.op)
+        merged[key] = replace(before, entries=before.entries + report.entries)
+    found = (replace(report, entries=_merged(report.entries)) for report in merged.values())
+    return sorted(found, key=lambda report: report.op)
 
 
 def _merged(entries: Iterable[CheckEntry]) -> tuple[CheckEntry, ...]:

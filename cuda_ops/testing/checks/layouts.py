@@ -12,7 +12,7 @@ import torch
 
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, NotRunError, OtherMistakeError, check
-from cuda_ops.testing.checks.temporaries import LIFETIMES
+from cuda_ops.testing.checks.temporaries import temporaries
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.memory import reuses_memory
 from cuda_ops.testing.samples import Sample, TensorArg
@@ -67,7 +67,7 @@ def layouts(case: Case) -> None:
         except AssertionError as failure:
             if case.on_cuda and _frees_too_early(case, dense, mixed):
                 text = f"{failure}; what it allocates next is the memory of a copy that it freed"
-                raise OtherMistakeError(text, LIFETIMES) from failure
+                raise OtherMistakeError(text, temporaries.label) from failure
             raise
     if refused is not None:
         raise NotRunError(f"the operator refuses some layouts: {refused}") from refused

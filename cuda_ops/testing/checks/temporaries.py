@@ -15,8 +15,6 @@ from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.sizes import most_elements, shaped
 
 _TITLE = "unwritten output or lifetime of temporaries"
-#: What a failure of another check is called that turns out to be of this class.
-LIFETIMES = f"class 15, {_TITLE}"
 
 
 def _beyond_caches(op: OpSpec) -> list[Sample]:

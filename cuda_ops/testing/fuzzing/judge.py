@@ -20,6 +20,7 @@ from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.compare import check_fake
 from cuda_ops.testing.fuzzing import pieces, ways
 from cuda_ops.testing.fuzzing.sizes import (
+    OVERFLOWED,
     address,
     bytes_of,
     foretold,
@@ -293,7 +294,7 @@ def _place(error: BaseException) -> str:
 #: What torch says there, by the file that says it or its first words.
 _OWN = (
     "PlumbingHelper.h", "VariableMethodStubs.cpp", "Sharding propagation failed",
-    "Storage size calculation overflowed", ".tolist() is not supported for tensor subclasses",
+    OVERFLOWED, ".tolist() is not supported for tensor subclasses",
     'core/function_schema.cpp":', 'quantized/Quantizer.cpp":',
 )  # fmt: skip
 

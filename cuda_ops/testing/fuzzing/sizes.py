@@ -57,6 +57,10 @@ def elements(values: Any) -> int:
     return count
 
 
+#: What torch says of sizes whose product it cannot hold, of no elements too.
+OVERFLOWED = "Storage size calculation overflowed"
+
+
 def is_large(values: Any) -> bool:
     """Tells whether a call could be too much work: its tensors have more elements than samples
     have, or a number might be a size.
@@ -96,7 +100,7 @@ def foretold(
         try:
             result = function(*args, **kwargs)
         except Exception as error:
-            if "Storage size calculation overflowed" in str(error) and not is_large:
-                return "small"  # no elements, of sizes whose product torch's fakes cannot hold
+            if OVERFLOWED in str(error) and not is_large:
+                return "small"  # it has no elements, and a kernel may take it
             return "refused"
     return "too large" if is_large or elements(result) > _MOST_NUMEL else "small"

@@ -22,8 +22,11 @@ Tensor bad_far_rows_cpu(const Tensor& table_, const Tensor& index_) {
   const auto* rows = static_cast<const int64_t*>(index.const_data_ptr());
   for (int64_t i = 0; i < index.numel(); ++i) {
     char* const to = static_cast<char*>(out.mutable_data_ptr()) + i * bytes;
-    const bool is_row = rows[i] >= 0 && rows[i] < table.size(0);
-    is_row ? std::memcpy(to, from + rows[i] * bytes, bytes) : std::memset(to, 0, bytes);
+    if (rows[i] >= 0 && rows[i] < table.size(0)) {
+      std::memcpy(to, from + rows[i] * bytes, bytes);
+    } else {
+      std::memset(to, 0, bytes);
+    }
   }
   return out;
 }

@@ -1,5 +1,5 @@
 // Class 15: frees the copy of a strided weight before the kernel that reads it is launched.
-#include "bad.h"
+#include "weighted.h"
 
 using namespace cuda_ops;
 
@@ -7,19 +7,6 @@ cudaError_t bad_freed_copy_launch(const Raw& problem, const void* weight, int64_
                                   cudaStream_t stream);
 
 namespace {
-
-Tensor bad_freed_copy_cpu(const Tensor& x_, const Tensor& weight_) {
-  const Tensor x = contiguous(x_), weight = contiguous(weight_);
-  Tensor out = empty(shape_of(x), x);
-  visit_cpu<DType::kFloat64, DType::kFloat32>(dtype_of(x), [&](auto tag) {
-    using T = decltype(tag);
-    const T* in = static_cast<const T*>(x.const_data_ptr());
-    const T* weights = static_cast<const T*>(weight.const_data_ptr());
-    T* products = static_cast<T*>(out.mutable_data_ptr());
-    for (int64_t i = 0; i < x.numel(); ++i) products[i] = in[i] * weights[i % weight.numel()];
-  });
-  return out;
-}
 
 Tensor bad_freed_copy_cuda(const Tensor& x, const Tensor& weight) {
   const void* weights = contiguous(weight).const_data_ptr();  // the weight itself if it is
@@ -33,6 +20,6 @@ Tensor bad_freed_copy_cuda(const Tensor& x, const Tensor& weight) {
 CUDA_OPS(library) {
   library.op("bad_freed_copy(Tensor x, Tensor weight) -> Tensor", "(n),[n]->(n)")
       .dtypes(kWide)
-      .cpu<bad_freed_copy_cpu>()
+      .cpu<weighted_cpu>()
       .cuda<bad_freed_copy_cuda>();
 }
