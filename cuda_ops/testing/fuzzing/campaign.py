@@ -43,8 +43,6 @@ main(sys.argv[1])
 """
 
 
-#: In the form of a finding that takes many calls.
-_LEAK = ": leak: "
 #: The form of a death that torch may have died alone, as it made the arguments of a call.
 _UNMADE = "unmade"
 
@@ -153,8 +151,7 @@ class Campaign:
         """Adds a finding if the call shows it alone. Else what earlier calls left in torch shows,
         once for all operators, and the process is replaced.
         """
-        # One call shows no leak.
-        if _LEAK in finding.form or self.again(finding.line).form == "finding":
+        if self.again(finding.line).form == "finding":
             self._add(result, finding)
             return
         job.is_spoiled = True

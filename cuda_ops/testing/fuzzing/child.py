@@ -104,25 +104,38 @@ class Session:
 
     def _look_for_leak(self, call: Call) -> None:
         """Repeats a call that was refused, and sees whether each keeps memory."""
-        start = time.monotonic()
-        self._judged(call)
-        if time.monotonic() - start > _QUICK or (in_use := heap_reader()) is None:
-            return
-
-        def growth(calls: int) -> float:
-            gc.collect()
-            before = in_use()
-            for _ in range(calls):
-                self._judged(call)
-            gc.collect()
-            return (in_use() - before) / calls
-
-        gc.freeze()  # what is there now is looked at no more: collections are cheap
-        # A cache that grows has room for the next thousand calls after the first.
-        if all(growth(calls) >= _NOISE for calls in _LEAK_ROUNDS):
-            text = f"each refused call keeps memory: {growth(_LEAK_ROUNDS[-1]):.0f} bytes"
+        kept = _kept_by_each(lambda: self._judged(call))
+        if kept:
             form = f"{call.key}: leak: {self._judged(call).form}"
-            self._keep((call, Verdict("finding", text)), form)
+            self._keep((call, _of_leak(kept)), form)
+
+
+def _kept_by_each(call: Callable[[], Verdict]) -> float:
+    """Returns how many bytes each of many calls keeps; 0 if they are slow or cannot be counted."""
+    start = time.monotonic()
+    call()
+    if time.monotonic() - start > _QUICK or (in_use := heap_reader()) is None:
+        return 0.0
+
+    def growth(calls: int) -> float:
+        gc.collect()
+        before = in_use()
+        for _ in range(calls):
+            call()
+        gc.collect()
+        return (in_use() - before) / calls
+
+    gc.freeze()  # what is there now is looked at no more: collections are cheap
+    # A cache that grows has room for the next thousand calls after the first.
+    grown = 0.0
+    for calls in _LEAK_ROUNDS:
+        if (grown := growth(calls)) < _NOISE:
+            return 0.0
+    return grown
+
+
+def _of_leak(kept: float) -> Verdict:
+    return Verdict("finding", f"each refused call keeps memory: {kept:.0f} bytes")
 
 
 def main(message: str) -> None:
@@ -152,6 +165,8 @@ def main(message: str) -> None:
         box.make(asked["line"])
         judge = Judge(subjects[0], lambda: box.begin(asked["line"]), box.end)
         verdict = judge(asked["line"])
+        if verdict.status == "refused" and (kept := _kept_by_each(lambda: judge(asked["line"]))):
+            verdict = _of_leak(kept)
         report(Finding(asked["line"], verdict.text, verdict.status))
         return
     if asked["engine"] == "atheris":

@@ -27,6 +27,8 @@ def is_plain(value: Any) -> bool:
         return False
     if torch._is_zerotensor(value):
         return False
+    if value._base is not None and value._base.is_nested:  # torch makes no fake of such a view
+        return False
     return address(value) is not None
 
 
