@@ -88,7 +88,7 @@ def test_a_library_leaves_only_stable_symbols_open() -> None:
 
 
 def test_an_operator_can_be_checked_by_name_in_a_process_of_its_own() -> None:
-    report = check_op("silu", checks=[by_name("layouts")])
+    report = check_op("silu", checks=[by_name("registration")])
     assert report.passed and report.entries[0].count == PROFILES["quick"].examples
     with pytest.raises(CudaOpsError, match="no operator 'sillu'"):
         check_op("sillu")

@@ -167,7 +167,7 @@ def test_no_sample_is_run_twice() -> None:
     lines: list[str] = []
     check = replace(by_name("layouts"), body=lambda case: lines.append(repr(case.sample)))
     assert check_op("silu", checks=[check], devices=["cpu"], isolate=False).passed
-    assert len(lines) == len(set(lines)) == PROFILES["quick"].examples
+    assert len(lines) == len(set(lines)) >= PROFILES["quick"].examples
 
 
 def test_a_check_may_end_after_a_time_and_says_so() -> None:

@@ -39,7 +39,7 @@ from cuda_ops.dispatch.described import Call
 from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Kernel, Library
 from cuda_ops.dispatch.lists import has_lists
-from cuda_ops.dispatch.naming import named
+from cuda_ops.dispatch.naming import named, raise_named
 from cuda_ops.errors import ManifestError, PluginError
 from cuda_ops.plugins import Plugins
 from cuda_ops.spec import OpSpec, functions
@@ -341,7 +341,10 @@ class Operator:
                     return self._dual(values, tangents)
             if takes_lists and torch.is_grad_enabled() and not torch._C._any_requires_grad(*args):
                 self._refuse_hidden(args)
-            return kernel(keyset, *args, **kwargs)
+            try:
+                return kernel(keyset, *args, **kwargs)
+            except RuntimeError as error:
+                raise_named(self.now.spec, error)
 
         return checked
 

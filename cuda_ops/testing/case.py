@@ -164,6 +164,11 @@ def check(
 NO_TENSOR = "no argument is a tensor"
 
 
+def nondeterministic(subject: Subject, device: str) -> str:
+    """Returns why bits cannot be compared; empty if they can."""
+    return "" if subject.claims.deterministic else f"no such claim: {subject.claims.reason}"
+
+
 def without_gradient(subject: Subject, device: str) -> str:
     """Returns why a gradient cannot be checked; empty if it can."""
     if subject.gradient == "declared":

@@ -267,15 +267,19 @@ def deviation(
     least = least_epsilon(subject, sample)
     factor *= subject.claims.tolerance
     judged = partial(
-        errors, actual, expected, magnitude, length, factor=factor, least=least, rounded=rounded
+        errors, actual, expected, length=length, factor=factor, least=least, rounded=rounded
     )
-    worst = judged()
+    worst = judged(magnitude=magnitude)
     if worst <= 1:
         return worst
     # What the same formulas on another device make of an infinity may depend on their order.
     ends_alike |= subject.reference is subject.op.overload
     try:
         doubts = _doubts(subject, wide, actual, expected, ends_alike)
+        if length > 1:
+            # Equal numbers cancel with their sizes too, and not with every other one of them.
+            apart = [each(lambda v: _every_other(v) if is_inexact(v) else v, v) for v in sizes]
+            magnitude = max(magnitude, largest(expected_results(subject, apart)))
     except KitError:  # the reference refuses such arguments
         if not ends_alike:
             return worst
@@ -283,7 +287,7 @@ def deviation(
             Doubt(torch.zeros(e.shape, dtype=torch.float64), torch.ones(e.shape, dtype=torch.bool))
             for e in expected
         ]
-    return judged(doubts=doubts)
+    return judged(magnitude=magnitude, doubts=doubts)
 
 
 class Doubt(NamedTuple):
@@ -333,6 +337,8 @@ def _doubts(
     return found
 
 
+#: How many times smaller than the largest number a result may be that overflows on the way.
+_NEARLY = 256
 #: How many times the change by one rounding of each argument counts.
 _ROUNDINGS = 8
 #: The largest factor by which a rounding may have been multiplied.
@@ -345,8 +351,17 @@ def _one_rounding_away(first: int, value: Any) -> Any:
     """
     if not is_inexact(value) or not value.numel() or value.itemsize == 1:
         return value  # torch multiplies no float8
-    every_other = ((torch.arange(value.numel()).view(value.shape) + first) % 2).to(value.dtype)
-    return value * (1 + every_other * torch.finfo(value.dtype).eps)
+    return value * (1 + _alternating(value, first) * torch.finfo(value.dtype).eps)
+
+
+def _every_other(value: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor with 0 for every other number."""
+    return value if value.itemsize == 1 else value * _alternating(value, 0)
+
+
+def _alternating(value: torch.Tensor, first: int) -> torch.Tensor:
+    """Returns 0 and 1 in turn, in the shape and dtype of a tensor."""
+    return ((torch.arange(value.numel()).view(value.shape) + first) % 2).to(value.dtype)
 
 
 def _tamed(value: torch.Tensor) -> torch.Tensor:
@@ -438,7 +453,9 @@ def errors(
             by, ends = doubts[i]
             if allowed.dim() > by.dim():
                 by, ends = by.unsqueeze(-1), ends.unsqueeze(-1)
-            same |= ends & ~a.isfinite() & ~e.isfinite()
+            # What nearly overflows may do so on the way.
+            over = ~e.isfinite() | (e.abs() > torch.finfo(dtype).max / _NEARLY)
+            same |= ends & ~a.isfinite() & over
             allowed = allowed + torch.where(by.isfinite(), by, 0.0)
         error = torch.where(same, 0.0, (a - e).abs() / (allowed + tiny))
         error = torch.where(same | (a.isfinite() & e.isfinite()), error, math.inf)

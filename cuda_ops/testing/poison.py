@@ -1,4 +1,4 @@
-"""Fills new allocations with a chosen byte, so that unwritten memory shows."""
+"""Fills new allocations and shared memory with a chosen byte, so that unwritten memory shows."""
 
 from __future__ import annotations
 
@@ -46,11 +46,29 @@ def _malloc(byte: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cuda(device: str, byte: int) -> Iterator[None]:
-    """Fills a fresh pool of the caching allocator and frees it before the operator runs."""
+    """Fills a fresh pool of the caching allocator and frees it before the operator runs, and leaves
+    the byte in the shared memory of all multiprocessors.
+    """
     index = torch.device(device).index if ":" in device else torch.cuda.current_device()
+    matrix = torch.full((_SIDE, 2 * _SIDE), byte, dtype=torch.uint8, device=device)
+    matrix, product = matrix.view(torch.bfloat16), matrix.new_empty((_SIDE, 2 * _SIDE))
+    # First in torch's own pool, since cuBLAS keeps its workspace.
+    _fill_shared(matrix, product)
     with torch.cuda.use_mem_pool(torch.cuda.MemPool(), index):
         blocks = [torch.full((size,), byte, dtype=torch.uint8, device=device) for size in _BLOCKS]
         torch.cuda.synchronize(device)
         del blocks
+        _fill_shared(matrix, product)  # the last to run before the operator
         yield
         torch.cuda.synchronize(device)
+
+
+#: Rows and columns of a product that has more tiles than any GPU has multiprocessors.
+_SIDE = 4096
+
+
+def _fill_shared(matrix: torch.Tensor, product: torch.Tensor) -> None:
+    """Multiplies a matrix by itself: a product keeps tiles of both factors in shared memory, which
+    nothing clears for the next kernel.
+    """
+    torch.mm(matrix, matrix, out=product.view(torch.bfloat16))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Values = Literal[
     "normal", "large", "tiny", "special", "equal",
     "largest", "smallest", "infinite", "negative_infinite", "cancelling",
-    "whole",
+    "whole", "zeros", "far_mean",
 ]  # fmt: skip
 #: What is drawn for all arguments of a sample. The other values are for single arguments: two
 #: numbers next to the largest one add up to infinity in any order but one.
@@ -75,6 +75,8 @@ def _fill(
     def integers(low: int, high: int) -> torch.Tensor:
         return torch.randint(low, high + 1, shape, generator=generator)
 
+    if values == "zeros":
+        return torch.zeros(shape, dtype=dtype)
     if dtype == torch.bool:
         return integers(0, 1).to(dtype)
     if dtype in CODES:
@@ -112,6 +114,8 @@ def _fill(
     if values == "tiny":
         # Normal and denormal numbers mixed.
         normal *= info.tiny
+    if values == "far_mean":  # of which a variance is lost in the mean of squares
+        normal += 1000
     if values == "whole":  # many zeros, of either sign, and equal numbers
         normal = (1.5 * normal).round()
     if values == "special":

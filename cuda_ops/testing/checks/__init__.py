@@ -36,8 +36,10 @@ from cuda_ops.testing.checks.races import early_start, repeats
 from cuda_ops.testing.checks.random import draws, independence, replays
 from cuda_ops.testing.checks.registration import gaps, mutation, registration, written
 from cuda_ops.testing.checks.reinplaced import reinplaced
+from cuda_ops.testing.checks.saved import frozen, saved
 from cuda_ops.testing.checks.scalars import scalars
 from cuda_ops.testing.checks.sizes import gradient_sizes, sizes
+from cuda_ops.testing.checks.state import state
 from cuda_ops.testing.checks.streams import late_inputs, streams
 from cuda_ops.testing.checks.temporaries import freed_copies, temporaries
 from cuda_ops.testing.checks.threads import threads
@@ -48,6 +50,7 @@ CHECKS: tuple[Check, ...] = (
     abi,
     empty,
     streams,
+    state,
     mutation,
     written,
     repeats,
@@ -57,6 +60,7 @@ CHECKS: tuple[Check, ...] = (
     alignment,
     gaps,
     devices,
+    graphs,
     registration,
     reference,
     indices,
@@ -78,9 +82,10 @@ CHECKS: tuple[Check, ...] = (
     late_inputs,
     early_start,
     threads,
-    graphs,
     gradient_declared,
     gradcheck,
+    frozen,
+    saved,
     gradient_edges,
     jvp,
     gradient_layouts,

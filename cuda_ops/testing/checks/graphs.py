@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 
-from cuda_ops.testing.case import Case, check
-from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.case import Case, called, check
+from cuda_ops.testing.draw import Draw, follows_line
+from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.sizes import ROWS, resized, shaped
 
 
 @check("graphs", 10, "not CUDA-graph safe", Draw(2, range(1, 4097)), devices=("cuda",))
 def graphs(case: Case) -> None:
-    """Captures a call once and replays it with other values in the same memory. The call must not
-    synchronize.
+    """Captures a call once and replays it twice with other values in the same memory, the second
+    time after a larger call and beside memory that others have taken since: what the operator keeps
+    for itself must still be there. The call must not synchronize.
     """
     static = case.arguments()
     with _no_synchronization():
@@ -29,11 +32,44 @@ def graphs(case: Case) -> None:
     for place, value in zip(static, other, strict=True):
         if isinstance(value, torch.Tensor):
             place.copy_(value)
+    _replay(case, graph, captured, expected, "a replay with new values")
+    larger = _larger(case)
+    if larger is not None:
+        called(case, larger.make(case.device))
+    torch.cuda.synchronize()
+    taken = [torch.full((size,), _BYTE, dtype=torch.uint8, device=case.device) for size in _TAKEN]
+    _replay(case, graph, captured, expected, "a replay after a larger call")
+    for block in taken:
+        assert bool((block == _BYTE).all()), (
+            "a replay after a larger call writes memory that is no more the operator's: what a "
+            "graph uses must be allocated in the capture, or never be freed"
+        )
+
+
+#: Bytes of tensors that take what a larger call has freed, and what they hold.
+_TAKEN, _BYTE = (*(size for power in range(9, 21) for size in [1 << power] * 4), 32 << 20), 0x2A
+#: The outermost dim of a larger call than any of the checks before, and most elements.
+_ROWS, _MOST = 1 << 18, 1 << 24
+
+
+def _replay(
+    case: Case, graph: torch.cuda.CUDAGraph, captured: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor], what: str,
+) -> None:  # fmt: skip
     for output in captured:
         output.zero_()
     graph.replay()
     torch.cuda.synchronize()
-    case.same(captured, expected, "a replay with new values")
+    case.same(captured, expected, what)
+
+
+def _larger(case: Case) -> Sample | None:
+    """Returns a call of more elements."""
+    op = case.subject.op
+    if not follows_line(case.subject):
+        return resized(op, case.sample, ROWS, _ROWS)
+    sizes = (shaped(op, (_ROWS,), core=core) for core in (8, 2))
+    return next((sample for sample in sizes if sample.numel <= _MOST), None)
 
 
 @contextmanager

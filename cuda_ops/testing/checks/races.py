@@ -13,7 +13,8 @@ import torch
 
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import each
-from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.case import Case, NotRunError, OtherMistakeError, check, nondeterministic
+from cuda_ops.testing.checks.unwritten import unwritten
 from cuda_ops.testing.compare import outputs, same_bits, tensors
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.early_copy import LEAST_CAPABILITY, early_copy
@@ -21,7 +22,6 @@ from cuda_ops.testing.guards import guard
 from cuda_ops.testing.poison import POISONS, poisoned
 from cuda_ops.testing.samples import LARGEST_NUMEL, Sample
 from cuda_ops.testing.sizes import shaped
-from cuda_ops.testing.subject import Subject
 
 _CALLS = 20
 
@@ -35,11 +35,6 @@ def _several_blocks(op: OpSpec) -> list[Sample]:
     return [sample for sample in made if sample.numel <= LARGEST_NUMEL]
 
 
-def nondeterministic(subject: Subject, device: str) -> str:
-    """Returns why bits cannot be compared; empty if they can."""
-    return "" if subject.claims.deterministic else f"no such claim: {subject.claims.reason}"
-
-
 @check("repeats", 2, "races, missing barriers, deadlocks",
        Draw(3, listed=_several_blocks), quick=True,
        excuse=nondeterministic)  # fmt: skip
@@ -49,13 +44,36 @@ def repeats(case: Case) -> None:
     # operators that depend on them.
     args, _guards = guard(case.arguments(), POISONS[0])
     with poisoned(case.device, POISONS[0]):
-        first, *others = [case.call(*args) for _ in range(_CALLS)]
+        together = [case.call(*args) for _ in range(_CALLS)]
+    if (found := _different(together)) is None:
+        return
+    k, i = found
+    if case.on_cuda and _different([_alone(case, args) for _ in range(_CALLS)]) is None:
+        text = (
+            f"output {k} of call {i} differs from that of the first, unless shared memory holds "
+            "the same before each call: something is read there that was not written"
+        )
+        raise OtherMistakeError(text, unwritten.label)
+    raise AssertionError(
+        f"output {k} of call {i} differs from that of the first, with the same arguments; "
+        "if it may, say so in cuda_ops_claims"
+    )
+
+
+def _different(calls: Sequence[tuple[torch.Tensor, ...]]) -> tuple[int, int] | None:
+    """Returns an output that is not the same in all calls, and the call, counted from 1."""
+    first, *others = calls
     for i, result in enumerate(others, 2):
         for k, (a, b) in enumerate(zip(first, result, strict=True)):
-            assert same_bits(a, b), (
-                f"output {k} of call {i} differs from that of the first, with the same arguments; "
-                "if it may, say so in cuda_ops_claims"
-            )
+            if not same_bits(a, b):
+                return k, i
+    return None
+
+
+def _alone(case: Case, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """Returns the results of a call before which all memory is filled, shared memory too."""
+    with poisoned(case.device, POISONS[0]):
+        return tuple(output.clone() for output in case.call(*args))
 
 
 #: Bytes between the starts of tensors in one buffer, as torch's allocator aligns them.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from cuda_ops.spec import OpSpec
-from cuda_ops.testing.case import Case, check
+from cuda_ops.testing.case import Case, check, nondeterministic
 from cuda_ops.testing.checks.empty import each_dim_empty
-from cuda_ops.testing.checks.races import nondeterministic
 from cuda_ops.testing.compare import same_bits
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.poison import POISONS, poisoned

@@ -59,8 +59,8 @@ def elements(values: Any) -> int:
     return count
 
 
-#: What torch says of sizes whose product it cannot hold, of no elements too.
-OVERFLOWED = "Storage size calculation overflowed"
+#: In what torch says of sizes or strides whose product it cannot hold, of no elements too.
+OVERFLOWED = "calculation overflowed"
 
 
 def is_large(values: Any) -> bool:
