@@ -276,8 +276,8 @@ def deviation(
     ends_alike |= subject.reference is subject.op.overload
     try:
         doubts = _doubts(subject, wide, actual, expected, ends_alike)
-        if length > 1:
-            # Equal numbers cancel with their sizes too, and not with every other one of them.
+        if length > 1 and magnitude <= _NOTHING * largest(tensors(sizes)):
+            # Equal numbers cancel as their sizes do, and not where every other one is 0.
             apart = [each(lambda v: _every_other(v) if is_inexact(v) else v, v) for v in sizes]
             magnitude = max(magnitude, largest(expected_results(subject, apart)))
     except KitError:  # the reference refuses such arguments
@@ -337,6 +337,8 @@ def _doubts(
     return found
 
 
+#: What rounding in float64 leaves of numbers that cancel, relative to them.
+_NOTHING = 1e-12
 #: How many times smaller than the largest number a result may be that overflows on the way.
 _NEARLY = 256
 #: How many times the change by one rounding of each argument counts.

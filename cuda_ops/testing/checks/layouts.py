@@ -10,12 +10,9 @@ from typing import Any
 
 import torch
 
-from cuda_ops.errors import KitError
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, NotRunError, OtherMistakeError, check
-from cuda_ops.testing.checks.large import TOLERATED
 from cuda_ops.testing.checks.temporaries import temporaries
-from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.memory import reuses_memory
 from cuda_ops.testing.samples import LAYOUTS, OVERLAPPING, Layout, Sample, TensorArg, layouts_of
@@ -36,8 +33,9 @@ def _strided(sample: Sample) -> Sample:
     return sample.with_tensors(adapted, "normal")
 
 
-#: The length of rows that a block of threads takes several steps for, some of them in vectors.
-_LONG = 1040
+#: The length of rows that a block of threads takes several steps for, some of them in vectors; one
+#: with a thread for each element can do it still.
+_LONG = 1000
 
 
 def _odd_and_long_rows(op: OpSpec) -> list[Sample]:
@@ -87,22 +85,12 @@ def layouts(case: Case) -> None:
         try:
             case.same(actual, expected, f"not the result of contiguous inputs ({layouts})")
         except AssertionError as failure:
-            if _is_wrong(case, expected):
-                raise NotRunError("contiguous inputs give a wrong result too") from failure
             if case.on_cuda and _frees_too_early(case, dense, mixed):
                 text = f"{failure}; what it allocates next is the memory of a copy that it freed"
                 raise OtherMistakeError(text, temporaries.label) from failure
             raise
     if refused is not None:
         raise NotRunError(f"the operator refuses some layouts: {refused}") from refused
-
-
-def _is_wrong(case: Case, found: Sequence[torch.Tensor]) -> bool:
-    """Tells whether a result is not the reference's, which other checks report."""
-    try:
-        return deviation(case.subject, case.sample, found) > TOLERATED
-    except KitError:  # the reference refuses such arguments
-        return False
 
 
 def _frees_too_early(case: Case, dense: Sequence[Any], strided: Sequence[Any]) -> bool:

@@ -258,6 +258,8 @@ class Judge:
         try:
             check_fake(self.op, call, [*args, *kwargs.values()], tensors_in(result))
         except AssertionError as error:
+            if OVERFLOWED in str(error):  # of no elements, which a kernel may take
+                return Verdict("returned")
             return Verdict("finding", f"not as the fake: {error}")
         return Verdict("returned")
 

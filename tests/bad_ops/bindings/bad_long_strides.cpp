@@ -8,7 +8,7 @@ namespace {
 Tensor bad_long_strides_cpu(const Tensor& x) {
   const int64_t n = x.size(x.dim() - 1);
   Tensor out = empty(shape_of(x), x);
-  if (n < 1024 || x.dim() != 3) {
+  if (n < 512 || x.dim() != 3) {
     map_cpu(strided(out, x), [](double v) { return v; });
     return out;
   }
