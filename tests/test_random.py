@@ -275,7 +275,7 @@ def test_the_key_is_drawn_by_torch_s_generator(name: str, device: str) -> None:
         assert torch.equal(result, public(name)(x, 2.0, key=key))
         assert torch.equal(result, getattr(torch.ops.cuda_ops, name)(x, key, 2.0))
     assert not torch.equal(*drawn)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
         before = public(name)(x)
     assert torch.equal(public(name)(x), before)
 

@@ -435,7 +435,7 @@ def errors(
             assert not differs.any(), f"the result differs: {name}{_place(differs, a, e)}"
             continue
         assert a.is_complex() or not e.is_complex(), f"{name}{a.dtype}, expected {e.dtype}"
-        tiny = torch.finfo(a.dtype).tiny
+        tiny, most = torch.finfo(a.dtype).tiny, torch.finfo(a.dtype).max
         unit = max(epsilon(dtype), least)
         summed = max(epsilon(_SUMMED_IN.get(a.dtype, a.dtype)), least) if length > 1 else unit
         beyond = None
@@ -456,7 +456,7 @@ def errors(
             if allowed.dim() > by.dim():
                 by, ends = by.unsqueeze(-1), ends.unsqueeze(-1)
             # What nearly overflows may do so on the way.
-            over = ~e.isfinite() | (e.abs() > torch.finfo(dtype).max / _NEARLY)
+            over = ~e.isfinite() | (e.abs() > most / _NEARLY)
             same |= ends & ~a.isfinite() & over
             allowed = allowed + torch.where(by.isfinite(), by, 0.0)
         error = torch.where(same, 0.0, (a - e).abs() / (allowed + tiny))

@@ -34,22 +34,35 @@ def graphs(case: Case) -> None:
             place.copy_(value)
     _replay(case, graph, captured, expected, "a replay with new values")
     larger = _larger(case)
+    torch.cuda.empty_cache()
     if larger is not None:
         called(case, larger.make(case.device))
     torch.cuda.synchronize()
-    taken = [torch.full((size,), _BYTE, dtype=torch.uint8, device=case.device) for size in _TAKEN]
+    taken = _all_free(case.device)
     _replay(case, graph, captured, expected, "a replay after a larger call")
-    for block in taken:
-        assert bool((block == _BYTE).all()), (
-            "a replay after a larger call writes memory that is no more the operator's: what a "
-            "graph uses must be allocated in the capture, or never be freed"
-        )
+    assert bool((torch.cat(taken) == _BYTE).all()), (
+        "a replay after a larger call writes memory that is no more the operator's: what a graph "
+        "uses must be allocated in the capture, or never be freed"
+    )
 
 
-#: Bytes of tensors that take what a larger call has freed, and what they hold.
-_TAKEN, _BYTE = (*(size for power in range(9, 21) for size in [1 << power] * 4), 32 << 20), 0x2A
 #: The outermost dim of a larger call than any of the checks before, and most elements.
 _ROWS, _MOST = 1 << 18, 1 << 24
+#: The least that the caching allocator takes from each of its pools, what to write there, and how
+#: many blocks to take at most.
+_LEAST, _BYTE, _MOST_BLOCKS = (512, (1 << 20) + 512), 0x2A, 1 << 14
+
+
+def _all_free(device: str) -> list[torch.Tensor]:
+    """Returns tensors that take all memory which the caching allocator has at hand."""
+    taken: list[torch.Tensor] = []
+    for size in _LEAST:
+        reserved = torch.cuda.memory_reserved(device)
+        for _ in range(_MOST_BLOCKS):
+            taken.append(torch.full((size,), _BYTE, dtype=torch.uint8, device=device))
+            if torch.cuda.memory_reserved(device) > reserved:
+                break
+    return taken
 
 
 def _replay(
