@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -212,6 +213,29 @@ def _in_kept_buffer(x: Tensor) -> Tensor:
 
 
 good("tripled(Tensor x) -> Tensor", "()->()", _in_kept_buffer, reference=lambda x: 3 * x)
+
+
+#: The last weight of each thread, of which version, and what it became.
+_PACKED = threading.local()
+
+
+def _with_packed_weight(x: Tensor, weight: Tensor) -> Tensor:
+    """Keeps what it makes of a weight until that is another tensor, or another version of it."""
+    if weight.is_inference() or is_fake(weight) or weight.device.type != "cpu":
+        return x * (2 * weight)  # on a GPU another stream may ask for it
+    ref, version, packed = getattr(_PACKED, "last", (lambda: None, 0, None))
+    if ref() is not weight or version != weight._version:
+        packed = 2 * weight
+        _PACKED.last = weakref.ref(weight), weight._version, packed
+    return x * packed
+
+
+good("packed(Tensor x, Tensor weight) -> Tensor", "(n),[n]->(n)", _with_packed_weight,
+     reference=lambda x, weight: 2 * x * weight)  # fmt: skip
+
+# A copy of its own for the backward, which nothing can change.
+good("squared(Tensor x) -> Tensor", "()->()", lambda x: x * x, lambda g, x: 2 * g * x,
+     saved=lambda inputs, output: (inputs[0].clone(),))  # fmt: skip
 
 
 def _on_own_stream(x: Tensor) -> Tensor:
