@@ -22,7 +22,8 @@ def named(op: OpSpec) -> Iterator[None]:
 
 def raise_named(op: OpSpec, error: RuntimeError) -> NoReturn:
     """Raises an error again, with the operator's name in front if it is not in it."""
-    # Others mean something to callers: what torch.utils.checkpoint raises, out of memory.
+    # These two are what torch raises for a dtype or device that a function of its own lacks. Others
+    # mean something to callers: what torch.utils.checkpoint raises, out of memory.
     if type(error) not in (RuntimeError, NotImplementedError) or op.name in str(error):
         raise error
     raise type(error)(f"{op.qualname}: {error}") from error

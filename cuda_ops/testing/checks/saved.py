@@ -29,11 +29,9 @@ def saved(case: Case) -> None:
     keeps, and nothing else.
     """
     expected = _gradients(case, None)
-    names, op = [], case.subject.op
-    args = case.arguments()
-    names += [("argument", i) for i, value in enumerate(args) if isinstance(value, torch.Tensor)]
-    names += [("result", k) for k in range(len(op.parsed.returns))]
-    for kind, place in names:
+    op, args = case.subject.op, case.arguments()
+    given = [("argument", i) for i, value in enumerate(args) if isinstance(value, torch.Tensor)]
+    for kind, place in (*given, *(("result", k) for k in range(len(op.parsed.returns)))):
         try:
             found = _gradients(case, (kind, place))
         except RuntimeError as refusal:
