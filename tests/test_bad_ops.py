@@ -68,6 +68,7 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_alignment": (None, "alignment"),
     "bad_empty": ("empty", "empty"),
     "bad_list": ("lists", None),
+    "bad_list_dtype": ("mixed_lists", None),
     "bad_fake": ("registration", None),
     "bad_mutation": ("mutation", None),
     "bad_gaps": ("gaps", None),

@@ -185,8 +185,8 @@ def why_not(check: Check, subject: Subject, device: str) -> str:
 
 #: The checks that pass on lists of tensors.
 _TAKING_LISTS = (
-    "reference", "lists", "numerics", "mutation", "registration", "public", "opcheck",
-    "compile_static",
+    "reference", "lists", "mixed_lists", "numerics", "mutation", "registration", "public",
+    "opcheck", "compile_static",
 )  # fmt: skip
 
 

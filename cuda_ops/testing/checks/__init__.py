@@ -28,7 +28,7 @@ from cuda_ops.testing.checks.large import large
 from cuda_ops.testing.checks.launches import launches
 from cuda_ops.testing.checks.layouts import layouts
 from cuda_ops.testing.checks.leaks import leaks
-from cuda_ops.testing.checks.lists import lists
+from cuda_ops.testing.checks.lists import lists, mixed_lists
 from cuda_ops.testing.checks.numerics import numerics, reference, rounding
 from cuda_ops.testing.checks.opcheck import opcheck
 from cuda_ops.testing.checks.public import public
@@ -66,6 +66,7 @@ CHECKS: tuple[Check, ...] = (
     indices,
     layouts,
     lists,
+    mixed_lists,
     numerics,
     rounding,
     scalars,

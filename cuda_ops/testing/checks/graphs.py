@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,8 +17,8 @@ from cuda_ops.testing.sizes import ROWS, resized, shaped
 @check("graphs", 10, "not CUDA-graph safe", Draw(2, range(1, 4097)), devices=("cuda",))
 def graphs(case: Case) -> None:
     """Captures a call once and replays it twice with other values in the same memory, the second
-    time after a larger call and beside memory that others have taken since: what the operator keeps
-    for itself must still be there. The call must not synchronize.
+    time after a larger call whose freed memory others have taken: what the operator keeps for
+    itself must still be there. The call must not synchronize.
     """
     static = case.arguments()
     with _no_synchronization():
@@ -32,48 +32,76 @@ def graphs(case: Case) -> None:
     for place, value in zip(static, other, strict=True):
         if isinstance(value, torch.Tensor):
             place.copy_(value)
-    _replay(case, graph, captured, expected, "a replay with new values")
+    _replay(graph, captured)
+    case.same(captured, expected, "a replay with new values")
     larger = _larger(case)
-    torch.cuda.empty_cache()
+    before = _blocks()
     if larger is not None:
         called(case, larger.make(case.device))
     torch.cuda.synchronize()
-    taken = _all_free(case.device)
-    _replay(case, graph, captured, expected, "a replay after a larger call")
-    assert bool((torch.cat(taken) == _BYTE).all()), (
+    taken = [
+        torch.as_tensor(memory, device=case.device).fill_(_BYTE) for memory in _freed_since(before)
+    ]
+    _replay(graph, captured)
+    # Read on the CPU, before anything is allocated: for the allocator this memory is free.
+    assert all(bool((block.cpu() == _BYTE).all()) for block in taken), (
         "a replay after a larger call writes memory that is no more the operator's: what a graph "
         "uses must be allocated in the capture, or never be freed"
     )
+    case.same(captured, expected, "a replay after a larger call")
 
 
 #: The outermost dim of a larger call than any of the checks before, and most elements.
 _ROWS, _MOST = 1 << 18, 1 << 24
-#: The least that the caching allocator takes from each of its pools, what to write there, and how
-#: many blocks to take at most.
-_LEAST, _BYTE, _MOST_BLOCKS = (512, (1 << 20) + 512), 0x2A, 1 << 14
+#: What others write to memory that they take.
+_BYTE = 0x2A
 
 
-def _all_free(device: str) -> list[torch.Tensor]:
-    """Returns tensors that take all memory which the caching allocator has at hand."""
-    taken: list[torch.Tensor] = []
-    for size in _LEAST:
-        reserved = torch.cuda.memory_reserved(device)
-        for _ in range(_MOST_BLOCKS):
-            taken.append(torch.full((size,), _BYTE, dtype=torch.uint8, device=device))
-            if torch.cuda.memory_reserved(device) > reserved:
-                break
-    return taken
+@dataclass(frozen=True)
+class _Memory:
+    """Bytes at an address, which torch takes for a tensor of them."""
+
+    address: int
+    size: int
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        shape, data = (self.size,), (self.address, False)
+        return {"version": 3, "typestr": "|u1", "shape": shape, "data": data}
 
 
-def _replay(
-    case: Case, graph: torch.cuda.CUDAGraph, captured: Sequence[torch.Tensor],
-    expected: Sequence[torch.Tensor], what: str,
-) -> None:  # fmt: skip
+def _blocks() -> dict[_Memory, bool]:
+    """Returns all memory of the caching allocator, block by block, and which of it is in use."""
+    found = {}
+    for segment in torch.cuda.memory_snapshot():
+        address = segment["address"]
+        for block in segment["blocks"]:
+            found[_Memory(address, block["size"])] = block["state"] != "inactive"
+            address += block["size"]
+    return found
+
+
+def _freed_since(before: dict[_Memory, bool]) -> list[_Memory]:
+    """Returns the blocks that were in use and are free: not taken by looking for them with new
+    tensors, which find only the memory of their own stream.
+    """
+    free = [block for block, used in _blocks().items() if not used]
+    return [
+        block
+        for block, used in before.items()
+        if used
+        and any(
+            at.address <= block.address and block.address + block.size <= at.address + at.size
+            for at in free
+        )
+    ]
+
+
+def _replay(graph: torch.cuda.CUDAGraph, captured: Sequence[torch.Tensor]) -> None:
     for output in captured:
         output.zero_()
     graph.replay()
     torch.cuda.synchronize()
-    case.same(captured, expected, what)
 
 
 def _larger(case: Case) -> Sample | None:
