@@ -206,14 +206,28 @@ def add_root(root: str | Path) -> None:
 
 
 class CompiledOps(Mapping[str, Any]):
-    """``compiled_ops["silu"]``: the public function, built on first use."""
+    """``compiled_ops["silu"]``: the public function, built on first use. One whose result is not
+    its reference's is refused until its text changes; ``cuda_ops.silu`` is there all the same.
+    """
+
+    def __init__(self) -> None:
+        #: By key: the library, and what was wrong with its result.
+        self._wrong: dict[str, tuple[Path, ResultError]] = {}
 
     def __getitem__(self, name: str) -> Any:
         key = registry().key_of(name)
         if key not in registry().pairs():
             raise KeyError(name)
         if registry().library_of(key) is None:
-            reload(key)
+            try:
+                reload(key)
+            except ResultError as error:
+                if library := registry().library_of(key):
+                    self._wrong[key] = library, error
+                raise
+        wrong = self._wrong.get(key)
+        if wrong is not None and wrong[0] == registry().library_of(key):
+            raise wrong[1]
         return registry().public(key)
 
     def __iter__(self) -> Iterator[str]:

@@ -21,7 +21,7 @@ from cuda_ops.compile_ops import (
     reload,
 )
 from cuda_ops.dev import main
-from cuda_ops.errors import BuildError, DiscoveryError
+from cuda_ops.errors import BuildError, DiscoveryError, ResultError
 from cuda_ops.registry import Registry, registry
 
 X = torch.tensor([1.0, 2.0, 3.0])
@@ -48,6 +48,27 @@ def test_compiled_ops_builds_on_first_use(scratch_op: ScratchOp) -> None:
     assert (row.op, row.built, row.error) == (scratch_op.name, "built", "")
     assert row.uncompared == "no reference"
     assert torch.equal(function(X), X * 5)
+
+
+@pytest.mark.slow
+def test_compiled_ops_refuses_a_wrong_result_until_the_text_changes(
+    scratch_op: ScratchOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = registry().plugins.ask
+
+    def answer(hook: str, op: Any, *rest: Any) -> Any:
+        mine = hook == "cuda_ops_reference" and op.name == scratch_op.name
+        return (lambda x: x * 3) if mine else ask(hook, op, *rest)
+
+    monkeypatch.setattr(registry().plugins, "ask", answer)
+    scratch_op.write("v * 2")
+    registry().rescan()
+    for _ in range(2):
+        with pytest.raises(ResultError, match="wrong on cpu"):
+            compiled_ops[scratch_op.name]
+    scratch_op.write("v * 3")
+    reload(scratch_op.name)
+    assert torch.equal(compiled_ops[scratch_op.name](X), X * 3)
 
 
 @pytest.mark.slow

@@ -53,7 +53,10 @@ def words_of(
         for a in parsed.arguments
         if schema_type(a) in ("Tensor", "Tensor?") and not parsed.is_mutable
     ]
-    _check_each(name, ".linear", linear, [t for t in single if t not in no_gradient])
+    for both in (argument for argument in linear if argument in no_gradient):
+        expected = ".linear or .no_gradient, as the latter says that there is no derivative"
+        raise refusal(name, both, expected, "both")
+    _check_each(name, ".linear", linear, single)
     known = [tag for tag in TAGS if hasattr(torch.Tag, tag)]
     for tag in tags:
         if tag not in TAGS:
