@@ -1,6 +1,7 @@
 // bitonic_sort(x): elements in order along a dim, and where they were.
 #include "binding.h"
 #include "sort/sort_binding.h"
+#include "workspace.h"
 
 using namespace cuda_ops;
 
@@ -44,10 +45,9 @@ std::tuple<Tensor, Tensor> bitonic_sort_cuda(const Tensor& x, int64_t dim, bool 
   if (x.numel() == 0) return {out.values, out.indices};
   SortConfig config;
   launch(x, [&](cudaStream_t) { return bitonic_sort_plan(out.problem, config); });
-  const int64_t bytes = sort_workspace_bytes(config, out.problem.n, size_of(dtype_of(x)));
-  // Freed when this returns: torch's allocator gives it to later work of this stream only.
-  const Tensor workspace = bytes > 0 ? empty({bytes}, DType::kUInt8, x) : out.values;
-  out.problem.workspace = workspace.mutable_data_ptr();
+  const int64_t size = size_of(dtype_of(x));
+  const Workspace workspace(sort_workspace_bytes(config, out.problem.n, size), x);
+  out.problem.workspace = workspace.data();
   launch(x, [&](cudaStream_t s) { return bitonic_sort_launch(out.problem, config, s); });
   return {out.values, out.indices};
 }

@@ -3,6 +3,7 @@
 #include "compose.h"
 #include "sort/sort_binding.h"
 #include "sort/topk.h"
+#include "workspace.h"
 
 using namespace cuda_ops;
 
@@ -69,10 +70,8 @@ std::tuple<Tensor, Tensor> bitonic_topk_cuda(const Tensor& x, int64_t k, int64_t
     return {out.values, out.indices};
   }
   launch(x, [&](cudaStream_t stream) {
-    const int64_t bytes = bitonic_topk_workspace(out.problem);
-    // Freed when this returns: torch's allocator gives it to later work of this stream only.
-    const Tensor workspace = bytes > 0 ? empty({bytes}, DType::kUInt8, x) : out.values;
-    p.workspace = workspace.mutable_data_ptr();
+    const Workspace workspace(bitonic_topk_workspace(out.problem), x);
+    p.workspace = workspace.data();
     return bitonic_topk_launch(out.problem, stream);
   });
   return {out.values, out.indices};

@@ -1,6 +1,7 @@
 // cumulative_sum(x): sums up to each element along a dim.
 #include "binding.h"
 #include "scan/scan_binding.h"
+#include "workspace.h"
 
 using namespace cuda_ops;
 
@@ -16,10 +17,8 @@ Tensor cumulative_sum_cpu(const Tensor& x, int64_t dim, bool reverse) {
 Tensor cumulative_sum_cuda(const Tensor& x, int64_t dim, bool reverse) {
   return scanned(x, dim, reverse, [&](Scan& p) {
     launch(x, [&](cudaStream_t stream) {
-      const int64_t bytes = cumulative_sum_workspace(p);
-      // Freed when this returns: torch's allocator gives it to later work of this stream only.
-      const Tensor workspace = bytes > 0 ? empty({bytes}, DType::kUInt8, x) : x;
-      p.workspace = bytes > 0 ? workspace.mutable_data_ptr() : nullptr;
+      const Workspace workspace(cumulative_sum_workspace(p), x);
+      p.workspace = workspace.data();
       return cumulative_sum_launch(p, stream);
     });
   });
