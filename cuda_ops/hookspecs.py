@@ -26,6 +26,7 @@ from cuda_ops.spec import (
     AutocastWord,
     Autograd,
     BenchmarkCase,
+    Candidates,
     Claims,
     GuestOperator,
     OpSpec,
@@ -182,12 +183,33 @@ def cuda_ops_peers(op: OpSpec) -> Mapping[str, Callable[..., Any] | Peer] | None
     """
 
 
+@hookspec(firstresult=True)
+def cuda_ops_candidates(op: OpSpec) -> Candidates | None:
+    """Launch configurations to choose among by measuring, for a binding that has knobs.
+
+    Fires when an operator is tuned. A choice may change how sums round, and nothing else: one whose
+    result differs by more than the operator's tolerance is refused.
+    """
+
+
 @hookspec(historic=True)
 def cuda_ops_op_loaded(op: OpSpec, library: Path, generation: int) -> None:
     """An operator was registered from ``library``; ``generation`` counts its reloads from 0.
 
     Historic: a plugin that arrives later is told of every earlier load.
     """
+
+
+def _are_candidates(answer: Any) -> bool:
+    if not isinstance(answer, Candidates) or not callable(answer.sizes):
+        return False
+    settings: Any = answer.settings  # a plugin may have put anything there
+    return isinstance(settings, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(knobs, Mapping)
+        and all(isinstance(value, int) for value in knobs.values())
+        for name, knobs in settings.items()
+    )
 
 
 def _is_list_of(kind: type) -> Callable[[Any], bool]:
@@ -252,5 +274,6 @@ ANSWERS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "cuda_ops_claims": ("a Claims", lambda answer: isinstance(answer, Claims)),
     "cuda_ops_benchmarks": ("a list of BenchmarkCase", _is_list_of(BenchmarkCase)),
     "cuda_ops_peers": ("a mapping from names to callables or Peer", _are_peers),
+    "cuda_ops_candidates": ("a Candidates of settings and sizes", _are_candidates),
     "cuda_ops_op_loaded": ("anything", lambda answer: True),  # nothing reads it
 }

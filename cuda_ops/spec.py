@@ -452,6 +452,21 @@ class BenchmarkCase:
     make_shared: Callable[[torch.device], Mapping[int, torch.Tensor]] | None = None
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """What :func:`cuda_ops.runtime.tune` may choose among for an operator.
+
+    The knobs are those of the binding, see ``src/utils/tuned.h``. The default, in which no knob is
+    set, is always a candidate too and is called ``"default"``.
+    """
+
+    #: By name, the values of knobs; those that a candidate leaves out keep their defaults.
+    settings: Mapping[str, Mapping[str, int]]
+    #: From the operator's arguments, the rows and columns by which the binding reads its knobs;
+    #: ``None`` for arguments that nothing is tuned for.
+    sizes: Callable[..., tuple[int, int] | None]
+
+
 #: One acceptable DTensor sharding: placements of the outputs, then of the arguments
 #: (``None`` for an argument that is not a tensor).
 ShardingRule = tuple[Sequence[Any], Sequence[Any]]

@@ -69,7 +69,7 @@ class Verifier:
         own = getattr(reference, "func", reference) is op.overload  # perhaps with keywords
         on_cpu = (rotation.case.flops <= _EXPENSIVE_FLOPS and few) or own
         self._device = torch.device("cpu") if on_cpu else rotation.device
-        self._length = compare.reduction_length(op, _shapes_of(rotation.values[0]))
+        self._length = compare.reduction_length(op, shapes_of(rotation.values[0]))
         if isinstance(reference, partial):
             keywords = reference.keywords.items()
             on = {n: self._device if isinstance(v, DeviceArg) else v for n, v in keywords}
@@ -213,7 +213,8 @@ class _Shapes(Sample):
         )
 
 
-def _shapes_of(args: Sequence[Any]) -> Sample:
+def shapes_of(args: Sequence[Any]) -> Sample:
+    """Returns the shapes and dtypes of a call's arguments: a sample whose tensors have no data."""
     return _Shapes(
         tuple(
             TensorArg(tuple(arg.shape), arg.dtype) if isinstance(arg, torch.Tensor) else arg

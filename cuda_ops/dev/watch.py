@@ -20,6 +20,7 @@ from cuda_ops.build import compiling, threads
 from cuda_ops.build.discovery import INCLUDE_DIR, Pair, Text
 from cuda_ops.errors import CudaOpsError, DiscoveryError, KitError, ResultError
 from cuda_ops.registry import registry
+from cuda_ops.runtime.kernels import least_at_launch_bounds
 from cuda_ops.spec import BenchmarkCase, OpSpec
 from cuda_ops.testing import quick_error
 from cuda_ops.testing.announce import announced
@@ -40,6 +41,8 @@ class Save:
     rate: float | None
     registers: int | None
     spilled: int | None
+    #: The least of any kernel in blocks of its launch bound, and these threads; from 0 to 1.
+    occupancy: tuple[float, int] | None = None
 
     def line(self, op: str, before: Save | None) -> str:
         """Returns the line to print."""
@@ -59,6 +62,12 @@ class Save:
             parts.append(f"{self.registers} registers{step}")
             step = _step(self.spilled, before.spilled if before else None)
             parts.append(f"{self.spilled} bytes spilled{step}")
+        if self.occupancy is not None:
+            share, threads = self.occupancy
+            change = _step(round(100 * share), _percent(before.occupancy) if before else None)
+            parts.append(
+                f"occupancy {100 * share:.0f} %{change} by the launch bound of {threads} threads"
+            )
         return ", ".join(parts)
 
 
@@ -152,7 +161,16 @@ def _measure(pair: Pair, seconds: float, built: compiling.Built, device: str) ->
         rate,
         resources.registers if resources else None,
         resources.spilled_bytes if resources else None,
+        _occupancy(built.path) if resources else None,
     )
+
+
+def _occupancy(library: Path) -> tuple[float, int] | None:
+    try:
+        fit = least_at_launch_bounds(library)
+    except (OSError, RuntimeError):  # compressed code says nothing
+        return None
+    return None if fit is None else (fit.occupancy, fit.block)
 
 
 def home_of(op: OpSpec, device: str) -> str:
@@ -202,6 +220,10 @@ def _change(now: float, before: float | str | None) -> str:
     if not before or isinstance(before, str):
         return ""
     return f" ({(now / before - 1) * 100:+.0f} %)"
+
+
+def _percent(occupancy: tuple[float, int] | None) -> int | None:
+    return None if occupancy is None else round(100 * occupancy[0])
 
 
 def _step(now: int, before: int | None) -> str:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cuda_ops.derive import checks
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
+from cuda_ops.ops import _tuned
+from cuda_ops.spec import (
+    AutocastPolicy,
+    Autograd,
+    BenchmarkCase,
+    Candidates,
+    OpSpec,
+    Peer,
+    ShardingRule,
+)
 
 if TYPE_CHECKING:
     from cuda_ops.testing.samples import Sample
@@ -90,6 +100,22 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
     return [_case(*point, dtype) for dtype in (torch.float32, torch.bfloat16) for point in _POINTS]
+
+
+@hookimpl
+def cuda_ops_candidates(op: OpSpec) -> Candidates:
+    return Candidates(_tuned.SUMS, _sizes)
+
+
+@hookimpl
+def cuda_ops_op_loaded(op: OpSpec, library: Path) -> None:
+    _tuned.use_stored(op, library)
+
+
+def _sizes(x: torch.Tensor) -> tuple[int, int] | None:
+    """Takes a dense tensor as the one row that it is; others are not tuned."""
+    spans = ((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return (1, x.numel()) if x.numel() and sum(spans) + 1 == x.numel() else None
 
 
 #: Elements and why.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,8 @@ from cuda_ops.derive import gradient, rules
 from cuda_ops.derive.arguments import bind
 from cuda_ops.derive.checks import names_text, refuse
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import Autograd, BenchmarkCase, Claims, OpSpec, Peer
+from cuda_ops.ops import _tuned
+from cuda_ops.spec import Autograd, BenchmarkCase, Candidates, Claims, OpSpec, Peer
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -223,6 +225,20 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer] | None:
     from cuda_ops.benchmarking.peers import torch_peers
 
     return torch_peers(torch_cross_entropy) if op.name == OP else None
+
+
+@hookimpl
+def cuda_ops_candidates(op: OpSpec) -> Candidates | None:
+    def sizes(logits: torch.Tensor, *_: Any) -> tuple[int, int] | None:
+        return _tuned.row_sizes(logits)
+
+    return Candidates(_tuned.BLOCKS, sizes) if op.name == OP else None
+
+
+@hookimpl
+def cuda_ops_op_loaded(op: OpSpec, library: Path) -> None:
+    if op.name == OP:
+        _tuned.use_stored(op, library)
 
 
 #: Rows, classes and why.

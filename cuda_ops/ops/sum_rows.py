@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cuda_ops.derive import rules
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import AutocastPolicy, Autograd, BenchmarkCase, OpSpec, Peer, ShardingRule
+from cuda_ops.ops import _tuned
+from cuda_ops.spec import (
+    AutocastPolicy,
+    Autograd,
+    BenchmarkCase,
+    Candidates,
+    OpSpec,
+    Peer,
+    ShardingRule,
+)
 
 if TYPE_CHECKING:
     from cuda_ops.testing.samples import Sample
@@ -79,6 +89,16 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
     return [_case(*point, dtype) for dtype in (torch.float32, torch.bfloat16) for point in _POINTS]
+
+
+@hookimpl
+def cuda_ops_candidates(op: OpSpec) -> Candidates:
+    return Candidates(_tuned.SUMS, _tuned.row_sizes)
+
+
+@hookimpl
+def cuda_ops_op_loaded(op: OpSpec, library: Path) -> None:
+    _tuned.use_stored(op, library)
 
 
 #: Rows, their length and why.

@@ -1,5 +1,6 @@
 // reduce_sum(x): the sum of all elements.
 #include "binding.h"
+#include "reduce/reduce_binding.h"
 #include "reduce/reduce_cpu.h"
 #include "points_binding.h"
 
@@ -40,6 +41,7 @@ Tensor reduce_sum_cpu(const Tensor& x) {
 Tensor reduce_sum_cuda(const Tensor& x) {
   Tensor out = empty({}, x);
   RowSums problem = rows_of(in_memory_order(points_of(x)), out);
+  use_choice(problem);
   launch(x, [&](cudaStream_t stream) {
     const int64_t count = reduce_sum_partials(problem);
     // Freed when this returns: torch's allocator gives it to later work of this stream only.
@@ -58,8 +60,9 @@ CUDA_OPS(library) {
       .linear("x")
       .doc(R"(Sum of all elements.
 
-The order of additions depends only on sizes, strides and alignment, so the same call gives the same
-bits every time. The gradient is a broadcast view, which takes no memory.
+The order of additions depends only on sizes, strides, alignment, the GPU and a choice that tuning
+has made, so the same call gives the same bits every time; another choice may round otherwise. The
+gradient is a broadcast view, which takes no memory.
 
 Shapes: x of any shape and strides; the result has no dims. An empty x gives 0.
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. Sums run in float64

@@ -3,6 +3,7 @@
 #include "compose.h"
 #include "loss/cross_entropy_cpu.h"
 #include "rows/rows_binding.h"
+#include "tuned.h"
 
 using namespace cuda_ops;
 
@@ -12,6 +13,10 @@ cudaError_t softmax_cross_entropy_backward_launch(const CrossEntropyGradient& pr
                                                   cudaStream_t stream);
 
 namespace {
+
+// --- what may be tuned -----------------------------------------------------------
+
+Knob blocks_per_sm{"blocks_per_sm", CrossEntropy().blocks_per_sm, {4, 8, 16, 32}};
 
 // --- from tensors to a problem --------------------------------------------------
 
@@ -43,6 +48,7 @@ struct Rows {
     p.is_total = options.is_total;
     p.is_mean = options.is_mean;
     p.dtype = dtype_of(logits);
+    p.blocks_per_sm = blocks_per_sm.at(bucket_of(p.rows, p.n, p.dtype));
   }
 };
 
@@ -264,7 +270,8 @@ CUDA_OPS(library) {
       .doc(R"(Cross entropy of the softmax over the last dim, as torch.nn.functional.cross_entropy.
 
 The logits are read once, and once more for the gradient; no copy of them is made, and of the forward
-a float64 is kept for each row. The same call gives the same bits every time.
+a float64 is kept for each row. The same call gives the same bits every time, unless tuning has
+chosen anew for rows of such sizes in between: then few long rows may round otherwise.
 
 Shapes: logits (..., V), of any strides, labels (...), where loop dims broadcast; the result has no
 dims, or (...) with reduction "none". Where rows are not equally far apart, or their elements not

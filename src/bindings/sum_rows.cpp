@@ -1,5 +1,6 @@
 // sum_rows(x): sums over the last dim.
 #include "binding.h"
+#include "reduce/reduce_binding.h"
 #include "reduce/reduce_cpu.h"
 #include "points_binding.h"
 
@@ -29,6 +30,7 @@ Tensor sum_rows_cpu(const Tensor& x) {
 Tensor sum_rows_cuda(const Tensor& x) {
   Tensor out = empty_sums(x);
   RowSums problem = sums_of(out, x);
+  use_choice(problem);
   launch(x, [&](cudaStream_t stream) {
     const int64_t count = sum_rows_partials(problem);
     // Freed when this returns: torch's allocator gives it to later work of this stream only.
@@ -47,8 +49,8 @@ CUDA_OPS(library) {
       .linear("x")
       .doc(R"(Sum over the last dim.
 
-The order of additions depends only on sizes, strides and alignment, so the same call gives the same
-bits every time. The gradient is a broadcast view, which takes no memory.
+The order of additions depends only on sizes, strides, alignment, the GPU and a choice that tuning
+has made, so the same call gives the same bits every time; another choice may round otherwise. The gradient is a broadcast view, which takes no memory.
 
 Shapes: x (..., N) of any strides; the result (...) is contiguous. N = 0 gives zeros.
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. Sums run in float64

@@ -24,6 +24,8 @@ struct CrossEntropy {
   double smoothing = 0;
   bool is_total = false, is_mean = false;  // over rows
   DType dtype = DType::kUnsupported;
+  // Few long rows are cut into parts until there are so many blocks; it may be tuned.
+  int blocks_per_sm = 8;
 };
 
 // The losses' gradients come as the losses do: one a row, or one.
@@ -70,7 +72,7 @@ inline CrossEntropyConfig cross_entropy_config(const CrossEntropy& p, const Devi
   config.per_part = p.n;
   const int64_t most_parts = ceil_div(count, config.lanes * kCrossEntropyPacks);
   if (config.rows() == 1 && most_parts > 1 && p.rows > 0 && p.rows < 4 * device.sms) {
-    const int64_t wanted = ceil_div(8 * int64_t(device.sms), p.rows);
+    const int64_t wanted = ceil_div(p.blocks_per_sm * int64_t(device.sms), p.rows);
     const int64_t parts = wanted < most_parts ? wanted : most_parts;
     const int64_t packs = ceil_div(ceil_div(count, parts), config.lanes) * config.lanes;
     config.per_part = packs * (16 / size_of(p.dtype));

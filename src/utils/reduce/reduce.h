@@ -14,6 +14,9 @@ struct RowSums {
   int64_t stride = 1;
   void* out = nullptr;       // of the dtype of rows
   void* partials = nullptr;  // workspace of as many values as partial_sums() says
+  // How far rows are split, which may be tuned; see reduce_binding.h.
+  int blocks_per_sm = 8;  // two waves of four
+  int split_bytes = 64;   // at least, of a thread: four 16-byte loads
 };
 
 // --- the launch configuration: a value, chosen without a GPU ------------------
@@ -29,14 +32,15 @@ struct RowSumsConfig {
   int64_t blocks = 0;
 };
 
-// Two waves of four blocks on each SM.
-constexpr int64_t row_sums_blocks(const DeviceInfo& device) { return 8 * int64_t(device.sms); }
+constexpr int64_t row_sums_blocks(const RowSums& p, const DeviceInfo& device) {
+  return p.blocks_per_sm * int64_t(device.sms);
+}
 
-// Splits a row while blocks are fewer than that and a split gives each thread four 16-byte loads: a
-// second kernel adds the partial sums, and less work would not pay for its launch.
+// Splits a row while blocks are fewer than that and a split gives each thread its bytes: a second
+// kernel adds the partial sums, and less work would not pay for its launch.
 inline RowSumsConfig row_sums_config(const RowSums& p, const DeviceInfo& device) {
-  constexpr int64_t kSplitBytes = 64 * kSumThreads;
-  const int64_t wanted = row_sums_blocks(device);
+  const int64_t split_bytes = int64_t(p.split_bytes) * kSumThreads;
+  const int64_t wanted = row_sums_blocks(p, device);
   const int64_t bytes = p.n * size_of(p.rows.dtype);
   RowSumsConfig config;
   if (p.n > 1 && p.stride != 1) {
@@ -48,7 +52,7 @@ inline RowSumsConfig row_sums_config(const RowSums& p, const DeviceInfo& device)
   }
   const int64_t rows = kSumThreads / config.lanes;  // of a block
   const int64_t row_blocks = (p.rows.numel + rows - 1) / rows;
-  const int64_t most = bytes * rows / kSplitBytes;
+  const int64_t most = bytes * rows / split_bytes;
   if (most >= 4 && row_blocks > 0 && row_blocks < wanted) {
     config.splits = wanted / row_blocks < most ? wanted / row_blocks : most;
   }
@@ -69,13 +73,13 @@ inline int64_t partial_sums(const RowSums& p, const DeviceInfo& device) {
 // --- one sum of everything ----------------------------------------------------
 
 // One block adds up to this many partial sums of the rows. More of them are a row themselves, and
-// it adds that row's partial sums.
+// it adds that row's partial sums. Such a row is not tuned: its room is that of the defaults.
 constexpr int64_t kMostFinished = 4096;
 
 // Returns the number of partial sums of the rows, with room for those of that row after them.
 inline int64_t full_partial_sums(const RowSums& p, const DeviceInfo& device) {
   const int64_t count = p.rows.numel * row_sums_config(p, device).splits;
-  return count == 1 ? 0 : count + (count > kMostFinished ? row_sums_blocks(device) : 0);
+  return count == 1 ? 0 : count + (count > kMostFinished ? row_sums_blocks(RowSums(), device) : 0);
 }
 
 }  // namespace cuda_ops

@@ -1,0 +1,99 @@
+"""What a choice depends on, for a call: source, build, GPU, driver, dtype and sizes."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cuda_ops.build import provenance
+from cuda_ops.runtime.choices import Key
+from cuda_ops.runtime.knobs import size_bits
+from cuda_ops.spec import Candidates, OpSpec
+
+
+def key_of(spec: OpSpec, library: Path, inputs: Sequence[Any], offered: Candidates) -> Key:
+    """Returns what a choice for these arguments depends on.
+
+    Raises:
+        ValueError: nothing is tuned for them.
+    """
+    tensor = next((value for value in inputs if isinstance(value, torch.Tensor)), None)
+    sizes = None if tensor is None else offered.sizes(*inputs)
+    if tensor is None or sizes is None:
+        raise ValueError(
+            f"tune: argument 'inputs': expected arguments that {spec.key} is tuned for, got "
+            f"{[tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in inputs]}"
+        )
+    made, where = made_from(library), device_and_driver()
+    if made is None:
+        raise ValueError(f"tune: {library.name} does not say what it was made from; build it again")
+    if where is None:
+        raise ValueError("tune: expected visible GPUs of one kind, got several; choose by "
+                         "CUDA_VISIBLE_DEVICES")  # fmt: skip
+    rows, columns = sizes
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Key(spec.key, *made, *where, dtype, (size_bits(rows), size_bits(columns)))
+
+
+def device_and_driver() -> tuple[str, str] | None:
+    """Returns the GPU of this process and its driver, or the CPU where there is none; ``None``
+    where GPUs of several kinds are visible, as a library has one choice for all of them.
+    """
+    if not torch.cuda.is_available():
+        return f"CPU ({_cpu()})", ""
+    names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
+    return (names.pop(), _driver()) if len(names) == 1 else None
+
+
+@functools.cache
+def _cpu() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return model[1].strip() if model else platform.machine()
+
+
+@functools.cache
+def _driver() -> str:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    # Without that file, as in some containers: the CUDA that the driver supports.
+    return version_in(text) or f"CUDA {_driver_version()}"
+
+
+def version_in(text: str) -> str:
+    """Returns the driver's version in what the kernel says of it; nothing if it says none.
+
+    Example:
+    >>> version_in("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5")
+    '550.54.15'
+    """
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", text)
+    return found[0] if found else ""
+
+
+def _driver_version() -> int:
+    # Only a torch with CUDA has it, and its types leave it out.
+    return int(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
+
+
+@functools.cache  # a library that was built anew has another path
+def made_from(library: Path) -> tuple[str, str] | None:
+    """Returns the hash of a library's text, and its build: compilers, flags and architectures;
+    ``None`` for one that does not say.
+    """
+    found = provenance.read(library, hashed=0)
+    if found is None:
+        return None
+    build = f"{'debug-' * found.debug}{found.recipe} {';'.join(found.archs)}".strip()
+    return found.source_hash, build

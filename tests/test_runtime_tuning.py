@@ -1,0 +1,934 @@
+"""Launch configurations are chosen by measuring, kept, and used again only where they hold."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from emulator.translate import translate
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cuda_ops
+from cuda_ops.build import toolchain
+from cuda_ops.plugins import Plugins
+from cuda_ops.registry import registry
+from cuda_ops.runtime import choices, tune, tune_command, tuning, use_stored
+from cuda_ops.runtime.choices import Key, Stored
+from cuda_ops.runtime.knobs import Knobs, size_bits
+from cuda_ops.runtime.tuning import Choice, decide
+from cuda_ops.runtime.tuning_key import device_and_driver, key_of, made_from, version_in
+from cuda_ops.spec import Candidates
+
+REPO = Path(__file__).resolve().parent.parent
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+#: The pair below has a kernel for the CPU alone, whose choices a process with a GPU does not keep.
+needs_no_gpu = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="needs a machine without a GPU: choices are for one device"
+)
+
+NAME = "tuned_probe"
+#: A knob that does nothing but for one value, which makes the result wrong.
+CPP = r"""
+#include "binding.h"
+#include "tuned.h"
+
+using namespace cuda_ops;
+
+namespace {
+
+Knob step{"step", 1, {1, 2, 3}};
+Knob width{"width", 8, {16, 32}};
+
+Tensor tuned_probe_cpu(const Tensor& x) {
+  const int chosen = step.at(bucket_of(1, x.numel(), dtype_of(x)));
+  return elementwise_cpu([=](double v) { return chosen == 3 ? v + 1 : v; }, x);
+}
+
+}  // namespace
+
+CUDA_OPS(library) {
+  library.op("tuned_probe(Tensor x) -> Tensor", "()->()")
+      .dtypes(kFloating)
+      .cpu<tuned_probe_cpu>();
+}
+"""
+PLUGIN = """
+from cuda_ops.hookspecs import hookimpl
+from cuda_ops.runtime import use_stored
+from cuda_ops.spec import Candidates
+
+
+@hookimpl
+def cuda_ops_candidates(op):
+    settings = {"two": {"step": 2}, "wide": {"width": 16}, "wrong": {"step": 3}}
+    return Candidates(settings, lambda x: (1, x.numel()))
+
+
+@hookimpl
+def cuda_ops_op_loaded(op, library):
+    use_stored(op, library)
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the operator."""
+    folder = tmp_path_factory.mktemp("tuned") / "root"
+    for name, suffix, text in (("bindings", ".cpp", CPP), ("ops", ".py", PLUGIN)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / f"{NAME}{suffix}").write_text(text)
+    registry().add_root(folder)
+    yield folder
+    registry().drop_root(folder)
+
+
+@pytest.fixture
+def library(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The library of the operator, without any choice, in a cache of its own: other workers have
+    the same operator.
+    """
+    monkeypatch.setenv("CUDA_OPS_CACHE", str(root.parent / "cache"))
+    monkeypatch.delenv("CUDA_OPS_TUNE", raising=False)
+    cuda_ops.dev.reload(NAME)
+    found = registry().library_of(NAME)
+    assert found is not None
+    knobs = Knobs(found)
+    yield found
+    choices.forget(NAME)
+    tuning.forget_process(NAME)
+    for size in SIZES:
+        knobs.choose(bucket(knobs, size), {})
+
+
+SIZES = (1, 100, 1000, 70_000)
+
+
+def bucket(knobs: Knobs, size: int, dtype: torch.dtype = torch.float32) -> int:
+    return knobs.bucket((1, size_bits(size)), dtype)
+
+
+def timed(**seconds: float) -> tuning.Measure:
+    """Makes a measurement that returns these seconds for every round; ``default`` takes 1."""
+
+    def measure(functions: Mapping[str, Callable[..., Any]], inputs: Any) -> dict[str, list[float]]:
+        return {name: [seconds.get(name, 1.0)] * 8 for name in functions}
+
+    return measure
+
+
+def never(functions: Mapping[str, Callable[..., Any]], inputs: Any) -> dict[str, list[float]]:
+    pytest.fail("measured")
+
+
+def key(op: str = "an_op", columns: int = 3) -> Key:
+    return Key(op, "text", "build", "GPU", "1.2", "float32", (1, columns))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path))
+    return tmp_path
+
+
+# --- the rule ------------------------------------------------------------------------
+
+
+def test_a_faster_candidate_is_chosen_beyond_the_margin() -> None:
+    times = {"default": [1.0] * 8, "slower": [1.1] * 8, "faster": [0.9] * 8, "best": [0.8] * 8}
+    name, reason, ratios = decide(times)
+    assert name == "best"
+    assert reason == "takes 0.800 (0.800 to 0.800) of the default's time"
+    assert ratios["faster"].value == 0.9
+
+
+@pytest.mark.parametrize(
+    "faster",
+    [
+        [0.985] * 8,  # by less than the margin
+        [0.7, 1.2] * 4,  # now and then
+        [0.5] * 5 + [0.99] * 3,  # by a median whose interval ends too high
+    ],
+)
+def test_the_default_stays_where_noise_explains_the_rest(faster: list[float]) -> None:
+    name, reason, _ = decide({"default": [1.0] * 8, "other": faster})
+    assert name == "default"
+    assert "no interval is below 0.980; the best, 'other', takes" in reason
+
+
+def test_drift_that_all_share_is_no_noise() -> None:
+    clock = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5]
+    assert decide({"default": clock, "other": [0.9 * c for c in clock]})[0] == "other"
+
+
+def test_a_wider_margin_asks_for_more() -> None:
+    times = {"default": [1.0] * 8, "other": [0.93] * 8}
+    assert decide(times)[0] == "other"
+    assert decide(times, margin=0.1)[0] == "default"
+
+
+def test_few_rounds_decide_nothing() -> None:
+    with pytest.raises(
+        ValueError, match=r"decide: .*expected 6 rounds or more of 'default', got 3"
+    ):
+        decide({"default": [1.0] * 3, "other": [0.5] * 3})
+    with pytest.raises(ValueError, match="got 0"):
+        decide({"other": [0.5] * 8})
+
+
+# --- on disk -------------------------------------------------------------------------
+
+
+def test_a_choice_comes_back_as_it_was_kept(cache: Path) -> None:
+    one = Stored(key(), "wide", {"width": 16}, "why", {"wide": (0.9, 0.8, 0.95)})
+    choices.keep(one)
+    assert choices.stored("an_op") == [one]
+    assert choices.operators() == ["an_op"]
+    assert (cache / "tuned" / "an_op.json").stat().st_mode & 0o022 == 0
+    assert choices.forget("an_op") == 1
+    assert choices.stored("an_op") == [] == choices.operators()
+
+
+def test_one_key_has_one_choice_and_others_have_theirs(cache: Path) -> None:
+    choices.keep(Stored(key(), "first", {}, "why"))
+    changed: Any
+    for field, changed in (
+        ("source", "other"), ("build", "other"), ("device", "other"), ("driver", "other"),
+        ("dtype", "float16"), ("bits", (1, 4)),
+    ):  # fmt: skip
+        choices.keep(Stored(replace(key(), **{field: changed}), "other", {}, "why"))
+    choices.keep(Stored(key(), "second", {}, "why"))
+    found = choices.stored("an_op")
+    assert len(found) == 7
+    assert [one.name for one in found if one.key == key()] == ["second"]
+
+
+def test_operators_of_another_namespace_have_a_file_too(cache: Path) -> None:
+    choices.keep(Stored(key("my_ops::scale"), "first", {}, "why"))
+    assert choices.operators() == ["my_ops::scale"]
+    assert choices.stored("scale") == []
+
+
+def test_what_was_chosen_longest_ago_goes_first(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "_MOST", 3)
+    for columns in (5, 6, 7, 5, 8):
+        choices.keep(Stored(key(columns=columns), "first", {}, "why"))
+    assert [one.key.bits[1] for one in choices.stored("an_op")] == [7, 5, 8]
+
+
+WRITER = """
+import sys
+from cuda_ops.runtime.choices import Key, Stored, keep
+number = int(sys.argv[1])
+for i in range(12):
+    bits = (number, i)
+    keep(Stored(Key("an_op", "text", "build", "GPU", "1.2", "float32", bits), "n", {"a": i}, "why"))
+"""
+
+
+def test_processes_that_write_at_once_lose_nothing(cache: Path) -> None:
+    command = [sys.executable, "-c", WRITER]
+    running = [
+        subprocess.Popen([*command, str(number)], cwd=REPO, env={**os.environ})
+        for number in range(4)
+    ]
+    assert [process.wait(timeout=120) for process in running] == [0] * 4
+    found = choices.stored("an_op")
+    assert {one.key.bits for one in found} == {(n, i) for n in range(4) for i in range(12)}
+    assert all(one.settings == {"a": one.key.bits[1]} for one in found)
+    assert not list((cache / "tuned").glob(".*"))  # no half-written file is left
+
+
+def _text(change: Callable[[dict[str, Any]], Any]) -> str:
+    one: dict[str, Any] = {
+        "key": {"op": "an_op", "source": "s", "build": "b", "device": "d", "driver": "",
+                "dtype": "float32", "bits": [1, 2]},
+        "name": "n", "settings": {"a": 1}, "reason": "r", "ratios": {},
+    }  # fmt: skip
+    whole = {"format": choices.FORMAT, "choices": [one]}
+    change(whole)
+    return json.dumps(whole)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        _text(lambda whole: whole.update(format=99)),
+        _text(lambda whole: whole.update(choices=7)),
+        _text(lambda whole: whole["choices"][0].pop("name")),
+        _text(lambda whole: whole["choices"][0]["key"].update(op="another_op")),
+        _text(lambda whole: whole["choices"][0]["key"].update(bits=[1, "2"])),
+        _text(lambda whole: whole["choices"][0]["key"].update(more=1)),
+        _text(lambda whole: whole["choices"][0].update(settings={"a": "8"})),
+        _text(lambda whole: whole["choices"][0].update(ratios={"a": [1]})),
+        "\x00\xff",
+    ],
+)
+def test_a_file_that_is_none_of_ours_is_left_out_with_a_warning(cache: Path, text: str) -> None:
+    assert "an_op" in _text(lambda whole: None)
+    path = choices.path_of("an_op")
+    path.parent.mkdir(mode=0o700)
+    path.write_text(text, encoding="latin-1")
+    with pytest.warns(UserWarning, match=r"an_op.json: expected choices for an_op, and left out: "):
+        assert choices.stored("an_op") == []
+    with pytest.warns(UserWarning, match="left out"):
+        choices.keep(Stored(key(), "first", {}, "why"))
+    assert [one.name for one in choices.stored("an_op")] == ["first"]
+
+
+def test_a_whole_file_is_read(cache: Path) -> None:
+    path = choices.path_of("an_op")
+    path.parent.mkdir(mode=0o700)
+    path.write_text(_text(lambda whole: None))
+    assert [one.settings for one in choices.stored("an_op")] == [{"a": 1}]
+
+
+def test_a_file_that_others_may_write_is_left_out(cache: Path) -> None:
+    choices.keep(Stored(key(), "first", {}, "why"))
+    choices.path_of("an_op").chmod(0o666)
+    with pytest.warns(UserWarning, match="expected only its owner to write it"):
+        assert choices.stored("an_op") == []
+
+
+# --- knobs ---------------------------------------------------------------------------
+
+
+def test_a_library_lists_its_knobs(library: Path) -> None:
+    assert Knobs(library).values == {"step": (1, 2, 3), "width": (8, 16, 32)}
+
+
+def test_a_library_without_knobs_has_none(root: Path) -> None:
+    cuda_ops.dev.reload("relu")
+    found = registry().library_of("relu")
+    assert found is not None
+    assert Knobs(found).values == {}
+
+
+def test_buckets_are_the_same_in_both_languages(library: Path) -> None:
+    knobs = Knobs(library)
+    handle = ctypes.CDLL(str(library)).cuda_ops_knob_bucket
+    handle.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p]
+    sizes = [0, 1, 2, 3, 4, 1023, 1024, 2**30 - 1, 2**30, 2**31, 2**62]
+    seen: dict[int, tuple[int, int, str]] = {}
+    for dtype in (torch.float32, torch.float16, torch.float64, torch.int64, torch.bool):
+        name = str(dtype).removeprefix("torch.")
+        for rows in sizes:
+            for columns in sizes:
+                bits = size_bits(rows), size_bits(columns)
+                found = handle(rows, columns, name.encode())
+                assert knobs.bucket(bits, dtype) == found
+                assert seen.setdefault(found, (*bits, name)) == (*bits, name)
+
+
+def test_a_knob_holds_for_its_bucket_alone(library: Path) -> None:
+    knobs = Knobs(library)
+    here, there = bucket(knobs, 1000), bucket(knobs, 100)
+    knobs.choose(here, {"step": 2})
+    assert [knobs.get("step", b) for b in (here, there)] == [2, 1]
+    assert [knobs.get("width", b) for b in (here, there)] == [8, 8]
+    knobs.choose(here, {"width": 32})  # what is left out goes back
+    assert (knobs.get("step", here), knobs.get("width", here)) == (1, 32)
+
+
+def test_the_kernel_reads_what_is_set(library: Path) -> None:
+    knobs, x = Knobs(library), torch.ones(1000)
+    knobs.choose(bucket(knobs, 1000), {"step": 3})
+    assert cuda_ops.tuned_probe(x).tolist() == [2.0] * 1000
+    assert cuda_ops.tuned_probe(x[:100]).tolist() == [1.0] * 100
+    assert cuda_ops.tuned_probe(x.double()).tolist() == [1.0] * 1000
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"height": 1}, "knob 'height': expected one of the library's, step, width"),
+        ({"step": 4}, r"knob 'step': expected one of \[1, 2, 3\], got 4"),
+    ],
+)
+def test_what_is_no_knob_or_no_value_changes_nothing(
+    library: Path, settings: dict[str, int], message: str
+) -> None:
+    knobs = Knobs(library)
+    knobs.choose(bucket(knobs, 1000), {"width": 16})
+    with pytest.raises(ValueError, match=message):
+        knobs.choose(bucket(knobs, 1000), {"step": 2, **settings})
+    assert knobs.get("step", bucket(knobs, 1000)) == 1
+    assert knobs.get("width", bucket(knobs, 1000)) == 16
+    with pytest.raises(KeyError, match="no knob 'height'"):
+        knobs.get("height", 0)
+    with pytest.raises(KeyError, match="no knob 'step' with a bucket -1"):
+        knobs.get("step", -1)
+
+
+# --- choosing ------------------------------------------------------------------------
+
+
+@needs_no_gpu
+def test_a_choice_is_measured_kept_and_set(library: Path) -> None:
+    x, knobs = torch.randn(1000), Knobs(library)
+    made = tune(NAME, inputs=(x,), anew=True, measure=timed(two=0.5))
+    assert (made.name, made.settings, made.measured) == ("two", {"step": 2}, True)
+    assert made.ratios == {"two": (0.5,) * 3, "wide": (1.0,) * 3}
+    assert knobs.get("step", bucket(knobs, 1000)) == 2
+    assert knobs.get("step", bucket(knobs, 100)) == 1
+    (kept,) = choices.stored(NAME)
+    assert (kept.name, kept.settings, kept.reason) == ("two", {"step": 2}, made.reason)
+    # Sizes within a factor of two are one bucket, whatever the switch says.
+    again = tune(cuda_ops.tuned_probe, inputs=(x[:600],), measure=never)
+    assert (again.name, again.measured) == ("two", False)
+    assert tune(NAME, inputs=(x[:500],), measure=never).name == "default"
+
+
+@needs_no_gpu
+def test_a_wrong_candidate_is_refused_by_name_and_not_timed(library: Path) -> None:
+    asked: list[str] = []
+
+    def measure(functions: Mapping[str, Any], inputs: Any) -> dict[str, list[float]]:
+        asked.extend(functions)
+        return {name: [1.0] * 8 for name in functions}
+
+    made = tune(NAME, inputs=(torch.randn(1000),), anew=True, measure=measure)
+    assert asked == ["default", "two", "wide"]
+    assert list(made.refused) == ["wrong"]
+    assert "its result is not the default's: the error is" in made.refused["wrong"]
+    assert made.name == "default"
+
+
+@needs_no_gpu
+def test_the_default_is_a_candidate_though_none_offers_it(library: Path) -> None:
+    made = tune(NAME, {"two": {"step": 2}}, (torch.randn(100),), anew=True, measure=timed(two=0.99))
+    assert (made.name, made.settings) == ("default", {})
+    named = {"default": {"step": 2}}  # no other settings may take its name
+    assert tune(NAME, named, (torch.randn(100),), anew=True, measure=timed()).settings == {}
+
+
+@needs_no_gpu
+def test_functions_run_under_their_settings(library: Path) -> None:
+    knobs, seen = Knobs(library), {}
+
+    def measure(functions: Mapping[str, Any], inputs: tuple[Any, ...]) -> dict[str, list[float]]:
+        for name, function in [*functions.items(), *reversed(list(functions.items()))]:
+            function(*inputs)
+            seen[name] = [knobs.get(k, bucket(knobs, 1000)) for k in ("step", "width")]
+        return {name: [1.0] * 8 for name in functions}
+
+    tune(NAME, inputs=(torch.randn(1000),), anew=True, measure=measure)
+    assert seen == {"default": [1, 8], "two": [2, 8], "wide": [1, 16]}
+    assert [knobs.get(k, bucket(knobs, 1000)) for k in ("step", "width")] == [1, 8]
+
+
+@needs_no_gpu
+def test_a_measurement_that_fails_leaves_everything_as_it_was(library: Path) -> None:
+    def measure(functions: Mapping[str, Any], inputs: tuple[Any, ...]) -> dict[str, list[float]]:
+        functions["two"](*inputs)
+        raise ZeroDivisionError
+
+    knobs, x = Knobs(library), torch.randn(1000)
+    tune(NAME, inputs=(x,), anew=True, measure=timed(wide=0.5))
+    with pytest.raises(ZeroDivisionError):
+        tune(NAME, inputs=(x,), anew=True, measure=measure)
+    assert [knobs.get(k, bucket(knobs, 1000)) for k in ("step", "width")] == [1, 16]
+    assert [one.name for one in choices.stored(NAME)] == ["wide"]
+
+
+@needs_no_gpu
+def test_the_kits_clock_times_candidates_and_keeps_arguments(library: Path) -> None:
+    x = torch.randn(70_000)
+    before = x.clone()
+    made = tune(NAME, inputs=(x,), anew=True)
+    assert made.measured and made.ratios.keys() == {"two", "wide"}
+    assert all(low <= value <= high for value, low, high in made.ratios.values())
+    assert torch.equal(x, before)
+
+
+# --- when it does not measure ---------------------------------------------------------
+
+
+@needs_no_gpu
+def test_nothing_is_measured_unless_asked(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tune(NAME, inputs=(torch.randn(1000),), measure=never)
+    assert made == Choice("default", {}, made.reason)
+    assert made.reason == "nothing is stored, and CUDA_OPS_TUNE=on or anew=True would measure"
+    monkeypatch.setenv("CUDA_OPS_TUNE", "on")
+    assert tune(NAME, inputs=(torch.randn(1000),), measure=timed(two=0.5)).measured
+    assert tune(NAME, inputs=(torch.randn(1000),), measure=never).name == "two"
+
+
+@needs_no_gpu
+def test_off_means_the_default_though_another_is_stored(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, knobs = torch.randn(1000), Knobs(library)
+    tune(NAME, inputs=(x,), anew=True, measure=timed(two=0.5))
+    monkeypatch.setenv("CUDA_OPS_TUNE", "off")
+    made = tune(NAME, inputs=(x,), anew=True, measure=never)
+    assert (made.name, made.reason) == ("default", "CUDA_OPS_TUNE=off")
+    assert knobs.get("step", bucket(knobs, 1000)) == 1
+    assert use_stored(registry().specs(NAME)[NAME], library) == 0
+    monkeypatch.setenv("CUDA_OPS_TUNE", "stored")
+    assert use_stored(registry().specs(NAME)[NAME], library) == 1
+    assert knobs.get("step", bucket(knobs, 1000)) == 2
+
+
+def test_another_word_for_the_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_OPS_TUNE", "yes")
+    with pytest.raises(
+        ValueError, match="CUDA_OPS_TUNE: expected one of off, stored, on, got 'yes'"
+    ):
+        tuning.mode()
+
+
+@needs_no_gpu
+def test_nothing_is_measured_in_a_capture(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_is_capturing", lambda: True)
+    monkeypatch.setenv("CUDA_OPS_TUNE", "on")
+    x = torch.randn(1000)
+    made = tune(NAME, inputs=(x,), anew=True, measure=never)
+    assert (made.name, made.reason) == (
+        "default", "a CUDA graph is captured: nothing is measured",
+    )  # fmt: skip
+    monkeypatch.setattr(tuning, "_is_capturing", lambda: False)
+    tune(NAME, inputs=(x,), measure=timed(two=0.5))
+    tuning.forget_process(NAME)
+    monkeypatch.setattr(tuning, "_is_capturing", lambda: True)
+    assert tune(NAME, inputs=(x,), measure=never).name == "two"  # a stored one is used
+
+
+@needs_no_gpu
+def test_nothing_is_measured_on_tensors_without_values(library: Path) -> None:
+    with FakeTensorMode():
+        made = tune(NAME, inputs=(torch.empty(1000),), anew=True, measure=never)
+    assert "without values of its own" in made.reason
+    made = tune(NAME, inputs=(torch.empty(1000, device="meta"),), anew=True, measure=never)
+    assert "without values of its own" in made.reason
+
+
+def test_nothing_is_measured_while_torch_compile_traces(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_OPS_TUNE", "on")
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def tuned(x: torch.Tensor) -> torch.Tensor:
+        tune("tuned_probe", inputs=(x,), measure=never)
+        out: torch.Tensor = cuda_ops.tuned_probe(x)
+        return out
+
+    x = torch.randn(1000)
+    assert torch.equal(tuned(x), x)
+    assert choices.stored(NAME) == []
+
+
+# --- what it refuses ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "candidates", "message"),
+    [
+        ("no_such_op", None, "argument 'op': .*no operator 'no_such_op'"),
+        (7, None, "argument 'op': expected an operator of cuda_ops, got 7"),
+        ("relu", None, "relu: expected a plugin that answers cuda_ops_candidates, or"),
+        (NAME, {"high": {"height": 2}}, "tuned_probe: candidate 'high': knob 'height'"),
+        (NAME, {"four": {"step": 4}}, r"tuned_probe: candidate 'four': .*expected one of \[1, 2"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    library: Path, op: Any, candidates: Any, message: str
+) -> None:
+    x = torch.randn(100, device="cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ValueError, match=f"tune: {message}"):
+        tune(op, candidates, (x,), anew=True, measure=never)
+
+
+def test_a_call_without_tensors_is_refused(library: Path) -> None:
+    with pytest.raises(ValueError, match=r"'inputs': expected arguments that .*, got \[\]"):
+        tune(NAME, anew=True, measure=never)
+
+
+@needs_no_gpu
+def test_sizes_may_say_that_nothing_is_tuned(library: Path) -> None:
+    offered = Candidates({"two": {"step": 2}}, lambda x: None)
+    with pytest.raises(ValueError, match=r"expected arguments that .*, got \[\(100,\)\]"):
+        tune(NAME, offered, (torch.randn(100),), anew=True, measure=never)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\nGCC 11.4.0", "550.54.15"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82  Release\n", "580.82"),
+        ("GCC version:  gcc version 11.4.0\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_drivers_version_is_found_in_what_the_kernel_says(text: str, version: str) -> None:
+    assert version_in(text) == version
+
+
+@needs_no_gpu
+def test_several_kinds_of_gpus_have_no_common_choice(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cuda_ops.runtime import tuning_key
+
+    monkeypatch.setattr(tuning_key, "device_and_driver", lambda: None)
+    with pytest.raises(ValueError, match="expected visible GPUs of one kind, got several"):
+        tune(NAME, inputs=(torch.randn(100),), anew=True, measure=never)
+
+
+@pytest.mark.parametrize("answer", [7, Candidates({"two": 2}, len), Candidates({}, 7)])  # type: ignore[dict-item, arg-type]
+def test_another_answer_to_the_hook_is_refused(library: Path, answer: Any) -> None:
+    from cuda_ops.hookspecs import hookimpl
+
+    class Guest:
+        @hookimpl
+        def cuda_ops_candidates(self, op: Any) -> Any:
+            return answer
+
+    plugins = Plugins()
+    plugins.add(Guest(), "guest")
+    with pytest.warns(UserWarning, match="expected a Candidates of settings and sizes or None"):
+        assert plugins.ask("cuda_ops_candidates", registry().specs(NAME)[NAME]) is None
+
+
+# --- other processes and reloads -------------------------------------------------------
+
+READER = f"""
+import sys
+import torch, cuda_ops
+from pathlib import Path
+from cuda_ops.registry import registry
+from cuda_ops.runtime.knobs import Knobs
+registry().add_root(Path(sys.argv[1]))
+cuda_ops.{NAME}(torch.ones(3))
+knobs = Knobs(registry().library_of("{NAME}"))
+print([knobs.get("step", knobs.bucket((1, bits), torch.float32)) for bits in (7, 10)])
+print(sorted(name for name in sys.modules if name.startswith(
+    ("hypothesis", "cuda_ops.testing", "cuda_ops.benchmarking"))))
+"""
+
+
+def read_elsewhere(root: Path, **variables: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", READER, str(root)], cwd=REPO,
+        env={**os.environ, **variables}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@needs_no_gpu
+def test_another_process_uses_the_choice_from_the_first_call_on(root: Path, library: Path) -> None:
+    tune(NAME, inputs=(torch.randn(1000),), anew=True, measure=timed(two=0.5))
+    assert read_elsewhere(root) == ["[1, 2]", "[]"]  # and imports no kit for that
+    assert read_elsewhere(root, CUDA_OPS_TUNE="off") == ["[1, 1]", "[]"]
+
+
+@needs_no_gpu
+def test_an_edit_has_no_choice_and_going_back_has_the_old_one(root: Path, library: Path) -> None:
+    binding, x = root / "bindings" / f"{NAME}.cpp", torch.randn(1000)
+    tune(NAME, inputs=(x,), anew=True, measure=timed(two=0.5))
+    try:
+        binding.write_text(CPP.replace("v + 1", "v + 2"))
+        cuda_ops.dev.reload(NAME)
+        edited = registry().library_of(NAME)
+        assert edited is not None and edited != library
+        assert Knobs(edited).get("step", bucket(Knobs(edited), 1000)) == 1
+        assert tune(NAME, inputs=(x,), measure=never).name == "default"
+        tune(NAME, inputs=(x,), anew=True, measure=timed(wide=0.5))
+        assert Knobs(library).get("step", bucket(Knobs(library), 1000)) == 2
+    finally:
+        binding.write_text(CPP)
+        cuda_ops.dev.reload(NAME)
+    assert registry().library_of(NAME) == library
+    assert tune(NAME, inputs=(x,), measure=never).name == "two"
+    assert {one.name for one in choices.stored(NAME)} == {"two", "wide"}
+
+
+@needs_no_gpu
+def test_a_stored_choice_that_was_edited_is_left_out(library: Path) -> None:
+    tune(NAME, inputs=(torch.randn(1000),), anew=True, measure=timed(two=0.5))
+    (one,) = choices.stored(NAME)
+    choices.keep(replace(one, settings={"step": 99}))
+    with pytest.warns(UserWarning, match=r"choice 'two' is left out: knob 'step': expected"):
+        assert use_stored(registry().specs(NAME)[NAME], library) == 0
+
+
+@needs_no_gpu
+def test_a_choice_of_another_gpu_driver_or_build_is_not_used(library: Path) -> None:
+    op = registry().specs(NAME)[NAME]
+    made, where = made_from(library), device_and_driver()
+    assert made is not None and where is not None
+    right = Key(NAME, *made, *where, "float32", (1, 10))
+    other: Any = "other"
+    for field in ("source", "build", "device", "driver"):
+        choices.keep(Stored(replace(right, **{field: other}), "two", {"step": 2}, "why"))
+    assert use_stored(op, library) == 0
+    choices.keep(Stored(right, "two", {"step": 2}, "why"))
+    assert use_stored(op, library) == 1
+
+
+# --- the command ----------------------------------------------------------------------
+
+
+@needs_no_gpu
+def test_the_command_shows_and_forgets(
+    library: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tune_command.main(["--show", NAME]) == 0
+    assert "nothing is stored in" in capsys.readouterr().out
+    tune(NAME, inputs=(torch.randn(1000),), anew=True, measure=timed(two=0.5))
+    (one,) = choices.stored(NAME)
+    choices.keep(replace(one, key=replace(one.key, source="other")))
+    assert tune_command.main(["--show"]) == 0
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("512 to 1023", "takes 0.500", "yes", "another source"))
+    assert tune_command.main(["--show", "--json", NAME]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [(entry["name"], entry["unused"]) for entry in listed] == [
+        ("two", ""), ("two", "no, another source"),
+    ]  # fmt: skip
+    assert tune_command.main(["--forget", NAME]) == 0
+    assert f"{NAME}: forgot 2 choices" in capsys.readouterr().out
+    assert choices.stored(NAME) == []
+
+
+@needs_no_gpu
+def test_the_command_measures_cases_and_reports_what_it_refused(
+    library: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cuda_ops.runtime import tuning_rounds
+
+    monkeypatch.setattr(tuning_rounds, "rounds_of", timed(two=0.5))
+    assert tune_command.main([NAME]) == tune_command.FAILED
+    shown = capsys.readouterr().out
+    assert "measured on the CPU, for the CPU alone" in shown
+    assert "two: takes 0.500" in shown and "refused 'wrong'" in shown
+    stored = choices.stored(NAME)
+    assert stored and {one.name for one in stored} == {"two"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "expected an operator, --show or --forget, got none"),
+        (["no_such_op"], "no operator 'no_such_op'"),
+        (["relu"], "expected a plugin that answers cuda_ops_candidates"),
+        ([NAME, "--case", "no such case"], "has 'no such case' in its label"),
+    ],
+)
+def test_the_command_says_what_it_cannot_do(
+    library: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
+    assert tune_command.main(argv) == tune_command.REFUSED
+    assert message in " ".join(capsys.readouterr().out.split())
+
+
+def test_off_measures_nothing_by_the_command(
+    library: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_OPS_TUNE", "off")
+    assert tune_command.main([NAME]) == tune_command.REFUSED
+    assert "CUDA_OPS_TUNE=off; set it to stored or on" in capsys.readouterr().out
+
+
+# --- shipped operators -----------------------------------------------------------------
+
+SHIPPED = ("reduce_sum", "sum_rows", "softmax_cross_entropy")
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The shipped operators of the present text, and no choices but those of the test."""
+    cuda_ops.dev.reload(*SHIPPED)
+    monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path))
+    monkeypatch.delenv("CUDA_OPS_TUNE", raising=False)
+    yield
+    for name in SHIPPED:
+        tuning.forget_process(name)
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("name", SHIPPED)
+def test_candidates_set_knobs_of_the_library_and_change_the_default(name: str) -> None:
+    spec, library = tuning.found(name)
+    knobs, offered = Knobs(library), tuning.offered_by(spec, None)
+    defaults = {knob: values[0] for knob, values in knobs.values.items()}
+    assert defaults == {"blocks_per_sm": 8} | (
+        {} if name == "softmax_cross_entropy" else {"split_bytes": 64}
+    )
+    for setting in offered.settings.values():
+        knobs.check(setting)
+        assert {**defaults, **setting} != defaults
+    assert len({tuple(s.items()) for s in offered.settings.values()}) == len(offered.settings)
+
+
+#: Every element of a row is in one split, whatever is chosen, and workspaces hold what is written.
+CONFIGS = r"""
+#include <cstdio>
+#include "reduce/reduce_binding.h"
+#include "loss/cross_entropy.h"
+
+using namespace cuda_ops;
+
+int main() {
+  int checked = 0, differing = 0;
+  DeviceInfo device;
+  device_named("H200", device);
+  for (const int blocks : {4, 8, 16, 32}) {
+    for (const int64_t rows : {1, 2, 7, 100, 1000, 5000}) {
+      for (const int64_t n : {0, 1, 1000, 4097, 70000, 3000001}) {
+        CrossEntropy entropy;
+        entropy.rows = rows;
+        entropy.n = n;
+        entropy.dtype = DType::kBFloat16;
+        entropy.blocks_per_sm = blocks;
+        const auto cut = cross_entropy_config(entropy, device);
+        const int64_t ends = cut.parts * cut.per_part;
+        const int64_t room = cross_entropy_partials(entropy, device);
+        if (n > 0 && (ends < n || ends - cut.per_part >= n)) return 1;
+        if (cut.parts > 1 && room < 3 * rows * cut.parts) return 2;
+        for (const int bytes : {32, 64, 128, 256}) {
+          for (const int64_t stride : {1, 1000}) {
+            RowSums sums, plain;
+            for (RowSums* p : {&sums, &plain}) {
+              p->rows.dtype = DType::kFloat32;
+              p->rows.add_dim(rows, stride == 1 ? n : 1);
+              p->n = n;
+              p->stride = stride;
+            }
+            sums.blocks_per_sm = blocks;
+            sums.split_bytes = bytes;
+            const auto c = row_sums_config(sums, device), d = row_sums_config(plain, device);
+            if (n > 0 && (c.splits * c.chunk < n || (c.splits - 1) * c.chunk >= n)) return 3;
+            if (c.splits < 1 || c.splits > 65535) return 4;
+            if (c.splits > 1 && partial_sums(sums, device) < rows * c.splits) return 5;
+            const int64_t count = rows * c.splits;
+            if (count > kMostFinished) {
+              RowSums again;  // as reduce_sum.cu makes it
+              again.rows.dtype = DType::kFloat32;
+              again.n = count;
+              const int64_t more = row_sums_config(again, device).splits;
+              if (full_partial_sums(sums, device) < count + more) return 6;
+            } else if (count > 1 && full_partial_sums(sums, device) < count) {
+              return 7;
+            }
+            if (c.splits != d.splits) ++differing;
+            ++checked;
+          }
+        }
+      }
+    }
+  }
+  use_choice(*new RowSums);
+  std::printf("%d %d\n", checked, differing > 0);
+}
+"""
+
+
+def test_every_choice_covers_rows_and_fits_its_workspace(tmp_path: Path) -> None:
+    source, program = tmp_path / "configs.cpp", tmp_path / "configs"
+    source.write_text(CONFIGS)
+    include = f"-I{REPO / 'src' / 'utils'}"
+    flags = ["-std=c++17", "-Wall", "-Werror", include]
+    subprocess.run([*toolchain.cxx(), *flags, str(source), "-o", str(program)], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["1152", "1"])
+
+
+@pytest.mark.slow
+def test_sums_are_right_under_every_choice_in_the_emulator(tmp_path: Path) -> None:
+    home = toolchain.cuda_home()
+    if home is None:
+        pytest.skip("needs the headers of a CUDA toolkit")
+    if platform.machine() != "x86_64":
+        pytest.skip(f"the emulator's fibers are for x86_64, this is {platform.machine()}")
+    emulator, program = REPO / "tests" / "emulator", tmp_path / "run_sums"
+    translate(REPO / "src", tmp_path / "translated", ("reduce_sum.cu", "sum_rows.cu"), {})
+    include = [f"-I{tmp_path / 'translated'}", f"-I{emulator}", "-isystem", str(home / "include")]
+    sources = [str(emulator / f"{name}.cpp") for name in ("run_sums", "emulator", "copy_engine")]
+    flags = ["-std=c++17", "-O1", "-w", *include, *sources, "-o", str(program)]
+    subprocess.run([*toolchain.cxx(), *flags], check=True)
+    done = subprocess.run(
+        [program, "seed=1", "timing=late", "fault=0"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_gpu
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_candidate_has_the_same_bits_each_time_and_the_right_result(name: str) -> None:
+    inputs = shipped_inputs(name)
+    spec, library = tuning.found(name)
+    knobs, offered = Knobs(library), tuning.offered_by(spec, None)
+    key = key_of(spec, library, inputs, offered)
+    here = knobs.bucket(key.bits, getattr(torch, key.dtype))
+    made = tune(name, inputs=inputs, anew=True, measure=timed())
+    assert made.refused == {}
+    try:
+        for setting in offered.settings.values():
+            knobs.choose(here, setting)
+            first = spec.function(*inputs)
+            assert all(torch.equal(first, spec.function(*inputs)) for _ in range(5))
+    finally:
+        knobs.choose(here, {})
+
+
+@needs_gpu
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_choice_holds_in_a_graph_and_nothing_is_measured_there(name: str) -> None:
+    inputs = shipped_inputs(name)
+    made = tune(name, inputs=inputs, anew=True)
+    assert made.measured and made.refused == {}
+    spec, _ = tuning.found(name)
+    expected = spec.function(*inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        inside = tune(name, inputs=inputs, anew=True, measure=never)
+        out = spec.function(*inputs)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert inside.reason == "a CUDA graph is captured: nothing is measured"
+    assert torch.equal(out, expected)
+
+
+@needs_gpu
+@pytest.mark.usefixtures("shipped")
+def test_tensors_of_the_cpu_have_no_choice_beside_a_gpu() -> None:
+    made = tune("sum_rows", inputs=(torch.ones(4, 8),), anew=True, measure=never)
+    assert made.reason == "choices of this process are for tensors on cuda, got one on cpu"
+
+
+def shipped_inputs(name: str) -> tuple[torch.Tensor, ...]:
+    x = torch.randn(16, 100_003, device="cuda")
+    labels = torch.randint(0, 100_003, (16,), device="cuda")
+    return (x, labels) if name == "softmax_cross_entropy" else (x,)
+
+
+@pytest.mark.parametrize("example", ["occupancy_of_a_kernel", "tune_an_operator"])
+def test_examples_run(example: str, tmp_path: Path) -> None:
+    cuda_ops.dev.reload(*SHIPPED)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", REPO / "examples" / "runtime" / f"{example}.py"],
+        cwd=REPO, env={**os.environ, "PYTHONPATH": str(REPO)}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
