@@ -65,17 +65,19 @@ class Comparison:
 def compare(
     functions: Mapping[str, Callable[..., Any]],
     rotation: Rotation,
-    verifier: Verifier,
+    verifier: Verifier | None,
     clock: Clock,
     settings: Settings,
     peers: Mapping[str, Peer] | None = None,
     progress: Callable[[str], None] = lambda text: None,
+    ours: str = OURS,
 ) -> Comparison:
-    """Times ``functions``, which include :data:`OURS`, on the same arguments.
+    """Times ``functions``, which include ``ours``, on the same arguments.
 
-    Every train of every function is checked; ``peers`` says by name how far a peer's is. A peer
-    that fails before the rounds start is left out and named. ``progress`` is called before the
-    first calls of each function and when the rounds start, but not during them.
+    Every train of every function is checked; ``peers`` says by name how far a peer's is. Without a
+    ``verifier`` none is, and results keep their values. A peer that fails before the rounds start
+    is left out and named. ``progress`` is called before the first calls of each function and when
+    the rounds start, but not during them.
 
     Raises:
         BenchmarkError: our result is wrong, or a peer's is during the rounds; or the device still
@@ -86,6 +88,8 @@ def compare(
 
     def run(name: str) -> Train:
         train = clock.train(alive[name], rotation.arguments, rotation.advance)
+        if verifier is None:
+            return train
         try:
             verifier.check(train.outputs, (peers or {}).get(name))
         except BenchmarkError as error:
@@ -98,7 +102,7 @@ def compare(
         try:
             run(name), run(name)
         except Exception as error:
-            if name == OURS:
+            if name == ours:
                 raise
             del alive[name]
             missing[name] = _reason(error)
@@ -112,7 +116,7 @@ def compare(
                 train.outputs.clear()
                 trains[name].append(train)
             round_ += 1
-            comparison = _summary(trains, round_, missing, settings)
+            comparison = _summary(trains, round_, missing, settings, ours)
             elapsed = perf_counter() - begin
             over = elapsed > settings.seconds or round_ >= _MOST_ROUNDS
             if comparison.converged or (over and round_ >= LEAST_SAMPLES):
@@ -127,15 +131,19 @@ def compare(
 
 
 def _summary(
-    trains: dict[str, list[Train]], rounds: int, missing: dict[str, str], settings: Settings
+    trains: dict[str, list[Train]],
+    rounds: int,
+    missing: dict[str, str],
+    settings: Settings,
+    ours: str,
 ) -> Comparison:
     times = {name: [train.seconds for train in mine] for name, mine in trains.items()}
     seconds = {name: median_interval(mine) for name, mine in times.items()}
     ratios = {
-        name: ratio_interval(theirs, times[OURS]) for name, theirs in times.items() if name != OURS
+        name: ratio_interval(theirs, times[ours]) for name, theirs in times.items() if name != ours
     }
     # Our time and every ratio; a table is not read for a peer's time alone.
-    widest = max(i.half_width for i in (seconds[OURS], *ratios.values()))
+    widest = max(i.half_width for i in (seconds[ours], *ratios.values()))
     converged = rounds >= LEAST_SAMPLES and widest <= settings.precision
     waiting = [name for name, mine in trains.items() if not all(train.backlogged for train in mine)]
     return Comparison(seconds, ratios, rounds, converged, missing, waiting)

@@ -1,0 +1,229 @@
+"""The benchmark kit's clock for any function: cold or warm caches, candidates in turns.
+
+On a GPU the time is the device's: events at both ends of a train of calls that are all queued
+before the first one runs, so launches cost nothing in between. On a CPU it is wall time. See
+:mod:`cuda_ops.benchmarking.clock` for why a train is timed and not a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from cuda_ops.benchmarking import capacity, clock, compare
+from cuda_ops.benchmarking.kit import HOST_BOUND_SECONDS
+from cuda_ops.benchmarking.rotation import Rotation
+from cuda_ops.benchmarking.stats import Interval, median_interval
+from cuda_ops.runtime.copies import Copies
+from cuda_ops.runtime.timings import Timing, Timings
+
+
+class Timer:
+    """Times several candidates on the same arguments, in turns, round by round.
+
+    Each call of a cold train has a copy of the tensors of its own, which has just left the caches.
+    What calls write to is put back before the next train. What a function holds itself, such as
+    the weights of a module, is shared by all calls and cold for the first one alone.
+
+    >>> import torch
+    >>> x = torch.ones(1000)
+    >>> functions = {"relu": torch.relu, "clamp": lambda x: x.clamp(min=0)}
+    >>> found = Timer(functions, (x,)).run(seconds=0.1)
+    >>> found["relu"].median > 0, found["clamp"].ratio is not None
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        functions: Mapping[str, Callable[..., Any]],
+        args: tuple[Any, ...] | list[Any] = (),
+        keywords: Mapping[str, Any] | None = None,
+        *,
+        cold: bool = True,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Args:
+            functions: the candidates by name; ratios are over the first.
+            args: what each is called with; tensors inside lists and dicts count.
+            keywords: keyword arguments, the same objects for every call.
+            cold: whether caches are emptied before each train; else each call of a train has the
+                same arguments, which were just written.
+            device: where to measure; by default the device of the first tensor of ``args``, or the
+                CPU.
+
+        Raises:
+            TypeError: ``functions`` is no mapping of names to callables, or ``args`` no sequence.
+            ValueError: there is no function, a tensor is sparse, or ``device`` is neither a CPU nor
+                a CUDA device.
+        """  # fmt: skip
+        if not isinstance(functions, Mapping):
+            raise TypeError(
+                "Timer: argument 'functions': expected a mapping of names to functions, got "
+                f"{type(functions).__name__}"
+            )
+        if not functions:
+            raise ValueError("Timer: argument 'functions': expected at least one function, got {}")
+        for name, function in functions.items():
+            if not callable(function):
+                raise TypeError(
+                    f"Timer: argument 'functions': expected something to call for {name!r}, got "
+                    f"{type(function).__name__}"
+                )
+        if not isinstance(args, (tuple, list)):
+            raise TypeError(
+                "Timer: argument 'args': expected a tuple or list of arguments, got "
+                f"{type(args).__name__}; write (x,) for one"
+            )
+        for leaf in pytree.tree_leaves(args):
+            if isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided:
+                raise ValueError(
+                    f"Timer: argument 'args': expected strided tensors, got {leaf.layout}"
+                )
+        self._args, self._cold = tuple(args), cold
+        bound = dict(keywords or {})
+        self._functions = {
+            name: functools.partial(function, **bound) if bound else function
+            for name, function in functions.items()
+        }
+        self.device = _device(device, self._args)
+
+    def run(self, *, seconds: float = 1.0, precision: float = 0.02) -> Timings:
+        """Times all candidates until every interval is narrow or time is up.
+
+        A candidate other than the first that raises at its first calls is left out and named in
+        ``missing``. Six rounds are run in any case.
+
+        Args:
+            seconds: when to stop, about.
+            precision: the half-width that the intervals of the first time and of all ratios must
+                reach, relative to the value.
+
+        Raises:
+            ValueError: ``seconds`` or ``precision`` is not a positive number.
+            BenchmarkError: the device still works after a call has ended on the current stream, or
+                its caches cannot be emptied.
+        """
+        for name, value in (("seconds", seconds), ("precision", precision)):
+            if not 0 < value < math.inf:
+                raise ValueError(
+                    f"Timer.run: argument {name!r}: expected a positive number, got {value!r}"
+                )
+        on_cuda = self.device.type == "cuda"
+        with torch.cuda.device(self.device) if on_cuda else contextlib.nullcontext():
+            return self._run(compare.Settings(precision=precision, seconds=seconds))
+
+    def _run(self, settings: compare.Settings) -> Timings:
+        first = next(iter(self._functions))
+        ticking = _clock(self.device, self._cold)
+        pair = Copies(self._args, self.device, 2, self._cold)
+        estimate = compare.quick_seconds(self._functions[first], pair, ticking, budget=0.0)
+        most = capacity.free(self.device) // max(1, 3 * pair.bytes_per_copy)
+        calls = compare.calls_for(estimate, ticking)
+        calls = min(calls, max(2, most)) if self._cold else calls
+        copies = pair if calls == 2 else Copies(self._args, self.device, calls, self._cold)
+        found = compare.compare(
+            self._functions, copies, None, ticking, settings, ours=first
+        )  # fmt: skip
+        hosts = self._hosts(found, copies, settings)
+        timings = {
+            name: Timing(
+                name, taken, found.ratios.get(name), self._what(calls, name in found.waiting),
+                self._cold, calls, found.rounds, found.converged, hosts.get(name),
+            )
+            for name, taken in found.seconds.items()
+        }  # fmt: skip
+        return Timings(timings, found.missing)
+
+    def _what(self, calls: int, waited: bool) -> str:
+        if self.device.type != "cuda":
+            return f"host time: the wall clock around trains of {calls} calls"
+        text = f"device time: two CUDA events around trains of {calls} calls"
+        return text + (", with time that the device waited for the host" if waited else "")
+
+    def _hosts(
+        self, found: compare.Comparison, copies: Rotation, settings: compare.Settings
+    ) -> dict[str, Interval]:
+        quick = {n: self._functions[n] for n, s in found.seconds.items()
+                 if s.value <= HOST_BOUND_SECONDS}  # fmt: skip
+        if self.device.type != "cuda" or not quick:
+            return {}
+        thunks = {n: functools.partial(f, *copies.arguments[0]) for n, f in quick.items()}
+        times = clock.host_latency(
+            thunks, self.device, rounds=settings.latency_rounds, calls=settings.latency_calls
+        )
+        return {name: median_interval(taken) for name, taken in times.items()}
+
+
+def time_kernel(
+    function: Callable[..., Any],
+    *args: Any,
+    cold: bool = True,
+    seconds: float = 1.0,
+    precision: float = 0.02,
+    keywords: Mapping[str, Any] | None = None,
+    device: torch.device | str | None = None,
+) -> Timing:
+    """Times one function as :class:`Timer` does several.
+
+    >>> import torch
+    >>> found = time_kernel(torch.relu, torch.ones(1000), seconds=0.1)
+    >>> found.clock.partition(":")[0], found.seconds.low <= found.median <= found.seconds.high
+    ('host time', True)
+
+    Args:
+        function: what to time.
+        args: its arguments; on a GPU the first tensor says which.
+        cold: whether caches are emptied before each train.
+        seconds: when to stop, about.
+        precision: the half-width that the interval must reach, relative to the time.
+        keywords: keyword arguments.
+        device: where to measure, if not where the first tensor is.
+
+    Raises:
+        TypeError: ``function`` cannot be called.
+        ValueError: ``seconds`` or ``precision`` is not a positive number.
+        BenchmarkError: as :meth:`Timer.run`.
+    """
+    if not callable(function):
+        raise TypeError(
+            "time_kernel: argument 'function': expected something to call, got "
+            f"{type(function).__name__}"
+        )
+    name = getattr(function, "__name__", type(function).__name__)
+    timer = Timer({name: function}, args, keywords, cold=cold, device=device)
+    return timer.run(seconds=seconds, precision=precision)[name]
+
+
+def _device(device: torch.device | str | None, args: tuple[Any, ...]) -> torch.device:
+    if device is None:
+        leaves = (leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor))
+        device = next((leaf.device for leaf in leaves), torch.device("cpu"))
+    device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"Timer: argument 'device': expected a CPU or CUDA device, got {str(device)!r}"
+        )
+    if str(device) == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _clock(device: torch.device, cold: bool) -> clock.Clock:
+    if not cold:
+        kind = clock.CudaClock if device.type == "cuda" else clock.CpuClock
+        return kind(device, lambda: None)
+    if device.type == "cuda":
+        _prove_cold(device)
+    return clock.make_clock(device)
+
+
+@functools.cache
+def _prove_cold(device: torch.device) -> float:
+    """Raises once for each device if its caches cannot be emptied, as the kit does."""
+    return clock.prove_cold(clock.make_clock(device))
