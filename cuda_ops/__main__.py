@@ -30,6 +30,13 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
         "replay a failed sample, report all checks, run compute-sanitizer",
     ),
     "benchmarking": ("cuda_ops.benchmarking.command", (), "measure operators"),
+    "tune": (
+        "cuda_ops.runtime.tune_command", (), "choose launch configurations by measuring, show them",
+    ),
+    "profile": (
+        "cuda_ops.runtime.profile_command", (),
+        "trace a script, a module or an operator, and print where the time went",
+    ),
 }  # fmt: skip
 
 

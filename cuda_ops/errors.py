@@ -33,3 +33,11 @@ class KitError(CudaOpsError):
 
 class BenchmarkError(CudaOpsError):
     """A measurement that must not be believed, or two that cannot be compared."""
+
+
+class StageError(CudaOpsError):
+    """A stage of ``cuda_ops.runtime.pipeline`` raised; ``__cause__`` is what it raised."""
+
+
+class GraphError(CudaOpsError):
+    """``cuda_ops.runtime.graphed`` cannot capture a function, for the reason that it names."""

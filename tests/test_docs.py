@@ -244,6 +244,7 @@ VOCABULARY = (
     "elementwise.h", "foreach/foreach_binding.h", "launch.h", "layout.h", "manifest.h", "math.cuh",
     "names.h", "narrow.cuh", "narrow.h", "overlap.h", "points.h", "points_binding.h", "random.cuh",
     "random.h", "random_binding.h", "rows/rows_binding.h", "strided.h", "tensor.h",
+    "workspace.h",
 )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ LAYERS = (
     "testing",
     "compile_ops",
     "benchmarking",
+    "runtime",
     "ops",
     "integrations",
     "servers",

@@ -36,6 +36,11 @@ def change(texts: Iterable[str]) -> None:
     renew()
 
 
+def current() -> str:
+    """Returns a text that is another one once an operator was loaded or reloaded."""
+    return _tag
+
+
 def renew() -> None:
     """Tags what this thread compiles, where it has set a tag of its own; keeps what is there."""
     from torch.compiler import config

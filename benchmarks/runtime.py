@@ -1,0 +1,382 @@
+"""Measures cuda_ops.runtime beside what people write by hand: copies that overlap, and graphs.
+
+``python -m benchmarks.runtime [copies|graphs|updates ...] [--json FILE]`` needs a CUDA GPU.
+
+``copies``   a loop over batches whose copy takes as long as its computation: the loop of a
+             tutorial, a pinned DataLoader, two buffers by hand, and ``prefetch``
+``graphs``   a block of 20 small operators, and one token of a mixture of experts: eager,
+             ``torch.cuda.make_graphed_callables``, ``torch.compile(mode="reduce-overhead")``, and
+             ``graphed``
+``updates``  a graph for other addresses: captured and instantiated again, against the update of an
+             instance that is there
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import cuda_ops
+from benchmarks import report
+from cuda_ops.benchmarking.stats import Interval, median_interval, ratio_interval
+from cuda_ops.runtime import graphed, prefetch, to_host
+
+#: Rounds in which every way runs once.
+_ROUNDS = 15
+
+
+def rounds(ways: Mapping[str, Callable[[], None]], count: int = _ROUNDS) -> dict[str, list[float]]:
+    """Returns seconds of wall time, of each way in turns, from an idle GPU to an idle GPU."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(count + 2):
+        for name, way in ways.items():
+            torch.cuda.synchronize()
+            start = perf_counter()
+            way()
+            torch.cuda.synchronize()
+            if turn >= 2:  # the first warm up
+                found[name].append(perf_counter() - start)
+    return found
+
+
+# --- copies -------------------------------------------------------------------
+
+#: Batches of a loop, and floats of one: 64 MiB.
+_BATCHES, _NUMEL = 24, 16 << 20
+_SIDE = 4096
+
+
+def copies() -> list[dict[str, Any]]:
+    """Loops over batches in ordinary and in pinned memory; copy and computation take as long."""
+    weight = torch.randn(_SIDE, _SIDE, device="cuda", dtype=torch.bfloat16)
+    repeats = _as_long_as_a_copy(weight)
+    results = []
+    for pinned in (False, True):
+        batches = [torch.randn(_NUMEL, pin_memory=pinned) for _ in range(4)]
+        batches = [batches[k % 4] for k in range(_BATCHES)]
+        compute = partial(_compute, weight, repeats)
+        ways = {
+            "copy alone": partial(_copy_alone, torch.randn(_NUMEL, pin_memory=True)),
+            "compute alone": partial(_compute_alone, compute),
+            "tutorial": partial(_tutorial, batches, compute),
+            "pinned DataLoader": partial(_data_loader, batches, compute),
+            "two buffers by hand": partial(_by_hand, batches, compute),
+            "prefetch": partial(_prefetched, batches, compute, 2),
+            "prefetch, depth 3": partial(_prefetched, batches, compute, 3),
+        }
+        times = rounds(ways)
+        longer = max(
+            ("copy alone", "compute alone"), key=lambda name: statistics.median(times[name])
+        )
+        for name in ways:
+            results.append({
+                "source": "pinned" if pinned else "ordinary",
+                "way": name,
+                "milliseconds": statistics.median(times[name]) / _BATCHES * 1e3,
+                "times_tutorial": _described(ratio_interval(times["tutorial"], times[name])),
+                "of_the_longer": _described(ratio_interval(times[longer], times[name])),
+            })  # fmt: skip
+    return results
+
+
+def _described(interval: Interval) -> dict[str, float]:
+    return {"value": interval.value, "low": interval.low, "high": interval.high}
+
+
+def _compute(weight: torch.Tensor, repeats: int, x: torch.Tensor) -> torch.Tensor:
+    y = x[: _SIDE * 64].view(64, _SIDE).to(weight.dtype).repeat(8, 1)
+    for _ in range(repeats):
+        y = torch.mm(y, weight) * 0.01
+    return y.sum() + x.sum()
+
+
+def _as_long_as_a_copy(weight: torch.Tensor) -> int:
+    """Returns how many products take as long as the copy of one batch."""
+    source = torch.randn(_NUMEL, pin_memory=True)
+    times = rounds({
+        "copy": partial(_copy_alone, source),
+        "few": partial(_compute_alone, partial(_compute, weight, 10)),
+        "more": partial(_compute_alone, partial(_compute, weight, 30)),
+    }, 5)  # fmt: skip
+    copy, few, more = (statistics.median(one) for one in times.values())
+    return max(1, round(10 + (copy - few) / ((more - few) / 20)))
+
+
+def _copy_alone(source: torch.Tensor) -> None:
+    for _ in range(_BATCHES):
+        source.to("cuda", non_blocking=True)
+
+
+def _compute_alone(compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.zeros(_NUMEL, device="cuda")
+    for _ in range(_BATCHES):
+        compute(x)
+
+
+def _tutorial(batches: list[torch.Tensor], compute: Callable[[torch.Tensor], Any]) -> None:
+    for batch in batches:
+        compute(batch.to("cuda")).item()
+
+
+def _data_loader(batches: list[torch.Tensor], compute: Callable[[torch.Tensor], Any]) -> None:
+    loader = torch.utils.data.DataLoader(_Listed(batches), batch_size=None, pin_memory=True)
+    results = [compute(batch.to("cuda", non_blocking=True)) for batch in loader]
+    torch.stack(results).tolist()
+
+
+class _Listed(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, batches: list[torch.Tensor]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, k: int) -> torch.Tensor:
+        return self._batches[k]
+
+
+def _by_hand(batches: list[torch.Tensor], compute: Callable[[torch.Tensor], Any]) -> None:
+    """Two pinned and two device buffers, and an event at each end of a copy."""
+    results = [compute(x) for x in _double_buffered(batches)]
+    torch.stack(results).tolist()
+
+
+def _double_buffered(batches: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    stream = torch.cuda.Stream()
+    staged = [torch.empty(_NUMEL, pin_memory=True) for _ in range(2)]
+    there = [torch.empty(_NUMEL, device="cuda") for _ in range(2)]
+    ready = [torch.cuda.Event() for _ in range(2)]
+    consumed = [torch.cuda.Event() for _ in range(2)]
+
+    def send(k: int) -> None:
+        slot = k % 2
+        if batches[k].is_pinned():
+            source = batches[k]
+        else:
+            ready[slot].synchronize()
+            source = staged[slot].copy_(batches[k])
+        with torch.cuda.stream(stream):
+            stream.wait_event(consumed[slot])
+            there[slot].copy_(source, non_blocking=True)
+            ready[slot].record(stream)
+
+    send(0)
+    for k in range(len(batches)):
+        if k + 1 < len(batches):
+            send(k + 1)
+        torch.cuda.current_stream().wait_event(ready[k % 2])
+        yield there[k % 2]
+        consumed[k % 2].record()
+
+
+def _prefetched(
+    batches: list[torch.Tensor], compute: Callable[[torch.Tensor], Any], depth: int
+) -> None:
+    handles = [to_host(compute(batch)) for batch in prefetch(batches, "cuda", depth)]
+    for handle in handles:
+        handle.result()
+
+
+# --- graphs -------------------------------------------------------------------
+
+_CALLS = 200
+
+
+def graphs() -> list[dict[str, Any]]:
+    """Calls of small work one after the other, in microseconds a call."""
+    results = []
+    for name, (function, arguments) in _steps().items():
+        for training in (False, True) if name.startswith("block") else (False,):
+            ways = _graph_ways(function, arguments, training)
+            times = rounds({way: partial(_calls, call) for way, call in ways.items()})
+            for way in ways:
+                results.append({
+                    "step": f"{name}, training" if training else name,
+                    "way": way,
+                    "microseconds": statistics.median(times[way]) / _CALLS * 1e6,
+                    "times_eager": _described(ratio_interval(times["eager"], times[way])),
+                    "times_make_graphed_callables": _described(
+                        ratio_interval(times["make_graphed_callables"], times[way])
+                    ),
+                })  # fmt: skip
+            torch.compiler.reset()
+    return results
+
+
+def _steps() -> dict[str, tuple[Any, tuple[torch.Tensor, ...]]]:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(10) for layer in (torch.nn.Linear(128, 128), torch.nn.GELU())]
+    block = torch.nn.Sequential(*layers).cuda()
+    hidden, experts, inner, top_k = 2048, 128, 768, 8
+    weights = [
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16) * 0.02
+        for shape in ((experts, 2 * inner, hidden), (experts, hidden, inner))
+    ]
+    router = torch.randn(experts, hidden, device="cuda", dtype=torch.bfloat16) * 0.02
+    scale = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
+
+    def decode(x: torch.Tensor) -> torch.Tensor:
+        y = cuda_ops.rms_norm(x, scale)
+        mixed: torch.Tensor = cuda_ops.moe(y, y @ router.t(), *weights, top_k)
+        return x + mixed
+
+    token = torch.randn(1, hidden, device="cuda", dtype=torch.bfloat16)
+    return {
+        "block of 20 operators": (block, (torch.randn(16, 128, device="cuda"),)),
+        "one token, 128 experts": (decode, (token,)),
+    }
+
+
+def _graph_ways(
+    function: Any, arguments: tuple[torch.Tensor, ...], training: bool
+) -> dict[str, Callable[[], Any]]:
+    def called(way: Any) -> Callable[[], Any]:
+        given = tuple(one.clone().requires_grad_(training) for one in arguments)
+
+        def call() -> None:
+            if training:
+                way(*given).backward(torch.ones_like(given[0]))
+            else:
+                with torch.no_grad():
+                    way(*given)
+
+        return call
+
+    samples = tuple(one.clone().requires_grad_(training) for one in arguments)
+    with torch.set_grad_enabled(training):
+        theirs = torch.cuda.make_graphed_callables(_copied(function), samples)
+    ways = {
+        "eager": function,
+        "make_graphed_callables": theirs,
+        "compiled, reduce-overhead": torch.compile(_copied(function), mode="reduce-overhead"),
+        "graphed": graphed(function),
+        "graphed, views": graphed(function, views=True),
+    }
+    calls = {name: called(way) for name, way in ways.items()}
+    for call in calls.values():
+        for _ in range(6):
+            call()
+    return calls
+
+
+def _copied(function: Any) -> Any:
+    """Returns a module of its own, as make_graphed_callables changes the one that it gets."""
+    if not isinstance(function, torch.nn.Module):
+        return function
+    import copy
+
+    return copy.deepcopy(function)
+
+
+def _calls(call: Callable[[], Any]) -> None:
+    for _ in range(_CALLS):
+        call()
+
+
+# --- updates ------------------------------------------------------------------
+
+
+class _UpdateResult(ctypes.Structure):
+    """CUgraphExecUpdateResultInfo of the driver's API."""
+
+    _fields_ = (
+        ("result", ctypes.c_int), ("node", ctypes.c_void_p), ("from_node", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+def updates() -> list[dict[str, Any]]:
+    """Makes a graph run on other addresses: by a new instance, and by an update of the old one."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    results = []
+    for kernels in (20, 200, 2000):
+        x = [torch.zeros(1024, device="cuda") for _ in range(2)]
+
+        def capture(x: torch.Tensor, kernels: int = kernels) -> Any:
+            graph = torch.cuda.CUDAGraph(keep_graph=True)
+            with torch.cuda.graph(graph):
+                for _ in range(kernels):
+                    x.add_(1)
+            return graph
+
+        first, second = map(capture, x)
+        first.instantiate()
+        spent: dict[str, list[float]] = {"capture": [], "instantiate": [], "update": []}
+        result, launches = _UpdateResult(), 0
+        for k in range(_ROUNDS):
+            start = perf_counter()
+            again = capture(x[1])
+            captured = perf_counter()
+            again.instantiate()
+            instantiated = perf_counter()
+            error = driver.cuGraphExecUpdate_v2(
+                ctypes.c_void_p(first.raw_cuda_graph_exec()),
+                ctypes.c_void_p((second if k % 2 == 0 else again).raw_cuda_graph()),
+                ctypes.byref(result),
+            )
+            updated = perf_counter()
+            if error:
+                raise RuntimeError(f"cuGraphExecUpdate: error {error}, result {result.result}")
+            for name, seconds in zip(
+                spent, (captured - start, instantiated - captured, updated - instantiated),
+                strict=True,
+            ):  # fmt: skip
+                spent[name].append(seconds)
+            first.replay()
+            launches += 1
+        torch.cuda.synchronize()
+        if x[0].any() or x[1][0] != launches * kernels:
+            raise RuntimeError("an updated graph did not run on the new addresses")
+        for name, times in spent.items():
+            results.append({
+                "kernels": kernels,
+                "what": name,
+                "microseconds": _described(median_interval([one * 1e6 for one in times])),
+            })  # fmt: skip
+    return results
+
+
+# --- the command --------------------------------------------------------------
+
+_PARTS = {"copies": copies, "graphs": graphs, "updates": updates}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", choices=[[], *_PARTS], metavar="PART")
+    parser.add_argument("--json", metavar="FILE")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks.runtime: needs a CUDA GPU, and torch sees none", file=sys.stderr)
+        return 2
+    found = {part: _PARTS[part]() for part in arguments.parts or _PARTS}
+    console = Console()
+    console.print(report.environment())
+    for part, rows in found.items():
+        table = Table(*rows[0], title=part)
+        for row in rows:
+            table.add_row(*map(_shown, row.values()))
+        console.print(table)
+    report.save(arguments.json, found)
+    return 0
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{value['value']:.3g} ({value['low']:.3g} to {value['high']:.3g})"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

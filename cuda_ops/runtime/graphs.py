@@ -1,0 +1,329 @@
+"""A function that becomes a CUDA graph for each kind of arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from cuda_ops.dispatch import compile_tag
+from cuda_ops.errors import GraphError
+from cuda_ops.runtime.captures import Capture, Refusal, Tensors
+from cuda_ops.runtime.trees import tensors_of
+from cuda_ops.runtime.turns import check_count
+
+Key = tuple[Hashable, ...]
+
+
+def graphed(
+    function: Callable[..., Any] | None = None,
+    *,
+    warmup: int = 2,
+    most: int = 16,
+    views: bool = False,
+    fallback: bool = False,
+) -> Any:
+    """Returns the function as CUDA graphs: one for each kind of arguments, made at its first calls.
+
+    A kind is the shapes, strides, dtypes, device and ``requires_grad`` of the tensors, the values
+    of all other arguments, the gradient mode, autocast, and whether a module trains. The first
+    ``warmup`` calls of a kind run as they are, on a side stream; the next one is captured, and it
+    and all later ones are replayed. So each call has its effects once, on what it writes and on
+    random numbers, which go on from replay to replay. Arguments are copied into memory of the
+    graph, what the function writes to them is copied back, and results are copies that may be
+    kept.
+
+    Gradients go through: the backward is a graph too, and parameters that the function reads
+    beside its arguments get theirs. A call whose backward has not run yet is not disturbed by the
+    next one, which gets a graph of its own. Second derivatives are not there.
+
+    A replay repeats what the GPU did. What Python did is not done again: what the function reads
+    beside its arguments has to stay where it is in memory, and a branch that was taken stays
+    taken. Within another capture or under ``torch.compile`` the function is called as it is, and
+    on a machine without a GPU too. Operators that are reloaded are captured again.
+
+    Args:
+        function: takes and returns tensors of one GPU, in any nesting, and other values; with
+            ``nn.Module`` its parameters must not be replaced. Without it, a decorator is returned.
+        warmup: how many calls of a kind run before it is captured, at least 1.
+        most: how many graphs are kept; the one that was not used for longest goes first.
+        views: whether results are the graph's own memory, which its next replay overwrites. It
+            saves a copy.
+        fallback: whether what cannot be captured is called as it is, with one warning, instead of
+            raising.
+
+    Raises:
+        TypeError: ``function`` is not callable.
+        ValueError: ``warmup`` or ``most`` is less than 1.
+        GraphError: at a call: a kind cannot be captured, and why: an argument on a CPU, a wait for
+            the GPU, results that change their shapes from call to call, and what CUDA refuses.
+
+    Example:
+        >>> step = graphed(lambda x, scale: torch.relu(x) * scale)
+        >>> step(torch.tensor([-1.0, 2.0]), 3)
+        tensor([0., 6.])
+    """
+    check_count("graphed", "warmup", warmup)
+    check_count("graphed", "most", most)
+    if function is None:
+        return functools.partial(graphed, warmup=warmup, most=most, views=views, fallback=fallback)
+    if not callable(function):
+        raise TypeError(
+            f"graphed: argument 'function': expected a function, got {type(function).__name__}"
+        )
+    return Graphed(function, warmup, most, views, fallback)
+
+
+@dataclass
+class _Kind:
+    """What is known of one kind of arguments."""
+
+    calls: int = 0
+    #: Shapes of the results of the calls before the capture.
+    shapes: list[tuple[int, ...]] | None = None
+    captures: list[Any] = field(default_factory=list)
+    #: Why it cannot be captured, once that is known.
+    refused: str = ""
+
+
+#: Calls of one kind at the same time, each with a graph of its own; what goes beyond runs eagerly.
+_MOST_BUSY = 4
+
+
+class Graphed:
+    """What :func:`graphed` returns."""
+
+    def __init__(
+        self, function: Callable[..., Any], warmup: int, most: int, views: bool, fallback: bool
+    ) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self._function = function
+        self._name = getattr(function, "__qualname__", type(function).__name__)
+        self._warmup, self._most = warmup, most
+        self._views, self._fallback = views, fallback
+        self._kinds: OrderedDict[Key, _Kind] = OrderedDict()
+        self._lock = threading.RLock()
+        #: By device: the graphs' memory, the stream of captures, and the stream of the last replay.
+        self._pools: dict[torch.device, Any] = {}
+        self._streams: dict[torch.device, Any] = {}
+        self._last: dict[torch.device, Any] = {}
+
+    @property
+    def graphs(self) -> int:
+        """How many graphs there are."""
+        return sum(len(kind.captures) for kind in self._kinds.values())
+
+    @property
+    def refusals(self) -> list[str]:
+        """Why kinds of arguments were not captured."""
+        return [kind.refused for kind in self._kinds.values() if kind.refused]
+
+    def reset(self) -> None:
+        """Forgets all graphs, so that the next calls warm up and are captured again."""
+        with self._lock:
+            self._kinds.clear()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not _captures():
+            return self._function(*args, **kwargs)
+        leaves, structure = tree_flatten((args, kwargs))
+        at = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaves[k] for k in at]
+
+        def call(given: Tensors) -> Any:
+            filled = list(leaves)
+            for k, tensor in zip(at, given, strict=True):
+                filled[k] = tensor
+            again, named = tree_unflatten(filled, structure)
+            return self._function(*again, **named)
+
+        with self._lock:
+            return self._called(call, tensors, _key(self._function, leaves, structure))
+
+    def _called(self, call: Callable[[Tensors], Any], tensors: list[torch.Tensor], key: Key) -> Any:
+        kind = self._kinds.setdefault(key, _Kind())
+        self._kinds.move_to_end(key)
+        device = _device(tensors)
+        try:
+            if kind.refused:
+                raise Refusal(kind.refused)
+            _check_devices(tensors, device)
+            if kind.calls < self._warmup:
+                return self._warm(call, tensors, kind, device)
+            capture = next((one for one in kind.captures if not one.busy), None)
+            if capture is None and len(kind.captures) < _MOST_BUSY:
+                capture = self._captured(call, tensors, device)
+                kind.captures.append(capture)
+                self._forget()
+        except Refusal as refusal:
+            return self._refused(call, tensors, kind, refusal)
+        if capture is None:
+            return call(tensors)
+        return self._replayed(capture, tensors, device)
+
+    def _warm(
+        self, call: Callable[[Tensors], Any], tensors: Tensors, kind: _Kind, device: torch.device
+    ) -> Any:
+        kind.calls += 1
+        with _waits(watched=kind.calls == self._warmup) as waits:
+            result = _aside(call, tensors, self._stream(device))
+        shapes = [tuple(tensor.shape) for tensor in tensors_of(result)]
+        if waits:
+            raise Refusal(f"it waits for the GPU at {waits[0]}")
+        if kind.shapes not in (None, shapes):
+            raise Refusal(
+                f"its results change from call to call: shapes {kind.shapes} before, {shapes} now"
+            )
+        kind.shapes = shapes
+        return result
+
+    def _captured(
+        self, call: Callable[[Tensors], Any], tensors: Tensors, device: torch.device
+    ) -> Any:
+        if device not in self._pools:
+            self._pools[device] = torch.cuda.graph_pool_handle()
+        with torch.cuda.device(device):
+            return Capture(call, tensors, self._pools[device], self._stream(device))
+
+    def _replayed(self, capture: Any, tensors: Tensors, device: torch.device) -> Any:
+        current = torch.cuda.current_stream(device)
+        last = self._last.get(device)
+        if last is not None and last != current:
+            current.wait_stream(last)  # the graphs share memory
+        self._last[device] = current
+        with torch.cuda.device(device):
+            return capture.replay(tensors, self._views)
+
+    def _refused(
+        self, call: Callable[[Tensors], Any], tensors: Tensors, kind: _Kind, refusal: Refusal
+    ) -> Any:
+        text = f"graphed: {self._name}: cannot be captured: {refusal}"
+        first, kind.refused = not kind.refused, str(refusal)
+        if not self._fallback:
+            raise GraphError(f"{text}; fallback=True calls it as it is") from refusal.__cause__
+        if first:
+            warnings.warn(f"{text}; it is called as it is", RuntimeWarning, stacklevel=5)
+        return call(tensors)
+
+    def _forget(self) -> None:
+        """Drops what was not used for longest."""
+        while self.graphs > self._most and len(self._kinds) > 1:
+            self._kinds.popitem(last=False)
+
+    def _stream(self, device: torch.device) -> Any:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+
+# --- what a call is -----------------------------------------------------------
+
+
+_has_gpu = functools.cache(torch.cuda.is_available)
+
+
+def _captures() -> bool:
+    """Returns whether there is a GPU, whose current stream is not being captured already."""
+    return _has_gpu() and not torch.cuda.is_current_stream_capturing()
+
+
+def _key(function: Callable[..., Any], leaves: list[Any], structure: Hashable) -> Key:
+    """Returns what a graph depends on.
+
+    Raises:
+        TypeError: an argument that is no tensor has no hash.
+    """
+    described: list[Hashable] = []
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            described.append((type(leaf), leaf))
+        elif leaf.layout == torch.strided:
+            described.append(
+                (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
+            )
+        else:
+            described.append((leaf.shape, leaf.layout, leaf.dtype, leaf.device))
+    modes = (
+        torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
+        getattr(function, "training", None), compile_tag.current(),
+    )  # fmt: skip
+    key = (structure, *described, *modes)
+    try:
+        hash(key)
+    except TypeError:
+        wrong = next(leaf for leaf in leaves if not _hashable(leaf))
+        raise TypeError(
+            "graphed: an argument: expected tensors and values that have a hash, in dicts, lists "
+            f"and tuples, got {type(wrong).__name__}"
+        ) from None
+    return key
+
+
+def _hashable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or type(value).__hash__ is not None
+
+
+def _device(tensors: Tensors) -> torch.device:
+    """Returns the GPU of the first tensor on one; without any, the current one."""
+    where = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+    return where or torch.device("cuda", torch.cuda.current_device())
+
+
+def _check_devices(tensors: Tensors, device: torch.device) -> None:
+    for tensor in tensors:
+        shown = f"a tensor of shape {tuple(tensor.shape)} among the arguments"
+        if tensor.device != device:
+            raise Refusal(f"{shown} is on {tensor.device}, and a graph runs on {device} alone")
+        if tensor.layout != torch.strided:
+            raise Refusal(
+                f"{shown} has layout {tensor.layout}, and a graph needs memory of its own"
+            )
+
+
+def _aside(call: Callable[[Tensors], Any], tensors: Tensors, stream: Any) -> Any:
+    """Calls on a side stream, between what the current one had and will have to do."""
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        result = call(tensors)
+    current.wait_stream(stream)
+    for tensor in tensors_of(result):
+        if tensor.is_cuda:
+            tensor.record_stream(current)
+    return result
+
+
+@contextlib.contextmanager
+def _waits(watched: bool) -> Iterator[list[str]]:
+    """Yields where the body makes the host wait for the GPU, which torch warns of if it is asked.
+
+    Only the last call before a capture is watched: the first may wait while it loads a library.
+    """
+    found: list[str] = []
+    if not watched:
+        yield found
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    for warning in caught:
+        if "synchronizing" in str(warning.message):
+            found.append(f"{warning.filename}:{warning.lineno}")
+        else:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )

@@ -1,0 +1,69 @@
+"""Tensors in nested containers: dicts, lists, tuples, dataclasses and what torch's pytree knows."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_map
+
+Change = Callable[[torch.Tensor], Any]
+
+
+def map_tensors(change: Change, tree: Any) -> Any:
+    """Returns a tree like ``tree`` with ``change(tensor)`` in place of each tensor.
+
+    Looks into what ``torch.utils._pytree`` knows, into subclasses of dict, list and tuple, other
+    mutable mappings, dataclasses and packed sequences, whose sizes of batches stay on the CPU.
+    Everything else is passed on as it is.
+
+    >>> map_tensors(lambda x: x + 1, {"x": torch.zeros(1), "name": "a"})
+    {'x': tensor([1.]), 'name': 'a'}
+    """
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return change(value)
+        if isinstance(value, PackedSequence):
+            data, sizes, *orders = value
+            changed = [None if order is None else change(order) for order in orders]
+            return PackedSequence(change(data), sizes, *changed)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            new = copy.copy(value)
+            for field in dataclasses.fields(value):
+                if hasattr(value, field.name):
+                    found = map_tensors(change, getattr(value, field.name))
+                    object.__setattr__(new, field.name, found)  # it may be frozen
+            return new
+        if isinstance(value, MutableMapping):
+            mapped = copy.copy(value)
+            for key in value:
+                mapped[key] = map_tensors(change, value[key])
+            return mapped
+        if isinstance(value, (list, tuple)):
+            items = [map_tensors(change, item) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return value
+
+    # A packed sequence is a named tuple to pytree, which would change its sizes too.
+    return tree_map(leaf, tree, is_leaf=lambda value: isinstance(value, PackedSequence))
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """Returns the tensors of a tree, in order.
+
+    >>> tensors_of(({"x": torch.zeros(1)}, "text"))
+    [tensor([0.])]
+    """
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(note, tree)
+    return found

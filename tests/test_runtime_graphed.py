@@ -1,0 +1,465 @@
+"""Tests of graphed: what it decides, with captures that a test makes up, and graphs on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from cuda_ops.errors import GraphError
+from cuda_ops.runtime import graphed, graphs
+from cuda_ops.runtime.captures import Refusal, _base, _leaves, _like, _Places
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+# --- decisions, without a GPU -------------------------------------------------
+
+
+class FakeCapture:
+    """Calls the function at each replay; busy if a test says so."""
+
+    made: list[FakeCapture] = []  # noqa: RUF012
+
+    def __init__(self, call: Callable[[Any], Any], tensors: Any) -> None:
+        self.call, self.replays, self.busy = call, 0, False
+        FakeCapture.made.append(self)
+
+    def replay(self, tensors: Any, views: bool) -> Any:
+        self.replays += 1
+        return self.call(tensors)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCapture.made = []
+
+    @contextlib.contextmanager
+    def no_waits(watched: bool) -> Iterator[list[str]]:
+        yield []
+
+    monkeypatch.setattr(graphs, "_captures", lambda: True)
+    monkeypatch.setattr(graphs, "_device", lambda tensors: torch.device("cpu"))
+    monkeypatch.setattr(graphs, "_aside", lambda call, tensors, stream: call(tensors))
+    monkeypatch.setattr(graphs, "_waits", no_waits)
+    kind = graphs.Graphed
+    monkeypatch.setattr(kind, "_stream", lambda self, device: None)
+    monkeypatch.setattr(
+        kind, "_captured", lambda self, call, tensors, device: FakeCapture(call, tensors)
+    )
+    monkeypatch.setattr(
+        kind, "_replayed", lambda self, capture, tensors, device: capture.replay(tensors, False)
+    )
+
+
+@pytest.mark.usefixtures("fake")
+def test_the_first_calls_run_and_the_next_is_captured() -> None:
+    calls = []
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x)
+        return 2 * x
+
+    step = graphed(double, warmup=3)
+    for k in range(6):
+        assert step(torch.tensor([float(k)])).item() == 2 * k
+        assert step.graphs == (k >= 3)
+    assert [one.replays for one in FakeCapture.made] == [3]
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("change", [
+    lambda f, x: f(x[:2]), lambda f, x: f(x.double()), lambda f, x: f(x.expand(3, 4).t()),
+    lambda f, x: f(x, 2), lambda f, x: f(x, scale=2), lambda f, x: f(x.requires_grad_()),
+    lambda f, x: torch.no_grad()(f)(x), lambda f, x: torch.inference_mode()(f)(x),
+])  # fmt: skip
+def test_another_kind_gets_another_graph(change: Callable[..., Any]) -> None:
+    step = graphed(lambda x, scale=1: x * scale, warmup=1)
+    for _ in range(3):
+        step(torch.ones(4))
+    assert step.graphs == 1
+    for _ in range(3):
+        change(step, torch.ones(4))
+    assert step.graphs == 2
+
+
+@pytest.mark.usefixtures("fake")
+def test_training_and_autocast_are_kinds() -> None:
+    block = torch.nn.Linear(2, 2)
+    step = graphed(block, warmup=1)
+    for change in (block.train, block.eval):
+        change()
+        for _ in range(2):
+            step(torch.ones(2))
+    assert step.graphs == 2
+    torch.set_autocast_enabled("cuda", True)  # torch.autocast warns where there is no GPU
+    try:
+        for _ in range(2):
+            step(torch.ones(2))
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert step.graphs == 3
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_reload_is_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda_ops.dispatch import compile_tag
+
+    step = graphed(lambda x: x, warmup=1)
+    for _ in range(3):
+        step(torch.ones(1))
+    monkeypatch.setattr(compile_tag, "_tag", "another text")
+    for _ in range(3):
+        step(torch.ones(1))
+    assert step.graphs == 2
+
+
+@pytest.mark.usefixtures("fake")
+def test_what_was_not_used_for_longest_is_dropped() -> None:
+    step = graphed(lambda x: x, warmup=1, most=2)
+
+    def use(size: int) -> None:
+        step(torch.ones(size))
+        step(torch.ones(size))
+
+    for size in (1, 2, 1, 3):
+        use(size)
+    assert step.graphs == 2
+    made = len(FakeCapture.made)
+    use(1)
+    assert len(FakeCapture.made) == made  # it was used after 2
+    use(2)
+    assert len(FakeCapture.made) == made + 1
+    step.reset()
+    assert step.graphs == 0
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_call_that_waits_for_its_backward_is_not_disturbed() -> None:
+    step = graphed(lambda x: x, warmup=1, most=100)
+    x = torch.ones(1)
+    for _ in range(2):
+        step(x)
+    for k in range(6):
+        for one in FakeCapture.made:
+            one.busy = True
+        step(x)
+        assert step.graphs == min(k + 2, 4)  # then it runs as it is
+    for one in FakeCapture.made[1:]:
+        one.busy = False
+    replays = FakeCapture.made[1].replays
+    step(x)
+    assert FakeCapture.made[1].replays == replays + 1
+
+
+@pytest.mark.usefixtures("fake")
+def test_results_that_grow_are_refused() -> None:
+    kept = []
+
+    def grows(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x)
+        return torch.cat(kept)
+
+    step = graphed(grows)
+    step(torch.ones(1))
+    with pytest.raises(GraphError, match=r"grows: cannot be captured: its results change .*\(2,\)"):
+        step(torch.ones(1))
+    assert "its results change" in step.refusals[0]
+
+
+@pytest.mark.usefixtures("fake")
+def test_with_fallback_it_is_called_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Any, call: Any, tensors: Any, device: Any) -> Any:
+        raise Refusal("it sings")
+
+    step = graphed(lambda x: x + 1, warmup=1, fallback=True)
+    monkeypatch.setattr(type(step), "_captured", refuse)
+    step(torch.ones(1))
+    with pytest.warns(RuntimeWarning, match="cannot be captured: it sings; it is called as it is"):
+        assert step(torch.ones(1)).item() == 2
+    assert step(torch.ones(1)).item() == 2
+    strict = graphed(lambda x: x + 1, warmup=1)
+    strict(torch.ones(1))
+    for _ in range(2):
+        with pytest.raises(GraphError, match="it sings; fallback=True calls it as it is"):
+            strict(torch.ones(1))
+
+
+@pytest.mark.usefixtures("fake")
+def test_an_argument_without_a_hash_is_named() -> None:
+    with pytest.raises(TypeError, match=r"values that have a hash.*got bytearray"):
+        graphed(lambda x, y: x)(torch.ones(1), bytearray(2))
+
+
+def test_without_a_gpu_it_is_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "_has_gpu", bool)
+
+    @graphed(warmup=1)
+    def add(x: torch.Tensor, y: float = 1) -> torch.Tensor:
+        """Adds."""
+        return x + y
+
+    assert add.__doc__ == "Adds."
+    assert add.__name__ == "add"
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(4):
+        add(x, y=2).sum().backward()
+    assert x.grad.tolist() == [4, 4]
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    ({"warmup": 0}, "argument 'warmup': expected an int of 1 or more, got 0"),
+    ({"most": 0}, "argument 'most': expected an int of 1 or more, got 0"),
+])  # fmt: skip
+def test_wrong_options_are_named(options: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        graphed(abs, **options)
+    with pytest.raises(TypeError, match="argument 'function': expected a function, got int"):
+        graphed(3)
+
+
+# --- parts of a capture that need no GPU --------------------------------------
+
+
+@pytest.mark.parametrize("tensor", [
+    torch.arange(24.0).view(2, 3, 4).transpose(0, 2), torch.arange(3.0).view(3, 1).expand(3, 5),
+    torch.arange(10.0)[1::3], torch.tensor(2.0), torch.zeros(0, 3),
+    torch.arange(9.0).unfold(0, 4, 2),
+])  # fmt: skip
+def test_inputs_of_a_graph_are_like_those_of_the_call(tensor: torch.Tensor) -> None:
+    own = _like(tensor)
+    assert torch.equal(own, tensor)
+    assert own.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not len(own)
+    if torch._debug_has_internal_overlap(_base(tensor)) != 1:
+        assert own.stride() == tensor.stride()
+    _Places([own]).fill([tensor + 1])
+    assert torch.equal(own, tensor + 1)
+
+
+def test_leaves_beside_the_arguments_are_found() -> None:
+    block = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    x = torch.ones(1, 2, requires_grad=True)
+    found = _leaves([block(x), block(x) * 2], [x])
+    assert {id(one) for one in found} == {id(one) for one in block.parameters()}
+
+
+# --- graphs -------------------------------------------------------------------
+
+
+def block_of_small_operators() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(5) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())]
+    return torch.nn.Sequential(*layers, torch.nn.LayerNorm(64)).cuda()
+
+
+@needs_gpu
+def test_results_are_those_of_the_function_and_may_be_kept() -> None:
+    block = block_of_small_operators()
+    step = graphed(block)
+    inputs = [torch.randn(8, 64, device="cuda") for _ in range(6)]
+    with torch.no_grad():
+        found = [step(x) for x in inputs]
+        for x, y in zip(inputs, found, strict=True):
+            torch.testing.assert_close(y, block(x))
+    assert step.graphs == 1
+
+
+@needs_gpu
+def test_views_are_overwritten_and_copies_are_not() -> None:
+    for views in (False, True):
+        step = graphed(lambda x: x * 2, warmup=1, views=views)
+        first, second = (step(torch.full((4,), v, device="cuda")) for v in (1.0, 2.0))
+        third = step(torch.full((4,), 3.0, device="cuda"))
+        assert (third[0], first[0]) == (6, 2)
+        assert second[0] == (6 if views else 4)
+
+
+@needs_gpu
+@pytest.mark.parametrize("autocast", [False, True])
+def test_gradients_of_arguments_and_parameters_are_right(autocast: bool) -> None:
+    block = block_of_small_operators()
+    step = graphed(block)
+    for _ in range(5):
+        x = torch.randn(8, 64, device="cuda")
+        grads = []
+        for function in (step, block):
+            block.zero_grad()
+            given = x.clone().requires_grad_()
+            with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+                function(given).float().square().sum().backward()
+            grads.append([given.grad, *(one.grad.clone() for one in block.parameters())])
+        for ours, theirs in zip(*grads, strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert step.graphs == 1
+
+
+@needs_gpu
+def test_gradients_add_up_over_calls() -> None:
+    weight = torch.ones(4, device="cuda", requires_grad=True)
+    step = graphed(lambda x: (x * weight).sum(), warmup=1)
+    for k in range(5):
+        step(torch.full((4,), float(k), device="cuda")).backward()
+    assert weight.grad.tolist() == [10.0] * 4
+
+
+@needs_gpu
+def test_two_forwards_before_their_backwards_have_graphs_of_their_own() -> None:
+    step = graphed(lambda x: x.exp(), warmup=1)
+    x, y = (torch.full((4,), v, device="cuda", requires_grad=True) for v in (0.0, 1.0))
+    step(x).sum().backward()
+    x.grad = None
+    first, second = step(x), step(y)
+    assert step.graphs == 2
+    (first.sum() + second.sum()).backward()
+    torch.testing.assert_close(x.grad, x.exp())
+    torch.testing.assert_close(y.grad, y.exp())
+    third = step(x)
+    del third
+    gc.collect()
+    step(y)
+    assert step.graphs == 2  # what can have no backward any more is free
+
+
+@needs_gpu
+def test_a_second_backward_after_another_replay_is_refused() -> None:
+    step = graphed(lambda x: x.exp(), warmup=1)
+    x = torch.zeros(4, device="cuda", requires_grad=True)
+    step(x)
+    y = step(x)
+    y.sum().backward(retain_graph=True)
+    step(x).sum().backward()
+    with pytest.raises(RuntimeError, match="what it saved is gone"):
+        y.sum().backward()
+
+
+@needs_gpu
+def test_kinds_share_memory_and_do_not_disturb_each_other() -> None:
+    step = graphed(lambda x: (x.exp() * x.sin()).cumsum(0), warmup=1)
+    given = {n: torch.randn(n, device="cuda", requires_grad=True) for n in (1000, 10, 5000)}
+    for _ in range(3):
+        outs = {n: step(x) for n, x in given.items()}
+        for n in (10, 5000, 1000):
+            x = given[n]
+            (ours,) = torch.autograd.grad(outs[n].sum(), x)
+            (theirs,) = torch.autograd.grad((x.exp() * x.sin()).cumsum(0).sum(), x)
+            torch.testing.assert_close(ours, theirs)
+
+
+@needs_gpu
+def test_random_numbers_go_on() -> None:
+    step = graphed(lambda x: torch.rand_like(x), warmup=1)
+    x = torch.zeros(1000, device="cuda")
+    found = [step(x) for _ in range(5)]
+    assert len({y.sum().item() for y in found}) == 5
+    torch.manual_seed(3)
+    first = step(x)
+    torch.manual_seed(3)
+    assert torch.equal(step(x), first)
+
+
+@needs_gpu
+def test_what_the_function_writes_is_written_once_a_call() -> None:
+    count = torch.zeros((), device="cuda")
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        count.add_(1)
+        return x.add_(2)
+
+    compiled, x = graphed(step), torch.zeros(4, device="cuda")
+    for k in range(6):
+        assert compiled(x)[0] == 2 * (k + 1)
+        assert x[0] == 2 * (k + 1)
+        assert count == k + 1
+
+
+@needs_gpu
+@pytest.mark.parametrize(("function", "reason"), [
+    (lambda x: x * x.sum().item(), r"it waits for the GPU at .*test_runtime_graphed\.py:\d+"),
+    (lambda x: (torch.cuda.synchronize(), x)[1], "while it was captured"),
+    (lambda x: (x, x.new_ones(1).cpu())[1], "it waits for the GPU"),
+    (lambda x: torch.zeros(3), r"a tensor of shape \(3,\) on the CPU"),
+])  # fmt: skip
+def test_what_cannot_be_captured_is_named(function: Callable[..., Any], reason: str) -> None:
+    x = torch.ones(4, device="cuda")
+    strict, lenient = graphed(function), graphed(function, fallback=True)
+    strict(x)
+    with pytest.raises(GraphError, match=reason):  # noqa: PT012
+        strict(x)
+        strict(x)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            lenient(x)
+    assert len([one for one in caught if "cannot be captured" in str(one.message)]) == 1
+    # A capture that failed leaves torch as it was.
+    torch.rand(2, device="cuda")
+    again = graphed(lambda x: x + torch.rand_like(x), warmup=1)
+    assert all((again(x) >= 1).all() for _ in range(3))
+
+
+@needs_gpu
+def test_an_argument_on_the_cpu_is_refused() -> None:
+    with pytest.raises(GraphError, match=r"a tensor of shape \(\) among the arguments is on cpu"):
+        graphed(lambda x, y: x * y)(torch.ones(2, device="cuda"), torch.tensor(2.0))
+
+
+@needs_gpu
+def test_it_runs_within_another_capture_and_on_any_stream() -> None:
+    step = graphed(lambda x: x * 2 + 1, warmup=1)
+    x = torch.zeros(4, device="cuda")
+    for k in range(6):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            x.fill_(k)
+            y = step(x)
+        torch.cuda.current_stream().wait_stream(stream)
+        assert y[0] == 2 * k + 1
+    outer = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(outer):
+        y = step(x)
+    x.fill_(20)
+    outer.replay()
+    assert y[0] == 41
+
+
+@needs_gpu
+def test_threads_may_share_it() -> None:
+    step = graphed(lambda x: x.cumsum(0), warmup=1)
+    wrong = []
+
+    def work(k: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                x = torch.full((1000,), float(k), device="cuda")
+                if step(x)[-1] != 1000 * k:
+                    wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@needs_gpu
+def test_our_operators_are_captured_and_reloaded_ones_again() -> None:
+    import cuda_ops
+    from cuda_ops.compile_ops import reload
+
+    step = graphed(lambda x: cuda_ops.silu(cuda_ops.rms_norm(x, x.new_ones(64))), warmup=1)
+    x = torch.randn(8, 64, device="cuda")
+    for _ in range(3):
+        expected = torch.nn.functional.silu(torch.nn.functional.rms_norm(x, (64,)))
+        torch.testing.assert_close(step(x), expected)
+    assert step.graphs == 1
+    reload("silu")  # the same text is the same operator
+    step(x)
+    assert step.graphs == 1

@@ -1,0 +1,510 @@
+"""Tests of prefetch and to_host: on a CPU with copies that a fake stream delays, and on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+import time
+import warnings
+from collections import OrderedDict, UserDict, namedtuple
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+from cuda_ops.runtime import prefetch, to_host, turns
+from cuda_ops.runtime.prefetching import Prefetch
+from cuda_ops.runtime.staging import Pinned
+from cuda_ops.runtime.trees import map_tensors, tensors_of
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+Pair = namedtuple("Pair", ("first", "second"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    x: torch.Tensor
+    name: str
+
+
+class Names(dict):
+    pass
+
+
+def batches(count: int = 6, size: int = 4) -> Iterator[torch.Tensor]:
+    for k in range(count):
+        yield torch.full((size,), float(k))
+
+
+# --- a stream without a GPU ---------------------------------------------------
+
+
+class FakeStream:
+    """Runs what it is given late: when it is waited for, or by chance."""
+
+    lock = threading.RLock()  # one for all, as one may wait for another
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._waiting: list[Any] = []
+        self._done = 0
+        self._given = 0
+
+    def enqueue(self, work: Any) -> int:
+        with FakeStream.lock:
+            self._waiting.append(work)
+            self._given += 1
+            return self._given
+
+    def run_to(self, number: int) -> None:
+        with FakeStream.lock:
+            while self._done < number:
+                self._waiting.pop(0)()
+                self._done += 1
+
+    def run_some(self) -> None:
+        if self._chance.random() < 0.5:
+            self.run_to(self._given)
+
+
+class FakeEvent:
+    def __init__(self, stream: FakeStream) -> None:
+        self._stream = stream
+        self._number = stream.enqueue(lambda: None)
+
+    def synchronize(self) -> None:
+        self._stream.run_to(self._number)
+
+
+class FakeLane:
+    """Copies out of pinned memory when its stream gets there, and counts what is on the GPU."""
+
+    def __init__(self, chance: random.Random, staged: bool = True) -> None:
+        self.copies, self.loop = FakeStream(chance), FakeStream(chance)
+        self._staged = staged
+        self.waits = 0
+
+    def pinned(self) -> Pinned:
+        return Pinned(pin=False)
+
+    def stage(self, batch: Any, pinned: Pinned) -> Any:
+        self.copies.run_some()
+        return map_tensors(pinned.put, batch) if self._staged else batch
+
+    def send(self, batch: Any) -> tuple[Any, FakeEvent]:
+        def late(tensor: torch.Tensor) -> torch.Tensor:
+            there = torch.full_like(tensor, -1)
+            alias = there.detach()  # the same memory, and not what the loop holds
+            self.copies.enqueue(lambda: alias.copy_(tensor))
+            return there
+
+        return map_tensors(late, batch), FakeEvent(self.copies)
+
+    def receive(self, batch: Any, ready: FakeEvent) -> None:
+        self.loop.enqueue(ready.synchronize)
+
+    def consumed(self) -> FakeEvent:
+        return FakeEvent(self.loop)
+
+
+def read_late(lane: FakeLane, found: list[float], x: torch.Tensor) -> None:
+    """Reads a batch when the loop's stream gets there, as a kernel would."""
+    memory = x.untyped_storage()  # kept until then, as record_stream keeps it
+    lane.loop.enqueue(lambda: found.append(_first(memory)))
+
+
+def _first(memory: torch.UntypedStorage) -> float:
+    return torch.empty(0).set_(memory)[0].item()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(6))
+def test_copies_that_come_late_are_waited_for(depth: int, seed: int) -> None:
+    lane, found = FakeLane(random.Random(seed)), []
+    for x in Prefetch(batches(20), torch.device("cpu"), depth)._iterate(lane):
+        read_late(lane, found, x)
+        del x
+        lane.loop.run_some()
+    lane.loop.run_to(lane.loop._given)
+    assert found == [float(k) for k in range(20)]
+
+
+@pytest.mark.parametrize("taken_out", ["wait_for_copies", "wait_event"])
+def test_without_its_events_a_late_copy_is_seen(
+    taken_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above finds what it looks for."""
+    lane, found = FakeLane(random.Random(0)), []
+    lane.copies.run_some = lambda: None
+    if taken_out == "wait_for_copies":
+        monkeypatch.setattr("cuda_ops.runtime.prefetching._Sent.wait_for_copies", lambda self: None)
+    else:
+        monkeypatch.setattr(FakeLane, "receive", lambda self, batch, ready: None)
+    for x in Prefetch(batches(20), torch.device("cpu"), 2)._iterate(lane):
+        read_late(lane, found, x)
+        del x
+        if taken_out == "wait_event":
+            lane.loop.run_to(lane.loop._given)
+    lane.loop.run_to(lane.loop._given)
+    assert found != [float(k) for k in range(20)]
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5])
+def test_no_more_batches_than_depth_are_there(depth: int) -> None:
+    lane = FakeLane(random.Random(1))
+    there: list[Any] = []
+    most = 0
+
+    class Counted(FakeLane):
+        def send(self, batch: Any) -> tuple[Any, FakeEvent]:
+            moved, event = FakeLane.send(self, batch)
+            memory = moved.untyped_storage()
+            there.append(torch.multiprocessing.reductions.StorageWeakRef(memory))
+            nonlocal most
+            most = max(most, sum(not one.expired() for one in there))
+            return moved, event
+
+    lane = Counted(random.Random(1))
+    for x in Prefetch(batches(30), torch.device("cpu"), depth)._iterate(lane):
+        time.sleep(0.002)  # the thread goes as far ahead as it may
+        assert x.shape == (4,)
+    assert most == depth
+
+
+def test_a_loop_that_keeps_all_batches_gets_all() -> None:
+    kept = list(Prefetch(batches(9), torch.device("cpu"), 2)._iterate(FakeLane(random.Random(3))))
+    assert len({x.data_ptr() for x in kept}) == 9
+
+
+def test_the_loader_runs_ahead_in_a_thread_and_no_further() -> None:
+    taken: list[int] = []
+
+    def loader() -> Iterator[torch.Tensor]:
+        for k, x in enumerate(batches(10)):
+            taken.append(k)
+            yield x
+
+    loop = Prefetch(loader(), torch.device("cpu"), 2)._iterate(FakeLane(random.Random(0)))
+    x = next(loop)
+    for _ in range(200):
+        if len(taken) == 3:
+            break
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert taken == [0, 1, 2]  # one in hand, one sent, one that waits for its place
+    assert x[0] == 0
+    loop.close()
+
+
+def test_an_exception_of_the_loader_comes_in_its_place() -> None:
+    def loader() -> Iterator[torch.Tensor]:
+        yield from batches(3)
+        raise OSError("disk")
+
+    loop = Prefetch(loader(), torch.device("cpu"), 2)._iterate(FakeLane(random.Random(0)))
+    assert len([next(loop) for _ in range(3)]) == 3
+    with pytest.raises(OSError, match="disk"):
+        next(loop)
+
+
+def test_a_loop_that_ends_early_ends_the_loader_and_its_thread() -> None:
+    closed = []
+
+    def loader() -> Iterator[torch.Tensor]:
+        try:
+            yield from batches(100)
+        finally:
+            closed.append(threading.current_thread().name)
+
+    lane = FakeLane(random.Random(0))
+    prefetched = Prefetch(loader(), torch.device("cpu"), 2)
+    for _ in prefetched._iterate(lane):
+        break
+    assert closed == ["cuda_ops.prefetch"]
+    assert not [t for t in threading.enumerate() if t.name == "cuda_ops.prefetch"]
+    assert not lane.copies._waiting  # nothing is in flight
+    assert len(prefetched._spare) == 2
+
+
+def test_a_loader_that_does_not_come_back_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_PATIENCE", 0.05)
+    go_on = threading.Event()
+
+    def loader() -> Iterator[torch.Tensor]:
+        yield torch.zeros(1)
+        go_on.wait()
+
+    loop = Prefetch(loader(), torch.device("cpu"), 2)._iterate(FakeLane(random.Random(0)))
+    next(loop)
+    with pytest.warns(RuntimeWarning, match="the loader has not come back for 0.05 s"):
+        loop.close()
+    go_on.set()
+
+
+def test_pinned_memory_is_used_again() -> None:
+    lane = FakeLane(random.Random(0))
+    prefetched = Prefetch([torch.zeros(100), torch.ones(50)] * 5, torch.device("cpu"), 2)
+    for _ in range(3):
+        assert [x.numel() for x in prefetched._iterate(lane)] == [100, 50] * 5
+    assert [pinned._memory.numel() for pinned in prefetched._spare] == [512, 512]
+
+
+# --- pinned memory and trees --------------------------------------------------
+
+
+@pytest.mark.parametrize("tensor", [
+    torch.arange(24).view(2, 3, 4).transpose(0, 2),
+    torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    torch.randn(3, 1).expand(3, 5),
+    torch.tensor(1 + 2j),
+    torch.tensor([True, False]),
+    torch.randn(10)[1::3],
+    torch.zeros(3, 0),
+])  # fmt: skip
+def test_staged_tensors_look_as_tensor_to_leaves_them(tensor: torch.Tensor) -> None:
+    pinned = Pinned(pin=False)
+    for _ in range(2):  # the second time the memory is large enough
+        pinned.clear()
+        first, second = pinned.put(tensor), pinned.put(tensor + (tensor.dtype != torch.bool))
+        assert torch.equal(first, tensor)
+        assert torch.equal(second, tensor + (tensor.dtype != torch.bool))
+        assert first.stride() == torch.empty_like(tensor).stride()
+
+
+def test_trees_keep_their_types() -> None:
+    x = torch.zeros(2)
+    tree = {
+        "a": [x, (x, "text", None)], "pair": Pair(x, 1), "example": Example(x, "n"),
+        "ordered": OrderedDict(x=x), "names": Names(x=x), "user": UserDict(x=x),
+    }  # fmt: skip
+    mapped = map_tensors(lambda one: one + 1, tree)
+    assert len(tensors_of(tree)) == len(tensors_of(mapped)) == 7
+    assert all(torch.equal(one, torch.ones(2)) for one in tensors_of(mapped))
+    assert all(torch.equal(one, torch.zeros(2)) for one in tensors_of(tree))
+    for key in tree:
+        assert type(mapped[key]) is type(tree[key])
+    assert mapped["a"][1][1:] == ("text", None)
+    assert mapped["example"].name == "n"
+
+
+def test_packed_sequences_keep_their_batch_sizes() -> None:
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    mapped = map_tensors(lambda one: one * 2, packed)
+    assert type(mapped) is type(packed)
+    assert torch.equal(mapped.data, packed.data * 2)
+    assert torch.equal(mapped.batch_sizes, packed.batch_sizes)
+
+
+# --- the public functions on a CPU --------------------------------------------
+
+
+def test_on_a_cpu_the_loader_is_iterated_in_its_thread() -> None:
+    names = []
+
+    def loader() -> Iterator[dict[str, Any]]:
+        for x in batches(3):
+            names.append(threading.current_thread().name)
+            yield {"x": x, "name": "a"}
+
+    given = prefetch(loader(), "cpu")
+    assert [batch["x"][0].item() for batch in given] == [0, 1, 2]
+    assert set(names) == {threading.current_thread().name}
+
+
+def test_it_can_be_iterated_again_and_has_a_length() -> None:
+    given = prefetch([torch.zeros(1)] * 4, "cpu")
+    assert len(given) == len(list(given)) == len(list(given)) == 4
+
+
+@pytest.mark.parametrize(("arguments", "error", "text"), [
+    ((3, "cpu"), TypeError, "prefetch: argument 'loader': expected an iterable, got int"),
+    (([], "cpu", 0), ValueError, "argument 'depth': expected an int of 1 or more, got 0"),
+    (([], "cpu", True), ValueError, "argument 'depth': expected an int of 1 or more, got True"),
+])  # fmt: skip
+def test_wrong_arguments_are_named(arguments: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        prefetch(*arguments)
+
+
+def test_a_gradient_is_not_lost_without_a_word() -> None:
+    batch = {"x": torch.zeros(2, requires_grad=True)}
+    with pytest.raises(ValueError, match=r"shape \(2,\) that requires a gradient"):
+        list(prefetch([batch], "cpu"))
+    with pytest.raises(ValueError, match="requires a gradient"):
+        list(Prefetch([batch], torch.device("cpu"), 2)._iterate(FakeLane(random.Random(0))))
+
+
+def test_to_host_copies_on_a_cpu_too() -> None:
+    x = torch.arange(3.0, requires_grad=True)
+    handle = to_host({"x": x, "step": 1, "pair": Pair(x * 2, None)})
+    with torch.no_grad():
+        x.zero_()
+    result = handle.result()
+    assert handle.done()
+    assert result["x"].tolist() == [0, 1, 2]
+    assert not result["x"].requires_grad
+    assert result["step"] == 1
+    assert type(result["pair"]) is Pair
+    assert repr(handle) == "HostCopy(done)"
+
+
+def test_dataloader_batches_come_through() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(10.0), torch.arange(10))
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    lane = FakeLane(random.Random(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = [
+            (x.tolist(), y.tolist())
+            for x, y in _exact(Prefetch(loader, torch.device("cpu"), 2), lane)
+        ]
+    assert [len(x) for x, _ in found] == [4, 4, 2]
+    assert found[2] == ([8.0, 9.0], [8, 9])
+
+
+def _exact(prefetched: Prefetch[Any], lane: FakeLane) -> Iterator[Any]:
+    """Runs the copies before each batch is looked at."""
+    for batch in prefetched._iterate(lane):
+        lane.loop.run_to(lane.loop._given)
+        yield batch
+
+
+# --- on a GPU -----------------------------------------------------------------
+
+
+def late_loop(count: int, size: int) -> list[float]:
+    """Returns sums of batches that a stalled stream gets to after the host has gone far ahead."""
+    from cuda_ops.testing.stall import stall
+
+    loop, found = torch.cuda.Stream(), []
+    with torch.cuda.stream(loop):
+        for x in prefetch(batches(count, size), "cuda", 2):
+            stall(0.02)
+            found.append(x.double().mean())
+            del x
+        return torch.stack(found).tolist()
+
+
+@needs_gpu
+def test_batches_are_right_behind_a_stalled_stream() -> None:
+    assert late_loop(12, 1 << 20) == [float(k) for k in range(12)]
+
+
+@needs_gpu
+@pytest.mark.parametrize("taken_out", ["wait_for_copies", "wait_event", "record_stream"])
+def test_without_one_of_its_rules_batches_are_wrong(
+    taken_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cuda_ops.runtime.prefetching import _CudaLane, _Sent
+    from cuda_ops.testing.stall import stall
+
+    if taken_out == "wait_for_copies":
+        # The copies come late, and the pinned memory is written again before they run.
+        send = _CudaLane.send
+
+        def late(self: Any, batch: Any) -> Any:
+            with torch.cuda.stream(self._stream):
+                stall(0.02)
+            return send(self, batch)
+
+        monkeypatch.setattr(_CudaLane, "send", late)
+        monkeypatch.setattr(_Sent, "wait_for_copies", lambda self: None)
+        monkeypatch.setattr(_Sent, "wait", lambda self: None)
+    elif taken_out == "wait_event":
+
+        def receive(self: Any, batch: Any, ready: Any) -> None:
+            self._reader = torch.cuda.current_stream(self._device)
+            self._reader.wait_event = lambda event: None
+
+        send_late = _CudaLane.send
+
+        def slow(self: Any, batch: Any) -> Any:
+            with torch.cuda.stream(self._stream):
+                stall(0.1)
+            return send_late(self, batch)
+
+        monkeypatch.setattr(_CudaLane, "send", slow)
+        monkeypatch.setattr(_CudaLane, "receive", receive)
+    else:
+
+        def without(self: Any, batch: Any, ready: Any) -> None:
+            self._reader = torch.cuda.current_stream(self._device)
+            self._reader.wait_event(ready)
+
+        monkeypatch.setattr(_CudaLane, "receive", without)
+        monkeypatch.setattr(_Sent, "wait", lambda self: None)  # or it bounds what is in flight
+    assert late_loop(12, 1 << 20) != [float(k) for k in range(12)]
+
+
+@needs_gpu
+@pytest.mark.parametrize("depth", [2, 3])
+def test_no_more_memory_than_depth_batches_is_taken(depth: int) -> None:
+    from cuda_ops.testing.stall import stall
+
+    size = 16 << 20
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    for x in prefetch(batches(12, size // 4), "cuda", depth):
+        stall(0.005)
+        x.add_(1)
+    del x
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before <= depth * size
+    assert torch.cuda.memory_allocated() == before
+
+
+@needs_gpu
+def test_an_early_end_leaves_nothing_on_the_gpu() -> None:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for x in prefetch(batches(50, 1 << 20), "cuda"):  # noqa: B007
+        break
+    del x
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+
+
+@needs_gpu
+def test_all_kinds_of_tensors_reach_the_gpu() -> None:
+    cpu = [
+        {"x": torch.randn(2, 3).t(), "pinned": torch.ones(3).pin_memory(), "n": 1},
+        {"x": torch.zeros(0, 3), "pinned": torch.ones(3, device="cuda"), "n": 2},
+        {"x": torch.eye(3).to_sparse(), "pinned": torch.tensor(True), "n": 3},
+    ]
+    for given, found in zip(cpu, prefetch(cpu, "cuda"), strict=True):
+        assert found["n"] == given["n"]
+        for key in ("x", "pinned"):
+            assert found[key].is_cuda
+            assert found[key].layout == given[key].layout
+            assert torch.equal(found[key].cpu().to_dense(), given[key].cpu().to_dense())
+    assert next(iter(prefetch(cpu, "cuda")))["x"].stride() == (1, 3)
+
+
+@needs_gpu
+def test_a_host_copy_waits_for_itself_alone() -> None:
+    from cuda_ops.testing.stall import stall
+
+    x = torch.full((1 << 20,), 1.0, device="cuda")
+    handle = to_host(x)
+    x.add_(1)  # does not show
+    stalled = torch.cuda.Stream()
+    stalled.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stalled):
+        stall(0.5)
+        late = to_host(x * 3)
+    assert not late.done()
+    assert handle.result()[0] == 1
+    assert not late.done()
+    assert late.result()[-1] == 6
+    assert handle.result().is_pinned()
+
+
+@needs_gpu
+def test_a_host_copy_in_a_capture_is_refused() -> None:
+    x, graph = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), pytest.raises(RuntimeError, match="captured into a CUDA graph"):
+        to_host(x)
