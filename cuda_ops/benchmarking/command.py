@@ -180,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cases",
         metavar="REGEX",
-        type=_pattern,
+        type=regex,
         default="",
         help="only cases whose label matches, such as 'float16'",
     )
@@ -205,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _pattern(text: str) -> str:
+def regex(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from cuda_ops.dispatch import compile_tag
 from cuda_ops.errors import GraphError
 from cuda_ops.runtime.captures import Capture, Refusal, Tensors
+from cuda_ops.runtime.devices import resolved
 from cuda_ops.runtime.trees import tensors_of
 from cuda_ops.runtime.turns import check_count
 
@@ -275,7 +276,7 @@ def _hashable(value: Any) -> bool:
 def _device(tensors: Tensors) -> torch.device:
     """Returns the GPU of the first tensor on one; without any, the current one."""
     where = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
-    return where or torch.device("cuda", torch.cuda.current_device())
+    return where or resolved("cuda")
 
 
 def _check_devices(tensors: Tensors, device: torch.device) -> None:

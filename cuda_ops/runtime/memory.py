@@ -11,7 +11,7 @@ import torch
 from cuda_ops.runtime.memory_operators import OperatorsUse
 from cuda_ops.runtime.memory_regions import (
     RegionUse,
-    checked_device,
+    counted_device,
     peak_of,
     process_memory,
     regions,
@@ -134,7 +134,7 @@ def memory_report(
     Raises:
         ValueError: ``device`` is of another type.
     """
-    where = checked_device(device, "memory_report")
+    where = counted_device("memory_report", device)
     found = operators or OperatorsUse()
     if where.type == "cpu":
         now = process_memory()

@@ -13,7 +13,7 @@ import torch
 
 from cuda_ops.runtime.memory import size_text
 from cuda_ops.runtime.memory_history import recorded_history
-from cuda_ops.runtime.memory_regions import checked_device, current_region, regions
+from cuda_ops.runtime.memory_regions import counted_device, current_region, regions
 
 #: Places, or kinds of tensors, that an error lists.
 _MOST_LISTED = 5
@@ -60,7 +60,7 @@ def assert_no_growth(
         raise ValueError(
             f"assert_no_growth: argument 'tolerance': expected at least 0 bytes, got {tolerance}"
         )
-    where = checked_device(device, "assert_no_growth")
+    where = counted_device("assert_no_growth", device)
     if warm is not None:
         warm(), warm()
     native = where.type == "cuda" and torch.cuda.get_allocator_backend() == "native"

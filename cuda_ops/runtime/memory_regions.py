@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from cuda_ops.runtime.devices import checked_device
+
 
 @dataclass
 class RegionUse:
@@ -92,7 +94,7 @@ def region(name: str, device: torch.device | str | None = None) -> Iterator[Regi
     """
     if not name:
         raise ValueError("region: argument 'name': expected some text, got ''")
-    where = checked_device(device, "region")
+    where = counted_device("region", device)
     _THREAD.names.append(name)
     try:
         active = _enter("/".join(_THREAD.names), where)
@@ -146,19 +148,12 @@ def peak_of(device: torch.device) -> int:
     return max(earlier, torch.cuda.max_memory_allocated(device))
 
 
-def checked_device(device: torch.device | str | None, function: str) -> torch.device:
-    """Returns a CPU or CUDA device, with its number; by default the current GPU, else the CPU."""
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = torch.device(device)
-    if found.type not in ("cpu", "cuda"):
-        raise ValueError(
-            f"{function}: argument 'device': expected a CPU or CUDA device, got {str(found)!r}"
-        )
-    if found.type == "cpu":
-        return torch.device("cpu")
-    torch.cuda.init()  # statistics do not
-    return found if ":" in str(found) else torch.device("cuda", torch.cuda.current_device())
+def counted_device(function: str, device: torch.device | str | None) -> torch.device:
+    """Returns the device of an argument, whose statistics can be read."""
+    where = checked_device(function, device)
+    if where.type == "cuda":
+        torch.cuda.init()  # statistics do not
+    return where
 
 
 # --- counting -------------------------------------------------------------------------

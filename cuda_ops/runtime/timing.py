@@ -21,6 +21,7 @@ from cuda_ops.benchmarking.kit import HOST_BOUND_SECONDS
 from cuda_ops.benchmarking.rotation import Rotation
 from cuda_ops.benchmarking.stats import Interval, median_interval
 from cuda_ops.runtime.copies import Copies
+from cuda_ops.runtime.devices import checked_device
 from cuda_ops.runtime.timings import Timing, Timings
 
 
@@ -204,14 +205,7 @@ def _device(device: torch.device | str | None, args: tuple[Any, ...]) -> torch.d
     if device is None:
         leaves = (leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor))
         device = next((leaf.device for leaf in leaves), torch.device("cpu"))
-    device = torch.device(device)
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(
-            f"Timer: argument 'device': expected a CPU or CUDA device, got {str(device)!r}"
-        )
-    if str(device) == "cuda":
-        device = torch.device("cuda", torch.cuda.current_device())
-    return device
+    return checked_device("Timer", device)
 
 
 def _clock(device: torch.device, cold: bool) -> clock.Clock:

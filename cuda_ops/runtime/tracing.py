@@ -21,9 +21,8 @@ from torch._C._autograd import DeviceType
 from cuda_ops import output, spec
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.names import HOME, apart
-
-from .kernel_table import CopyTime, GpuWork, KernelTime, Overlap, gpu_work
-from .trace_table import render
+from cuda_ops.runtime.kernel_table import CopyTime, GpuWork, KernelTime, Overlap, gpu_work
+from cuda_ops.runtime.trace_table import render
 
 #: Wide enough for the table of kernels, wherever it is printed.
 _WIDTH = 180

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cuda_ops import output
+from cuda_ops.benchmarking.command import regex
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.registry import registry
 from cuda_ops.runtime import choices, tuning
@@ -181,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("ops", nargs="*", metavar="OP", help="operators to measure, or to show")
     parser.add_argument(
-        "--case", metavar="REGEX", type=_pattern, default="",
+        "--case", metavar="REGEX", type=regex, default="",
         help="only benchmark cases whose label matches, such as '4096x'",
     )  # fmt: skip
     parser.add_argument("--show", action="store_true", help="measure nothing, show what is stored")
@@ -194,13 +195,3 @@ def _parser() -> argparse.ArgumentParser:
         help="a folder with kernels/ and bindings/ outside this project; repeatable",
     )  # fmt: skip
     return parser
-
-
-def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a regular expression: {error}"
-        ) from error
-    return text
