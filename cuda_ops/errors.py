@@ -31,6 +31,10 @@ class KitError(CudaOpsError):
     """The test kit could not make or compare something, which says nothing about the operator."""
 
 
+class NotTunedError(CudaOpsError, ValueError):
+    """Arguments for which an operator has no launch configurations to choose among."""
+
+
 class BenchmarkError(CudaOpsError):
     """A measurement that must not be believed, or two that cannot be compared."""
 

@@ -631,6 +631,53 @@ def read_elsewhere(root: Path, **variables: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+FIRST_USE = f"""
+import sys, warnings
+import torch, cuda_ops
+from pathlib import Path
+from cuda_ops.registry import registry
+from cuda_ops.runtime import choices, tuning, tuning_rounds
+registry().add_root(Path(sys.argv[1]))
+measured = []
+def rounds_of(functions, inputs):
+    measured.append([tuple(x.shape) for x in inputs])
+    return {{name: [0.5 if name == "two" else 1.0] * 8 for name in functions}}
+tuning_rounds.rounds_of = rounds_of
+function = cuda_ops.{NAME}
+for size in (1000, 1001, 40):
+    print(torch.equal(function(torch.ones(size)), torch.ones(size)), measured)
+print([(one.name, one.key.bits) for one in choices.stored("{NAME}")])
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    try:
+        function(torch.ones(3, dtype=torch.int32))
+    except RuntimeError as error:
+        print("got int32" in str(error))
+print(torch.vmap(function)(torch.ones(3, 9000)).shape, len(measured))
+compiled = torch.compile(lambda x: function(x) * 2, backend="eager", fullgraph=True)
+print(compiled(torch.ones(90000)).shape, len(measured))
+"""
+
+
+@needs_no_gpu
+def test_the_first_call_of_each_kind_measures_if_the_variable_says_so(
+    root: Path, library: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_USE, str(root)], cwd=REPO,
+        env={**os.environ, "CUDA_OPS_TUNE": "on"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "True [[(1000,)]]",
+        "True [[(1000,)]]",  # of the same size within a factor of two
+        "True [[(1000,)], [(40,)]]",
+        "[('two', (1, 10)), ('two', (1, 6))]",
+        "True",
+        "torch.Size([3, 9000]) 3",  # the call of the whole batch
+        "torch.Size([90000]) 3",  # as it was traced
+    ], done.stderr
+
+
 @needs_no_gpu
 def test_another_process_uses_the_choice_from_the_first_call_on(root: Path, library: Path) -> None:
     tune(NAME, inputs=(torch.randn(1000),), anew=True, measure=timed(two=0.5))

@@ -27,7 +27,7 @@ from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import KNOWN_DTYPES, dtype_name, dtypes_text, refuse
 from cuda_ops.derive.forward_mode import refuse_tangent
 from cuda_ops.derive.random import draw_key
-from cuda_ops.dispatch import functional, lists, nvtx, placed
+from cuda_ops.dispatch import first_use, functional, lists, nvtx, placed
 from cuda_ops.dispatch.generation import Served
 from cuda_ops.spec import AutocastPolicy, OpSpec, default_of
 
@@ -300,6 +300,8 @@ def _uncast(policy: AutocastPolicy | None, tensors: Sequence[str], is_on: str) -
 def _function(
     op: OpSpec, parameters: str, body: str, names: dict[str, Any], doc: str | None
 ) -> FunctionType:
+    if first_use.is_wanted():
+        body, names = first_use.asked(op, body, names)
     if nvtx.is_wanted():
         body, names = nvtx.ranged(op, body, names)
     # A real module: torch.compile finds the globals of a function through sys.modules.

@@ -7,6 +7,7 @@ is on disk (:mod:`cuda_ops.runtime.choices`), so it is measured once.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import warnings
@@ -17,6 +18,8 @@ from typing import Any
 
 import torch
 
+from cuda_ops.dispatch import first_use
+from cuda_ops.errors import NotTunedError
 from cuda_ops.runtime import choices
 from cuda_ops.runtime.choices import DEFAULT, Key, Stored
 from cuda_ops.runtime.knobs import Knobs
@@ -35,6 +38,8 @@ Measure = Callable[[Mapping[str, Callable[..., Any]], tuple[Any, ...]], Times]
 
 #: What is in use in this process, so that a repeated call looks at no file.
 _in_use: dict[Key, Choice] = {}
+#: Whether this thread chooses before a call.
+_choosing = threading.local()
 #: Held while knobs go through the candidates.
 _measuring = threading.RLock()
 
@@ -144,10 +149,13 @@ def tune(
 def use_stored(op: OpSpec, library: Path) -> int:
     """Sets the knobs of a library that was just loaded to what is stored; returns how many choices.
 
-    For ``cuda_ops_op_loaded`` of a plugin whose operator has candidates. Nothing is measured, and
-    with ``CUDA_OPS_TUNE=off`` nothing is looked up.
+    For ``cuda_ops_op_loaded`` of a plugin whose operator has candidates. Nothing is measured here;
+    with ``CUDA_OPS_TUNE=on`` the first call for each kind of arguments then measures, and with
+    ``off`` nothing is looked up.
     """
     forget_process(op.key)
+    if mode() == "on":
+        first_use.before[op.key] = functools.partial(_first_use, op)
     if mode() == "off" or not choices.path_of(op.key).exists():
         return 0
     made, where = made_from(library), device_and_driver()
@@ -159,6 +167,21 @@ def use_stored(op: OpSpec, library: Path) -> int:
         if (key.source, key.build) == made and (key.device, key.driver) == where:
             used += _apply(knobs, knobs.bucket(key.bits, getattr(torch, key.dtype)), one)
     return used
+
+
+def _first_use(op: OpSpec, *inputs: Any) -> None:
+    """Chooses before a call, once for each kind of arguments. Never fails the call."""
+    if getattr(_choosing, "now", False):  # a measurement calls the operator
+        return
+    _choosing.now = True
+    try:
+        tune(op, inputs=inputs)
+    except NotTunedError:
+        pass
+    except Exception as error:
+        warnings.warn(f"{op.key} is not tuned: {error}", RuntimeWarning, stacklevel=4)
+    finally:
+        _choosing.now = False
 
 
 def forget_process(op: str) -> None:
@@ -265,6 +288,8 @@ def _is_capturing() -> bool:
 def _why_not_here(inputs: Sequence[Any]) -> str:
     """Returns why nothing is chosen for such tensors in this process."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return "inside of a transform of torch.func or a dispatch mode: nothing is measured"
     if any(type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_meta for t in tensors):
         return "a tensor without values of its own, as in tracing: nothing is measured"
     device = "cuda" if torch.cuda.is_available() else "cpu"

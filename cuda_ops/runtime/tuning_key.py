@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from cuda_ops.build import provenance
+from cuda_ops.errors import NotTunedError
 from cuda_ops.runtime.choices import Key
 from cuda_ops.runtime.knobs import size_bits
 from cuda_ops.spec import Candidates, OpSpec
@@ -21,12 +22,12 @@ def key_of(spec: OpSpec, library: Path, inputs: Sequence[Any], offered: Candidat
     """Returns what a choice for these arguments depends on.
 
     Raises:
-        ValueError: nothing is tuned for them.
+        NotTunedError: nothing is tuned for them.
     """
     tensor = next((value for value in inputs if isinstance(value, torch.Tensor)), None)
     sizes = None if tensor is None else offered.sizes(*inputs)
     if tensor is None or sizes is None:
-        raise ValueError(
+        raise NotTunedError(
             f"tune: argument 'inputs': expected arguments that {spec.key} is tuned for, got "
             f"{[tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in inputs]}"
         )
