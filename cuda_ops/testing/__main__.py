@@ -8,9 +8,12 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+
+import torch
 
 from cuda_ops import output
 from cuda_ops.errors import CudaOpsError
@@ -123,6 +126,22 @@ def _sanitize(arguments: argparse.Namespace) -> int:
     return int(not verdict.passed)
 
 
+def _ranks(arguments: argparse.Namespace) -> int:
+    from cuda_ops.testing.ranks import check_ranks
+
+    origin = Origin(tuple(arguments.root), arguments.file)
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    found = check_ranks(_names(arguments.ops), arguments.ranks, device, origin)
+    if arguments.json:
+        print(json.dumps([asdict(one) for one in found], indent=2))
+    else:
+        print(*found, sep="\n")
+    counts = [sum(one.passed is passed for one in found) for passed in (True, False, None)]
+    on = f"{arguments.ranks} ranks on {device}"
+    print("{} passed, {} failed, {} not run, ".format(*counts) + on, file=sys.stderr)
+    return int(counts[1] > 0 or counts[0] == 0)
+
+
 def _names(chosen: Sequence[str]) -> list[str]:
     from cuda_ops.registry import all_operators, operators_of
 
@@ -159,6 +178,15 @@ def _parser() -> argparse.ArgumentParser:
     tools.add_argument("--tool", action="append", help="memcheck, racecheck, initcheck, synccheck")
     tools.add_argument("--ledger", default="", help="a file of known false findings")
     tools.set_defaults(run=_sanitize)
+
+    ranks = commands.add_parser(
+        "ranks", parents=[common], help="run DTensor's rules on real ranks: gloo, or NCCL on GPUs"
+    )
+    ranks.add_argument("ops", nargs="*", metavar="OP")
+    ranks.add_argument("--ranks", type=int, default=2, help="processes, each with a GPU of its own")
+    ranks.add_argument("--device", choices=("cpu", "cuda"), help="by default GPUs, if any")
+    ranks.add_argument("--json", action="store_true")
+    ranks.set_defaults(run=_ranks)
 
     mutate = commands.add_parser(
         "mutate", parents=[common], help="plant faults and see what finds them"

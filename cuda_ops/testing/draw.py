@@ -64,6 +64,8 @@ class Draw:
     kernels: bool = False
     #: How many of ``count`` must pass, the rest being spares; ``None`` for all.
     enough: int | None = None
+    #: Whether to draw others where none of those listed can be judged.
+    or_drawn: bool = False
 
     def strategy(
         self, subject: Subject, left_out: Callable[[Sample], None] = lambda sample: None

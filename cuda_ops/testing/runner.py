@@ -243,7 +243,7 @@ class _Found:
                 tried.append(sample)
                 if not self.holds(sample) or self.passed == (draw.enough if more is draw else 1):
                     return
-            if self.passed or REFUSED not in self.skipped:
+            if self.passed or not (draw.or_drawn or REFUSED in self.skipped):
                 return
 
     def note_left_out(self, sample: Sample) -> None:

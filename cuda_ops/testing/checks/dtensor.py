@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,23 +33,16 @@ def _no_rule(subject: Subject, device: str) -> str:
     return "" if subject.sharding is not None else "no sharding rule: implement cuda_ops_sharding"
 
 
-@check("dtensor", None, "the sharding rule is wrong", Draw(2, range(1, 513), listed=_divisible),
+@check("dtensor", None, "the sharding rule is wrong",
+       Draw(24, range(1, 513), listed=_divisible, enough=2, or_drawn=True),
        excuse=_no_rule)  # fmt: skip
 def dtensor(case: Case) -> None:
     """Checks that joining each rank's results gives the result of the whole, as must DTensor."""
-    from torch.distributed.tensor import Shard
-
-    assert case.subject.sharding is not None
     args = case.arguments()
     whole = case.call(*args)
-    rule = in_order(case.subject.op, case.subject.sharding)
-    for out_placements, placements in rule(*args):
-        sharded = [p for p in placements if isinstance(p, Shard)]
-        sizes = [args[i].shape[p.dim] for i, p in enumerate(placements) if isinstance(p, Shard)]
-        if not sharded or any(size % _WORLD for size in sizes):
-            continue
+    for out_placements, placements in divided(case, args):
         ranks = [
-            case.call(*(_part(v, p, rank) for v, p in zip(args, placements, strict=True)))
+            case.call(*(part(v, p, rank) for v, p in zip(args, placements, strict=True)))
             for rank in range(_WORLD)
         ]
         written = [placements[i] for i in case.subject.op.written if args[i] is not None]
@@ -60,6 +53,27 @@ def dtensor(case: Case) -> None:
             assert joined.shape == full.shape, f"{what}: shape {list(joined.shape)}"
             case.same([joined], [full], what)
         _as_dtensors(case, args, placements, whole, ranks[0], what)
+
+
+def divided(case: Case, args: Sequence[Any], world: int = _WORLD) -> list[tuple[Any, Any]]:
+    """Returns the placements of results and of arguments under which each rank has a part.
+
+    Raises:
+        NotRunError: there are none.
+    """
+    from torch.distributed.tensor import Shard
+
+    assert case.subject.sharding is not None
+    found, sharded = [], False
+    for out_placements, placements in in_order(case.subject.op, case.subject.sharding)(*args):
+        at = [(i, p.dim) for i, p in enumerate(placements) if isinstance(p, Shard)]
+        sharded |= bool(at)
+        if at and all(args[i].shape[dim] % world == 0 for i, dim in at):
+            found.append((out_placements, placements))
+    if not found:
+        what = f"shards no dim that {world} ranks divide" if sharded else "shards no dim"
+        raise NotRunError(f"the sharding rule {what}")
+    return found
 
 
 def _joined(parts: list[torch.Tensor], placement: Any) -> torch.Tensor:
@@ -83,10 +97,10 @@ def _joined(parts: list[torch.Tensor], placement: Any) -> torch.Tensor:
     return parts[0]
 
 
-def _part(value: Any, placement: Any, rank: int) -> Any:
+def part(value: Any, placement: Any, rank: int, world: int = _WORLD) -> Any:
     """Returns the shard of a rank; the whole if it is replicated."""
     dim = getattr(placement, "dim", None)
-    return value if dim is None else value.chunk(_WORLD, dim)[rank].contiguous()
+    return value if dim is None else value.chunk(world, dim)[rank].contiguous()
 
 
 def _as_dtensors(
@@ -102,14 +116,14 @@ def _as_dtensors(
 
     with _mesh(case.device) as mesh, CommDebugMode() as communication:
         distributed = [
-            DTensor.from_local(_part(v, p, 0), mesh, [p], run_check=False) if p is not None else v
+            DTensor.from_local(part(v, p, 0), mesh, [p], run_check=False) if p is not None else v
             for v, p in zip(args, placements, strict=True)
         ]
         results: tuple[Any, ...] = case.call(*distributed)
         assert communication.get_total_counts() == 0, f"{what}: communicates"
         for result, full, own in zip(results, whole, first, strict=True):
             (placement,) = result.placements
-            expected = own if isinstance(placement, Partial) else _part(full, placement, 0)
+            expected = own if isinstance(placement, Partial) else part(full, placement, 0)
             case.same([result.to_local()], [expected], f"{what}, as DTensor")
 
 

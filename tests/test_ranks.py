@@ -1,0 +1,55 @@
+"""DTensor's rules on real ranks: gloo on a CPU, NCCL on GPUs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import run_python
+
+from cuda_ops.registry import all_operators
+from cuda_ops.testing.ranks import check_ranks
+
+BAD_OPS = Path(__file__).parent / "bad_ops"
+
+
+@pytest.mark.slow
+def test_rules_hold_on_two_ranks_of_a_cpu() -> None:
+    found = check_ranks(["silu", "quantize", "add_rms_norm_", "matmul", "reduce_sum", "dropout"])
+    assert {one.op for one in found if one.passed} == {
+        "silu", "quantize", "add_rms_norm_", "matmul", "reduce_sum",
+    }  # fmt: skip
+    assert not [one for one in found if one.passed is False]
+    (dropout,) = (one for one in found if one.passed is None)
+    assert str(dropout) == "not run dropout: the sharding rule shards no dim"
+
+
+@pytest.mark.slow
+def test_a_wrong_rule_is_found_by_all_ranks() -> None:
+    """One rank's error leaves no other waiting."""
+    done = run_python(
+        "-m", "cuda_ops.testing", "ranks", "bad_sharding", "--root", str(BAD_OPS), "--device",
+        "cpu", "--json",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "0 passed" in done.stderr or " failed" in done.stderr
+    found = json.loads(done.stdout)
+    assert [one["op"] for one in found if one["passed"] is False] == ["bad_sharding"] * len(found)
+    assert "gathered from all ranks" in found[0]["detail"]
+
+
+def test_ranks_that_there_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="argument 'ranks': expected 2 or more, got 1"):
+        check_ranks(["silu"], 1)
+    many = torch.cuda.device_count() + 2
+    with pytest.raises(ValueError, match=f"a GPU for each of {many} ranks, got {many - 2}"):
+        check_ranks(["silu"], many, "cuda")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+def test_all_rules_hold_on_two_gpus() -> None:
+    found = check_ranks([*all_operators()], 2, "cuda")
+    assert not [str(one) for one in found if one.passed is False]
+    assert sum(one.passed is True for one in found) > 100
