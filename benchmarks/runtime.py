@@ -259,8 +259,8 @@ def _graph_ways(
         "eager": function,
         "make_graphed_callables": theirs,
         "compiled, reduce-overhead": torch.compile(_copied(function), mode="reduce-overhead"),
-        "graphed": graphed(function),
-        "graphed, views": graphed(function, views=True),
+        "graphed": graphed(_copied(function)),
+        "graphed, views": graphed(_copied(function), views=True),
     }
     calls = {name: called(way) for name, way in ways.items()}
     for call in calls.values():

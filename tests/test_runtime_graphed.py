@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,8 @@ import torch
 
 from cuda_ops.errors import GraphError
 from cuda_ops.runtime import graphed, graphs
-from cuda_ops.runtime.captures import Refusal, _base, _leaves, _like, _Places
+from cuda_ops.runtime.captures import Refusal, _leaves
+from cuda_ops.runtime.places import Places, base_of, like
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -29,6 +31,7 @@ class FakeCapture:
 
     def __init__(self, call: Callable[[Any], Any], tensors: Any) -> None:
         self.call, self.replays, self.busy = call, 0, False
+        self.done = types.SimpleNamespace(synchronize=lambda: None)
         FakeCapture.made.append(self)
 
     def replay(self, tensors: Any, views: bool) -> Any:
@@ -192,6 +195,49 @@ def test_with_fallback_it_is_called_with_one_warning(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("fake")
+def test_a_refused_call_has_its_effects_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def waits(watched: bool) -> Iterator[list[str]]:
+        yield ["file.py:3"] if watched else []
+
+    monkeypatch.setattr(graphs, "_waits", waits)
+    step, x = graphed(lambda x: x.add_(1), fallback=True), torch.zeros(1)
+    step(x)
+    with pytest.warns(RuntimeWarning, match=r"it waits for the GPU at file\.py:3") as caught:
+        assert step(x).item() == 2
+    assert caught[0].filename == __file__
+    assert step(x).item() == 3
+
+
+@pytest.mark.usefixtures("fake")
+def test_kinds_that_never_get_a_graph_are_forgotten() -> None:
+    step = graphed(lambda x, y: x, warmup=3, most=2)
+    for k in range(100):
+        step(torch.ones(1), float(k))
+    step(torch.ones(1), float("nan"))
+    step(torch.ones(1), float("nan"))
+    assert len(step._kinds) == 16
+    assert next(reversed(step._kinds.values())).calls == 2
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_frozen_parameter_and_a_part_in_training_are_kinds() -> None:
+    block = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())
+    step = graphed(block, warmup=1)
+
+    def use() -> int:
+        step(torch.ones(2))
+        step(torch.ones(2))
+        return step.graphs
+
+    assert use() == 1
+    block[1].eval()
+    assert use() == 2
+    block[0].bias.requires_grad_(False)
+    assert use() == 3
+
+
+@pytest.mark.usefixtures("fake")
 def test_an_argument_without_a_hash_is_named() -> None:
     with pytest.raises(TypeError, match=r"values that have a hash.*got bytearray"):
         graphed(lambda x, y: x)(torch.ones(1), bytearray(2))
@@ -233,12 +279,12 @@ def test_wrong_options_are_named(options: Any, text: str) -> None:
     torch.arange(9.0).unfold(0, 4, 2),
 ])  # fmt: skip
 def test_inputs_of_a_graph_are_like_those_of_the_call(tensor: torch.Tensor) -> None:
-    own = _like(tensor)
+    own = like(tensor)
     assert torch.equal(own, tensor)
     assert own.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not len(own)
-    if torch._debug_has_internal_overlap(_base(tensor)) != 1:
+    if torch._debug_has_internal_overlap(base_of(tensor)) != 1:
         assert own.stride() == tensor.stride()
-    _Places([own]).fill([tensor + 1])
+    Places([own]).fill([tensor + 1])
     assert torch.equal(own, tensor + 1)
 
 
@@ -314,7 +360,7 @@ def test_two_forwards_before_their_backwards_have_graphs_of_their_own() -> None:
     x, y = (torch.full((4,), v, device="cuda", requires_grad=True) for v in (0.0, 1.0))
     step(x).sum().backward()
     x.grad = None
-    first, second = step(x), step(y)
+    first, second = step(x), step(y)  # of one kind, and captured one after the other
     assert step.graphs == 2
     (first.sum() + second.sum()).backward()
     torch.testing.assert_close(x.grad, x.exp())
@@ -349,6 +395,78 @@ def test_kinds_share_memory_and_do_not_disturb_each_other() -> None:
             (ours,) = torch.autograd.grad(outs[n].sum(), x)
             (theirs,) = torch.autograd.grad((x.exp() * x.sin()).cumsum(0).sum(), x)
             torch.testing.assert_close(ours, theirs)
+
+
+@needs_gpu
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_kinds_do_not_write_to_what_others_have_saved(order: str) -> None:
+    """What one forward has freed before another was captured may hold what that one saves."""
+    block = block_of_small_operators()
+    step = graphed(block, warmup=1)
+    given = {
+        "a": torch.randn(64, 64, device="cuda", requires_grad=True),
+        "b": torch.randn(16, 64, device="cuda", requires_grad=True),
+    }
+    for x in given.values():  # a is captured first
+        step(x)
+        step(x).sum().backward()
+    for x in given.values():
+        x.grad = None
+    results = {name: step(given[name]) for name in order}
+    for name in given:
+        results[name].square().sum().backward()
+    for x in given.values():
+        (expected,) = torch.autograd.grad(block(x).square().sum(), x)
+        torch.testing.assert_close(x.grad, expected)
+
+
+@needs_gpu
+def test_gradients_wait_for_each_other_across_streams() -> None:
+    from cuda_ops.testing.stall import stall
+
+    step = graphed(lambda x: (x.exp() * x.sin()).exp(), warmup=1)
+    x = torch.randn(1 << 16, device="cuda", requires_grad=True)
+    step(x)
+    step(x)
+    (expected,) = torch.autograd.grad((x.exp() * x.sin()).exp().sum(), x)
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(first):
+        y = step(x).sum()
+        stall(0.05)
+        (found,) = torch.autograd.grad(y, x)
+    with torch.cuda.stream(second):
+        step(torch.zeros_like(x).requires_grad_())
+    torch.cuda.synchronize()
+    torch.testing.assert_close(found, expected)
+
+
+@needs_gpu
+def test_a_parameter_that_is_unfrozen_gets_its_gradient() -> None:
+    block = torch.nn.Linear(8, 8).cuda().requires_grad_(False)
+    step, x = graphed(block, warmup=1), torch.randn(4, 8, device="cuda")
+    for _ in range(3):
+        assert not step(x).requires_grad
+    block.requires_grad_()
+    for _ in range(3):
+        block.zero_grad()
+        step(x).sum().backward()
+        torch.testing.assert_close(block.bias.grad, torch.full((8,), 4.0, device="cuda"))
+
+
+@needs_gpu
+def test_a_loss_that_is_kept_does_not_disturb_a_capture() -> None:
+    block = block_of_small_operators()
+    step, x = graphed(block), torch.randn(8, 64, device="cuda")
+    kept = block(x).sum()  # holds nodes of the parameters on this stream
+    for _ in range(5):
+        block.zero_grad()
+        loss = step(x).square().sum()
+        loss.backward()
+    expected = torch.autograd.grad(block(x).square().sum(), [*block.parameters()])
+    for one, grad in zip(block.parameters(), expected, strict=True):
+        torch.testing.assert_close(one.grad, grad)
+    kept.backward()
 
 
 @needs_gpu
@@ -450,7 +568,8 @@ def test_threads_may_share_it() -> None:
 
 
 @needs_gpu
-def test_our_operators_are_captured_and_reloaded_ones_again() -> None:
+@pytest.mark.slow
+def test_our_operators_are_captured_and_the_same_text_stays() -> None:
     import cuda_ops
     from cuda_ops.compile_ops import reload
 

@@ -198,7 +198,7 @@ def test_without_one_of_its_rules_items_are_wrong(
     from cuda_ops.testing.stall import stall
 
     if taken_out == "record_stream":
-        monkeypatch.setattr(pipelines, "tensors_of", lambda item: [])
+        monkeypatch.setattr(pipelines, "record_streams", lambda item, stream: None)
     else:
         run = pipelines._Line.run
 
@@ -212,10 +212,16 @@ def test_without_one_of_its_rules_items_are_wrong(
         stall(0.02)
         return x * 1
 
+    def now(x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
     inputs = (torch.full((1 << 18,), float(k), device="cuda") for k in range(20))
-    stages = {"first": late, "second": late}
-    found = [x.mean() for x in pipeline(stages, inputs, depth=4)]
-    assert torch.stack(found).tolist() != [float(k) for k in range(20)]
+    waits = taken_out == "wait_event"
+    stages = {"first": late, "second": now} if waits else {"first": now, "second": late}
+    with torch.cuda.stream(torch.cuda.Stream()):  # not the one that makes inputs
+        results = [x.mean() for x in pipeline(stages, inputs, depth=4)]
+        found = torch.stack(results).tolist()
+    assert found != [float(k) for k in range(20)]
 
 
 @needs_gpu

@@ -375,14 +375,17 @@ def _exact(prefetched: Prefetch[Any], lane: FakeLane) -> Iterator[Any]:
 # --- on a GPU -----------------------------------------------------------------
 
 
-def late_loop(count: int, size: int) -> list[float]:
-    """Returns sums of batches that a stalled stream gets to after the host has gone far ahead."""
+def late_loop(count: int, size: int, stalled: bool = True) -> list[float]:
+    """Returns means of batches that a stalled stream gets to after the host has gone far ahead."""
     from cuda_ops.testing.stall import stall
 
     loop, found = torch.cuda.Stream(), []
     with torch.cuda.stream(loop):
+        torch.zeros(size, device="cuda").double().mean()  # loads kernels, which takes long
+        torch.cuda.synchronize()
         for x in prefetch(batches(count, size), "cuda", 2):
-            stall(0.02)
+            if stalled:
+                stall(0.02)
             found.append(x.double().mean())
             del x
         return torch.stack(found).tolist()
@@ -417,7 +420,6 @@ def test_without_one_of_its_rules_batches_are_wrong(
 
         def receive(self: Any, batch: Any, ready: Any) -> None:
             self._reader = torch.cuda.current_stream(self._device)
-            self._reader.wait_event = lambda event: None
 
         send_late = _CudaLane.send
 
@@ -436,7 +438,9 @@ def test_without_one_of_its_rules_batches_are_wrong(
 
         monkeypatch.setattr(_CudaLane, "receive", without)
         monkeypatch.setattr(_Sent, "wait", lambda self: None)  # or it bounds what is in flight
-    assert late_loop(12, 1 << 20) != [float(k) for k in range(12)]
+    # Nothing else may hold the stream where it is to read too early.
+    count, stalled = (60, True) if taken_out == "record_stream" else (12, taken_out != "wait_event")
+    assert late_loop(count, 1 << 20, stalled) != [float(k) for k in range(count)]
 
 
 @needs_gpu
@@ -489,6 +493,7 @@ def test_a_host_copy_waits_for_itself_alone() -> None:
     from cuda_ops.testing.stall import stall
 
     x = torch.full((1 << 20,), 1.0, device="cuda")
+    to_host(x * 3).result()  # loads kernels and pins memory
     handle = to_host(x)
     x.add_(1)  # does not show
     stalled = torch.cuda.Stream()
@@ -506,5 +511,7 @@ def test_a_host_copy_waits_for_itself_alone() -> None:
 @needs_gpu
 def test_a_host_copy_in_a_capture_is_refused() -> None:
     x, graph = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph), pytest.raises(RuntimeError, match="captured into a CUDA graph"):
-        to_host(x)
+    with torch.cuda.graph(graph):
+        x.add_(1)  # torch warns of an empty graph
+        with pytest.raises(RuntimeError, match="captured into a CUDA graph"):
+            to_host(x)

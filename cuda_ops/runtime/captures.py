@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from cuda_ops.runtime.places import Places, like
 from cuda_ops.runtime.trees import map_tensors, tensors_of
 
 Tensors = Sequence[torch.Tensor]
@@ -21,78 +23,108 @@ class Refusal(Exception):  # noqa: N818
 class Capture:
     """A graph with inputs of its own, which a call is copied into.
 
-    The gradient is a graph too. What the forward saves for it lives in the graph's memory, so
+    The gradient is a graph too. What the forward saves for it lives in the graphs' memory, so
     there is one forward at a time: :attr:`busy` from a call until its backward has run, or never
     can.
     """
 
     def __init__(
-        self, function: Callable[[Tensors], Any], inputs: Tensors, pool: Any, stream: Any
+        self,
+        function: Callable[[Tensors], Any],
+        inputs: Tensors,
+        pool: Any,
+        stream: Any,
+        stands_for: Mapping[int, torch.Tensor],
     ) -> None:
         """Captures a call.
 
         Args:
             function: called with tensors like ``inputs``.
             inputs: the tensors of a call, all on one GPU.
-            pool: of the graphs' memory.
-            stream: to capture on, on which the function has run before.
+            pool: of the graphs' memory. If there is a gradient, other graphs must not share it:
+                they would write to what one forward saves for its backward.
+            stream: to capture on.
+            stands_for: by ``id`` of a leaf that the function reads, the one that gets its gradient.
 
         Raises:
             Refusal: it cannot be captured.
         """
-        self._inputs = [_like(tensor) for tensor in inputs]
-        self._places = _Places(self._inputs)
+        self._inputs = [like(tensor) for tensor in inputs]
+        self._places = Places(self._inputs)
         before = [tensor._version for tensor in self._inputs]
+        wanted = [tensor.requires_grad for tensor in self._inputs]
         self._graph = torch.cuda.CUDAGraph()
         self._backward: torch.cuda.CUDAGraph | None = None
         self._input_grads: Sequence[torch.Tensor | None] = ()
+        #: Recorded behind each replay, of the backward too: another stream waits for it.
+        self.done = torch.cuda.Event()
         with _recorded(self._graph, pool, stream):
             made = function(self._inputs)
-        self._made = made
-        self._outputs = tensors_of(made)
-        for output in self._outputs:
+        outputs = tensors_of(made)
+        for output in outputs:
             if not output.is_cuda:
                 raise Refusal(
                     f"it returns a tensor of shape {tuple(output.shape)} on the CPU, which each "
                     "replay would return unchanged"
                 )
         self._written = [k for k, tensor in enumerate(self._inputs) if tensor._version != before[k]]
-        self._check_written(inputs)
+        if any(wanted[k] or self._inputs[k].requires_grad for k in self._written):
+            raise Refusal("it writes to an argument whose gradient would be lost")
+        self._check_shared(inputs)
         self._generation = 0
         self._pending: weakref.ref[_Pending] | None = None
-        self._differentiable = [k for k, o in enumerate(self._outputs) if o.requires_grad]
+        self._differentiable = [k for k, output in enumerate(outputs) if output.requires_grad]
         if self._differentiable:
-            self._capture_backward(pool, stream)
+            self._capture_backward(outputs, pool, stream, stands_for)
+        # Without the autograd graph, whose nodes would tie parameters to the stream of the capture.
+        self._outputs = [output.detach() for output in outputs]
+        found = iter(self._outputs)
+        self._made = map_tensors(lambda _: next(found), made)
 
-    def _check_written(self, inputs: Tensors) -> None:
-        written = {inputs[k].untyped_storage().data_ptr() for k in self._written}
+    def _check_shared(self, inputs: Tensors) -> None:
         shared = [tensor.untyped_storage().data_ptr() for tensor in inputs]
-        if any(shared.count(memory) > 1 for memory in written):
+        if any(shared.count(shared[k]) > 1 for k in self._written):
             raise Refusal("it writes to an argument that shares memory with another one")
-        if any(inputs[k].requires_grad for k in self._written):
-            raise Refusal("it writes to an argument that requires a gradient")
 
-    def _capture_backward(self, pool: Any, stream: Any) -> None:
-        outputs = [self._outputs[k] for k in self._differentiable]
+    def _capture_backward(
+        self,
+        made: Tensors,
+        pool: Any,
+        stream: Any,
+        stands_for: Mapping[int, torch.Tensor],
+    ) -> None:
+        outputs = [made[k] for k in self._differentiable]
         own = [tensor for tensor in self._inputs if tensor.requires_grad]
+        read = _leaves(outputs, own)
         #: Leaves that the function reads beside its arguments, such as parameters.
-        self.leaves = _leaves(outputs, own)
+        self.leaves = [stands_for.get(id(leaf), leaf) for leaf in read]
         self._grads = [torch.empty_like(output) for output in outputs]
-        self._grad_places = _Places(self._grads)
+        self._grad_places = Places(self._grads)
         self._backward = torch.cuda.CUDAGraph()
-        with _recorded(self._backward, pool, stream):
-            # The graph of the forward is kept, and with it the memory of what it has saved, which
-            # other captures in this pool must not take.
-            self._input_grads = torch.autograd.grad(
-                outputs, [*own, *self.leaves], self._grads, retain_graph=True, allow_unused=True
-            )
+        try:
+            with _recorded(self._backward, pool, stream):
+                # What the forward has saved is kept, or this graph would write its own to it.
+                self._input_grads = torch.autograd.grad(
+                    outputs, [*own, *read], self._grads, retain_graph=True, allow_unused=True
+                )
+        except Refusal as refusal:
+            raise Refusal(
+                f"its backward: {refusal} (results of an earlier call that are still there, such "
+                "as a loss, hold parameters on another stream: let go of them)"
+            ) from refusal.__cause__
 
     @property
     def busy(self) -> bool:
         return self._pending is not None and self._pending() is not None
 
     def replay(self, inputs: Tensors, views: bool) -> Any:
-        """Returns what the function returns for other inputs, in new memory unless ``views``."""
+        """Returns what the function returns for other inputs, in new memory unless ``views``.
+
+        Raises:
+            Refusal: arguments that the function writes to share memory.
+        """
+        if self._written:
+            self._check_shared(inputs)
         if self._differentiable:
             own = [tensor for tensor in inputs if tensor.requires_grad]
             results = _Replay.apply(  # type: ignore[no-untyped-call]
@@ -104,22 +136,31 @@ class Capture:
         return map_tensors(lambda _: next(found), self._made)
 
     def _forward(self, inputs: Tensors, views: bool) -> tuple[torch.Tensor, ...]:
-        with torch.no_grad():
+        with self._in_turn(), torch.no_grad():
             self._places.fill(inputs)
             self._graph.replay()
             self._generation += 1
             if self._written:
-                _Places([inputs[k] for k in self._written]).fill(
+                Places([inputs[k] for k in self._written]).fill(
                     [self._inputs[k] for k in self._written]
                 )
-            return tuple(o.detach() if views else o.detach().clone() for o in self._outputs)
+            return tuple(o.detach() if views else o.clone() for o in self._outputs)
 
     def _run_backward(self, grads: Tensors) -> list[torch.Tensor | None]:
         assert self._backward is not None
-        self._grad_places.fill(grads)
-        self._backward.replay()
-        # Copies, since what accumulates gradients keeps the first one.
-        return [None if grad is None else grad.clone() for grad in self._input_grads]
+        with self._in_turn():
+            self._grad_places.fill(grads)
+            self._backward.replay()
+            # Copies, since what accumulates gradients keeps the first one.
+            return [None if grad is None else grad.clone() for grad in self._input_grads]
+
+    @contextlib.contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Puts what the current stream does behind what another one has done with this memory."""
+        current = torch.cuda.current_stream(self._outputs[0].device if self._outputs else None)
+        current.wait_event(self.done)
+        yield
+        self.done.record(current)
 
 
 class _Pending:
@@ -173,18 +214,27 @@ def _recorded(graph: Any, pool: Any, stream: Any) -> Iterator[None]:
         Refusal: it raised, or CUDA refuses.
     """
     raised: BaseException | None = None
-    cached = torch.is_autocast_cache_enabled()
+    before, cached = torch.cuda.current_stream(), torch.is_autocast_cache_enabled()
     # A weight that autocast keeps would be one of the graph, outside of it.
     torch.set_autocast_cache_enabled(False)
     try:
-        # Other threads go on: only this one must not do what a capture forbids.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            try:
-                yield
-            except BaseException as error:
-                raised = error
-                raise
+        with warnings.catch_warnings(), contextlib.ExitStack() as modes:
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+            grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+            if inference:  # what torch keeps of random numbers must be written outside of it too
+                modes.enter_context(torch.inference_mode(False))
+            # Other threads go on: only this one must not do what a capture forbids.
+            with torch.cuda.graph(
+                graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+            ):
+                try:
+                    with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                        yield
+                except BaseException as error:
+                    raised = error
+                    raise
     except Exception as error:
+        _clean_up(graph, pool, stream, before)
         first = raised or error
         text = (str(first) or type(first).__name__).splitlines()[0]
         raise Refusal(f"{type(first).__name__} while it was captured: {text}") from first
@@ -192,52 +242,26 @@ def _recorded(graph: Any, pool: Any, stream: Any) -> Iterator[None]:
         torch.set_autocast_cache_enabled(cached)
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy with the strides of the tensor, unless several elements share memory in
-    another way than by a stride of 0.
+#: Graphs whose capture failed: torch may still point to them.
+_failed: list[Any] = []
+
+
+def _clean_up(graph: Any, pool: Any, stream: Any, before: Any) -> None:
+    """Ends what torch leaves open where CUDA refuses a capture: its end raises before torch has
+    left the stream, the pool and the random state.
     """
-    with torch.inference_mode(False), torch.no_grad():  # or nothing counts its versions
-        base = _base(tensor)
-        if torch._debug_has_internal_overlap(base) == 1:
-            copied = tensor.detach().clone(memory_format=torch.contiguous_format)
-        else:
-            memory = torch.empty_strided(
-                base.shape, base.stride(), dtype=tensor.dtype, device=tensor.device
-            )
-            copied = memory.copy_(base).expand(tensor.shape)
-    return copied.requires_grad_(tensor.requires_grad)
-
-
-def _base(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor without the repetitions of dims that were expanded."""
-    repeated = [k for k in range(tensor.dim()) if tensor.stride(k) == 0 and tensor.size(k) > 1]
-    return _narrowed(tensor.detach(), repeated)
-
-
-class _Places:
-    """Tensors that others are copied into, in as few launches as torch makes of it."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        self._bases = [_base(tensor) for tensor in tensors]
-        #: Dims of which one element stands for all.
-        self._repeated = [
-            [dim for dim, size in enumerate(base.shape) if size != tensor.size(dim)]
-            for base, tensor in zip(self._bases, tensors, strict=True)
-        ]
-
-    def fill(self, sources: Tensors) -> None:
-        if not self._bases:
-            return
-        if any(self._repeated):
-            sources = list(map(_narrowed, sources, self._repeated))
-        with torch.no_grad():
-            torch._foreach_copy_(self._bases, list(sources), non_blocking=True)
-
-
-def _narrowed(tensor: torch.Tensor, dims: Iterable[int]) -> torch.Tensor:
-    for dim in dims:
-        tensor = tensor.narrow(dim, 0, 1)
-    return tensor
+    torch.cuda.set_stream(before)
+    try:
+        torch._C._cuda_endAllocateToPool(stream.device_index, pool)
+    except Exception:  # the capture had ended, and with it all of this
+        return
+    with contextlib.suppress(Exception):
+        torch._C._cuda_releasePool(stream.device_index, pool)
+    _failed.append(graph)
+    with contextlib.suppress(Exception), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+        # A capture that succeeds leaves the random state as it should be.
+        torch.empty(1, device=stream.device).zero_()
+    torch.cuda.set_stream(before)
 
 
 def _leaves(outputs: Tensors, own: Tensors) -> list[torch.Tensor]:
@@ -245,6 +269,15 @@ def _leaves(outputs: Tensors, own: Tensors) -> list[torch.Tensor]:
     known = {id(tensor) for tensor in own}
     found: list[torch.Tensor] = []
     seen: set[Any] = set()
+
+    def note(leaf: torch.Tensor) -> None:
+        if id(leaf) not in known:
+            known.add(id(leaf))
+            found.append(leaf)
+
+    for output in outputs:
+        if output.is_leaf:  # a parameter that is returned itself
+            note(output)
     waiting = [output.grad_fn for output in outputs]
     while waiting:
         node = waiting.pop()
@@ -252,8 +285,7 @@ def _leaves(outputs: Tensors, own: Tensors) -> list[torch.Tensor]:
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)  # of AccumulateGrad
-        if leaf is not None and id(leaf) not in known:
-            known.add(id(leaf))
-            found.append(leaf)
+        if leaf is not None:
+            note(leaf)
         waiting.extend(following for following, _ in node.next_functions)
     return found

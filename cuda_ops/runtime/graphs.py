@@ -18,7 +18,7 @@ from cuda_ops.dispatch import compile_tag
 from cuda_ops.errors import GraphError
 from cuda_ops.runtime.captures import Capture, Refusal, Tensors
 from cuda_ops.runtime.devices import resolved
-from cuda_ops.runtime.trees import tensors_of
+from cuda_ops.runtime.trees import record_streams, tensors_of
 from cuda_ops.runtime.turns import check_count
 
 Key = tuple[Hashable, ...]
@@ -35,12 +35,12 @@ def graphed(
     """Returns the function as CUDA graphs: one for each kind of arguments, made at its first calls.
 
     A kind is the shapes, strides, dtypes, device and ``requires_grad`` of the tensors, the values
-    of all other arguments, the gradient mode, autocast, and whether a module trains. The first
-    ``warmup`` calls of a kind run as they are, on a side stream; the next one is captured, and it
-    and all later ones are replayed. So each call has its effects once, on what it writes and on
-    random numbers, which go on from replay to replay. Arguments are copied into memory of the
-    graph, what the function writes to them is copied back, and results are copies that may be
-    kept.
+    of all other arguments, the gradient mode, autocast, and what a module's parts and parameters
+    say of training. The first ``warmup`` calls of a kind run as they are, on a side stream unless
+    they train a module; the next one is captured, and it and all later ones are replayed. So each
+    call has its effects once, on what it writes and on random numbers, which go on from replay to
+    replay. Arguments are copied into memory of the graph, what the function writes to them is
+    copied back, and results are copies that may be kept.
 
     Gradients go through: the backward is a graph too, and parameters that the function reads
     beside its arguments get theirs. A call whose backward has not run yet is not disturbed by the
@@ -65,7 +65,8 @@ def graphed(
         TypeError: ``function`` is not callable.
         ValueError: ``warmup`` or ``most`` is less than 1.
         GraphError: at a call: a kind cannot be captured, and why: an argument on a CPU, a wait for
-            the GPU, results that change their shapes from call to call, and what CUDA refuses.
+            the GPU, results that change their shapes from call to call, and what CUDA refuses. A
+            call that shows this as it runs has had its effects.
 
     Example:
         >>> step = graphed(lambda x, scale: torch.relu(x) * scale)
@@ -97,6 +98,8 @@ class _Kind:
 
 #: Calls of one kind at the same time, each with a graph of its own; what goes beyond runs eagerly.
 _MOST_BUSY = 4
+#: Kinds that are known at once, for each graph that is kept.
+_KINDS_PER_GRAPH = 8
 
 
 class Graphed:
@@ -112,6 +115,9 @@ class Graphed:
         self._views, self._fallback = views, fallback
         self._kinds: OrderedDict[Key, _Kind] = OrderedDict()
         self._lock = threading.RLock()
+        self._module = function if isinstance(function, torch.nn.Module) else None
+        self._modules = [*self._module.modules()] if self._module is not None else []
+        self._parameters = [*self._module.parameters()] if self._module is not None else []
         #: By device: the graphs' memory, the stream of captures, and the stream of the last replay.
         self._pools: dict[torch.device, Any] = {}
         self._streams: dict[torch.device, Any] = {}
@@ -130,7 +136,8 @@ class Graphed:
     def reset(self) -> None:
         """Forgets all graphs, so that the next calls warm up and are captured again."""
         with self._lock:
-            self._kinds.clear()
+            while self._kinds:
+                self._drop_oldest()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not _captures():
@@ -139,85 +146,121 @@ class Graphed:
         at = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         tensors = [leaves[k] for k in at]
 
-        def call(given: Tensors) -> Any:
+        def call(given: Tensors, function: Callable[..., Any] = self._function) -> Any:
             filled = list(leaves)
             for k, tensor in zip(at, given, strict=True):
                 filled[k] = tensor
             again, named = tree_unflatten(filled, structure)
-            return self._function(*again, **named)
+            return function(*again, **named)
 
-        with self._lock:
-            return self._called(call, tensors, _key(self._function, leaves, structure))
+        return self._called(call, tensors, self._key(leaves, structure))
 
-    def _called(self, call: Callable[[Tensors], Any], tensors: list[torch.Tensor], key: Key) -> Any:
-        kind = self._kinds.setdefault(key, _Kind())
-        self._kinds.move_to_end(key)
+    def _key(self, leaves: list[Any], structure: Hashable) -> Key:
+        modules = [module.training for module in self._modules]
+        read = [(one.requires_grad, one.data_ptr()) for one in self._parameters]
+        return _key(leaves, structure, *modules, *read)
+
+    def _called(self, call: Callable[..., Any], tensors: list[torch.Tensor], key: Key) -> Any:
         device = _device(tensors)
-        try:
-            if kind.refused:
-                raise Refusal(kind.refused)
-            _check_devices(tensors, device)
-            if kind.calls < self._warmup:
-                return self._warm(call, tensors, kind, device)
-            capture = next((one for one in kind.captures if not one.busy), None)
-            if capture is None and len(kind.captures) < _MOST_BUSY:
-                capture = self._captured(call, tensors, device)
-                kind.captures.append(capture)
-                self._forget()
-        except Refusal as refusal:
-            return self._refused(call, tensors, kind, refusal)
-        if capture is None:
+        capture = None
+        with self._lock:
+            kind = self._kinds.setdefault(key, _Kind())
+            self._kinds.move_to_end(key)
+            self._forget()
+            try:
+                if kind.refused:
+                    raise Refusal(kind.refused)
+                _check_devices(tensors, device)
+                warms = kind.calls < self._warmup
+                kind.calls += warms
+                watched = warms and kind.calls == self._warmup
+                if not warms:
+                    capture = self._free(kind, call, tensors, device)
+                    if capture is not None:
+                        return self._replayed(capture, tensors, device)
+            except Refusal as refusal:
+                self._refuse(kind, refusal)
+        # Not under the lock: the function may call us, in a thread of autograd too.
+        if kind.refused or not warms:
             return call(tensors)
-        return self._replayed(capture, tensors, device)
-
-    def _warm(
-        self, call: Callable[[Tensors], Any], tensors: Tensors, kind: _Kind, device: torch.device
-    ) -> Any:
-        kind.calls += 1
-        with _waits(watched=kind.calls == self._warmup) as waits:
-            result = _aside(call, tensors, self._stream(device))
-        shapes = [tuple(tensor.shape) for tensor in tensors_of(result)]
-        if waits:
-            raise Refusal(f"it waits for the GPU at {waits[0]}")
-        if kind.shapes not in (None, shapes):
-            raise Refusal(
-                f"its results change from call to call: shapes {kind.shapes} before, {shapes} now"
-            )
-        kind.shapes = shapes
+        # A parameter's gradient waits for the stream on which it was first read, as long as any
+        # result is there: that must be the stream of the calls to come.
+        here = self._module is not None and torch.is_grad_enabled()
+        with _waits(watched) as waits:
+            result = call(tensors) if here else _aside(call, tensors, self._stream(device))
+        with self._lock:
+            if why := _why_not(kind, result, waits):
+                self._refuse(kind, Refusal(why))
         return result
 
-    def _captured(
-        self, call: Callable[[Tensors], Any], tensors: Tensors, device: torch.device
+    def _free(
+        self, kind: _Kind, call: Callable[..., Any], tensors: Tensors, device: torch.device
     ) -> Any:
-        if device not in self._pools:
+        """Returns a capture that no backward waits for; ``None`` if there are too many others."""
+        capture = next((one for one in kind.captures if not one.busy), None)
+        if capture is None and len(kind.captures) < _MOST_BUSY:
+            capture = self._captured(call, tensors, device)
+            kind.captures.append(capture)
+            self._forget()
+        return capture
+
+    def _captured(self, call: Callable[..., Any], tensors: Tensors, device: torch.device) -> Any:
+        own, stands_for = call, {}
+        if (module := self._module) is not None:
+            # Of the same memory, and without what earlier calls keep: a node of autograd that waits
+            # on another stream, which no capture may do.
+            aliases = {
+                name: one.detach().requires_grad_(one.requires_grad)
+                for name, one in module.named_parameters()
+            }
+            stands_for = {id(aliases[name]): one for name, one in module.named_parameters()}
+
+            def called(*args: Any, **kwargs: Any) -> Any:
+                return torch.func.functional_call(module, aliases, args, kwargs)
+
+            own = functools.partial(call, function=called)
+        # What a forward saves, and what is returned as it is, other graphs must not overwrite.
+        alone = torch.is_grad_enabled() or self._views
+        if not alone and device not in self._pools:
             self._pools[device] = torch.cuda.graph_pool_handle()
-        with torch.cuda.device(device):
-            return Capture(call, tensors, self._pools[device], self._stream(device))
+        pool = torch.cuda.graph_pool_handle() if alone else self._pools[device]
+        try:
+            with torch.cuda.device(device):
+                return Capture(own, tensors, pool, self._stream(device), stands_for)
+        except Refusal:
+            self._pools.pop(device, None)  # one whose capture failed cannot be used again
+            raise
 
     def _replayed(self, capture: Any, tensors: Tensors, device: torch.device) -> Any:
         current = torch.cuda.current_stream(device)
         last = self._last.get(device)
         if last is not None and last != current:
-            current.wait_stream(last)  # the graphs share memory
+            current.wait_stream(last)  # graphs without gradients share memory
         self._last[device] = current
         with torch.cuda.device(device):
             return capture.replay(tensors, self._views)
 
-    def _refused(
-        self, call: Callable[[Tensors], Any], tensors: Tensors, kind: _Kind, refusal: Refusal
-    ) -> Any:
+    def _refuse(self, kind: _Kind, refusal: Refusal) -> None:
         text = f"graphed: {self._name}: cannot be captured: {refusal}"
         first, kind.refused = not kind.refused, str(refusal)
         if not self._fallback:
             raise GraphError(f"{text}; fallback=True calls it as it is") from refusal.__cause__
         if first:
-            warnings.warn(f"{text}; it is called as it is", RuntimeWarning, stacklevel=5)
-        return call(tensors)
+            warnings.warn(f"{text}; it is called as it is", RuntimeWarning, stacklevel=4)
 
     def _forget(self) -> None:
-        """Drops what was not used for longest."""
-        while self.graphs > self._most and len(self._kinds) > 1:
-            self._kinds.popitem(last=False)
+        """Drops what was not used for longest: graphs, and kinds that never got one."""
+        while len(self._kinds) > 1 and (
+            self.graphs > self._most or len(self._kinds) > _KINDS_PER_GRAPH * self._most
+        ):
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, kind = self._kinds.popitem(last=False)
+        for capture in kind.captures:
+            capture.done.synchronize()  # its memory goes with it
+        if not self.graphs:
+            self._pools.clear()
 
     def _stream(self, device: torch.device) -> Any:
         if device not in self._streams:
@@ -236,8 +279,8 @@ def _captures() -> bool:
     return _has_gpu() and not torch.cuda.is_current_stream_capturing()
 
 
-def _key(function: Callable[..., Any], leaves: list[Any], structure: Hashable) -> Key:
-    """Returns what a graph depends on.
+def _key(leaves: list[Any], structure: Hashable, *read: Hashable) -> Key:
+    """Returns what a graph depends on; ``read`` is what it depends on beside its arguments.
 
     Raises:
         TypeError: an argument that is no tensor has no hash.
@@ -245,7 +288,8 @@ def _key(function: Callable[..., Any], leaves: list[Any], structure: Hashable) -
     described: list[Hashable] = []
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            described.append((type(leaf), leaf))
+            # 0.0 and -0.0 are equal, and NaN is not.
+            described.append((type(leaf), repr(leaf) if isinstance(leaf, float) else leaf))
         elif leaf.layout == torch.strided:
             described.append(
                 (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
@@ -254,10 +298,10 @@ def _key(function: Callable[..., Any], leaves: list[Any], structure: Hashable) -
             described.append((leaf.shape, leaf.layout, leaf.dtype, leaf.device))
     modes = (
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
-        getattr(function, "training", None), compile_tag.current(),
+        torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), compile_tag.current(),
+        torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
-    key = (structure, *described, *modes)
+    key = (structure, *described, *modes, *read)
     try:
         hash(key)
     except TypeError:
@@ -290,6 +334,17 @@ def _check_devices(tensors: Tensors, device: torch.device) -> None:
             )
 
 
+def _why_not(kind: _Kind, result: Any, waits: list[str]) -> str:
+    """Returns what a call that ran as it is has shown against a capture."""
+    if waits:
+        return f"it waits for the GPU at {waits[0]}"
+    shapes = [tuple(tensor.shape) for tensor in tensors_of(result)]
+    before, kind.shapes = kind.shapes, shapes
+    if before not in (None, shapes):
+        return f"its results change from call to call: shapes {before} before, {shapes} now"
+    return ""
+
+
 def _aside(call: Callable[[Tensors], Any], tensors: Tensors, stream: Any) -> Any:
     """Calls on a side stream, between what the current one had and will have to do."""
     current = torch.cuda.current_stream(stream.device)
@@ -297,10 +352,12 @@ def _aside(call: Callable[[Tensors], Any], tensors: Tensors, stream: Any) -> Any
     with torch.cuda.stream(stream):
         result = call(tensors)
     current.wait_stream(stream)
-    for tensor in tensors_of(result):
-        if tensor.is_cuda:
-            tensor.record_stream(current)
+    record_streams(result, current)
     return result
+
+
+#: What torch says, at the line of the user, where a call makes the host wait.
+_WAITS = "called a synchronizing"
 
 
 @contextlib.contextmanager
@@ -313,18 +370,29 @@ def _waits(watched: bool) -> Iterator[list[str]]:
     if not watched:
         yield found
         return
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    mine, before = threading.get_ident(), torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def note(
+            message: Any,
+            category: Any,
+            filename: str,
+            lineno: int,
+            file: Any = None,
+            line: Any = None,
+        ) -> None:
+            if _WAITS not in str(message):
+                show(message, category, filename, lineno, file, line)
+            elif threading.get_ident() == mine:  # other threads may wait
+                found.append(f"{filename}:{lineno}")
+
+        warnings.filterwarnings("always", message=f".*{_WAITS}")
+        # Said once of the mode itself.
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        warnings.showwarning = note
         torch.cuda.set_sync_debug_mode("warn")
         try:
             yield found
         finally:
             torch.cuda.set_sync_debug_mode(before)
-    for warning in caught:
-        if "synchronizing" in str(warning.message):
-            found.append(f"{warning.filename}:{warning.lineno}")
-        else:
-            warnings.warn_explicit(
-                warning.message, warning.category, warning.filename, warning.lineno
-            )

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from cuda_ops.runtime.trees import map_tensors, tensors_of
+from cuda_ops.runtime.trees import map_tensors, record_streams, tensors_of
 
 Tree = TypeVar("Tree")
 
@@ -55,7 +55,7 @@ def _pinned(tensor: torch.Tensor, streams: dict[torch.device, Any]) -> torch.Ten
             host.copy_(tensor, non_blocking=True)
         else:
             host = tensor.to("cpu")
-        tensor.record_stream(stream)
+        record_streams(tensor, stream)
     return host
 
 

@@ -12,7 +12,7 @@ import torch
 
 from cuda_ops.errors import StageError
 from cuda_ops.runtime.devices import resolved
-from cuda_ops.runtime.trees import tensors_of
+from cuda_ops.runtime.trees import record_streams
 from cuda_ops.runtime.turns import Event, Turn, Turns, check_count, check_iterable, join, start
 
 Stage = Callable[[Any], Any]
@@ -120,9 +120,7 @@ class _Line:
         """Returns what a stage returns, and an event behind its work."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             self._stream.wait_event(ready)
-            for tensor in tensors_of(item):
-                if tensor.is_cuda:
-                    tensor.record_stream(self._stream)
+            record_streams(item, self._stream)
             return stage(item), self._stream.record_event()
 
 
@@ -142,9 +140,7 @@ class _Streams:
     def receive(self, item: Any, ready: Any) -> None:
         self._reader = torch.cuda.current_stream(self._device)
         self._reader.wait_event(ready)
-        for tensor in tensors_of(item):
-            if tensor.is_cuda:
-                tensor.record_stream(self._reader)
+        record_streams(item, self._reader)
 
     def consumed(self) -> Event:
         event: Event = self._reader.record_event()

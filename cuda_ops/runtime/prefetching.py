@@ -13,7 +13,7 @@ import torch
 
 from cuda_ops.runtime.devices import resolved
 from cuda_ops.runtime.staging import Pinned, stages
-from cuda_ops.runtime.trees import map_tensors, tensors_of
+from cuda_ops.runtime.trees import map_tensors, record_streams, tensors_of
 from cuda_ops.runtime.turns import Event, Turn, Turns, check_count, check_iterable, join, start
 
 Batch = TypeVar("Batch")
@@ -148,11 +148,9 @@ class _CudaLane:
     def receive(self, batch: Any, ready: Any) -> None:
         self._reader = torch.cuda.current_stream(self._device)
         self._reader.wait_event(ready)
-        for tensor in tensors_of(batch):
-            if tensor.is_cuda:
-                # Its memory belongs to the stream of the copies, which would use it again while
-                # this one still reads.
-                tensor.record_stream(self._reader)
+        # Its memory belongs to the stream of the copies, which would use it again while this one
+        # still reads.
+        record_streams(batch, self._reader)
 
     def consumed(self) -> Event:
         event: Event = self._reader.record_event()

@@ -67,3 +67,25 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
     map_tensors(note, tree)
     return found
+
+
+def record_streams(tree: Any, stream: Any) -> None:
+    """Keeps the memory of a tree's CUDA tensors until a stream has done with what it has so far,
+    though they were allocated on another one.
+    """
+    for tensor in tensors_of(tree):
+        for part in _parts(tensor) if tensor.is_cuda else ():
+            part.record_stream(stream)
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the strided tensors that hold what a tensor holds."""
+    if tensor.layout == torch.strided:
+        return [tensor]
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    return []

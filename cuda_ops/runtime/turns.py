@@ -31,7 +31,7 @@ class Turn:
     def __init__(self) -> None:
         self._consumed: Event | None = None
         self._released, self._asked = threading.Event(), False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection inside may end the same turn
         self._tensors: list[weakref.ref[torch.Tensor]] = []
         self._memory: list[StorageWeakRef] = []
 
