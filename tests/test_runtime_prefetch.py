@@ -515,3 +515,22 @@ def test_a_host_copy_in_a_capture_is_refused() -> None:
         x.add_(1)  # torch warns of an empty graph
         with pytest.raises(RuntimeError, match="captured into a CUDA graph"):
             to_host(x)
+
+
+@needs_gpu
+def test_a_trace_shows_copies_beside_kernels() -> None:
+    from cuda_ops.runtime import trace
+
+    x = torch.randn(2048, 2048, device="cuda")
+
+    def loop() -> None:
+        for batch in prefetch([torch.zeros(8 << 20).pin_memory() for _ in range(8)], "cuda"):
+            for _ in range(20):
+                torch.mm(x, x)
+            batch.add_(1)
+
+    loop()
+    with trace() as traced:
+        loop()
+    assert sum(row.calls for row in traced.copies if row.kind.startswith("HtoD")) == 8
+    assert traced.overlap.copies > 0.5
