@@ -175,7 +175,7 @@ def entry(**words: Any) -> dict[str, Any]:
         ({"hidden": ["out", "lse"]}, "return 'out': expected the results that"),
         ({"hidden": ["lse", "lse"]}, r"'lse': expected to be named once by \.hidden, got twice"),
         ({"no_gradient": ["k"]}, r"'k': expected 'x' or 'y', which \.no_gradient may name"),
-        ({"linear": ["y"], "no_gradient": ["y"]}, r"'y': expected 'x', which \.linear may name"),
+        ({"linear": ["y"], "no_gradient": ["y"]}, r"'y': expected \.linear or \.no_gradient"),
     ],
 )
 def test_words_that_do_not_fit_are_refused(words: dict[str, Any], text: str) -> None:

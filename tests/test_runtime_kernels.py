@@ -446,6 +446,8 @@ def test_the_rules_are_those_of_the_driver(probe: list[Kernel], which: int) -> N
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_kernels_of_a_shipped_operator_run_at_the_computed_occupancy() -> None:
     """Each fits at least once in blocks of its launch bound, or no launch would succeed."""
-    for one in kernels_of("sum_rows"):
+    kernels = kernels_of("sum_rows")
+    assert kernels
+    for one in kernels:
         assert one.capability == torch.cuda.get_device_capability()
         assert occupancy(one, one.max_threads).blocks_per_sm >= 1

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import doctest
+import gc
 import importlib
 import pickle
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -437,18 +439,20 @@ def test_without_a_gpu_snapshots_are_refused(tmp_path: Path) -> None:
 @needs_gpu
 def test_a_gpus_regions_operators_and_report_agree() -> None:
     torch.ones(1, device="cuda")
+    gc.collect()
     before = memory_report("cuda")
     with memory_by_operator() as found, region("kept") as kept:
-        x = torch.ones(4 * MIB, dtype=torch.uint8, device="cuda")
+        # Of a size that the allocator cuts to the byte.
+        x = torch.ones(MIB, dtype=torch.uint8, device="cuda")
         with region("freed") as freed:
-            torch.ones(4 * MIB, dtype=torch.uint8, device="cuda")
-    assert kept.left == 4 * MIB and kept.peak == kept.allocated == 8 * MIB
-    assert freed.left == 0 and freed.peak == freed.allocated == 4 * MIB
+            torch.ones(MIB, dtype=torch.uint8, device="cuda")
+    assert kept.left == MIB and kept.peak == kept.allocated == 2 * MIB
+    assert freed.left == 0 and freed.peak == freed.allocated == MIB
     after = memory_report("cuda", found)
     assert after.allocated - before.allocated == x.nbytes
-    assert after.peak >= before.allocated + 8 * MIB
+    assert after.peak >= before.allocated + 2 * MIB
     on_gpu = [use for use in found if use.device.startswith("cuda")]
-    assert [(use.name, use.calls, use.allocated) for use in on_gpu] == [("aten::ones", 2, 8 * MIB)]
+    assert [(use.name, use.calls, use.allocated) for use in on_gpu] == [("aten::ones", 2, 2 * MIB)]
     assert after.segments is None or 0 <= after.fragmentation <= 1
     assert "kept/freed" in str(after) and "aten::ones" in str(after)
 
@@ -457,10 +461,12 @@ def test_a_gpus_regions_operators_and_report_agree() -> None:
 def test_a_graphs_pool_is_told_apart() -> None:
     x = torch.ones(4 * MIB, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    pools = len(memory_report().segments.pools)
+    gc.collect()
+    torch.cuda.empty_cache()  # as a capture does, which drops pools of dead graphs
+    pools = {pool.id for pool in memory_report().segments.pools}
     with torch.cuda.graph(graph):
         y = x + 1
-    assert len(memory_report().segments.pools) == pools + 1
+    assert len({pool.id for pool in memory_report().segments.pools} - pools) == 1
     assert y.shape == x.shape
 
 
@@ -471,6 +477,9 @@ def test_a_leak_on_a_gpu_names_the_line(tmp_path: Path) -> None:
         leak.append(torch.ones(MIB, dtype=torch.uint8, device="cuda"))
     assert f"{MIB} bytes more are in use on cuda:" in str(failed.value)
     assert f"at {__file__}:" in str(failed.value)
+    ours = torch.ones(MIB, device="cuda")
+    with pytest.raises(AssertionError, match=re.escape(f"at {__file__}:")), assert_no_growth():
+        leak.append(cuda_ops.silu(ours))
     with assert_no_growth(warm=lambda: leak[0].float().sum()):
         leak[0].float().sum()
 
@@ -489,7 +498,7 @@ def test_snapshots_are_what_torchs_viewer_reads(tmp_path: Path) -> None:
     found = pickle.loads(file.read_bytes())
     events = [event for trace in found["device_traces"] for event in trace]
     assert any(e["action"] == "alloc" and e["size"] == kept[0].nbytes for e in events)
-    assert any(frame["filename"] == __file__ for e in events for frame in e["frames"])
+    assert any(frame["filename"] == __file__ for e in events for frame in e.get("frames", ()))
     assert not torch._C._cuda_isHistoryEnabled()
     assert memory_snapshot(tmp_path / "now.pickle").stat().st_size > 0
 

@@ -417,6 +417,10 @@ def test_topology_lists_every_gpu() -> None:
     assert len(found.devices) == len(found.links) == count
     assert all(found.links[i][i].kind == "self" for i in range(count))
     assert found.devices[0].name == torch.cuda.get_device_name(0)
+    if count > 1:
+        link = found.links[0][1]
+        assert link.peer == torch.cuda.can_device_access_peer(0, 1)
+        assert link.kind != "unknown" or found.reason
 
 
 @pytest.mark.slow

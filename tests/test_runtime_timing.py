@@ -238,6 +238,7 @@ def test_rows_of_event_overhead_make_a_table() -> None:
 
 
 @needs_gpu
+@pytest.mark.alone
 def test_a_gpu_is_timed_by_events() -> None:
     x = torch.randn(1 << 20, device="cuda")
     found = Timer({"relu": torch.relu, "neg": torch.neg}, (x,)).run(seconds=0.3)
@@ -249,6 +250,7 @@ def test_a_gpu_is_timed_by_events() -> None:
 
 
 @needs_gpu
+@pytest.mark.alone
 def test_event_overhead_on_a_gpu_has_every_way_for_every_train() -> None:
     found = event_overhead(calls=50, rounds=3)
     assert len(found) == 18
@@ -265,6 +267,7 @@ def test_event_overhead_on_a_gpu_has_every_way_for_every_train() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_example_runs() -> None:
     done = run_python(str(EXAMPLE))
     assert done.returncode == 0, done.stderr

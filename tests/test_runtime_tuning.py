@@ -807,6 +807,10 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for name in SHIPPED:
         tuning.forget_process(name)
+        knobs = Knobs(tuning.found(name)[1])
+        for dtype in (torch.float32, torch.bfloat16):
+            for rows, columns in ((16, 100_003), (1, 1_600_048)):
+                knobs.choose(knobs.bucket((size_bits(rows), size_bits(columns)), dtype), {})
 
 
 @pytest.mark.usefixtures("shipped")

@@ -196,14 +196,6 @@ def test_no_derivative_is_declared_that_there_cannot_be(schema: str) -> None:
         words_of("op", entry, spec(schema, "").parsed, None, False)
 
 
-def test_what_has_no_gradient_is_not_linear() -> None:
-    words = ("hidden", "tags", "nondeterministic")
-    both = {"linear": ["x"], "no_gradient": ["x"], "broadcast": False}
-    entry = {**dict.fromkeys(words, ()), **both}
-    with pytest.raises(ManifestError, match=r"'x': expected \.linear or \.no_gradient.*got both"):
-        words_of("op", entry, spec("op(Tensor x) -> Tensor", "()->()").parsed, None, False)
-
-
 def test_a_reload_changes_the_docstring_alone(scratch_op: ScratchOp) -> None:
     scratch_op.write()
     (row,) = compile_ops([scratch_op.name])

@@ -18,7 +18,7 @@ class Copies(Rotation):
     """Copies of given arguments; for warm caches all calls get the same one."""
 
     def __init__(self, args: tuple[Any, ...], device: torch.device, calls: int, cold: bool) -> None:
-        case = BenchmarkCase("arguments", lambda device: _copied(args), bytes=0)
+        case = BenchmarkCase("arguments", lambda device: copied(args), bytes=0)
         super().__init__(case, device, calls if cold else 2)
         if not cold:
             self.arguments = [self.arguments[0]] * calls
@@ -28,7 +28,7 @@ class Copies(Rotation):
             super().advance()
 
 
-def _copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
     copies: dict[int, torch.Tensor] = {}  # an argument that is passed twice stays one tensor
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -36,8 +36,8 @@ def _copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
             copies[id(tensor)] = _copy(tensor)
         return copies[id(tensor)]
 
-    copied: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, copy, args)
-    return copied
+    made: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, copy, args)
+    return made
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from cuda_ops.runtime.frames import is_inner
 from cuda_ops.runtime.memory import size_text
 from cuda_ops.runtime.memory_history import recorded_history
 from cuda_ops.runtime.memory_regions import counted_device, current_region, regions
@@ -162,8 +163,8 @@ def places_left(
 
 
 def _place(frames: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the innermost line outside of torch."""
-    own = [frame for frame in frames if "/torch/" not in frame["filename"].replace("\\", "/")]
+    """Returns the innermost line outside of torch and cuda_ops, the user's."""
+    own = [frame for frame in frames if not is_inner(frame["filename"])]
     for frame in own or frames:
         return f"at {frame['filename']}:{frame['line']} in {frame['name']}"
     return "at a place that the history does not know"

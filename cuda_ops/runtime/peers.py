@@ -64,6 +64,8 @@ def copy_between(
         shared = dst.untyped_storage()._cdata == src.untyped_storage()._cdata
         if chunks_through_host and not shared:
             _copy_in_chunks(dst, src, chunk_bytes)
+            if len(on_cuda) == 1:
+                torch.cuda.current_stream(on_cuda[0]).synchronize()
         else:
             # torch waits for both current streams, and lets both wait for the copy.
             dst.copy_(src, non_blocking=len(on_cuda) == 2)

@@ -9,24 +9,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import os
-import re
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch.cuda import _gpu_trace
 
-import cuda_ops
 from cuda_ops.errors import CudaOpsError
-
-_INNER = tuple(f"{Path(module.__file__ or '').parent}{os.sep}" for module in (torch, cuda_ops))
-#: The file name of a function that cuda_ops generates, such as ``<cuda_ops.silu>``.
-_GENERATED = re.compile(r"<\w+\.\w+>")
+from cuda_ops.runtime.frames import is_inner
 
 
 @dataclass(frozen=True)
@@ -111,8 +104,9 @@ def check_streams(*, raise_errors: bool = True) -> Iterator[StreamChecks]:
 
     Two uses of a tensor count as in order if events or synchronization put them in order, whether
     or not this run went well. What cannot be seen: kernels that are not launched by operators of
-    torch, replays of graphs, views that begin at another element than the tensor they share memory
-    with, and which GPU a default stream belongs to.
+    torch, what fills the results of ``zeros_like`` and its relatives, replays of graphs, views that
+    begin at another element than the tensor they share memory with, and which GPU a default stream
+    belongs to.
 
     At the end the operators and callbacks of torch are as before, except for one thing that torch
     cannot undo: it goes on to tell Python of each allocation, event and synchronization, where
@@ -173,6 +167,9 @@ def _mode_class() -> Any:
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
+            if func is torch.ops.aten.record_stream.default:
+                # It writes nothing, though its schema says so, which torch 2.10 believes.
+                return func(*args, **(kwargs or {}))
             result = super().__torch_dispatch__(func, types, args, kwargs)
             new = self.found._take_new()
             if new and self.raise_errors:
@@ -225,7 +222,7 @@ def _use(access: Any) -> Use:
 
 def _where(stack: traceback.StackSummary) -> str:
     for frame in reversed(stack):
-        if not frame.filename.startswith(_INNER) and not _GENERATED.fullmatch(frame.filename):
+        if not is_inner(frame.filename):
             return f"{frame.filename}:{frame.lineno} in {frame.name}"
     return "in a backward pass"  # which runs in a thread without any other code of Python
 

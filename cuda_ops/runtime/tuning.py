@@ -40,6 +40,8 @@ Measure = Callable[[Mapping[str, Callable[..., Any]], tuple[Any, ...]], Times]
 _in_use: dict[Key, Choice] = {}
 #: Whether this thread chooses before a call.
 _choosing = threading.local()
+#: Operators and arguments for which that failed, which is said once.
+_failed: set[tuple[str, str]] = set()
 #: Held while knobs go through the candidates.
 _measuring = threading.RLock()
 
@@ -173,12 +175,19 @@ def _first_use(op: OpSpec, *inputs: Any) -> None:
     """Chooses before a call, once for each kind of arguments. Never fails the call."""
     if getattr(_choosing, "now", False):  # a measurement calls the operator
         return
+    shown = [
+        (tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else one for one in inputs
+    ]
+    kind = op.key, repr(shown)
+    if kind in _failed:
+        return
     _choosing.now = True
     try:
         tune(op, inputs=inputs)
     except NotTunedError:
         pass
     except Exception as error:
+        _failed.add(kind)
         warnings.warn(f"{op.key} is not tuned: {error}", RuntimeWarning, stacklevel=4)
     finally:
         _choosing.now = False
@@ -288,10 +297,10 @@ def _is_capturing() -> bool:
 def _why_not_here(inputs: Sequence[Any]) -> str:
     """Returns why nothing is chosen for such tensors in this process."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
-        return "inside of a transform of torch.func or a dispatch mode: nothing is measured"
     if any(type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_meta for t in tensors):
         return "a tensor without values of its own, as in tracing: nothing is measured"
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return "inside of a transform of torch.func or a dispatch mode: nothing is measured"
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if others := [str(t.device) for t in tensors if t.device.type != device]:
         return f"choices of this process are for tensors on {device}, got one on {others[0]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import platform
 import re
@@ -84,8 +85,10 @@ def version_in(text: str) -> str:
 
 
 def _driver_version() -> int:
-    # Only a torch with CUDA has it, and its types leave it out.
-    return int(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
+    """Returns the driver's number for its CUDA, such as 13000; 0 if it does not say."""
+    version = ctypes.c_int()
+    error = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return 0 if error else version.value
 
 
 @functools.cache  # a library that was built anew has another path

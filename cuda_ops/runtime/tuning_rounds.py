@@ -16,6 +16,7 @@ from cuda_ops.benchmarking.stats import LEAST_SAMPLES
 from cuda_ops.benchmarking.verify import shapes_of
 from cuda_ops.registry import registry
 from cuda_ops.runtime.choices import DEFAULT
+from cuda_ops.runtime.copies import copied
 from cuda_ops.runtime.knobs import Knobs
 from cuda_ops.spec import BenchmarkCase, Claims, OpSpec
 from cuda_ops.testing import compare
@@ -93,7 +94,7 @@ def _rounds_on(
 ) -> dict[str, list[float]]:
     _set.clear()
     clock = make_clock(device)
-    case = BenchmarkCase("tuned", lambda _: tuple(map(_copied, inputs)), bytes=0)
+    case = BenchmarkCase("tuned", lambda _: copied(inputs), bytes=0)
     rotation = Rotation(case, device, 2)
     estimate = quick_seconds(functions[DEFAULT], rotation, clock, budget=0.0)
     fitting = capacity.free(device) // max(1, 3 * rotation.bytes_per_copy)
@@ -112,10 +113,3 @@ def _rounds_on(
                 train = clock.train(functions[name], rotation.arguments, rotation.advance)
                 times[name].append(train.seconds)
     return times
-
-
-def _copied(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
-    return copy.copy_(value.detach())

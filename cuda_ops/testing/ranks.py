@@ -98,10 +98,9 @@ def _rank(
         device_id=torch.device("cuda", rank) if device == "cuda" else None,
     )
     mesh = init_device_mesh(device, (world,))
-    try:
-        found = [placed for name in names for placed in _rules(name, rank, world, device, mesh)]
-    finally:
-        torch.distributed.destroy_process_group()
+    found = [placed for name in names for placed in _rules(name, rank, world, device, mesh)]
+    # Not after an error: it would wait for ranks that wait for this one.
+    torch.distributed.destroy_process_group()
     if rank == 0:
         torch.save(found, Path(folder, "found.pt"))
 

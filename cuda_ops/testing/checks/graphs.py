@@ -39,9 +39,7 @@ def graphs(case: Case) -> None:
     if larger is not None:
         called(case, larger.make(case.device))
     torch.cuda.synchronize()
-    taken = [
-        torch.as_tensor(memory, device=case.device).fill_(_BYTE) for memory in _freed_since(before)
-    ]
+    taken = [memory.bytes().fill_(_BYTE) for memory in _freed_since(before)]
     _replay(graph, captured)
     # Read on the CPU, before anything is allocated: for the allocator this memory is free.
     assert all(bool((block.cpu() == _BYTE).all()) for block in taken), (
@@ -59,15 +57,17 @@ _BYTE = 0x2A
 
 @dataclass(frozen=True)
 class _Memory:
-    """Bytes at an address, which torch takes for a tensor of them."""
+    """A block of a GPU's memory."""
 
     address: int
     size: int
 
-    @property
-    def __cuda_array_interface__(self) -> dict[str, object]:
-        shape, data = (self.size,), (self.address, False)
-        return {"version": 3, "typestr": "|u1", "shape": shape, "data": data}
+    def bytes(self) -> torch.Tensor:
+        """Returns a tensor of them, which belong to the allocator."""
+        device = torch.device("cuda", torch.cuda.current_device())
+        # Without NumPy, which torch wants for the interface of CUDA arrays.
+        storage = torch._C._construct_storage_from_data_pointer(self.address, device, self.size)
+        return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
 
 def _blocks() -> dict[_Memory, bool]:
