@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import needs_gpu
 
 from cuda_ops.errors import GraphError
 from cuda_ops.runtime import graphed, graphs
 from cuda_ops.runtime.captures import Refusal, _leaves
 from cuda_ops.runtime.places import Places, base_of, like
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-
 
 # --- decisions, without a GPU -------------------------------------------------
 
@@ -27,6 +25,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 class FakeCapture:
     """Calls the function at each replay; busy if a test says so."""
 
+    # Of all instances, and emptied by the fixture.
     made: list[FakeCapture] = []  # noqa: RUF012
 
     def __init__(self, call: Callable[[Any], Any], tensors: Any) -> None:
@@ -507,6 +506,7 @@ def test_what_cannot_be_captured_is_named(function: Callable[..., Any], reason: 
     x = torch.ones(4, device="cuda")
     strict, lenient = graphed(function), graphed(function, fallback=True)
     strict(x)
+    # A wait shows as the second call runs, other reasons at the capture of the third.
     with pytest.raises(GraphError, match=reason):  # noqa: PT012
         strict(x)
         strict(x)

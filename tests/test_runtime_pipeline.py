@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import needs_gpu
 
 from cuda_ops.errors import StageError
 from cuda_ops.runtime import pipeline
 from cuda_ops.runtime.pipelines import _beside_each_other
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 class FakeEvent:

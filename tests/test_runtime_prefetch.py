@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import needs_gpu
 from torch.nn.utils.rnn import pack_sequence
 
 from cuda_ops.runtime import prefetch, to_host, turns
@@ -20,7 +21,6 @@ from cuda_ops.runtime.prefetching import Prefetch
 from cuda_ops.runtime.staging import Pinned
 from cuda_ops.runtime.trees import map_tensors, tensors_of
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 Pair = namedtuple("Pair", ("first", "second"))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import needs_gpu
 from torch.cuda import _gpu_trace
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -22,7 +23,6 @@ from cuda_ops.runtime.stream_checks import StreamChecks, StreamRaceError, _sanit
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "runtime" / "check_streams.py"
 SILU = "cuda_ops::silu(Tensor x) -> Tensor"
 ADD_ = "aten::add_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)"
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 def _listeners() -> dict[str, list[Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import needs_gpu
 
 import cuda_ops
 from cuda_ops.__main__ import main as commands
@@ -24,7 +25,6 @@ from cuda_ops.runtime.tracing import Trace
 
 REPO = Path(__file__).resolve().parent.parent
 EXAMPLE = REPO / "examples" / "runtime" / "trace_a_step.py"
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 # --- sums over events made by hand --------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import needs_gpu
 from emulator.translate import translate
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -30,7 +31,6 @@ from cuda_ops.runtime.tuning_key import device_and_driver, key_of, made_from, ve
 from cuda_ops.spec import Candidates
 
 REPO = Path(__file__).resolve().parent.parent
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 #: The pair below has a kernel for the CPU alone, whose choices a process with a GPU does not keep.
 needs_no_gpu = pytest.mark.skipif(
     torch.cuda.is_available(), reason="needs a machine without a GPU: choices are for one device"

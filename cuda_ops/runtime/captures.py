@@ -10,13 +10,11 @@ from typing import Any
 
 import torch
 
-from cuda_ops.runtime.places import Places, like
+from cuda_ops.runtime.places import Places, Tensors, like
 from cuda_ops.runtime.trees import map_tensors, tensors_of
 
-Tensors = Sequence[torch.Tensor]
 
-
-class Refusal(Exception):  # noqa: N818
+class Refusal(Exception):  # noqa: N818  # users get a GraphError of it
     """Why a function cannot be captured; the text completes "cannot be captured: "."""
 
 
@@ -127,6 +125,7 @@ class Capture:
             self._check_shared(inputs)
         if self._differentiable:
             own = [tensor for tensor in inputs if tensor.requires_grad]
+            # torch gives apply no types.
             results = _Replay.apply(  # type: ignore[no-untyped-call]
                 self, inputs, views, *own, *self.leaves
             )

@@ -13,7 +13,16 @@ import torch
 from cuda_ops.errors import StageError
 from cuda_ops.runtime.devices import resolved
 from cuda_ops.runtime.trees import record_streams
-from cuda_ops.runtime.turns import Event, Turn, Turns, check_count, check_iterable, join, start
+from cuda_ops.runtime.turns import (
+    Event,
+    Reader,
+    Turn,
+    Turns,
+    check_count,
+    check_iterable,
+    join,
+    start,
+)
 
 Stage = Callable[[Any], Any]
 
@@ -124,26 +133,16 @@ class _Line:
             return stage(item), self._stream.record_event()
 
 
-class _Streams:
+class _Streams(Reader):
     """The streams of all stages; a test has others."""
 
     def __init__(self, device: torch.device, lines: Sequence[_Line]) -> None:
+        super().__init__(device)
         self.lines = lines
-        self._device = device
-        self._reader = torch.cuda.current_stream(device)
 
     def fed(self) -> Event:
         """Returns an event behind what the inputs' thread has put on the GPU."""
         event: Event = torch.cuda.current_stream(self._device).record_event()
-        return event
-
-    def receive(self, item: Any, ready: Any) -> None:
-        self._reader = torch.cuda.current_stream(self._device)
-        self._reader.wait_event(ready)
-        record_streams(item, self._reader)
-
-    def consumed(self) -> Event:
-        event: Event = self._reader.record_event()
         return event
 
 

@@ -13,8 +13,17 @@ import torch
 
 from cuda_ops.runtime.devices import resolved
 from cuda_ops.runtime.staging import Pinned, stages
-from cuda_ops.runtime.trees import map_tensors, record_streams, tensors_of
-from cuda_ops.runtime.turns import Event, Turn, Turns, check_count, check_iterable, join, start
+from cuda_ops.runtime.trees import map_tensors, tensors_of
+from cuda_ops.runtime.turns import (
+    Event,
+    Reader,
+    Turn,
+    Turns,
+    check_count,
+    check_iterable,
+    join,
+    start,
+)
 
 Batch = TypeVar("Batch")
 
@@ -69,6 +78,7 @@ class Prefetch(Generic[Batch]):
         self._spare: list[Pinned] = []
 
     def __len__(self) -> int:
+        # An iterable without a length raises TypeError, as len does of itself.
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Batch]:
@@ -122,13 +132,12 @@ class Lane(Protocol):
         """Returns an event behind what the loop's stream has to do so far."""
 
 
-class _CudaLane:
+class _CudaLane(Reader):
     """A stream of its own, from pinned memory to a GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        super().__init__(device)
         self._stream = torch.cuda.Stream(device)
-        self._reader = torch.cuda.current_stream(device)
 
     def pinned(self) -> Pinned:
         return Pinned()
@@ -144,17 +153,6 @@ class _CudaLane:
         with torch.cuda.stream(self._stream), torch.no_grad():
             moved = map_tensors(lambda one: one.to(self._device, non_blocking=True), batch)
             return moved, self._stream.record_event()
-
-    def receive(self, batch: Any, ready: Any) -> None:
-        self._reader = torch.cuda.current_stream(self._device)
-        self._reader.wait_event(ready)
-        # Its memory belongs to the stream of the copies, which would use it again while this one
-        # still reads.
-        record_streams(batch, self._reader)
-
-    def consumed(self) -> Event:
-        event: Event = self._reader.record_event()
-        return event
 
 
 class _Sent(Turn):

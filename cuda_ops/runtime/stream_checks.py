@@ -151,6 +151,7 @@ def _mode_class() -> Any:
     """Returns a kind of torch's mode that collects what it finds."""
     base = _sanitizer().CUDASanitizerDispatchMode
 
+    # The base is of a module that is loaded a second time, so no type is known.
     class Mode(base):  # type: ignore[misc, valid-type]
         def __init__(self, found: StreamChecks, raise_errors: bool) -> None:
             super().__init__()

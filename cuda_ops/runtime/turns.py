@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from cuda_ops.runtime.trees import tensors_of
+from cuda_ops.runtime.trees import record_streams, tensors_of
 
 #: Seconds that an iteration which ends early waits for its threads before it says so.
 _PATIENCE = 10.0
@@ -23,6 +23,25 @@ class Event(Protocol):
     """A point of a stream, as ``torch.cuda.Event`` is."""
 
     def synchronize(self) -> None: ...
+
+
+class Reader:
+    """The loop's stream: the one that is current where it asks for an item."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._reader = torch.cuda.current_stream(device)
+
+    def receive(self, item: Any, ready: Any) -> None:
+        """Makes the stream wait for an item, whose memory belongs to another one."""
+        self._reader = torch.cuda.current_stream(self._device)
+        self._reader.wait_event(ready)
+        record_streams(item, self._reader)
+
+    def consumed(self) -> Event:
+        """Returns an event behind what the stream has to do so far."""
+        event: Event = self._reader.record_event()
+        return event
 
 
 class Turn:
