@@ -9,7 +9,8 @@ import pytest
 import torch
 from conftest import run_python
 
-from cuda_ops.registry import all_operators
+from cuda_ops.build.compiling import build
+from cuda_ops.registry import all_operators, registry
 from cuda_ops.testing.ranks import check_ranks
 
 BAD_OPS = Path(__file__).parent / "bad_ops"
@@ -27,8 +28,13 @@ def test_rules_hold_on_two_ranks_of_a_cpu() -> None:
 
 
 @pytest.mark.slow
-def test_a_wrong_rule_is_found_by_all_ranks() -> None:
+def test_a_wrong_rule_is_found_by_all_ranks(
+    quick_compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One rank's error leaves no other waiting."""
+    monkeypatch.setenv("CXX", str(quick_compiler))
+    registry().add_root(BAD_OPS)
+    build(registry().rescan()["bad_sharding"])
     done = run_python(
         "-m", "cuda_ops.testing", "ranks", "bad_sharding", "--root", str(BAD_OPS), "--device",
         "cpu", "--json",
