@@ -31,10 +31,11 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     ),
     "benchmarking": ("cuda_ops.benchmarking.command", (), "measure operators"),
     "tune": (
-        "cuda_ops.runtime.tune_command", (), "choose launch configurations by measuring, show them",
+        "cuda_ops.runtime.tuning.command", (),
+        "choose launch configurations by measuring, show them",
     ),
     "profile": (
-        "cuda_ops.runtime.profile_command", (),
+        "cuda_ops.runtime.tracing.command", (),
         "trace a script, a module or an operator, and print where the time went",
     ),
 }  # fmt: skip

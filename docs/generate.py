@@ -23,8 +23,8 @@ import cuda_ops.benchmarking.command
 import cuda_ops.dev.command
 import cuda_ops.dev.library
 import cuda_ops.dev.magic
-import cuda_ops.runtime.profile_command
-import cuda_ops.runtime.tune_command
+import cuda_ops.runtime.tracing.command
+import cuda_ops.runtime.tuning.command
 import cuda_ops.testing.__main__
 from cuda_ops import pytest_plugin
 from cuda_ops.build.discovery import BUILTIN_ROOT
@@ -233,9 +233,9 @@ _PARTS: dict[str, Callable[[], str]] = {
     "cuda_op": lambda: _options(cuda_ops.dev.magic._parser()),
     "cuda_ops.testing": lambda: _subcommands(cuda_ops.testing.__main__._parser()),
     "pytest": _pytest_options,
-    "tune": lambda: _options(cuda_ops.runtime.tune_command._parser()),
+    "tune": lambda: _options(cuda_ops.runtime.tuning.command._parser()),
     "benchmarks": lambda: _options(cuda_ops.benchmarking.command._parser()),
-    "profile": lambda: _options(cuda_ops.runtime.profile_command._parser()),
+    "profile": lambda: _options(cuda_ops.runtime.tracing.command._parser()),
     "benchmarks.tables": lambda: _options(benchmarks.tables._parser()),
 }
 

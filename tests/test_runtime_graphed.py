@@ -15,9 +15,10 @@ import torch
 from conftest import needs_gpu
 
 from cuda_ops.errors import GraphError
-from cuda_ops.runtime import graphed, graphs
-from cuda_ops.runtime.captures import Refusal, _leaves
-from cuda_ops.runtime.places import Places, base_of, like
+from cuda_ops.runtime import graphed
+from cuda_ops.runtime.graphs import graphed as module
+from cuda_ops.runtime.graphs.captures import Refusal, _leaves
+from cuda_ops.runtime.graphs.places import Places, base_of, like
 
 # --- decisions, without a GPU -------------------------------------------------
 
@@ -46,11 +47,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_waits(watched: bool) -> Iterator[list[str]]:
         yield []
 
-    monkeypatch.setattr(graphs, "_captures", lambda: True)
-    monkeypatch.setattr(graphs, "_device", lambda tensors: torch.device("cpu"))
-    monkeypatch.setattr(graphs, "_aside", lambda call, tensors, stream: call(tensors))
-    monkeypatch.setattr(graphs, "_waits", no_waits)
-    kind = graphs.Graphed
+    monkeypatch.setattr(module, "_captures", lambda: True)
+    monkeypatch.setattr(module, "_device", lambda tensors: torch.device("cpu"))
+    monkeypatch.setattr(module, "_aside", lambda call, tensors, stream: call(tensors))
+    monkeypatch.setattr(module, "_waits", no_waits)
+    kind = module.Graphed
     monkeypatch.setattr(kind, "_stream", lambda self, device: None)
     monkeypatch.setattr(
         kind, "_captured", lambda self, call, tensors, device: FakeCapture(call, tensors)
@@ -199,7 +200,7 @@ def test_a_refused_call_has_its_effects_once(monkeypatch: pytest.MonkeyPatch) ->
     def waits(watched: bool) -> Iterator[list[str]]:
         yield ["file.py:3"] if watched else []
 
-    monkeypatch.setattr(graphs, "_waits", waits)
+    monkeypatch.setattr(module, "_waits", waits)
     step, x = graphed(lambda x: x.add_(1), fallback=True), torch.zeros(1)
     step(x)
     with pytest.warns(RuntimeWarning, match=r"it waits for the GPU at file\.py:3") as caught:
@@ -243,7 +244,7 @@ def test_an_argument_without_a_hash_is_named() -> None:
 
 
 def test_without_a_gpu_it_is_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "_has_gpu", bool)
+    monkeypatch.setattr(module, "_has_gpu", bool)
 
     @graphed(warmup=1)
     def add(x: torch.Tensor, y: float = 1) -> torch.Tensor:

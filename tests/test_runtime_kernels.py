@@ -15,8 +15,8 @@ import cuda_ops
 from cuda_ops.build import toolchain
 from cuda_ops.dev.watch import Save
 from cuda_ops.runtime import Kernel, best_block, kernels_of, occupancy
-from cuda_ops.runtime.kernels import LIMITS, least_at_launch_bounds
-from cuda_ops.runtime.machine_code import kernels_in
+from cuda_ops.runtime.launch.kernels import LIMITS, least_at_launch_bounds
+from cuda_ops.runtime.launch.machine_code import kernels_in
 
 REPO = Path(__file__).resolve().parent.parent
 

@@ -12,8 +12,9 @@ from conftest import needs_gpu, run_python
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuda_ops.runtime import copy_between, links, peers, topology
-from cuda_ops.runtime.links import joined, parse_indices, parse_topology
+from cuda_ops.runtime import copy_between, topology
+from cuda_ops.runtime.gpus import links, peers
+from cuda_ops.runtime.gpus.links import joined, parse_indices, parse_topology
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "runtime" / "copy_between_gpus.py"
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")

@@ -13,7 +13,7 @@ from conftest import needs_gpu
 
 from cuda_ops.errors import StageError
 from cuda_ops.runtime import pipeline
-from cuda_ops.runtime.pipelines import _beside_each_other
+from cuda_ops.runtime.overlap.pipelines import _beside_each_other
 
 
 class FakeEvent:
@@ -193,7 +193,7 @@ def test_items_are_right_behind_slow_stages(priorities: list[int] | None) -> Non
 def test_without_one_of_its_rules_items_are_wrong(
     taken_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cuda_ops.runtime import pipelines
+    from cuda_ops.runtime.overlap import pipelines
     from cuda_ops.testing.stall import stall
 
     if taken_out == "record_stream":

@@ -16,9 +16,10 @@ import torch
 from conftest import needs_gpu
 from torch.nn.utils.rnn import pack_sequence
 
-from cuda_ops.runtime import prefetch, to_host, turns
-from cuda_ops.runtime.prefetching import Prefetch
-from cuda_ops.runtime.staging import Pinned
+from cuda_ops.runtime import prefetch, to_host
+from cuda_ops.runtime.overlap import turns
+from cuda_ops.runtime.overlap.prefetching import Prefetch
+from cuda_ops.runtime.overlap.staging import Pinned
 from cuda_ops.runtime.trees import map_tensors, tensors_of
 
 Pair = namedtuple("Pair", ("first", "second"))
@@ -140,7 +141,9 @@ def test_without_its_events_a_late_copy_is_seen(
     lane, found = FakeLane(random.Random(0)), []
     lane.copies.run_some = lambda: None
     if taken_out == "wait_for_copies":
-        monkeypatch.setattr("cuda_ops.runtime.prefetching._Sent.wait_for_copies", lambda self: None)
+        monkeypatch.setattr(
+            "cuda_ops.runtime.overlap.prefetching._Sent.wait_for_copies", lambda self: None
+        )
     else:
         monkeypatch.setattr(FakeLane, "receive", lambda self, batch, ready: None)
     for x in Prefetch(batches(20), torch.device("cpu"), 2)._iterate(lane):
@@ -401,7 +404,7 @@ def test_batches_are_right_behind_a_stalled_stream() -> None:
 def test_without_one_of_its_rules_batches_are_wrong(
     taken_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cuda_ops.runtime.prefetching import _CudaLane, _Sent
+    from cuda_ops.runtime.overlap.prefetching import _CudaLane, _Sent
     from cuda_ops.testing.stall import stall
 
     if taken_out == "wait_for_copies":

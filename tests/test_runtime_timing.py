@@ -16,8 +16,8 @@ from conftest import needs_gpu, run_python
 from cuda_ops.benchmarking import clock, compare
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.runtime import Timer, event_overhead, time_kernel
-from cuda_ops.runtime.copies import Copies
-from cuda_ops.runtime.event_costs import EventOverhead
+from cuda_ops.runtime.timing.copies import Copies
+from cuda_ops.runtime.timing.event_costs import EventOverhead
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "runtime" / "time_an_operator.py"
 X = torch.ones(64)

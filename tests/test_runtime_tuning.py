@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,19 +14,17 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import needs_gpu
-from emulator.translate import translate
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cuda_ops
-from cuda_ops.build import toolchain
 from cuda_ops.plugins import Plugins
 from cuda_ops.registry import registry
-from cuda_ops.runtime import choices, tune, tune_command, tuning, use_stored
-from cuda_ops.runtime.choices import Key, Stored
-from cuda_ops.runtime.knobs import Knobs, size_bits
-from cuda_ops.runtime.tuning import Choice, decide
-from cuda_ops.runtime.tuning_key import device_and_driver, key_of, made_from, version_in
+from cuda_ops.runtime import tune, use_stored
+from cuda_ops.runtime.tuning import choices, command, search
+from cuda_ops.runtime.tuning.choices import Key, Stored
+from cuda_ops.runtime.tuning.key import device_and_driver, made_from, version_in
+from cuda_ops.runtime.tuning.knobs import Knobs, size_bits
+from cuda_ops.runtime.tuning.search import Choice, decide
 from cuda_ops.spec import Candidates
 
 REPO = Path(__file__).resolve().parent.parent
@@ -105,7 +102,7 @@ def library(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     knobs = Knobs(found)
     yield found
     choices.forget(NAME)
-    tuning.forget_process(NAME)
+    search.forget_process(NAME)
     for size in SIZES:
         knobs.choose(bucket(knobs, size), {})
 
@@ -117,7 +114,7 @@ def bucket(knobs: Knobs, size: int, dtype: torch.dtype = torch.float32) -> int:
     return knobs.bucket((1, size_bits(size)), dtype)
 
 
-def timed(**seconds: float) -> tuning.Measure:
+def timed(**seconds: float) -> search.Measure:
     """Makes a measurement that returns these seconds for every round; ``default`` takes 1."""
 
     def measure(functions: Mapping[str, Callable[..., Any]], inputs: Any) -> dict[str, list[float]]:
@@ -128,16 +125,6 @@ def timed(**seconds: float) -> tuning.Measure:
 
 def never(functions: Mapping[str, Callable[..., Any]], inputs: Any) -> dict[str, list[float]]:
     pytest.fail("measured")
-
-
-def key(op: str = "an_op", columns: int = 3) -> Key:
-    return Key(op, "text", "build", "GPU", "1.2", "float32", (1, columns))
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path))
-    return tmp_path
 
 
 # --- the rule ------------------------------------------------------------------------
@@ -183,125 +170,6 @@ def test_few_rounds_decide_nothing() -> None:
         decide({"default": [1.0] * 3, "other": [0.5] * 3})
     with pytest.raises(ValueError, match="got 0"):
         decide({"other": [0.5] * 8})
-
-
-# --- on disk -------------------------------------------------------------------------
-
-
-def test_a_choice_comes_back_as_it_was_kept(cache: Path) -> None:
-    one = Stored(key(), "wide", {"width": 16}, "why", {"wide": (0.9, 0.8, 0.95)})
-    choices.keep(one)
-    assert choices.stored("an_op") == [one]
-    assert choices.operators() == ["an_op"]
-    assert (cache / "tuned" / "an_op.json").stat().st_mode & 0o022 == 0
-    assert choices.forget("an_op") == 1
-    assert choices.stored("an_op") == [] == choices.operators()
-
-
-def test_one_key_has_one_choice_and_others_have_theirs(cache: Path) -> None:
-    choices.keep(Stored(key(), "first", {}, "why"))
-    changed: Any
-    for field, changed in (
-        ("source", "other"), ("build", "other"), ("device", "other"), ("driver", "other"),
-        ("dtype", "float16"), ("bits", (1, 4)),
-    ):  # fmt: skip
-        choices.keep(Stored(replace(key(), **{field: changed}), "other", {}, "why"))
-    choices.keep(Stored(key(), "second", {}, "why"))
-    found = choices.stored("an_op")
-    assert len(found) == 7
-    assert [one.name for one in found if one.key == key()] == ["second"]
-
-
-def test_operators_of_another_namespace_have_a_file_too(cache: Path) -> None:
-    choices.keep(Stored(key("my_ops::scale"), "first", {}, "why"))
-    assert choices.operators() == ["my_ops::scale"]
-    assert choices.stored("scale") == []
-
-
-def test_what_was_chosen_longest_ago_goes_first(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choices, "_MOST", 3)
-    for columns in (5, 6, 7, 5, 8):
-        choices.keep(Stored(key(columns=columns), "first", {}, "why"))
-    assert [one.key.bits[1] for one in choices.stored("an_op")] == [7, 5, 8]
-
-
-WRITER = """
-import sys
-from cuda_ops.runtime.choices import Key, Stored, keep
-number = int(sys.argv[1])
-for i in range(12):
-    bits = (number, i)
-    keep(Stored(Key("an_op", "text", "build", "GPU", "1.2", "float32", bits), "n", {"a": i}, "why"))
-"""
-
-
-def test_processes_that_write_at_once_lose_nothing(cache: Path) -> None:
-    command = [sys.executable, "-c", WRITER]
-    running = [
-        subprocess.Popen([*command, str(number)], cwd=REPO, env={**os.environ})
-        for number in range(4)
-    ]
-    assert [process.wait(timeout=120) for process in running] == [0] * 4
-    found = choices.stored("an_op")
-    assert {one.key.bits for one in found} == {(n, i) for n in range(4) for i in range(12)}
-    assert all(one.settings == {"a": one.key.bits[1]} for one in found)
-    assert not list((cache / "tuned").glob(".*"))  # no half-written file is left
-
-
-def _text(change: Callable[[dict[str, Any]], Any]) -> str:
-    one: dict[str, Any] = {
-        "key": {"op": "an_op", "source": "s", "build": "b", "device": "d", "driver": "",
-                "dtype": "float32", "bits": [1, 2]},
-        "name": "n", "settings": {"a": 1}, "reason": "r", "ratios": {},
-    }  # fmt: skip
-    whole = {"format": choices.FORMAT, "choices": [one]}
-    change(whole)
-    return json.dumps(whole)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        _text(lambda whole: whole.update(format=99)),
-        _text(lambda whole: whole.update(choices=7)),
-        _text(lambda whole: whole["choices"][0].pop("name")),
-        _text(lambda whole: whole["choices"][0]["key"].update(op="another_op")),
-        _text(lambda whole: whole["choices"][0]["key"].update(bits=[1, "2"])),
-        _text(lambda whole: whole["choices"][0]["key"].update(more=1)),
-        _text(lambda whole: whole["choices"][0].update(settings={"a": "8"})),
-        _text(lambda whole: whole["choices"][0].update(ratios={"a": [1]})),
-        "\x00\xff",
-    ],
-)
-def test_a_file_that_is_none_of_ours_is_left_out_with_a_warning(cache: Path, text: str) -> None:
-    assert "an_op" in _text(lambda whole: None)
-    path = choices.path_of("an_op")
-    path.parent.mkdir(mode=0o700)
-    path.write_text(text, encoding="latin-1")
-    with pytest.warns(UserWarning, match=r"an_op.json: expected choices for an_op, and left out: "):
-        assert choices.stored("an_op") == []
-    with pytest.warns(UserWarning, match="left out"):
-        choices.keep(Stored(key(), "first", {}, "why"))
-    assert [one.name for one in choices.stored("an_op")] == ["first"]
-
-
-def test_a_whole_file_is_read(cache: Path) -> None:
-    path = choices.path_of("an_op")
-    path.parent.mkdir(mode=0o700)
-    path.write_text(_text(lambda whole: None))
-    assert [one.settings for one in choices.stored("an_op")] == [{"a": 1}]
-
-
-def test_a_file_that_others_may_write_is_left_out(cache: Path) -> None:
-    choices.keep(Stored(key(), "first", {}, "why"))
-    choices.path_of("an_op").chmod(0o666)
-    with pytest.warns(UserWarning, match="expected only its owner to write it"):
-        assert choices.stored("an_op") == []
 
 
 # --- knobs ---------------------------------------------------------------------------
@@ -489,22 +357,22 @@ def test_another_word_for_the_switch_is_refused(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(
         ValueError, match="CUDA_OPS_TUNE: expected one of off, stored, on, got 'yes'"
     ):
-        tuning.mode()
+        search.mode()
 
 
 @needs_no_gpu
 def test_nothing_is_measured_in_a_capture(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "_is_capturing", lambda: True)
+    monkeypatch.setattr(search, "_is_capturing", lambda: True)
     monkeypatch.setenv("CUDA_OPS_TUNE", "on")
     x = torch.randn(1000)
     made = tune(NAME, inputs=(x,), anew=True, measure=never)
     assert (made.name, made.reason) == (
         "default", "a CUDA graph is captured: nothing is measured",
     )  # fmt: skip
-    monkeypatch.setattr(tuning, "_is_capturing", lambda: False)
+    monkeypatch.setattr(search, "_is_capturing", lambda: False)
     tune(NAME, inputs=(x,), measure=timed(two=0.5))
-    tuning.forget_process(NAME)
-    monkeypatch.setattr(tuning, "_is_capturing", lambda: True)
+    search.forget_process(NAME)
+    monkeypatch.setattr(search, "_is_capturing", lambda: True)
     assert tune(NAME, inputs=(x,), measure=never).name == "two"  # a stored one is used
 
 
@@ -583,7 +451,7 @@ def test_the_drivers_version_is_found_in_what_the_kernel_says(text: str, version
 def test_several_kinds_of_gpus_have_no_common_choice(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cuda_ops.runtime import tuning_key
+    from cuda_ops.runtime.tuning import key as tuning_key
 
     monkeypatch.setattr(tuning_key, "device_and_driver", lambda: None)
     with pytest.raises(ValueError, match="expected visible GPUs of one kind, got several"):
@@ -612,7 +480,7 @@ import sys
 import torch, cuda_ops
 from pathlib import Path
 from cuda_ops.registry import registry
-from cuda_ops.runtime.knobs import Knobs
+from cuda_ops.runtime.tuning.knobs import Knobs
 registry().add_root(Path(sys.argv[1]))
 cuda_ops.{NAME}(torch.ones(3))
 knobs = Knobs(registry().library_of("{NAME}"))
@@ -636,13 +504,13 @@ import sys, warnings
 import torch, cuda_ops
 from pathlib import Path
 from cuda_ops.registry import registry
-from cuda_ops.runtime import choices, tuning, tuning_rounds
+from cuda_ops.runtime.tuning import choices, rounds, search
 registry().add_root(Path(sys.argv[1]))
 measured = []
 def rounds_of(functions, inputs):
     measured.append([tuple(x.shape) for x in inputs])
     return {{name: [0.5 if name == "two" else 1.0] * 8 for name in functions}}
-tuning_rounds.rounds_of = rounds_of
+rounds.rounds_of = rounds_of
 function = cuda_ops.{NAME}
 for size in (1000, 1001, 40):
     print(torch.equal(function(torch.ones(size)), torch.ones(size)), measured)
@@ -736,20 +604,20 @@ def test_a_choice_of_another_gpu_driver_or_build_is_not_used(library: Path) -> N
 def test_the_command_shows_and_forgets(
     library: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tune_command.main(["--show", NAME]) == 0
+    assert command.main(["--show", NAME]) == 0
     assert "nothing is stored in" in capsys.readouterr().out
     tune(NAME, inputs=(torch.randn(1000),), anew=True, measure=timed(two=0.5))
     (one,) = choices.stored(NAME)
     choices.keep(replace(one, key=replace(one.key, source="other")))
-    assert tune_command.main(["--show"]) == 0
+    assert command.main(["--show"]) == 0
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("512 to 1023", "takes 0.500", "yes", "another source"))
-    assert tune_command.main(["--show", "--json", NAME]) == 0
+    assert command.main(["--show", "--json", NAME]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [(entry["name"], entry["unused"]) for entry in listed] == [
         ("two", ""), ("two", "no, another source"),
     ]  # fmt: skip
-    assert tune_command.main(["--forget", NAME]) == 0
+    assert command.main(["--forget", NAME]) == 0
     assert f"{NAME}: forgot 2 choices" in capsys.readouterr().out
     assert choices.stored(NAME) == []
 
@@ -758,10 +626,10 @@ def test_the_command_shows_and_forgets(
 def test_the_command_measures_cases_and_reports_what_it_refused(
     library: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cuda_ops.runtime import tuning_rounds
+    from cuda_ops.runtime.tuning import rounds
 
-    monkeypatch.setattr(tuning_rounds, "rounds_of", timed(two=0.5))
-    assert tune_command.main([NAME]) == tune_command.FAILED
+    monkeypatch.setattr(rounds, "rounds_of", timed(two=0.5))
+    assert command.main([NAME]) == command.FAILED
     shown = capsys.readouterr().out
     assert "measured on the CPU, for the CPU alone" in shown
     assert "two: takes 0.500" in shown and "refused 'wrong'" in shown
@@ -781,7 +649,7 @@ def test_the_command_measures_cases_and_reports_what_it_refused(
 def test_the_command_says_what_it_cannot_do(
     library: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:
-    assert tune_command.main(argv) == tune_command.REFUSED
+    assert command.main(argv) == command.REFUSED
     assert message in " ".join(capsys.readouterr().out.split())
 
 
@@ -789,197 +657,5 @@ def test_off_measures_nothing_by_the_command(
     library: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_OPS_TUNE", "off")
-    assert tune_command.main([NAME]) == tune_command.REFUSED
+    assert command.main([NAME]) == command.REFUSED
     assert "CUDA_OPS_TUNE=off; set it to stored or on" in capsys.readouterr().out
-
-
-# --- shipped operators -----------------------------------------------------------------
-
-SHIPPED = ("reduce_sum", "sum_rows", "softmax_cross_entropy")
-
-
-@pytest.fixture
-def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The shipped operators of the present text, and no choices but those of the test."""
-    cuda_ops.dev.reload(*SHIPPED)
-    monkeypatch.setenv("CUDA_OPS_CACHE", str(tmp_path))
-    monkeypatch.delenv("CUDA_OPS_TUNE", raising=False)
-    yield
-    for name in SHIPPED:
-        tuning.forget_process(name)
-        knobs = Knobs(tuning.found(name)[1])
-        for dtype in (torch.float32, torch.bfloat16):
-            for rows, columns in ((16, 100_003), (1, 1_600_048)):
-                knobs.choose(knobs.bucket((size_bits(rows), size_bits(columns)), dtype), {})
-
-
-@pytest.mark.usefixtures("shipped")
-@pytest.mark.parametrize("name", SHIPPED)
-def test_candidates_set_knobs_of_the_library_and_change_the_default(name: str) -> None:
-    spec, library = tuning.found(name)
-    knobs, offered = Knobs(library), tuning.offered_by(spec, None)
-    defaults = {knob: values[0] for knob, values in knobs.values.items()}
-    assert defaults == {"blocks_per_sm": 8} | (
-        {} if name == "softmax_cross_entropy" else {"split_bytes": 64}
-    )
-    for setting in offered.settings.values():
-        knobs.check(setting)
-        assert {**defaults, **setting} != defaults
-    assert len({tuple(s.items()) for s in offered.settings.values()}) == len(offered.settings)
-
-
-#: Every element of a row is in one split, whatever is chosen, and workspaces hold what is written.
-CONFIGS = r"""
-#include <cstdio>
-#include "reduce/reduce_binding.h"
-#include "loss/cross_entropy.h"
-
-using namespace cuda_ops;
-
-int main() {
-  int checked = 0, differing = 0;
-  DeviceInfo device;
-  device_named("H200", device);
-  for (const int blocks : {4, 8, 16, 32}) {
-    for (const int64_t rows : {1, 2, 7, 100, 1000, 5000}) {
-      for (const int64_t n : {0, 1, 1000, 4097, 70000, 3000001}) {
-        CrossEntropy entropy;
-        entropy.rows = rows;
-        entropy.n = n;
-        entropy.dtype = DType::kBFloat16;
-        entropy.blocks_per_sm = blocks;
-        const auto cut = cross_entropy_config(entropy, device);
-        const int64_t ends = cut.parts * cut.per_part;
-        const int64_t room = cross_entropy_partials(entropy, device);
-        if (n > 0 && (ends < n || ends - cut.per_part >= n)) return 1;
-        if (cut.parts > 1 && room < 3 * rows * cut.parts) return 2;
-        for (const int bytes : {32, 64, 128, 256}) {
-          for (const int64_t stride : {1, 1000}) {
-            RowSums sums, plain;
-            for (RowSums* p : {&sums, &plain}) {
-              p->rows.dtype = DType::kFloat32;
-              p->rows.add_dim(rows, stride == 1 ? n : 1);
-              p->n = n;
-              p->stride = stride;
-            }
-            sums.blocks_per_sm = blocks;
-            sums.split_bytes = bytes;
-            const auto c = row_sums_config(sums, device), d = row_sums_config(plain, device);
-            if (n > 0 && (c.splits * c.chunk < n || (c.splits - 1) * c.chunk >= n)) return 3;
-            if (c.splits < 1 || c.splits > 65535) return 4;
-            if (c.splits > 1 && partial_sums(sums, device) < rows * c.splits) return 5;
-            const int64_t count = rows * c.splits;
-            if (count > kMostFinished) {
-              RowSums again;  // as reduce_sum.cu makes it
-              again.rows.dtype = DType::kFloat32;
-              again.n = count;
-              const int64_t more = row_sums_config(again, device).splits;
-              if (full_partial_sums(sums, device) < count + more) return 6;
-            } else if (count > 1 && full_partial_sums(sums, device) < count) {
-              return 7;
-            }
-            if (c.splits != d.splits) ++differing;
-            ++checked;
-          }
-        }
-      }
-    }
-  }
-  use_choice(*new RowSums);
-  std::printf("%d %d\n", checked, differing > 0);
-}
-"""
-
-
-def test_every_choice_covers_rows_and_fits_its_workspace(tmp_path: Path) -> None:
-    source, program = tmp_path / "configs.cpp", tmp_path / "configs"
-    source.write_text(CONFIGS)
-    include = f"-I{REPO / 'src' / 'utils'}"
-    flags = ["-std=c++17", "-Wall", "-Werror", include]
-    subprocess.run([*toolchain.cxx(), *flags, str(source), "-o", str(program)], check=True)
-    done = subprocess.run([program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.split()) == (0, ["1152", "1"])
-
-
-@pytest.mark.slow
-def test_sums_are_right_under_every_choice_in_the_emulator(tmp_path: Path) -> None:
-    home = toolchain.cuda_home()
-    if home is None:
-        pytest.skip("needs the headers of a CUDA toolkit")
-    if platform.machine() != "x86_64":
-        pytest.skip(f"the emulator's fibers are for x86_64, this is {platform.machine()}")
-    emulator, program = REPO / "tests" / "emulator", tmp_path / "run_sums"
-    translate(REPO / "src", tmp_path / "translated", ("reduce_sum.cu", "sum_rows.cu"), {})
-    include = [f"-I{tmp_path / 'translated'}", f"-I{emulator}", "-isystem", str(home / "include")]
-    sources = [str(emulator / f"{name}.cpp") for name in ("run_sums", "emulator", "copy_engine")]
-    flags = ["-std=c++17", "-O1", "-w", *include, *sources, "-o", str(program)]
-    subprocess.run([*toolchain.cxx(), *flags], check=True)
-    done = subprocess.run(
-        [program, "seed=1", "timing=late", "fault=0"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@needs_gpu
-@pytest.mark.usefixtures("shipped")
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_candidate_has_the_same_bits_each_time_and_the_right_result(name: str) -> None:
-    inputs = shipped_inputs(name)
-    spec, library = tuning.found(name)
-    knobs, offered = Knobs(library), tuning.offered_by(spec, None)
-    key = key_of(spec, library, inputs, offered)
-    here = knobs.bucket(key.bits, getattr(torch, key.dtype))
-    made = tune(name, inputs=inputs, anew=True, measure=timed())
-    assert made.refused == {}
-    try:
-        for setting in offered.settings.values():
-            knobs.choose(here, setting)
-            first = spec.function(*inputs)
-            assert all(torch.equal(first, spec.function(*inputs)) for _ in range(5))
-    finally:
-        knobs.choose(here, {})
-
-
-@needs_gpu
-@pytest.mark.usefixtures("shipped")
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_choice_holds_in_a_graph_and_nothing_is_measured_there(name: str) -> None:
-    inputs = shipped_inputs(name)
-    made = tune(name, inputs=inputs, anew=True)
-    assert made.measured and made.refused == {}
-    spec, _ = tuning.found(name)
-    expected = spec.function(*inputs)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        inside = tune(name, inputs=inputs, anew=True, measure=never)
-        out = spec.function(*inputs)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert inside.reason == "a CUDA graph is captured: nothing is measured"
-    assert torch.equal(out, expected)
-
-
-@needs_gpu
-@pytest.mark.usefixtures("shipped")
-def test_tensors_of_the_cpu_have_no_choice_beside_a_gpu() -> None:
-    made = tune("sum_rows", inputs=(torch.ones(4, 8),), anew=True, measure=never)
-    assert made.reason == "choices of this process are for tensors on cuda, got one on cpu"
-
-
-def shipped_inputs(name: str) -> tuple[torch.Tensor, ...]:
-    x = torch.randn(16, 100_003, device="cuda")
-    labels = torch.randint(0, 100_003, (16,), device="cuda")
-    return (x, labels) if name == "softmax_cross_entropy" else (x,)
-
-
-@pytest.mark.parametrize("example", ["occupancy_of_a_kernel", "tune_an_operator"])
-def test_examples_run(example: str, tmp_path: Path) -> None:
-    cuda_ops.dev.reload(*SHIPPED)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", REPO / "examples" / "runtime" / f"{example}.py"],
-        cwd=REPO, env={**os.environ, "PYTHONPATH": str(REPO)}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()

@@ -20,7 +20,7 @@ from cuda_ops.build import compiling, threads
 from cuda_ops.build.discovery import INCLUDE_DIR, Pair, Text
 from cuda_ops.errors import CudaOpsError, DiscoveryError, KitError, ResultError
 from cuda_ops.registry import registry
-from cuda_ops.runtime.kernels import least_at_launch_bounds
+from cuda_ops.runtime.launch.kernels import least_at_launch_bounds
 from cuda_ops.spec import BenchmarkCase, OpSpec
 from cuda_ops.testing import quick_error
 from cuda_ops.testing.announce import announced

@@ -23,9 +23,9 @@ SUMS: Mapping[str, Mapping[str, int]] = {
 
 def use_stored(op: OpSpec, library: Path) -> None:
     """Sets the knobs of a library that was just loaded to what tuning has chosen before."""
-    from cuda_ops.runtime import tuning
+    from cuda_ops.runtime.tuning.search import use_stored
 
-    tuning.use_stored(op, library)
+    use_stored(op, library)
 
 
 def row_sizes(x: torch.Tensor) -> tuple[int, int] | None:

@@ -12,9 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from cuda_ops.runtime.devices import resolved
-from cuda_ops.runtime.staging import Pinned, stages
-from cuda_ops.runtime.trees import map_tensors, tensors_of
-from cuda_ops.runtime.turns import (
+from cuda_ops.runtime.overlap.staging import Pinned, stages
+from cuda_ops.runtime.overlap.turns import (
     Event,
     Reader,
     Turn,
@@ -24,6 +23,7 @@ from cuda_ops.runtime.turns import (
     join,
     start,
 )
+from cuda_ops.runtime.trees import map_tensors, tensors_of
 
 Batch = TypeVar("Batch")
 

@@ -12,8 +12,7 @@ import torch
 
 from cuda_ops.errors import StageError
 from cuda_ops.runtime.devices import resolved
-from cuda_ops.runtime.trees import record_streams
-from cuda_ops.runtime.turns import (
+from cuda_ops.runtime.overlap.turns import (
     Event,
     Reader,
     Turn,
@@ -23,6 +22,7 @@ from cuda_ops.runtime.turns import (
     join,
     start,
 )
+from cuda_ops.runtime.trees import record_streams
 
 Stage = Callable[[Any], Any]
 

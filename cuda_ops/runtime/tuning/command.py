@@ -20,9 +20,9 @@ from cuda_ops import output
 from cuda_ops.benchmarking.command import regex
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.registry import registry
-from cuda_ops.runtime import choices, tuning
-from cuda_ops.runtime.choices import Key, Stored
-from cuda_ops.runtime.tuning_key import device_and_driver, key_of, made_from
+from cuda_ops.runtime.tuning import choices, search
+from cuda_ops.runtime.tuning.choices import Key, Stored
+from cuda_ops.runtime.tuning.key import device_and_driver, key_of, made_from
 from cuda_ops.spec import BenchmarkCase, Candidates, OpSpec
 
 FAILED, REFUSED = 1, 2
@@ -62,14 +62,14 @@ def _tune(keys: Sequence[str], pattern: str, console: Console) -> bool:
     from cuda_ops.benchmarking.kit import cases_of
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if tuning.mode() == "off":
-        raise ValueError(f"tune: {tuning.SWITCH}=off; set it to stored or on")
+    if search.mode() == "off":
+        raise ValueError(f"tune: {search.SWITCH}=off; set it to stored or on")
     if device.type == "cpu":
         console.print("no GPU here: candidates are measured on the CPU, for the CPU alone")
     right = True
     for key in keys:
-        spec, library = tuning.found(key)
-        offered = tuning.offered_by(spec, None)
+        spec, library = search.found(key)
+        offered = search.offered_by(spec, None)
         cases = [case for case in cases_of(spec, registry().plugins) if not case.backward]
         asked = [case for case in cases if re.search(pattern, case.label)]
         if not asked:
@@ -106,7 +106,7 @@ def _tune_case(
         return True
     seen.add(key)
     with console.status(escape(f"{where}: measuring")):
-        choice = tuning.tune(spec, offered, inputs, anew=True)
+        choice = search.tune(spec, offered, inputs, anew=True)
     console.print(f"{where}: {choice.name}: {choice.reason}", markup=False)
     for name, why in choice.refused.items():
         console.print(f"{where}: refused {name!r}: {why}", markup=False)
@@ -150,15 +150,15 @@ def _show(keys: Sequence[str], as_json: bool, console: Console) -> None:
 
 def _why_unused(one: Stored) -> str:
     """Returns why a choice is not used by this process; nothing if it is."""
-    if tuning.mode() == "off":
-        return f"no, {tuning.SWITCH}=off"
+    if search.mode() == "off":
+        return f"no, {search.SWITCH}=off"
     where = device_and_driver()
     if where is None or one.key.device != where[0]:
         return "no, another device"
     if one.key.driver != where[1]:
         return "no, another driver"
     try:
-        _, library = tuning.found(one.key.op)
+        _, library = search.found(one.key.op)
     except (CudaOpsError, ValueError):
         return "no, no such operator"
     made = made_from(library)

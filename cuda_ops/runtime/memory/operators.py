@@ -57,7 +57,7 @@ class OperatorsUse:
         raise KeyError(name)
 
     def __str__(self) -> str:
-        from cuda_ops.runtime.memory import lines_of, size_text
+        from cuda_ops.runtime.memory.report import lines_of, size_text
 
         if not self.operators:
             return "no operator allocated memory"

@@ -46,7 +46,7 @@ class Key:
     driver: str
     #: ``"float32"``.
     dtype: str
-    #: The bits of rows and columns, see :func:`cuda_ops.runtime.knobs.size_bits`.
+    #: The bits of rows and columns, see :func:`cuda_ops.runtime.tuning.knobs.size_bits`.
     bits: tuple[int, int]
 
 

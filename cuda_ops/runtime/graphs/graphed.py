@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from cuda_ops.dispatch import compile_tag
 from cuda_ops.errors import GraphError
-from cuda_ops.runtime.captures import Capture, Refusal
 from cuda_ops.runtime.devices import resolved
-from cuda_ops.runtime.places import Tensors
+from cuda_ops.runtime.graphs.captures import Capture, Refusal
+from cuda_ops.runtime.graphs.places import Tensors
+from cuda_ops.runtime.overlap.turns import check_count
 from cuda_ops.runtime.trees import record_streams, tensors_of
-from cuda_ops.runtime.turns import check_count
 
 Key = tuple[Hashable, ...]
 

@@ -20,9 +20,9 @@ from cuda_ops.benchmarking import capacity, clock, compare
 from cuda_ops.benchmarking.kit import HOST_BOUND_SECONDS
 from cuda_ops.benchmarking.rotation import Rotation
 from cuda_ops.benchmarking.stats import Interval, median_interval
-from cuda_ops.runtime.copies import Copies
 from cuda_ops.runtime.devices import checked_device
-from cuda_ops.runtime.timings import Timing, Timings
+from cuda_ops.runtime.timing.copies import Copies
+from cuda_ops.runtime.timing.timings import Timing, Timings
 
 
 class Timer:

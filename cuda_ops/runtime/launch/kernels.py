@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from cuda_ops.runtime.machine_code import RESERVED, Capability, Kernel, kernels_in
+from cuda_ops.runtime.launch.machine_code import RESERVED, Capability, Kernel, kernels_in
 
 _WARP = 32
 _REGISTERS = 65536  # of a multiprocessor, and the most of a block

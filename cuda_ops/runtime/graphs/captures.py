@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops.runtime.places import Places, Tensors, like
+from cuda_ops.runtime.graphs.places import Places, Tensors, like
 from cuda_ops.runtime.trees import map_tensors, tensors_of
 
 

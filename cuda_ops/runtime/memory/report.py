@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from cuda_ops.runtime.memory_operators import OperatorsUse
-from cuda_ops.runtime.memory_regions import (
+from cuda_ops.runtime.memory.operators import OperatorsUse
+from cuda_ops.runtime.memory.regions import (
     RegionUse,
     counted_device,
     peak_of,

@@ -15,9 +15,9 @@ from cuda_ops.benchmarking.rotation import Rotation
 from cuda_ops.benchmarking.stats import LEAST_SAMPLES
 from cuda_ops.benchmarking.verify import shapes_of
 from cuda_ops.registry import registry
-from cuda_ops.runtime.choices import DEFAULT
-from cuda_ops.runtime.copies import copied
-from cuda_ops.runtime.knobs import Knobs
+from cuda_ops.runtime.timing.copies import copied
+from cuda_ops.runtime.tuning.choices import DEFAULT
+from cuda_ops.runtime.tuning.knobs import Knobs
 from cuda_ops.spec import BenchmarkCase, Claims, OpSpec
 from cuda_ops.testing import compare
 

@@ -21,8 +21,8 @@ from torch._C._autograd import DeviceType
 from cuda_ops import output, spec
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.names import HOME, apart
-from cuda_ops.runtime.kernel_table import CopyTime, GpuWork, KernelTime, Overlap, gpu_work
-from cuda_ops.runtime.trace_table import render
+from cuda_ops.runtime.tracing.kernel_table import CopyTime, GpuWork, KernelTime, Overlap, gpu_work
+from cuda_ops.runtime.tracing.table import render
 
 #: Wide enough for the table of kernels, wherever it is printed.
 _WIDTH = 180

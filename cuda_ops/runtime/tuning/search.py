@@ -2,7 +2,7 @@
 
 A binding has knobs (``src/utils/tuned.h``), a plugin offers settings of them
 (``cuda_ops_candidates``), and :func:`tune` measures them on arguments of the caller. What it chose
-is on disk (:mod:`cuda_ops.runtime.choices`), so it is measured once.
+is on disk (:mod:`cuda_ops.runtime.tuning.choices`), so it is measured once.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 
 from cuda_ops.dispatch import first_use
 from cuda_ops.errors import NotTunedError
-from cuda_ops.runtime import choices
-from cuda_ops.runtime.choices import DEFAULT, Key, Stored
-from cuda_ops.runtime.knobs import Knobs
-from cuda_ops.runtime.tuning_key import device_and_driver, key_of, made_from
+from cuda_ops.runtime.tuning import choices
+from cuda_ops.runtime.tuning.choices import DEFAULT, Key, Stored
+from cuda_ops.runtime.tuning.key import device_and_driver, key_of, made_from
+from cuda_ops.runtime.tuning.knobs import Knobs
 from cuda_ops.spec import Candidates, OpSpec
 
 #: Another candidate must save this share of the default's time, beyond noise.
@@ -33,7 +33,7 @@ SWITCH, MODES = "CUDA_OPS_TUNE", ("off", "stored", "on")
 
 #: Seconds per call by name, one for each round; all names have as many.
 Times = Mapping[str, Sequence[float]]
-#: Measures functions by name on arguments: :func:`cuda_ops.runtime.tuning_rounds.rounds_of`.
+#: Measures functions by name on arguments: :func:`cuda_ops.runtime.tuning.rounds.rounds_of`.
 Measure = Callable[[Mapping[str, Callable[..., Any]], tuple[Any, ...]], Times]
 
 #: What is in use in this process, so that a repeated call looks at no file.
@@ -324,18 +324,18 @@ def _measured(
     margin: float,
     measure: Measure | None,
 ) -> Choice:
-    from cuda_ops.runtime import tuning_rounds
+    from cuda_ops.runtime.tuning import rounds
 
     functions = {}
     for name, setting in settings.items():
-        functions[name] = tuning_rounds.under(knobs, bucket, setting, spec.function)
+        functions[name] = rounds.under(knobs, bucket, setting, spec.function)
     before = {name: knobs.get(name, bucket) for name in knobs.values}
     chosen: Mapping[str, int] = before
     try:
         with torch.no_grad():
-            refused = tuning_rounds.refused(spec, functions, inputs)
+            refused = rounds.refused(spec, functions, inputs)
             right = {name: f for name, f in functions.items() if name not in refused}
-            times = (measure or tuning_rounds.rounds_of)(right, inputs)
+            times = (measure or rounds.rounds_of)(right, inputs)
         name, reason, ratios = decide(times, margin)
         chosen = settings[name]
     finally:

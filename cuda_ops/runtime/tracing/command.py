@@ -20,8 +20,8 @@ from rich.markup import escape
 
 from cuda_ops import output
 from cuda_ops.errors import CudaOpsError
-from cuda_ops.runtime.trace_table import render
-from cuda_ops.runtime.tracing import Trace, trace
+from cuda_ops.runtime.tracing.table import render
+from cuda_ops.runtime.tracing.traces import Trace, trace
 
 if TYPE_CHECKING:
     from cuda_ops.spec import BenchmarkCase, OpSpec

@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cuda_ops.runtime.kernel_table import CopyTime, KernelTime, Overlap
+from cuda_ops.runtime.tracing.kernel_table import CopyTime, KernelTime, Overlap
 
 if TYPE_CHECKING:
-    from cuda_ops.runtime.tracing import OperatorTime, Trace
+    from cuda_ops.runtime.tracing.traces import OperatorTime, Trace
 
 #: Longer names of kernels lose their middle: both ends say what they are.
 _NAME_WIDTH = 80

@@ -14,8 +14,8 @@ import torch
 
 from cuda_ops.build import provenance
 from cuda_ops.errors import NotTunedError
-from cuda_ops.runtime.choices import Key
-from cuda_ops.runtime.knobs import size_bits
+from cuda_ops.runtime.tuning.choices import Key
+from cuda_ops.runtime.tuning.knobs import size_bits
 from cuda_ops.spec import Candidates, OpSpec
 
 

@@ -1,0 +1,1 @@
+"""Several GPUs: how they are linked, and copies between them."""

@@ -1,0 +1,1 @@
+"""What compiled kernels need, and the blocks that fit on a GPU at once."""

@@ -1,0 +1,1 @@
+"""Copies and stages on streams of their own, beside the work that needs them."""

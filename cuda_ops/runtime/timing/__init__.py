@@ -1,0 +1,1 @@
+"""Times of functions, and what it costs to measure them."""

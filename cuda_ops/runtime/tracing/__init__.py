@@ -1,0 +1,1 @@
+"""Traces with the names of operators, and the tables made of them."""

@@ -1,0 +1,1 @@
+"""Launch configurations that are measured once and kept."""
