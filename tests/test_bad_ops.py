@@ -45,6 +45,7 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_early": (None, "early_start"),
     "bad_threads": ("threads", None),
     "bad_bounds": ("bounds", "bounds"),
+    "bad_workspace": (None, "workspaces"),
     "bad_index": ("indices", None),
     "bad_layouts": ("layouts", "layouts"),
     "bad_gradient_layouts": ("gradient_layouts", "gradient_layouts"),

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from cuda_ops.testing.allocations import ROUNDED, bytes_at
+
 #: Bytes on either side; a multiple of every alignment that kernels ask for.
 _GUARD = 4096
-#: The CUDA caching allocator rounds sizes up to this, and the bytes in between belong to no tensor.
-_ROUNDED = 512
 
 
 class Guarded:
@@ -41,19 +41,10 @@ def behind(output: torch.Tensor) -> torch.Tensor | None:
     nbytes = output.untyped_storage().nbytes()
     if output.device.type == "cpu" and nbytes:
         return _behind_on_cpu(output.untyped_storage())
-    length = -nbytes % _ROUNDED
+    length = -nbytes % ROUNDED
     if output.device.type != "cuda" or not nbytes or not length:
         return None
-
-    class Memory:
-        __cuda_array_interface__ = {  # noqa: RUF012 - a protocol's attribute
-            "shape": (length,),
-            "typestr": "|u1",
-            "data": (output.untyped_storage().data_ptr() + nbytes, False),
-            "version": 2,
-        }
-
-    return torch.as_tensor(Memory(), device=output.device)
+    return bytes_at(output.untyped_storage().data_ptr() + nbytes, length, output.device)
 
 
 def rounded_by_malloc(nbytes: int) -> int:

@@ -8,7 +8,7 @@ import math
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -56,27 +56,6 @@ def much_memory(
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, index)
             release()
-
-
-def reuses_memory(device: torch.device | str, call: Callable[[], object]) -> bool:
-    """Tells whether the call of a function allocates memory on a GPU that it has freed itself."""
-    where = torch.device(device)
-    index = where.index if ":" in str(where) else torch.cuda.current_device()
-    record = torch.cuda.memory._record_memory_history
-    record("all", context=None, stacks="python", max_entries=10_000)
-    try:
-        result = call()
-        events = torch.cuda.memory._snapshot(index)["device_traces"][index]
-        del result
-    finally:
-        record(None)
-    freed: set[int] = set()
-    for event in events:
-        if event["action"] == "free_requested":
-            freed.add(event["addr"])
-        elif event["action"] == "alloc" and event["addr"] in freed:
-            return True
-    return False
 
 
 def release() -> None:

@@ -45,6 +45,7 @@ from cuda_ops.testing.checks.temporaries import freed_copies, temporaries
 from cuda_ops.testing.checks.threads import threads
 from cuda_ops.testing.checks.unwritten import unwritten
 from cuda_ops.testing.checks.vmap import vmap
+from cuda_ops.testing.checks.workspaces import workspaces
 
 CHECKS: tuple[Check, ...] = (
     abi,
@@ -56,6 +57,7 @@ CHECKS: tuple[Check, ...] = (
     unwritten,
     repeats,
     bounds,
+    workspaces,
     temporaries,
     alignment,
     gaps,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from cuda_ops.testing.allocations import Allocation, bytes_at
 from cuda_ops.testing.case import Case, called, check
 from cuda_ops.testing.draw import Draw, follows_line
 from cuda_ops.testing.samples import Sample
@@ -39,7 +40,8 @@ def graphs(case: Case) -> None:
     if larger is not None:
         called(case, larger.make(case.device))
     torch.cuda.synchronize()
-    taken = [memory.bytes().fill_(_BYTE) for memory in _freed_since(before)]
+    freed = _freed_since(before)
+    taken = [bytes_at(one.address, one.size, case.device).fill_(_BYTE) for one in freed]
     _replay(graph, captured)
     # Read on the CPU, before anything is allocated: for the allocator this memory is free.
     assert all(bool((block.cpu() == _BYTE).all()) for block in taken), (
@@ -55,33 +57,18 @@ _ROWS, _MOST = 1 << 18, 1 << 24
 _BYTE = 0x2A
 
 
-@dataclass(frozen=True)
-class _Memory:
-    """A block of a GPU's memory."""
-
-    address: int
-    size: int
-
-    def bytes(self) -> torch.Tensor:
-        """Returns a tensor of them, which belong to the allocator."""
-        device = torch.device("cuda", torch.cuda.current_device())
-        # Without NumPy, which torch wants for the interface of CUDA arrays.
-        storage = torch._C._construct_storage_from_data_pointer(self.address, device, self.size)
-        return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
-
-
-def _blocks() -> dict[_Memory, bool]:
+def _blocks() -> dict[Allocation, bool]:
     """Returns all memory of the caching allocator, block by block, and which of it is in use."""
     found = {}
     for segment in torch.cuda.memory_snapshot():
         address = segment["address"]
         for block in segment["blocks"]:
-            found[_Memory(address, block["size"])] = block["state"] != "inactive"
+            found[Allocation(address, block["size"])] = block["state"] != "inactive"
             address += block["size"]
     return found
 
 
-def _freed_since(before: dict[_Memory, bool]) -> list[_Memory]:
+def _freed_since(before: dict[Allocation, bool]) -> list[Allocation]:
     """Returns the blocks that were in use and are free: not taken by looking for them with new
     tensors, which find only the memory of their own stream.
     """
@@ -89,11 +76,7 @@ def _freed_since(before: dict[_Memory, bool]) -> list[_Memory]:
     return [
         block
         for block, used in before.items()
-        if used
-        and any(
-            at.address <= block.address and block.address + block.size <= at.address + at.size
-            for at in free
-        )
+        if used and any(at.address <= block.address and block.end <= at.end for at in free)
     ]
 
 

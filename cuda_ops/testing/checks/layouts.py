@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from cuda_ops.spec import OpSpec
+from cuda_ops.testing.allocations import reuses_memory
 from cuda_ops.testing.case import Case, NotRunError, OtherMistakeError, check
 from cuda_ops.testing.checks.temporaries import temporaries
 from cuda_ops.testing.draw import Draw
-from cuda_ops.testing.memory import reuses_memory
 from cuda_ops.testing.samples import LAYOUTS, OVERLAPPING, Layout, Sample, TensorArg, layouts_of
 from cuda_ops.testing.sizes import shaped, within_ranges
 

@@ -7,6 +7,7 @@ import contextlib
 import torch
 
 from cuda_ops.spec import OpSpec
+from cuda_ops.testing.allocations import SMALL
 from cuda_ops.testing.backward import backward, differentiable, stepped
 from cuda_ops.testing.case import Case, NotRunError, called, check
 from cuda_ops.testing.draw import Draw
@@ -46,10 +47,8 @@ def temporaries(case: Case) -> None:
     case.same(runs[0], runs[1], what)
 
 
-#: The CUDA caching allocator takes requests up to this from other memory than larger ones.
-_SMALL = 1 << 20
 #: Elements of a core dim that are more than that in any dtype, rows of them, and all that is made.
-_LONG, _ROWS, _MOST = _SMALL + 64, 12, 1 << 24
+_LONG, _ROWS, _MOST = SMALL + 64, 12, 1 << 24
 
 
 def _many_blocks(op: OpSpec) -> list[Sample]:
@@ -59,9 +58,9 @@ def _many_blocks(op: OpSpec) -> list[Sample]:
     """
     dtype = min(op.dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
     cores = (64, 32, 16, 8, 4)
-    rows = (_SMALL // (core * dtype.itemsize) for core in cores)
+    rows = (SMALL // (core * dtype.itemsize) for core in cores)
     sizes = [shaped(op, (n,), core=core, dtype=dtype) for n, core in zip(rows, cores, strict=True)]
-    small = [one for one in sizes if one.numel * dtype.itemsize <= _SMALL][:1]
+    small = [one for one in sizes if one.numel * dtype.itemsize <= SMALL][:1]
     long = dict.fromkeys(op.drawn_dims, _LONG)
     if not long or most_elements(op, (_ROWS,), long) > _MOST:
         return small
