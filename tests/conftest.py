@@ -161,6 +161,15 @@ CUDA_OPS(library) {{
 _numbers = itertools.count()
 
 
+def save(file: Path, text: str) -> None:
+    """Writes a file at once: what watches it sees the old text or the new one, never a part."""
+    with tempfile.NamedTemporaryFile(
+        "w", dir=file.parents[2], delete=False, encoding="utf-8"
+    ) as part:
+        part.write(text)
+    Path(part.name).replace(file)
+
+
 @dataclass
 class ScratchOp:
     """An operator in a folder of its own, for tests that edit files."""
@@ -187,7 +196,7 @@ class ScratchOp:
             op=self.name, forward=forward, backward=backward, parameter=parameter,
             schema=schema, include=include, key=key,
         )  # fmt: skip
-        self.binding.write_text(textwrap.dedent(text))
+        save(self.binding, textwrap.dedent(text))
 
     @contextlib.contextmanager
     def built(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ScratchOp, needs_nvcc
+from conftest import ScratchOp, needs_nvcc, save
 from rich.console import Console
 
 from cuda_ops.build import discovery
@@ -144,13 +144,13 @@ def test_a_plugin_that_raises_ends_neither_the_watch_nor_the_operator(watching: 
         "    return {}\n"
     )
     try:
-        plugin.write_text(text.format("lambda x: x / undeclared"))
+        save(plugin, text.format("lambda x: x / undeclared"))
         assert re.search(
             r"s, loaded; the kit could not compare .* NameError: .*undeclared", watching.line()
         )
-        plugin.write_text(text.format("undeclared"))
+        save(plugin, text.format("undeclared"))
         assert re.search(r"hook cuda_ops_reference.*NameError", watching.line())
-        plugin.write_text(text.format("lambda x: x * 2"))
+        save(plugin, text.format("lambda x: x * 2"))
         assert re.search(r"max error 0\.0e\+00", watching.line())
     finally:
         plugin.unlink(missing_ok=True)
@@ -173,7 +173,7 @@ def test_a_kernel_dropped_for_this_device_is_not_timed(watching: Watching) -> No
 @pytest.mark.slow
 def test_a_kernel_added_meanwhile_is_built_too(watching: Watching) -> None:
     kernel = watching.op.root / "kernels" / f"{watching.op.name}.cu"
-    kernel.write_text("__global__ void unused(float* out) { *out = 1; }\n")
+    save(kernel, "__global__ void unused(float* out) { *out = 1; }\n")
     assert re.search(r"\d+ registers, 0 bytes spilled", watching.line())
 
 
@@ -182,7 +182,7 @@ def test_a_file_that_is_gone_is_waited_for(watching: Watching) -> None:
     text = watching.op.binding.read_text()
     watching.op.binding.unlink()
     assert re.search(rf"{watching.op.name}.cpp is gone; waiting for it", watching.line())
-    watching.op.binding.write_text(text)
+    save(watching.op.binding, text)
     assert re.match(rf"{watching.op.name}: \d", watching.line())
 
 
