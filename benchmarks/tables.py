@@ -34,9 +34,9 @@ from cuda_ops.benchmarking.table import (
     rate_text,
     ratio_text,
     scaled,
-    time_text,
 )
 from cuda_ops.errors import BenchmarkError
+from cuda_ops.output import time_text
 
 RESULTS = REPO / "benchmarks" / "results"
 #: Where a pair was measured on several devices, the tables have the first.

@@ -1,4 +1,6 @@
-"""What commands do with their output: a full disk is one line, JSON stands alone, tables fit."""
+"""What commands do with their output: a full disk is one line, JSON stands alone, tables fit, and
+numbers are written in one way.
+"""
 
 from __future__ import annotations
 
@@ -102,3 +104,49 @@ def keep_words(console: Console, shown: RenderableType) -> None:
         for column in shown.columns:
             cells = (Measurement.get(console, options, c) for c in (column.header, *column.cells))
             column.min_width = max(cell.minimum for cell in cells)
+
+
+def time_text(seconds: float) -> str:
+    """Returns three digits and the unit that fits.
+
+    >>> time_text(3.21e-6), time_text(45.6e-6), time_text(0.00123)
+    ('3.21 us', '45.6 us', '1.23 ms')
+    """
+    # Below the next unit even when rounded.
+    factor, unit = next(
+        (u for u in ((1e6, "us"), (1e3, "ms")) if seconds * u[0] < 999.5), (1.0, "s")
+    )
+    return f"{seconds * factor:#.3g}".rstrip(".") + f" {unit}"
+
+
+def size_text(size: float | None) -> str:
+    """Returns ``"1.50 MiB"``: three digits and the prefix that fits.
+
+    >>> size_text(1536), size_text(-3 << 20), size_text(12), size_text(None)
+    ('1.50 KiB', '-3.00 MiB', '12 B', 'unknown')
+    """
+    if size is None:
+        return "unknown"
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if abs(size) >= 2**power:
+            value = size / 2**power
+            digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+            return f"{value:.{digits}f} {unit}"
+    return f"{size:.0f} B"
+
+
+def table_lines(
+    header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, indent: str = "  "
+) -> list[str]:
+    """Returns the lines of a table without borders, for a ``str``; the first ``left`` columns are
+    text, the others numbers.
+    """
+    table = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        indent + "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]  # fmt: skip

@@ -24,8 +24,9 @@ from cuda_ops.benchmarking.kit import Kit
 from cuda_ops.benchmarking.regression import regressions
 from cuda_ops.benchmarking.results import CaseResult, PeerResult, Report
 from cuda_ops.benchmarking.stats import Interval
-from cuda_ops.benchmarking.table import ceilings_text, heading, rate_text, time_text
+from cuda_ops.benchmarking.table import ceilings_text, heading, rate_text
 from cuda_ops.errors import BenchmarkError
+from cuda_ops.output import time_text
 from cuda_ops.registry import registry
 
 CPU = torch.device("cpu")
@@ -248,6 +249,7 @@ import types
 
 from cuda_ops.benchmarking.command import main
 from cuda_ops.hookspecs import hookimpl
+from cuda_ops.output import time_text
 from cuda_ops.registry import registry
 
 

@@ -76,3 +76,18 @@ def test_no_word_of_a_table_is_cut_on_a_narrow_terminal() -> None:
     console.print(table)
     assert isinstance(console.file, io.StringIO)
     assert {"an_operator", "error", "1.0e-07"} <= set(console.file.getvalue().split())
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (10 << 20, "10.0 MiB"),
+     (100 << 30, "100 GiB"), (-5 << 20, "-5.00 MiB"), (3 << 40, "3.00 TiB"), (None, "unknown")],
+)  # fmt: skip
+def test_sizes_are_told_with_three_digits(size: int | None, text: str) -> None:
+    assert output.size_text(size) == text
+
+
+def test_columns_of_a_table_line_up() -> None:
+    assert output.table_lines(("a", "b"), [("long", "1"), ("x", "100")]) == [
+        "  a       b", "  long    1", "  x     100",
+    ]  # fmt: skip

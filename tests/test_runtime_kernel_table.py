@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cuda_ops.runtime.tracing.kernel_table import KernelTime, at_least, common, gpu_work, merged
-from cuda_ops.runtime.tracing.table import short_name, size_text, time_text
+from cuda_ops.runtime.tracing.table import short_name
 from cuda_ops.runtime.tracing.traces import Trace
 
 
@@ -170,13 +170,11 @@ def test_intervals() -> None:
     assert at_least(3, [[(0, 9)], [(1, 5)], [(4, 8)]]) == 1
 
 
-def test_names_and_units_in_tables() -> None:
+def test_names_in_tables() -> None:
     assert short_name("void (anonymous namespace)::f<int>(int*, long)") == "f<int>"
     assert short_name("void f(void (*)(int), int)") == "f"
     long = short_name("first<" + "long, " * 40 + "Last>")
     assert long.startswith("first<long, ") and long.endswith("long, Last>") and len(long) <= 80
-    assert [time_text(t) for t in (9e-7, 1e-3, 61.0)] == ["0.90 us", "1.00 ms", "61.00 s"]
-    assert [size_text(n) for n in (1023, 1 << 20, 3 << 30)] == ["1023 B", "1.0 MiB", "3.0 GiB"]
 
 
 def test_tables_of_a_gpu() -> None:
@@ -196,17 +194,17 @@ def test_tables_of_a_gpu() -> None:
     (row,) = (line for line in text.splitlines() if "Silu<float>" in line)
     cells = [cell.strip() for cell in row.strip("\u2502").split("\u2502")]
     assert cells == [
-        "cuda_ops::flat_kernel<4, float, Silu<float> >", "2", "50.00 us", "25.00 us", "83.3%",
-        "4x1x1 +1", "128x2x1", "32", "1.0 KiB", "50%",
+        "cuda_ops::flat_kernel<4, float, Silu<float> >", "2", "50.0 us", "25.0 us", "83.3%",
+        "4x1x1 +1", "128x2x1", "32", "1.00 KiB", "50%",
     ]  # fmt: skip
-    assert "Kernels not listed: 1, which took 10.00 us." in text
+    assert "Kernels not listed: 1, which took 10.0 us." in text
     (row,) = (line for line in text.splitlines() if "HtoD" in line)
     cells = [cell.strip() for cell in row.strip("\u2502").split("\u2502")]
     assert cells == [
-        "HtoD (Pinned -> Device)", "1", "2.0 MiB", "20.00 us", "104.9 GB/s", "50.0%",
+        "HtoD (Pinned -> Device)", "1", "2.00 MiB", "20.0 us", "104.9 GB/s", "50.0%",
     ]  # fmt: skip
     assert (
-        "The GPU was busy for 100.0% of 70.00 us; kernels ran during 50.0% of the time of copies."
+        "The GPU was busy for 100.0% of 70.0 us; kernels ran during 50.0% of the time of copies."
         in text
     )
 

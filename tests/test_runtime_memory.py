@@ -29,7 +29,7 @@ from cuda_ops.runtime import (
 from cuda_ops.runtime.memory import regions
 from cuda_ops.runtime.memory.growth import places_left
 from cuda_ops.runtime.memory.operators import Event, OperatorUse, by_operator
-from cuda_ops.runtime.memory.report import lines_of, read_segments, size_text
+from cuda_ops.runtime.memory.report import read_segments
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "runtime" / "memory_by_region.py"
 MIB = 1 << 20
@@ -286,21 +286,6 @@ def test_the_report_of_a_gpu_says_it_in_words(monkeypatch: pytest.MonkeyPatch) -
         assert line in str(found)
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
     assert "this backend does not tell" in str(memory_report("cuda:0"))
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (10 * MIB, "10.0 MiB"),
-     (100 << 30, "100 GiB"), (-5 * MIB, "-5.00 MiB"), (3 << 40, "3.00 TiB"), (None, "unknown")],
-)  # fmt: skip
-def test_sizes_are_told_with_three_digits(size: int | None, text: str) -> None:
-    assert size_text(size) == text
-
-
-def test_columns_of_a_table_line_up() -> None:
-    assert lines_of(("a", "b"), [("long", "1"), ("x", "100")]) == [
-        "  a       b", "  long    1", "  x     100",
-    ]  # fmt: skip
 
 
 # --- growth -------------------------------------------------------------------------

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cuda_ops.errors import BenchmarkError
+from cuda_ops.output import time_text
 
 from .environment import DEBUG_BUILD
 from .results import CaseResult, Report
 from .stats import Interval
-from .table import time_text
 
 #: Two runs of the same code differ by this much, which the intervals of one run do not show.
 BETWEEN_RUNS = 0.03

@@ -11,6 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from cuda_ops.output import time_text
+
 from .compare import OURS
 from .environment import DEBUG_BUILD
 from .results import CaseResult, PeerResult, Report, mean_ratio, peer_names
@@ -32,15 +34,6 @@ def scaled(rate: float, unit: str) -> str:
     """Returns ``"4.25 TB/s"``: three digits and the prefix that fits."""
     factor, prefix = next((p for p in _PREFIXES if rate >= p[0]), _PREFIXES[-1])
     return f"{rate / factor:.3g} {prefix}{unit}"
-
-
-def time_text(seconds: float) -> str:
-    """Returns ``"3.21 us"``, ``"45.6 us"`` or ``"1.23 ms"``: three digits."""
-    # Below the next unit even when rounded.
-    factor, unit = next(
-        (u for u in ((1e6, "us"), (1e3, "ms")) if seconds * u[0] < 999.5), (1.0, "s")
-    )
-    return f"{seconds * factor:#.3g}".rstrip(".") + f" {unit}"
 
 
 def ratio_text(ratio: Interval) -> str:

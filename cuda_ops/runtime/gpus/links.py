@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from cuda_ops.output import table_lines
+
 #: What ``nvidia-smi topo -m`` calls a way, in words.
 _WAYS = {
     "PIX": "PCIe, one switch",
@@ -59,15 +61,11 @@ class Topology:
         if not self.devices:
             return f"no GPU: {self.reason}"
         names = [f"cuda:{device.index}" for device in self.devices]
-        rows = [("", *names, "CPUs", "NUMA", "name")]
+        header, rows = ("", *names, "CPUs", "NUMA", "name"), []
         for name, device, links in zip(names, self.devices, self.links, strict=True):
             cells = (_cell(link) for link in links)
             rows.append((name, *cells, device.cpus, device.numa, device.name))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        lines = table_lines(header, rows, left=len(header), indent="")
         codes = {link.code for links in self.links for link in links}
         lines += [f"{code}: {way}" for code, way in _WAYS.items() if code in codes]
         if any(code.startswith("NV") for code in codes):

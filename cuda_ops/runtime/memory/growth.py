@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from cuda_ops.output import size_text
 from cuda_ops.runtime.frames import is_inner
 from cuda_ops.runtime.memory.history import recorded_history
 from cuda_ops.runtime.memory.regions import counted_device, current_region, regions
-from cuda_ops.runtime.memory.report import size_text
 
 #: Places, or kinds of tensors, that an error lists.
 _MOST_LISTED = 5

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from cuda_ops.output import size_text, table_lines
+
 #: What the profiler calls an allocation.
 _MEMORY = "[memory]"
 
@@ -57,8 +59,6 @@ class OperatorsUse:
         raise KeyError(name)
 
     def __str__(self) -> str:
-        from cuda_ops.runtime.memory.report import lines_of, size_text
-
         if not self.operators:
             return "no operator allocated memory"
         header = ("operator", "device", "calls", "allocated", "kept", "peak of a call")
@@ -66,7 +66,7 @@ class OperatorsUse:
             (u.name, u.device, str(u.calls), *map(size_text, (u.allocated, u.kept, u.peak)))
             for u in self.operators
         ]
-        return "\n".join(lines_of(header, rows, left=2))
+        return "\n".join(table_lines(header, rows, left=2))
 
 
 @contextlib.contextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from cuda_ops.output import size_text, table_lines
 from cuda_ops.runtime.memory.operators import OperatorsUse
 from cuda_ops.runtime.memory.regions import (
     RegionUse,
@@ -110,7 +111,7 @@ class MemoryReport:
                 (use.name, str(use.runs), *map(size_text, (use.allocated, use.left, use.peak)))
                 for use in self.regions
             ]
-            lines += ["", *lines_of(header, rows)]
+            lines += ["", *table_lines(header, rows)]
         if len(self.operators):
             lines += ["", str(self.operators)]
         return "\n".join(lines)
@@ -187,32 +188,3 @@ def read_segments(segments: Iterable[Mapping[str, Any]]) -> Segments:
 
 
 # --- text -----------------------------------------------------------------------------
-
-
-def size_text(size: int | None) -> str:
-    """Returns ``"1.50 MiB"``: three digits and the prefix that fits.
-
-    >>> size_text(1536), size_text(-3 << 20), size_text(12), size_text(None)
-    ('1.50 KiB', '-3.00 MiB', '12 B', 'unknown')
-    """
-    if size is None:
-        return "unknown"
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if abs(size) >= 2**power:
-            value = size / 2**power
-            digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
-            return f"{value:.{digits}f} {unit}"
-    return f"{size} B"
-
-
-def lines_of(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Returns a table's lines; the first ``left`` columns are text, the others numbers."""
-    table = [header, *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  " + "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]  # fmt: skip

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from cuda_ops.benchmarking.stats import Interval
-from cuda_ops.benchmarking.table import ratio_text, time_text
+from cuda_ops.benchmarking.table import ratio_text
+from cuda_ops.output import time_text
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cuda_ops.output import size_text, time_text
 from cuda_ops.runtime.tracing.kernel_table import CopyTime, KernelTime, Overlap
 
 if TYPE_CHECKING:
@@ -119,31 +120,6 @@ def short_name(name: str) -> str:
     name = re.sub(r"(?<=[< ])cuda_ops::", "", name)
     half = (_NAME_WIDTH - 3) // 2
     return name if len(name) <= _NAME_WIDTH else f"{name[:half]}...{name[-half:]}"
-
-
-def time_text(seconds: float) -> str:
-    """Returns a time in a unit that suits it.
-
-    >>> time_text(2.5e-6), time_text(0.0123), time_text(4)
-    ('2.50 us', '12.30 ms', '4.00 s')
-    """
-    for factor, unit in ((1.0, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.2f} {unit}"
-    return f"{seconds * 1e6:.2f} us"
-
-
-def size_text(size: float) -> str:
-    """Returns a number of bytes in a unit that suits it.
-
-    >>> size_text(512), size_text(49152)
-    ('512 B', '48.0 KiB')
-    """
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
 
 
 def _extents(extents: tuple[int, ...] | None) -> str:
