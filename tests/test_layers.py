@@ -18,6 +18,7 @@ LAYERS = (
     "errors",
     "names",
     "output",
+    "distributed",
     "signature",
     "spec",
     "hookspecs",

@@ -37,7 +37,7 @@ def check(**arguments: Any) -> None:
     Raises:
         RuntimeError: names the argument that differs from the first DTensor.
     """
-    meshes = {name: value.device_mesh for name, value in arguments.items() if _is_dtensor(value)}
+    meshes = {name: value.device_mesh for name, value in arguments.items() if is_dtensor(value)}
     if not meshes:
         return
     first, mesh = next(iter(meshes.items()))
@@ -49,14 +49,14 @@ def check(**arguments: Any) -> None:
             )
 
 
-def _is_dtensor(value: Any) -> bool:
+def is_dtensor(value: Any) -> bool:
     # No DTensor exists before this is imported, and the import takes longer than all of cuda_ops.
     dtensors = sys.modules.get("torch.distributed.tensor")
     return dtensors is not None and isinstance(value, dtensors.DTensor)
 
 
 def _is_sharded(matrices: Any) -> bool:
-    return _is_dtensor(matrices) and any(place.is_shard(0) for place in matrices.placements)
+    return is_dtensor(matrices) and any(place.is_shard(0) for place in matrices.placements)
 
 
 def _here(*inputs: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,15 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any]:
         renormalize: bool = True,
         scoring: str = "softmax",
         expert_bias: torch.Tensor | None = None,
+        group: Any = None,
     ) -> torch.Tensor:
+        if group is not None:
+            from cuda_ops.ops import _moe_ranks
+
+            return _moe_ranks.mixture(
+                op, group, x, router_logits, w_gate_up, w_down, top_k,
+                renormalize=renormalize, scoring=scoring, expert_bias=expert_bias,
+            )  # fmt: skip
         # Checked here: the composed operator cannot say why a part refuses something.
         _moe_checks.mixture(op, x, router_logits, w_gate_up, w_down, top_k)
         _moe_parallel.check(
@@ -66,7 +74,11 @@ to 512.
 Dtypes: x and both matrices float64, float32, float16 or bfloat16, the same for all; router_logits
 any of these. Sums run in float32, or in float64 for float64 and on a CPU.
 Several devices: x and router_logits may be DTensors sharded by token, and both matrices sharded by
-expert along a mesh dim, (Shard(0)); the result is then a partial sum along that dim.
+expert along a mesh dim, (Shard(0)); the result is then a partial sum along that dim. Or all are
+plain tensors and group says which processes call together: x and router_logits are then this
+rank's tokens, as many as it likes, with logits of all experts, the matrices are this rank's
+experts, in the order of ranks and maybe none, and the result is this rank's tokens. All ranks must
+call, with gradients or without; one whose arguments do not fit makes all of them refuse.
 Memory: the gradient keeps the arguments, gate and up of each of the T * top_k choices, and 12 bytes
 of routing for each (16 for float64 logits). Arguments that are not contiguous are copied.
 
@@ -79,9 +91,11 @@ Args:
     scoring: "softmax" over all experts, or "sigmoid" of each.
     expert_bias: (E) of any floating dtype, added to the scores when choosing, not to the weights;
         no gradient. A DTensor if the others are.
+    group: the ranks that call together, a ProcessGroup or one dim of a DeviceMesh.
 
 Errors: RuntimeError for any other shape, dtype or device, a top_k out of range, T * top_k of 2^31
-or more, DTensors mixed with plain tensors, and second derivatives; ValueError for any other
+or more, DTensors mixed with plain tensors or with a group, second derivatives, ranks that do not
+fit together, and one that does not come within CUDA_OPS_RANKS_TIMEOUT; ValueError for any other
 scoring.
 Formula: Shazeer et al., https://arxiv.org/abs/1701.06538, with the SwiGLU experts of Shazeer,
 https://arxiv.org/abs/2002.05202.

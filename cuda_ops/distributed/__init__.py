@@ -1,0 +1,1 @@
+"""What operators on several ranks share: an agreement before anything is sent."""

@@ -1,0 +1,441 @@
+"""Runs experts that several ranks have, each some of them, for tokens that each rank brings.
+
+Two ways. ``gather``: every rank gets all tokens, runs its own experts, and sends each rank the
+sums for its tokens. ``dispatch``: a token goes once to each rank that has one of its experts. Both
+add up the ranks' sums in the order of ranks, in float32 at least: the same bits each time.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from cuda_ops.derive import checks, layout
+from cuda_ops.dispatch import autocast
+from cuda_ops.distributed.agreement import agreement_of, refusing_together
+from cuda_ops.distributed.collectives import all_gather
+from cuda_ops.names import INTERNAL
+from cuda_ops.ops import _moe, _moe_parallel
+from cuda_ops.registry import function
+from cuda_ops.spec import AutocastPolicy, OpSpec
+
+#: The gradients that ranks add up, as ``moe_experts_backward`` counts them.
+_X, _WEIGHTS = 1, 8
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+#: What ranks tell each other of a call; after the first three it must be the same at all.
+_NUMBERS = (
+    "tokens", "experts", "gradients", "H", "I", "top_k", "logits of a token", "dtype",
+    "call with gradients",
+)  # fmt: skip
+
+
+def mixture(
+    op: OpSpec,
+    group: Any,
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    top_k: int,
+    *,
+    renormalize: bool,
+    scoring: str,
+    expert_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Does what ``cuda_ops.moe`` does where each rank of a group has its own tokens and experts.
+
+    Raises:
+        RuntimeError: at all ranks: an argument of one of them does not fit.
+    """
+    ranks = _process_group(op, group)
+    with refusing_together(ranks, op.qualname):
+        code = _moe.scoring_code("moe", scoring)
+        x, router_logits, w_gate_up, w_down = _cast(x, router_logits, w_gate_up, w_down)
+        _check(op, x, router_logits, w_gate_up, w_down)
+        rows, logits = layout.as_rows(x), layout.as_rows(router_logits)
+        weights, experts = function("moe_route")(logits, top_k, code, renormalize, expert_bias)
+    inputs = rows, w_gate_up, w_down, experts, weights
+    wanted = _mask(v.requires_grad and torch.is_grad_enabled() for v in inputs if v is not experts)
+    out: torch.Tensor = torch.ops._cuda_ops.moe_on_ranks(
+        *inputs, logits.shape[1], ranks.group_name, wanted
+    )[0]
+    return out if x.dim() == 2 else out.reshape(x.shape)
+
+
+def _named(group: str) -> Any:
+    # A name of a type of its own, for torch's stubs.
+    resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+    return resolve(group)
+
+
+def _mask(flags: Iterable[bool]) -> int:
+    """Returns which gradients are wanted, as ``moe_experts_backward`` counts them."""
+    return sum(1 << i for i, flag in enumerate(flags) if flag)
+
+
+def _process_group(op: OpSpec, group: Any) -> Any:
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            checks.refuse(op, "group", "one dim of a mesh", f"a mesh of {group.ndim} dims")
+        return group.get_group()
+    if not isinstance(group, dist.ProcessGroup):
+        checks.refuse(
+            op, "group", "a ProcessGroup or one dim of a DeviceMesh", type(group).__name__
+        )
+    return group
+
+
+def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Casts as autocast says: the operators that it knows are called with parts of them."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    names = "x", "router_logits", "w_gate_up", "w_down"
+    policy: AutocastPolicy = {
+        "x": "lower_precision", "router_logits": "float32", "w_gate_up": "lower_precision",
+        "w_down": "lower_precision",
+    }  # fmt: skip
+    return autocast.cast(policy, device, names, tensors, {})[0]
+
+
+def _check(op: OpSpec, x: Any, router_logits: Any, w_gate_up: Any, w_down: Any) -> None:
+    """Checks what a rank alone can: once ranks have agreed, none may refuse any more."""
+    given = {"router_logits": router_logits, "w_gate_up": w_gate_up, "w_down": w_down}
+    for name, value in {"x": x, **given}.items():
+        if _moe_parallel.is_dtensor(value) or value.is_nested:
+            wanted = "a plain tensor where 'group' is given"
+            checks.refuse(op, name, wanted, "a nested one" if value.is_nested else "a DTensor")
+    if x.dim() < 1 or x.dtype not in _DTYPES:
+        checks.refuse(op, "x", "(..., H) of a floating dtype", f"{x.dtype} of shape {[*x.shape]}")
+    for name, value in given.items():
+        checks.check_device(op, name, value, "x", x)
+    for name in ("w_gate_up", "w_down"):
+        if given[name].dtype != x.dtype:
+            checks.refuse(op, name, f"{x.dtype} as 'x'", f"{given[name].dtype}")
+        if given[name].dim() != 3:
+            checks.refuse(op, name, "3 dims", f"shape {[*given[name].shape]}")
+    count, _, inner = w_down.shape
+    shapes = {
+        "w_gate_up": ("(E, 2I, H)", [count, 2 * inner, x.shape[-1]]),
+        "w_down": ("(E, H, I)", [count, x.shape[-1], inner]),
+    }
+    for name, (dims, shape) in shapes.items():
+        if [*given[name].shape] != shape:
+            checks.refuse(
+                op, name, f"shape {dims} = {shape}, E of this rank", f"shape {[*given[name].shape]}"
+            )
+    if [*router_logits.shape[:-1]] != [*x.shape[:-1]]:
+        wanted = f"shape (..., E of all ranks), the leading dims of 'x' {[*x.shape[:-1]]}"
+        checks.refuse(op, "router_logits", wanted, f"shape {[*router_logits.shape]}")
+
+
+# --- what all ranks know -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Tokens and experts by rank."""
+
+    group: Any
+    rank: int
+    tokens: tuple[int, ...]
+    experts: tuple[int, ...]
+    #: The gradients that any rank wants, which all then compute.
+    wanted: int
+
+    @property
+    def ends(self) -> list[int]:
+        """The end of each rank's experts."""
+        return [sum(self.experts[: rank + 1]) for rank in range(len(self.experts))]
+
+    @property
+    def first(self) -> int:
+        return sum(self.experts[: self.rank])
+
+
+def _agreed(group: Any, numbers: Sequence[int]) -> Layout:
+    """Returns what the ranks have, once all fit together.
+
+    Raises:
+        RuntimeError: at all ranks: they do not.
+    """
+    op, agreement = "cuda_ops::moe", agreement_of(group)
+    columns = dict(zip(_NUMBERS, zip(*agreement.exchange(op, numbers), strict=True), strict=True))
+    for name in _NUMBERS[3:]:
+        if len(set(columns[name])) > 1:
+            raise RuntimeError(
+                f"{op}: expected the same {name} at all ranks, got {[*columns[name]]} by rank"
+            )
+    experts, logits = columns["experts"], columns["logits of a token"][0]
+    if sum(experts) != logits:
+        raise RuntimeError(
+            f"{op}: argument 'router_logits': expected logits of all {sum(experts)} experts, "
+            f"{' + '.join(map(str, experts))} by rank, got {logits} of a token"
+        )
+    wanted = functools.reduce(operator.or_, columns["gradients"])
+    return Layout(group, agreement.rank, tuple(columns["tokens"]), tuple(experts), wanted)
+
+
+# --- the two ways --------------------------------------------------------------------------
+
+
+class Gather:
+    """Sends all tokens to all ranks, as many rows of each rank as the largest has."""
+
+    def __init__(self, group: Any, ranks: int, own: int, most: int) -> None:
+        self._group, self._ranks, self._own, self._most = group, ranks, own, most
+
+    def counts(self) -> list[int]:
+        return [self._most] + [0] * 2 * self._ranks
+
+    def out(self, rows: torch.Tensor, fill: int = 0) -> torch.Tensor:
+        """Returns all ranks' rows; those beyond what a rank has are ``fill``."""
+        padded = rows
+        if self._own < self._most:
+            padded = rows.new_full((self._most, *rows.shape[1:]), fill)
+            padded[: self._own] = rows
+        return all_gather(padded, self._group)
+
+    def back(self, partial: torch.Tensor) -> torch.Tensor:
+        """Returns the sums over ranks of what each has for this rank's rows."""
+        parts = torch.empty_like(partial, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(parts, partial.contiguous(), group=self._group)
+        each = parts.view(self._ranks, self._most, *partial.shape[1:])[:, : self._own]
+        return each.sum(0, dtype=_wide(partial.dtype)).to(partial.dtype)
+
+
+class Dispatch:
+    """Sends a token once to each rank that has one of its experts.
+
+    How many go where is known once the router has run: the host waits for it, once a call.
+    """
+
+    def __init__(
+        self, group: Any, own: int, token: torch.Tensor, sent: list[int], received: list[int]
+    ) -> None:
+        self._group, self._own, self.token = group, own, token
+        self._sent, self._received = sent, received
+
+    @staticmethod
+    def of(known: Layout, experts: torch.Tensor) -> Dispatch:
+        ends = torch.tensor(known.ends, device=experts.device)
+        owners = torch.bucketize(experts, ends, right=True)
+        goes = torch.stack([(owners == rank).any(1) for rank in range(len(known.ends))])
+        to, token = goes.nonzero(as_tuple=True)  # by rank, and by token for each
+        sent = torch.bincount(to, minlength=len(known.ends)).tolist()
+        matrix = agreement_of(known.group).exchange("cuda_ops::moe", sent)
+        received = [row[known.rank] for row in matrix]
+        return Dispatch(known.group, experts.shape[0], token, sent, received)
+
+    def counts(self) -> list[int]:
+        return [-1, *self._sent, *self._received]
+
+    def out(self, rows: torch.Tensor, fill: int = 0) -> torch.Tensor:
+        """Returns the rows of the tokens that have experts here, of all ranks in order."""
+        return self._all_to_all(rows[self.token], self._received, self._sent)
+
+    def back(self, partial: torch.Tensor) -> torch.Tensor:
+        """Returns the sums over ranks of what each has for this rank's rows."""
+        parts = self._all_to_all(partial.contiguous(), self._sent, self._received)
+        total = partial.new_zeros(self._own, *partial.shape[1:], dtype=_wide(partial.dtype))
+        tokens = self.token.split(self._sent)
+        for token, part in zip(tokens, parts.split(self._sent), strict=True):
+            total[token] += part  # each token once
+        return total.to(partial.dtype)
+
+    def _all_to_all(self, rows: torch.Tensor, received: list[int], sent: list[int]) -> torch.Tensor:
+        found = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(found, rows, received, sent, group=self._group)
+        return found
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _restored(group: Any, own: int, token: torch.Tensor, counts: list[int]) -> Gather | Dispatch:
+    ranks = len(counts) // 2
+    if counts[0] >= 0:
+        return Gather(group, ranks, own, counts[0])
+    return Dispatch(group, own, token, counts[1 : ranks + 1], counts[ranks + 1 :])
+
+
+#: Bytes a second of one direction of NVLink, and seconds that a wait of the host costs.
+_WIRE, _WAIT = 450e9, 60e-6
+
+
+@dataclass(frozen=True)
+class Way:
+    """How tokens reach their experts, and why that way."""
+
+    name: str
+    #: What the busiest rank sends, to its experts and back each.
+    gather_bytes: int
+    dispatch_bytes: int
+
+    def __str__(self) -> str:
+        saved = 2 * (self.gather_bytes - self.dispatch_bytes) / _WIRE
+        return (
+            f"{self.name}: {self.gather_bytes} bytes each way by gather, {self.dispatch_bytes} by "
+            f"dispatch, which saves {saved * 1e6:.0f} us on the wire and waits {_WAIT * 1e6:.0f} us"
+        )
+
+
+def way(tokens: Sequence[int], experts: Sequence[int], top_k: int, row_bytes: int) -> Way:
+    """Chooses a way for tokens and experts by rank, of which a row has so many bytes.
+
+    A token's experts are taken as drawn at random: routers are trained to spread them.
+    """
+    total, ranks = sum(experts), len(tokens)
+    gather = (ranks - 1) * max(tokens) * row_bytes
+    meets = [1 - math.comb(total - n, top_k) / math.comb(total, top_k) for n in experts]
+    dispatch = math.ceil(
+        row_bytes
+        * max(
+            sum(count * meets[to] for to in range(ranks) if to != rank)
+            for rank, count in enumerate(tokens)
+        )
+    )
+    name = "dispatch" if 2 * (gather - dispatch) / _WIRE > _WAIT else "gather"
+    return Way(name, gather, dispatch)
+
+
+# --- operators -----------------------------------------------------------------------------
+
+_library = torch.library.Library(INTERNAL, "FRAGMENT")
+# Beside the result, what its gradient needs: nothing if none is `wanted`.
+_library.define(
+    "moe_on_ranks(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor experts, Tensor weights, "
+    "SymInt total, str group, int wanted) "
+    "-> (Tensor out, Tensor rows, Tensor chosen, Tensor scales, Tensor kept, Tensor token, "
+    "Tensor counts)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    "moe_on_ranks_backward(Tensor grad_out, Tensor rows, Tensor w_gate_up, Tensor w_down, "
+    "Tensor chosen, Tensor scales, Tensor kept, Tensor token, Tensor counts, str group, "
+    "int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl(_library, "moe_on_ranks", "CompositeExplicitAutograd")
+def _forward(
+    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, experts: torch.Tensor,
+    weights: torch.Tensor, total: int, group: str, wanted: int,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    own, top_k = experts.shape
+    numbers = [
+        own, w_down.shape[0], wanted, x.shape[1], w_down.shape[2], top_k, total,
+        _DTYPES.index(x.dtype), wanted > 0,
+    ]  # fmt: skip
+    known = _agreed(_named(group), numbers)
+    chosen_way = way(known.tokens, known.experts, top_k, x.shape[1] * x.element_size())
+    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()  # where no host can wait
+    sent: Gather | Dispatch
+    if chosen_way.name == "gather" or capturing:
+        sent = Gather(known.group, len(known.tokens), own, max(known.tokens))
+    else:
+        sent = Dispatch.of(known, experts)
+    # An index outside of this rank's experts is one whose result is zero.
+    chosen = sent.out(experts, fill=-1) - known.first
+    rows, scales = sent.out(x), sent.out(weights)
+    inputs = rows, _never_empty(w_gate_up), _never_empty(w_down), chosen, scales
+    token = sent.token if isinstance(sent, Dispatch) else experts.new_empty(0)
+    counts = torch.tensor([*sent.counts(), known.wanted])
+    if wanted:
+        partial, kept = function("moe_experts_keep")(*inputs)
+        return sent.back(partial), rows, chosen, scales, kept, token, counts
+    out = sent.back(function("moe_experts")(*inputs))
+    nothing = [v.new_empty(0, *v.shape[1:]) for v in (rows, chosen, scales)]
+    return out, *nothing, rows.new_empty(0, top_k, w_gate_up.shape[1]), token.new_empty(0), counts
+
+
+@torch.library.impl(_library, "moe_on_ranks_backward", "CompositeExplicitAutograd")
+def _backward(
+    grad_out: torch.Tensor, rows: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor,
+    chosen: torch.Tensor, scales: torch.Tensor, kept: torch.Tensor, token: torch.Tensor,
+    counts: torch.Tensor, group: str, wanted: int,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    *sizes, of_all = counts.tolist()
+    sent = _restored(_named(group), grad_out.shape[0], token, sizes)
+    grads = function("moe_experts_backward")(
+        sent.out(grad_out), rows, _never_empty(w_gate_up), _never_empty(w_down), chosen, scales,
+        kept, of_all,
+    )  # fmt: skip
+    # What any rank wants is sent by all of them, or some would wait for the others.
+    of_x = sent.back(grads[0]) if of_all & _X else grads[0]
+    of_weights = sent.back(grads[3]) if of_all & _WEIGHTS else grads[3]
+    found = of_x, grads[1][: w_gate_up.shape[0]], grads[2][: w_down.shape[0]], of_weights
+    return tuple(grad if wanted & 1 << i else grad.new_empty(0) for i, grad in enumerate(found))
+
+
+def _fake(
+    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, experts: torch.Tensor,
+    weights: torch.Tensor, total: int, group: str, wanted: int,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    context = torch.library.get_ctx()
+    count: Any = context.new_dynamic_size() if wanted else 0
+    tokens: Any = context.new_dynamic_size() if wanted else 0
+    return (
+        x.new_empty(x.shape),
+        x.new_empty(count, x.shape[1]),
+        experts.new_empty(count, experts.shape[1]),
+        weights.new_empty(count, experts.shape[1]),
+        x.new_empty(count, experts.shape[1], w_gate_up.shape[1]),
+        experts.new_empty(tokens),
+        # Not of the group's size: torch caches compiled graphs by the group's name alone.
+        torch.empty(context.new_dynamic_size(), dtype=torch.int64, device="cpu"),
+    )
+
+
+def _fake_backward(
+    grad_out: torch.Tensor, rows: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor,
+    chosen: torch.Tensor, scales: torch.Tensor, kept: torch.Tensor, token: torch.Tensor,
+    counts: torch.Tensor, group: str, wanted: int,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    of_weights = scales.new_empty(grad_out.shape[0], scales.shape[1])
+    made = (grad_out, w_gate_up, w_down, of_weights)
+    return tuple(v.new_empty(v.shape if wanted & 1 << i else 0) for i, v in enumerate(made))
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    _, w_gate_up, w_down, *_ = inputs
+    ctx.group, ctx.wanted = inputs[-2:]
+    ctx.save_for_backward(w_gate_up, w_down, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx: Any, grad_out: Any, *_: Any) -> tuple[Any, ...]:
+    if grad_out is None:
+        return (None,) * 8
+    w_gate_up, w_down, rows, *others = ctx.saved_tensors
+    grads = torch.ops._cuda_ops.moe_on_ranks_backward(
+        grad_out, rows, w_gate_up, w_down, *others, ctx.group, ctx.wanted
+    )
+    of_x, of_gate_up, of_down, of_weights = (
+        grad if ctx.wanted & 1 << i else None for i, grad in enumerate(grads)
+    )
+    return of_x, of_gate_up, of_down, None, of_weights, None, None, None
+
+
+torch.library.register_fake(f"{INTERNAL}::moe_on_ranks", _fake, lib=_library)
+torch.library.register_fake(f"{INTERNAL}::moe_on_ranks_backward", _fake_backward, lib=_library)
+torch.library.register_autograd(
+    f"{INTERNAL}::moe_on_ranks", _gradient, setup_context=_setup_context, lib=_library
+)
+
+
+def _never_empty(matrices: torch.Tensor) -> torch.Tensor:
+    """A rank without experts runs one that no token chose, and takes part in all that is sent."""
+    return matrices if matrices.shape[0] else matrices.new_zeros(1, *matrices.shape[1:])

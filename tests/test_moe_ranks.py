@@ -1,0 +1,337 @@
+"""moe of several ranks: each has its own tokens and experts, and gets what one process would."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mixtures import ROUNDING, weights
+
+import cuda_ops
+from cuda_ops.ops import _moe_ranks
+from cuda_ops.ops._moe_ranks import way
+
+WORLDS = (2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A call of all ranks together."""
+
+    tokens: tuple[int, ...]
+    experts: tuple[int, ...]
+    top_k: int
+    way: str = "gather"
+    dtype: torch.dtype = torch.float64
+    scoring: str = "softmax"
+    wanted: tuple[bool, ...] = (True, True, True, True)
+    compiled: str = ""
+    autocast: bool = False
+    skewed: bool = False
+    seed: int = 0
+
+    def arguments(self) -> list[torch.Tensor]:
+        """The arguments of one process with all tokens and experts."""
+        torch.manual_seed(self.seed)
+        tokens, experts = sum(self.tokens), sum(self.experts)
+        x, logits = torch.randn(tokens, 6), torch.randn(tokens, experts)
+        if self.skewed:
+            logits[:, : self.top_k] += 50
+        made = [x, logits, *weights(experts, 6, 4)]
+        return [
+            value.to(self.dtype).requires_grad_(one)
+            for value, one in zip(made, self.wanted, strict=True)
+        ]
+
+    def of_rank(self, values: list[Any], rank: int) -> list[Any]:
+        """What a rank has of the arguments, or of anything with their shapes."""
+        tokens = slice(sum(self.tokens[:rank]), sum(self.tokens[: rank + 1]))
+        experts = slice(sum(self.experts[:rank]), sum(self.experts[: rank + 1]))
+        return [
+            value[part] for value, part in zip(values, (tokens,) * 2 + (experts,) * 2, strict=True)
+        ]
+
+
+def gradients(out: torch.Tensor, arguments: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    if out.requires_grad:
+        (out.sin() * out).sum().backward()
+    return [argument.grad for argument in arguments]
+
+
+def run(call: Mixture, rank: int, **changed: Any) -> list[torch.Tensor | None]:
+    """Returns a rank's result and gradients."""
+    arguments = [
+        value.detach().clone().requires_grad_(one)
+        for value, one in zip(call.of_rank(call.arguments(), rank), call.wanted, strict=True)
+    ]
+    function = cuda_ops.moe
+    if call.compiled:
+        torch.compiler.reset()
+        function = torch.compile(function, fullgraph=True, backend=call.compiled)
+    chosen = _moe_ranks.Way(call.way, 0, 0)
+    group = changed.pop("group", None) or torch.distributed.group.WORLD
+    with (
+        mock.patch.object(_moe_ranks, "way", return_value=chosen),
+        torch.autocast("cpu", torch.bfloat16, enabled=call.autocast),
+    ):
+        out = function(*arguments, call.top_k, scoring=call.scoring, group=group, **changed)
+    return [out.detach(), *gradients(out, arguments)]
+
+
+def of_mesh(call: Mixture, rank: int) -> list[torch.Tensor | None]:
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (len(call.tokens),))
+    return run(call, rank, group=mesh)
+
+
+def refuses(call: Mixture, rank: int) -> list[str]:
+    """Returns what a rank raises where rank 1 brings something else; then all go on."""
+    found = []
+    group = torch.distributed.group.WORLD
+    x, logits, gate_up, down = call.of_rank(call.arguments(), rank)
+    wrong = {
+        "dtype": (x.float(), logits, gate_up.float(), down.float()),
+        "mixed": (x, logits, gate_up.float(), down),
+        "shape": (x, logits[:, :-1], gate_up, down),
+        "leading": (x, logits[:-1], gate_up, down),
+        "matrix": (x, logits, gate_up[:, :-1], down),
+        "gradient": (x.detach(), logits.detach(), gate_up.detach(), down.detach()),
+    }
+    for arguments in wrong.values():
+        given = arguments if rank == 1 else (x, logits, gate_up, down)
+        with pytest.raises(RuntimeError) as error:
+            cuda_ops.moe(*given, call.top_k, group=group)
+        found.append(str(error.value))
+    for top_k in (call.top_k, call.top_k + 1):
+        with contextlib.suppress(RuntimeError):
+            cuda_ops.moe(x, logits, gate_up, down, top_k if rank == 1 else call.top_k, group=group)
+    run(call, rank)
+    return found
+
+
+def without_one(call: Mixture, rank: int) -> str:
+    """Rank 1 does not call; the others say so."""
+    if rank == 1:
+        return ""
+    with pytest.raises(RuntimeError) as error:
+        run(call, rank)
+    return str(error.value)
+
+
+def _serve(rank: int, world: int, store: str, connection: Any) -> None:
+    """Runs what comes through the connection, in one process of a group."""
+    torch.set_num_threads(1)
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # daemons may have no processes
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(store, world), rank=rank, world_size=world
+    )
+    while (asked := connection.recv()) is not None:
+        function, arguments = asked
+        try:
+            connection.send((True, function(*arguments, rank)))
+        except BaseException:  # the other process raises it
+            connection.send((False, traceback.format_exc()))
+    os._exit(0)  # a group that has failed would wait for the others
+
+
+class Ranks:
+    """The processes of a group, which run the same function."""
+
+    def __init__(self, world: int, store: Path) -> None:
+        spawning = multiprocessing.get_context("spawn")
+        ends = [spawning.Pipe() for _ in range(world)]
+        self._here = [here for here, _ in ends]
+        self._processes = [
+            spawning.Process(target=_serve, args=(rank, world, str(store), there), daemon=True)
+            for rank, (_, there) in enumerate(ends)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def __call__(self, function: Any, *arguments: Any) -> list[Any]:
+        for end in self._here:
+            end.send((function, arguments))
+        waiting, found = {end: rank for rank, end in enumerate(self._here)}, {}
+        while waiting:
+            ready = multiprocessing.connection.wait(list(waiting), 280)
+            assert ready, f"ranks {[*waiting.values()]} do not answer"
+            for end in ready:
+                right, value = end.recv()
+                assert right, value  # others may wait for this one
+                found[waiting.pop(end)] = value
+        return [found[rank] for rank in range(len(found))]
+
+    def close(self) -> None:
+        for end in self._here:
+            with contextlib.suppress(OSError):
+                end.send(None)
+        for process in self._processes:
+            process.join(10)
+            process.kill()
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    cuda_ops.moe(torch.ones(1, 2), torch.ones(1, 1), torch.ones(1, 2, 2), torch.ones(1, 2, 1), 1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("CUDA_OPS_RANKS_TIMEOUT", "250")
+        group = Ranks(request.param, tmp_path_factory.mktemp("ranks") / "store")
+        yield request.param, group
+        group.close()
+
+
+def check(call: Mixture, found: list[list[torch.Tensor | None]]) -> None:
+    """Compares with one process that has all."""
+    whole = call.arguments()
+    with torch.autocast("cpu", torch.bfloat16, enabled=call.autocast):
+        out = cuda_ops.moe(*whole, call.top_k, scoring=call.scoring)
+    filled = [
+        value if grad is None else grad
+        for value, grad in zip(whole, gradients(out, whole), strict=True)
+    ]
+    rounding = ROUNDING[torch.bfloat16 if call.autocast else call.dtype]
+    for rank, (result, *grads) in enumerate(found):
+        expected = call.of_rank([out, *whole[1:]], rank)[0]
+        torch.testing.assert_close(result, expected.detach(), rtol=rounding, atol=4 * rounding)
+        for grad, part, one in zip(grads, call.of_rank(filled, rank), call.wanted, strict=True):
+            if one:
+                torch.testing.assert_close(grad, part, rtol=rounding, atol=8 * rounding)
+            else:
+                assert grad is None
+
+
+@st.composite
+def mixtures(draw: Any, world: int) -> Mixture:
+    counts = st.tuples(*[st.integers(0, 5)] * world)
+    tokens, experts = draw(counts), draw(counts.filter(any))
+    return Mixture(
+        tokens,
+        experts,
+        draw(st.integers(1, min(4, sum(experts)))),
+        draw(st.sampled_from(["gather", "dispatch"])),
+        draw(st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16])),
+        draw(st.sampled_from(["softmax", "sigmoid"])),
+        draw(st.tuples(*[st.booleans()] * 4)),
+        skewed=draw(st.booleans()),
+        seed=draw(st.integers(0, 100)),
+    )
+
+
+@pytest.mark.slow
+def test_ranks_get_what_one_process_would(ranks: Any) -> None:
+    world, together = ranks
+
+    @settings(
+        max_examples=40, deadline=None, database=None, derandomize=True,
+        suppress_health_check=[*HealthCheck],
+    )  # fmt: skip
+    @given(mixtures(world))
+    def holds(call: Mixture) -> None:
+        check(call, together(run, call))
+
+    holds()
+
+
+BOTH = pytest.mark.parametrize("kind", ["gather", "dispatch"])
+TOKENS, EXPERTS = (3, 0, 5, 1), (1, 4, 0, 2)
+
+
+@BOTH
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compiled": "aot_eager"},
+        {"compiled": "inductor"},
+        {"autocast": True, "dtype": torch.float32},
+    ],
+)
+def test_ways_of_calling(ranks: Any, kind: str, options: dict[str, Any]) -> None:
+    world, together = ranks
+    call = Mixture(TOKENS[:world], EXPERTS[:world], 2, kind, **options)
+    check(call, together(run, call))
+
+
+@BOTH
+@pytest.mark.slow
+def test_the_same_bits_each_time(ranks: Any, kind: str) -> None:
+    world, together = ranks
+    call = Mixture(TOKENS[:world], EXPERTS[:world], 3, kind, torch.bfloat16)
+    first, second = together(run, call), together(run, call)
+    assert all(
+        torch.equal(a, b)
+        for x, y in zip(first, second, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
+
+
+@pytest.mark.slow
+def test_a_dim_of_a_mesh_is_a_group(ranks: Any) -> None:
+    world, together = ranks
+    call = Mixture(TOKENS[:world], EXPERTS[:world], 2)
+    check(call, together(of_mesh, call))
+
+
+@pytest.mark.slow
+def test_all_ranks_refuse_together_and_go_on(ranks: Any) -> None:
+    world, together = ranks
+    call = Mixture((3,) * world, (2,) * world, 2)
+    for rank, texts in enumerate(together(refuses, call)):
+        dtype, mixed, shape, leading, matrix, gradient = texts
+        assert "expected the same dtype at all ranks, got [0, 1" in dtype
+        assert "expected the same logits of a token at all ranks" in shape
+        assert "expected the same call with gradients at all ranks" in gradient
+        for text, argument in (
+            (mixed, "w_gate_up"),
+            (leading, "router_logits"),
+            (matrix, "w_gate_up"),
+        ):
+            assert f"cuda_ops::moe: argument '{argument}': expected" in text
+            assert ("rank 1 of the group refuses" in text) == (rank != 1)
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_come_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_OPS_RANKS_TIMEOUT", "2")
+    together = Ranks(3, tmp_path / "store")
+    try:
+        call = Mixture((3,) * 3, (2,) * 3, 2)
+        together(run, call)  # the groups are made by all
+        first, _, third = together(without_one, call)
+    finally:
+        together.close()
+    assert first == third
+    assert "ranks of the group that did not come to call 2: 1 (of 3; waited 2 s" in first
+
+
+def test_a_way_is_chosen_by_bytes() -> None:
+    assert way([64] * 2, [64] * 2, 8, 4096).name == "gather"
+    assert way([8192] * 2, [64] * 2, 8, 4096).name == "gather"  # nearly every token goes anyway
+    eight = way([8192] * 8, [32] * 8, 8, 14336)
+    assert eight.name == "dispatch" and eight.gather_bytes == 7 * 8192 * 14336
+    text = (
+        "dispatch: 822083584 bytes each way by gather, 544080812 by dispatch, which saves 1236 us"
+    )
+    assert str(eight).startswith(text)
+    assert way([5, 0], [0, 3], 2, 8).dispatch_bytes == 40
+
+
+@pytest.mark.parametrize("group", [3, "world"])
+def test_a_group_is_a_group(group: Any) -> None:
+    with pytest.raises(RuntimeError, match="argument 'group': expected a ProcessGroup or one dim"):
+        cuda_ops.moe(
+            torch.ones(1, 2), torch.ones(1, 1), torch.ones(1, 2, 2), torch.ones(1, 2, 1), 1,
+            group=group,
+        )  # fmt: skip
