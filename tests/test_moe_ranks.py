@@ -328,6 +328,31 @@ def test_a_way_is_chosen_by_bytes() -> None:
     assert way([5, 0], [0, 3], 2, 8).dispatch_bytes == 40
 
 
+def alone(call: Mixture, rank: int) -> list[str]:
+    """What transforms and second derivatives raise at each rank."""
+    x, logits, *matrices = call.of_rank(call.arguments(), rank)
+    group = torch.distributed.group.WORLD
+
+    def moe(x: torch.Tensor) -> torch.Tensor:
+        return cuda_ops.moe(x, logits, *matrices, call.top_k, group=group)
+
+    grad = torch.autograd.grad(moe(x).square().sum(), x, create_graph=True)[0]
+    texts = []
+    for wrong in (lambda: torch.func.vmap(moe)(x[None]), lambda: grad.sum().backward()):
+        with pytest.raises(RuntimeError) as error:
+            wrong()
+        texts.append(str(error.value))
+    return texts
+
+
+@pytest.mark.slow
+def test_what_there_is_not_is_named(ranks: Any) -> None:
+    world, together = ranks
+    for texts in together(alone, Mixture((2,) * world, (2,) * world, 2)):
+        assert "cuda_ops::moe: transforms of torch.func do not reach other ranks" in texts[0]
+        assert "cuda_ops::moe_backward has no gradient: second derivatives" in texts[1]
+
+
 @pytest.mark.parametrize("group", [3, "world"])
 def test_a_group_is_a_group(group: Any) -> None:
     with pytest.raises(RuntimeError, match="argument 'group': expected a ProcessGroup or one dim"):

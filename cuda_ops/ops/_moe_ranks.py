@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from cuda_ops.derive import checks, layout
+from cuda_ops.derive.no_gradient import no_second_derivative
 from cuda_ops.dispatch import autocast
 from cuda_ops.distributed.agreement import agreement_of, refusing_together
 from cuda_ops.distributed.collectives import all_gather
@@ -54,9 +55,12 @@ def mixture(
     """Does what ``cuda_ops.moe`` does where each rank of a group has its own tokens and experts.
 
     Raises:
-        RuntimeError: at all ranks: an argument of one of them does not fit.
+        RuntimeError: at all ranks: an argument of one of them does not fit. Within a transform of
+            torch.func, which would change what is sent.
     """
     ranks = _process_group(op, group)
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise RuntimeError(f"{op.qualname}: transforms of torch.func do not reach other ranks")
     with refusing_together(ranks, op.qualname):
         code = _moe.scoring_code("moe", scoring)
         x, router_logits, w_gate_up, w_down = _cast(x, router_logits, w_gate_up, w_down)
@@ -434,6 +438,11 @@ torch.library.register_fake(f"{INTERNAL}::moe_on_ranks_backward", _fake_backward
 torch.library.register_autograd(
     f"{INTERNAL}::moe_on_ranks", _gradient, setup_context=_setup_context, lib=_library
 )
+_second = no_second_derivative("cuda_ops::moe_backward")
+torch.library.register_autograd(
+    f"{INTERNAL}::moe_on_ranks_backward", _second.backward, setup_context=_second.setup_context,
+    lib=_library,
+)  # fmt: skip
 
 
 def _never_empty(matrices: torch.Tensor) -> torch.Tensor:

@@ -94,9 +94,9 @@ Args:
     group: the ranks that call together, a ProcessGroup or one dim of a DeviceMesh.
 
 Errors: RuntimeError for any other shape, dtype or device, a top_k out of range, T * top_k of 2^31
-or more, DTensors mixed with plain tensors or with a group, second derivatives, ranks that do not
-fit together, and one that does not come within CUDA_OPS_RANKS_TIMEOUT; ValueError for any other
-scoring.
+or more, DTensors mixed with plain tensors or with a group, second derivatives, transforms of
+torch.func beside a group, ranks that do not fit together, and one that does not come within
+CUDA_OPS_RANKS_TIMEOUT; ValueError for any other scoring.
 Formula: Shazeer et al., https://arxiv.org/abs/1701.06538, with the SwiGLU experts of Shazeer,
 https://arxiv.org/abs/2002.05202.
 
