@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,10 @@ def gradients(out: torch.Tensor, arguments: list[torch.Tensor]) -> list[torch.Te
 
 
 def run(call: Mixture, rank: int, **changed: Any) -> list[torch.Tensor | None]:
-    """Returns a rank's result and gradients."""
+    """Returns a rank's result and gradients, on its GPU if the group has GPUs."""
+    device = _device(rank)
     arguments = [
-        value.detach().clone().requires_grad_(one)
+        value.detach().to(device, copy=True).requires_grad_(one)
         for value, one in zip(call.of_rank(call.arguments(), rank), call.wanted, strict=True)
     ]
     function = cuda_ops.moe
@@ -83,10 +85,16 @@ def run(call: Mixture, rank: int, **changed: Any) -> list[torch.Tensor | None]:
     group = changed.pop("group", None) or torch.distributed.group.WORLD
     with (
         mock.patch.object(_moe_ranks, "way", return_value=chosen),
-        torch.autocast("cpu", torch.bfloat16, enabled=call.autocast),
+        torch.autocast(device.type, torch.bfloat16, enabled=call.autocast),
     ):
         out = function(*arguments, call.top_k, scoring=call.scoring, group=group, **changed)
-    return [out.detach(), *gradients(out, arguments)]
+    found = [out.detach(), *gradients(out, arguments)]
+    return [None if value is None else value.cpu() for value in found]
+
+
+def _device(rank: int) -> torch.device:
+    gpus = torch.distributed.get_backend() == "nccl"
+    return torch.device("cuda", rank) if gpus else torch.device("cpu")
 
 
 def of_mesh(call: Mixture, rank: int) -> list[torch.Tensor | None]:
@@ -128,12 +136,15 @@ def without_one(call: Mixture, rank: int) -> str:
     return str(error.value)
 
 
-def _serve(rank: int, world: int, store: str, connection: Any) -> None:
+def _serve(rank: int, world: int, store: str, backend: str, connection: Any) -> None:
     """Runs what comes through the connection, in one process of a group."""
+    if backend == "nccl":
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast is not allowed everywhere
+        torch.cuda.set_device(rank)
     torch.set_num_threads(1)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # daemons may have no processes
     torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.FileStore(store, world), rank=rank, world_size=world
+        backend, store=torch.distributed.FileStore(store, world), rank=rank, world_size=world
     )
     while (asked := connection.recv()) is not None:
         function, arguments = asked
@@ -147,12 +158,14 @@ def _serve(rank: int, world: int, store: str, connection: Any) -> None:
 class Ranks:
     """The processes of a group, which run the same function."""
 
-    def __init__(self, world: int, store: Path) -> None:
+    def __init__(self, world: int, store: Path, backend: str = "gloo") -> None:
         spawning = multiprocessing.get_context("spawn")
         ends = [spawning.Pipe() for _ in range(world)]
         self._here = [here for here, _ in ends]
         self._processes = [
-            spawning.Process(target=_serve, args=(rank, world, str(store), there), daemon=True)
+            spawning.Process(
+                target=_serve, args=(rank, world, str(store), backend, there), daemon=True
+            )
             for rank, (_, there) in enumerate(ends)
         ]
         for process in self._processes:
@@ -240,6 +253,61 @@ def test_ranks_get_what_one_process_would(ranks: Any) -> None:
         check(call, together(run, call))
 
     holds()
+
+
+@pytest.fixture(scope="module")
+def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA GPUs")
+    group = Ranks(2, tmp_path_factory.mktemp("gpus") / "store", "nccl")
+    yield group
+    group.close()
+
+
+@pytest.mark.slow
+def test_two_gpus_get_what_one_process_would(gpus: Ranks) -> None:
+    @settings(
+        max_examples=40, deadline=None, database=None, derandomize=True,
+        suppress_health_check=[*HealthCheck],
+    )  # fmt: skip
+    @given(mixtures(2))
+    def holds(call: Mixture) -> None:
+        check(call, gpus(run, call))
+
+    holds()
+
+
+def in_a_graph(call: Mixture, rank: int) -> list[torch.Tensor]:
+    """Returns what a replay makes of other tokens, and what a call does."""
+    arguments = [v.detach().to(_device(rank)) for v in call.of_rank(call.arguments(), rank)]
+    group = torch.distributed.group.WORLD
+
+    def step() -> torch.Tensor:
+        return cuda_ops.moe(*arguments, call.top_k, group=group)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    arguments[0].normal_()
+    arguments[1].normal_()
+    graph.replay()
+    return [out.cpu(), step().cpu()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"compiled": "inductor"}, {"autocast": True}])
+def test_two_gpus_in_other_ways(gpus: Ranks, options: dict[str, Any]) -> None:
+    for kind in ("gather", "dispatch"):
+        call = Mixture((3, 5), (2, 3), 2, kind, torch.float32, **options)
+        check(call, gpus(run, call))
+
+
+@pytest.mark.slow
+def test_two_gpus_replay_a_graph(gpus: Ranks) -> None:
+    for replayed, called in gpus(in_a_graph, Mixture((4, 4), (2, 2), 2, dtype=torch.float32)):
+        torch.testing.assert_close(replayed, called)
 
 
 BOTH = pytest.mark.parametrize("kind", ["gather", "dispatch"])

@@ -1,0 +1,308 @@
+"""Measures moe on several GPUs: beside one GPU that has all experts, and what frameworks write.
+
+``python -m benchmarks.moe_ranks [--models NAME ...] [--tokens N ...] [--json FILE]`` needs two CUDA
+GPUs or more, of one host, and uses all that it sees.
+
+Each rank brings as many tokens of its own and has its share of the experts. ``scaling`` is the time
+of one GPU with all experts and one rank's tokens over the time of all ranks together: 1 if the wire
+cost nothing. The peer is the usual composition: tokens sorted by expert, ``all_to_all_single`` of
+counts and rows, ``torch._grouped_mm``, and the way back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+
+import cuda_ops
+from benchmarks import report
+from cuda_ops.benchmarking.stats import median_interval, ratio_interval
+from cuda_ops.ops import _moe, _moe_ranks
+from cuda_ops.ops.moe import MODELS
+
+_ROUNDS = 15
+#: Seconds of work between two looks at the clock.
+_TRAIN = 0.01
+#: Bytes a second of one direction of NVLink of an H100 or H200.
+_WIRE = 450e9
+
+
+def composition(
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    top_k: int,
+) -> torch.Tensor:
+    """Does what ``moe`` of ranks does, as frameworks write it: each choice is a row to send."""
+    ranks, own = dist.get_world_size(), w_down.shape[0]
+    weights, experts = _moe.torch_route(router_logits, top_k)
+    order = torch.argsort(experts.flatten(), stable=True)
+    counts = torch.bincount(experts.flatten(), minlength=ranks * own)
+    theirs = torch.empty_like(counts)
+    dist.all_to_all_single(theirs, counts)
+    sent, received = (one.view(ranks, own).sum(1).tolist() for one in (counts, theirs))
+    rows = _Exchange.apply(x[order // top_k], received, sent)  # type: ignore[no-untyped-call]
+    # By rank and then by expert, and the other way round for the products.
+    of_expert = torch.arange(own, device=x.device).repeat(ranks).repeat_interleave(theirs)
+    by_expert = torch.argsort(of_expert, stable=True)
+    ends = theirs.view(ranks, own).sum(0).cumsum(0, dtype=torch.int32)
+    gate, up = torch._grouped_mm(rows[by_expert], w_gate_up.mT, offs=ends).chunk(2, -1)
+    out = torch._grouped_mm(F.silu(gate) * up, w_down.mT, offs=ends)
+    back = _Exchange.apply(  # type: ignore[no-untyped-call]
+        torch.empty_like(out).index_copy(0, by_expert, out), sent, received
+    )
+    back = back * weights.flatten()[order].to(x.dtype).unsqueeze(-1)
+    return torch.zeros_like(x).index_add_(0, order // top_k, back)
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, received: list[int], sent: list[int]) -> torch.Tensor:
+        ctx.sizes = sent, received
+        found = rows.new_empty(sum(received), rows.shape[1])
+        dist.all_to_all_single(found, rows, received, sent)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        sent, received = ctx.sizes
+        found = grad.new_empty(sum(sent), grad.shape[1])
+        dist.all_to_all_single(found, grad.contiguous(), sent, received)
+        return found, None, None
+
+
+# --- one rank -----------------------------------------------------------------
+
+
+def _case(model: str, tokens: int, backward: bool) -> list[dict[str, Any]]:
+    """Measures one size by all ranks together; returns a row a way."""
+    hidden, inner, experts, top_k = MODELS[model]
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    own = experts // ranks
+    torch.manual_seed(rank)
+
+    def made(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16).mul_(shape[-1] ** -0.5)
+
+    x, logits = made(tokens, hidden), made(tokens, experts) * hidden**0.5
+    whole = made(experts, 2 * inner, hidden), made(experts, hidden, inner)
+    mine = [one[rank * own : (rank + 1) * own].clone() for one in whole]
+    ways: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
+        "one GPU": (cuda_ops.moe, [x, logits, *whole]),
+        "gather": (partial(_forced, "gather"), [x, logits, *mine]),
+        "dispatch": (partial(_forced, "dispatch"), [x, logits, *mine]),
+        "composition": (composition, [x, logits, *mine]),
+    }
+    calls: dict[str, Callable[[], torch.Tensor]] = {}
+    for name, (function, arguments) in ways.items():
+        given = [one.clone().requires_grad_(backward) for one in arguments]
+        calls[name] = partial(_step, function, given, top_k, backward)
+    if not backward:
+        calls["gather, graph"] = _graphed(calls["gather"])
+        calls["one GPU, graph"] = _graphed(calls["one GPU"])
+    _agree(calls, ways, top_k)
+    times = _rounds(calls)
+    rows = []
+    for name in calls:
+        one = "one GPU, graph" if name.endswith("graph") else "one GPU"
+        rows.append({
+            "model": model, "tokens": tokens, "backward": backward, "way": name,
+            "us": median_interval([s * 1e6 for s in times[name]]),
+            "scaling": ratio_interval(times[one], times[name]),
+            "composition_over": ratio_interval(times["composition"], times[name]),
+            "host_us": _host(calls[name]) * 1e6,
+            "wire_us": _wire(model, tokens, backward, name) * 1e6,
+        })  # fmt: skip
+    return rows
+
+
+def _forced(name: str, *arguments: Any) -> torch.Tensor:
+    with mock.patch.object(_moe_ranks, "way", return_value=_moe_ranks.Way(name, 0, 0)):
+        out: torch.Tensor = cuda_ops.moe(*arguments, group=dist.group.WORLD)
+    return out
+
+
+def _step(
+    function: Callable[..., torch.Tensor],
+    arguments: list[torch.Tensor],
+    top_k: int,
+    backward: bool,
+) -> torch.Tensor:
+    if not backward:
+        return function(*arguments, top_k)
+    for one in arguments:
+        one.grad = None
+    out = function(*arguments, top_k)
+    out.backward(arguments[0])
+    return out
+
+
+def _graphed(call: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return out
+
+    return replay
+
+
+def _agree(calls: dict[str, Callable[[], torch.Tensor]], ways: Any, top_k: int) -> None:
+    """Checks that all ways give what one GPU with the same tokens and all experts does."""
+    hidden = [torch.empty_like(one) for one in ways["one GPU"][1][2:]]
+    for found, own in zip(hidden, ways["gather"][1][2:], strict=True):
+        dist.all_gather_into_tensor(found, own)
+    x, logits = ways["gather"][1][:2]
+    expected = cuda_ops.moe(x, logits, *hidden, top_k).float()
+    for name, call in calls.items():
+        if not name.startswith("one GPU"):
+            error = (call().float() - expected).abs().max() / expected.abs().max()
+            if not error < 0.03:
+                raise RuntimeError(f"{name} differs from one GPU by {error:.3g} of the largest")
+
+
+def _rounds(calls: dict[str, Callable[[], torch.Tensor]]) -> dict[str, list[float]]:
+    """Returns seconds of a call, of each way in turns: those of the slowest rank."""
+    counts = {name: _count(call) for name, call in calls.items()}
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(_ROUNDS):
+        for name, call in calls.items():
+            found[name].append(_seconds(call, counts[name]))
+    return found
+
+
+def _count(call: Callable[[], Any]) -> int:
+    """Returns how many calls make a train, the same at all ranks."""
+    _seconds(call, 3)
+    return max(3, round(_TRAIN / _seconds(call, 3)))
+
+
+def _seconds(call: Callable[[], Any], count: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    dist.barrier()
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(count):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    slowest = torch.tensor(start.elapsed_time(end) / count / 1e3, device="cuda")
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return slowest.item()
+
+
+def _host(call: Callable[[], Any]) -> float:
+    """Returns seconds that a call takes the host, its waits included; the median of calls."""
+    spent = []
+    for _ in range(30):
+        dist.barrier()
+        torch.cuda.synchronize()
+        start = perf_counter()
+        call()
+        spent.append(perf_counter() - start)
+    torch.cuda.synchronize()
+    return statistics.median(spent)
+
+
+def _wire(model: str, tokens: int, backward: bool, name: str) -> float:
+    """Returns seconds that a way's bytes take at the rate of the wire, one direction."""
+    hidden, _, experts, top_k = MODELS[model]
+    ranks = dist.get_world_size()
+    way = _moe_ranks.way([tokens] * ranks, [experts // ranks] * ranks, top_k, 2 * hidden)
+    sent = {"gather": way.gather_bytes, "dispatch": way.dispatch_bytes}.get(name.split(",")[0], 0)
+    if name == "composition":
+        sent = tokens * top_k * 2 * hidden * (ranks - 1) // ranks
+    return 2 * sent * (2 if backward else 1) / _WIRE
+
+
+def _rank(rank: int, ranks: int, store: str, arguments: argparse.Namespace) -> None:
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{store}", rank=rank, world_size=ranks,
+        device_id=torch.device("cuda", rank),
+    )  # fmt: skip
+    rows = []
+    for model in arguments.models:
+        for backward in (False, True):
+            for tokens in arguments.tokens:
+                if not backward or tokens >= 1024:
+                    rows += _case(model, tokens, backward)
+                torch.cuda.empty_cache()
+    if rank == 0:
+        _show(rows, ranks)
+        saved = [{k: vars(v) if hasattr(v, "low") else v for k, v in r.items()} for r in rows]
+        report.save(arguments.json, {"ranks": ranks, "cases": saved})
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _show(rows: list[dict[str, Any]], ranks: int) -> None:
+    console = Console()
+    console.print(report.environment())
+    heads = (
+        "model",
+        "tokens a rank",
+        "way",
+        "us",
+        "scaling",
+        "over composition",
+        "host us",
+        "wire us",
+    )
+    table = Table(*heads, title=f"moe on {ranks} GPUs, bfloat16")
+    for row in rows:
+        way = f"{row['way']}, training" if row["backward"] else row["way"]
+        table.add_row(
+            row["model"], str(row["tokens"]), way, f"{row['us'].value:.1f}",
+            f"{row['scaling'].value:.2f}", f"{row['composition_over'].value:.2f}",
+            f"{row['host_us']:.0f}", f"{row['wire_us']:.0f}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, metavar="NAME",
+                        default=["Qwen3-30B-A3B", "Mixtral 8x7B"])  # fmt: skip
+    parser.add_argument("--tokens", nargs="+", type=int, metavar="N", default=[64, 1024, 8192])
+    parser.add_argument("--json", metavar="FILE")
+    arguments = parser.parse_args()
+    ranks = torch.cuda.device_count()
+    if ranks < 2:
+        print(f"benchmarks.moe_ranks: needs two CUDA GPUs, torch sees {ranks}", file=sys.stderr)
+        return 2
+    cuda_ops.moe  # noqa: B018 - built before the ranks ask for it
+    with tempfile.TemporaryDirectory() as folder:
+        # torch gives it no types.
+        torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
+            _rank, (ranks, str(Path(folder) / "store"), arguments), nprocs=ranks
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
