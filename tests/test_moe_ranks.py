@@ -107,22 +107,22 @@ def refuses(call: Mixture, rank: int) -> list[str]:
     found = []
     group = torch.distributed.group.WORLD
     x, logits, gate_up, down = call.of_rank(call.arguments(), rank)
+    k = call.top_k
     wrong = {
-        "dtype": (x.float(), logits, gate_up.float(), down.float()),
-        "mixed": (x, logits, gate_up.float(), down),
-        "shape": (x, logits[:, :-1], gate_up, down),
-        "leading": (x, logits[:-1], gate_up, down),
-        "matrix": (x, logits, gate_up[:, :-1], down),
-        "gradient": (x.detach(), logits.detach(), gate_up.detach(), down.detach()),
+        "dtype": ((x.float(), logits, gate_up.float(), down.float()), k),
+        "mixed": ((x, logits, gate_up.float(), down), k),
+        "shape": ((x, logits[:, :-1], gate_up, down), k),
+        "leading": ((x, logits[:-1], gate_up, down), k),
+        "matrix": ((x, logits, gate_up[:, :-1], down), k),
+        "gradient": ((x.detach(), logits.detach(), gate_up.detach(), down.detach()), k),
+        "top_k": ((x, logits, gate_up, down), k + 1),
     }
-    for arguments in wrong.values():
-        given = arguments if rank == 1 else (x, logits, gate_up, down)
+    right = (x, logits, gate_up, down), k
+    for one in wrong.values():
+        arguments, top_k = one if rank == 1 else right
         with pytest.raises(RuntimeError) as error:
-            cuda_ops.moe(*given, call.top_k, group=group)
+            cuda_ops.moe(*arguments, top_k, group=group)
         found.append(str(error.value))
-    for top_k in (call.top_k, call.top_k + 1):
-        with contextlib.suppress(RuntimeError):
-            cuda_ops.moe(x, logits, gate_up, down, top_k if rank == 1 else call.top_k, group=group)
     run(call, rank)
     return found
 
@@ -355,9 +355,10 @@ def test_all_ranks_refuse_together_and_go_on(ranks: Any) -> None:
     world, together = ranks
     call = Mixture((3,) * world, (2,) * world, 2)
     for rank, texts in enumerate(together(refuses, call)):
-        dtype, mixed, shape, leading, matrix, gradient = texts
+        dtype, mixed, shape, leading, matrix, gradient, top_k = texts
         assert "expected the same dtype at all ranks, got [0, 1" in dtype
         assert "expected the same logits of a token at all ranks" in shape
+        assert "expected the same top_k at all ranks, got [2, 3" in top_k
         assert "expected the same call with gradients at all ranks" in gradient
         for text, argument in (
             (mixed, "w_gate_up"),

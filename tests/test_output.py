@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import io
 import os
 import shlex
@@ -91,3 +92,8 @@ def test_columns_of_a_table_line_up() -> None:
     assert output.table_lines(("a", "b"), [("long", "1"), ("x", "100")]) == [
         "  a       b", "  long    1", "  x     100",
     ]  # fmt: skip
+
+
+def test_examples_in_docstrings_are_true() -> None:
+    found = doctest.testmod(output)
+    assert found.failed == 0 and found.attempted == 2

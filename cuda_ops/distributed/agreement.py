@@ -19,8 +19,6 @@ TIMEOUT = "CUDA_OPS_RANKS_TIMEOUT"
 _DEFAULT_TIMEOUT = 600.0
 #: Seconds in which ranks that have given up say so to each other.
 _LAST_WORDS = 5.0
-
-
 #: Numbers of an exchange; as many as there are ranks, if that is more.
 _LEAST_NUMBERS = 15
 

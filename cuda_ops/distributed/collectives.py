@@ -12,12 +12,7 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 
 
 def all_gather(rows: torch.Tensor, group: Any) -> torch.Tensor:
-    """Returns the rows of all ranks, one after the other; as many and of one shape at each.
-
-    >>> rows = torch.ones(2, 3)
-    >>> all_gather(rows, group).shape  # doctest: +SKIP
-    torch.Size([4, 3])
-    """
+    """Returns the rows of all ranks, (ranks * n, ...) for (n, ...) at each, one after the other."""
     count = dist.get_world_size(group) * rows.shape[0]
     found = rows.new_empty(count, *rows.shape[1:])
     _all_gather(found, rows.contiguous(), group=group)

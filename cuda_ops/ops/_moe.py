@@ -5,13 +5,13 @@ draw, and how mapped arguments become one call.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from cuda_ops.spec import Claims
+from cuda_ops.spec import AutocastPolicy, Claims
 
 if TYPE_CHECKING:
     from hypothesis import strategies as st
@@ -30,6 +30,13 @@ def scoring_code(op: str, scoring: str) -> int:
             f"{', '.join(map(repr, SCORINGS))}, got {scoring!r}"
         )
     return SCORINGS.index(scoring)
+
+
+#: What autocast does with the arguments of a mixture: routing is in float32.
+AUTOCAST: AutocastPolicy = {
+    "x": "lower_precision", "router_logits": "float32", "w_gate_up": "lower_precision",
+    "w_down": "lower_precision",
+}  # fmt: skip
 
 
 def product_flops(w_down: Sequence[int], experts: Sequence[int]) -> int:
@@ -179,6 +186,11 @@ def backward_gate_up(
         grad_x = grad_x.index_add(0, token, rows @ w_gate_up[e])
         grad_matrix[e] = rows.mT @ x[token]
     return of_wanted(wanted, grad_x, grad_matrix)
+
+
+def wanted_bits(flags: Iterable[bool]) -> int:
+    """Returns which gradients are wanted, in the order of those of ``moe_experts_backward``."""
+    return sum(1 << i for i, flag in enumerate(flags) if flag)
 
 
 def of_wanted(wanted: int, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:

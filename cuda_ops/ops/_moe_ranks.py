@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,9 @@ from cuda_ops.distributed.collectives import all_gather
 from cuda_ops.names import INTERNAL
 from cuda_ops.ops import _moe, _moe_parallel
 from cuda_ops.registry import function
-from cuda_ops.spec import AutocastPolicy, OpSpec
+from cuda_ops.spec import OpSpec
 
+_OP = "cuda_ops::moe"
 #: The gradients that ranks add up, as ``moe_experts_backward`` counts them.
 _X, _WEIGHTS = 1, 8
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -68,7 +69,8 @@ def mixture(
         rows, logits = layout.as_rows(x), layout.as_rows(router_logits)
         weights, experts = function("moe_route")(logits, top_k, code, renormalize, expert_bias)
     inputs = rows, w_gate_up, w_down, experts, weights
-    wanted = _mask(v.requires_grad and torch.is_grad_enabled() for v in inputs if v is not experts)
+    grad = torch.is_grad_enabled()
+    wanted = _moe.wanted_bits(grad and v.requires_grad for v in inputs if v is not experts)
     out: torch.Tensor = torch.ops._cuda_ops.moe_on_ranks(
         *inputs, logits.shape[1], ranks.group_name, wanted
     )[0]
@@ -76,14 +78,9 @@ def mixture(
 
 
 def _named(group: str) -> Any:
-    # A name of a type of its own, for torch's stubs.
+    # Private, as are the functions of torch that find a group by name; the stubs do not have it.
     resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
     return resolve(group)
-
-
-def _mask(flags: Iterable[bool]) -> int:
-    """Returns which gradients are wanted, as ``moe_experts_backward`` counts them."""
-    return sum(1 << i for i, flag in enumerate(flags) if flag)
 
 
 def _process_group(op: OpSpec, group: Any) -> Any:
@@ -103,12 +100,7 @@ def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors
-    names = "x", "router_logits", "w_gate_up", "w_down"
-    policy: AutocastPolicy = {
-        "x": "lower_precision", "router_logits": "float32", "w_gate_up": "lower_precision",
-        "w_down": "lower_precision",
-    }  # fmt: skip
-    return autocast.cast(policy, device, names, tensors, {})[0]
+    return autocast.cast(_moe.AUTOCAST, device, tuple(_moe.AUTOCAST), tensors, {})[0]
 
 
 def _check(op: OpSpec, x: Any, router_logits: Any, w_gate_up: Any, w_down: Any) -> None:
@@ -172,17 +164,17 @@ def _agreed(group: Any, numbers: Sequence[int]) -> Layout:
     Raises:
         RuntimeError: at all ranks: they do not.
     """
-    op, agreement = "cuda_ops::moe", agreement_of(group)
-    columns = dict(zip(_NUMBERS, zip(*agreement.exchange(op, numbers), strict=True), strict=True))
+    agreement = agreement_of(group)
+    columns = dict(zip(_NUMBERS, zip(*agreement.exchange(_OP, numbers), strict=True), strict=True))
     for name in _NUMBERS[3:]:
         if len(set(columns[name])) > 1:
             raise RuntimeError(
-                f"{op}: expected the same {name} at all ranks, got {[*columns[name]]} by rank"
+                f"{_OP}: expected the same {name} at all ranks, got {[*columns[name]]} by rank"
             )
     experts, logits = columns["experts"], columns["logits of a token"][0]
     if sum(experts) != logits:
         raise RuntimeError(
-            f"{op}: argument 'router_logits': expected logits of all {sum(experts)} experts, "
+            f"{_OP}: argument 'router_logits': expected logits of all {sum(experts)} experts, "
             f"{' + '.join(map(str, experts))} by rank, got {logits} of a token"
         )
     wanted = functools.reduce(operator.or_, columns["gradients"])
@@ -236,7 +228,7 @@ class Dispatch:
         goes = torch.stack([(owners == rank).any(1) for rank in range(len(known.ends))])
         to, token = goes.nonzero(as_tuple=True)  # by rank, and by token for each
         sent = torch.bincount(to, minlength=len(known.ends)).tolist()
-        matrix = agreement_of(known.group).exchange("cuda_ops::moe", sent)
+        matrix = agreement_of(known.group).exchange(_OP, sent)
         received = [row[known.rank] for row in matrix]
         return Dispatch(known.group, experts.shape[0], token, sent, received)
 
@@ -273,8 +265,11 @@ def _restored(group: Any, own: int, token: torch.Tensor, counts: list[int]) -> G
     return Dispatch(group, own, token, counts[1 : ranks + 1], counts[ranks + 1 :])
 
 
-#: Bytes a second of one direction of NVLink, and seconds that a wait of the host costs.
-_WIRE, _WAIT = 450e9, 60e-6
+#: Bytes a second of one direction of NVLink of an H100 or H200, as NVIDIA states it.
+WIRE = 450e9
+#: Seconds that a wait of the host costs: an estimate; ``python -m benchmarks.moe_ranks`` measures
+#: both ways.
+_WAIT = 60e-6
 
 
 @dataclass(frozen=True)
@@ -287,7 +282,7 @@ class Way:
     dispatch_bytes: int
 
     def __str__(self) -> str:
-        saved = 2 * (self.gather_bytes - self.dispatch_bytes) / _WIRE
+        saved = 2 * (self.gather_bytes - self.dispatch_bytes) / WIRE
         return (
             f"{self.name}: {self.gather_bytes} bytes each way by gather, {self.dispatch_bytes} by "
             f"dispatch, which saves {saved * 1e6:.0f} us on the wire and waits {_WAIT * 1e6:.0f} us"
@@ -309,7 +304,7 @@ def way(tokens: Sequence[int], experts: Sequence[int], top_k: int, row_bytes: in
             for rank, count in enumerate(tokens)
         )
     )
-    name = "dispatch" if 2 * (gather - dispatch) / _WIRE > _WAIT else "gather"
+    name = "dispatch" if 2 * (gather - dispatch) / WIRE > _WAIT else "gather"
     return Way(name, gather, dispatch)
 
 
@@ -380,7 +375,7 @@ def _backward(
     of_x = sent.back(grads[0]) if of_all & _X else grads[0]
     of_weights = sent.back(grads[3]) if of_all & _WEIGHTS else grads[3]
     found = of_x, grads[1][: w_gate_up.shape[0]], grads[2][: w_down.shape[0]], of_weights
-    return tuple(grad if wanted & 1 << i else grad.new_empty(0) for i, grad in enumerate(found))
+    return _moe.of_wanted(wanted, *found)
 
 
 def _fake(
@@ -409,7 +404,7 @@ def _fake_backward(
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     of_weights = scales.new_empty(grad_out.shape[0], scales.shape[1])
     made = (grad_out, w_gate_up, w_down, of_weights)
-    return tuple(v.new_empty(v.shape if wanted & 1 << i else 0) for i, v in enumerate(made))
+    return _moe.of_wanted(wanted, *(v.new_empty(v.shape) for v in made))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -438,7 +433,7 @@ torch.library.register_fake(f"{INTERNAL}::moe_on_ranks_backward", _fake_backward
 torch.library.register_autograd(
     f"{INTERNAL}::moe_on_ranks", _gradient, setup_context=_setup_context, lib=_library
 )
-_second = no_second_derivative("cuda_ops::moe_backward")
+_second = no_second_derivative(f"{_OP}_backward")
 torch.library.register_autograd(
     f"{INTERNAL}::moe_on_ranks_backward", _second.backward, setup_context=_second.setup_context,
     lib=_library,

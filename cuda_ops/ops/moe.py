@@ -110,8 +110,7 @@ tensor([[3.5232, 3.5232]])
 @hookimpl
 def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
     """Declares what its parts do: they route in float32."""
-    lowered = ("x", "w_gate_up", "w_down")
-    return {"router_logits": "float32", **dict.fromkeys(lowered, "lower_precision")}
+    return _moe.AUTOCAST
 
 
 # --- testing and timing --------------------------------------------------------------------

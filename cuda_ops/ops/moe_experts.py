@@ -78,7 +78,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd:
         wanted = (of_x, of_gate_up, of_down, of_weights)
         if grad_out is not None:
             kept = saved[0] if saved else op.siblings[KEEP].function(*inputs)[1]
-            mask = sum(1 << i for i, one in enumerate(wanted) if one)
+            mask = _moe.wanted_bits(wanted)
             results: tuple[Any, ...]
             if _whole(grad_out, *inputs):
                 if not torch.compiler.is_dynamo_compiling():  # compiled autograd has no such thing

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
+from cuda_ops.testing.allocations import index_of
 from cuda_ops.testing.case import NotRunError
 
 #: Huge or NaN in every floating dtype, and tiny in each. Not 0xFF: glibc cannot fill with it.
@@ -49,7 +50,7 @@ def _cuda(device: str, byte: int) -> Iterator[None]:
     """Fills a fresh pool of the caching allocator and frees it before the operator runs, and leaves
     the byte in the shared memory of all multiprocessors.
     """
-    index = torch.device(device).index if ":" in device else torch.cuda.current_device()
+    index = index_of(device)
     matrix = torch.full((_SIDE, 2 * _SIDE), byte, dtype=torch.uint8, device=device)
     matrix, product = matrix.view(torch.bfloat16), matrix.new_empty((_SIDE, 2 * _SIDE))
     # First in torch's own pool, since cuBLAS keeps its workspace.
