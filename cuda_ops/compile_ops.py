@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,25 +129,23 @@ def compile_ops(
 
         running = dict(map(start, chosen))
         while running:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                row = running.pop(future)
-                rows.append(row)
-                try:
-                    built = future.result()
-                    row.seconds, row.built = built.seconds, built.origin
-                    row.warnings, row.debug = built.warnings, built.debug
-                    called = [
-                        key
-                        for key in registry().called(built.pair, built.path)
-                        if key not in chosen
-                    ]
-                except Exception as error:
-                    _fail(row, error, "built")
-                    progress(row)
-                    continue
-                waiting.append((built, row))
-                chosen += called
-                running.update(map(start, called))
+            future = next(threads.completed(running))
+            row = running.pop(future)
+            rows.append(row)
+            try:
+                built = future.result()
+                row.seconds, row.built = built.seconds, built.origin
+                row.warnings, row.debug = built.warnings, built.debug
+                called = [
+                    key for key in registry().called(built.pair, built.path) if key not in chosen
+                ]
+            except Exception as error:
+                _fail(row, error, "built")
+                progress(row)
+                continue
+            waiting.append((built, row))
+            chosen += called
+            running.update(map(start, called))
             # One that calls another may be done before it.
             while ready := [one for one in waiting if _load_or_wait(*one, compare, patient=True)]:
                 done(ready)

@@ -16,6 +16,8 @@ from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 
+#: The exit status of a command after Ctrl-C.
+INTERRUPTED = 130
 _Main = Callable[[Sequence[str] | None], int]
 
 
@@ -52,7 +54,9 @@ def _told_apart() -> Iterator[None]:
 
 
 def command(main: _Main) -> Callable[..., int]:
-    """Ends a command with status 1 and one line on stderr where its output cannot be written."""
+    """Ends a command with status 1 and one line on stderr where its output cannot be written, and
+    with :data:`INTERRUPTED` after Ctrl-C.
+    """
 
     @functools.wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
@@ -64,6 +68,8 @@ def command(main: _Main) -> Callable[..., int]:
             with contextlib.redirect_stdout(_Stdout(stdout)):
                 try:
                     return main(argv)
+                except KeyboardInterrupt:
+                    return INTERRUPTED
                 finally:
                     sys.stdout.flush()
         except _LostOutputError as lost:

@@ -193,7 +193,7 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
     def _build_extensions_parallel(self) -> None:
         with threads.builders(self.parallel or 1) as submit:
             for future in [submit(self.build_extension, ext) for ext in self.extensions]:
-                future.result()
+                threads.result(future)
 
     def build_extension(self, ext: Any) -> None:
         # Commands are not made for threads: each gets a copy with a build folder of its own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -10,8 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import ScratchOp
@@ -122,6 +125,78 @@ def test_a_build_of_several_operators_stops_at_once(
     assert process.returncode == (130 if command[-1] in names else 1), said
     wait_for(lambda: not running(started))
     assert len(compilers(started)) <= 2  # the others never began
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("to", [os.kill, os.killpg], ids=["the process", "all of the terminal"])
+def test_fuzz_stops_at_once_and_keeps_what_it_has(
+    tmp_path: Path, to: Callable[[int, int], None]
+) -> None:
+    kept, corpus = tmp_path / "result.json", tmp_path / "corpus"
+    words = ["-m", "cuda_ops.testing", "fuzz", "silu", "--by-chance", "--minutes", "30"]
+    with command_in(tmp_path, *words, "--json", str(kept), "--corpus", str(corpus)) as process:
+        wait_for(lambda: bool(running_below(process.pid)))
+        time.sleep(5)  # until it calls; if it does not yet, the result has no calls
+        to(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=200)
+    assert process.returncode == 130, said
+    assert b"Traceback" not in said and b"FOUND" not in said
+    assert json.loads(kept.read_text())["findings"] == []
+
+
+def running_below(process: int) -> str:
+    """Returns the numbers of the processes that the threads of one have started."""
+    tasks = Path(f"/proc/{process}/task").glob("*/children")
+    return "".join(children.read_text() for children in tasks)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_that_wakes_no_thread_is_noticed() -> None:
+    done = threading.Event()
+
+    def interrupt() -> None:
+        time.sleep(0.2)  # until the main thread waits; the signal does not wake it
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        if not done.wait(100):
+            done.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(KeyboardInterrupt):
+            threads.result(pool.submit(interrupt))
+        assert not done.is_set()
+        done.set()
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_while_a_build_is_handed_over_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, hand_over = threading.Event(), ThreadPoolExecutor.submit
+
+    def submit(self: ThreadPoolExecutor, *words: Any) -> Any:
+        hand_over(self, *words)
+        assert begun.wait(100)
+        raise KeyboardInterrupt
+
+    def build() -> bool:
+        begun.set()
+        while not threads.stopped():
+            time.sleep(0.01)
+        return True
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+    with pytest.raises(KeyboardInterrupt), threads.builders(1) as start:
+        start(build)
+
+
+def test_what_is_not_completed_in_time_is_an_error() -> None:
+    done = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(done.wait, 100), pool.submit(int)]
+        found = threads.completed(futures, 0.2)
+        assert next(found) is futures[1]
+        with pytest.raises(TimeoutError):
+            next(found)
+        done.set()
 
 
 def _build_and_interrupt(started: Path, op: ScratchOp) -> None:

@@ -61,8 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CudaOpsError, ValueError) as error:
         console.print(f"[red]error:[/] {escape(str(error))}")
         return REFUSED
-    except KeyboardInterrupt:
-        return 130
 
 
 def _base(arguments: argparse.Namespace) -> Report | None:

@@ -10,8 +10,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -20,6 +20,9 @@ _T = TypeVar("_T")
 
 #: How many seconds a compiler has to end by itself.
 _PATIENCE = 1.0
+#: Seconds until a thread that waits looks for Ctrl-C. The signal wakes a thread that waits, but not
+#: one that is just about to: that one would notice nothing until what it waits for is done.
+_LOOK = 0.5
 
 
 class Submit(Protocol):
@@ -35,6 +38,7 @@ class _Group:
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
+        self.threads: list[threading.Thread] = []
         #: Where compilers of this group run.
         self.folders: set[Path] = set()
 
@@ -50,22 +54,39 @@ _thread = _Thread()
 def builders(count: int) -> Iterator[Submit]:
     """Lends threads that build. An exception in the block, such as Ctrl-C, ends what they do."""
     group = _Group()
-    futures: list[Future[object]] = []
-
-    def submit(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        future = pool.submit(function, *args, **kwargs)
-        futures.append(future)  # type: ignore[arg-type]  # only asked whether it is done
-        return future
 
     def join() -> None:
         _thread.group = group
+        group.threads.append(threading.current_thread())
 
     with ThreadPoolExecutor(count, initializer=join) as pool:
         try:
-            yield submit
+            yield pool.submit  # type: ignore[misc]  # its function is positional alone
         except BaseException:
-            _end(group, futures)
+            _end(group, pool)
             raise
+
+
+def completed(futures: Iterable[Future[_T]], seconds: float | None = None) -> Iterator[Future[_T]]:
+    """Yields futures as they are done, as ``concurrent.futures.as_completed`` does, and lets Ctrl-C
+    interrupt at any time.
+
+    Raises:
+        TimeoutError: the next one is not done ``seconds`` after the call.
+    """
+    waiting = {*futures}
+    end = time.monotonic() + seconds if seconds is not None else None
+    while waiting:
+        left = _LOOK if end is None else max(0.0, min(_LOOK, end - time.monotonic()))
+        done, waiting = wait(waiting, left, FIRST_COMPLETED)
+        yield from done
+        if not done and end is not None and time.monotonic() >= end:
+            raise TimeoutError
+
+
+def result(future: Future[_T]) -> _T:
+    """Waits for a future's result; Ctrl-C interrupts at any time."""
+    return next(completed([future])).result()
 
 
 def stopped() -> bool:
@@ -105,19 +126,18 @@ def _was_interrupted(error: Exception) -> bool:
     return interrupted or "ninja: build stopped: interrupted by user" in str(error)
 
 
-def _end(group: _Group, futures: list[Future[object]]) -> None:
+def _end(group: _Group, pool: ThreadPoolExecutor) -> None:
     """Ends the builds of a group and waits for them; compilers that ignore it are killed."""
     found: dict[int, Path] = {}
     patient_until = time.monotonic() + _PATIENCE
     while True:
         with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C would leave them running
             group.stopped.set()
-            for future in futures:
-                future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
             for folder in tuple(group.folders):
                 found |= dict.fromkeys(_compilers(folder), folder)
             found = {number: folder for number, folder in found.items() if _is_in(folder, number)}
-            if not found and all(future.done() for future in futures):
+            if not found and not any(thread.is_alive() for thread in group.threads):
                 return
             ending = signal.SIGTERM if time.monotonic() < patient_until else signal.SIGKILL
             for number in found:

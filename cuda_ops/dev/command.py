@@ -117,8 +117,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CudaOpsError, ValueError) as error:
         console.print(f"[red]error:[/] {escape(str(error))}")
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def _compile(arguments: Any, archs: tuple[str, ...] | None, console: Console) -> list[Row]:

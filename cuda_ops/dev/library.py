@@ -40,8 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CudaOpsError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 
@@ -105,7 +103,7 @@ def _built(keys: list[str], archs: tuple[str, ...] | None) -> dict[Pair, Path]:
     while keys:
         with threads.builders(toolchain.operators_at_once()) as submit:
             futures = [submit(compiling.build, pairs[key], archs) for key in keys]
-            built = [future.result() for future in futures]
+            built = [threads.result(future) for future in futures]
         for one in built:
             found[one.pair] = one.path
             if one.origin == "built":

@@ -136,7 +136,7 @@ def _after_save(
 
 def _build(pair: Pair, archs: tuple[str, ...] | None, text: Text | None = None) -> compiling.Built:
     with threads.builders(1) as submit:
-        return submit(compiling.build, pair, archs, text=text).result()
+        return threads.result(submit(compiling.build, pair, archs, text=text))
 
 
 def _present(pair: Pair) -> Pair:

@@ -26,8 +26,8 @@ from cuda_ops.runtime.tracing.traces import Trace, trace
 if TYPE_CHECKING:
     from cuda_ops.spec import BenchmarkCase, OpSpec
 
-#: Exit statuses beside the script's own: it raised, the call makes no sense, Ctrl-C.
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+#: Exit statuses beside the script's own: it raised, the call makes no sense.
+FAILED, REFUSED = 1, 2
 #: The traced calls of each case of an operator.
 CALLS = 10
 
@@ -57,8 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CudaOpsError, ValueError, OSError, re.error) as error:
         errors.print(f"[red]error:[/] {escape(str(error))}")
         return REFUSED
-    except KeyboardInterrupt:  # a script's own is its status
-        return INTERRUPTED
     if arguments.json:
         print(json.dumps(_as_json(traced, status), indent=2))
         return status
@@ -109,7 +107,7 @@ def _status_of(run: Callable[[], object], words: list[str], folder: str) -> int:
         return FAILED
     except KeyboardInterrupt as error:
         _show(error)
-        return INTERRUPTED
+        return output.INTERRUPTED
     except Exception as error:
         _show(error)
         return FAILED

@@ -52,8 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CudaOpsError, ValueError) as error:
         Console(stderr=arguments.json, width=width).print(f"[red]error:[/] {escape(str(error))}")
         return REFUSED
-    except KeyboardInterrupt:
-        return 130
 
 
 def _tune(keys: Sequence[str], pattern: str, console: Console) -> bool:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -45,6 +46,10 @@ main(sys.argv[1])
 
 #: The form of a death that torch may have died alone, as it made the arguments of a call.
 _UNMADE = "unmade"
+
+
+class _StoppedError(Exception):
+    """The campaign is to end before its time."""
 
 
 @dataclass
@@ -94,14 +99,25 @@ class Campaign:
     instrumented: Instrumented | None = None
     #: Called with each finding.
     progress: Callable[[Finding], None] = lambda finding: None
+    #: Ends all that runs when set.
+    stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self, seconds: float, seed: int = 1, runs: int = 0) -> Result:
-        """Calls until the time is over; a process that dies is a finding, and is replaced."""
+        """Calls until the time is over, or :attr:`stop` is set; a process that dies is a finding,
+        and is replaced.
+        """
         result = Result()
-        start, deaths, spoiled = time.monotonic(), 0, 0
+        start = time.monotonic()
+        with contextlib.suppress(_StoppedError):
+            self._call(result, start + seconds, seed, runs)
+        result.seconds = time.monotonic() - start
+        return result
+
+    def _call(self, result: Result, end: float, seed: int, runs: int) -> None:
+        deaths, spoiled = 0, 0
         with tempfile.TemporaryDirectory(prefix="cuda_ops-fuzz-") as folder:
             while deaths < _MOST_DEATHS:
-                left = start + seconds - time.monotonic()
+                left = end - time.monotonic()
                 if left <= 1:
                     break
                 known = [finding.form for finding in result.findings]
@@ -109,8 +125,10 @@ class Campaign:
                     self, Path(folder), seed + deaths + spoiled, seconds=left, known=known,
                     runs=runs,
                 )  # fmt: skip
-                death = job.run(partial(self._confirm, result, job))
-                job.count(result)
+                try:
+                    death = job.run(partial(self._confirm, result, job))
+                finally:
+                    job.count(result)
                 if job.is_spoiled:
                     spoiled += 1
                     continue
@@ -121,8 +139,6 @@ class Campaign:
                     result.counts["unmade"] = result.counts.get("unmade", 0) + 1
                     continue
                 self._add(result, self._simplest(death))
-        result.seconds = time.monotonic() - start
-        return result
 
     def _is_unmade(self, death: Finding) -> bool:
         """Tells whether torch ends a process by itself when it makes the arguments."""
@@ -196,6 +212,7 @@ class _Job:
         self.words, self.found = folder / f"words-{seed}", folder / f"findings-{seed}"
         self.found.touch()
         self.box = BlackBox(folder / f"box-{seed}")
+        self._stop = campaign.stop
         asked: dict[str, Any] = {
             "ops": list(campaign.ops), "roots": campaign.origin.roots, "file": campaign.origin.file,
             "box": str(folder / f"box-{seed}"), "findings": str(self.found), "line": line,
@@ -212,6 +229,7 @@ class _Job:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM.format(watched=list(watched)), json.dumps(asked)],
                 stdout=words, stderr=words, stdin=subprocess.DEVNULL, env=environment,
+                start_new_session=True,  # Ctrl-C in the terminal is no death
             )  # fmt: skip
 
     def run(self, report: Callable[[Finding], None]) -> Finding | None:
@@ -220,6 +238,7 @@ class _Job:
 
         Raises:
             RuntimeError: it ended before its first call.
+            _StoppedError: the campaign is to end.
         """
         told, state = 0, "ended"
         try:
@@ -252,6 +271,8 @@ class _Job:
 
     def _wait(self) -> Literal["running", "ended", "hung"]:
         """Waits a moment."""
+        if self._stop.is_set():
+            raise _StoppedError
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(0.2)
             return "ended"

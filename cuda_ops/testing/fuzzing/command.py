@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from cuda_ops.build import threads
 from cuda_ops.errors import CudaOpsError
+from cuda_ops.output import INTERRUPTED
 from cuda_ops.testing.fuzzing import instrumented
 from cuda_ops.testing.fuzzing.calls import Finding, why_not
 from cuda_ops.testing.fuzzing.campaign import Campaign, Result
@@ -66,7 +68,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps(result.as_json(), indent=2) + "\n")
     print(result.summary)
-    return int(bool(result.findings))
+    return INTERRUPTED if campaign.stop.is_set() else int(bool(result.findings))
 
 
 def _say(arguments: argparse.Namespace) -> Any:
@@ -85,11 +87,20 @@ def _say(arguments: argparse.Namespace) -> Any:
 
 
 def _together(campaign: Campaign, arguments: argparse.Namespace) -> Result:
-    """Runs as many campaigns at a time as there are jobs; returns what all of them showed."""
+    """Runs as many campaigns at a time as there are jobs; returns what all of them showed, and
+    after Ctrl-C what they have shown so far.
+    """
     with ThreadPoolExecutor(arguments.jobs) as pool:
         # Far apart, since a process that replaces another takes the next seed.
         seeds = [arguments.seed + 1000 * job for job in range(arguments.jobs)]
         runs = [pool.submit(campaign.run, arguments.minutes * 60, seed) for seed in seeds]
+        try:
+            for run in runs:
+                threads.result(run)
+        except BaseException as error:
+            campaign.stop.set()
+            if not isinstance(error, KeyboardInterrupt):
+                raise
         whole = Result()
         for run in runs:
             whole.add(run.result())

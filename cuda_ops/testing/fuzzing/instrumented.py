@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +101,8 @@ def _main(arguments: Sequence[str]) -> int:
     try:
         with threads.builders(toolchain.operators_at_once()) as submit:
             pairs = registry().pairs()
-            for built in as_completed([submit(compiling.build, pairs[key]) for key in asked.pairs]):
+            futures = [submit(compiling.build, pairs[key]) for key in asked.pairs]
+            for built in threads.completed(futures):
                 found[built.result().pair.key] = str(built.result().path)
                 print(f"built {built.result().pair.key}", file=sys.stderr, flush=True)
     except BuildError as error:

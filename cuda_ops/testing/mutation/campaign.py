@@ -8,10 +8,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cuda_ops.build import threads
 from cuda_ops.build.discovery import Pair
 from cuda_ops.testing.mutation.judging import Judging
 from cuda_ops.testing.mutation.place import Place, Project
@@ -50,8 +51,8 @@ class Campaign:
             judging = Judging(self.pairs, self.settings, kept, stop, note)
             places: queue.SimpleQueue[Place] = queue.SimpleQueue()
             for number, gpu in enumerate(_gpus(self.jobs, self.settings.devices)):
-                threads = max(1, (os.cpu_count() or 1) // self.jobs)
-                places.put(Place(project, folder / f"place{number}", gpu, threads))
+                cores = max(1, (os.cpu_count() or 1) // self.jobs)
+                places.put(Place(project, folder / f"place{number}", gpu, cores))
 
             def judge(mutant: Mutant) -> Result:
                 place = places.get()
@@ -76,7 +77,7 @@ class Campaign:
 
     def _collect(self, futures: Iterable[Future[Result]], done: Callable[[Result], None]) -> None:
         try:
-            for future in as_completed(futures, self.seconds):
+            for future in threads.completed(futures, self.seconds):
                 done(future.result())
         except TimeoutError:
             return

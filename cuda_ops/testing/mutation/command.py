@@ -17,6 +17,7 @@ import torch
 from cuda_ops.build.compiling import visible_archs
 from cuda_ops.build.discovery import BUILTIN_ROOT, Pair
 from cuda_ops.build.source_text import Kind
+from cuda_ops.output import INTERRUPTED
 from cuda_ops.registry import registry
 from cuda_ops.testing.checks import by_name
 from cuda_ops.testing.mutation import ledger, report, result
@@ -106,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         results = _explained(progress.results, entries)
         outdated = ledger.outdated(entries, every) if not arguments.kind else []
         print(report.text(results, outdated, len(plan)), flush=True)
-    return 130 if stopped else int(any(result.is_open for result in results))
+    return INTERRUPTED if stopped else int(any(result.is_open for result in results))
 
 
 @contextlib.contextmanager
