@@ -23,7 +23,7 @@ _BLOCKS = {
 _TENSORS = ("gate.weight", "experts.gate_up_proj", "experts.down_proj")
 
 
-def use_moe(block: torch.nn.Module) -> torch.nn.Module:
+def use_moe(block: torch.nn.Module, group: Any = None) -> torch.nn.Module:
     """Makes a sparse block of Hugging Face's Mixtral, Qwen3-MoE or OLMoE run the operators of
     :func:`cuda_ops.moe`.
 
@@ -34,9 +34,19 @@ def use_moe(block: torch.nn.Module) -> torch.nn.Module:
     ``torch.nn.DataParallel`` runs with the original's tensors; one made by ``copy.deepcopy``, or
     within DistributedDataParallel, with its own.
 
+    With a group, each of its ranks keeps some of the experts and brings its own tokens, which go to
+    their experts and back: see ``group`` of :func:`cuda_ops.moe`. Both matrices become DTensors,
+    sharded along that group, so that checkpoints of ``torch.distributed.checkpoint`` fit any number
+    of ranks. Nothing is sent for that: all ranks must hold the same matrices, or none yet (on a
+    meta device). Their gradients are sums over the losses of all ranks; where the loss is a mean
+    over ranks, divide them by how many there are. Wrap the block in DistributedDataParallel or
+    ``fully_shard`` without these two parameters.
+
     Args:
         block: ``MixtralSparseMoeBlock``, ``Qwen3MoeSparseMoeBlock`` or ``OlmoeSparseMoeBlock`` of a
             version of transformers that stacks experts' matrices, such as 5.
+        group: the ranks that share the experts, a ProcessGroup or one dim of a DeviceMesh; None for
+            a block that has all of them.
 
     Returns:
         The block, changed in place.
@@ -44,7 +54,9 @@ def use_moe(block: torch.nn.Module) -> torch.nn.Module:
     Raises:
         ValueError: the block is of another class, has other parts or tensors than that class had
             when it was compared, has another activation than silu, has more experts or chooses more
-            of them than :func:`cuda_ops.moe` can, or one of its parts was given another forward.
+            of them than :func:`cuda_ops.moe` can, or one of its parts was given another forward;
+            or its matrices are DTensors that are not sharded by expert along the group.
+        RuntimeError: the group is none.
 
     Example::
 
@@ -55,8 +67,41 @@ def use_moe(block: torch.nn.Module) -> torch.nn.Module:
     gate, experts = block.get_submodule("gate"), block.get_submodule("experts")
     # Unlike bound methods of functions from elsewhere, these can be pickled with the block.
     gate.forward = partial(_route, gate)
-    experts.forward = partial(_run_experts, experts)
+    if group is None:
+        experts.forward = partial(_run_experts, experts)
+    else:
+        _shard(experts, group)
+        experts.forward = partial(_run_experts_of_ranks, experts)
     return block
+
+
+def _shard(experts: torch.nn.Module, group: Any) -> None:
+    """Makes DTensors of both matrices, sharded by expert along a group, unless they are."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    from cuda_ops.ops import _moe_ranks
+
+    ranks = _moe_ranks.process_group(group)
+    mesh = group if isinstance(group, DeviceMesh) else None
+    for name in ("gate_up_proj", "down_proj"):
+        whole = experts.get_parameter(name)
+        if isinstance(whole, DTensor):
+            if whole.placements != (Shard(0),) or whole.device_mesh.get_group() != ranks:
+                raise ValueError(
+                    f"use_moe: expected {name} sharded by expert along the group, (Shard(0),), "
+                    f"got a DTensor {whole.placements} on {whole.device_mesh}"
+                )
+            continue
+        mesh = mesh or DeviceMesh.from_group(ranks, _device_of(ranks))
+        own = distribute_tensor(whole.detach(), mesh, [Shard(0)], src_data_rank=None)
+        setattr(experts, name, torch.nn.Parameter(own, requires_grad=whole.requires_grad))
+
+
+def _device_of(ranks: Any) -> str:
+    """Returns the kind of device that a group connects: a matrix may be on a meta device."""
+    kinds = {device.type for device in ranks._device_types}  # torch shows them nowhere else
+    return "cuda" if "cuda" in kinds and torch.cuda.is_available() else "cpu"
 
 
 def _check(block: torch.nn.Module) -> None:
@@ -74,7 +119,7 @@ def _check(block: torch.nn.Module) -> None:
         forward = vars(module).get("forward")
         # Code that wraps a forward for a while puts back the class's own, bound to the module.
         own = MethodType(type(module).forward, module)
-        if forward != own and getattr(forward, "func", forward) not in (None, _route, _run_experts):
+        if forward != own and getattr(forward, "func", forward) not in _FORWARDS:
             raise ValueError(
                 f"use_moe: expected {part} of {name} to have its class's forward, got one that was "
                 f"set on it, {forward!r}, which would be lost: call use_moe before"
@@ -123,3 +168,21 @@ def _run_experts(
     )
     out = _moe_parallel.mixture(hidden_states, *matrices, top_k_index, weights)
     return out.to(hidden_states.dtype)  # autocast may have lowered it
+
+
+def _run_experts_of_ranks(
+    experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Runs as the experts' forward, where each rank of a group has some of them."""
+    from cuda_ops.ops import _moe_ranks
+
+    gate_up, down = experts.gate_up_proj, experts.down_proj
+    group, count = down.device_mesh.get_group(), down.shape[0]
+    out = _moe_ranks.routed(
+        group, hidden_states, gate_up.to_local(), down.to_local(), top_k_index, weights, count
+    )
+    return out.to(hidden_states.dtype)
+
+
+#: What ``forward`` of a part may be where it is not its class's own.
+_FORWARDS = (None, _route, _run_experts, _run_experts_of_ranks)

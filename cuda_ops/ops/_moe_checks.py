@@ -52,6 +52,15 @@ def mixture(
         checks.refuse(op, "top_k", wanted, f"{top_k} of each of {tokens} tokens")
 
 
+def matrix_shapes(hidden: Any, w_down: torch.Tensor) -> list[tuple[str, str, list[Any]]]:
+    """Returns the name of each of both matrices, its dims, and their sizes."""
+    count, _, inner = w_down.shape
+    return [
+        ("w_gate_up", "(E, 2I, H)", [count, 2 * inner, hidden]),
+        ("w_down", "(E, H, I)", [count, hidden, inner]),
+    ]
+
+
 def countable(op: OpSpec, experts: torch.Tensor) -> None:
     """Checks what ``contiguous_choice`` of ``moe_binding.h`` does."""
     # The kernel checks a size that has no value yet: a guard here would be a limit that

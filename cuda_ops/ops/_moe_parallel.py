@@ -1,9 +1,9 @@
 """Runs experts on one device or on several: what ``cuda_ops.moe`` does once tokens are routed.
 
-Where matrices are DTensors sharded by expert along a mesh dim, every device of that dim sees the
-same tokens and runs them through its own experts; the results are partial sums. Only DTensor sends
-anything: it gathers tokens that were sharded over the same dim, and adds up the sums where the
-caller needs them whole.
+Where matrices are DTensors sharded by expert along a mesh dim, tokens that are sharded along that
+dim too go to their experts and back, as those of a process group do. Tokens that every device of
+the dim has run through its own experts, and the results are partial sums, which DTensor adds up
+where the caller needs them whole.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 
+from cuda_ops.ops import _moe_checks
 from cuda_ops.registry import function
 
 
 def mixture(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> torch.Tensor:
     """Runs tokens x (T, H) through the experts (T, k) chosen for them, weighted.
 
-    Where experts are sharded along a mesh dim the result is a partial sum along that, and along
-    others it lies as ``x``.
+    The result lies as ``x``; where experts are sharded along a mesh dim and tokens are not, it is a
+    partial sum along that dim.
 
     Raises:
         RuntimeError: ``w_down`` is sharded in another way, or the experts along several mesh dims,
@@ -82,16 +83,12 @@ def _on_all(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> 
         )
     # Checked here, where all ranks see the same: a single rank that refused its part would leave
     # the others waiting. torch.compile can trace this, unlike the checks of each part.
-    (count, _, inner), hidden = w_down.shape, x.shape[-1]
-    expected = {
-        "w_gate_up": (w_gate_up, "(E, 2I, H)", [count, 2 * inner, hidden]),
-        "w_down": (w_down, "(E, H, I)", [count, hidden, inner]),
-    }
-    for name, (matrices, dims, shape) in expected.items():
-        if list(matrices.shape) != shape:
+    given, count = {"w_gate_up": w_gate_up, "w_down": w_down}, w_down.shape[0]
+    for name, dims, shape in _moe_checks.matrix_shapes(x.shape[-1], w_down):
+        if list(given[name].shape) != shape:
             raise RuntimeError(
                 f"cuda_ops::moe: argument '{name}': expected shape {dims} = {shape}, "
-                f"got shape {list(matrices.shape)}"
+                f"got shape {list(given[name].shape)}"
             )
     own = [dim for dim, placement in enumerate(placements) if placement.is_shard(0)]
     if len(own) > 1 or not all(p.is_replicate() for d, p in enumerate(placements) if d not in own):
@@ -104,26 +101,37 @@ def _on_all(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> 
         elsewhere = [sharded if p.is_shard(0) else Replicate() for p in x.placements]
         return [at_experts if dim in own else place for dim, place in enumerate(elsewhere)]
 
-    tokens, partial = along(Replicate(), Shard(0)), along(Partial(), Shard(0))
+    sends = x.placements[own[0]].is_shard(0)
+    tokens = along(Shard(0) if sends else Replicate(), Shard(0))
+    results = tokens if sends else along(Partial(), Shard(0))
     of_matrices = along(Shard(0), Partial())
 
     def local(value: Any) -> torch.Tensor:
-        moved: torch.Tensor = value.redistribute(mesh, tokens).to_local(grad_placements=partial)
+        moved: torch.Tensor = value.redistribute(mesh, tokens).to_local(grad_placements=results)
         return moved
 
-    # Shard splits as torch.chunk does. torch.compile of torch 2.11 cannot trace the private
-    # function that torch.distributed has for this.
-    per_device = -(-count // mesh.size(own[0]))
-    first = min(mesh.get_local_rank(own[0]) * per_device, count)
-    matrices = [v.to_local(grad_placements=of_matrices) for v in (w_gate_up, w_down)]
-    if matrices[0].shape[0] == 0:
-        # A device without experts adds the zeros of an expert that no token chose, and takes part
-        # in everything that is sent for gradients.
-        matrices = [torch.cat([v, v.new_zeros(1, *v.shape[1:])]) for v in matrices]
-    # An index outside of this device's own experts is an expert whose result is zero.
-    chosen = experts.redistribute(mesh, tokens).to_local() - first
-    out = _here(local(x), *matrices, chosen, local(weights))
+    gate_up, down = (v.to_local(grad_placements=of_matrices) for v in (w_gate_up, w_down))
+    chosen = experts.redistribute(mesh, tokens).to_local()
+    if sends:
+        from cuda_ops.ops import _moe_ranks
+
+        group = mesh.get_group(own[0])
+        out = _moe_ranks.routed(group, local(x), gate_up, down, chosen, local(weights), count)
+    else:
+        # Shard splits as torch.chunk does. torch.compile of torch 2.11 cannot trace the private
+        # function that torch.distributed has for this.
+        per_device = -(-count // mesh.size(own[0]))
+        first = min(mesh.get_local_rank(own[0]) * per_device, count)
+        gate_up, down = never_empty(gate_up), never_empty(down)
+        out = _here(local(x), gate_up, down, chosen - first, local(weights))
     result: torch.Tensor = DTensor.from_local(
-        out, mesh, partial, run_check=False, shape=x.shape, stride=(x.shape[1], 1)
+        out, mesh, results, run_check=False, shape=x.shape, stride=(x.shape[1], 1)
     )
     return result
+
+
+def never_empty(matrices: torch.Tensor) -> torch.Tensor:
+    """A rank without experts runs one that no token chose, and takes part in all that is sent."""
+    if matrices.shape[0]:
+        return matrices
+    return torch.cat([matrices, matrices.new_zeros(1, *matrices.shape[1:])])  # has a gradient

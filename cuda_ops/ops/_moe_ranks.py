@@ -19,15 +19,15 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from cuda_ops.derive import checks, layout
+from cuda_ops.derive import layout
 from cuda_ops.derive.no_gradient import no_second_derivative
 from cuda_ops.dispatch import autocast
 from cuda_ops.distributed.agreement import agreement_of, refusing_together
 from cuda_ops.distributed.collectives import all_gather
 from cuda_ops.names import INTERNAL
-from cuda_ops.ops import _moe, _moe_parallel
+from cuda_ops.ops import _moe, _moe_checks
+from cuda_ops.ops._moe_parallel import is_dtensor, never_empty
 from cuda_ops.registry import function
-from cuda_ops.spec import OpSpec
 
 _OP = "cuda_ops::moe"
 #: The gradients that ranks add up, as ``moe_experts_backward`` counts them.
@@ -41,7 +41,6 @@ _NUMBERS = (
 
 
 def mixture(
-    op: OpSpec,
     group: Any,
     x: torch.Tensor,
     router_logits: torch.Tensor,
@@ -59,22 +58,48 @@ def mixture(
         RuntimeError: at all ranks: an argument of one of them does not fit. Within a transform of
             torch.func, which would change what is sent.
     """
-    ranks = _process_group(op, group)
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        raise RuntimeError(f"{op.qualname}: transforms of torch.func do not reach other ranks")
-    with refusing_together(ranks, op.qualname):
+    ranks = process_group(group)
+    with refusing_together(ranks, _OP):
         code = _moe.scoring_code("moe", scoring)
         x, router_logits, w_gate_up, w_down = _cast(x, router_logits, w_gate_up, w_down)
-        _check(op, x, router_logits, w_gate_up, w_down)
+        _check(x, w_gate_up, w_down, router_logits=router_logits)
         rows, logits = layout.as_rows(x), layout.as_rows(router_logits)
         weights, experts = function("moe_route")(logits, top_k, code, renormalize, expert_bias)
-    inputs = rows, w_gate_up, w_down, experts, weights
-    grad = torch.is_grad_enabled()
-    wanted = _moe.wanted_bits(grad and v.requires_grad for v in inputs if v is not experts)
-    out: torch.Tensor = torch.ops._cuda_ops.moe_on_ranks(
-        *inputs, logits.shape[1], ranks.group_name, wanted
-    )[0]
+    out = _on_ranks(ranks, rows, w_gate_up, w_down, experts, weights, logits.shape[1])
     return out if x.dim() == 2 else out.reshape(x.shape)
+
+
+def routed(
+    group: Any,
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    total: int,
+) -> torch.Tensor:
+    """Runs this rank's tokens x (T, H) through the experts (T, k) chosen for them, of ``total`` at
+    all ranks.
+
+    Raises:
+        RuntimeError: as :func:`mixture`.
+    """
+    ranks = process_group(group)
+    with refusing_together(ranks, _OP):
+        x, _, w_gate_up, w_down = _cast(x, weights, w_gate_up, w_down)
+        _check(x, w_gate_up, w_down, experts=experts, weights=weights)
+    return _on_ranks(ranks, x, w_gate_up, w_down, experts, weights, total)
+
+
+def _on_ranks(ranks: Any, *inputs: Any) -> torch.Tensor:
+    *tensors, total = inputs
+    grad = torch.is_grad_enabled()
+    x, w_gate_up, w_down, _, weights = tensors
+    wanted = _moe.wanted_bits(grad and v.requires_grad for v in (x, w_gate_up, w_down, weights))
+    out: torch.Tensor = torch.ops._cuda_ops.moe_on_ranks(*tensors, total, ranks.group_name, wanted)[
+        0
+    ]
+    return out
 
 
 def _named(group: str) -> Any:
@@ -83,15 +108,20 @@ def _named(group: str) -> Any:
     return resolve(group)
 
 
-def _process_group(op: OpSpec, group: Any) -> Any:
+def process_group(group: Any) -> Any:
+    """Returns the ProcessGroup that the argument ``group`` says.
+
+    Raises:
+        RuntimeError: it is none, or this is within a transform of torch.func.
+    """
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise RuntimeError(f"{_OP}: transforms of torch.func do not reach other ranks")
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
-            checks.refuse(op, "group", "one dim of a mesh", f"a mesh of {group.ndim} dims")
+            _refuse("group", "one dim of a mesh", f"a mesh of {group.ndim} dims")
         return group.get_group()
     if not isinstance(group, dist.ProcessGroup):
-        checks.refuse(
-            op, "group", "a ProcessGroup or one dim of a DeviceMesh", type(group).__name__
-        )
+        _refuse("group", "a ProcessGroup or one dim of a DeviceMesh", type(group).__name__)
     return group
 
 
@@ -103,35 +133,36 @@ def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return autocast.cast(_moe.AUTOCAST, device, tuple(_moe.AUTOCAST), tensors, {})[0]
 
 
-def _check(op: OpSpec, x: Any, router_logits: Any, w_gate_up: Any, w_down: Any) -> None:
+def _check(x: Any, w_gate_up: Any, w_down: Any, **of_tokens: Any) -> None:
     """Checks what a rank alone can: once ranks have agreed, none may refuse any more."""
-    given = {"router_logits": router_logits, "w_gate_up": w_gate_up, "w_down": w_down}
+    given = {**of_tokens, "w_gate_up": w_gate_up, "w_down": w_down}
     for name, value in {"x": x, **given}.items():
-        if _moe_parallel.is_dtensor(value) or value.is_nested:
+        if is_dtensor(value) or value.is_nested:
             wanted = "a plain tensor where 'group' is given"
-            checks.refuse(op, name, wanted, "a nested one" if value.is_nested else "a DTensor")
+            _refuse(name, wanted, "a nested one" if value.is_nested else "a DTensor")
     if x.dim() < 1 or x.dtype not in _DTYPES:
-        checks.refuse(op, "x", "(..., H) of a floating dtype", f"{x.dtype} of shape {[*x.shape]}")
+        _refuse("x", "(..., H) of a floating dtype", f"{x.dtype} of shape {[*x.shape]}")
     for name, value in given.items():
-        checks.check_device(op, name, value, "x", x)
+        if value.device != x.device:
+            _refuse(name, f"a tensor on {x.device} like 'x'", f"one on {value.device}")
     for name in ("w_gate_up", "w_down"):
         if given[name].dtype != x.dtype:
-            checks.refuse(op, name, f"{x.dtype} as 'x'", f"{given[name].dtype}")
+            _refuse(name, f"{x.dtype} as 'x'", f"{given[name].dtype}")
         if given[name].dim() != 3:
-            checks.refuse(op, name, "3 dims", f"shape {[*given[name].shape]}")
-    count, _, inner = w_down.shape
-    shapes = {
-        "w_gate_up": ("(E, 2I, H)", [count, 2 * inner, x.shape[-1]]),
-        "w_down": ("(E, H, I)", [count, x.shape[-1], inner]),
-    }
-    for name, (dims, shape) in shapes.items():
+            _refuse(name, "3 dims", f"shape {[*given[name].shape]}")
+    for name, dims, shape in _moe_checks.matrix_shapes(x.shape[-1], w_down):
         if [*given[name].shape] != shape:
-            checks.refuse(
-                op, name, f"shape {dims} = {shape}, E of this rank", f"shape {[*given[name].shape]}"
-            )
-    if [*router_logits.shape[:-1]] != [*x.shape[:-1]]:
-        wanted = f"shape (..., E of all ranks), the leading dims of 'x' {[*x.shape[:-1]]}"
-        checks.refuse(op, "router_logits", wanted, f"shape {[*router_logits.shape]}")
+            wanted = f"shape {dims} = {shape}, E of this rank"
+            _refuse(name, wanted, f"shape {[*given[name].shape]}")
+    for name, value in of_tokens.items():
+        if [*value.shape[:-1]] != [*x.shape[:-1]]:
+            last = "E of all ranks" if name == "router_logits" else "top_k"
+            wanted = f"shape (..., {last}), the leading dims of 'x' {[*x.shape[:-1]]}"
+            _refuse(name, wanted, f"shape {[*value.shape]}")
+
+
+def _refuse(argument: str, expected: str, actual: str) -> None:
+    raise RuntimeError(f"{_OP}: argument '{argument}': expected {expected}, got {actual}")
 
 
 # --- what all ranks know -------------------------------------------------------------------
@@ -348,7 +379,13 @@ def _forward(
     # An index outside of this rank's experts is one whose result is zero.
     chosen = sent.out(experts, fill=-1) - known.first
     rows, scales = sent.out(x), sent.out(weights)
-    inputs = rows, _never_empty(w_gate_up), _never_empty(w_down), chosen, scales
+    inputs = (
+        rows,
+        never_empty(w_gate_up),
+        never_empty(w_down),
+        chosen,
+        scales,
+    )
     token = sent.token if isinstance(sent, Dispatch) else experts.new_empty(0)
     counts = torch.tensor([*sent.counts(), known.wanted])
     if wanted:
@@ -368,7 +405,7 @@ def _backward(
     *sizes, of_all = counts.tolist()
     sent = _restored(_named(group), grad_out.shape[0], token, sizes)
     grads = function("moe_experts_backward")(
-        sent.out(grad_out), rows, _never_empty(w_gate_up), _never_empty(w_down), chosen, scales,
+        sent.out(grad_out), rows, never_empty(w_gate_up), never_empty(w_down), chosen, scales,
         kept, of_all,
     )  # fmt: skip
     # What any rank wants is sent by all of them, or some would wait for the others.
@@ -438,8 +475,3 @@ torch.library.register_autograd(
     f"{INTERNAL}::moe_on_ranks_backward", _second.backward, setup_context=_second.setup_context,
     lib=_library,
 )  # fmt: skip
-
-
-def _never_empty(matrices: torch.Tensor) -> torch.Tensor:
-    """A rank without experts runs one that no token chose, and takes part in all that is sent."""
-    return matrices if matrices.shape[0] else matrices.new_zeros(1, *matrices.shape[1:])

@@ -38,7 +38,7 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any]:
             from cuda_ops.ops import _moe_ranks
 
             return _moe_ranks.mixture(
-                op, group, x, router_logits, w_gate_up, w_down, top_k,
+                group, x, router_logits, w_gate_up, w_down, top_k,
                 renormalize=renormalize, scoring=scoring, expert_bias=expert_bias,
             )  # fmt: skip
         # Checked here: the composed operator cannot say why a part refuses something.
@@ -74,11 +74,12 @@ to 512.
 Dtypes: x and both matrices float64, float32, float16 or bfloat16, the same for all; router_logits
 any of these. Sums run in float32, or in float64 for float64 and on a CPU.
 Several devices: x and router_logits may be DTensors sharded by token, and both matrices sharded by
-expert along a mesh dim, (Shard(0)); the result is then a partial sum along that dim. Or all are
-plain tensors and group says which processes call together: x and router_logits are then this
-rank's tokens, as many as it likes, with logits of all experts, the matrices are this rank's
-experts, in the order of ranks and maybe none, and the result is this rank's tokens. All ranks must
-call, with gradients or without; one whose arguments do not fit makes all of them refuse.
+expert along a mesh dim, (Shard(0)). Tokens sharded along that dim too go to their experts and back;
+of others the result is a partial sum along it. Or all are plain tensors and group says which
+processes call together: x and router_logits are then this rank's tokens, as many as it likes, with
+logits of all experts, the matrices are this rank's experts, in the order of ranks and maybe none,
+and the result is this rank's tokens. All ranks must call, with gradients or without; one whose
+arguments do not fit makes all of them refuse.
 Memory: the gradient keeps the arguments, gate and up of each of the T * top_k choices, and 12 bytes
 of routing for each (16 for float64 logits). Arguments that are not contiguous are copied.
 
