@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import moe_plan
 from benchmarks.report import REPO
 from cuda_ops.benchmarking import plots, regression
 from cuda_ops.benchmarking.environment import DEBUG_BUILD
@@ -436,6 +437,26 @@ def _dense_experts(base: Path) -> str:
     return _markdown(header, rows)
 
 
+def _experts_on_ranks(base: Path) -> str:
+    """Has the scaling that is planned for ``moe`` on several GPUs and hosts."""
+    report, sizes = reports()["moe"], [(2, 1), (8, 1), (8, 2), (8, 8)]
+    planned = {
+        (one.model, one.tokens, one.gpus, one.hosts): one
+        for gpus, hosts in sizes
+        for one in moe_plan.plans(report, gpus, hosts)
+        if one.tokens >= 64  # fewer take as long as their launches
+    }
+    rows = []
+    for model, tokens in dict.fromkeys((model, tokens) for model, tokens, *_ in planned):
+        cells = [planned.get((model, tokens, *size)) for size in sizes]
+        text = [
+            f"{one.scaling:.2f} ({time_text(one.seconds_of_wire)})" if one else "-" for one in cells
+        ]
+        rows.append((model, str(tokens), *text))
+    heads = ("model", "tokens a rank", *(f"{hosts} x {gpus} GPUs" for gpus, hosts in sizes))
+    return _markdown(heads, rows)
+
+
 _TABLES = {
     "working": _working,
     "families": _families,
@@ -445,6 +466,7 @@ _TABLES = {
     "mixtures": _mixtures,
     "decoding": _decoding,
     "dense experts": _dense_experts,
+    "experts on ranks": _experts_on_ranks,
 }
 
 
