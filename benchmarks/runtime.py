@@ -224,6 +224,8 @@ def _steps() -> dict[str, tuple[Any, tuple[torch.Tensor, ...]]]:
     ]
     router = torch.randn(experts, hidden, device="cuda", dtype=torch.bfloat16) * 0.02
     scale = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
+    for one in (*weights, router, scale):  # or Inductor's graphs would copy them at each call
+        torch._dynamo.mark_static_address(one)
 
     def decode(x: torch.Tensor) -> torch.Tensor:
         y = cuda_ops.rms_norm(x, scale)
@@ -240,11 +242,14 @@ def _steps() -> dict[str, tuple[Any, tuple[torch.Tensor, ...]]]:
 def _graph_ways(
     function: Any, arguments: tuple[torch.Tensor, ...], training: bool
 ) -> dict[str, Callable[[], Any]]:
-    def called(way: Any) -> Callable[[], Any]:
+    def called(way: Any, own: Any) -> Callable[[], Any]:
         given = tuple(one.clone().requires_grad_(training) for one in arguments)
+        leaves = [*given, *(own.parameters() if isinstance(own, torch.nn.Module) else ())]
 
         def call() -> None:
             if training:
+                for leaf in leaves:  # Inductor's graphs own the gradients of the last call
+                    leaf.grad = None
                 way(*given).backward(torch.ones_like(given[0]))
             else:
                 with torch.no_grad():
@@ -253,16 +258,18 @@ def _graph_ways(
         return call
 
     samples = tuple(one.clone().requires_grad_(training) for one in arguments)
-    with torch.set_grad_enabled(training):
-        theirs = torch.cuda.make_graphed_callables(_copied(function), samples)
-    ways = {
-        "eager": function,
-        "make_graphed_callables": theirs,
-        "compiled, reduce-overhead": torch.compile(_copied(function), mode="reduce-overhead"),
-        "graphed": graphed(_copied(function)),
-        "graphed, views": graphed(_copied(function), views=True),
+    ways: dict[str, Callable[[Any], Any]] = {
+        "eager": lambda own: own,
+        "make_graphed_callables": lambda own: torch.cuda.make_graphed_callables(own, samples),
+        "compiled, reduce-overhead": lambda own: torch.compile(own, mode="reduce-overhead"),
+        "graphed": graphed,
+        "graphed, views": lambda own: graphed(own, views=True),
     }
-    calls = {name: called(way) for name, way in ways.items()}
+    calls = {}
+    for name, way in ways.items():
+        own = _copied(function)
+        with torch.set_grad_enabled(training):
+            calls[name] = called(way(own), own)
     for call in calls.values():
         for _ in range(6):
             call()

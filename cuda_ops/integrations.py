@@ -93,15 +93,21 @@ def _shard(experts: torch.nn.Module, group: Any) -> None:
                     f"got a DTensor {whole.placements} on {whole.device_mesh}"
                 )
             continue
-        mesh = mesh or DeviceMesh.from_group(ranks, _device_of(ranks))
+        mesh = mesh or DeviceMesh.from_group(ranks, _device_of(ranks, whole))
         own = distribute_tensor(whole.detach(), mesh, [Shard(0)], src_data_rank=None)
         setattr(experts, name, torch.nn.Parameter(own, requires_grad=whole.requires_grad))
 
 
-def _device_of(ranks: Any) -> str:
-    """Returns the kind of device that a group connects: a matrix may be on a meta device."""
+def _device_of(ranks: Any, matrix: torch.Tensor) -> str:
+    """Returns the kind of device on which a group shares a matrix: its own, if the group knows it.
+    Else it is on a meta device, or on the CPU for NCCL.
+    """
     kinds = {device.type for device in ranks._device_types}  # torch shows them nowhere else
-    return "cuda" if "cuda" in kinds and torch.cuda.is_available() else "cpu"
+    if matrix.device.type in kinds:
+        return matrix.device.type
+    # gloo alone says that it knows GPUs too.
+    config = torch.distributed.distributed_c10d.get_backend_config(ranks)
+    return "cuda" if "nccl" in config and torch.cuda.is_available() else "cpu"
 
 
 def _check(block: torch.nn.Module) -> None:

@@ -159,6 +159,7 @@ class Ranks:
     """The processes of a group, which run the same function."""
 
     def __init__(self, world: int, store: Path, backend: str = "gloo") -> None:
+        self._lost = False
         spawning = multiprocessing.get_context("spawn")
         ends = [spawning.Pipe() for _ in range(world)]
         self._here = [here for here, _ in ends]
@@ -172,6 +173,8 @@ class Ranks:
             process.start()
 
     def __call__(self, function: Any, *arguments: Any) -> list[Any]:
+        assert not self._lost, "these ranks have failed before"
+        self._lost = True  # one that raises may leave the others waiting
         for end in self._here:
             end.send((function, arguments))
         waiting, found = {end: rank for rank, end in enumerate(self._here)}, {}
@@ -182,6 +185,7 @@ class Ranks:
                 right, value = end.recv()
                 assert right, value  # others may wait for this one
                 found[waiting.pop(end)] = value
+        self._lost = False
         return [found[rank] for rank in range(len(found))]
 
     def close(self) -> None:
@@ -193,9 +197,14 @@ class Ranks:
             process.kill()
 
 
+def _build() -> None:
+    """Has moe built before the ranks ask for it."""
+    cuda_ops.moe(torch.ones(1, 2), torch.ones(1, 1), torch.ones(1, 2, 2), torch.ones(1, 2, 1), 1)
+
+
 @pytest.fixture(scope="module", params=WORLDS)
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    cuda_ops.moe(torch.ones(1, 2), torch.ones(1, 1), torch.ones(1, 2, 2), torch.ones(1, 2, 1), 1)
+    _build()
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("CUDA_OPS_RANKS_TIMEOUT", "250")
         group = Ranks(request.param, tmp_path_factory.mktemp("ranks") / "store")
@@ -259,6 +268,7 @@ def test_ranks_get_what_one_process_would(ranks: Any) -> None:
 def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA GPUs")
+    _build()
     group = Ranks(2, tmp_path_factory.mktemp("gpus") / "store", "nccl")
     yield group
     group.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
 import threading
 import time
@@ -452,6 +453,7 @@ def test_no_more_memory_than_depth_batches_is_taken(depth: int) -> None:
     from cuda_ops.testing.stall import stall
 
     size = 16 << 20
+    gc.collect()  # what other tests left would be freed meanwhile
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -466,6 +468,7 @@ def test_no_more_memory_than_depth_batches_is_taken(depth: int) -> None:
 
 @needs_gpu
 def test_an_early_end_leaves_nothing_on_the_gpu() -> None:
+    gc.collect()  # what other tests left would be freed meanwhile
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     for x in prefetch(batches(50, 1 << 20), "cuda"):  # noqa: B007

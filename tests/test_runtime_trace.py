@@ -203,9 +203,10 @@ def test_a_trace_on_a_gpu_has_kernels_copies_and_overlap(tmp_path: Path) -> None
 def test_work_in_flight_at_the_end_is_traced() -> None:
     from cuda_ops.testing.stall import stall
 
+    x = torch.ones(8, device="cuda")  # makes the context, which stall does not
     with trace() as traced:
         stall(0.05)
-        cuda_ops.silu(torch.ones(8, device="cuda"))
+        cuda_ops.silu(x)
     assert any("Silu<" in row.name for row in traced.kernels)
 
 

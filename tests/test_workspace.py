@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ScratchOp, needs_gpu
+from conftest import ScratchOp, needs_gpu, needs_nvcc
 
 from cuda_ops.registry import registry
 from cuda_ops.runtime import assert_no_growth
@@ -125,6 +125,7 @@ def test_more_than_there_is_is_refused(pair: str, size: int, a: int, b: int, tex
 
 
 @needs_gpu
+@needs_nvcc
 def test_a_workspace_is_right_on_several_streams_and_in_a_graph(pair: str) -> None:
     twice = registry().public(pair)
     x = torch.randn(1 << 20, device="cuda")
@@ -146,6 +147,7 @@ def test_a_workspace_is_right_on_several_streams_and_in_a_graph(pair: str) -> No
 
 
 @needs_gpu
+@needs_nvcc
 def test_a_workspace_is_freed_when_the_call_returns(pair: str) -> None:
     twice, x = registry().public(pair), torch.randn(1 << 20, device="cuda")
     with assert_no_growth(warm=lambda: twice(x)):

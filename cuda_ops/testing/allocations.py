@@ -91,6 +91,8 @@ class Fences:
     inner_byte: int
     fences: list[torch.Tensor] = field(default_factory=list)
     pieces: list[Allocation] = field(default_factory=list)
+    #: Gives its memory back when it ends: after the tensors above, and after :meth:`written`.
+    pool: Any = None
 
     def written(self, made: Sequence[Allocation]) -> str:
         """Returns what was written beside the allocations that were made; empty if nothing was."""
@@ -134,8 +136,8 @@ def fenced(
     It takes the smallest piece of free memory that is large enough. Those here have the sizes that
     a call has just asked for, and what is between them is in use.
     """
-    found, index = Fences(fence_byte, inner_byte), index_of(device)
-    where, pool = torch.device("cuda", index), torch.cuda.MemPool()
+    index, pool = index_of(device), torch.cuda.MemPool()
+    found, where = Fences(fence_byte, inner_byte, pool=pool), torch.device("cuda", index)
 
     def take(size: int, byte: int) -> torch.Tensor:
         return torch.full((size,), byte, dtype=torch.uint8, device=where)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -34,7 +35,8 @@ def main() -> None:
     for layer in model.model.layers:
         use_moe(layer.mlp, group=dist.group.WORLD)
     experts = [one for one in model.parameters() if isinstance(one, DTensor)]
-    fully_shard(model, ignored_params=set(experts))  # all else, along all ranks
+    mesh = init_device_mesh(device.type, (ranks,))
+    fully_shard(model, mesh=mesh, ignored_params=set(experts))  # all else, along all ranks
     others = [one for one in model.parameters() if all(one is not own for own in experts)]
     # Two groups: torch updates DTensors of one mesh together, and no others with them.
     optimizer = torch.optim.AdamW([{"params": experts}, {"params": others}], lr=1e-2)

@@ -222,6 +222,7 @@ def _recorded(graph: Any, pool: Any, stream: Any) -> Iterator[None]:
             grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
             if inference:  # what torch keeps of random numbers must be written outside of it too
                 modes.enter_context(torch.inference_mode(False))
+            modes.enter_context(_own_workspaces())
             # Other threads go on: only this one must not do what a capture forbids.
             with torch.cuda.graph(
                 graph, pool=pool, stream=stream, capture_error_mode="thread_local"
@@ -241,6 +242,20 @@ def _recorded(graph: Any, pool: Any, stream: Any) -> Iterator[None]:
         torch.set_autocast_cache_enabled(cached)
 
 
+@contextlib.contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Lets a capture have cuBLAS's workspace in its own pool.
+
+    torch keeps one for each stream, and drops it with any graph that was captured there or when
+    Inductor asks for it: other graphs of the stream would go on using its memory.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
 #: Graphs whose capture failed: torch may still point to them.
 _failed: list[Any] = []
 
@@ -250,14 +265,18 @@ def _clean_up(graph: Any, pool: Any, stream: Any, before: Any) -> None:
     left the stream, the pool and the random state.
     """
     torch.cuda.set_stream(before)
-    try:
-        torch._C._cuda_endAllocateToPool(stream.device_index, pool)
-    except Exception:  # the capture had ended, and with it all of this
-        return
     with contextlib.suppress(Exception):
+        graph.pool()
+        return  # the capture had ended, and with it all of this
+    with contextlib.suppress(Exception):
+        torch._C._cuda_endAllocateToPool(stream.device_index, pool)
+        # Where that raises torch has ended it, and will release the pool with the graph.
         torch._C._cuda_releasePool(stream.device_index, pool)
     _failed.append(graph)
-    with contextlib.suppress(Exception), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+    with (
+        contextlib.suppress(Exception),
+        torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"),
+    ):
         # A capture that succeeds leaves the random state as it should be.
         torch.empty(1, device=stream.device).zero_()
     torch.cuda.set_stream(before)

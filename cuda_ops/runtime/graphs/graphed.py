@@ -123,6 +123,8 @@ class Graphed:
         self._pools: dict[torch.device, Any] = {}
         self._streams: dict[torch.device, Any] = {}
         self._last: dict[torch.device, Any] = {}
+        #: Calls that are on the stream of the captures, outside of the lock.
+        self._warming = 0
 
     @property
     def graphs(self) -> int:
@@ -174,6 +176,7 @@ class Graphed:
                 _check_devices(tensors, device)
                 warms = kind.calls < self._warmup
                 kind.calls += warms
+                self._warming += warms
                 watched = warms and kind.calls == self._warmup
                 if not warms:
                     capture = self._free(kind, call, tensors, device)
@@ -187,8 +190,12 @@ class Graphed:
         # A parameter's gradient waits for the stream on which it was first read, as long as any
         # result is there: that must be the stream of the calls to come.
         here = self._module is not None and torch.is_grad_enabled()
-        with _waits(watched) as waits:
-            result = call(tensors) if here else _aside(call, tensors, self._stream(device))
+        try:
+            with _waits(watched) as waits:
+                result = call(tensors) if here else _aside(call, tensors, self._stream(device))
+        finally:
+            with self._lock:
+                self._warming -= 1
         with self._lock:
             if why := _why_not(kind, result, waits):
                 self._refuse(kind, Refusal(why))
@@ -197,9 +204,11 @@ class Graphed:
     def _free(
         self, kind: _Kind, call: Callable[..., Any], tensors: Tensors, device: torch.device
     ) -> Any:
-        """Returns a capture that no backward waits for; ``None`` if there are too many others."""
+        """Returns a capture that no backward waits for; ``None`` if there are too many others, or
+        a call of another thread is on the stream of the captures, which would be recorded.
+        """
         capture = next((one for one in kind.captures if not one.busy), None)
-        if capture is None and len(kind.captures) < _MOST_BUSY:
+        if capture is None and not self._warming and len(kind.captures) < _MOST_BUSY:
             capture = self._captured(call, tensors, device)
             kind.captures.append(capture)
             self._forget()
@@ -361,6 +370,10 @@ def _aside(call: Callable[[Tensors], Any], tensors: Tensors, stream: Any) -> Any
 _WAITS = "called a synchronizing"
 
 
+#: Held by the one thread that changes how the process warns.
+_watching = threading.Lock()
+
+
 @contextlib.contextmanager
 def _waits(watched: bool) -> Iterator[list[str]]:
     """Yields where the body makes the host wait for the GPU, which torch warns of if it is asked.
@@ -368,9 +381,18 @@ def _waits(watched: bool) -> Iterator[list[str]]:
     Only the last call before a capture is watched: the first may wait while it loads a library.
     """
     found: list[str] = []
-    if not watched:
+    if not watched or not _watching.acquire(blocking=False):
         yield found
         return
+    try:
+        with _noted(found):
+            yield found
+    finally:
+        _watching.release()
+
+
+@contextlib.contextmanager
+def _noted(found: list[str]) -> Iterator[None]:
     mine, before = threading.get_ident(), torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         show = warnings.showwarning
@@ -394,6 +416,6 @@ def _waits(watched: bool) -> Iterator[list[str]]:
         warnings.showwarning = note
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield found
+            yield
         finally:
             torch.cuda.set_sync_debug_mode(before)

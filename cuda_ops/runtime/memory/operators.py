@@ -90,7 +90,8 @@ def memory_by_operator() -> Iterator[OperatorsUse]:
         raise RuntimeError(
             "memory_by_operator: torch's profiler runs already, and there is one at a time"
         )
-    profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    # Without acc_events torch 2.10 and 2.11 warn of what several cycles would lose; this is one.
+    profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
     profiler.start()
     try:
         yield found
