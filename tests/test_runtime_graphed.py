@@ -93,6 +93,28 @@ def test_another_kind_gets_another_graph(change: Callable[..., Any]) -> None:
 
 
 @pytest.mark.usefixtures("fake")
+def test_nothing_is_captured_while_another_thread_warms_up() -> None:
+    """Both would be on one stream, so the other thread's kernels would be recorded."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        begun.set()
+        assert go_on.wait(100)
+        return 2 * x
+
+    step = graphed(double, warmup=1)
+    other = threading.Thread(target=step, args=(torch.ones(1),))
+    other.start()
+    assert begun.wait(100)
+    threading.Timer(0.2, go_on.set).start()
+    assert step(torch.ones(1)) == 2
+    assert step.graphs == 0
+    other.join()
+    assert step(torch.ones(1)) == 2
+    assert step.graphs == 1
+
+
+@pytest.mark.usefixtures("fake")
 def test_training_and_autocast_are_kinds() -> None:
     block = torch.nn.Linear(2, 2)
     step = graphed(block, warmup=1)
