@@ -245,19 +245,24 @@ def _rank(rank: int, ranks: int, store: str, arguments: argparse.Namespace) -> N
         "nccl", init_method=f"file://{store}", rank=rank, world_size=ranks,
         device_id=torch.device("cuda", rank),
     )  # fmt: skip
-    rows = []
+    rows: list[dict[str, Any]] = []
     for model in arguments.models:
         for backward in (False, True):
             for tokens in arguments.tokens:
                 if not backward or tokens >= 1024:
                     rows += _case(model, tokens, backward)
+                    if rank == 0:  # a case that fails loses no other
+                        _save(arguments.json, rows, ranks)
                 torch.cuda.empty_cache()
     if rank == 0:
         _show(rows, ranks)
-        saved = [{k: vars(v) if hasattr(v, "low") else v for k, v in r.items()} for r in rows]
-        report.save(arguments.json, {"ranks": ranks, "cases": saved})
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _save(path: str | None, rows: list[dict[str, Any]], ranks: int) -> None:
+    saved = [{k: vars(v) if hasattr(v, "low") else v for k, v in r.items()} for r in rows]
+    report.save(path, {"ranks": ranks, "cases": saved})
 
 
 def _show(rows: list[dict[str, Any]], ranks: int) -> None:
