@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -104,10 +105,13 @@ def _case(model: str, tokens: int, backward: bool) -> list[dict[str, Any]]:
     mine = [one[rank * own : (rank + 1) * own].clone() for one in whole]
     ways: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
         "one GPU": (cuda_ops.moe, [x, logits, *whole]),
-        "gather": (partial(_forced, "gather"), [x, logits, *mine]),
-        "dispatch": (partial(_forced, "dispatch"), [x, logits, *mine]),
+        "gather": (partial(_forced, "gather", 1), [x, logits, *mine]),
+        "dispatch": (partial(_forced, "dispatch", 1), [x, logits, *mine]),
         "composition": (composition, [x, logits, *mine]),
     }
+    if not backward and tokens >= 1024:  # what overlaps the wire and the products
+        for chunks in (2, 4):
+            ways[f"gather in {chunks}"] = partial(_forced, "gather", chunks), [x, logits, *mine]
     calls: dict[str, Callable[[], torch.Tensor]] = {}
     for name, (function, arguments) in ways.items():
         given = [one.clone().requires_grad_(backward) for one in arguments]
@@ -131,9 +135,9 @@ def _case(model: str, tokens: int, backward: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def _forced(name: str, *arguments: Any) -> torch.Tensor:
+def _forced(name: str, chunks: int, *arguments: Any) -> torch.Tensor:
     """Calls moe by this way. Not by unittest.mock, which takes longer than the call on the host."""
-    choose, forced = _moe_ranks.way, _moe_ranks.Way(name, 0, 0)
+    choose, forced = _moe_ranks.way, _moe_ranks.Way(name, 0, 0, chunks)
     try:
         _moe_ranks.way = lambda *_: forced
         out: torch.Tensor = cuda_ops.moe(*arguments, group=dist.group.WORLD)
@@ -232,7 +236,9 @@ def _wire(model: str, tokens: int, backward: bool, name: str) -> float:
     hidden, _, experts, top_k = MODELS[model]
     ranks = dist.get_world_size()
     way = _moe_ranks.way([tokens] * ranks, [experts // ranks] * ranks, top_k, 2 * hidden)
-    sent = {"gather": way.gather_bytes, "dispatch": way.dispatch_bytes}.get(name.split(",")[0], 0)
+    sent = {"gather": way.gather_bytes, "dispatch": way.dispatch_bytes}.get(
+        re.split("[, ]", name)[0], 0
+    )
     if name == "composition":
         sent = tokens * top_k * 2 * hidden * (ranks - 1) // ranks
     return 2 * sent * (2 if backward else 1) / _moe_ranks.WIRE

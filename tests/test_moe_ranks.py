@@ -81,7 +81,8 @@ def run(call: Mixture, rank: int, **changed: Any) -> list[torch.Tensor | None]:
     if call.compiled:
         torch.compiler.reset()
         function = torch.compile(function, fullgraph=True, backend=call.compiled)
-    chosen = _moe_ranks.Way(call.way, 0, 0)
+    name, _, chunks = call.way.partition(" ")
+    chosen = _moe_ranks.Way(name, 0, 0, int(chunks or 1))
     group = changed.pop("group", None) or torch.distributed.group.WORLD
     with (
         mock.patch.object(_moe_ranks, "way", return_value=chosen),
@@ -240,10 +241,10 @@ def mixtures(draw: Any, world: int) -> Mixture:
         tokens,
         experts,
         draw(st.integers(1, min(4, sum(experts)))),
-        draw(st.sampled_from(["gather", "dispatch"])),
+        draw(st.sampled_from(["gather", "gather 3", "dispatch"])),
         draw(st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16])),
         draw(st.sampled_from(["softmax", "sigmoid"])),
-        draw(st.tuples(*[st.booleans()] * 4)),
+        draw(st.one_of(st.just((False,) * 4), st.tuples(*[st.booleans()] * 4))),
         skewed=draw(st.booleans()),
         seed=draw(st.integers(0, 100)),
     )
@@ -309,8 +310,8 @@ def in_a_graph(call: Mixture, rank: int) -> list[torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"compiled": "inductor"}, {"autocast": True}])
 def test_two_gpus_in_other_ways(gpus: Ranks, options: dict[str, Any]) -> None:
-    for kind in ("gather", "dispatch"):
-        call = Mixture((3, 5), (2, 3), 2, kind, torch.float32, **options)
+    for kind in ("gather", "gather 2", "dispatch"):
+        call = Mixture((3, 5), (2, 3), 2, kind, torch.float32, **options, wanted=wanted(kind))
         check(call, gpus(run, call))
 
 
@@ -320,8 +321,13 @@ def test_two_gpus_replay_a_graph(gpus: Ranks) -> None:
         torch.testing.assert_close(replayed, called)
 
 
-BOTH = pytest.mark.parametrize("kind", ["gather", "dispatch"])
+BOTH = pytest.mark.parametrize("kind", ["gather", "gather 2", "dispatch"])
 TOKENS, EXPERTS = (3, 0, 5, 1), (1, 4, 0, 2)
+
+
+def wanted(kind: str) -> tuple[bool, ...]:
+    """Which gradients are wanted: none with chunks, which are for calls without."""
+    return (" " not in kind,) * 4
 
 
 @BOTH
@@ -336,7 +342,7 @@ TOKENS, EXPERTS = (3, 0, 5, 1), (1, 4, 0, 2)
 )
 def test_ways_of_calling(ranks: Any, kind: str, options: dict[str, Any]) -> None:
     world, together = ranks
-    call = Mixture(TOKENS[:world], EXPERTS[:world], 2, kind, **options)
+    call = Mixture(TOKENS[:world], EXPERTS[:world], 2, kind, **options, wanted=wanted(kind))
     check(call, together(run, call))
 
 
@@ -344,10 +350,10 @@ def test_ways_of_calling(ranks: Any, kind: str, options: dict[str, Any]) -> None
 @pytest.mark.slow
 def test_the_same_bits_each_time(ranks: Any, kind: str) -> None:
     world, together = ranks
-    call = Mixture(TOKENS[:world], EXPERTS[:world], 3, kind, torch.bfloat16)
+    call = Mixture(TOKENS[:world], EXPERTS[:world], 3, kind, torch.bfloat16, wanted=wanted(kind))
     first, second = together(run, call), together(run, call)
     assert all(
-        torch.equal(a, b)
+        a is b is None or torch.equal(a, b)
         for x, y in zip(first, second, strict=True)
         for a, b in zip(x, y, strict=True)
     )
@@ -401,9 +407,11 @@ def test_a_way_is_chosen_by_bytes() -> None:
     eight = way([8192] * 8, [32] * 8, 8, 14336)
     assert eight.name == "dispatch" and eight.gather_bytes == 7 * 8192 * 14336
     text = (
-        "dispatch: 822083584 bytes each way by gather, 544080812 by dispatch, which saves 1236 us"
+        "dispatch: 822083584 bytes each way by gather, in 4 chunks, 544080812 by dispatch, which "
+        "saves 1236 us on the wire and waits"
     )
     assert str(eight).startswith(text)
+    assert [way([n] * 2, [64] * 2, 8, 4096).chunks for n in (0, 64, 4096, 8192)] == [1, 1, 1, 2]
     assert way([5, 0], [0, 3], 2, 8).dispatch_bytes == 40
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from cuda_ops.derive import layout
 from cuda_ops.derive.no_gradient import no_second_derivative
 from cuda_ops.dispatch import autocast
 from cuda_ops.distributed.agreement import agreement_of, refusing_together
-from cuda_ops.distributed.collectives import all_gather
+from cuda_ops.distributed.collectives import begin_all_gather, begin_all_to_all
 from cuda_ops.names import INTERNAL
 from cuda_ops.ops import _moe, _moe_checks
 from cuda_ops.ops._moe_parallel import is_dtensor, never_empty
@@ -226,18 +226,41 @@ class Gather:
 
     def out(self, rows: torch.Tensor, fill: int = 0) -> torch.Tensor:
         """Returns all ranks' rows; those beyond what a rank has are ``fill``."""
-        padded = rows
-        if self._own < self._most:
-            padded = rows.new_full((self._most, *rows.shape[1:]), fill)
-            padded[: self._own] = rows
-        return all_gather(padded, self._group)
+        return begin_all_gather(self._padded(rows, fill), self._group)()
 
     def back(self, partial: torch.Tensor) -> torch.Tensor:
         """Returns the sums over ranks of what each has for this rank's rows."""
-        parts = torch.empty_like(partial, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(parts, partial.contiguous(), group=self._group)
-        each = parts.view(self._ranks, self._most, *partial.shape[1:])[:, : self._own]
-        return each.sum(0, dtype=_wide(partial.dtype)).to(partial.dtype)
+        return self._summed(begin_all_to_all(partial, self._group)())[: self._own]
+
+    def overlapped(
+        self,
+        chunks: int,
+        run: Callable[..., torch.Tensor],
+        x: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """Runs products of the rows of all ranks, a chunk at a time: while one is computed the next
+        comes and the one before goes back.
+        """
+        padded = self._padded(experts, -1), self._padded(x), self._padded(weights)
+        parts = zip(*(one.tensor_split(chunks) for one in padded), strict=True)
+        coming = [[begin_all_gather(one, self._group) for one in part] for part in parts]
+        going = [
+            begin_all_to_all(run(*(arrived() for arrived in part)), self._group) for part in coming
+        ]
+        return torch.cat([self._summed(arrived()) for arrived in going])[: self._own]
+
+    def _padded(self, rows: torch.Tensor, fill: int = 0) -> torch.Tensor:
+        if self._own == self._most:
+            return rows
+        padded = rows.new_full((self._most, *rows.shape[1:]), fill)
+        padded[: self._own] = rows
+        return padded
+
+    def _summed(self, parts: torch.Tensor) -> torch.Tensor:
+        each = parts.view(self._ranks, parts.shape[0] // self._ranks, *parts.shape[1:])
+        return each.sum(0, dtype=_wide(parts.dtype)).to(parts.dtype)
 
 
 class Dispatch:
@@ -301,6 +324,9 @@ WIRE = 450e9
 #: Seconds that a wait of the host costs: an estimate; ``python -m benchmarks.moe_ranks`` measures
 #: both ways.
 _WAIT = 60e-6
+#: Seconds on the wire, one way, that are worth a chunk, and how many chunks there are at most:
+#: estimates too.
+_CHUNK, _MOST_CHUNKS = 30e-6, 4
 
 
 @dataclass(frozen=True)
@@ -311,12 +337,16 @@ class Way:
     #: What the busiest rank sends, to its experts and back each.
     gather_bytes: int
     dispatch_bytes: int
+    #: Into how many parts gathered tokens are cut, so that one is computed while others are sent;
+    #: where no gradient is wanted, whose kept values would have to be joined.
+    chunks: int = 1
 
     def __str__(self) -> str:
         saved = 2 * (self.gather_bytes - self.dispatch_bytes) / WIRE
         return (
-            f"{self.name}: {self.gather_bytes} bytes each way by gather, {self.dispatch_bytes} by "
-            f"dispatch, which saves {saved * 1e6:.0f} us on the wire and waits {_WAIT * 1e6:.0f} us"
+            f"{self.name}: {self.gather_bytes} bytes each way by gather, in {self.chunks} chunks, "
+            f"{self.dispatch_bytes} by dispatch, which saves {saved * 1e6:.0f} us on the wire and "
+            f"waits {_WAIT * 1e6:.0f} us"
         )
 
 
@@ -336,7 +366,8 @@ def way(tokens: Sequence[int], experts: Sequence[int], top_k: int, row_bytes: in
         )
     )
     name = "dispatch" if 2 * (gather - dispatch) / WIRE > _WAIT else "gather"
-    return Way(name, gather, dispatch)
+    chunks = min(_MOST_CHUNKS, max(1, int(gather / WIRE / _CHUNK)))
+    return Way(name, gather, dispatch, chunks)
 
 
 # --- operators -----------------------------------------------------------------------------
@@ -376,24 +407,30 @@ def _forward(
         sent = Gather(known.group, len(known.tokens), own, max(known.tokens))
     else:
         sent = Dispatch.of(known, experts)
-    # An index outside of this rank's experts is one whose result is zero.
-    chosen = sent.out(experts, fill=-1) - known.first
-    rows, scales = sent.out(x), sent.out(weights)
-    inputs = (
-        rows,
-        never_empty(w_gate_up),
-        never_empty(w_down),
-        chosen,
-        scales,
-    )
-    token = sent.token if isinstance(sent, Dispatch) else experts.new_empty(0)
     counts = torch.tensor([*sent.counts(), known.wanted])
-    if wanted:
-        partial, kept = function("moe_experts_keep")(*inputs)
-        return sent.back(partial), rows, chosen, scales, kept, token, counts
-    out = sent.back(function("moe_experts")(*inputs))
-    nothing = [v.new_empty(0, *v.shape[1:]) for v in (rows, chosen, scales)]
-    return out, *nothing, rows.new_empty(0, top_k, w_gate_up.shape[1]), token.new_empty(0), counts
+    nothing = (
+        x.new_empty(0, x.shape[1]), experts.new_empty(0, top_k), weights.new_empty(0, top_k),
+        x.new_empty(0, top_k, w_gate_up.shape[1]), experts.new_empty(0), counts,
+    )  # fmt: skip
+    gate_up, down = never_empty(w_gate_up), never_empty(w_down)
+
+    def run(chosen: torch.Tensor, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        # An index outside of this rank's experts is one whose result is zero.
+        out: torch.Tensor = function("moe_experts")(
+            rows, gate_up, down, chosen - known.first, scales
+        )
+        return out
+
+    chunks = min(chosen_way.chunks, max(known.tokens))
+    if not wanted and isinstance(sent, Gather) and chunks > 1:
+        return sent.overlapped(chunks, run, x, experts, weights), *nothing
+    chosen, rows, scales = sent.out(experts, fill=-1), sent.out(x), sent.out(weights)
+    if not wanted:
+        return sent.back(run(chosen, rows, scales)), *nothing
+    chosen = chosen - known.first
+    partial, kept = function("moe_experts_keep")(rows, gate_up, down, chosen, scales)
+    token = sent.token if isinstance(sent, Dispatch) else experts.new_empty(0)
+    return sent.back(partial), rows, chosen, scales, kept, token, counts
 
 
 @torch.library.impl(_library, "moe_on_ranks_backward", "CompositeExplicitAutograd")
