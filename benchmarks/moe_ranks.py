@@ -100,7 +100,8 @@ def _case(model: str, tokens: int, backward: bool) -> list[dict[str, Any]]:
     def made(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device="cuda", dtype=torch.bfloat16).mul_(shape[-1] ** -0.5)
 
-    x, logits = made(tokens, hidden), made(tokens, experts) * hidden**0.5
+    x = made(tokens, hidden)
+    logits = torch.randn(tokens, experts, device="cuda")  # in bfloat16 many would be equal
     whole = made(experts, 2 * inner, hidden), made(experts, hidden, inner)
     mine = [one[rank * own : (rank + 1) * own].clone() for one in whole]
     ways: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
