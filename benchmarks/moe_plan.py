@@ -103,8 +103,7 @@ def plans(report: Report, gpus: int, hosts: int) -> list[Plan]:
     ceilings = report.ceilings["memory"].value, report.ceilings["bf16"].value
     found = []
     for run in report.of("moe"):
-        # Such as ``Qwen3-30B-A3B, T=64 bfloat16``.
-        # A part of a model is what one of its ranks has.
+        # Such as ``Qwen3-30B-A3B, T=64 bfloat16``; not a part of a model, which is one rank's.
         if case := re.fullmatch(r"([^,]+), T=(\d+) bfloat16", run.case):
             model, tokens = case[1], int(case[2])
             if (MODELS | WHOLE)[model][2] >= gpus * hosts and run.seconds is not None:
@@ -121,6 +120,8 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=8, help="GPUs of a host (default: 8)")
     parser.add_argument("--hosts", type=int, default=1, help="hosts (default: 1)")
     arguments = parser.parse_args()
+    if arguments.gpus < 1 or arguments.hosts < 1:
+        parser.error(f"expected 1 or more, got --gpus {arguments.gpus} --hosts {arguments.hosts}")
     heads = ("model", "tokens a rank", "way", "in the host", "between hosts", "wire", "products",
              "scaling")  # fmt: skip
     table = Table(*heads, title=f"{arguments.hosts} x {arguments.gpus} GPUs")

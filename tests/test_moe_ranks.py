@@ -321,7 +321,7 @@ def test_two_gpus_replay_a_graph(gpus: Ranks) -> None:
         torch.testing.assert_close(replayed, called)
 
 
-BOTH = pytest.mark.parametrize("kind", ["gather", "gather 2", "dispatch"])
+WAYS = pytest.mark.parametrize("kind", ["gather", "gather 2", "dispatch"])
 TOKENS, EXPERTS = (3, 0, 5, 1), (1, 4, 0, 2)
 
 
@@ -330,7 +330,7 @@ def wanted(kind: str) -> tuple[bool, ...]:
     return (" " not in kind,) * 4
 
 
-@BOTH
+@WAYS
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -346,7 +346,7 @@ def test_ways_of_calling(ranks: Any, kind: str, options: dict[str, Any]) -> None
     check(call, together(run, call))
 
 
-@BOTH
+@WAYS
 @pytest.mark.slow
 def test_the_same_bits_each_time(ranks: Any, kind: str) -> None:
     world, together = ranks

@@ -29,7 +29,7 @@ class Submit(Protocol):
     """Starts a function in one of the threads."""
 
     def __call__(
-        self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+        self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> Future[_T]: ...
 
 
@@ -61,7 +61,7 @@ def builders(count: int) -> Iterator[Submit]:
 
     with ThreadPoolExecutor(count, initializer=join) as pool:
         try:
-            yield pool.submit  # type: ignore[misc]  # its function is positional alone
+            yield pool.submit
         except BaseException:
             _end(group, pool)
             raise

@@ -52,13 +52,20 @@ def mixture(
         checks.refuse(op, "top_k", wanted, f"{top_k} of each of {tokens} tokens")
 
 
-def matrix_shapes(hidden: Any, w_down: torch.Tensor) -> list[tuple[str, str, list[Any]]]:
-    """Returns the name of each of both matrices, its dims, and their sizes."""
+def matrices(w_gate_up: torch.Tensor, w_down: torch.Tensor, hidden: int, of: str = "") -> None:
+    """Checks the shapes of both matrices of 3 dims; ``of`` says for the text whose E it is."""
     count, _, inner = w_down.shape
-    return [
-        ("w_gate_up", "(E, 2I, H)", [count, 2 * inner, hidden]),
-        ("w_down", "(E, H, I)", [count, hidden, inner]),
-    ]
+    for name, matrix, dims, shape in (
+        ("w_gate_up", w_gate_up, "(E, 2I, H)", [count, 2 * inner, hidden]),
+        ("w_down", w_down, "(E, H, I)", [count, hidden, inner]),
+    ):
+        if list(matrix.shape) != shape:
+            refuse(name, f"shape {dims} = {shape}{of}", f"shape {list(matrix.shape)}")
+
+
+def refuse(argument: str, expected: str, actual: str) -> None:
+    """Raises what ``cuda_ops.moe`` says of an argument, where its declaration is out of reach."""
+    raise RuntimeError(f"cuda_ops::moe: argument '{argument}': expected {expected}, got {actual}")
 
 
 def countable(op: OpSpec, experts: torch.Tensor) -> None:

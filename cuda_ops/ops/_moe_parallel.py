@@ -44,10 +44,8 @@ def check(**arguments: Any) -> None:
     first, mesh = next(iter(meshes.items()))
     for name, value in arguments.items():
         if value is not None and meshes.get(name) != mesh:
-            raise RuntimeError(
-                f"cuda_ops::moe: argument '{name}': expected a DTensor on the mesh of '{first}', "
-                f"got {f'one on {meshes[name]}' if name in meshes else 'a Tensor'}"
-            )
+            got = f"one on {meshes[name]}" if name in meshes else "a Tensor"
+            _moe_checks.refuse(name, f"a DTensor on the mesh of '{first}'", got)
 
 
 def is_dtensor(value: Any) -> bool:
@@ -77,25 +75,16 @@ def _on_all(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any) -> 
 
     mesh, placements = w_gate_up.device_mesh, w_gate_up.placements
     if w_down.placements != placements:
-        raise RuntimeError(
-            f"cuda_ops::moe: argument 'w_down': expected {list(placements)} as 'w_gate_up', "
-            f"got {list(w_down.placements)}"
-        )
+        wanted = f"{list(placements)} as 'w_gate_up'"
+        _moe_checks.refuse("w_down", wanted, f"{list(w_down.placements)}")
     # Checked here, where all ranks see the same: a single rank that refused its part would leave
     # the others waiting. torch.compile can trace this, unlike the checks of each part.
-    given, count = {"w_gate_up": w_gate_up, "w_down": w_down}, w_down.shape[0]
-    for name, dims, shape in _moe_checks.matrix_shapes(x.shape[-1], w_down):
-        if list(given[name].shape) != shape:
-            raise RuntimeError(
-                f"cuda_ops::moe: argument '{name}': expected shape {dims} = {shape}, "
-                f"got shape {list(given[name].shape)}"
-            )
+    _moe_checks.matrices(w_gate_up, w_down, x.shape[-1])
+    count = w_down.shape[0]
     own = [dim for dim, placement in enumerate(placements) if placement.is_shard(0)]
     if len(own) > 1 or not all(p.is_replicate() for d, p in enumerate(placements) if d not in own):
-        raise RuntimeError(
-            "cuda_ops::moe: argument 'w_gate_up': expected experts sharded along one mesh dim and "
-            f"replicated along others, got {list(placements)}"
-        )
+        wanted = "experts sharded along one mesh dim and replicated along others"
+        _moe_checks.refuse("w_gate_up", wanted, f"{list(placements)}")
 
     def along(at_experts: Any, sharded: Any) -> list[Any]:
         elsewhere = [sharded if p.is_shard(0) else Replicate() for p in x.placements]

@@ -23,9 +23,10 @@ from cuda_ops.derive import layout
 from cuda_ops.derive.no_gradient import no_second_derivative
 from cuda_ops.dispatch import autocast
 from cuda_ops.distributed.agreement import agreement_of, refusing_together
-from cuda_ops.distributed.collectives import begin_all_gather, begin_all_to_all
+from cuda_ops.distributed.collectives import all_gather, begin_all_gather, begin_all_to_all
 from cuda_ops.names import INTERNAL
 from cuda_ops.ops import _moe, _moe_checks
+from cuda_ops.ops._moe_checks import refuse
 from cuda_ops.ops._moe_parallel import is_dtensor, never_empty
 from cuda_ops.registry import function
 
@@ -91,14 +92,15 @@ def routed(
     return _on_ranks(ranks, x, w_gate_up, w_down, experts, weights, total)
 
 
-def _on_ranks(ranks: Any, *inputs: Any) -> torch.Tensor:
-    *tensors, total = inputs
+def _on_ranks(
+    ranks: Any, x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor,
+    experts: torch.Tensor, weights: torch.Tensor, total: int,
+) -> torch.Tensor:  # fmt: skip
     grad = torch.is_grad_enabled()
-    x, w_gate_up, w_down, _, weights = tensors
     wanted = _moe.wanted_bits(grad and v.requires_grad for v in (x, w_gate_up, w_down, weights))
-    out: torch.Tensor = torch.ops._cuda_ops.moe_on_ranks(*tensors, total, ranks.group_name, wanted)[
-        0
-    ]
+    out: torch.Tensor = torch.ops._cuda_ops.moe_on_ranks(
+        x, w_gate_up, w_down, experts, weights, total, ranks.group_name, wanted
+    )[0]
     return out
 
 
@@ -118,10 +120,10 @@ def process_group(group: Any) -> Any:
         raise RuntimeError(f"{_OP}: transforms of torch.func do not reach other ranks")
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
-            _refuse("group", "one dim of a mesh", f"a mesh of {group.ndim} dims")
+            refuse("group", "one dim of a mesh", f"a mesh of {group.ndim} dims")
         return group.get_group()
     if not isinstance(group, dist.ProcessGroup):
-        _refuse("group", "a ProcessGroup or one dim of a DeviceMesh", type(group).__name__)
+        refuse("group", "a ProcessGroup or one dim of a DeviceMesh", type(group).__name__)
     return group
 
 
@@ -139,30 +141,23 @@ def _check(x: Any, w_gate_up: Any, w_down: Any, **of_tokens: Any) -> None:
     for name, value in {"x": x, **given}.items():
         if is_dtensor(value) or value.is_nested:
             wanted = "a plain tensor where 'group' is given"
-            _refuse(name, wanted, "a nested one" if value.is_nested else "a DTensor")
+            refuse(name, wanted, "a nested one" if value.is_nested else "a DTensor")
     if x.dim() < 1 or x.dtype not in _DTYPES:
-        _refuse("x", "(..., H) of a floating dtype", f"{x.dtype} of shape {[*x.shape]}")
+        refuse("x", "(..., H) of a floating dtype", f"{x.dtype} of shape {[*x.shape]}")
     for name, value in given.items():
         if value.device != x.device:
-            _refuse(name, f"a tensor on {x.device} like 'x'", f"one on {value.device}")
+            refuse(name, f"a tensor on {x.device} like 'x'", f"one on {value.device}")
     for name in ("w_gate_up", "w_down"):
         if given[name].dtype != x.dtype:
-            _refuse(name, f"{x.dtype} as 'x'", f"{given[name].dtype}")
+            refuse(name, f"{x.dtype} as 'x'", f"{given[name].dtype}")
         if given[name].dim() != 3:
-            _refuse(name, "3 dims", f"shape {[*given[name].shape]}")
-    for name, dims, shape in _moe_checks.matrix_shapes(x.shape[-1], w_down):
-        if [*given[name].shape] != shape:
-            wanted = f"shape {dims} = {shape}, E of this rank"
-            _refuse(name, wanted, f"shape {[*given[name].shape]}")
+            refuse(name, "3 dims", f"shape {[*given[name].shape]}")
+    _moe_checks.matrices(w_gate_up, w_down, x.shape[-1], ", E of this rank")
     for name, value in of_tokens.items():
         if [*value.shape[:-1]] != [*x.shape[:-1]]:
             last = "E of all ranks" if name == "router_logits" else "top_k"
             wanted = f"shape (..., {last}), the leading dims of 'x' {[*x.shape[:-1]]}"
-            _refuse(name, wanted, f"shape {[*value.shape]}")
-
-
-def _refuse(argument: str, expected: str, actual: str) -> None:
-    raise RuntimeError(f"{_OP}: argument '{argument}': expected {expected}, got {actual}")
+            refuse(name, wanted, f"shape {[*value.shape]}")
 
 
 # --- what all ranks know -------------------------------------------------------------------
@@ -226,7 +221,7 @@ class Gather:
 
     def out(self, rows: torch.Tensor, fill: int = 0) -> torch.Tensor:
         """Returns all ranks' rows; those beyond what a rank has are ``fill``."""
-        return begin_all_gather(self._padded(rows, fill), self._group)()
+        return all_gather(self._padded(rows, fill), self._group)
 
     def back(self, partial: torch.Tensor) -> torch.Tensor:
         """Returns the sums over ranks of what each has for this rank's rows."""
