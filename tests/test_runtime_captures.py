@@ -73,6 +73,29 @@ def test_gradients_add_up_over_calls() -> None:
 
 
 @needs_gpu
+def test_gradients_may_be_kept() -> None:
+    block = block_of_small_operators()
+    step, x = graphed(block, warmup=1), torch.randn(8, 64, device="cuda")
+    kept = []
+    for k in range(4):
+        grads = torch.autograd.grad(step(x * k).square().sum(), [*block.parameters()])
+        kept.append((grads, [grad.clone() for grad in grads]))
+    assert step.graphs == 1
+    for grads, then in kept:
+        assert all(map(torch.equal, grads, then))
+
+
+@needs_gpu
+def test_results_of_warm_ups_do_not_hold_leaves_on_their_stream() -> None:
+    """If they did, torch would warn of a later backward, and a warning is an error here."""
+    step, x = graphed(lambda x: x * 2), torch.ones(4, device="cuda", requires_grad=True)
+    kept = step(x)
+    (x * 3).sum().backward()
+    kept.sum().backward()
+    assert x.grad.tolist() == [5.0] * 4
+
+
+@needs_gpu
 def test_two_forwards_before_their_backwards_have_graphs_of_their_own() -> None:
     step = graphed(lambda x: x.exp(), warmup=1)
     x, y = (torch.full((4,), v, device="cuda", requires_grad=True) for v in (0.0, 1.0))

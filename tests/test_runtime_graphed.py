@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -14,8 +15,11 @@ import torch
 from cuda_ops.errors import GraphError
 from cuda_ops.runtime import graphed
 from cuda_ops.runtime.graphs import graphed as module
+from cuda_ops.runtime.graphs.calls import Call
 from cuda_ops.runtime.graphs.captures import Refusal, _leaves
-from cuda_ops.runtime.graphs.places import Places, base_of, like
+from cuda_ops.runtime.graphs.in_turn import InTurn
+from cuda_ops.runtime.graphs.places import Places, Sources, base_of, like
+from cuda_ops.runtime.trees import rebuilt_with, tensors_of
 
 # --- decisions, without a GPU -------------------------------------------------
 
@@ -28,7 +32,7 @@ class FakeCapture:
 
     def __init__(self, call: Callable[[Any], Any], tensors: Any) -> None:
         self.call, self.replays, self.busy = call, 0, False
-        self.done = types.SimpleNamespace(synchronize=lambda: None)
+        self.in_turn = types.SimpleNamespace(synchronize=lambda: None)
         FakeCapture.made.append(self)
 
     def replay(self, tensors: Any, views: bool) -> Any:
@@ -52,9 +56,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kind, "_stream", lambda self, device: None)
     monkeypatch.setattr(
         kind, "_captured", lambda self, call, tensors, device: FakeCapture(call, tensors)
-    )
-    monkeypatch.setattr(
-        kind, "_replayed", lambda self, capture, tensors, device: capture.replay(tensors, False)
     )
 
 
@@ -257,6 +258,27 @@ def test_a_frozen_parameter_and_a_part_in_training_are_kinds() -> None:
 
 
 @pytest.mark.usefixtures("fake")
+def test_memory_that_a_parameter_moves_to_is_a_kind() -> None:
+    block = torch.nn.Linear(2, 2)
+    step = graphed(block, warmup=1)
+    for graphs in (1, 2):
+        step(torch.ones(2))
+        step(torch.ones(2))
+        assert step.graphs == graphs
+        block.weight.data = block.weight.data.clone()
+
+
+@pytest.mark.usefixtures("fake")
+def test_kinds_that_take_turns_keep_their_graphs() -> None:
+    step = graphed(lambda x, scale=1: x * scale, warmup=1)
+    for _ in range(4):
+        for scale in (2, 2.0, True, -0.0, 0.0):
+            assert torch.equal(step(torch.ones(2), scale=scale), torch.full((2,), float(scale)))
+    assert step.graphs == 5
+    assert [one.replays for one in FakeCapture.made] == [3] * 5
+
+
+@pytest.mark.usefixtures("fake")
 def test_an_argument_without_a_hash_is_named() -> None:
     with pytest.raises(TypeError, match=r"values that have a hash.*got bytearray"):
         graphed(lambda x, y: x)(torch.ones(1), bytearray(2))
@@ -305,6 +327,106 @@ def test_inputs_of_a_graph_are_like_those_of_the_call(tensor: torch.Tensor) -> N
         assert own.stride() == tensor.stride()
     Places([own]).fill([tensor + 1])
     assert torch.equal(own, tensor + 1)
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [
+    ((torch.ones(1), 2, None), {"z": torch.ones(3), "a": "text"}),
+    (([torch.ones(1), (2, torch.ones(3))],), {"a": {"b": torch.ones(3)}}), ((), {}),
+])  # fmt: skip
+def test_a_call_is_made_again_with_other_tensors(args: Any, kwargs: Any) -> None:
+    call = Call(lambda *args, **kwargs: (args, kwargs), args, kwargs)
+    again = call([2 * tensor for tensor in call.tensors])
+    assert str(again).replace("2.", "1.") == str((args, kwargs))
+    assert call.key() == Call(print, args, kwargs).key()
+    assert hash(call.key()) == hash(Call(print, args, kwargs).key())
+    assert call.key() != Call(print, (*args, 3), kwargs).key()
+
+
+@pytest.mark.parametrize("tree", [
+    torch.ones(2), (torch.ones(2), torch.ones(1)), [torch.ones(2)], (), {"x": [torch.ones(2), 3]},
+    (torch.ones(2), None), None,
+])  # fmt: skip
+def test_results_have_the_form_of_the_function_s(tree: Any) -> None:
+    tensors = [2 * tensor for tensor in tensors_of(tree)]
+    again = rebuilt_with(tree)(tensors)
+    assert all(map(operator.is_, tensors_of(again), tensors))
+    assert str(again).replace("2.", "1.") == str(tree)
+
+
+@pytest.mark.parametrize("tensors", [
+    [], [torch.arange(4.0).view(2, 2).t()], [torch.full((2,), -0.0), torch.tensor(torch.inf)],
+    [torch.arange(3), torch.ones(2).expand(3, 2), torch.tensor([True])],
+])  # fmt: skip
+def test_copies_are_new_memory(tensors: list[torch.Tensor]) -> None:
+    copies = Sources(tensors).copies()
+    assert len(copies) == len(tensors)
+    for copy, tensor in zip(copies, tensors, strict=True):
+        assert (copy.dtype, str(copy)) == (tensor.dtype, str(tensor))
+        assert copy.data_ptr() != tensor.data_ptr()
+
+
+def test_streams_take_turns_and_wait_only_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    handles, done = [0, 0, 7, 7, 0], []
+
+    def stream(device: torch.device) -> Any:
+        own = handles[0]
+        return types.SimpleNamespace(
+            own=own,
+            wait_stream=lambda other: done.append(f"{own} waits for {other.own}"),
+            synchronize=lambda: done.append(f"the host waits for {own}"),
+        )
+
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda index: handles[0], raising=False
+    )
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    in_turn = InTurn(torch.device("cuda", 0))
+    in_turn.synchronize()
+    while handles:
+        with in_turn:
+            handles.pop(0)
+    in_turn.synchronize()
+    assert done == ["7 waits for 0", "0 waits for 7", "the host waits for 0"]
+
+
+@pytest.fixture
+def no_streams(monkeypatch: pytest.MonkeyPatch) -> Any:
+    stream = types.SimpleNamespace(device=None, wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    return stream
+
+
+def test_a_leaf_is_first_read_on_the_current_stream(no_streams: Any) -> None:
+    """What adds to its gradient belongs to the stream on which a leaf is first read."""
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2)
+    given: list[torch.Tensor] = []
+
+    def step(tensors: Any) -> torch.Tensor:
+        given.extend(tensors)
+        return tensors[0] * 3
+
+    result = module._aside(step, [x, y], no_streams)
+    assert not given[0].is_leaf
+    assert given[1] is y
+    result.sum().backward()
+    assert x.grad.tolist() == [3, 3]
+    with torch.no_grad():
+        module._aside(step, [x, y], no_streams)
+    assert given[2] is x
+
+
+def test_what_writes_to_a_leaf_fails_or_works_as_without_warm_ups(no_streams: Any) -> None:
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        module._aside(lambda tensors: tensors[0].add_(1), [x], no_streams)
+
+    def without_gradients(tensors: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return tensors[0].add_(1)
+
+    module._aside(without_gradients, [x], no_streams)
+    assert x.tolist() == [2, 2]
 
 
 def test_leaves_beside_the_arguments_are_found() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -67,6 +68,26 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
     map_tensors(note, tree)
     return found
+
+
+def rebuilt_with(tree: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
+    """Returns what makes a tree like ``tree`` of other tensors, given in the order of its own.
+
+    What is only a tensor, or a tuple or list of them, is not looked into again at each call.
+
+    >>> rebuilt_with([torch.zeros(1), torch.zeros(1)])((torch.ones(1), torch.ones(2)))
+    [tensor([1.]), tensor([1., 1.])]
+    """
+    if isinstance(tree, torch.Tensor):
+        return itemgetter(0)
+    if type(tree) in (tuple, list) and all(isinstance(item, torch.Tensor) for item in tree):
+        return type(tree)
+
+    def rebuilt(tensors: Sequence[torch.Tensor]) -> Any:
+        found = iter(tensors)
+        return map_tensors(lambda _: next(found), tree)
+
+    return rebuilt
 
 
 def record_streams(tree: Any, stream: Any) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from cuda_ops.runtime.graphs.places import Places, Tensors, like
-from cuda_ops.runtime.trees import map_tensors, tensors_of
+from cuda_ops.runtime.graphs.in_turn import InTurn
+from cuda_ops.runtime.graphs.places import Places, Sources, Tensors, like
+from cuda_ops.runtime.trees import map_tensors, rebuilt_with, tensors_of
 
 
 class Refusal(Exception):  # noqa: N818  # users get a GraphError of it
@@ -32,6 +33,7 @@ class Capture:
         inputs: Tensors,
         pool: Any,
         stream: Any,
+        in_turn: InTurn,
         stands_for: Mapping[int, torch.Tensor],
     ) -> None:
         """Captures a call.
@@ -42,42 +44,44 @@ class Capture:
             pool: of the graphs' memory. If there is a gradient, other graphs must not share it:
                 they would write to what one forward saves for its backward.
             stream: to capture on.
+            in_turn: for what runs on the device that the inputs are on.
             stands_for: by ``id`` of a leaf that the function reads, the one that gets its gradient.
 
         Raises:
             Refusal: it cannot be captured.
         """
+        self.in_turn = in_turn
         self._inputs = [like(tensor) for tensor in inputs]
         self._places = Places(self._inputs)
         before = [tensor._version for tensor in self._inputs]
-        wanted = [tensor.requires_grad for tensor in self._inputs]
+        self._wanted = [k for k, tensor in enumerate(self._inputs) if tensor.requires_grad]
         self._graph = torch.cuda.CUDAGraph()
         self._backward: torch.cuda.CUDAGraph | None = None
-        self._input_grads: Sequence[torch.Tensor | None] = ()
-        #: Recorded behind each replay, of the backward too: another stream waits for it.
-        self.done = torch.cuda.Event()
         with _recorded(self._graph, pool, stream):
             made = function(self._inputs)
         outputs = tensors_of(made)
         for output in outputs:
-            if not output.is_cuda:
+            if output.device != in_turn.device:
+                where = "the CPU" if output.device.type == "cpu" else output.device
                 raise Refusal(
-                    f"it returns a tensor of shape {tuple(output.shape)} on the CPU, which each "
+                    f"it returns a tensor of shape {tuple(output.shape)} on {where}, which each "
                     "replay would return unchanged"
                 )
         self._written = [k for k, tensor in enumerate(self._inputs) if tensor._version != before[k]]
-        if any(wanted[k] or self._inputs[k].requires_grad for k in self._written):
+        if any(k in self._wanted or self._inputs[k].requires_grad for k in self._written):
             raise Refusal("it writes to an argument whose gradient would be lost")
         self._check_shared(inputs)
         self._generation = 0
         self._pending: weakref.ref[_Pending] | None = None
         self._differentiable = [k for k, output in enumerate(outputs) if output.requires_grad]
+        self._others = [k for k, output in enumerate(outputs) if not output.requires_grad]
         if self._differentiable:
             self._capture_backward(outputs, pool, stream, stands_for)
         # Without the autograd graph, whose nodes would tie parameters to the stream of the capture.
         self._outputs = [output.detach() for output in outputs]
+        self._results = Sources(self._outputs)
         found = iter(self._outputs)
-        self._made = map_tensors(lambda _: next(found), made)
+        self._rebuilt = rebuilt_with(map_tensors(lambda _: next(found), made))
 
     def _check_shared(self, inputs: Tensors) -> None:
         shared = [tensor.untyped_storage().data_ptr() for tensor in inputs]
@@ -99,10 +103,11 @@ class Capture:
         self._grads = [torch.empty_like(output) for output in outputs]
         self._grad_places = Places(self._grads)
         self._backward = torch.cuda.CUDAGraph()
+        found: list[torch.Tensor | None] = []
         try:
             with _recorded(self._backward, pool, stream):
                 # What the forward has saved is kept, or this graph would write its own to it.
-                self._input_grads = torch.autograd.grad(
+                found += torch.autograd.grad(
                     outputs, [*own, *read], self._grads, retain_graph=True, allow_unused=True
                 )
         except Refusal as refusal:
@@ -110,6 +115,9 @@ class Capture:
                 f"its backward: {refusal} (results of an earlier call that are still there, such "
                 "as a loss, hold parameters on another stream: let go of them)"
             ) from refusal.__cause__
+        #: Which of the arguments and leaves get a gradient, and the memory of these.
+        self._reached = [grad is not None for grad in found]
+        self._found = Sources([grad for grad in found if grad is not None])
 
     @property
     def busy(self) -> bool:
@@ -124,18 +132,20 @@ class Capture:
         if self._written:
             self._check_shared(inputs)
         if self._differentiable:
-            own = [tensor for tensor in inputs if tensor.requires_grad]
+            wanted = [inputs[k] for k in self._wanted]
             # torch gives apply no types.
             results = _Replay.apply(  # type: ignore[no-untyped-call]
-                self, inputs, views, *own, *self.leaves
+                self, inputs, views, *wanted, *self.leaves
             )
+        elif torch.is_grad_enabled():
+            with torch.no_grad():
+                results = self._forward(inputs, views)
         else:
             results = self._forward(inputs, views)
-        found = iter(results)
-        return map_tensors(lambda _: next(found), self._made)
+        return self._rebuilt(results)
 
     def _forward(self, inputs: Tensors, views: bool) -> tuple[torch.Tensor, ...]:
-        with self._in_turn(), torch.no_grad():
+        with self.in_turn:
             self._places.fill(inputs)
             self._graph.replay()
             self._generation += 1
@@ -143,23 +153,24 @@ class Capture:
                 Places([inputs[k] for k in self._written]).fill(
                     [self._inputs[k] for k in self._written]
                 )
-            return tuple(o.detach() if views else o.clone() for o in self._outputs)
+            if views:
+                return tuple([output.detach() for output in self._outputs])
+            return tuple(self._results.copies())
 
-    def _run_backward(self, grads: Tensors) -> list[torch.Tensor | None]:
+    def _run_backward(self, generation: int, grads: Tensors) -> list[torch.Tensor | None]:
         assert self._backward is not None
-        with self._in_turn():
+        with self.in_turn:
+            if self._generation != generation:
+                raise RuntimeError(
+                    "graphed: backward: expected the call to be the graph's last, got one that has "
+                    "run backward before and whose graph has been replayed since; what it saved is "
+                    "gone"
+                )
             self._grad_places.fill(grads)
             self._backward.replay()
             # Copies, since what accumulates gradients keeps the first one.
-            return [None if grad is None else grad.clone() for grad in self._input_grads]
-
-    @contextlib.contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """Puts what the current stream does behind what another one has done with this memory."""
-        current = torch.cuda.current_stream(self._outputs[0].device if self._outputs else None)
-        current.wait_event(self.done)
-        yield
-        self.done.record(current)
+            found = iter(self._found.copies())
+        return [next(found) if reached else None for reached in self._reached]
 
 
 class _Pending:
@@ -178,10 +189,7 @@ class _Replay(torch.autograd.Function):
         results = capture._forward(inputs, views)
         ctx.capture, ctx.generation, ctx.pending = capture, capture._generation, _Pending()
         capture._pending = weakref.ref(ctx.pending)
-        differentiable = set(capture._differentiable)
-        ctx.mark_non_differentiable(
-            *(result for k, result in enumerate(results) if k not in differentiable)
-        )
+        ctx.mark_non_differentiable(*[results[k] for k in capture._others])
         ctx.set_materialize_grads(False)
         return results
 
@@ -189,17 +197,13 @@ class _Replay(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         capture: Capture = ctx.capture
-        if capture._generation != ctx.generation:
-            raise RuntimeError(
-                "graphed: backward: expected the call to be the graph's last, got one that has "
-                "run backward before and whose graph has been replayed since; what it saved is gone"
-            )
         given = [grads[k] for k in capture._differentiable]
         found = capture._run_backward(
+            ctx.generation,
             [
                 torch.zeros_like(static) if grad is None else grad
                 for static, grad in zip(capture._grads, given, strict=True)
-            ]
+            ],
         )
         ctx.pending = None
         return None, None, None, *found

@@ -7,22 +7,20 @@ import functools
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from cuda_ops.dispatch import compile_tag
 from cuda_ops.errors import GraphError
 from cuda_ops.runtime.devices import resolved
+from cuda_ops.runtime.graphs.calls import Call, Key, Training
 from cuda_ops.runtime.graphs.captures import Capture, Refusal
+from cuda_ops.runtime.graphs.in_turn import InTurn
 from cuda_ops.runtime.graphs.places import Tensors
 from cuda_ops.runtime.overlap.turns import check_count
 from cuda_ops.runtime.trees import record_streams, tensors_of
-
-Key = tuple[Hashable, ...]
 
 
 def graphed(
@@ -38,10 +36,11 @@ def graphed(
     A kind is the shapes, strides, dtypes, device and ``requires_grad`` of the tensors, the values
     of all other arguments, the gradient mode, autocast, and what a module's parts and parameters
     say of training. The first ``warmup`` calls of a kind run as they are, on a side stream unless
-    they train a module; the next one is captured, and it and all later ones are replayed. So each
-    call has its effects once, on what it writes and on random numbers, which go on from replay to
-    replay. Arguments are copied into memory of the graph, what the function writes to them is
-    copied back, and results are copies that may be kept.
+    they train a module; a leaf that wants a gradient reaches the function as a view there. The next
+    call is captured, and it and all later ones are replayed. So each call has its effects once, on
+    what it writes and on random numbers, which go on from replay to replay. Arguments are copied
+    into memory of the graph, what the function writes to them is copied back, and results are
+    copies that may be kept.
 
     Gradients go through: the backward is a graph too, and parameters that the function reads
     beside its arguments get theirs. A call whose backward has not run yet is not disturbed by the
@@ -89,6 +88,7 @@ def graphed(
 class _Kind:
     """What is known of one kind of arguments."""
 
+    key: Key
     calls: int = 0
     #: Shapes of the results of the calls before the capture.
     shapes: list[tuple[int, ...]] | None = None
@@ -115,14 +115,16 @@ class Graphed:
         self._warmup, self._most = warmup, most
         self._views, self._fallback = views, fallback
         self._kinds: OrderedDict[Key, _Kind] = OrderedDict()
+        #: The one that was used last, which is the last of these.
+        self._recent: _Kind | None = None
         self._lock = threading.RLock()
         self._module = function if isinstance(function, torch.nn.Module) else None
-        self._modules = [*self._module.modules()] if self._module is not None else []
-        self._parameters = [*self._module.parameters()] if self._module is not None else []
-        #: By device: the graphs' memory, the stream of captures, and the stream of the last replay.
+        self._training = Training(self._module) if self._module is not None else None
+        #: By device: the graphs' memory, the stream of captures, and the order of replays, which
+        #: graphs that share memory need, and those that draw random numbers.
         self._pools: dict[torch.device, Any] = {}
         self._streams: dict[torch.device, Any] = {}
-        self._last: dict[torch.device, Any] = {}
+        self._in_turn: dict[torch.device, InTurn] = {}
         #: Calls that are on the stream of the captures, outside of the lock.
         self._warming = 0
 
@@ -145,35 +147,20 @@ class Graphed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not _captures():
             return self._function(*args, **kwargs)
-        leaves, structure = tree_flatten((args, kwargs))
-        at = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        tensors = [leaves[k] for k in at]
+        call = Call(self._function, args, kwargs)
+        device = _device(call.tensors)
+        read = self._training.key() if self._training is not None else ()
+        return self._called(call, device, (device, *call.key(), *read))
 
-        def call(given: Tensors, function: Callable[..., Any] = self._function) -> Any:
-            filled = list(leaves)
-            for k, tensor in zip(at, given, strict=True):
-                filled[k] = tensor
-            again, named = tree_unflatten(filled, structure)
-            return function(*again, **named)
-
-        return self._called(call, tensors, self._key(leaves, structure))
-
-    def _key(self, leaves: list[Any], structure: Hashable) -> Key:
-        modules = [module.training for module in self._modules]
-        read = [(one.requires_grad, one.data_ptr()) for one in self._parameters]
-        return _key(leaves, structure, *modules, *read)
-
-    def _called(self, call: Callable[..., Any], tensors: list[torch.Tensor], key: Key) -> Any:
-        device = _device(tensors)
-        capture = None
+    def _called(self, call: Call, device: torch.device, key: Key) -> Any:
+        tensors, capture = call.tensors, None
         with self._lock:
-            kind = self._kinds.setdefault(key, _Kind())
-            self._kinds.move_to_end(key)
-            self._forget()
+            kind = self._kind(key)
             try:
                 if kind.refused:
                     raise Refusal(kind.refused)
-                _check_devices(tensors, device)
+                if not kind.calls:
+                    _check_devices(tensors, device)
                 warms = kind.calls < self._warmup
                 kind.calls += warms
                 self._warming += warms
@@ -181,7 +168,7 @@ class Graphed:
                 if not warms:
                     capture = self._free(kind, call, tensors, device)
                     if capture is not None:
-                        return self._replayed(capture, tensors, device)
+                        return capture.replay(tensors, self._views)
             except Refusal as refusal:
                 self._refuse(kind, refusal)
         # Not under the lock: the function may call us, in a thread of autograd too.
@@ -201,21 +188,35 @@ class Graphed:
                 self._refuse(kind, Refusal(why))
         return result
 
-    def _free(
-        self, kind: _Kind, call: Callable[..., Any], tensors: Tensors, device: torch.device
-    ) -> Any:
+    def _kind(self, key: Key) -> _Kind:
+        kind = self._recent
+        if kind is not None and kind.key == key:  # without its hash, which takes longer
+            return kind
+        if (kind := self._kinds.get(key)) is not None:
+            self._kinds.move_to_end(key)
+        else:
+            kind = self._kinds[key] = _Kind(key)
+            self._forget()
+        self._recent = kind
+        return kind
+
+    def _free(self, kind: _Kind, call: Call, tensors: Tensors, device: torch.device) -> Any:
         """Returns a capture that no backward waits for; ``None`` if there are too many others, or
         a call of another thread is on the stream of the captures, which would be recorded.
         """
-        capture = next((one for one in kind.captures if not one.busy), None)
-        if capture is None and not self._warming and len(kind.captures) < _MOST_BUSY:
-            capture = self._captured(call, tensors, device)
-            kind.captures.append(capture)
-            self._forget()
+        for capture in kind.captures:
+            if not capture.busy:
+                return capture
+        if self._warming or len(kind.captures) >= _MOST_BUSY:
+            return None
+        capture = self._captured(call, tensors, device)
+        kind.captures.append(capture)
+        self._forget()
         return capture
 
-    def _captured(self, call: Callable[..., Any], tensors: Tensors, device: torch.device) -> Any:
-        own, stands_for = call, {}
+    def _captured(self, call: Call, tensors: Tensors, device: torch.device) -> Any:
+        own: Callable[[Tensors], Any] = call
+        stands_for: dict[int, torch.Tensor] = {}
         if (module := self._module) is not None:
             # Of the same memory, and without what earlier calls keep: a node of autograd that waits
             # on another stream, which no capture may do.
@@ -234,21 +235,13 @@ class Graphed:
         if not alone and device not in self._pools:
             self._pools[device] = torch.cuda.graph_pool_handle()
         pool = torch.cuda.graph_pool_handle() if alone else self._pools[device]
+        in_turn = self._in_turn.setdefault(device, InTurn(device))
         try:
             with torch.cuda.device(device):
-                return Capture(own, tensors, pool, self._stream(device), stands_for)
+                return Capture(own, tensors, pool, self._stream(device), in_turn, stands_for)
         except Refusal:
             self._pools.pop(device, None)  # one whose capture failed cannot be used again
             raise
-
-    def _replayed(self, capture: Any, tensors: Tensors, device: torch.device) -> Any:
-        current = torch.cuda.current_stream(device)
-        last = self._last.get(device)
-        if last is not None and last != current:
-            current.wait_stream(last)  # graphs without gradients share memory
-        self._last[device] = current
-        with torch.cuda.device(device):
-            return capture.replay(tensors, self._views)
 
     def _refuse(self, kind: _Kind, refusal: Refusal) -> None:
         text = f"graphed: {self._name}: cannot be captured: {refusal}"
@@ -267,8 +260,10 @@ class Graphed:
 
     def _drop_oldest(self) -> None:
         _, kind = self._kinds.popitem(last=False)
+        if kind is self._recent:
+            self._recent = None
         for capture in kind.captures:
-            capture.done.synchronize()  # its memory goes with it
+            capture.in_turn.synchronize()  # its memory goes with it
         if not self.graphs:
             self._pools.clear()
 
@@ -289,48 +284,12 @@ def _captures() -> bool:
     return _has_gpu() and not torch.cuda.is_current_stream_capturing()
 
 
-def _key(leaves: list[Any], structure: Hashable, *read: Hashable) -> Key:
-    """Returns what a graph depends on; ``read`` is what it depends on beside its arguments.
-
-    Raises:
-        TypeError: an argument that is no tensor has no hash.
-    """
-    described: list[Hashable] = []
-    for leaf in leaves:
-        if not isinstance(leaf, torch.Tensor):
-            # 0.0 and -0.0 are equal, and NaN is not.
-            described.append((type(leaf), repr(leaf) if isinstance(leaf, float) else leaf))
-        elif leaf.layout == torch.strided:
-            described.append(
-                (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
-            )
-        else:
-            described.append((leaf.shape, leaf.layout, leaf.dtype, leaf.device))
-    modes = (
-        torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), compile_tag.current(),
-        torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
-    )  # fmt: skip
-    key = (structure, *described, *modes, *read)
-    try:
-        hash(key)
-    except TypeError:
-        wrong = next(leaf for leaf in leaves if not _hashable(leaf))
-        raise TypeError(
-            "graphed: an argument: expected tensors and values that have a hash, in dicts, lists "
-            f"and tuples, got {type(wrong).__name__}"
-        ) from None
-    return key
-
-
-def _hashable(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or type(value).__hash__ is not None
-
-
 def _device(tensors: Tensors) -> torch.device:
     """Returns the GPU of the first tensor on one; without any, the current one."""
-    where = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
-    return where or resolved("cuda")
+    for tensor in tensors:
+        if tensor.is_cuda:
+            return tensor.device
+    return resolved("cuda")
 
 
 def _check_devices(tensors: Tensors, device: torch.device) -> None:
@@ -359,11 +318,23 @@ def _aside(call: Callable[[Tensors], Any], tensors: Tensors, stream: Any) -> Any
     """Calls on a side stream, between what the current one had and will have to do."""
     current = torch.cuda.current_stream(stream.device)
     stream.wait_stream(current)
+    given = [_on_this_stream(tensor) for tensor in tensors]
     with torch.cuda.stream(stream):
-        result = call(tensors)
+        result = call(given)
     current.wait_stream(stream)
     record_streams(result, current)
     return result
+
+
+def _on_this_stream(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor; in place of a leaf that wants a gradient, a view of it.
+
+    What adds to a leaf's gradient belongs to the stream on which the leaf was first read, and stays
+    there as long as any result does. A view is read elsewhere, and the leaf on the current stream.
+    """
+    if tensor.is_leaf and tensor.requires_grad and torch.is_grad_enabled():
+        return tensor.view_as(tensor)
+    return tensor
 
 
 #: What torch says, at the line of the user, where a call makes the host wait.

@@ -1,4 +1,4 @@
-"""Memory that a graph reads and writes, which a call is copied into."""
+"""Memory that a graph reads and writes, which a call is copied into and results out of."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ _TOGETHER = frozenset({
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
     torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
 })  # fmt: skip
+#: Dtypes of which each value times 1 is the value.
+_EXACT = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 class Places:
-    """Tensors that others are copied into, in as few launches as torch makes of it."""
+    """Tensors that others are copied into, in as few launches as torch makes of it.
+
+    No gradients may be recorded where they are.
+    """
 
     def __init__(self, tensors: Tensors) -> None:
         self._bases = [base_of(tensor) for tensor in tensors]
@@ -25,19 +30,34 @@ class Places:
             [dim for dim, size in enumerate(base.shape) if size != tensor.size(dim)]
             for base, tensor in zip(self._bases, tensors, strict=True)
         ]
-        self._together = all(base.dtype in _TOGETHER for base in self._bases)
+        self._any_repeated = any(self._repeated)
+        # One alone is faster by a copy of its own.
+        self._together = len(tensors) > 1 and all(base.dtype in _TOGETHER for base in self._bases)
 
     def fill(self, sources: Tensors) -> None:
-        if not self._bases:
-            return
-        if any(self._repeated):
+        if self._any_repeated:
             sources = list(map(_narrowed, sources, self._repeated))
-        with torch.no_grad():
-            if self._together:
-                torch._foreach_copy_(self._bases, list(sources), non_blocking=True)
-            else:
-                for base, source in zip(self._bases, sources, strict=True):
-                    base.copy_(source, non_blocking=True)
+        if self._together:
+            torch._foreach_copy_(self._bases, list(sources))
+        else:
+            for base, source in zip(self._bases, sources, strict=True):
+                base.copy_(source)
+
+
+class Sources:
+    """Tensors that are copied out to new memory, in as few launches as torch makes of it."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = list(tensors)
+        dtypes = {tensor.dtype if tensor.layout == torch.strided else None for tensor in tensors}
+        self._together = len(tensors) > 1 and len(dtypes) == 1 and dtypes <= _EXACT
+
+    def copies(self) -> list[torch.Tensor]:
+        if self._together:
+            # A product by 1 is a copy, and one call allocates and launches for all tensors. Clones
+            # cost the host that for each; one for all is something torch does not have before 2.13.
+            return list(torch._foreach_mul(self._tensors, 1.0))
+        return [tensor.clone() for tensor in self._tensors]
 
 
 def like(tensor: torch.Tensor) -> torch.Tensor:
