@@ -21,23 +21,28 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// out[t] = sum over j of weights[t, j] * results[t * k + j]; without weights they are 1.
+// out[t] = sum over j of weights[t, j] * results[t * k + j]; without weights they are 1. With a
+// map, results of no expert are zero and not read: where others have most experts, most are.
 template <class T, int kVector>
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(T* out, const T* results, const compute_t<T>* weights, int64_t tokens,
-                   int64_t top_k, int64_t hidden) {
+                   int64_t top_k, int64_t hidden, const MoeMap map) {
   using C = compute_t<T>;
   using V = Elements<T, kVector>;
   const int64_t vectors = hidden / kVector, step = int64_t(gridDim.x) * kThreads;
   wait_for_previous();
   let_next_start();
+  const bool all = map.offsets == nullptr || map.offsets[map.experts] == map.assignments;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < tokens * vectors; i += step) {
     const int64_t token = i / vectors, column = i % vectors;
     C sums[kVector] = {};
     for (int64_t j = 0; j < top_k; ++j) {
       const int64_t assignment = token * top_k + j;
       const C weight = weights == nullptr ? C(1) : weights[assignment];
-      const V v = reinterpret_cast<const V*>(results)[assignment * vectors + column];
+      V v = {};
+      if (all || uint64_t(map.chosen[assignment]) < uint64_t(map.experts)) {
+        v = reinterpret_cast<const V*>(results)[assignment * vectors + column];
+      }
 #pragma unroll
       for (int e = 0; e < kVector; ++e) sums[e] += weight * to_compute(v.values[e]);
     }
@@ -101,14 +106,15 @@ cudaError_t swiglu_backward(const MoeExpertsBackward& b, cudaStream_t stream) {
 }
 
 template <class T>
-cudaError_t combine(const MoeExperts& p, void* out, const void* weights, cudaStream_t stream) {
+cudaError_t combine(const MoeExperts& p, bool has_map, void* out, const void* weights,
+                    cudaStream_t stream) {
   constexpr int kVector = 16 / int(sizeof(T));
   const auto run = [&](auto kernel, int vector) {
     const int64_t blocks = (p.tokens * (p.hidden / vector) + kThreads - 1) / kThreads;
     if (blocks == 0) return cudaSuccess;
     return launch_early(kernel, grouped_grid(blocks), kThreads, 0, stream, static_cast<T*>(out),
                         static_cast<const T*>(p.results), static_cast<const compute_t<T>*>(weights),
-                        p.tokens, p.top_k, p.hidden);
+                        p.tokens, p.top_k, p.hidden, has_map ? p.map : MoeMap{});
   };
   return p.hidden % kVector == 0 ? run(combine_kernel<T, kVector>, kVector)
                                  : run(combine_kernel<T, 1>, 1);
@@ -185,7 +191,8 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
   gate_up.second = p.gate_up;
   const Rows between{p.activations, at_positions ? RowsAt::positions() : RowsAt::numbers()};
   GroupedRows down = rows_of(p, p.hidden, p.inner, between, p.w_down, false, p.results, false);
-  down.taken = p.map.taken + 1;  // the second product of this map
+  down.taken = p.map.taken + 1;          // the second product of this map
+  gate_up.clears = down.clears = false;  // nothing reads them
   if (plan.family == MoePlan::kStream) {
     if constexpr (sizeof(T) == 2) {
       const StreamRows first{gate_up, p.map, plan.map, plan.splits_gate_up};
@@ -203,7 +210,7 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
     error = rows_product<T, true>(plan, gate_up, stream);
     if (error == cudaSuccess) error = rows_product<T>(plan, down, stream);
   }
-  return error == cudaSuccess ? combine<T>(p, p.out, p.weights, stream) : error;
+  return error == cudaSuccess ? combine<T>(p, plan.map, p.out, p.weights, stream) : error;
 }
 
 // With g = grad_out and a = silu(gate) * up of every assignment:
@@ -236,10 +243,11 @@ cudaError_t backward_x(const MoeExpertsBackward& b, cudaStream_t stream) {
   const Rows grad_gate_up{b.grad_gate_up, RowsAt::positions()};
   cudaError_t error = moe_map(p.map, stream);
   if (error != cudaSuccess || b.grad_x == nullptr) return error;
-  error = rows_product<T>(
-      plan, rows_of(p, p.hidden, 2 * p.inner, grad_gate_up, p.w_gate_up, true, p.results, false),
-      stream);
-  return error == cudaSuccess ? combine<T>(p, b.grad_x, nullptr, stream) : error;
+  GroupedRows rows =
+      rows_of(p, p.hidden, 2 * p.inner, grad_gate_up, p.w_gate_up, true, p.results, false);
+  rows.clears = false;
+  error = rows_product<T>(plan, rows, stream);
+  return error == cudaSuccess ? combine<T>(p, true, b.grad_x, nullptr, stream) : error;
 }
 
 template <class T>

@@ -43,6 +43,7 @@ struct GroupedRows {
   bool at_positions = false;  // out has them at their positions
   void* second = nullptr;     // of a gated product: gate and up by number, or null
   int32_t* taken = nullptr;   // of Hopper's: one of MoeMap's
+  bool clears = true;         // out's rows of no expert become zero; Hopper's can leave them
 };
 
 struct GroupedWeights {

@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       if (tile.group == p.experts) {
         const int64_t left = p.n - first < kColumns ? p.n - first : kColumns;
         rows_of_out(to);
-        clear_rows(out, p.n, to, left);
+        if (p.clears) clear_rows(out, p.n, to, left);
         if (p.second == nullptr) continue;
         clear_rows(second, 2 * p.n, assignments, left);
         clear_rows(second + p.n, 2 * p.n, assignments, left);
