@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import statistics
 import sys
 import tempfile
@@ -108,6 +107,7 @@ def _case(model: str, tokens: int, backward: bool) -> list[dict[str, Any]]:
         "one GPU": (cuda_ops.moe, [x, logits, *whole]),
         "gather": (partial(_forced, "gather", 1), [x, logits, *mine]),
         "dispatch": (partial(_forced, "dispatch", 1), [x, logits, *mine]),
+        "moe": (partial(cuda_ops.moe, group=dist.group.WORLD), [x, logits, *mine]),  # as it chooses
         "composition": (composition, [x, logits, *mine]),
     }
     if not backward and tokens >= 1024:  # what overlaps the wire and the products
@@ -118,7 +118,7 @@ def _case(model: str, tokens: int, backward: bool) -> list[dict[str, Any]]:
         given = [one.clone().requires_grad_(backward) for one in arguments]
         calls[name] = partial(_step, function, given, top_k, backward)
     if not backward:
-        calls["gather, graph"] = _graphed(calls["gather"])
+        calls["moe, graph"] = _graphed(calls["moe"])
         calls["one GPU, graph"] = _graphed(calls["one GPU"])
     _agree(calls, ways, top_k)
     times = _rounds(calls)
@@ -237,9 +237,9 @@ def _wire(model: str, tokens: int, backward: bool, name: str) -> float:
     hidden, _, experts, top_k = MODELS[model]
     ranks = dist.get_world_size()
     way = _moe_ranks.way([tokens] * ranks, [experts // ranks] * ranks, top_k, 2 * hidden)
-    sent = {"gather": way.gather_bytes, "dispatch": way.dispatch_bytes}.get(
-        re.split("[, ]", name)[0], 0
-    )
+    bytes_of = {"gather": way.gather_bytes, "dispatch": way.dispatch_bytes}
+    bytes_of |= {"moe": bytes_of[way.name], "moe, graph": way.gather_bytes}
+    sent = bytes_of.get(name.split(" in ")[0], 0)
     if name == "composition":
         sent = tokens * top_k * 2 * hidden * (ranks - 1) // ranks
     return 2 * sent * (2 if backward else 1) / _moe_ranks.WIRE

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from mixtures import ROUNDING, weights
 
 import cuda_ops
+from cuda_ops.distributed import symmetric
 from cuda_ops.ops import _moe_ranks
 from cuda_ops.ops._moe_ranks import way
 
@@ -265,14 +266,29 @@ def test_ranks_get_what_one_process_would(ranks: Any) -> None:
     holds()
 
 
-@pytest.fixture(scope="module")
-def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+@pytest.fixture(scope="module", params=[True, False], ids=["shared memory", "NCCL alone"])
+def gpus(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA GPUs")
     _build()
-    group = Ranks(2, tmp_path_factory.mktemp("gpus") / "store", "nccl")
-    yield group
-    group.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(symmetric.SWITCH, str(int(request.param)))
+        group = Ranks(2, tmp_path_factory.mktemp("gpus") / "store", "nccl")
+        yield group
+        group.close()
+
+
+def shares(call: Mixture, rank: int) -> bool:
+    """Returns whether a rank has written to the others' memory."""
+    run(call, rank)
+    memory = symmetric.memory_of(torch.distributed.group.WORLD, _device(rank))
+    return memory is not None and memory.fits(gathered=1, returned=1)
+
+
+@pytest.mark.slow
+def test_two_gpus_share_memory_if_they_may(gpus: Ranks) -> None:
+    allowed = os.environ[symmetric.SWITCH] == "1"
+    assert gpus(shares, Mixture((3, 5), (2, 3), 2, "gather")) == [allowed] * 2
 
 
 @pytest.mark.slow
@@ -319,6 +335,39 @@ def test_two_gpus_in_other_ways(gpus: Ranks, options: dict[str, Any]) -> None:
 def test_two_gpus_replay_a_graph(gpus: Ranks) -> None:
     for replayed, called in gpus(in_a_graph, Mixture((4, 4), (2, 2), 2, dtype=torch.float32)):
         torch.testing.assert_close(replayed, called)
+
+
+def while_products_ran(rank: int) -> tuple[float, float]:
+    """Returns the part of the copies between GPUs, and of the kernels of NCCL, with products beside
+    them.
+    """
+    made = {"device": f"cuda:{rank}", "dtype": torch.bfloat16}
+    x, logits = torch.randn(8192, 4096, **made), torch.randn(8192, 8, **made)
+    gate_up = torch.randn(4, 8192, 4096, **made) / 64
+    down = torch.randn(4, 4096, 4096, **made) / 64
+    chosen = _moe_ranks.Way("gather", 0, 0, 4)
+    with mock.patch.object(_moe_ranks, "way", return_value=chosen):
+
+        def call() -> None:
+            cuda_ops.moe(x, logits, gate_up, down, 2, group=torch.distributed.group.WORLD)
+
+        call()
+        torch.cuda.synchronize()
+        with cuda_ops.runtime.trace() as traced:
+            for _ in range(3):
+                call()
+            torch.cuda.synchronize()
+    between = [copy for copy in traced.copies if "PtoP" in copy.kind]
+    seconds = sum(copy.seconds for copy in between)
+    beside = sum(copy.overlapped_seconds for copy in between)
+    return beside / seconds if between else 0.0, traced.overlap.kernels
+
+
+@pytest.mark.slow
+def test_two_gpus_send_while_products_run(gpus: Ranks) -> None:
+    """As a trace says it. Of 4 chunks the first comes, and the last goes back, with none beside."""
+    for copies, kernels in gpus(while_products_ran):
+        assert (copies if os.environ[symmetric.SWITCH] == "1" else kernels) > 0.2
 
 
 WAYS = pytest.mark.parametrize("kind", ["gather", "gather 2", "dispatch"])
@@ -404,14 +453,14 @@ def test_a_rank_that_does_not_come_is_named(
 def test_a_way_is_chosen_by_bytes() -> None:
     assert way([64] * 2, [64] * 2, 8, 4096).name == "gather"
     assert way([8192] * 2, [64] * 2, 8, 4096).name == "gather"  # nearly every token goes anyway
-    eight = way([8192] * 8, [32] * 8, 8, 14336)
-    assert eight.name == "dispatch" and eight.gather_bytes == 7 * 8192 * 14336
+    eight = way([16384] * 8, [1] * 8, 2, 8192)
+    assert eight.name == "dispatch" and eight.gather_bytes == 7 * 16384 * 8192
     text = (
-        "dispatch: 822083584 bytes each way by gather, in 4 chunks, 544080812 by dispatch, which "
-        "saves 1236 us on the wire and waits"
+        "dispatch: 939524096 bytes each way by gather, in 4 chunks, 234881024 by dispatch, which "
+        "saves 3132 us on the wire and takes"
     )
     assert str(eight).startswith(text)
-    assert [way([n] * 2, [64] * 2, 8, 4096).chunks for n in (0, 64, 4096, 8192)] == [1, 1, 1, 2]
+    assert [way([n] * 2, [64] * 2, 8, 4096).chunks for n in (0, 8192, 16384, 65536)] == [1, 1, 2, 4]
     assert way([5, 0], [0, 3], 2, 8).dispatch_bytes == 40
 
 

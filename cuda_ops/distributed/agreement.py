@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cuda_ops.distributed.board import MOST, Board, Gone
 from cuda_ops.distributed.collectives import all_gather
 
 #: Seconds that ranks wait for each other.
@@ -27,20 +28,30 @@ class Agreement:
     """What the ranks of one process group use to agree.
 
     It is a group of its own, on the CPU: sizes are needed on the host, and must not wait for what
-    a GPU has still to do.
+    a GPU has still to do. Ranks of one host show them to each other in memory that they share,
+    which takes microseconds; what is said there is the same.
     """
 
     def __init__(self, group: Any) -> None:
         self.ranks = dist.get_process_group_ranks(group)
         self.rank, self.size = dist.get_rank(group), len(self.ranks)
-        self._seconds = _timeout()
+        self.seconds = _timeout()
         self._calls = 0
         self._group = dist.new_group(
             self.ranks, backend="gloo", use_local_synchronization=True,
-            timeout=datetime.timedelta(seconds=self._seconds),
+            timeout=datetime.timedelta(seconds=self.seconds),
         )  # fmt: skip
+        # Always as many: gloo ends a process that gets more than it waits for, and a rank that
+        # refuses comes to another exchange than those that go on.
+        self._width = max(_LEAST_NUMBERS, self.size) + 1
+        self._board = Board.of(self._group, self._width)
 
-    def exchange(self, op: str, numbers: Sequence[int], refusal: str = "") -> list[list[int]]:
+    @property
+    def one_host(self) -> bool:
+        """Whether the ranks share a host."""
+        return self._board is not None
+
+    def exchange(self, op: str, numbers: Sequence[int], refusal: str = "") -> list[Sequence[int]]:
         """Returns what each rank brought, by rank.
 
         Args:
@@ -52,22 +63,32 @@ class Agreement:
             RuntimeError: a rank refuses, which all of them then do; or it did not come in time.
         """
         self._calls += 1
-        # Always as many: gloo ends a process that gets more than it waits for, and a rank that
-        # refuses comes to another exchange than those that go on.
-        width = max(_LEAST_NUMBERS, self.size) + 1
-        mine = torch.zeros(width, dtype=torch.int64)
+        if too_large := [number for number in numbers if not 0 <= number < MOST]:
+            refusal = refusal or f"expected sizes of 0 to {MOST - 1}, got {too_large[0]}"
+        mine = [0] * self._width
         mine[0] = len(refusal)
-        mine[1 : len(numbers) + 1] = torch.tensor(numbers, dtype=torch.int64)
-        texts: list[Any] = [None] * self.size
+        if not refusal:
+            mine[1 : len(numbers) + 1] = numbers
         try:
-            rows: list[list[int]] = all_gather(mine.unsqueeze(0), self._group).tolist()
-            if refused := any(row[0] for row in rows):
-                dist.all_gather_object(texts, refusal, group=self._group)
-        except RuntimeError as error:  # gloo's, of a rank that has ended or did not come
+            rows = self._shown(mine)
+            texts = self.gather(refusal) if any(row[0] for row in rows) else []
+        except (RuntimeError, Gone) as error:  # gloo's, of a rank that has ended or did not come
             raise RuntimeError(self._missing(op)) from error
-        if refused:
+        if texts:
             raise RuntimeError(_refused(op, texts))
         return [row[1 : len(numbers) + 1] for row in rows]
+
+    def gather(self, value: object) -> list[Any]:
+        """Returns what each rank brings, by rank: any value, slowly."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def _shown(self, numbers: list[int]) -> Sequence[Sequence[int]]:
+        if self._board is not None:
+            return self._board.exchange(numbers, self.seconds)
+        rows: list[list[int]] = all_gather(torch.tensor([numbers]), self._group).tolist()
+        return rows
 
     def _missing(self, op: str) -> str:
         """Returns which ranks did not come: those that come here too say so in the store."""
@@ -86,7 +107,7 @@ class Agreement:
         which = ", ".join(map(str, absent)) or "one that has come since"
         return (
             f"{op}: ranks of the group that did not come to call {self._calls}: {which} "
-            f"(of {self.size}; waited {self._seconds:g} s or until one ended; {TIMEOUT} sets it)"
+            f"(of {self.size}; waited {self.seconds:g} s or until one ended; {TIMEOUT} sets it)"
         )
 
 

@@ -23,7 +23,8 @@ from cuda_ops.derive import layout
 from cuda_ops.derive.no_gradient import no_second_derivative
 from cuda_ops.dispatch import autocast
 from cuda_ops.distributed.agreement import agreement_of, refusing_together
-from cuda_ops.distributed.collectives import all_gather, begin_all_gather, begin_all_to_all
+from cuda_ops.distributed.collectives import Collectives, filled
+from cuda_ops.distributed.symmetric import Memory, is_elsewhere, memory_of, room
 from cuda_ops.names import INTERNAL
 from cuda_ops.ops import _moe, _moe_checks
 from cuda_ops.ops._moe_checks import refuse
@@ -34,10 +35,10 @@ _OP = "cuda_ops::moe"
 #: The gradients that ranks add up, as ``moe_experts_backward`` counts them.
 _X, _WEIGHTS = 1, 8
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-#: What ranks tell each other of a call; after the first three it must be the same at all.
+#: What ranks tell each other of a call; after the first five it must be the same at all.
 _NUMBERS = (
-    "tokens", "experts", "gradients", "H", "I", "top_k", "logits of a token", "dtype",
-    "call with gradients",
+    "tokens", "experts", "gradients", "captures", "other GPU", "H", "I", "top_k",
+    "logits of a token", "dtype", "call with gradients",
 )  # fmt: skip
 
 
@@ -96,11 +97,14 @@ def _on_ranks(
     ranks: Any, x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor,
     experts: torch.Tensor, weights: torch.Tensor, total: int,
 ) -> torch.Tensor:  # fmt: skip
+    given = (x, w_gate_up, w_down, experts, weights, total, ranks.group_name)
     grad = torch.is_grad_enabled()
     wanted = _moe.wanted_bits(grad and v.requires_grad for v in (x, w_gate_up, w_down, weights))
-    out: torch.Tensor = torch.ops._cuda_ops.moe_on_ranks(
-        x, w_gate_up, w_down, experts, weights, total, ranks.group_name, wanted
-    )[0]
+    out: torch.Tensor
+    if wanted:
+        out = torch.ops._cuda_ops.moe_on_ranks_keep(*given, wanted)[0]
+    else:
+        out = torch.ops._cuda_ops.moe_on_ranks(*given)
     return out
 
 
@@ -173,6 +177,10 @@ class Layout:
     experts: tuple[int, ...]
     #: The gradients that any rank wants, which all then compute.
     wanted: int
+    #: Whether any rank captures a graph, where no host can wait and no memory be shared anew.
+    captures: bool
+    #: Memory that the ranks share, if they do.
+    memory: Memory | None
 
     @property
     def ends(self) -> list[int]:
@@ -184,15 +192,29 @@ class Layout:
         return sum(self.experts[: self.rank])
 
 
-def _agreed(group: Any, numbers: Sequence[int]) -> Layout:
+def _agreed(group: Any, device: torch.device, numbers: Sequence[int]) -> Layout:
     """Returns what the ranks have, once all fit together.
 
     Raises:
         RuntimeError: at all ranks: they do not.
     """
     agreement = agreement_of(group)
-    columns = dict(zip(_NUMBERS, zip(*agreement.exchange(_OP, numbers), strict=True), strict=True))
-    for name in _NUMBERS[3:]:
+    rows = agreement.exchange(_OP, numbers)
+    tokens, experts, wanted, captures, elsewhere = _fitting(tuple(map(tuple, rows)))
+    # Decided together: what one rank does alone would leave the others waiting.
+    memory = None if elsewhere else memory_of(group, device)
+    return Layout(group, agreement.rank, tokens, experts, wanted, captures, memory)
+
+
+@functools.lru_cache(maxsize=1024)
+def _fitting(
+    rows: tuple[tuple[int, ...], ...],
+) -> tuple[tuple[int, ...], tuple[int, ...], int, bool, bool]:
+    """Returns tokens and experts by rank, the gradients that any rank wants, and whether one
+    captures a graph or has its memory on another GPU.
+    """
+    columns = dict(zip(_NUMBERS, zip(*rows, strict=True), strict=True))
+    for name in _NUMBERS[5:]:
         if len(set(columns[name])) > 1:
             raise RuntimeError(
                 f"{_OP}: expected the same {name} at all ranks, got {[*columns[name]]} by rank"
@@ -204,7 +226,9 @@ def _agreed(group: Any, numbers: Sequence[int]) -> Layout:
             f"{' + '.join(map(str, experts))} by rank, got {logits} of a token"
         )
     wanted = functools.reduce(operator.or_, columns["gradients"])
-    return Layout(group, agreement.rank, tuple(columns["tokens"]), tuple(experts), wanted)
+    return (
+        columns["tokens"], experts, wanted, any(columns["captures"]), any(columns["other GPU"])
+    )  # fmt: skip
 
 
 # --- the two ways --------------------------------------------------------------------------
@@ -213,48 +237,50 @@ def _agreed(group: Any, numbers: Sequence[int]) -> Layout:
 class Gather:
     """Sends all tokens to all ranks, as many rows of each rank as the largest has."""
 
-    def __init__(self, group: Any, ranks: int, own: int, most: int) -> None:
-        self._group, self._ranks, self._own, self._most = group, ranks, own, most
+    def __init__(self, wire: Memory | Collectives, tokens: Sequence[int], own: int) -> None:
+        self._wire, self._tokens, self._own, self._most = wire, tokens, own, max(tokens)
 
     def counts(self) -> list[int]:
-        return [self._most] + [0] * 2 * self._ranks
+        kind = _MEMORY if isinstance(self._wire, Memory) else _COLLECTIVES
+        return [kind, *self._tokens, *[0] * len(self._tokens)]
 
-    def out(self, rows: torch.Tensor, fill: int = 0) -> torch.Tensor:
-        """Returns all ranks' rows; those beyond what a rank has are ``fill``."""
-        return all_gather(self._padded(rows, fill), self._group)
+    def out(self, *parts: torch.Tensor, kept: bool = False) -> list[torch.Tensor]:
+        """Returns all ranks' rows of each part. Numbers beyond what a rank has are -1, no expert,
+        and other values any; they are to stay if ``kept``.
+        """
+        found = self._wire.begin_all_gather(self._marked(parts), self._most)()
+        return [one.clone() for one in found] if kept and isinstance(self._wire, Memory) else found
 
-    def back(self, partial: torch.Tensor) -> torch.Tensor:
+    def back(self, *partials: torch.Tensor) -> list[torch.Tensor]:
         """Returns the sums over ranks of what each has for this rank's rows."""
-        return self._summed(begin_all_to_all(partial, self._group)())[: self._own]
+        arrived = self._wire.begin_all_to_all(partials)()
+        return [self._summed(one)[: self._own] for one in arrived]
 
     def overlapped(
-        self,
-        chunks: int,
-        run: Callable[..., torch.Tensor],
-        x: torch.Tensor,
-        experts: torch.Tensor,
-        weights: torch.Tensor,
+        self, chunks: int, run: Callable[..., torch.Tensor], *parts: torch.Tensor
     ) -> torch.Tensor:
         """Runs products of the rows of all ranks, a chunk at a time: while one is computed the next
         comes and the one before goes back.
         """
-        padded = self._padded(experts, -1), self._padded(x), self._padded(weights)
-        parts = zip(*(one.tensor_split(chunks) for one in padded), strict=True)
-        coming = [[begin_all_gather(one, self._group) for one in part] for part in parts]
-        going = [
-            begin_all_to_all(run(*(arrived() for arrived in part)), self._group) for part in coming
+        full = [filled(part, self._most) for part in self._marked(parts)]
+        coming = [
+            self._wire.begin_all_gather(part, part[0].shape[0], chunk, aside=True)
+            for chunk, part in enumerate(zip(*(p.tensor_split(chunks) for p in full), strict=True))
         ]
-        return torch.cat([self._summed(arrived()) for arrived in going])[: self._own]
+        going = [
+            self._wire.begin_all_to_all([run(*arrived())], chunk, aside=True)
+            for chunk, arrived in enumerate(coming)
+        ]
+        return torch.cat([self._summed(*arrived()) for arrived in going])[: self._own]
 
-    def _padded(self, rows: torch.Tensor, fill: int = 0) -> torch.Tensor:
-        if self._own == self._most:
-            return rows
-        padded = rows.new_full((self._most, *rows.shape[1:]), fill)
-        padded[: self._own] = rows
-        return padded
+    def _marked(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [p if p.is_floating_point() else filled(p, self._most, -1) for p in parts]
 
     def _summed(self, parts: torch.Tensor) -> torch.Tensor:
-        each = parts.view(self._ranks, parts.shape[0] // self._ranks, *parts.shape[1:])
+        ranks = len(self._tokens)
+        each = parts.view(ranks, parts.shape[0] // ranks, *parts.shape[1:])
+        if ranks == 2:  # which rounds once too
+            return each[0] + each[1]
         return each.sum(0, dtype=_wide(parts.dtype)).to(parts.dtype)
 
 
@@ -276,20 +302,24 @@ class Dispatch:
         owners = torch.bucketize(experts, ends, right=True)
         goes = torch.stack([(owners == rank).any(1) for rank in range(len(known.ends))])
         to, token = goes.nonzero(as_tuple=True)  # by rank, and by token for each
+        token = token.clone()  # from the middle of what torch makes, where programs expect a start
         sent = torch.bincount(to, minlength=len(known.ends)).tolist()
         matrix = agreement_of(known.group).exchange(_OP, sent)
         received = [row[known.rank] for row in matrix]
         return Dispatch(known.group, experts.shape[0], token, sent, received)
 
     def counts(self) -> list[int]:
-        return [-1, *self._sent, *self._received]
+        return [_DISPATCH, *self._sent, *self._received]
 
-    def out(self, rows: torch.Tensor, fill: int = 0) -> torch.Tensor:
+    def out(self, *parts: torch.Tensor, kept: bool = False) -> list[torch.Tensor]:
         """Returns the rows of the tokens that have experts here, of all ranks in order."""
-        return self._all_to_all(rows[self.token], self._received, self._sent)
+        return [self._all_to_all(part[self.token], self._received, self._sent) for part in parts]
 
-    def back(self, partial: torch.Tensor) -> torch.Tensor:
+    def back(self, *partials: torch.Tensor) -> list[torch.Tensor]:
         """Returns the sums over ranks of what each has for this rank's rows."""
+        return [self._back(partial) for partial in partials]
+
+    def _back(self, partial: torch.Tensor) -> torch.Tensor:
         parts = self._all_to_all(partial.contiguous(), self._sent, self._received)
         total = partial.new_zeros(self._own, *partial.shape[1:], dtype=_wide(partial.dtype))
         tokens = self.token.split(self._sent)
@@ -307,21 +337,56 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+#: What sends, as `counts` begins: the collectives of torch.distributed, memory that ranks share, or
+#: a dispatch.
+_COLLECTIVES, _MEMORY, _DISPATCH = range(3)
+
+
+def _sender(
+    known: Layout, chosen: Way, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
+) -> Gather | Dispatch:
+    """Returns what sends the tokens of a call and the gradients of them."""
+    if chosen.name == "dispatch" and not known.captures:
+        return Dispatch.of(known, experts)
+    memory, agreement = known.memory, agreement_of(known.group)
+    if memory is not None:
+        rows, of_weights = len(known.tokens) * max(known.tokens), _row_bytes(weights)
+        ends = 3 * room((1,), torch.uint8) * chosen.chunks  # where parts of chunks end
+        boxes = {
+            "gathered": rows * (_row_bytes(x) + _row_bytes(experts) + of_weights) + ends,
+            "returned": rows * (_row_bytes(x) + of_weights) + ends,
+        }
+        if not memory.fits(**boxes) and known.captures:
+            memory = None
+        elif not memory.fits(**boxes):
+            memory.grow(lambda: agreement.exchange(_OP, ()), **boxes)
+    return Gather(memory or Collectives(known.group), known.tokens, experts.shape[0])
+
+
+def _row_bytes(rows: torch.Tensor) -> int:
+    return rows.shape[1] * rows.element_size()
+
+
 def _restored(group: Any, own: int, token: torch.Tensor, counts: list[int]) -> Gather | Dispatch:
-    ranks = len(counts) // 2
-    if counts[0] >= 0:
-        return Gather(group, ranks, own, counts[0])
-    return Dispatch(group, own, token, counts[1 : ranks + 1], counts[ranks + 1 :])
+    kind, ranks = counts[0], len(counts) // 2
+    ours, others = counts[1 : ranks + 1], counts[ranks + 1 :]
+    if kind == _DISPATCH:
+        return Dispatch(group, own, token, ours, others)
+    wire = memory_of(group, token.device) if kind == _MEMORY else Collectives(group)
+    assert wire is not None
+    return Gather(wire, ours, own)
 
 
 #: Bytes a second of one direction of NVLink of an H100 or H200, as NVIDIA states it.
 WIRE = 450e9
-#: Seconds that a wait of the host costs: an estimate; ``python -m benchmarks.moe_ranks`` measures
-#: both ways.
-_WAIT = 60e-6
-#: Seconds on the wire, one way, that are worth a chunk, and how many chunks there are at most:
-#: estimates too.
-_CHUNK, _MOST_CHUNKS = 30e-6, 4
+#: Seconds that a dispatch takes beyond its bytes: the host waits for the router, rows are sorted by
+#: rank, and each kind of rows has a collective. 1.2 to 1.4 ms with two H200 and 8192 tokens a rank
+#: (``python -m benchmarks.moe_ranks``, 2026-11-27, torch 2.11).
+_WAIT = 1.3e-3
+#: Seconds on the wire, one way, that are worth a chunk, and how many chunks there are at most. Each
+#: chunk reads the matrices again and fills up tiles of its own: on two H200, 75 us of Qwen3 with
+#: 8192 tokens are not worth two, and 149 us of Mixtral are worth two but not four.
+_CHUNK, _MOST_CHUNKS = 70e-6, 4
 
 
 @dataclass(frozen=True)
@@ -341,7 +406,7 @@ class Way:
         return (
             f"{self.name}: {self.gather_bytes} bytes each way by gather, in {self.chunks} chunks, "
             f"{self.dispatch_bytes} by dispatch, which saves {saved * 1e6:.0f} us on the wire and "
-            f"waits {_WAIT * 1e6:.0f} us"
+            f"takes {_WAIT * 1e6:.0f} us more on the way"
         )
 
 
@@ -350,6 +415,11 @@ def way(tokens: Sequence[int], experts: Sequence[int], top_k: int, row_bytes: in
 
     A token's experts are taken as drawn at random: routers are trained to spread them.
     """
+    return _way(tuple(tokens), tuple(experts), top_k, row_bytes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _way(tokens: tuple[int, ...], experts: tuple[int, ...], top_k: int, row_bytes: int) -> Way:
     total, ranks = sum(experts), len(tokens)
     gather = (ranks - 1) * max(tokens) * row_bytes
     meets = [1 - math.comb(total - n, top_k) / math.comb(total, top_k) for n in experts]
@@ -368,9 +438,14 @@ def way(tokens: Sequence[int], experts: Sequence[int], top_k: int, row_bytes: in
 # --- operators -----------------------------------------------------------------------------
 
 _library = torch.library.Library(INTERNAL, "FRAGMENT")
-# Beside the result, what its gradient needs: nothing if none is `wanted`.
 _library.define(
     "moe_on_ranks(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor experts, Tensor weights, "
+    "SymInt total, str group) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+# Beside the result, what its gradient needs.
+_library.define(
+    "moe_on_ranks_keep(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor experts, Tensor weights, "
     "SymInt total, str group, int wanted) "
     "-> (Tensor out, Tensor rows, Tensor chosen, Tensor scales, Tensor kept, Tensor token, "
     "Tensor counts)",
@@ -384,29 +459,28 @@ _library.define(
 )
 
 
+def _known(
+    x: torch.Tensor, w_down: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor,
+    total: int, group: str, wanted: int,
+) -> tuple[Layout, Way, Gather | Dispatch]:  # fmt: skip
+    """Returns what all ranks know of a call, and how it is sent."""
+    ranks = _named(group)
+    numbers = [
+        experts.shape[0], w_down.shape[0], wanted,
+        x.is_cuda and torch.cuda.is_current_stream_capturing(), is_elsewhere(ranks, x.device),
+        x.shape[1], w_down.shape[2], experts.shape[1], total, _DTYPES.index(x.dtype), wanted > 0,
+    ]  # fmt: skip
+    known = _agreed(ranks, x.device, numbers)
+    chosen = way(known.tokens, known.experts, experts.shape[1], _row_bytes(x))
+    return known, chosen, _sender(known, chosen, x, experts, weights)
+
+
 @torch.library.impl(_library, "moe_on_ranks", "CompositeExplicitAutograd")
 def _forward(
     x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, experts: torch.Tensor,
-    weights: torch.Tensor, total: int, group: str, wanted: int,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    own, top_k = experts.shape
-    numbers = [
-        own, w_down.shape[0], wanted, x.shape[1], w_down.shape[2], top_k, total,
-        _DTYPES.index(x.dtype), wanted > 0,
-    ]  # fmt: skip
-    known = _agreed(_named(group), numbers)
-    chosen_way = way(known.tokens, known.experts, top_k, x.shape[1] * x.element_size())
-    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()  # where no host can wait
-    sent: Gather | Dispatch
-    if chosen_way.name == "gather" or capturing:
-        sent = Gather(known.group, len(known.tokens), own, max(known.tokens))
-    else:
-        sent = Dispatch.of(known, experts)
-    counts = torch.tensor([*sent.counts(), known.wanted])
-    nothing = (
-        x.new_empty(0, x.shape[1]), experts.new_empty(0, top_k), weights.new_empty(0, top_k),
-        x.new_empty(0, top_k, w_gate_up.shape[1]), experts.new_empty(0), counts,
-    )  # fmt: skip
+    weights: torch.Tensor, total: int, group: str,
+) -> torch.Tensor:  # fmt: skip
+    known, chosen_way, sent = _known(x, w_down, experts, weights, total, group, 0)
     gate_up, down = never_empty(w_gate_up), never_empty(w_down)
 
     def run(chosen: torch.Tensor, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -417,15 +491,25 @@ def _forward(
         return out
 
     chunks = min(chosen_way.chunks, max(known.tokens))
-    if not wanted and isinstance(sent, Gather) and chunks > 1:
-        return sent.overlapped(chunks, run, x, experts, weights), *nothing
-    chosen, rows, scales = sent.out(experts, fill=-1), sent.out(x), sent.out(weights)
-    if not wanted:
-        return sent.back(run(chosen, rows, scales)), *nothing
+    if isinstance(sent, Gather) and chunks > 1:
+        return sent.overlapped(chunks, run, experts, x, weights)
+    return sent.back(run(*sent.out(experts, x, weights)))[0]
+
+
+@torch.library.impl(_library, "moe_on_ranks_keep", "CompositeExplicitAutograd")
+def _forward_kept(
+    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, experts: torch.Tensor,
+    weights: torch.Tensor, total: int, group: str, wanted: int,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    known, _, sent = _known(x, w_down, experts, weights, total, group, wanted)
+    chosen, rows, scales = sent.out(experts, x, weights, kept=True)
     chosen = chosen - known.first
-    partial, kept = function("moe_experts_keep")(rows, gate_up, down, chosen, scales)
+    partial, kept = function("moe_experts_keep")(
+        rows, never_empty(w_gate_up), never_empty(w_down), chosen, scales
+    )
     token = sent.token if isinstance(sent, Dispatch) else experts.new_empty(0)
-    return sent.back(partial), rows, chosen, scales, kept, token, counts
+    counts = torch.tensor([*sent.counts(), known.wanted])
+    return sent.back(partial)[0], rows, chosen, scales, kept, token, counts
 
 
 @torch.library.impl(_library, "moe_on_ranks_backward", "CompositeExplicitAutograd")
@@ -437,30 +521,34 @@ def _backward(
     *sizes, of_all = counts.tolist()
     sent = _restored(_named(group), grad_out.shape[0], token, sizes)
     grads = function("moe_experts_backward")(
-        sent.out(grad_out), rows, never_empty(w_gate_up), never_empty(w_down), chosen, scales,
+        *sent.out(grad_out), rows, never_empty(w_gate_up), never_empty(w_down), chosen, scales,
         kept, of_all,
     )  # fmt: skip
     # What any rank wants is sent by all of them, or some would wait for the others.
-    of_x = sent.back(grads[0]) if of_all & _X else grads[0]
-    of_weights = sent.back(grads[3]) if of_all & _WEIGHTS else grads[3]
-    found = of_x, grads[1][: w_gate_up.shape[0]], grads[2][: w_down.shape[0]], of_weights
+    returned = [at for at, bit in ((0, _X), (3, _WEIGHTS)) if of_all & bit]
+    sums = dict(zip(returned, sent.back(*(grads[at] for at in returned)), strict=True))
+    of_matrices = grads[1][: w_gate_up.shape[0]], grads[2][: w_down.shape[0]]
+    found = sums.get(0, grads[0]), *of_matrices, sums.get(3, grads[3])
     return _moe.of_wanted(wanted, *found)
 
 
-def _fake(
+def _fake(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def _fake_kept(
     x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, experts: torch.Tensor,
     weights: torch.Tensor, total: int, group: str, wanted: int,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     context = torch.library.get_ctx()
-    count: Any = context.new_dynamic_size() if wanted else 0
-    tokens: Any = context.new_dynamic_size() if wanted else 0
+    count: Any = context.new_dynamic_size()
     return (
         x.new_empty(x.shape),
         x.new_empty(count, x.shape[1]),
         experts.new_empty(count, experts.shape[1]),
         weights.new_empty(count, experts.shape[1]),
         x.new_empty(count, experts.shape[1], w_gate_up.shape[1]),
-        experts.new_empty(tokens),
+        experts.new_empty(context.new_dynamic_size()),
         # Not of the group's size: torch caches compiled graphs by the group's name alone.
         torch.empty(context.new_dynamic_size(), dtype=torch.int64, device="cpu"),
     )
@@ -498,9 +586,10 @@ def _gradient(ctx: Any, grad_out: Any, *_: Any) -> tuple[Any, ...]:
 
 
 torch.library.register_fake(f"{INTERNAL}::moe_on_ranks", _fake, lib=_library)
+torch.library.register_fake(f"{INTERNAL}::moe_on_ranks_keep", _fake_kept, lib=_library)
 torch.library.register_fake(f"{INTERNAL}::moe_on_ranks_backward", _fake_backward, lib=_library)
 torch.library.register_autograd(
-    f"{INTERNAL}::moe_on_ranks", _gradient, setup_context=_setup_context, lib=_library
+    f"{INTERNAL}::moe_on_ranks_keep", _gradient, setup_context=_setup_context, lib=_library
 )
 _second = no_second_derivative(f"{_OP}_backward")
 torch.library.register_autograd(

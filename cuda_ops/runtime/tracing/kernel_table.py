@@ -145,7 +145,7 @@ def _kernels(events: Iterable[Mapping[str, Any]]) -> list[KernelTime]:
                 name=name,
                 calls=len(found),
                 seconds=time / 1e6,
-                share=time / whole if whole else 0.0,
+                share=min(time / whole, 1.0) if whole else 0.0,  # sums in two orders differ
                 grid=grid,
                 block=block,
                 registers=registers,
