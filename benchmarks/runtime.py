@@ -51,38 +51,50 @@ def rounds(ways: Mapping[str, Callable[[], None]], count: int = _ROUNDS) -> dict
 
 # --- copies -------------------------------------------------------------------
 
-#: Batches of a loop, and floats of one: 64 MiB.
-_BATCHES, _NUMEL = 24, 16 << 20
-_SIDE = 4096
+#: Batches of a loop: nothing runs beside the first copy, so few would measure that. Those of
+#: ordinary memory take ten times as long.
+_BATCHES = {"ordinary": 24, "pinned": 64}
+#: Floats of a batch: 64 MiB.
+_NUMEL = 16 << 20
+#: Of products that take about 0.1 ms each on an H100, about ten for a copy: with many small ones,
+#: the time that the host needs to launch them would be what is measured.
+_ROWS, _SIDE = 2048, 4096
 
 
 def copies() -> list[dict[str, Any]]:
-    """Loops over batches in ordinary and in pinned memory; copy and computation take as long."""
-    weight = torch.randn(_SIDE, _SIDE, device="cuda", dtype=torch.bfloat16)
+    """Loops over batches in ordinary and in pinned memory; copy and computation take as long.
+
+    ``host_milliseconds`` go by until the loop has ended on the host, waiting for batches included,
+    and ``milliseconds`` until the GPU has done too.
+    """
+    weight = torch.randn(_SIDE, _SIDE, device="cuda").div(_SIDE**0.5).bfloat16()
     repeats = _as_long_as_a_copy(weight)
     results = []
-    for pinned in (False, True):
-        batches = [torch.randn(_NUMEL, pin_memory=pinned) for _ in range(4)]
-        batches = [batches[k % 4] for k in range(_BATCHES)]
+    for source, count in _BATCHES.items():
+        batches = [torch.randn(_NUMEL, pin_memory=source == "pinned") for _ in range(4)]
+        batches = [batches[k % 4] for k in range(count)]
         compute = partial(_compute, weight, repeats)
         ways = {
-            "copy alone": partial(_copy_alone, torch.randn(_NUMEL, pin_memory=True)),
-            "compute alone": partial(_compute_alone, compute),
+            "copy alone": partial(_copy_alone, torch.randn(_NUMEL, pin_memory=True), count),
+            "compute alone": partial(_compute_alone, compute, count),
             "tutorial": partial(_tutorial, batches, compute),
             "pinned DataLoader": partial(_data_loader, batches, compute),
             "two buffers by hand": partial(_by_hand, batches, compute),
             "prefetch": partial(_prefetched, batches, compute, 2),
             "prefetch, depth 3": partial(_prefetched, batches, compute, 3),
+            "prefetch and to_host": partial(_to_host, batches, compute),
         }
-        times = rounds(ways)
+        host: dict[str, list[float]] = {name: [] for name in ways}
+        times = rounds({name: partial(_noted, way, host[name]) for name, way in ways.items()})
         longer = max(
             ("copy alone", "compute alone"), key=lambda name: statistics.median(times[name])
         )
         for name in ways:
             results.append({
-                "source": "pinned" if pinned else "ordinary",
+                "source": source,
                 "way": name,
-                "milliseconds": statistics.median(times[name]) / _BATCHES * 1e3,
+                "milliseconds": statistics.median(times[name]) / count * 1e3,
+                "host_milliseconds": statistics.median(host[name]) / count * 1e3,
                 "times_tutorial": _described(ratio_interval(times["tutorial"], times[name])),
                 "of_the_longer": _described(ratio_interval(times[longer], times[name])),
             })  # fmt: skip
@@ -93,33 +105,39 @@ def _described(interval: Interval) -> dict[str, float]:
     return {"value": interval.value, "low": interval.low, "high": interval.high}
 
 
+def _noted(way: Callable[[], None], seconds: list[float]) -> None:
+    start = perf_counter()
+    way()
+    seconds.append(perf_counter() - start)
+
+
 def _compute(weight: torch.Tensor, repeats: int, x: torch.Tensor) -> torch.Tensor:
-    y = x[: _SIDE * 64].view(64, _SIDE).to(weight.dtype).repeat(8, 1)
+    y = x[: _SIDE * 64].view(64, _SIDE).to(weight.dtype).repeat(_ROWS // 64, 1)
     for _ in range(repeats):
-        y = torch.mm(y, weight) * 0.01
+        y = torch.mm(y, weight)
     return y.sum() + x.sum()
 
 
 def _as_long_as_a_copy(weight: torch.Tensor) -> int:
     """Returns how many products take as long as the copy of one batch."""
-    source = torch.randn(_NUMEL, pin_memory=True)
+    source, count = torch.randn(_NUMEL, pin_memory=True), 24
     times = rounds({
-        "copy": partial(_copy_alone, source),
-        "few": partial(_compute_alone, partial(_compute, weight, 10)),
-        "more": partial(_compute_alone, partial(_compute, weight, 30)),
+        "copy": partial(_copy_alone, source, count),
+        "few": partial(_compute_alone, partial(_compute, weight, 4), count),
+        "more": partial(_compute_alone, partial(_compute, weight, 14), count),
     }, 5)  # fmt: skip
     copy, few, more = (statistics.median(one) for one in times.values())
-    return max(1, round(10 + (copy - few) / ((more - few) / 20)))
+    return max(1, round(4 + (copy - few) / ((more - few) / 10)))
 
 
-def _copy_alone(source: torch.Tensor) -> None:
-    for _ in range(_BATCHES):
+def _copy_alone(source: torch.Tensor, count: int) -> None:
+    for _ in range(count):
         source.to("cuda", non_blocking=True)
 
 
-def _compute_alone(compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def _compute_alone(compute: Callable[[torch.Tensor], torch.Tensor], count: int) -> None:
     x = torch.zeros(_NUMEL, device="cuda")
-    for _ in range(_BATCHES):
+    for _ in range(count):
         compute(x)
 
 
@@ -130,8 +148,8 @@ def _tutorial(batches: list[torch.Tensor], compute: Callable[[torch.Tensor], Any
 
 def _data_loader(batches: list[torch.Tensor], compute: Callable[[torch.Tensor], Any]) -> None:
     loader = torch.utils.data.DataLoader(_Listed(batches), batch_size=None, pin_memory=True)
-    results = [compute(batch.to("cuda", non_blocking=True)) for batch in loader]
-    torch.stack(results).tolist()
+    for batch in loader:
+        compute(batch.to("cuda", non_blocking=True))
 
 
 class _Listed(torch.utils.data.Dataset[torch.Tensor]):
@@ -147,8 +165,8 @@ class _Listed(torch.utils.data.Dataset[torch.Tensor]):
 
 def _by_hand(batches: list[torch.Tensor], compute: Callable[[torch.Tensor], Any]) -> None:
     """Two pinned and two device buffers, and an event at each end of a copy."""
-    results = [compute(x) for x in _double_buffered(batches)]
-    torch.stack(results).tolist()
+    for x in _double_buffered(batches):
+        compute(x)
 
 
 def _double_buffered(batches: list[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -182,7 +200,12 @@ def _double_buffered(batches: list[torch.Tensor]) -> Iterator[torch.Tensor]:
 def _prefetched(
     batches: list[torch.Tensor], compute: Callable[[torch.Tensor], Any], depth: int
 ) -> None:
-    handles = [to_host(compute(batch)) for batch in prefetch(batches, "cuda", depth)]
+    for x in prefetch(batches, "cuda", depth):
+        compute(x)
+
+
+def _to_host(batches: list[torch.Tensor], compute: Callable[[torch.Tensor], Any]) -> None:
+    handles = [to_host(compute(x)) for x in prefetch(batches, "cuda")]
     for handle in handles:
         handle.result()
 
@@ -258,6 +281,8 @@ def _graph_ways(
         return call
 
     samples = tuple(one.clone().requires_grad_(training) for one in arguments)
+    # In training torch warns of AccumulateGrad's stream: make_graphed_callables keeps the nodes of
+    # the parameters that it has read on the stream of its capture.
     ways: dict[str, Callable[[Any], Any]] = {
         "eager": lambda own: own,
         "make_graphed_callables": lambda own: torch.cuda.make_graphed_callables(own, samples),

@@ -22,6 +22,11 @@ class FakeEvent:
         pass
 
 
+class FakeReader:
+    def record_event(self) -> FakeEvent:
+        return FakeEvent()
+
+
 class FakeLine:
     def run(self, stage: Any, item: Any, ready: FakeEvent) -> tuple[Any, FakeEvent]:
         return stage(item), FakeEvent()
@@ -36,11 +41,8 @@ class FakeStreams:
     def fed(self) -> FakeEvent:
         return FakeEvent()
 
-    def receive(self, item: Any, ready: FakeEvent) -> None:
-        pass
-
-    def consumed(self) -> FakeEvent:
-        return FakeEvent()
+    def receive(self, ready: FakeEvent, shared: Any = None) -> FakeReader:
+        return FakeReader()
 
 
 def in_threads(stages: Any, inputs: Any, depth: int = 2) -> Iterator[Any]:

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 import warnings
+import weakref
 from collections import OrderedDict, UserDict, namedtuple
 from collections.abc import Iterator
 from typing import Any
@@ -15,11 +16,13 @@ from typing import Any
 import pytest
 import torch
 from conftest import needs_gpu
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.rnn import pack_sequence
 
 from cuda_ops.runtime import prefetch, to_host
-from cuda_ops.runtime.overlap import turns
-from cuda_ops.runtime.overlap.prefetching import Prefetch
+from cuda_ops.runtime.overlap import prefetching, turns
+from cuda_ops.runtime.overlap.lanes import CudaLane, Moved
+from cuda_ops.runtime.overlap.prefetching import Prefetch, _Sent
 from cuda_ops.runtime.overlap.staging import Pinned
 from cuda_ops.runtime.trees import map_tensors, tensors_of
 
@@ -82,12 +85,16 @@ class FakeEvent:
 
 
 class FakeLane:
-    """Copies out of pinned memory when its stream gets there, and counts what is on the GPU."""
+    """Copies out of pinned memory when its stream gets there, and counts what is on the GPU.
+
+    Memory is given out again as soon as no tensor holds it, as the allocator of a stream does,
+    and reads of the loop that come too late find what is there by then.
+    """
 
     def __init__(self, chance: random.Random, staged: bool = True) -> None:
         self.copies, self.loop = FakeStream(chance), FakeStream(chance)
         self._staged = staged
-        self.waits = 0
+        self.blocks: list[tuple[bytearray, list[StorageWeakRef]]] = []
 
     def pinned(self) -> Pinned:
         return Pinned(pin=False)
@@ -96,86 +103,212 @@ class FakeLane:
         self.copies.run_some()
         return map_tensors(pinned.put, batch) if self._staged else batch
 
-    def send(self, batch: Any) -> tuple[Any, FakeEvent]:
+    def send(self, batch: Any) -> Moved:
+        copies = []
+
         def late(tensor: torch.Tensor) -> torch.Tensor:
-            there = torch.full_like(tensor, -1)
-            alias = there.detach()  # the same memory, and not what the loop holds
+            there, alias = self._taken(tensor)
             self.copies.enqueue(lambda: alias.copy_(tensor))
+            copies.append(there)
             return there
 
-        return map_tensors(late, batch), FakeEvent(self.copies)
+        return Moved(map_tensors(late, batch), copies, [], FakeEvent(self.copies))
 
-    def receive(self, batch: Any, ready: FakeEvent) -> None:
+    def _taken(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns a tensor in free memory, and one that is not the loop's in the same."""
+        for block, users in self.blocks:
+            if len(block) == like.nbytes and all(one.expired() for one in users):
+                break
+        else:
+            block, users = bytearray(b"\xff" * like.nbytes), []
+            self.blocks.append((block, users))
+        there, alias = (torch.frombuffer(block, dtype=like.dtype).view(like.shape) for _ in "12")
+        users[:] = [StorageWeakRef(there.untyped_storage())]
+        return there, alias
+
+    def receive(self, ready: FakeEvent, shared: Any = None) -> FakeStream:
         self.loop.enqueue(ready.synchronize)
+        return self.loop
 
-    def consumed(self) -> FakeEvent:
-        return FakeEvent(self.loop)
+    def follow(self, reader: FakeStream) -> None:
+        self.copies.enqueue(FakeEvent(reader).synchronize)
+
+    def close(self) -> None:
+        pass
+
+    def first(self, address: int) -> float:
+        """Returns what is at an address now, whether a tensor is there or not."""
+        for block, _ in self.blocks:
+            bytes_ = torch.frombuffer(block, dtype=torch.uint8)
+            if 0 <= (offset := address - bytes_.data_ptr()) < len(block):
+                return bytes_[offset : offset + 4].view(torch.float32).item()
+        raise AssertionError("no memory of the lane")
 
 
 def read_late(lane: FakeLane, found: list[float], x: torch.Tensor) -> None:
-    """Reads a batch when the loop's stream gets there, as a kernel would."""
-    memory = x.untyped_storage()  # kept until then, as record_stream keeps it
-    lane.loop.enqueue(lambda: found.append(_first(memory)))
+    """Reads a batch when the loop's stream gets there, as a kernel would, which holds nothing."""
+    address = x.data_ptr()
+    lane.loop.enqueue(lambda: found.append(lane.first(address)))
 
 
-def _first(memory: torch.UntypedStorage) -> float:
-    return torch.empty(0).set_(memory)[0].item()
+def read_all(lane: FakeLane, depth: int, view: bool = False, late: bool = True) -> list[float]:
+    """Returns what a loop finds in 20 batches, at its end or soon."""
+    found: list[float] = []
+    for x in Prefetch(batches(20), torch.device("cpu"), depth)._iterate(lane):
+        if view:
+            held = x[1:]
+            del x
+            lane.loop.run_some()
+            read_late(lane, found, held)
+            del held
+            time.sleep(0.001)  # the thread goes on before the next batch ends
+        else:
+            read_late(lane, found, x)
+            del x
+        if late:
+            lane.loop.run_some()
+        else:
+            lane.loop.run_to(lane.loop._given)
+    lane.loop.run_to(lane.loop._given)
+    return found
 
 
+RIGHT = [float(k) for k in range(20)]
+
+
+@pytest.mark.parametrize("view", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(6))
-def test_copies_that_come_late_are_waited_for(depth: int, seed: int) -> None:
-    lane, found = FakeLane(random.Random(seed)), []
-    for x in Prefetch(batches(20), torch.device("cpu"), depth)._iterate(lane):
-        read_late(lane, found, x)
-        del x
-        lane.loop.run_some()
-    lane.loop.run_to(lane.loop._given)
-    assert found == [float(k) for k in range(20)]
+def test_copies_that_come_late_are_waited_for(depth: int, seed: int, view: bool) -> None:
+    lane = FakeLane(random.Random(seed))
+    assert read_all(lane, depth, view) == RIGHT
+    assert len(lane.blocks) <= depth
 
 
-@pytest.mark.parametrize("taken_out", ["wait_for_copies", "wait_event"])
+@pytest.mark.parametrize("taken_out", ["wait_for_copies", "wait_event", "follow", "end of memory"])
 def test_without_its_events_a_late_copy_is_seen(
     taken_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test above finds what it looks for."""
-    lane, found = FakeLane(random.Random(0)), []
+    lane = FakeLane(random.Random(0))
     lane.copies.run_some = lambda: None
     if taken_out == "wait_for_copies":
-        monkeypatch.setattr(
-            "cuda_ops.runtime.overlap.prefetching._Sent.wait_for_copies", lambda self: None
-        )
+        monkeypatch.setattr(_Sent, "wait_for_copies", lambda self: None)
+    elif taken_out == "wait_event":
+        monkeypatch.setattr(FakeLane, "receive", lambda self, ready, shared=None: self.loop)
+    elif taken_out == "follow":
+        monkeypatch.setattr(FakeLane, "follow", lambda self, reader: None)
+        lane.loop.run_some = lambda: None
     else:
-        monkeypatch.setattr(FakeLane, "receive", lambda self, batch, ready: None)
-    for x in Prefetch(batches(20), torch.device("cpu"), 2)._iterate(lane):
-        read_late(lane, found, x)
-        del x
-        if taken_out == "wait_event":
-            lane.loop.run_to(lane.loop._given)
-    lane.loop.run_to(lane.loop._given)
-    assert found != [float(k) for k in range(20)]
+        # Behind the end of the tensor that the loop got, and not of the view that it reads.
+        send = FakeLane.send
+
+        def early(self: FakeLane, batch: Any) -> Moved:
+            moved = send(self, batch)
+            weakref.finalize(moved.tree, FakeLane.follow, self, self.loop)
+            return moved
+
+        monkeypatch.setattr(FakeLane, "send", early)
+        monkeypatch.setattr(prefetching, "_follow_at_the_end", lambda memory, lane, sent: None)
+        lane.loop.run_some = lambda: None
+    view, late = taken_out == "end of memory", taken_out != "wait_event"
+    assert read_all(lane, 2, view, late) != RIGHT
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_batch_is_over_on_the_stream_that_got_it(
+    forgotten: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch is dropped while the loop is on the other stream already."""
+    lane = FakeLane(random.Random(0))
+    streams, found = [FakeStream(random.Random(seed)) for seed in (1, 2)], {}
+    if forgotten:
+        follow = FakeLane.follow
+        monkeypatch.setattr(FakeLane, "follow", lambda self, reader: follow(self, self.loop))
+    lane.loop = streams[0]
+    for k, x in enumerate(Prefetch(batches(20), torch.device("cpu"), 2)._iterate(lane)):
+        read_late(lane, found.setdefault(k, []), x)
+        lane.loop = streams[(k + 1) % 2]
+    for stream in streams:
+        stream.run_to(stream._given)
+    assert (found == {k: [float(k)] for k in range(20)}) is not forgotten
+
+
+def test_the_end_of_memory_is_told_before_it_is_free() -> None:
+    """What the safety of a batch rests on, and torch does not write down."""
+    seen = []
+
+    def ends(x: torch.Tensor) -> None:
+        memory = x.untyped_storage()
+        weak = StorageWeakRef(memory)
+        weakref.finalize(memory, lambda: seen.append(weak.expired()))
+
+    x = torch.ones(3)
+    ends(x)
+    view = x[1:]
+    del x
+    assert seen == []
+    del view
+    assert seen == [False]
+    weight, x = torch.ones(3, requires_grad=True), torch.ones(3)
+    ends(x)
+    loss = (weight * x).sum()
+    del x
+    assert seen == [False]
+    loss.backward()
+    assert seen == [False, False]
+
+
+def test_memory_that_stays_is_not_watched_for_ever() -> None:
+    x = torch.ones(3)
+    before = weakref.getweakrefcount(x.untyped_storage())
+    turn = turns.Turn()
+    turn.release_after(turns.memory_of([x, x[1:]]))
+    turn.release()
+    turn.wait()
+    assert weakref.getweakrefcount(x.untyped_storage()) == before
+
+
+def test_the_memory_of_tensors_is_that_of_their_parts() -> None:
+    x = torch.eye(3)
+    jagged = torch.nested.nested_tensor([x, x], layout=torch.jagged)
+    sizes = [[part.nbytes() for part in turns.memory_of([one])] for one in (x, x[1], x.to_sparse())]
+    assert sizes == [[36], [36], [48, 12]]
+    assert [part.nbytes() for part in turns.memory_of([jagged])][:2] == [72, 24]
 
 
 @pytest.mark.parametrize("depth", [2, 3, 5])
 def test_no_more_batches_than_depth_are_there(depth: int) -> None:
-    lane = FakeLane(random.Random(1))
     there: list[Any] = []
     most = 0
 
     class Counted(FakeLane):
-        def send(self, batch: Any) -> tuple[Any, FakeEvent]:
-            moved, event = FakeLane.send(self, batch)
-            memory = moved.untyped_storage()
-            there.append(torch.multiprocessing.reductions.StorageWeakRef(memory))
+        def send(self, batch: Any) -> Moved:
+            moved = FakeLane.send(self, batch)
+            there.append(StorageWeakRef(moved.tree.untyped_storage()))
             nonlocal most
             most = max(most, sum(not one.expired() for one in there))
-            return moved, event
+            return moved
 
     lane = Counted(random.Random(1))
     for x in Prefetch(batches(30), torch.device("cpu"), depth)._iterate(lane):
         time.sleep(0.002)  # the thread goes as far ahead as it may
         assert x.shape == (4,)
-    assert most == depth
+    assert most == depth == len(lane.blocks)
+
+
+def test_with_room_for_one_nothing_is_copied_ahead() -> None:
+    lane = FakeLane(random.Random(0))
+    lane.loop.run_some = lane.copies.run_some = lambda: None
+    loop = Prefetch(batches(3), torch.device("cpu"), 1)._iterate(lane)
+    found: list[float] = []
+    kept = [next(loop)]
+    read_late(lane, found, kept[0])
+    assert found == []
+    kept.append(next(loop))
+    lane.copies.run_to(lane.copies._given)  # the second copy, behind the first batch's use
+    assert found == [0.0]
+    loop.close()
 
 
 def test_a_loop_that_keeps_all_batches_gets_all() -> None:
@@ -379,7 +512,13 @@ def _exact(prefetched: Prefetch[Any], lane: FakeLane) -> Iterator[Any]:
 # --- on a GPU -----------------------------------------------------------------
 
 
-def late_loop(count: int, size: int, stalled: bool = True) -> list[float]:
+def on_gpu(count: int, size: int) -> Iterator[torch.Tensor]:
+    """Makes batches in memory of the thread's own stream."""
+    for k in range(count):
+        yield torch.full((size,), float(k), device="cuda")
+
+
+def late_loop(loader: Any, size: int, view: bool = False, stalled: bool = True) -> list[float]:
     """Returns means of batches that a stalled stream gets to after the host has gone far ahead."""
     from cuda_ops.testing.stall import stall
 
@@ -387,83 +526,105 @@ def late_loop(count: int, size: int, stalled: bool = True) -> list[float]:
     with torch.cuda.stream(loop):
         torch.zeros(size, device="cuda").double().mean()  # loads kernels, which takes long
         torch.cuda.synchronize()
-        for x in prefetch(batches(count, size), "cuda", 2):
+        for x in prefetch(loader, "cuda", 2):
+            if view:
+                held = x[: size // 2]
+                del x
             if stalled:
-                stall(0.02)
-            found.append(x.double().mean())
-            del x
+                stall(0.03)
+            found.append((held if view else x).double().mean())
+            held = x = None
+            time.sleep(0.005)  # the thread goes on before the next batch ends
         return torch.stack(found).tolist()
 
 
 @needs_gpu
-def test_batches_are_right_behind_a_stalled_stream() -> None:
-    assert late_loop(12, 1 << 20) == [float(k) for k in range(12)]
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("made", [batches, on_gpu])
+def test_batches_are_right_behind_a_stalled_stream(made: Any, view: bool) -> None:
+    assert late_loop(made(12, 1 << 20), 1 << 20, view) == [float(k) for k in range(12)]
 
 
 @needs_gpu
-@pytest.mark.parametrize("taken_out", ["wait_for_copies", "wait_event", "record_stream"])
+@pytest.mark.parametrize("taken_out", ["wait_for_copies", "wait_event", "follow", "record_stream"])
 def test_without_one_of_its_rules_batches_are_wrong(
     taken_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cuda_ops.runtime.overlap.prefetching import _CudaLane, _Sent
     from cuda_ops.testing.stall import stall
+
+    send = CudaLane.send
+
+    def late(self: Any, batch: Any) -> Any:
+        with torch.cuda.stream(self._stream):
+            stall(0.1 if taken_out == "wait_event" else 0.02)
+        return send(self, batch)
 
     if taken_out == "wait_for_copies":
         # The copies come late, and the pinned memory is written again before they run.
-        send = _CudaLane.send
-
-        def late(self: Any, batch: Any) -> Any:
-            with torch.cuda.stream(self._stream):
-                stall(0.02)
-            return send(self, batch)
-
-        monkeypatch.setattr(_CudaLane, "send", late)
+        monkeypatch.setattr(CudaLane, "send", late)
         monkeypatch.setattr(_Sent, "wait_for_copies", lambda self: None)
-        monkeypatch.setattr(_Sent, "wait", lambda self: None)
     elif taken_out == "wait_event":
-
-        def receive(self: Any, batch: Any, ready: Any) -> None:
-            self._reader = torch.cuda.current_stream(self._device)
-
-        send_late = _CudaLane.send
-
-        def slow(self: Any, batch: Any) -> Any:
-            with torch.cuda.stream(self._stream):
-                stall(0.1)
-            return send_late(self, batch)
-
-        monkeypatch.setattr(_CudaLane, "send", slow)
-        monkeypatch.setattr(_CudaLane, "receive", receive)
+        monkeypatch.setattr(CudaLane, "send", late)
+        monkeypatch.setattr(
+            CudaLane, "receive", lambda self, ready, shared=None: torch.cuda.current_stream()
+        )
+    elif taken_out == "follow":
+        monkeypatch.setattr(CudaLane, "follow", lambda self, reader: None)
     else:
-
-        def without(self: Any, batch: Any, ready: Any) -> None:
-            self._reader = torch.cuda.current_stream(self._device)
-            self._reader.wait_event(ready)
-
-        monkeypatch.setattr(_CudaLane, "receive", without)
-        monkeypatch.setattr(_Sent, "wait", lambda self: None)  # or it bounds what is in flight
+        monkeypatch.setattr(turns, "record_streams", lambda tree, stream: None)
     # Nothing else may hold the stream where it is to read too early.
-    count, stalled = (60, True) if taken_out == "record_stream" else (12, taken_out != "wait_event")
-    assert late_loop(count, 1 << 20, stalled) != [float(k) for k in range(count)]
+    found = late_loop(
+        (on_gpu if taken_out == "record_stream" else batches)(12, 1 << 20), 1 << 20,
+        stalled=taken_out != "wait_event",
+    )  # fmt: skip
+    assert found != [float(k) for k in range(12)]
 
 
 @needs_gpu
+@pytest.mark.parametrize("view", [False, True])
 @pytest.mark.parametrize("depth", [2, 3])
-def test_no_more_memory_than_depth_batches_is_taken(depth: int) -> None:
+def test_no_more_memory_than_depth_batches_is_taken(depth: int, view: bool) -> None:
     from cuda_ops.testing.stall import stall
 
     size = 16 << 20
     gc.collect()  # what other tests left would be freed meanwhile
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
+    places = set()
     for x in prefetch(batches(12, size // 4), "cuda", depth):
+        if view:
+            x = x.view(2, -1)
         stall(0.005)
         x.add_(1)
+        places.add(x.data_ptr())
     del x
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() - before <= depth * size
     assert torch.cuda.memory_allocated() == before
+    assert len(places) <= depth  # nor does any memory wait for an event to be used again
+
+
+@needs_gpu
+def test_the_host_does_not_wait_for_the_loop() -> None:
+    from cuda_ops.testing.stall import stall
+
+    def runs_ahead() -> bool:
+        """Whether the loop gets a fourth batch while the GPU has not done with the first."""
+        first = torch.cuda.Event()
+        for k, x in enumerate(prefetch([torch.ones(1 << 10).pin_memory()] * 4, "cuda", 2)):
+            if k == 3:
+                return not first.query()
+            stall(0.3)
+            x.add_(1)
+            if k == 0:
+                first.record()
+        raise AssertionError
+
+    runs_ahead()  # loads kernels, and may wait for that
+    torch.cuda.synchronize()
+    assert runs_ahead()
 
 
 @needs_gpu

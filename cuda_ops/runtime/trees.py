@@ -95,11 +95,11 @@ def record_streams(tree: Any, stream: Any) -> None:
     though they were allocated on another one.
     """
     for tensor in tensors_of(tree):
-        for part in _parts(tensor) if tensor.is_cuda else ():
+        for part in parts_of(tensor) if tensor.is_cuda else ():
             part.record_stream(stream)
 
 
-def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Returns the strided tensors that hold what a tensor holds."""
     if tensor.layout == torch.strided:
         return [tensor]

@@ -20,9 +20,10 @@ from cuda_ops.runtime.overlap.turns import (
     check_count,
     check_iterable,
     join,
+    memory_of,
     start,
 )
-from cuda_ops.runtime.trees import record_streams
+from cuda_ops.runtime.trees import record_streams, tensors_of
 
 Stage = Callable[[Any], Any]
 
@@ -146,6 +147,26 @@ class _Streams(Reader):
         return event
 
 
+class _Turn(Turn):
+    """The turn of an item, over once the loop's stream has done with it too.
+
+    The stages take memory as they like, on streams of their own, and ``record_stream`` keeps what
+    crosses until the GPU is done. If the host did not wait for that, items would be started
+    beside memory that nothing can use yet, and more of it would be taken than for ``depth`` items.
+    """
+
+    consumed: Event | None = None
+
+    def ending(self) -> None:
+        if self.reader is not None:
+            self.consumed = self.reader.record_event()
+
+    def wait(self) -> None:
+        super().wait()
+        if self.consumed is not None:
+            self.consumed.synchronize()
+
+
 @dataclass
 class _Item:
     """What goes from stage to stage: in a box, so that nothing else holds it."""
@@ -153,7 +174,7 @@ class _Item:
     number: int
     box: list[Any]
     ready: Event
-    turn: Turn
+    turn: _Turn
 
 
 #: What follows the last item: an exception, or nothing.
@@ -179,7 +200,7 @@ class _Run:
         self._inputs, self._depth, self._streams = inputs, depth, streams
         #: The loop takes no more; or a stage has failed, and only what is ahead of it goes on.
         self._ended, self._failed = threading.Event(), threading.Event()
-        self._turns: list[Turn | None] = [None] * depth
+        self._turns: list[_Turn | None] = [None] * depth
         self._queues: list[queue.SimpleQueue[_Item | _End]]
         self._queues = [queue.SimpleQueue() for _ in range(len(stages) + 1)]
         self._threads = [start(self._feed, "pipeline.inputs")]
@@ -198,7 +219,7 @@ class _Run:
                     before.wait()
                 if self._ended.is_set() or self._failed.is_set():
                     break
-                turn = Turn()
+                turn = _Turn()
                 self._turns[number % self._depth] = turn
                 box, item = [item], None
                 self._queues[0].put(_Item(number, box, self._streams.fed(), turn))
@@ -239,7 +260,7 @@ class _Run:
         return work
 
     def __iter__(self) -> Iterator[Any]:
-        turns = Turns(self._depth, self._streams.consumed)
+        turns = Turns(self._depth)
         while True:
             turns.requested()
             item = self._queues[-1].get()
@@ -247,8 +268,9 @@ class _Run:
                 return
             if isinstance(item, BaseException):
                 raise item
-            self._streams.receive(item.box[0], item.ready)
-            turns.begin(item.turn, item.box[0])
+            item.turn.reader = self._streams.receive(item.ready, item.box[0])
+            item.turn.release_after(memory_of(tensors_of(item.box[0])))
+            turns.begin(item.turn)
             box, item = item.box, None
             yield box.pop()
 
@@ -260,4 +282,4 @@ class _Run:
     def _let_go(self) -> None:
         for turn in self._turns:
             if turn is not None:
-                turn.release(self._streams.consumed)
+                turn.release()

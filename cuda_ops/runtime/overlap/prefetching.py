@@ -5,22 +5,24 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from cuda_ops.runtime.devices import resolved
-from cuda_ops.runtime.overlap.staging import Pinned, stages
+from cuda_ops.runtime.overlap.lanes import CudaLane, Lane
+from cuda_ops.runtime.overlap.staging import Pinned
 from cuda_ops.runtime.overlap.turns import (
     Event,
-    Reader,
     Turn,
     Turns,
     check_count,
     check_iterable,
     join,
+    memory_of,
     start,
 )
 from cuda_ops.runtime.trees import map_tensors, tensors_of
@@ -35,15 +37,17 @@ def prefetch(
 
     A thread takes batches from the loader, copies what is not pinned into pinned memory that is
     used again, and starts the copy to the GPU on a stream of its own. The stream that is current
-    where a batch is asked for waits for that batch and for nothing else, and the memory of a
-    batch is not given to others while that stream may still read it. Use a batch on that stream,
-    or make others wait for it.
+    where a batch is asked for waits for that batch and for nothing else. The memory of a batch
+    ends with the last tensor that holds it, a view for one, and is used again behind what that
+    stream has to do by then. Use a batch on that stream, or make others wait for it and call
+    ``record_stream`` for them.
 
     At most ``depth`` batches are on the GPU at once, the one in the loop's hands among them, if
-    the loop keeps none; so with 1 nothing is copied ahead, and the host is never more than
-    ``depth`` batches ahead of the GPU. An exception of the loader is raised where its batch would
-    have come. A loop that ends early ends the thread. The result can be iterated again, with the
-    same pinned memory, and has the length of the loader.
+    the loop keeps none; so with 1 nothing is copied ahead. The host does not wait until the GPU
+    has done with a batch, only until the batch ``depth`` before the one it asks for is there. An
+    exception of the loader is raised where its batch would have come. A loop that ends early ends
+    the thread. The result can be iterated again, with the same pinned memory, and has the length
+    of the loader.
 
     A pinned tensor of the loader is copied from where it is, later: the loader must not write to
     it again, which ``torch.utils.data.DataLoader`` never does.
@@ -84,7 +88,7 @@ class Prefetch(Generic[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         if self.device.type != "cuda":
             return _moved(self.loader, self.device)
-        return self._iterate(_CudaLane(self.device))
+        return self._iterate(CudaLane(self.device))
 
     def _iterate(self, lane: Lane) -> Iterator[Batch]:
         slots = [
@@ -96,6 +100,7 @@ class Prefetch(Generic[Batch]):
         finally:
             if run.close():
                 self._spare += [slot.pinned for slot in slots]
+                lane.close()
 
 
 def _moved(loader: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
@@ -114,47 +119,6 @@ def _check(batch: Any) -> None:
             )
 
 
-class Lane(Protocol):
-    """What moves batches; a test has one that delays each copy as long as it may."""
-
-    def pinned(self) -> Pinned: ...
-
-    def stage(self, batch: Any, pinned: Pinned) -> Any:
-        """Returns the batch, pinned."""
-
-    def send(self, batch: Any) -> tuple[Any, Event]:
-        """Starts to copy a batch; the event is behind the copies."""
-
-    def receive(self, batch: Any, ready: Event) -> None:
-        """Makes the loop's stream wait for the copies of a batch."""
-
-    def consumed(self) -> Event:
-        """Returns an event behind what the loop's stream has to do so far."""
-
-
-class _CudaLane(Reader):
-    """A stream of its own, from pinned memory to a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._stream = torch.cuda.Stream(device)
-
-    def pinned(self) -> Pinned:
-        return Pinned()
-
-    def stage(self, batch: Any, pinned: Pinned) -> Any:
-        for device in {one.device for one in tensors_of(batch) if one.is_cuda}:
-            # The loader's own work on a GPU; without any, this would wait for the loop's.
-            self._stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.no_grad():
-            return map_tensors(lambda one: pinned.put(one) if stages(one) else one, batch)
-
-    def send(self, batch: Any) -> tuple[Any, Event]:
-        with torch.cuda.stream(self._stream), torch.no_grad():
-            moved = map_tensors(lambda one: one.to(self._device, non_blocking=True), batch)
-            return moved, self._stream.record_event()
-
-
 class _Sent(Turn):
     """A batch on its way."""
 
@@ -171,6 +135,23 @@ class _Sent(Turn):
         self.source = None
 
 
+def _follow_at_the_end(memory: torch.UntypedStorage, lane: Lane, sent: _Sent) -> None:
+    """Makes copies wait for the loop's stream when memory ends, so that it is used again behind.
+
+    The allocator gives memory back to the stream that copies, at once and without a look at other
+    streams; torch calls this just before. The host waits for nothing, and the next batch finds the
+    memory free, which ``record_stream`` would keep until the host had seen an event pass. It holds
+    for whatever ends the memory, a tensor, a view or autograd, in any thread and after the turn
+    too, but not for ``resize_``, which takes memory from under its tensors.
+    """
+
+    def follow() -> None:
+        if sent.reader is not None:
+            lane.follow(sent.reader)
+
+    weakref.finalize(memory, follow).atexit = False
+
+
 @dataclass
 class _Slot:
     """A place for one batch at a time."""
@@ -184,8 +165,9 @@ class _Run:
 
     def __init__(self, loader: Iterable[Any], lane: Lane, slots: list[_Slot]) -> None:
         self._loader, self._lane, self._slots = loader, lane, slots
-        #: Boxes that hold a batch each, so that nothing else does once it is taken out; nothing
-        #: was sent at the end, and then there is an exception, if it was one that ended it.
+        #: Boxes that hold a batch each, and then what of it was on the GPU, so that nothing else
+        #: does once it is taken out; nothing was sent at the end, and then there is an exception,
+        #: if it was one that ended it.
         self._queue: queue.SimpleQueue[tuple[list[Any], _Sent | None, BaseException | None]]
         self._queue = queue.SimpleQueue()
         self._ended = threading.Event()
@@ -221,23 +203,30 @@ class _Run:
                 slot.sent.wait()
             if self._ended.is_set():
                 return False
-            moved, ready = self._lane.send(staged)
-            slot.sent = _Sent(staged, ready)
-            self._queue.put(([moved], slot.sent, None))
+            moved = self._lane.send(staged)
+            slot.sent = sent = _Sent(staged, moved.ready)
+            memory = memory_of(moved.copies)
+            for one in memory:
+                _follow_at_the_end(one, self._lane, sent)
+            sent.release_after(memory + memory_of(moved.found))
+            self._queue.put(([moved.tree, *moved.found], sent, None))
             return True
         return False
 
     def __iter__(self) -> Iterator[Any]:
-        turns = Turns(len(self._slots), self._lane.consumed)
+        turns, reader = Turns(len(self._slots)), None
         while True:
+            if reader is not None and len(self._slots) == 1:
+                self._lane.follow(reader)  # nothing is copied ahead, though the host is
             turns.requested()
             box, sent, error = self._queue.get()
             if error is not None:
                 raise error
             if sent is None:
                 return
-            self._lane.receive(box[0], sent.ready)
-            turns.begin(sent, box[0])
+            sent.reader = reader = self._lane.receive(sent.ready, box[1:] or None)
+            turns.begin(sent)
+            del box[1:]
             yield box.pop()
 
     def close(self) -> bool:
@@ -253,4 +242,4 @@ class _Run:
     def _let_go(self) -> None:
         for slot in self._slots:
             if slot.sent is not None:
-                slot.sent.release(self._lane.consumed)
+                slot.sent.release()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextvars
+import queue
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from cuda_ops.runtime.trees import record_streams, tensors_of
+from cuda_ops.runtime.trees import parts_of, record_streams
 
 #: Seconds that an iteration which ends early waits for its threads before it says so.
 _PATIENCE = 10.0
@@ -30,66 +32,73 @@ class Reader:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._reader = torch.cuda.current_stream(device)
 
-    def receive(self, item: Any, ready: Any) -> None:
-        """Makes the stream wait for an item, whose memory belongs to another one."""
-        self._reader = torch.cuda.current_stream(self._device)
-        self._reader.wait_event(ready)
-        record_streams(item, self._reader)
+    def receive(self, ready: Any, shared: Any = None) -> Any:
+        """Makes the stream wait for an item, and returns the stream.
 
-    def consumed(self) -> Event:
-        """Returns an event behind what the stream has to do so far."""
-        event: Event = self._reader.record_event()
-        return event
+        Args:
+            ready: behind the work that makes the item.
+            shared: a tree of tensors in memory of other streams, which is not theirs again until
+                the stream that is returned has done with it.
+        """
+        reader = torch.cuda.current_stream(self._device)
+        reader.wait_event(ready)
+        if shared is not None:
+            record_streams(shared, reader)
+        return reader
 
 
 class Turn:
-    """The time in which an item takes up memory on a GPU: until the loop has done with it."""
+    """The time in which an item takes up memory on a GPU: until the loop has let go of it.
+
+    The loop has let go once the memory itself ends, which may be later than the tensors that it
+    got: a view of them, or a graph of autograd, may be what holds it.
+    """
 
     def __init__(self) -> None:
-        self._consumed: Event | None = None
-        self._released, self._asked = threading.Event(), False
-        self._lock = threading.RLock()  # a collection inside may end the same turn
-        self._tensors: list[weakref.ref[torch.Tensor]] = []
+        #: The stream that reads the item, from when the loop has it.
+        self.reader: Any = None
+        self._over, self._asked = False, False
+        #: Gets something at the end. Unlike an event's, its call may come from a collection in the
+        #: midst of another one in the same thread.
+        self._ends: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._left: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._memory: list[StorageWeakRef] = []
 
-    def release(self, record: Callable[[], Event | None]) -> None:
-        """Ends the turn, whatever the loop still holds.
-
-        Args:
-            record: returns an event behind what the loop has to do on a GPU so far.
-        """
+    def release(self) -> None:
+        """Ends the turn, whatever the loop still holds."""
         self._asked = True
-        self._end(record)
+        self._left = {}
+        self._end()
 
-    def release_after(self, item: Any, record: Callable[[], Event | None]) -> None:
-        """Ends the turn as soon as the loop has let go of all tensors of the item."""
+    def release_after(self, memory: Sequence[torch.UntypedStorage]) -> None:
+        """Ends the turn as soon as all of the memory does; without any, it waits for a request."""
 
-        def ended(_: weakref.ref[torch.Tensor]) -> None:
-            if all(one() is None for one in self._tensors):
-                self._end(record)
+        def ended(one: weakref.ref[torch.UntypedStorage]) -> None:
+            # Any thread may come here, even two at once; then both may end the turn.
+            if self._left.pop(id(one), None) is not None and not self._left:
+                self._end()
 
-        found = tensors_of(item)
-        self._memory = [
-            StorageWeakRef(one.untyped_storage()) for one in found if one.layout == torch.strided
-        ]
-        self._tensors = [weakref.ref(one, ended) for one in found]
+        self._memory = [StorageWeakRef(one) for one in memory]
+        references = [weakref.ref(one, ended) for one in memory]
+        self._left = {id(one): one for one in references}
 
-    def _end(self, record: Callable[[], Event | None]) -> None:
-        with self._lock:
-            if not self._released.is_set():
-                self._consumed = record()
-                self._released.set()
+    def _end(self) -> None:
+        if not self._over:
+            self.ending()
+            self._over = True
+            self._ends.put(None)
+
+    def ending(self) -> None:
+        """Called at the end, before :meth:`wait` returns; maybe twice."""
 
     def wait(self) -> None:
-        """Waits until the loop has let go of the item, and its stream has done with it."""
-        self._released.wait()
-        # A tensor says that it ends before its memory is free, and a view may outlive it.
+        """Waits until the loop has let go of the item; its stream may have much to do yet."""
+        while not self._over:
+            self._ends.get()
+        # What is called at the end of memory is called just before the memory is free.
         while not self._asked and not all(one.expired() for one in self._memory):
             time.sleep(1e-4)
-        if self._consumed is not None:
-            self._consumed.synchronize()
 
 
 class Turns:
@@ -100,21 +109,33 @@ class Turns:
     alone, there is no next one before its end.
     """
 
-    def __init__(self, room: int, record: Callable[[], Event | None]) -> None:
-        self._kept, self._record = min(1, room - 1), record
+    def __init__(self, room: int) -> None:
+        self._kept = min(1, room - 1)
         self._open: list[Turn] = []
 
     def requested(self) -> None:
         """Ends what has to end before the next item."""
-        ending = len(self._open) - self._kept
-        for turn in self._open[: max(0, ending)]:
-            turn.release(self._record)
-        self._open = self._open[max(0, ending) :]
+        ending = max(0, len(self._open) - self._kept)
+        for turn in self._open[:ending]:
+            turn.release()
+        del self._open[:ending]
 
-    def begin(self, turn: Turn, item: Any) -> None:
-        """Notes what the loop gets."""
-        turn.release_after(item, self._record)
+    def begin(self, turn: Turn) -> None:
+        """Notes that the loop gets an item."""
         self._open.append(turn)
+
+
+def memory_of(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
+    """Returns the memory that tensors are in, of sparse ones and wrappers that of their parts."""
+    found: list[torch.UntypedStorage] = []
+    for tensor in tensors:
+        wrapper: Any = tensor
+        if type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(wrapper):
+            inner = (getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0])
+            found += memory_of(one for one in inner if isinstance(one, torch.Tensor))
+        else:
+            found += [part.untyped_storage() for part in parts_of(tensor)]
+    return found
 
 
 def check_count(function: str, argument: str, given: object) -> None:
