@@ -36,8 +36,8 @@ from cuda_ops.ops import _moe, _moe_ranks
 from cuda_ops.ops.moe import MODELS
 
 _ROUNDS = 15
-#: Seconds of work between two looks at the clock.
-_TRAIN = 0.01
+#: Seconds of work between two looks at the clock, the first of which wait for the host.
+_TRAIN = 0.03
 
 
 def composition(

@@ -457,6 +457,33 @@ def _experts_on_ranks(base: Path) -> str:
     return _markdown(heads, rows)
 
 
+def _ranks(base: Path) -> str:
+    """Has the run of ``moe`` on several GPUs: the scaling of each case, eager and as a graph, and
+    times over the composition.
+    """
+    cells: dict[tuple[str, str], dict[str, Any]] = {}
+    for case in _json("moe_ranks")["results"]["cases"]:
+        step = str(case["tokens"]) + (", trained" if case["backward"] else "")
+        cells.setdefault((case["model"], step), {})[case["way"]] = case
+
+    def scaling(case: dict[str, Any] | None) -> str:
+        if case is None:
+            return "-"
+        value = case["scaling"]["value"]
+        return f"{value:.2f} ({time_text(case['us']['value'] / 1e6)})"
+
+    rows = []
+    for (model, step), found in cells.items():
+        ways = [found.get(way) for way in ("moe", "moe, graph", "gather in 2", "dispatch")]
+        over = f"{found['moe']['composition_over']['value']:.2f}x"
+        rows.append((model, step, *map(scaling, ways), over, f"{found['moe']['host_us']:.0f} us"))
+    heads = (
+        "model", "tokens a rank", "moe", "as a graph", "gather in 2 chunks", "dispatch",
+        "composition", "host",
+    )  # fmt: skip
+    return _markdown(heads, rows)
+
+
 _TABLES = {
     "working": _working,
     "families": _families,
@@ -467,6 +494,7 @@ _TABLES = {
     "decoding": _decoding,
     "dense experts": _dense_experts,
     "experts on ranks": _experts_on_ranks,
+    "ranks": _ranks,
 }
 
 

@@ -23,21 +23,26 @@ from cuda_ops.distributed.agreement import Agreement, agreement_of
 SWITCH = "CUDA_OPS_SYMMETRIC_MEMORY"
 #: What parts of a box begin at, and what its size is a multiple of.
 _ALIGNMENT, _STEP = 512, 2 << 20
+#: Bytes of a part up to which one launch of the SMs is quicker than copies one by one.
+_SMALL = 512 << 10
 #: Places in boxes that are kept, as torch takes long to make a tensor of one.
 _MOST_PLACES = 256
-
-Shaped = tuple[tuple[int, ...], torch.dtype]
 
 
 @dataclass
 class _Box:
     """Memory that each rank has as much of, which all write to."""
 
+    memory: torch.Tensor
     handle: Any
-    bytes: int
 
-    def view(self, rank: int, offset: int, shaped: Shaped) -> torch.Tensor:
-        shape, dtype = shaped
+    @property
+    def bytes(self) -> int:
+        return self.memory.numel()
+
+    def view(
+        self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
         found: torch.Tensor = self.handle.get_buffer(rank, shape, dtype, offset // dtype.itemsize)
         return found
 
@@ -45,9 +50,7 @@ class _Box:
 class Memory:
     """What the ranks of a group share: a box for what all send to all, and one for the way back.
 
-    Ranks take turns: all gather, then all send back. A rank that sends back has read what it got
-    before, and one that sends again has read what came back; so each turn has one barrier, behind
-    its copies. Only a turn that follows another one of its kind has one before them too.
+    Ranks take turns: all gather, then all send back.
     """
 
     def __init__(self, group: Any, device: torch.device, seconds: float) -> None:
@@ -55,10 +58,11 @@ class Memory:
         self._name, self.rank, self.size = group.group_name, group.rank(), group.size()
         self.device, self._timeout = device, int(seconds * 1000)
         self._boxes: dict[str, _Box] = {}
-        self._known_places: dict[Any, Any] = {}
+        self._places: dict[Any, Any] = {}
         #: Boxes that a graph writes to, which stay as long as this.
         self._captured: list[_Box] = []
-        self._turn, self._used = "", 0
+        #: How much of a box the chunks of this turn take up so far.
+        self._used = 0
         self._aside = torch.cuda.Stream(device)
         self._last: torch.cuda.Stream | None = None
 
@@ -73,14 +77,14 @@ class Memory:
         """Makes boxes that large, at all ranks together, who ``agree``; not within a capture."""
         torch.cuda.synchronize(self.device)
         agree()  # from here on no rank writes to the old ones
-        self._known_places.clear()
+        self._places.clear()
         # torch makes multicast memory too, which nothing here uses and some machines do not have.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         for name, count in wanted.items():
             before = self._boxes.pop(name, None)
             count = -(-max(count, before.bytes if before else 0) // _STEP) * _STEP
             made = symm_mem.empty(count, dtype=torch.uint8, device=self.device)
-            self._boxes[name] = _Box(symm_mem.rendezvous(made, self._name), count)
+            self._boxes[name] = _Box(made, symm_mem.rendezvous(made, self._name))
 
     def begin_all_gather(
         self, parts: Sequence[torch.Tensor], most: int, chunk: int = 0, aside: bool = False
@@ -94,55 +98,38 @@ class Memory:
             chunk: which of this turn; the first, 0, begins it.
             aside: whether on a stream of its own, beside what the current one does until the wait.
         """
-        shaped = [((self.size * most, *part.shape[1:]), part.dtype) for part in parts]
-        counts = [part.shape[0] for part in parts]
-        return self._begin("gathered", shaped, most, counts, [parts] * self.size, chunk, aside)
+        return self._begin("gathered", parts, most, 1, chunk, aside)
 
     def begin_all_to_all(
         self, parts: Sequence[torch.Tensor], chunk: int = 0, aside: bool = False
     ) -> Callable[[], list[torch.Tensor]]:
         """Begins to send each rank its share of the rows, all of one size; returns what waits for
-        what this rank gets of all, one after the other.
+        what this rank gets of all, one after the other. Each gather has one, if of nothing.
         """
-        each = parts[0].shape[0] // self.size
-        shaped = [(tuple(part.shape), part.dtype) for part in parts]
-        shares = [part.view(self.size, each, *part.shape[1:]).unbind() for part in parts]
-        sent = [*zip(*shares, strict=True)]
-        return self._begin("returned", shaped, each, [each] * len(parts), sent, chunk, aside)
+        each = parts[0].shape[0] // self.size if parts else 0
+        return self._begin("returned", parts, each, self.size, chunk, aside)
 
     def _begin(
-        self,
-        turn: str,
-        shaped: Sequence[Shaped],
-        each: int,
-        counts: Sequence[int],
-        sent: Sequence[Sequence[torch.Tensor]],
-        chunk: int,
+        self, turn: str, parts: Sequence[torch.Tensor], each: int, shares: int, chunk: int,
         aside: bool,
-    ) -> Callable[[], list[torch.Tensor]]:
-        """Copies what is ``sent`` to each rank to tensors of a shape there: so many rows, in the
-        place of this rank, which has room for ``each``.
+    ) -> Callable[[], list[torch.Tensor]]:  # fmt: skip
+        """Copies each part, or its share for a rank, to the place of this rank at each one, which
+        has room for ``each`` rows.
         """
         box, current = self._boxes[turn], torch.cuda.current_stream(self.device)
         stream = self._aside if aside else current
         self._follow(stream, current, box)
         with torch.cuda.stream(stream) if aside else contextlib.nullcontext():
-            if chunk == 0:
-                if self._turn == turn:
-                    self._barrier(box)  # others may still read what they got last time
-                self._turn, self._used = turn, 0
-            here, there = self._places(box, turn, tuple(shaped), each, tuple(counts))
-            for step in range(1, self.size + 1):  # so that no two send to the same one at once
-                rank = (self.rank + step) % self.size
-                for place, part in zip(there[rank], sent[rank], strict=True):
-                    place.copy_(part, non_blocking=True)
-            self._barrier(box)
+            here = self._copy(box, turn, parts, each, shares, chunk)
+            # A rank that sends back has read what it got before, and one that sends again has read
+            # what came back: so none is needed in front of the copies.
+            box.handle.barrier(channel=0, timeout_ms=self._timeout)
             done = stream.record_event() if aside else None
 
         def wait() -> list[torch.Tensor]:
             if done is not None:
                 torch.cuda.current_stream(self.device).wait_event(done)
-            return here if sent else []  # and what is sent stays until here
+            return here if parts else []  # and what is sent stays until here
 
         return wait
 
@@ -157,33 +144,73 @@ class Memory:
                 stream.wait_stream(self._last)
             self._last = stream
 
-    def _places(
-        self, box: _Box, turn: str, shaped: tuple[Shaped, ...], each: int, counts: tuple[int, ...]
-    ) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
-        """Returns tensors of these shapes here, behind those of this turn, and this rank's places
-        in them at each rank.
-        """
-        key = turn, self._used, shaped, counts
-        if key not in self._known_places:
-            if len(self._known_places) >= _MOST_PLACES:
-                self._known_places.clear()
-            offsets, start = [self._used], self.rank * each
-            for shape, dtype in shaped:
-                offsets.append(offsets[-1] + room(shape, dtype))
-            views = [
-                [box.view(rank, at, one) for at, one in zip(offsets, shaped, strict=False)]
-                for rank in range(self.size)
-            ]
-            there = [
-                [view[start : start + count] for view, count in zip(one, counts, strict=True)]
-                for one in views
-            ]
-            self._known_places[key] = views[self.rank], there, offsets[-1]
-        here, there, self._used = self._known_places[key]
-        return here, there
+    def _copy(
+        self, box: _Box, turn: str, parts: Sequence[torch.Tensor], each: int, shares: int,
+        chunk: int,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """Starts the copies, and returns where this rank gets the same of all."""
+        here: list[torch.Tensor] = []
+        if not parts:
+            return here
+        start = self._used if chunk else 0
+        words = all(map(_is_small, parts))
+        key = turn, start, each, words, *[(part.shape, part.dtype) for part in parts]
+        if key not in self._places:
+            if len(self._places) >= _MOST_PLACES:
+                self._places.clear()
+            self._places[key] = self._placed(box, start, parts, each, shares, words)
+        here, there, self._used = self._places[key]
+        if words:  # in one launch, as the host takes longer for each than the GPU
+            parts = [part.view(torch.int32) for part in parts]
+        if shares == 1:
+            sent = [*parts] * self.size
+        else:
+            split = [part.view(shares, each, *part.shape[1:]).unbind() for part in parts]
+            sent = [share[rank] for rank in self._order() for share in split]
+        if words:
+            torch._foreach_copy_(there, sent)
+        else:
+            for place, one in zip(there, sent, strict=True):
+                place.copy_(one, non_blocking=True)
+        return here
 
-    def _barrier(self, box: _Box) -> None:
-        box.handle.barrier(channel=0, timeout_ms=self._timeout)
+    def _placed(
+        self, box: _Box, start: int, parts: Sequence[torch.Tensor], each: int, shares: int,
+        words: bool,
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], int]:  # fmt: skip
+        """Returns tensors here for what all ranks send, those of this rank at each one, and the end
+        of them in the box.
+        """
+        shapes = [(self.size * each, *part.shape[1:]) for part in parts]
+        offsets = [start]
+        for shape, part in zip(shapes, parts, strict=True):
+            offsets.append(offsets[-1] + room(shape, part.dtype))
+        views = [
+            [
+                box.view(rank, at, shape, part.dtype)
+                for at, shape, part in zip(offsets, shapes, parts, strict=False)
+            ]
+            for rank in range(self.size)
+        ]
+        there = [
+            view[self.rank * each :][: part.shape[0] // shares]
+            for rank in self._order()
+            for view, part in zip(views[rank], parts, strict=True)
+        ]
+        if words:
+            there = [place.view(torch.int32) for place in there]
+        return views[self.rank], there, offsets[-1]
+
+    def _order(self) -> list[int]:
+        """Returns the ranks in an order in which no two send to the same one at once."""
+        return [(self.rank + step) % self.size for step in range(1, self.size + 1)]
+
+
+def _is_small(part: torch.Tensor) -> bool:
+    """Returns whether a part is copied by words of 4 bytes, with others in one launch."""
+    return (
+        part.nbytes <= _SMALL and part.is_contiguous() and part.shape[-1] * part.itemsize % 4 == 0
+    )
 
 
 def room(shape: Sequence[int], dtype: torch.dtype) -> int:

@@ -278,9 +278,9 @@ class Gather:
 
     def _summed(self, parts: torch.Tensor) -> torch.Tensor:
         ranks = len(self._tokens)
-        each = parts.view(ranks, parts.shape[0] // ranks, *parts.shape[1:])
         if ranks == 2:  # which rounds once too
-            return each[0] + each[1]
+            return torch.add(*parts.chunk(2)) if len(parts) else parts
+        each = parts.view(ranks, parts.shape[0] // ranks, *parts.shape[1:])
         return each.sum(0, dtype=_wide(parts.dtype)).to(parts.dtype)
 
 
@@ -526,7 +526,8 @@ def _backward(
     )  # fmt: skip
     # What any rank wants is sent by all of them, or some would wait for the others.
     returned = [at for at, bit in ((0, _X), (3, _WEIGHTS)) if of_all & bit]
-    sums = dict(zip(returned, sent.back(*(grads[at] for at in returned)), strict=True))
+    summed = sent.back(*(grads[at] for at in returned))
+    sums = dict(zip(returned, summed, strict=True))
     of_matrices = grads[1][: w_gate_up.shape[0]], grads[2][: w_down.shape[0]]
     found = sums.get(0, grads[0]), *of_matrices, sums.get(3, grads[3])
     return _moe.of_wanted(wanted, *found)
