@@ -484,6 +484,43 @@ def _ranks(base: Path) -> str:
     return _markdown(heads, rows)
 
 
+def _copies(base: Path) -> str:
+    """Has the loops over batches whose copy takes as long as their computation."""
+    cells: dict[str, list[str]] = {}
+    for row in _json("runtime")["results"]["copies"]:
+        cell = f"{row['milliseconds']:.2f} ms"
+        if "alone" not in row["way"]:
+            cell += f", {row['times_tutorial']['value']:.2f}x"
+            cell += f", {row['of_the_longer']['value']:.0%}"
+        cells.setdefault(row["way"], []).append(cell)
+    return _markdown(("a batch", "ordinary memory", "pinned memory"), _rows(cells))
+
+
+def _graphs(base: Path) -> str:
+    """Has the calls of small work by each way to a graph, a column for each step."""
+    cells: dict[str, list[str]] = {}
+    steps = dict.fromkeys(row["step"] for row in _json("runtime")["results"]["graphs"])
+    for row in _json("runtime")["results"]["graphs"]:
+        ratio = row["times_make_graphed_callables"]["value"]
+        cells.setdefault(row["way"], []).append(f"{row['microseconds']:.1f} us, {ratio:.2f}x")
+    return _markdown(("a call", *steps), _rows(cells))
+
+
+def _graph_updates(base: Path) -> str:
+    """Has what a graph for other addresses takes."""
+    cells: dict[str, list[str]] = {}
+    counts: dict[str, None] = {}
+    for row in _json("runtime")["results"]["updates"]:
+        counts[f"{row['kernels']} kernels"] = None
+        time = time_text(row["microseconds"]["value"] / 1e6)
+        cells.setdefault(row["what"], []).append(time)
+    return _markdown(("", *counts), _rows(cells))
+
+
+def _rows(cells: dict[str, list[str]]) -> list[tuple[str, ...]]:
+    return [(name, *row) for name, row in cells.items()]
+
+
 _TABLES = {
     "working": _working,
     "families": _families,
@@ -495,6 +532,9 @@ _TABLES = {
     "dense experts": _dense_experts,
     "experts on ranks": _experts_on_ranks,
     "ranks": _ranks,
+    "copies": _copies,
+    "graphs": _graphs,
+    "graph updates": _graph_updates,
 }
 
 

@@ -10,6 +10,7 @@
 
 #include "cache/cache_write.h"
 #include "elementwise.cuh"
+#include "moe/moe_send.h"
 #include "reduce/reduce.h"
 #include "rotary/rotary.h"
 #include "sort/topk.h"
@@ -132,6 +133,22 @@ void cache(const char* name, int64_t tokens, int64_t heads, int64_t dim, bool he
               (long long)c.parts, (long long)c.blocks);
 }
 
+void send(const char* name, int64_t tokens, int64_t hidden, int64_t top_k, int64_t misaligned) {
+  MoeSend p;
+  p.ranks = 2;
+  p.x.bytes = tokens * hidden * 2;
+  p.experts.bytes = tokens * top_k * 8;
+  p.weights.bytes = tokens * top_k * 4;
+  for (SendPart* part : {&p.x, &p.experts, &p.weights}) {
+    part->from = part->to[0] = address(0);
+    part->to[1] = address(part == &p.x ? misaligned : 0);
+  }
+  const auto c = send_config(p, kH200.sms);
+  std::printf("%s: loads %d, widths %d, %d and %d, chunks %lld, blocks %lld\n", name, c.loads,
+              c.x.width, c.experts.width, c.weights.width, (long long)c.chunks,
+              (long long)c.blocks);
+}
+
 }  // namespace
 
 int main() {
@@ -183,4 +200,10 @@ int main() {
   cache("one head a slot", 1000, 1, 64, true, 0, half);
   cache("rows off by one", 1 << 14, 8, 128, false, 2, half);
   cache("no tokens", 0, 8, 128, false, 0, half);
+  send("64 tokens", 64, 2048, 8, 0);
+  send("8192 tokens", 8192, 2048, 8, 0);
+  send("8192 tokens, off by one element", 8192, 2048, 8, 2);
+  send("one choice of 63 tokens, odd rows", 63, 2049, 1, 0);
+  send("8192 tokens, off by 8 bytes", 8192, 2048, 8, 8);
+  send("no tokens to send", 0, 2048, 8, 0);
 }

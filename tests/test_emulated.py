@@ -47,7 +47,7 @@ CONSTANTS = {"kFewTokens": 40}
 KERNELS = (
     "add_rms_norm_.cu", "attention.cu", "bitonic_topk.cu", "cache_write_.cu", "cumulative_sum.cu",
     "dequantize_int4.cu", "foreach_axpy.cu", "layer_norm.cu", "moe_experts.cu", "moe_route.cu",
-    "quantize.cu", "rms_norm.cu", "rotary_embedding.cu", "softmax_cross_entropy.cu",
+    "moe_send_.cu", "quantize.cu", "rms_norm.cu", "rotary_embedding.cu", "softmax_cross_entropy.cu",
 )  # fmt: skip
 
 #: The programs that run_*.cpp make; the one that takes longest to compile comes first.
@@ -276,6 +276,13 @@ def test_rotary_embeddings_and_cache_writes(program: Program) -> None:
     for seed in (1, 2):
         status, said = run(program("rotary"), "late", seed)
         assert status == 0, said
+
+
+@pytest.mark.slow
+def test_send(program: Program) -> None:
+    """What moe_send_ copies, to the bit, and nothing beside it."""
+    status, said = run(program("send"), "late", seed=1)
+    assert status == 0, said
 
 
 @pytest.mark.slow

@@ -65,6 +65,14 @@ EXPECTED = {
     "one head a slot": "heads 1, pack 8, packs 8, 16 x 8, parts 1, blocks 63",
     "rows off by one": "heads 1, pack 1, packs 1024, 1 x 128, parts 8, blocks 131072",
     "no tokens": "heads 1, pack 8, packs 128, 1 x 128, parts 1, blocks 0",
+    # Four loads a thread where there is a chunk of them for each multiprocessor; each array by the
+    # widest access that its addresses and its size allow.
+    "64 tokens": "loads 1, widths 16, 16 and 16, chunks 66, blocks 66",
+    "8192 tokens": "loads 4, widths 16, 16 and 16, chunks 2096, blocks 528",
+    "8192 tokens, off by one element": "loads 4, widths 2, 16 and 16, chunks 16432, blocks 528",
+    "8192 tokens, off by 8 bytes": "loads 4, widths 8, 16 and 16, chunks 4144, blocks 528",
+    "one choice of 63 tokens, odd rows": "loads 1, widths 2, 8 and 4, chunks 507, blocks 507",
+    "no tokens to send": "loads 1, widths 16, 16 and 16, chunks 0, blocks 0",
 }
 
 

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+import cuda_ops
 from cuda_ops.distributed import symmetric
 from cuda_ops.distributed.symmetric import Memory
+from cuda_ops.ops._moe_ranks import Gather
 
 
 class Boxes:
@@ -77,14 +79,9 @@ def on_ranks(ranks: int, work: Any) -> list[Any]:
 
 
 @pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize("hidden", [6, 5])  # rows of whole words and others
-@pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("own", [(3,), (4, 2), (3, 3), (0, 4, 2)])
-def test_rows_arrive_by_rank(
-    own: tuple[int, ...], small: bool, hidden: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(symmetric, "_SMALL", 1 << 20 if small else -1)
-    ranks, most = len(own), max(own)
+def test_rows_arrive_by_rank(own: tuple[int, ...]) -> None:
+    ranks, most, hidden = len(own), max(own), 5
 
     def work(memory: Memory) -> Any:
         for turn in range(3):
@@ -123,6 +120,57 @@ def test_chunks_lie_beside_each_other() -> None:
         for chunk, rows in enumerate(chunks):
             assert (rows[:2] == 10 * chunk + rank).all()
             assert (rows[2:] == 10 * chunk + rank + 100).all()
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_kernel_writes_to_places_itself() -> None:
+    def work(memory: Memory) -> Any:
+        there, here = memory.places(symmetric.GATHERED, [((6, 4), torch.float32)], 2)
+        for rank, (place,) in enumerate(there):
+            place.fill_(10 * memory.rank + rank)
+        memory.begin_barrier(symmetric.GATHERED)()
+        return here[0].clone()
+
+    for rank, rows in enumerate(on_ranks(3, work)):
+        assert rows.tolist() == [[10.0 * (row // 2) + rank] * 4 for row in range(6)]
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "owned"), [((4, 2), (3, 2)), ((0, 3, 5), (1, 0, 4))])
+def test_tokens_go_to_their_experts_and_back(
+    tokens: tuple[int, ...], owned: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    ranks, most, total = len(tokens), max(tokens), sum(owned)
+    torch.manual_seed(0)
+    x = torch.randn(ranks, most, 6).to(dtype)
+    experts = torch.rand(ranks, most, total).argsort(-1)[..., :2]
+    weights = torch.rand(ranks, most, 2)
+    gate_up, down = torch.randn(total, 8, 6).to(dtype), torch.randn(total, 6, 4).to(dtype)
+    firsts = [sum(owned[:rank]) for rank in range(ranks)]
+
+    def work(memory: Memory) -> torch.Tensor:
+        rank = memory.rank
+        mine = slice(firsts[rank], firsts[rank] + max(1, owned[rank]))  # one that none chose
+        ours = gate_up[mine], down[mine]
+        if not owned[rank]:
+            ours = torch.zeros(1, 8, 6, dtype=dtype), torch.zeros(1, 6, 4, dtype=dtype)
+
+        def into(chosen: Any, rows: Any, scales: Any, outs: Any) -> None:
+            there = torch.where(chosen < owned[rank], chosen, -1)
+            cuda_ops.moe_experts_into_(rows, *ours, there, scales, outs)
+
+        sent = Gather(memory, tokens, tokens[rank])
+        parts = (one[rank, : tokens[rank]] for one in (experts, x, weights))
+        return sent.products(lambda *_: None, into, *sent.tokens(firsts, rank, *parts)).clone()
+
+    cuda_ops.moe_experts_into_, cuda_ops.moe_send_  # noqa: B018 - built before threads ask for them
+    for rank, found in enumerate(on_ranks(ranks, work)):
+        own = slice(0, tokens[rank])
+        expected = cuda_ops.moe_experts(
+            x[rank, own], gate_up, down, experts[rank, own], weights[rank, own]
+        )
+        torch.testing.assert_close(found, expected)
 
 
 def test_boxes_have_room_or_not() -> None:

@@ -109,8 +109,12 @@ def _batched(operator: Served, values: list[Any]) -> Any:
     dims: list[Any] = []
 
     def plain(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            parts = [functorch._unwrap_batched(one, level) for one in value]
+        if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
+            parts = [
+                functorch._unwrap_batched(one, level) if isinstance(one, torch.Tensor)
+                else (one, None)
+                for one in value
+            ]  # fmt: skip
             dims.append([dim for _, dim in parts])
             return [one for one, _ in parts]
         if not isinstance(value, torch.Tensor):

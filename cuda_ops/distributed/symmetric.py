@@ -1,7 +1,7 @@
 """Rows that ranks of one host write straight into each other's memory: torch's symmetric memory.
 
-The copies are those of the GPU's copy engines, which leave its processors to the products, and the
-host waits for nothing.
+By the GPU's copy engines, which leave its processors to products, or by a kernel that has the rows.
+The host waits for nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from cuda_ops.distributed.agreement import Agreement, agreement_of
 SWITCH = "CUDA_OPS_SYMMETRIC_MEMORY"
 #: What parts of a box begin at, and what its size is a multiple of.
 _ALIGNMENT, _STEP = 512, 2 << 20
-#: Bytes of a part up to which one launch of the SMs is quicker than copies one by one.
-_SMALL = 512 << 10
-#: Places in boxes that are kept, as torch takes long to make a tensor of one.
-_MOST_PLACES = 256
+#: How many tensors in boxes are kept, as torch takes long to make one.
+_MOST_KNOWN = 256
+#: The turns, which have a box each.
+GATHERED, RETURNED = "gathered", "returned"
+
+Shaped = tuple[Sequence[int], torch.dtype]
 
 
 @dataclass
@@ -58,7 +60,7 @@ class Memory:
         self._name, self.rank, self.size = group.group_name, group.rank(), group.size()
         self.device, self._timeout = device, int(seconds * 1000)
         self._boxes: dict[str, _Box] = {}
-        self._places: dict[Any, Any] = {}
+        self._known: dict[Any, Any] = {}
         #: Boxes that a graph writes to, which stay as long as this.
         self._captured: list[_Box] = []
         #: How much of a box the chunks of this turn take up so far.
@@ -77,7 +79,7 @@ class Memory:
         """Makes boxes that large, at all ranks together, who ``agree``; not within a capture."""
         torch.cuda.synchronize(self.device)
         agree()  # from here on no rank writes to the old ones
-        self._places.clear()
+        self._known.clear()
         # torch makes multicast memory too, which nothing here uses and some machines do not have.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         for name, count in wanted.items():
@@ -98,7 +100,8 @@ class Memory:
             chunk: which of this turn; the first, 0, begins it.
             aside: whether on a stream of its own, beside what the current one does until the wait.
         """
-        return self._begin("gathered", parts, most, 1, chunk, aside)
+        shaped = [((self.size * most, *part.shape[1:]), part.dtype) for part in parts]
+        return self._begin(GATHERED, parts, shaped, most, chunk, aside)
 
     def begin_all_to_all(
         self, parts: Sequence[torch.Tensor], chunk: int = 0, aside: bool = False
@@ -106,111 +109,91 @@ class Memory:
         """Begins to send each rank its share of the rows, all of one size; returns what waits for
         what this rank gets of all, one after the other. Each gather has one, if of nothing.
         """
+        shaped = [(tuple(part.shape), part.dtype) for part in parts]
         each = parts[0].shape[0] // self.size if parts else 0
-        return self._begin("returned", parts, each, self.size, chunk, aside)
+        return self._begin(RETURNED, parts, shaped, each, chunk, aside)
+
+    def places(
+        self, turn: str, shaped: Sequence[Shaped], each: int, chunk: int = 0
+    ) -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
+        """Returns where a kernel of the current stream may write rows of this rank, ``each`` at
+        every rank, and where the rows of all ranks lie here once :meth:`begin_barrier` is over.
+        """
+        current = torch.cuda.current_stream(self.device)
+        self._follow(turn, current, current)
+        return self._places_of(turn, shaped, each, chunk)
+
+    def begin_barrier(self, turn: str, aside: bool = False) -> Callable[[], None]:
+        """Begins to tell all ranks that this one has written; returns what waits for all of them.
+
+        A rank that sends back has read what it got before, and one that sends again has read what
+        came back: so no other barrier is needed.
+        """
+        current = torch.cuda.current_stream(self.device)
+        if not aside:
+            self._boxes[turn].handle.barrier(channel=0, timeout_ms=self._timeout)
+            return lambda: None
+        self._follow(turn, self._aside, current)
+        with torch.cuda.stream(self._aside):
+            self._boxes[turn].handle.barrier(channel=0, timeout_ms=self._timeout)
+            done = self._aside.record_event()
+        return lambda: torch.cuda.current_stream(self.device).wait_event(done)
 
     def _begin(
-        self, turn: str, parts: Sequence[torch.Tensor], each: int, shares: int, chunk: int,
-        aside: bool,
+        self, turn: str, parts: Sequence[torch.Tensor], shaped: Sequence[Shaped], each: int,
+        chunk: int, aside: bool,
     ) -> Callable[[], list[torch.Tensor]]:  # fmt: skip
-        """Copies each part, or its share for a rank, to the place of this rank at each one, which
-        has room for ``each`` rows.
-        """
-        box, current = self._boxes[turn], torch.cuda.current_stream(self.device)
+        """Copies each part, or where it has rows for all ranks its share, to this rank's places."""
+        current = torch.cuda.current_stream(self.device)
         stream = self._aside if aside else current
-        self._follow(stream, current, box)
+        self._follow(turn, stream, current)
+        there, here = self._places_of(turn, shaped, each, chunk)
         with torch.cuda.stream(stream) if aside else contextlib.nullcontext():
-            here = self._copy(box, turn, parts, each, shares, chunk)
-            # A rank that sends back has read what it got before, and one that sends again has read
-            # what came back: so none is needed in front of the copies.
-            box.handle.barrier(channel=0, timeout_ms=self._timeout)
-            done = stream.record_event() if aside else None
+            for step in range(1, self.size + 1):  # so that no two send to the same one at once
+                rank = (self.rank + step) % self.size
+                for place, part in zip(there[rank], parts, strict=True):
+                    rows = part[rank * each :] if turn == RETURNED else part
+                    count = min(each, rows.shape[0])
+                    place[:count].copy_(rows[:count], non_blocking=True)
+        over = self.begin_barrier(turn, aside)
 
         def wait() -> list[torch.Tensor]:
-            if done is not None:
-                torch.cuda.current_stream(self.device).wait_event(done)
+            over()
             return here if parts else []  # and what is sent stays until here
 
         return wait
 
-    def _follow(self, stream: Any, current: Any, box: _Box) -> None:
+    def _follow(self, turn: str, stream: Any, current: Any) -> None:
         """Puts a stream behind the current one, and behind the one that sent last."""
         if stream is not current:
             stream.wait_stream(current)
         if torch.cuda.is_current_stream_capturing():
-            self._captured.append(box)
+            self._captured.append(self._boxes[turn])
         else:
             if self._last is not None and self._last != stream:
                 stream.wait_stream(self._last)
             self._last = stream
 
-    def _copy(
-        self, box: _Box, turn: str, parts: Sequence[torch.Tensor], each: int, shares: int,
-        chunk: int,
-    ) -> list[torch.Tensor]:  # fmt: skip
-        """Starts the copies, and returns where this rank gets the same of all."""
-        here: list[torch.Tensor] = []
-        if not parts:
-            return here
+    def _places_of(
+        self, turn: str, shaped: Sequence[Shaped], each: int, chunk: int
+    ) -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
         start = self._used if chunk else 0
-        words = all(map(_is_small, parts))
-        key = turn, start, each, words, *[(part.shape, part.dtype) for part in parts]
-        if key not in self._places:
-            if len(self._places) >= _MOST_PLACES:
-                self._places.clear()
-            self._places[key] = self._placed(box, start, parts, each, shares, words)
-        here, there, self._used = self._places[key]
-        if words:  # in one launch, as the host takes longer for each than the GPU
-            parts = [part.view(torch.int32) for part in parts]
-        if shares == 1:
-            sent = [*parts] * self.size
-        else:
-            split = [part.view(shares, each, *part.shape[1:]).unbind() for part in parts]
-            sent = [share[rank] for rank in self._order() for share in split]
-        if words:
-            torch._foreach_copy_(there, sent)
-        else:
-            for place, one in zip(there, sent, strict=True):
-                place.copy_(one, non_blocking=True)
-        return here
-
-    def _placed(
-        self, box: _Box, start: int, parts: Sequence[torch.Tensor], each: int, shares: int,
-        words: bool,
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor], int]:  # fmt: skip
-        """Returns tensors here for what all ranks send, those of this rank at each one, and the end
-        of them in the box.
-        """
-        shapes = [(self.size * each, *part.shape[1:]) for part in parts]
-        offsets = [start]
-        for shape, part in zip(shapes, parts, strict=True):
-            offsets.append(offsets[-1] + room(shape, part.dtype))
-        views = [
-            [
-                box.view(rank, at, shape, part.dtype)
-                for at, shape, part in zip(offsets, shapes, parts, strict=False)
+        key = turn, start, each, *shaped
+        if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            offsets = [start]
+            for shape, dtype in shaped:
+                offsets.append(offsets[-1] + room(shape, dtype))
+            box, own = self._boxes[turn], slice(self.rank * each, (self.rank + 1) * each)
+            views = [
+                [box.view(rank, at, *one) for at, one in zip(offsets, shaped, strict=False)]
+                for rank in range(self.size)
             ]
-            for rank in range(self.size)
-        ]
-        there = [
-            view[self.rank * each :][: part.shape[0] // shares]
-            for rank in self._order()
-            for view, part in zip(views[rank], parts, strict=True)
-        ]
-        if words:
-            there = [place.view(torch.int32) for place in there]
-        return views[self.rank], there, offsets[-1]
-
-    def _order(self) -> list[int]:
-        """Returns the ranks in an order in which no two send to the same one at once."""
-        return [(self.rank + step) % self.size for step in range(1, self.size + 1)]
-
-
-def _is_small(part: torch.Tensor) -> bool:
-    """Returns whether a part is copied by words of 4 bytes, with others in one launch."""
-    return (
-        part.nbytes <= _SMALL and part.is_contiguous() and part.shape[-1] * part.itemsize % 4 == 0
-    )
+            there = [[view[own] for view in of_rank] for of_rank in views]
+            self._known[key] = there, views[self.rank], offsets[-1]
+        there, here, self._used = self._known[key]
+        return there, here
 
 
 def room(shape: Sequence[int], dtype: torch.dtype) -> int:

@@ -108,6 +108,20 @@ def mixture(
     return kept_mixture(x, w_gate_up, w_down, experts, weights)[0]
 
 
+def mixture_into(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    outs: Sequence[torch.Tensor],
+) -> None:
+    """Shares out the rows of :func:`mixture` to tensors."""
+    rows = mixture(x, w_gate_up, w_down, experts, weights)
+    for out, part in zip(outs, rows.tensor_split(len(outs)), strict=True):
+        out.copy_(part)
+
+
 def kept_mixture(
     x: torch.Tensor,
     w_gate_up: torch.Tensor,

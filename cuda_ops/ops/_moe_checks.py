@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from cuda_ops.derive import checks, sizes
 from cuda_ops.spec import OpSpec
 
 #: The limits of ``moe.h``.
-MOST_EXPERTS, MOST_CHOSEN, MOST_ASSIGNMENTS = 512, 16, 2**31
+MOST_EXPERTS, MOST_CHOSEN, MOST_ASSIGNMENTS, MOST_PARTS = 512, 16, 2**31, 16
+FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def mixture(
@@ -66,6 +68,55 @@ def matrices(w_gate_up: torch.Tensor, w_down: torch.Tensor, hidden: int, of: str
 def refuse(argument: str, expected: str, actual: str) -> None:
     """Raises what ``cuda_ops.moe`` says of an argument, where its declaration is out of reach."""
     raise RuntimeError(f"cuda_ops::moe: argument '{argument}': expected {expected}, got {actual}")
+
+
+def into(
+    op: OpSpec,
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    outs: Sequence[torch.Tensor],
+) -> None:
+    """Checks what the binding of ``moe_experts_into_`` does: no signature line describes lists."""
+    like_x = {"w_gate_up": w_gate_up, "w_down": w_down}
+    like_x |= {f"outs[{i}]": out for i, out in enumerate(outs)}
+    for name, tensor in {"x": x, "weights": weights}.items():
+        if tensor.dtype not in FLOATING:
+            _refuse_dtype(op, name, checks.dtypes_text(FLOATING), tensor)
+    for name, tensor in like_x.items():
+        if tensor.dtype != x.dtype:
+            _refuse_dtype(op, name, f"{checks.dtype_name(x.dtype)} like 'x'", tensor)
+    if experts.dtype != torch.int64:
+        _refuse_dtype(op, "experts", "int64", experts)
+    for name, tensor, dims in (("x", x, 2), ("w_down", w_down, 3), ("experts", experts, 2)):
+        if tensor.dim() != dims:
+            _refuse_shape(op, name, f"{dims} dims", tensor)
+    (tokens, hidden), (count, _, inner) = x.shape, w_down.shape
+    if not 1 <= count <= MOST_EXPERTS:
+        checks.refuse(op, "w_down", f"1 to {MOST_EXPERTS} experts", str(count))
+    if not 1 <= len(outs) <= MOST_PARTS or tokens % len(outs):
+        wanted = f"1 to {MOST_PARTS} tensors that share out the {tokens} rows of 'x'"
+        checks.refuse(op, "outs", wanted, str(len(outs)))
+    shapes = {
+        "w_down": (w_down, (count, hidden, inner)),
+        "w_gate_up": (w_gate_up, (count, 2 * inner, hidden)),
+        "experts": (experts, (tokens, experts.shape[1])),
+        "weights": (weights, (tokens, experts.shape[1])),
+    }
+    for i, out in enumerate(outs):
+        shapes[f"outs[{i}]"] = out, (tokens // len(outs), hidden)
+    for name, (tensor, shape) in shapes.items():
+        if tuple(tensor.shape) != shape:
+            _refuse_shape(op, name, f"shape {sizes.shape_name(shape)}", tensor)
+    for i, out in enumerate(outs):
+        if not out.is_contiguous():
+            checks.refuse(op, f"outs[{i}]", "a contiguous tensor", "one that is not")
+
+
+def _refuse_dtype(op: OpSpec, argument: str, expected: str, tensor: torch.Tensor) -> None:
+    checks.refuse(op, argument, f"dtype {expected}", checks.dtype_name(tensor.dtype))
 
 
 def countable(op: OpSpec, experts: torch.Tensor) -> None:

@@ -24,17 +24,25 @@ from cuda_ops.derive.no_gradient import no_second_derivative
 from cuda_ops.dispatch import autocast
 from cuda_ops.distributed.agreement import agreement_of, refusing_together
 from cuda_ops.distributed.collectives import Collectives, filled
-from cuda_ops.distributed.symmetric import Memory, is_elsewhere, memory_of, room
+from cuda_ops.distributed.symmetric import (
+    GATHERED,
+    RETURNED,
+    Memory,
+    Shaped,
+    is_elsewhere,
+    memory_of,
+    room,
+)
 from cuda_ops.names import INTERNAL
 from cuda_ops.ops import _moe, _moe_checks
-from cuda_ops.ops._moe_checks import refuse
+from cuda_ops.ops._moe_checks import MOST_PARTS, refuse
 from cuda_ops.ops._moe_parallel import is_dtensor, never_empty
 from cuda_ops.registry import function
 
 _OP = "cuda_ops::moe"
 #: The gradients that ranks add up, as ``moe_experts_backward`` counts them.
 _X, _WEIGHTS = 1, 8
-_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_DTYPES = _moe_checks.FLOATING
 #: What ranks tell each other of a call; after the first five it must be the same at all.
 _NUMBERS = (
     "tokens", "experts", "gradients", "captures", "other GPU", "H", "I", "top_k",
@@ -188,8 +196,9 @@ class Layout:
         return [sum(self.experts[: rank + 1]) for rank in range(len(self.experts))]
 
     @property
-    def first(self) -> int:
-        return sum(self.experts[: self.rank])
+    def firsts(self) -> list[int]:
+        """The number of each rank's first expert."""
+        return [sum(self.experts[:rank]) for rank in range(len(self.experts))]
 
 
 def _agreed(group: Any, device: torch.device, numbers: Sequence[int]) -> Layout:
@@ -244,12 +253,46 @@ class Gather:
         kind = _MEMORY if isinstance(self._wire, Memory) else _COLLECTIVES
         return [kind, *self._tokens, *[0] * len(self._tokens)]
 
-    def out(self, *parts: torch.Tensor, kept: bool = False) -> list[torch.Tensor]:
-        """Returns all ranks' rows of each part. Numbers beyond what a rank has are -1, no expert,
-        and other values any; they are to stay if ``kept``.
-        """
-        found = self._wire.begin_all_gather(self._marked(parts), self._most)()
-        return [one.clone() for one in found] if kept and isinstance(self._wire, Memory) else found
+    def tokens(
+        self, firsts: Sequence[int], rank: int, experts: torch.Tensor, x: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """Returns all ranks' experts, as this rank counts its own from 0, and rows and weights."""
+        experts = filled(experts, self._most, -1)
+        if not isinstance(self._wire, Memory) or len(firsts) > MOST_PARTS:
+            experts, x, weights = self._wire.begin_all_gather((experts, x, weights), self._most)()
+            return [experts - firsts[rank], x, weights]
+        sent = experts, filled(x, self._most), filled(weights, self._most)
+        there, here = self._wire.places(GATHERED, self._all(*sent), self._most)
+        # Each rank begins with another one, and ends with itself.
+        order = [(rank + step) % len(firsts) for step in range(1, len(firsts) + 1)]
+        chosen, xs, scales = ([there[to][part] for to in order] for part in range(3))
+        counted = [firsts[to] for to in order]
+        with _below_autograd():
+            function("moe_send_")(sent[1], sent[0], sent[2], counted, xs, chosen, scales)
+        self._wire.begin_barrier(GATHERED)()
+        return here
+
+    def products(
+        self, run: Callable[..., torch.Tensor], into: Callable[..., None], *arrived: torch.Tensor
+    ) -> torch.Tensor:
+        """Runs products of the rows that came, and returns this rank's sums."""
+        if not isinstance(self._wire, Memory) or len(self._tokens) > MOST_PARTS:
+            return self.back(run(*arrived))[0]
+        there, (sums,) = self._wire.places(RETURNED, self._all(arrived[1]), self._most)
+        with _below_autograd():
+            into(*arrived, [place for (place,) in there])
+        self._wire.begin_barrier(RETURNED)()
+        return self._summed(sums)[: self._own]
+
+    def _all(self, *parts: torch.Tensor) -> list[Shaped]:
+        """Describes parts of as many rows as all ranks have together."""
+        count = len(self._tokens) * self._most
+        return [((count, *part.shape[1:]), part.dtype) for part in parts]
+
+    def again(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns all ranks' rows of what lies as tokens do."""
+        return self._wire.begin_all_gather((rows,), self._most)()[0]
 
     def back(self, *partials: torch.Tensor) -> list[torch.Tensor]:
         """Returns the sums over ranks of what each has for this rank's rows."""
@@ -257,24 +300,23 @@ class Gather:
         return [self._summed(one)[: self._own] for one in arrived]
 
     def overlapped(
-        self, chunks: int, run: Callable[..., torch.Tensor], *parts: torch.Tensor
-    ) -> torch.Tensor:
+        self, chunks: int, run: Callable[..., torch.Tensor], first: int, experts: torch.Tensor,
+        *parts: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
         """Runs products of the rows of all ranks, a chunk at a time: while one is computed the next
         comes and the one before goes back.
         """
-        full = [filled(part, self._most) for part in self._marked(parts)]
+        full = [filled(experts, self._most, -1), *(filled(part, self._most) for part in parts)]
         coming = [
             self._wire.begin_all_gather(part, part[0].shape[0], chunk, aside=True)
             for chunk, part in enumerate(zip(*(p.tensor_split(chunks) for p in full), strict=True))
         ]
-        going = [
-            self._wire.begin_all_to_all([run(*arrived())], chunk, aside=True)
-            for chunk, arrived in enumerate(coming)
-        ]
+        going = []
+        for chunk, arrived in enumerate(coming):
+            chosen, *rows = arrived()
+            partial = run(chosen - first, *rows)
+            going.append(self._wire.begin_all_to_all([partial], chunk, aside=True))
         return torch.cat([self._summed(*arrived()) for arrived in going])[: self._own]
-
-    def _marked(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [p if p.is_floating_point() else filled(p, self._most, -1) for p in parts]
 
     def _summed(self, parts: torch.Tensor) -> torch.Tensor:
         ranks = len(self._tokens)
@@ -311,9 +353,23 @@ class Dispatch:
     def counts(self) -> list[int]:
         return [_DISPATCH, *self._sent, *self._received]
 
-    def out(self, *parts: torch.Tensor, kept: bool = False) -> list[torch.Tensor]:
+    def tokens(
+        self, firsts: Sequence[int], rank: int, experts: torch.Tensor, x: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """Returns what :meth:`Gather.tokens` does, of the tokens that have experts here."""
+        chosen, rows, scales = map(self.again, (experts, x, weights))
+        return [chosen - firsts[rank], rows, scales]
+
+    def products(
+        self, run: Callable[..., torch.Tensor], into: Callable[..., None], *arrived: torch.Tensor
+    ) -> torch.Tensor:
+        """Runs products of the rows that came, and returns this rank's sums."""
+        return self._back(run(*arrived))
+
+    def again(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns the rows of the tokens that have experts here, of all ranks in order."""
-        return [self._all_to_all(part[self.token], self._received, self._sent) for part in parts]
+        return self._all_to_all(rows[self.token], self._received, self._sent)
 
     def back(self, *partials: torch.Tensor) -> list[torch.Tensor]:
         """Returns the sums over ranks of what each has for this rank's rows."""
@@ -331,6 +387,11 @@ class Dispatch:
         found = rows.new_empty(sum(received), *rows.shape[1:])
         dist.all_to_all_single(found, rows, received, sent, group=self._group)
         return found
+
+
+#: No gradient is recorded where tokens are sent, and no version counts what other GPUs write; to
+#: ask for both takes the host longer than the call.
+_below_autograd: Any = torch._C._AutoDispatchBelowADInplaceOrView
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -483,17 +544,22 @@ def _forward(
     known, chosen_way, sent = _known(x, w_down, experts, weights, total, group, 0)
     gate_up, down = never_empty(w_gate_up), never_empty(w_down)
 
+    # An index outside of this rank's experts is one whose result is zero.
     def run(chosen: torch.Tensor, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        # An index outside of this rank's experts is one whose result is zero.
-        out: torch.Tensor = function("moe_experts")(
-            rows, gate_up, down, chosen - known.first, scales
-        )
+        out: torch.Tensor = function("moe_experts")(rows, gate_up, down, chosen, scales)
         return out
+
+    def into(
+        chosen: torch.Tensor, rows: torch.Tensor, scales: torch.Tensor, outs: list[torch.Tensor]
+    ) -> None:
+        function("moe_experts_into_")(rows, gate_up, down, chosen, scales, outs)
 
     chunks = min(chosen_way.chunks, max(known.tokens))
     if isinstance(sent, Gather) and chunks > 1:
-        return sent.overlapped(chunks, run, experts, x, weights)
-    return sent.back(run(*sent.out(experts, x, weights)))[0]
+        first = known.firsts[known.rank]
+        return sent.overlapped(chunks, run, first, experts, x, weights)
+    arrived = sent.tokens(known.firsts, known.rank, experts, x, weights)
+    return sent.products(run, into, *arrived)
 
 
 @torch.library.impl(_library, "moe_on_ranks_keep", "CompositeExplicitAutograd")
@@ -502,8 +568,10 @@ def _forward_kept(
     weights: torch.Tensor, total: int, group: str, wanted: int,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     known, _, sent = _known(x, w_down, experts, weights, total, group, wanted)
-    chosen, rows, scales = sent.out(experts, x, weights, kept=True)
-    chosen = chosen - known.first
+    arrived = sent.tokens(known.firsts, known.rank, experts, x, weights)
+    if known.memory is not None and isinstance(sent, Gather):  # where the next tokens will lie
+        arrived = [one.clone() for one in arrived]
+    chosen, rows, scales = arrived
     partial, kept = function("moe_experts_keep")(
         rows, never_empty(w_gate_up), never_empty(w_down), chosen, scales
     )
@@ -521,7 +589,7 @@ def _backward(
     *sizes, of_all = counts.tolist()
     sent = _restored(_named(group), grad_out.shape[0], token, sizes)
     grads = function("moe_experts_backward")(
-        *sent.out(grad_out), rows, never_empty(w_gate_up), never_empty(w_down), chosen, scales,
+        sent.again(grad_out), rows, never_empty(w_gate_up), never_empty(w_down), chosen, scales,
         kept, of_all,
     )  # fmt: skip
     # What any rank wants is sent by all of them, or some would wait for the others.

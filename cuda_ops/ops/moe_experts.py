@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cuda_ops.testing.samples import Layout, Sample
 
 FORWARD, KEEP, BACKWARD = "moe_experts", "moe_experts_keep", "moe_experts_backward"
+INTO = "moe_experts_into_"
 # The halves of BACKWARD. The first passes its result on in the order of all tokens' experts.
 DOWN, GATE_UP = HALVES = "moe_experts_backward_down", "moe_experts_backward_gate_up"
 _BITS = "x", "w_gate_up", "w_down", "weights"  # as `wanted` counts them
@@ -45,6 +46,9 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
             grads = tuple(given[name].new_empty(given[name].shape) for name in names)
             return _moe.of_wanted(given["wanted"] >> _BITS.index(names[0]), *grads)
 
+        if op.name == INTO:
+            _moe_checks.into(op, *values)
+            return None
         if op.name in (FORWARD, KEEP):
             x, w_gate_up, _, experts, _ = values
             out = x.new_empty(x.shape)
@@ -61,7 +65,9 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any]:
 
 
 @hookimpl
-def cuda_ops_autograd(op: OpSpec) -> Autograd:
+def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
+    if op.name == INTO:
+        return None
     if op.name not in (FORWARD, KEEP):
         return no_second_derivative(op.qualname)
 
@@ -124,8 +130,10 @@ def _through_gate_up(
 
 
 @hookimpl
-def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
+def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy | None:
     """Lowers all but the weights, which come from a router in float32 and weight float32 sums."""
+    if op.name == INTO:  # what is written has the dtype that it has
+        return None
     return {name: "lower_precision" for name in op.argument_names if name != "weights"}
 
 
@@ -133,9 +141,9 @@ def cuda_ops_autocast(op: OpSpec) -> AutocastPolicy:
 def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
     """Treats mapped tokens as more tokens. Where matrices are mapped too, or need gradients, each
     part has experts of its own, and a call takes as many parts as its limit of experts allows.
-    Half a gradient has no parts.
+    Half a gradient has no parts, and what is written is none.
     """
-    if op.name in HALVES:
+    if op.name in (*HALVES, INTO):
         return None
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -180,10 +188,12 @@ def cuda_ops_vmap(op: OpSpec) -> Callable[..., Any] | None:
 
 
 @hookimpl
-def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]]:
+def cuda_ops_sharding(op: OpSpec) -> Callable[..., list[ShardingRule]] | None:
     """Shards tokens and keeps experts whole, whose gradients are then partial sums. Nothing shards
     in half a gradient.
     """
+    if op.name == INTO:
+        return None
 
     def rule(*args: Any, **kwargs: Any) -> list[ShardingRule]:
         from torch.distributed.tensor import Partial, Replicate, Shard
@@ -231,7 +241,12 @@ def cuda_ops_flops(op: OpSpec) -> Callable[..., int]:
         of_down = down(grad_out, w_down, experts, weights, kept, wanted)
         return of_down + gate_up(kept, x, w_gate_up, experts, wanted)
 
-    formulas: dict[str, Callable[..., int]] = {BACKWARD: backward, DOWN: down, GATE_UP: gate_up}
+    def into(x: Any, w_gate_up: Any, w_down: Any, experts: Any, weights: Any, outs: Any) -> int:
+        return forward(x, w_gate_up, w_down, experts, weights)
+
+    formulas: dict[str, Callable[..., int]] = {
+        BACKWARD: backward, DOWN: down, GATE_UP: gate_up, INTO: into,
+    }  # fmt: skip
     return formulas.get(op.name, forward)
 
 
@@ -244,6 +259,7 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any]:
     references: dict[str, Callable[..., Any]] = {
         FORWARD: _moe.mixture,
         KEEP: _moe.kept_mixture,
+        INTO: _moe.mixture_into,
         BACKWARD: _moe.mixture_backward,
         DOWN: _moe.backward_down,
         GATE_UP: _moe.backward_gate_up,
@@ -271,9 +287,11 @@ def _sample(
     weights = TensorArg((tokens, k), wide)
     inputs = (rows, w_gate_up, w_down, experts, weights)
     gate_up = TensorArg((tokens, k, 2 * inner), dtype)
-    arguments = {
+    parts = next(n for n in (3, 2, 1) if tokens % n == 0)
+    arguments: dict[str, tuple[Any, ...]] = {
         FORWARD: inputs,
         KEEP: inputs,
+        INTO: (*inputs, [TensorArg((tokens // parts, hidden), dtype)] * parts),
         BACKWARD: (rows, *inputs, gate_up),
         DOWN: (rows, w_down, experts, weights, gate_up),
         GATE_UP: (TensorArg((tokens, k, 2 * inner), dtype, layout), rows, w_gate_up, experts),

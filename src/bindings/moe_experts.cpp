@@ -1,5 +1,6 @@
 // moe_experts(x, w_gate_up, w_down, experts, weights): SwiGLU experts for tokens that
 // are routed already, and their gradients.
+#include "foreach/foreach_binding.h"
 #include "moe/moe_cpu.h"
 #include "moe/moe_binding.h"
 
@@ -133,6 +134,82 @@ std::tuple<Tensor, Tensor> moe_experts_keep(const Tensor& x, const Tensor& w_gat
   return {forward<kDevice>(std::move(call)), gate_up};
 }
 
+// No signature line describes lists, so what one says of the others is checked here.
+void check_shape(const char* name, const Tensor& x, const std::vector<int64_t>& expected) {
+  if (shape_of(x) == expected) return;
+  std::string text;
+  for (const int64_t size : expected) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  refuse(name, "shape [" + text + "]", "shape " + shape_name(x));
+}
+
+void check_dims(const char* name, const Tensor& x, size_t dims) {
+  if (shape_of(x).size() != dims) {
+    refuse(name, std::to_string(dims) + " dims", "shape " + shape_name(x));
+  }
+}
+
+void check_dtype(const std::string& name, const Tensor& x, const char* like, const Tensor& other) {
+  if (dtype_of(x) == dtype_of(other)) return;
+  refuse(name, "dtype " + dtype_name(other) + " like '" + like + "'", dtype_name(x));
+}
+
+void check_floating(const char* name, const Tensor& x) {
+  if (std::find(std::begin(kFloating), std::end(kFloating), dtype_of(x)) == std::end(kFloating)) {
+    refuse(name, "dtype float64, float32, float16 or bfloat16", dtype_name(x));
+  }
+}
+
+void check_mixture(const Tensor& x, const Tensor& w_gate_up, const Tensor& w_down,
+                   const Tensor& experts, const Tensor& weights) {
+  check_floating("x", x);
+  check_dtype("w_gate_up", w_gate_up, "x", x);
+  check_dtype("w_down", w_down, "x", x);
+  if (dtype_of(experts) != DType::kInt64) refuse("experts", "dtype int64", dtype_name(experts));
+  check_floating("weights", weights);
+  check_dims("x", x, 2);
+  check_dims("w_down", w_down, 3);
+  check_dims("experts", experts, 2);
+  const int64_t count = w_down.size(0), inner = w_down.size(2);
+  if (count < 1 || count > kMostExperts) {
+    refuse("w_down", "1 to " + std::to_string(kMostExperts) + " experts", std::to_string(count));
+  }
+  check_shape("w_down", w_down, {count, x.size(1), inner});
+  check_shape("w_gate_up", w_gate_up, {count, 2 * inner, x.size(1)});
+  check_shape("experts", experts, {x.size(0), experts.size(1)});
+  check_shape("weights", weights, shape_of(experts));
+}
+
+// Refuses lists that the rows of tokens cannot be shared out to.
+MoeParts parts_of(const Tensors& outs, const Tensor& x) {
+  const auto count = int64_t(outs.size()), tokens = x.size(0);
+  if (count < 1 || count > kMostParts || tokens % count != 0) {
+    refuse("outs",
+           "1 to " + std::to_string(kMostParts) + " tensors that share out the " +
+               std::to_string(tokens) + " rows of 'x'",
+           std::to_string(count));
+  }
+  MoeParts parts;
+  for (const Tensor& out : outs) {
+    const std::string name = element_name("outs", size_t(parts.count));
+    check_dtype(name, out, "x", x);
+    check_shape(name.c_str(), out, {tokens / count, x.size(1)});
+    if (!out.is_contiguous()) refuse(name, "a contiguous tensor", "one that is not");
+    parts.data[parts.count++] = out.mutable_data_ptr();
+  }
+  parts.rows = tokens / count;
+  return parts;
+}
+
+template <const Device& kDevice>
+void moe_experts_into(const Tensor& x, const Tensor& w_gate_up, const Tensor& w_down,
+                      const Tensor& experts, const Tensor& weights, const Tensors& outs) {
+  check_mixture(x, w_gate_up, w_down, experts, weights);
+  const MoeParts parts = parts_of(outs, x);
+  Call call(x, w_gate_up, w_down, experts, weights);
+  call.problem.out = parts;
+  kDevice.run(call);
+}
+
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 
 template <const Device& kDevice>
@@ -232,6 +309,23 @@ Example:
 tensor([[3.5232, 3.5232]]))")
       .cpu<moe_experts<kCpu>>()
       .cuda<moe_experts<kCuda>>();
+  library
+      .op("moe_experts_into_(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor experts, "
+          "Tensor weights, Tensor(a!)[] outs) -> ()",
+          "")
+      .doc(
+          R"(moe_experts, its rows shared out to tensors: the first to the first of them, and so on.
+
+What moe calls where GPUs of one host write into each other's memory: the sums of a rank's tokens go
+to that rank as they are made.
+
+Shapes: as in moe_experts; outs 1 to 16 contiguous tensors (T / n, H), for n of them.
+Dtypes: as in moe_experts; outs that of x.
+Errors: as in moe_experts, and RuntimeError for outs of another number, shape, dtype, device or
+layout, and for one that requires a gradient.
+Formula: as in moe_experts; outs[r][t] is row r * T / n + t.)")
+      .cpu<moe_experts_into<kCpu>>()
+      .cuda<moe_experts_into<kCuda>>();
   library
       .op("moe_experts_keep(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor experts, "
           "Tensor weights) -> (Tensor out, Tensor gate_up)",

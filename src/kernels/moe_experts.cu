@@ -25,8 +25,8 @@ constexpr int kThreads = 256;
 // map, results of no expert are zero and not read: where others have most experts, most are.
 template <class T, int kVector>
 __global__ void __launch_bounds__(kThreads)
-    combine_kernel(T* out, const T* results, const compute_t<T>* weights, int64_t tokens,
-                   int64_t top_k, int64_t hidden, const MoeMap map) {
+    combine_kernel(const MoeParts out, const T* results, const compute_t<T>* weights,
+                   int64_t tokens, int64_t top_k, int64_t hidden, const MoeMap map) {
   using C = compute_t<T>;
   using V = Elements<T, kVector>;
   const int64_t vectors = hidden / kVector, step = int64_t(gridDim.x) * kThreads;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads)
     V v;
 #pragma unroll
     for (int e = 0; e < kVector; ++e) v.values[e] = from_compute<T>(sums[e]);
-    reinterpret_cast<V*>(out)[i] = v;
+    reinterpret_cast<V*>(out.row<T>(token, hidden))[column] = v;
   }
 }
 
@@ -106,18 +106,19 @@ cudaError_t swiglu_backward(const MoeExpertsBackward& b, cudaStream_t stream) {
 }
 
 template <class T>
-cudaError_t combine(const MoeExperts& p, bool has_map, void* out, const void* weights,
+cudaError_t combine(const MoeExperts& p, bool has_map, const MoeParts& out, const void* weights,
                     cudaStream_t stream) {
   constexpr int kVector = 16 / int(sizeof(T));
   const auto run = [&](auto kernel, int vector) {
     const int64_t blocks = (p.tokens * (p.hidden / vector) + kThreads - 1) / kThreads;
     if (blocks == 0) return cudaSuccess;
-    return launch_early(kernel, grouped_grid(blocks), kThreads, 0, stream, static_cast<T*>(out),
+    return launch_early(kernel, grouped_grid(blocks), kThreads, 0, stream, out,
                         static_cast<const T*>(p.results), static_cast<const compute_t<T>*>(weights),
                         p.tokens, p.top_k, p.hidden, has_map ? p.map : MoeMap{});
   };
-  return p.hidden % kVector == 0 ? run(combine_kernel<T, kVector>, kVector)
-                                 : run(combine_kernel<T, 1>, 1);
+  return p.hidden % kVector == 0 && detail::whole_vectors(out)
+             ? run(combine_kernel<T, kVector>, kVector)
+             : run(combine_kernel<T, 1>, 1);
 }
 
 struct Rows {
@@ -199,7 +200,7 @@ cudaError_t forward(const MoeExperts& p, cudaStream_t stream) {
       error = stream_rows<T, true>(first, plan.tile, stream);
       if (error != cudaSuccess) return error;
       if (plan.token) {
-        down.out = p.out;
+        down.out = p.out.data[0];
         return stream_token<T>(down, p.map, p.weights, stream);
       }
       const auto early = unsigned(device.sms * stream_resident(plan.tile));

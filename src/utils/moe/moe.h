@@ -76,6 +76,24 @@ constexpr int64_t moe_map_counts(int64_t assignments, int64_t experts) {
   return moe_map_chunks(assignments) * moe_map_bins(experts);
 }
 
+// Where the rows of tokens go: to one tensor, or an equal number to each of several, in order.
+// constexpr, so that kernels can call it too.
+constexpr int kMostParts = 16;
+struct MoeParts {
+  void* data[kMostParts] = {};  // dense rows each
+  int count = 0;
+  int64_t rows = 0;  // of each, where there are several
+
+  MoeParts() = default;
+  MoeParts(void* whole) : data{whole}, count(1) {}  // NOLINT(google-explicit-constructor)
+
+  template <class T>
+  constexpr T* row(int64_t token, int64_t columns) const {
+    return count == 1 ? static_cast<T*>(data[0]) + token * columns
+                      : static_cast<T*>(data[token / rows]) + token % rows * columns;
+  }
+};
+
 // out[t] = sum over j of weights[t, j] * expert(chosen[t, j])(x[t]), where
 //   expert(e)(x) = (silu(gate) * up) @ w_down[e]^T,   gate, up = x @ w_gate_up[e]^T.
 // All matrices are dense rows.
@@ -90,7 +108,7 @@ struct MoeExperts {
   void* gate_up = nullptr;          // (T * k, 2I), or null: not kept
   void* activations = nullptr;      // (T * k, I), at positions, at numbers where the plan streams
   void* results = nullptr;          // (T * k, H)
-  void* out = nullptr;              // (T, H)
+  MoeParts out;                     // (T, H)
   bool built_for_hopper = false;    // the library holds sm_90a code
 };
 

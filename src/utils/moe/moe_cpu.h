@@ -150,7 +150,7 @@ inline void moe_experts_cpu(const MoeExperts& p) {
       T* kept = static_cast<T*>(p.gate_up) + i * 2 * p.inner;
       for (int64_t n = 0; n < 2 * p.inner; ++n) kept[n] = static_cast<T>(gate_up[n]);
     }
-    T* out = static_cast<T*>(p.out) + token * p.hidden;
+    T* out = p.out.row<T>(token, p.hidden);
     for (int64_t h = 0; h < p.hidden; ++h) out[h] = static_cast<T>(sums[h]);
   });
 }

@@ -7,6 +7,7 @@
 //   simt     multiply-adds                             float32, float64, and 16-bit before 8.0
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 #include <string>
 
@@ -111,6 +112,11 @@ inline bool whole_vectors(std::initializer_list<const void*> operands) {
   return true;
 }
 
+inline bool whole_vectors(const MoeParts& parts) {
+  return std::all_of(parts.data, parts.data + parts.count,
+                     [](const void* data) { return is_aligned(data, 16); });
+}
+
 }  // namespace detail
 
 inline MoePlan moe_plan(const MoeExperts& p, const DeviceInfo& device) {
@@ -120,10 +126,10 @@ inline MoePlan moe_plan(const MoeExperts& p, const DeviceInfo& device) {
   plan.family = size_of(p.dtype) == 2 && device.capability >= 80 ? MoePlan::kMma : MoePlan::kSimt;
   // Numbers of lines, and of blocks, then have 31 bits.
   constexpr int64_t kWidest = 1 << 22;
-  const bool vectors = p.hidden % 8 == 0 && p.hidden < kWidest && p.inner % 8 == 0 &&
-                       p.inner < kWidest &&
-                       detail::whole_vectors({p.x, p.w_gate_up, p.w_down, p.gate_up, p.activations,
-                                              p.results, p.out});
+  const bool vectors =
+      p.hidden % 8 == 0 && p.hidden < kWidest && p.inner % 8 == 0 && p.inner < kWidest &&
+      detail::whole_vectors({p.x, p.w_gate_up, p.w_down, p.gate_up, p.activations, p.results}) &&
+      detail::whole_vectors(p.out);
   if (plan.family == MoePlan::kSimt || assignments == 0 || p.inner == 0 || !vectors) return plan;
   const bool hopper = device.capability == 90 && p.built_for_hopper;
   const bool filled = hopper && experts * ((p.inner + 127) / 128) >= kHopperTilesPerSm * device.sms;
