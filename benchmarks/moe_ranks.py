@@ -31,7 +31,9 @@ from rich.table import Table
 import cuda_ops
 from benchmarks import report
 from cuda_ops.benchmarking.stats import median_interval, ratio_interval
-from cuda_ops.distributed.collectives import all_gather
+from cuda_ops.distributed.agreement import agreement_of
+from cuda_ops.distributed.collectives import Collectives, all_gather
+from cuda_ops.distributed.symmetric import GATHERED, RETURNED, Memory, memory_of
 from cuda_ops.ops import _moe, _moe_ranks
 from cuda_ops.ops.moe import MODELS
 
@@ -133,6 +135,49 @@ def _case(model: str, tokens: int, backward: bool) -> list[dict[str, Any]]:
             "host_us": _host(calls[name]) * 1e6,
             "wire_us": _wire(model, tokens, backward, name) * 1e6,
         })  # fmt: skip
+    return rows
+
+
+def _parts() -> list[dict[str, Any]]:
+    """Measures what a call is made of: rows of 32 MiB by each wire, and what ranks say before."""
+    group = dist.group.WORLD
+    agreement = agreement_of(group)
+    x = torch.randn(4096 * dist.get_world_size(), 2048, device="cuda", dtype=torch.bfloat16)
+    wires: dict[str, Memory | Collectives] = {"NCCL": Collectives(group)}
+    if (memory := memory_of(group, x.device)) is not None:
+        count = dist.get_world_size() * x.nbytes
+        if not memory.fits(gathered=count, returned=count):
+            memory.grow(lambda: agreement.exchange("moe_ranks", ()), gathered=count, returned=count)
+        wires["memory"] = memory
+    rows = []
+    for name, wire in wires.items():
+
+        def gather(wire: Memory | Collectives = wire) -> None:
+            wire.begin_all_gather((x,), x.shape[0])()
+            if isinstance(wire, Memory):  # whose turns go there and back
+                wire.begin_barrier(RETURNED)()
+
+        def back(wire: Memory | Collectives = wire) -> None:
+            if isinstance(wire, Memory):
+                wire.begin_barrier(GATHERED)()
+            wire.begin_all_to_all((x,))()
+
+        for what, call in (("gather", gather), ("send back", back)):
+            (seconds,) = _rounds({what: call}).values()
+            rows.append({"part": f"{what} of {x.nbytes >> 20} MiB by {name}",
+                         "us": median_interval([s * 1e6 for s in seconds])})  # fmt: skip
+    numbers = torch.zeros(1, 16, dtype=torch.int64)
+    said: Callable[[], Any]
+    for what, said in (
+        ("sizes, by memory that the host has", partial(agreement.exchange, "moe_ranks", [0] * 11)),
+        ("sizes, by gloo", partial(all_gather, numbers, agreement.group)),
+    ):
+        spent = []
+        for _ in range(300):
+            start = perf_counter()
+            said()
+            spent.append((perf_counter() - start) * 1e6)
+        rows.append({"part": what, "us": median_interval(spent)})
     return rows
 
 
@@ -253,28 +298,36 @@ def _rank(rank: int, ranks: int, store: str, arguments: argparse.Namespace) -> N
         device_id=torch.device("cuda", rank),
     )  # fmt: skip
     rows: list[dict[str, Any]] = []
+    parts = _parts()
     for model in arguments.models:
         for backward in (False, True):
             for tokens in arguments.tokens:
                 if not backward or tokens >= 1024:
                     rows += _case(model, tokens, backward)
                     if rank == 0:  # a case that fails loses no other
-                        _save(arguments.json, rows, ranks)
+                        _save(arguments.json, rows, parts, ranks)
                 torch.cuda.empty_cache()
     if rank == 0:
-        _show(rows, ranks)
+        _show(rows, parts, ranks)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _save(path: str | None, rows: list[dict[str, Any]], ranks: int) -> None:
-    saved = [{k: vars(v) if hasattr(v, "low") else v for k, v in r.items()} for r in rows]
-    report.save(path, {"ranks": ranks, "cases": saved})
+def _save(
+    path: str | None, rows: list[dict[str, Any]], parts: list[dict[str, Any]], ranks: int
+) -> None:
+    cases, measured = (
+        [{k: vars(v) if hasattr(v, "low") else v for k, v in row.items()} for row in found]
+        for found in (rows, parts)
+    )
+    report.save(path, {"ranks": ranks, "cases": cases, "parts": measured})
 
 
-def _show(rows: list[dict[str, Any]], ranks: int) -> None:
+def _show(rows: list[dict[str, Any]], parts: list[dict[str, Any]], ranks: int) -> None:
     console = Console()
     console.print(report.environment())
+    for part in parts:
+        console.print(f"{part['part']}: {part['us'].value:.1f} us")
     heads = (
         "model",
         "tokens a rank",

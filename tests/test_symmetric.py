@@ -45,6 +45,8 @@ class Group:
 class Stream:
     """All is done at once."""
 
+    cuda_stream = 1
+
     def wait_stream(self, other: Any) -> None: ...
     def wait_event(self, event: Any) -> None: ...
     def record_event(self) -> None: ...
@@ -55,6 +57,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream()
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    raw = "_cuda_getCurrentRawStream"  # a CPU build of torch has none
+    monkeypatch.setattr(torch._C, raw, lambda index: 1, raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 

@@ -37,14 +37,14 @@ class Agreement:
         self.rank, self.size = dist.get_rank(group), len(self.ranks)
         self.seconds = _timeout()
         self._calls = 0
-        self._group = dist.new_group(
+        self.group = dist.new_group(
             self.ranks, backend="gloo", use_local_synchronization=True,
             timeout=datetime.timedelta(seconds=self.seconds),
         )  # fmt: skip
         # Always as many: gloo ends a process that gets more than it waits for, and a rank that
         # refuses comes to another exchange than those that go on.
         self._width = max(_LEAST_NUMBERS, self.size) + 1
-        self._board = Board.of(self._group, self._width)
+        self._board = Board.of(self.group, self._width)
 
     @property
     def one_host(self) -> bool:
@@ -81,13 +81,13 @@ class Agreement:
     def gather(self, value: object) -> list[Any]:
         """Returns what each rank brings, by rank: any value, slowly."""
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self._group)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
     def _shown(self, numbers: list[int]) -> Sequence[Sequence[int]]:
         if self._board is not None:
             return self._board.exchange(numbers, self.seconds)
-        rows: list[list[int]] = all_gather(torch.tensor([numbers]), self._group).tolist()
+        rows: list[list[int]] = all_gather(torch.tensor([numbers]), self.group).tolist()
         return rows
 
     def _missing(self, op: str) -> str:

@@ -66,7 +66,9 @@ class Memory:
         #: How much of a box the chunks of this turn take up so far.
         self._used = 0
         self._aside = torch.cuda.Stream(device)
-        self._last: torch.cuda.Stream | None = None
+        #: The stream that sent last, and its handle.
+        self._last_stream: torch.cuda.Stream | None = None
+        self._last: int | None = None
 
     def fits(self, **wanted: int) -> bool:
         """Returns whether boxes have so many bytes: ``gathered`` and ``returned``."""
@@ -119,8 +121,7 @@ class Memory:
         """Returns where a kernel of the current stream may write rows of this rank, ``each`` at
         every rank, and where the rows of all ranks lie here once :meth:`begin_barrier` is over.
         """
-        current = torch.cuda.current_stream(self.device)
-        self._follow(turn, current, current)
+        self._follow(turn)
         return self._places_of(turn, shaped, each, chunk)
 
     def begin_barrier(self, turn: str, aside: bool = False) -> Callable[[], None]:
@@ -129,11 +130,10 @@ class Memory:
         A rank that sends back has read what it got before, and one that sends again has read what
         came back: so no other barrier is needed.
         """
-        current = torch.cuda.current_stream(self.device)
         if not aside:
             self._boxes[turn].handle.barrier(channel=0, timeout_ms=self._timeout)
             return lambda: None
-        self._follow(turn, self._aside, current)
+        self._follow(turn, self._aside)
         with torch.cuda.stream(self._aside):
             self._boxes[turn].handle.barrier(channel=0, timeout_ms=self._timeout)
             done = self._aside.record_event()
@@ -144,11 +144,9 @@ class Memory:
         chunk: int, aside: bool,
     ) -> Callable[[], list[torch.Tensor]]:  # fmt: skip
         """Copies each part, or where it has rows for all ranks its share, to this rank's places."""
-        current = torch.cuda.current_stream(self.device)
-        stream = self._aside if aside else current
-        self._follow(turn, stream, current)
+        self._follow(turn, self._aside if aside else None)
         there, here = self._places_of(turn, shaped, each, chunk)
-        with torch.cuda.stream(stream) if aside else contextlib.nullcontext():
+        with torch.cuda.stream(self._aside) if aside else contextlib.nullcontext():
             for step in range(1, self.size + 1):  # so that no two send to the same one at once
                 rank = (self.rank + step) % self.size
                 for place, part in zip(there[rank], parts, strict=True):
@@ -163,16 +161,23 @@ class Memory:
 
         return wait
 
-    def _follow(self, turn: str, stream: Any, current: Any) -> None:
-        """Puts a stream behind the current one, and behind the one that sent last."""
-        if stream is not current:
+    def _follow(self, turn: str, stream: torch.cuda.Stream | None = None) -> None:
+        """Puts a stream, or else the current one, behind the current one and the last that sent."""
+        capturing = torch.cuda.is_current_stream_capturing()
+        # A number, as it is asked twice a call: torch's object of a stream costs far more.
+        handle = torch._C._cuda_getCurrentRawStream(self.device.index)
+        if stream is None and handle == self._last and not capturing:
+            return
+        current = torch.cuda.current_stream(self.device)
+        if stream is not None:
             stream.wait_stream(current)
-        if torch.cuda.is_current_stream_capturing():
+        if capturing:
             self._captured.append(self._boxes[turn])
-        else:
-            if self._last is not None and self._last != stream:
-                stream.wait_stream(self._last)
-            self._last = stream
+            return
+        sends = stream or current
+        if self._last_stream is not None and self._last_stream != sends:
+            sends.wait_stream(self._last_stream)
+        self._last, self._last_stream = sends.cuda_stream, sends
 
     def _places_of(
         self, turn: str, shaped: Sequence[Shaped], each: int, chunk: int
