@@ -16,7 +16,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -234,7 +234,7 @@ def _agree(calls: dict[str, Callable[[], torch.Tensor]], ways: Any, top_k: int) 
                 raise RuntimeError(f"{name} differs from one GPU by {error:.3g} of the largest")
 
 
-def _rounds(calls: dict[str, Callable[[], torch.Tensor]]) -> dict[str, list[float]]:
+def _rounds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
     """Returns seconds of a call, of each way in turns: those of the slowest rank."""
     counts = {name: _count(call) for name, call in calls.items()}
     found: dict[str, list[float]] = {name: [] for name in calls}
