@@ -42,6 +42,17 @@ def test_sums_of_halves_are_judged_as_sums_in_float32() -> None:
     assert errors([off], [expected], magnitude, length, least=rounded) <= 1
 
 
+def test_an_overflow_that_cancels_may_be_none() -> None:
+    """Summands of 1e19 in float32 leave a sum of -4e7 open, which float16 does not hold."""
+    exact = torch.tensor([-4e7], dtype=torch.float64)
+    for result in (0.0, -65504.0, -torch.inf):
+        actual = torch.tensor([result], dtype=torch.float16)
+        assert errors([actual], [exact], 1e19, 2) <= 1
+    for result, magnitude in ((0.0, 1e9), (torch.inf, 1e19)):
+        actual = torch.tensor([result], dtype=torch.float16)
+        assert errors([actual], [exact], magnitude, 2) == torch.inf
+
+
 @pytest.mark.parametrize(
     ("actual", "expected", "text"),
     [

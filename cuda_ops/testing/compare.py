@@ -441,14 +441,19 @@ def errors(
         beyond = None
         if dtype in _WITHOUT_INFINITY:
             beyond = numbers(e).abs() > torch.finfo(dtype).max
-        # What overflows the dtype is infinite in the reference too.
-        near = e.to(a.dtype).to(_wide(a.dtype))
-        e = near if rounded else torch.where(near.isfinite(), e.to(near.dtype), near)
+        # What overflows the dtype is infinite in the reference too, but where the tolerance leaves
+        # open whether it does: summands that cancel may be far larger than their sum.
+        near, exact = (v.to(_wide(a.dtype)) for v in (e.to(a.dtype), e))
+        reach = factor * (unit * exact.abs() + summed * math.sqrt(length) * magnitude)
+        within = exact.isfinite() & (exact.abs() - reach <= most)
+        e = torch.where(within, exact, near)
+        e = torch.where(near.isfinite(), near if rounded else exact, e)
         allowed = factor * (unit * e.abs() + summed * math.sqrt(length) * magnitude)
         a = a.to(_wide(a.dtype))
         if a.is_complex():
-            a, e, allowed = torch.view_as_real(a), torch.view_as_real(e), allowed.unsqueeze(-1)
-        same = (a == e) | (a.isnan() & e.isnan())
+            a, e, near = (torch.view_as_real(value) for value in (a, e, near))
+            allowed = allowed.unsqueeze(-1)
+        same = (a == e) | (near.isinf() & (a == near)) | (a.isnan() & e.isnan())
         if beyond is not None:
             same |= beyond & (a.isnan() | (a.abs() == torch.finfo(dtype).max))
         if doubts is not None:
