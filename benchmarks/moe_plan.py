@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cuda_ops.benchmarking.results import Report
-from cuda_ops.ops._moe_ranks import WIRE
+from cuda_ops.distributed.ways import WIRE
 from cuda_ops.ops.moe import MODELS, WHOLE
 from cuda_ops.output import size_text, time_text
 

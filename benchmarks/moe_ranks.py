@@ -31,10 +31,11 @@ from rich.table import Table
 import cuda_ops
 from benchmarks import report
 from cuda_ops.benchmarking.stats import median_interval, ratio_interval
+from cuda_ops.distributed import ways
 from cuda_ops.distributed.agreement import agreement_of
 from cuda_ops.distributed.collectives import Collectives, all_gather
 from cuda_ops.distributed.symmetric import GATHERED, RETURNED, Memory, memory_of
-from cuda_ops.ops import _moe, _moe_ranks
+from cuda_ops.ops import _moe
 from cuda_ops.ops.moe import MODELS
 
 _ROUNDS = 15
@@ -183,12 +184,12 @@ def _parts() -> list[dict[str, Any]]:
 
 def _forced(name: str, chunks: int, *arguments: Any) -> torch.Tensor:
     """Calls moe by this way. Not by unittest.mock, which takes longer than the call on the host."""
-    choose, forced = _moe_ranks.way, _moe_ranks.Way(name, 0, 0, chunks)
+    choose, forced = ways.way, ways.Way(name, 0, 0, chunks)
     try:
-        _moe_ranks.way = lambda *_: forced
+        ways.way = lambda *_: forced
         out: torch.Tensor = cuda_ops.moe(*arguments, group=dist.group.WORLD)
     finally:
-        _moe_ranks.way = choose
+        ways.way = choose
     return out
 
 
@@ -281,13 +282,13 @@ def _wire(model: str, tokens: int, backward: bool, name: str) -> float:
     """Returns seconds that a way's bytes take at the rate of the wire, one direction."""
     hidden, _, experts, top_k = MODELS[model]
     ranks = dist.get_world_size()
-    way = _moe_ranks.way([tokens] * ranks, [experts // ranks] * ranks, top_k, 2 * hidden)
+    way = ways.way([tokens] * ranks, [experts // ranks] * ranks, top_k, 2 * hidden)
     bytes_of = {"gather": way.gather_bytes, "dispatch": way.dispatch_bytes}
     bytes_of |= {"moe": bytes_of[way.name], "moe, graph": way.gather_bytes}
     sent = bytes_of.get(name.split(" in ")[0], 0)
     if name == "composition":
         sent = tokens * top_k * 2 * hidden * (ranks - 1) // ranks
-    return 2 * sent * (2 if backward else 1) / _moe_ranks.WIRE
+    return 2 * sent * (2 if backward else 1) / ways.WIRE
 
 
 def _rank(rank: int, ranks: int, store: str, arguments: argparse.Namespace) -> None:

@@ -20,9 +20,7 @@ from hypothesis import strategies as st
 from mixtures import ROUNDING, weights
 
 import cuda_ops
-from cuda_ops.distributed import symmetric
-from cuda_ops.ops import _moe_ranks
-from cuda_ops.ops._moe_ranks import way
+from cuda_ops.distributed import Way, symmetric, way, ways
 
 WORLDS = (2, 3, 4)
 
@@ -83,10 +81,10 @@ def run(call: Mixture, rank: int, **changed: Any) -> list[torch.Tensor | None]:
         torch.compiler.reset()
         function = torch.compile(function, fullgraph=True, backend=call.compiled)
     name, _, chunks = call.way.partition(" ")
-    chosen = _moe_ranks.Way(name, 0, 0, int(chunks or 1))
+    chosen = Way(name, 0, 0, int(chunks or 1))
     group = changed.pop("group", None) or torch.distributed.group.WORLD
     with (
-        mock.patch.object(_moe_ranks, "way", return_value=chosen),
+        mock.patch.object(ways, "way", return_value=chosen),
         torch.autocast(device.type, torch.bfloat16, enabled=call.autocast),
     ):
         out = function(*arguments, call.top_k, scoring=call.scoring, group=group, **changed)
@@ -345,8 +343,8 @@ def while_products_ran(rank: int) -> tuple[float, float]:
     x, logits = torch.randn(8192, 4096, **made), torch.randn(8192, 8, **made)
     gate_up = torch.randn(4, 8192, 4096, **made) / 64
     down = torch.randn(4, 4096, 4096, **made) / 64
-    chosen = _moe_ranks.Way("gather", 0, 0, 4)
-    with mock.patch.object(_moe_ranks, "way", return_value=chosen):
+    chosen = Way("gather", 0, 0, 4)
+    with mock.patch.object(ways, "way", return_value=chosen):
 
         def call() -> None:
             cuda_ops.moe(x, logits, gate_up, down, 2, group=torch.distributed.group.WORLD)

@@ -8,7 +8,6 @@ add up the ranks' sums in the order of ranks, in float32 at least: the same bits
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from cuda_ops.derive import layout
 from cuda_ops.derive.no_gradient import no_second_derivative
 from cuda_ops.dispatch import autocast
+from cuda_ops.distributed import ways
 from cuda_ops.distributed.agreement import agreement_of, refusing_together
 from cuda_ops.distributed.collectives import Collectives, filled
 from cuda_ops.distributed.symmetric import (
@@ -33,6 +33,7 @@ from cuda_ops.distributed.symmetric import (
     memory_of,
     room,
 )
+from cuda_ops.distributed.ways import Way
 from cuda_ops.names import INTERNAL
 from cuda_ops.ops import _moe, _moe_checks
 from cuda_ops.ops._moe_checks import MOST_PARTS, refuse
@@ -438,64 +439,6 @@ def _restored(group: Any, own: int, token: torch.Tensor, counts: list[int]) -> G
     return Gather(wire, ours, own)
 
 
-#: Bytes a second of one direction of NVLink of an H100 or H200, as NVIDIA states it.
-WIRE = 450e9
-#: Seconds that a dispatch takes beyond its bytes: the host waits for the router, rows are sorted by
-#: rank, and each kind of rows has a collective. 1.2 to 1.4 ms with two H200 and 8192 tokens a rank
-#: (``python -m benchmarks.moe_ranks``, 2026-11-27, torch 2.11).
-_WAIT = 1.3e-3
-#: Seconds on the wire, one way, that are worth a chunk, and how many chunks there are at most. Each
-#: chunk reads the matrices again and fills up tiles of its own: on two H200, 75 us of Qwen3 with
-#: 8192 tokens are not worth two, and 149 us of Mixtral are worth two but not four.
-_CHUNK, _MOST_CHUNKS = 70e-6, 4
-
-
-@dataclass(frozen=True)
-class Way:
-    """How tokens reach their experts, and why that way."""
-
-    name: str
-    #: What the busiest rank sends, to its experts and back each.
-    gather_bytes: int
-    dispatch_bytes: int
-    #: Into how many parts gathered tokens are cut, so that one is computed while others are sent;
-    #: where no gradient is wanted, whose kept values would have to be joined.
-    chunks: int = 1
-
-    def __str__(self) -> str:
-        saved = 2 * (self.gather_bytes - self.dispatch_bytes) / WIRE
-        return (
-            f"{self.name}: {self.gather_bytes} bytes each way by gather, in {self.chunks} chunks, "
-            f"{self.dispatch_bytes} by dispatch, which saves {saved * 1e6:.0f} us on the wire and "
-            f"takes {_WAIT * 1e6:.0f} us more on the way"
-        )
-
-
-def way(tokens: Sequence[int], experts: Sequence[int], top_k: int, row_bytes: int) -> Way:
-    """Chooses a way for tokens and experts by rank, of which a row has so many bytes.
-
-    A token's experts are taken as drawn at random: routers are trained to spread them.
-    """
-    return _way(tuple(tokens), tuple(experts), top_k, row_bytes)
-
-
-@functools.lru_cache(maxsize=1024)
-def _way(tokens: tuple[int, ...], experts: tuple[int, ...], top_k: int, row_bytes: int) -> Way:
-    total, ranks = sum(experts), len(tokens)
-    gather = (ranks - 1) * max(tokens) * row_bytes
-    meets = [1 - math.comb(total - n, top_k) / math.comb(total, top_k) for n in experts]
-    dispatch = math.ceil(
-        row_bytes
-        * max(
-            sum(count * meets[to] for to in range(ranks) if to != rank)
-            for rank, count in enumerate(tokens)
-        )
-    )
-    name = "dispatch" if 2 * (gather - dispatch) / WIRE > _WAIT else "gather"
-    chunks = min(_MOST_CHUNKS, max(1, int(gather / WIRE / _CHUNK)))
-    return Way(name, gather, dispatch, chunks)
-
-
 # --- operators -----------------------------------------------------------------------------
 
 _library = torch.library.Library(INTERNAL, "FRAGMENT")
@@ -532,7 +475,7 @@ def _known(
         x.shape[1], w_down.shape[2], experts.shape[1], total, _DTYPES.index(x.dtype), wanted > 0,
     ]  # fmt: skip
     known = _agreed(ranks, x.device, numbers)
-    chosen = way(known.tokens, known.experts, experts.shape[1], _row_bytes(x))
+    chosen = ways.way(known.tokens, known.experts, experts.shape[1], _row_bytes(x))
     return known, chosen, _sender(known, chosen, x, experts, weights)
 
 
