@@ -41,8 +41,8 @@ from cuda_ops.ops._moe_parallel import is_dtensor, never_empty
 from cuda_ops.registry import function
 
 _OP = "cuda_ops::moe"
-#: The gradients that ranks add up, as ``moe_experts_backward`` counts them.
-_X, _WEIGHTS = 1, 8
+#: Gradients as ``moe_experts_backward`` counts them, of which ranks add up the first and last.
+_X, _GATE_UP, _WEIGHTS = 1, 2, 8
 _DTYPES = _moe_checks.FLOATING
 #: What ranks tell each other of a call; after the first five it must be the same at all.
 _NUMBERS = (
@@ -279,7 +279,7 @@ class Gather:
     ) -> torch.Tensor:
         """Runs products of the rows that came, and returns this rank's sums."""
         if not isinstance(self._wire, Memory) or len(self._tokens) > MOST_PARTS:
-            return self.back(run(*arrived))[0]
+            return self.begin_back(run(*arrived), aside=False)()[0]
         there, (sums,) = self._wire.places(RETURNED, self._all(arrived[1]), self._most)
         with _below_autograd():
             into(*arrived, [place for (place,) in there])
@@ -295,10 +295,14 @@ class Gather:
         """Returns all ranks' rows of what lies as tokens do."""
         return self._wire.begin_all_gather((rows,), self._most)()[0]
 
-    def back(self, *partials: torch.Tensor) -> list[torch.Tensor]:
-        """Returns the sums over ranks of what each has for this rank's rows."""
-        arrived = self._wire.begin_all_to_all(partials)()
-        return [self._summed(one)[: self._own] for one in arrived]
+    def begin_back(
+        self, *partials: torch.Tensor, aside: bool = True
+    ) -> Callable[[], list[torch.Tensor]]:
+        """Begins to send back what this rank has for the rows of all; returns what waits for the
+        sums over ranks for its own rows.
+        """
+        arrived = self._wire.begin_all_to_all(partials, aside=aside)
+        return lambda: [self._summed(one)[: self._own] for one in arrived()]
 
     def overlapped(
         self, chunks: int, run: Callable[..., torch.Tensor], first: int, experts: torch.Tensor,
@@ -372,9 +376,12 @@ class Dispatch:
         """Returns the rows of the tokens that have experts here, of all ranks in order."""
         return self._all_to_all(rows[self.token], self._received, self._sent)
 
-    def back(self, *partials: torch.Tensor) -> list[torch.Tensor]:
-        """Returns the sums over ranks of what each has for this rank's rows."""
-        return [self._back(partial) for partial in partials]
+    def begin_back(
+        self, *partials: torch.Tensor, aside: bool = True
+    ) -> Callable[[], list[torch.Tensor]]:
+        """Sends back what :meth:`Gather.begin_back` does."""
+        found = [self._back(partial) for partial in partials]
+        return lambda: found
 
     def _back(self, partial: torch.Tensor) -> torch.Tensor:
         parts = self._all_to_all(partial.contiguous(), self._sent, self._received)
@@ -520,7 +527,8 @@ def _forward_kept(
     )
     token = sent.token if isinstance(sent, Dispatch) else experts.new_empty(0)
     counts = torch.tensor([*sent.counts(), known.wanted])
-    return sent.back(partial)[0], rows, chosen, scales, kept, token, counts
+    (out,) = sent.begin_back(partial, aside=False)()
+    return out, rows, chosen, scales, kept, token, counts
 
 
 @torch.library.impl(_library, "moe_on_ranks_backward", "CompositeExplicitAutograd")
@@ -531,17 +539,24 @@ def _backward(
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     *sizes, of_all = counts.tolist()
     sent = _restored(_named(group), grad_out.shape[0], token, sizes)
-    grads = function("moe_experts_backward")(
-        sent.again(grad_out), rows, never_empty(w_gate_up), never_empty(w_down), chosen, scales,
-        kept, of_all,
-    )  # fmt: skip
+    gate_up, down = never_empty(w_gate_up), never_empty(w_down)
+    between, of_down, of_weights = function("moe_experts_backward_down")(
+        sent.again(grad_out), down, chosen, scales, kept, of_all
+    )
+    halves = function("moe_experts_backward_gate_up")
+    of_x = halves(between, rows, gate_up, chosen, of_all & _X)[0]
     # What any rank wants is sent by all of them, or some would wait for the others.
-    returned = [at for at, bit in ((0, _X), (3, _WEIGHTS)) if of_all & bit]
-    summed = sent.back(*(grads[at] for at in returned))
-    sums = dict(zip(returned, summed, strict=True))
-    of_matrices = grads[1][: w_gate_up.shape[0]], grads[2][: w_down.shape[0]]
-    found = sums.get(0, grads[0]), *of_matrices, sums.get(3, grads[3])
-    return _moe.of_wanted(wanted, *found)
+    partials = [one for one, bit in ((of_x, _X), (of_weights, _WEIGHTS)) if of_all & bit]
+    going = sent.begin_back(*partials)
+    of_gate_up = halves(between, rows, gate_up, chosen, of_all & _GATE_UP)[1]  # meanwhile
+    summed = iter(going())
+    return _moe.of_wanted(
+        wanted,
+        next(summed) if of_all & _X else of_x,
+        of_gate_up[: w_gate_up.shape[0]],
+        of_down[: w_down.shape[0]],
+        next(summed) if of_all & _WEIGHTS else of_weights,
+    )
 
 
 def _fake(x: torch.Tensor, *_: Any) -> torch.Tensor:
