@@ -1,6 +1,7 @@
 """Measures cuda_ops.runtime beside what people write by hand: copies that overlap, and graphs.
 
-``python -m benchmarks.runtime [copies|graphs|updates ...] [--json FILE]`` needs a CUDA GPU.
+``python -m benchmarks.runtime [copies|graphs|updates|events|peers ...] [--json FILE]`` needs a CUDA
+GPU.
 
 ``copies``   a loop over batches whose copy takes as long as its computation: the loop of a
              tutorial, a pinned DataLoader, two buffers by hand, and ``prefetch``
@@ -9,6 +10,8 @@
              ``graphed``
 ``updates``  a graph for other addresses: captured and instantiated again, against the update of an
              instance that is there
+``events``   what timing by events costs the host and the device
+``peers``    copies from one GPU to another, which needs two
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from rich.table import Table
 import cuda_ops
 from benchmarks import report
 from cuda_ops.benchmarking.stats import Interval, median_interval, ratio_interval
-from cuda_ops.runtime import graphed, prefetch, to_host
+from cuda_ops.runtime import copy_between, event_overhead, graphed, prefetch, to_host
 
 #: Rounds in which every way runs once.
 _ROUNDS = 15
@@ -377,9 +380,61 @@ def updates() -> list[dict[str, Any]]:
     return results
 
 
+# --- events -------------------------------------------------------------------
+
+
+def events() -> list[dict[str, Any]]:
+    """Times trains of launches by no events, by a pair around all, and by a pair around each."""
+    return [
+        {"train": one.train, "timing": one.timing, "events": one.events,
+         "host_microseconds": one.host_per_call, "host_microseconds_an_event": one.host_per_event,
+         "device_microseconds": one.device_per_call, "added": one.device_added}
+        for one in event_overhead()
+    ]  # fmt: skip
+
+
+# --- peers --------------------------------------------------------------------
+
+
+def peers() -> list[dict[str, Any]]:
+    """Copies from one GPU to another, from an idle pair to an idle pair."""
+    results = []
+    for size in (1 << 20, 64 << 20, 512 << 20):
+        source = torch.ones(size, dtype=torch.uint8, device="cuda:0")
+        target = torch.empty(size, dtype=torch.uint8, device="cuda:1")
+        ways: dict[str, Callable[[], Any]] = {
+            "copy_": partial(target.copy_, source, non_blocking=True),
+            "copy_between": partial(copy_between, target, source),
+            "copy_between, through the host": partial(
+                copy_between, target, source, chunks_through_host=True
+            ),
+            "by way of .cpu()": partial(_by_way_of_the_cpu, target, source),
+        }
+        times = rounds({name: partial(_on_both, way) for name, way in ways.items()})
+        for name in ways:
+            seconds = statistics.median(times[name])
+            results.append({
+                "MiB": size >> 20, "way": name, "microseconds": seconds * 1e6,
+                "gigabytes_a_second": size / seconds / 1e9,
+            })  # fmt: skip
+    return results
+
+
+def _by_way_of_the_cpu(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source.cpu())
+
+
+def _on_both(way: Callable[[], Any]) -> None:
+    way()
+    for device in range(2):
+        torch.cuda.synchronize(device)
+
+
 # --- the command --------------------------------------------------------------
 
-_PARTS = {"copies": copies, "graphs": graphs, "updates": updates}
+_PARTS = {
+    "copies": copies, "graphs": graphs, "updates": updates, "events": events, "peers": peers,
+}  # fmt: skip
 
 
 def main() -> int:
@@ -395,6 +450,9 @@ def main() -> int:
     console, found = Console(), {}
     console.print(report.environment())
     for part in arguments.parts or _PARTS:
+        if part == "peers" and torch.cuda.device_count() < 2:
+            print("benchmarks.runtime: peers: not run, needs two CUDA GPUs", file=sys.stderr)
+            continue
         rows = found[part] = _PARTS[part]()
         table = Table(*rows[0], title=part)
         for row in rows:
