@@ -148,7 +148,7 @@ def _parts() -> list[dict[str, Any]]:
     if (memory := memory_of(group, x.device)) is not None:
         count = dist.get_world_size() * x.nbytes
         if not memory.fits(gathered=count, returned=count):
-            memory.grow(lambda: agreement.exchange("moe_ranks", ()), gathered=count, returned=count)
+            memory.grow(agreement, "moe_ranks", gathered=count, returned=count)
         wires["memory"] = memory
     rows = []
     for name, wire in wires.items():

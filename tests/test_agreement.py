@@ -10,6 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from cuda_ops.distributed.board import _tag
+
+
+def test_no_row_that_was_never_written_is_one() -> None:
+    tags = [_tag(call) for call in (*range(5), *range((1 << 20) - 3, (1 << 20) + 3))]
+    assert min(tags) == 1 and max(tags) < 1 << 20
+    assert all(one != other for one, other in zip(tags, tags[2:], strict=False))
+
+
 RANK = """
 import json, os, signal, sys, time
 import torch.distributed as dist

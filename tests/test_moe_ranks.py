@@ -116,6 +116,8 @@ def refuses(call: Mixture, rank: int) -> list[str]:
         "matrix": ((x, logits, gate_up[:, :-1], down), k),
         "gradient": ((x.detach(), logits.detach(), gate_up.detach(), down.detach()), k),
         "top_k": ((x, logits, gate_up, down), k + 1),
+        # Their weights are of another dtype too, and so of another size.
+        "logits": ((x, logits.float(), gate_up, down), k),
     }
     right = (x, logits, gate_up, down), k
     for one in wrong.values():
@@ -418,8 +420,9 @@ def test_all_ranks_refuse_together_and_go_on(ranks: Any) -> None:
     world, together = ranks
     call = Mixture((3,) * world, (2,) * world, 2)
     for rank, texts in enumerate(together(refuses, call)):
-        dtype, mixed, shape, leading, matrix, gradient, top_k = texts
+        dtype, mixed, shape, leading, matrix, gradient, top_k, logits = texts
         assert "expected the same dtype at all ranks, got [0, 1" in dtype
+        assert "expected the same dtype of weights at all ranks, got [0, 1" in logits
         assert "expected the same logits of a token at all ranks" in shape
         assert "expected the same top_k at all ranks, got [2, 3" in top_k
         assert "expected the same call with gradients at all ranks" in gradient

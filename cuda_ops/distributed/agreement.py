@@ -18,6 +18,7 @@ from cuda_ops.distributed.collectives import all_gather
 #: Seconds that ranks wait for each other.
 TIMEOUT = "CUDA_OPS_RANKS_TIMEOUT"
 _DEFAULT_TIMEOUT = 600.0
+_LONGEST = 1e6
 #: Seconds in which ranks that have given up say so to each other.
 _LAST_WORDS = 5.0
 #: Numbers of an exchange; as many as there are ranks, if that is more.
@@ -37,14 +38,17 @@ class Agreement:
         self.rank, self.size = dist.get_rank(group), len(self.ranks)
         self.seconds = _timeout()
         self._calls = 0
-        self.group = dist.new_group(
-            self.ranks, backend="gloo", use_local_synchronization=True,
-            timeout=datetime.timedelta(seconds=self.seconds),
-        )  # fmt: skip
         # Always as many: gloo ends a process that gets more than it waits for, and a rank that
         # refuses comes to another exchange than those that go on.
         self._width = max(_LEAST_NUMBERS, self.size) + 1
-        self._board = Board.of(self.group, self._width)
+        try:
+            self.group = dist.new_group(
+                self.ranks, backend="gloo", use_local_synchronization=True,
+                timeout=datetime.timedelta(seconds=self.seconds),
+            )  # fmt: skip
+            self._board = Board.of(self.group, self._width)
+        except RuntimeError as error:  # of the store, or of gloo
+            raise RuntimeError(self._missing("cuda_ops")) from error
 
     @property
     def one_host(self) -> bool:
@@ -87,7 +91,9 @@ class Agreement:
     def _shown(self, numbers: list[int]) -> Sequence[Sequence[int]]:
         if self._board is not None:
             return self._board.exchange(numbers, self.seconds)
-        rows: list[list[int]] = all_gather(torch.tensor([numbers]), self.group).tolist()
+        rows: list[list[int]] = all_gather(
+            torch.tensor([numbers], device="cpu"), self.group
+        ).tolist()
         return rows
 
     def _missing(self, op: str) -> str:
@@ -122,8 +128,8 @@ def _timeout() -> float:
         seconds = float(given) if given else _DEFAULT_TIMEOUT
     except ValueError:
         seconds = 0.0
-    if not seconds > 0:
-        raise ValueError(f"{TIMEOUT}: expected seconds above 0, got {given!r}")
+    if not 1e-3 <= seconds <= _LONGEST:
+        raise ValueError(f"{TIMEOUT}: expected seconds from 0.001 to {_LONGEST:g}, got {given!r}")
     return seconds
 
 
@@ -143,7 +149,7 @@ def refusing_together(group: Any, op: str) -> Iterator[None]:
     """Lets an error inside reach the ranks that wait at :meth:`Agreement.exchange`."""
     try:
         yield
-    except (RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:
         with contextlib.suppress(RuntimeError):
             agreement_of(group).exchange(op, (), str(error) or type(error).__name__)
         raise

@@ -23,7 +23,7 @@ except ImportError:  # Windows, where ranks do without a board
 #: Low bits of each word, which say of what exchange it is. A reader so knows each word alone,
 #: whatever the order in which a machine lets it see them.
 _TAG_BITS = 20
-_TAGS = (1 << _TAG_BITS) - 1
+_TAGS = (1 << _TAG_BITS) - 1  # as many, and the mask of the bits
 #: What a number must be less than.
 MOST = 1 << (63 - _TAG_BITS)
 _GONE = MOST - 1
@@ -77,20 +77,20 @@ class Board:
             Gone: a rank does not come, within so many seconds.
         """
         self._calls += 1
-        self._write(numbers)
+        call = self._calls  # another thread may begin the next one
+        self._write(call, numbers)
         try:
-            return [self._read(rank, seconds) for rank in range(self._size)]
+            return [self._read(call, rank, seconds) for rank in range(self._size)]
         except BaseException:  # Ctrl-C too: no other rank should go on without this one
-            self._write([_GONE] * len(numbers))
+            self._write(call, [_GONE] * len(numbers))
             raise
 
-    def _write(self, numbers: Sequence[int]) -> None:
-        tag = self._calls & _TAGS
-        words = [number << _TAG_BITS | tag for number in (*numbers, 0)]
-        self._row.pack_into(self._memory, self._place(self._rank), *words)
+    def _write(self, call: int, numbers: Sequence[int]) -> None:
+        words = [number << _TAG_BITS | _tag(call) for number in (*numbers, 0)]
+        self._row.pack_into(self._memory, self._place(call, self._rank), *words)
 
-    def _read(self, rank: int, seconds: float) -> tuple[int, ...]:
-        tag, place = self._calls & _TAGS, self._place(rank)
+    def _read(self, call: int, rank: int, seconds: float) -> tuple[int, ...]:
+        tag, place = _tag(call), self._place(call, rank)
         start = sign = time.monotonic()
         while (words := self._look(place, tag)) is None:
             now = time.monotonic()
@@ -98,7 +98,8 @@ class Board:
                 raise Gone
             if now - sign > _BETWEEN_SIGNS:
                 sign = now
-                if self._has_ended(rank):
+                # What it wrote before it ended counts.
+                if self._has_ended(rank) and self._look(place, tag) is None:
                     raise Gone
             time.sleep(min(_LONGEST_PAUSE, (now - start) / 4) if now - start > _PATIENCE else 0)
         found = tuple([word >> _TAG_BITS for word in words[:-1]])
@@ -113,8 +114,8 @@ class Board:
                 return words
         return None
 
-    def _place(self, rank: int) -> int:
-        return _PROOF_BYTES + ((self._calls & 1) * self._size + rank) * self._row.size
+    def _place(self, call: int, rank: int) -> int:
+        return _PROOF_BYTES + (call % 2 * self._size + rank) * self._row.size
 
     def _has_ended(self, rank: int) -> bool:
         """Returns whether a rank's process has: its lock goes with it."""
@@ -126,6 +127,11 @@ class Board:
             return False
         fcntl.lockf(self._file, fcntl.LOCK_UN, 1, rank)
         return True
+
+
+def _tag(call: int) -> int:
+    """Returns the number of a call, which is never 0: a row is cleared before it is written."""
+    return call % _TAGS + 1
 
 
 def _made(

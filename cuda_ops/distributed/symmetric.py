@@ -62,7 +62,7 @@ class Memory:
         self._boxes: dict[str, _Box] = {}
         self._known: dict[Any, Any] = {}
         #: Boxes that a graph writes to, which stay as long as this.
-        self._captured: list[_Box] = []
+        self._captured: dict[int, _Box] = {}
         #: How much of a box the chunks of this turn take up so far.
         self._used = 0
         self._aside = torch.cuda.Stream(device)
@@ -72,23 +72,36 @@ class Memory:
 
     def fits(self, **wanted: int) -> bool:
         """Returns whether boxes have so many bytes: ``gathered`` and ``returned``."""
-        return all(
-            name in self._boxes and count <= self._boxes[name].bytes
-            for name, count in wanted.items()
-        )
+        return all(count <= self._bytes_of(name) for name, count in wanted.items())
 
-    def grow(self, agree: Callable[[], Any], **wanted: int) -> None:
-        """Makes boxes that large, at all ranks together, who ``agree``; not within a capture."""
+    def grow(self, agreement: Agreement, op: str, **wanted: int) -> None:
+        """Makes boxes that large, by all ranks of an agreement together; not within a capture.
+
+        Raises:
+            RuntimeError: at all ranks: one of them has no memory left.
+        """
         torch.cuda.synchronize(self.device)
-        agree()  # from here on no rank writes to the old ones
+        agreement.exchange(op, ())  # from here on no rank writes to the old ones
+        sizes = {name: max(count, self._bytes_of(name) * 5 // 4) for name, count in wanted.items()}
+        self._boxes.clear()
         self._known.clear()
+        # Not of torch's allocator, which would keep what this needs.
+        torch.cuda.empty_cache()
         # torch makes multicast memory too, which nothing here uses and some machines do not have.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
-        for name, count in wanted.items():
-            before = self._boxes.pop(name, None)
-            count = -(-max(count, before.bytes if before else 0) // _STEP) * _STEP
-            made = symm_mem.empty(count, dtype=torch.uint8, device=self.device)
-            self._boxes[name] = _Box(made, symm_mem.rendezvous(made, self._name))
+        made, refusal = {}, ""
+        try:
+            for name, count in sizes.items():
+                count = -(-count // _STEP) * _STEP
+                made[name] = symm_mem.empty(count, dtype=torch.uint8, device=self.device)
+        except RuntimeError as error:
+            refusal = f"no memory for what ranks share: {error}"
+        agreement.exchange(op, (), refusal)
+        for name, box in made.items():
+            self._boxes[name] = _Box(box, symm_mem.rendezvous(box, self._name))
+
+    def _bytes_of(self, name: str) -> int:
+        return self._boxes[name].bytes if name in self._boxes else 0
 
     def begin_all_gather(
         self, parts: Sequence[torch.Tensor], most: int, chunk: int = 0, aside: bool = False
@@ -133,11 +146,17 @@ class Memory:
         if not aside:
             self._boxes[turn].handle.barrier(channel=0, timeout_ms=self._timeout)
             return lambda: None
-        self._follow(turn, self._aside)
         with torch.cuda.stream(self._aside):
             self._boxes[turn].handle.barrier(channel=0, timeout_ms=self._timeout)
             done = self._aside.record_event()
-        return lambda: torch.cuda.current_stream(self.device).wait_event(done)
+
+        def wait() -> None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(done)
+            if not torch.cuda.is_current_stream_capturing():  # it reads what has come
+                self._last, self._last_stream = current.cuda_stream, current
+
+        return wait
 
     def _begin(
         self, turn: str, parts: Sequence[torch.Tensor], shaped: Sequence[Shaped], each: int,
@@ -172,7 +191,7 @@ class Memory:
         if stream is not None:
             stream.wait_stream(current)
         if capturing:
-            self._captured.append(self._boxes[turn])
+            self._captured[id(self._boxes[turn])] = self._boxes[turn]
             return
         sends = stream or current
         if self._last_stream is not None and self._last_stream != sends:
@@ -191,11 +210,12 @@ class Memory:
             for shape, dtype in shaped:
                 offsets.append(offsets[-1] + room(shape, dtype))
             box, own = self._boxes[turn], slice(self.rank * each, (self.rank + 1) * each)
-            views = [
-                [box.view(rank, at, *one) for at, one in zip(offsets, shaped, strict=False)]
-                for rank in range(self.size)
-            ]
-            there = [[view[own] for view in of_rank] for of_rank in views]
+            with torch.inference_mode(False):  # or later calls could not write to them
+                views = [
+                    [box.view(rank, at, *one) for at, one in zip(offsets, shaped, strict=False)]
+                    for rank in range(self.size)
+                ]
+                there = [[view[own] for view in of_rank] for of_rank in views]
             self._known[key] = there, views[self.rank], offsets[-1]
         there, here, self._used = self._known[key]
         return there, here
@@ -231,12 +251,15 @@ def _could_share(agreement: Agreement, device: torch.device) -> bool:
     uuid, allowed = "", os.environ.get(SWITCH, "1") != "0"
     if device.type == "cuda":
         uuid = str(torch.cuda.get_device_properties(device).uuid)
-    all_of = agreement.gather((uuid, allowed))
-    uuids = [one for one, _ in all_of]
-    if not (agreement.one_host and all(may for _, may in all_of) and all(uuids)):
+        allowed = allowed and symm_mem.get_backend(device) == "CUDA"  # others are not for copies
+    all_of = agreement.gather((uuid, device.index, allowed))
+    uuids = [uuid for uuid, *_ in all_of]
+    if not (agreement.one_host and all(may for *_, may in all_of) and all(uuids)):
         return False
-    reached = len(set(uuids)) == len(uuids) and _reaches(device, uuids)
-    return all(agreement.gather(reached))
+    # torch wants other numbers for other GPUs too, which each process may count in its own way.
+    numbers = {(uuid, index) for uuid, index, _ in all_of}
+    apart = all(len({one[k] for one in numbers}) == len(all_of) for k in range(2))
+    return all(agreement.gather(apart and _reaches(device, uuids)))
 
 
 def _reaches(device: torch.device, uuids: Sequence[str]) -> bool:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 #: Bytes a second of one direction of NVLink of an H100 or H200, as NVIDIA states it.
 WIRE = 450e9
 #: Seconds that a dispatch takes beyond its bytes: the host waits for the router, rows are sorted by
-#: rank, and each kind of rows has a collective. 1.2 to 1.4 ms with two H200 and 8192 tokens a rank
-#: (``python -m benchmarks.moe_ranks``, 2026-11-27, torch 2.11).
-_WAIT = 1.3e-3
+#: rank, and each kind of rows has a collective. 1.8 to 2.1 ms with two H200 and 8192 tokens a rank,
+#: 1.3 with fewer (``python -m benchmarks.moe_ranks``, 2026-11-27, torch 2.11).
+_WAIT = 1.8e-3
 #: Seconds on the wire, one way, that are worth a chunk, and how many chunks there are at most. Each
 #: chunk reads the matrices again and fills up tiles of its own: on two H200, 75 us of Qwen3 with
 #: 8192 tokens are not worth two, and 149 us of Mixtral are worth two but not four.

@@ -2,7 +2,7 @@
 
 Two ways. ``gather``: every rank gets all tokens, runs its own experts, and sends each rank the
 sums for its tokens. ``dispatch``: a token goes once to each rank that has one of its experts. Both
-add up the ranks' sums in the order of ranks, in float32 at least: the same bits each time.
+add up the ranks' sums in one fixed order, in float32 at least: the same bits each time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _DTYPES = _moe_checks.FLOATING
 #: What ranks tell each other of a call; after the first five it must be the same at all.
 _NUMBERS = (
     "tokens", "experts", "gradients", "captures", "other GPU", "H", "I", "top_k",
-    "logits of a token", "dtype", "call with gradients",
+    "logits of a token", "dtype", "dtype of weights", "kind of device", "call with gradients",
 )  # fmt: skip
 
 
@@ -71,6 +71,7 @@ def mixture(
     """
     ranks = process_group(group)
     with refusing_together(ranks, _OP):
+        _load()
         code = _moe.scoring_code("moe", scoring)
         x, router_logits, w_gate_up, w_down = _cast(x, router_logits, w_gate_up, w_down)
         _check(x, w_gate_up, w_down, router_logits=router_logits)
@@ -97,9 +98,23 @@ def routed(
     """
     ranks = process_group(group)
     with refusing_together(ranks, _OP):
+        _load()
         x, _, w_gate_up, w_down = _cast(x, weights, w_gate_up, w_down)
         _check(x, w_gate_up, w_down, experts=experts, weights=weights)
     return _on_ranks(ranks, x, w_gate_up, w_down, experts, weights, total)
+
+
+#: What is called once ranks have agreed, when none may refuse any more.
+_OPERATORS = (
+    "moe_route", "moe_send_", "moe_experts", "moe_experts_into_", "moe_experts_keep",
+    "moe_experts_backward_down", "moe_experts_backward_gate_up",
+)  # fmt: skip
+
+
+def _load() -> None:
+    """Loads all operators of a call, of which one may not be built."""
+    for name in _OPERATORS:
+        function(name)
 
 
 def _on_ranks(
@@ -166,6 +181,8 @@ def _check(x: Any, w_gate_up: Any, w_down: Any, **of_tokens: Any) -> None:
         if given[name].dim() != 3:
             refuse(name, "3 dims", f"shape {[*given[name].shape]}")
     _moe_checks.matrices(w_gate_up, w_down, x.shape[-1], ", E of this rank")
+    if "experts" in of_tokens and of_tokens["experts"].dtype != torch.int64:
+        refuse("experts", "int64", f"{of_tokens['experts'].dtype}")
     for name, value in of_tokens.items():
         if [*value.shape[:-1]] != [*x.shape[:-1]]:
             last = "E of all ranks" if name == "router_logits" else "top_k"
@@ -326,7 +343,7 @@ class Gather:
     def _summed(self, parts: torch.Tensor) -> torch.Tensor:
         ranks = len(self._tokens)
         if ranks == 2:  # which rounds once too
-            return torch.add(*parts.chunk(2)) if len(parts) else parts
+            return torch.add(*parts.chunk(2)) if len(parts) else parts.clone()
         each = parts.view(ranks, parts.shape[0] // ranks, *parts.shape[1:])
         return each.sum(0, dtype=_wide(parts.dtype)).to(parts.dtype)
 
@@ -428,7 +445,7 @@ def _sender(
         if not memory.fits(**boxes) and known.captures:
             memory = None
         elif not memory.fits(**boxes):
-            memory.grow(lambda: agreement.exchange(_OP, ()), **boxes)
+            memory.grow(agreement, _OP, **boxes)
     return Gather(memory or Collectives(known.group), known.tokens, experts.shape[0])
 
 
@@ -449,10 +466,13 @@ def _restored(group: Any, own: int, token: torch.Tensor, counts: list[int]) -> G
 # --- operators -----------------------------------------------------------------------------
 
 _library = torch.library.Library(INTERNAL, "FRAGMENT")
+# A graph that one rank replays and another records would leave them waiting for each other: to have
+# one, capture it at all ranks.
+_TAGS = torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe
 _library.define(
     "moe_on_ranks(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor experts, Tensor weights, "
     "SymInt total, str group) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    tags=_TAGS,
 )
 # Beside the result, what its gradient needs.
 _library.define(
@@ -460,13 +480,13 @@ _library.define(
     "SymInt total, str group, int wanted) "
     "-> (Tensor out, Tensor rows, Tensor chosen, Tensor scales, Tensor kept, Tensor token, "
     "Tensor counts)",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    tags=_TAGS,
 )
 _library.define(
     "moe_on_ranks_backward(Tensor grad_out, Tensor rows, Tensor w_gate_up, Tensor w_down, "
     "Tensor chosen, Tensor scales, Tensor kept, Tensor token, Tensor counts, str group, "
     "int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    tags=_TAGS,
 )
 
 
@@ -479,7 +499,8 @@ def _known(
     numbers = [
         experts.shape[0], w_down.shape[0], wanted,
         x.is_cuda and torch.cuda.is_current_stream_capturing(), is_elsewhere(ranks, x.device),
-        x.shape[1], w_down.shape[2], experts.shape[1], total, _DTYPES.index(x.dtype), wanted > 0,
+        x.shape[1], w_down.shape[2], experts.shape[1], total, _DTYPES.index(x.dtype),
+        _DTYPES.index(weights.dtype), x.is_cuda, wanted > 0,
     ]  # fmt: skip
     known = _agreed(ranks, x.device, numbers)
     chosen = ways.way(known.tokens, known.experts, experts.shape[1], _row_bytes(x))
