@@ -16,7 +16,7 @@ import torch
 import cuda_ops
 from cuda_ops.distributed import symmetric
 from cuda_ops.distributed.symmetric import Memory
-from cuda_ops.ops._moe_ranks import Gather
+from cuda_ops.ops._moe_senders import Gather
 
 
 class Boxes:

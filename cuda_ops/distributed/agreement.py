@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -104,10 +105,11 @@ class Agreement:
             dist.distributed_c10d._get_default_store(),
         )
         store.set(str(self.rank), "waited")
-        absent = []
+        absent, until = [], time.monotonic() + _LAST_WORDS
         for rank in range(self.size):
+            left = max(0.1, until - time.monotonic())  # for all of them together
             try:
-                store.wait([str(rank)], datetime.timedelta(seconds=_LAST_WORDS))
+                store.wait([str(rank)], datetime.timedelta(seconds=left))
             except Exception:  # what a store raises differs by kind
                 absent.append(rank)
         which = ", ".join(map(str, absent)) or "one that has come since"

@@ -1,16 +1,13 @@
 """Runs experts that several ranks have, each some of them, for tokens that each rank brings.
 
-Two ways. ``gather``: every rank gets all tokens, runs its own experts, and sends each rank the
-sums for its tokens. ``dispatch``: a token goes once to each rank that has one of its experts. Both
-add up the ranks' sums in one fixed order, in float32 at least: the same bits each time.
+First the ranks agree on what each brings; then tokens go one of two ways (``_moe_senders.py``).
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,24 +20,15 @@ from cuda_ops.derive.no_gradient import no_second_derivative
 from cuda_ops.dispatch import autocast
 from cuda_ops.distributed import ways
 from cuda_ops.distributed.agreement import agreement_of, refusing_together
-from cuda_ops.distributed.collectives import Collectives, filled
-from cuda_ops.distributed.symmetric import (
-    GATHERED,
-    RETURNED,
-    Memory,
-    Shaped,
-    is_elsewhere,
-    memory_of,
-    room,
-)
+from cuda_ops.distributed.symmetric import is_elsewhere, memory_of
 from cuda_ops.distributed.ways import Way
 from cuda_ops.names import INTERNAL
 from cuda_ops.ops import _moe, _moe_checks
-from cuda_ops.ops._moe_checks import MOST_PARTS, refuse
+from cuda_ops.ops._moe_checks import refuse
 from cuda_ops.ops._moe_parallel import is_dtensor, never_empty
+from cuda_ops.ops._moe_senders import OP, Dispatch, Gather, Layout, restored, row_bytes, sender_of
 from cuda_ops.registry import function
 
-_OP = "cuda_ops::moe"
 #: Gradients as ``moe_experts_backward`` counts them, of which ranks add up the first and last.
 _X, _GATE_UP, _WEIGHTS = 1, 2, 8
 _DTYPES = _moe_checks.FLOATING
@@ -70,7 +58,7 @@ def mixture(
             torch.func, which would change what is sent.
     """
     ranks = process_group(group)
-    with refusing_together(ranks, _OP):
+    with refusing_together(ranks, OP):
         _load()
         code = _moe.scoring_code("moe", scoring)
         x, router_logits, w_gate_up, w_down = _cast(x, router_logits, w_gate_up, w_down)
@@ -97,7 +85,7 @@ def routed(
         RuntimeError: as :func:`mixture`.
     """
     ranks = process_group(group)
-    with refusing_together(ranks, _OP):
+    with refusing_together(ranks, OP):
         _load()
         x, _, w_gate_up, w_down = _cast(x, weights, w_gate_up, w_down)
         _check(x, w_gate_up, w_down, experts=experts, weights=weights)
@@ -145,7 +133,7 @@ def process_group(group: Any) -> Any:
         RuntimeError: it is none, or this is within a transform of torch.func.
     """
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        raise RuntimeError(f"{_OP}: transforms of torch.func do not reach other ranks")
+        raise RuntimeError(f"{OP}: transforms of torch.func do not reach other ranks")
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             refuse("group", "one dim of a mesh", f"a mesh of {group.ndim} dims")
@@ -193,32 +181,6 @@ def _check(x: Any, w_gate_up: Any, w_down: Any, **of_tokens: Any) -> None:
 # --- what all ranks know -------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Tokens and experts by rank."""
-
-    group: Any
-    rank: int
-    tokens: tuple[int, ...]
-    experts: tuple[int, ...]
-    #: The gradients that any rank wants, which all then compute.
-    wanted: int
-    #: Whether any rank captures a graph, where no host can wait and no memory be shared anew.
-    captures: bool
-    #: Memory that the ranks share, if they do.
-    memory: Memory | None
-
-    @property
-    def ends(self) -> list[int]:
-        """The end of each rank's experts."""
-        return [sum(self.experts[: rank + 1]) for rank in range(len(self.experts))]
-
-    @property
-    def firsts(self) -> list[int]:
-        """The number of each rank's first expert."""
-        return [sum(self.experts[:rank]) for rank in range(len(self.experts))]
-
-
 def _agreed(group: Any, device: torch.device, numbers: Sequence[int]) -> Layout:
     """Returns what the ranks have, once all fit together.
 
@@ -226,7 +188,7 @@ def _agreed(group: Any, device: torch.device, numbers: Sequence[int]) -> Layout:
         RuntimeError: at all ranks: they do not.
     """
     agreement = agreement_of(group)
-    rows = agreement.exchange(_OP, numbers)
+    rows = agreement.exchange(OP, numbers)
     tokens, experts, wanted, captures, elsewhere = _fitting(tuple(map(tuple, rows)))
     # Decided together: what one rank does alone would leave the others waiting.
     memory = None if elsewhere else memory_of(group, device)
@@ -244,223 +206,18 @@ def _fitting(
     for name in _NUMBERS[5:]:
         if len(set(columns[name])) > 1:
             raise RuntimeError(
-                f"{_OP}: expected the same {name} at all ranks, got {[*columns[name]]} by rank"
+                f"{OP}: expected the same {name} at all ranks, got {[*columns[name]]} by rank"
             )
     experts, logits = columns["experts"], columns["logits of a token"][0]
     if sum(experts) != logits:
         raise RuntimeError(
-            f"{_OP}: argument 'router_logits': expected logits of all {sum(experts)} experts, "
+            f"{OP}: argument 'router_logits': expected logits of all {sum(experts)} experts, "
             f"{' + '.join(map(str, experts))} by rank, got {logits} of a token"
         )
     wanted = functools.reduce(operator.or_, columns["gradients"])
     return (
         columns["tokens"], experts, wanted, any(columns["captures"]), any(columns["other GPU"])
     )  # fmt: skip
-
-
-# --- the two ways --------------------------------------------------------------------------
-
-
-class Gather:
-    """Sends all tokens to all ranks, as many rows of each rank as the largest has."""
-
-    def __init__(self, wire: Memory | Collectives, tokens: Sequence[int], own: int) -> None:
-        self._wire, self._tokens, self._own, self._most = wire, tokens, own, max(tokens)
-
-    def counts(self) -> list[int]:
-        kind = _MEMORY if isinstance(self._wire, Memory) else _COLLECTIVES
-        return [kind, *self._tokens, *[0] * len(self._tokens)]
-
-    def tokens(
-        self, firsts: Sequence[int], rank: int, experts: torch.Tensor, x: torch.Tensor,
-        weights: torch.Tensor,
-    ) -> list[torch.Tensor]:  # fmt: skip
-        """Returns all ranks' experts, as this rank counts its own from 0, and rows and weights."""
-        experts = filled(experts, self._most, -1)
-        if not isinstance(self._wire, Memory) or len(firsts) > MOST_PARTS:
-            experts, x, weights = self._wire.begin_all_gather((experts, x, weights), self._most)()
-            return [experts - firsts[rank], x, weights]
-        sent = experts, filled(x, self._most), filled(weights, self._most)
-        there, here = self._wire.places(GATHERED, self._all(*sent), self._most)
-        # Each rank begins with another one, and ends with itself.
-        order = [(rank + step) % len(firsts) for step in range(1, len(firsts) + 1)]
-        chosen, xs, scales = ([there[to][part] for to in order] for part in range(3))
-        counted = [firsts[to] for to in order]
-        with _below_autograd():
-            function("moe_send_")(sent[1], sent[0], sent[2], counted, xs, chosen, scales)
-        self._wire.begin_barrier(GATHERED)()
-        return here
-
-    def products(
-        self, run: Callable[..., torch.Tensor], into: Callable[..., None], *arrived: torch.Tensor
-    ) -> torch.Tensor:
-        """Runs products of the rows that came, and returns this rank's sums."""
-        if not isinstance(self._wire, Memory) or len(self._tokens) > MOST_PARTS:
-            return self.begin_back(run(*arrived), aside=False)()[0]
-        there, (sums,) = self._wire.places(RETURNED, self._all(arrived[1]), self._most)
-        with _below_autograd():
-            into(*arrived, [place for (place,) in there])
-        self._wire.begin_barrier(RETURNED)()
-        return self._summed(sums)[: self._own]
-
-    def _all(self, *parts: torch.Tensor) -> list[Shaped]:
-        """Describes parts of as many rows as all ranks have together."""
-        count = len(self._tokens) * self._most
-        return [((count, *part.shape[1:]), part.dtype) for part in parts]
-
-    def again(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns all ranks' rows of what lies as tokens do."""
-        return self._wire.begin_all_gather((rows,), self._most)()[0]
-
-    def begin_back(
-        self, *partials: torch.Tensor, aside: bool = True
-    ) -> Callable[[], list[torch.Tensor]]:
-        """Begins to send back what this rank has for the rows of all; returns what waits for the
-        sums over ranks for its own rows.
-        """
-        arrived = self._wire.begin_all_to_all(partials, aside=aside)
-        return lambda: [self._summed(one)[: self._own] for one in arrived()]
-
-    def overlapped(
-        self, chunks: int, run: Callable[..., torch.Tensor], first: int, experts: torch.Tensor,
-        *parts: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
-        """Runs products of the rows of all ranks, a chunk at a time: while one is computed the next
-        comes and the one before goes back.
-        """
-        full = [filled(experts, self._most, -1), *(filled(part, self._most) for part in parts)]
-        coming = [
-            self._wire.begin_all_gather(part, part[0].shape[0], chunk, aside=True)
-            for chunk, part in enumerate(zip(*(p.tensor_split(chunks) for p in full), strict=True))
-        ]
-        going = []
-        for chunk, arrived in enumerate(coming):
-            chosen, *rows = arrived()
-            partial = run(chosen - first, *rows)
-            going.append(self._wire.begin_all_to_all([partial], chunk, aside=True))
-        return torch.cat([self._summed(*arrived()) for arrived in going])[: self._own]
-
-    def _summed(self, parts: torch.Tensor) -> torch.Tensor:
-        ranks = len(self._tokens)
-        if ranks == 2:  # which rounds once too
-            return torch.add(*parts.chunk(2)) if len(parts) else parts.clone()
-        each = parts.view(ranks, parts.shape[0] // ranks, *parts.shape[1:])
-        return each.sum(0, dtype=_wide(parts.dtype)).to(parts.dtype)
-
-
-class Dispatch:
-    """Sends a token once to each rank that has one of its experts.
-
-    How many go where is known once the router has run: the host waits for it, once a call.
-    """
-
-    def __init__(
-        self, group: Any, own: int, token: torch.Tensor, sent: list[int], received: list[int]
-    ) -> None:
-        self._group, self._own, self.token = group, own, token
-        self._sent, self._received = sent, received
-
-    @staticmethod
-    def of(known: Layout, experts: torch.Tensor) -> Dispatch:
-        ends = torch.tensor(known.ends, device=experts.device)
-        owners = torch.bucketize(experts, ends, right=True)
-        goes = torch.stack([(owners == rank).any(1) for rank in range(len(known.ends))])
-        to, token = goes.nonzero(as_tuple=True)  # by rank, and by token for each
-        token = token.clone()  # from the middle of what torch makes, where programs expect a start
-        sent = torch.bincount(to, minlength=len(known.ends)).tolist()
-        matrix = agreement_of(known.group).exchange(_OP, sent)
-        received = [row[known.rank] for row in matrix]
-        return Dispatch(known.group, experts.shape[0], token, sent, received)
-
-    def counts(self) -> list[int]:
-        return [_DISPATCH, *self._sent, *self._received]
-
-    def tokens(
-        self, firsts: Sequence[int], rank: int, experts: torch.Tensor, x: torch.Tensor,
-        weights: torch.Tensor,
-    ) -> list[torch.Tensor]:  # fmt: skip
-        """Returns what :meth:`Gather.tokens` does, of the tokens that have experts here."""
-        chosen, rows, scales = map(self.again, (experts, x, weights))
-        return [chosen - firsts[rank], rows, scales]
-
-    def products(
-        self, run: Callable[..., torch.Tensor], into: Callable[..., None], *arrived: torch.Tensor
-    ) -> torch.Tensor:
-        """Runs products of the rows that came, and returns this rank's sums."""
-        return self._back(run(*arrived))
-
-    def again(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns the rows of the tokens that have experts here, of all ranks in order."""
-        return self._all_to_all(rows[self.token], self._received, self._sent)
-
-    def begin_back(
-        self, *partials: torch.Tensor, aside: bool = True
-    ) -> Callable[[], list[torch.Tensor]]:
-        """Sends back what :meth:`Gather.begin_back` does."""
-        found = [self._back(partial) for partial in partials]
-        return lambda: found
-
-    def _back(self, partial: torch.Tensor) -> torch.Tensor:
-        parts = self._all_to_all(partial.contiguous(), self._sent, self._received)
-        total = partial.new_zeros(self._own, *partial.shape[1:], dtype=_wide(partial.dtype))
-        tokens = self.token.split(self._sent)
-        for token, part in zip(tokens, parts.split(self._sent), strict=True):
-            total[token] += part  # each token once
-        return total.to(partial.dtype)
-
-    def _all_to_all(self, rows: torch.Tensor, received: list[int], sent: list[int]) -> torch.Tensor:
-        found = rows.new_empty(sum(received), *rows.shape[1:])
-        dist.all_to_all_single(found, rows, received, sent, group=self._group)
-        return found
-
-
-#: No gradient is recorded where tokens are sent, and no version counts what other GPUs write; to
-#: ask for both takes the host longer than the call.
-_below_autograd: Any = torch._C._AutoDispatchBelowADInplaceOrView
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
-#: What sends, as `counts` begins: the collectives of torch.distributed, memory that ranks share, or
-#: a dispatch.
-_COLLECTIVES, _MEMORY, _DISPATCH = range(3)
-
-
-def _sender(
-    known: Layout, chosen: Way, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
-) -> Gather | Dispatch:
-    """Returns what sends the tokens of a call and the gradients of them."""
-    if chosen.name == "dispatch" and not known.captures:
-        return Dispatch.of(known, experts)
-    memory, agreement = known.memory, agreement_of(known.group)
-    if memory is not None:
-        rows, of_weights = len(known.tokens) * max(known.tokens), _row_bytes(weights)
-        ends = 3 * room((1,), torch.uint8) * chosen.chunks  # where parts of chunks end
-        boxes = {
-            "gathered": rows * (_row_bytes(x) + _row_bytes(experts) + of_weights) + ends,
-            "returned": rows * (_row_bytes(x) + of_weights) + ends,
-        }
-        if not memory.fits(**boxes) and known.captures:
-            memory = None
-        elif not memory.fits(**boxes):
-            memory.grow(agreement, _OP, **boxes)
-    return Gather(memory or Collectives(known.group), known.tokens, experts.shape[0])
-
-
-def _row_bytes(rows: torch.Tensor) -> int:
-    return rows.shape[1] * rows.element_size()
-
-
-def _restored(group: Any, own: int, token: torch.Tensor, counts: list[int]) -> Gather | Dispatch:
-    kind, ranks = counts[0], len(counts) // 2
-    ours, others = counts[1 : ranks + 1], counts[ranks + 1 :]
-    if kind == _DISPATCH:
-        return Dispatch(group, own, token, ours, others)
-    wire = memory_of(group, token.device) if kind == _MEMORY else Collectives(group)
-    assert wire is not None
-    return Gather(wire, ours, own)
 
 
 # --- operators -----------------------------------------------------------------------------
@@ -503,8 +260,8 @@ def _known(
         _DTYPES.index(weights.dtype), x.is_cuda, wanted > 0,
     ]  # fmt: skip
     known = _agreed(ranks, x.device, numbers)
-    chosen = ways.way(known.tokens, known.experts, experts.shape[1], _row_bytes(x))
-    return known, chosen, _sender(known, chosen, x, experts, weights)
+    chosen = ways.way(known.tokens, known.experts, experts.shape[1], row_bytes(x))
+    return known, chosen, sender_of(known, chosen, x, experts, weights)
 
 
 @torch.library.impl(_library, "moe_on_ranks", "CompositeExplicitAutograd")
@@ -559,7 +316,7 @@ def _backward(
     counts: torch.Tensor, group: str, wanted: int,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     *sizes, of_all = counts.tolist()
-    sent = _restored(_named(group), grad_out.shape[0], token, sizes)
+    sent = restored(_named(group), grad_out.shape[0], token, sizes)
     gate_up, down = never_empty(w_gate_up), never_empty(w_down)
     between, of_down, of_weights = function("moe_experts_backward_down")(
         sent.again(grad_out), down, chosen, scales, kept, of_all
@@ -639,7 +396,7 @@ torch.library.register_fake(f"{INTERNAL}::moe_on_ranks_backward", _fake_backward
 torch.library.register_autograd(
     f"{INTERNAL}::moe_on_ranks_keep", _gradient, setup_context=_setup_context, lib=_library
 )
-_second = no_second_derivative(f"{_OP}_backward")
+_second = no_second_derivative(f"{OP}_backward")
 torch.library.register_autograd(
     f"{INTERNAL}::moe_on_ranks_backward", _second.backward, setup_context=_second.setup_context,
     lib=_library,

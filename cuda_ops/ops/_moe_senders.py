@@ -1,0 +1,252 @@
+"""What sends the tokens of ``moe`` to experts that other ranks have, and their results back.
+
+``Gather``: every rank gets all tokens, runs its own experts, and sends each rank the sums for its
+tokens. ``Dispatch``: a token goes once to each rank that has one of its experts. Both add up the
+ranks' sums in one fixed order, in float32 at least: the same bits each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cuda_ops.distributed.agreement import agreement_of
+from cuda_ops.distributed.collectives import Collectives, filled
+from cuda_ops.distributed.symmetric import GATHERED, RETURNED, Memory, Shaped, memory_of, room
+from cuda_ops.distributed.ways import Way
+from cuda_ops.ops._moe_checks import MOST_PARTS
+from cuda_ops.registry import function
+
+OP = "cuda_ops::moe"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Tokens and experts by rank."""
+
+    group: Any
+    rank: int
+    tokens: tuple[int, ...]
+    experts: tuple[int, ...]
+    #: The gradients that any rank wants, which all then compute.
+    wanted: int
+    #: Whether any rank captures a graph, where no host can wait and no memory be shared anew.
+    captures: bool
+    #: Memory that the ranks share, if they do.
+    memory: Memory | None
+
+    @property
+    def ends(self) -> list[int]:
+        """The end of each rank's experts."""
+        return [sum(self.experts[: rank + 1]) for rank in range(len(self.experts))]
+
+    @property
+    def firsts(self) -> list[int]:
+        """The number of each rank's first expert."""
+        return [sum(self.experts[:rank]) for rank in range(len(self.experts))]
+
+
+class Gather:
+    """Sends all tokens to all ranks, as many rows of each rank as the largest has."""
+
+    def __init__(self, wire: Memory | Collectives, tokens: Sequence[int], own: int) -> None:
+        self._wire, self._tokens, self._own, self._most = wire, tokens, own, max(tokens)
+
+    def counts(self) -> list[int]:
+        kind = _MEMORY if isinstance(self._wire, Memory) else _COLLECTIVES
+        return [kind, *self._tokens, *[0] * len(self._tokens)]
+
+    def tokens(
+        self, firsts: Sequence[int], rank: int, experts: torch.Tensor, x: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """Returns all ranks' experts, as this rank counts its own from 0, and rows and weights."""
+        experts = filled(experts, self._most, -1)
+        if not isinstance(self._wire, Memory) or len(firsts) > MOST_PARTS:
+            experts, x, weights = self._wire.begin_all_gather((experts, x, weights), self._most)()
+            return [experts - firsts[rank], x, weights]
+        sent = experts, filled(x, self._most), filled(weights, self._most)
+        there, here = self._wire.places(GATHERED, self._all(*sent), self._most)
+        # Each rank begins with another one, and ends with itself.
+        order = [(rank + step) % len(firsts) for step in range(1, len(firsts) + 1)]
+        chosen, xs, scales = ([there[to][part] for to in order] for part in range(3))
+        counted = [firsts[to] for to in order]
+        with _below_autograd():
+            function("moe_send_")(sent[1], sent[0], sent[2], counted, xs, chosen, scales)
+        self._wire.begin_barrier(GATHERED)()
+        return here
+
+    def products(
+        self, run: Callable[..., torch.Tensor], into: Callable[..., None], *arrived: torch.Tensor
+    ) -> torch.Tensor:
+        """Runs products of the rows that came, and returns this rank's sums."""
+        if not isinstance(self._wire, Memory) or len(self._tokens) > MOST_PARTS:
+            return self.begin_back(run(*arrived), aside=False)()[0]
+        there, (sums,) = self._wire.places(RETURNED, self._all(arrived[1]), self._most)
+        with _below_autograd():
+            into(*arrived, [place for (place,) in there])
+        self._wire.begin_barrier(RETURNED)()
+        return self._summed(sums)[: self._own]
+
+    def _all(self, *parts: torch.Tensor) -> list[Shaped]:
+        """Describes parts of as many rows as all ranks have together."""
+        count = len(self._tokens) * self._most
+        return [((count, *part.shape[1:]), part.dtype) for part in parts]
+
+    def again(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns all ranks' rows of what lies as tokens do."""
+        return self._wire.begin_all_gather((rows,), self._most)()[0]
+
+    def begin_back(
+        self, *partials: torch.Tensor, aside: bool = True
+    ) -> Callable[[], list[torch.Tensor]]:
+        """Begins to send back what this rank has for the rows of all; returns what waits for the
+        sums over ranks for its own rows.
+        """
+        arrived = self._wire.begin_all_to_all(partials, aside=aside)
+        return lambda: [self._summed(one)[: self._own] for one in arrived()]
+
+    def overlapped(
+        self, chunks: int, run: Callable[..., torch.Tensor], first: int, experts: torch.Tensor,
+        *parts: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """Runs products of the rows of all ranks, a chunk at a time: while one is computed the next
+        comes and the one before goes back.
+        """
+        full = [filled(experts, self._most, -1), *(filled(part, self._most) for part in parts)]
+        coming = [
+            self._wire.begin_all_gather(part, part[0].shape[0], chunk, aside=True)
+            for chunk, part in enumerate(zip(*(p.tensor_split(chunks) for p in full), strict=True))
+        ]
+        going = []
+        for chunk, arrived in enumerate(coming):
+            chosen, *rows = arrived()
+            partial = run(chosen - first, *rows)
+            going.append(self._wire.begin_all_to_all([partial], chunk, aside=True))
+        return torch.cat([self._summed(*arrived()) for arrived in going])[: self._own]
+
+    def _summed(self, parts: torch.Tensor) -> torch.Tensor:
+        ranks = len(self._tokens)
+        if ranks == 2:  # which rounds once too
+            return torch.add(*parts.chunk(2)) if len(parts) else parts.clone()
+        each = parts.view(ranks, parts.shape[0] // ranks, *parts.shape[1:])
+        return each.sum(0, dtype=_wide(parts.dtype)).to(parts.dtype)
+
+
+class Dispatch:
+    """Sends a token once to each rank that has one of its experts.
+
+    How many go where is known once the router has run: the host waits for it, once a call.
+    """
+
+    def __init__(
+        self, group: Any, own: int, token: torch.Tensor, sent: list[int], received: list[int]
+    ) -> None:
+        self._group, self._own, self.token = group, own, token
+        self._sent, self._received = sent, received
+
+    @staticmethod
+    def of(known: Layout, experts: torch.Tensor) -> Dispatch:
+        ends = torch.tensor(known.ends, device=experts.device)
+        owners = torch.bucketize(experts, ends, right=True)
+        goes = torch.stack([(owners == rank).any(1) for rank in range(len(known.ends))])
+        to, token = goes.nonzero(as_tuple=True)  # by rank, and by token for each
+        token = token.clone()  # from the middle of what torch makes, where programs expect a start
+        sent = torch.bincount(to, minlength=len(known.ends)).tolist()
+        matrix = agreement_of(known.group).exchange(OP, sent)
+        received = [row[known.rank] for row in matrix]
+        return Dispatch(known.group, experts.shape[0], token, sent, received)
+
+    def counts(self) -> list[int]:
+        return [_DISPATCH, *self._sent, *self._received]
+
+    def tokens(
+        self, firsts: Sequence[int], rank: int, experts: torch.Tensor, x: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """Returns what :meth:`Gather.tokens` does, of the tokens that have experts here."""
+        chosen, rows, scales = map(self.again, (experts, x, weights))
+        return [chosen - firsts[rank], rows, scales]
+
+    def products(
+        self, run: Callable[..., torch.Tensor], into: Callable[..., None], *arrived: torch.Tensor
+    ) -> torch.Tensor:
+        """Runs products of the rows that came, and returns this rank's sums."""
+        return self._back(run(*arrived))
+
+    def again(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns the rows of the tokens that have experts here, of all ranks in order."""
+        return self._all_to_all(rows[self.token], self._received, self._sent)
+
+    def begin_back(
+        self, *partials: torch.Tensor, aside: bool = True
+    ) -> Callable[[], list[torch.Tensor]]:
+        """Sends back what :meth:`Gather.begin_back` does."""
+        found = [self._back(partial) for partial in partials]
+        return lambda: found
+
+    def _back(self, partial: torch.Tensor) -> torch.Tensor:
+        parts = self._all_to_all(partial.contiguous(), self._sent, self._received)
+        total = partial.new_zeros(self._own, *partial.shape[1:], dtype=_wide(partial.dtype))
+        tokens = self.token.split(self._sent)
+        for token, part in zip(tokens, parts.split(self._sent), strict=True):
+            total[token] += part  # each token once
+        return total.to(partial.dtype)
+
+    def _all_to_all(self, rows: torch.Tensor, received: list[int], sent: list[int]) -> torch.Tensor:
+        found = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(found, rows, received, sent, group=self._group)
+        return found
+
+
+#: No gradient is recorded where tokens are sent, and no version counts what other GPUs write; to
+#: ask for both takes the host longer than the call.
+_below_autograd: Any = torch._C._AutoDispatchBelowADInplaceOrView
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+#: What sends, as `counts` begins: the collectives of torch.distributed, memory that ranks share, or
+#: a dispatch.
+_COLLECTIVES, _MEMORY, _DISPATCH = range(3)
+
+
+def sender_of(
+    known: Layout, chosen: Way, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
+) -> Gather | Dispatch:
+    """Returns what sends the tokens of a call and the gradients of them."""
+    if chosen.name == "dispatch" and not known.captures:
+        return Dispatch.of(known, experts)
+    memory, agreement = known.memory, agreement_of(known.group)
+    if memory is not None:
+        rows, of_weights = len(known.tokens) * max(known.tokens), row_bytes(weights)
+        ends = 3 * room((1,), torch.uint8) * chosen.chunks  # where parts of chunks end
+        boxes = {
+            "gathered": rows * (row_bytes(x) + row_bytes(experts) + of_weights) + ends,
+            "returned": rows * (row_bytes(x) + of_weights) + ends,
+        }
+        if not memory.fits(**boxes) and known.captures:
+            memory = None
+        elif not memory.fits(**boxes):
+            memory.grow(agreement, OP, **boxes)
+    return Gather(memory or Collectives(known.group), known.tokens, experts.shape[0])
+
+
+def row_bytes(rows: torch.Tensor) -> int:
+    return rows.shape[1] * rows.element_size()
+
+
+def restored(group: Any, own: int, token: torch.Tensor, counts: list[int]) -> Gather | Dispatch:
+    kind, ranks = counts[0], len(counts) // 2
+    ours, others = counts[1 : ranks + 1], counts[ranks + 1 :]
+    if kind == _DISPATCH:
+        return Dispatch(group, own, token, ours, others)
+    wire = memory_of(group, token.device) if kind == _MEMORY else Collectives(group)
+    assert wire is not None
+    return Gather(wire, ours, own)
