@@ -184,12 +184,16 @@ int main(int count, char** texts) {
   check(moe_experts_launch(moe, nullptr), "moe_experts_launch");
   Forward wanted(p);
   compare("out", out.values(), wanted.out, size_t(p.hidden), p.tolerance);
-  if (moe_plan(moe, current_device()).family != MoePlan::kStream) {
+  const MoePlan::Family family = moe_plan(moe, current_device()).family;
+  if (family != MoePlan::kStream) {
     const std::vector<double> by_number = wanted.activations;
     for (size_t i = 0; i < by_number.size(); ++i) {
       const auto inner = size_t(p.inner);
       wanted.activations[i] = by_number[size_t(order[i / inner]) * inner + i % inner];
     }
+  }
+  if (family == MoePlan::kHopper) {  // those of no expert, the last, are neither written nor read
+    wanted.activations.resize(size_t(offsets[size_t(p.experts)]) * size_t(p.inner));
   }
   compare("activations", activations.values(), wanted.activations, size_t(p.inner), p.tolerance);
   if (moe.gate_up != nullptr) {
