@@ -7,7 +7,7 @@ import math
 import pytest
 
 from benchmarks.moe_plan import NETWORK, main, plan
-from cuda_ops.ops._moe_ranks import WIRE, way
+from cuda_ops.distributed.ways import WIRE, way
 
 #: Bytes and operations a second.
 CEILINGS = 4e12, 8e14
