@@ -18,7 +18,7 @@ import torch.distributed as dist
 try:
     import fcntl
 except ImportError:  # Windows, where ranks do without a board
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # mypy knows it as a module alone
 
 #: Low bits of each word, which say of what exchange it is. A reader so knows each word alone,
 #: whatever the order in which a machine lets it see them.

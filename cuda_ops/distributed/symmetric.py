@@ -18,6 +18,7 @@ import torch
 import torch.distributed._symmetric_memory as symm_mem
 
 from cuda_ops.distributed.agreement import Agreement, agreement_of
+from cuda_ops.distributed.collectives import Wait
 
 #: Set to 0, ranks send by NCCL alone.
 SWITCH = "CUDA_OPS_SYMMETRIC_MEMORY"
@@ -70,6 +71,11 @@ class Memory:
         self._last_stream: torch.cuda.Stream | None = None
         self._last: int | None = None
 
+    @property
+    def order(self) -> list[int]:
+        """The ranks from the next one to this one, so that no two send to the same one at once."""
+        return [(self.rank + step) % self.size for step in range(1, self.size + 1)]
+
     def fits(self, **wanted: int) -> bool:
         """Returns whether boxes have so many bytes: ``gathered`` and ``returned``."""
         return all(count <= self._bytes_of(name) for name, count in wanted.items())
@@ -105,7 +111,7 @@ class Memory:
 
     def begin_all_gather(
         self, parts: Sequence[torch.Tensor], most: int, chunk: int = 0, aside: bool = False
-    ) -> Callable[[], list[torch.Tensor]]:
+    ) -> Wait:
         """Begins to send rows to all; returns what waits for those of all ranks, ``most`` rows of
         each, one after the other. What a rank has less of is not written.
 
@@ -120,7 +126,7 @@ class Memory:
 
     def begin_all_to_all(
         self, parts: Sequence[torch.Tensor], chunk: int = 0, aside: bool = False
-    ) -> Callable[[], list[torch.Tensor]]:
+    ) -> Wait:
         """Begins to send each rank its share of the rows, all of one size; returns what waits for
         what this rank gets of all, one after the other. Each gather has one, if of nothing.
         """
@@ -129,13 +135,13 @@ class Memory:
         return self._begin(RETURNED, parts, shaped, each, chunk, aside)
 
     def places(
-        self, turn: str, shaped: Sequence[Shaped], each: int, chunk: int = 0
+        self, turn: str, shaped: Sequence[Shaped], each: int
     ) -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
         """Returns where a kernel of the current stream may write rows of this rank, ``each`` at
         every rank, and where the rows of all ranks lie here once :meth:`begin_barrier` is over.
         """
         self._follow(turn)
-        return self._places_of(turn, shaped, each, chunk)
+        return self._places_of(turn, shaped, each, 0)
 
     def begin_barrier(self, turn: str, aside: bool = False) -> Callable[[], None]:
         """Begins to tell all ranks that this one has written; returns what waits for all of them.
@@ -161,13 +167,12 @@ class Memory:
     def _begin(
         self, turn: str, parts: Sequence[torch.Tensor], shaped: Sequence[Shaped], each: int,
         chunk: int, aside: bool,
-    ) -> Callable[[], list[torch.Tensor]]:  # fmt: skip
+    ) -> Wait:  # fmt: skip
         """Copies each part, or where it has rows for all ranks its share, to this rank's places."""
         self._follow(turn, self._aside if aside else None)
         there, here = self._places_of(turn, shaped, each, chunk)
         with torch.cuda.stream(self._aside) if aside else contextlib.nullcontext():
-            for step in range(1, self.size + 1):  # so that no two send to the same one at once
-                rank = (self.rank + step) % self.size
+            for rank in self.order:
                 for place, part in zip(there[rank], parts, strict=True):
                     rows = part[rank * each :] if turn == RETURNED else part
                     count = min(each, rows.shape[0])

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from cuda_ops.distributed.agreement import agreement_of
-from cuda_ops.distributed.collectives import Collectives, filled
+from cuda_ops.distributed.collectives import Collectives, Wait, filled
 from cuda_ops.distributed.symmetric import GATHERED, RETURNED, Memory, Shaped, memory_of, room
 from cuda_ops.distributed.ways import Way
 from cuda_ops.ops._moe_checks import MOST_PARTS
@@ -71,8 +71,7 @@ class Gather:
             return [experts - firsts[rank], x, weights]
         sent = experts, filled(x, self._most), filled(weights, self._most)
         there, here = self._wire.places(GATHERED, self._all(*sent), self._most)
-        # Each rank begins with another one, and ends with itself.
-        order = [(rank + step) % len(firsts) for step in range(1, len(firsts) + 1)]
+        order = self._wire.order
         chosen, xs, scales = ([there[to][part] for to in order] for part in range(3))
         counted = [firsts[to] for to in order]
         with _below_autograd():
@@ -101,9 +100,7 @@ class Gather:
         """Returns all ranks' rows of what lies as tokens do."""
         return self._wire.begin_all_gather((rows,), self._most)()[0]
 
-    def begin_back(
-        self, *partials: torch.Tensor, aside: bool = True
-    ) -> Callable[[], list[torch.Tensor]]:
+    def begin_back(self, *partials: torch.Tensor, aside: bool = True) -> Wait:
         """Begins to send back what this rank has for the rows of all; returns what waits for the
         sums over ranks for its own rows.
         """
@@ -182,9 +179,7 @@ class Dispatch:
         """Returns the rows of the tokens that have experts here, of all ranks in order."""
         return self._all_to_all(rows[self.token], self._received, self._sent)
 
-    def begin_back(
-        self, *partials: torch.Tensor, aside: bool = True
-    ) -> Callable[[], list[torch.Tensor]]:
+    def begin_back(self, *partials: torch.Tensor, aside: bool = True) -> Wait:
         """Sends back what :meth:`Gather.begin_back` does."""
         found = [self._back(partial) for partial in partials]
         return lambda: found

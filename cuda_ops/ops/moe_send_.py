@@ -11,6 +11,7 @@ import torch
 from cuda_ops.derive.checks import check_arguments, check_equal, dtype_name, refusal, refuse
 from cuda_ops.derive.sizes import Dims, shape_name
 from cuda_ops.hookspecs import hookimpl
+from cuda_ops.ops._moe_checks import FLOATING
 from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ Tensors = Sequence[torch.Tensor]
 _MOST_RANKS = 16
 #: Both are contiguous, and one starts where no vector is aligned.
 _WRITTEN: tuple[Layout, ...] = ("contiguous", "offset")
-_FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @hookimpl
@@ -111,7 +111,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Sample]:
         hidden = draw(st.sampled_from((1, 3, 8, 16, 33, 64, 0)))
         top_k = draw(st.sampled_from((1, 2, 3, 8)))
         firsts = draw(st.lists(st.sampled_from((0, 3, 64, -5)), min_size=1, max_size=3))
-        dtype, of_weights = (draw(st.sampled_from(_FLOATING)) for _ in range(2))
+        dtype, of_weights = (draw(st.sampled_from(FLOATING)) for _ in range(2))
         layouts = [draw(st.sampled_from(LAYOUTS)) for _ in range(3)]
         written = draw(st.sampled_from(_WRITTEN))
         return _sample(

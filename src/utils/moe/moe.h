@@ -85,6 +85,7 @@ struct MoeParts {
   int64_t rows = 0;  // of each, where there are several
 
   MoeParts() = default;
+  // Not explicit, as a pointer to one whole result is what most callers have.
   MoeParts(void* whole) : data{whole}, count(1) {}  // NOLINT(google-explicit-constructor)
 
   template <class T>
