@@ -1,7 +1,7 @@
 """Measures moe on several GPUs: beside one GPU that has all experts, and what frameworks write.
 
-``python -m benchmarks.moe_ranks [--models NAME ...] [--tokens N ...] [--json FILE]`` needs two CUDA
-GPUs or more, of one host, and uses all that it sees.
+``python -m benchmarks.moe_ranks [--ranks N] [--models NAME ...] [--tokens N ...] [--json FILE]``
+needs two CUDA GPUs or more, of one host, and uses all that it sees or the first N.
 
 Each rank brings as many tokens of its own and has its share of the experts. ``scaling`` is the time
 of one GPU with all experts and one rank's tokens over the time of all ranks together: 1 if the wire
@@ -357,11 +357,14 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=MODELS, metavar="NAME",
                         default=["Qwen3-30B-A3B", "Mixtral 8x7B"])  # fmt: skip
     parser.add_argument("--tokens", nargs="+", type=int, metavar="N", default=[64, 1024, 8192])
+    parser.add_argument("--ranks", type=int, metavar="N", help="processes, each with its GPU")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
-    ranks = torch.cuda.device_count()
-    if ranks < 2:
-        print(f"benchmarks.moe_ranks: needs two CUDA GPUs, torch sees {ranks}", file=sys.stderr)
+    found = torch.cuda.device_count()
+    ranks = found if arguments.ranks is None else arguments.ranks
+    if not 2 <= ranks <= found:
+        print(f"benchmarks.moe_ranks: needs {max(ranks, 2)} CUDA GPUs, and 2 or more; torch sees "
+              f"{found}", file=sys.stderr)  # fmt: skip
         return 2
     cuda_ops.moe  # noqa: B018 - built before the ranks ask for it
     with tempfile.TemporaryDirectory() as folder:

@@ -266,15 +266,24 @@ def test_ranks_get_what_one_process_would(ranks: Any) -> None:
     holds()
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["shared memory", "NCCL alone"])
-def gpus(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two CUDA GPUs")
+#: What the ranks have, of which two and more take the first.
+TOKENS, EXPERTS = (3, 0, 5, 1), (1, 4, 0, 2)
+GPUS = [(2, True), (2, False), (4, True), (4, False)]
+
+
+@pytest.fixture(
+    scope="module", params=GPUS,
+    ids=[f"{world} ranks, {'shared memory' if may else 'NCCL alone'}" for world, may in GPUS],
+)  # fmt: skip
+def gpus(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Ranks]]:
+    world, may_share = request.param
+    if torch.cuda.device_count() < world:
+        pytest.skip(f"needs {world} CUDA GPUs")
     _build()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(symmetric.SWITCH, str(int(request.param)))
-        group = Ranks(2, tmp_path_factory.mktemp("gpus") / "store", "nccl")
-        yield group
+        patch.setenv(symmetric.SWITCH, str(int(may_share)))
+        group = Ranks(world, tmp_path_factory.mktemp("gpus") / "store", "nccl")
+        yield world, group
         group.close()
 
 
@@ -286,20 +295,23 @@ def shares(call: Mixture, rank: int) -> bool:
 
 
 @pytest.mark.slow
-def test_two_gpus_share_memory_if_they_may(gpus: Ranks) -> None:
+def test_gpus_share_memory_if_they_may(gpus: tuple[int, Ranks]) -> None:
+    world, together = gpus
     allowed = os.environ[symmetric.SWITCH] == "1"
-    assert gpus(shares, Mixture((3, 5), (2, 3), 2, "gather")) == [allowed] * 2
+    assert together(shares, Mixture(TOKENS[:world], EXPERTS[:world], 2)) == [allowed] * world
 
 
 @pytest.mark.slow
-def test_two_gpus_get_what_one_process_would(gpus: Ranks) -> None:
+def test_gpus_get_what_one_process_would(gpus: tuple[int, Ranks]) -> None:
+    world, together = gpus
+
     @settings(
         max_examples=40, deadline=None, database=None, derandomize=True,
         suppress_health_check=[*HealthCheck],
     )  # fmt: skip
-    @given(mixtures(2))
+    @given(mixtures(world))
     def holds(call: Mixture) -> None:
-        check(call, gpus(run, call))
+        check(call, together(run, call))
 
     holds()
 
@@ -325,15 +337,19 @@ def in_a_graph(call: Mixture, rank: int) -> list[torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"compiled": "inductor"}, {"autocast": True}])
-def test_two_gpus_in_other_ways(gpus: Ranks, options: dict[str, Any]) -> None:
+def test_gpus_in_other_ways(gpus: tuple[int, Ranks], options: dict[str, Any]) -> None:
+    world, together = gpus
     for kind in ("gather", "gather 2", "dispatch"):
-        call = Mixture((3, 5), (2, 3), 2, kind, torch.float32, **options, wanted=wanted(kind))
-        check(call, gpus(run, call))
+        sizes = TOKENS[:world], EXPERTS[:world]
+        call = Mixture(*sizes, 2, kind, torch.float32, **options, wanted=wanted(kind))
+        check(call, together(run, call))
 
 
 @pytest.mark.slow
-def test_two_gpus_replay_a_graph(gpus: Ranks) -> None:
-    for replayed, called in gpus(in_a_graph, Mixture((4, 4), (2, 2), 2, dtype=torch.float32)):
+def test_gpus_replay_a_graph(gpus: tuple[int, Ranks]) -> None:
+    world, together = gpus
+    call = Mixture((4,) * world, (2,) * world, 2, dtype=torch.float32)
+    for replayed, called in together(in_a_graph, call):
         torch.testing.assert_close(replayed, called)
 
 
@@ -343,8 +359,9 @@ def while_products_ran(rank: int) -> tuple[float, float]:
     """
     made = {"device": f"cuda:{rank}", "dtype": torch.bfloat16}
     x, logits = torch.randn(8192, 4096, **made), torch.randn(8192, 8, **made)
-    gate_up = torch.randn(4, 8192, 4096, **made) / 64
-    down = torch.randn(4, 4096, 4096, **made) / 64
+    own = 8 // torch.distributed.get_world_size()
+    gate_up = torch.randn(own, 8192, 4096, **made) / 64
+    down = torch.randn(own, 4096, 4096, **made) / 64
     chosen = Way("gather", 0, 0, 4)
     with mock.patch.object(ways, "way", return_value=chosen):
 
@@ -364,14 +381,14 @@ def while_products_ran(rank: int) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_two_gpus_send_while_products_run(gpus: Ranks) -> None:
+def test_gpus_send_while_products_run(gpus: tuple[int, Ranks]) -> None:
     """As a trace says it: how much depends on how far ahead of the GPUs the host is."""
-    for copies, kernels in gpus(while_products_ran):
+    _, together = gpus
+    for copies, kernels in together(while_products_ran):
         assert (copies if os.environ[symmetric.SWITCH] == "1" else kernels) > 0
 
 
 WAYS = pytest.mark.parametrize("kind", ["gather", "gather 2", "dispatch"])
-TOKENS, EXPERTS = (3, 0, 5, 1), (1, 4, 0, 2)
 
 
 def wanted(kind: str) -> tuple[bool, ...]:
