@@ -41,6 +41,8 @@ from cuda_ops.ops.moe import MODELS
 _ROUNDS = 15
 #: Seconds of work between two looks at the clock, the first of which wait for the host.
 _TRAIN = 0.03
+#: Calls between two waits where the host's time is measured.
+_IN_A_ROW = 8
 
 
 def composition(
@@ -266,14 +268,17 @@ def _seconds(call: Callable[[], Any], count: int) -> float:
 
 
 def _host(call: Callable[[], Any]) -> float:
-    """Returns seconds that a call takes the host, its waits included; the median of calls."""
+    """Returns seconds that a call takes the host, its waits included: of a few in a row, as programs
+    have them, which do not fill the queue of a GPU; the median of rows.
+    """
     spent = []
     for _ in range(30):
         dist.barrier()
         torch.cuda.synchronize()
         start = perf_counter()
-        call()
-        spent.append(perf_counter() - start)
+        for _ in range(_IN_A_ROW):
+            call()
+        spent.append((perf_counter() - start) / _IN_A_ROW)
     torch.cuda.synchronize()
     return statistics.median(spent)
 
