@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -238,12 +239,18 @@ def _agree(calls: dict[str, Callable[[], torch.Tensor]], ways: Any, top_k: int) 
 
 
 def _rounds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """Returns seconds of a call, of each way in turns: those of the slowest rank."""
+    """Returns seconds of a call, of each way in turns: those of the slowest rank.
+
+    In another order each time, the same at all ranks: a GPU that has waited runs faster for a while
+    than one that comes from its products.
+    """
+    order, drawn = [*calls], random.Random(0)
     counts = {name: _count(call) for name, call in calls.items()}
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(_ROUNDS):
-        for name, call in calls.items():
-            found[name].append(_seconds(call, counts[name]))
+        drawn.shuffle(order)
+        for name in order:
+            found[name].append(_seconds(calls[name], counts[name]))
     return found
 
 
@@ -268,8 +275,8 @@ def _seconds(call: Callable[[], Any], count: int) -> float:
 
 
 def _host(call: Callable[[], Any]) -> float:
-    """Returns seconds that a call takes the host, its waits included: of a few in a row, as programs
-    have them, which do not fill the queue of a GPU; the median of rows.
+    """Returns seconds that a call takes the host, its waits included: of a few in a row, which do
+    not fill the queue of a GPU; the median of rows.
     """
     spent = []
     for _ in range(30):

@@ -13,10 +13,11 @@ WIRE = 450e9
 #: rank, and each kind of rows has a collective. 1.8 to 2.1 ms with two H200 and 8192 tokens a rank,
 #: 1.3 with fewer (``python -m benchmarks.moe_ranks``, 2026-11-27, torch 2.11).
 _WAIT = 1.8e-3
-#: Seconds on the wire, one way, that are worth a chunk, and how many chunks there are at most. Each
-#: chunk reads the matrices again and fills up tiles of its own: on two H200, 75 us of Qwen3 with
-#: 8192 tokens are not worth two, and 149 us of Mixtral are worth two but not four.
-_CHUNK, _MOST_CHUNKS = 70e-6, 4
+#: Seconds on the wire, one way, that are worth two chunks, and how many there are at most. A chunk
+#: reads the matrices again, fills up tiles of its own and takes the host as long as a call: on two
+#: H200, 75 us of Qwen3 with 8192 tokens are not worth two, and 149 us of Mixtral are; on four, 224
+#: and 447 us are, and no case gained by more than two.
+_CHUNK, _MOST_CHUNKS = 70e-6, 2
 
 
 @dataclass(frozen=True)

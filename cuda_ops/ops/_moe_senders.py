@@ -130,8 +130,8 @@ class Gather:
         ranks = len(self._tokens)
         if ranks == 2:  # which rounds once too
             return torch.add(*parts.chunk(2)) if len(parts) else parts.clone()
-        # In float32 at least, whatever the dtype, and so rounded once.
-        return parts.view(ranks, parts.shape[0] // ranks, *parts.shape[1:]).sum(0)
+        # Added in float32 at least, and so rounded once; without a dtype, autocast would set one.
+        return parts.view(ranks, parts.shape[0] // ranks, *parts.shape[1:]).sum(0, dtype=parts.dtype)
 
 
 class Dispatch:

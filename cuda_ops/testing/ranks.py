@@ -170,13 +170,16 @@ def _error(
 
 
 def _gathered(result: Any) -> torch.Tensor:
-    """Returns the whole result; what no backend can send is sent as bytes."""
+    """Returns the whole result; what a backend may not send is sent as a wider dtype."""
     from torch.distributed.tensor import DTensor
 
     local = result.to_local()
-    if local.dtype.itemsize > 1 or not local.dtype.is_floating_point:
-        full: torch.Tensor = result.full_tensor()
-        return full
-    as_bytes = DTensor.from_local(local.view(torch.uint8), result.device_mesh, result.placements)
-    gathered: torch.Tensor = as_bytes.full_tensor()
-    return gathered.view(local.dtype)
+    if local.dtype in (torch.int16, torch.uint16):  # which NCCL lacks
+        sent = local.to(torch.int32)
+    elif local.dtype.itemsize == 1 and local.dtype.is_floating_point:
+        sent = local.to(torch.float32)
+    else:
+        sent = local
+    whole = DTensor.from_local(sent, result.device_mesh, result.placements, run_check=False)
+    full: torch.Tensor = whole.full_tensor()
+    return full.to(local.dtype)

@@ -22,7 +22,8 @@ namespace {
 constexpr int kThreads = 256;
 
 // out[t] = sum over j of weights[t, j] * results[t * k + j]; without weights they are 1. With a
-// map, results of no expert are zero and not read: where others have most experts, most are.
+// map, results of no expert are zero and not read: where others have most experts, most are. Tokens
+// of several parts take turns, so that no link waits while others, or this GPU's memory, are busy.
 template <class T, int kVector>
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(const MoeParts out, const T* results, const compute_t<T>* weights,
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kThreads)
   let_next_start();
   const bool all = map.offsets == nullptr || map.offsets[map.experts] == map.assignments;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < tokens * vectors; i += step) {
-    const int64_t token = i / vectors, column = i % vectors;
+    const int64_t token = out.turn(i / vectors), column = i % vectors;
     C sums[kVector] = {};
     for (int64_t j = 0; j < top_k; ++j) {
       const int64_t assignment = token * top_k + j;

@@ -93,6 +93,10 @@ struct MoeParts {
     return count == 1 ? static_cast<T*>(data[0]) + token * columns
                       : static_cast<T*>(data[token / rows]) + token % rows * columns;
   }
+  // The token that comes at a place if parts take turns.
+  constexpr int64_t turn(int64_t place) const {
+    return count == 1 ? place : place % count * rows + place / count;
+  }
 };
 
 // out[t] = sum over j of weights[t, j] * expert(chosen[t, j])(x[t]), where
