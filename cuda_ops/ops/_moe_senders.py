@@ -131,7 +131,9 @@ class Gather:
         if ranks == 2:  # which rounds once too
             return torch.add(*parts.chunk(2)) if len(parts) else parts.clone()
         # Added in float32 at least, and so rounded once; without a dtype, autocast would set one.
-        return parts.view(ranks, parts.shape[0] // ranks, *parts.shape[1:]).sum(0, dtype=parts.dtype)
+        return parts.view(ranks, parts.shape[0] // ranks, *parts.shape[1:]).sum(
+            0, dtype=parts.dtype
+        )
 
 
 class Dispatch:
