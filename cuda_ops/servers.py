@@ -27,7 +27,7 @@ from cuda_ops.spec import OpSpec
 
 #: What differs between two processes in a manifest. No string of it holds such a key: JSON puts a
 #: backslash before each quote of a string.
-_ADDRESS = re.compile(r'("(?:checks|call|trampoline|slot)":)\d+')
+_ADDRESS = re.compile(r'("(?:checks|call|trampoline|slot|by_torch)":)\d+')
 
 
 def name_of(package: str) -> str:

@@ -110,6 +110,8 @@ class OpSpec:
     keys: tuple[str, ...]
     #: Whether the binding has a CUDA entry, built or not.
     has_cuda: bool
+    #: Whether a CPU can run torch's own operators in place of its kernel.
+    by_torch: bool = False
     #: Operators that it calls, in C++ or in its gradients, as the binding names them.
     calls: tuple[str, ...] = ()
     #: Other operators of the same pair, by name; how ``<op>_backward`` is found.
@@ -404,8 +406,13 @@ class Claims:
 class Peer:
     """A peer that must be imported, compiled or built before it can be called.
 
-    ``load()`` returns the callable. If it raises, say an ``ImportError`` since a package is not
-    installed, the peer is listed as unavailable for that reason.
+    ``load()`` returns the callable, or a :class:`~cuda_ops.benchmarking.choice.BestOf` of several.
+    If it raises, say an ``ImportError`` since a package is not installed, the peer is listed as
+    unavailable for that reason.
+
+    A callable may have an attribute ``before``: it is called with the arguments of all calls before
+    each train, outside of the time, and may bring weights into the layout that a package wants, as
+    a user of it does once.
     """
 
     load: Callable[[], Callable[..., Any]]
@@ -436,6 +443,8 @@ class BenchmarkCase:
     peers: Mapping[str, Callable[..., Any] | Peer] = field(default_factory=dict)
     #: Why this point is worth measuring, in a few words.
     reason: str = ""
+    #: A part of the operator's cases that has a mean of its own in tables: ``"M >= 4096"``.
+    group: str = ""
     #: The dtype that the case is about; ``None`` if there is none.
     dtype: torch.dtype | None = None
     #: The arithmetic unit of the ``flops``, which names their ceiling: ``"bf16"``, ``"fp16"``,

@@ -95,7 +95,8 @@ def _devices(operator: Operator) -> str:
     op = operator.spec
     if op.is_composite:
         return "any that its parts run on"
-    return "CPU, CUDA" if op.has_cuda else "CPU"
+    cpu = "CPU (by torch's own operators)" if op.by_torch else "CPU"
+    return f"{cpu}, CUDA" if op.has_cuda else cpu
 
 
 def _gradient(operator: Operator) -> str:

@@ -47,6 +47,8 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_bounds": ("bounds", "bounds"),
     "bad_workspace": (None, "workspaces"),
     "bad_index": ("indices", None),
+    "bad_by_torch": ("by_torch", None),
+    "bad_by_torch_number": ("by_torch", None),
     "bad_layouts": ("layouts", "layouts"),
     "bad_gradient_layouts": ("gradient_layouts", "gradient_layouts"),
     "bad_gradient_rows": ("gradient_layouts", None),

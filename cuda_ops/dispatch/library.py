@@ -31,7 +31,7 @@ from cuda_ops.signature import Group, Signature, factor_and_name, parse_signatur
 from cuda_ops.spec import UNBOUNDED, OpSpec, Range, ResultDType, is_device, output_names
 
 #: The form of the manifest, and of what a library is handed, as ``src/utils/manifest.h`` has it.
-FORMAT = 5
+FORMAT = 6
 #: The rules that libraries check by; they stay for the life of the process, like the libraries.
 _kept: list[Rules] = []
 
@@ -51,6 +51,8 @@ class Kernel:
     call: int
     trampoline: int
     slot: int
+    #: What does the same by torch's own operators; 0 if nothing does.
+    by_torch: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,8 @@ def open_library(path: Path, stem: str, namespace: str = HOME) -> Library:
                     f"{op.qualname}: its {kernel['key']} function also serves {other!r} as "
                     f"its {key} function; give each operator a function of its own on each device"
                 )
-            kernels.append(
-                Kernel(op.name, kernel["key"], kernel["call"], kernel["trampoline"], kernel["slot"])
-            )
+            addresses = (kernel[name] for name in ("call", "trampoline", "slot", "by_torch"))
+            kernels.append(Kernel(op.name, kernel["key"], *addresses))
     if stem not in ops:
         raise ManifestError(
             f"{stem}.cpp defines {', '.join(sorted(ops)) or 'no operator'}; expected {stem!r}"
@@ -325,6 +326,7 @@ def validated(
         doc=entry["doc"],
         keys=tuple(kernel["key"] for kernel in entry["kernels"]),
         has_cuda=entry["has_cuda"],
+        by_torch=any(kernel.get("by_torch") for kernel in entry["kernels"]),
         calls=tuple(entry["calls"]),
         siblings=siblings,
         dtypes_of=dtypes_of,

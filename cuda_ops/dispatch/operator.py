@@ -25,6 +25,7 @@ from cuda_ops.derive import arguments, checks
 from cuda_ops.derive.forward_mode import forward_mode, refuse_tangent
 from cuda_ops.dispatch import (
     autocast,
+    by_torch,
     compile_tag,
     deterministic,
     dtensor,
@@ -195,12 +196,11 @@ class Operator:
 
     def point_at(self, library: Library, kernel: Kernel) -> None:
         """Serves calls of one dispatch key with a kernel of ``library`` from now on."""
+        slot = self._slots.get(kernel.key, kernel.slot)
+        by_torch.point(self, library, kernel, slot)
         if kernel.key not in self._slots:
-            library.store(kernel.slot, kernel.call)
             library.register(kernel)
-            self._slots[kernel.key] = kernel.slot
-        else:
-            library.store(self._slots[kernel.key], kernel.call)
+            self._slots[kernel.key] = slot
 
     def drop_keys(self, library: Library, present: set[str]) -> None:
         """Makes the use of kernels that the new library no longer has an error."""

@@ -25,6 +25,7 @@ from typing import IO, Any, Literal
 
 import torch
 
+from cuda_ops.dispatch import by_torch
 from cuda_ops.errors import KitError
 from cuda_ops.testing.case import Case, Check, NotRunError, OtherMistakeError
 from cuda_ops.testing.compare import refused_by
@@ -71,7 +72,8 @@ class Outcome:
 def perform(check: Check, case: Case) -> Outcome:
     """Runs a case in this process."""
     try:
-        with warnings.catch_warnings():
+        # What is proven are the operator's own kernels; a check of its own compares torch's.
+        with by_torch.kernels(False), warnings.catch_warnings():
             # What torch warns of says nothing about the operator, also where warnings are errors.
             warnings.simplefilter("default")
             check.body(case)

@@ -1,5 +1,6 @@
 // cumulative_sum(x): sums up to each element along a dim.
 #include "binding.h"
+#include "by_torch.h"
 #include "scan/scan_binding.h"
 #include "workspace.h"
 
@@ -12,6 +13,18 @@ namespace {
 
 Tensor cumulative_sum_cpu(const Tensor& x, int64_t dim, bool reverse) {
   return scanned(x, dim, reverse, scan_cpu);
+}
+
+Tensor cumulative_sum_by_torch(const Tensor& x, int64_t dim, bool reverse) {
+  const std::vector<int64_t> along{checked_dim(x, dim)};
+  Tensor out = empty_elementwise(scan_result(dtype_of(x)), x);
+  if (x.numel() == 0) return out;
+  const auto turned = [&](const Tensor& t) {
+    return reverse ? call<Tensor>("aten::flip", "", t, along) : t;
+  };
+  const std::optional<ScalarType> promoted;
+  write_rounded(out, turned(call<Tensor>("aten::cumsum", "", turned(x), along[0], promoted)));
+  return out;
 }
 
 Tensor cumulative_sum_cuda(const Tensor& x, int64_t dim, bool reverse) {
@@ -48,6 +61,6 @@ Formula: out[i] = sum over k <= i of x[k], as torch.cumsum(x, dim); with reverse
 Example:
 >>> cuda_ops.cumulative_sum(torch.tensor([3, 1, 2]))
 tensor([3, 4, 6]))")
-      .cpu<cumulative_sum_cpu>()
+      .cpu<cumulative_sum_cpu, cumulative_sum_by_torch>()
       .cuda<cumulative_sum_cuda>();
 }

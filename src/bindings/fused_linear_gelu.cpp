@@ -2,7 +2,7 @@
 // gradient computes if it was not.
 #include "gemm/fused_linear_gelu.h"
 
-#include "gelu.h"
+#include "gelu_by_torch.h"
 #include "gemm/matmul_binding.h"
 
 using namespace cuda_ops;
@@ -86,6 +86,16 @@ struct Call {
     });
   }
 
+  // Torch has one weight, and one bias, for all rows.
+  void run_by_torch() const {
+    if (weight.dim() != 2 || problem.bias_as_out) return run_cpu();
+    const MaybeTensor biases = bias ? MaybeTensor(widened(*bias)) : MaybeTensor();
+    const Tensor sums =
+        cuda_ops::call<Tensor>("aten::linear", "", widened(x), widened(weight), biases);
+    if (preactivation) write_rounded(*preactivation, sums);
+    write_rounded(out, gelu_by_torch(sums));
+  }
+
   void run_cuda() const {
     launch(x, [&](cudaStream_t stream) {
       const GemmPlan plan = fused_linear_gelu_plan(problem);
@@ -108,6 +118,19 @@ std::tuple<Tensor, Tensor> fused_linear_gelu_keep_cpu(const Tensor& x, const Ten
                                                       const MaybeTensor& bias) {
   const Call call(x, weight, bias, {}, true);
   call.run_cpu();
+  return {call.out, *call.preactivation};
+}
+
+Tensor fused_linear_gelu_by_torch(const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
+  const Call call(x, weight, bias, {}, false);
+  call.run_by_torch();
+  return call.out;
+}
+
+std::tuple<Tensor, Tensor> fused_linear_gelu_keep_by_torch(const Tensor& x, const Tensor& weight,
+                                                           const MaybeTensor& bias) {
+  const Call call(x, weight, bias, {}, true);
+  call.run_by_torch();
   return {call.out, *call.preactivation};
 }
 
@@ -150,7 +173,7 @@ CUDA_OPS(library) {
       .calls("matmul")  // these three in gradients
       .calls("sum_rows")
       .calls("gelu_approx")
-      .cpu<fused_linear_gelu_cpu>()
+      .cpu<fused_linear_gelu_cpu, fused_linear_gelu_by_torch>()
       .cuda<fused_linear_gelu_cuda>();
   library
       .op("fused_linear_gelu_keep(Tensor x, Tensor weight, Tensor? bias=None) -> (Tensor out, "
@@ -164,7 +187,7 @@ Shapes: x (..., I), weight (O, I), bias (O) or None; out and preactivation (...,
 Dtypes: float64, float32, float16 or bfloat16, the same for all.
 Errors: RuntimeError as in fused_linear_gelu.
 Formula: as in fused_linear_gelu.)")
-      .cpu<fused_linear_gelu_keep_cpu>()
+      .cpu<fused_linear_gelu_keep_cpu, fused_linear_gelu_keep_by_torch>()
       .cuda<fused_linear_gelu_keep_cuda>();
   library
       .op("fused_linear_gelu_slope(Tensor grad_out, Tensor x, Tensor weight, Tensor? bias=None) -> "

@@ -1,6 +1,6 @@
 // gelu_approx(x), the tanh approximation of gelu, its gradient, and the gradient of that.
 #include "binding.h"
-#include "gelu.h"
+#include "gelu_by_torch.h"
 
 using namespace cuda_ops;
 
@@ -15,6 +15,12 @@ Results<double, 2> second_order(double gg, double g, double v) {
 }
 
 Tensor gelu_approx_cpu(const Tensor& x) { return elementwise_cpu(gelu::value, x); }
+
+Tensor gelu_approx_by_torch(const Tensor& x) {
+  Tensor out = empty_elementwise(x);
+  write_rounded(out, gelu_by_torch(widened(x)));
+  return out;
+}
 
 Tensor gelu_approx_cuda(const Tensor& x) { return elementwise_cuda(gelu_approx_launch, x); }
 
@@ -56,7 +62,7 @@ https://arxiv.org/abs/1606.08415; as torch.nn.functional.gelu(x, approximate="ta
 Example:
 >>> cuda_ops.gelu_approx(torch.tensor([-1.0, 0.0, 2.0]))
 tensor([-0.1588,  0.0000,  1.9546]))")
-      .cpu<gelu_approx_cpu>()
+      .cpu<gelu_approx_cpu, gelu_approx_by_torch>()
       .cuda<gelu_approx_cuda>();
   library.op("gelu_approx_backward(Tensor grad_out, Tensor x) -> Tensor grad_x", "(),()->()")
       .dtypes(kFloating)

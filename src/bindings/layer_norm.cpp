@@ -1,5 +1,6 @@
 // layer_norm(x, weight, bias): each row less its mean, over its deviation, and its gradient.
 #include "binding.h"
+#include "by_torch.h"
 #include "norm/norm_binding.h"
 
 using namespace cuda_ops;
@@ -28,6 +29,15 @@ Tensor normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
 
 Tensor layer_norm_cpu(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
   return normalised(x, weight, bias, eps, [](const Norm& p) { norm_cpu(NormKind::kLayer, p); });
+}
+
+Tensor layer_norm_by_torch(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  check_weight(x, weight);
+  check_bias(weight, bias);
+  using All = std::tuple<Tensor, Tensor, Tensor>;  // the second and third are statistics
+  const std::vector<int64_t> last{x.size(x.dim() - 1)};
+  return std::get<0>(call<All>("aten::native_layer_norm", "", x, last, std::optional(weight),
+                               std::optional(bias), eps));
 }
 
 Tensor layer_norm_cuda(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
@@ -104,7 +114,7 @@ torch.nn.functional.layer_norm(x, [N], weight, bias, eps).
 Example:
 >>> cuda_ops.layer_norm(torch.tensor([[1.0, 3.0]]), torch.ones(2), torch.zeros(2))
 tensor([[-1.0000,  1.0000]]))")
-      .cpu<layer_norm_cpu>()
+      .cpu<layer_norm_cpu, layer_norm_by_torch>()
       .cuda<layer_norm_cuda>();
   library
       .op("layer_norm_backward(Tensor grad_out, Tensor x, Tensor weight, Tensor bias, float "

@@ -1,4 +1,5 @@
 // matmul(a, b) over broadcasting batch dims, and its gradients.
+#include "by_torch.h"
 #include "gemm/matmul_binding.h"
 
 using namespace cuda_ops;
@@ -44,6 +45,32 @@ std::tuple<Tensor, Tensor> matmul_backward_cpu(const Tensor& grad_out, const Ten
   multiply(product(grad_a, grad_out, transposed(b)));
   multiply(product(grad_b, transposed(a), grad_out));
   return {grad_a, grad_b};
+}
+
+template <Precision kPrecision>
+Tensor matmul_by_torch(const Tensor& a, const Tensor& b) {
+  return call<Tensor>("aten::matmul", "out", a, b, empty_product(a, b));
+}
+
+Tensor flipped(const Tensor& x) {
+  return call<Tensor>("aten::transpose", "int", x, int64_t(-2), int64_t(-1));
+}
+
+// One gradient; grad_out is expanded to its batch, which an argument may have brought alone.
+Tensor gradient_by_torch(const Tensor& out, const Tensor& grad_out, const Tensor& other,
+                         bool from_left) {
+  auto shape = shape_of(grad_out), batch = shape_of(out);
+  std::copy(shape.end() - 2, shape.end(), batch.end() - 2);
+  const Tensor whole = call<Tensor>("aten::expand", "", grad_out, batch, false);
+  return from_left ? call<Tensor>("aten::matmul", "out", other, whole, out)
+                   : call<Tensor>("aten::matmul", "out", whole, other, out);
+}
+
+std::tuple<Tensor, Tensor> matmul_backward_by_torch(const Tensor& grad_out, const Tensor& a,
+                                                    const Tensor& b) {
+  const auto [grad_a, grad_b] = empty_gradients(grad_out, a, b);
+  return {gradient_by_torch(grad_a, grad_out, flipped(b), false),
+          gradient_by_torch(grad_b, grad_out, flipped(a), true)};
 }
 
 // --- CUDA ---------------------------------------------------------------------
@@ -94,7 +121,7 @@ line-major with rows at multiples of 16 bytes, if copying it makes the call fast
 Errors: RuntimeError for fewer than two dims, different sizes of K, any other dtype, mixed dtypes or
 devices, or batch dims that do not broadcast.
 Formula: out[m, n] = sum over k of a[m, k] * b[k, n].)")
-      .cpu<matmul_cpu<Precision::kIeee>>()
+      .cpu<matmul_cpu<Precision::kIeee>, matmul_by_torch<Precision::kIeee>>()
       .cuda<matmul_cuda<Precision::kIeee>>();
   library.op("matmul_tf32(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
       .dtypes(kFloat32Only)
@@ -110,7 +137,7 @@ Memory: on Hopper GPUs, during the call, a copy of each input that is not K-majo
 multiples of 16 bytes, if copying it makes the call faster.
 Errors: RuntimeError as in matmul.
 Formula: as in matmul.)")
-      .cpu<matmul_cpu<Precision::kTF32>>()
+      .cpu<matmul_cpu<Precision::kTF32>, matmul_by_torch<Precision::kTF32>>()
       .cuda<matmul_cuda<Precision::kTF32>>();
   library.op("matmul_tf32x3(Tensor a, Tensor b) -> Tensor", "(m,k),(k,n)->(m,n)")
       .dtypes(kFloat32Only)
@@ -126,7 +153,7 @@ Dtypes: float32.
 Memory: on Hopper GPUs, during the call, twice the size of both inputs unless they are small.
 Errors: RuntimeError as in matmul.
 Formula: (a1 + a2) @ (b1 + b2) without a2 @ b2, where a1 is a rounded to tf32 and a2 is the rest.)")
-      .cpu<matmul_cpu<Precision::kTF32x3>>()
+      .cpu<matmul_cpu<Precision::kTF32x3>, matmul_by_torch<Precision::kTF32x3>>()
       .cuda<matmul_cuda<Precision::kTF32x3>>();
   library
       .op("matmul_backward(Tensor grad_out, Tensor a, Tensor b) -> (Tensor grad_a, Tensor grad_b)",
@@ -141,6 +168,6 @@ Dtypes: float64, float32, float16 or bfloat16, the same for all; sums as in matm
 Memory: copies as in matmul, for one product at a time.
 Errors: RuntimeError as in matmul.
 Formula: Giles, https://people.maths.ox.ac.uk/gilesm/files/NA-08-01.pdf, section 2.2.2.)")
-      .cpu<matmul_backward_cpu>()
+      .cpu<matmul_backward_cpu, matmul_backward_by_torch>()
       .cuda<matmul_backward_cuda>();
 }

@@ -1,5 +1,6 @@
 // reduce_sum(x): the sum of all elements.
 #include "binding.h"
+#include "by_torch.h"
 #include "reduce/reduce_binding.h"
 #include "reduce/reduce_cpu.h"
 #include "points_binding.h"
@@ -38,6 +39,12 @@ Tensor reduce_sum_cpu(const Tensor& x) {
   return out;
 }
 
+Tensor reduce_sum_by_torch(const Tensor& x) {
+  Tensor out = empty({}, x);
+  sum_by_torch(x, {}, out);
+  return out;
+}
+
 Tensor reduce_sum_cuda(const Tensor& x) {
   Tensor out = empty({}, x);
   RowSums problem = rows_of(in_memory_order(points_of(x)), out);
@@ -73,6 +80,6 @@ Formula: the sum of x[i] over all i, as torch.sum(x).
 Example:
 >>> cuda_ops.reduce_sum(torch.arange(10.0))
 tensor(45.))")
-      .cpu<reduce_sum_cpu>()
+      .cpu<reduce_sum_cpu, reduce_sum_by_torch>()
       .cuda<reduce_sum_cuda>();
 }

@@ -1,5 +1,6 @@
 // relu(x) = max(x, 0), and its gradient.
 #include "binding.h"
+#include "by_torch.h"
 
 using namespace cuda_ops;
 
@@ -11,6 +12,8 @@ namespace {
 Tensor relu_cpu(const Tensor& x) {
   return elementwise_cpu([](double v) { return v <= 0 ? 0 : v; }, x);
 }
+
+Tensor relu_by_torch(const Tensor& x) { return elementwise_by_torch("aten::relu", "out", x); }
 
 Tensor relu_cuda(const Tensor& x) { return elementwise_cuda(relu_launch, x); }
 
@@ -39,7 +42,7 @@ Formula: max(x, 0); as torch.relu.
 Example:
 >>> cuda_ops.relu(torch.tensor([-1.0, 0.0, 2.0]))
 tensor([0., 0., 2.]))")
-      .cpu<relu_cpu>()
+      .cpu<relu_cpu, relu_by_torch>()
       .cuda<relu_cuda>();
   library.op("relu_backward(Tensor grad_out, Tensor out) -> Tensor grad_x", "(),()->()")
       .dtypes(kFloating)

@@ -1,5 +1,6 @@
 // silu(x) = x * sigmoid(x), its gradient, and the gradient of that.
 #include "binding.h"
+#include "by_torch.h"
 
 using namespace cuda_ops;
 
@@ -27,11 +28,17 @@ Results<double, 2> second_order(double gg, double g, double v) {
 
 Tensor silu_cpu(const Tensor& x) { return elementwise_cpu(value, x); }
 
+Tensor silu_by_torch(const Tensor& x) { return elementwise_by_torch("aten::silu", "out", x); }
+
 Tensor silu_cuda(const Tensor& x) { return elementwise_cuda(silu_launch, x); }
 
 Tensor silu_backward_cpu(const Tensor& grad_out, const Tensor& x) {
   const auto f = [](double g, double v) { return g * first(v); };
   return elementwise_cpu(f, grad_out, x);
+}
+
+Tensor silu_backward_by_torch(const Tensor& grad_out, const Tensor& x) {
+  return elementwise_by_torch("aten::silu_backward", "grad_input", grad_out, x);
 }
 
 Tensor silu_backward_cuda(const Tensor& grad_out, const Tensor& x) {
@@ -65,7 +72,7 @@ with NaN for -inf, where the limit would be 0.
 Example:
 >>> cuda_ops.silu(torch.tensor([-1.0, 0.0, 2.0]))
 tensor([-0.2689,  0.0000,  1.7616]))")
-      .cpu<silu_cpu>()
+      .cpu<silu_cpu, silu_by_torch>()
       .cuda<silu_cuda>();
   library.op("silu_backward(Tensor grad_out, Tensor x) -> Tensor grad_x", "(),()->()")
       .dtypes(kFloating)
@@ -75,7 +82,7 @@ Shapes: grad_out and x (...), broadcast; the result has the broadcast shape.
 Dtypes: float64, float32, float16 or bfloat16, the same for all.
 Errors: RuntimeError for any other dtype, mixed dtypes or devices, or shapes that do not broadcast.
 Formula: the derivative of x * sigmoid(x), by the product rule.)")
-      .cpu<silu_backward_cpu>()
+      .cpu<silu_backward_cpu, silu_backward_by_torch>()
       .cuda<silu_backward_cuda>();
   library
       .op("silu_backward_backward(Tensor grad_grad_x, Tensor grad_out, Tensor x) -> (Tensor "

@@ -1,5 +1,6 @@
 // silu_and_mul(x) = silu(gate) * up for x = [gate, up], and its derivatives in both modes.
 #include "binding.h"
+#include "by_torch.h"
 
 using namespace cuda_ops;
 
@@ -32,6 +33,17 @@ Strided<4> tangent_problem(const Tensor& out, const View& x, const View& tangent
 Tensor silu_and_mul_cpu(const Tensor& x) {
   Tensor out = empty_half(x, x);
   map_cpu(problem(out, x), [](double gate, double up) { return gate * sigmoid(gate) * up; });
+  return out;
+}
+
+Tensor silu_and_mul_by_torch(const Tensor& x) {
+  Tensor out = empty_half(x, x);
+  const Tensor wide = widened(x);
+  const int64_t last = x.dim() - 1, count = x.size(last) / 2;
+  const auto half = [&](int64_t first) {
+    return call<Tensor>("aten::narrow", "", wide, last, first, count);
+  };
+  write_rounded(out, mul(call<Tensor>("aten::silu", "", half(0)), half(count)));
   return out;
 }
 
@@ -95,7 +107,7 @@ Formula: Shazeer, https://arxiv.org/abs/2002.05202: x[..., :D] * sigmoid(x[..., 
 Example:
 >>> cuda_ops.silu_and_mul(torch.tensor([1.0, 2.0, 10.0, 100.0]))
 tensor([  7.3106, 176.1594]))")
-      .cpu<silu_and_mul_cpu>()
+      .cpu<silu_and_mul_cpu, silu_and_mul_by_torch>()
       .cuda<silu_and_mul_cuda>();
   library.op("silu_and_mul_backward(Tensor grad_out, Tensor x) -> Tensor grad_x", "(d),(2d)->(2d)")
       .dtypes(kFloating)

@@ -1,5 +1,6 @@
 // sum_rows(x): sums over the last dim.
 #include "binding.h"
+#include "by_torch.h"
 #include "reduce/reduce_binding.h"
 #include "reduce/reduce_cpu.h"
 #include "points_binding.h"
@@ -24,6 +25,12 @@ RowSums sums_of(const Tensor& out, const Tensor& x) {
 Tensor sum_rows_cpu(const Tensor& x) {
   Tensor out = empty_sums(x);
   row_sums_cpu(sums_of(out, x));
+  return out;
+}
+
+Tensor sum_rows_by_torch(const Tensor& x) {
+  Tensor out = empty_sums(x);
+  sum_by_torch(x, {-1}, out);
   return out;
 }
 
@@ -61,6 +68,6 @@ Formula: out = sum over n of x[..., n], as torch.sum(x, -1).
 Example:
 >>> cuda_ops.sum_rows(torch.ones(2, 5))
 tensor([5., 5.]))")
-      .cpu<sum_rows_cpu>()
+      .cpu<sum_rows_cpu, sum_rows_by_torch>()
       .cuda<sum_rows_cuda>();
 }

@@ -293,6 +293,7 @@ struct Kernel {
   std::vector<const char*> arguments, returns;
   Boxed call, trampoline;
   std::atomic<Boxed>* slot;
+  Boxed by_torch;  // or null
 };
 
 }  // namespace detail
@@ -435,9 +436,19 @@ class Op {
     return *this;
   }
 
-  template <auto Function>
+  // `ByTorch`, of the same type, does the same by torch's own operators, at their speed: a CPU runs
+  // it unless CUDA_OPS_CPU=own. Function is what the operator is proven by all the same.
+  template <auto Function, auto ByTorch = nullptr>
   Op& cpu() {
-    return kernel<Function>("CPU");
+    kernel<Function>("CPU");
+    if constexpr (!std::is_null_pointer_v<decltype(ByTorch)>) {
+      static_assert(std::is_same_v<decltype(Function), decltype(ByTorch)>,
+                    ".cpu<f, g>: g takes and returns what f does");
+      using E = detail::Entry<ByTorch>;
+      E::checks = &checks_;
+      kernels_.back().by_torch = &E::call;
+    }
+    return *this;
   }
 
   template <auto Function>
@@ -475,7 +486,8 @@ class Op {
                           {},
                           &E::call,
                           &E::trampoline,
-                          &E::slot};
+                          &E::slot,
+                          nullptr};
     if constexpr (!std::is_void_v<R>) kernel.returns = detail::Returns<R>::types();
     return kernel;
   }
@@ -515,7 +527,7 @@ class Library {
   // Strings only: a stream would drag in the locale machinery, which crashes in a
   // process that holds two copies of libstdc++ (a toolchain that links it statically).
   std::string json() const {
-    std::string out = "{\"format\":5,\"namespace\":" + quoted(space_) +
+    std::string out = "{\"format\":6,\"namespace\":" + quoted(space_) +
                       ",\"archs\":" + quoted(CUDA_OPS_ARCHS) +
                       ",\"source_hash\":" + quoted(CUDA_OPS_SOURCE_HASH) + ",\"ops\":[";
     for (const Op& op : ops_) {
@@ -559,7 +571,8 @@ class Library {
         out += "{\"key\":" + quoted(kernel.key) + ",\"arguments\":" + list(kernel.arguments) +
                ",\"returns\":" + list(kernel.returns) + ",\"call\":" + address(kernel.call) +
                ",\"trampoline\":" + address(kernel.trampoline) +
-               ",\"slot\":" + address(kernel.slot) + "}";
+               ",\"slot\":" + address(kernel.slot) + ",\"by_torch\":" + address(kernel.by_torch) +
+               "}";
       }
       out += "]}";
     }

@@ -12,6 +12,7 @@ from cuda_ops.testing.checks.alignment import alignment
 from cuda_ops.testing.checks.autocast import autocast
 from cuda_ops.testing.checks.boundaries import boundaries, tails
 from cuda_ops.testing.checks.bounds import bounds, indices
+from cuda_ops.testing.checks.by_torch import by_torch
 from cuda_ops.testing.checks.checkpoint import checkpoint
 from cuda_ops.testing.checks.compiled import compile_dynamic, compile_static
 from cuda_ops.testing.checks.defaults import defaults
@@ -65,6 +66,7 @@ CHECKS: tuple[Check, ...] = (
     graphs,
     registration,
     reference,
+    by_torch,
     indices,
     layouts,
     lists,

@@ -152,6 +152,12 @@ inline std::vector<void*> addresses_in(const char* manifest, const List<const ch
   return found;
 }
 
+// As cuda_ops/dispatch/by_torch.py reads it.
+inline bool cpu_is_torchs() {
+  const char* const chosen = std::getenv("CUDA_OPS_CPU");
+  return chosen == nullptr || std::strcmp(chosen, "own") != 0;
+}
+
 // Keeps a torch before 2.13 from printing an error with its stack, where it is no error here.
 struct Quiet {
   static constexpr int kFatal = 3;
@@ -202,8 +208,9 @@ class Registered {
       if (is_ours) functions.check(checks, op.rules);  // before a kernel can be called
       for (const char* const key : op.keys) {
         void *const call = *address++, *const trampoline = *address++, *const slot = *address++;
+        void* const by_torch = *address++;
         if (!is_ours) continue;
-        functions.store(slot, call);
+        functions.store(slot, by_torch != nullptr && cpu_is_torchs() ? by_torch : call);
         add_kernel(functions, table, op, key, trampoline);
         if (op.placed != nullptr) {
           const auto kernel = reinterpret_cast<Boxed>(trampoline);
