@@ -112,7 +112,7 @@ def plans(report: Report, gpus: int, hosts: int) -> list[Plan]:
 
 
 def main() -> int:
-    from benchmarks.tables import reports  # whose tables come from here
+    from benchmarks.stored import reports  # whose tables come from here
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -13,11 +13,16 @@ from typing import Any
 
 import torch
 
+from benchmarks.moe_peers import MOE_PEERS
+from cuda_ops.benchmarking.choice import BestOf
 from cuda_ops.benchmarking.peers import from_pair, imported, torch_peers
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import OpSpec, Peer
 
 _CUB = Path(__file__).parent / "cub"
+_CUBLAS = Path(__file__).parent / "cublas"
+#: As ``kCublasLtAlgorithms``.
+_ALGORITHMS = 10
 
 
 # --- an operator that has no Python file of its own -------------------------------------
@@ -139,43 +144,16 @@ def vllm_quantize(scaled_fp8_quant: Callable[..., Any]) -> Callable[..., Any]:
     return quantize
 
 
-def routed(functional: Any) -> Callable[..., Any]:
-    """Calls SonicMoE's router and experts on logits and on the matrices as they are."""
-    enums = importlib.import_module("sonicmoe.enums")
-
-    @functools.cache
-    def tokens(count: int, top_k: int, device: torch.device) -> torch.Tensor:
-        return torch.arange(count, dtype=torch.int32, device=device).repeat_interleave(top_k)
-
-    def moe(
-        x: torch.Tensor,
-        router_logits: torch.Tensor,
-        w_gate_up: torch.Tensor,
-        w_down: torch.Tensor,
-        top_k: int,
-    ) -> torch.Tensor:
-        experts = w_down.shape[0]
-        router = functional.TC_Softmax_Topk_Router_Function
-        # The softmax over the chosen experts alone, which is renormalised already.
-        weights, chosen = router.apply(router_logits, experts, top_k, True, False)
-        out: torch.Tensor = functional.moe_general_routing_inputs(
-            x,
-            weights.flatten(),
-            tokens(x.shape[0], top_k, x.device),
-            chosen.flatten(),
-            w_gate_up.permute(1, 2, 0),
-            None,
-            w_down.permute(1, 2, 0),
-            None,
-            experts,
-            torch.cuda.current_stream().cuda_stream,
-            enums.ActivationType.SWIGLU,
-            is_inference_mode_enabled=not x.requires_grad,
-            concat_layout=True,
-        )[0]
-        return out
-
-    return moe
+def algorithms(cublaslt_matmul: Callable[..., Any], tf32: bool = False) -> BestOf:
+    """Makes a candidate of each algorithm that cuBLASLt suggests. torch has no way to the others:
+    its TunableOp knows only the first one on NVIDIA's GPUs.
+    """
+    return BestOf(
+        {
+            f"algorithm {i + 1}": functools.partial(cublaslt_matmul, algorithm=i, tf32=tf32)
+            for i in range(_ALGORITHMS)
+        }
+    )
 
 
 _TORCHVISION = "torchvision.transforms.v2.functional:rgb_to_grayscale"
@@ -217,10 +195,14 @@ PEERS: dict[str, dict[str, Callable[..., Any] | Peer]] = {
     "quantize": {"vllm": imported("vllm._custom_ops:scaled_fp8_quant", vllm_quantize)},
     # DeviceSegmentedSort, and DeviceRadixSort for a single row.
     "bitonic_sort": {"cub": from_pair(_CUB, "cub_sort")},
-    "moe": {
-        "triton": imported("benchmarks.triton_kernels:moe"),
-        "sonicmoe": imported("sonicmoe:functional", routed),
+    "matmul": {"cublaslt": from_pair(_CUBLAS, "cublaslt_matmul", adapt=algorithms)},
+    "matmul_tf32": {
+        "cublaslt": from_pair(
+            _CUBLAS, "cublaslt_matmul", adapt=functools.partial(algorithms, tf32=True)
+        )
     },
+    "moe": MOE_PEERS,
+    # DeviceSegmentedReduce, and DeviceReduce for a single row.
     "sum_rows": {"cub": from_pair(_CUB, "cub_sum", "cub_sum_rows")},
     "reduce_sum": {"cub": from_pair(_CUB, "cub_sum")},
 }

@@ -10,38 +10,46 @@ OP, OP`` has the cases of these operators.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from benchmarks import moe_plan
+from benchmarks import tables_of_runs
 from benchmarks.report import REPO
+from benchmarks.stored import DEVICES, RESULTS, file_of, json_of, markdown, reports
 from cuda_ops.benchmarking import plots, regression
 from cuda_ops.benchmarking.environment import DEBUG_BUILD
 from cuda_ops.benchmarking.peers import COMPILE, EAGER
-from cuda_ops.benchmarking.results import CaseResult, PeerResult, Report, mean_ratio, peer_names
+from cuda_ops.benchmarking.raised import kind_of
+from cuda_ops.benchmarking.results import (
+    CLIFF,
+    CaseResult,
+    PeerResult,
+    Report,
+    mean_ratio,
+    peer_names,
+    ratios_of,
+)
 from cuda_ops.benchmarking.stats import Interval
 from cuda_ops.benchmarking.table import (
     MEMORY,
+    SUSTAINED,
     ceilings_text,
     footnotes,
+    mean_rows,
     memory_table,
     rate_text,
     ratio_text,
     scaled,
+    sustained_table,
 )
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.output import time_text
 
-RESULTS = REPO / "benchmarks" / "results"
-#: Where a pair was measured on several devices, the tables have the first.
-_DEVICES = ("h200", "h100")
 _CLEAN = "clean_caches"
 _CASES_OF = "cases of "
 _BLOCK = re.compile(r"(<!-- table: (.+?) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
@@ -96,9 +104,9 @@ def keep(run: Path, results: Path = RESULTS) -> list[Path]:
             f"{run} is of a debug build of {debugged}; measure the ordinary build to keep it"
         )
     name = report.environment["device"]
-    device = next((known for known in _DEVICES if known in name.lower().split()), None)
+    device = next((known for known in DEVICES if known in name.lower().split()), None)
     if device is None:
-        raise BenchmarkError(f"{run} was measured on {name}, expected one of {', '.join(_DEVICES)}")
+        raise BenchmarkError(f"{run} was measured on {name}, expected one of {', '.join(DEVICES)}")
     results /= device
     written = []
     clean = report.settings.get("clean_caches", False)
@@ -155,6 +163,7 @@ def _among(part: Report, kept: Report) -> Report:
         settings=kept.settings,
         results=[*results, *again.values()],
         left_out=kept.left_out | part.left_out,
+        raised=kept.raised | part.raised,
     )
 
 
@@ -163,7 +172,7 @@ def _among(part: Report, kept: Report) -> Report:
 
 def _working(base: Path) -> str:
     """Says what it costs to write an operator and to call it."""
-    loop, calls = _json("dev_loop"), _json("call_overhead")
+    loop, calls = json_of("dev_loop"), json_of("call_overhead")
     median = {k: statistics.median(v) for k, v in loop["results"]["seconds"].items()}
     ratio = {entry["mode"]: entry["ratio"] for entry in calls["results"]}
     rows = [
@@ -190,7 +199,7 @@ def _working(base: Path) -> str:
             ),
         ),
     ]
-    return _markdown(("", "takes", "against"), rows)
+    return markdown(("", "takes", "against"), rows)
 
 
 def _families(base: Path) -> str:
@@ -203,7 +212,7 @@ def _families(base: Path) -> str:
         gpus = ", ".join(dict.fromkeys(_gpu(runs[pair]) for pair in pairs if pair in runs))
         rows.append((f"[{title}]({_relative(page, base)})", names, gpus, *_summary(measured)))
     header = ("", "operators", "GPU", "at most", EAGER, COMPILE, "others")
-    return f"{_heading(runs)}\n\n{_markdown(header, rows)}"
+    return f"{_heading(runs)}\n\n{markdown(header, rows)}"
 
 
 def _operators(base: Path) -> str:
@@ -222,7 +231,7 @@ def _operators(base: Path) -> str:
     header = ("operator", "GPU", "at most", EAGER, COMPILE, "others")
     waiting = ", ".join(link for pair, link in links.items() if pair not in runs)
     waiting = f"\n\nWithout a committed run: {waiting}." if waiting else ""
-    return f"{_heading(runs)}\n\n{_markdown(header, rows)}{waiting}"
+    return f"{_heading(runs)}\n\n{markdown(header, rows)}{waiting}"
 
 
 def _pages() -> dict[Path, list[str]]:
@@ -243,24 +252,25 @@ def _heading(runs: dict[str, Report]) -> str:
     machines = "; ".join(f"{gpu}, torch {torch}, CUDA {cuda}" for gpu, torch, cuda in sorted(made))
     return (
         f"{machines}.\nRatios are the peer's time over ours, so above 1 we are faster: the "
-        "geometric mean of all cases\nthat the peer has (worst case). "
+        "geometric mean of all cases\nthat the peer has (worst case; capped: the mean where a "
+        f"ratio above {CLIFF:g}, a cliff of the peer's, counts as {CLIFF:g}).\nNo share of a "
+        "ceiling is above 100 %: what goes above a measured one raises it for its run.\n"
         "`python -m benchmarks OP` measures one operator."
     )
 
 
 def _summary(results: list[CaseResult]) -> tuple[str, ...]:
     """Returns what a line says of cases, such as
-    ``("4.1 TB/s, 97% of a copy", "1.03x (0.98)", "0.99x (0.95)", "cub 1.2x (1.1)")``.
+    ``("4.1 TB/s, 97% of the memory ceiling", "1.03x (0.98)", "0.99x (0.95)", "cub 1.2x (1.1)")``.
     """
     if not results:
         return ("not measured yet", "", "", "")
     best = max(results, key=lambda result: result.of_ceiling)
-    ceiling = f"the {best.arithmetic} ceiling" if best.bound == "compute" else "a copy"
     unit = "FLOP/s" if best.bound == "compute" else "B/s"
     ratios = {peer: _mean_and_least(results, peer) for peer in peer_names(results)}
     others = [f"{p} {text}" for p, text in ratios.items() if text and p not in (EAGER, COMPILE)]
     return (
-        f"{scaled(best.rate, unit)}, {best.of_ceiling:.0%} of {ceiling}",
+        f"{scaled(best.rate, unit)}, {best.of_ceiling:.0%} of the {kind_of(best)} ceiling",
         ratios.get(EAGER) or "no peer",
         ratios.get(COMPILE) or "no peer",
         ", ".join(others) or "no peer",
@@ -271,10 +281,10 @@ def _mean_and_least(results: list[CaseResult], peer: str) -> str:
     mean = mean_ratio(results, peer)
     if mean is None:
         return ""
-    found = [r.peers[peer].ratio for r in results if peer in r.peers]
-    ratios = [ratio.value for ratio in found if ratio]
+    ratios = ratios_of(results, peer)
     some = "" if len(ratios) == len(results) else f"; {len(ratios)} of {len(results)} cases"
-    return f"{mean:.2f}x ({min(ratios):.2f}{some})"
+    most = f"; {mean_ratio(results, peer, CLIFF):.2f}x capped" if max(ratios) > CLIFF else ""
+    return f"{mean:.2f}x ({min(ratios):.2f}{most}{some})"
 
 
 def _behind(base: Path) -> str:
@@ -295,7 +305,7 @@ def _behind(base: Path) -> str:
                     count = f"{len(slower)} of {len(ratios)} cases"
                     rows.append((f"`{op}`", peer, count, worst, f"{slower[worst]:.2f}x"))
     header = ("operator", "faster peer", "in", "worst case", "its time over ours")
-    return _markdown(header, rows)
+    return markdown(header, rows)
 
 
 def _cases(base: Path) -> str:
@@ -318,17 +328,21 @@ def _of_pair(pair: str, report: Report, base: Path) -> str:
         peers = peer_names(results)
         header = ("case", "why", "time", "rate", "ceiling", "host us", *peers)
         rows = [_row(result, peers) for result in results]
-        means = [f"**{m:.2f}**" if (m := mean_ratio(results, p)) else "" for p in peers]
-        rows.append(("**geometric mean**", "", "", "", "", "", *means))
-        parts.append(f"### {op}\n\n{_markdown(header, rows)}")
+        for label, means in mean_rows(results, peers):
+            bold = [f"**{mean}**" if mean else "" for mean in means]
+            rows.append((f"**{label}**", "", "", "", "", "", *bold))
+        parts.append(f"### {op}\n\n{markdown(header, rows)}")
         taken, figures = memory_table(results)
         if figures:
-            parts.append(f"{MEMORY.capitalize()}:\n\n{_markdown(taken, figures)}")
+            parts.append(f"{MEMORY.capitalize()}:\n\n{markdown(taken, figures)}")
+        names, rates = sustained_table(results)
+        if rates:
+            parts.append(f"{SUSTAINED.capitalize()}:\n\n{markdown(names, rates)}")
     notes = list(footnotes(report))
     if notes:
         parts.append("\n".join(f"- {note}" for note in notes))
     for picture in sorted(
-        (_file(f"operators/{pair}").parent.parent / "plots" / pair).glob("*.svg")
+        (file_of(f"operators/{pair}").parent.parent / "plots" / pair).glob("*.svg")
     ):
         title = f"{pair}: {picture.stem.replace('_', ' ')}"
         parts.append(f"![{title}]({_relative(picture, base)})")
@@ -391,7 +405,7 @@ def _cases_of(operators: Sequence[str]) -> str:
         f"{device}, torch {torch}, CUDA {cuda}, {date}, commit {commit}.\n"
         for device, torch, cuda, date, commit in sorted(made)
     )
-    return f"{text}\n{_markdown(('case', 'time', 'rate', 'of the ceiling', *peers), rows)}"
+    return f"{text}\n{markdown(('case', 'time', 'rate', 'of the ceiling', *peers), rows)}"
 
 
 def _mixtures(base: Path) -> str:
@@ -401,7 +415,7 @@ def _mixtures(base: Path) -> str:
 
 def _decoding(base: Path) -> str:
     """Has the run of few tokens with clean caches, a column for each model."""
-    return _by_model(Report.load(_file(f"{_CLEAN}/moe")).of("moe"))
+    return _by_model(Report.load(file_of(f"{_CLEAN}/moe")).of("moe"))
 
 
 def _by_model(results: list[CaseResult]) -> str:
@@ -412,113 +426,18 @@ def _by_model(results: list[CaseResult]) -> str:
 
     measured = [name for name in peer_names(results) if any(ratio(r, name) for r in results)]
     for result in results:
-        match = re.fullmatch(r"(.+), T=(\d+) bfloat16(, forward and backward)?", result.case)
+        match = re.fullmatch(
+            r"(.+), T=(\d+) bfloat16(, forward and backward|, skewed)?", result.case
+        )
         assert match is not None and result.seconds is not None
         ratios = [f"{of.value:.2f}x" if (of := ratio(result, name)) else "-" for name in measured]
         time = f"{time_text(result.seconds.value)} ({result.of_ceiling:.0%})"
-        step = match[2] + (", trained" if match[3] else "")
+        kinds = {", forward and backward": ", trained", None: ""}
+        step = match[2] + kinds.get(match[3], match[3])
         cells.setdefault(step, {})[match[1]] = ", ".join((time, *ratios))
     models = list(dict.fromkeys(model for row in cells.values() for model in row))
     rows = [(step, *(row.get(model, "") for model in models)) for step, row in cells.items()]
-    return _markdown(("tokens", *models), rows)
-
-
-def _dense_experts(base: Path) -> str:
-    """Compares the mixture with its products alone."""
-    rows = []
-    for result in _json("dense_experts")["results"]:
-        ours, composed, products = (
-            result["seconds"][name] for name in ("cuda_ops.moe", "grouped_mm", "torch.bmm")
-        )
-        ratios = composed / ours, products / ours, composed / products
-        times = time_text(ours), time_text(products)
-        rows.append((result["case"], *times, *(f"{ratio:.2f}" for ratio in ratios)))
-    header = ("case", "moe", "bmm", "grouped_mm / moe", "bmm / moe", "grouped_mm / bmm")
-    return _markdown(header, rows)
-
-
-def _experts_on_ranks(base: Path) -> str:
-    """Has the scaling that is planned for ``moe`` on several GPUs and hosts."""
-    report, sizes = reports()["moe"], [(2, 1), (8, 1), (8, 2), (8, 8)]
-    planned = {
-        (one.model, one.tokens, one.gpus, one.hosts): one
-        for gpus, hosts in sizes
-        for one in moe_plan.plans(report, gpus, hosts)
-        if one.tokens >= 64  # fewer take as long as their launches
-    }
-    rows = []
-    for model, tokens in dict.fromkeys((model, tokens) for model, tokens, *_ in planned):
-        cells = [planned.get((model, tokens, *size)) for size in sizes]
-        text = [
-            f"{one.scaling:.2f} ({time_text(one.seconds_of_wire)})" if one else "-" for one in cells
-        ]
-        rows.append((model, str(tokens), *text))
-    heads = ("model", "tokens a rank", *(f"{hosts} x {gpus} GPUs" for gpus, hosts in sizes))
-    return _markdown(heads, rows)
-
-
-def _ranks(base: Path) -> str:
-    """Has the run of ``moe`` on several GPUs: the scaling of each case, eager and as a graph, and
-    times over the composition.
-    """
-    cells: dict[tuple[str, str], dict[str, Any]] = {}
-    for case in _json("moe_ranks")["results"]["cases"]:
-        step = str(case["tokens"]) + (", trained" if case["backward"] else "")
-        cells.setdefault((case["model"], step), {})[case["way"]] = case
-
-    def scaling(case: dict[str, Any] | None) -> str:
-        if case is None:
-            return "-"
-        value = case["scaling"]["value"]
-        return f"{value:.2f} ({time_text(case['us']['value'] / 1e6)})"
-
-    rows = []
-    for (model, step), found in cells.items():
-        ways = [found.get(way) for way in ("moe", "moe, graph", "gather in 2", "dispatch")]
-        over = f"{found['moe']['composition_over']['value']:.2f}x"
-        rows.append((model, step, *map(scaling, ways), over, f"{found['moe']['host_us']:.0f} us"))
-    heads = (
-        "model", "tokens a rank", "moe", "as a graph", "gather in 2 chunks", "dispatch",
-        "composition", "host",
-    )  # fmt: skip
-    return _markdown(heads, rows)
-
-
-def _copies(base: Path) -> str:
-    """Has the loops over batches whose copy takes as long as their computation."""
-    cells: dict[str, list[str]] = {}
-    for row in _json("runtime")["results"]["copies"]:
-        cell = f"{row['milliseconds']:.2f} ms"
-        if "alone" not in row["way"]:
-            cell += f", {row['times_tutorial']['value']:.2f}x"
-            cell += f", {row['of_the_longer']['value']:.0%}"
-        cells.setdefault(row["way"], []).append(cell)
-    return _markdown(("a batch", "ordinary memory", "pinned memory"), _rows(cells))
-
-
-def _graphs(base: Path) -> str:
-    """Has the calls of small work by each way to a graph, a column for each step."""
-    cells: dict[str, list[str]] = {}
-    steps = dict.fromkeys(row["step"] for row in _json("runtime")["results"]["graphs"])
-    for row in _json("runtime")["results"]["graphs"]:
-        ratio = row["times_make_graphed_callables"]["value"]
-        cells.setdefault(row["way"], []).append(f"{row['microseconds']:.1f} us, {ratio:.2f}x")
-    return _markdown(("a call", *steps), _rows(cells))
-
-
-def _graph_updates(base: Path) -> str:
-    """Has what a graph for other addresses takes."""
-    cells: dict[str, list[str]] = {}
-    counts: dict[str, None] = {}
-    for row in _json("runtime")["results"]["updates"]:
-        counts[f"{row['kernels']} kernels"] = None
-        time = time_text(row["microseconds"]["value"] / 1e6)
-        cells.setdefault(row["what"], []).append(time)
-    return _markdown(("", *counts), _rows(cells))
-
-
-def _rows(cells: dict[str, list[str]]) -> list[tuple[str, ...]]:
-    return [(name, *row) for name, row in cells.items()]
+    return markdown(("tokens", *models), rows)
 
 
 _TABLES = {
@@ -529,31 +448,11 @@ _TABLES = {
     "cases": _cases,
     "mixtures": _mixtures,
     "decoding": _decoding,
-    "dense experts": _dense_experts,
-    "experts on ranks": _experts_on_ranks,
-    "ranks": _ranks,
-    "copies": _copies,
-    "graphs": _graphs,
-    "graph updates": _graph_updates,
+    **tables_of_runs.TABLES,
 }
 
 
 # --- reading and writing ---------------------------------------------------------------
-
-
-def reports() -> dict[str, Report]:
-    """Returns the committed run of each pair, by name."""
-    pairs = {path.stem for path in RESULTS.glob("*/operators/*.json")}
-    return {pair: Report.load(_file(f"operators/{pair}")) for pair in sorted(pairs)}
-
-
-def _file(name: str) -> Path:
-    files = [RESULTS / device / f"{name}.json" for device in _DEVICES]
-    return next((file for file in files if file.exists()), files[0])
-
-
-def _json(name: str) -> Any:
-    return json.loads(_file(name).read_text(encoding="utf-8"))
 
 
 def _relative(path: Path, base: Path) -> str:
@@ -561,11 +460,6 @@ def _relative(path: Path, base: Path) -> str:
     while not path.is_relative_to(base):
         base, up = base.parent, up + 1
     return "../" * up + path.relative_to(base).as_posix()
-
-
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

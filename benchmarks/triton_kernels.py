@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from benchmarks.moe_tiles import tiles
 from cuda_ops.ops._moe import torch_route
 
 _BLOCK = 1024
@@ -143,24 +144,24 @@ def moe(
     w_gate_up: torch.Tensor,
     w_down: torch.Tensor,
     top_k: int,
+    choice: int = 0,
 ) -> torch.Tensor:
-    """Runs softmax routing, renormalised, and SwiGLU experts; without a gradient."""
+    """Runs softmax routing, renormalised, and SwiGLU experts; without a gradient. ``choice`` is a
+    tile of the table's for so many tokens.
+    """
     weights, experts = torch_route(router_logits, top_k)
     (tokens, hidden), count = x.shape, w_down.shape[0]
     assignments = tokens * top_k
-    each = assignments / count
-    block_m = 16 if each <= 16 else 32 if each <= 32 else 64 if each <= 96 else 128
-    # With few rows the matrices are the bottleneck: narrow blocks for more programs, long steps.
-    block_n, block_k, group = (64, 128, 1) if block_m == 16 else (128, 64, 16)
-    rows, owners, blocks = _blocks(experts, count, block_m)
+    tile = tiles(assignments / count)[choice]
+    rows, owners, blocks = _blocks(experts, count, tile.m)
 
     def product(source: torch.Tensor, w: torch.Tensor, fan: int, scaled: bool) -> torch.Tensor:
         n, k = w.shape[1:]
         out = source.new_empty(assignments, n)
-        _experts_product[(blocks * triton.cdiv(n, block_n),)](
+        _experts_product[(blocks * triton.cdiv(n, tile.n),)](
             source, w, out, rows, owners, weights, assignments, n, k, fan,
-            scaled, block_m, block_n, block_k, group, blocks,
-            num_warps=8 if block_m == 128 else 4, num_stages=4,
+            scaled, tile.m, tile.n, tile.k, tile.group, blocks,
+            num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         return out
 

@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 
 def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
-    host = {"p": PeerResult(around(1e-6), around(2.0), around(5e-6)), "q": PeerResult(missing="!")}
+    host = {"p": PeerResult(around(2e-5), around(2.0), around(5e-6)), "q": PeerResult(missing="!")}
     saved = report(
         result(peers=host, host=around(6e-6), notes=("a note",)),
         result(case="2K", seconds=None, error="wrong"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,13 +23,14 @@ from torch._subclasses import FakeTensorMode
 from cuda_ops.benchmarking.ceilings import Ceilings, arithmetic
 from cuda_ops.benchmarking.clock import CpuClock, host_latency, rotated
 from cuda_ops.benchmarking.compare import Settings, calls_for
-from cuda_ops.benchmarking.environment import environment
+from cuda_ops.benchmarking.environment import cub_version, environment
 from cuda_ops.benchmarking.kit import Kit, cases_of
 from cuda_ops.benchmarking.peers import compiled, from_pair, imported, load_peers, torch_peers
 from cuda_ops.benchmarking.results import PeerResult, mean_ratio
 from cuda_ops.benchmarking.rotation import maker
 from cuda_ops.benchmarking.stats import Interval, geometric_mean, median_interval, ratio_interval
 from cuda_ops.benchmarking.training import with_gradients
+from cuda_ops.build import toolchain
 from cuda_ops.build.discovery import BUILTIN_ROOT
 from cuda_ops.compile_ops import reload
 from cuda_ops.errors import BenchmarkError
@@ -78,6 +80,20 @@ def test_the_environment_says_where_it_was() -> None:
     assert known["torch"] == torch.__version__ and known["threads"].isdigit()
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", known["date"])
     assert known["commit"]
+
+
+def test_the_version_of_cub_is_that_of_the_toolkit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolchain, "cuda_home", lambda: tmp_path)
+    assert cub_version() == "not installed"
+    for folder, number, version in (("", 200_800, "2.8.0"), ("cccl", 301_402, "3.14.2")):
+        header = tmp_path / "include" / folder / "cub" / "version.cuh"
+        header.parent.mkdir(parents=True)
+        header.write_text(f"// text\n#define CUB_VERSION {number} // one value\n")
+        assert cub_version() == version  # that of cccl comes first
+    monkeypatch.setattr(toolchain, "cuda_home", lambda: None)
+    assert cub_version() == "not installed"
 
 
 def test_the_floor_is_the_longer_of_memory_and_arithmetic() -> None:

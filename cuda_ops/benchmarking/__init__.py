@@ -10,8 +10,11 @@ operator, and no operator has a timing loop.
 ``rotation``   the arguments of a train, with other values each time
 ``verify``     whether what was timed is right
 ``compare``    rounds of operator and peers, until the interval is narrow
+``choice``     which of a peer's candidates a case is compared with
+``sustained``  calls back to back, under the power limit
 ``memory``     how much memory of the device a call takes
 ``ceilings``   what the device can do: measured, and physically
+``raised``     ceilings that a measurement went above
 ``kit``        all of the above for one operator
 ``results``    what was found, as values and as JSON
 ``capacity``   which cases fit the device

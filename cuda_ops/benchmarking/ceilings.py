@@ -1,7 +1,8 @@
 """What the device can do: its measured ceilings and its physical ones.
 
-Percentages refer to the measured ceilings: a large copy by torch, and large matrix products by its
-BLAS, in the same run. No measurement may exceed the physical ones.
+Percentages refer to the measured ceilings: a large copy by torch, a reduction that reads and writes
+next to nothing, and large matrix products by its BLAS, in the same run. No measurement may exceed
+the physical ones. One that exceeds a measured one raises it, see :mod:`.raised`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import BenchmarkCase
 
-from .clock import Clock, cache_bytes
+from .clock import Clock, Flush, cache_bytes
 from .stats import Interval, median_interval
 
 #: The kinds of arithmetic, with the dtype of a matrix product of this kind.
@@ -41,6 +42,9 @@ _FLOPS_PER_CLOCK = {
 # caches are out of the flush's reach, and the clock varies.
 _SLACK = {"cuda": 1.5, "cpu": 4.0}
 _ROUNDS = 10
+#: A call that writes less than this share of the bytes that it moves is one that reads: its ceiling
+#: is that of a kernel which reads alone.
+READS = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class Floor:
     """The shortest time a case can take at the measured ceilings."""
 
     seconds: float
-    #: ``"memory"`` or ``"compute"``, whichever takes longer.
+    #: ``"memory"`` (``"read"`` for a call that hardly writes) or ``"compute"``, whichever takes
+    #: longer.
     bound: str
 
 
@@ -63,11 +68,19 @@ class Ceilings:
         self.physical: dict[str, float] = _physical(clock.device)
 
     def rate(self, kind: str) -> float:
-        """Returns the measured ceiling: ``"memory"`` in bytes/s, a kind of arithmetic in FLOP/s."""
+        """Returns the measured ceiling: ``"memory"`` (a copy) or ``"read"`` in bytes/s, a kind of
+        arithmetic in FLOP/s.
+        """
         if kind not in self.measured:
-            self.measured[kind] = (
-                _copy_rate(self._clock) if kind == "memory" else _matmul_rate(self._clock, kind)
-            )
+            if kind == "memory":
+                self.measured[kind] = _copy_rate(self._clock)
+            elif kind == "read":
+                # A reduction that is slower than a copy would be no ceiling for reads.
+                self.rate("memory")
+                rates = self.measured["memory"], _read_rate(self._clock)
+                self.measured[kind] = max(rates, key=lambda rate: rate.value)
+            else:
+                self.measured[kind] = _matmul_rate(self._clock, kind)
         return self.measured[kind].value
 
     def limit(self, kind: str) -> float:
@@ -75,16 +88,23 @@ class Ceilings:
         if kind in self.physical:
             return self.physical[kind]
         measured = self.rate(kind)
-        if kind != "memory":
+        if kind not in ("memory", "read"):
             # A library may be slow in one kind, but no kind is slower than float32 on a device.
             measured = max(measured, self.rate("fp32"))
         return measured * _SLACK[self._clock.device.type]
 
-    def floor(self, case: BenchmarkCase) -> Floor:
-        """Returns the shortest time that a call of the case can take."""
-        memory = case.bytes / self.rate("memory")
+    def floor(self, case: BenchmarkCase, written: int | None = None) -> Floor:
+        """Returns the shortest time that a call of the case can take.
+
+        Args:
+            case: the case.
+            written: how many of its bytes a call writes; where that is hardly any, the ceiling is
+                that of reads.
+        """
+        kind = "read" if written is not None and written < READS * case.bytes else "memory"
+        memory = case.bytes / self.rate(kind)
         compute = case.flops / self.rate(arithmetic(case)) if case.flops else 0.0
-        return Floor(max(memory, compute), "compute" if compute > memory else "memory")
+        return Floor(max(memory, compute), "compute" if compute > memory else kind)
 
     def refuse_impossible(self, case: BenchmarkCase, name: str, seconds: float, calls: int) -> None:
         """Refuses a time of a call of ``name``, one of ``calls``, that the device cannot reach.
@@ -129,6 +149,28 @@ def _copy_rate(clock: Clock) -> Interval:
     target = torch.empty_like(source)
     taken = _times(clock, target.copy_, (source,))
     return _rate(2 * source.nbytes, taken)
+
+
+def _read_rate(clock: Clock) -> Interval:
+    """Measures the fastest of the reductions that torch has for this, on caches without a line that
+    waits to be written: only the buffer is paid for.
+    """
+    numel = 2**28 if clock.device.type == "cuda" else 2**24
+    source = torch.randn(numel, device=clock.device)
+    rows = source.view(-1, 2**14)
+    one, many = source.new_empty(()), source.new_empty(rows.shape[0])
+    reductions = (
+        lambda x: torch.amax(x, dim=0, out=one),
+        lambda x: torch.sum(x, dim=0, out=one),
+        lambda x: torch.amax(x.view(rows.shape), dim=1, out=many),
+        lambda x: torch.sum(x.view(rows.shape), dim=1, out=many),
+    )
+    flush, clock.flush = clock.flush, Flush(clock.device, clean=True)
+    try:
+        taken = [_times(clock, reduction, (source,)) for reduction in reductions]
+    finally:
+        clock.flush = flush
+    return _rate(source.nbytes, min(taken, key=lambda times: times.value))
 
 
 def _matmul_rate(clock: Clock, kind: str) -> Interval:

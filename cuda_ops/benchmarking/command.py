@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -88,7 +90,7 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
         if ops:  # without operators, the reasons why they were left out say more
             _refuse_unknown(names or set(), arguments.cases, ops)
         progress("measuring the device")
-        settings = QUICK if arguments.quick else Settings()
+        settings = replace(QUICK if arguments.quick else Settings(), sustained=arguments.sustained)
         kit = Kit(device, settings, names, arguments.cases, arguments.clean_caches)
         kit.left_out |= left_out
         results: list[CaseResult] = []
@@ -188,6 +190,14 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="start with caches that hold nothing unwritten, for operators that only read",
     )
+    parser.add_argument(
+        "--sustained",
+        metavar="SECONDS",
+        type=_seconds,
+        default=0.0,
+        help="also run each case back to back for so long, three times in turns with a peer, so "
+        "that the power limit binds; 2 is enough (default: 0, which leaves it out)",
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured")
     parser.add_argument("--plot", metavar="DIR", type=Path, help="draw roofline, ratios, bandwidth")
     parser.add_argument(
@@ -201,6 +211,16 @@ def _parser() -> argparse.ArgumentParser:
         help="a folder with kernels/ and bindings/ outside this project; repeatable",
     )  # fmt: skip
     return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= 60:
+        raise argparse.ArgumentTypeError(f"expected seconds from 0 to 60, got {text!r}")
+    return seconds
 
 
 def regex(text: str) -> str:

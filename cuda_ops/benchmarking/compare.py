@@ -12,6 +12,7 @@ from typing import Any
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import Peer
 
+from .choice import prepare, reason_of
 from .clock import Clock, Train, rotated, undisturbed
 from .rotation import Rotation
 from .stats import LEAST_SAMPLES, Interval, median_interval, ratio_interval
@@ -41,6 +42,8 @@ class Settings:
     #: Samples of the host's latency, and calls in each.
     latency_rounds: int = 20
     latency_calls: int = 100
+    #: Seconds of calls back to back for each turn of a sustained figure; 0 for none.
+    sustained: float = 0.0
 
 
 #: For ``--quick``: enough to see whether something is badly off.
@@ -87,7 +90,7 @@ def compare(
     missing: dict[str, str] = {}
 
     def run(name: str) -> Train:
-        train = clock.train(alive[name], rotation.arguments, rotation.advance)
+        train = clock.train(alive[name], rotation.arguments, prepare(alive[name], rotation))
         if verifier is None:
             return train
         try:
@@ -105,7 +108,7 @@ def compare(
             if name == ours:
                 raise
             del alive[name]
-            missing[name] = _reason(error)
+            missing[name] = reason_of(error)
     trains: dict[str, list[Train]] = {name: [] for name in alive}
     progress("timing in turns")
     begin, round_ = perf_counter(), 0
@@ -194,8 +197,3 @@ def quick_seconds(
     while len(times) < 3 or (perf_counter() - begin < budget and len(times) < _MOST_ROUNDS):
         times.append(clock.train(function, rotation.arguments, rotation.advance).seconds)
     return statistics.median(times)
-
-
-def _reason(error: Exception) -> str:
-    first = (str(error).strip().splitlines() or [""])[0]
-    return first if isinstance(error, BenchmarkError) else f"{type(error).__name__}: {first}"

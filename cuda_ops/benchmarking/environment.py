@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def environment(device: torch.device | None = None) -> dict[str, str]:
         "torch": torch.__version__,
         "triton": _version("triton"),
         "cuda": toolchain.cuda_version(),
+        "cub": cub_version(),
         "python": platform.python_version(),
         "commit": _commit(),
     }
@@ -55,6 +57,19 @@ def environment(device: torch.device | None = None) -> dict[str, str]:
     else:
         known["threads"] = str(torch.get_num_threads())
     return known
+
+
+def cub_version() -> str:
+    """Returns the version of the toolkit's CUB, which decides what it offers: ``"3.0.1"``."""
+    home = toolchain.cuda_home()
+    for folder in ("include/cccl", "include") if home else ():
+        header = Path(str(home)) / folder / "cub" / "version.cuh"
+        if header.is_file():
+            text = header.read_text(encoding="utf-8", errors="replace")
+            if found := re.search(r"^#define CUB_VERSION (\d+)", text, re.MULTILINE):
+                version = int(found[1])
+                return f"{version // 100_000}.{version // 100 % 1000}.{version % 100}"
+    return "not installed"
 
 
 def device_name(device: torch.device) -> str:

@@ -13,20 +13,23 @@ import torch
 
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import BenchmarkCase, Claims, OpSpec, Peer
-from cuda_ops.testing.compare import outputs
+from cuda_ops.testing.compare import outputs, tensors
 from cuda_ops.testing.samples import DeviceArg
 from cuda_ops.testing.subject import HookAnswers, why_not
 
 from . import capacity
 from .ceilings import Ceilings, arithmetic
+from .choice import settle, wrapped
 from .clock import CLEAN_OVER_WARM, COLD_OVER_WARM, host_latency, make_clock, prove_cold
 from .compare import OURS, Settings, calls_for, compare, quick_seconds
 from .environment import environment
 from .memory import memory_of
-from .peers import load_peers
+from .peers import EAGER, load_peers
+from .raised import raised
 from .results import CaseResult, PeerResult, Report
 from .rotation import Rotation
 from .stats import Interval, median_interval
+from .sustained import sustained
 from .training import with_gradients
 from .verify import Verifier
 
@@ -114,19 +117,23 @@ class Kit:
         return results
 
     def report(self, results: list[CaseResult]) -> Report:
-        """Returns the results with everything that is needed to judge them."""
-        return Report(
-            environment=environment(self.device),
-            ceilings=self.ceilings.measured,
-            physical=self.ceilings.physical,
-            cold_over_warm=self.cold_over_warm,
-            settings={
-                **asdict(self.settings),
-                "cases": self._cases,
-                "clean_caches": self._clean_caches,
-            },
-            results=results,
-            left_out=self.left_out,
+        """Returns the results with everything that is needed to judge them. A ceiling that one of
+        them went above is raised to it, for all.
+        """
+        return raised(
+            Report(
+                environment=environment(self.device),
+                ceilings=self.ceilings.measured,
+                physical=self.ceilings.physical,
+                cold_over_warm=self.cold_over_warm,
+                settings={
+                    **asdict(self.settings),
+                    "cases": self._cases,
+                    "clean_caches": self._clean_caches,
+                },
+                results=results,
+                left_out=self.left_out,
+            )
         )
 
     # --- one case --------------------------------------------------------------------
@@ -144,8 +151,9 @@ class Kit:
 
         dtype = "" if case.dtype is None else str(case.dtype).removeprefix("torch.")
         result = CaseResult(
-            op.key, op.pair, case.label, case.reason, dtype, case.bytes, case.flops, ""
-        )
+            op.key, op.pair, case.label, case.reason, dtype, case.bytes, case.flops, "",
+            group=case.group,
+        )  # fmt: skip
         try:
             result = replace(result, arithmetic=arithmetic(case))
             return self._compared(op, case, reference, claims, result, part)
@@ -173,15 +181,21 @@ class Kit:
                 name: self.device if isinstance(value, DeviceArg) else value
                 for name, value in case.keywords.items()
             }
-            functions = {name: partial(f, **keywords) for name, f in functions.items()}
+            functions = {
+                name: wrapped(lambda f: partial(f, **keywords), f) for name, f in functions.items()
+            }
             reference = partial(reference, **case.keywords)
         forward = functions
         capacity.check_shared(case, self.device)
         fixed = [op.argument_names.index(name) for name in op.no_gradient]
         if case.backward:
-            functions = {n: with_gradients(f, fixed=fixed) for n, f in functions.items()}
+            functions = {
+                name: wrapped(lambda f: with_gradients(f, fixed=fixed), f)
+                for name, f in functions.items()
+            }
         progress("making arguments")
         pair = Rotation(case, self.device, 2)
+        written = _written(op, functions[OURS], pair.arguments[0])
         if case.backward:
             made = outputs(forward[OURS](*pair.arguments[0]))
             reference = with_gradients(reference, fixed=fixed, like=[r.dtype for r in made])
@@ -201,6 +215,10 @@ class Kit:
             for name, peer in wanted.items()
             if isinstance(peer, Peer) and (peer.off_by or peer.compared is not None)
         }
+        took, unusable = settle(
+            functions, forward, rotation, verifier, self.clock, lenient, progress
+        )
+        missing |= unusable
         found = compare(functions, rotation, verifier, self.clock, self.settings, lenient, progress)
         progress("the device's ceilings and the host's latency")
         for name, seconds in found.seconds.items():
@@ -217,7 +235,8 @@ class Kit:
             memory[name] = memory_of(
                 forward[name], rotation.arguments[0], self.device, case.backward, fixed
             )
-        floor = self.ceilings.floor(case)
+        lasting = self._sustained(functions, rotation, found.seconds, progress)
+        floor = self.ceilings.floor(case, written)
         notes = [f"{name} waits for the device: host time is included" for name in found.waiting]
         for name, peer in lenient.items():
             if name in found.ratios and peer.off_by:
@@ -230,6 +249,7 @@ class Kit:
             seconds=found.seconds[OURS],
             host=latencies.get(OURS),
             memory=memory.get(OURS),
+            sustained=lasting.get(OURS),
             floor_seconds=floor.seconds,
             bound=floor.bound,
             calls=calls,
@@ -243,6 +263,8 @@ class Kit:
                     found.ratios[name],
                     latencies.get(name),
                     memory=memory.get(name),
+                    sustained=lasting.get(name),
+                    took=took.get(name, ""),
                 )
                 for name in wanted
             },
@@ -263,6 +285,27 @@ class Kit:
         )
         return {name: median_interval(taken) for name, taken in times.items()}
 
+    def _sustained(
+        self,
+        functions: dict[str, Callable[..., Any]],
+        rotation: Rotation,
+        seconds: dict[str, Interval],
+        progress: Callable[[str], None],
+    ) -> dict[str, Interval]:
+        """Times ours and one peer back to back: the eager one, or else the first."""
+        if not self.settings.sustained:
+            return {}
+        others = [name for name in seconds if name != OURS]
+        names = [OURS, *([EAGER] if EAGER in others else others[:1])]
+        progress(f"{' and '.join(names)}, back to back")
+        return sustained(
+            {name: functions[name] for name in names},
+            rotation.arguments,
+            self.clock,
+            self.settings.sustained,
+            {name: seconds[name].value for name in names},
+        )
+
     def _few(self, cases: list[BenchmarkCase]) -> list[BenchmarkCase]:
         """Returns the smallest and the largest case of each dtype."""
         if self.device.type == "cpu":
@@ -276,6 +319,13 @@ class Kit:
             for end in (min, max)
         ]
         return [case for case in cases if any(case is end for end in ends)]
+
+
+def _written(op: OpSpec, function: Callable[..., Any], args: tuple[Any, ...]) -> int | None:
+    """Returns how many bytes a call returns; ``None`` if it writes into its arguments."""
+    if op.parsed.is_mutable:
+        return None
+    return sum(result.nbytes for result in tensors(outputs(function(*args))))
 
 
 def cases_of(op: OpSpec, plugins: HookAnswers) -> list[BenchmarkCase]:

@@ -18,12 +18,15 @@ import torch
 
 from cuda_ops.spec import Peer
 
+from .choice import BestOf
+
 #: Names for ``--peers`` that every operator may use.
 EAGER, COMPILE = "eager", "compile"
 
 
 def torch_peers(function: Callable[..., Any]) -> dict[str, Callable[..., Any] | Peer]:
-    """Makes peers of a function of PyTorch: as it is, and through ``torch.compile``.
+    """Makes peers of a function of PyTorch: as it is, and through ``torch.compile``, which is the
+    faster one of its default and of ``max-autotune``.
 
     Example::
 
@@ -32,21 +35,33 @@ def torch_peers(function: Callable[..., Any]) -> dict[str, Callable[..., Any] | 
     return {EAGER: function, COMPILE: compiled(function)}
 
 
+#: What ``torch.compile`` may be asked for: with CUDA graphs, the other form of ``max-autotune``,
+#: results would be written over by the next call.
+_MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs"}
+
+
 def compiled(function: Callable[..., Any], **options: Any) -> Peer:
     """Makes a peer of ``torch.compile(function, **options)`` for exactly the shapes of a case.
+
+    Where the options name neither a mode nor a backend and there is a GPU, it is the faster one, at
+    each case, of the default and of ``max-autotune`` without CUDA graphs.
 
     Example::
 
         peers = {"max-autotune": compiled(F.silu, mode="max-autotune-no-cudagraphs")}
     """
 
+    def made(mode: str | None) -> Callable[..., Any]:
+        asked = {"fullgraph": True, "dynamic": False, **({"mode": mode} if mode else {}), **options}
+        compiled: Callable[..., Any] = torch.compile(function, **asked)
+        return compiled
+
     def load() -> Callable[..., Any]:
         # All cases share one code object, which torch would stop compiling after a few of them.
         torch._dynamo.reset()
-        made: Callable[..., Any] = torch.compile(
-            function, **{"fullgraph": True, "dynamic": False, **options}
-        )
-        return made
+        if options.keys() & {"mode", "backend"} or not torch.cuda.is_available():
+            return made(None)
+        return BestOf({name: made(mode) for name, mode in _MODES.items()})
 
     return Peer(load)
 
@@ -73,7 +88,12 @@ def imported(
     return Peer(load, off_by)
 
 
-def from_pair(root: Path, stem: str, name: str | None = None) -> Peer:
+def from_pair(
+    root: Path,
+    stem: str,
+    name: str | None = None,
+    adapt: Callable[[Any], Callable[..., Any]] | None = None,
+) -> Peer:
     """Makes a peer of a pair under ``root``, which is built when needed: one call of CUB, for
     instance. It is missing if it does not build, for lack of a CUDA toolkit perhaps.
 
@@ -81,6 +101,8 @@ def from_pair(root: Path, stem: str, name: str | None = None) -> Peer:
         root: a folder with kernels/ and bindings/.
         stem: the pair's name.
         name: the operator's name, by default ``stem``.
+        adapt: makes the callable, or a :class:`~.choice.BestOf`, of the operator; by default that
+            itself.
     """
 
     def load() -> Callable[..., Any]:
@@ -90,8 +112,8 @@ def from_pair(root: Path, stem: str, name: str | None = None) -> Peer:
 
         registry().add_root(root)
         reload(stem)
-        made: Callable[..., Any] = registry().public(registry().key_of(name or stem))
-        return made
+        op: Callable[..., Any] = registry().public(registry().key_of(name or stem))
+        return adapt(op) if adapt else op
 
     return Peer(load)
 

@@ -70,7 +70,7 @@ def _figures(report: Report, timed: list[CaseResult], new: Any) -> Iterable[tupl
         mine = [result for result in timed if result.op == op]
         if any(peer.ratio for result in mine for peer in result.peers.values()):
             yield f"{op}_ratio", _ratios(report, op, mine, new)
-    streaming = [result for result in timed if result.bound == "memory" and not result.flops]
+    streaming = [result for result in timed if result.bound != "compute" and not result.flops]
     if streaming:
         yield "bandwidth", _bandwidth(report, streaming, new)
 

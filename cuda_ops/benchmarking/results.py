@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +27,10 @@ class PeerResult:
     missing: str = ""
     #: Measured if the case asks for it; ``None`` on a CPU.
     memory: Memory | None = None
+    #: Seconds per call of calls back to back, if the run asks for them.
+    sustained: Interval | None = None
+    #: Which of several candidates this is, for a peer that has some, and what the others took.
+    took: str = ""
     #: The commit of the run that measured the peer beside the operator of that time, if it is not
     #: the case's own.
     commit: str = ""
@@ -49,8 +54,10 @@ class CaseResult:
     host: Interval | None = None
     #: Measured if the case asks for it; ``None`` on a CPU.
     memory: Memory | None = None
+    #: Seconds per call of calls back to back, if the run asks for them.
+    sustained: Interval | None = None
     #: The shortest time at the ceilings that were measured in the same run, and which of them sets
-    #: it: ``"memory"`` or ``"compute"``.
+    #: it: ``"memory"``, ``"read"`` for a case that hardly writes, or ``"compute"``.
     floor_seconds: float = 0.0
     bound: str = ""
     calls: int = 0
@@ -62,10 +69,12 @@ class CaseResult:
     error: str = ""
     #: The commit of the earlier run that a kept run has the case from, if any.
     commit: str = ""
+    #: The part of the operator's cases that has a mean of its own, if it has such parts.
+    group: str = ""
 
     @property
     def of_ceiling(self) -> float:
-        """The share of the measured ceiling that is reached; 1 is all of it."""
+        """The share of the ceiling of its run that is reached; 1 is all of it."""
         return self.floor_seconds / self.seconds.value if self.seconds else 0.0
 
     @property
@@ -80,7 +89,8 @@ class Report:
     """One run."""
 
     environment: dict[str, str]
-    #: Measured ceilings: bytes/s of ``"memory"``, FLOP/s of each arithmetic that was needed.
+    #: Measured ceilings: bytes/s of ``"memory"`` (a copy) and ``"read"``, FLOP/s of each arithmetic
+    #: that was needed.
     ceilings: dict[str, Interval]
     #: The same by the device's data; nothing measured may be above.
     physical: dict[str, float]
@@ -90,6 +100,8 @@ class Report:
     results: list[CaseResult]
     #: What was not measured: operator or case, and why.
     left_out: dict[str, str] = field(default_factory=dict)
+    #: The ceilings that something went above and that were raised to it, with what it was.
+    raised: dict[str, str] = field(default_factory=dict)
 
     @property
     def errors(self) -> list[CaseResult]:
@@ -122,9 +134,12 @@ class Report:
             data = json.loads(path.read_text(encoding="utf-8"))
             cases = [_case(entry) for entry in data.pop("results")]
             ceilings = {kind: Interval(**value) for kind, value in data.pop("ceilings").items()}
-            return Report(ceilings=ceilings, results=cases, **data)
+            loaded = Report(ceilings=ceilings, results=cases, **data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise BenchmarkError(f"{path} is not the JSON of a benchmark run: {error!r}") from error
+        from .raised import raised  # which needs the classes of this module
+
+        return raised(loaded)  # runs from before this was done when they were made
 
 
 def peer_names(results: Iterable[CaseResult]) -> list[str]:
@@ -132,32 +147,58 @@ def peer_names(results: Iterable[CaseResult]) -> list[str]:
     return list(dict.fromkeys(name for result in results for name in result.peers))
 
 
-def mean_ratio(results: Iterable[CaseResult], peer: str) -> float | None:
-    """Returns the geometric mean of a peer's ratios; ``None`` if it has none."""
+#: A larger ratio is a cliff of the peer's, which one case could lift a whole mean by.
+CLIFF = 13.0
+
+
+def ratios_of(results: Iterable[CaseResult], peer: str) -> list[float]:
+    """Returns a peer's ratios in those of the cases that have one."""
     found = [r.peers[peer].ratio for r in results if peer in r.peers]
-    values = [ratio.value for ratio in found if ratio is not None]
-    return geometric_mean(values) if values else None
+    return [ratio.value for ratio in found if ratio is not None]
+
+
+def mean_ratio(results: Iterable[CaseResult], peer: str, most: float = math.inf) -> float | None:
+    """Returns the geometric mean of a peer's ratios, where one above ``most`` counts as that;
+    ``None`` if it has none.
+    """
+    values = ratios_of(results, peer)
+    return geometric_mean([min(value, most) for value in values]) if values else None
+
+
+def groups_of(results: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
+    """Returns the cases of each group that has a mean of its own, if there are several."""
+    groups: dict[str, list[CaseResult]] = {}
+    for result in results:
+        groups.setdefault(result.group, []).append(result)
+    return groups if len(groups) > 1 else {}
 
 
 def _case(data: dict[str, Any]) -> CaseResult:
-    peers = {name: _peer(**peer) for name, peer in data["peers"].items()}
+    peers = {name: _peer(peer) for name, peer in data["peers"].items()}
     return CaseResult(
         **{
             **data,
             "seconds": _interval(data["seconds"]),
             "host": _interval(data["host"]),
             "memory": _memory(data.get("memory")),
+            "sustained": _interval(data.get("sustained")),
             "peers": peers,
             "notes": tuple(data["notes"]),
         }
     )
 
 
-def _peer(
-    seconds: Any, ratio: Any, host: Any, missing: str, memory: Any = None, commit: str = ""
-) -> PeerResult:
-    intervals = _interval(seconds), _interval(ratio), _interval(host)
-    return PeerResult(*intervals, missing, _memory(memory), commit)
+def _peer(data: dict[str, Any]) -> PeerResult:
+    return PeerResult(
+        **{
+            **data,
+            **{
+                name: _interval(data.get(name))
+                for name in ("seconds", "ratio", "host", "sustained")
+            },
+            "memory": _memory(data.get("memory")),
+        }
+    )
 
 
 def _memory(data: dict[str, Any] | None) -> Memory | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -15,11 +16,23 @@ from cuda_ops.output import time_text
 
 from .compare import OURS
 from .environment import DEBUG_BUILD
-from .results import CaseResult, PeerResult, Report, mean_ratio, peer_names
+from .raised import kind_of
+from .results import (
+    CLIFF,
+    CaseResult,
+    PeerResult,
+    Report,
+    groups_of,
+    mean_ratio,
+    peer_names,
+    ratios_of,
+)
 from .stats import Interval
 
 #: What stands above the rows of :func:`memory_table`.
 MEMORY = "memory at its peak, and kept for backward; in brackets theirs / ours"
+#: What stands above the rows of :func:`sustained_table`.
+SUSTAINED = "back to back; in brackets theirs / ours"
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -50,6 +63,12 @@ def render(report: Report) -> Group:
         header, rows = memory_table(report.of(op))
         if rows:
             grid = _grid(f"[bold]{escape(op)}[/], {MEMORY}", header)
+            for row in rows:
+                grid.add_row(*map(escape, row))
+            parts += ["", grid]
+        header, rows = sustained_table(report.of(op))
+        if rows:
+            grid = _grid(f"[bold]{escape(op)}[/], {SUSTAINED}", header)
             for row in rows:
                 grid.add_row(*map(escape, row))
             parts += ["", grid]
@@ -84,14 +103,15 @@ def ceilings_text(report: Report) -> str:
     bound: dict[str, list[float]] = {}
     for result in report.results:
         if result.floor_seconds:
-            memory = result.bound == "memory"
-            kind, amount = ("memory", result.bytes) if memory else (result.arithmetic, result.flops)
-            bound.setdefault(kind, []).append(amount / result.floor_seconds)
+            amount = result.flops if result.bound == "compute" else result.bytes
+            bound.setdefault(kind_of(result), []).append(amount / result.floor_seconds)
     return ", ".join(f"{kind} {_range(kind, found)}" for kind, found in (rates | bound).items())
 
 
 def _range(kind: str, rates: list[float]) -> str:
-    low, high = (scaled(f(rates), "B/s" if kind == "memory" else "FLOP/s") for f in (min, max))
+    low, high = (
+        scaled(f(rates), "B/s" if kind in ("memory", "read") else "FLOP/s") for f in (min, max)
+    )
     if low == high:
         return high
     number, unit = low.split()
@@ -115,13 +135,37 @@ def _table(report: Report, op: str) -> Table:
             cells.append(host_text(result))
         cells += [peer_text(result.peers.get(peer)) for peer in peers]
         grid.add_row(escape(result.case), *cells)
-    means = [mean_ratio(results, peer) for peer in peers]
-    if any(mean is not None for mean in means):
-        blank = [""] * (3 + timed_host)
-        grid.add_row(
-            "[dim]geometric mean[/]", *blank, *(f"{m:.2f}" if m else "" for m in means)
-        )  # fmt: skip
+    blank = [""] * (3 + timed_host)
+    for label, means in mean_rows(results, peers):
+        grid.add_row(f"[dim]{escape(label)}[/]", *blank, *means)
     return grid
+
+
+def mean_rows(
+    results: Sequence[CaseResult], peers: Sequence[str]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yields what stands below the cases of an operator: geometric means of its groups, if it has
+    some, of all, and of all with no ratio above :data:`~.results.CLIFF`, if one is above it.
+    """
+
+    def row(some: Sequence[CaseResult], most: float = math.inf) -> list[str]:
+        means = [mean_ratio(some, peer, most) for peer in peers]
+        return [f"{mean:.2f}" if mean else "" for mean in means]
+
+    parts = [
+        (f"mean of {name or 'the others'}", row(some)) for name, some in groups_of(results).items()
+    ]
+    for label, means in (*parts, ("geometric mean", row(results))):
+        if any(means):
+            yield label, means
+    if has_cliffs(results):
+        yield f"the same, {CLIFF:g} at most", row(results, CLIFF)
+
+
+def has_cliffs(results: Iterable[CaseResult]) -> bool:
+    """Tells whether a ratio is so large that it counts less in the second mean."""
+    results = list(results)
+    return any(max(ratios_of(results, p), default=0.0) > CLIFF for p in peer_names(results))
 
 
 def _grid(title: str, header: Sequence[str]) -> Table:
@@ -143,6 +187,31 @@ def memory_table(results: Iterable[CaseResult]) -> tuple[tuple[str, ...], list[t
                 cells = (_memory_text(peer, what, ours) for peer in theirs)
                 rows.append((result.case, what, _mebibytes(ours), *cells))
     return ("case", "MiB", OURS, *peers), rows
+
+
+def sustained_table(
+    results: Iterable[CaseResult],
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns header and rows of the rates of calls back to back; no rows if none was measured."""
+    timed = [(result, result.sustained) for result in results if result.sustained]
+    peers = [
+        name for name in peer_names(r for r, _ in timed)
+        if any((peer := r.peers.get(name)) and peer.sustained for r, _ in timed)
+    ]  # fmt: skip
+    rows = []
+    for result, ours in timed:
+        unit = "FLOP/s" if result.flops else "B/s"
+        amount = result.flops or result.bytes
+        cells = [result.case, scaled(amount / ours.value, unit)]
+        for name in peers:
+            theirs = peer.sustained if (peer := result.peers.get(name)) else None
+            cells.append(
+                f"{scaled(amount / theirs.value, unit)} ({theirs.value / ours.value:.2f}x)"
+                if theirs
+                else ""
+            )
+        rows.append(tuple(cells))
+    return ("case", OURS, *peers), rows
 
 
 def _memory_text(peer: PeerResult | None, what: str, ours: int) -> str:
@@ -182,6 +251,25 @@ def footnotes(report: Report) -> Iterator[str]:
             f"~ an interval is wider than {report.settings['precision']:.0%} "
             f"after {report.settings['seconds']:g} s"
         )
+    for kind, why in report.raised.items():
+        yield f"the {kind} ceiling is {why}"
+    for op in report.operators():
+        if has_cliffs(report.of(op)):
+            yield (
+                f"{op}: in the last mean a ratio above {CLIFF:g}, a cliff of the peer's, counts "
+                f"as {CLIFF:g}"
+            )
+    taken = Counter(
+        (result.op, name, peer.took.partition(" (")[0])
+        for result in report.results
+        for name, peer in result.peers.items()
+        if peer.took
+    )
+    chosen: dict[tuple[str, str], list[str]] = {}
+    for (op, name, which), n in taken.items():
+        chosen.setdefault((op, name), []).append(f"{which} in {n}")
+    for (op, name), counts in chosen.items():
+        yield f"{op}: {name} is the fastest of several in each case: {', '.join(counts)}"
     cases = Counter(result.op for result in report.results)
     missing = Counter(
         (result.op, name, peer.missing)
@@ -194,7 +282,12 @@ def footnotes(report: Report) -> Iterator[str]:
         f"{reason}"
         for (op, name, reason), n in missing.items()
     }
-    notes = {f"{r.op} {r.case}: {note}" for r in report.results for note in r.notes}
+    said = Counter((r.op, note) for r in report.results for note in set(r.notes))
+    notes = {
+        f"{r.op}{'' if said[r.op, note] == cases[r.op] else f' {r.case}'}: {note}"
+        for r in report.results
+        for note in r.notes
+    }
     yield from sorted(reasons | notes)
     for what, why in report.left_out.items():
         yield f"left out: {what}: {why}"

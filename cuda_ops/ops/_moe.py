@@ -89,11 +89,19 @@ def torch_route(
     return weights / weights.sum(-1, keepdim=True), experts
 
 
-def distinct_logits(tokens: int, count: int, device: torch.device) -> torch.Tensor:
+def distinct_logits(
+    tokens: int, count: int, device: torch.device, skewed: bool = False
+) -> torch.Tensor:
     """Gives every token the same float32 values in another order. Neither they nor their softmaxes
-    are equal, since each router breaks ties in its own way.
+    are equal, since each router breaks ties in its own way. With ``skewed``, expert e comes before
+    the others 1 / (e + 1) times as often as the first, by Zipf's law.
     """
-    order = torch.rand(tokens, count, device=device).argsort(-1)
+    drawn = torch.rand(tokens, count, device=device)
+    if skewed:
+        # The order of keys log(p) - log(-log(u)) is that of draws without replacement.
+        often = torch.arange(1, count + 1, device=device).log()
+        drawn = (drawn.clamp_min(1e-30).log().neg().log() + often).neg().argsort(-1)
+    order = drawn.argsort(-1)
     return torch.linspace(-4, 4, count, device=device)[order]
 
 

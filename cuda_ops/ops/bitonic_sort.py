@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,8 @@ def torch_stable_sort(
 def torch_sort(
     x: torch.Tensor, dim: int = -1, descending: bool = False, stable: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    values, indices = torch.sort(x, stable=stable, dim=dim, descending=descending)
+    """Sorts as users call it: without asking for a stable order, whatever ``stable`` says."""
+    values, indices = torch.sort(x, dim=dim, descending=descending)
     return values, indices
 
 
@@ -103,7 +105,11 @@ def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
     from cuda_ops.benchmarking.peers import EAGER
 
-    return {EAGER: torch_sort}  # torch.compile calls the same kernel
+    # torch.compile calls the same kernels. The default may take other indices of equal elements.
+    return {
+        EAGER: Peer(lambda: torch_sort, compared=1),
+        f"{EAGER} stable": torch_stable_sort,
+    }
 
 
 #: Rows and their length, from short to long, for each way of sorting.
@@ -112,20 +118,65 @@ _POINTS = (
     (1 << 13, 2048), (1 << 12, 4096), (1 << 11, 8192), (1 << 10, 16384), (1 << 9, 32768),
     (256, 65536), (1, 1 << 16), (1, 1 << 20), (1, 1 << 24), (1, 1 << 27),
 )  # fmt: skip
+#: The dtypes that are measured at all points, and those that are at a few.
+_DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8)
+_MORE_DTYPES = (torch.float16, torch.float64, torch.int32)
+_FEW_POINTS = ((1 << 16, 64), (1 << 14, 1024), (1 << 10, 16384), (1, 1 << 24))
+#: A dim that is not the innermost: shape and dim.
+_STRIDED = (((1024, 1 << 14), 0), ((64, 4096, 64), 1), ((1 << 20, 8), 0))
+#: Keys in another order than random, and why.
+_ORDERS = {
+    "clustered": "keys around eight centres, whose first bits are equal",
+    "few values": "sixteen values, so that nearly all keys are equal to others",
+    "ascending": "sorted already",
+    "descending keys": "sorted the other way round",
+}
 
 
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
-    dtypes = (torch.float32, torch.bfloat16, torch.int64, torch.uint8)
-    return [_case(*point, dtype) for dtype in dtypes for point in _POINTS]
+    single = torch.float32
+    return [
+        *(_case(point, dtype) for dtype in _DTYPES for point in _POINTS),
+        *(_case(point, dtype) for dtype in _MORE_DTYPES for point in _FEW_POINTS),
+        *(_case(point, single, descending=True) for point in _FEW_POINTS[1:]),
+        *(_case(shape, single, dim) for shape, dim in _STRIDED),
+        _case(_STRIDED[0][0], torch.bfloat16, _STRIDED[0][1]),
+        *(_case(point, single, keys=keys) for keys in _ORDERS for point in _FEW_POINTS[1::2]),
+    ]
 
 
-def _case(count: int, n: int, dtype: torch.dtype) -> BenchmarkCase:
-    from cuda_ops.benchmarking.rotation import maker
+def _case(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    dim: int = -1,
+    descending: bool = False,
+    keys: str = "",
+) -> BenchmarkCase:
+    from cuda_ops.benchmarking.rotation import random_tensor
 
+    def inputs(device: torch.device) -> tuple[Any, ...]:
+        x = random_tensor(shape, dtype, device)
+        if keys == "clustered":
+            x = x / 1024 + torch.randint(0, 8, shape, device=device)
+        elif keys == "few values":
+            x = torch.randint(0, 16, shape, device=device).to(dtype)
+        elif keys:
+            x = torch.sort(x, descending=keys == "descending keys").values
+        return x, dim, descending, False
+
+    numel = math.prod(shape)
+    more = (
+        *((f"along dim {dim}",) if dim >= 0 else ()),
+        *(("descending",) if descending else ()),
+        *((keys,) if keys else ()),
+    )
+    one_row = numel == shape[dim]
     return BenchmarkCase(
-        f"{count}x{n} {str(dtype).removeprefix('torch.')}",
-        maker((((count, n), dtype), -1, False, True)),
-        bytes=count * n * (2 * dtype.itemsize + 8),
+        ", ".join(("x".join(map(str, shape)) + f" {str(dtype).removeprefix('torch.')}", *more)),
+        inputs,
+        bytes=numel * (2 * dtype.itemsize + 8),
+        reason=_ORDERS.get(keys, ""),
+        group=("other keys and dims" if more else "one row" if one_row else "rows"),
         dtype=dtype,
     )

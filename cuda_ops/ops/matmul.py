@@ -281,12 +281,14 @@ def cuda_ops_claims(op: OpSpec) -> Claims | None:
 
 @hookimpl
 def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
-    from cuda_ops.benchmarking.peers import EAGER
+    from cuda_ops.benchmarking.peers import EAGER, torch_peers
 
-    # torch.compile makes the same calls of cuBLAS.
+    # What allows TF32 is a setting, which a compiled graph cannot change.
     if op.name == "matmul_tf32":
         return {EAGER: torch.matmul, "eager tf32": torch_tf32}
-    return {EAGER: torch_backward if op.name == "matmul_backward" else torch.matmul}
+    if op.name == "matmul_tf32x3":
+        return {EAGER: torch.matmul}
+    return torch_peers(torch_backward if op.name == "matmul_backward" else torch_matmul)
 
 
 #: N and K of the projections of Llama-3's layers: qkv, attention's output, gate and up, down.
@@ -358,9 +360,29 @@ def _case(
         bytes=(numel * (1 + backward) + m * n) * dtype.itemsize,
         flops=product_flops((m, k), (k, n)) * (1 + backward),
         reason=reason,
+        group=_group(m, n, k, dtype),
         dtype=dtype,
         arithmetic="tf32" if "tf32" in op.name else "",
     )
+
+
+def _group(m: int, n: int, k: int, dtype: torch.dtype) -> str:
+    """Returns the part of the cases that a product is averaged with: by the rows of a, which decide
+    whether arithmetic or memory is the limit.
+    """
+    if dtype is torch.float32:
+        return "float32"
+    if any(size % 64 for size in (n, k)) or (m > 64 and m % 64):
+        return "odd shapes"
+    if m >= 4096:
+        return "M >= 4096"
+    if m >= 512:
+        return "M 512 to 2048"
+    return "M 128 and 256" if m >= 128 else "M 1 to 64"
+
+
+def torch_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.matmul(a, b)
 
 
 def torch_tf32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -205,29 +205,39 @@ WHOLE = {"DeepSeek-V3": (7168, 2048, 256, 8)}
 _TRAINING = {"Qwen3-30B-A3B": (8192, 32768), "OLMoE": (8192, 32768)}
 
 
+#: Models and tokens of cases whose experts are chosen by Zipf's law.
+_SKEWED = (("Qwen3-30B-A3B", 4096), ("Qwen3-30B-A3B", 16384), ("Mixtral 8x7B", 4096),
+           ("DeepSeek-V3, 32 of its experts", 4096))  # fmt: skip
+
+
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
     tokens = 1, 8, 64, 512, 4096, 16384
     forward = [_case(op, model, t) for model in (*MODELS, *WHOLE) for t in tokens]
+    long = [_case(op, model, 32768) for model in MODELS]
+    skewed = [_case(op, model, t, skewed=True) for model, t in _SKEWED]
     training = [
         _case(op, model, t, backward=True)
         for model in MODELS
         for t in _TRAINING.get(model, (8192,))
     ]
-    return forward + training
+    return forward + long + skewed + training
 
 
-def _case(op: OpSpec, model: str, tokens: int, backward: bool = False) -> BenchmarkCase:
+def _case(
+    op: OpSpec, model: str, tokens: int, backward: bool = False, skewed: bool = False
+) -> BenchmarkCase:
     from cuda_ops.benchmarking import rotation
 
     hidden, inner, count, top_k = (MODELS | WHOLE)[model]
-    # The number of experts that random choices are expected to meet.
+    # The number of experts that random choices are expected to meet. Skewed ones of so many tokens
+    # meet all too.
     active = round(count * (1 - (1 - top_k / count) ** tokens))
 
     def logits(device: torch.device) -> torch.Tensor:
         # Another number would not move the bytes that the case states. This one is the likeliest.
         while True:
-            drawn = _moe.distinct_logits(tokens, count, device)
+            drawn = _moe.distinct_logits(tokens, count, device, skewed)
             if drawn.topk(top_k).indices.unique().numel() == active:
                 return drawn
 
@@ -246,17 +256,23 @@ def _case(op: OpSpec, model: str, tokens: int, backward: bool = False) -> Benchm
     in_use, rows = active * 6 * inner * hidden, 4 * tokens * hidden + 4 * tokens * count
     forward = 3 * _moe.product_flops((count, hidden, inner), (tokens, top_k))
 
+    group = "T 1 to 64" if tokens <= 64 else "T >= 512"
+    if backward or skewed:
+        group = "training" if backward else "skewed"
+
     def without_gradient(*args: Any) -> Any:
         """Calls what ``cuda_ops.moe`` does where no gradient is wanted."""
         return op.function(*args, keep=False)
 
     return BenchmarkCase(
-        f"{model}, T={tokens} bfloat16" + (", forward and backward" if backward else ""),
+        f"{model}, T={tokens} bfloat16"
+        + {"training": ", forward and backward", "skewed": ", skewed"}.get(group, ""),
         inputs,
         # Backward reads both matrices once more and writes a gradient of every argument.
         bytes=2 * in_use + 6 * count * inner * hidden + 3 * rows if backward else in_use + rows,
         flops=3 * forward if backward else forward,
         reason=f"{model}, training" if backward else model,
+        group=group,
         dtype=torch.bfloat16,
         function=None if backward else without_gradient,
         backward=backward,

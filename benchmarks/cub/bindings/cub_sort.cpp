@@ -6,15 +6,16 @@ using namespace cuda_ops;
 
 cudaError_t cub_sort_launch(DType dtype, const void* x, void* values, int64_t* indices,
                             char* workspace, int64_t& bytes, int64_t rows, int64_t n,
-                            bool segmented, cudaStream_t stream);
+                            bool descending, cudaStream_t stream);
 
 namespace {
 
-constexpr DType kTaken[] = {DType::kFloat32, DType::kBFloat16, DType::kInt64, DType::kUInt8};
+constexpr DType kTaken[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16,
+                            DType::kInt64,   DType::kInt32,   DType::kUInt8};
 
 std::tuple<Tensor, Tensor> cub_sort_cuda(const Tensor& x, int64_t dim, bool descending, bool) {
-  if (!x.is_contiguous() || dim != -1 || descending || x.numel() == 0) {
-    refuse("x", "a contiguous tensor, ascending along the last dim", shape_name(x));
+  if (!x.is_contiguous() || dim != -1 || x.numel() == 0) {
+    refuse("x", "a contiguous tensor, along the last dim", shape_name(x));
   }
   const auto shape = x.sizes();
   const std::vector<int64_t> sizes(shape.begin(), shape.end());
@@ -25,7 +26,7 @@ std::tuple<Tensor, Tensor> cub_sort_cuda(const Tensor& x, int64_t dim, bool desc
     launch(x, [&](cudaStream_t stream) {
       return cub_sort_launch(dtype_of(x), x.const_data_ptr(), values.mutable_data_ptr(),
                              static_cast<int64_t*>(indices.mutable_data_ptr()),
-                             static_cast<char*>(workspace), bytes, rows, n, rows > 1, stream);
+                             static_cast<char*>(workspace), bytes, rows, n, descending, stream);
     });
   };
   sort(nullptr);

@@ -1,4 +1,5 @@
 // cub_sum(x), cub_sum_rows(x): CUB on contiguous tensors, with workspace from torch's allocator.
+// cub::DeviceReduce for a single row, cub::DeviceSegmentedReduce for several.
 #include "cub_sum.h"
 
 #include "binding.h"
@@ -19,7 +20,7 @@ void run(const Tensor& x, CubSum problem) {
 
 Tensor cub_sum(const Tensor& x) {
   Tensor out = empty({}, x);
-  run(x, {dtype_of(x), x.const_data_ptr(), out.mutable_data_ptr(), -1, x.numel()});
+  run(x, {dtype_of(x), x.const_data_ptr(), out.mutable_data_ptr(), 1, x.numel()});
   return out;
 }
 

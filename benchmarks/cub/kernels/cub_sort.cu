@@ -22,7 +22,7 @@ __global__ void number_kernel(int64_t* indices, int* starts, int64_t count, int6
 
 template <class T>
 cudaError_t sort(const void* x, void* values, int64_t* indices, char* workspace, int64_t& bytes,
-                 int64_t rows, int64_t n, bool segmented, cudaStream_t stream) {
+                 int64_t rows, int64_t n, bool descending, cudaStream_t stream) {
   const int64_t count = rows * n;
   auto* numbers = reinterpret_cast<int64_t*>(workspace);
   auto* starts = reinterpret_cast<int*>(workspace + count * 8);
@@ -34,12 +34,25 @@ cudaError_t sort(const void* x, void* values, int64_t* indices, char* workspace,
   }
   const T* keys = static_cast<const T*>(x);
   T* sorted = static_cast<T*>(values);
-  const cudaError_t error =
-      segmented ? cub::DeviceSegmentedSort::StableSortPairs(temporary, temporary_bytes, keys,
-                                                            sorted, numbers, indices, int(count),
-                                                            int(rows), starts, starts + 1, stream)
-                : cub::DeviceRadixSort::SortPairs(temporary, temporary_bytes, keys, sorted, numbers,
-                                                  indices, count, 0, int(8 * sizeof(T)), stream);
+  constexpr int kBits = int(8 * sizeof(T));
+  const auto error = [&] {
+    if (rows > 1 && descending) {
+      return cub::DeviceSegmentedSort::StableSortPairsDescending(
+          temporary, temporary_bytes, keys, sorted, numbers, indices, int(count), int(rows), starts,
+          starts + 1, stream);
+    }
+    if (rows > 1) {
+      return cub::DeviceSegmentedSort::StableSortPairs(temporary, temporary_bytes, keys, sorted,
+                                                       numbers, indices, int(count), int(rows),
+                                                       starts, starts + 1, stream);
+    }
+    if (descending) {
+      return cub::DeviceRadixSort::SortPairsDescending(temporary, temporary_bytes, keys, sorted,
+                                                       numbers, indices, count, 0, kBits, stream);
+    }
+    return cub::DeviceRadixSort::SortPairs(temporary, temporary_bytes, keys, sorted, numbers,
+                                           indices, count, 0, kBits, stream);
+  }();
   bytes = used + int64_t(temporary_bytes);
   return error;
 }
@@ -49,14 +62,17 @@ cudaError_t sort(const void* x, void* values, int64_t* indices, char* workspace,
 // Without a workspace, only says how many bytes it takes.
 cudaError_t cub_sort_launch(DType dtype, const void* x, void* values, int64_t* indices,
                             char* workspace, int64_t& bytes, int64_t rows, int64_t n,
-                            bool segmented, cudaStream_t stream) {
+                            bool descending, cudaStream_t stream) {
   const auto run = [&](auto tag) {
-    return sort<decltype(tag)>(x, values, indices, workspace, bytes, rows, n, segmented, stream);
+    return sort<decltype(tag)>(x, values, indices, workspace, bytes, rows, n, descending, stream);
   };
   switch (dtype) {
+    case DType::kFloat64: return run(double{});
     case DType::kFloat32: return run(float{});
+    case DType::kFloat16: return run(__half{});
     case DType::kBFloat16: return run(__nv_bfloat16{});
     case DType::kInt64: return run(int64_t{});
+    case DType::kInt32: return run(int32_t{});
     case DType::kUInt8: return run(uint8_t{});
     default: return cudaErrorInvalidValue;
   }

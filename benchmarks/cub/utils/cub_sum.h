@@ -4,7 +4,7 @@
 
 #include "dtype.h"
 
-// `rows` sums of `n` contiguous elements each; rows < 0: one sum of n elements.
+// `rows` sums of `n` contiguous elements each.
 // Without a workspace the launch only says how many bytes it needs.
 struct CubSum {
   cuda_ops::DType dtype;
