@@ -330,7 +330,7 @@ class Topk(NamedTuple):
     n: int
     k: int
     dtype: str = "float32"
-    kind: str = "any"  # few: few values; sorted; close: the same leading bits
+    kind: str = "any"  # or what is special about the keys, see run_topk.cpp
     descending: int = 1
 
 
@@ -339,7 +339,7 @@ TOPK = {
     **{
         f"sorted, {dtype}, {kind}, {n}": Topk("", rows, n, k, dtype, kind, descending)
         for dtype in ("uint8", "float16", "float32", "int64")
-        for kind in ("any", "few", "close")
+        for kind in ("any", "few", "close", "centers", "crowds")
         for rows, n, k, descending in (
             (70, 4, 3, 0), (5, 16, 16, 1), (3, 100, 8, 0), (2, 128, 128, 1), (3, 200, 64, 1),
             (2, 512, 40, 0), (1, 1000, 33, 1), (1, 1024, 1024, 0),
@@ -352,7 +352,30 @@ TOPK = {
         for kind in ("any", "few", "sorted")
         for chunks, rows, n, k in (
             (1, 5, 300, 32), (1, 2, 1000, 7), (1, 3, 1024, 1), (1, 1, 1500, 64), (3, 2, 3100, 40),
+            (7, 2, 8150, 64),
         )
+    },
+    # A block selects by a sample, or sorts all, or the first of several chunks.
+    **{
+        f"selected, {dtype}, {kind}, {n}, {k}": Topk(
+            f"blocks {blocks}, list {room}, sample {sample}\n", rows, n, k, dtype, kind, descending
+        )
+        for dtype in ("uint8", "bfloat16", "float32", "int64")
+        for kind in ("any", "few", "equal", "sorted", "reversed", "special")
+        for blocks, room, sample, rows, n, k, descending in (
+            (1, 512, 256, 3, 1025, 65, 1), (1, 2048, 1024, 1, 20_011, 256, 0),
+            (1, 2048, 512, 3, 5001, 512, 1), (1, 4096, 256, 1, 2500, 1250, 0),
+            (1, 8192, 0, 2, 4097, 4097, 1), (2, 8192, 1024, 1, 66_001, 2048, 1),
+        )
+    },
+    # The sample says too few elements or too many, so digits find the limit.
+    **{
+        f"selected by digits, {dtype}, {kind}, {n}": Topk(
+            f"list {room}", 2, n, k, dtype, kind, descending
+        )
+        for dtype in ("uint8", "float16", "int32", "float64")
+        for kind in ("best seen", "worst seen")
+        for room, n, k, descending in ((4096, 9001, 1000, 1), (2048, 20_011, 300, 0))
     },
 }  # fmt: skip
 

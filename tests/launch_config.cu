@@ -7,13 +7,14 @@
 #undef kThreads
 
 #include <cstdio>
+#include <vector>
 
 #include "cache/cache_write.h"
 #include "elementwise.cuh"
 #include "moe/moe_send.h"
 #include "reduce/reduce.h"
 #include "rotary/rotary.h"
-#include "sort/topk.h"
+#include "sort/topk_select.h"
 
 namespace {
 
@@ -81,9 +82,44 @@ void volume(const char* name, int64_t volumes, int64_t each, bool own_statistics
 
 void topk(const char* name, int64_t count, int64_t n, int64_t k) {
   const auto c = topk_config(count, n, k, kH200);
-  std::printf("%s: kept %d, chunk %lld, chunks %lld, workspace %lld\n", name, c.kept,
-              (long long)c.chunk, (long long)c.chunks,
-              (long long)topk_workspace_bytes(count, n, k, 4, kH200));
+  std::printf("%s: kept %d, chunk %lld, chunks %lld, pieces %lld by %lld, workspace %lld\n", name,
+              c.kept, (long long)c.chunk, (long long)c.chunks, (long long)c.pieces,
+              (long long)c.step, (long long)topk_workspace_bytes(count, n, k, 4, kH200));
+}
+
+// Walks through the pieces of chunks of every length, as a warp does.
+void steps(const char* name, int64_t most) {
+  int64_t missed = 0, best_so_far = 0;
+  for (int64_t pieces = 1; pieces <= most; ++pieces) {
+    const int64_t step = topk_step(pieces);
+    std::vector<bool> met(size_t(pieces), false);
+    int64_t highest = -1, ascending = 0;
+    for (int64_t i = 0, piece = 0; i < pieces; ++i, piece = (piece + step) % pieces) {
+      met[size_t(piece)] = true;
+      ascending += piece > highest;
+      highest = piece > highest ? piece : highest;
+    }
+    for (const bool one : met) missed += !one;
+    best_so_far = ascending > best_so_far ? ascending : best_so_far;
+  }
+  std::printf("%s: missed %lld, best of all so far at most %lld times\n", name, (long long)missed,
+              (long long)best_so_far);
+}
+
+void select(const char* name, int64_t count, int64_t n, int64_t k, int64_t size,
+            const DeviceInfo& device = kH200) {
+  if (!topk_selects(count, n, k, size, device)) {
+    std::printf("%s: not selected\n", name);
+    return;
+  }
+  std::printf("%s:", name);
+  for (int64_t left = n, chunks = 0; chunks != 1; left = chunks * k) {
+    const auto c = select_config(count, left, k, size, device);
+    chunks = c.chunks;
+    std::printf(" chunks %lld, list %d, sample %d, guess %d, threads %d;", (long long)chunks,
+                c.list, c.sample_bits > 0 ? 1 << c.sample_bits : 0, c.guess, c.threads);
+  }
+  std::printf(" workspace %lld\n", (long long)select_workspace_bytes(count, n, k, size, device));
 }
 
 void rotary(const char* name, int64_t tokens, int64_t heads, int64_t dim, int64_t pairs,
@@ -183,6 +219,20 @@ int main() {
   topk("64 of one row of 1M", 1, M, 64);
   topk("50 of a vocabulary", 64, 131072, 50);
   topk("0 of nothing", 0, 0, 0);
+  steps("pieces of an ascending row", 2000);
+  select("64 of 2000, which a warp keeps", 100, 2000, 64, 4);
+  select("512 of a vocabulary", 64, 131072, 512, 4);
+  select("512 of a vocabulary in float64", 64, 131072, 512, 8);
+  select("512 of many rows", 1024, 32768, 512, 4);
+  select("2048 of many rows", 1024, 32768, 2048, 4);
+  select("256 of rows of 4096", 4096, 4096, 256, 4);
+  select("half of rows of 4096", 4096, 4096, 2048, 4);
+  select("65 of rows of 1025", 1 << 14, 1025, 65, 2);
+  select("512 of one row of 16M", 1, 16 * M, 512, 4);
+  select("8192 of many long rows", 1024, 131072, 8192, 4);
+  select("8192 in less shared memory", 1024, 131072, 8192, 4, {89, 142, 99 * 1024});
+  select("more than a block sorts", 64, 131072, 20000, 4);
+  select("100 of no rows", 0, 5000, 100, 4);
   const DType half = DType::kBFloat16, wide = DType::kFloat32;
   rotary("40 heads", 1 << 14, 40, 128, 64, false, 0, half, half);
   rotary("40 heads, tables in float32", 1 << 14, 40, 128, 64, false, 0, half, wide);

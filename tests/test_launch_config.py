@@ -43,10 +43,41 @@ EXPECTED = {
     "2000 of 8^3": "packed, unroll 4, team 1, blocks 2000",
     "off by one byte, volume": "scalar, unroll 4, team 256, blocks 256",
     # Chunks where rows are too few; their elements take 8 bytes each and are a row once more.
-    "8 of 64 for many rows": "kept 32, chunk 64, chunks 1, workspace 0",
-    "64 of one row of 1M": "kept 64, chunk 1024, chunks 1024, workspace 557056",
-    "50 of a vocabulary": "kept 64, chunk 1986, chunks 66, workspace 1766400",
-    "0 of nothing": "kept 32, chunk 0, chunks 1, workspace 0",
+    "8 of 64 for many rows": "kept 32, chunk 64, chunks 1, pieces 1 by 1, workspace 0",
+    "64 of one row of 1M": "kept 64, chunk 1024, chunks 1024, pieces 16 by 11, workspace 557056",
+    "50 of a vocabulary": "kept 64, chunk 1986, chunks 66, pieces 32 by 23, workspace 1766400",
+    "0 of nothing": "kept 32, chunk 0, chunks 1, pieces 0 by 1, workspace 0",
+    # Random order: 8 times, by the logarithm.
+    "pieces of an ascending row": "missed 0, best of all so far at most 17 times",
+    # A block a chunk and a launch a line, until one chunk is left.
+    "64 of 2000, which a warp keeps": "not selected",
+    "512 of a vocabulary": (
+        "chunks 2, list 4096, sample 1024, guess 26, threads 1024; "
+        "chunks 1, list 1024, sample 0, guess 0, threads 256; "
+        "workspace 524288"
+    ),
+    "512 of a vocabulary in float64": (
+        "chunks 2, list 4096, sample 1024, guess 26, threads 1024; "
+        "chunks 1, list 1024, sample 0, guess 0, threads 256; "
+        "workspace 1048576"
+    ),
+    "512 of many rows": "chunks 1, list 4096, sample 512, guess 26, threads 512; workspace 0",
+    "2048 of many rows": "chunks 1, list 8192, sample 1024, guess 102, threads 1024; workspace 0",
+    "256 of rows of 4096": "chunks 1, list 2048, sample 128, guess 26, threads 256; workspace 0",
+    "half of rows of 4096": "not selected",
+    "65 of rows of 1025": "not selected",
+    "512 of one row of 16M": (
+        "chunks 132, list 8192, sample 1024, guess 23, threads 1024; "
+        "chunks 2, list 4096, sample 1024, guess 38, threads 1024; "
+        "chunks 1, list 1024, sample 0, guess 0, threads 256; "
+        "workspace 548864"
+    ),
+    "8192 of many long rows": (
+        "chunks 1, list 16384, sample 2048, guess 182, threads 1024; workspace 0"
+    ),
+    "8192 in less shared memory": "not selected",
+    "more than a block sorts": "not selected",
+    "100 of no rows": "not selected",
     # Two heads a thread, which keeps their angles; one where tokens or heads are few.
     "40 heads": "pack 8, units 8, heads 2, 16 x 8 threads, blocks 20480",
     "40 heads, tables in float32": "pack 8, units 8, heads 2, 16 x 8 threads, blocks 20480",

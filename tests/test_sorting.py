@@ -123,6 +123,24 @@ def test_the_first_k(k: int, dtype: torch.dtype, device: str) -> None:
                 first_agree(data(shape, dtype, kind), k, device, largest=False)
 
 
+@pytest.mark.parametrize("k", [65, 256, 512, 2048, 8192])
+@each_dtype
+@on_each_device
+@pytest.mark.quick(20)
+def test_by_selecting_or_sorting(k: int, dtype: torch.dtype, device: str) -> None:
+    """More than a warp keeps: ties across the k-th, NaN, rows in order and in reverse."""
+    shapes = [(3, 1025), (2, 5003)]
+    if device == "cuda":
+        shapes += [(1, 20_011), (300, 4099), (65, 131_072), (2, 300_007), (1, 1 << 21)]
+    for shape in shapes:
+        for kind in KINDS if device == "cuda" else ("special", "few"):
+            x = data(shape, dtype, kind)
+            for kept in {min(k, shape[1]), shape[1] // 2, shape[1]}:
+                first_agree(x, kept, device)
+                first_agree(x, kept, device, largest=False)
+            first_agree(x.flip(1), min(k, shape[1]), device)
+
+
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "transposed": lambda x: x.transpose(-1, -2),
     "stepped": lambda x: x[..., ::2],
@@ -366,15 +384,17 @@ def test_shards_of_other_dims_stay_where_they_are(mesh: Any) -> None:
 @pytest.mark.parametrize("shape", [(300, 100), (30, 5000), (3, 100_000), (2, 300_000)], ids=str)
 def test_in_a_cuda_graph(shape: tuple[int, int]) -> None:
     x = torch.randn(shape, device="cuda")
-    cuda_ops.bitonic_sort(x), cuda_ops.bitonic_topk(x, 7)
+    cuda_ops.bitonic_sort(x), cuda_ops.bitonic_topk(x, 7), cuda_ops.bitonic_topk(x, 70)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out, first = cuda_ops.bitonic_sort(x), cuda_ops.bitonic_topk(x, 7)
+        out = cuda_ops.bitonic_sort(x)
+        first, more = cuda_ops.bitonic_topk(x, 7), cuda_ops.bitonic_topk(x, 70)
     for seed in range(3):
         x.copy_(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
         graph.replay()
         assert torch.equal(out[1], torch.sort(x, stable=True)[1])
         assert torch.equal(first[0], torch.topk(x, 7)[0])
+        assert torch.equal(more[0], torch.topk(x, 70)[0])
 
 
 @needs_gpu

@@ -84,7 +84,7 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
         length = tensor.shape[dim] if tensor.shape else 1
         return Sample((tensor, min(wanted, length), dim, *flags), values, seed)
 
-    wanted = st.sampled_from((1, 2, 3, 8, 31, 32, 33, 64, 65, 0))
+    wanted = st.sampled_from((1, 2, 3, 8, 31, 32, 33, 64, 65, 300, 0))
     flags = st.booleans(), st.booleans()
     seeds = st.integers(0, 2**16)
     return st.builds(sample, _along_dim.tensors(op), wanted, st.sampled_from(VALUES), seeds, *flags)
@@ -92,15 +92,14 @@ def cuda_ops_samples(op: OpSpec) -> st.SearchStrategy[Any]:
 
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
-    """Returns rows of one chunk and of several, for both numbers of elements that are kept."""
+    """Returns rows of one chunk and of several, for each number of elements that warps keep; for
+    blocks that select by a sample; and some that are all sorted.
+    """
     from cuda_ops.testing.samples import Sample, TensorArg
 
     dtypes = torch.float32, torch.bfloat16, torch.int64
-    return [
-        Sample((TensorArg((2, n), dtype), k))
-        for dtype in dtypes
-        for n, k in ((1900, 7), (9000, 64))
-    ]
+    sizes = (1900, 7), (9000, 64), (5000, 300), (70_000, 100), (2000, 1500)
+    return [Sample((TensorArg((2, n), dtype), k)) for dtype in dtypes for n, k in sizes]
 
 
 @hookimpl
@@ -116,21 +115,52 @@ _POINTS = (
     (1 << 16, 64, 8), (1 << 16, 128, 8), (1 << 14, 1024, 1), (1 << 14, 1024, 8),
     (1 << 14, 1024, 64), (1 << 12, 4096, 32), (1 << 10, 32768, 64), (64, 131072, 50),
     (1, 1 << 20, 64), (1, 1 << 24, 16), (1, 1 << 27, 64),
+    (4096, 4096, 256), (1024, 32768, 512), (1024, 32768, 2048), (64, 131072, 256),
+    (64, 131072, 512), (64, 131072, 2048), (64, 131072, 16384), (64, 131072, 65536),
+    (1024, 131072, 8192), (1, 1 << 20, 512), (1, 1 << 24, 2048),
 )  # fmt: skip
+#: Keys in another order than random, and why: for a warp that queues, and a block that samples.
+_ORDERS = {
+    "ascending": "each key is better than all before it",
+    "descending": "the best come first",
+    "equal": "the first indices are wanted",
+    "few values": "sixteen of them, so that the last of the first k has many equals",
+    "clustered": "around one value, but for one in a hundred that is far away",
+}
+_ORDERED_POINTS = ((1 << 10, 32768, 64), (64, 131072, 512))
 
 
 @hookimpl
 def cuda_ops_benchmarks(op: OpSpec) -> list[BenchmarkCase]:
-    return [_case(*point, dtype) for dtype in (torch.float32, torch.bfloat16) for point in _POINTS]
+    single = torch.float32
+    return [
+        *(_case(*point, dtype) for dtype in (single, torch.bfloat16) for point in _POINTS),
+        *(_case(*point, single, keys) for keys in _ORDERS for point in _ORDERED_POINTS),
+    ]
 
 
-def _case(count: int, n: int, k: int, dtype: torch.dtype) -> BenchmarkCase:
-    from cuda_ops.benchmarking.rotation import maker
+def _case(count: int, n: int, k: int, dtype: torch.dtype, keys: str = "") -> BenchmarkCase:
+    from cuda_ops.benchmarking.rotation import random_tensor
+
+    def inputs(device: torch.device) -> tuple[Any, ...]:
+        x = random_tensor((count, n), dtype, device)
+        if keys in ("ascending", "descending"):
+            x = torch.sort(x, descending=keys == "descending").values
+        elif keys == "equal":
+            x = torch.ones_like(x)
+        elif keys == "few values":
+            x = torch.randint(0, 16, (count, n), device=device).to(dtype)
+        elif keys == "clustered":
+            far = torch.randint(0, 100, (count, n), device=device) == 0
+            x = torch.where(far, 1e4 * x, 1 + 1e-4 * x)
+        return x, k
 
     return BenchmarkCase(
-        f"{count}x{n}, {k} {str(dtype).removeprefix('torch.')}",
-        maker((((count, n), dtype), k)),
+        f"{count}x{n}, {k} {str(dtype).removeprefix('torch.')}" + (f", {keys}" if keys else ""),
+        inputs,
         bytes=count * (n * dtype.itemsize + k * (dtype.itemsize + 8)),
+        reason=_ORDERS.get(keys, ""),
+        group="other keys" if keys else "random keys",
         dtype=dtype,
     )
 

@@ -7,13 +7,11 @@
 
 using namespace cuda_ops;
 
+bool bitonic_topk_sorts_all(const TopkRows& problem);
 int64_t bitonic_topk_workspace(const TopkRows& problem);
 cudaError_t bitonic_topk_launch(const TopkRows& problem, cudaStream_t stream);
 
 namespace {
-
-// Kernels hold the index within a row in 32 bits.
-constexpr int64_t kLongest = (int64_t(1) << 32) - 1;
 
 // Checks k and returns how many are kept: a tensor without dims keeps its element, as in torch.
 int64_t checked_k(const Tensor& x, int64_t dim, int64_t k) {
@@ -37,7 +35,7 @@ struct Kept {
   }
 };
 
-// Sorts all and copies the first k, if a warp cannot keep that many or count that far.
+// Sorts all and copies the first k.
 void keep_by_sorting(Kept& out, const Tensor& x, int64_t k, int64_t dim, bool largest) {
   const auto [values, indices] =
       call<std::tuple<Tensor, Tensor>>("cuda_ops::bitonic_sort", "", x, dim, largest, true);
@@ -65,7 +63,14 @@ std::tuple<Tensor, Tensor> bitonic_topk_cuda(const Tensor& x, int64_t k, int64_t
   Kept out(rows, k, dim, largest);
   SortRows& p = out.problem.sort;
   if (out.values.numel() == 0) return {out.values, out.indices};
-  if (!topk_sorts(p.n, k) && (k > kMostKept || p.n > kLongest)) {
+  bool sorts_all = !topk_sorts(p.n, k) && (k > kMostKept || p.n > kTopkLongest);
+  if (sorts_all) {
+    launch(x, [&](cudaStream_t) {
+      sorts_all = bitonic_topk_sorts_all(out.problem);
+      return cudaSuccess;
+    });
+  }
+  if (sorts_all) {
     keep_by_sorting(out, x, k, dim, largest);
     return {out.values, out.indices};
   }
@@ -98,9 +103,9 @@ memory, and the other dims are in row-major order. If x has no dims, the result 
 for k = 0, as in torch.
 Dtypes: float64, float32, float16, bfloat16, uint8, int8, int16, int32, int64 or bool; values have
 the dtype of x, indices are int64. Values have a gradient.
-Memory: none for rows of up to 256 elements, or of up to 1024 if k is above 32. Otherwise, for k up
-to 64, at most 16 bytes per kept element of each chunk of 1024; for larger k bitonic_sort sorts all
-of x, and the first k are copied.
+Memory: none for rows of up to 256 elements, or of up to 1024 if k is above 32. Otherwise at most 16
+bytes per kept element of each chunk of 1024, or of 32768 if k is above 64. Where k is a large part
+of a row, bitonic_sort sorts all of x, and the first k are copied.
 Errors: RuntimeError for any other dtype, a dim that x does not have, or a k below 0 or above its
 size.
 Formula: the first k of bitonic_sort(x, dim, descending=largest).

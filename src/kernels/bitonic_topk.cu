@@ -3,30 +3,25 @@
 // comparison: a warp keeps the best so far in registers, puts anything better than the k-th of them
 // into a queue, and sorts queue and best together when the queue is full (networks of
 // sort_network.cuh). About k * ln(n / k) of n elements in random order ever get into the queue.
+// For larger k a block collects the elements up to a limit that a sample tells, and sorts them
+// (topk_select.cuh).
 #include "ptx/capability.h"
 #include "sort/sort_warp.cuh"
-#include "sort/topk.h"
+#include "sort/topk_select.cuh"
 
 using namespace cuda_ops;
 
 namespace {
 
-// A key, and below it the index: all words differ, and the first of equal keys is the smallest.
-template <class U>
-using Word = std::conditional_t<sizeof(U) == 8, unsigned __int128, uint64_t>;
-template <class U>
-__device__ Word<U> word_of(U key, int64_t index) {
-  return Word<U>(key) << 32 | uint32_t(index);
-}
-
 constexpr int kLoads = 8;   // loads of a lane before it looks at any
 constexpr int kQueued = 4;  // loads between two updates of the best
+constexpr int kPieceLoads = kTopkPiece / 32;
 
-// Sorts source(begin) ... source(end - 1): words[r] of lane l is number l * R + r. The first 16 * R
+// Sorts `length` words: words[r] of lane l is number l * R + r. The first 16 * R
 // are kept, and the first k wanted.
 template <class W, int R, class Source>
-__device__ void select(W (&words)[R], W* queue, int k, int64_t begin, int64_t end,
-                       const Source& source) {
+__device__ void keep_best(W (&words)[R], W* queue, int k, const TopkConfig& config, uint32_t length,
+                          const Source& source) {
   constexpr int kKept = 16 * R;
   constexpr W kNone = ~W(0);
   const int lane = threadIdx.x % 32;
@@ -51,12 +46,27 @@ __device__ void select(W (&words)[R], W* queue, int k, int64_t begin, int64_t en
       if (r == (k - 1) % R) last = exchange(words[r], (k - 1) / R ^ lane);
     }
   };
-  for (int64_t at = begin; at < end; at += 32 * kLoads) {
+  const auto pieces = uint32_t(config.pieces), step = uint32_t(config.step);
+  uint32_t piece = 0;
+  for (uint32_t done = 0; done < pieces; done += kLoads / kPieceLoads) {
+    typename Source::Loaded loaded[kLoads];
+    uint32_t places[kLoads];
+#pragma unroll
+    for (int u = 0; u < kLoads; u += kPieceLoads) {
+      // All have been met, and would be met again.
+      const uint32_t begin = done + u / kPieceLoads < pieces ? piece * kTopkPiece : length;
+      const auto* from = source.own + begin + lane;
+#pragma unroll
+      for (int v = 0; v < kPieceLoads; ++v) {
+        const uint32_t i = places[u + v] = begin + v * 32 + lane;
+        loaded[u + v] = i < length ? from[v * 32] : typename Source::Loaded(0);
+      }
+      piece = piece + step < pieces ? piece + step : piece + step - pieces;
+    }
     W next[kLoads];
 #pragma unroll
     for (int u = 0; u < kLoads; ++u) {
-      const int64_t i = at + u * 32 + lane;
-      next[u] = i < end ? source(i) : kNone;
+      next[u] = places[u] < length ? source.word(loaded[u], places[u]) : kNone;
     }
 #pragma unroll
     for (int first = 0; first < kLoads; first += kQueued) {
@@ -89,16 +99,13 @@ __global__ void __launch_bounds__(32 * kTopkWarps)
   const int64_t row = number / config.chunks;
   if (row >= p.sort.rows.numel) return;
   const int64_t begin = number % config.chunks * config.chunk;
-  const int64_t end = n - begin < config.chunk ? n : begin + config.chunk;
+  const auto length = uint32_t(n - begin < config.chunk ? n - begin : config.chunk);
   const int lane = threadIdx.x % 32, k = int(p.k);
   const U* data = static_cast<const U*>(p.sort.rows.data) + p.sort.rows.offset_at(row);
   W words[R];
   W* queue = queues[threadIdx.x / 32];
-  if (from == nullptr) {
-    select(words, queue, k, begin, end, [&](int64_t i) { return word_of(order.key(data[i]), i); });
-  } else {
-    select(words, queue, k, begin, end, [&](int64_t i) { return from[row * n + i]; });
-  }
+  with_source<U>(data, order, from, row, n, begin,
+                 [&](const auto& source) { keep_best(words, queue, k, config, length, source); });
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     const int place = lane * R + r;
@@ -115,31 +122,47 @@ __global__ void __launch_bounds__(32 * kTopkWarps)
 }
 
 template <class U>
+cudaError_t launch_queues(const TopkRows& p, const TopkConfig& config, int64_t n,
+                          const Word<U>* from, Word<U>* to, cudaStream_t stream) {
+  const auto kernel = config.kept == 32 ? topk_kernel<U, 2> : topk_kernel<U, 4>;
+  const int64_t blocks = (p.sort.rows.numel * config.chunks + kTopkWarps - 1) / kTopkWarps;
+  kernel<<<unsigned(blocks), 32 * kTopkWarps, 0, stream>>>(
+      p, order_of<U>(p.sort.rows.dtype, p.sort.descending), config, n, from, to);
+  return cudaGetLastError();
+}
+
+template <class U>
 cudaError_t launch_topk(const TopkRows& p, cudaStream_t stream) {
+  using W = Word<U>;
+  const int64_t rows = p.sort.rows.numel;
   if (topk_sorts(p.sort.n, p.k)) {
-    const SortConfig config = sort_config(p.sort.rows.numel, p.sort.n, sizeof(U), DeviceInfo{});
+    const SortConfig config = sort_config(rows, p.sort.n, sizeof(U), DeviceInfo{});
     return launch_warps<U>(p.sort, config, p.k, stream);
   }
-  const Order<U> order = order_of<U>(p.sort.rows.dtype, p.sort.descending);
-  const int64_t rows = p.sort.rows.numel;
   const DeviceInfo device = current_device();
-  const Word<U>* from = nullptr;
-  auto* to = static_cast<Word<U>*>(p.sort.workspace);
-  Word<U>* other = nullptr;
+  const W* from = nullptr;
+  auto* to = static_cast<W*>(p.sort.workspace);
+  W* other = nullptr;
   for (int64_t n = p.sort.n;;) {
-    const TopkConfig config = topk_config(rows, n, p.k, device);
-    const auto kernel = config.kept == 32 ? topk_kernel<U, 2> : topk_kernel<U, 4>;
-    const int64_t blocks = (rows * config.chunks + kTopkWarps - 1) / kTopkWarps;
-    const bool last = config.chunks == 1;
-    kernel<<<unsigned(blocks), 32 * kTopkWarps, 0, stream>>>(p, order, config, n, from,
-                                                             last ? nullptr : to);
-    if (last) return cudaGetLastError();
+    int64_t chunks = 0;
+    const auto place = [&] { return chunks == 1 ? nullptr : to; };
+    cudaError_t error = cudaSuccess;
+    if (p.k > kMostKept) {
+      const TopkSelect config = select_config(rows, n, p.k, sizeof(U), device);
+      chunks = config.chunks;
+      error = launch_select<U>(p, config, n, from, place(), stream);
+    } else {
+      const TopkConfig config = topk_config(rows, n, p.k, device);
+      chunks = config.chunks;
+      error = launch_queues<U>(p, config, n, from, place(), stream);
+    }
+    if (error != cudaSuccess || chunks == 1) return error;
     // The first place is the larger one, so the two take turns.
-    if (other == nullptr) other = to + rows * config.chunks * p.k;
+    if (other == nullptr) other = to + rows * chunks * p.k;
     from = to;
     to = other;
-    other = const_cast<Word<U>*>(from);
-    n = config.chunks * p.k;
+    other = const_cast<W*>(from);
+    n = chunks * p.k;
   }
 }
 
@@ -147,11 +170,19 @@ cudaError_t launch_topk(const TopkRows& p, cudaStream_t stream) {
 
 // ----------------------------------------------------------------------------------
 
+// Whether all of each row is better sorted by bitonic_sort.
+bool bitonic_topk_sorts_all(const TopkRows& p) {
+  const int64_t size = size_of(p.sort.rows.dtype), n = p.sort.n;
+  if (topk_sorts(n, p.k)) return false;
+  if (n > kTopkLongest) return true;
+  return p.k > kMostKept && !topk_selects(p.sort.rows.numel, n, p.k, size, current_device());
+}
+
 int64_t bitonic_topk_workspace(const TopkRows& p) {
-  const SortRows& sort = p.sort;
-  if (topk_sorts(sort.n, p.k)) return 0;
-  const int64_t size = size_of(sort.rows.dtype);
-  return topk_workspace_bytes(sort.rows.numel, sort.n, p.k, size, current_device());
+  const int64_t size = size_of(p.sort.rows.dtype), n = p.sort.n, rows = p.sort.rows.numel;
+  if (topk_sorts(n, p.k)) return 0;
+  return p.k > kMostKept ? select_workspace_bytes(rows, n, p.k, size, current_device())
+                         : topk_workspace_bytes(rows, n, p.k, size, current_device());
 }
 
 cudaError_t bitonic_topk_launch(const TopkRows& p, cudaStream_t stream) {

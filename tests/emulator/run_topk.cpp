@@ -18,15 +18,48 @@ void run(const Arguments& arguments, DType dtype) {
   std::vector<int64_t> indices(size_t(rows) * k, -1);
   auto* const bits = static_cast<U*>(x.data());
   std::mt19937_64 numbers(unsigned(arguments.number("seed")));
-  // Few values are often equal; sorted ones are all better than those before; close ones have the
-  // same leading bits, but for one key, so that a warp sorts them digit by digit.
   const std::string kind = arguments.text("kind");
+  const DeviceInfo device = current_device();
+  const auto warps = topk_config(rows, n, k, device);
+  const auto blocks = select_config(rows, n, k, size_of(dtype), device);
+  const Order<U> order = order_of<U>(dtype, arguments.number("descending") != 0);
+  // Places in a row that the samples of its chunks have.
+  std::vector<bool> seen(size_t(step), false);
+  for (int64_t chunk = 0; chunk < blocks.chunks && blocks.sample_bits > 0; ++chunk) {
+    const int64_t begin = n * chunk / blocks.chunks, end = n * (chunk + 1) / blocks.chunks;
+    for (uint32_t i = 0; i < 1u << blocks.sample_bits; ++i) {
+      seen[size_t(begin + sample_place(i, blocks.sample_bits, uint32_t(end - begin)))] = true;
+    }
+  }
+  // Few values are often equal; sorted ones are all better than those before; close ones have the
+  // same leading bits, but for one key. Some are zeros and NaNs of both signs. A sample may be of
+  // the best keys, or of the worst ones.
   for (int i = 0; i < rows * step; ++i) {
     const uint64_t drawn = numbers();
-    bits[i] = U(kind == "few"      ? drawn % 5
-                : kind == "sorted" ? uint64_t(i % step)
-                : kind == "close"  ? (i % step == 7 ? ~uint64_t(0) / 2 : drawn % 251)
-                                   : drawn);
+    const int at = i % step;
+    uint64_t wanted = drawn;
+    if (kind == "few") wanted = drawn % 5;
+    if (kind == "equal") wanted = 5;
+    if (kind == "sorted") wanted = uint64_t(at);
+    if (kind == "reversed") wanted = uint64_t(step - at);
+    if (kind == "close") wanted = at == 7 ? ~uint64_t(0) / 2 : drawn % 251;
+    // About a dozen share the leading bits, or a hundred; the last eight tell them apart.
+    if (kind == "centers") {
+      wanted = drawn % uint64_t(n / 12 + 1) << (8 * sizeof(U) - 8) | (drawn >> 32 & 255);
+    }
+    if (kind == "crowds") {
+      wanted = drawn % uint64_t(n / 100 + 1) << (8 * sizeof(U) - 4) | (drawn >> 32 & 255);
+    }
+    if (kind == "special" && drawn % 4 < 2) {
+      const uint64_t sign = (drawn >> 2 & 1) << (8 * sizeof(U) - 1);
+      wanted = drawn % 4 == 0 ? sign : sign | order.infinity | (drawn >> 8 & 3);
+    }
+    // Of the others one in a hundred is best, and the rest are alike: all digits must be looked at.
+    const U middle = U(U(1) << (8 * sizeof(U) - 2));  // keys that are not NaN
+    const int rank = drawn % 100 == 0 ? 1 : 2;
+    if (kind == "best seen") wanted = order.bits(U(middle + (seen[at] ? 0 : rank)));
+    if (kind == "worst seen") wanted = order.bits(U(middle + (seen[at] ? 3 : rank)));
+    bits[i] = U(wanted);
   }
 
   TopkRows p;
@@ -42,11 +75,16 @@ void run(const Arguments& arguments, DType dtype) {
   const auto bytes = size_t(bitonic_topk_workspace(p));
   const Tensor workspace(DType::kUInt8, bytes + 1);  // and one that stays as it is
   p.sort.workspace = workspace.data();
-  std::printf("plan: chunks %d\n", int(topk_config(rows, n, k, current_device()).chunks));
+  if (k <= kMostKept || topk_sorts(n, k)) {
+    std::printf("plan: chunks %d\n", int(warps.chunks));
+  } else {
+    if (blocks.list == 0) fail("k is too large to be selected");
+    std::printf("plan: blocks %d, list %d, sample %d\n", int(blocks.chunks), blocks.list,
+                blocks.sample_bits > 0 ? 1 << blocks.sample_bits : 0);
+  }
   check(bitonic_topk_launch(p, nullptr), "bitonic_topk_launch");
   if (static_cast<const uint8_t*>(workspace.data())[bytes] != 0xFF) fail("workspace overrun");
 
-  const Order<U> order = order_of<U>(dtype, p.sort.descending);
   std::vector<int64_t> wanted(static_cast<size_t>(n));
   for (int row = 0; row < rows; ++row) {
     const U* const from = bits + size_t(row) * step;

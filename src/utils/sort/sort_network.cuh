@@ -210,11 +210,20 @@ __device__ U lanes_min(U value) {
 }
 
 // Puts words that are in the order of their prefixes in the order of whole keys. For random data
-// that exchanges a few neighbours. Returns false if it does not come to an end.
+// that exchanges a few neighbours, for keys around a few centres, where up to 24 share a prefix, it
+// takes more passes; both cost less than going by digits. Returns false if it does not come to an
+// end, or if a lane sees in the first pass that it will not.
 template <int R, int L, class U>
 __device__ bool repair(uint32_t (&words)[R], const U* keys, int n) {
-  constexpr int kPasses = 6;
+  // A pass moves a key by two places, and the last one moves none.
+  constexpr int kRun = 24, kPasses = R > kRun ? kRun / 2 + 1 : 6;
   const int lane = threadIdx.x % L;
+  bool longer = false;  // a run of keys that share a prefix
+#pragma unroll
+  for (int r = 0; r + kRun < R; ++r) {
+    const bool alike = (words[r] ^ words[r + kRun]) < uint32_t(R * L);
+    longer |= alike && words[r + kRun] != ~0u;  // which is behind the last key
+  }
   U own[R];
 #pragma unroll
   for (int r = 0; r < R; ++r) {
@@ -249,8 +258,40 @@ __device__ bool repair(uint32_t (&words)[R], const U* keys, int n) {
       moved |= from_next;
     }
     if (!__any_sync(~0u, moved)) return true;
+    if (R > kRun && pass == 0 && __any_sync(~0u, moved && longer)) return false;
   }
   return false;
+}
+
+// From positions in the order of their keys' prefixes, `shift` bits being left out, to words that
+// say all of a key of 4 bytes: the place where its run of equal prefixes begins, the bits left out,
+// and the position. Each has as many bits as a position at most, since prefix and position were a
+// word.
+template <int R, int L>
+__device__ void refine(uint32_t (&words)[R], const uint32_t* keys, uint32_t low, int shift, int n) {
+  constexpr int kBits = 31 - __builtin_clz(R * L);
+  const int lane = threadIdx.x % L;
+  const auto key_at = [&](uint32_t i) { return int(i) < n ? keys[i] - low : ~0u; };
+  uint32_t before = __shfl_up_sync(~0u, key_at(words[R - 1]) >> shift, 1, L);
+  uint32_t begin = 0;  // of the run, if it begins in this lane
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    const uint32_t i = words[r], key = key_at(i), prefix = key >> shift;
+    if (lane * R + r > 0 && prefix != before) begin = lane * R + r;
+    before = prefix;
+    const uint32_t rest = key & ((1u << shift) - 1);
+    words[r] = int(i) < n ? begin << 2 * kBits | rest << kBits | i : ~0u;
+  }
+#pragma unroll
+  for (int step = 1; step < L; step *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, begin, step, L);
+    begin = other > begin ? other : begin;
+  }
+  const uint32_t last = __shfl_up_sync(~0u, begin, 1, L), earlier = lane > 0 ? last : 0;
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    if (words[r] >> 2 * kBits == 0) words[r] |= earlier << 2 * kBits;
+  }
 }
 
 // entries[r] of lane l becomes the position of key number l * R + r, together with
@@ -258,9 +299,10 @@ __device__ bool repair(uint32_t (&words)[R], const U* keys, int n) {
 // `lines` for words, as sort_network() has it.
 //
 // The prefixes are taken from the range of the keys, so that 32-bit integers of
-// a small range are sorted at once. Keys that share too many prefixes are sorted
-// digit by digit, the last one first, each pass being stable. kOneNetwork: prefixes and digits go
-// through the same network, in a loop, which is half the code and may take more registers.
+// a small range are sorted at once. Keys that share too many prefixes are sorted again by what
+// prefixes leave out, or digit by digit, the last one first, each pass being stable.
+// kOneNetwork: prefixes and digits go through the same network, in a loop, which is half the code
+// and may take more registers.
 template <int R, int L, bool kOneNetwork, class U, class Lines>
 __device__ void sort_run(uint32_t (&entries)[R], const U* keys, Entry<U>* list, Lines lines,
                          int n) {
@@ -313,7 +355,16 @@ __device__ void sort_run(uint32_t (&entries)[R], const U* keys, Entry<U>* list, 
       const int i = r * L + lane;
       entries[r] = i < n ? uint32_t((keys[i] - low) >> shift) << (32 - kDigit) | i : ~0u;
     }
-    if constexpr (kOneNetwork) {
+    // By code for sm_90a, for shorter rows this takes so many registers that fewer warps run, and
+    // the two networks of a block's runs leave it none.
+    if constexpr (sizeof(U) == 4 && kOneNetwork && R * L >= 512) {
+#pragma unroll 1
+      for (bool again = false;; again = true) {
+        sort_network<R, L>(entries, lines);
+        if (again || !__any_sync(~0u, shift > 0) || repair<R, L>(entries, keys, n)) break;
+        refine<R, L>(entries, keys, low, shift, n);
+      }
+    } else if constexpr (kOneNetwork) {
 #pragma unroll 1
       for (int done = -kDigit;;) {
         sort_network<R, L>(entries, lines);

@@ -24,10 +24,44 @@ constexpr bool topk_sorts(int64_t n, int64_t k) {
 
 // A warp takes `chunk` elements of a row and keeps k of them. The elements kept of a row with more
 // than one chunk are a row again, until there is one chunk.
+//
+// It goes through the pieces of its chunk in steps, round and round. From end to end each element
+// of an ascending row would be better than all before it, and be sorted in: an H200 (2026-11-25)
+// takes 864 us for 1024 such rows of 32768, k 64, and 158 us for random ones. In steps rows in
+// order are like random ones.
 struct TopkConfig {
   int kept = 32;  // k, rounded up to a size there is code for
   int64_t chunk = 0, chunks = 1;
+  int64_t pieces = 0, step = 1;  // of a chunk; from a piece to the one that is taken next
 };
+
+constexpr int kTopkPiece = 64;  // elements, which are read side by side
+
+// Elements of a row, at most: a place in it has 32 bits, with that of a piece that ends behind it.
+constexpr int64_t kTopkLongest = (int64_t(1) << 32) - 1 - kTopkPiece;
+
+// Returns a step with which all pieces are met, the first few of them far apart, and so on. The
+// nth piece is then the best of all so far about as often as in random order, ln(pieces) times
+// in all: as often as the quotients of Euclid's algorithm say, which are least near the golden
+// ratio.
+constexpr int64_t topk_step(int64_t pieces) {
+  const int64_t first = 1 + int64_t(double(pieces) * 0.6180339887);
+  int64_t best = 1, least = pieces;
+  for (int64_t step = first; step < first + 16 && step < pieces; ++step) {
+    int64_t quotients = 0, a = pieces, b = step;
+    while (b > 0) {
+      const int64_t quotient = a / b, rest = a - quotient * b;
+      quotients += quotient;
+      a = b;
+      b = rest;
+    }
+    if (a == 1 && quotients < least) {
+      best = step;
+      least = quotients;
+    }
+  }
+  return best;
+}
 
 // Chunks are for rows that are too few to fill a GPU with warps, 32 of them on
 // each SM. Passes over what was kept cost less than long chunks of few warps.
@@ -41,6 +75,8 @@ constexpr TopkConfig topk_config(int64_t rows, int64_t n, int64_t k, const Devic
   if (chunks < 1) chunks = 1;
   config.chunk = (n + chunks - 1) / chunks;
   config.chunks = config.chunk > 0 ? (n + config.chunk - 1) / config.chunk : 1;
+  config.pieces = (config.chunk + kTopkPiece - 1) / kTopkPiece;
+  config.step = topk_step(config.pieces);
   return config;
 }
 
