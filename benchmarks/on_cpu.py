@@ -65,20 +65,17 @@ def measure(rows: int) -> list[dict[str, Any]]:
         operator = getattr(cuda_ops, name)
         for dtype in (torch.float32, torch.bfloat16):
             arguments = [torch.randn(shape).to(dtype) for shape in shapes(rows)]
-            ways = {
-                "torch": partial(function, *arguments),
-                "as it is": partial(_call, True, operator, *arguments),
-                "own kernel": partial(_call, False, operator, *arguments),
-            }
-            times = host_latency(ways, _CPU, rounds=_ROUNDS, calls=_CALLS)
-            results.append({
+            row: dict[str, Any] = {
                 "op": name, "dtype": str(dtype).removeprefix("torch."),
-                "by_torch": torch_has(name),
-                "us": {way: vars(median_interval([t * 1e6 for t in times[way]])) for way in ways},
-                "torch_over": {
-                    way: vars(ratio_interval(times["torch"], times[way])) for way in ways
-                },
-            })  # fmt: skip
+                "by_torch": torch_has(name), "us": {}, "torch_over": {},
+            }  # fmt: skip
+            ways = {"torch": partial(function, *arguments), "ours": partial(operator, *arguments)}
+            for way, with_torch in (("as it is", True), ("own kernel", False)):
+                with by_torch.kernels(with_torch):
+                    times = host_latency(ways, _CPU, rounds=_ROUNDS, calls=_CALLS)
+                row["us"][way] = vars(median_interval([t * 1e6 for t in times["ours"]]))
+                row["torch_over"][way] = vars(ratio_interval(times["torch"], times["ours"]))
+            results.append(row)
     return results
 
 
@@ -89,11 +86,6 @@ def torch_has(name: str) -> bool:
     return registry().operators(name)[name].spec.by_torch
 
 
-def _call(with_torch: bool, operator: Callable[..., Any], *arguments: torch.Tensor) -> Any:
-    with by_torch.kernels(with_torch):
-        return operator(*arguments)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -102,12 +94,17 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     results = measure(arguments.rows)
-    table = Table("operator", "dtype", "torch us", "as it is us", "own kernel us", "torch / it",
+    table = Table("operator", "dtype", "us", "torch / it", "own kernel us", "torch / own kernel",
                   title=f"{arguments.rows} rows, {torch.get_num_threads()} threads")  # fmt: skip
     for row in results:
-        us = (f"{row['us'][way]['value']:.0f}" for way in ("torch", "as it is", "own kernel"))
-        ratio = row["torch_over"]["as it is"]["value"]
-        table.add_row(row["op"], row["dtype"], *us, f"{ratio:.2f}")
+        cells = (
+            text
+            for way in ("as it is", "own kernel")
+            for text in (
+                f"{row['us'][way]['value']:.0f}", f"{row['torch_over'][way]['value']:.2f}",
+            )
+        )  # fmt: skip
+        table.add_row(row["op"], row["dtype"], *cells)
     Console().print(report.environment(), table)
     measured = {"rows": arguments.rows, "threads": torch.get_num_threads(), "cases": results}
     report.save(arguments.json, measured)

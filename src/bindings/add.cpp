@@ -1,5 +1,6 @@
 // add(a, b) = a + b, with broadcasting. Its gradient needs no kernel: see cuda_ops/ops/add.py.
 #include "binding.h"
+#include "by_torch.h"
 
 using namespace cuda_ops;
 
@@ -9,6 +10,11 @@ namespace {
 
 Tensor add_cpu(const Tensor& a, const Tensor& b) {
   return elementwise_cpu([](double x, double y) { return x + y; }, a, b);
+}
+
+Tensor add_by_torch(const Tensor& a, const Tensor& b) {
+  const auto sum = as_elementwise(add(a, b), a, b);
+  return sum ? *sum : add_cpu(a, b);
 }
 
 Tensor add_cuda(const Tensor& a, const Tensor& b) { return elementwise_cuda(add_launch, a, b); }
@@ -31,6 +37,6 @@ Example:
 >>> cuda_ops.add(torch.tensor([1.0, 2.0]), torch.tensor([[10.0], [20.0]]))
 tensor([[11., 12.],
         [21., 22.]]))")
-      .cpu<add_cpu>()
+      .cpu<add_cpu, add_by_torch>()
       .cuda<add_cuda>();
 }

@@ -13,7 +13,11 @@ Tensor relu_cpu(const Tensor& x) {
   return elementwise_cpu([](double v) { return v <= 0 ? 0 : v; }, x);
 }
 
-Tensor relu_by_torch(const Tensor& x) { return elementwise_by_torch("aten::relu", "out", x); }
+// Not by aten::relu, which writes to memory of its own and copies.
+Tensor relu_by_torch(const Tensor& x) {
+  const Tensor out = empty_elementwise(x);
+  return call<Tensor>("aten::clamp_min", "Tensor_out", x, scalar(0, x), out);
+}
 
 Tensor relu_cuda(const Tensor& x) { return elementwise_cuda(relu_launch, x); }
 

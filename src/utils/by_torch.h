@@ -15,6 +15,16 @@ Tensor elementwise_by_torch(const char* op, const char* overload, const Inputs&.
   return out;
 }
 
+// A result of torch's that may lie otherwise than an elementwise operator's: without a value if so.
+template <class... Inputs>
+std::optional<Tensor> as_elementwise(const Tensor& out, const Tensor& first,
+                                     const Inputs&... rest) {
+  const View view = first;
+  const bool keeps = detail::is_dense(view) && (detail::same_layout(view, View(rest)) && ... &&
+                                                detail::same_layout(view, View(out)));
+  return keeps ? std::optional(out) : std::nullopt;
+}
+
 // The sums of x over some dims, in `out`.
 inline void sum_by_torch(const Tensor& x, const std::vector<int64_t>& dims, const Tensor& out) {
   const std::optional<ScalarType> as_out;

@@ -138,11 +138,25 @@ void run_cache(std::mt19937& numbers, Cache at, DType dtype, DType cached, float
   }
 }
 
+// With numbers that 32 bits hold, and with more.
+void run_division() {
+  for (const int64_t divisor : {int64_t(1), int64_t(7), int64_t(4096), int64_t(INT32_MAX) + 2}) {
+    for (const int64_t most : {int64_t(INT32_MAX), int64_t(1) << 40}) {
+      const IndexDivider divide(divisor, most);
+      for (const int64_t n : {int64_t(0), divisor - 1, divisor, most / 3, most}) {
+        if (n > most || divide(n) == n / divisor) continue;
+        fail("%lld / %lld is not %lld", (long long)n, (long long)divisor, (long long)divide(n));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main(int count, char** texts) {
   const Arguments arguments(count, texts);
   std::mt19937 numbers(unsigned(arguments.number("seed")));
+  run_division();
   const Heads heads[] = {{2, 3, 5, 32, 16, 0},  {1, 5, 3, 48, 16, 16},  {2, 2, 3, 14, 5, 3},
                          {1, 2, 1, 2, 1, 0},    {1, 2, 1, 3000, 16, 0}, {2, 40, 1, 16, 8, 8},
                          {1, 3, 70, 64, 32, 0}, {1, 2, 3, 24, 0, 0},    {1, 1, 2, 300, 150, 1}};
