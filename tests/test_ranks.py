@@ -11,7 +11,7 @@ from conftest import run_python
 
 from cuda_ops.build.compiling import build
 from cuda_ops.registry import all_operators, registry
-from cuda_ops.testing.ranks import check_ranks
+from cuda_ops.testing.ranks import Placed, check_ranks, ranks_markdown
 
 BAD_OPS = Path(__file__).parent / "bad_ops"
 
@@ -52,6 +52,21 @@ def test_ranks_that_there_cannot_be_are_refused() -> None:
     many = torch.cuda.device_count() + 2
     with pytest.raises(ValueError, match=f"a GPU for each of {many} ranks, got {many - 2}"):
         check_ranks(["silu"], many, "cuda")
+
+
+def test_a_page_has_each_operator_and_each_reason() -> None:
+    found = [
+        Placed("f", "[Shard(dim=0)] -> [Shard(dim=0)]", True),
+        Placed("f", "[Shard(dim=1)] -> [Shard(dim=1)]", False, "rank 1: wrong"),
+        Placed("g", "", None, "composed"),
+        Placed("h", "", None, "composed"),
+    ]
+    page = ranks_markdown(found, "2 ranks on a CPU")
+    assert "\n2 ranks on a CPU.\n" in page
+    assert "| `f` | 1 of 2 |" in page and "`g` |" not in page
+    assert "- FAILED  f [Shard(dim=1)] -> [Shard(dim=1)]: rank 1: wrong" in page
+    assert "- composed: `g`, `h`" in page
+    assert "Wrong" not in ranks_markdown(found[2:], "here")
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")

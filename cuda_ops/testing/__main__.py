@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import sys
@@ -127,13 +128,18 @@ def _sanitize(arguments: argparse.Namespace) -> int:
 
 
 def _ranks(arguments: argparse.Namespace) -> int:
-    from cuda_ops.testing.ranks import check_ranks
+    from cuda_ops.testing.ranks import check_ranks, ranks_markdown
 
     origin = Origin(tuple(arguments.root), arguments.file)
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     found = check_ranks(_names(arguments.ops), arguments.ranks, device, origin)
     if arguments.json:
         print(json.dumps([asdict(one) for one in found], indent=2))
+    elif arguments.markdown:
+        name = torch.cuda.get_device_name() if device == "cuda" else "a CPU"
+        today = datetime.date.today().isoformat()
+        where = f"{arguments.ranks} ranks on {name}, {today}, torch {torch.__version__}"
+        print(ranks_markdown(found, where), end="")
     else:
         print(*found, sep="\n")
     counts = [sum(one.passed is passed for one in found) for passed in (True, False, None)]
@@ -185,7 +191,9 @@ def _parser() -> argparse.ArgumentParser:
     ranks.add_argument("ops", nargs="*", metavar="OP")
     ranks.add_argument("--ranks", type=int, default=2, help="processes, each with a GPU of its own")
     ranks.add_argument("--device", choices=("cpu", "cuda"), help="by default GPUs, if any")
-    ranks.add_argument("--json", action="store_true")
+    written = ranks.add_mutually_exclusive_group()
+    written.add_argument("--json", action="store_true")
+    written.add_argument("--markdown", action="store_true", help="a page for the record")
     ranks.set_defaults(run=_ranks)
 
     mutate = commands.add_parser(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +46,36 @@ class Placed:
         word = {True: "passed", False: "FAILED", None: "not run"}[self.passed]
         rule = f" {self.rule}" if self.rule else ""
         return f"{word:8}{self.op}{rule}{f': {self.detail}' if self.detail else ''}"
+
+
+def ranks_markdown(found: Sequence[Placed], where: str) -> str:
+    """Returns a page: the rules that hold for each operator, those that do not, and why others were
+    not run.
+
+    Args:
+        found: what :func:`check_ranks` returned.
+        where: what the page says of the run, such as ``"2 ranks on NVIDIA H200"``.
+    """
+    rules = Counter(one.op for one in found if one.passed is not None)
+    right = Counter(one.op for one in found if one.passed)
+    reasons: dict[str, list[str]] = {}
+    for one in found:
+        if one.passed is None:
+            reasons.setdefault(one.detail, []).append(f"`{one.op}`")
+    lines = [
+        "# DTensor's rules on real ranks",
+        "",
+        f"{where}.",
+        "",
+        "| operator | rules that hold |",
+    ]
+    lines += ["| --- | --- |", *(f"| `{op}` | {right[op]} of {n} |" for op, n in rules.items())]
+    if wrong := [str(one) for one in found if one.passed is False]:
+        lines += ["", "Wrong:", "", *(f"- {text}" for text in wrong)]
+    if reasons:
+        lines += ["", "Not run:", ""]
+        lines += [f"- {reason}: {', '.join(names)}" for reason, names in reasons.items()]
+    return "\n".join(lines) + "\n"
 
 
 def check_ranks(
