@@ -30,9 +30,9 @@ class Checked:
     difference: dict[str, float] = field(default_factory=dict)
     #: The same of gradients of the first block's matrices.
     gradient: dict[str, float] = field(default_factory=dict)
-    #: Of use_moe: the largest difference with its own choices, whatever it chose.
+    #: The largest difference of use_moe with its own choices, whatever it chose.
     own_routing: float | None = None
-    #: Of use_moe, for the same tokens: the largest difference of a weight, and the share of tokens
+    #: The largest difference of a weight of use_moe for the same tokens, and the share of tokens
     #: that go to other experts, which are as good.
     weights: float | None = None
     elsewhere: float | None = None

@@ -15,8 +15,9 @@ from conftest import ScratchOp
 
 from cuda_ops import servers
 from cuda_ops.build.compiling import build
+from cuda_ops.compile_ops import reload
 from cuda_ops.dispatch import by_torch
-from cuda_ops.errors import BuildError
+from cuda_ops.errors import BuildError, ManifestError
 from cuda_ops.registry import registry
 
 X = torch.arange(3.0)
@@ -81,6 +82,34 @@ def test_a_reload_takes_torchs_operators_away_and_brings_them_back(scratch_op: S
     assert results == [2, 10, 2]
 
 
+def test_the_end_of_another_threads_block_leaves_this_one() -> None:
+    inside, may_end = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with by_torch.kernels(True):
+            inside.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    inside.wait()
+    with by_torch.kernels(False):
+        may_end.set()
+        thread.join()
+        assert not by_torch.wanted()
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_gone_does_not_come_back(scratch_op: ScratchOp) -> None:
+    text = binding(scratch_op.name)
+    scratch_op.binding.write_text(text)
+    scratch_op.reload()
+    scratch_op.binding.write_text(text.replace(".cpu<f, g>", ".cuda<f>"))
+    scratch_op.reload()
+    with by_torch.kernels(True), pytest.raises(RuntimeError, match="no kernel for this device"):
+        scratch_op.function(X)
+
+
 @pytest.mark.slow
 def test_arguments_are_refused_before_torch_sees_them(scratch_op: ScratchOp) -> None:
     scratch_op.binding.write_text(binding(scratch_op.name))
@@ -92,6 +121,29 @@ def test_arguments_are_refused_before_torch_sees_them(scratch_op: ScratchOp) -> 
         said.append(str(error.value).splitlines()[0])
     assert said[0] == said[1]
     assert "argument 'x'" in said[0]
+
+
+@pytest.mark.parametrize("which", [False, True])
+def test_a_product_below_autograd_takes_what_wants_gradients(which: bool) -> None:
+    reload("matmul")
+    a = torch.randn(3, 4, requires_grad=True)
+    with by_torch.kernels(which), torch._C._AutoDispatchBelowAutograd():
+        product = torch.ops.cuda_ops.matmul(a, a.t())
+        found = torch.ops.cuda_ops.matmul_backward(torch.ones(3, 3), a, a.t())
+    assert torch.is_grad_enabled(), "gradients stay on for the caller"
+    plain = a.detach()
+    torch.testing.assert_close(product, plain @ plain.t())
+    torch.testing.assert_close(found[0], torch.ones(3, 3) @ plain)
+
+
+@pytest.mark.slow
+def test_one_function_by_torch_for_two_operators_is_refused(scratch_op: ScratchOp) -> None:
+    name, text = scratch_op.name, binding(scratch_op.name)
+    text = text.replace("}\nCUDA_OPS", "Tensor h(const Tensor& x) { return f(x); }\n}\nCUDA_OPS")
+    twin = f'  library.op("{name}_twin(Tensor x) -> Tensor", "()->()").cpu<h, g>();\n}}\n'
+    scratch_op.binding.write_text(text.removesuffix("}\n") + twin)
+    with pytest.raises(ManifestError, match=rf"{name}_twin: its CPU function also serves '{name}'"):
+        scratch_op.reload()
 
 
 @pytest.mark.slow

@@ -240,11 +240,11 @@ UNNAMED = {
     "CpuElement", "Element", "Compute", "kLog2E", "sigmoids_of_powers",
 }  # fmt: skip
 VOCABULARY = (
-    "binding.h", "by_torch.h", "checks.h", "compose.h", "division.cuh", "division.h", "dtype.cuh", "dtype.h",
-    "elementwise.h", "foreach/foreach_binding.h", "gelu_by_torch.h", "launch.h", "layout.h", "manifest.h", "math.cuh",
-    "names.h", "narrow.cuh", "narrow.h", "overlap.h", "points.h", "points_binding.h", "random.cuh",
-    "random.h", "random_binding.h", "rows/rows_binding.h", "strided.h", "tensor.h",
-    "workspace.h",
+    "binding.h", "by_torch.h", "checks.h", "compose.h", "division.cuh", "division.h", "dtype.cuh",
+    "dtype.h", "elementwise.h", "foreach/foreach_binding.h", "gelu_by_torch.h", "launch.h",
+    "layout.h", "manifest.h", "math.cuh", "names.h", "narrow.cuh", "narrow.h", "overlap.h",
+    "points.h", "points_binding.h", "random.cuh", "random.h", "random_binding.h",
+    "rows/rows_binding.h", "strided.h", "tensor.h", "workspace.h",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from conftest import needs_gpu
 
 import cuda_ops
 from cuda_ops.compile_ops import reload
+from cuda_ops.dispatch import by_torch
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -146,7 +147,8 @@ def test_the_number_of_threads_changes_nothing() -> None:
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            results.append((cuda_ops.sum_rows(x), cuda_ops.reduce_sum(x)))
+            with by_torch.kernels(False):  # torch splits a sum among its threads
+                results.append((cuda_ops.sum_rows(x), cuda_ops.reduce_sum(x)))
     finally:
         torch.set_num_threads(threads)
     for rows, total in results:

@@ -247,6 +247,35 @@ def test_quantized_matrices_are_refused() -> None:
         use_moe(block)
 
 
+def test_matrices_that_are_no_parameters_are_refused() -> None:
+    block = block_of("Qwen3MoeSparseMoeBlock")
+    matrices = block.experts.down_proj.detach()
+    del block.experts.down_proj
+    block.experts.register_buffer("down_proj", matrices)
+    with pytest.raises(ValueError, match=r"down_proj of .* Parameter with 3 dims, got a Tensor"):
+        use_moe(block)
+    del block.experts.down_proj
+    block.experts.down_proj = torch.nn.Parameter(matrices[0])
+    assert "got a Parameter with 2" in str(convert(block))
+
+
+def test_an_activation_that_wants_another_shape_is_refused() -> None:
+    block = block_of("Qwen3MoeSparseMoeBlock")
+    block.experts.act_fn = torch.nn.GLU()
+    with pytest.raises(ValueError, match=r"to have silu, got GLU"):
+        use_moe(block)
+
+
+def test_a_gate_routes_by_itself_again_once_it_leaves_groups_out() -> None:
+    block, x = block_of("DeepseekV3MoE", n_group=4, topk_group=4), torch.randn(2, 3, 16)
+    use_moe(block)
+    block.gate.topk_group = 1
+    assert str(convert(block)).endswith("experts, with its own router")
+    torch.testing.assert_close(
+        block(x), block_of("DeepseekV3MoE", n_group=4, topk_group=1)(x), rtol=1e-4, atol=1e-4
+    )
+
+
 # --- whole models ------------------------------------------------------------------------------
 
 

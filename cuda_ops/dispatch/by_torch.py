@@ -27,8 +27,8 @@ _lock = threading.RLock()
 _operators: weakref.WeakKeyDictionary[Operator, tuple[Library, Kernel, int]] = (
     weakref.WeakKeyDictionary()
 )
-#: How many are within `kernels`, innermost last.
-_asked: list[bool] = []
+#: What each `kernels` that has not ended asks for; the one that began last decides.
+_asked: dict[object, bool] = {}
 
 
 def point(operator: Operator, library: Library, kernel: Kernel, slot: int) -> None:
@@ -41,19 +41,28 @@ def point(operator: Operator, library: Library, kernel: Kernel, slot: int) -> No
         library.store(slot, _chosen(kernel))
 
 
+def clear(operator: Operator, library: Library, key: str, slot: int) -> None:
+    """Points a slot at nothing, as no kernel is left for its dispatch key."""
+    with _lock:
+        if key == "CPU":
+            _operators.pop(operator, None)
+        library.store(slot, 0)
+
+
 @contextlib.contextmanager
 def kernels(by_torch: bool) -> Iterator[None]:
     """Has all operators run by torch on a CPU where they can, or else by kernels of their own,
     in all threads; ends where the block does.
     """
+    block = object()  # blocks of several threads may end in any order
     with _lock:
-        _asked.append(by_torch)
+        _asked[block] = by_torch
         _point_all()
     try:
         yield
     finally:
         with _lock:
-            _asked.pop()
+            del _asked[block]
             _point_all()
 
 
@@ -62,6 +71,12 @@ def _point_all() -> None:
         library.store(slot, _chosen(kernel))
 
 
+def wanted() -> bool:
+    """Tells whether a CPU runs torch's operators where it can."""
+    with _lock:
+        default = os.environ.get(SWITCH, "torch") != "own"
+        return next(reversed(_asked.values()), default)
+
+
 def _chosen(kernel: Kernel) -> int:
-    wanted = _asked[-1] if _asked else os.environ.get(SWITCH, "torch") != "own"
-    return kernel.by_torch if wanted and kernel.by_torch else kernel.call
+    return kernel.by_torch if kernel.by_torch and wanted() else kernel.call

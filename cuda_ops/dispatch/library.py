@@ -129,19 +129,20 @@ def open_library(path: Path, stem: str, namespace: str = HOME) -> Library:
     handle.cuda_ops_check.restype = None
     ops: dict[str, OpSpec] = {}
     kernels: list[Kernel] = []
-    slots: dict[int, tuple[str, str]] = {}
+    served: dict[int, tuple[str, str]] = {}
     for entry in manifest["ops"]:
         op = validated(entry, stem, ops, namespace)
         ops[op.name] = op
         _kept.append(rules_of(op))
         handle.cuda_ops_check(entry["checks"], ctypes.byref(_kept[-1]))
         for kernel in entry["kernels"]:
-            other, key = slots.setdefault(kernel["slot"], (op.name, kernel["key"]))
-            if (other, key) != (op.name, kernel["key"]):
-                raise ManifestError(
-                    f"{op.qualname}: its {kernel['key']} function also serves {other!r} as "
-                    f"its {key} function; give each operator a function of its own on each device"
-                )
+            for function in filter(None, (kernel["call"], kernel["by_torch"])):
+                other, key = served.setdefault(function, (op.name, kernel["key"]))
+                if (other, key) != (op.name, kernel["key"]):  # it would check by one's rules alone
+                    raise ManifestError(
+                        f"{op.qualname}: its {kernel['key']} function also serves {other!r} as its "
+                        f"{key} function; give each operator a function of its own on each device"
+                    )
             addresses = (kernel[name] for name in ("call", "trampoline", "slot", "by_torch"))
             kernels.append(Kernel(op.name, kernel["key"], *addresses))
     if stem not in ops:

@@ -206,7 +206,7 @@ class Operator:
         """Makes the use of kernels that the new library no longer has an error."""
         for key, slot in self._slots.items():
             if key not in present:
-                library.store(slot, 0)
+                by_torch.clear(self, library, key, slot)
 
     # --- registration ----------------------------------------------------------------
 

@@ -55,8 +55,8 @@ def use_moe(block: torch.nn.Module, group: Any = None) -> torch.nn.Module:
         ValueError: the block is of another class, has other parts or tensors than that class had
             when it was compared, has another activation than silu, has more experts or chooses more
             of them than :func:`cuda_ops.moe` can, or one of its parts was given another forward;
-            or its matrices are quantized, or DTensors that are not sharded by expert along the
-            group.
+            or its matrices are quantized, no parameters, or DTensors that are not sharded by expert
+            along the group.
         RuntimeError: the group is none.
 
     Example::
@@ -72,12 +72,21 @@ def use_moe(block: torch.nn.Module, group: Any = None) -> torch.nn.Module:
     if route is not None:
         gate = block.get_submodule("gate")
         gate.forward = partial(route, gate)
+    else:
+        _give_back_gate(block)
     return block
 
 
 def routes(block: torch.nn.Module) -> bool:
     """Tells whether :func:`use_moe` has the gate of a block route with cuda_ops."""
     return _checked(block) is not None
+
+
+def _give_back_gate(block: torch.nn.Module) -> None:
+    """Lets a gate route by itself again, if an earlier call could still route instead of it."""
+    gate = block._modules.get("gate")
+    if gate is not None and getattr(vars(gate).get("forward"), "func", None) in [*routing.TENSORS]:
+        del gate.forward
 
 
 def _shard(experts: torch.nn.Module, group: Any) -> None:
@@ -196,7 +205,13 @@ def _check_choices(name: str, gate: torch.nn.Module) -> None:
 
 
 def _check_experts(name: str, experts: torch.nn.Module) -> None:
-    matrices = experts.get_parameter("down_proj")
+    for key in ("gate_up_proj", "down_proj"):
+        matrices: Any = getattr(experts, key)
+        if not isinstance(matrices, torch.nn.Parameter) or matrices.dim() != 3:
+            raise ValueError(
+                f"use_moe: expected {key} of {name} to be a Parameter with 3 dims, got a "
+                f"{type(matrices).__name__} with {matrices.dim()}"
+            )
     if len(matrices) > MOST_EXPERTS:
         raise ValueError(
             f"use_moe: expected {name} to have at most {MOST_EXPERTS} experts, got {len(matrices)}"
@@ -206,10 +221,17 @@ def _check_experts(name: str, experts: torch.nn.Module) -> None:
         raise ValueError(
             f"use_moe: expected matrices of {name} of one of {dtypes}, got {matrices.dtype}"
         )
-    probe = torch.linspace(-4, 4, 9, device="cpu")  # with data under a meta device too
     activation = getattr(experts, "act_fn", None)
-    if not callable(activation) or not torch.allclose(activation(probe.clone()), F.silu(probe)):
+    if not _is_silu(activation):
         raise ValueError(f"use_moe: expected experts of {name} to have silu, got {activation}")
+
+
+def _is_silu(activation: Any) -> bool:
+    probe = torch.linspace(-4, 4, 9, device="cpu")  # with data under a meta device too
+    try:
+        return torch.allclose(activation(probe.clone()), F.silu(probe))
+    except (RuntimeError, TypeError):  # none at all, or one that wants another shape
+        return False
 
 
 # --- what runs instead ------------------------------------------------------------------------

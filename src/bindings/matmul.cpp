@@ -47,9 +47,27 @@ std::tuple<Tensor, Tensor> matmul_backward_cpu(const Tensor& grad_out, const Ten
   return {grad_a, grad_b};
 }
 
+// Turns gradients off: with `out`, aten::matmul refuses arguments that want some, even in a call
+// that autograd has seen already.
+class WithoutGradients {
+ public:
+  WithoutGradients() { aoti_torch_grad_mode_set_enabled(false); }
+  ~WithoutGradients() { aoti_torch_grad_mode_set_enabled(before_); }
+  WithoutGradients(const WithoutGradients&) = delete;
+  WithoutGradients& operator=(const WithoutGradients&) = delete;
+
+ private:
+  const bool before_ = aoti_torch_grad_mode_is_enabled();
+};
+
+Tensor product_by_torch(const Tensor& a, const Tensor& b, const Tensor& out) {
+  const WithoutGradients guard;
+  return call<Tensor>("aten::matmul", "out", a, b, out);
+}
+
 template <Precision kPrecision>
 Tensor matmul_by_torch(const Tensor& a, const Tensor& b) {
-  return call<Tensor>("aten::matmul", "out", a, b, empty_product(a, b));
+  return product_by_torch(a, b, empty_product(a, b));
 }
 
 Tensor flipped(const Tensor& x) {
@@ -62,8 +80,7 @@ Tensor gradient_by_torch(const Tensor& out, const Tensor& grad_out, const Tensor
   auto shape = shape_of(grad_out), batch = shape_of(out);
   std::copy(shape.end() - 2, shape.end(), batch.end() - 2);
   const Tensor whole = call<Tensor>("aten::expand", "", grad_out, batch, false);
-  return from_left ? call<Tensor>("aten::matmul", "out", other, whole, out)
-                   : call<Tensor>("aten::matmul", "out", whole, other, out);
+  return from_left ? product_by_torch(other, whole, out) : product_by_torch(whole, other, out);
 }
 
 std::tuple<Tensor, Tensor> matmul_backward_by_torch(const Tensor& grad_out, const Tensor& a,

@@ -41,6 +41,7 @@ Tensor reduce_sum_cpu(const Tensor& x) {
 
 Tensor reduce_sum_by_torch(const Tensor& x) {
   Tensor out = empty({}, x);
+  points_of(x);  // refuses what the kernel does
   sum_by_torch(x, {}, out);
   return out;
 }
@@ -68,8 +69,8 @@ CUDA_OPS(library) {
       .doc(R"(Sum of all elements.
 
 The order of additions depends only on sizes, strides, alignment, the GPU and a choice that tuning
-has made, so the same call gives the same bits every time; another choice may round otherwise. The
-gradient is a broadcast view, which takes no memory.
+has made, on a CPU on its threads, so the same call gives the same bits every time; another choice
+may round otherwise. The gradient is a broadcast view, which takes no memory.
 
 Shapes: x of any shape and strides; the result has no dims. An empty x gives 0.
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. Sums run in float64

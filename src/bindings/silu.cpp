@@ -28,21 +28,21 @@ Results<double, 2> second_order(double gg, double g, double v) {
 
 Tensor silu_cpu(const Tensor& x) { return elementwise_cpu(value, x); }
 
-Tensor silu_by_torch(const Tensor& x) { return elementwise_by_torch("aten::silu", "out", x); }
-
 Tensor silu_cuda(const Tensor& x) { return elementwise_cuda(silu_launch, x); }
+
+Tensor silu_by_torch(const Tensor& x) { return elementwise_by_torch("aten::silu", "out", x); }
 
 Tensor silu_backward_cpu(const Tensor& grad_out, const Tensor& x) {
   const auto f = [](double g, double v) { return g * first(v); };
   return elementwise_cpu(f, grad_out, x);
 }
 
-Tensor silu_backward_by_torch(const Tensor& grad_out, const Tensor& x) {
-  return elementwise_by_torch("aten::silu_backward", "grad_input", grad_out, x);
-}
-
 Tensor silu_backward_cuda(const Tensor& grad_out, const Tensor& x) {
   return elementwise_cuda(silu_backward_launch, grad_out, x);
+}
+
+Tensor silu_backward_by_torch(const Tensor& grad_out, const Tensor& x) {
+  return elementwise_by_torch("aten::silu_backward", "grad_input", grad_out, x);
 }
 
 std::tuple<Tensor, Tensor> silu_backward_backward_cpu(const Tensor& grad_grad_x,

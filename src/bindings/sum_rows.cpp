@@ -30,6 +30,7 @@ Tensor sum_rows_cpu(const Tensor& x) {
 
 Tensor sum_rows_by_torch(const Tensor& x) {
   Tensor out = empty_sums(x);
+  sums_of(out, x);  // refuses what the kernel does
   sum_by_torch(x, {-1}, out);
   return out;
 }
@@ -57,7 +58,8 @@ CUDA_OPS(library) {
       .doc(R"(Sum over the last dim.
 
 The order of additions depends only on sizes, strides, alignment, the GPU and a choice that tuning
-has made, so the same call gives the same bits every time; another choice may round otherwise. The gradient is a broadcast view, which takes no memory.
+has made, on a CPU on its threads, so the same call gives the same bits every time; another choice
+may round otherwise. The gradient is a broadcast view, which takes no memory.
 
 Shapes: x (..., N) of any strides; the result (...) is contiguous. N = 0 gives zeros.
 Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. Sums run in float64

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kLoads = 8;   // loads of a lane before it looks at any
 constexpr int kQueued = 4;  // loads between two updates of the best
-constexpr int kPieceLoads = kTopkPiece / 32;
+constexpr int kPieceLoads = kTopkPiece / 32, kPieces = kLoads / kPieceLoads;
 
 // Sorts `length` words: words[r] of lane l is number l * R + r. The first 16 * R
 // are kept, and the first k wanted.
@@ -48,25 +48,32 @@ __device__ void keep_best(W (&words)[R], W* queue, int k, const TopkConfig& conf
   };
   const auto pieces = uint32_t(config.pieces), step = uint32_t(config.step);
   uint32_t piece = 0;
-  for (uint32_t done = 0; done < pieces; done += kLoads / kPieceLoads) {
-    typename Source::Loaded loaded[kLoads];
-    uint32_t places[kLoads];
+  for (uint32_t done = 0; done < pieces; done += kPieces) {
+    uint32_t begins[kPieces];
+    bool whole = true;  // no piece ends behind the chunk
 #pragma unroll
-    for (int u = 0; u < kLoads; u += kPieceLoads) {
+    for (int i = 0; i < kPieces; ++i) {
       // All have been met, and would be met again.
-      const uint32_t begin = done + u / kPieceLoads < pieces ? piece * kTopkPiece : length;
-      const auto* from = source.own + begin + lane;
-#pragma unroll
-      for (int v = 0; v < kPieceLoads; ++v) {
-        const uint32_t i = places[u + v] = begin + v * 32 + lane;
-        loaded[u + v] = i < length ? from[v * 32] : typename Source::Loaded(0);
-      }
+      begins[i] = done + i < pieces ? piece * kTopkPiece : length;
+      whole &= begins[i] + kTopkPiece <= length;
       piece = piece + step < pieces ? piece + step : piece + step - pieces;
     }
+    const auto place = [&](int u) { return begins[u / kPieceLoads] + u % kPieceLoads * 32 + lane; };
+    typename Source::Loaded loaded[kLoads];
+    visit_flag(whole, [&](auto is_whole) {
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u) {
+        const auto* from = source.own + begins[u / kPieceLoads] + lane;  // one for all of a piece
+        const bool inside = is_whole.value || place(u) < length;
+        loaded[u] = inside ? from[u % kPieceLoads * 32] : typename Source::Loaded(0);
+      }
+    });
     W next[kLoads];
 #pragma unroll
-    for (int u = 0; u < kLoads; ++u) {
-      next[u] = places[u] < length ? source.word(loaded[u], places[u]) : kNone;
+    for (int u = 0; u < kLoads; ++u) next[u] = source.word(loaded[u], place(u));
+    if (!whole) {
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u) next[u] = place(u) < length ? next[u] : kNone;
     }
 #pragma unroll
     for (int first = 0; first < kLoads; first += kQueued) {
@@ -150,7 +157,7 @@ cudaError_t launch_topk(const TopkRows& p, cudaStream_t stream) {
     if (p.k > kMostKept) {
       const TopkSelect config = select_config(rows, n, p.k, sizeof(U), device);
       chunks = config.chunks;
-      error = launch_select<U>(p, config, n, from, place(), stream);
+      error = launch_select<U>(p, config, n, from, place(), device, stream);
     } else {
       const TopkConfig config = topk_config(rows, n, p.k, device);
       chunks = config.chunks;

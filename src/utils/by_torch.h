@@ -11,6 +11,7 @@ namespace cuda_ops {
 template <class... Inputs>
 Tensor elementwise_by_torch(const char* op, const char* overload, const Inputs&... inputs) {
   Tensor out = empty_elementwise(inputs...);
+  strided(out, inputs...);  // refuses what the kernel does, so that all devices do
   call<Tensor>(op, overload, inputs..., out);
   return out;
 }
@@ -25,12 +26,6 @@ std::optional<Tensor> as_elementwise(const Tensor& out, const Tensor& first,
   return keeps ? std::optional(out) : std::nullopt;
 }
 
-// The sums of x over some dims, in `out`.
-inline void sum_by_torch(const Tensor& x, const std::vector<int64_t>& dims, const Tensor& out) {
-  const std::optional<ScalarType> as_out;
-  call<Tensor>("aten::sum", "IntList_out", x, std::optional(dims), false, as_out, out);
-}
-
 // Several of torch's operators in a row round once too: 16-bit numbers go through them in float32.
 inline Tensor widened(const Tensor& x) {
   if (size_of(dtype_of(x)) > 2) return x;
@@ -41,6 +36,18 @@ inline Tensor widened(const Tensor& x) {
 // Rounds `x`, of the same shape, to the dtype of `out`.
 inline void write_rounded(const Tensor& out, const Tensor& x) {
   detail::check_torch(aoti_torch_copy_(out.get(), x.get(), 0), "copy a tensor");
+}
+
+// The sums of x over some dims, in `out`. With 16 bits torch rounds parts of a long sum.
+inline void sum_by_torch(const Tensor& x, const std::vector<int64_t>& dims, const Tensor& out) {
+  std::optional<ScalarType> dtype;
+  const auto over = std::optional(dims);
+  if (size_of(dtype_of(x)) > 2) {
+    call<Tensor>("aten::sum", "IntList_out", x, over, false, dtype, out);
+  } else {
+    dtype = ScalarType::Float;
+    write_rounded(out, call<Tensor>("aten::sum", "dim_IntList", x, over, false, dtype));
+  }
 }
 
 }  // namespace cuda_ops

@@ -35,7 +35,7 @@ struct TopkConfig {
   int64_t pieces = 0, step = 1;  // of a chunk; from a piece to the one that is taken next
 };
 
-constexpr int kTopkPiece = 64;  // elements, which are read side by side
+constexpr int kTopkPiece = 128;  // elements, which are read side by side: a line of 1-byte ones
 
 // Elements of a row, at most: a place in it has 32 bits, with that of a piece that ends behind it.
 constexpr int64_t kTopkLongest = (int64_t(1) << 32) - 1 - kTopkPiece;

@@ -125,6 +125,7 @@ struct SelectShared {
   uint32_t digits[256];  // words with each digit
   uint32_t digit, before, inside;
 };
+static_assert(sizeof(SelectShared) <= kSelectOwn, "select_config() leaves less");
 
 // Puts those of `length` words that are up to `limit` into the list, in any order, as long as there
 // is room. Returns how many there are.
@@ -296,12 +297,15 @@ __global__ void __launch_bounds__(kSelectThreads)
 
 template <class U>
 cudaError_t launch_select(const TopkRows& p, const TopkSelect& config, int64_t n,
-                          const Word<U>* from, Word<U>* to, cudaStream_t stream) {
+                          const Word<U>* from, Word<U>* to, const DeviceInfo& device,
+                          cudaStream_t stream) {
   if (config.list == 0) return cudaErrorInvalidValue;  // topk_selects() says so before
   const auto kernel = topk_select_kernel<U>;
   const int bytes = config.list * int(sizeof(Word<U>));
+  // Always the most: another thread may set less than this launch takes just before it.
   const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           device.shared_memory_per_block - kSelectOwn);
   if (error != cudaSuccess) return error;
   kernel<<<unsigned(p.sort.rows.numel * config.chunks), config.threads, bytes, stream>>>(
       p, order_of<U>(p.sort.rows.dtype, p.sort.descending), config, n, from, to);

@@ -24,6 +24,7 @@ struct TopkSelect {
 
 constexpr int kSelectThreads = 1024;  // at most
 constexpr int kSelectRun = 128;       // words that a warp sorts in registers
+constexpr int kSelectOwn = 2048;      // bytes of shared memory beside the list, at most
 
 constexpr int64_t word_bytes(int64_t size) { return size == 8 ? 16 : 8; }
 
@@ -72,7 +73,7 @@ constexpr TopkSelect select_config(int64_t rows, int64_t n, int64_t k, int64_t s
   const int64_t blocks = rows * chunks;
   const auto fits = [&](int bits) {
     return bits <= kMostList &&
-           (word_bytes(size) << bits) + 2048 <= int64_t(device.shared_memory_per_block);
+           (word_bytes(size) << bits) + kSelectOwn <= int64_t(device.shared_memory_per_block);
   };
   const auto consider = [&](int list_bits, int sample_bits, int64_t guess, int64_t cost) {
     if (!fits(list_bits) || (best.list > 0 && best.cost <= cost)) return;
