@@ -240,8 +240,8 @@ def _agree(calls: dict[str, Callable[[], torch.Tensor]], ways: Any, top_k: int) 
 def _rounds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
     """Returns seconds of a call, of each way in turns: those of the slowest rank.
 
-    In another order each time, the same at all ranks: what ran before changes a time by up to 8 %,
-    as a GPU's clock follows its load.
+    In another order each time, the same at all ranks: what ran before changes a time, as a GPU's
+    clock follows its load.
     """
     order, drawn = [*calls], random.Random(0)
     counts = {name: _count(call) for name, call in calls.items()}

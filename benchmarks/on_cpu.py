@@ -1,8 +1,8 @@
 """Measures what a CPU runs: operators' own kernels, and torch's operators in their place.
 
-``python -m benchmarks.on_cpu [--rows 1024] [--json FILE]``, for operators with ``.cpu<f, g>()``,
-beside the function of torch that does the same. A ratio is torch's time over that of the operator,
-in turns.
+``python -m benchmarks.on_cpu [--rows 1024] [--json FILE]``, for operators with ``.cpu<f, g>()`` and
+sorts, beside the function of torch that does the same. A ratio is torch's time over that of the
+operator, in turns.
 """
 
 from __future__ import annotations
@@ -22,22 +22,10 @@ from benchmarks import report
 from cuda_ops.benchmarking.clock import host_latency
 from cuda_ops.benchmarking.stats import median_interval, ratio_interval
 from cuda_ops.dispatch import by_torch
+from cuda_ops.ops import fused_linear_gelu, layer_norm, silu_and_mul
 
 _CPU = torch.device("cpu")
 _ROUNDS, _CALLS = 9, 3
-
-
-def _linear_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return F.gelu(F.linear(x, weight, bias), approximate="tanh")
-
-
-def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    gate, up = x.chunk(2, -1)
-    return F.silu(gate) * up
-
-
-def _layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return F.layer_norm(x, weight.shape, weight, bias)
 
 
 #: Functions of torch, and the shapes of their arguments for so many rows.
@@ -47,14 +35,14 @@ _CASES = {
     "relu": (F.relu, lambda n: ((n, 1024),)),
     "add": (torch.add, lambda n: ((n, 1024), (n, 1024))),
     "gelu_approx": (partial(F.gelu, approximate="tanh"), lambda n: ((n, 1024),)),
-    "silu_and_mul": (_silu_and_mul, lambda n: ((n, 2048),)),
+    "silu_and_mul": (silu_and_mul.composed, lambda n: ((n, 2048),)),
     "sum_rows": (partial(torch.sum, dim=-1), lambda n: ((n, 1024),)),
     "reduce_sum": (torch.sum, lambda n: ((n, 1024),)),
     "cumulative_sum": (partial(torch.cumsum, dim=-1), lambda n: ((n, 1024),)),
     "bitonic_sort": (lambda x: torch.sort(x).values, lambda n: ((n, 1024),)),
-    "layer_norm": (_layer_norm, lambda n: ((n, 1024), (1024,), (1024,))),
+    "layer_norm": (layer_norm.torch_layer_norm, lambda n: ((n, 1024), (1024,), (1024,))),
     "matmul": (torch.matmul, lambda n: ((n, 512), (512, 512))),
-    "fused_linear_gelu": (_linear_gelu, lambda n: ((n, 512), (512, 512), (512,))),
+    "fused_linear_gelu": (fused_linear_gelu.eager, lambda n: ((n, 512), (512, 512), (512,))),
 }
 
 

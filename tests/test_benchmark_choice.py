@@ -48,7 +48,7 @@ def taking(seconds: float, function: Callable[..., Any] = F.silu) -> Callable[..
     def timed(*args: Any) -> Any:
         return function(*args)
 
-    timed.seconds = seconds  # type: ignore[attr-defined]
+    timed.seconds = seconds  # type: ignore[attr-defined]  # functions have no such type
     return timed
 
 

@@ -189,7 +189,7 @@ def test_flashinfer_gets_its_halves_in_its_order(monkeypatch: pytest.MonkeyPatch
         return [experts_alone(x, torch.cat([gate, up], 1), w_down, weights, experts)]
 
     module = ModuleType("flashinfer")
-    module.autotune = Tuned  # type: ignore[attr-defined]
+    module.autotune = Tuned  # type: ignore[attr-defined]  # a fake of the package
     monkeypatch.setitem(__import__("sys").modules, "flashinfer", module)
     peer = moe_peers.UpFirst(SimpleNamespace(cutlass_fused_moe=cutlass_fused_moe))
     first, second = arguments(), arguments()

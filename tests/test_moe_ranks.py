@@ -278,7 +278,7 @@ GPUS = [(2, True), (2, False), (4, True), (4, False)]
 def gpus(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Ranks]]:
     world, may_share = request.param
     if torch.cuda.device_count() < world:
-        pytest.skip(f"needs {world} CUDA GPUs")
+        pytest.skip(f"needs {world} CUDA GPUs")  # each rank has its own
     _build()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(symmetric.SWITCH, str(int(may_share)))

@@ -63,7 +63,7 @@ def wrapped(wrap: Callable[[Callable[..., Any]], Any], function: Callable[..., A
     def with_before(*args: Any, **kwargs: Any) -> Any:
         return made(*args, **kwargs)
 
-    with_before.before = before  # type: ignore[attr-defined]
+    with_before.before = before  # type: ignore[attr-defined]  # functions have no such type
     return with_before
 
 

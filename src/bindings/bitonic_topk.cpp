@@ -103,7 +103,7 @@ memory, and the other dims are in row-major order. If x has no dims, the result 
 for k = 0, as in torch.
 Dtypes: float64, float32, float16, bfloat16, uint8, int8, int16, int32, int64 or bool; values have
 the dtype of x, indices are int64. Values have a gradient.
-Memory: none for rows of up to 256 elements, or of up to 1024 if k is above 32. Otherwise at most 16
+Memory: none for rows of up to 256 elements, or of up to 1024 if k is above 32. Otherwise at most 18
 bytes per kept element of each chunk of 1024, or of 32768 if k is above 64. Where k is a large part
 of a row, bitonic_sort sorts all of x, and the first k are copied.
 Errors: RuntimeError for any other dtype, a dim that x does not have, or a k below 0 or above its
