@@ -159,10 +159,11 @@ def test_large_and_small_numbers(device: str) -> None:
 
 
 @on_each_device
-@pytest.mark.parametrize("n", [7, 300, 5000])
-def test_equal_numbers_leave_the_bias(n: int, device: str) -> None:
-    x = torch.tensor([[1.3], [-777.7], [0.0]], device=device).expand(3, n)
-    weight, bias = weights_of("layer_norm", n, torch.float32, device, 0)
+@pytest.mark.parametrize("n", [1, 7, 300, 5000])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_equal_numbers_leave_the_bias(dtype: torch.dtype, n: int, device: str) -> None:
+    x = torch.tensor([[1.3], [-777.7], [0.0]], device=device).to(dtype).expand(3, n)
+    weight, bias = weights_of("layer_norm", n, dtype, device, 0)
     actual = cuda_ops.layer_norm(x, weight, bias)
     torch.testing.assert_close(actual, bias.expand(3, n), rtol=1e-6, atol=1e-6)
 
