@@ -31,9 +31,11 @@ from torch.utils import cpp_extension
 
 from cuda_ops import servers
 from cuda_ops.build import commands, manylinux, missing, provenance, threads, toolchain
-from cuda_ops.build.discovery import PACKAGE, Pair, Text, discover
+from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, Pair, Text, discover
 from cuda_ops.build.options import FILE
 from cuda_ops.build.source_text import Kind
+from cuda_ops.dispatch import cpp_autograd
+from cuda_ops.errors import BuildError
 
 #: Folders that a package carries beside the libraries, so that operators can be rebuilt from it.
 FOLDERS = ("kernels", "bindings", "utils", "ops", "include")
@@ -65,7 +67,7 @@ def operators(package: str, root: str | Path) -> dict[str, Any]:
         "package_dir": {package: root.as_posix()},
         "package_data": {
             **{name: ["**/*"] for name in data},
-            "": ["py.typed", "templates/*", "stable_symbols.txt", "coverage.c", FILE],
+            "": ["py.typed", "templates/*", "stable_symbols.txt", "coverage.c", "*.cpp", FILE],
         },
         "ext_modules": built,
         "cmdclass": {"build_ext": build_ext, "bdist_wheel": bdist_wheel},
@@ -151,7 +153,8 @@ def editable_archs() -> tuple[str, ...]:
     return tuple(dict.fromkeys((toolchain.DEFAULT_ARCH, *toolchain.gpu_archs())))
 
 
-class bdist_wheel(setuptools_wheel.bdist_wheel):  # noqa: N801 - distutils' name
+# setuptools has no types.
+class bdist_wheel(setuptools_wheel.bdist_wheel):  # type: ignore[misc]  # noqa: N801 - distutils' name
     """setuptools' command for wheels, whose wheel says which systems it runs on."""
 
     def run(self) -> None:
@@ -192,6 +195,8 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
             cpp_extension._check_cuda_version = lambda *_: None
         super().run()
         self._build_library()
+        if self.inplace and any(ext.pair.root == BUILTIN_ROOT for ext in self.extensions):
+            self._build_autograd()
 
     def _build_library(self) -> None:
         """Builds the library that registers what was built, for programs without Python."""
@@ -202,6 +207,13 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
         path = next(iter(found.values())).with_name(servers.name_of(package))
         for pair, problem in servers.write(found, path).items():
             print(f"cuda_ops: {path.name} is without {pair.key!r}: {problem}")
+
+    def _build_autograd(self) -> None:
+        """Builds what fits this torch alone, so no wheel has it; operators do without it."""
+        try:
+            cpp_autograd.build(BUILTIN_ROOT / "lib")
+        except BuildError as error:
+            print(f"cuda_ops: gradients are recorded in Python, which takes longer: {error}")
 
     def _build_extensions_parallel(self) -> None:
         with threads.builders(self.parallel or 1) as submit:

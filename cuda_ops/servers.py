@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import ctypes
 import re
-import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cuda_ops.build import commands, missing, toolchain
+from cuda_ops.build import commands
 from cuda_ops.build.discovery import BUILTIN_ROOT, Pair
+from cuda_ops.build.shared import compile_shared
 from cuda_ops.build.source_text import Kind
 from cuda_ops.dispatch.check_rules import STRUCTS, rules_of
 from cuda_ops.dispatch.library import Library, open_library
 from cuda_ops.dispatch.schema_types import schema_type
-from cuda_ops.errors import BuildError, CudaOpsError, ManifestError
+from cuda_ops.errors import CudaOpsError, ManifestError
 from cuda_ops.spec import OpSpec
 
 #: What differs between two processes in a manifest. No string of it holds such a key: JSON puts a
@@ -35,13 +34,15 @@ def name_of(package: str) -> str:
     return f"lib{package}.so"
 
 
-def write(found: Mapping[Pair, Path], path: Path) -> dict[Pair, str]:
+def write(found: Mapping[Pair, Path], path: Path, space: str = "") -> dict[Pair, str]:
     """Writes the library that registers operators, whose own libraries have to lie beside it.
 
     Args:
         found: where the library of each pair is. One that is not there is left out.
         path: the file to write, ``lib/libcuda_ops.so``. Processes that have an older one open keep
             it.
+        space: the namespace to register them in; by default each in its own. Errors name an
+            operator as its binding does.
 
     Returns:
         The pairs that it cannot register, and why.
@@ -62,7 +63,7 @@ def write(found: Mapping[Pair, Path], path: Path) -> dict[Pair, str]:
         except CudaOpsError as error:
             problems[pair] = str(error)
     if libraries:
-        _compile(source_of(libraries), path)
+        _compile(source_of(libraries, space), path)
     else:
         path.unlink(missing_ok=True)  # of an earlier build
     return problems
@@ -75,48 +76,18 @@ def _opened(pair: Pair, file: Path) -> Library:
 
 
 def _compile(source: str, path: Path) -> None:
-    if problem := missing.cxx_problem():
-        raise BuildError(f"{path.name}: {problem}")
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as work:
-        text, linked = Path(work) / "tables.cpp", Path(work) / path.name
-        text.write_text(source, encoding="ascii")
-        done = subprocess.run(
-            _command(text, linked), capture_output=True, text=True, errors="replace", check=False
-        )
-        if done.returncode:
-            raise BuildError(f"{path.name} does not compile:\n{done.stdout}{done.stderr}")
-        linked.replace(path)
-
-
-def _command(source: Path, linked: Path) -> list[str]:
-    from torch.utils import cpp_extension
-
-    words = toolchain.words_of
-    return [
-        *toolchain.cxx(),
+    flags = [
         *commands.NATIVE_FLAGS,
         "-O0",  # it runs once
-        "-fPIC",
-        *(f"-I{folder}" for folder in (BUILTIN_ROOT / "utils", *cpp_extension.include_paths())),
-        *(flag for name in ("CFLAGS", "CPPFLAGS", "CXXFLAGS") for flag in words(name)),
-        "-g0",  # no folder of this machine
-        "-shared",
-        str(source),
-        "-o",
-        str(linked),
-        f"-Wl,-soname,{linked.name}",
+        f"-I{BUILTIN_ROOT / 'utils'}",
         "-Wl,-z,nodelete",  # the rules are in use after a dlclose too
-        "-Wl,--exclude-libs,ALL",
-        *(f"-L{folder}" for folder in cpp_extension.library_paths()),
-        *words("LDFLAGS"),
-        "-ltorch_cpu",
-        "-ldl",
     ]
+    compile_shared(source, path, flags, ("-ltorch_cpu", "-ldl"))
 
 
-def source_of(libraries: Iterable[Library]) -> str:
+def source_of(libraries: Iterable[Library], space: str = "") -> str:
     """Returns the C++ text of the library that registers the operators of others."""
-    tables = _Tables()
+    tables = _Tables(space)
     rows = [tables.library(library) for library in libraries]
     registered = f"Registered registered({tables.listed('LibraryTable', rows)});"
     lines = [
@@ -134,7 +105,8 @@ def source_of(libraries: Iterable[Library]) -> str:
 class _Tables:
     """Constants of C++, in the order in which they need each other."""
 
-    def __init__(self) -> None:
+    def __init__(self, space: str = "") -> None:
+        self._space = space
         self.lines: list[str] = []
 
     def library(self, library: Library) -> str:
@@ -148,7 +120,7 @@ class _Tables:
             ops.append(f"{{{_text(op.name)}, {_text(op.schema)}, &{name}, {keys}, {placed}}}")
         pieces = _ADDRESS.sub(r"\1" + "\0", library.manifest).split("\0")
         manifest = self.listed("char* const", map(_text, pieces))
-        file, namespace = _text(library.path.name), _text(library.namespace)
+        file, namespace = _text(library.path.name), _text(self._space or library.namespace)
         return f"{{{file}, {namespace}, {manifest}, {self.listed('OpTable', ops)}}}"
 
     def _placed(self, op: OpSpec) -> str:

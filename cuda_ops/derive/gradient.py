@@ -60,7 +60,7 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
                 f"{sibling.qualname}: return 'grad_{name}': expected none, as .no_gradient"
                 f'("{name}") says that the argument has no gradient; remove one of them'
             )
-    made = _ByName(op, sibling, formula)
+    made = ByName(op, sibling, formula)
     return Autograd(made.setup_context, made.backward, inputs=formula.targets)
 
 
@@ -80,11 +80,13 @@ def why_none(op: OpSpec, formula: Autograd | None) -> str:
     return formula.backward.reason.removeprefix(f"{op.qualname} has no gradient: ")
 
 
-class _ByName:
+class ByName:
     """The gradient that calls ``<op>_backward`` by its formula."""
 
     def __init__(self, op: OpSpec, sibling: OpSpec, formula: _Formula) -> None:
-        self._op, self._sibling, self._formula = op, sibling, formula
+        self._op, self._formula = op, formula
+        #: The operator that computes the gradient.
+        self.sibling = sibling
         tensors = set(op.tensor_positions)
         self._is_tensor = [kind == "output" or i in tensors for kind, i in formula.arguments]
         saved = [
@@ -108,6 +110,35 @@ class _ByName:
             if "Tensor" in str(argument.type) and i not in formula.targets
         ]
         self._positional = sum(not argument.kwarg_only for argument in op.parsed.arguments)
+
+    @property
+    def is_plain(self) -> bool:
+        """Says whether all results are tensors, and none of their gradients would be lost."""
+        results = self._op.parsed.returns
+        return not self._lost and all(str(result.type) == "Tensor" for result in results)
+
+    @property
+    def sources(self) -> list[tuple[str, int, bool]]:
+        """Where each argument of the gradient comes from, the position there, and whether it is a
+        tensor.
+        """
+        pairs = zip(self._formula.arguments, self._is_tensor, strict=True)
+        return [(kind, i, is_tensor) for (kind, i), is_tensor in pairs]
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """For each result of the gradient: the position of the argument that it belongs to."""
+        return self._formula.targets
+
+    @property
+    def differentiable(self) -> list[bool]:
+        """For each result of the operator: whether a gradient may come through it."""
+        return [i not in self._only_saved for i in range(len(self._op.parsed.returns))]
+
+    @property
+    def without_gradient(self) -> list[int]:
+        """The positions of tensors that the formula has no gradient for."""
+        return self._untargeted
 
     def setup_context(
         self, ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: Any = None
@@ -144,7 +175,7 @@ class _ByName:
             grads[i] if kind == "grad" else next(tensor_values if is_tensor else plain_values)
             for (kind, i), is_tensor in zip(self._formula.arguments, self._is_tensor, strict=True)
         ]
-        results = self._sibling.function(*arguments)
+        results = self.sibling.function(*arguments)
         results = results if isinstance(results, (tuple, list)) else (results,)
         # Where loop dims broadcast, a result is larger than its input: torch's
         # engine sums every gradient to the shape of what it belongs to.
@@ -163,7 +194,7 @@ class _ByName:
             name = self._op.output_names[i]
             reason = (
                 f"{self._op.qualname} has no gradient through '{name}': take grad_{name} in "
-                f'{self._sibling.name}, or write .saved("{name}") in {self._op.declared_in} if it '
+                f'{self.sibling.name}, or write .saved("{name}") in {self._op.declared_in} if it '
                 "is there for the gradient alone"
             )
             for grad in _as_list(grads[i]):
@@ -182,7 +213,7 @@ class _ByName:
                 f"'{name}': a list of tensors gets its gradient only from cuda_ops_autograd of a "
                 "plugin"
             )
-        return f"'{name}': return grad_{name} from {self._sibling.name} in {self._op.declared_in}"
+        return f"'{name}': return grad_{name} from {self.sibling.name} in {self._op.declared_in}"
 
 
 def _read_formula(op: OpSpec, sibling: OpSpec) -> _Formula:

@@ -4,7 +4,7 @@
 Autograd kernel is Python and runs whether or not a gradient is wanted. The
 public function looks first. Plain tensors outside of any tracing, transform, mode, profiling or
 autocast that would cast them go straight to the CPU or CUDA kernel, or, if a gradient is wanted,
-through one autograd.Function; everything else takes the dispatcher's way.
+through one autograd.Function, or one node in C++; everything else takes the dispatcher's way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import KNOWN_DTYPES, dtype_name, dtypes_text, refuse
 from cuda_ops.derive.forward_mode import refuse_tangent
 from cuda_ops.derive.random import draw_key
-from cuda_ops.dispatch import first_use, functional, lists, nvtx, placed
+from cuda_ops.dispatch import cpp_autograd, first_use, functional, lists, nvtx, placed
 from cuda_ops.dispatch.generation import Served
 from cuda_ops.spec import AutocastPolicy, OpSpec, default_of
 
@@ -454,7 +454,8 @@ def _below_autograd(backend: str, op: OpSpec) -> torch._C.DispatchKeySet:
 
 
 def _differentiable(operator: Served) -> Any:
-    """Returns ``autograd.Function.apply`` for the operator, below its own Python-side checks.
+    """Returns ``autograd.Function.apply`` for the operator, below its own Python-side checks, or
+    what does the same in C++.
 
     Those handle functorch, which the caller has ruled out.
     """
@@ -476,7 +477,9 @@ def _differentiable(operator: Served) -> Any:
         {"forward": staticmethod(forward), "backward": staticmethod(backward)},
     )
     # mypy cannot see the base of a class that type() makes.
-    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    in_python = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    formula = operator.now.formula
+    return cpp_autograd.apply_of(operator.spec, formula.backward, (cpu, cuda), in_python)
 
 
 def transformed(operator: Served) -> Any:

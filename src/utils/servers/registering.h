@@ -8,6 +8,7 @@
 
 #include <dlfcn.h>
 #include <elf.h>
+#include <torch/csrc/stable/library.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -97,7 +98,6 @@ struct LibraryTable {
 struct Functions {
   const char* (*manifest)(const Host*);
   void (*check)(void* checks, const void* rules);
-  int (*register_kernel)(const char* op, const char* key, void* trampoline);
   void (*store)(void* slot, void* call);
 };
 
@@ -192,7 +192,6 @@ class Registered {
     Functions functions{};
     find(handle, "cuda_ops_manifest", functions.manifest);
     find(handle, "cuda_ops_check", functions.check);
-    find(handle, "cuda_ops_register", functions.register_kernel);
     find(handle, "cuda_ops_store", functions.store);
     const Host host{&current_cuda_stream};
     const std::vector<void*> addresses =
@@ -211,21 +210,24 @@ class Registered {
         void* const by_torch = *address++;
         if (!is_ours) continue;
         functions.store(slot, by_torch != nullptr && cpu_is_torchs() ? by_torch : call);
-        add_kernel(functions, table, op, key, trampoline);
+        add_kernel(table, op, key, reinterpret_cast<Boxed>(trampoline));
         if (op.placed != nullptr) {
           const auto kernel = reinterpret_cast<Boxed>(trampoline);
           (std::strcmp(key, "CPU") == 0 ? op.placed->cpu : op.placed->cuda) = kernel;
         }
       }
       if (is_ours && op.placed != nullptr) {
-        add_kernel(functions, table, op, "BackendSelect", reinterpret_cast<void*>(op.select));
+        add_kernel(table, op, "BackendSelect", op.select);
       }
     }
   }
 
-  void add_kernel(const Functions& functions, const LibraryTable& table, const OpTable& op,
-                  const char* key, void* kernel) const {
-    if (functions.register_kernel(op.name, key, kernel) != 0) {
+  // In the namespace of the table, which need not be that of the operator's binding.
+  void add_kernel(const LibraryTable& table, const OpTable& op, const char* key,
+                  Boxed kernel) const {
+    TorchLibraryHandle handle = nullptr;  // never deleted, as above
+    if (aoti_torch_library_init_impl(table.space, key, own_.c_str(), __LINE__, &handle) != 0 ||
+        torch_library_impl(handle, op.name, kernel, TORCH_ABI_VERSION) != 0) {
       say(name(table, op) + ": torch refused its " + key + " kernel: " + reason());
     }
   }
