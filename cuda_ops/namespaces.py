@@ -114,6 +114,28 @@ def _has_submodule(module: str, name: str) -> bool:
     return found is not None and found.origin is not None  # no folder without a module
 
 
+def hidden_by(namespace: str, name: str) -> str:
+    """Returns what comes before an operator in a module that shows those of its namespace, so that
+    the operator is not found there; empty where nothing does.
+
+    Example::
+
+        assert hidden_by("cuda_ops", "silu") == ""
+    """
+    from cuda_ops.registry import registry
+
+    operator = registry().loaded(keyed(namespace, name))
+    for module, (shown, _) in _Finder.exposed.items():
+        if shown != namespace:
+            continue
+        if _has_submodule(module, name):
+            return f"the module {module}.{name}"
+        value = vars(sys.modules[module]).get(name)
+        if value is not None and (operator is None or value is not operator.public):
+            return f"{module}.{name}, which the module defines itself"
+    return ""
+
+
 def _unusable(
     get: Callable[[str], Any], module: str, name: str, error: Exception
 ) -> Callable[..., Any]:

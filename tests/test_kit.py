@@ -20,6 +20,7 @@ import torch
 from hypothesis import strategies as st
 
 from cuda_ops.build.compiling import build
+from cuda_ops.build.elf import runs_on, undefined_symbols
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.registry import operators_of, registry
 from cuda_ops.spec import Claims
@@ -33,7 +34,6 @@ from cuda_ops.testing import (
 from cuda_ops.testing.__main__ import main, replay
 from cuda_ops.testing.case import Case, Check, NotRunError
 from cuda_ops.testing.checks import by_name
-from cuda_ops.testing.checks.abi import runs_on, undefined_symbols
 from cuda_ops.testing.draw import Draw, chosen
 from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.report import (

@@ -311,21 +311,37 @@ def clean() -> tuple[list[Entry], list[Entry]]:
     """
     for name in ("roots", "lib", "work"):
         folder(name)
-    present: dict[str, dict[str, set[str]] | None] = {}
-    for note in (cache_dir() / "roots").glob("[!.]*"):
-        present[note.name] = _texts(note)
-        if present[note.name] == {}:
+    present = _present()
+    for name, texts in present.items():
+        if texts == {}:
             with contextlib.suppress(OSError):
-                note.unlink()
+                (cache_dir() / "roots" / name).unlink()
     removed: list[Entry] = []
     kept: list[Entry] = []
+    for entry, needed in _judged(present):
+        (removed if not needed and entry.remove() else kept).append(entry)
+    return removed, kept
+
+
+def entries() -> list[tuple[Entry, bool]]:
+    """Returns what the cache holds, each with whether a present source may need it; what none
+    needs, :func:`clean` would remove.
+    """
+    return list(_judged(_present()))
+
+
+def _judged(present: dict[str, dict[str, set[str]] | None]) -> Iterator[tuple[Entry, bool]]:
     for entry in _entries():
         texts = present.get(entry.name.root, {})
         found = {entry.name.text} if texts is None else texts.get(entry.name.stem, set())
         needed = bool(found) and entry.name.text in {"", *found}
-        needed &= _ABANDONED not in entry.paths[0].name
-        (removed if not needed and entry.remove() else kept).append(entry)
-    return removed, kept
+        yield entry, needed and _ABANDONED not in entry.paths[0].name
+
+
+def _present() -> dict[str, dict[str, set[str]] | None]:
+    """Returns what :func:`_texts` does for each root that was built here."""
+    notes = (cache_dir() / "roots").glob("[!.]*")
+    return {note.name: _texts(note) for note in notes}
 
 
 def _texts(note: Path) -> dict[str, set[str]] | None:

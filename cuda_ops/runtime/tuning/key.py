@@ -70,7 +70,7 @@ def _driver() -> str:
     except OSError:
         text = ""
     # Without that file, as in some containers: the CUDA that the driver supports.
-    return version_in(text) or f"CUDA {_driver_version()}"
+    return version_in(text) or f"CUDA {driver_version()}"
 
 
 def version_in(text: str) -> str:
@@ -84,7 +84,7 @@ def version_in(text: str) -> str:
     return found[0] if found else ""
 
 
-def _driver_version() -> int:
+def driver_version() -> int:
     """Returns the driver's number for its CUDA, such as 13000; 0 if it does not say."""
     version = ctypes.c_int()
     error = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
