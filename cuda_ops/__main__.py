@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from cuda_ops import __version__, output
+from cuda_ops.errors import CudaOpsError
 
 #: By name: the module whose ``main`` it is, the arguments that it gets first, and what it does.
 COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
@@ -15,6 +16,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
         "cuda_ops.dev.command", (),
         "build what changed, load it, compare it with its reference (also: cuda-ops)",
     ),
+    "init": ("cuda_ops.dev.init", (), "write a package of one's own with one operator"),
     "new": ("cuda_ops.dev.command", ("new",), "write the two files of an operator"),
     "adopt": (
         "cuda_ops.dev.command", ("adopt",), "draft the two files of an operator from a guest",
@@ -22,8 +24,18 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "clean": (
         "cuda_ops.dev.command", ("clean",), "remove libraries and builds that nothing needs",
     ),
+    "accelerate": (
+        "cuda_ops.dev.accelerate", (), "build what records gradients in C++ for the torch in use",
+    ),
+    "doctor": (
+        "cuda_ops.doctor.command", (),
+        "say what is wrong with an installation, and which command mends it",
+    ),
     "library": (
         "cuda_ops.dev.library", (), "print or write the library that C++ programs open",
+    ),
+    "export": (
+        "cuda_ops.dev.export", (), "write operators in the layout of Hugging Face's kernels",
     ),
     "testing": (
         "cuda_ops.testing.__main__", (),
@@ -47,6 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else argv
     arguments = _parser().parse_args(given[:1])
     module, first, _ = COMMANDS[arguments.command]
+    if arguments.command != "doctor":  # which also runs where torch or the project is broken
+        project = importlib.import_module("cuda_ops.dev.project")  # torch comes with it
+        try:
+            project.enter()
+        except CudaOpsError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     status: int = importlib.import_module(module).main([*first, *given[1:]])
     return status
 

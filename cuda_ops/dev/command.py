@@ -21,7 +21,7 @@ from cuda_ops.build import cache, compiling, debug, toolchain
 from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, namespace_of
 from cuda_ops.build.source_text import Kind
 from cuda_ops.compile_ops import Row, compile_ops
-from cuda_ops.dev import clangd
+from cuda_ops.dev import clangd, project
 from cuda_ops.dev.scaffold import ELEMENTWISE, FORMS, new_pair, project_root
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.names import keyed
@@ -76,8 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_completion(arguments.completion))
         return 0
     try:
+        own = None if arguments.root else project.enter()
         if arguments.ops[:1] == ["new"]:
-            return _new(arguments, console)
+            return _new(arguments, console, own)
         if arguments.ops == ["clean"]:
             return _clean(console)
         if arguments.ops[:1] == ["adopt"] and arguments.form == ELEMENTWISE:
@@ -92,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         for root in arguments.root:
             registry().add_root(Path(root))
+        if own is not None and not arguments.ops:
+            arguments.ops = project.operators(own)
         archs = toolchain.parse_archs(arguments.arch) if arguments.arch else None
         if arguments.watch and (arguments.debug or debug.asked(registry().pairs())):
             asked = "--debug" if arguments.debug else debug.VARIABLE
@@ -220,13 +223,14 @@ def check(rows: Sequence[Row], console: Console) -> bool:
     return good
 
 
-def _new(arguments: Any, console: Console) -> int:
+def _new(arguments: Any, console: Console, own: Path | None) -> int:
     if len(arguments.ops) != 2:
         raise ValueError("new: expected one name, as in: compile_dev.py new swish_clip")
-    root = Path(arguments.root[0]) if arguments.root else project_root()
+    roots = () if own is None else project.roots(own)
+    root = Path(arguments.root[0]) if arguments.root else roots[0] if roots else project_root()
     for path in new_pair(arguments.ops[1], root, arguments.form, arguments.namespace):
         console.print(f"wrote {path}", markup=False)
-    known = {BUILTIN_ROOT, *(pair.root for pair in registry().pairs().values())}
+    known = {BUILTIN_ROOT, *roots, *(pair.root for pair in registry().pairs().values())}
     where = "" if root.resolve() in known else f"--root {shlex.quote(str(root))} "
     key = keyed(namespace_of(root), arguments.ops[1])
     console.print(f"next: {_called()} {where}--watch {key}", markup=False)

@@ -15,6 +15,7 @@ from cuda_ops import output, servers
 from cuda_ops.build import cache, compiling, threads, toolchain
 from cuda_ops.build.discovery import BUILTIN_ROOT, Pair
 from cuda_ops.build.source_text import Kind
+from cuda_ops.dev import project
 from cuda_ops.errors import BuildError, CudaOpsError
 from cuda_ops.names import HOME
 from cuda_ops.registry import registry
@@ -35,8 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for root in arguments.root:
                 registry().add_root(Path(root))
             archs = toolchain.parse_archs(arguments.arch) if arguments.arch else None
-            keys = [registry().key_of(name) for name in arguments.ops] or _all(arguments.root)
-            print(write(keys, arguments.output, archs))
+            print(write(chosen(arguments.ops, arguments.root), arguments.output, archs))
     except (CudaOpsError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -77,19 +77,16 @@ def write(keys: Iterable[str], folder: Path, archs: tuple[str, ...] | None = Non
     Raises:
         CudaOpsError: an operator does not build, or C++ cannot register it.
     """
-    pairs = registry().pairs()
-    chosen = list(dict.fromkeys(keys))
-    for key in chosen:
-        if key not in pairs:
-            raise BuildError(f"no operator {key!r}; known: {', '.join(pairs)}")
+    pairs, keys = registry().pairs(), list(dict.fromkeys(keys))
+    found = built(keys, archs)
     folder.mkdir(parents=True, exist_ok=True)
     copies: dict[Pair, Path] = {}
-    for pair, library in _built(chosen, archs).items():
+    for pair, library in found.items():
         copies[pair] = copy = folder.resolve() / pair.prebuilt.name
         if list(copies.values()).count(copy) > 1:
             raise BuildError(f"{pair.key}: expected one operator of this name, got several")
         cache.write(copy, library.read_bytes(), 0o755)
-    spaces = {pairs[key].namespace for key in chosen}
+    spaces = {pairs[key].namespace for key in keys}
     path = folder.resolve() / servers.name_of(spaces.pop() if len(spaces) == 1 else HOME)
     if problems := servers.write(copies, path):
         lines = [f"{pair.key}: {problem}" for pair, problem in problems.items()]
@@ -97,25 +94,39 @@ def write(keys: Iterable[str], folder: Path, archs: tuple[str, ...] | None = Non
     return path
 
 
-def _built(keys: list[str], archs: tuple[str, ...] | None) -> dict[Pair, Path]:
-    """Builds pairs, and those that their operators call."""
-    pairs, found = registry().pairs(), dict[Pair, Path]()
-    while keys:
+def built(keys: Sequence[str], archs: tuple[str, ...] | None) -> dict[Pair, Path]:
+    """Builds pairs, and those that their operators call; returns their libraries.
+
+    Raises:
+        BuildError: there is no such pair, or it does not build.
+    """
+    pairs, found, waiting = registry().pairs(), dict[Pair, Path](), list(keys)
+    for key in waiting:
+        if key not in pairs:
+            raise BuildError(f"no operator {key!r}; known: {', '.join(pairs)}")
+    while waiting:
         with threads.builders(toolchain.operators_at_once()) as submit:
-            futures = [submit(compiling.build, pairs[key], archs) for key in keys]
-            built = [threads.result(future) for future in futures]
-        for one in built:
+            futures = [submit(compiling.build, pairs[key], archs) for key in waiting]
+            done = [threads.result(future) for future in futures]
+        for one in done:
             found[one.pair] = one.path
             if one.origin == "built":
                 print(f"{one.pair.key}: built in {one.seconds:.1f} s", file=sys.stderr)
-        called = (key for one in built for key in registry().called(one.pair, one.path))
-        keys = [key for key in dict.fromkeys(called) if pairs[key] not in found]
+        called = (key for one in done for key in registry().called(one.pair, one.path))
+        waiting = [key for key in dict.fromkeys(called) if pairs[key] not in found]
     return found
 
 
-def _all(roots: Sequence[str]) -> list[str]:
-    """Returns the operators of these roots, or of cuda_ops, that do not register themselves."""
-    folders = {Path(root).resolve() for root in roots} or {BUILTIN_ROOT.resolve()}
+def chosen(names: Sequence[str], roots: Sequence[str]) -> list[str]:
+    """Returns the keys of the operators that a command names, or else those of these roots, of the
+    project in this folder or of cuda_ops that do not register themselves.
+    """
+    if names:
+        return [registry().key_of(name) for name in names]
+    folders = {Path(root).resolve() for root in roots}
+    if not folders:
+        own = project.enter()
+        folders = {BUILTIN_ROOT.resolve()} if own is None else {*project.roots(own)}
     return [
         key
         for key, pair in registry().pairs().items()

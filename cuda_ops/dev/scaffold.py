@@ -11,7 +11,8 @@ from cuda_ops.errors import DiscoveryError
 from cuda_ops.names import HOME, fault_of_namespace
 from cuda_ops.registry import registry
 
-_TEMPLATES = Path(__file__).parent / "templates"
+#: Where the texts of new files are.
+TEMPLATES = Path(__file__).parent / "templates"
 
 #: What ``new`` writes without a flag.
 ELEMENTWISE = "elementwise"
@@ -77,7 +78,7 @@ def new_pair(
     try:
         for path in pair.own_sources:
             path.parent.mkdir(parents=True, exist_ok=True)
-            text = (_TEMPLATES / f"{template}{path.suffix}.txt").read_text(encoding="utf-8")
+            text = (TEMPLATES / f"{template}{path.suffix}.txt").read_text(encoding="utf-8")
             text = text.replace("cuda_ops.@op@", f"{space}.@op@")
             text = text.replace(macro_of(HOME), macro_of(space))
             text = text.replace("@op@", name).replace("@Op@", _camel(name))

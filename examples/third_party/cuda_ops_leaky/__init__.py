@@ -1,4 +1,4 @@
-"""A package with an operator in a namespace of its own: ``cuda_ops_leaky.leaky_clip``."""
+"""Operators for PyTorch in a namespace of their own: ``cuda_ops_leaky.leaky_clip``."""
 
 from cuda_ops.namespaces import expose
 
