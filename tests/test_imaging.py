@@ -76,14 +76,36 @@ def views() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     }
 
 
+@pytest.mark.parametrize("order", ["RGB", "BGR"])
 @pytest.mark.parametrize("view", views())
 @on_each_device
-def test_gray_of_any_layout(view: str, device: str) -> None:
+def test_gray_of_any_layout(view: str, order: str, device: str) -> None:
     image = torch.randint(0, 256, (4, 36, 80, 3), dtype=torch.uint8).to(device)
     seen = views()[view](image)
-    expected = ((weighted(seen, 299, 587, 114) + 500) // 1000).to(torch.uint8)
-    assert torch.equal(cuda_ops.rgb_to_gray(seen), expected)
-    assert torch.equal(cuda_ops.rgb_to_gray_chw(seen.movedim(-1, -3)), expected)
+    red, blue = (299, 114) if order == "RGB" else (114, 299)
+    expected = ((weighted(seen, red, 587, blue) + 500) // 1000).to(torch.uint8)
+    assert torch.equal(cuda_ops.rgb_to_gray(seen, order), expected)
+    assert torch.equal(cuda_ops.rgb_to_gray_chw(seen.movedim(-1, -3), order=order), expected)
+
+
+@on_each_device
+def test_gray_of_opencv_s_order_is_that_of_the_flipped_image(
+    every_colour: torch.Tensor, device: str
+) -> None:
+    image = every_colour.to(device)
+    expected = cuda_ops.rgb_to_gray(image.flip(-1))
+    assert torch.equal(cuda_ops.rgb_to_gray(image, "BGR"), expected)
+    assert torch.equal(cuda_ops.rgb_to_gray_chw(image.permute(2, 0, 1), "BGR"), expected)
+    compiled = torch.compile(cuda_ops.rgb_to_gray, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(image[:8], "BGR"), expected[:8])
+
+
+@on_each_device
+def test_gray_refuses_another_order(device: str) -> None:
+    image = torch.zeros(5, 5, 3, dtype=torch.uint8, device=device)
+    for given in (image, image.to("meta")):
+        with pytest.raises(RuntimeError, match="'order': expected 'RGB' or 'BGR', got 'GBR'"):
+            cuda_ops.rgb_to_gray(given, "GBR")
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 3), (4, 0, 3), (0, 5, 5, 3)])
@@ -194,6 +216,16 @@ def test_a_quotient_is_rounded_once(maximum: float, device: str) -> None:
     actual = cuda_ops.normalize_volume(x.to(device), maximum=maximum).cpu()
     divisor = torch.tensor(maximum, dtype=torch.float32).double() if device == "cuda" else maximum
     assert torch.equal(actual, (x.double() / divisor).float())
+
+
+@on_each_device
+def test_the_maximum_may_stand_second(device: str) -> None:
+    x = volume(3, 5, 7).to(device)
+    expected = cuda_ops.normalize_volume(x, maximum=4095.0)
+    assert torch.equal(cuda_ops.normalize_volume(x, 4095.0), expected)
+    assert torch.equal(torch.ops.cuda_ops.normalize_volume(x, 4095.0), expected)
+    with pytest.raises(TypeError, match="positional argument"):
+        cuda_ops.normalize_volume(x, 4095.0, 1.0)
 
 
 @on_each_device

@@ -1,8 +1,11 @@
-"""Changes every sparse block of a model, and says which it left as they were."""
+"""Changes every sparse block of a model, and says which it left as they were.
+
+``cuda_ops.nn.convert`` calls it, and changes modules of ``torch.nn`` too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,19 +19,22 @@ _NAMED = 2
 
 @dataclass(frozen=True)
 class Conversion:
-    """What :func:`convert` did to a model's sparse blocks, by their names in it.
+    """What :func:`convert` did to a model's sparse blocks, or ``cuda_ops.nn.convert`` to all of a
+    model, by names in it.
 
     As text it has a line for all that are alike.
     """
 
     #: What runs cuda_ops now, such as ``"Qwen3MoeSparseMoeBlock: routing and experts"``.
     replaced: Mapping[str, str] = field(default_factory=dict)
-    #: Why a block was left as it was.
+    #: Why a block or a module was left as it was.
     left: Mapping[str, str] = field(default_factory=dict)
+    #: The text where both are empty.
+    nothing: str = field(default="no sparse blocks", repr=False)
 
     def __str__(self) -> str:
         lines = [*_lines("changed", self.replaced), *_lines("left as it was", self.left)]
-        return "\n".join(lines) or "no sparse blocks"
+        return "\n".join(lines) or self.nothing
 
 
 def convert(model: torch.nn.Module, group: Any = None) -> Conversion:
@@ -53,9 +59,7 @@ def convert(model: torch.nn.Module, group: Any = None) -> Conversion:
     """
     replaced: dict[str, str] = {}
     left: dict[str, str] = {}
-    for name, module in [*model.named_modules()]:
-        if not isinstance(getattr(module, "experts", None), torch.nn.Module):
-            continue
+    for name, module in sparse_blocks(model):
         try:
             use_moe(module, group)
         except ValueError as error:
@@ -65,6 +69,13 @@ def convert(model: torch.nn.Module, group: Any = None) -> Conversion:
             what = "routing and experts" if routes(module) else "experts, with its own router"
             replaced[name] = f"{kind}: {what}"
     return Conversion(replaced, left)
+
+
+def sparse_blocks(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Returns the modules of a model that have a part named ``experts``, and their names."""
+    for name, module in [*model.named_modules()]:
+        if isinstance(getattr(module, "experts", None), torch.nn.Module):
+            yield name, module
 
 
 def _lines(what: str, named: Mapping[str, str]) -> list[str]:

@@ -82,6 +82,13 @@ def routes(block: torch.nn.Module) -> bool:
     return _checked(block) is not None
 
 
+def runs_cuda_ops(block: torch.nn.Module, group: Any = None) -> bool:
+    """Tells whether :func:`use_moe` has changed a block already, with a group or without."""
+    forward = vars(block.get_submodule("experts")).get("forward")
+    expected = _run_experts if group is None else _run_experts_of_ranks
+    return getattr(forward, "func", None) is expected
+
+
 def _give_back_gate(block: torch.nn.Module) -> None:
     """Lets a gate route by itself again, if an earlier call could still route instead of it."""
     gate = block._modules.get("gate")

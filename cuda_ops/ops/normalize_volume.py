@@ -25,8 +25,8 @@ def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
 
 def normalized(
     x: torch.Tensor,
-    *,
     maximum: float | None = None,
+    *,
     mean: float | None = None,
     std: float | None = None,
     dtype: torch.dtype | None = None,
@@ -92,7 +92,7 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
 
 
 def composed(
-    x: torch.Tensor, *, maximum: float | None = None, dtype: torch.dtype = torch.float32
+    x: torch.Tensor, maximum: float | None = None, *, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
     """Does the same in PyTorch, by a maximum or for one volume by its own statistics."""
     wide = x.to(torch.float32)

@@ -15,8 +15,8 @@ from cuda_ops.spec import BenchmarkCase, OpSpec, Peer
 def cuda_ops_reference(op: OpSpec) -> Callable[..., Any] | None:
     channels = _channels(op)
 
-    def reference(image: torch.Tensor) -> torch.Tensor:
-        red, green, blue = image.to(torch.int64).unbind(channels)
+    def reference(image: torch.Tensor, order: str = "RGB") -> torch.Tensor:
+        red, green, blue = in_order(image.to(torch.int64), channels, order)
         gray = (299 * red + 587 * green + 114 * blue + 500) // 1000
         return gray.to(torch.uint8)
 
@@ -30,13 +30,19 @@ def cuda_ops_peers(op: OpSpec) -> dict[str, Callable[..., Any] | Peer]:
     return torch_peers(composed(_channels(op)))
 
 
-def composed(channels: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def in_order(image: torch.Tensor, channels: int, order: str) -> tuple[torch.Tensor, ...]:
+    """Returns red, green and blue of an image."""
+    planes = image.unbind(channels)
+    return planes if order == "RGB" else planes[::-1]
+
+
+def composed(channels: int) -> Callable[..., torch.Tensor]:
     """Computes what one writes in PyTorch, rounded as the operator rounds: 0.5002 lifts ties over
     the half, and exceeds it by less than the 0.001 that lies between two different sums.
     """
 
-    def gray(image: torch.Tensor) -> torch.Tensor:
-        red, green, blue = image.unbind(channels)
+    def gray(image: torch.Tensor, order: str = "RGB") -> torch.Tensor:
+        red, green, blue = in_order(image, channels, order)
         return (0.299 * red + 0.587 * green + 0.114 * blue + 0.5002).to(image.dtype)
 
     return gray

@@ -132,7 +132,7 @@ Tensor normalize_volume_cuda(const Tensor& x, Number maximum, Number mean, Numbe
 
 CUDA_OPS(library) {
   library
-      .op("normalize_volume(Tensor x, *, float? maximum=None, float? mean=None, float? std=None, "
+      .op("normalize_volume(Tensor x, float? maximum=None, *, float? mean=None, float? std=None, "
           "ScalarType? dtype=None) -> Tensor",
           "(d,h,w)->(d,h,w)")
       .dtypes(kVoxels)
@@ -154,7 +154,7 @@ beyond 1e30, and, without any of them, volumes of more than 2^32 voxels.
 Formula: the standard score, (x - mean) / std.
 
 Example:
->>> cuda_ops.normalize_volume(torch.tensor([[[0, 5], [10, 20]]], dtype=torch.uint8), maximum=20)
+>>> cuda_ops.normalize_volume(torch.tensor([[[0, 5], [10, 20]]], dtype=torch.uint8), 20.0)
 tensor([[[0.0000, 0.2500],
          [0.5000, 1.0000]]]))")
       .cpu<normalize_volume_cpu>()

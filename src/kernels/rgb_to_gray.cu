@@ -54,7 +54,7 @@ RgbToGrayConfig rgb_to_gray_config(const RgbToGray& p) {
 
 __device__ uint8_t gray_at(const RgbToGray& p, int64_t pixel) {
   const auto* at = static_cast<const uint8_t*>(p.pixels.data) + p.pixels.offset_at(pixel);
-  return uint8_t(weighted(at[0], at[p.channel], at[2 * p.channel]) >> 24);
+  return uint8_t(weighted(p.weights, at[0], at[p.channel], at[2 * p.channel]) >> 24);
 }
 
 template <int kBytes>
@@ -69,6 +69,7 @@ struct Packed {
   uint8_t* out;
   int64_t channel;
   int64_t numel;
+  GrayWeights weights;
 };
 
 // kLine: the points are equally far apart.
@@ -96,7 +97,8 @@ __global__ void __launch_bounds__(kThreads)
       uint32_t sums[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        sums[j] = weighted(byte(4 * i + j, 0), byte(4 * i + j, 1), byte(4 * i + j, 2));
+        const int pixel = 4 * i + j;
+        sums[j] = weighted(packed.weights, byte(pixel, 0), byte(pixel, 1), byte(pixel, 2));
       }
       // The four top bytes, side by side.
       out.words[i] = __byte_perm(__byte_perm(sums[0], sums[1], 0x0073),
@@ -138,7 +140,7 @@ cudaError_t rgb_to_gray_launch(const RgbToGray& problem, cudaStream_t stream) {
   };
   const Points& pixels = problem.pixels;
   const Packed packed{static_cast<const uint8_t*>(pixels.data), problem.out, problem.channel,
-                      pixels.numel};
+                      pixels.numel, problem.weights};
   auto* packed_by = config.pixels < kPixels ? kernel(std::integral_constant<int, kPixels / 2>())
                                             : kernel(std::integral_constant<int, kPixels>());
   packed_by<<<blocks, kThreads, 0, stream>>>(packed, problem);

@@ -1,0 +1,42 @@
+"""What modules do as torch's own: refuse an argument by its name, and widen under autocast."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+
+#: Of torch's operators those that a module stands in for, and on which devices autocast has a rule
+#: for them, which is float32. It has more of these rules on a GPU than on a CPU.
+_WIDE_UNDER_AUTOCAST = frozenset(
+    (op, device)
+    for op in ("layer_norm", "rms_norm", "nll_loss")
+    for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA"))
+    if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{op}", key)
+)
+
+
+def widened(x: torch.Tensor, op: str) -> torch.Tensor:
+    """Returns x in float32 where ``torch.autocast`` would hand it to torch's operator like that, so
+    that a model has the same dtypes with either module.
+    """
+    device = x.device.type
+    if (
+        (op, device) in _WIDE_UNDER_AUTOCAST
+        and x.dtype in (torch.float16, torch.bfloat16)
+        and torch.is_autocast_enabled(device)
+    ):
+        return x.float()
+    return x
+
+
+def refuse(module: str, argument: str, expected: str, got: object) -> NoReturn:
+    """Refuses an argument of a constructor."""
+    raise ValueError(
+        f"cuda_ops.nn.{module}: argument {argument!r}: expected {expected}, got {got!r}"
+    )
+
+
+def refuse_in_place(module: str, inplace: bool) -> None:
+    if inplace:
+        refuse(module, "inplace", "False, since the operator writes a tensor of its own", inplace)

@@ -1,0 +1,112 @@
+"""Rotary position embeddings with their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import cuda_ops
+from cuda_ops.nn._like_torch import refuse
+
+
+class RotaryEmbedding(torch.nn.Module):
+    """Turns queries or keys by the angles of their positions: :func:`cuda_ops.rotary_embedding`.
+
+    It holds the cosines and sines of positions 0 to max_positions - 1, which are no part of the
+    state dict, as in torchtune. ``half()`` and ``to(bfloat16)`` leave them in their dtype: rounded
+    angles would mix up distant positions. After ``to_empty`` they are computed anew.
+
+    State dict: empty.
+    Shapes: x (..., S, heads, D), D at least dim; positions (..., S) of an integer dtype; the result
+    has the shape of x. The elements behind dim are copied.
+    Dtypes: x float64, float32, float16 or bfloat16; the result has the dtype of x.
+
+    Args:
+        dim: how many elements of each head are turned, an even number.
+        max_positions: for how many positions there are tables.
+        base: the frequency of pair j is base^(-2 j / dim), times the position.
+        interleaved: pairs are elements 2j and 2j + 1, as in GPT-J; otherwise j and j + dim / 2, as
+            in GPT-NeoX and Llama.
+        device, dtype: of the tables; float32 by default.
+
+    Errors: ValueError for an odd dim; RuntimeError for positions beyond the tables where none are
+    given, and any other dtype or shape. Given positions are not checked on a GPU, where one that
+    is out of range ends the process's work on the device, as for any index.
+    Formula: Su et al., https://arxiv.org/abs/2104.09864.
+
+    Example:
+    >>> rotary = cuda_ops.nn.RotaryEmbedding(dim=2, max_positions=8)
+    >>> x = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]])  # two positions, one head
+    >>> rotary(x)
+    tensor([[[1.0000, 0.0000]],
+    <BLANKLINE>
+            [[0.5403, 0.8415]]])
+    >>> rotary(x, positions=torch.tensor([3, 0]))
+    tensor([[[-0.9900,  0.1411]],
+    <BLANKLINE>
+            [[ 1.0000,  0.0000]]])
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        max_positions: int = 4096,
+        base: float = 10000.0,
+        *,
+        interleaved: bool = False,
+        device: Any = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        if dim % 2 or dim < 2:
+            refuse("RotaryEmbedding", "dim", "an even number from 2 on", dim)
+        self.dim, self.max_positions, self.base = dim, max_positions, base
+        self.interleaved, self.dtype = interleaved, dtype
+        for name in ("cos", "sin"):
+            table = torch.empty(max_positions, dim // 2, device=device, dtype=dtype)
+            self.register_buffer(name, table, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Computes the tables anew, where they are."""
+        device = self.cos.device
+        # In float64: angles are large, and a GPU has time for it once.
+        pairs = torch.arange(0, self.dim, 2, device=device, dtype=torch.float64) / self.dim
+        positions = torch.arange(self.max_positions, device=device, dtype=torch.float64)
+        angles = torch.outer(positions, self.base**-pairs)
+        self.cos, self.sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> RotaryEmbedding:
+        before = self.cos
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Tables that were rounded, or have come from the meta device without values.
+        if self.cos.dtype is not before.dtype or (before.is_meta and not self.cos.is_meta):
+            self.reset_parameters()
+        return self
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns x, each head turned by the angles of its position: 0, 1, ... by default."""
+        if positions is None:
+            length = x.shape[-3] if x.dim() > 2 else 0
+            if length > self.max_positions:
+                raise RuntimeError(
+                    f"cuda_ops.nn.RotaryEmbedding: argument 'x': expected at most "
+                    f"{self.max_positions} positions, for which there are tables, got {length}"
+                )
+            cos, sin = self.cos[:length], self.sin[:length]
+        else:
+            cos, sin = self.cos[positions], self.sin[positions]
+        out: torch.Tensor = cuda_ops.rotary_embedding(x, cos, sin, self.interleaved)
+        return out
+
+    def extra_repr(self) -> str:
+        """Returns the arguments of the constructor."""
+        return (
+            f"{self.dim}, max_positions={self.max_positions}, base={self.base}, "
+            f"interleaved={self.interleaved}"
+        )
