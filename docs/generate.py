@@ -21,12 +21,16 @@ import benchmarks.tables
 import cuda_ops.__main__
 import cuda_ops.benchmarking.command
 import cuda_ops.dev.command
+import cuda_ops.dev.export
+import cuda_ops.dev.init
 import cuda_ops.dev.library
 import cuda_ops.dev.magic
+import cuda_ops.doctor.command
 import cuda_ops.runtime.tracing.command
 import cuda_ops.runtime.tuning.command
 import cuda_ops.testing.__main__
-from cuda_ops import pytest_plugin
+import docs.gpus
+from cuda_ops import nn, pytest_plugin
 from cuda_ops.build.discovery import BUILTIN_ROOT
 from cuda_ops.derive.gradient import may_float, why_none
 from cuda_ops.dispatch.operator import Operator
@@ -34,7 +38,10 @@ from cuda_ops.dispatch.schema_types import schema_type
 from cuda_ops.registry import registry
 
 DOCS = Path(__file__).resolve().parent
-PAGES = (DOCS / "operators.md", DOCS / "command-line.md", DOCS / "how-to" / "notebook.md")
+PAGES = tuple(
+    DOCS / page
+    for page in ("operators.md", "nn.md", "command-line.md", "how-to/notebook.md", "versions.md")
+)
 _PART = re.compile(r"(<!-- from the code: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _SECTION = re.compile(r"[A-Z][a-z]+(?: [a-z]+)?: ?")
 
@@ -76,19 +83,23 @@ def _pair(stem: str, found: dict[str, Operator]) -> str:
 
 def _operator(operator: Operator) -> str:
     op, function = operator.spec, registry().public(operator.spec.name)
-    parameters = inspect.signature(function)
-    bare = [p.replace(annotation=p.empty) for p in parameters.parameters.values()]
-    shown = parameters.replace(parameters=bare, return_annotation=parameters.empty)
     line = f", signature line `{op.signature}`" if op.signature else ""
     if op.hidden:
         line += f", of which `cuda_ops.{op.name}` does not return {_listed(op.hidden)}"
     facts = (
-        f"`cuda_ops.{op.name}{shown}`\n\n"
+        f"`cuda_ops.{op.name}{_arguments(function)}`\n\n"
         f"- **Operator**: `{op.schema}`{line}\n"
         f"- **Devices**: {_devices(operator)}\n"
         f"- **Gradient**: {_gradient(operator)}"
     )
     return f"{facts}\n\n{_docstring(function.__doc__)}"
+
+
+def _arguments(function: Callable[..., Any]) -> inspect.Signature:
+    """Returns what a function takes, without types."""
+    found = inspect.signature(function)
+    bare = [p.replace(annotation=p.empty) for p in found.parameters.values()]
+    return found.replace(parameters=bare, return_annotation=found.empty)
 
 
 def _devices(operator: Operator) -> str:
@@ -161,6 +172,45 @@ def _filled(text: str, indent: str = "") -> str:
     )  # fmt: skip
 
 
+# --- modules ---------------------------------------------------------------------------
+
+
+def _modules() -> list[type]:
+    return [value for _, value in sorted(vars(nn).items()) if inspect.isclass(value)]
+
+
+def _table_of_modules() -> str:
+    lines = ["| module | is a | operator | state dict |", "|---|---|---|---|"]
+    for module in _modules():
+        doc = _plain(module.__doc__ or "")
+        operators = dict.fromkeys(re.findall(r"`cuda_ops\.(\w+)`", doc))
+        links = ", ".join(f"[`{name}`](operators.md#{name})" for name in operators)
+        state = re.search(r"^State dict: (.+?)(?=^[A-Z][a-z]+: )", doc, re.M | re.S)
+        assert state is not None, module
+        cells = f"[`{module.__name__}`](#{module.__name__.lower()})", _base(module), links, state[1]
+        lines.append(f"| {' | '.join(' '.join(cell.split()) for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def _base(module: type) -> str:
+    """Returns the name of the class of torch that a module's class is made of."""
+    return next(f"`torch.nn.{b.__name__}`" for b in module.__mro__ if b.__module__[:6] == "torch.")
+
+
+def _texts_of_modules() -> str:
+    return "\n\n".join(_of_nn(module) for module in _modules())
+
+
+def _of_nn(value: Any) -> str:
+    line = f"`cuda_ops.nn.{value.__name__}{_arguments(value)}`"
+    return f"## {value.__name__}\n\n{line}\n\n{_docstring(_plain(value.__doc__))}"
+
+
+def _plain(text: str) -> str:
+    """Writes names in a docstring as Markdown does."""
+    return re.sub(r"``(.+?)``", r"`\1`", re.sub(r":\w+:`", "`", inspect.cleandoc(text)))
+
+
 # --- options ---------------------------------------------------------------------------
 
 
@@ -228,8 +278,16 @@ def _commands() -> str:
 _PARTS: dict[str, Callable[[], str]] = {
     "contents": _contents,
     "operators": _operators,
+    "table of modules": _table_of_modules,
+    "modules": _texts_of_modules,
+    "convert": lambda: _of_nn(nn.convert),
+    "GPUs": docs.gpus.releases,
+    "instructions": docs.gpus.instructions,
     "cuda_ops": _commands,
     "compile_dev.py": lambda: _options(cuda_ops.dev.command._parser()),
+    "init": lambda: _options(cuda_ops.dev.init._parser()),
+    "export": lambda: _options(cuda_ops.dev.export._parser()),
+    "doctor": lambda: _options(cuda_ops.doctor.command._parser()),
     "library": lambda: _options(cuda_ops.dev.library._parser()),
     "cuda_op": lambda: _options(cuda_ops.dev.magic._parser()),
     "cuda_ops.testing": lambda: _subcommands(cuda_ops.testing.__main__._parser()),

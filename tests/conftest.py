@@ -43,7 +43,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 LONG = (
     "guests", "emulated", "servers", "pytest_plugin", "reload", "installed", "brackets", "scaffold",
     "docs", "kit", "bad_ops", "notebook", "operators", "inline", "dev", "moe_shards", "watch",
-    "good_ops", "transforms",
+    "good_ops", "transforms", "doctor", "site", "export", "cpp_autograd",
 )  # fmt: skip
 
 

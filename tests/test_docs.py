@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import doctest
 import functools
+import importlib
 import inspect
 import os
 import re
@@ -12,7 +14,7 @@ import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +23,14 @@ import hypothesis
 import pytest
 import torch
 
+import benchmarks.stale
+import benchmarks.tables
 import cuda_ops
-from cuda_ops import dev, errors, hookspecs
+import cuda_ops.__main__
+import cuda_ops.benchmarking.command
+import cuda_ops.dev.command
+import cuda_ops.testing.__main__
+from cuda_ops import benchmarking, dev, errors, hookspecs
 from cuda_ops.benchmarking import clock, compare, kit, regression, verify
 from cuda_ops.dev import scaffold
 from cuda_ops.plugins import Plugins, iter_hook_names
@@ -41,7 +49,13 @@ LINKING = sorted(
 BINDING, HOOKS, ERRORS = (PAGES / f"{name}.md" for name in ("binding", "hooks", "errors"))
 TUTORIAL, OPERATORS = PAGES / "first-operator.md", PAGES / "operators.md"
 KINDS = ("tutorial", "how-to", "reference", "explanation")
-NOT_RUN = ("<!-- not run -->", "<!-- write ")
+NOT_RUN = ("<!-- not run: ", "<!-- write ", "<!-- from ")
+#: Why a block has no test: all that may stand behind ``<!-- not run:``. The site shows it.
+REASONS = (
+    "needs a GPU", "needs the network", "needs gdb", "needs CMake", "needs a program of yours",
+    "a sketch",
+)  # fmt: skip
+LANGUAGES = {"python", "cpp", "pycon", "console", "sh", "diff", "text", "toml", "cmake"}
 
 _FENCE = re.compile(
     r"^(?P<indent>[ \t]*)```(?P<language>\w+)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S
@@ -105,11 +119,106 @@ def test_python_blocks_run_in_order(path: Path, tmp_path: Path) -> None:
         dev.reload(*sorted(used))
     script = tmp_path / f"{path.stem}.py"  # line numbers in a traceback are those of the document
     script.write_text(program, encoding="utf-8")
+    environment = {
+        **os.environ, "PYTHONPATH": str(REPO), "TORCH_EXTENSIONS_DIR": str(tmp_path),
+        # where torch's own builds look for ninja
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=REPO, env={**os.environ, "PYTHONPATH": str(REPO)},
-        capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, str(script)], cwd=REPO, env=environment, capture_output=True, text=True,
+        timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    # A block of text right below one of Python is what that prints.
+    fence = r"^```python\n(?:(?!^```).)*^```\n\n```text\n(.*?)^```$"
+    text = path.read_text(encoding="utf-8")
+    for printed in re.findall(fence, text, re.MULTILINE | re.DOTALL):
+        assert printed in done.stdout
+
+
+@pytest.mark.parametrize("path", LINKING, ids=_name)
+def test_no_block_escapes(path: Path) -> None:
+    """Each says its language, so that a test of the language finds it, or why nothing runs it."""
+    text = path.read_text(encoding="utf-8")
+    fences = re.findall(r"^[ \t]*```(\w*)$", text, re.MULTILINE)
+    assert set(fences[::2]) <= LANGUAGES and set(fences[1::2]) <= {""}
+    reasons = re.findall(r"<!-- not run(?:: (.+?))? -->", text)
+    assert set(reasons) <= set(REASONS)
+    marked = [above for language in LANGUAGES for _, above, _ in _blocks(path, language)]
+    assert sum(above.startswith("<!-- not run") for above in marked) == len(reasons)
+    for line, _, code in _blocks(path, "text"):
+        commands = re.findall(r"^\$? ?(?:python|pytest|pip|c\+\+) .*", code, re.MULTILINE)
+        assert not commands, f"{path.name}:{line}: a command in a block of text"
+
+
+@pytest.mark.parametrize("path", LINKING, ids=_name)
+def test_commands_have_the_options_that_are_written(path: Path) -> None:
+    """Blocks of commands of this project are read by its own parsers; others say why not."""
+    for line, above, code in _blocks(path, "sh"):
+        if above not in RUN_ELSEWHERE:
+            unread = [command for command in _commands(code) if not _reads(command)]
+            excused = above.startswith("<!-- not run: ")
+            assert bool(unread) <= excused, f"{path.name}:{line}: no parser reads {unread}"
+
+
+#: Blocks that .ci/run and test_servers.py run.
+RUN_ELSEWHERE = ("<!-- main job -->", "<!-- test -->", "<!-- without CMake -->")
+PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
+    "compile_dev.py": dev.command._parser,
+    "benchmarks": benchmarking.command._parser,
+    "benchmarks.tables": benchmarks.tables._parser,
+    "benchmarks.stale": benchmarks.stale._parser,
+    "cuda_ops.testing": cuda_ops.testing.__main__._parser,
+}
+
+
+def _commands(code: str) -> list[list[str]]:
+    """Returns the words of each command, without comments and variables in front."""
+    found = []
+    for line in code.replace("\\\n", " ").splitlines():
+        for command in re.split(r" && ", line):
+            words = shlex.split(command, comments=True)
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                del words[0]
+            found += [words] if words else []
+    return found
+
+
+def _reads(words: list[str]) -> bool:
+    """Returns whether a parser of this project reads the command.
+
+    Raises:
+        SystemExit: it refuses the command.
+    """
+    program, rest = words[0], words[1:]
+    if program == "pytest":
+        options = set(re.findall(r"^`(--[\w-]+)", _pytest_table(), re.MULTILINE))
+        own = [word.partition("=")[0] for word in rest if word.startswith("--")]
+        return set(own) <= {*options, "--dist", "--junitxml"}
+    if program != "python":
+        return words == ["pip", "install", "-e", "."]  # which .ci/run does
+    if rest[0] == "-m":
+        rest = rest[1:]
+    module, rest = rest[0], rest[1:]
+    if module == "cuda_ops":
+        module, first, _ = cuda_ops.__main__.COMMANDS[rest[0]]
+        rest = [*first, *rest[1:]]
+        parser = importlib.import_module(module)._parser()
+    elif module in PARSERS:
+        parser = PARSERS[module]()
+    else:
+        return False
+    try:
+        parser.parse_intermixed_args(rest)
+    except TypeError:  # it has commands of its own, or hands on what it does not know
+        parser.parse_args(rest)
+    return True
+
+
+def _pytest_table() -> str:
+    page = (PAGES / "command-line.md").read_text(encoding="utf-8")
+    part = page.partition("<!-- from the code: pytest -->")[2].partition("<!-- end -->")[0]
+    return part.replace("| `", "`")
 
 
 @pytest.mark.parametrize("path", LINKING, ids=_name)
@@ -167,13 +276,15 @@ def test_headers_of_the_binding_page_exist() -> None:
 
 
 @every_document
-def test_cpp_blocks_are_excerpts(path: Path) -> None:
+@pytest.mark.parametrize("language", ["cpp", "python"])
+def test_cpp_blocks_and_marked_ones_are_excerpts(path: Path, language: str) -> None:
     """Each names its file; ``// ...`` stands for what is left out. The tutorial writes others."""
-    for line, above, code in _blocks(path, "cpp"):
-        if above.startswith("<!-- write "):
-            continue
+    for line, above, code in _blocks(path, language):
         source = re.fullmatch(r"<!-- from (\S+) -->", above)
-        assert source, f"{path.name}:{line}: write <!-- from FILE --> above the block"
+        if source is None:
+            excused = language == "python" or above.startswith(("<!-- write ", "<!-- not run: "))
+            assert excused, f"{path.name}:{line}: write <!-- from FILE --> above the block"
+            continue
         rest = (REPO / source[1]).read_text(encoding="utf-8")
         for part in re.split(r"^\s*// \.\.\.\n", code, flags=re.MULTILINE):
             assert part in rest, f"{path.name}:{line}: not in {source[1]}, in this order:\n{part}"
@@ -270,6 +381,7 @@ def test_every_helper_is_listed(header: str) -> None:
 
 def test_messages_of_the_errors_page_exist() -> None:
     table = ERRORS.read_text(encoding="utf-8").partition("## Bindings")[2]
+    table = table.partition("## Torch, CUDA and compilers")[0]  # whose words are not ours
     fragments = re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)
     # The linker's and pluggy's.
     others = {"undefined symbol", "unknown hook", "can not be found in the hookspec"}
@@ -337,7 +449,9 @@ def generator() -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(PAGES / "generate.py")))
 
 
-@pytest.mark.parametrize("name", ["operators.md", "command-line.md", "how-to/notebook.md"])
+@pytest.mark.parametrize(
+    "name", ["operators.md", "nn.md", "command-line.md", "how-to/notebook.md", "versions.md"]
+)
 def test_generated_pages_are_up_to_date(generator: SimpleNamespace, name: str) -> None:
     text = (PAGES / name).read_text(encoding="utf-8")
     assert generator.updated(text) == text, "run python docs/generate.py"
@@ -397,6 +511,26 @@ def _steps() -> Iterator[tuple[str, str, str]]:
             yield marked[1], marked[2], match["code"]
         elif match["language"] == "console":
             yield "run", "", match["code"]
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        pytest.param(path, code, id=f"{path.stem}:{line}")
+        for path in DOCS
+        if path != TUTORIAL
+        for line, above, code in _blocks(path, "console")
+        if not above.startswith("<!-- not run: ")
+    ],
+)
+def test_console_blocks_print_what_they_show(path: Path, code: str, tmp_path: Path) -> None:
+    for step in re.split(r"^\$ ", code, flags=re.MULTILINE)[1:]:
+        command, _, expected = step.partition("\n")
+        done = subprocess.run(
+            ["bash", "-c", command.replace("/tmp/", f"{tmp_path}/")], cwd=REPO,
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, expected), done.stderr
 
 
 def _run_and_compare(console: str, folder: Path) -> None:

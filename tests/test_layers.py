@@ -36,9 +36,11 @@ LAYERS = (
     "runtime",
     "ops",
     "integrations",
+    "nn",
     "servers",
     "packaging",
     "dev",
+    "doctor",
     "pytest_plugin",
     "__main__",
 )

@@ -440,7 +440,7 @@ def test_a_call_of_the_command_that_makes_no_sense(
 def test_the_example_serves_a_model(folder: Path, tmp_path: Path) -> None:
     """By the commands of its README, but for those of CMake, which may not be here."""
     text = (REPO / "examples" / "cpp" / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"<!-- without CMake -->\n```\n(.*?)```", text, re.DOTALL)
+    (block,) = re.findall(r"<!-- without CMake -->\n```sh\n(.*?)```", text, re.DOTALL)
     opened = f"{folder}/libcuda_ops.so"
     script = "set -e\n" + block.replace("$(python -m cuda_ops library)", opened)
     environment = {
