@@ -29,6 +29,7 @@ from cuda_ops.build import cache
 from cuda_ops.build.discovery import BUILTIN_ROOT
 from cuda_ops.build.shared import compile_shared
 from cuda_ops.derive.gradient import ByName
+from cuda_ops.dispatch import first_use, nvtx
 from cuda_ops.errors import BuildError
 from cuda_ops.spec import OpSpec
 
@@ -80,7 +81,7 @@ def found() -> Path | None:
         if cached.is_file():
             cache.check(cached)
             return cached
-    except BuildError as error:
+    except (BuildError, OSError) as error:  # a home folder that may not be entered, for one
         warnings.warn(f"{_slower()}: {error}", RuntimeWarning, stacklevel=2)
     return None
 
@@ -100,7 +101,10 @@ def apply_of(
         otherwise: what does the same in Python. It also gets the calls that C++ does not take.
     """
     formula = getattr(gradient, "__self__", None)
-    if not isinstance(formula, ByName) or not formula.is_plain or (made := _module()) is None:
+    if not isinstance(formula, ByName) or not formula.is_plain:
+        return otherwise
+    # Both are Python around the calls of the gradient's operator too, which C++ would pass by.
+    if nvtx.is_wanted() or first_use.is_wanted() or (made := _module()) is None:
         return otherwise
     function: Callable[..., Any] = made.make(
         op.qualname, formula.sibling.qualname, formula.sibling.name, *keys,
