@@ -16,7 +16,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
         "cuda_ops.dev.command", (),
         "build what changed, load it, compare it with its reference (also: cuda-ops)",
     ),
-    "init": ("cuda_ops.dev.init", (), "write a package of one's own with one operator"),
+    "init": ("cuda_ops.dev.init", (), "write a package of your own with one operator"),
     "new": ("cuda_ops.dev.command", ("new",), "write the two files of an operator"),
     "adopt": (
         "cuda_ops.dev.command", ("adopt",), "draft the two files of an operator from a guest",

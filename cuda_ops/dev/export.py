@@ -15,6 +15,7 @@ import platform
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for op, missing in made.left_out.items():
             for answer, why in missing.items():
                 print(f"{op}: without {answer}: {why}")
-    except (CudaOpsError, ValueError, OSError) as error:
+    except (CudaOpsError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        where = error.filename or arguments.directory
+        print(f"error: {where}: cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     return 0
 
@@ -139,8 +144,11 @@ def write(
             "name": name, "version": version, "kernels-minver": _MINVER, "license": license_id,
             "python-depends": [], "backend": _backend(backend, made.archs),
         }  # fmt: skip
-        shutil.rmtree(path, ignore_errors=True)
-        _write_build(made, path, backend, meant)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{variant}-", dir=path.parent) as work:
+            _write_build(made, Path(work) / variant, backend, meant)  # or the older one stays
+            shutil.rmtree(path, ignore_errors=True)
+            (Path(work) / variant).rename(path)
         written.append(path)
     readme = folder / "README.md"
     if not readme.exists():
@@ -201,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m cuda_ops export",
         description="Write operators in the layout of Hugging Face's kernels library, so that "
         "kernels.get_kernel loads them where there is no cuda_ops.",
-        epilog="In the folder of a package of one's own, its operators are the default.",
+        epilog="In the folder of a package of your own, its operators are the default.",
     )
     parser.add_argument(
         "directory", type=Path, metavar="DIR", help="the folder to write, a repository of the hub"

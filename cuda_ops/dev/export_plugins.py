@@ -1,7 +1,7 @@
 """What an export takes of the plugin of a pair: its answers on shapes, gradients and batches.
 
-A plugin says more than that, for tests and benchmarks, and imports the kits for it. So of its text
-come along the hooks that torch needs, and what they use, as far as that leads to cuda_ops' rules
+A plugin says more than that, for tests and benchmarks, and imports the kits for it. So an export
+takes only the hooks that torch needs and what they use, and only if that leads to cuda_ops' rules
 and to torch alone.
 """
 

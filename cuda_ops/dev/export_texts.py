@@ -116,7 +116,7 @@ def left_out(op: OpSpec) -> dict[str, str]:
         if answer is None or str(module).startswith("cuda_ops.derive."):
             continue
         if not str(module).startswith("cuda_ops.ops."):
-            missing[name] = f"the plugin {module} has it, which is that of no pair"
+            missing[name] = f"it comes from {module}, which is not the plugin of a pair"
         elif why:
             missing[name] = f"{registry().pairs()[op.pair].plugin.name} has it, and {why}"
     if now.public is not None and not op.draws:
@@ -144,7 +144,9 @@ def functions_text(name: str, ops: Sequence[OpSpec]) -> str:
 
 def is_public(op: OpSpec) -> bool:
     """Says whether callers use an operator: it is no derivative of another."""
-    return not any(name.startswith(("grad_", "tangent_")) for name in op.argument_names)
+    if not any(name.startswith(("grad_", "tangent_")) for name in op.argument_names):
+        return True
+    return not any(op.name.startswith(f"{name}_") for name in op.siblings if name != op.name)
 
 
 def _function(op: OpSpec) -> str:
@@ -161,8 +163,9 @@ def _function(op: OpSpec) -> str:
         f"{a.name}={a.name}" if a.kwarg_only else a.name for a in op.parsed.arguments
     )
     shown = "" if not op.hidden else "[0]" if op.shown == 1 else f"[:{op.shown}]"
-    doc = (op.doc or op.schema).replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-    body = [f'"""{doc}\n\nSchema: {op.schema}\n"""']
+    doc = f"{op.doc}\n\nSchema: {op.schema}\n" if op.doc else op.schema
+    doc = doc.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    body = [f'"""{doc}"""']
     if last:
         body.append(f"if {last} is None:\n    {last} = _draw_key({op.tensor_names[0]})")
     body.append(f"return _operators.{op.name}({passed}){shown}")

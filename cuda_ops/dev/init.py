@@ -1,4 +1,4 @@
-"""``python -m cuda_ops init my_ops``: a package of one's own with one operator, ready to grow.
+"""``python -m cuda_ops init my_ops``: a package of your own with one operator, ready to grow.
 
 ``examples/third_party`` is such a package.
 """
@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print("next:")
-    print(f"  cd {shlex.quote(str(folder))}")
+    if folder.resolve() != Path.cwd():
+        print(f"  cd {shlex.quote(str(folder))}")
     print(f"  python -m cuda_ops dev --watch {arguments.op}")
     print("  pip install --no-build-isolation --no-deps -e . && pytest")
     return 0
@@ -90,7 +91,10 @@ def new_project(folder: Path, op: str = FIRST) -> list[Path]:
             raise DiscoveryError(f"{folder}: expected no folder or an empty one, got a file")
         target = folder.resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{package}-") as work:
+        # A shell may stand in an empty folder, which therefore stays and is filled.
+        is_there = target.is_dir()
+        beside = target if is_there else target.parent
+        with tempfile.TemporaryDirectory(dir=beside, prefix=f".{package}-") as work:
             made = Path(work) / package
             made.mkdir()
             new_pair(op, made / package / "src", namespace=package)
@@ -98,7 +102,10 @@ def new_project(folder: Path, op: str = FIRST) -> list[Path]:
                 path = made / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
-            made.rename(target)
+            for path in made.iterdir() if is_there else ():
+                path.rename(target / path.name)
+            if not is_there:
+                made.rename(target)
     except OSError as error:
         where = error.filename or folder
         raise DiscoveryError(f"{where}: cannot be written: {error.strerror}") from error
@@ -139,7 +146,7 @@ def fault_of_package(name: str, folder: Path) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m cuda_ops init",
-        description="Write a package of one's own with one operator: build, tests, CI and all.",
+        description="Write a package of your own with one operator: build, tests, CI and all.",
         epilog="In its folder, python -m cuda_ops dev builds and checks it without an install.",
     )
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The project in the current folder: a package of one's own, installed or not.
+"""The project in the current folder: a package of your own, installed or not.
 
 A project is a folder whose ``pyproject.toml`` names a module in the group of entry points
 ``cuda_ops``. Commands that run there use it as if it were installed: its plugin is asked, which
@@ -22,6 +22,8 @@ from cuda_ops.build.discovery import BUILTIN_ROOT
 from cuda_ops.errors import DiscoveryError, PluginError
 from cuda_ops.registry import is_made, registry
 
+#: What stands for the installer of a project's package while it is not installed.
+INSTALLER = "cuda_ops project"
 #: What a project's package calls itself while it is not installed.
 _METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 0\n"
 
@@ -118,8 +120,15 @@ def _entry_points(file: Path) -> dict[str, str]:
         read: dict[str, Any] = toml.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DiscoveryError(f"{file}: cannot be read: {error}") from error
-    groups = read.get("project", {}).get("entry-points", {})
-    return {str(name): str(value) for name, value in groups.get(hookspecs.PROJECT, {}).items()}
+    named: Any = read
+    for part in ("project", "entry-points", hookspecs.PROJECT):
+        named = named.get(part, {})
+        if not isinstance(named, dict):
+            raise DiscoveryError(
+                f"{file}, {part}: expected a table, as in [project.entry-points."
+                f"{hookspecs.PROJECT}], got {named!r}"
+            )
+    return {str(name): str(value) for name, value in named.items()}
 
 
 def _described(entry_points: dict[str, str]) -> str:
@@ -131,6 +140,7 @@ def _described(entry_points: dict[str, str]) -> str:
     info.mkdir()
     (info / "METADATA").write_text(_METADATA.format(name=name), encoding="utf-8")
     lines = [f"[{hookspecs.PROJECT}]", *(f"{name} = {at}" for name, at in entry_points.items())]
+    (info / "INSTALLER").write_text(INSTALLER, encoding="utf-8")
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
 

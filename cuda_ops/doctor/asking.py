@@ -1,4 +1,4 @@
-"""Asks other processes, none of which is waited for longer than it is silent."""
+"""Runs other programs, and gives up on one that stays silent for too long."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Answer:
     """What a program said, and how it ended."""
 
     text: str
-    #: Why it is none, or not whole; empty where the program ended well.
+    #: Why there is none, or only a part; empty where the program ended well.
     problem: str
     #: Whether the program was silent for too long.
     hangs: bool = False

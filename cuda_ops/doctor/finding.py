@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: ``broken``: something does not work. ``warning``: it works, and will hurt. ``note``: it costs
-#: nothing, or matters to few.
+#: ``broken``: something does not work. ``warning``: it works, but will cause trouble. ``note``: it
+#: costs nothing, or matters to few.
 Level = Literal["broken", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("broken", "warning", "note")
 

@@ -107,7 +107,7 @@ def _with_operators(facts: Facts, names: Sequence[str], roots: Sequence[str]) ->
         last = lines[-1] if lines else {}
         if "opening" not in last:
             return _joined(facts, lines, opened, ended.problem)
-        said = f"opening its library {ended.problem}"
+        said = f"opening its library {ended.problem or 'ended the process'}"
         opened[last["opening"]] = ("hangs" if ended.hangs else "crashes", said)
 
 
@@ -122,7 +122,9 @@ def _joined(
         match line:
             case {"unknown": unknown, "known": known}:
                 listed = ", ".join(map(repr, unknown))
-                raise UnknownError(f"no operator {listed}; known: {', '.join(known)}")
+                lost = [f"; plugin {p.name!r} {p.problem}" for p in plugins.values() if p.problem]
+                text = f"no operator {listed}; known: {', '.join(known)}"
+                raise UnknownError(text + "".join(lost))
             case {"plugins": fields}:
                 plugins[fields["name"]] = Plugin(**fields)
             case {"importing": importing}:

@@ -12,8 +12,8 @@ from cuda_ops.output import size_text
 #: The oldest driver for each CUDA by its major number, as NVIDIA's release notes have it: within
 #: one, a driver runs what any toolkit built.
 _DRIVERS = {11: "450.80", 12: "525.60", 13: "580"}
-#: Where torch built with CUDA 12 is.
-_OF_12 = "--index-url https://download.pytorch.org/whl/cu126"
+#: Says where a torch is that was built with a certain CUDA; pip alone takes the newest.
+_CHOOSE = "choose it under Start Locally on PyTorch's site"
 
 
 def of_torch(facts: Facts) -> Iterator[Finding]:
@@ -27,13 +27,13 @@ def of_torch(facts: Facts) -> Iterator[Finding]:
     release = torch.version.partition("+")[0]
     there = _gpu(driver)
     if there and not torch.cuda:
-        index = f" {_OF_12}" if _major(driver.cuda) == 12 else ""
+        command = f"pip install --force-reinstall torch=={release}"
+        if driver.cuda and _major(driver.cuda) <= 12:
+            command = f"install a torch for CUDA {_major(driver.cuda)}: {_CHOOSE}"
         yield Finding(
             "torch-without-cuda", "broken",
-            f"torch {torch.version} was built without CUDA, and there is a GPU: "
-            f"{there}",
-            "no tensor can be on the GPU",
-            f"pip install --force-reinstall torch=={release}{index}",
+            f"torch {torch.version} was built without CUDA, and there is a GPU: {there}",
+            "no tensor can be on the GPU", command,
         )  # fmt: skip
     elif torch.cuda and driver.cuda and _major(driver.cuda) < _major(torch.cuda):
         yield Finding(
@@ -41,8 +41,8 @@ def of_torch(facts: Facts) -> Iterator[Finding]:
             f"driver {driver.version or 'of unknown version'} supports CUDA {driver.cuda}, and "
             f"torch {torch.version} was built with {torch.cuda}",
             "torch cannot start CUDA",
-            f"install NVIDIA's driver {_driver_for(torch.cuda)} or later; or a torch for an older "
-            f"CUDA: pip install --force-reinstall torch=={release} {_OF_12}",
+            f"install NVIDIA's driver {_driver_for(torch.cuda)} or later; or a torch for CUDA "
+            f"{_major(driver.cuda)}: {_CHOOSE}",
         )  # fmt: skip
     elif torch.fails:
         yield Finding(
@@ -57,7 +57,7 @@ def of_torch(facts: Facts) -> Iterator[Finding]:
 
 def _not_started(facts: Facts, there: str) -> Finding:
     torch, driver = facts.torch, facts.driver
-    if driver.visible is not None:
+    if _hides(driver):
         return Finding(
             "gpus-hidden", "warning",
             f"CUDA_VISIBLE_DEVICES={driver.visible!r} hides every GPU",
@@ -68,6 +68,14 @@ def _not_started(facts: Facts, there: str) -> Finding:
         f"torch {torch.version} finds no GPU that it can use, and there is {there}",
         torch.problem, "python -c 'import torch; torch.cuda.init()' says why",
     )  # fmt: skip
+
+
+def _hides(driver: Driver) -> bool:
+    """Says whether ``CUDA_VISIBLE_DEVICES`` hides every GPU; CUDA stops at the first bad number."""
+    if driver.visible is None:
+        return False
+    first = driver.visible.partition(",")[0].strip()
+    return not first.isdecimal() or int(first) >= (len(driver.gpus) or driver.cards)
 
 
 def _gpu(driver: Driver) -> str:
@@ -86,7 +94,8 @@ def _of_driver(facts: Facts) -> Iterator[Finding]:
     if driver.cards and not has_driver:
         yield Finding(
             "no-driver", "warning",
-            f"the PCI bus has {driver.cards} GPUs of NVIDIA, and there is no driver",
+            f"the PCI bus has {driver.cards} GPU{'s' * (driver.cards > 1)} of NVIDIA, and there is "
+            "no driver",
             "everything runs on the CPU",
             f"install NVIDIA's driver {_driver_for(torch.cuda or '13')} or later; in a container "
             "that should have them: docker run --gpus all",

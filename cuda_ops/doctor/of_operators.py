@@ -20,7 +20,7 @@ def of_plugins(facts: Facts) -> Iterator[Finding]:
         if plugin.problem:
             package = plugin.package
             command = (
-                f"pip install --force-reinstall {package}, or pip uninstall {package}"
+                f"pip uninstall {package}, or install another version; edit it if it is yours"
                 if package
                 else "edit the plugin's file"
             )
@@ -97,7 +97,7 @@ def _damaged(ops: Iterable[Operator]) -> Iterator[Finding]:
         for text in op.ignored:
             command = _build([op])
             if op.builtin and text.startswith(f"{op.root}/lib/"):
-                command = f"pip install --force-reinstall --no-deps cuda_ops, or {command}"
+                command = f"{command}, or pip install --force-reinstall --no-deps cuda_ops"
             why = f"its {op.origin} library is used" if op.library else "it has no other library"
             yield Finding(
                 "library-damaged", "warning" if op.library else "broken", text,

@@ -17,6 +17,7 @@ from cuda_ops.build.discovery import BUILTIN_ROOT, Pair, Text, survey, unregiste
 from cuda_ops.build.elf import TORCH_CPP, undefined_symbols
 from cuda_ops.build.provenance import DamagedError, Provenance
 from cuda_ops.build.source_text import Kind
+from cuda_ops.dev import project
 from cuda_ops.doctor.facts import Operator, Plugin, Unusable
 from cuda_ops.errors import BuildError, CudaOpsError
 from cuda_ops.namespaces import hidden_by
@@ -76,6 +77,8 @@ def _plugins(tell: Tell) -> bool:
     found = [*importlib.metadata.entry_points(group=hookspecs.PROJECT)]
     for one in found:
         package = one.dist.name if one.dist is not None else ""
+        if one.dist is not None and one.dist.read_text("INSTALLER") == project.INSTALLER:
+            package = ""  # pip has none, and must not bring a stranger's
         tell({"plugins": asdict(Plugin(one.name, one.value, package))})
     for one in found:
         tell({"importing": one.name})

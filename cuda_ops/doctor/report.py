@@ -105,7 +105,7 @@ def _short(text: str) -> str:
 
 def _gpus(gpus: Sequence[Gpu], usable: bool) -> str:
     if not gpus:
-        return "none here: CUDA kernels can be built, only CPU kernels run"
+        return "none here: only CPU kernels run"
     listed = (f"{gpu.name}, {gpu.capability}" for gpu in dict.fromkeys(gpus))
     text = f"{len(gpus)} ({'; '.join(listed)})"
     return text if usable else f"{text}, none of them usable by torch"
