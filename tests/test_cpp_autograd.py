@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import textwrap
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -213,28 +214,85 @@ def test_bad_arguments_get_the_operator_s_own_errors() -> None:
         cuda_ops.fused_relu_scale(x, "much")
 
 
-def test_what_is_given_back_as_it_is_stays_a_leaf(tmp_path: Path) -> None:
-    folder = tmp_path / "root"
-    (folder / "bindings").mkdir(parents=True)
-    (folder / "bindings/given_back.cpp").write_text(
-        '#include "binding.h"\nusing namespace cuda_ops;\n'
+def binding(name: str, gradient: str, space: str = "", more: str = "") -> str:
+    """Returns the text of an operator that gives back its argument, and of its gradient."""
+    taken = f", Tensor {more}" if more else ""
+    line = "(),()->()" if more else "()->()"
+    return (
+        '#include "binding.h"\n#include "compose.h"\nusing namespace cuda_ops;\n'
         "Tensor given(const Tensor& x) { return x; }\n"
-        "Tensor gradient(const Tensor& grad_out) { return grad_out; }\n"
-        "CUDA_OPS(library) {\n"
-        '  library.op("given_back(Tensor x) -> Tensor", "()->()").cpu<given>();\n'
-        '  library.op("given_back_backward(Tensor grad_out) -> Tensor grad_x", "()->()")\n'
+        f"Tensor gradient(const Tensor& grad_out{taken.replace('Tensor', 'const Tensor&')}) {{\n"
+        f"  return {gradient};\n}}\n"
+        f"CUDA_OPS({space and space + ', '}library) {{\n"
+        f'  library.op("{name}(Tensor x) -> Tensor", "()->()").cpu<given>();\n'
+        f'  library.op("{name}_backward(Tensor grad_out{taken}) -> Tensor grad_x", "{line}")\n'
         "      .cpu<gradient>();\n}\n"
     )
-    code = (
-        "import torch, cuda_ops\nfrom cuda_ops import compile_ops\n"
-        f"compile_ops.add_root({str(folder)!r})\ncompile_ops.reload('given_back')\n"
-        "x = torch.ones(3, requires_grad=True)\nout = cuda_ops.given_back(x)\n"
-        "assert x.is_leaf and not out.is_leaf\nout.sum().backward()\nprint(x.grad.tolist())\n"
-    )
+
+
+NEGATED = 'call<Tensor>("aten::neg", "", grad_out)'
+
+
+def run(code: str, folder: Path) -> str:
+    head = "import torch, cuda_ops\nfrom cuda_ops import compile_ops\n"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
-    assert done.stdout.strip() == "[1.0, 1.0, 1.0]", done.stdout + done.stderr
+        [sys.executable, "-c", head + textwrap.dedent(code)],
+        capture_output=True, text=True, check=False, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def test_given_back_as_it_is_and_a_reload_before_the_backward(tmp_path: Path) -> None:
+    (tmp_path / "bindings").mkdir()
+    file = tmp_path / "bindings/given_back.cpp"
+    file.write_text(binding("given_back", "grad_out"))
+    (tmp_path / "later.cpp").write_text(binding("given_back", "grad_out", more="x"))
+    said = run(f"""
+        compile_ops.add_root({str(tmp_path)!r})
+        compile_ops.reload("given_back")
+        x = torch.ones(3, requires_grad=True)
+        out = cuda_ops.given_back(x)
+        assert x.is_leaf and not out.is_leaf and out.grad_fn.name() == "given_back_backward"
+        out.sum().backward()
+        print(x.grad.tolist())
+        try:
+            cuda_ops.given_back(x * 1).mul_(2)
+        except RuntimeError as error:  # as for a view that an autograd.Function returns
+            print("is being modified inplace" in str(error))
+        out = cuda_ops.given_back(x)
+        import pathlib
+        pathlib.Path({str(file)!r}).write_text(pathlib.Path("later.cpp").read_text())
+        compile_ops.reload("given_back")
+        try:
+            out.sum().backward()
+        except RuntimeError as error:
+            print(error)
+    """, tmp_path)  # fmt: skip
+    lines = said.splitlines()
+    assert lines[:2] == ["[1.0, 1.0, 1.0]", "True"]
+    assert lines[2].startswith("cuda_ops::given_back_backward takes other arguments since a reload")
+
+
+def test_operators_of_one_name_have_gradients_of_their_own(tmp_path: Path) -> None:
+    for space, gradient in (("first", "grad_out"), ("second", NEGATED)):
+        (tmp_path / space / "bindings").mkdir(parents=True)
+        (tmp_path / space / "bindings/alike.cpp").write_text(binding("alike", gradient, space))
+    said = run(f"""
+        from cuda_ops.registry import registry
+        from torch._dynamo import compiled_autograd
+        for space in ("first", "second"):
+            compile_ops.add_root({str(tmp_path)!r} + "/" + space)
+            compile_ops.reload(space + "::alike")
+        for space in ("first", "second"):
+            x = torch.ones(1, requires_grad=True)
+            out = registry().public(space + "::alike")(x)
+            assert out.grad_fn.name() == "alike_backward"
+            with compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+                out.sum().backward()
+            print(x.grad.item())
+    """, tmp_path)  # fmt: skip
+    assert said.split() == ["1.0", "-1.0"]
 
 
 # --- where it is not there ------------------------------------------------------------------------
@@ -262,6 +320,16 @@ def test_a_library_that_does_not_open_is_said(
             assert cpp_autograd._module() is None
     finally:
         cpp_autograd._module.cache_clear()
+
+
+def test_a_cache_that_may_not_be_entered_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden() -> Path:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(cpp_autograd, "_file", lambda: "not-there.so")
+    monkeypatch.setattr(cpp_autograd.cache, "cache_dir", forbidden)
+    with pytest.warns(RuntimeWarning, match="gradients are recorded in Python.*Permission denied"):
+        assert cpp_autograd.found() is None
 
 
 def test_the_switch_has_python_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,7 +248,9 @@ def test_gradients_are_summed_where_inputs_broadcast(scaled_product, product):
 def test_an_input_that_needs_no_gradient_gets_none(scaled_product):
     formula = gradient.cuda_ops_autograd(scaled_product)
     x, y = torch.ones(2), torch.ones(2)
-    ctx = SimpleNamespace(needs_input_grad=(False, True, False), saved_tensors=(x, y), plain=[3.0])
+    ctx = SimpleNamespace(needs_input_grad=(False, True, False), saved_tensors=(x, y))
+    ctx.save_for_backward = lambda *tensors: None
+    formula.setup_context(ctx, (x, y, 3.0), x)
     assert [g if g is None else g.tolist() for g in formula.backward(ctx, torch.ones(2))] == [
         None,
         [3.0, 3.0],

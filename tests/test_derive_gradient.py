@@ -17,9 +17,25 @@ from cuda_ops.errors import ManifestError
 def test_a_gradient_that_the_formula_leaves_out_is_not_silently_zero():
     op = spec("f(Tensor x, Tensor y) -> Tensor", "(),()->()")
     pair(op, spec("f_backward(Tensor grad_out) -> Tensor grad_x", "()->()"))
-    ctx = SimpleNamespace(needs_input_grad=(True, True), sizes={1: (2,)})
+    ctx = SimpleNamespace(needs_input_grad=(True, True), save_for_backward=lambda *tensors: None)
+    formula = gradient.cuda_ops_autograd(op)
+    formula.setup_context(ctx, (torch.ones(2), torch.ones(2)), torch.ones(2))
     with pytest.raises(RuntimeError, match="cuda_ops::f has no gradient for 'y': return grad_y"):
-        gradient.cuda_ops_autograd(op).backward(ctx, torch.ones(2))
+        formula.backward(ctx, torch.ones(2))
+
+
+def test_what_another_formula_kept_is_refused():
+    """As a reload between a forward and its backward leaves it."""
+    formulas = []
+    for arguments in ("Tensor grad_out", "Tensor grad_out, Tensor x"):
+        op = spec("f(Tensor x) -> Tensor", "()->()")
+        pair(op, spec(f"f_backward({arguments}) -> Tensor grad_x", ""))
+        formulas.append(gradient.cuda_ops_autograd(op))
+    ctx = SimpleNamespace(needs_input_grad=(True,), save_for_backward=lambda *tensors: None)
+    formulas[0].setup_context(ctx, (torch.ones(2),), torch.ones(2))
+    text = "^cuda_ops::f_backward takes other arguments since a reload"
+    with pytest.raises(RuntimeError, match=text):
+        formulas[1].backward(ctx, torch.ones(2))
 
 
 def test_integer_operators_have_no_gradient():

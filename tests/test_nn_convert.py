@@ -206,7 +206,7 @@ def test_a_fused_linear_keeps_what_the_two_kept_for_the_gradient() -> None:
     convert(model)
     assert model[0].save_preactivation and model[0].bias is None
     torch.testing.assert_close(model(x), expected)
-    # Who else holds the Linear calls it without a gelu, and may change what it holds.
+    # What else holds the Linear calls it without a gelu, and may change what it holds.
     assert type(linear) is theirs.Linear and linear.weight is model[0].weight
     linear.weight = theirs.Parameter(torch.zeros(6, 4))
     torch.testing.assert_close(model(x), expected)

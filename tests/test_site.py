@@ -68,7 +68,9 @@ def test_the_navigation_is_that_of_the_index(site: Path) -> None:
 def test_no_comment_of_the_sources_is_shown(site: Path) -> None:
     for page in site.glob("docs/**/index.html"):
         text = page.read_text(encoding="utf-8")
+        # As text where markdown takes it for that, else as a comment of HTML.
         assert "&lt;!-- table" not in text and "&lt;!-- not run" not in text, page
+        assert not re.search("<!-- (?:table|from|end|not run|write|edit) ", text), page
 
 
 def test_a_block_says_where_it_is_from_and_why_nothing_runs_it(site: Path) -> None:

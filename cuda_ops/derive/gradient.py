@@ -149,6 +149,7 @@ class ByName:
             *((values if kind == "input" else outputs)[i] for kind, i in self._saved_tensors)
         )
         ctx.plain = [values[i] for i in self._saved_values]
+        ctx.formula = self._formula
         ctx.sizes = {i: sizes_of(values[i]) for i in self._untargeted}
         if self._only_saved:
             ctx.mark_non_differentiable(*(outputs[i] for i in self._only_saved))
@@ -160,6 +161,11 @@ class ByName:
 
     def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad  # the dispatcher leaves out arguments equal to their default
+        if ctx.formula is not self._formula and ctx.formula != self._formula:
+            raise RuntimeError(
+                f"{self.sibling.qualname} takes other arguments since a reload, and what its "
+                "forward kept is for those before: call the forward again"
+            )
         if self._lost:
             given = [grad for grad in chain(*map(_as_list, grads)) if grad is not None]
             if not given:

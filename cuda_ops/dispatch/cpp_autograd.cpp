@@ -39,6 +39,7 @@ struct Argument {
 struct Rule {
   c10::OperatorHandle op;
   c10::OperatorName backward;
+  std::vector<std::string> taking;  // the names of its arguments
   std::string name;
   c10::DispatchKeySet cpu, cuda;
   std::vector<c10::TypePtr> types;
@@ -50,7 +51,12 @@ struct Rule {
   std::vector<bool> is_tensor;  // for each argument of the operator
 };
 
-// Calls the gradient. Of what is not wanted nothing is returned.
+bool has_names(const std::vector<c10::Argument>& arguments, const std::vector<std::string>& names) {
+  return std::equal(arguments.begin(), arguments.end(), names.begin(), names.end(),
+                    [](const auto& argument, const auto& name) { return argument.name() == name; });
+}
+
+// Calls the gradient. Returns nothing for what is not wanted.
 variable_list gradients(const Rule& rule, const variable_list& grads, const variable_list& tensors,
                         const std::vector<c10::IValue>& values, const std::vector<bool>& wanted) {
   torch::jit::Stack stack;
@@ -66,7 +72,11 @@ variable_list gradients(const Rule& rule, const variable_list& grads, const vari
     }
   }
   const auto op = c10::Dispatcher::singleton().findSchema(rule.backward);
-  TORCH_CHECK(op.has_value(), rule.backward, ": it is gone since the forward ran");
+  TORCH_CHECK(op.has_value() && has_names(op->schema().arguments(), rule.taking) &&
+                  op->schema().returns().size() == rule.targets.size(),
+              rule.backward.name,
+              " takes other arguments since a reload, and what its forward kept is for those "
+              "before: call the forward again");
   if (at::GradMode::is_enabled()) {
     op->callBoxed(&stack);
   } else {
@@ -108,7 +118,7 @@ struct Gradient : Node {
   // For compiled autograd, which traces a function that it gives what is saved here, as CppNode of
   // torch's custom_function.h does.
   void compiled_args(compiled::CompiledNodeArgs& args) const override {
-    args.collect(rule->name);
+    args.collect(rule->backward.name);  // with its namespace: the key of what was traced
     size_t next = 0;
     for (const Argument& argument : rule->arguments) {
       if (argument.source == Source::kGrad || !argument.is_tensor) continue;
@@ -211,8 +221,8 @@ Ptr new_node(Node* node) {
 }
 
 at::Tensor another_of(const at::Tensor& x) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return x.alias();
+  const at::AutoGradMode no_gradient(false);
+  return x.view_as(x);
 }
 
 // Runs the operator on the stack, and records its gradient.
@@ -274,6 +284,7 @@ bool push(PyObject* value, const c10::TypePtr& type, torch::jit::Stack& stack) {
     stack.push_back(torch::jit::toIValue(value, type));
     return true;
   } catch (const std::exception&) {
+    PyErr_Clear();
     return false;
   }
 }
@@ -305,11 +316,13 @@ PyObject* callable_call(PyObject* self, PyObject* const* args, size_t flags, PyO
     call(rule, stack);
   }
   if (stack.size() == 1) return THPVariable_Wrap(stack[0].toTensor());
-  PyObject* results = PyTuple_New(static_cast<Py_ssize_t>(stack.size()));
+  pybind11::tuple results(stack.size());
   for (size_t k = 0; k < stack.size(); ++k) {
-    PyTuple_SET_ITEM(results, static_cast<Py_ssize_t>(k), THPVariable_Wrap(stack[k].toTensor()));
+    PyObject* result = THPVariable_Wrap(stack[k].toTensor());
+    if (result == nullptr) return nullptr;
+    PyTuple_SET_ITEM(results.ptr(), static_cast<Py_ssize_t>(k), result);
   }
-  return results;
+  return results.release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
@@ -340,6 +353,10 @@ std::vector<size_t> positions(const pybind11::handle& listed) {
   return listed.cast<std::vector<size_t>>();
 }
 
+c10::DispatchKeySet keys_of(const pybind11::handle& raw) {
+  return {c10::DispatchKeySet::RAW, raw.cast<uint64_t>()};
+}
+
 PyObject* make(PyObject*, PyObject* given) {
   HANDLE_TH_ERRORS
   const auto args = pybind11::reinterpret_borrow<pybind11::tuple>(given);
@@ -347,9 +364,10 @@ PyObject* make(PyObject*, PyObject* given) {
   auto rule =
       std::make_shared<Rule>(Rule{c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), ""),
                                   c10::OperatorName(args[1].cast<std::string>(), "")});
+  rule->taking = args[11].cast<std::vector<std::string>>();  // it may not be registered yet
   rule->name = args[2].cast<std::string>();
-  rule->cpu = args[3].cast<c10::DispatchKeySet>();
-  rule->cuda = args[4].cast<c10::DispatchKeySet>();
+  rule->cpu = keys_of(args[3]);
+  rule->cuda = keys_of(args[4]);
   for (const auto& argument : rule->op.schema().arguments()) {
     rule->types.push_back(argument.real_type());
     rule->is_tensor.push_back(argument.real_type()->kind() == c10::TypeKind::TensorType);

@@ -15,7 +15,6 @@ import importlib.machinery
 import importlib.util
 import os
 import re
-import sys
 import sysconfig
 import warnings
 from collections.abc import Callable
@@ -106,10 +105,12 @@ def apply_of(
     # Both are Python around the calls of the gradient's operator too, which C++ would pass by.
     if nvtx.is_wanted() or first_use.is_wanted() or (made := _module()) is None:
         return otherwise
+    # As numbers: a class of pybind11 is known only to what was built by the same compiler.
+    raw = [key.raw_repr() for key in keys]
     function: Callable[..., Any] = made.make(
-        op.qualname, formula.sibling.qualname, formula.sibling.name, *keys,
+        op.qualname, formula.sibling.qualname, formula.sibling.name, *raw,
         formula.sources, formula.targets, formula.differentiable, op.tensor_positions,
-        formula.without_gradient, otherwise,
+        formula.without_gradient, otherwise, list(formula.sibling.argument_names),
     )  # fmt: skip
     return function
 
@@ -140,4 +141,4 @@ def _file() -> str:
     """Returns the name of the library: it fits one torch and one Python, and one text."""
     text = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
     version = re.sub(r"[^\w.+]", "_", torch.__version__)
-    return f"{_NAME}-torch{version}-{sys.implementation.cache_tag}-{text}.so"
+    return f"{_NAME}-torch{version}-{sysconfig.get_config_var('SOABI')}-{text}.so"

@@ -6,8 +6,8 @@ from typing import NoReturn
 
 import torch
 
-#: Of torch's operators those that a module stands in for, and on which devices autocast has a rule
-#: for them, which is float32. It has more of these rules on a GPU than on a CPU.
+#: Operators of torch's that modules stand in for, each with a device on which autocast runs it in
+#: float32. It does that to more of them on a GPU than on a CPU.
 _WIDE_UNDER_AUTOCAST = frozenset(
     (op, device)
     for op in ("layer_norm", "rms_norm", "nll_loss")
@@ -32,8 +32,9 @@ def widened(x: torch.Tensor, op: str) -> torch.Tensor:
 
 def refuse(module: str, argument: str, expected: str, got: object) -> NoReturn:
     """Refuses an argument of a constructor."""
+    shown = f"a tensor of shape {list(got.shape)}" if isinstance(got, torch.Tensor) else repr(got)
     raise ValueError(
-        f"cuda_ops.nn.{module}: argument {argument!r}: expected {expected}, got {got!r}"
+        f"cuda_ops.nn.{module}: argument {argument!r}: expected {expected}, got {shown}"
     )
 
 

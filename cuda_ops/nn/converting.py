@@ -129,7 +129,7 @@ class _Work:
         if why:
             self.left[name] = f"{kind}: {why}"
         else:
-            # The same object: hooks, parameters, and whoever else holds it see no other module.
+            # The same object: hooks, parameters and whatever else holds it see no other module.
             module.__class__ = rule.ours
             self.replaced[name] = f"{kind} -> cuda_ops.nn.{rule.ours.__name__}"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import cuda_ops
@@ -60,14 +62,25 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         self.overwrite_logits = overwrite_logits
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # noqa: A002
-        if target.is_floating_point():
+        given: Any = target
+        if not isinstance(given, torch.Tensor) or given.is_floating_point():
+            probabilities = isinstance(given, torch.Tensor)
+            got = f"probabilities, {given.dtype}" if probabilities else type(given).__name__
+            advice = ": keep torch.nn.CrossEntropyLoss" if probabilities else ""
             raise RuntimeError(
                 "cuda_ops.nn.CrossEntropyLoss: argument 'target': expected indices of classes, "
-                f"int64, got probabilities, {target.dtype}: keep torch.nn.CrossEntropyLoss"
+                f"int64, got {got}{advice}"
             )
         logits = widened(input, "nll_loss")
+        logits = logits if logits.dim() < 3 else logits.movedim(1, -1)
+        if target.shape != logits.shape[:-1]:  # which the operator would broadcast
+            raise RuntimeError(
+                "cuda_ops.nn.CrossEntropyLoss: argument 'target': expected shape "
+                f"{list(logits.shape[:-1])} for an input of shape {list(input.shape)}, got "
+                f"{list(target.shape)}"
+            )
         loss: torch.Tensor = cuda_ops.softmax_cross_entropy(
-            logits if logits.dim() < 3 else logits.movedim(1, -1),
+            logits,
             target,
             self.ignore_index,
             self.label_smoothing,

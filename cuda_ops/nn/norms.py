@@ -133,6 +133,11 @@ class AddRMSNorm(torch.nn.RMSNorm):
             cuda_ops.add_rms_norm_(x, residual, weight, _eps(self, x))
             return x, residual
         total = cuda_ops.add(x, residual)
+        if x.shape != residual.shape:  # which add would broadcast
+            raise RuntimeError(
+                "cuda_ops.nn.AddRMSNorm: argument 'residual': expected the shape of 'x', "
+                f"{list(x.shape)}, got {list(residual.shape)}"
+            )
         return _rms_norm(self, total), total
 
     def extra_repr(self) -> str:
@@ -150,7 +155,7 @@ def _rms_norm(norm: torch.nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
 def _eps(norm: torch.nn.RMSNorm, x: torch.Tensor) -> float:
     if norm.eps is not None:
         return norm.eps
-    # Of the dtype that sums run in.
+    # That of the dtype in which sums run.
     return torch.finfo(torch.float64 if x.dtype is torch.float64 else torch.float32).eps
 
 

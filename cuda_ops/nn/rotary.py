@@ -19,9 +19,10 @@ class RotaryEmbedding(torch.nn.Module):
     angles would mix up distant positions. After ``to_empty`` they are computed anew.
 
     State dict: empty.
-    Shapes: x (..., S, heads, D), D at least dim; positions (..., S) of an integer dtype; the result
-    has the shape of x. The elements behind dim are copied.
-    Dtypes: x float64, float32, float16 or bfloat16; the result has the dtype of x.
+    Shapes: x (..., S, heads, D), D at least dim; positions (..., S); the result has the shape of x.
+    The elements behind dim are copied.
+    Dtypes: x float64, float32, float16 or bfloat16, positions int64 or int32; the result has the
+    dtype of x.
 
     Args:
         dim: how many elements of each head are turned, an even number.
@@ -31,9 +32,10 @@ class RotaryEmbedding(torch.nn.Module):
             in GPT-NeoX and Llama.
         device, dtype: of the tables; float32 by default.
 
-    Errors: ValueError for an odd dim; RuntimeError for positions beyond the tables where none are
-    given, and any other dtype or shape. Given positions are not checked on a GPU, where one that
-    is out of range ends the process's work on the device, as for any index.
+    Errors: ValueError for an odd dim; RuntimeError for an x with more positions than the tables
+    have, and any other dtype or shape; IndexError for given positions beyond the tables, on a CPU.
+    A GPU does not check them: one that is out of range ends the process's work on the device, as
+    any index does.
     Formula: Su et al., https://arxiv.org/abs/2104.09864.
 
     Example:
@@ -100,6 +102,11 @@ class RotaryEmbedding(torch.nn.Module):
                 )
             cos, sin = self.cos[:length], self.sin[:length]
         else:
+            if positions.dtype not in (torch.int64, torch.int32):  # torch masks by bool and uint8
+                raise RuntimeError(
+                    "cuda_ops.nn.RotaryEmbedding: argument 'positions': expected dtype int64 or "
+                    f"int32, got {positions.dtype}"
+                )
             cos, sin = self.cos[positions], self.sin[positions]
         out: torch.Tensor = cuda_ops.rotary_embedding(x, cos, sin, self.interleaved)
         return out

@@ -23,7 +23,6 @@ INDEX = REPO / "docs" / "README.md"
 #: Modules that have a page for their docstrings, with those that the page has besides.
 API = {
     "cuda_ops": (),
-    "cuda_ops.nn": (),
     "cuda_ops.runtime": (),
     "cuda_ops.integrations": (),
     "cuda_ops.testing": (),
@@ -140,7 +139,9 @@ def _api_page(module: str) -> str:
         f"::: {module}\n    options: {{show_root_heading: false, show_root_toc_entry: false}}",
     ]
     if module == "cuda_ops":
-        parts.append("Each operator has [its entry](../operators.md).")
+        parts.append(
+            "[Operators](../operators.md) and [modules](../nn.md) have pages of their own."
+        )
     exported = _exported(ast.parse(source.read_text(encoding="utf-8")))
     names = [*dict.fromkeys(exported), *API[module]]
     return "\n\n".join([*parts, *(f"::: {name}" for name in names)]) + "\n"
