@@ -30,11 +30,18 @@ from setuptools.errors import CompileError
 from torch.utils import cpp_extension
 
 from cuda_ops import servers
-from cuda_ops.build import commands, manylinux, missing, provenance, threads, toolchain
+from cuda_ops.build import (
+    commands,
+    cpp_autograd,
+    manylinux,
+    missing,
+    provenance,
+    threads,
+    toolchain,
+)
 from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, Pair, Text, discover
 from cuda_ops.build.options import FILE
 from cuda_ops.build.source_text import Kind
-from cuda_ops.dispatch import cpp_autograd
 from cuda_ops.errors import BuildError
 
 #: Folders that a package carries beside the libraries, so that operators can be rebuilt from it.
@@ -213,7 +220,7 @@ class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name
         try:
             cpp_autograd.build(BUILTIN_ROOT / "lib")
         except BuildError as error:
-            print(f"cuda_ops: gradients are recorded in Python, which takes longer: {error}")
+            print(f"{cpp_autograd.SLOWER}: {error}")
 
     def _build_extensions_parallel(self) -> None:
         with threads.builders(self.parallel or 1) as submit:

@@ -19,6 +19,7 @@ from conftest import needs_gpu
 from torch.utils.checkpoint import checkpoint
 
 import cuda_ops
+from cuda_ops.build import cpp_autograd as library
 from cuda_ops.compile_ops import reload
 from cuda_ops.dispatch import cpp_autograd, public
 from cuda_ops.errors import BuildError
@@ -39,8 +40,8 @@ each = pytest.mark.parametrize("name", sorted(CASES))
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
     reload(*CASES, "matmul")
-    if cpp_autograd.found() is None:  # pip has not built it, as in an environment with a wheel
-        cpp_autograd.build()
+    if library.found() is None:  # pip has not built it, as in an environment with a wheel
+        library.build()
         cpp_autograd._module.cache_clear()
 
 
@@ -108,7 +109,7 @@ def test_only_what_requires_a_gradient_gets_one(name: str, monkeypatch: pytest.M
 def test_the_public_function_records_by_it() -> None:
     x = torch.randn(4, requires_grad=True)
     out = cuda_ops.silu(x)
-    if os.environ.get(cpp_autograd.SWITCH) != "python":
+    if os.environ.get(library.SWITCH) != "python":
         assert out.grad_fn.name() == "silu_backward"
     assert cuda_ops.silu(x.detach()).grad_fn is None
     with torch.no_grad():
@@ -299,10 +300,10 @@ def test_operators_of_one_name_have_gradients_of_their_own(tmp_path: Path) -> No
 
 
 def test_without_the_library_python_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpp_autograd, "_file", lambda: "not-there.so")
+    monkeypatch.setattr(library, "_file", lambda: "not-there.so")
     cpp_autograd._module.cache_clear()
     try:
-        assert cpp_autograd.found() is None and cpp_autograd._module() is None
+        assert library.found() is None and cpp_autograd._module() is None
     finally:
         cpp_autograd._module.cache_clear()
 
@@ -312,8 +313,8 @@ def test_a_library_that_does_not_open_is_said(
 ) -> None:
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"\x7fELF")
-    monkeypatch.delenv(cpp_autograd.SWITCH, raising=False)
-    monkeypatch.setattr(cpp_autograd, "found", lambda: broken)
+    monkeypatch.delenv(library.SWITCH, raising=False)
+    monkeypatch.setattr(library, "found", lambda: broken)
     cpp_autograd._module.cache_clear()
     try:
         with pytest.warns(RuntimeWarning, match="gradients are recorded in Python.*broken"):
@@ -326,14 +327,14 @@ def test_a_cache_that_may_not_be_entered_is_said(monkeypatch: pytest.MonkeyPatch
     def forbidden() -> Path:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(cpp_autograd, "_file", lambda: "not-there.so")
-    monkeypatch.setattr(cpp_autograd.cache, "cache_dir", forbidden)
+    monkeypatch.setattr(library, "_file", lambda: "not-there.so")
+    monkeypatch.setattr(library.cache, "cache_dir", forbidden)
     with pytest.warns(RuntimeWarning, match="gradients are recorded in Python.*Permission denied"):
-        assert cpp_autograd.found() is None
+        assert library.found() is None
 
 
 def test_the_switch_has_python_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cpp_autograd.SWITCH, "python")
+    monkeypatch.setenv(library.SWITCH, "python")
     cpp_autograd._module.cache_clear()
     try:
         assert cpp_autograd._module() is None
@@ -344,11 +345,11 @@ def test_the_switch_has_python_record(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_compiler_or_headers_the_error_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpp_autograd.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(library.sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(BuildError, match=r"expected Python's headers in .*python3-dev"):
-        cpp_autograd.build(tmp_path)
+        library.build(tmp_path)
     monkeypatch.undo()
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(BuildError, match="no C\\+\\+ compiler 'no-such-compiler'"):
-        cpp_autograd.build(tmp_path)
+        library.build(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -273,6 +273,24 @@ print(cuda_ops_backend.missing(), importlib.util.find_spec("torch") is not None)
     assert shown.stdout.strip() == "[] True"
 
 
+def test_a_build_needs_no_package_but_those_that_it_asks_for() -> None:
+    code = """
+import sys
+
+class Absent:  # pip installs these with cuda_ops, after it is built
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("pluggy", "rich", "hypothesis", "shtab", "watchfiles"):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Absent())
+import cuda_ops.packaging
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_folders_become_operators_without_torch(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import cuda_ops.build.commands; "

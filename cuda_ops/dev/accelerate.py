@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from cuda_ops import output
-from cuda_ops.dispatch import cpp_autograd
+from cuda_ops.build import cpp_autograd
 from cuda_ops.errors import BuildError
 
 
