@@ -30,7 +30,7 @@ class SiLU(torch.nn.SiLU):
         refuse_in_place("SiLU", inplace)
         super().__init__()
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = cuda_ops.silu(input)
         return out
 
@@ -57,7 +57,7 @@ class ReLU(torch.nn.ReLU):
         refuse_in_place("ReLU", inplace)
         super().__init__()
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = cuda_ops.relu(input)
         return out
 
@@ -90,7 +90,7 @@ class GELU(torch.nn.GELU):
             refuse("GELU", "approximate", expected, approximate)
         super().__init__(approximate)
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = cuda_ops.gelu_approx(input)
         return out
 

@@ -35,6 +35,6 @@ class Dropout(torch.nn.Dropout):
         refuse_in_place("Dropout", inplace)
         super().__init__(p)
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = cuda_ops.dropout(input, self.p, self.training)
         return out

@@ -57,7 +57,7 @@ class FusedLinearGELU(torch.nn.Linear):
         super().__init__(in_features, out_features, bias, device, dtype)
         self.save_preactivation = save_preactivation
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = cuda_ops.fused_linear_gelu(
             input, self.weight, self.bias, save_preactivation=self.save_preactivation
         )

@@ -61,7 +61,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         super().__init__(None, size_average, ignore_index, reduce, reduction, label_smoothing)
         self.overwrite_logits = overwrite_logits
 
-    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # noqa: A002
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         given: Any = target
         if not isinstance(given, torch.Tensor) or given.is_floating_point():
             probabilities = isinstance(given, torch.Tensor)

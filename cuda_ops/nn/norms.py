@@ -38,7 +38,7 @@ class LayerNorm(torch.nn.LayerNorm):
     tensor([[-1.0000,  1.0000]])
     """
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = _rows(widened(input, "layer_norm"), self.normalized_shape)
         weight = _weight(self.weight, rows, "layer_norm")
         given: torch.Tensor | None = self.bias  # which torch types as if it were always there

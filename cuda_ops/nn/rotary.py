@@ -85,7 +85,7 @@ class RotaryEmbedding(torch.nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> RotaryEmbedding:
         before = self.cos
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         # Tables that were rounded, or have come from the meta device without values.
         if self.cos.dtype is not before.dtype or (before.is_meta and not self.cos.is_meta):
             self.reset_parameters()
