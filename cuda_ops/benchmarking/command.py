@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from cuda_ops import output
+from cuda_ops.build.discovery import add_root_option
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.errors import BenchmarkError, CudaOpsError
 from cuda_ops.registry import registry
@@ -206,10 +207,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="fail if a case is slower than in this earlier --json, beyond noise",
     )
-    parser.add_argument(
-        "--root", metavar="DIR", type=Path, action="append", default=[],
-        help="a folder with kernels/ and bindings/ outside this project; repeatable",
-    )  # fmt: skip
+    add_root_option(parser, Path)
     return parser
 
 

@@ -5,14 +5,16 @@ Standard library only, so that ``setup.py`` can use it before torch is there.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import keyword
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from cuda_ops.build import options
 from cuda_ops.build.options import Options
@@ -441,3 +443,11 @@ def _fault_of_name(stem: str) -> str:
     if stem == "name":
         return f"{name} is taken by torch.ops.cuda_ops.name"
     return ""
+
+
+def add_root_option(parser: argparse.ArgumentParser, kind: Callable[[str], Any] = str) -> None:
+    """Adds ``--root DIR`` to a command; its values are a list of ``kind``."""
+    parser.add_argument(
+        "--root", metavar="DIR", type=kind, action="append", default=[],
+        help="a folder with kernels/ and bindings/ outside this project; repeatable",
+    )  # fmt: skip

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from cuda_ops import __version__, output
 from cuda_ops.build import cache, compiling, debug, toolchain
-from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, namespace_of
+from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, add_root_option, namespace_of
 from cuda_ops.build.source_text import Kind
 from cuda_ops.compile_ops import Row, compile_ops
 from cuda_ops.dev import clangd, project
@@ -305,13 +305,7 @@ def _parser() -> argparse.ArgumentParser:
         "--debug", action="store_true",
         help="make debug builds (-G -g, -O0) beside the ordinary ones, for cuda-gdb and gdb",
     )  # fmt: skip
-    parser.add_argument(
-        "--root",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="a folder with kernels/ and bindings/ outside this project; repeatable",
-    )
+    add_root_option(parser)
     parser.add_argument("--arch", metavar="LIST", help="compute capabilities, such as '8.0;9.0a'")
     parser.add_argument("--verbose", action="store_true", help="show the compilers' command lines")
     parser.add_argument("--json", action="store_true", help="print the table as JSON on stdout")

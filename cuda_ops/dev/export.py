@@ -23,7 +23,7 @@ from typing import Any
 
 from cuda_ops import output, servers
 from cuda_ops.build import cache, toolchain
-from cuda_ops.build.discovery import Pair
+from cuda_ops.build.discovery import Pair, add_root_option
 from cuda_ops.dev import export_texts as texts
 from cuda_ops.dev import library
 from cuda_ops.dispatch.library import open_library
@@ -229,9 +229,6 @@ def _parser() -> argparse.ArgumentParser:
         "--kernel-version", type=int, default=1, metavar="N",
         help="the number that callers ask for, get_kernel(..., version=N) (default: 1)",
     )  # fmt: skip
-    parser.add_argument(
-        "--root", action="append", default=[], metavar="DIR",
-        help="a folder with kernels/ and bindings/ outside this project; repeatable",
-    )  # fmt: skip
+    add_root_option(parser)
     parser.add_argument("--arch", metavar="LIST", help="compute capabilities, such as '8.0;9.0a'")
     return parser

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cuda_ops import output, servers
 from cuda_ops.build import cache, compiling, threads, toolchain
-from cuda_ops.build.discovery import BUILTIN_ROOT, Pair
+from cuda_ops.build.discovery import BUILTIN_ROOT, Pair, add_root_option
 from cuda_ops.build.source_text import Kind
 from cuda_ops.dev import project
 from cuda_ops.errors import BuildError, CudaOpsError
@@ -148,10 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, metavar="DIR",
         help="write the operators and the library that registers them into this folder",
     )  # fmt: skip
-    parser.add_argument(
-        "--root", action="append", default=[], metavar="DIR",
-        help="a folder with kernels/ and bindings/ outside this project; repeatable",
-    )  # fmt: skip
+    add_root_option(parser)
     parser.add_argument("--arch", metavar="LIST", help="compute capabilities, such as '8.0;9.0a'")
     parser.add_argument(
         "--package", default=HOME, metavar="NAME",

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cuda_ops import output
-from cuda_ops.build.discovery import root_problem
+from cuda_ops.build.discovery import add_root_option, root_problem
 from cuda_ops.doctor.findings import findings
 from cuda_ops.doctor.gather import UnknownError, gather
 from cuda_ops.doctor.report import as_json, show
@@ -48,10 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         "another process. The exit status is 1 where something is broken.",
     )
     parser.add_argument("ops", nargs="*", metavar="OP", help="operators to look at (default: all)")
-    parser.add_argument(
-        "--root", action="append", default=[], metavar="DIR",
-        help="a folder with kernels/ and bindings/ outside this project; repeatable",
-    )  # fmt: skip
+    add_root_option(parser)
     parser.add_argument(
         "--json", action="store_true", help="print facts and findings as JSON on stdout"
     )

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cuda_ops import output
+from cuda_ops.build.discovery import add_root_option
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.runtime.tracing.table import render
 from cuda_ops.runtime.tracing.traces import Trace, trace
@@ -257,8 +258,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stacks", action="store_true", help="trace Python functions too, which is slow"
     )
-    parser.add_argument(
-        "--root", metavar="DIR", type=Path, action="append", default=[],
-        help="a folder with kernels/ and bindings/ outside this project; repeatable",
-    )  # fmt: skip
+    add_root_option(parser, Path)
     return parser

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from cuda_ops import output
 from cuda_ops.benchmarking.command import regex
+from cuda_ops.build.discovery import add_root_option
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.registry import registry
 from cuda_ops.runtime.tuning import choices, search
@@ -188,8 +189,5 @@ def _parser() -> argparse.ArgumentParser:
         "--forget", action="store_true", help="remove what is stored, of all operators without OP"
     )
     parser.add_argument("--json", action="store_true", help="show what is stored as JSON")
-    parser.add_argument(
-        "--root", metavar="DIR", type=Path, action="append", default=[],
-        help="a folder with kernels/ and bindings/ outside this project; repeatable",
-    )  # fmt: skip
+    add_root_option(parser, Path)
     return parser
