@@ -231,6 +231,8 @@ def binding(name: str, gradient: str, space: str = "", more: str = "") -> str:
     )
 
 
+# A copy: compiled code may not be given back its own argument, an error where CI is set.
+COPIED = 'call<Tensor>("aten::abs", "", grad_out)'
 NEGATED = 'call<Tensor>("aten::neg", "", grad_out)'
 
 
@@ -276,7 +278,7 @@ def test_given_back_as_it_is_and_a_reload_before_the_backward(tmp_path: Path) ->
 
 
 def test_operators_of_one_name_have_gradients_of_their_own(tmp_path: Path) -> None:
-    for space, gradient in (("first", "grad_out"), ("second", NEGATED)):
+    for space, gradient in (("first", COPIED), ("second", NEGATED)):
         (tmp_path / space / "bindings").mkdir(parents=True)
         (tmp_path / space / "bindings/alike.cpp").write_text(binding("alike", gradient, space))
     said = run(f"""
