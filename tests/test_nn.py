@@ -249,6 +249,21 @@ def test_what_an_operator_does_not_take_is_refused(make: Callable[[], object], t
         make()
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in nn.__all__ if isinstance(getattr(nn, name), type)]
+)
+@pytest.mark.parametrize("given", [None, [1.0]], ids=["None", "list"])
+def test_what_is_no_tensor_is_refused_by_name(name: str, given: Any) -> None:
+    sizes = {"Experts": (2, 4, 4), "MoE": (4, 4, 2, 1), "FusedLinearGELU": (4, 4)}
+    takes_a_size = "Norm" in name or name == "RotaryEmbedding"
+    module = getattr(nn, name)(*sizes.get(name, (4,) if takes_a_size else ()))
+    x = torch.ones(2, 4)
+    others = {"AddRMSNorm": [x], "CrossEntropyLoss": [x], "Experts": [x, 1]}.get(name, [])
+    named = "None" if given is None else "list"
+    with pytest.raises(RuntimeError, match=f"(?s)cuda_ops.*argument '.*{named}"):
+        module(given, *others)
+
+
 # --- dropout ----------------------------------------------------------------------------------
 
 

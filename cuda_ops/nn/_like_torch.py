@@ -30,6 +30,17 @@ def widened(x: torch.Tensor, op: str) -> torch.Tensor:
     return x
 
 
+def must_be_tensor(module: torch.nn.Module, argument: str, given: object) -> None:
+    """Refuses what a module is called with if it is no tensor, and nothing that stands for one, as
+    an fx Proxy does. An operator does so itself: this is for what looks at a tensor before.
+    """
+    if not isinstance(given, torch.Tensor) and not torch.overrides.has_torch_function((given,)):
+        raise RuntimeError(
+            f"cuda_ops.nn.{type(module).__name__}: argument {argument!r}: expected a tensor, got "
+            f"{'None' if given is None else type(given).__name__}"
+        )
+
+
 def refuse(module: str, argument: str, expected: str, got: object) -> NoReturn:
     """Refuses an argument of a constructor."""
     shown = f"a tensor of shape {list(got.shape)}" if isinstance(got, torch.Tensor) else repr(got)

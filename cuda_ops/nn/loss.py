@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import cuda_ops
-from cuda_ops.nn._like_torch import refuse, widened
+from cuda_ops.nn._like_torch import must_be_tensor, refuse, widened
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
@@ -62,6 +62,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         self.overwrite_logits = overwrite_logits
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        must_be_tensor(self, "input", input)
         given: Any = target
         if not isinstance(given, torch.Tensor) or given.is_floating_point():
             probabilities = isinstance(given, torch.Tensor)

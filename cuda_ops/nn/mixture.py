@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import cuda_ops
-from cuda_ops.nn._like_torch import refuse
+from cuda_ops.nn._like_torch import must_be_tensor, refuse
 from cuda_ops.ops import _moe
 from cuda_ops.ops._moe_checks import MOST_CHOSEN, MOST_EXPERTS
 
@@ -144,6 +144,7 @@ class MoE(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the weighted sum of the experts of each token."""
+        must_be_tensor(self, "x", x)
         out: torch.Tensor = self.experts(
             x, self.gate(x), self.top_k, self.renormalize, self.scoring,
             self.gate.e_score_correction_bias,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import cuda_ops
-from cuda_ops.nn._like_torch import refuse, widened
+from cuda_ops.nn._like_torch import must_be_tensor, refuse, widened
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -39,6 +39,7 @@ class LayerNorm(torch.nn.LayerNorm):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        must_be_tensor(self, "input", input)
         rows = _rows(widened(input, "layer_norm"), self.normalized_shape)
         weight = _weight(self.weight, rows, "layer_norm")
         given: torch.Tensor | None = self.bias  # which torch types as if it were always there
@@ -77,6 +78,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns x over the root of its mean square, times the weight."""
+        must_be_tensor(self, "x", x)
         return _rms_norm(self, widened(x, "rms_norm")).view(x.shape)
 
 
@@ -128,6 +130,8 @@ class AddRMSNorm(torch.nn.RMSNorm):
         self, x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the norm of x + residual, and x + residual."""
+        must_be_tensor(self, "x", x)
+        must_be_tensor(self, "residual", residual)
         if self.inplace:
             weight = _weight(self.weight, x, "rms_norm")
             cuda_ops.add_rms_norm_(x, residual, weight, _eps(self, x))

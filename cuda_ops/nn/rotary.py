@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import cuda_ops
-from cuda_ops.nn._like_torch import refuse
+from cuda_ops.nn._like_torch import must_be_tensor, refuse
 
 
 class RotaryEmbedding(torch.nn.Module):
@@ -93,6 +93,7 @@ class RotaryEmbedding(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         """Returns x, each head turned by the angles of its position: 0, 1, ... by default."""
+        must_be_tensor(self, "x", x)
         if positions is None:
             length = x.shape[-3] if x.dim() > 2 else 0
             if length > self.max_positions:
@@ -102,6 +103,7 @@ class RotaryEmbedding(torch.nn.Module):
                 )
             cos, sin = self.cos[:length], self.sin[:length]
         else:
+            must_be_tensor(self, "positions", positions)
             if positions.dtype not in (torch.int64, torch.int32):  # torch masks by bool and uint8
                 raise RuntimeError(
                     "cuda_ops.nn.RotaryEmbedding: argument 'positions': expected dtype int64 or "
