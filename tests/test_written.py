@@ -96,6 +96,21 @@ def test_what_is_declared_is_written_and_nothing_is_returned(name: str, by: str)
 
 
 @both
+def test_a_lazily_negated_argument_is_read_and_written(name: str, by: str) -> None:
+    stored, (x, y, weight) = torch.randn(3), drawn(3)
+    negated = torch._neg_view(stored)
+    wanted = negated + 1
+    called(f"{name}_counted", by)(negated)
+    torch.testing.assert_close(-stored, wanted)
+    called(f"{name}_twice", by)(x, out=negated)
+    torch.testing.assert_close(-stored, 2 * x)
+    called(f"{name}_optional", by)(y, negated)
+    torch.testing.assert_close(-stored, 2 * x + y)
+    called(f"{name}_each", by)([negated, y.clone()], [weight, weight], 3.0)
+    torch.testing.assert_close(-stored, 2 * x + y + 3 * weight)
+
+
+@both
 def test_there_may_be_results_too(name: str, by: str) -> None:
     x = torch.randn(3)
     before = called(f"{name}_counted", by)(x)

@@ -113,9 +113,13 @@ class ByName:
 
     @property
     def is_plain(self) -> bool:
-        """Says whether all results are tensors, and none of their gradients would be lost."""
-        results = self._op.parsed.returns
-        return not self._lost and all(str(result.type) == "Tensor" for result in results)
+        """Says whether all results are tensors, none of their gradients would be lost, and all
+        tensors must be given, each by itself.
+        """
+        results = [str(result.type) for result in self._op.parsed.returns]
+        taken = [str(argument.type) for argument in self._op.parsed.arguments]
+        others = any("Tensor" in kind and kind != "Tensor" for kind in taken)
+        return not self._lost and not others and all(kind == "Tensor" for kind in results)
 
     @property
     def sources(self) -> list[tuple[str, int, bool]]:

@@ -2,9 +2,8 @@
 
 ``torch.ops.cuda_ops.silu`` is always right, and slower than it need be: its
 Autograd kernel is Python and runs whether or not a gradient is wanted. The
-public function looks first. Plain tensors outside of any tracing, transform, mode, profiling or
-autocast that would cast them go straight to the CPU or CUDA kernel, or, if a gradient is wanted,
-through one autograd.Function, or one node in C++; everything else takes the dispatcher's way.
+public function looks first: plain tensors outside of any tracing, transform, mode, profiling or
+autocast that would cast them take a short way, that of :mod:`cuda_ops.dispatch.direct`.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import KNOWN_DTYPES, dtype_name, dtypes_text, refuse
 from cuda_ops.derive.forward_mode import refuse_tangent
 from cuda_ops.derive.random import draw_key
-from cuda_ops.dispatch import cpp_autograd, first_use, functional, lists, nvtx, placed
+from cuda_ops.dispatch import direct, first_use, functional, lists, nvtx, placed
 from cuda_ops.dispatch.generation import Served
-from cuda_ops.spec import AutocastPolicy, OpSpec, default_of
+from cuda_ops.spec import OpSpec, default_of
 
 
 def make(operator: Served) -> tuple[FunctionType, FunctionType]:
@@ -132,9 +131,6 @@ def _generate(operator: Served, hides: bool = False, draws: bool = False) -> Fun
     names: dict[str, Any] = {**defaults, "_overload": op.overload}
     body = f"return _overload({arguments}){shown}"
     tensors = _tensor_names(op)
-    optional = any(str(a.type) == "Optional[Tensor]" for a in op.parsed.arguments)
-    optional = optional or lists.has_lists(op)
-    keyword_only = any(argument.kwarg_only for argument in op.parsed.arguments)
     before = ""
     if op.nondeterministic:  # the dispatcher raises or warns
         names["_deterministic"] = torch._C._get_deterministic_algorithms
@@ -156,61 +152,14 @@ def _generate(operator: Served, hides: bool = False, draws: bool = False) -> Fun
             if _forward_mode._current_level >= 0:
                 _refuse_tangents({", ".join(tensors)})
             """)
-    if tensors and not optional and not keyword_only and not op.is_composite:
-        names.update(_helpers(operator))
-        names["_differentiable"] = _differentiable(operator)
-        plain = " and ".join(
-            f"(_type({t}) is _Tensor or _type({t}) is _Parameter)" for t in tensors
-        )
-        gradient = " or ".join(f"{t}.requires_grad" for t in tensors)
-        uncast_cuda, uncast_cpu = (
-            _uncast(operator.now.autocast, tensors, question)
-            for question in ("_cuda_autocast()", "_any_autocast()")
-        )
-        on_cuda = f"{tensors[0]}.is_cuda{uncast_cuda}"
-        on_cpu = f"{tensors[0]}.is_cpu{uncast_cpu}"
-        written = "".join(f"{op.argument_names[i]}, " for i in op.written)
-        counted = f"_count_versions(({written}))\n" + 24 * " " if written else ""
-        with_gradient = "_dispatch" if written else "_differentiable"  # which refuses it
-        # The cheapest questions first; inference mode has no autograd kernel to get past.
-        untransformed = " and not _transformed()" if written else ""  # see below
-        before += textwrap.dedent(f"""\
-            if _inference(){untransformed}:
-                return _dispatch({arguments}){shown}
-            if not (_modes() or _functions() or _transformed() or _jit() \\
-                    or _profiler._is_profiler_enabled) and {plain}:
-                try:
-                    if ({gradient}) and _grad_enabled():
-                        if {on_cuda} or {on_cpu}:
-                            return {with_gradient}({arguments}){shown}
-                    elif {on_cuda}:
-                        {counted}return _redispatch(_CUDA, {arguments}){shown}
-                    elif {on_cpu}:
-                        {counted}return _redispatch(_CPU, {arguments}){shown}
-                except _RuntimeError:  # no kernel has run if a tensor has no memory
-                    if not _is_wrapper({", ".join(tensors)}):
-                        raise
-            """)
+    for short in (direct.by_tensors, direct.by_device):
+        text, used = short(operator, arguments, shown)
+        before, names = before + text, names | used
     if (position := op.device_position) is not None:
-        names.update(_helpers(operator))
-        names |= {"_device": torch.device, "_cpu": torch.device("cpu")}
         names["_default"] = placed.default_device
         d = op.argument_names[position]
-        # Without a mode of functions no other default device is set.
-        before += textwrap.dedent(f"""\
-            if not (_modes() or _functions() or _transformed() or _jit() \\
-                    or _profiler._is_profiler_enabled):
-                if {d} is None:
-                    {d} = _cpu
-                if _type({d}) is _device:
-                    if {d}.type == "cpu":
-                        return _redispatch(_CPU, {arguments}){shown}
-                    if {d}.type == "cuda" and {d}.index is not None:
-                        return _redispatch(_CUDA, {arguments}){shown}
-            """)
-        for kind in {"CPU", "CUDA"}.difference(op.keys):  # refused, or there is an error that helps
-            before = before.replace(f"_redispatch(_{kind}, ", "_overload(")
         body = f"if {d} is None:\n    {d} = _default()\n{body}"
+    required = [name for name in tensors if not _optional(op, name)]
     if op.written:  # others are asked by the dispatcher
         names["_transformed"] = torch._C._are_functorch_transforms_active
         names["_functional"] = functools.partial(functional.call, op)
@@ -220,7 +169,6 @@ def _generate(operator: Served, hides: bool = False, draws: bool = False) -> Fun
             if _transformed() and _is_functional():
                 return _functional(({given},)){shown}
             """)
-    required = [name for name in tensors if not _optional(op, name)]
     possible = [a.name for a in op.parsed.arguments if "Tensor" in str(a.type)]
     if possible and not required and not op.is_composite:
         names["_refuse_none"] = functools.partial(_refuse_none, op, possible[0])
@@ -286,17 +234,6 @@ def _dispatched() -> contextlib.AbstractContextManager[Any]:
     return BaseTorchDispatchMode()
 
 
-def _uncast(policy: AutocastPolicy | None, tensors: Sequence[str], is_on: str) -> str:
-    """Returns the condition under which autocast changes none of the arguments, as code."""
-    if not policy:
-        return ""
-    if policy != "promote":
-        return f" and not {is_on}"
-    first, *others = (f"{tensor}.dtype" for tensor in tensors)
-    equal = " and ".join(f"{other} is {first}" for other in others)
-    return f" and (not {is_on} or {equal})" if equal else ""
-
-
 def _function(
     op: OpSpec, parameters: str, body: str, names: dict[str, Any], doc: str | None
 ) -> FunctionType:
@@ -315,31 +252,6 @@ def _function(
     function.__module__ = op.namespace
     function.__qualname__ = op.name
     return function
-
-
-def _helpers(operator: Served) -> dict[str, Any]:
-    return {
-        "_type": type,  # an argument may have that name
-        "_Tensor": torch.Tensor,
-        "_RuntimeError": RuntimeError,
-        "_is_wrapper": _is_wrapper,
-        "_Parameter": torch.nn.Parameter,
-        "_CPU": _below_autograd("CPU", operator.spec),
-        "_CUDA": _below_autograd("CUDA", operator.spec),
-        "_modes": torch._C._len_torch_dispatch_stack,
-        "_functions": torch._C._len_torch_function_stack,
-        "_transformed": torch._C._are_functorch_transforms_active,
-        "_profiler": torch.autograd.profiler,
-        "_jit": torch._C._is_tracing,
-        # Called without an argument it tells about CUDA alone, in half the time.
-        "_cuda_autocast": torch.is_autocast_enabled,
-        "_any_autocast": torch._C._is_any_autocast_enabled,
-        "_grad_enabled": torch.is_grad_enabled,
-        "_count_versions": torch.autograd.graph.increment_version,
-        "_inference": torch.is_inference_mode_enabled,
-        "_dispatch": operator.spec.overload._op,
-        "_redispatch": operator.spec.overload._handle.redispatch_boxed,
-    }
 
 
 def _tensor_names(op: OpSpec) -> list[str]:
@@ -387,20 +299,6 @@ def _refuse_dtype(op: OpSpec, name: str, value: Any) -> None:
         refuse(op, name, "a torch.dtype", repr(value))
 
 
-def _is_wrapper(*tensors: torch.Tensor) -> bool:
-    """Tells whether one of the tensors wraps another one or a batch and so has no memory of its
-    own, as functionalize, vmap and batched gradients leave behind. Its type does not show it; the
-    dispatcher can handle it.
-    """
-    functorch = torch._C._functorch
-    return any(
-        torch._is_functional_tensor(tensor)
-        or functorch.is_functorch_wrapped_tensor(tensor)
-        or functorch.is_legacy_batchedtensor(tensor)
-        for tensor in tensors
-    )
-
-
 def may_have_tangents() -> bool:
     """Tells whether dual numbers are differentiated here: transforms of torch.func have their own
     way, and inside of an autograd.Function torch has taken them apart.
@@ -435,51 +333,6 @@ def refuse_escaped(op: OpSpec, values: Sequence[Any]) -> None:
         for tensor in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(tensor, torch.Tensor) and torch._C._functorch.is_batchedtensor(tensor):
                 refuse(op, name, "a tensor", "one that escaped from torch.vmap")
-
-
-def _below_autograd(backend: str, op: OpSpec) -> torch._C.DispatchKeySet:
-    """Returns the keys of a backend's kernel and of torch's fallbacks that resolve lazy views.
-
-    Those look at each tensor for less than asking ``x.is_neg()`` in Python would cost.
-    """
-    # Only complex numbers are conjugated lazily. A dtype that is not listed is refused before any
-    # number is read.
-    lists = [op.allowed_dtypes(name) or KNOWN_DTYPES for name in op.tensor_names]
-    may_be_complex = any(dtype.is_complex for allowed in lists for dtype in allowed)
-    lazy = ["Negative", "ZeroTensor"] + (["Conjugate"] if may_be_complex else [])
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, backend))
-    for name in lazy:
-        keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
-    return keys
-
-
-def _differentiable(operator: Served) -> Any:
-    """Returns ``autograd.Function.apply`` for the operator, below its own Python-side checks, or
-    what does the same in C++.
-
-    Those handle functorch, which the caller has ruled out.
-    """
-    cpu, cuda = (_below_autograd(backend, operator.spec) for backend in ("CPU", "CUDA"))
-    first = operator.spec.tensor_positions[0]
-    redispatch = operator.spec.overload._handle.redispatch_boxed
-
-    def forward(ctx: Any, *args: Any) -> Any:
-        output = redispatch(cuda if args[first].is_cuda else cpu, *args)
-        operator.now.formula.setup_context(ctx, args, output)
-        return output
-
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return operator._backward(ctx, *grads)
-
-    function = type(
-        f"{operator.spec.name}_function",
-        (torch.autograd.Function,),
-        {"forward": staticmethod(forward), "backward": staticmethod(backward)},
-    )
-    # mypy cannot see the base of a class that type() makes.
-    in_python = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-    formula = operator.now.formula
-    return cpp_autograd.apply_of(operator.spec, formula.backward, (cpu, cuda), in_python)
 
 
 def transformed(operator: Served) -> Any:
