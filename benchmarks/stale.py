@@ -32,10 +32,11 @@ from cuda_ops.errors import BenchmarkError, CudaOpsError
 STALE, UNKNOWN = 1, 2
 #: The operators behind measurements that are in no file named after one.
 _OF = {
-    "call_overhead": ("silu",),
+    "call_overhead": ("silu", "add_rms_norm_", "foreach_axpy", "fused_linear_gelu", "matmul",
+                      "moe", "reduce_sum", "rms_norm", "rotary_embedding"),
     "dense_experts": ("moe",),
     "moe_ranks": ("moe", "moe_send_"),
-}
+}  # fmt: skip
 _UNCOMMITTED = " with changes"
 _CALLS = re.compile(r"\.calls\(\s*\"([\w:]+)\"")
 #: Help texts of bindings; a kernel's are assembly.
