@@ -1,6 +1,6 @@
 """Mixtures of experts of other packages, adapted to the arguments of ``moe``.
 
-Each peer routes as its package does: softmax over the chosen experts, which is renormalised.
+Each peer routes as its package does: softmax over the chosen experts, which is renormalized.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def sonic(functional: Any) -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:
         experts = w_down.shape[0]
         router = functional.TC_Softmax_Topk_Router_Function
-        # The softmax over the chosen experts alone, which is renormalised already.
+        # The softmax over the chosen experts alone, which is renormalized already.
         weights, chosen = router.apply(router_logits, experts, top_k, True, False)
         out: torch.Tensor = functional.moe_general_routing_inputs(
             x,

@@ -146,7 +146,7 @@ def moe(
     top_k: int,
     choice: int = 0,
 ) -> torch.Tensor:
-    """Runs softmax routing, renormalised, and SwiGLU experts; without a gradient. ``choice`` is a
+    """Runs softmax routing, renormalized, and SwiGLU experts; without a gradient. ``choice`` is a
     tile of the table's for so many tokens.
     """
     weights, experts = torch_route(router_logits, top_k)

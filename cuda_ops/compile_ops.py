@@ -82,7 +82,7 @@ def compile_ops(
     differs from its reference has its error in its row alone, and so have files that form no
     operator and, without names, a plugin that cannot be used.
 
-    With ``debug`` these are debug builds, not optimised and with the names of variables, which lie
+    With ``debug`` these are debug builds, not optimized and with the names of variables, which lie
     beside the ordinary libraries: all of them, or those of the pairs with these keys, besides what
     ``CUDA_OPS_DEBUG`` names. Another process loads the ordinary ones unless it asks too.
 

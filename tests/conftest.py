@@ -268,7 +268,7 @@ def seeded() -> None:
 def quick_compiler(folder_of_all: Path) -> Path:
     """A C++ compiler for ``CXX`` that takes a third of the time.
 
-    It does not optimise and uses a precompiled binding.h.
+    It does not optimize and uses a precompiled binding.h.
     """
     compiler, folder = os.environ.get("CXX", "c++"), folder_of_all / "quick"
     header = discovery.INCLUDE_DIR / "binding.h"

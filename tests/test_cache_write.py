@@ -137,7 +137,7 @@ def test_nothing_around_the_slots_is_touched(device: str) -> None:
 @pytest.mark.parametrize("cached", EIGHT_BITS)
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_eight_bits_come_back(dtype: torch.dtype, cached: torch.dtype, device: str) -> None:
-    """Every number of eight bits, halves between neighbours, and what is too large."""
+    """Every number of eight bits, halves between neighbors, and what is too large."""
     numbers = torch.arange(256, dtype=torch.uint8).view(cached).to(torch.float64)
     finite = numbers[numbers.isfinite()].sort().values
     between = (finite[1:] + finite[:-1]) / 2

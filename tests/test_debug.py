@@ -136,7 +136,7 @@ def test_flags_win_over_those_of_the_environment(
 def test_flags_reach_both_compilers_and_a_new_process_takes_the_ordinary_library(
     scratch_op: ScratchOp, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("CXX")  # which does not optimise anyway
+    monkeypatch.delenv("CXX")  # which does not optimize anyway
     new_pair(scratch_op.name, scratch_op.root)
     command = ["--root", str(scratch_op.root), "--verbose", "--json", scratch_op.name]
     assert main(["--debug", *command]) == 0
@@ -302,7 +302,7 @@ def debugged(made: Report) -> Report:
 
 
 def test_a_report_of_a_debug_build_says_so(tmp_path: Path) -> None:
-    assert "debug build of f: it is not optimised" in rendered(debugged(report(result())))
+    assert "debug build of f: it is not optimized" in rendered(debugged(report(result())))
     assert "debug build" not in rendered(report(result()))
     pytest.importorskip("matplotlib")
     pictures = plots.draw(debugged(report(result())), tmp_path)

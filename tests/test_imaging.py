@@ -27,7 +27,7 @@ on_each_device = pytest.mark.parametrize("device", DEVICES)
 
 
 @pytest.fixture(scope="module")
-def every_colour() -> torch.Tensor:
+def every_color() -> torch.Tensor:
     """All 2^24 of them, one row per value of red and green."""
     level = torch.arange(256, dtype=torch.uint8)
     return torch.cartesian_prod(level, level, level).view(65536, 256, 3)
@@ -39,8 +39,8 @@ def weighted(image: torch.Tensor, red: int, green: int, blue: int) -> torch.Tens
 
 
 @on_each_device
-def test_gray_is_the_exact_sum_rounded_halves_up(every_colour: torch.Tensor, device: str) -> None:
-    image = every_colour.to(device)
+def test_gray_is_the_exact_sum_rounded_halves_up(every_color: torch.Tensor, device: str) -> None:
+    image = every_color.to(device)
     exact = (weighted(image, 299, 587, 114) + 500) // 1000
     assert torch.equal(cuda_ops.rgb_to_gray(image).to(torch.int32), exact)
     planar = image.permute(2, 0, 1).contiguous()
@@ -48,12 +48,12 @@ def test_gray_is_the_exact_sum_rounded_halves_up(every_colour: torch.Tensor, dev
 
 
 @pytest.mark.slow
-def test_gray_beside_torchvision_and_opencv(every_colour: torch.Tensor) -> None:
-    ours = cuda_ops.rgb_to_gray(every_colour).to(torch.int32)
-    r, g, b = every_colour.to(torch.float32).unbind(-1)
+def test_gray_beside_torchvision_and_opencv(every_color: torch.Tensor) -> None:
+    ours = cuda_ops.rgb_to_gray(every_color).to(torch.int32)
+    r, g, b = every_color.to(torch.float32).unbind(-1)
     truncated = (0.2989 * r + 0.587 * g + 0.114 * b).to(torch.uint8)
     assert set((ours - truncated).unique().tolist()) == {0, 1}
-    fixed = (weighted(every_colour, 9798, 19235, 3735) + (1 << 14)) >> 15
+    fixed = (weighted(every_color, 9798, 19235, 3735) + (1 << 14)) >> 15
     assert (ours - fixed).abs().max() == 1
     assert 0.0005 < (ours != fixed).float().mean() < 0.002
 
@@ -90,9 +90,9 @@ def test_gray_of_any_layout(view: str, order: str, device: str) -> None:
 
 @on_each_device
 def test_gray_of_opencv_s_order_is_that_of_the_flipped_image(
-    every_colour: torch.Tensor, device: str
+    every_color: torch.Tensor, device: str
 ) -> None:
-    image = every_colour.to(device)
+    image = every_color.to(device)
     expected = cuda_ops.rgb_to_gray(image.flip(-1))
     assert torch.equal(cuda_ops.rgb_to_gray(image, "BGR"), expected)
     assert torch.equal(cuda_ops.rgb_to_gray_chw(image.permute(2, 0, 1), "BGR"), expected)

@@ -19,11 +19,11 @@ OUTPUT = """\
 cuda_ops checks silu
 cuda_ops checks bad
 ========= Invalid __global__ read of size 4 bytes
-=========     at void neighbour_kernel<float>(const T1 *, T1 *, long)+0x90 in bad.cu:12
+=========     at void neighbor_kernel<float>(const T1 *, T1 *, long)+0x90 in bad.cu:12
 =========     by thread (3,0,0) in block (0,0,0)
 =========
 ========= Invalid __global__ read of size 8 bytes
-=========     at void neighbour_kernel<double>(const T1 *, T1 *, long)+0x90 in bad.cu:12
+=========     at void neighbor_kernel<double>(const T1 *, T1 *, long)+0x90 in bad.cu:12
 =========
 ========= ERROR SUMMARY: 2 errors
 """

@@ -113,7 +113,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     if home is None:
         pytest.skip("needs nvcc")
     program = tmp_path_factory.mktemp("launch_config") / "launch_config"
-    # The kernels come along and are not run: no PTX beside the code, and no optimised code.
+    # The kernels come along and are not run: no PTX beside the code, and no optimized code.
     device = ["-gencode=arch=compute_90a,code=sm_90a", "-Xcicc", "-O0", "-Xptxas", "-O0"]
     flags = ["-std=c++17", "--expt-relaxed-constexpr", *device, f"-I{HERE.parent}/src/utils"]
     command = [home / "bin" / "nvcc", *flags, HERE / "launch_config.cu", "-o", program]

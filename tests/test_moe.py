@@ -67,7 +67,7 @@ def test_imbalance(device: str) -> None:
                 assert all(bool(grad[e].any()) == touched for grad in grads)
 
 
-#: Assignments of experts: their rows are neighbours where products read them, 64 at a time.
+#: Assignments of experts: their rows are neighbors where products read them, 64 at a time.
 TAILS = torch.tensor([1, 63, 0, 64, 65, 130, 127, 2])
 
 

@@ -26,7 +26,7 @@ NARROW = [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8]
 on_each_device = pytest.mark.parametrize("device", DEVICES)
 to_each = pytest.mark.parametrize("narrow", NARROW)
 
-#: Half the distance between neighbours: relative to a number, and to the largest of its row.
+#: Half the distance between neighbors: relative to a number, and to the largest of its row.
 STEPS = {
     torch.float8_e4m3fn: (2.0**-4, 2.0**-10 / 448),
     torch.float8_e5m2: (2.0**-3, 2.0**-17 / 57344),

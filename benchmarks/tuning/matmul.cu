@@ -1,7 +1,7 @@
 // Tunes the matrix product on Hopper: times every tile, swap and split that its kernel can run, and
 // those that stream a matrix past up to 32 rows, bfloat16, a @ weight^T, on the projections of
 // Llama-3 8B and 70B, on cubes and on odd sizes, beside the plan's choice and cuBLAS. Then prints
-// what hopper_stage_time and its neighbours, and the estimates for copies and 3xTF32, should be.
+// what hopper_stage_time and its neighbors, and the estimates for copies and 3xTF32, should be.
 // Operands rotate through 6 GiB of N(0, 1), so the L2 is cold; launches come from CUDA graphs that
 // take turns. Under two minutes on an H200.
 //

@@ -220,7 +220,7 @@ def host_latency(
 ) -> dict[str, list[float]]:
     """Measures how many seconds a call keeps the host, by name: one sample a round, in turns.
 
-    A sample is a loop of ``calls`` calls without synchronisation; the device is drained before and
+    A sample is a loop of ``calls`` calls without synchronization; the device is drained before and
     after, outside of the clock. Three more rounds warm up.
 
     Returns:

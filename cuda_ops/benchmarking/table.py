@@ -88,7 +88,7 @@ def heading(report: Report) -> str:
     if report.settings.get("clean_caches"):
         flushed += "; caches held nothing unwritten before each train"
     slow = f"debug build of {known[DEBUG_BUILD]}: " if DEBUG_BUILD in known else ""
-    slow += "it is not optimised, and its times say nothing of the operator\n" if slow else ""
+    slow += "it is not optimized, and its times say nothing of the operator\n" if slow else ""
     return (
         f"{slow}{known['device']}{clocks}, torch {known['torch']}, {known['date']}, "
         f"commit {known['commit']}\n"

@@ -91,7 +91,7 @@ def cxx_flags(
         *(_DEBUG if debug else ()),
     ]
     if pair.kind is not Kind.NATIVE:
-        # The dev loop optimises nothing, as torch's load() does; CXXFLAGS, or cxx_flags in
+        # The dev loop optimizes nothing, as torch's load() does; CXXFLAGS, or cxx_flags in
         # build.toml, may say more.
         return ["-O2" if source_hash else "-O0", *_as_torch_defines(pair), *chosen]
     return [
@@ -104,7 +104,7 @@ def cxx_flags(
 
 
 def nvcc_flags(pair: Pair, archs: tuple[str, ...], debug: bool = False) -> list[str]:
-    """Returns the flags of the kernel, or of its debug build, in which device code is not optimised
+    """Returns the flags of the kernel, or of its debug build, in which device code is not optimized
     and knows its variables. Explicit archs keep torch's helpers from adding theirs.
     """
     asked = pair.options
@@ -121,9 +121,9 @@ def nvcc_flags(pair: Pair, archs: tuple[str, ...], debug: bool = False) -> list[
         return [*(speed if debug else host), *_as_torch_defines(pair), *chosen]
     return [
         "-std=c++17",
-        # Line numbers for profilers; the kernels of one file are optimised side by side.
+        # Line numbers for profilers; the kernels of one file are optimized side by side.
         *speed,
-        # The host side of a .cu only launches: optimising it further costs build time alone.
+        # The host side of a .cu only launches: optimizing it further costs build time alone.
         # An nvcc -O3 would come after this and win; for the device it is the default.
         "-Xcompiler",
         f"-O{int(not debug)},-fvisibility=hidden,-fno-gnu-unique",

@@ -3,7 +3,7 @@
 ``pip install`` and the dev build write it. The dev build reads it so as not to compile what pip
 has built, and the first use of an operator to find a library of the present text. The loader of
 the system ignores the line. It is read without opening the library, since that would run the
-initialisers of a file which may be stale, and keep it for the life of the process. A file that was
+initializers of a file which may be stale, and keep it for the life of the process. A file that was
 cut short would end the process there: the system kills what reads beyond the end of a mapped file.
 """
 

@@ -15,7 +15,7 @@ from cuda_ops import output
 from cuda_ops.doctor.facts import Facts, Gpu, Operator, Tool
 from cuda_ops.doctor.finding import LEVELS, Finding
 
-_COLOURS = {"broken": "red", "warning": "yellow", "note": "cyan"}
+_COLORS = {"broken": "red", "warning": "yellow", "note": "cyan"}
 
 
 def as_json(facts: Facts, found: Sequence[Finding]) -> str:
@@ -35,8 +35,8 @@ def show(facts: Facts, found: Sequence[Finding], console: Console) -> None:
             console.print(part)
             console.print()
     for finding in found:
-        colour = _COLOURS[finding.level]
-        console.print(f"[{colour}]{finding.level}[/] {escape(_short(finding.what))}")
+        color = _COLORS[finding.level]
+        console.print(f"[{color}]{finding.level}[/] {escape(_short(finding.what))}")
         if finding.why:
             console.print(f"  why: {_short(finding.why)}", markup=False)
         if finding.about and finding.about[0] not in finding.what:

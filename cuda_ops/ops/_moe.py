@@ -83,7 +83,7 @@ def index_map(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, to
 def torch_route(
     logits: torch.Tensor, top_k: int, scoring: int = 0, renormalize: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Routes as model code does: softmax, renormalised, with ties in any order."""
+    """Routes as model code does: softmax, renormalized, with ties in any order."""
     scores = torch.softmax(logits, -1, dtype=torch.float32)
     weights, experts = torch.topk(scores, top_k)
     return weights / weights.sum(-1, keepdim=True), experts

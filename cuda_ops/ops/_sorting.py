@@ -1,6 +1,6 @@
 """What ``bitonic_sort`` and ``bitonic_topk`` have in common, beside :mod:`cuda_ops.ops._along_dim`.
 
-Their results are values and indices whose elements along the dim are neighbours in memory, as
+Their results are values and indices whose elements along the dim are neighbors in memory, as
 ``sort_binding.h`` lays them out, and the gradient goes to the elements that the values came from.
 """
 
@@ -14,7 +14,7 @@ from cuda_ops.spec import Autograd
 
 
 def empty(x: torch.Tensor, dim: int, length: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Makes a result for ``x``: ``length`` neighbours along ``dim``, the other dims row-major."""
+    """Makes a result for ``x``: ``length`` neighbors along ``dim``, the other dims row-major."""
     if not x.dim():
         return x.new_empty((), dtype=dtype)
     others = [size for d, size in enumerate(x.shape) if d != dim]

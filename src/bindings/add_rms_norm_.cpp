@@ -52,7 +52,7 @@ Shapes: x and residual (..., N) of the same shape and any strides, weight [N]. W
 equally far apart, or their elements not adjacent, the work is done on a copy that is copied back.
 Dtypes: float64, float32, float16 or bfloat16, the same for x and residual. The weight has
 that too, or float32 where x is a half. The sum is rounded to the dtype of x, as residual keeps it,
-and normalised in float64 for float64 and in float32 for the others.
+and normalized in float64 for float64 and in float32 for the others.
 Errors: RuntimeError for any other dtype, mixed dtypes of x and residual, mixed devices, shapes that
 differ, an x and a residual that share memory, or an argument that requires a gradient.
 Formula: residual += x; x = rms_norm(residual, weight, eps), as fused_add_rms_norm of vLLM.

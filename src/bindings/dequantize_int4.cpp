@@ -100,7 +100,7 @@ too. There is no gradient.
 Args:
     q: the packed integers.
     scale: one number for each block.
-    block: how many neighbours of the last dim share a scale, a divisor of N.
+    block: how many neighbors of the last dim share a scale, a divisor of N.
     zero_point: one number for each block, not necessarily an integer.
 
 Errors: RuntimeError for any other dtype, a block that does not divide N, another number of scales,

@@ -15,7 +15,7 @@ namespace {
 
 using MaybeTensor = std::optional<Tensor>;
 
-// The arguments of one call, outputs allocated. Kernels read neighbours of the bias
+// The arguments of one call, outputs allocated. Kernels read neighbors of the bias
 // and of grad_out, so those are dense; a bias for each row has the layout of out.
 struct Call {
   Tensor x, weight, out;

@@ -13,7 +13,7 @@ namespace {
 
 // Allocates the result and calls run(problem, like).
 template <class Run>
-Tensor normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Run run) {
+Tensor normalized(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Run run) {
   check_weight(x, weight);
   check_bias(weight, bias);
   Tensor out = empty(shape_of(x), x);
@@ -28,7 +28,7 @@ Tensor normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
 }
 
 Tensor layer_norm_cpu(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
-  return normalised(x, weight, bias, eps, [](const Norm& p) { norm_cpu(NormKind::kLayer, p); });
+  return normalized(x, weight, bias, eps, [](const Norm& p) { norm_cpu(NormKind::kLayer, p); });
 }
 
 Tensor layer_norm_by_torch(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
@@ -47,7 +47,7 @@ Tensor layer_norm_by_torch(const Tensor& x, const Tensor& weight, const Tensor& 
 }
 
 Tensor layer_norm_cuda(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
-  return normalised(x, weight, bias, eps, [&](const Norm& p) {
+  return normalized(x, weight, bias, eps, [&](const Norm& p) {
     launch(x, [&](cudaStream_t stream) { return layer_norm_launch(p, stream); });
   });
 }

@@ -140,7 +140,7 @@ CUDA_OPS(library) {
       .returns("out", "dtype", DType::kFloat32)
       .doc(R"(Volumes of 8- or 16-bit voxels as floating-point numbers.
 
-Computes x / maximum, or (x - mean) / std. Without these arguments it normalises each volume by its
+Computes x / maximum, or (x - mean) / std. Without these arguments it normalizes each volume by its
 own mean and population standard deviation (divided by N, not N - 1), in one pass over memory if the
 volume stays in the cache; a constant volume gives zeros.
 

@@ -127,7 +127,7 @@ Dtypes: x float32, float16 or bfloat16; q has the given dtype, scale is float32.
 Args:
     x: the numbers.
     dtype: torch.float8_e4m3fn, torch.float8_e5m2 or torch.int8.
-    block: how many neighbours of the last dim share a scale, a divisor of N; None for all of them.
+    block: how many neighbors of the last dim share a scale, a divisor of N; None for all of them.
 
 Errors: RuntimeError for any other dtype, no dims, or a block that does not divide N.
 Formula: scale = max|x| / largest and q = round(x / scale), both in float32.

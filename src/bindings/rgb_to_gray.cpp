@@ -74,7 +74,7 @@ CUDA_OPS(library) {
 
 The exact weighted sum, rounded to the nearest integer, halves up. torchvision's rgb_to_grayscale
 truncates instead, and takes 0.2989 for red: it is never above this operator and at most 1 below.
-OpenCV's cvtColor rounds, with weights in 14 or 15 bits: it differs by at most 1, for about 1 colour
+OpenCV's cvtColor rounds, with weights in 14 or 15 bits: it differs by at most 1, for about 1 color
 in 800 with 15 bits and 1 in 530 with 14.
 
 Shapes: image (..., H, W, 3) of any strides; the result (..., H, W) is contiguous.

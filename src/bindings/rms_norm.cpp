@@ -12,7 +12,7 @@ namespace {
 
 // Allocates the result and calls run(problem, like).
 template <class Run>
-Tensor normalised(const Tensor& x, const Tensor& weight, double eps, Run run) {
+Tensor normalized(const Tensor& x, const Tensor& weight, double eps, Run run) {
   check_weight(x, weight);
   Tensor out = empty(shape_of(x), x);
   const Tensor rows = even_rows(x), weights = contiguous(weight);
@@ -24,11 +24,11 @@ Tensor normalised(const Tensor& x, const Tensor& weight, double eps, Run run) {
 }
 
 Tensor rms_norm_cpu(const Tensor& x, const Tensor& weight, double eps) {
-  return normalised(x, weight, eps, [](const Norm& p) { norm_cpu(NormKind::kRms, p); });
+  return normalized(x, weight, eps, [](const Norm& p) { norm_cpu(NormKind::kRms, p); });
 }
 
 Tensor rms_norm_cuda(const Tensor& x, const Tensor& weight, double eps) {
-  return normalised(x, weight, eps, [&](const Norm& p) {
+  return normalized(x, weight, eps, [&](const Norm& p) {
     launch(x, [&](cudaStream_t stream) { return rms_norm_launch(p, stream); });
   });
 }

@@ -106,7 +106,7 @@ __device__ void store_pack(typename Summed<T>::Result* at, const sum_t<T> (&sums
 
 // --- along rows ---------------------------------------------------------------
 
-// Neighbours in memory that are rows of n, or a single row, in packs that begin at aligned
+// Neighbors in memory that are rows of n, or a single row, in packs that begin at aligned
 // addresses: the first and the last may have elements of others. Packs and elements count in the
 // order of the sums, from the end where that is reversed.
 template <class T, int kPack, class Index>
@@ -185,7 +185,7 @@ struct Run {
 };
 
 // kParts: the block has a part of a row; else whole rows, side by side in memory. A warp has
-// neighbouring packs, 32 at a time.
+// neighboring packs, 32 at a time.
 template <class T, int kPack, bool kParts>
 __global__ void __launch_bounds__(kScanThreads, 2)
     rows_kernel(const __grid_constant__ Scan p, const ScanConfig config) {

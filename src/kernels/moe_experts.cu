@@ -6,8 +6,8 @@
 //   combine   each token's k results, weighted, in order     here
 //
 // The rows between the two products lie at the assignments' positions in the map's order, where an
-// expert's rows are neighbours; where products are streamed, at their numbers. Results lie at the
-// numbers: the sum over a token's results reads neighbours and needs neither a map nor atomics. The
+// expert's rows are neighbors; where products are streamed, at their numbers. Results lie at the
+// numbers: the sum over a token's results reads neighbors and needs neither a map nor atomics. The
 // products gather the rows of tokens that they read; nothing copies them.
 #include "gemm/gemm.cuh"
 #include "moe/gemm_grouped.cuh"

@@ -1,5 +1,5 @@
 // Chooses the experts of each token. A group of lanes holds all scores of a token in registers,
-// neighbours in each lane, as integers in the order of the scores. Each lane sorts its own; then
+// neighbors in each lane, as integers in the order of the scores. Each lane sorts its own; then
 // top_k times the largest of the lanes' last ones is taken. Those instructions bind, not the one
 // reading of the logits: few tokens have a whole warp each, which finishes soonest; among many, up
 // to four share a warp, and what every lane does serves all of them.
@@ -57,7 +57,7 @@ __device__ float logit_of_key_first(uint32_t key) {
   return to_compute(T{uint16_t(key >> 15 ? key & 0x7FFFu : ~key)});
 }
 
-// Returns the largest value of kLanes neighbouring lanes.
+// Returns the largest value of kLanes neighboring lanes.
 template <int kLanes>
 __device__ uint32_t lanes_largest(uint32_t value) {
 #if __CUDA_ARCH__ >= 800
@@ -98,11 +98,11 @@ __device__ uint32_t lanes_vote(bool vote) {
   return votes >> (threadIdx.x % 32 / kLanes * kLanes) & ((1u << kLanes % 32) - 1);
 }
 
-// How many of R neighbours are read or written at once.
+// How many of R neighbors are read or written at once.
 template <class T, int R>
 constexpr int kAtOnce = R * int(sizeof(T)) <= 16 ? R : 16 / int(sizeof(T));
 
-// The logits of a token, R neighbours in each of kLanes lanes, and what softmax needs of them.
+// The logits of a token, R neighbors in each of kLanes lanes, and what softmax needs of them.
 template <class T, class C, int R, int kLanes>
 struct Token {
   const T* row;

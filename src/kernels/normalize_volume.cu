@@ -1,6 +1,6 @@
 // (x - mean) / divisor of 8- and 16-bit volumes. Six bytes of traffic per
 // uint16 voxel to float32. With a volume's own statistics one launch adds up,
-// waits for all blocks and normalises: the second read comes from the cache as
+// waits for all blocks and normalizes: the second read comes from the cache as
 // far as the volume fits (60 MB of L2 on an H200), which is why it runs backwards.
 #include "imaging/normalize_volume.h"
 

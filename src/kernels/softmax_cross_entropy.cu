@@ -69,7 +69,7 @@ struct RowSums {
   }
 };
 
-// Adds up `n` neighbours. The next packs are on their way while the present ones are added.
+// Adds up `n` neighbors. The next packs are on their way while the present ones are added.
 template <class T, bool kSmooth>
 __device__ RowSums<T, kSmooth> scan(const T* row, int64_t n, compute_t<T> anchor, int lane,
                                     int lanes) {

@@ -18,7 +18,7 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-// Neighbours that are read and written at once.
+// Neighbors that are read and written at once.
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount) Elements {
   T values[kCount];
@@ -78,7 +78,7 @@ template <> __device__ inline BFloat16 from_compute(float value) {
 #endif
 }
 
-// Two neighbours at once, the first in the lower half of a 32-bit word. One
+// Two neighbors at once, the first in the lower half of a 32-bit word. One
 // instruction rounds and packs both.
 __device__ inline void to_compute(uint32_t word, Half, float (&values)[2]) {
   values[0] = to_compute(Half{uint16_t(word)});

@@ -11,7 +11,7 @@
 
 namespace cuda_ops {
 
-// Four words of 32 bits, which four neighbours share: making them takes 20 multiplications and 40
+// Four words of 32 bits, which four neighbors share: making them takes 20 multiplications and 40
 // other instructions.
 struct RandomBlock {
   uint32_t words[4];
@@ -69,7 +69,7 @@ struct Chance {
 
 // The random number of one element.
 struct Draw {
-  uint32_t pair[2];  // its word, and that of the neighbour with which it shares two normal numbers
+  uint32_t pair[2];  // its word, and that of the neighbor with which it shares two normal numbers
   uint32_t which;    // 0 or 1: its place in the pair
 
   // All 32 bits.

@@ -234,7 +234,7 @@ inline bool broadcast(std::vector<int64_t>& shape, const View& view, int rank) {
   throw OpError("argument '" + argument + "': expected " + expected + ", got " + actual);
 }
 
-// A new tensor with explicit strides, uninitialised.
+// A new tensor with explicit strides, uninitialized.
 inline Tensor empty_strided(const int64_t* sizes, const int64_t* strides, int64_t dims, DType dtype,
                             DeviceId device) {
   AtenTensorHandle handle = nullptr;
@@ -244,7 +244,7 @@ inline Tensor empty_strided(const int64_t* sizes, const int64_t* strides, int64_
   return Tensor(handle);
 }
 
-// A new contiguous tensor on a device, uninitialised.
+// A new contiguous tensor on a device, uninitialized.
 inline Tensor empty(const std::vector<int64_t>& sizes, DType dtype, DeviceId device) {
   std::vector<int64_t> strides(sizes.size());
   int64_t stride = 1;

@@ -27,7 +27,7 @@ class Workspace {
     return ceil_div(count * int64_t(sizeof(T)), kAlignment) * kAlignment;
   }
 
-  // `bytes` on the device of `like`, uninitialised; 0 takes no memory.
+  // `bytes` on the device of `like`, uninitialized; 0 takes no memory.
   Workspace(int64_t bytes, const Tensor& like) : bytes_(bytes) {
     if (bytes < 0) {
       throw std::runtime_error("cuda_ops: Workspace: expected bytes from 0 on, got " +

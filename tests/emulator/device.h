@@ -76,7 +76,7 @@ inline void* __cvta_global_to_generic(size_t pointer) { return reinterpret_cast<
 inline void __syncthreads() { emulator::block_barrier(0, emulator::block_threads); }
 inline void __syncwarp() { emulator::exchange({}); }
 
-// `width` lanes that are neighbours exchange among themselves.
+// `width` lanes that are neighbors exchange among themselves.
 template <class V>
 V __shfl_sync(unsigned, V value, int lane, int width = 32) {
   const int first = emulator::thread % 32 / width * width;

@@ -185,7 +185,7 @@ void check_left_behind() {
 
 Barrier& barrier_at(Block& of, uint32_t address) {
   const auto found = of.barriers.find(address);
-  if (found == of.barriers.end()) fail("mbarrier %x is not initialised", address);
+  if (found == of.barriers.end()) fail("mbarrier %x is not initialized", address);
   return found->second;
 }
 

@@ -17,7 +17,7 @@ uint64_t bits_of(const std::string& kind, DType dtype, std::mt19937_64& numbers,
   const uint64_t drawn = numbers();
   if (kind == "equal") return 5;
   if (kind == "few") return drawn % 3;                          // of the last byte alone
-  if (kind == "gaps") return (drawn & 0x0100ff0001000100) | 7;  // of bytes that are not neighbours
+  if (kind == "gaps") return (drawn & 0x0100ff0001000100) | 7;  // of bytes that are not neighbors
   if (kind == "sorted") return uint64_t(i);
   if (kind == "high") return drawn << 56 >> (64 - 8 * size_of(dtype));  // of the first byte alone
   if (kind == "small") return drawn & 0xfffff;

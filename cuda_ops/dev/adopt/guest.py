@@ -239,7 +239,7 @@ def _bracket(text: str, start: int) -> int:
 
 
 def string_in(text: str) -> str:
-    """Returns what neighbouring string literals say."""
+    """Returns what neighboring string literals say."""
     raw = re.search(r'R"(\w*)\((.*?)\)\1"', text, re.DOTALL)
     if raw:
         return raw[2].strip()

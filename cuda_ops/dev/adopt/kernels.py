@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cuda_ops.build.source_text import closing
 
 _ASSIGNED = re.compile(r"\s*(?:(?:[-+*/|&^%]|<<|>>)?=(?!=)|\+\+|--)")
-#: A macro around an element, such as FLOAT4(x[i]), may read and write its neighbours.
+#: A macro around an element, such as FLOAT4(x[i]), may read and write its neighbors.
 _MACRO = re.compile(r"\b[A-Z][A-Z0-9_]*\s*\(\s*[&(]*$")
 _BEHIND_MACRO = re.compile(r"\s*\)[)\s]*(?:[-+*/|&^%]|<<|>>)?=(?!=)")
 _BRACKET = re.compile(r"\s*\[")

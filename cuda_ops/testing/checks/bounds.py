@@ -190,7 +190,7 @@ def _filled(args: tuple[Any, ...] | list[Any], position: int, value: int) -> tup
 
 
 def _at(args: tuple[Any, ...] | list[Any], position: int, value: int, distinct: bool) -> Any:
-    """Returns the arguments with indices that are all this one; or else this, and its neighbours
+    """Returns the arguments with indices that are all this one; or else this, and its neighbors
     inside.
     """
     filled = _filled(args, position, value)

@@ -24,7 +24,7 @@ _MANY = 300
 _OTHER_DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 #: No tensor that is drawn has this shape.
 _LONGER = (5, 4099)
-#: As many have neighbours on both sides.
+#: As many have neighbors on both sides.
 _FEW = 3
 
 

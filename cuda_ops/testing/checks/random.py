@@ -134,7 +134,7 @@ def _not_elementwise(subject: Subject, device: str) -> str:
     return "elements of one result may belong together where it is not elementwise"
 
 
-#: Neighbours in a block of words, in a pack, in a warp and in a block of threads.
+#: Neighbors in a block of words, in a pack, in a warp and in a block of threads.
 _DISTANCES = (1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 33, 64, 128, 256, 512, 1024)
 
 

@@ -225,10 +225,10 @@ __device__ compute_t<T> attention_power(compute_t<T> x) {
   }
 }
 
-// Two neighbours of a row of a dense result, at a column that is even.
+// Two neighbors of a row of a dense result, at a column that is even.
 template <class T>
-__device__ void store_neighbours(T* row, int column, int dim, compute_t<T> first,
-                                 compute_t<T> second) {
+__device__ void store_neighbors(T* row, int column, int dim, compute_t<T> first,
+                                compute_t<T> second) {
   const Elements<T, 2> values{{from_compute<T>(first), from_compute<T>(second)}};
   if (column + 1 < dim && dim % 2 == 0) {
     *reinterpret_cast<Elements<T, 2>*>(row + column) = values;
@@ -357,8 +357,8 @@ __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim).threads())
         T* out = static_cast<T*>(p.heads.operands[0].data) + at[0] + query * shape.dim;
 #pragma unroll
         for (int j = 0; j < kColumns / 8; ++j) {
-          store_neighbours(out, int(part) * kColumns + 8 * j + lane % 4 * 2, shape.dim,
-                           sums[i][j][2 * half] * inverse, sums[i][j][2 * half + 1] * inverse);
+          store_neighbors(out, int(part) * kColumns + 8 * j + lane % 4 * 2, shape.dim,
+                          sums[i][j][2 * half] * inverse, sums[i][j][2 * half + 1] * inverse);
         }
         if (part == 0 && lane % 4 == 0) {
           static_cast<C*>(p.lse)[head * shape.queries + query] =
@@ -553,12 +553,12 @@ __global__ void __launch_bounds__(attention_gradient_tile(sizeof(T), kDim, 1 + k
 #pragma unroll
       for (int j = 0; j < kColumns / 8; ++j) {
         const int column = int(part) * kColumns + 8 * j + lane % 4 * 2;
-        store_neighbours(result(kOfKeys ? 1 : 0), column, shape.dim,
-                         sums[0][j][2 * half] * C(shape.scale),
-                         sums[0][j][2 * half + 1] * C(shape.scale));
+        store_neighbors(result(kOfKeys ? 1 : 0), column, shape.dim,
+                        sums[0][j][2 * half] * C(shape.scale),
+                        sums[0][j][2 * half + 1] * C(shape.scale));
         if constexpr (kOfKeys) {
-          store_neighbours(result(2), column, shape.dim, of_values[0][j][2 * half],
-                           of_values[0][j][2 * half + 1]);
+          store_neighbors(result(2), column, shape.dim, of_values[0][j][2 * half],
+                          of_values[0][j][2 * half + 1]);
         }
       }
     }

@@ -8,7 +8,7 @@ namespace cuda_ops {
 
 constexpr int kMostHeadDim = 256;
 
-// What all heads share: `queries` rows of q, `keys` rows of k and v, each of `dim` neighbours.
+// What all heads share: `queries` rows of q, `keys` rows of k and v, each of `dim` neighbors.
 // Query i sees all keys, or those up to i where `causal`.
 struct AttentionShape {
   int64_t queries = 0, keys = 0;

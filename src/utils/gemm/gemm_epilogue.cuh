@@ -1,5 +1,5 @@
 // Epilogues: the last step of a sum on its way to memory, the same for every family of matrix
-// product kernels. An epilogue sees two neighbours of a row of out:
+// product kernels. An epilogue sees two neighbors of a row of out:
 //
 //   struct Epilogue {
 //     static constexpr bool kSecond = false;  // whether there is a second output
@@ -45,7 +45,7 @@ struct PlainEpilogue {
   __device__ void operator()(C (&)[2], C (&)[2], const Inputs&) const {}
 };
 
-// Two neighbours of a row as they are in memory. 16-bit ones stay one word: the compiler would take
+// Two neighbors of a row as they are in memory. 16-bit ones stay one word: the compiler would take
 // halves apart and put them together.
 template <class T>
 struct alignas(2 * sizeof(T)) Pair {
@@ -108,7 +108,7 @@ __device__ void finish_pair(const Epilogue& epilogue, C (&sums)[2], const Place&
   if constexpr (Epilogue::kSecond) store_pair<Out>(second, at, aside);
 }
 
-// Reads the inputs of four neighbours of a row; `left` of them are inside.
+// Reads the inputs of four neighbors of a row; `left` of them are inside.
 template <class Epilogue, class Inputs>
 __device__ void load_inputs(const Epilogue& epilogue, const Place& at, int64_t left,
                             Inputs (&inputs)[2]) {
@@ -121,7 +121,7 @@ __device__ void load_inputs(const Epilogue& epilogue, const Place& at, int64_t l
   }
 }
 
-// Stores both outputs of four neighbours: one store each if they are `aligned`.
+// Stores both outputs of four neighbors: one store each if they are `aligned`.
 template <class Out, class Epilogue, class Inputs>
 __device__ void finish_quad(const Epilogue& epilogue, float (&sums)[4], const Inputs (&inputs)[2],
                             const Place& at, int64_t left, bool aligned, void* out, void* second) {

@@ -9,7 +9,7 @@
 //            or 8 by 4
 //
 // A stage holds both operands k by k, their lines and 4 of padding, whichever way they lie in
-// memory. Where lines are neighbours there and aligned, copies are 16 bytes, else 4 (8 k's of 4
+// memory. Where lines are neighbors there and aligned, copies are 16 bytes, else 4 (8 k's of 4
 // lines a warp, which are 32 different banks), so that any strides and any alignment take the
 // same way. Which of the two is known at compile time: without a branch the compiler puts the
 // copies between the multiplications of a stage.
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
   const auto shared_columns = uint32_t(__cvta_generic_to_shared(shared.columns));
   const int thread = int(threadIdx.x), lane = thread % 32;
   const int slice = thread / Tile::kThreads, warp = thread % Tile::kThreads / 32;
-  // One of two neighbouring lanes is below the other, so that half a warp reads 8 different
+  // One of two neighboring lanes is below the other, so that half a warp reads 8 different
   // quads of columns, 128 bytes, in one go: 2 for a load of 16 bytes a lane, not 4.
   const int lane_row = lane % 2 + lane / 16 * 2, lane_column = lane / 2 % 8;
   const int row = warp / Tile::kWarpsN * 4 * kM + lane_row * 4;  // of the thread's first quad

@@ -33,7 +33,7 @@ struct HopperArgs {
   int step_a, step_b;  // of the batch coordinate: 0 where an operand is broadcast
   bool swap, pair;
   bool by_tma;  // boxes of out leave by the copy engine
-  bool quads;   // four neighbours of out from a multiple of four on are one vector
+  bool quads;   // four neighbors of out from a multiple of four on are one vector
 };
 
 // --- kernel -------------------------------------------------------------------
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(HopperTile<T, kTileN, kLineMajorB>::kThreads,
             cluster_meet();
           }
         }
-        // Each thread has quads, four neighbours of a row of out. The code is short, since each
+        // Each thread has quads, four neighbors of a row of out. The code is short, since each
         // block comes by once: fetching it takes longer than running it.
         const int line_length = swap ? Tile::kTileM : kTileN;
         constexpr int kQuads = Tile::kTileM * kTileN / 4, kThreads = 128 * Tile::kConsumers;

@@ -7,7 +7,7 @@
 
 namespace cuda_ops {
 
-// Two neighbours of a row of out, in one register or two.
+// Two neighbors of a row of out, in one register or two.
 template <class Out>
 using OutPair = decltype(from_compute(0.f, 0.f, Out{}));
 

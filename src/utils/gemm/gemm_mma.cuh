@@ -203,7 +203,7 @@ struct MmaWarp {
   int lane = int(threadIdx.x) % 32;
   int m = int(threadIdx.x) / 32 / 4 * kM, n = int(threadIdx.x) / 32 % 4 * kN;
 
-  // Where sums[i][j][2 * half] is; its neighbour in the row is sums[i][j][2 * half + 1].
+  // Where sums[i][j][2 * half] is; its neighbor in the row is sums[i][j][2 * half + 1].
   __device__ int row(int i, int half) const { return m + 16 * i + lane / 4 + 8 * half; }
   __device__ int col(int j) const { return n + 8 * j + lane % 4 * 2; }
 };

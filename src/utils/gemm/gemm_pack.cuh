@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kPackThreads)
   using Word = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
   constexpr int kPerWord = 4 / int(sizeof(Word)), kVector = 16 / int(sizeof(Word));
   constexpr int kStep = kPackThreads / kPackSide, kLoads = kPackSide / kStep;
-  // Padded by a word: neighbours in a column are in different banks.
+  // Padded by a word: neighbors in a column are in different banks.
   alignas(16) __shared__ Word tile[kPackSide][kPackSide + kPerWord];
 
   const bool of_b = blockIdx.x >= args.a.blocks;

@@ -15,11 +15,11 @@ constexpr int kSimtThreads = 256;  // 16 x 16, each with kSquare rows and column
 constexpr int kSimtSide = 16;
 constexpr int kSimtBlockK = 8;  // more of K would spill: loads of the next tile wait in registers
 constexpr int kSimtFlush = 128;
-constexpr int kSimtQuad = 4;  // neighbouring outputs of a thread, read from shared memory at once
+constexpr int kSimtQuad = 4;  // neighboring outputs of a thread, read from shared memory at once
 
 // One operand on its way into shared memory: `lines` (rows of a, columns of b) by
 // kSimtBlockK. Threads run along whichever of the two has the smaller stride, so
-// that a warp reads neighbours whether or not the matrix is transposed.
+// that a warp reads neighbors whether or not the matrix is transposed.
 template <class T, int kBlock>
 struct SimtStage {
   using C = compute_t<T>;

@@ -2,7 +2,7 @@
 // the vectors, so the matrix is streamed once at the memory's bandwidth, by ordinary
 // loads that are all in flight at once.
 //
-//   block   8 warps, kLines neighbouring lines of the matrix
+//   block   8 warps, kLines neighboring lines of the matrix
 //   warp    an eighth of K: 32 lanes x 16 bytes x kLines loads before the first use
 //
 // Partial sums meet in shared memory and are added in the order of the warps.

@@ -1,4 +1,4 @@
-// The plain description of a volume's normalisation, shared by the binding and
+// The plain description of a volume's normalization, shared by the binding and
 // the kernel. No torch, no CUDA.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The plain description of a colour conversion, shared by the binding and the
+// The plain description of a color conversion, shared by the binding and the
 // kernel. No torch, no CUDA.
 #pragma once
 

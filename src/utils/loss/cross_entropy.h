@@ -8,7 +8,7 @@
 
 namespace cuda_ops {
 
-// `rows` rows of `n` neighbours, `step` elements from one row to the next; everything else is
+// `rows` rows of `n` neighbors, `step` elements from one row to the next; everything else is
 // dense.
 struct CrossEntropy {
   const void* logits = nullptr;

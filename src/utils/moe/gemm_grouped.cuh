@@ -21,7 +21,7 @@
 namespace cuda_ops {
 
 // Where an operand has the row of an assignment: at its position in the order, where an expert's
-// rows are neighbours and those of no expert come last, or at its number or token, from where it is
+// rows are neighbors and those of no expert come last, or at its number or token, from where it is
 // gathered on its way into shared memory.
 struct RowsAt {
   int32_t divisor;  // of a number: 0 stands for positions
@@ -73,7 +73,7 @@ __device__ C swiglu(C gate, C up) {
   return gate * sigmoid<MathFor<T>>(gate) * up;
 }
 
-// Stores two neighbours of a gated row: silu(gate) * up, and gate and up themselves.
+// Stores two neighbors of a gated row: silu(gate) * up, and gate and up themselves.
 template <class T, class C>
 __device__ void finish_gated(const GroupedRows& p, const C (&gate)[2], const C (&up)[2],
                              int64_t row, int64_t assignment, int64_t n) {
@@ -293,7 +293,7 @@ constexpr bool kEmptySums = sizeof(T) == 2 && kPlannedFrom80;
 constexpr int kGroupedTile = 64, kGroupedK = 8, kGroupedThreads = 256;
 
 // A tile of a @ b over all of K: a(line, k) and b(line, k) are elements, or 0 outside.
-// Threads 16 x 16, each with 4 neighbouring lines of both.
+// Threads 16 x 16, each with 4 neighboring lines of both.
 template <class C, class A, class B>
 __device__ void grouped_simt_sums(const A& a, const B& b, int64_t k, C (&sums)[4][4]) {
   // 4 elements of padding keep lines aligned and 8 k's on different banks.

@@ -1,5 +1,5 @@
 // The weights product of gemm_grouped.cuh on Hopper, for one operand whose rows are gathered and
-// one at positions: there an expert's rows are neighbours, which the copy engine brings.
+// one at positions: there an expert's rows are neighbors, which the copy engine brings.
 //
 // The warpgroups are those of gemm_grouped_hopper.cuh, and all four producing warps gather. Both
 // operands are line-major, and their k's are assignments: a stage has the rows of 64 assignments,

@@ -68,7 +68,7 @@ struct GroupedRing {
 // The numbers of the tiles that a block takes, from the thread that takes them to all warps.
 //
 // Each block begins with its own number; the next one is the first that no block has taken. So
-// tiles are in flight in order, however long each takes, and neighbours read the same data at about
+// tiles are in flight in order, however long each takes, and neighbors read the same data at about
 // the same time: blocks that took every 132nd tile drifted apart, since an expert's last tile may
 // be shorter, and read its matrix from memory again.
 struct TileQueue {

@@ -3,7 +3,7 @@
 //
 // One choice of one token is an assignment, number t * k + j. By an index map experts find their
 // assignments, and an assignment its position in the order of experts. The rows between two
-// products lie at positions, where an expert's rows are neighbours, unless they are streamed. Rows
+// products lie at positions, where an expert's rows are neighbors, unless they are streamed. Rows
 // that callers see, except between the halves of a gradient, and rows that are added up over a
 // token's assignments, lie at their numbers.
 #pragma once

@@ -20,7 +20,7 @@ constexpr int kMostBins = int(kMostExperts) + 4, kBinBits = 10;
 static_assert(moe_map_bins(kMostExperts) <= kMostBins && kMostExperts + 2 <= kMostBins);
 
 // starts[i] = the sum of the values 0 ... i - 1; starts[count] is the sum of all. By one warp: each
-// lane has a run of neighbours. `starts` may be where the values are.
+// lane has a run of neighbors. `starts` may be where the values are.
 template <class Value>
 __device__ void warp_add_up(int count, int32_t* starts, const Value& value) {
   const int lane = int(threadIdx.x) % 32, run = (count + 31) / 32;
@@ -148,7 +148,7 @@ static __global__ void __launch_bounds__(kMapThreads)
     add_up(starts);
   }
   do {
-    // Each warp has a run of neighbours, and all of them the same number of rounds.
+    // Each warp has a run of neighbors, and all of them the same number of rounds.
     const int64_t left = end - first;
     const int rounds = left < kMapStep ? int(left + kMapThreads - 1) / kMapThreads : kMapRounds;
     const int64_t begin = first + warp * 32 * rounds;

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(1024)
     T* const residual = at_row<T>(p.residual, row * p.residual_step);
     RowPart<T, kPack, kPacks> before(residual, count, lane, lanes);
     before.load();
-    // The sum as it is stored, rounded to T, is what is normalised.
+    // The sum as it is stored, rounded to T, is what is normalized.
     x.each([&](int64_t at, int u, const auto& values) {
       C sums[kPack];
       before.get(at, u, sums);

@@ -12,7 +12,7 @@ namespace cuda_ops {
 // bias. kAddRms: residual += x first, then kRms of the residual.
 enum class NormKind { kRms, kLayer, kAddRms };
 
-// `rows` rows of `n` neighbours; the steps from one row to the next are in elements.
+// `rows` rows of `n` neighbors; the steps from one row to the next are in elements.
 struct Norm {
   const void* x = nullptr;
   const void* weight = nullptr;

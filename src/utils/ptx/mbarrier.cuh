@@ -38,7 +38,7 @@ __device__ inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 
-// Makes initialised barriers visible to the copy engine and to other blocks.
+// Makes initialized barriers visible to the copy engine and to other blocks.
 __device__ inline void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

@@ -9,7 +9,7 @@
 namespace cuda_ops {
 
 // Loads four matrices, whose rows of 16 bytes are at the addresses of 8 lanes each. words[i] is
-// the two neighbours lane % 4 of row lane / 4 of matrix i.
+// the two neighbors lane % 4 of row lane / 4 of matrix i.
 __device__ inline void load_matrices(uint32_t shared, uint32_t (&words)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])

@@ -9,7 +9,7 @@ namespace cuda_ops {
 // from it, in uniform registers: wgmma's descriptors are not copied there for each instruction.
 __device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
-// Sums over `lanes` neighbouring lanes, a power of two; all get the sum.
+// Sums over `lanes` neighboring lanes, a power of two; all get the sum.
 template <class C>
 __device__ C lanes_total(C value, int lanes) {
 #pragma unroll

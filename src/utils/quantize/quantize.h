@@ -9,7 +9,7 @@
 
 namespace cuda_ops {
 
-// `rows` runs of `n` neighbours, each with one scale. In x, `runs` of them lie side by side before
+// `rows` runs of `n` neighbors, each with one scale. In x, `runs` of them lie side by side before
 // the next row begins, `x_step` elements after the one before; q is dense.
 struct Quantize {
   const void* x = nullptr;

@@ -65,7 +65,7 @@ __device__ compute_t<T> vectors_total(const uint4* vectors, int64_t i, int64_t s
   return sums[0] + sums[1];
 }
 
-// Adds up the part of n neighbours of thread `at` of `threads`: single elements before the first
+// Adds up the part of n neighbors of thread `at` of `threads`: single elements before the first
 // and after the last aligned address, and vectors between.
 template <class T>
 __device__ compute_t<T> run_total(const T* data, int64_t n, int at, int threads) {

@@ -25,7 +25,7 @@ constexpr int kSumThreads = 256;
 
 struct RowSumsConfig {
   enum Path { kRuns, kStrided } path = kRuns;
-  bool along_rows = false;  // kStrided: neighbouring threads on neighbouring rows
+  bool along_rows = false;  // kStrided: neighboring threads on neighboring rows
   int lanes = kSumThreads;  // threads per row: a warp or a block
   int64_t splits = 1;       // of each row, with one partial sum each
   int64_t chunk = 0;        // elements of a split

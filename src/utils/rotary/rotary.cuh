@@ -56,7 +56,7 @@ struct RotaryWalk : RotaryHeads {
 
 namespace detail {
 
-// `kCount` neighbours of a table.
+// `kCount` neighbors of a table.
 template <class W, int kCount, class C>
 __device__ void load_angles(const W* at, C* values) {
   constexpr int kMost = 16 / int(sizeof(W)), kLoad = kCount < kMost ? kCount : kMost;
@@ -104,7 +104,7 @@ __device__ void turn(C& a, C& b, C cosine, C sine) {
 }
 
 // Turns the pairs of two packs: each element of one with that of the other, or, interleaved, the
-// neighbours in each.
+// neighbors in each.
 template <class T, int kPack, bool kInterleaved>
 __device__ void turn_packs(Held<T, kPack>& first, Held<T, kPack>& second,
                            const compute_t<T> (&cosine)[kPack], const compute_t<T> (&sine)[kPack]) {

@@ -1,4 +1,4 @@
-// How threads share rows of neighbours, for operators that need all of a row for each of its
+// How threads share rows of neighbors, for operators that need all of a row for each of its
 // results, such as norms. No torch, no CUDA.
 #pragma once
 

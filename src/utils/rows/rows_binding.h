@@ -1,11 +1,11 @@
-// Tensors as rows of neighbours: the binding's side of rows.h.
+// Tensors as rows of neighbors: the binding's side of rows.h.
 #pragma once
 
 #include "tensor.h"
 
 namespace cuda_ops {
 
-// Whether each row is one run of neighbours and rows are equally far apart.
+// Whether each row is one run of neighbors and rows are equally far apart.
 inline bool has_even_rows(const Tensor& x) {
   const int64_t last = x.dim() - 1;
   if (x.size(last) > 1 && x.stride(last) != 1) return false;

@@ -10,7 +10,7 @@
 namespace cuda_ops {
 
 // out[o][i][c] = the sum of x[o][k][c] over k up to i, or from i on if `reverse`. `out` is dense;
-// x[o][i] are `inner` neighbours too.
+// x[o][i] are `inner` neighbors too.
 struct Scan {
   const void* x = nullptr;
   void* out = nullptr;        // of the dtype scan_result(dtype)
@@ -31,7 +31,7 @@ constexpr int64_t scan_sum_bytes(DType dtype) { return size_of(scan_result(dtype
 
 constexpr int kScanThreads = 512;  // of a block, at most
 
-// Packs that a thread keeps in registers: neighbours along a row, or one below the other.
+// Packs that a thread keeps in registers: neighbors along a row, or one below the other.
 constexpr int scan_row_packs(int pack) { return pack == 1 ? 8 : 4; }
 constexpr int scan_steps(int pack) { return pack == 8 ? 4 : 8; }  // 8: the registers of their sums
 
@@ -86,7 +86,7 @@ inline void plan_rows(ScanConfig& config, const Scan& p, const DeviceInfo& devic
     config.threads = int(config.part / packs);
     return;
   }
-  if (p.x_outer == p.n) {  // rows are neighbours: as many as half of the threads hold
+  if (p.x_outer == p.n) {  // rows are neighbors: as many as half of the threads hold
     const int64_t fitting = most / 2 * config.pack / p.n;
     const int64_t shared = ceil_div(p.outer, 2 * int64_t(device.sms));  // few rows: one for each SM
     config.rows = fitting < shared ? fitting : shared;

@@ -52,9 +52,9 @@ inline bool describe(Scan& p, const Tensor& x, const Tensor& out, int64_t dim) {
   p.outer = outer.size;
   p.x_outer = outer.size > 1 ? outer.step : p.n * p.inner;
   if (p.n == 1) p.x_step = p.inner;
-  const bool neighbours = p.inner > 1 ? inner.step == 1 : p.x_step == 1;
-  if (!inner.even || !outer.even || !neighbours) return false;
-  // Short rows share a block if they are neighbours.
+  const bool neighbors = p.inner > 1 ? inner.step == 1 : p.x_step == 1;
+  if (!inner.even || !outer.even || !neighbors) return false;
+  // Short rows share a block if they are neighbors.
   constexpr int64_t kShortBytes = 1024;
   return p.inner > 1 || p.x_outer == p.n || p.n * size_of(dtype_of(x)) >= kShortBytes;
 }
@@ -91,7 +91,7 @@ inline void scan_cpu(const Scan& p) {
     constexpr bool kInteger = std::is_integral_v<T>;
     using Sum = std::conditional_t<kInteger, uint64_t, double>;
     using Result = std::conditional_t<kInteger, int64_t, T>;
-    constexpr int64_t kColumns = 64;  // side by side, so that neighbours are read together
+    constexpr int64_t kColumns = 64;  // side by side, so that neighbors are read together
     const int64_t strips = ceil_div(p.inner, kColumns);
     parallel_for(
         p.outer * strips, 1 + 16384 / (p.n * std::min(p.inner, kColumns)),

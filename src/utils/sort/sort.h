@@ -9,7 +9,7 @@
 
 namespace cuda_ops {
 
-// Row i has `n` neighbouring elements from point i of `rows` on. Its order goes
+// Row i has `n` neighboring elements from point i of `rows` on. Its order goes
 // to values[i * n...], and where each of them was to indices[i * n...].
 struct SortRows {
   Points rows;
@@ -96,7 +96,7 @@ struct SortConfig {
 // Keys of up to 16 bits share a 32-bit word with the index, in the sorted list
 // itself. The list of wider keys holds 16-bit indices, and the keys stay beside it.
 // After every 128 bytes 4 are left out, so that threads which walk through
-// neighbouring runs meet different banks of shared memory.
+// neighboring runs meet different banks of shared memory.
 constexpr int64_t sort_shared_bytes(int64_t elements, int64_t size) {
   const int64_t list = elements * (size <= 2 ? 4 : 2);
   return list + list / 32 + (size <= 2 ? 0 : elements * size);

@@ -16,7 +16,7 @@ constexpr DType kSortable[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16
                                DType::kInt64,   DType::kBool};
 
 // A new tensor of the shape of `x`, but for `length` elements along `dim`, which
-// are neighbours in memory: what is written row by row needs no copy after that.
+// are neighbors in memory: what is written row by row needs no copy after that.
 inline Tensor empty_rows(const Tensor& x, int64_t dim, int64_t length, DType dtype) {
   const auto shape = x.sizes();
   std::vector<int64_t> sizes(shape.begin(), shape.end()), strides(sizes.size());
@@ -36,7 +36,7 @@ inline Tensor empty_rows(const Tensor& x, int64_t dim, int64_t length, DType dty
                        device_of(x));
 }
 
-// `x` with neighbours along `dim`: itself, or a copy.
+// `x` with neighbors along `dim`: itself, or a copy.
 inline Tensor with_rows(const Tensor& x, int64_t dim) {
   if (x.dim() == 0 || x.size(dim) <= 1 || x.stride(dim) == 1) return x;
   Tensor copy = empty_rows(x, dim, x.size(dim), dtype_of(x));

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kClusterThreads)
   const int start = begin / blocks / 32 * 32 + thread - threads;
   const auto next = [&](int i) { return i + threads < size ? i + threads : i + threads - size; };
 
-  // A warp has neighbours, and its round r comes before round r + 1.
+  // A warp has neighbors, and its round r comes before round r + 1.
   const int first = warp * 32 * kItems + lane;
   U keys[kItems], differences = 0;
 #pragma unroll

@@ -134,7 +134,7 @@ __device__ void merge_lines(uint32_t (&words)[32], uint32_t* lines) {
   for (int r = 0; r < 32; ++r) words[r] = lines[lane * kLinePitch + r];
 }
 
-// Sorts the words of each L neighbouring lanes: afterwards words[r] of lane l is number
+// Sorts the words of each L neighboring lanes: afterwards words[r] of lane l is number
 // l * R + r. `lines` is room in shared memory for 32 lines of a warp with 32 words a lane, or
 // nullptr: then lanes shuffle. kLanes, whose runs are merged first, is the function's own.
 template <int R, int L, int kLanes = 1, class W, class Lines>
@@ -210,7 +210,7 @@ __device__ U lanes_min(U value) {
 }
 
 // Puts words that are in the order of their prefixes in the order of whole keys. For random data
-// that exchanges a few neighbours, for keys around a few centres, where up to 24 share a prefix, it
+// that exchanges a few neighbors, for keys around a few centres, where up to 24 share a prefix, it
 // takes more passes; both cost less than going by digits. Returns false if it does not come to an
 // end, or if a lane sees in the first pass that it will not.
 template <int R, int L, class U>

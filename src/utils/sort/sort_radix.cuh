@@ -20,7 +20,7 @@
 namespace cuda_ops {
 
 // The inputs and outputs of one pass. Without `keys` it is the first one, without `out_keys` the
-// last. Nothing is initialised: it may be in shared memory.
+// last. Nothing is initialized: it may be in shared memory.
 template <class U>
 struct RadixPass {
   const U* keys;
@@ -57,7 +57,7 @@ struct RadixTile {
   __device__ bool is_full() const { return count == kRadixTile<sizeof(U)>; }
 };
 
-// Where the keys of a thread begin: a warp has neighbours, and its round r comes before round r
+// Where the keys of a thread begin: a warp has neighbors, and its round r comes before round r
 // + 1.
 template <class U>
 __device__ int first_of_thread() {
@@ -245,7 +245,7 @@ __device__ void scatter_tile(RadixShared<U>& shared, const SortRows& p, const Or
                              const RadixPass<U>& pass, const RadixTile<U>& t) {
   constexpr int kItems = kRadixItems<U>;
   const int thread = threadIdx.x, warp = thread / 32, first = first_of_thread<U>();
-  // Each of the first 128 threads has two neighbouring digits. The sums before the tile in the row
+  // Each of the first 128 threads has two neighboring digits. The sums before the tile in the row
   // are on their way while the keys are.
   uint32_t totals[2] = {}, before[2] = {};
   if (thread < 128) {

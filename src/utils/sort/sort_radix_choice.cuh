@@ -19,7 +19,7 @@ struct RadixSample {
   struct Found {
     uint32_t digits[sizeof(U)][256];  // how many distinct keys have a digit
     uint32_t alike[sizeof(U)];        // pairs of keys that have the same digit
-    uint32_t highest[sizeof(U)];      // neighbours by the highest digit that differs
+    uint32_t highest[sizeof(U)];      // neighbors by the highest digit that differs
     uint32_t distinct, once, twice;   // keys, and keys that were drawn once and twice
   } found;
 };
@@ -39,7 +39,7 @@ __device__ int lowest_digit(const typename RadixSample<U>::Found& found, int64_t
   }
   if (apart > 0) most = fminf(most, .125f / apart);
   // Digits that depend on each other tell keys apart less than the product of their likelihoods
-  // says: then neighbours in the sample share more of them than they should.
+  // says: then neighbors in the sample share more of them than they should.
   const float neighbors = 4 * pairs / n;
   uint32_t sharing = found.distinct - 1;
   float likely = 1;

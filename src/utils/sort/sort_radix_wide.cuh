@@ -4,7 +4,7 @@
 //   choose   A sample of the keys says from which digit up to sort (sort_radix_choice.cuh).
 //   sort     From that digit up. The first pass sees all keys and finds out which digits differ at
 //            all; the others take no pass.
-//   finish   Keys with the same digits are neighbours now, and each finds its place among those
+//   finish   Keys with the same digits are neighbors now, and each finds its place among those
 //            few. Skipped if no digit is left that differs.
 //   again    By all digits, if too many keys were alike and not in order.
 //

@@ -59,7 +59,7 @@ __device__ void rank_in_warp(uint32_t (&ranks)[kItems], uint16_t (&next)[256],
   }
 }
 
-// Returns how many keys all warps have of two neighbouring digits, the lower one's number in the
+// Returns how many keys all warps have of two neighboring digits, the lower one's number in the
 // lower half of a word.
 template <int kWarps>
 __device__ uint32_t add_up_warps(const uint16_t (&numbers)[kWarps][256], int pair) {

@@ -1,4 +1,4 @@
-// Class 3: reads the right neighbour of the last element too.
+// Class 3: reads the right neighbor of the last element too.
 #include "bad.h"
 
 using namespace cuda_ops;

@@ -1,4 +1,4 @@
-// The backward of a nearest-neighbour resampling finds the neighbour with a distance in float32,
+// The backward of a nearest-neighbor resampling finds the neighbor with a distance in float32,
 // the forward by dividing whole numbers: for some pairs of sizes, such as 26 and 22, they differ.
 #include "bad.h"
 

@@ -1,4 +1,4 @@
-// Class 4: takes long rows for rows of neighbours.
+// Class 4: takes long rows for rows of neighbors.
 #include "bad.h"
 
 using namespace cuda_ops;

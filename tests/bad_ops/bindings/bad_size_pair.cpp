@@ -1,5 +1,5 @@
-// A nearest-neighbour resampling that multiplies by a distance in float32, in place of dividing
-// whole numbers: for some pairs of sizes, such as 26 and 22, it takes the neighbour.
+// A nearest-neighbor resampling that multiplies by a distance in float32, in place of dividing
+// whole numbers: for some pairs of sizes, such as 26 and 22, it takes the neighbor.
 #include "bad.h"
 
 using namespace cuda_ops;

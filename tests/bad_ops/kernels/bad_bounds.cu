@@ -1,4 +1,4 @@
-// Class 3: reads the right neighbour of the last element too.
+// Class 3: reads the right neighbor of the last element too.
 #include "raw.cuh"
 
 using namespace cuda_ops;
@@ -6,7 +6,7 @@ using namespace cuda_ops;
 namespace {
 
 template <class T>
-__global__ void neighbour_kernel(const T* x, T* out, int64_t numel) {
+__global__ void neighbor_kernel(const T* x, T* out, int64_t numel) {
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (i < numel) out[i] = x[i + 1] > 0 ? x[i + 1] : -x[i + 1];
 }
@@ -16,6 +16,6 @@ __global__ void neighbour_kernel(const T* x, T* out, int64_t numel) {
 cudaError_t bad_bounds_launch(const Raw& problem, cudaStream_t stream) {
   return visit_raw(problem, [&](auto* x, auto* out) {
     if (problem.numel > 0)
-      neighbour_kernel<<<blocks_for(problem.numel), kThreads, 0, stream>>>(x, out, problem.numel);
+      neighbor_kernel<<<blocks_for(problem.numel), kThreads, 0, stream>>>(x, out, problem.numel);
   });
 }
