@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -57,6 +59,31 @@ def test_a_wheel_gets_the_tag_of_what_its_libraries_need(tmp_path: Path) -> None
     with zipfile.ZipFile(tagged) as packed:
         assert "manylinux" in packed.read("thing-1.0.dist-info/WHEEL").decode()
         assert packed.read("thing/two.abi3.so") == made.read_bytes()
+
+
+@needs_auditwheel
+def test_auditwheel_is_found_in_an_environment_of_pip_s(tmp_path: Path) -> None:
+    """In which each new Python hides the packages of the environment that is installed into."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(
+        "import sys, sysconfig\nhidden = sysconfig.get_path('purelib')\n"
+        "sys.path[:] = [folder for folder in sys.path if folder != hidden]\n"
+    )
+    (tmp_path / "dist").mkdir()
+    wheel = wheel_of(tmp_path / "dist", library(tmp_path, "two.abi3.so", "int two = 2;\n"))
+    # As the build backend does.
+    code = (
+        "import sys, sysconfig\nfrom pathlib import Path\n"
+        "sys.path += [sysconfig.get_path('purelib'), sys.argv[2]]\n"
+        "from cuda_ops.build import manylinux\n"
+        "print(manylinux.retag(Path(sys.argv[1])))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(wheel), str(Path(manylinux.__file__).parents[2])],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and "manylinux" in done.stdout, done.stdout + done.stderr
 
 
 @needs_auditwheel

