@@ -158,6 +158,19 @@ def test_lists_that_are_special_do_not() -> None:
         direct("foreach_axpy_")(xs, ys)
 
 
+def test_no_tensor_is_refused_by_name_in_inference_mode_too() -> None:
+    for name, args, argument in (("silu", (None,), "x"), ("foreach_axpy", ([], []), "xs"),
+                                 ("foreach_axpy_", ((), ()), "xs")):  # fmt: skip
+        for context in (torch.inference_mode, torch.no_grad):
+            with context(), pytest.raises(RuntimeError, match=f"{name}: argument '{argument}'"):
+                direct(name)(*args)
+    with torch.inference_mode():
+        xs, ys = lists()
+        torch.testing.assert_close(
+            direct("foreach_axpy")(xs, tuple(ys)), torch._foreach_add(ys, xs)
+        )
+
+
 def test_a_keyword_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     volume = (100 * drawn(2, 3, 4, 4).abs()).to(torch.uint8)
     wanted = (volume.float() - 1.5) / 2.0

@@ -36,6 +36,12 @@ class _Argument:
     def spread(self) -> str:
         return f"*{self.name}" if self.is_list else self.name
 
+    @property
+    def is_there(self) -> str:
+        if self.is_list:
+            return f"_type({self.name}) is list and {self.name}"
+        return f"{self.name} is not None"
+
     def holds(self, condition: str) -> str:
         """Returns code that asks something of the tensor, which is true of ``None``."""
         return condition if self.kind == "Tensor" else f"({self.name} is None or {condition})"
@@ -108,8 +114,10 @@ def by_tensors(operator: Served, arguments: str, shown: str) -> tuple[str, dict[
     # The cheapest questions first; inference mode has no autograd kernel to get past, and what
     # writes is asked for by functionalize even there.
     untransformed = " and not _transformed()" if written else ""
+    # Without any tensor the dispatcher does not know whose error to raise; public.py does.
+    there = "".join(f" and {one.is_there}" for one in always)
     code = textwrap.dedent(f"""\
-        if _inference(){untransformed}:
+        if _inference(){there}{untransformed}:
             return _dispatch({arguments}){shown}
         if not ({_INTERRUPTED}) and {" and ".join(plain)}:
             try:
