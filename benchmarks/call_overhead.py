@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from rich.table import Table
 import cuda_ops
 from benchmarks import report
 from cuda_ops.benchmarking.clock import host_latency
+from cuda_ops.ops._moe import torch_route
 
 #: The ratio to F.silu that must hold, and the goal.
 LIMITS = {"grad mode": (1.25, 1.10), "no_grad": (1.25, 1.10), "inference_mode": (1.25, 1.10),
@@ -33,9 +34,12 @@ _CONTEXTS = {
 }
 
 
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def measure(numel: int, rounds: int = 30, calls: int = 500) -> list[dict[str, Any]]:
     """Returns medians over rounds in turns, for each autograd mode: microseconds, and the ratio."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     functions = {
         "F.silu": F.silu,
         "cuda_ops.silu": cuda_ops.silu,
@@ -44,16 +48,23 @@ def measure(numel: int, rounds: int = 30, calls: int = 500) -> list[dict[str, An
     results = []
     for mode, context in _CONTEXTS.items():
         with context():
-            x = torch.randn(numel, device=device, requires_grad=mode == "requires_grad")
+            x = torch.randn(numel, device=_device(), requires_grad=mode == "requires_grad")
             thunks = {name: partial(function, x) for name, function in functions.items()}
-            times = host_latency(thunks, device, rounds=rounds, calls=calls)
-        ratios = [
-            ours / theirs
-            for ours, theirs in zip(times["cuda_ops.silu"], times["F.silu"], strict=True)
-        ]
-        us = {name: statistics.median(values) * 1e6 for name, values in times.items()}
-        results.append({"mode": mode, "microseconds": us, "ratio": statistics.median(ratios)})
+            results.append(
+                {"mode": mode}
+                | _medians(thunks, "cuda_ops.silu", "F.silu", rounds=rounds, calls=calls)
+            )
     return results
+
+
+def _medians(
+    thunks: Mapping[str, Callable[[], Any]], ours: str, theirs: str, **counts: int
+) -> dict[str, Any]:
+    """Returns microseconds by name, and the ratio of two: medians over rounds in turns."""
+    times = host_latency(thunks, _device(), **counts)
+    ratios = [a / b for a, b in zip(times[ours], times[theirs], strict=True)]
+    us = {name: statistics.median(values) * 1e6 for name, values in times.items()}
+    return {"microseconds": us, "ratio": statistics.median(ratios)}
 
 
 def _of_operators(device: torch.device) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
@@ -74,12 +85,8 @@ def _of_operators(device: torch.device) -> dict[str, tuple[Callable[[], Any], Ca
         c, s = cos[:, None], sin[:, None]
         return torch.cat((first * c - second * s, second * c + first * s), -1)
 
-    def routed() -> tuple[torch.Tensor, torch.Tensor]:
-        scores, chosen = torch.topk(logits.softmax(-1), 2)
-        return scores / scores.sum(-1, keepdim=True), chosen
-
     def mixture() -> torch.Tensor:
-        scores, chosen = routed()
+        scores, chosen = torch_route(logits, 2)
         gate, up = (gate_up[chosen[0]] @ row[0]).chunk(2, -1)
         rows = torch.bmm(down[chosen[0]], (F.silu(gate) * up).unsqueeze(-1)).squeeze(-1)
         return (scores.T * rows).sum(0, keepdim=True)
@@ -98,7 +105,7 @@ def _of_operators(device: torch.device) -> dict[str, tuple[Callable[[], Any], Ca
         ),
         "matmul": (lambda: cuda_ops.matmul(x, weight), lambda: torch.matmul(x, weight)),
         "moe, one token": (lambda: cuda_ops.moe(row, logits, gate_up, down, 2), mixture),
-        "moe_route": (lambda: cuda_ops.moe_route(logits, 2), routed),
+        "moe_route": (lambda: cuda_ops.moe_route(logits, 2), lambda: torch_route(logits, 2)),
         "reduce_sum": (lambda: cuda_ops.reduce_sum(x), lambda: torch.sum(x)),
         "rms_norm": (
             lambda: cuda_ops.rms_norm(x, bias, 1e-6), lambda: F.rms_norm(x, (64,), bias, 1e-6),
@@ -111,18 +118,14 @@ def _of_operators(device: torch.device) -> dict[str, tuple[Callable[[], Any], Ca
 
 def measure_operators(rounds: int = 30, calls: int = 200) -> list[dict[str, Any]]:
     """Returns medians over rounds in turns, by operator: microseconds, and ours over torch's."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     results = []
     with torch.no_grad():
-        for operator, (ours, theirs) in _of_operators(device).items():
-            times = host_latency(
-                {"cuda_ops": ours, "torch": theirs}, device, rounds=rounds, calls=calls
+        for operator, (ours, theirs) in _of_operators(_device()).items():
+            thunks = {"cuda_ops": ours, "torch": theirs}
+            results.append(
+                {"operator": operator}
+                | _medians(thunks, "cuda_ops", "torch", rounds=rounds, calls=calls)
             )
-            us = {name: statistics.median(values) * 1e6 for name, values in times.items()}
-            ratio = statistics.median(
-                a / b for a, b in zip(times["cuda_ops"], times["torch"], strict=True)
-            )
-            results.append({"operator": operator, "microseconds": us, "ratio": ratio})
     return results
 
 

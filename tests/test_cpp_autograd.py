@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import cuda_ops
 from cuda_ops.build import cpp_autograd as library
 from cuda_ops.compile_ops import reload
-from cuda_ops.dispatch import cpp_autograd, direct
+from cuda_ops.dispatch import cpp_autograd, fast_path
 from cuda_ops.errors import BuildError
 from cuda_ops.registry import registry
 
@@ -49,10 +49,10 @@ def both(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Callable[..., Any]
     """Returns the functions that call an operator and record its gradient: C++'s and Python's."""
     getattr(cuda_ops, name)
     operator = registry().loaded(name)
-    in_cpp = direct.differentiable(operator)
+    in_cpp = fast_path.differentiable(operator)
     with monkeypatch.context() as patched:
         patched.setattr(cpp_autograd, "_module", lambda: None)
-        in_python = direct.differentiable(operator)
+        in_python = fast_path.differentiable(operator)
     assert type(in_cpp).__name__ == "Callable" and type(in_python).__name__ != "Callable"
     return in_cpp, in_python
 
@@ -182,7 +182,7 @@ def test_batched_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_formula_of_a_plugin_stays_in_python() -> None:
     cuda_ops.matmul(torch.ones(2, 2), torch.ones(2, 2))
-    assert type(direct.differentiable(registry().loaded("matmul"))).__name__ != "Callable"
+    assert type(fast_path.differentiable(registry().loaded("matmul"))).__name__ != "Callable"
 
 
 def test_nothing_is_kept_when_the_graph_goes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
-// Calls an operator and records its gradient in C++, as the autograd.Function of public.py does in
-// Python. The nodes of autograd's graph are no part of the stable ABI, so this is compiled for one
-// torch, by cpp_autograd.py, which does without it where it is not there.
+// Calls an operator and records its gradient in C++, as the autograd.Function of fast_path.py does
+// in Python. The nodes of autograd's graph are no part of the stable ABI, so this is compiled for
+// one torch, by cpp_autograd.py, which does without it where it is not there.
 #include <Python.h>
 #include <structmember.h>
 
@@ -306,7 +306,7 @@ PyObject* callable_call(PyObject* self, PyObject* const* args, size_t flags, PyO
   stack.reserve(count);
   for (size_t i = 0; i < count; ++i) {
     if (rule->is_tensor[i]) {
-      stack.emplace_back(THPVariable_Unpack(args[i]));  // public.py has looked at its type
+      stack.emplace_back(THPVariable_Unpack(args[i]));  // fast_path.py has looked at its type
     } else if (!push(args[i], rule->types[i], stack)) {
       return PyObject_Vectorcall(callable->otherwise, args, flags, names);  // raises by name
     }

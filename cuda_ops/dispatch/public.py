@@ -3,7 +3,7 @@
 ``torch.ops.cuda_ops.silu`` is always right, and slower than it need be: its
 Autograd kernel is Python and runs whether or not a gradient is wanted. The
 public function looks first: plain tensors outside of any tracing, transform, mode, profiling or
-autocast that would cast them take a short way, that of :mod:`cuda_ops.dispatch.direct`.
+autocast that would cast them take :mod:`cuda_ops.dispatch.fast_path`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import KNOWN_DTYPES, dtype_name, dtypes_text, refuse
 from cuda_ops.derive.forward_mode import refuse_tangent
 from cuda_ops.derive.random import draw_key
-from cuda_ops.dispatch import direct, first_use, functional, lists, nvtx, placed
+from cuda_ops.dispatch import fast_path, first_use, functional, lists, nvtx, placed
 from cuda_ops.dispatch.generation import Served
 from cuda_ops.spec import OpSpec, default_of
 
@@ -152,8 +152,8 @@ def _generate(operator: Served, hides: bool = False, draws: bool = False) -> Fun
             if _forward_mode._current_level >= 0:
                 _refuse_tangents({", ".join(tensors)})
             """)
-    for short in (direct.by_tensors, direct.by_device):
-        text, used = short(operator, arguments, shown)
+    for made in (fast_path.by_tensors, fast_path.by_device):
+        text, used = made(operator, arguments, shown)
         before, names = before + text, names | used
     if (position := op.device_position) is not None:
         names["_default"] = placed.default_device

@@ -35,10 +35,14 @@ def must_be_tensor(module: torch.nn.Module, argument: str, given: object) -> Non
     an fx Proxy does. An operator does so itself: this is for what looks at a tensor before.
     """
     if not isinstance(given, torch.Tensor) and not torch.overrides.has_torch_function((given,)):
-        raise RuntimeError(
-            f"cuda_ops.nn.{type(module).__name__}: argument {argument!r}: expected a tensor, got "
-            f"{'None' if given is None else type(given).__name__}"
-        )
+        got = "None" if given is None else type(given).__name__
+        refuse_call(module, argument, "a tensor", got)
+
+
+def refuse_call(module: torch.nn.Module, argument: str, expected: str, got: str) -> NoReturn:
+    """Refuses an argument of a call, as operators do."""
+    name = f"cuda_ops.nn.{type(module).__name__}"
+    raise RuntimeError(f"{name}: argument {argument!r}: expected {expected}, got {got}")
 
 
 def refuse(module: str, argument: str, expected: str, got: object) -> NoReturn:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import cuda_ops
-from cuda_ops.nn._like_torch import must_be_tensor, refuse, widened
+from cuda_ops.nn._like_torch import must_be_tensor, refuse, refuse_call, widened
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
@@ -68,18 +68,12 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
             probabilities = isinstance(given, torch.Tensor)
             got = f"probabilities, {given.dtype}" if probabilities else type(given).__name__
             advice = ": keep torch.nn.CrossEntropyLoss" if probabilities else ""
-            raise RuntimeError(
-                "cuda_ops.nn.CrossEntropyLoss: argument 'target': expected indices of classes, "
-                f"int64, got {got}{advice}"
-            )
+            refuse_call(self, "target", "indices of classes, int64", f"{got}{advice}")
         logits = widened(input, "nll_loss")
         logits = logits if logits.dim() < 3 else logits.movedim(1, -1)
         if target.shape != logits.shape[:-1]:  # which the operator would broadcast
-            raise RuntimeError(
-                "cuda_ops.nn.CrossEntropyLoss: argument 'target': expected shape "
-                f"{list(logits.shape[:-1])} for an input of shape {list(input.shape)}, got "
-                f"{list(target.shape)}"
-            )
+            expected = f"shape {list(logits.shape[:-1])} for an input of shape {list(input.shape)}"
+            refuse_call(self, "target", expected, f"{list(target.shape)}")
         loss: torch.Tensor = cuda_ops.softmax_cross_entropy(
             logits,
             target,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import cuda_ops
-from cuda_ops.nn._like_torch import must_be_tensor, refuse, widened
+from cuda_ops.nn._like_torch import must_be_tensor, refuse, refuse_call, widened
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -138,10 +138,8 @@ class AddRMSNorm(torch.nn.RMSNorm):
             return x, residual
         total = cuda_ops.add(x, residual)
         if x.shape != residual.shape:  # which add would broadcast
-            raise RuntimeError(
-                "cuda_ops.nn.AddRMSNorm: argument 'residual': expected the shape of 'x', "
-                f"{list(x.shape)}, got {list(residual.shape)}"
-            )
+            expected = f"the shape of 'x', {list(x.shape)}"
+            refuse_call(self, "residual", expected, f"{list(residual.shape)}")
         return _rms_norm(self, total), total
 
     def extra_repr(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import cuda_ops
-from cuda_ops.nn._like_torch import must_be_tensor, refuse
+from cuda_ops.nn._like_torch import must_be_tensor, refuse, refuse_call
 
 
 class RotaryEmbedding(torch.nn.Module):
@@ -97,18 +97,13 @@ class RotaryEmbedding(torch.nn.Module):
         if positions is None:
             length = x.shape[-3] if x.dim() > 2 else 0
             if length > self.max_positions:
-                raise RuntimeError(
-                    f"cuda_ops.nn.RotaryEmbedding: argument 'x': expected at most "
-                    f"{self.max_positions} positions, for which there are tables, got {length}"
-                )
+                expected = f"at most {self.max_positions} positions, for which there are tables"
+                refuse_call(self, "x", expected, f"{length}")
             cos, sin = self.cos[:length], self.sin[:length]
         else:
             must_be_tensor(self, "positions", positions)
             if positions.dtype not in (torch.int64, torch.int32):  # torch masks by bool and uint8
-                raise RuntimeError(
-                    "cuda_ops.nn.RotaryEmbedding: argument 'positions': expected dtype int64 or "
-                    f"int32, got {positions.dtype}"
-                )
+                refuse_call(self, "positions", "dtype int64 or int32", f"{positions.dtype}")
             cos, sin = self.cos[positions], self.sin[positions]
         out: torch.Tensor = cuda_ops.rotary_embedding(x, cos, sin, self.interleaved)
         return out

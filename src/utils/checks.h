@@ -292,8 +292,8 @@ struct Checks {
   }
 
   // A tensor may have sizes and no memory: one that stands for others, as those of vmap and
-  // functionalize do, or one whose storage was freed. cuda_ops/dispatch/public.py takes the
-  // dispatcher's way with the first kind. Or it has less memory than its sizes say, where its
+  // functionalize do, or one whose storage was freed. cuda_ops/dispatch/fast_path.py takes
+  // the dispatcher's way with the first kind. Or it has less memory than its sizes say, where its
   // storage was shrunk: a kernel would read past the end.
   static void check_memory(const Tensor& tensor, const char* argument) {
     const void* data = nullptr;

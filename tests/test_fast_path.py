@@ -1,4 +1,4 @@
-"""The short way of a public function where tensors may be ``None``, stand in lists or are written:
+"""The fast path of a public function where tensors may be ``None``, stand in lists or are written:
 straight to the kernel where it can, and the dispatcher's results everywhere.
 """
 
@@ -123,13 +123,13 @@ def test_what_is_no_tensor_is_refused_by_name(name: str, make: Any) -> None:
 
 
 def lists(device: str = "cpu") -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    shapes = ((3,), (2, 4), (5,))
-    return tuple([drawn(*shape, device=device) + k for shape in shapes] for k in (0, 1))  # type: ignore[return-value]
+    xs = [drawn(*shape, device=device) for shape in ((3,), (2, 4), (5,))]
+    return xs, [x + 1 for x in xs]
 
 
 @pytest.mark.parametrize("count", [1, 3])
 @on_each_device
-def test_lists_take_the_short_way(count: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_take_it(count: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     xs, ys = (tensors[:count] for tensors in lists(device))
     wanted = torch._foreach_add(ys, xs, alpha=2.0)
     for name in ("foreach_axpy", "foreach_axpy_"):
@@ -171,7 +171,7 @@ def test_no_tensor_is_refused_by_name_in_inference_mode_too() -> None:
         )
 
 
-def test_a_keyword_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_keyword_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     volume = (100 * drawn(2, 3, 4, 4).abs()).to(torch.uint8)
     wanted = (volume.float() - 1.5) / 2.0
     torch.testing.assert_close(cuda_ops.normalize_volume(volume, mean=1.5, std=2.0), wanted)

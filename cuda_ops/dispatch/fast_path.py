@@ -1,4 +1,4 @@
-"""The short way of a public function: where nothing else has a say, plain tensors go straight to
+"""The fast path of a public function: where nothing else has a say, plain tensors go straight to
 the CPU or CUDA kernel, or through one node of autograd's graph if a gradient is wanted.
 
 Everything else takes the dispatcher's way: composed operators, lists some of whose tensors may be
@@ -70,7 +70,7 @@ class _Argument:
 
 def by_tensors(operator: Served, arguments: str, shown: str) -> tuple[str, dict[str, Any]]:
     """Returns code that calls the kernel which the first tensor stands for, and the names that it
-    uses; nothing for an operator without a short way.
+    uses; nothing for an operator without a fast path.
 
     Args:
         operator: the operator.
@@ -294,7 +294,6 @@ def differentiable(operator: Served) -> Any:
         (torch.autograd.Function,),
         {"forward": staticmethod(forward), "backward": staticmethod(backward)},
     )
-    # mypy cannot see the base of a class that type() makes.
-    in_python = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    in_python = super(torch.autograd.Function, function).apply  # type: ignore[misc]  # type() made it
     formula = operator.now.formula
     return cpp_autograd.apply_of(op, formula.backward, (cpu, cuda), in_python)
