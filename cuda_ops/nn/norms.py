@@ -59,7 +59,7 @@ class RMSNorm(torch.nn.RMSNorm):
     normalize, they are made one, which copies an x in which they do not lie together.
     Dtypes: float64, float32, float16 or bfloat16; the result has the dtype of x. The weight has
     that too, or float32 where x is a half. Under autocast on a GPU a half is taken to float32
-    first, as torch does.
+    first where torch does so: 2.13 does, 2.11 does not.
 
     Args:
         normalized_shape: the size of the last dim, or of several.

@@ -9,7 +9,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -362,8 +362,23 @@ def _waits(watched: bool) -> Iterator[list[str]]:
         _watching.release()
 
 
+class _Late:
+    """Stands for the pattern of a filter of warnings: matches the warning of a wait that another
+    thread began while a call was watched, and that is told once nothing is.
+    """
+
+    def match(self, text: str) -> bool:
+        return _WAITS in text and torch.cuda.get_sync_debug_mode() == 0
+
+
+_LATE: Any = ("ignore", _Late(), UserWarning, None, 0)
+
+
 @contextlib.contextmanager
 def _noted(found: list[str]) -> Iterator[None]:
+    # The mode is that of all threads, and so are the filters below, which end with it.
+    if _LATE not in warnings.filters:
+        cast(Any, warnings.filters).insert(0, _LATE)
     mine, before = threading.get_ident(), torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         show = warnings.showwarning

@@ -13,7 +13,7 @@ import torch
 
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import each
-from cuda_ops.testing.case import Case, NotRunError, check, nondeterministic
+from cuda_ops.testing.case import Case, NotRunError, OtherMistakeError, check, nondeterministic
 from cuda_ops.testing.compare import outputs, same_bits, tensors
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.early_copy import LEAST_CAPABILITY, early_copy
@@ -50,6 +50,26 @@ def repeats(case: Case) -> None:
                 f"output {k} of call {i} differs from that of the first, with the same arguments; "
                 "if it may, say so in cuda_ops_claims"
             )
+
+
+def expect_same_whatever_is(
+    around: str, case: Case, results: Sequence[Sequence[torch.Tensor]]
+) -> None:
+    """Compares two results of the sample's call, made with other bytes in memory that is not the
+    operator's.
+
+    Raises:
+        OtherMistakeError: they differ as much with the same bytes in it.
+        AssertionError: they differ.
+    """
+    if not case.subject.claims.deterministic or all(map(same_bits, *results)):
+        return
+    try:
+        repeats.body(case)  # larger samples come here than there
+    except AssertionError as failure:
+        raise OtherMistakeError(str(failure), repeats.label) from None
+    k = [same_bits(a, b) for a, b in zip(*results, strict=True)].index(False)
+    raise AssertionError(f"output {k} changes with memory {around}")
 
 
 #: Bytes between the starts of tensors in one buffer, as torch's allocator aligns them.
