@@ -26,6 +26,7 @@ from typing import Any
 import setuptools
 import torch
 from setuptools.command import bdist_wheel as setuptools_wheel
+from setuptools.command import editable_wheel as setuptools_editable
 from setuptools.errors import CompileError
 from torch.utils import cpp_extension
 
@@ -77,7 +78,11 @@ def operators(package: str, root: str | Path) -> dict[str, Any]:
             "": ["py.typed", "templates/*", "stable_symbols.txt", "coverage.c", "*.cpp", FILE],
         },
         "ext_modules": built,
-        "cmdclass": {"build_ext": build_ext, "bdist_wheel": bdist_wheel},
+        "cmdclass": {
+            "build_ext": build_ext,
+            "bdist_wheel": bdist_wheel,
+            "editable_wheel": editable_wheel,
+        },
     }
     if all(ext.py_limited_api for ext in built):
         arguments["options"] = {"bdist_wheel": {"py_limited_api": "cp310"}}
@@ -170,6 +175,19 @@ class bdist_wheel(setuptools_wheel.bdist_wheel):  # type: ignore[misc]  # noqa: 
         for place, (command, python, wheel) in enumerate(made):
             if command == "bdist_wheel":
                 made[place] = command, python, str(manylinux.retag(Path(wheel)))
+
+
+class editable_wheel(setuptools_editable.editable_wheel):  # type: ignore[misc]  # noqa: N801
+    """setuptools' command for ``pip install -e``, which puts the folder of ``setup.py`` on the
+    import path.
+
+    The finder that setuptools would write for packages in several places is asked too late: in the
+    folder that holds a clone, the clone's own folder, which has the package's name, is imported.
+    """
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.package_dir = {"": "."}  # libraries are loaded by their paths, not imported
 
 
 class build_ext(cpp_extension.BuildExtension):  # noqa: N801 - distutils' name

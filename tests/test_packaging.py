@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -289,6 +290,34 @@ import cuda_ops.packaging
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_clone_named_as_its_package_is_no_obstacle(tmp_path: Path) -> None:
+    """In the folder that holds it, Python takes the clone's folder for the package, unless the
+    package itself is on the import path.
+    """
+    clone, site = tmp_path / "pkg", tmp_path / "site"
+    for folder in (clone / "pkg", clone / "src" / "bindings", site):
+        folder.mkdir(parents=True)
+    (clone / "pkg" / "__init__.py").write_text("here = True\n")
+    (clone / "src" / "bindings" / "composed.cpp").write_text(NATIVE)
+    (clone / "setup.py").write_text(
+        "from setuptools import setup\nfrom cuda_ops.packaging import operators\n"
+        "given = operators('pkg.src', 'src')\n"
+        "setup(name='pkg', **{**given, 'ext_modules': []})\n"  # a compiler has no part in this
+    )
+    code = "from setuptools import build_meta as b; print(b.build_editable('.'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=clone, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    shutil.unpack_archive(clone / done.stdout.split()[-1], site, "zip")
+    code = f"import site; site.addsitedir({str(site)!r}); import pkg; print(pkg.here)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert found.stdout == "True\n", found.stderr
 
 
 def test_folders_become_operators_without_torch(tmp_path: Path) -> None:
