@@ -203,16 +203,29 @@ def _working(base: Path) -> str:
 
 
 def _families(base: Path) -> str:
-    """Has one line for each page of docs/kernels."""
+    """Has one line for each page of docs/kernels: means alone, in which no cliff of a peer counts
+    for more than it should.
+    """
     runs, rows = reports(), []
     for page, pairs in _pages().items():
         title = page.read_text(encoding="utf-8")[2:].partition(":")[0]
         measured = [result for pair in pairs if pair in runs for result in runs[pair].of(pair)]
         names = ", ".join(f"`{pair}`" for pair in pairs)
         gpus = ", ".join(dict.fromkeys(_gpu(runs[pair]) for pair in pairs if pair in runs))
-        rows.append((f"[{title}]({_relative(page, base)})", names, gpus, *_summary(measured)))
-    header = ("", "operators", "GPU", "at most", EAGER, COMPILE, "others")
-    return f"{_heading(runs)}\n\n{markdown(header, rows)}"
+        means = {
+            peer: f"{mean:.2f}x"
+            for peer in peer_names(measured)
+            if (mean := mean_ratio(measured, peer, CLIFF)) is not None
+        }
+        others = ", ".join(f"{p} {mean}" for p, mean in means.items() if p not in (EAGER, COMPILE))
+        cells = (means.get(EAGER, ""), means.get(COMPILE, ""), others)
+        rows.append((f"[{title}]({_relative(page, base)})", names, gpus, *cells))
+    heading = (
+        f"{_machines(runs)}.\nThe peer's time over ours: geometric means of all cases that the "
+        f"peer has; a ratio above {CLIFF:g} counts as {CLIFF:g}."
+    )
+    table = markdown(("", "operators", "GPU", EAGER, COMPILE, "others"), rows)
+    return f"{heading}\n\n{table}"
 
 
 def _operators(base: Path) -> str:
@@ -247,11 +260,14 @@ def _gpu(report: Report) -> str:
     return report.environment["device"].split()[1]
 
 
-def _heading(runs: dict[str, Report]) -> str:
+def _machines(runs: dict[str, Report]) -> str:
     made = {(e["device"], e["torch"], e["cuda"]) for e in (r.environment for r in runs.values())}
-    machines = "; ".join(f"{gpu}, torch {torch}, CUDA {cuda}" for gpu, torch, cuda in sorted(made))
+    return "; ".join(f"{gpu}, torch {torch}, CUDA {cuda}" for gpu, torch, cuda in sorted(made))
+
+
+def _heading(runs: dict[str, Report]) -> str:
     return (
-        f"{machines}.\nRatios are the peer's time over ours, so above 1 we are faster: the "
+        f"{_machines(runs)}.\nRatios are the peer's time over ours, so above 1 we are faster: the "
         "geometric mean of all cases\nthat the peer has (worst case; capped: the mean where a "
         f"ratio above {CLIFF:g}, a cliff of the peer's, counts as {CLIFF:g}).\nNo share of a "
         "ceiling is above 100 %: what goes above a measured one raises it for its run.\n"

@@ -75,6 +75,27 @@ def _ranks(run: str) -> str:
     return markdown(heads, rows)
 
 
+def _models() -> str:
+    """Has each case of whole models: the best of transformers' ways, ``use_moe`` and the ratio."""
+    run, rows = json_of("models"), []
+    cases = run["results"]["cases"]
+    milliseconds = {(c["model"], c["case"], c["way"]): c["milliseconds"]["value"] for c in cases}
+    for case in cases:
+        if case["way"] == "use_moe":
+            name, what, best = case["model"], case["case"], case["best_peer"]
+            theirs = f"{milliseconds[name, what, best]:.3g} ms, {best}"
+            ours = f"{milliseconds[name, what, 'use_moe']:.3g} ms"
+            rows.append((name, case["what"], theirs, ours, f"{case['best_over']['value']:.2f}x"))
+    known, layers = run["environment"], cases[0]["layers"]
+    heading = (
+        f"{layers} layers of the real shape, random weights, bfloat16; {known['device']}, torch "
+        f"{known['torch']}, transformers\n{run['results']['transformers']}, {known['date']}, "
+        "`python -m benchmarks.models`; a ratio is of times taken in turns."
+    )
+    table = markdown(("model", "", "transformers' best", "use_moe", "faster"), rows)
+    return f"{heading}\n\n{table}"
+
+
 def _copies() -> str:
     """Has the loops over batches whose copy takes as long as their computation."""
     cells: dict[str, list[str]] = {}
@@ -158,6 +179,7 @@ _RUNS: dict[str, Callable[[], str]] = {
     "experts on ranks": _experts_on_ranks,
     "ranks": partial(_ranks, "moe_ranks"),
     "ranks of four": partial(_ranks, "moe_ranks_4"),
+    "models": _models,
     "copies": _copies,
     "graphs": _graphs,
     "graph updates": _graph_updates,
