@@ -179,7 +179,8 @@ def cuda_ops_peers(op: OpSpec) -> Mapping[str, Callable[..., Any] | Peer] | None
     """Peers that compute the same, by name: callables that take the operator's arguments.
 
     All answers are joined, so that any package can add a peer; where two have one
-    name the first plugin's counts. Fires when an operator is timed.
+    name the first plugin's counts. Without an answer, the reference of a plugin is
+    the peer; ``{}`` is for no peers. Fires when an operator is timed.
     """
 
 

@@ -224,14 +224,16 @@ class Plugins:
         """
         return next(self._answers(hook, op), None)
 
-    def peers(self, op: OpSpec) -> dict[str, Any]:
+    def peers(self, op: OpSpec) -> dict[str, Any] | None:
         """Joins all answers to ``cuda_ops_peers``; where names are equal, the first one asked wins.
+        ``None`` if there is no answer.
 
         Raises:
             PluginError: a plugin raised; names plugin, hook and operator.
         """
-        found: dict[str, Any] = {}
+        found: dict[str, Any] | None = None
         for answer in self._answers("cuda_ops_peers", op):
+            found = found or {}
             found = {**found, **{n: peer for n, peer in answer.items() if n not in found}}
         return found
 

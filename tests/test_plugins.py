@@ -358,6 +358,16 @@ def test_none_passes_the_question_on(plugins: Plugins, pair: Pair) -> None:
     assert plugins.ask("cuda_ops_autocast", spec("planned")) == "float32"
 
 
+def test_peers_of_all_plugins_are_joined_and_no_answer_is_none(plugins: Plugins) -> None:
+    op = spec("planned")
+    assert plugins.peers(op) is None
+    plugins.add(plugin(cuda_ops_peers=hookimpl(lambda op: {})), "without")
+    assert plugins.peers(op) == {}
+    plugins.add(plugin(cuda_ops_peers=hookimpl(lambda op: {"a": min})), "one")
+    plugins.add(plugin(cuda_ops_peers=hookimpl(lambda op: {"b": len, "a": max})), "last")
+    assert plugins.peers(op) == {"b": len, "a": max}
+
+
 def test_the_plugin_installed_last_answers_first(plugins: Plugins) -> None:
     plugins.add(answering("float32"), "first")
     plugins.add(answering("promote"), "second")

@@ -11,6 +11,7 @@ operator, and no operator has a timing loop.
 ``verify``     whether what was timed is right
 ``compare``    rounds of operator and peers, until the interval is narrow
 ``choice``     which of a peer's candidates a case is compared with
+``reference_peers``  the reference as a peer, where no plugin names one
 ``sustained``  calls back to back, under the power limit
 ``memory``     how much memory of the device a call takes
 ``ceilings``   what the device can do: measured, and physically

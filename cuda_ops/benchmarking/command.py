@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.status import Status
 
 from cuda_ops import output
 from cuda_ops.build.discovery import add_root_option
@@ -84,8 +82,13 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
     if names == {"none"}:
         names = set()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with console.status("") as status:
-        progress = _progress(console, status)
+    # Progress is for a terminal, be it that of stderr: rich shows none in a file or a pipe.
+    shown = console if console.is_terminal else Console(stderr=True)
+    with shown.status("") as status:
+
+        def progress(text: str) -> None:
+            status.update(escape(text))
+
         progress("building")
         ops, left_out = _operators(arguments.ops)
         if ops:  # without operators, the reasons why they were left out say more
@@ -124,21 +127,6 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
     return kit.report(results)
 
 
-def _progress(console: Console, status: Status) -> Callable[[str], None]:
-    """Returns a function that shows a text as the status, or as a line on stderr if there is no
-    terminal. So the last line of a run that hangs or is killed names the part that did not return.
-    """
-    if console.is_terminal and not console.is_dumb_terminal:
-        return lambda text: status.update(escape(text))
-    begin = time.monotonic()
-
-    def line(text: str) -> None:
-        with contextlib.suppress(OSError):  # a closed pipe is no reason for a case to fail
-            print(f"[{time.monotonic() - begin:4.0f} s] {text}", file=sys.stderr, flush=True)
-
-    return line
-
-
 def _refuse_unknown(peers: set[str], pattern: str, ops: Sequence[OpSpec]) -> None:
     cases = [case for op in ops for case in cases_of(op, registry().plugins)]
     known = {name for case in cases for name in case.peers}
@@ -146,7 +134,7 @@ def _refuse_unknown(peers: set[str], pattern: str, ops: Sequence[OpSpec]) -> Non
         listed = ", ".join(sorted(known)) or "none"
         raise BenchmarkError(f"no case has a peer {', '.join(sorted(unknown))}; known: {listed}")
     if pattern and not any(re.search(pattern, case.label) for case in cases):
-        listed = "; ".join(case.label for case in cases) or "none"
+        listed = "; ".join(dict.fromkeys(case.label for case in cases)) or "none"
         raise BenchmarkError(f"no case has {pattern!r} in its label; known: {listed}")
 
 
@@ -154,7 +142,7 @@ def _operators(names: Sequence[str]) -> tuple[list[OpSpec], dict[str, str]]:
     """Builds and loads the named pairs; returns their operators, and why others are left out."""
     ops: list[OpSpec] = []
     left_out: dict[str, str] = {}
-    keys = [registry().key_of(name) for name in names]
+    keys = [registry().key_in_command(name) for name in names]
     for row in compile_ops(keys, compare=False):
         if keys and row.op not in keys:  # built because another operator calls it
             continue

@@ -26,6 +26,7 @@ from .environment import environment
 from .memory import memory_of
 from .peers import EAGER, load_peers
 from .raised import raised
+from .reference_peers import ReferencePeer, fault_of, reference_peers
 from .results import CaseResult, PeerResult, Report
 from .rotation import Rotation
 from .stats import Interval, median_interval
@@ -176,11 +177,11 @@ class Kit:
         wanted = {n: p for n, p in case.peers.items() if self._peers is None or n in self._peers}
         peers, missing = load_peers(wanted, progress)
         functions = {OURS: case.function or op.function, **peers}
-        if case.keywords:
-            keywords = {
-                name: self.device if isinstance(value, DeviceArg) else value
-                for name, value in case.keywords.items()
-            }
+        keywords = {
+            name: self.device if isinstance(value, DeviceArg) else value
+            for name, value in case.keywords.items()
+        }
+        if keywords:
             functions = {
                 name: wrapped(lambda f: partial(f, **keywords), f) for name, f in functions.items()
             }
@@ -208,6 +209,19 @@ class Kit:
         if calls > 2:
             progress(f"making arguments for {calls} calls")
             rotation = Rotation(case, self.device, calls, pair.shared)
+        referring = {n: p for n, p in wanted.items() if isinstance(p, ReferencePeer)}
+        if referring:
+            progress("trying the reference as a peer")
+            fault = fault_of(
+                partial(next(iter(referring.values())).function, **keywords),
+                pair.arguments[0],
+                outputs(forward[OURS](*pair.arguments[0])),
+                calls,
+                self.device,
+            )
+            for name in referring if fault else ():
+                functions.pop(name, None)
+                missing.setdefault(name, fault)
         progress("the reference in float64")
         verifier = Verifier(op, reference, rotation, claims.tolerance)
         lenient = {
@@ -238,6 +252,7 @@ class Kit:
         lasting = self._sustained(functions, rotation, found.seconds, progress)
         floor = self.ceilings.floor(case, written)
         notes = [f"{name} waits for the device: host time is included" for name in found.waiting]
+        notes += [peer.note for peer in referring.values()]
         for name, peer in lenient.items():
             if name in found.ratios and peer.off_by:
                 notes.append(f"{name} rounds by another rule: off by {peer.off_by} at most")
@@ -329,7 +344,11 @@ def _written(op: OpSpec, function: Callable[..., Any], args: tuple[Any, ...]) ->
 
 
 def cases_of(op: OpSpec, plugins: HookAnswers) -> list[BenchmarkCase]:
-    """Returns the operator's cases, each with the operator's peers beside its own."""
+    """Returns the operator's cases, each with the operator's peers beside its own. Where no plugin
+    answers ``cuda_ops_peers``, they are made of its reference.
+    """
     cases: list[BenchmarkCase] = plugins.ask("cuda_ops_benchmarks", op) or []
     peers = plugins.peers(op)
+    if peers is None:
+        peers = reference_peers(op, plugins)
     return [replace(case, peers={**peers, **case.peers}) for case in cases]
