@@ -27,10 +27,13 @@ from cuda_ops.errors import (
     PluginError,
     ResultError,
 )
+from cuda_ops.names import unknown
 from cuda_ops.plugins import plugin_name
 from cuda_ops.registry import registry
-from cuda_ops.spec import OpSpec
+from cuda_ops.spec import WRONG_GRADIENT, OpSpec
 
+#: The device whose kernels are compiled and not run, since there is no GPU.
+NOT_RUN = "cuda*"
 #: Why an operator has no fake.
 NO_FAKE = "no signature line or cuda_ops_fake"
 
@@ -52,6 +55,9 @@ class Row:
     uncompared: str = ""
     #: How many samples the operator refused while others were compared, and how.
     refused: str = ""
+    #: What finite differences say of the gradient: ``ok``, ``WRONG: `` and where, ``none`` where
+    #: there is no gradient, or ``not checked: `` and why; empty if nothing was compared.
+    gradient: str = ""
     note: str = ""
     error: str = ""
     warnings: tuple[str, ...] = ()
@@ -64,6 +70,11 @@ class Row:
     #: With ``--check``: what the checks found, for each operator of the pair.
     checks: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def has_wrong_gradient(self) -> bool:
+        """Whether the gradient differs from finite differences."""
+        return self.gradient.startswith(WRONG_GRADIENT)
+
 
 def compile_ops(
     names: Sequence[str] = (),
@@ -75,12 +86,14 @@ def compile_ops(
     progress: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
     """Builds and loads the named pairs (all without names) and those that they call, in parallel;
-    returns rows sorted by name. Unless ``compare`` is false, a few samples tell the largest error.
+    returns rows sorted by name. Unless ``compare`` is false, a few samples tell the largest error,
+    and others whether the gradient is right.
 
     A pair that fails has its error in its row and in ``registry().failures``; the others are
     usable, and an older library of the failed one goes on serving. A pair that is loaded and
     differs from its reference has its error in its row alone, and so have files that form no
-    operator and, without names, a plugin that cannot be used.
+    operator and, without names, a plugin that cannot be used. A wrong gradient is no error: its row
+    says so in ``gradient``.
 
     With ``debug`` these are debug builds, not optimized and with the names of variables, which lie
     beside the ordinary libraries: all of them, or those of the pairs with these keys, besides what
@@ -100,9 +113,8 @@ def compile_ops(
     names = [registry().key_of(name) for name in names]
     asked = {key: pair for key, pair in pairs.items() if not names or key in names}
     rows = _unusable(names, [*registry().problems, *unregistered(asked)])
-    unknown = [name for name in names if name not in (*pairs, *(row.op for row in rows))]
-    if unknown:
-        raise BuildError(f"no operator {', '.join(map(repr, unknown))}; known: {', '.join(pairs)}")
+    if strange := [name for name in names if name not in (*pairs, *(row.op for row in rows))]:
+        raise BuildError(unknown(strange, pairs))
     chosen = [key for key, pair in asked.items() if not pair.problem]
     archs = archs or compiling.visible_archs()
     debugged = {*([] if isinstance(debug, bool) else debug), *asked_for_debug(pairs)}
@@ -288,7 +300,7 @@ def _load(built: compiling.Built, row: Row, compare: bool) -> None:
         return
     device = "cuda" if "CUDA" in op.keys and torch.cuda.is_available() else "cpu"
     try:
-        error, row.refused = _compared(op, built, device)
+        error, row.refused, row.gradient = _compared(op, built, device)
     except (ResultError, KitError) as wrong:  # it stays loaded, so that its author can look at it
         row.error = str(wrong)
     else:
@@ -312,21 +324,22 @@ def _gradients(operator: Operator) -> str:
     return "of " + ", ".join(having)
 
 
-def _compared(op: OpSpec, built: compiling.Built, device: str) -> tuple[float | str, str]:
-    """Returns the largest error on a few fixed samples, or why there is none, and which of them the
-    operator refused. The file beside the library keeps both, since neither changes, so that a run
-    with nothing to build need not start the GPU.
+def _compared(op: OpSpec, built: compiling.Built, device: str) -> tuple[float | str, str, str]:
+    """Returns the largest error on a few fixed samples, or why there is none, which of them the
+    operator refused, and what finite differences say of the gradient. The file beside the library
+    keeps these, since none changes, so that a run with nothing to build need not start the GPU.
     """
     store = built.path.with_suffix(".compared.json")
     operator = registry().loaded(op.key)
     said = registry().plugin_text(built.pair) if operator is None else operator.now.fingerprint
     key = f"{device}, torch {torch.__version__}, {said}"
     known: dict[str, Any] = cache.read_json(store)
-    if not isinstance(known.get(key), list):
-        from cuda_ops.testing.quick import quick_comparison
+    if not (isinstance(known.get(key), list) and len(known[key]) == 3):
+        from cuda_ops.testing.quick import quick_comparison, quick_gradient
 
         try:
-            known[key] = [*quick_comparison(op, registry().plugins, device)]
+            compared = quick_comparison(op, registry().plugins, device)
+            known[key] = [*compared, quick_gradient(op, device)]
         except CudaOpsError:
             raise
         except Exception as error:  # the operator's own code, or a plugin's reference
@@ -335,8 +348,8 @@ def _compared(op: OpSpec, built: compiling.Built, device: str) -> tuple[float | 
             ) from error
         with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
             cache.write(store, json.dumps(known))
-    found, refused = known[key]
-    return found, refused
+    found, refused, gradient = known[key]
+    return found, refused, gradient
 
 
 def _devices(pair: Pair, keys: Sequence[str], has_cuda: bool) -> str:
@@ -348,5 +361,5 @@ def _devices(pair: Pair, keys: Sequence[str], has_cuda: bool) -> str:
     elif pair.kernel is not None and "CUDA" not in keys:
         names.append("no .cuda<f>() of its .cu")
     elif "CUDA" in keys and not torch.cuda.is_available():
-        names[names.index("cuda")] = "cuda (no GPU)"
+        names[names.index("cuda")] = NOT_RUN
     return " ".join(names)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import keyword
+from collections.abc import Iterable, Sequence
 
 #: The namespace of ``CUDA_OPS(library)``.
 HOME = "cuda_ops"
@@ -43,10 +45,38 @@ def apart(key: str) -> tuple[str, str]:
     return namespace or HOME, name
 
 
+def full(key: str) -> str:
+    """Returns the name in the dispatcher of what :func:`keyed` returned: ``cuda_ops::silu``."""
+    return "::".join(apart(key))
+
+
+def unknown(names: Sequence[str], known: Iterable[str]) -> str:
+    """Says that there are no operators of these names, and which may be meant."""
+    return f"no operator {', '.join(map(repr, names))}{instead(names, known)}"
+
+
+def instead(names: Sequence[str], known: Iterable[str]) -> str:
+    """Returns the end of an error about unknown names: keys that may be meant, or else all."""
+    known = [*known]
+    return suggested(names, known) or f"; known: {', '.join(known) or 'none'}"
+
+
+def suggested(names: Iterable[str], known: Iterable[str]) -> str:
+    """Returns a question for the keys whose names are close to one of these; empty without any."""
+    keys: dict[str, list[str]] = {}
+    for key in known:
+        keys.setdefault(apart(key)[1], []).append(key)
+    close = [one for name in names for one in difflib.get_close_matches(apart(name)[1], keys)]
+    meant = [repr(key) for stem in dict.fromkeys(close) for key in keys[stem]]
+    return f"; did you mean {' or '.join(meant)}?" if meant else ""
+
+
 def fault_of_namespace(name: str) -> str:
     """Returns why operators cannot have this namespace; empty where they can."""
     shown = f"namespace {name!r}"
-    if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name):
+    if keyword.iskeyword(name):
+        return f"{shown} is a keyword of Python"
+    if not name.isidentifier() or not name.isascii():
         return f"{shown} is not a Python identifier of ASCII letters"
     if name.startswith("_"):
         return f"{shown} starts with an underscore"

@@ -215,7 +215,7 @@ def _chosen(config: pytest.Config) -> list[str]:
     try:
         pairs = {s: p for s, p in registry().rescan().items() if p.is_declared}
         wanted = [name for names in config.getoption("--cuda-ops") for name in names.split(",")]
-        wanted = [registry().key_of(name) for name in wanted]
+        wanted = [registry().key_in_command(name) for name in wanted]
         names = list(pairs) + list(described()) if "all" in wanted else wanted
         stems = [name for name in names if name in pairs]
         # Not compared: Hypothesis warns when samples are drawn while pytest starts.

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from cuda_ops.build import cache, compiling, debug, guests
+from cuda_ops.build.advice import dev_command
 from cuda_ops.build.discovery import (
     BUILTIN_ROOT,
     Pair,
@@ -37,9 +38,12 @@ from cuda_ops.dispatch.generation import Generation
 from cuda_ops.dispatch.library import Library, open_library
 from cuda_ops.dispatch.operator import Operator, redefining
 from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError, ManifestError, PluginError
-from cuda_ops.names import HOME, apart, keyed
+from cuda_ops.names import HOME, apart, full, keyed, suggested, unknown
 from cuda_ops.plugins import Plugins, plugin_files
 from cuda_ops.spec import OpSpec
+
+#: Where environments keep packages.
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 class Registry:
@@ -145,27 +149,65 @@ class Registry:
         text = f"{what} {namespace!r} has no operator {name!r}"
         if others := [other for other in self._elsewhere(name) if other in self.pairs()]:
             text += f"; there is torch.ops.{' and torch.ops.'.join(map(_shown, others))}"
+        else:
+            own = (key for key in self.pairs() if apart(key)[0] == namespace)
+            text += suggested([name], own)
         if unusable := "; ".join(self.plugins.problems.values()):
             text += f"; what could not be used: {unusable}"
         return text
 
-    def _elsewhere(self, name: str) -> list[str]:
-        """Returns the keys of an operator with this name in each namespace that may have one."""
+    def _elsewhere(self, name: str) -> dict[str, Pair]:
+        """Returns the pair of an operator with this name in each namespace that may have one, by
+        the operator's key. A pair whose name begins the operator's gives way to one with more.
+        """
         spaces = dict.fromkeys(pair.namespace for pair in self.pairs().values())
-        keys = [keyed(space, name) for space in spaces]
-        return [key for key in keys if self._pair_of(key) is not None]
+        found = {key: self._pair_of(key) for key in (keyed(space, name) for space in spaces)}
+        pairs = {key: self.pairs()[pair] for key, pair in found.items() if pair is not None}
+        longest = max((len(pair.stem) for pair in pairs.values()), default=0)
+        return {key: pair for key, pair in pairs.items() if len(pair.stem) == longest}
 
     def key_of(self, name: str) -> str:
-        """Returns the key of the operator that a user calls so: by its key, by its name in the
-        dispatcher (``cuda_ops::silu``), or by its name alone, where only one namespace has it or
-        ``cuda_ops`` does.
+        """Returns the key of the operator that Python code calls so: by its key, by its name in
+        the dispatcher (``cuda_ops::silu``), or by its name alone, where only one namespace has it
+        or ``cuda_ops`` does.
         """
         if "::" in name:
             return keyed(*apart(name))
-        elsewhere = self._elsewhere(name)
-        pairs = [key for key in elsewhere if key in self.pairs()]
-        found = pairs or elsewhere
+        found = [*self._elsewhere(name)]
         return found[0] if len(found) == 1 else name
+
+    def key_in_command(self, name: str) -> str:
+        """Returns the key of the operator that a command's user calls so. A name alone is first one
+        of an added root, then one of the project in the current folder.
+
+        Raises:
+            DiscoveryError: several namespaces have an operator of this name.
+        """
+        if "::" in name:
+            return keyed(*apart(name))
+        found = self._elsewhere(name)
+        added = [root.resolve() for root in self._extra_roots]
+        here = Path.cwd()
+        own = self.roots_in(here) if (here / "pyproject.toml").is_file() else []
+        for roots in (added, own):
+            if among := {key: pair for key, pair in found.items() if pair.root in roots}:
+                found = among
+                break
+        if len(found) > 1:
+            raise DiscoveryError(
+                f"operator {name!r}: expected a full name, {' or '.join(map(full, found))}, got "
+                "one that several namespaces have"
+            )
+        return next(iter(found), name)
+
+    def roots_in(self, folder: Path) -> list[Path]:
+        """Returns the roots in a folder, but for those of packages that are installed there, in a
+        virtual environment.
+        """
+        self.pairs()  # which asks for the roots
+        roots = dict.fromkeys((BUILTIN_ROOT.resolve(), *self._installed_roots))
+        own = [root for root in roots if root.is_relative_to(folder)]
+        return [root for root in own if not _INSTALLED & {*root.relative_to(folder).parts}]
 
     def part_of(self, op: OpSpec, name: str) -> str:
         """Returns the key of an operator that ``.calls`` of another names: in the namespace of that
@@ -278,7 +320,7 @@ class Registry:
         pair = self.pairs().get(key)
         if pair is None:
             self._refuse_unfinished(key)
-            raise BuildError(f"no operator {key!r}; known: {', '.join(self.pairs())}")
+            raise BuildError(unknown([key], self.pairs()))
         if library is None and key in self.failures and key not in self._of_pair:
             raise self.failures[key]
         if pair.problem:
@@ -295,8 +337,7 @@ class Registry:
             )
             if text is not None and opened.source_hash not in ("", text.hash):
                 warnings.warn(
-                    f"{_shown(key)}: its sources changed since it was built; run "
-                    "python compile_dev.py",
+                    f"{_shown(key)}: its sources changed since it was built; run {dev_command()}",
                     stacklevel=5,
                 )
             self._load_called(opened)
@@ -377,7 +418,7 @@ class Registry:
     def _built_library(self, pair: Pair, text: Text) -> Path:
         where = shlex.quote(str(pair.root))
         root = f"--root {where} " if pair.root != BUILTIN_ROOT.resolve() else ""
-        build = f"python compile_dev.py {root}{pair.key}"
+        build = f"{dev_command()} {root}{pair.key}"
         debugged = pair.key in debug.asked(self.pairs())
         try:
             library = compiling.find_library(pair, text, debugged)
@@ -392,7 +433,7 @@ class Registry:
         if debugged:
             raise BuildError(
                 f"{_shown(pair.key)}: {debug.VARIABLE} asks for its debug build, and there is none "
-                f"of the present sources: run python compile_dev.py {root}--debug {pair.key}"
+                f"of the present sources: run {dev_command()} {root}--debug {pair.key}"
             )
         last = compiling.last_failure(pair, text)
         raise BuildError(

@@ -56,6 +56,8 @@ def output_names(returns: Sequence[torch._C.Argument]) -> tuple[str, ...]:
 
 #: Why results are not compared; the CPU kernel of two files alone is its own reference.
 NO_REFERENCE = "no reference"
+#: What is said of a gradient that differs from finite differences, and of one that is not compared.
+WRONG_GRADIENT, UNCHECKED_GRADIENT = "WRONG", "not checked"
 #: The largest int: a range that ends there has no end.
 UNBOUNDED = 2**63 - 1
 

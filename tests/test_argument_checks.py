@@ -416,6 +416,30 @@ def test_a_call_without_any_tensor_is_refused_by_name(name: str) -> None:
             function(none)
 
 
+@pytest.mark.parametrize(
+    ("part", "arguments", "message"),
+    [
+        ("scaled", (X.numpy(), 2.0, 1), "'x': expected a tensor, got ndarray"),
+        ("scaled", (X, "a", 1), "'factor': expected a number, got str"),
+        ("scaled", (X, X, 1), "'factor': expected a number, got Tensor"),
+        ("scaled", (X, 2.0, 1.5), "'shift': expected an int, got float"),
+        ("scaled", (X, 2.0, None), "'shift': expected an int, got None"),
+        ("listed", (X.numpy(),), "'xs': expected a list of tensors, got ndarray"),
+        ("listed", ([X, "a"],), "'xs': expected a list of tensors, got list of Tensor, str"),
+        ("listed", ([X], 3), r"'\w+': expected a tensor or None, got int"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_refused_in_one_line(
+    name: str, part: str, arguments: tuple[Any, ...], message: str
+) -> None:
+    function = registry().public(f"{name}_{part}")
+    for mode in (torch.enable_grad, torch.inference_mode):
+        with mode(), pytest.raises(RuntimeError) as raised:
+            function(*arguments)
+        expected = rf"cuda_ops::{name}_{part}: argument {message}"
+        assert re.fullmatch(expected, str(raised.value)) and raised.value.__suppress_context__
+
+
 def test_tensors_of_a_list_are_on_one_device(name: str) -> None:
     op = spec(f"{name}_listed")
     elsewhere, on_cpu = X.to("meta"), torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)

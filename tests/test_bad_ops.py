@@ -175,7 +175,7 @@ def _is_rejected(name: str, device: str, check: str | None, worker: Worker) -> N
     assert entry.check == check, str(entry)
     first_line = (ROOT / "bindings" / f"{name}.cpp").read_text().splitlines()[0]
     if number := re.match(r"// Class (\d+):", first_line):
-        assert f"class {number[1]}, " in str(entry)
+        assert entry.label in {one.title for one in CHECKS if one.number == int(number[1])}
 
 
 @pytest.mark.slow
@@ -187,13 +187,13 @@ def test_the_printed_line_reproduces_the_failure_in_a_new_process(worker: Worker
         [sys.executable, *words[1:]], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 1, done.stderr
-    assert "FAILED  unwritten[cpu]: class 15, unwritten output" in done.stdout
+    assert "FAILED  unwritten[cpu]: unwritten output" in done.stdout
 
 
 @pytest.mark.slow
 def test_a_wrong_gradient_is_told_by_a_number(worker: Worker) -> None:
     detail = first_failure("bad_gradient", "cpu", worker).detail
-    numbers = re.search(r"'x': of element \d+ by element \d+ got (\S+), expected (\S+)$", detail)
+    numbers = re.fullmatch(r"'x': got d out\S* / d x\S* = (\S+), expected (\S+)", detail)
     assert numbers is not None and float(numbers[1]) != float(numbers[2]), detail
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ScratchOp, needs_nvcc, run_python
+from rich.console import Console
 from torch.utils import cpp_extension
 
 from cuda_ops.build import toolchain
@@ -22,7 +23,7 @@ from cuda_ops.compile_ops import (
     reload,
 )
 from cuda_ops.dev import main
-from cuda_ops.dev.command import ITS_OWN, table, uncompared
+from cuda_ops.dev.command import ITS_OWN, check, show, table, uncompared
 from cuda_ops.dev.scaffold import new_pair
 from cuda_ops.errors import BuildError, DiscoveryError, ResultError
 from cuda_ops.registry import registry
@@ -41,7 +42,9 @@ def test_the_table_has_a_row_for_the_operator_and_the_exit_status_is_0(
     assert main([scratch_op.name]) == 0
     out = capsys.readouterr().out
     assert re.search(rf"built {scratch_op.name} in \d+\.\d s", out)
-    assert out.splitlines()[-1] == f"no reference: {ITS_OWN}"
+    plugin = scratch_op.root / "ops" / f"{scratch_op.name}.py"
+    remedy = f"write cuda_ops_reference in {plugin} for another"
+    assert out.splitlines()[-1] == f"no reference: {ITS_OWN}; {remedy}"
     header, row = (line.split() for line in out.splitlines()[-4:-2])
     assert header == ["op", "build", "devices", "fake", "autograd", "max", "error"]
     assert (row[0], row[3:]) == (scratch_op.name, ["cpu", "yes", "yes", "no", "reference"])
@@ -54,7 +57,7 @@ def test_verbose_shows_command_lines_beside_the_reason(
     scratch_op: ScratchOp, capsys: Capture
 ) -> None:
     for body, status in (("v * undeclared", 1), ("v * 3", 0)):
-        scratch_op.write(body)
+        scratch_op.write(body, "g * 3")
         assert main(["--json", "--verbose", scratch_op.name]) == status
         captured = capsys.readouterr()
         assert re.search(rf"(?m)^\S+ .*-c \S*{scratch_op.name}\.cpp", captured.err)
@@ -65,7 +68,7 @@ def test_verbose_shows_command_lines_beside_the_reason(
 def test_without_ninja_verbose_names_the_reason_too(
     scratch_op: ScratchOp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    scratch_op.write("v * 2")
+    scratch_op.write("v * 2", "g * 2")
     assert main([scratch_op.name]) == 0  # leaves a build.ninja
     (tmp_path / "c++").symlink_to(str(shutil.which("c++")))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -77,7 +80,7 @@ def test_without_ninja_verbose_names_the_reason_too(
 @needs_nvcc
 @pytest.mark.slow
 def test_a_kernel_that_no_line_binds_is_said_to_be(scratch_op: ScratchOp, capsys: Capture) -> None:
-    scratch_op.write("v * 2")
+    scratch_op.write("v * 2", "g * 2")
     (scratch_op.root / "kernels" / f"{scratch_op.name}.cu").write_text("// nothing yet\n")
     assert main([scratch_op.name]) == 0
     assert "cpu no .cuda<f>() of its .cu" in capsys.readouterr().out
@@ -162,18 +165,49 @@ def test_what_is_loaded_need_not_be_compared(scratch_op: ScratchOp) -> None:
     assert list(table([compared]).columns[-1].cells) == ["0.0e+00"]
 
 
+def test_a_wrong_gradient_is_told_and_the_operator_serves(
+    scratch_op: ScratchOp, capsys: Capture
+) -> None:
+    scratch_op.write("v * 2", "g * 3")
+    for _ in range(2):  # the second time from the file that keeps it
+        assert main([scratch_op.name]) == 1
+        out = capsys.readouterr().out
+        assert re.search(rf"{scratch_op.name} +\S+.* yes +WRONG +no reference", out)
+        wrong = r"gradient WRONG: 'x': got d out\S* / d x\S* = 3, expected 2; "
+        more = f"python compile_dev.py --check {scratch_op.name} says more"
+        assert re.search(rf"\n{scratch_op.name}: {wrong}{more}\n", out)
+    reload(scratch_op.name)
+    assert torch.equal(scratch_op.function(X), X * 2)
+    scratch_op.write("v * 2", "g * 2")
+    (row,) = compile_ops([scratch_op.name])
+    assert (row.error, row.gradient) == ("", "ok")
+
+
+def test_what_goes_into_a_pipe_has_a_row_in_a_line(capsys: Capture) -> None:
+    rows = [Row("an_operator" * 5, "installed", devices="cpu cuda*", fake="its own " * 9,
+                autograd="no, it writes its arguments", max_error=0.0)]  # fmt: skip
+    show(rows, Console(soft_wrap=True))
+    header, row = capsys.readouterr().out.splitlines()[:2]
+    assert header.startswith("op") and row.rstrip().endswith("0.0e+00") and len(row) > 150
+
+
 def test_no_cell_of_the_table_is_blank() -> None:
     rows = [
         Row("failed", error="why"),
         Row("guest", "cached", note="TORCH_LIBRARY guest: no fake"),
         Row("unchecked", "cached", devices="cpu", fake=NO_FAKE, autograd="no f_backward",
             uncompared="all refused: words, for Sample(())"),
+        Row("lists", "cached", devices="cpu", fake="yes", autograd="yes", max_error=0.0,
+            gradient="not checked: it takes lists"),
     ]  # fmt: skip
     cells = [list(column.cells) for column in table(rows).columns]
     assert [column[0] for column in cells[2:]] == ["see below"] * 4
     assert [column[1] for column in cells[3:]] == ["a guest has none"] * 3
     assert cells[-1][2] == "all refused"
-    assert uncompared(rows) == ["unchecked: all refused: words, for Sample(())"]
+    assert uncompared(rows) == [
+        "unchecked: all refused: words, for Sample(())",
+        "lists: gradient not checked: it takes lists",
+    ]
 
 
 def test_the_table_says_why_there_is_no_fake_and_no_gradient(scratch_op: ScratchOp) -> None:
@@ -189,8 +223,8 @@ def test_the_table_says_why_there_is_no_fake_and_no_gradient(scratch_op: Scratch
         ('"()->()"', ".dtypes(kInt64)", "yes", "no, integers only"),
     ):
         scratch_op.binding.write_text(text.replace("LINE", line).replace("WORDS", words))
-        (row,) = compile_ops([scratch_op.name], compare=False)
-        assert (row.error, row.fake, row.autograd) == ("", fake, autograd)
+        (row,) = compile_ops([scratch_op.name])
+        assert (row.error, row.fake, row.autograd, row.gradient) == ("", fake, autograd, "none")
     listed = text.replace("(Tensor x)", "(Tensor[] xs)").replace(
         "const Tensor& x) { return contiguous(x)",
         "const std::vector<Tensor>& xs) { return contiguous(xs[0])",
@@ -326,10 +360,29 @@ def test_a_crash_shows_whose_it_was_and_check_has_no_share_in_it(
     assert f'File "<cuda_ops.{scratch_op.name}>"' in died.stderr, died.stderr
     assert f"died in {scratch_op.name}: the comparison with its reference on cpu." in died.stderr
     # The checks run in a process of their own, which may die.
-    monkeypatch.setattr(
-        "cuda_ops.dev.command.check", lambda rows, console: rows[0].max_error is None
-    )
+    monkeypatch.setattr("cuda_ops.dev.command.check", lambda rows, *_: rows[0].max_error is None)
     assert main(["--check", scratch_op.name]) == 0
+
+
+@pytest.mark.slow
+def test_check_prints_failures_and_a_line_for_each_operator(
+    scratch_op: ScratchOp, capsys: Capture
+) -> None:
+    scratch_op.write("v * 2", "g * 3")
+    assert main(["--check", scratch_op.name]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    name, others = scratch_op.name, r"not run: .*\d+ for \d+ other reasons"
+    itself = rf"\(compared with itself\), \d+ {others}"
+    (start,) = (i for i, line in enumerate(lines) if line.startswith(f"{name}: "))
+    assert re.fullmatch(rf"{name}: \d+ FAILED, \d+ passed {itself}", lines[start])
+    assert lines[start + 1] == "FAILED  gradcheck[cpu]: the gradient is wrong"
+    assert re.search(r"'x': got d out\S* / d x\S* = 3, expected 2", lines[start + 2])
+    assert any(re.fullmatch(rf"{name}_backward: \d+ passed {itself}", line) for line in lines)
+    assert not any(line.startswith(("ok ", "not run ")) for line in lines)
+    assert lines[-2].startswith("not looked at: ")
+    assert lines[-1].startswith(f"FAILED  {name}: gradcheck[cpu]")
+    check([Row(scratch_op.name)], Console(soft_wrap=True), verbose=True)
+    assert "ok      layouts[cpu]: " in capsys.readouterr().out
 
 
 def test_torchs_guess_of_a_toolkit_is_not_asked(
@@ -472,10 +525,12 @@ def test_a_malformed_line_is_refused(scratch_op: ScratchOp, line: str) -> None:
         (["no_such_op"], r"no operator 'no_such_op'; known: .*silu"),
         (["silu", "[/x]"], r"no operator '\[/x\]'"),
         (["--arch", "banana", "silu"], "banana"),
+        (["silv"], r"no operator 'silv'; did you mean 'silu'\?"),
         (["--root", "/no/such/folder", "silu"], r"/no/such/folder: operator root does not exist"),
-        (["new"], "expected one name"),
-        (["new", "two", "names"], "expected one name"),
-        (["--rows", "silu"], "--rows: expected new, as in: compile_dev.py new my_op --rows"),
+        (["--root", __file__, "silu"], r"test_dev.py: expected a folder with kernels/ .* a file"),
+        (["--verbose", "new"], "expected one name"),
+        (["--verbose", "new", "two", "names"], "expected one name"),
+        (["--rows", "silu"], "--rows: expected new, as in: python compile_dev.py new my_op --rows"),
     ],
 )
 def test_what_is_unknown_is_an_error_of_one_line_and_status_1(

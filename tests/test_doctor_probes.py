@@ -20,7 +20,9 @@ from cuda_ops.build import cache, toolchain
 from cuda_ops.doctor import asking, caches, child, command, gather, machine
 from cuda_ops.doctor.facts import Facts, Failure, Torch
 from cuda_ops.doctor.operators import look
+from cuda_ops.errors import DiscoveryError
 from cuda_ops.namespaces import hidden_by
+from cuda_ops.registry import Registry
 from cuda_ops.runtime.tuning import key
 
 # --- programs that do not answer -------------------------------------------------------------
@@ -182,6 +184,19 @@ def test_a_name_that_is_no_operator_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     lines: list[dict[str, Any]] = []
     look(lines.append, {"names": ["silu", "no_such"], "roots": [], "skip": []})
     assert lines[-1]["unknown"] == ["no_such"] and "silu" in lines[-1]["known"]
+
+
+def test_a_name_of_several_operators_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: object, name: str) -> str:
+        raise DiscoveryError(f"operator {name!r}: expected a full name")
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ())
+    monkeypatch.setattr(Registry, "key_in_command", refused)
+    lines: list[dict[str, Any]] = []
+    look(lines.append, {"names": ["silu"], "roots": [], "skip": []})
+    monkeypatch.setattr(gather, "ask_child", told((lines, asking.Answer("", ""))))
+    with pytest.raises(gather.UnknownError, match=r"^operator 'silu': expected a full name$"):
+        gather._with_operators(Facts(), ["silu"], [])
 
 
 def test_a_name_that_a_failed_plugin_would_have_brought(monkeypatch: pytest.MonkeyPatch) -> None:

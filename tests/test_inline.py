@@ -189,7 +189,7 @@ def test_schemas_are_checked_before_anything_is_compiled(name: str, builds: list
 
 
 def test_the_tools_of_the_process_find_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    cuda_ops.inline(name, cpp=binding(name, "v * 2"))
+    cuda_ops.inline(name, cpp=binding(name, "v * 2", "g * 2"))
     assert compile_ops([name])[0].error == ""
     assert main(["dev", name]) == 0
     assert name in capsys.readouterr().out

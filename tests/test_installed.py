@@ -65,7 +65,7 @@ def test_what_pip_built_is_loaded_until_an_edit_and_again_after_it(
     assert scratch_op.reload().origin == "built"
     assert torch.equal(scratch_op.function(X), X * 3)
     scratch_op.write("v * 2", "g * 2")
-    assert scratch_op.reload().origin == "cached"
+    assert scratch_op.reload().origin == "installed"
     assert torch.equal(scratch_op.function(X), X * 2)
 
     scratch_op.write("v * 4", "g * 4")
@@ -252,6 +252,10 @@ def test_a_library_that_fits_is_published_as_it_is(pair: Pair) -> None:
     assert built.origin == "installed"
     assert built.path.read_bytes() == library.read_bytes()
     assert built.resources is None and built.warnings == ()  # pip keeps no log of nvcc's
+    assert compiling.build(pair, HERE).origin == "installed"  # as long as pip's is the same
+    library.write_bytes(library.read_bytes() + b"of another build")
+    assert compiling.build(pair, HERE).origin == "cached"
+    library.unlink()
     assert compiling.build(pair, HERE).origin == "cached"
 
 

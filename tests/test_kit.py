@@ -43,7 +43,7 @@ from cuda_ops.testing.report import (
     not_run_counts,
     read_junit,
 )
-from cuda_ops.testing.subject import Origin, Subject, find
+from cuda_ops.testing.subject import ITSELF, Origin, Subject, find
 from cuda_ops.testing.worker import (
     IN_WORKER,
     Outcome,
@@ -371,6 +371,16 @@ def test_a_report_counts_what_was_not_run() -> None:
     assert not report.passed and report.failures == entries[3:]
     assert "not run layouts[cuda], vmap[cuda]: no CUDA device" in str(report)
     assert str(report).endswith("1 passed, 1 failed, 2 not run")
+    assert report.summary().splitlines() == [
+        "f: 1 FAILED, 1 passed, 2 not run: 2 for 1 reason",
+        *str(entries[3]).splitlines(),
+    ]
+    kept = [CheckEntry(name, "cuda", None, "no CUDA device") for name in "abcde"]
+    itself = CheckEntry("reference", "cpu", True, ITSELF)
+    few = (CheckEntry("lists", "cpu", None, "no lists"), CheckEntry("jvp", "cpu", None, "no jvp"))
+    summary = CheckReport("f", (itself, *kept, *few), notes=("fast math",)).summary()
+    reasons = "7 not run: 5 no CUDA device, 2 for 2 other reasons"
+    assert summary == f"f: 1 passed (compared with itself), {reasons}\nfast math"
     other = CheckReport("g", (replace(entries[0], count=5), replace(entries[3], passed=None)))
     table = markdown([report, other, CheckReport("h", entries[:1])])
     assert "| layouts[cpu] | 3 | 5 | 3 |" in table

@@ -72,7 +72,7 @@ def test_dtypes_that_torch_can_hardly_compute_with_are_compared(
     if name in ("reference", "numerics"):
         wrong = torch.conj_physical if dtype.is_complex else torch.zeros_like
         entry = _checked(replace(right, reference=wrong), name)
-        assert entry.passed is False and entry.label == by_name(name).label, entry
+        assert entry.passed is False and entry.label == by_name(name).title, entry
 
 
 def test_a_dtype_that_the_kit_cannot_make_is_no_mistake_of_the_operator(
@@ -114,7 +114,7 @@ def test_results_in_lists_and_numbers_are_compared(
             lambda x: (x + 1, [x + 2, x + 3]),
         ):
             entry = _checked(replace(subject, reference=wrong), name)
-            assert entry.passed is False and entry.label == by_name(name).label, entry
+            assert entry.passed is False and entry.label == by_name(name).title, entry
 
 
 def test_a_required_dtype_comes_from_the_samples_alone(

@@ -82,7 +82,7 @@ def test_replay_says_what_became_of_the_sample(capsys: pytest.CaptureFixture[str
     assert main(["replay", "silu::nothing[cpu]"]) == 2
     assert "no check 'nothing'; known: abi, " in capsys.readouterr().err
     assert main(["replay", "sillu::layouts[cpu]"]) == 2
-    assert "no operator 'sillu'; known: " in capsys.readouterr().err
+    assert "no operator 'sillu'; did you mean 'silu'?" in capsys.readouterr().err
     assert main(["replay", "elsewhere::f::layouts[cpu]"]) == 2
     assert "elsewhere::f is not described" in capsys.readouterr().err
 

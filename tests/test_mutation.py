@@ -431,7 +431,7 @@ def test_a_program_that_takes_too_long_is_ended_with_its_children(tmp_path: Path
     ("words", "says"),
     [
         (["--shard", "3/2"], "--shard: expected I/N such as 1/4, got '3/2'"),
-        (["no_such_operator"], "no operator no_such_operator; known: "),
+        (["no_such_operator"], "no operator 'no_such_operator'; known: "),
     ],
 )
 def test_a_wrong_call_is_refused(

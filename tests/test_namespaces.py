@@ -25,7 +25,7 @@ from cuda_ops.dev import main, watch
 from cuda_ops.dev.scaffold import new_pair
 from cuda_ops.dispatch import declared
 from cuda_ops.errors import CudaOpsError, DiscoveryError, ManifestError
-from cuda_ops.names import OF_TORCH, apart, fault_of_namespace, keyed
+from cuda_ops.names import OF_TORCH, apart, fault_of_namespace, keyed, unknown
 from cuda_ops.namespaces import expose
 from cuda_ops.registry import registry
 from cuda_ops.testing import check_op
@@ -162,7 +162,7 @@ def test_keys() -> None:
     [
         ("aten", "is one that torch has itself"),
         ("_cuda_ops", "starts with an underscore"),
-        ("class", "is not a Python identifier"),
+        ("class", "is a keyword of Python"),
         ("my ops", "is not a Python identifier"),
         ("größe", "is not a Python identifier of ASCII letters"),
         ("load_library", r"is taken by torch\.ops\.load_library"),
@@ -258,6 +258,87 @@ def test_a_name_alone_leads_to_the_only_operator(spaces: tuple[Spaced, Spaced]) 
         registry().rescan()
 
 
+def test_a_command_means_an_added_root_first(
+    spaces: tuple[Spaced, Spaced],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)  # which is no project
+    first, second = spaces
+    key = registry().key_in_command
+    assert key("silu") == key("cuda_ops::silu") == "silu" and key("nowhere") == "nowhere"
+    assert key("cuda_ops::add") == "add" and key("second_ops::add") == "second_ops::add"
+    with pytest.raises(
+        DiscoveryError, match="'add': expected a full name, first_ops::add or second_ops::add, got"
+    ):
+        key("add")
+    registry().drop_root(second.root)
+    try:
+        assert main(["add"]) == 0
+        assert "first_ops::add" in capsys.readouterr().out
+        assert key("add_backward") == "first_ops::add_backward"
+        assert key("add_rms_norm_") == "add_rms_norm_"  # not one of the pair first_ops::add
+        # Those of the installed packages.
+        registry()._installed_roots = [*registry()._installed_roots, first.root.resolve()]
+        pairs = registry().pairs()
+        registry()._extra_roots.remove(first.root)
+        registry()._pairs = pairs
+        with pytest.raises(DiscoveryError, match="a full name, cuda_ops::add or first_ops::add,"):
+            key("add")
+        assert main(["add"]) == 1
+        assert "error: operator 'add': expected a full name, " in capsys.readouterr().out
+    finally:
+        for spaced in spaces:
+            registry().add_root(spaced.root)
+        registry().rescan()
+
+
+def test_a_command_in_a_project_means_its_operators(
+    spaces: tuple[Spaced, Spaced], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = [tmp_path / "mine", tmp_path / ".venv" / "lib" / "site-packages" / "theirs"]
+    for root, namespace in zip(roots, ("mine_ops", "their_ops"), strict=True):
+        Spaced(root, namespace).write(1)
+    before = list(registry()._extra_roots)
+    try:
+        registry()._extra_roots[:] = []
+        monkeypatch.setattr(registry().plugins, "roots", lambda: roots)
+        registry().rescan()
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(DiscoveryError, match="cuda_ops::add or mine_ops::add or their_ops::a"):
+            registry().key_in_command("add")
+        (tmp_path / "pyproject.toml").touch()
+        assert registry().key_in_command("add") == "mine_ops::add"
+        assert registry().key_in_command("silu") == "silu"
+        monkeypatch.chdir(REPO)
+        assert registry().key_in_command("add") == "add"
+    finally:
+        registry()._extra_roots[:] = before
+        monkeypatch.undo()
+        registry().rescan()
+
+
+@pytest.mark.parametrize(
+    ("names", "end"),
+    [
+        (["silv"], "no operator 'silv'; did you mean 'silu'?"),
+        (["my_ops::reluu"], "no operator 'my_ops::reluu'; did you mean 'relu' or 'other::relu'?"),
+        (["silv", "zzz"], "no operator 'silv', 'zzz'; did you mean 'silu'?"),
+        (["zzz"], "no operator 'zzz'; known: silu, relu, other::relu"),
+    ],
+)
+def test_an_unknown_name_leads_to_those_that_are_close(names: list[str], end: str) -> None:
+    assert unknown(names, ["silu", "relu", "other::relu"]) == end
+
+
+def test_a_module_leads_to_names_that_are_close(spaces: tuple[Spaced, Spaced]) -> None:
+    with pytest.raises(AttributeError, match=r"has no operator 'silv'; did you mean 'silu'\?$"):
+        _ = cuda_ops.silv
+    with pytest.raises(AttributeError, match=r"'ad'; did you mean 'first_ops::add'\?$"):
+        registry().public("first_ops::ad")
+
+
 def test_what_a_binding_calls_is_in_its_namespace_first(spaces: tuple[Spaced, Spaced]) -> None:
     op = find("first_ops::add").op
     assert registry().part_of(op, "add_backward") == "first_ops::add_backward"
@@ -331,7 +412,7 @@ def test_errors_of_a_call_name_the_namespace(spaces: tuple[Spaced, Spaced]) -> N
     assert not hasattr(torch.ops.first_ops, "add_nowhere")
     with pytest.raises(KeyError):
         compiled_ops["first_ops::nowhere"]
-    with pytest.raises(CudaOpsError, match=r"no operator 'third_ops::add'; known: .*first_"):
+    with pytest.raises(CudaOpsError, match=r"no operator 'third_ops::add'; did you mean .*first_"):
         compile_ops(["third_ops::add"])
 
 
@@ -610,7 +691,7 @@ def test_a_new_pair_gets_the_namespace_of_its_root(
     assert "expected --namespace my_ops, as its other pairs have, or no such option, got" in said
     assert main(["--namespace", "my_ops", "silu"]) == 1
     assert (
-        "--namespace: expected new or adopt, as in: compile_dev.py new my_op"
+        "--namespace: expected new or adopt, as in: python compile_dev.py new my_op"
         in capsys.readouterr().out
     )
 

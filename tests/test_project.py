@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def test_init_writes_a_package_and_says_what_comes_next(
     ("name", "op", "message"),
     [
         ("my-ops", "first", "package name 'my-ops' is not a Python identifier of ASCII letters"),
-        ("class", "first", "package name 'class' is not a Python identifier"),
+        ("class", "first", "package name 'class' is a keyword of Python"),
         ("_my_ops", "first", "package name '_my_ops' starts with an underscore"),
         ("torch", "first", "package name 'torch' is that of torch itself; choose another"),
         ("cuda_ops", "first", "package name 'cuda_ops' is that of cuda_ops itself"),
@@ -170,6 +171,45 @@ print(project.operators(folder), root, child.count("my_ops::"))
     assert said[:2] == [f"wrote {root}/kernels/second.cu", f"wrote {root}/bindings/second.cpp"]
     assert said[2].endswith(" --watch my_ops::second") and "--root" not in said[2]
     assert said[3] == f"['my_ops::first', 'my_ops::second'] {root} 2"
+
+
+def test_a_short_name_is_the_projects_operator(tmp_path: Path) -> None:
+    project = tmp_path / "my_ops"
+    init.new_project(project, "silu")  # which cuda_ops has, too
+    code = """
+from cuda_ops.dev import project
+from cuda_ops.registry import registry
+project.enter()
+print(registry().key_in_command("silu"), registry().key_in_command("relu"))
+from cuda_ops.dev import command
+command.compile_ops = lambda names, **_: print(names) or []
+command.main(["--check", "silu"])
+"""
+    done = run("-c", code, folder=project)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:2] == ["my_ops::silu relu", "['my_ops::silu']"]
+
+
+def test_the_tests_of_a_project_are_those_of_all_its_operators(project: Path) -> None:
+    new_pair("my_softmax", project / "my_ops" / "src", "rows")
+    info = project / "my_ops-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_ops\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[cuda_ops]\nmy_ops = my_ops.plugin\n")
+    listed = run("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests",
+                 folder=project, PYTHONPATH=str(project))  # fmt: skip
+    assert listed.returncode == 0, listed.stdout + listed.stderr
+    for name in ("first", "my_softmax"):
+        assert f"test_the_checks_of_cuda_ops_pass[my_ops::{name}]" in listed.stdout
+
+
+@pytest.mark.parametrize("op", ["f", "first", "an_operator_of_a_long_name"])
+def test_the_columns_of_a_readme_are_even(op: str) -> None:
+    blocks = init.texts("my_ops", op)["README.md"].split("```")[1::2]
+    assert len(blocks) == 2
+    for block in blocks:
+        starts = {re.search(r" {3,}", line).end() for line in block.split("\n") if line}  # type: ignore[union-attr]
+        assert len(starts) == 1
 
 
 def test_a_process_that_uses_operators_already_finds_the_project_too(project: Path) -> None:
@@ -278,6 +318,11 @@ def test_a_new_project_builds_and_its_wheel_passes_its_tests(project: Path, tmp_
     assert "yes   yes" in row and "cpu" in row and "silu" not in built.stdout
     again = run("-m", "cuda_ops", "dev", folder=project, **cache)
     assert "cached" in again.stdout
+    timed = run("-m", "cuda_ops", "benchmarking", "first", "--quick", "--cases", "1K float32",
+                "--peers", "eager", folder=project, **cache)  # fmt: skip
+    assert timed.returncode == 0 and timed.stderr == "", timed.stdout + timed.stderr
+    assert "my_ops::first: eager is the reference of the plugin" in timed.stdout
+    assert "my_ops::first_backward: eager is autograd of the reference of first" in timed.stdout
     installed(project, tmp_path / "site")
     tests = tmp_path / "elsewhere"
     shutil.copytree(project / "tests", tests)

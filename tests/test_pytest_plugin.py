@@ -91,7 +91,7 @@ def test_an_operator_that_nothing_compares_fails_alone(tmp_path: Path) -> None:
 def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text("\nraise OSError\n")
     refused = [
-        (["sillu"], "no operator 'sillu'; known: "),
+        (["sillu"], "no operator 'sillu'; did you mean 'silu'?"),
         (["silu", "--cuda-ops-profile", "weekly"], "known are quick, ci, dev, nightly"),
         (["silu", "--cuda-ops-file", "missing.py"], "missing.py is not a Python file"),
         (["silu", "--cuda-ops-file", "failing.py", "-n", "2"], 'failing.py", line 2'),

@@ -328,7 +328,8 @@ def test_an_operator_is_traced(capfd: pytest.CaptureFixture[str], op: str) -> No
     ("words", "text"),
     [
         (["none.py"], "there is no file none.py"),
-        (["--op", "none"], "there is no operator none"),
+        (["--op", "none"], "no operator 'none'; known: "),
+        (["--op", "silv"], "no operator 'silv'; did you mean 'silu'?"),
         (["--op", "silu", "--case", "none"], "no case has 'none' in its label; known: "),
         (["--op", "silu", "--case", "("], "error: "),
         (["-o", "run.txt", __file__], "expected a file that ends in .json"),

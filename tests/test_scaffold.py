@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,7 +35,7 @@ def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
     assert main([*root, "new", "swish_clip", *of]) == 0
     next_line = f"next: python compile_dev.py --root {tmp_path / 'mine'} --watch swish_clip"
     assert capsys.readouterr().out.splitlines()[-1] == next_line
-    checked = run_python("compile_dev.py", *root, "--check", "swish_clip")
+    checked = run_python("compile_dev.py", *root, "--check", "--verbose", "swish_clip")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "FAILED" not in checked.stdout
     binding = (tmp_path / "mine" / "bindings" / "swish_clip.cpp").read_text(encoding="utf-8")
@@ -52,7 +56,7 @@ def test_new_scaffolds_a_pair_that_builds_and_passes_its_checks(
     [
         ("two words", "not a Python identifier; choose another"),
         ("2fast", "not a Python identifier"),
-        ("class", "not a Python identifier"),
+        ("class", "'class' is a keyword of Python; choose another"),
         ("../up", "not a Python identifier"),
         ("opé", "has letters beyond ASCII; choose another"),
         ("a" * 300, ": expected at most 100 letters, got 300; choose another"),
@@ -66,6 +70,28 @@ def test_new_refuses_names_that_cannot_be_used(tmp_path: Path, name: str, messag
     assert not list(tmp_path.rglob("*"))
 
 
+@pytest.mark.parametrize("form", [ELEMENTWISE, *FORMS])
+@pytest.mark.parametrize("length", [3, 4, 8, 11, 20, 27, 40])
+def test_clang_format_leaves_a_new_pair_as_it_is(form: str, length: int, tmp_path: Path) -> None:
+    program = shutil.which("clang-format", path=f"{Path(sys.executable).parent}:{os.defpath}")
+    if program is None:
+        pytest.skip("clang-format is not installed")
+    name = "swish_clip_of_rows_that_has_a_long_name_"[:length]
+    for path in new_pair(name, tmp_path, form, "my_ops"):
+        style = f"--style=file:{BUILTIN_ROOT.parent / '.clang-format'}"
+        said = subprocess.run([program, style, path], capture_output=True, text=True, check=True)
+        assert path.read_text(encoding="utf-8") == said.stdout
+
+
+@pytest.mark.parametrize("command", ["new", "adopt", "clean"])
+def test_commands_have_help_of_their_own(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    said = capsys.readouterr().out
+    assert re.match(rf"usage: \S+ {command} \[-h\]", said)
+    assert "--watch" not in said and ("--rows" in said) == (command == "new")
+
+
 def test_new_writes_into_the_project_of_the_current_folder_and_nowhere_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,7 +103,7 @@ def test_new_writes_into_the_project_of_the_current_folder_and_nowhere_else(
     (tmp_path / "src" / "bindings").mkdir(parents=True)
     assert main(["new", "planned"]) == 0
     assert (tmp_path / "src" / "kernels" / "planned.cu").is_file()
-    next_line = f"next: python compile_dev.py --root {tmp_path / 'src'} --watch planned"
+    next_line = f"next: python -m cuda_ops dev --root {tmp_path / 'src'} --watch planned"
     assert capsys.readouterr().out.splitlines()[-1] == next_line
     monkeypatch.chdir(tmp_path / "src")
     assert project_root() == tmp_path / "src"

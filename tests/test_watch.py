@@ -29,6 +29,7 @@ class Watching:
     """A watch in a thread; ``line()`` is what it prints for the next save."""
 
     op: ScratchOp
+    checked: list[str]
     lines: queue.Queue[str]
     thread: threading.Thread
 
@@ -54,15 +55,16 @@ def watching(scratch_op: ScratchOp) -> Iterator[Watching]:
     scratch_op.write("v * 2", "g * 2")
     scratch_op.reload()
     lines: queue.Queue[str] = queue.Queue()
+    checked: list[str] = []
     stop, out = threading.Event(), _Ready()
     console = Console(file=out, width=1000)
     thread = threading.Thread(
-        target=watch.watch, args=([scratch_op.name], None, console, stop, lines.put)
+        target=watch.watch, args=([scratch_op.name], None, console, checked.append, stop, lines.put)
     )
     thread.start()
     try:
         assert out.started.wait(60)
-        yield Watching(scratch_op, lines, thread)
+        yield Watching(scratch_op, checked, lines, thread)
     finally:
         stop.set()
         thread.join(60)
@@ -87,11 +89,14 @@ def test_each_save_is_one_line_and_a_broken_one_leaves_the_old_code(watching: Wa
     function = op.function
     op.write("v * 3", "g * 3")
     assert re.fullmatch(
-        rf"{op.name}: \d+\.\d\d s, no reference, "
+        rf"{op.name}: \d+\.\d\d s, no reference, gradient ok, "
         rf"[\d.]+ us \([+-]\d+ %\), \d+ GB/s \([+-]\d+ %\)",
         watching.line(),
     )
     assert torch.equal(function(X), X * 3)
+    op.write("v * 3", "g * 2")
+    wrong = r"gradient WRONG: 'x': got d out\S* / d x\S* = 2, expected 3, "
+    assert re.match(rf"{op.name}: \d+\.\d\d s, no reference, {wrong}[\d.]+ us", watching.line())
     op.write("v * undeclared")
     line = watching.line()
     assert re.search(rf"{op.name}.cpp:\d+:.*undeclared", line)
@@ -104,6 +109,8 @@ def test_each_save_is_one_line_and_a_broken_one_leaves_the_old_code(watching: Wa
     line = watching.line()
     assert float(re.findall(r": (\d+\.\d\d) s", line)[0]) < 1
     assert torch.equal(function(X), X * 3)
+    # After each save that is loaded, before the line of the next one.
+    assert watching.checked[:3] == [op.name] * 3
 
 
 def test_a_save_reads_each_file_once_before_and_once_after_compiling(
@@ -126,7 +133,7 @@ def test_a_save_reads_each_file_once_before_and_once_after_compiling(
     monkeypatch.setattr(discovery, "code_of", code)
     pair = registry().rescan()[scratch_op.name]
     text, _ = watch._text(pair)
-    assert ", no reference" in watch._after_save(pair, text, None, "cpu", {})
+    assert ", no reference, gradient ok" in watch._after_save(pair, text, None, "cpu", {})
     names = (scratch_op.binding.name, "scratch_save.h", "binding.h")
     assert {name: hashed[name] for name in names} == dict.fromkeys(names, 2)
     # Once as the first file of its root, which names the namespace, and once for its own sake.
@@ -164,7 +171,7 @@ def test_a_kernel_dropped_for_this_device_is_not_timed(watching: Watching) -> No
     watching.op.write("v", key="cuda")
     assert re.fullmatch(
         rf"{watching.op.name}: \d+\.\d\d s, no reference: implement cuda_ops_reference, "
-        "not timed: no CPU kernel",
+        "gradient not checked: no CPU kernel in this build, not timed: no CPU kernel",
         watching.line(),
     )
 

@@ -166,7 +166,7 @@ def _publish_current(
         if _is_whole(pair, name.library):
             with contextlib.suppress(OSError):
                 os.utime(name.library)  # find_library takes the newest
-            return name.library, "cached"
+            return name.library, cached_or_installed(pair, name.library)
         cache.folder("lib")
         cache.folder("work")
         cache.remember_root(pair.root)
@@ -191,6 +191,12 @@ def _publish_current(
     with contextlib.suppress(OSError):  # the library is there all the same
         cache.prune()
     return path, origin
+
+
+def cached_or_installed(pair: Pair, library: Path) -> Origin:
+    """Says where a library that is there comes from: the cache may have a copy of pip's."""
+    is_pips = library == pair.prebuilt or provenance.is_copy(library, pair.prebuilt)
+    return "installed" if is_pips else "cached"
 
 
 def _is_whole(pair: Pair, path: Path, discard: bool = False) -> bool:

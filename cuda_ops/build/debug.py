@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from cuda_ops.build.discovery import Pair
 from cuda_ops.errors import BuildError
+from cuda_ops.names import instead
 
 #: Names the pairs whose debug builds this process uses, separated by commas.
 VARIABLE = "CUDA_OPS_DEBUG"
@@ -23,10 +24,10 @@ def asked(pairs: Mapping[str, Pair]) -> set[str]:
         return set()
     known = {key: key for key in pairs}
     known |= {f"{pair.namespace}::{pair.stem}": key for key, pair in pairs.items()}
-    if unknown := [name for name in said if name not in known]:
+    if wrong := [name for name in said if name not in known]:
         raise BuildError(
             f"{VARIABLE}: expected names of operators, separated by commas, got "
-            f"{', '.join(map(repr, unknown))}; known: {', '.join(pairs)}"
+            f"{', '.join(map(repr, wrong))}{instead(wrong, pairs)}"
         )
     return {known[name] for name in said}
 

@@ -364,6 +364,8 @@ def plugin_folder(root: Path) -> Path:
 
 def root_problem(root: Path) -> str:
     """Returns why a folder is no operator root; empty where it is one."""
+    if root.is_file():
+        return f"{root}: expected a folder with kernels/ and bindings/, got a file"
     if not root.is_dir():
         return f"{root}: operator root does not exist; create it or drop it from the roots"
     if not (root / "kernels").is_dir() and not (root / "bindings").is_dir():
@@ -426,7 +428,9 @@ def illegal_name(stem: str, remedy: str = "rename the file") -> str:
 
 def _fault_of_name(stem: str) -> str:
     name = f"operator name {stem!r}"
-    if not stem.isidentifier() or keyword.iskeyword(stem):
+    if keyword.iskeyword(stem):
+        return f"{name} is a keyword of Python"
+    if not stem.isidentifier():
         return f"{name} is not a Python identifier"
     if not stem.isascii():  # nvcc takes no others
         return f"{name} has letters beyond ASCII"

@@ -65,6 +65,23 @@ def write(library: Path, provenance: Provenance) -> None:
         file.write(f"\ncuda_ops {provenance.source_hash} {recipe} {archs} {digest}".encode())
 
 
+def is_copy(library: Path, of: Path) -> bool:
+    """Says whether two files have one length and one line, which holds a checksum: the library that
+    the cache has may be a copy of the one that pip installed.
+    """
+    try:
+        ends = []
+        for path in (library, of):
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _ENDS))
+                ends.append((size, _LINE.search(file.read())))
+    except OSError:
+        return False
+    (size, line), (other_size, other) = ends
+    return size == other_size and line is not None and other is not None and line[0] == other[0]
+
+
 class DamagedError(BuildError):
     """A file that is no whole library, so that opening it could end the process."""
 

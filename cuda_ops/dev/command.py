@@ -11,25 +11,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from cuda_ops import __version__, output
 from cuda_ops.build import cache, compiling, debug, toolchain
+from cuda_ops.build.advice import dev_command
 from cuda_ops.build.discovery import BUILTIN_ROOT, PACKAGE, add_root_option, namespace_of
 from cuda_ops.build.source_text import Kind
-from cuda_ops.compile_ops import Row, compile_ops
+from cuda_ops.compile_ops import NOT_RUN, Row, compile_ops
 from cuda_ops.dev import clangd, project
 from cuda_ops.dev.scaffold import ELEMENTWISE, FORMS, new_pair, project_root
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.names import keyed
 from cuda_ops.registry import registry
-from cuda_ops.spec import NO_REFERENCE
+from cuda_ops.spec import NO_REFERENCE, UNCHECKED_GRADIENT, WRONG_GRADIENT
 
 #: What ``no reference`` means where the operator has two files alone.
-ITS_OWN = "on a CPU the operator is its own, in float64; cuda_ops_reference gives it another"
+ITS_OWN = "the CPU kernel is compared with itself, in float64"
+#: How many files a line names, and the width of a table that goes to a file or another program.
+_MOST_FILES, _WIDE = 2, 1000
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -48,7 +50,8 @@ def table(rows: Sequence[Row]) -> Table:
             error = f"{row.max_error:.1e}"
         if row.error:
             error = "[red]failed[/]"
-        grid.add_row(row.op, _built(row), row.devices, row.fake, row.autograd, error)
+        autograd = f"[red]{WRONG_GRADIENT}[/]" if row.has_wrong_gradient else row.autograd
+        grid.add_row(row.op, _built(row), row.devices, row.fake, autograd, error)
     return grid
 
 
@@ -62,15 +65,33 @@ def uncompared(rows: Sequence[Row]) -> list[str]:
     rows = [row for row in rows if not row.error]
     lines = [f"{row.op}: {row.uncompared}" for row in rows if ":" in row.uncompared]
     lines += [f"{row.op}: {row.refused}" for row in rows if row.refused]
-    if any(row.uncompared == NO_REFERENCE for row in rows):
-        lines.append(f"{NO_REFERENCE}: {ITS_OWN}")
+    lines += [
+        f"{row.op}: gradient {row.gradient}"
+        for row in rows
+        if row.gradient.startswith(UNCHECKED_GRADIENT) and not row.uncompared
+    ]
+    if alone := [row.op for row in rows if row.uncompared == NO_REFERENCE]:
+        where = _plugins(alone)
+        lines.append(f"{NO_REFERENCE}: {ITS_OWN}; write cuda_ops_reference in {where} for another")
     return lines
+
+
+def _plugins(keys: Sequence[str]) -> str:
+    """Returns the files in which hooks of these pairs are found, as seen from this folder."""
+    files = [registry().pairs()[key].plugin for key in keys]
+    if any(cache.cache_dir() in file.parents for file in files):
+        return "its plugin"  # that of a cell
+    if len(files) > _MOST_FILES:
+        files = [files[0].with_name("OP.py")]
+    here = Path.cwd()
+    shown = [file.relative_to(here) if file.is_relative_to(here) else file for file in files]
+    return " or ".join(map(str, shown))
 
 
 @output.command
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    arguments = _parser().parse_intermixed_args(argv)
+    arguments = _parsed(sys.argv[1:] if argv is None else argv)
     console = Console(stderr=arguments.json, highlight=False, soft_wrap=True)
     if arguments.completion:
         print(_completion(arguments.completion))
@@ -85,14 +106,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _adopt(arguments, console)
         if arguments.form != ELEMENTWISE:
             flag = f"--{arguments.form}"
-            raise ValueError(f"{flag}: expected new, as in: compile_dev.py new my_op {flag}")
+            raise ValueError(f"{flag}: expected new, as in: {dev_command()} new my_op {flag}")
         if arguments.namespace:
             flag = f"--namespace {arguments.namespace}"
             raise ValueError(
-                f"--namespace: expected new or adopt, as in: compile_dev.py new my_op {flag}"
+                f"--namespace: expected new or adopt, as in: {dev_command()} new my_op {flag}"
             )
         for root in arguments.root:
             registry().add_root(Path(root))
+        arguments.ops = [*map(registry().key_in_command, arguments.ops)]
         if own is not None and not arguments.ops:
             arguments.ops = project.operators(own)
         archs = toolchain.parse_archs(arguments.arch) if arguments.arch else None
@@ -100,14 +122,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             asked = "--debug" if arguments.debug else debug.VARIABLE
             raise ValueError(
                 f"--watch: expected ordinary builds, which it times at every save, got {asked}; "
-                "run compile_dev.py --debug after a save"
+                f"run {dev_command()} --debug after a save"
             )
         with output.stdout_for_json(arguments.json):
             _say_what_is_left_aside(console)
             rows = _compile(arguments, archs, console)
-            failed = any(row.error for row in rows)
+            failed = any(row.error or row.has_wrong_gradient for row in rows)
             if arguments.check:
-                failed |= not check(rows, console)
+                failed |= not check(rows, console, arguments.verbose)
         if arguments.json:
             print(json.dumps([asdict(row) for row in rows], indent=2, allow_nan=False))
         if arguments.watch and (
@@ -115,7 +137,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         ):
             from cuda_ops.dev.watch import watch
 
-            watch(watched, archs, console)
+            def checked(key: str) -> None:
+                if arguments.check:
+                    check([Row(key)], console, arguments.verbose)
+
+            watch(watched, archs, console, checked)
         return int(failed)
     except (CudaOpsError, ValueError) as error:
         console.print(f"[red]error:[/] {escape(str(error))}")
@@ -151,6 +177,8 @@ def show(rows: Sequence[Row], console: Console) -> None:
     """Prints the table, and below it each error, each warning and what has no column."""
     grid = table(rows)
     output.keep_words(console, grid)
+    if not console.is_terminal:
+        console.width = _WIDE  # a pipe has no edge, and whatever reads it wants a row in a line
     console.print(grid)
     for row in rows:
         if row.error:
@@ -158,6 +186,9 @@ def show(rows: Sequence[Row], console: Console) -> None:
             console.print(f"\n[red]{row.op}[/]: {escape(said)}")
         elif row.warnings and row.built == "built":
             console.print(f"\n[yellow]{row.op}[/] {escape(chr(10).join(row.warnings))}")
+        if row.has_wrong_gradient:
+            more = f"{dev_command()} --check {row.op} says more"
+            console.print(f"\n[red]{row.op}[/]: gradient {escape(row.gradient)}; {more}")
         for hint in row.hints if not row.error else ():
             console.print(f"\n{row.op}: {hint}", markup=False)
     for line in uncompared(rows):
@@ -172,8 +203,9 @@ def show(rows: Sequence[Row], console: Console) -> None:
             "\nNo CUDA toolkit here, so .cu files were not compiled: install one, or run "
             f"{toolchain.INSTALL_NVCC}.", markup=False,
         )  # fmt: skip
-    if not torch.cuda.is_available() and any("cuda" in row.devices for row in rows):
-        console.print("\nNo GPU here: CUDA kernels were compiled, only CPU kernels were run.")
+    if any(NOT_RUN in row.devices for row in rows):
+        text = "No GPU here: CUDA kernels were compiled, only CPU kernels were run."
+        console.print(f"\n* {text}", markup=False)
 
 
 def _say_what_is_left_aside(console: Console) -> None:
@@ -188,16 +220,16 @@ def _say_what_is_left_aside(console: Console) -> None:
         )  # fmt: skip
 
 
-def check(rows: Sequence[Row], console: Console) -> bool:
-    """Runs the quick checks of every operator that was loaded and prints what they found; says
-    whether all passed.
+def check(rows: Sequence[Row], console: Console, verbose: bool = False) -> bool:
+    """Runs the quick checks of every operator that was loaded and prints what they found, with
+    ``verbose`` each check; says whether all passed.
     """
     from cuda_ops.testing import CHECKS, PROFILES, CheckEntry, check_op
     from cuda_ops.testing.checks import QUICK
     from cuda_ops.testing.report import not_looked_at
     from cuda_ops.testing.worker import Worker
 
-    good, entries = True, list[CheckEntry]()
+    good, entries, failed = True, list[CheckEntry](), list[str]()
     with Worker(PROFILES["quick"].timeout) as worker:
         for row in rows:
             if row.error:
@@ -213,19 +245,23 @@ def check(rows: Sequence[Row], console: Console) -> bool:
             for name in registry().specs(row.op):
                 with console.status(f"checking {name}"):
                     report = check_op(name, checks=QUICK, isolate=worker)
-                console.print(str(report), markup=False)
+                console.print(str(report) if verbose else report.summary(), markup=False)
                 row.checks.append(report.as_json())
                 entries += report.entries
                 good &= report.passed
+                if names := ", ".join(entry.name for entry in report.failures):
+                    failed.append(f"{name}: {names}")
     if entries:
         every = [check.name for check in CHECKS]
         console.print(not_looked_at(entries, every), markup=False)
+    for line in failed:  # where the eye falls
+        console.print(f"FAILED  {line}", markup=False, style="red")
     return good
 
 
 def _new(arguments: Any, console: Console, own: Path | None) -> int:
     if len(arguments.ops) != 2:
-        raise ValueError("new: expected one name, as in: compile_dev.py new swish_clip")
+        raise ValueError(f"new: expected one name, as in: {dev_command()} new swish_clip")
     roots = () if own is None else project.roots(own)
     root = Path(arguments.root[0]) if arguments.root else roots[0] if roots else project_root()
     for path in new_pair(arguments.ops[1], root, arguments.form, arguments.namespace):
@@ -233,7 +269,7 @@ def _new(arguments: Any, console: Console, own: Path | None) -> int:
     known = {BUILTIN_ROOT, *roots, *(pair.root for pair in registry().pairs().values())}
     where = "" if root.resolve() in known else f"--root {shlex.quote(str(root))} "
     key = keyed(namespace_of(root), arguments.ops[1])
-    console.print(f"next: {_called()} {where}--watch {key}", markup=False)
+    console.print(f"next: {dev_command()} {where}--watch {key}", markup=False)
     return 0
 
 
@@ -241,11 +277,11 @@ def _adopt(arguments: Any, console: Console) -> int:
     from cuda_ops.dev.adopt import adopt  # which every other call would import for nothing
 
     if len(arguments.ops) != 2:
-        raise ValueError("adopt: expected one guest, as in: compile_dev.py adopt lltm")
+        raise ValueError(f"adopt: expected one guest, as in: {dev_command()} adopt lltm")
     for root in arguments.root:
         registry().add_root(Path(root))
     pairs = registry().pairs()
-    key = registry().key_of(arguments.ops[1])
+    key = registry().key_in_command(arguments.ops[1])
     if key not in pairs:
         guests = ", ".join(one for one, pair in pairs.items() if pair.kind is not Kind.NATIVE)
         raise ValueError(f"adopt: no guest {arguments.ops[1]!r}; known: {guests or 'none'}")
@@ -258,12 +294,8 @@ def _adopt(arguments: Any, console: Console) -> int:
         console.print(f"  {note}", markup=False)
     op = keyed(made.namespace, pairs[key].stem)
     root = shlex.quote(str(made.root))
-    console.print(f"next: {_called()} --root {root} --check {op}", markup=False)
+    console.print(f"next: {dev_command()} --root {root} --check {op}", markup=False)
     return 0
-
-
-def _called() -> str:
-    return "cuda-ops" if _prog() == "cuda-ops" else "python compile_dev.py"
 
 
 def _clean(console: Console) -> int:
@@ -277,6 +309,57 @@ def _clean(console: Console) -> int:
     return 0
 
 
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Parses a command line. One that begins with new, adopt or clean has help of its own."""
+    parsers = {"new": _new_parser, "adopt": _adopt_parser, "clean": _clean_parser}
+    if not words or words[0] not in parsers:
+        return _parser().parse_intermixed_args(words)
+    # With what the others take, as they leave it.
+    arguments = _parser().parse_args([])
+    parsers[words[0]]().parse_args(words[1:], arguments)
+    arguments.ops = [words[0], *arguments.ops]
+    return arguments
+
+
+def _new_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"{_prog()} new",
+        description="Write the two files of an operator: an elementwise one that builds and passes "
+        "its checks as it is, unless a flag asks for another kind.",
+        epilog="The files are kernels/NAME.cu and bindings/NAME.cpp of the root.",
+    )
+    parser.add_argument("ops", nargs=1, metavar="NAME", help="the operator's name")
+    _add_forms(parser)
+    parser.add_argument(
+        "--namespace", metavar="NAME",
+        help="of the operators of the root (default: that of its other pairs, or cuda_ops)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--root", metavar="DIR", action="append",
+        help="the folder to write into, made if need be (default: that of the project here)",
+    )  # fmt: skip
+    return parser
+
+
+def _adopt_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"{_prog()} adopt",
+        description="Draft the two files of an operator from a guest: a pair that registers itself "
+        "with PYBIND11_MODULE or TORCH_LIBRARY.",
+    )
+    parser.add_argument("ops", nargs=1, metavar="GUEST", help="the guest's name")
+    parser.add_argument("--namespace", metavar="NAME", help="of the draft (default: adopted)")
+    add_root_option(parser)
+    return parser
+
+
+def _clean_parser() -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"{_prog()} clean",
+        description="Remove the libraries and builds that no present source needs.",
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_prog(),
@@ -287,20 +370,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("ops", nargs="*", metavar="OP", help="operators to build (default: all)")
     parser.add_argument(
-        "--watch", action="store_true", help="rebuild, reload, check and time on every save"
-    )
-    forms = parser.add_mutually_exclusive_group()
-    for form, what in FORMS.items():
-        forms.add_argument(
-            f"--{form}", dest="form", action="store_const", const=form, default=ELEMENTWISE,
-            help=f"new: {what}, not an elementwise operator",
-        )  # fmt: skip
+        "--watch", action="store_true",
+        help="on every save: rebuild, reload, compare, check the gradient, time; with --check, run "
+        "its checks too",
+    )  # fmt: skip
+    _add_forms(parser, "new: ")
     parser.add_argument(
         "--namespace", default="", metavar="NAME",
         help="new: of the operators of the root (default: that of its other pairs, or cuda_ops); "
         "adopt: of the draft (default: adopted)",
     )  # fmt: skip
-    parser.add_argument("--check", action="store_true", help="run the full check of each operator")
+    parser.add_argument(
+        "--check", action="store_true",
+        help="run the checks of each operator that take seconds; with --verbose, list each",
+    )  # fmt: skip
     parser.add_argument(
         "--debug", action="store_true",
         help="make debug builds (-G -g, -O0) beside the ordinary ones, for cuda-gdb and gdb",
@@ -316,6 +399,16 @@ def _parser() -> argparse.ArgumentParser:
         "--completion", choices=("bash", "zsh", "tcsh"), help="print a completion script and end"
     )
     return parser
+
+
+def _add_forms(parser: argparse.ArgumentParser, of: str = "") -> None:
+    """Adds the flags of ``new``; ``of`` begins the help of each."""
+    forms = parser.add_mutually_exclusive_group()
+    for form, what in FORMS.items():
+        forms.add_argument(
+            f"--{form}", dest="form", action="store_const", const=form, default=ELEMENTWISE,
+            help=f"{of}{what}, not an elementwise operator",
+        )  # fmt: skip
 
 
 def _prog() -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import shlex
 import sys
 import tempfile
@@ -118,10 +119,19 @@ def texts(package: str, op: str) -> dict[str, str]:
     def named(text: str) -> str:
         return text.replace("@package@", package).replace("@op@", op)
 
-    return {
+    made = {
         named(path): named((TEMPLATES / template).read_text(encoding="utf-8"))
         for path, template in FILES.items()
     }
+    return {**made, "README.md": re.sub(r"(?s)```\n(.*?)```", _aligned, made["README.md"])}
+
+
+def _aligned(block: re.Match[str]) -> str:
+    """Returns lines of two columns, which spaces part, with the second one below each other."""
+    rows = [re.split(" {2,}", line, maxsplit=1) for line in block[1].splitlines()]
+    width = max(len(first) for first, *_ in rows)
+    lines = ("   ".join((first.ljust(width), *more)) for first, *more in rows)
+    return "\n".join(["```", *lines, "```"])
 
 
 def fault_of_package(name: str, folder: Path) -> str:

@@ -17,7 +17,7 @@ from cuda_ops.build.discovery import BUILTIN_ROOT, Pair, add_root_option
 from cuda_ops.build.source_text import Kind
 from cuda_ops.dev import project
 from cuda_ops.errors import BuildError, CudaOpsError
-from cuda_ops.names import HOME
+from cuda_ops.names import HOME, unknown
 from cuda_ops.registry import registry
 
 
@@ -103,7 +103,7 @@ def built(keys: Sequence[str], archs: tuple[str, ...] | None) -> dict[Pair, Path
     pairs, found, waiting = registry().pairs(), dict[Pair, Path](), list(keys)
     for key in waiting:
         if key not in pairs:
-            raise BuildError(f"no operator {key!r}; known: {', '.join(pairs)}")
+            raise BuildError(unknown([key], pairs))
     while waiting:
         with threads.builders(toolchain.operators_at_once()) as submit:
             futures = [submit(compiling.build, pairs[key], archs) for key in waiting]
@@ -122,7 +122,7 @@ def chosen(names: Sequence[str], roots: Sequence[str]) -> list[str]:
     project in this folder or of cuda_ops that do not register themselves.
     """
     if names:
-        return [registry().key_of(name) for name in names]
+        return [*map(registry().key_in_command, names)]
     folders = {Path(root).resolve() for root in roots}
     if not folders:
         own = project.enter()

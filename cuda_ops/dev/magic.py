@@ -154,7 +154,7 @@ def _timed(row: Row) -> str:
     error = row.uncompared if row.max_error is None else row.max_error
     op = next(iter(registry().specs(key).values()))
     taken, rate = timed(op, home_of(op, device))
-    save = Save(row.seconds, error, taken, rate, None, None)
+    save = Save(row.seconds, error, taken, rate, None, None, gradient=row.gradient)
     line = save.line(key, _last.get(key))
     _last[key] = save
     return line

@@ -86,7 +86,7 @@ def roots(folder: Path) -> tuple[Path, ...]:
         if problem := registry().plugins.problems.get(name):
             raise PluginError(f"{folder / 'pyproject.toml'}, {name} = {value!r}: {problem}")
     found = [root for root in registry().plugins.roots() if root != BUILTIN_ROOT.resolve()]
-    own = tuple(root for root in found if root.is_relative_to(folder))
+    own = tuple(root for root in registry().roots_in(folder) if root in found)
     if not own:
         raise DiscoveryError(
             f"{folder / 'pyproject.toml'}: expected cuda_ops_roots of its plugin to name a folder "

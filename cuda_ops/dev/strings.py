@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from cuda_ops.build import cache, origins
+from cuda_ops.build.advice import dev_command
 from cuda_ops.build.discovery import illegal_name, namespace_of
 from cuda_ops.build.origins import Origin
 from cuda_ops.build.source_text import namespace_in
@@ -166,7 +167,7 @@ def raise_first(rows: list[Row]) -> None:
 
 def _told(key: str, error: str) -> str:
     """Returns a message for a reader that has no files, and no command that knows of them."""
-    command = f"compile_dev.py --check {key} says"
+    command = f"{dev_command()} --check {key} says"
     return origins.shown(error).replace(command, f"cuda_ops.testing.check_op({key!r}) says")
 
 

@@ -22,8 +22,8 @@ from cuda_ops.errors import CudaOpsError, DiscoveryError, KitError, ResultError
 from cuda_ops.registry import registry
 from cuda_ops.runtime.launch.kernels import least_at_launch_bounds
 from cuda_ops.spec import BenchmarkCase, OpSpec
-from cuda_ops.testing import quick_error
 from cuda_ops.testing.announce import announced
+from cuda_ops.testing.quick import quick_error, quick_gradient
 
 #: The largest case that is timed after a save.
 _MOST_BYTES = {"cuda": 4 << 30, "cpu": 16 << 20}
@@ -43,12 +43,16 @@ class Save:
     spilled: int | None
     #: The least of any kernel in blocks of its launch bound, and these threads; from 0 to 1.
     occupancy: tuple[float, int] | None = None
+    #: What finite differences say of the gradient, as in :class:`cuda_ops.compile_ops.Row`.
+    gradient: str = ""
 
     def line(self, op: str, before: Save | None) -> str:
         """Returns the line to print."""
         error = self.max_error
         shown = f"max error {error:.1e}" if isinstance(error, float) else error
         parts = [f"{op}: {self.seconds:.2f} s", shown]
+        if self.gradient:
+            parts.append(f"gradient {self.gradient}".partition("\n")[0])
         if isinstance(self.time, str):
             parts.append(f"not timed: {self.time}")
         else:
@@ -75,10 +79,13 @@ def watch(
     names: Iterable[str],
     archs: tuple[str, ...] | None,
     console: Console,
+    check: Callable[[str], object] = lambda key: None,
     stop: threading.Event | None = None,
     on_save: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Rebuilds, reloads, checks and times the named pairs on every save, until interrupted."""
+    """Rebuilds, reloads, compares and times the named pairs on every save, until interrupted; calls
+    ``check`` with the key of each that was loaded and can be compared.
+    """
     chosen = [registry().pairs()[name] for name in names]
     last: dict[str, Save] = {}
     known = {pair.key: _text(pair) for pair in chosen}
@@ -102,6 +109,8 @@ def watch(
                 line = _after_save(pair, text[0], archs, device, last)
                 console.print(line, markup=False)
                 on_save(line)
+                if pair.is_declared and text[0] and pair.key not in registry().failures:
+                    check(pair.key)
 
 
 def _after_save(
@@ -153,6 +162,7 @@ def _measure(pair: Pair, seconds: float, built: compiling.Built, device: str) ->
     home = home_of(op, device)
     # First, since it names the operator if its kernel crashes or never ends.
     error = quick_error(op, registry().plugins, home)
+    gradient = quick_gradient(op, home)
     taken, rate = timed(op, home)
     return Save(
         seconds,
@@ -162,6 +172,7 @@ def _measure(pair: Pair, seconds: float, built: compiling.Built, device: str) ->
         resources.registers if resources else None,
         resources.spilled_bytes if resources else None,
         _occupancy(built.path) if resources else None,
+        gradient,
     )
 
 

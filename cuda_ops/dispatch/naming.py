@@ -1,12 +1,25 @@
-"""Names operators in what torch says of functions that it calls for them."""
+"""Names operators, and their arguments, in what torch says of a call."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import NoReturn
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
+from cuda_ops.derive.checks import refusal
 from cuda_ops.spec import OpSpec
+
+#: How torch refuses an argument that it cannot convert; the argument itself follows, printed.
+_NOT_CONVERTED = re.compile(
+    r"(\S+)\(\) Expected a value of type '(.+?)' for argument '(\w+)' but instead found type"
+)
+#: What errors call the types of schemas.
+_WORDS = {
+    "Tensor": "a tensor", "List[Tensor]": "a list of tensors", "float": "a number",
+    "number": "a number", "int": "an int", "List[int]": "a list of ints", "bool": "a bool",
+    "str": "a str", "Device": "a device",
+}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -27,3 +40,32 @@ def raise_named(op: OpSpec, error: RuntimeError) -> NoReturn:
     if type(error) not in (RuntimeError, NotImplementedError) or op.name in str(error):
         raise error
     raise type(error)(f"{op.qualname}: {error}") from error
+
+
+def retell(op: OpSpec, error: RuntimeError, values: Sequence[Any]) -> None:
+    """Raises an error that names operator, argument, what was expected and what was given in the
+    place of torch's for an argument of a wrong type, which prints the argument. Returns from any
+    other.
+
+    Args:
+        op: the operator.
+        error: what a call of it raised.
+        values: the arguments of the call, all in the order of the schema.
+    """
+    found = _NOT_CONVERTED.match(str(error))
+    if found and found[1] == op.qualname:
+        optional = re.fullmatch(r"Optional\[(.+)\]", found[2])
+        kind = optional[1] if optional else found[2]
+        expected = _WORDS.get(kind, kind) + (" or None" if optional else "")
+        actual = _type_of(values[op.argument_names.index(found[3])])
+        raise RuntimeError(refusal(op, found[3], expected, actual)) from None
+
+
+def _type_of(value: Any) -> str:
+    """Returns what errors call a value of the wrong type."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    if isinstance(value, (list, tuple)) and value:
+        return f"{name} of {', '.join(sorted({_type_of(one) for one in value}))}"
+    return name

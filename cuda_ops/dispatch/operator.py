@@ -20,6 +20,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.nested._internal.nested_tensor import NestedTensor
 
+from cuda_ops.build.advice import dev_command
 from cuda_ops.build.toolchain import INSTALL_NVCC
 from cuda_ops.derive import arguments, checks
 from cuda_ops.derive.forward_mode import forward_mode, refuse_tangent
@@ -428,7 +429,7 @@ class Operator:
         raise RuntimeError(
             f"{self.spec.qualname}: argument on cuda, but this build has no CUDA kernel "
             f"(no nvcc when it was built); install a CUDA toolkit, or run {INSTALL_NVCC}, and then "
-            "python compile_dev.py"
+            + dev_command()
         )
 
 

@@ -26,7 +26,7 @@ from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.checks import KNOWN_DTYPES, dtype_name, dtypes_text, refuse
 from cuda_ops.derive.forward_mode import refuse_tangent
 from cuda_ops.derive.random import draw_key
-from cuda_ops.dispatch import fast_path, first_use, functional, lists, nvtx, placed
+from cuda_ops.dispatch import fast_path, first_use, functional, lists, naming, nvtx, placed
 from cuda_ops.dispatch.generation import Served
 from cuda_ops.spec import OpSpec, default_of
 
@@ -180,9 +180,17 @@ def _generate(operator: Served, hides: bool = False, draws: bool = False) -> Fun
         names["_refuse_others"] = functools.partial(_refuse_others, op, tensors, may_be_none)
         missing = " or ".join(f"{name} is None" for name in required)
         before += f"if {missing}:\n    _refuse_others({', '.join(tensors)})\n"
-    if before:
-        names["_tracing"] = torch.compiler.is_dynamo_compiling
-        body = f"if not _tracing():\n{textwrap.indent(before, '    ')}{body}"
+    names |= {
+        "_tracing": torch.compiler.is_dynamo_compiling,
+        "_RuntimeError": RuntimeError,
+        "_retell": functools.partial(naming.retell, op),
+    }
+    values = "".join(f"{name}, " for name in op.argument_names)
+    body = (
+        f"if not _tracing():\n    try:\n{textwrap.indent(before + body, ' ' * 8)}\n"
+        f"    except _RuntimeError as _error:\n        _retell(_error, ({values}))\n        raise\n"
+        f"{body}"
+    )
     for argument in op.parsed.arguments:
         if (kind := str(argument.real_type)) in ("ScalarType", "Optional[ScalarType]"):
             # The dispatcher casts an int to an enum, whatever it is.
@@ -278,10 +286,8 @@ def _refuse_others(
 
 def _some(tensors: Any) -> bool:
     """Says whether a list has a tensor; one of ``Tensor?[]`` may hold ``None`` alone."""
-    if isinstance(tensors, torch.Tensor):  # which the dispatcher refuses in place of a list
-        return True
-    if not isinstance(tensors, (list, tuple)):
-        return bool(tensors)
+    if not isinstance(tensors, (list, tuple)):  # the dispatcher refuses what is in place of a list
+        return tensors is not None
     return any(tensor is not None for tensor in tensors)
 
 

@@ -24,6 +24,7 @@ from cuda_ops.doctor.facts import (
     Torch,
     Unusable,
 )
+from cuda_ops.names import unknown
 
 _Fact = TypeVar("_Fact")
 #: The oldest torch, ``"2.10"``.
@@ -120,11 +121,11 @@ def _joined(
     importing = ""
     for line in lines:
         match line:
-            case {"unknown": unknown, "known": known}:
-                listed = ", ".join(map(repr, unknown))
+            case {"unknown": strange, "known": known}:
                 lost = [f"; plugin {p.name!r} {p.problem}" for p in plugins.values() if p.problem]
-                text = f"no operator {listed}; known: {', '.join(known)}"
-                raise UnknownError(text + "".join(lost))
+                raise UnknownError(unknown(strange, known) + "".join(lost))
+            case {"refused": text}:
+                raise UnknownError(text)
             case {"plugins": fields}:
                 plugins[fields["name"]] = Plugin(**fields)
             case {"importing": importing}:

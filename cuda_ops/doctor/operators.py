@@ -19,7 +19,7 @@ from cuda_ops.build.provenance import DamagedError, Provenance
 from cuda_ops.build.source_text import Kind
 from cuda_ops.dev import project
 from cuda_ops.doctor.facts import Operator, Plugin, Unusable
-from cuda_ops.errors import BuildError, CudaOpsError
+from cuda_ops.errors import BuildError, CudaOpsError, DiscoveryError
 from cuda_ops.namespaces import hidden_by
 from cuda_ops.registry import registry
 from cuda_ops.runtime.launch.machine_code import kernels_in
@@ -43,7 +43,11 @@ def look(tell: Tell, request: dict[str, Any]) -> None:
         for root in request["roots"]:
             registry().add_root(Path(root))
     pairs = survey([BUILTIN_ROOT, *map(Path, request["roots"])])[0] if broken else _usable(tell)
-    names = request["names"] if broken else [*map(registry().key_of, request["names"])]
+    try:
+        names = request["names"] if broken else [*map(registry().key_in_command, request["names"])]
+    except DiscoveryError as error:  # several namespaces have an operator of this name
+        tell({"refused": str(error)})
+        return
     if unknown := [name for name in names if name not in pairs]:
         tell({"unknown": unknown, "known": [*pairs]})
         return
@@ -130,7 +134,7 @@ def _looked_at(pair: Pair, debugged: bool) -> Operator:
         last = compiling.last_failure(pair, text)
         return Operator(**known, problem=last, other_torches=_other_torches(pair, text))
     known["library"] = str(library)
-    known["origin"] = "installed" if library == pair.prebuilt else "cached"
+    known["origin"] = compiling.cached_or_installed(pair, library)
     try:
         made_from = provenance.read(library)
         known["archs"] = _archs(library, made_from)

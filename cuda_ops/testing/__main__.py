@@ -79,7 +79,14 @@ def replay(line: str, *, isolate: bool = True) -> CheckEntry:
     again = command(subject, check.name, device, sample)
     refusal = quoted([(sample, outcome.refusal)]) if outcome.refusal else ""
     return CheckEntry(
-        check.name, device, passed, outcome.detail, check.label, 1, again, refusal=refusal
+        check.name,
+        device,
+        passed,
+        outcome.detail,
+        outcome.label or check.title,
+        1,
+        again,
+        refusal=refusal,
     )
 
 
@@ -149,9 +156,9 @@ def _ranks(arguments: argparse.Namespace) -> int:
 
 
 def _names(chosen: Sequence[str]) -> list[str]:
-    from cuda_ops.registry import all_operators, operators_of
+    from cuda_ops.registry import all_operators, operators_of, registry
 
-    return operators_of(chosen) or [*all_operators(), *described()]
+    return operators_of(map(registry().key_in_command, chosen)) or [*all_operators(), *described()]
 
 
 def _parser() -> argparse.ArgumentParser:

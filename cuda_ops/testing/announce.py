@@ -13,13 +13,16 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from cuda_ops.build.advice import dev_command
+
 #: Longer than any quick comparison of an operator that works.
 _SECONDS = 20.0
 #: A shell script that reads a line when an operation begins and an empty one when it ends. If the
-#: last line is not empty, this process died during that operation, and the script says so.
+#: last line is not empty, this process died during that operation, and the script, which has the
+#: name of the dev command, says so.
 _WITNESS = """while read -r line; do last=$line; done
 [ -z "$last" ] || echo "The process died in $last. \
-compile_dev.py --check runs that in a process of its own." >&2"""
+$0 --check runs that in a process of its own." >&2"""
 
 
 @contextlib.contextmanager
@@ -34,7 +37,7 @@ def announced(what: str, seconds: float = _SECONDS) -> Iterator[None]:
     _tell_witness(what)
     text = (
         f"{what} has taken {seconds:g} s and may never end; Ctrl-C stops it. "
-        "compile_dev.py --check would run it in a process of its own, with a time limit."
+        f"{dev_command()} --check would run it in a process of its own, with a time limit."
     )
     timer = threading.Timer(seconds, print, (text,), {"file": sys.stderr, "flush": True})
     timer.daemon = True
@@ -74,8 +77,9 @@ def _tell_witness(what: str) -> None:
 @functools.cache
 def _witness() -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        ["/bin/sh", "-c", _WITNESS], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
+        ["/bin/sh", "-c", _WITNESS, dev_command()],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
     atexit.register(_end, process)
     return process
 

@@ -29,7 +29,7 @@ class NotRunError(Exception):
 
 
 class OtherMistakeError(AssertionError):
-    """A check found a mistake of another class than its own, which ``label`` names."""
+    """A check found a mistake of another kind than its own, which ``label`` names."""
 
     def __init__(self, text: str, label: str) -> None:
         super().__init__(text)
@@ -127,7 +127,7 @@ class Check:
     name: str
     #: Its class among the fifteen of docs/testing.md; ``None`` for a check of no class.
     number: int | None
-    #: The mistake that it finds.
+    #: The mistake that it finds, as a failure names it.
     title: str
     body: Callable[[Case], None]
     draw: Draw
@@ -137,11 +137,6 @@ class Check:
     quick: bool = False
     #: Returns why it cannot run for an operator on a device; empty if it can.
     excuse: Callable[[Subject, str], str] = lambda subject, device: ""
-
-    @property
-    def label(self) -> str:
-        """How a failure names it: ``class 4, the forward assumes contiguous inputs``."""
-        return f"class {self.number}, {self.title}" if self.number else self.title
 
 
 def check(

@@ -6,10 +6,13 @@ import math
 
 import torch
 
+from cuda_ops.build.advice import dev_command
 from cuda_ops.errors import ResultError
-from cuda_ops.spec import NO_REFERENCE, OpSpec
+from cuda_ops.spec import NO_REFERENCE, UNCHECKED_GRADIENT, WRONG_GRADIENT, OpSpec
 from cuda_ops.testing.announce import announced
 from cuda_ops.testing.arguments import in_order
+from cuda_ops.testing.case import without_gradient
+from cuda_ops.testing.checks.gradients import gradcheck
 from cuda_ops.testing.compare import (
     check_fake,
     deviation,
@@ -23,8 +26,11 @@ from cuda_ops.testing.compare import (
     without_hidden,
 )
 from cuda_ops.testing.draw import Draw, chosen
+from cuda_ops.testing.profiles import PROFILES
+from cuda_ops.testing.runner import run_check
 from cuda_ops.testing.samples import MAX_NUMEL, Sample
-from cuda_ops.testing.subject import HookAnswers, subject_of
+from cuda_ops.testing.subject import HookAnswers, find, subject_of
+from cuda_ops.testing.worker import perform
 
 
 def quick_error(op: OpSpec, plugins: HookAnswers, device: str) -> float | str:
@@ -92,7 +98,7 @@ def quick_comparison(op: OpSpec, plugins: HookAnswers, device: str) -> tuple[flo
             if wrong:
                 raise ResultError(
                     f"{op.qualname}: wrong on {device}: {wrong}, for {sample}; "
-                    f"compile_dev.py --check {op.pair} says more"
+                    f"{dev_command()} --check {op.pair} says more"
                 )
             wide = widened(op, subject.reference, sample.make("cpu"))
             compared = without_hidden(op, actual, expected_results(subject, wide))
@@ -105,3 +111,21 @@ def quick_comparison(op: OpSpec, plugins: HookAnswers, device: str) -> tuple[flo
     count = f"{len(refusals)} of {len(drawn)} samples"
     refused = f"{count} refused: {quoted(refusals)}" if refusals else ""
     return NO_REFERENCE if subject.is_its_own_reference(device) else worst, refused
+
+
+def quick_gradient(op: OpSpec, device: str) -> str:
+    """Runs the check ``gradcheck`` of a loaded operator in this process: its gradient against
+    finite differences, on a few small samples.
+
+    Returns:
+        ``ok``; ``WRONG: `` and where; ``none``; or ``not checked: `` and why.
+    """
+    subject = find(op.key)
+    if without_gradient(subject, device):
+        return "none"
+    with announced(f"{op.key}: the check of its gradient on {device}"):
+        entry = run_check(gradcheck, subject, device, PROFILES["quick"], perform)
+    if entry.passed:
+        return "ok"
+    is_wrong = entry.passed is False and entry.label == gradcheck.title
+    return f"{WRONG_GRADIENT if is_wrong else UNCHECKED_GRADIENT}: {entry.reason}"

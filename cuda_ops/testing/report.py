@@ -14,7 +14,10 @@ from xml.etree import ElementTree
 import torch
 
 from cuda_ops.testing.samples import Sample
-from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.subject import ITSELF, Subject
+
+#: How many checks a reason keeps from running that a summary names.
+_MANY = 4
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class CheckEntry:
     device: str
     passed: bool | None
     detail: str = ""
-    #: How a failure names its class.
+    #: The mistake that a failure shows.
     label: str = ""
     #: Samples that ran.
     count: int = 0
@@ -83,6 +86,19 @@ class CheckReport:
         ran = [str(entry) for entry in self.entries if entry.passed is not None]
         return "\n".join([self.op, *self.notes, *ran, *not_run(self.entries), counts(self.entries)])
 
+    def summary(self) -> str:
+        """Returns one line with how many checks passed, failed and were not run, and then the
+        failures in full.
+        """
+        number = Counter(entry.passed for entry in self.entries)
+        itself = any(e.passed and e.detail.startswith(ITSELF) for e in self.entries)
+        parts = [f"{number[False]} FAILED"] if number[False] else []
+        parts.append(f"{number[True]} passed" + itself * " (compared with itself)")
+        if number[None]:
+            parts.append(f"{number[None]} not run: {_main_reasons(self.entries)}")
+        failed = map(str, self.failures)
+        return "\n".join([f"{self.op}: {', '.join(parts)}", *self.notes, *failed])
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -137,6 +153,17 @@ def not_run_counts(entries: Iterable[CheckEntry]) -> list[str]:
     reasons = Counter(entry.detail for entry in entries if entry.passed is None)
     first = {reason: refusal for reason, (_, refusal) in _reasons(entries).items()}
     return [f"not run {n}: {_quoted(reason, first[reason])}" for reason, n in reasons.most_common()]
+
+
+def _main_reasons(entries: Iterable[CheckEntry]) -> str:
+    """Returns the reasons that kept many checks from running, and how many others there are."""
+    reasons = Counter(entry.detail for entry in entries if entry.passed is None)
+    named = {reason: n for reason, n in reasons.most_common() if n >= _MANY}
+    shown = [f"{n} {reason}" for reason, n in named.items()]
+    if others := len(reasons) - len(named):
+        left = reasons.total() - sum(named.values())
+        shown.append(f"{left} for {others} {'other ' * bool(named)}reason" + "s" * (others > 1))
+    return ", ".join(shown)
 
 
 def _reasons(entries: Iterable[CheckEntry]) -> dict[str, tuple[list[str], str]]:

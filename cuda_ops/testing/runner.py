@@ -24,7 +24,7 @@ from cuda_ops.testing.draw import Draw, EnoughError, besides, chosen, covering
 from cuda_ops.testing.profiles import PROFILES, Profile
 from cuda_ops.testing.report import CheckEntry, CheckReport, command
 from cuda_ops.testing.samples import Sample
-from cuda_ops.testing.subject import Subject, find
+from cuda_ops.testing.subject import ITSELF, Subject, find
 from cuda_ops.testing.worker import IN_WORKER, REFUSED, UNJUDGED, Outcome, Worker, perform
 
 #: A process that dies costs seconds, so shrinking ends after this many deaths, and checking after
@@ -317,7 +317,7 @@ class _Found:
             # What the kit could not judge tells less than a mistake.
             sample, outcome = min(self.failures, key=lambda f: (bool(f[1].label), f[0].size))
             line = command(self.subject, name, self.device, sample)
-            label = outcome.label or self.check.label
+            label = outcome.label or self.check.title
             return CheckEntry(name, self.device, False, outcome.detail, label, self.passed, line)
         if self.stopped:
             skipped = f"{self.stopped}; {skipped}" if skipped else self.stopped
@@ -337,8 +337,7 @@ class _Found:
             reason = skipped or "no sample of the operator fits this check"
             return CheckEntry(name, self.device, None, reason, refusal=refusal)
         if self.subject.is_its_own_reference(self.device) and name in _COMPARING:
-            itself = "the reference is this very kernel, in its widest dtype"
-            skipped = f"{itself}; {skipped}" if skipped else itself
+            skipped = f"{ITSELF}; {skipped}" if skipped else ITSELF
         return CheckEntry(
-            name, self.device, True, skipped, self.check.label, self.passed, refusal=refusal
+            name, self.device, True, skipped, self.check.title, self.passed, refusal=refusal
         )

@@ -16,6 +16,7 @@ from cuda_ops.derive.gradient import why_none
 from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.dispatch.described import foreign_spec, has_kernel
 from cuda_ops.errors import CudaOpsError, ManifestError, PluginError
+from cuda_ops.names import apart, unknown
 from cuda_ops.spec import NO_REFERENCE, AutocastPolicy, Claims, OpSpec
 from cuda_ops.testing import samples
 from cuda_ops.testing.samples import Sample
@@ -25,12 +26,16 @@ from cuda_ops.testing.samples import Sample
 Gradient = Literal["declared", "refused", "none"]
 
 
+#: What is said of results that nothing else is compared with.
+ITSELF = "the reference is this very kernel, in its widest dtype"
+
+
 class HookAnswers(Protocol):
     """Anything that answers hooks: the plugin manager, or a stand-in."""
 
     def ask(self, hook_name: str, op: OpSpec, /) -> Any: ...
 
-    def peers(self, op: OpSpec, /) -> dict[str, Any]: ...
+    def peers(self, op: OpSpec, /) -> dict[str, Any] | None: ...
 
 
 @dataclass(frozen=True)
@@ -224,11 +229,11 @@ def _operator(key: str, name: str) -> Any:
     try:
         registry().public(key)
     except AttributeError:
-        if "::" in key:
+        pairs = registry().pairs()
+        if apart(key)[0] not in {pair.namespace for pair in pairs.values()}:
             hint = f"{name} is not described; call cuda_ops.testing.describe({name!r})"
             raise CudaOpsError(hint) from None
-        known = ", ".join(registry().pairs())
-        raise CudaOpsError(f"no operator {name!r}; known: {known}") from None
+        raise CudaOpsError(unknown([name], pairs)) from None
     if (operator := registry().loaded(key)) is None:
         raise CudaOpsError(
             f"{name} is a guest; describe it with cuda_ops_guest in "

@@ -112,9 +112,9 @@ _REFUSED_LAUNCHES = (
     "CUDA error: invalid configuration argument",
     "CUDA error: too many resources requested for launch",
 )
-_LAUNCH = "class 14, unchecked launch or resource limits"
+_LAUNCH = "unchecked launch or resource limits"
 #: What a call that does not come back is called, whatever the check.
-_HUNG = "class 2, races, missing barriers, deadlocks"
+_HUNG = "races, missing barriers, deadlocks"
 
 
 def _raised_by_the_kit(error: Exception) -> bool:

@@ -21,6 +21,7 @@ from rich.markup import escape
 from cuda_ops import output
 from cuda_ops.build.discovery import add_root_option
 from cuda_ops.errors import CudaOpsError
+from cuda_ops.names import unknown
 from cuda_ops.runtime.tracing.table import render
 from cuda_ops.runtime.tracing.traces import Trace, trace
 
@@ -173,7 +174,7 @@ def _operator(name: str) -> OpSpec:
     from cuda_ops.compile_ops import compile_ops
     from cuda_ops.registry import registry
 
-    key = registry().key_of(name)
+    key = registry().key_in_command(name)
     # The names of a pair's operators begin with its own: silu_backward is one of silu.
     pairs = sorted((p for p in registry().pairs() if key.startswith(p)), key=len, reverse=True)
     for row in compile_ops(pairs, compare=False) if pairs else ():
@@ -182,7 +183,7 @@ def _operator(name: str) -> OpSpec:
     for pair in pairs:
         if key in registry().specs(pair):
             return registry().specs(pair)[key]
-    raise CudaOpsError(f"there is no operator {name}")
+    raise CudaOpsError(unknown([name], registry().pairs()))
 
 
 def _chosen(
@@ -195,7 +196,7 @@ def _chosen(
 
     asked = [case for case in cases if re.search(pattern, case.label)]
     if not asked:
-        labels = "; ".join(case.label for case in cases)
+        labels = "; ".join(dict.fromkeys(case.label for case in cases))
         raise CudaOpsError(f"{op.key}: no case has {pattern!r} in its label; known: {labels}")
     reasons = {case.label: capacity.too_large(case, device) for case in asked}
     fitting = [case for case in asked if not reasons[case.label]]

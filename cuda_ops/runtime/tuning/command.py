@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for root in arguments.root:
             registry().add_root(root)
-        keys = [registry().key_of(name) for name in arguments.ops]
+        keys = [registry().key_in_command(name) for name in arguments.ops]
         if arguments.forget:
             return _forget(keys, console)
         if not arguments.show:
@@ -72,7 +72,7 @@ def _tune(keys: Sequence[str], pattern: str, console: Console) -> bool:
         cases = [case for case in cases_of(spec, registry().plugins) if not case.backward]
         asked = [case for case in cases if re.search(pattern, case.label)]
         if not asked:
-            listed = "; ".join(case.label for case in cases) or "none"
+            listed = "; ".join(dict.fromkeys(case.label for case in cases)) or "none"
             raise ValueError(
                 f"tune: no case of {key} has {pattern!r} in its label; it has: {listed}"
             )

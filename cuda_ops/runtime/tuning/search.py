@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from cuda_ops.build.source_text import text_of
 from cuda_ops.dispatch import first_use
 from cuda_ops.errors import NotTunedError
 from cuda_ops.runtime.tuning import choices
@@ -272,9 +273,13 @@ def offered_by(
         return given
     offered: Candidates | None = registry().plugins.ask("cuda_ops_candidates", spec)
     if offered is None:
+        pairs = registry().pairs().items()
+        plugins = {key: text_of(pair.plugin) for key, pair in pairs if pair.plugin.is_file()}
+        tuned = [key for key, text in plugins.items() if "cuda_ops_candidates" in text]
         raise ValueError(
             f"tune: {spec.key}: expected a plugin that answers cuda_ops_candidates, or a "
-            "Candidates as argument 'candidates', got neither"
+            "Candidates as argument 'candidates', got neither; operators with such a plugin: "
+            f"{', '.join(tuned) or 'none'}"
         )
     return offered if given is None else Candidates(given, offered.sizes)
 

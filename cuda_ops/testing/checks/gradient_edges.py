@@ -38,7 +38,7 @@ def no_other_gradient(subject: Subject, device: str) -> str:
     return without_float64(subject, device)
 
 
-@check("gradient_edges", 7, "NaN, infinity or edge numerics",
+@check("gradient_edges", 7, "the gradient is wrong at zeros or equal numbers",
        Draw(8, range(1, 41), torch.float64, floating=True, adapt=_whole), quick=True,
        excuse=no_other_gradient)  # fmt: skip
 def gradient_edges(case: Case) -> None:

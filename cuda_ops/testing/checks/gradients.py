@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -75,8 +76,10 @@ def rows(op: OpSpec) -> list[Sample]:
     return [whole, *broadcast_over(op, whole), *(replace(whole, args=args) for args in without)]
 
 
+#: Returns the derivatives of one result, which a number tells, with regard to one of the leaves.
+Jacobian = Callable[[Case, tuple[Any, ...], int, torch.Tensor], torch.Tensor]
 #: Other errors of gradcheck name an output and an input too, but not for a wrong number.
-_MISMATCH = r"^Jacobian mismatch for output (\d+) with respect to input (\d+)$"
+_MISMATCH = r"^Jacobian .*\bmismatch for output (\d+) with respect to input (\d+)$"
 
 
 @check("gradcheck", None, "the gradient is wrong",
@@ -84,39 +87,52 @@ _MISMATCH = r"^Jacobian mismatch for output (\d+) with respect to input (\d+)$"
        excuse=without_float64)  # fmt: skip
 def gradcheck(case: Case) -> None:
     """Compares the gradient with finite differences, in float64."""
-    loose, leaves = 0.0 if case.subject.claims.deterministic else 1e-4, case.leaves()
-    names = [
-        name
-        for name, leaf in zip(case.subject.op.argument_names, leaves, strict=False)
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    ]
+    compare_with_differences(case, case.leaves(), _by_rows)
+
+
+def compare_with_differences(
+    case: Case, leaves: tuple[Any, ...], jacobian: Jacobian, **options: bool
+) -> None:
+    """Compares derivatives with finite differences by gradcheck, which takes the ``options``.
+
+    ``jacobian`` finds the number that a message shows.
+
+    Raises:
+        AssertionError: they differ; the text has the number that is furthest off.
+    """
+    loose = 0.0 if case.subject.claims.deterministic else 1e-4
     try:
-        torch.autograd.gradcheck(case.operator, leaves, nondet_tol=loose)
+        torch.autograd.gradcheck(case.operator, leaves, nondet_tol=loose, **options)
     except GradcheckError as error:
         # Instead of both Jacobians, which fill screens, the number that is furthest off.
-        text = str(error).partition("\nnumerical:")[0].rstrip(",")
+        text = str(error).partition("\nnumerical:")[0].rstrip(", ")
         if mismatch := re.search(_MISMATCH, text):
             output, input_ = map(int, mismatch.groups())
-            text += f", '{names[input_]}': {_furthest_off(case, leaves, output, input_)}"
+            text = _furthest_off(case, leaves, output, input_, jacobian)
         raise AssertionError(text) from None
 
 
-def _furthest_off(case: Case, leaves: tuple[Any, ...], output: int, input_: int) -> str:
+def _by_rows(case: Case, leaves: tuple[Any, ...], which: int, x: torch.Tensor) -> torch.Tensor:
+    rows = [
+        torch.autograd.grad(number, x, retain_graph=True, allow_unused=True, materialize_grads=True)
+        for number in case.call(*leaves)[which].flatten()
+    ]
+    return torch.stack([row.flatten() for (row,) in rows])
+
+
+def _furthest_off(
+    case: Case, leaves: tuple[Any, ...], output: int, input_: int, jacobian: Jacobian
+) -> str:
     """Describes the entry of a Jacobian that is furthest from its finite difference, by gradcheck's
     tolerance. ``output`` and ``input_`` count differentiable tensors alone, as gradcheck does.
     """
-    x = wanting(leaves)[input_]
+    op, x = case.subject.op, wanting(leaves)[input_]
     results = case.call(*leaves)
-    differentiable = [result.requires_grad for result in results]
-    which = [i for i, counted in enumerate(differentiable) if counted][output]
+    which = [i for i, result in enumerate(results) if result.requires_grad][output]
+    name = next(n for n, leaf in zip(op.argument_names, leaves, strict=False) if leaf is x)
     if results[which].is_complex():
-        return "in complex numbers"
-    numbers = results[which].flatten()
-    rows = [
-        torch.autograd.grad(number, x, retain_graph=True, allow_unused=True, materialize_grads=True)
-        for number in numbers
-    ]
-    found = torch.stack([row.flatten() for (row,) in rows])
+        return f"'{name}': wrong for complex numbers"
+    found = jacobian(case, leaves, which, x)
     expected, step = torch.zeros_like(found), 1e-6
     with torch.no_grad():
         for j in range(x.numel()):
@@ -129,4 +145,12 @@ def _furthest_off(case: Case, leaves: tuple[Any, ...], output: int, input_: int)
     off = (found - expected).abs() / (1e-5 + 1e-3 * expected.abs())
     off = off.nan_to_num(math.inf).where(found != expected, 0.0)  # infinities may be equal
     i, j = divmod(int(off.argmax()), x.numel())
-    return f"of element {i} by element {j} got {found[i, j]:.6g}, expected {expected[i, j]:.6g}"
+    at, by = (_index(k, shape) for k, shape in ((i, results[which].shape), (j, x.shape)))
+    entry = f"d {op.output_names[which]}{at} / d {name}{by}"
+    return f"'{name}': got {entry} = {found[i, j]:.6g}, expected {expected[i, j]:.6g}"
+
+
+def _index(k: int, shape: torch.Size) -> str:
+    """Returns the place of the element with this number: ``[1, 2]``; empty in a number alone."""
+    place = [int(i) for i in torch.unravel_index(torch.tensor(k), shape)]
+    return f"{place}" if place else ""

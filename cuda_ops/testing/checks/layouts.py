@@ -87,7 +87,7 @@ def layouts(case: Case) -> None:
         except AssertionError as failure:
             if case.on_cuda and _frees_too_early(case, dense, mixed):
                 text = f"{failure}; what it allocates next is the memory of a copy that it freed"
-                raise OtherMistakeError(text, temporaries.label) from failure
+                raise OtherMistakeError(text, temporaries.title) from failure
             raise
     if refused is not None:
         raise NotRunError(f"the operator refuses some layouts: {refused}") from refused

@@ -62,7 +62,7 @@ def _each_at_an_end(op: OpSpec) -> list[Sample]:
     return [at_an_end(i, values) for i in positions for values in kinds]
 
 
-@check("numerics", 7, "NaN, infinity or edge numerics",
+@check("numerics", 7, "wrong for edge values, such as NaN, infinities or zeros",
        Draw(adapt=_edges, beside=_each_at_an_end), quick=True)  # fmt: skip
 def numerics(case: Case) -> None:
     """Compares signed zeros, infinities, NaN, denormals, huge, equal values with the reference;
@@ -93,7 +93,12 @@ def _sums_in_half(op: OpSpec) -> list[Sample]:
     return [made(dtype) for dtype in _HALVES if dtype in op.dtypes]
 
 
-@check("rounding", 7, "NaN, infinity or edge numerics", Draw(2, listed=_sums_in_half))
+@check(
+    "rounding",
+    7,
+    "sums of 16-bit numbers are rounded more than once",
+    Draw(2, listed=_sums_in_half),
+)
 def rounding(case: Case) -> None:
     """Checks that sums of 16-bit numbers are rounded once, at their end: what is added up in 16
     bits, or in parts that are kept in 16 bits, has an error that the tolerance hides.

@@ -67,7 +67,7 @@ def expect_same_whatever_is(
     try:
         repeats.body(case)  # larger samples come here than there
     except AssertionError as failure:
-        raise OtherMistakeError(str(failure), repeats.label) from None
+        raise OtherMistakeError(str(failure), repeats.title) from None
     k = [same_bits(a, b) for a, b in zip(*results, strict=True)].index(False)
     raise AssertionError(f"output {k} changes with memory {around}")
 

@@ -21,7 +21,7 @@ from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, TensorArg
 from cuda_ops.testing.sizes import shaped
-from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.subject import ITSELF, Subject
 
 #: None but 0 and those that are not finite is a float32.
 _FLOATS = (0.1, 1 / 3, -0.7, 1e-8, 16777217.0, 0.0, -0.0, 1e18, math.inf, -math.inf, math.nan)
@@ -88,7 +88,7 @@ def _list_positions(subject: Subject) -> list[int]:
 
 def _no_numbers(subject: Subject, device: str) -> str:
     if subject.is_its_own_reference(device):
-        return "the reference is this very kernel, in its widest dtype"
+        return ITSELF
     numbers = any(_numbers(subject).values()) or _list_positions(subject)
     return "" if numbers else "it takes no numbers"
 

@@ -21,7 +21,7 @@ from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw, chosen, follows_line
 from cuda_ops.testing.samples import Sample, limited, within_limit
 from cuda_ops.testing.sizes import ROWS, most_elements, resizable, resized, shaped, widest_floating
-from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.subject import ITSELF, Subject
 
 #: How many calls, how many with gradients, and elements of the largest tensor of each.
 _CALLS, _GRADIENT_CALLS, _ELEMENTS = 900, 600, 1 << 12
@@ -34,6 +34,8 @@ _LOOP = (2, 3, 4)
 _SIZES = Range(1, 1 << 30)
 #: Ints that are no size and have no range.
 _INTS = Range(-1, 5)
+#: What is said of a call that fails: a command runs the check again with what it drew first.
+_AMONG_OTHERS = "\nthe command below draws all sizes again, these among them"
 #: How many of an operator's own samples tell in which order its sizes must be.
 _SHOWN = 30
 
@@ -46,7 +48,7 @@ def _without_sizes(subject: Subject, device: str) -> str:
 
 def _no_other_result(subject: Subject, device: str) -> str:
     if subject.is_its_own_reference(device):
-        return "the reference is this very kernel, in its widest dtype"
+        return ITSELF
     return _without_sizes(subject, device)
 
 
@@ -69,7 +71,7 @@ def sizes(case: Case) -> None:
             worst = deviation(case.subject, sample, found)
         except KitError:  # the reference refuses an int
             continue
-        assert worst <= 1, f"{worst.text}, for {sample}"
+        assert worst <= 1, f"{worst.text}, for {sample}{_AMONG_OTHERS}"
         compared += 1
     if not compared:
         raise NotRunError("no drawn size can be called")
@@ -103,7 +105,7 @@ def _compare_gradients(case: Case) -> None:
         try:
             compare_gradients(case)
         except AssertionError as failure:
-            raise AssertionError(f"{failure}, for {case.sample}") from failure
+            raise AssertionError(f"{failure}, for {case.sample}{_AMONG_OTHERS}") from failure
 
 
 def _drawn(case: Case, count: int) -> list[Sample]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_ops.build import threads
+from cuda_ops.build.advice import dev_command
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.output import INTERRUPTED
 from cuda_ops.testing.fuzzing import instrumented
@@ -109,16 +110,16 @@ def _together(campaign: Campaign, arguments: argparse.Namespace) -> Result:
 
 def _names(chosen: Sequence[str]) -> list[str]:
     """Returns the operators to call; prints those that have no calls to begin with."""
-    from cuda_ops.registry import all_operators, operators_of
+    from cuda_ops.registry import all_operators, operators_of, registry
     from cuda_ops.testing.subject import described
 
-    names = operators_of(chosen) or [*all_operators(), *described()]
+    names = operators_of(map(registry().key_in_command, chosen)) or [*all_operators(), *described()]
     reasons = {name: why_not(find(name)) for name in names}
     for name, reason in reasons.items():
         if reason:
             print(f"left out  {name}: {reason}")
     if not (fuzzable := [name for name, reason in reasons.items() if not reason]):
-        why = "none of them can be called" if names else "none is built: run python compile_dev.py"
+        why = "none of them can be called" if names else f"none is built: run {dev_command()}"
         raise CudaOpsError(f"no operator to call: {why}")
     return fuzzable
 

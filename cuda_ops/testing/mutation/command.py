@@ -17,6 +17,7 @@ import torch
 from cuda_ops.build.compiling import visible_archs
 from cuda_ops.build.discovery import BUILTIN_ROOT, Pair
 from cuda_ops.build.source_text import Kind
+from cuda_ops.names import unknown
 from cuda_ops.output import INTERRUPTED
 from cuda_ops.registry import registry
 from cuda_ops.testing.checks import by_name
@@ -169,9 +170,9 @@ def _pairs(names: Sequence[str], roots: Sequence[str]) -> dict[str, Pair]:
         ValueError: there are none, or they lie in several roots.
     """
     known = registry().pairs()
-    wanted = [registry().key_of(name) for name in names]
-    if unknown := [name for name, key in zip(names, wanted, strict=True) if key not in known]:
-        raise ValueError(f"no operator {', '.join(unknown)}; known: {', '.join(known)}")
+    wanted = [registry().key_in_command(name) for name in names]
+    if strange := [name for name, key in zip(names, wanted, strict=True) if key not in known]:
+        raise ValueError(unknown(strange, known))
     root = Path(roots[-1]).resolve() if roots else BUILTIN_ROOT.resolve()
     keys = wanted or [key for key, pair in known.items() if pair.root == root]
     found = {key: known[key] for key in keys}
