@@ -16,7 +16,7 @@ from cuda_ops.build import cache, compiling, guest_text, guests, threads, toolch
 from cuda_ops.build.debug import asked as asked_for_debug
 from cuda_ops.build.discovery import Pair, Problem, unregistered
 from cuda_ops.build.source_text import Kind
-from cuda_ops.derive.gradient import may_float, why_none
+from cuda_ops.derive.gradient import may_float, output_may_float, why_none
 from cuda_ops.dispatch import declared
 from cuda_ops.dispatch.operator import Operator
 from cuda_ops.errors import (
@@ -310,18 +310,19 @@ def _load(built: compiling.Built, row: Row, compare: bool) -> None:
 
 def _gradients(operator: Operator) -> str:
     """Returns ``yes``, why there is none, or the inputs that have a gradient where other tensors of
-    floating numbers have none; ``yes, not cos`` where the others have none by design.
+    floating numbers have none; ``yes, not cos`` where others, or outputs, have none by design.
     """
     found, op = operator.now.differentiable, operator.spec
     if why := why_none(op, operator.now.autograd):
         return why if why.startswith("no ") else f"no, {why}"
     having = [op.argument_names[i] for i in found]
     others = {name for name in op.tensor_names if may_float(op, name)} - {*having}
-    if not others:
-        return "yes"
-    if others <= {*op.no_gradient}:
-        return f"yes, not {', '.join(op.no_gradient)}"
-    return "of " + ", ".join(having)
+    if not others <= {*op.no_gradient}:
+        return "of " + ", ".join(having)
+    without = [name for name in op.no_gradient if name in others]
+    shown = op.output_names[: op.shown]
+    without += [name for name in shown if name in op.constants and output_may_float(op, name)]
+    return f"yes, not {', '.join(without)}" if without else "yes"
 
 
 def _compared(op: OpSpec, built: compiling.Built, device: str) -> tuple[float | str, str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -74,6 +75,29 @@ class Range:
 
 
 @dataclass(frozen=True)
+class FloatRange:
+    """The smallest and the largest value of a float argument."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    #: Whether ``least`` itself is left out.
+    is_open: bool = False
+
+    @property
+    def lowest(self) -> float:
+        """The smallest value that is in the range."""
+        return math.nextafter(self.least, math.inf) if self.is_open else self.least
+
+    @property
+    def ordinary(self) -> float:
+        """``least``, or a number above it that an operator's own dtype tells from it."""
+        return self.least + max(0.5, abs(self.least) / 2) * self.is_open
+
+    def __contains__(self, value: float) -> bool:
+        return self.lowest <= value <= self.most
+
+
+@dataclass(frozen=True)
 class ResultDType:
     """The dtype of an output that need not have the first tensor's."""
 
@@ -129,8 +153,8 @@ class OpSpec:
     dtypes_of: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict, hash=False)
     #: By name, the ranges of int arguments and of named dims.
     ranges: Mapping[str, Range] = field(default_factory=dict, hash=False)
-    #: By name, the smallest and the largest value of float arguments.
-    float_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+    #: By name, the ranges of float arguments.
+    float_ranges: Mapping[str, FloatRange] = field(default_factory=dict, hash=False)
     #: By name, the dim that an int argument may not exceed.
     limits: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: By name, how many times a dim and the dim that this may not exceed: ``2r`` at most ``d``.
@@ -145,8 +169,10 @@ class OpSpec:
     belows: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: The outputs, its last ones, that ``cuda_ops.<op>`` does not return; they are saved too.
     hidden: tuple[str, ...] = ()
-    #: The tensors that have no gradient by design.
+    #: The tensor arguments that have no gradient by design.
     no_gradient: tuple[str, ...] = ()
+    #: The outputs that have none, beside those that are saved.
+    no_gradient_outputs: tuple[str, ...] = ()
     #: The tensors that it is linear in while its other arguments stay as they are.
     linear: tuple[str, ...] = ()
     #: The names of its tags in ``torch.Tag``.
@@ -302,6 +328,11 @@ class OpSpec:
         return len(self.output_names) - len(self.hidden)
 
     @property
+    def constants(self) -> tuple[str, ...]:
+        """The outputs that have no gradient by design, which autograd takes for constants."""
+        return (*self.saved, *self.no_gradient_outputs)
+
+    @property
     def output_names(self) -> tuple[str, ...]:
         """Return names, see :func:`output_names`."""
         return output_names(self.parsed.returns)
@@ -358,7 +389,7 @@ class GuestOperator:
     returns: Mapping[str, torch.dtype | str] = field(default_factory=dict)
     #: The outputs that are there for the gradient alone.
     saved: tuple[str, ...] = ()
-    #: The tensors that have no gradient by design.
+    #: The tensor arguments, and the outputs, that have no gradient by design.
     no_gradient: tuple[str, ...] = ()
     #: The devices where equal arguments may give other bits.
     nondeterministic: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import ScratchOp
-from hypothesis import given, settings
+from hypothesis import find, given, settings
+from hypothesis import strategies as st
 from specs import spec as plain_spec
 from torch._subclasses import FakeTensorMode
 
@@ -21,7 +23,7 @@ from cuda_ops.derive import checks, rules
 from cuda_ops.derive.arguments import bind
 from cuda_ops.derive.checks import check_arguments
 from cuda_ops.registry import registry
-from cuda_ops.spec import OpSpec, default_of
+from cuda_ops.spec import FloatRange, OpSpec, default_of
 from cuda_ops.testing import check_op, samples, sizes
 from cuda_ops.testing.checks import by_name
 
@@ -60,6 +62,10 @@ Tensor forward(const Tensor& x_, const Tensor& bias_, const Tensor& mask_, int64
 Tensor scaled(const Tensor& x, double factor, int64_t shift) {
   const auto f = [](double v, double by, int64_t plus) { return v * by + double(plus); };
   return elementwise_cpu(f, x, factor, shift);
+}
+Tensor limited(const Tensor& x, double by, double plus, int64_t count) {
+  const auto f = [](double v, double by, double plus, int64_t n) { return v / by + plus * n; };
+  return elementwise_cpu(f, x, by, plus, count);
 }
 Tensor with_defaults(const Tensor& x, ScalarType a, std::optional<ScalarType> b) {
   return empty({size_of(dtype_of(a)), b ? size_of(dtype_of(*b)) : 0}, dtype_of(a), x);
@@ -104,6 +110,9 @@ CUDA_OPS(library) {
       .cpu<forward>();
   library.op("OP_scaled(Tensor x, float factor, int shift) -> Tensor", "()->()")
       .dtypes(kFloating).dtypes("x", DType::kFloat64).cpu<scaled>();
+  library.op("OP_limited(Tensor x, float by, float plus, int count) -> Tensor", "()->()")
+      .dtypes(kFloating).above("by", 0).at_least("plus", -2.0).at_least("count", 1)
+      .cpu<limited>();
   library.op("OP_any(Tensor x, Tensor[] others, ScalarType? dtype=None) -> Tensor", "()->()")
       .cpu<any>();
   library.op("OP_defaults(Tensor x, ScalarType a=half, ScalarType? b=long) -> Tensor", "")
@@ -327,6 +336,43 @@ def test_scalars_follow_the_values(name: str) -> None:
     torch.testing.assert_close(out, x * 2.5 - 3)
     with pytest.raises(RuntimeError, match="'x': expected dtype float64, got float32"):
         registry().public(f"{name}_scaled")(x.float(), 2.5, -3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0.0, 0.0, 1), "'by': expected above 0, got 0"),
+        ((-math.inf, 0.0, 1), "'by': expected above 0, got -inf"),
+        ((math.nan, 0.0, 1), "'by': expected above 0, got nan"),
+        ((1.0, -2.5, 1), "'plus': expected at least -2, got -2.5"),
+        ((1.0, math.nan, 1), "'plus': expected at least -2, got nan"),
+        ((1.0, 0.0, 0), "'count': expected at least 1, got 0"),
+    ],
+)
+def test_a_range_may_have_one_end(name: str, arguments: tuple[Any, ...], message: str) -> None:
+    function = registry().public(f"{name}_limited")
+    for device in ("cpu", "meta"):
+        x = torch.ones(3, device=device)
+        with pytest.raises(RuntimeError, match=rf"_limited: argument {re.escape(message)}$"):
+            function(x, *arguments)
+        assert function(x, 5e-324, -2.0, 2**62).shape == (3,)
+        assert function(x, math.inf, math.inf, 1).shape == (3,)
+
+
+def test_samples_lie_above_an_end_that_is_left_out(name: str) -> None:
+    op = spec(f"{name}_limited")
+    for least, drawn, example in (
+        (0.0, {1.0, 0.5, 2.0}, 0.5),
+        (3.0, {4.5}, 4.5),
+        (-4.0, {0.0, 1.0, -1.0, 0.5, 2.0, -3.25}, 0.5),
+    ):
+        within = {**op.float_ranges, "by": FloatRange(least, is_open=True)}
+        changed = replace(op, float_ranges=within)
+        (by,) = (one for one in changed.parsed.arguments if one.name == "by")
+        strategy = samples._scalar(changed, by)
+        assert strategy is not None
+        assert find(st.sets(strategy, min_size=len(drawn)), lambda values: True) == drawn
+        assert sizes.example_scalar(changed, by) == example
 
 
 def test_samples_fit_each_argument(name: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import needs_gpu
+from conftest import ScratchOp, needs_gpu
 from torch.utils.checkpoint import checkpoint
 
 import cuda_ops
@@ -66,6 +66,42 @@ def tensors(name: str, device: str = "cpu", dtype: torch.dtype = torch.float64) 
     shapes, _ = CASES[name]
     made = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
     return [x.to(device).requires_grad_() for x in made]
+
+
+#: y is twice x, and z has no gradient.
+CONSTANT = """
+#pragma GCC optimize("O0")
+#include "binding.h"
+using namespace cuda_ops;
+namespace {
+std::tuple<Tensor, Tensor> forward(const Tensor& x) {
+  return elementwise_cpu<2>([](double v) { return Results<double, 2>{{2 * v, 3 * v}}; }, x);
+}
+Tensor backward(const Tensor& grad_y) {
+  return elementwise_cpu([](double g) { return 2 * g; }, grad_y);
+}
+}
+CUDA_OPS(library) {
+  library.op("scratch_constant(Tensor x) -> (Tensor y, Tensor z)", "()->(),()")
+      .dtypes(kFloating).no_gradient("z").cpu<forward>();
+  library.op("scratch_constant_backward(Tensor grad_y) -> Tensor grad_x", "()->()")
+      .dtypes(kFloating).cpu<backward>();
+}
+"""
+
+
+def test_an_output_without_a_gradient_is_a_constant(
+    scratch_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = ScratchOp("scratch_constant", scratch_root)
+    with scratch.built(CONSTANT, compare=False) as row:
+        assert row.autograd == "yes, not z"
+        for function in both(scratch.name, monkeypatch):
+            x = torch.randn(3, requires_grad=True)
+            y, z = function(x)
+            assert y.requires_grad and not z.requires_grad and z.grad_fn is None
+            (y + z).sum().backward()
+            assert torch.equal(x.grad, torch.full((3,), 2.0))
 
 
 @each

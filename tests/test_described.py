@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,11 @@ from conftest import needs_gpu
 import cuda_ops
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.dev.command import main
+from cuda_ops.dispatch import described as described_operators
 from cuda_ops.dispatch.described import foreign_spec
 from cuda_ops.errors import CudaOpsError, ManifestError
 from cuda_ops.registry import all_operators, operators_of, registry
+from cuda_ops.spec import GuestOperator
 from cuda_ops.testing import check_op
 from cuda_ops.testing.checks import QUICK
 
@@ -271,6 +274,14 @@ def test_a_guest_is_checked_on_a_gpu(described: Described) -> None:
 def test_a_signature_line_that_does_not_fit_a_registered_operator() -> None:
     with pytest.raises(ManifestError, match=r"aten::relu: .*2 tensor arguments"):
         foreign_spec("aten::relu", "(),()->()")
+
+
+def test_arguments_and_results_of_a_registered_operator_may_have_no_gradient() -> None:
+    pair: Any = SimpleNamespace(plugin="ops/ends.py", stem="ends", key="ends")
+    told = GuestOperator("aten::_aminmax", no_gradient=("self", "out1"), dtypes=(torch.float32,))
+    op = described_operators._registered(pair, told)
+    assert (op.no_gradient, op.no_gradient_outputs) == (("self",), ("out1",))
+    assert op.constants == ("out1",)
 
 
 @pytest.mark.slow

@@ -100,7 +100,8 @@ def test_one_failing_operator_is_status_1_with_its_compiler_lines_and_leaves_the
         assert (failed["op"], worked["op"], worked["error"]) == (scratch_op.name, other.name, "")
         assert re.search(rf"{scratch_op.name}.cpp:\d+:\d+: error: .*undeclared", failed["error"])
         # The reader is spared the command lines and what ninja says.
-        assert all("error" in line for line in failed["error"].splitlines()[1:]), failed["error"]
+        said = failed["error"].splitlines()[1:]
+        assert all(re.search("error: |required from here", line) for line in said), said
         assert failed["error"] in captured.err
         assert not re.search(r"ninja|-std=|FAILED|Traceback", captured.err)
         assert re.search(rf"(?m)^{scratch_op.name} +failed +see below", captured.err)
@@ -408,11 +409,84 @@ def test_torchs_guess_of_a_toolkit_is_not_asked(
     assert used == [("/toolkit", True)]
 
 
+#: What a binding may get wrong: outside of ``CUDA_OPS`` and in it, a line and what is said of it.
+OUTSIDE = {
+    "Tensor one(const Tensor& x, double y) { return elementwise_cpu(same, x, y); }":
+        "f takes one double for each tensor, and then the scalars",
+    "std::tuple<Tensor, Tensor> two(const Tensor& x) { return elementwise_cpu<2>(same, x); }":
+        "two outputs: f returns Results<double, 2>{{first, second}}",
+    "Tensor three(const Tensor& x) { return elementwise_cpu(pair, x); }":
+        "one output: f returns a number; for two write <2>",
+    "Tensor four(const Tensor& x) { return elementwise_cuda(launcher, x); }":
+        "the launcher takes the Strided problem, then the scalars and the stream",
+}  # fmt: skip
+INSIDE = {
+    "op.cpu<narrow>();": "a schema's float is double in C++, and its int is int64_t",
+    "op.cpu<short_int>();": "a schema's float is double in C++, and its int is int64_t",
+    "op.cpu<pointer>();": "no schema has this C++ type",
+}
+
+
 @pytest.mark.slow
-def test_what_a_template_refuses_names_the_line_that_asked_for_it(scratch_op: ScratchOp) -> None:
-    scratch_op.write("v", parameter=", float y", schema=", float y")  # a schema's float is double
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_what_a_template_refuses_names_the_line_that_asked_for_it(
+    scratch_op: ScratchOp, is_inside: bool
+) -> None:
+    text = [
+        '#include "binding.h"',
+        "using namespace cuda_ops;",
+        "cudaError_t launcher(const Strided<1>&, double, cudaStream_t);",
+        "double same(double v) { return v; }",
+        "Results<double, 2> pair(double v) { return {{v, v}}; }",
+        "Tensor narrow(const Tensor& x, float) { return x; }",
+        "Tensor short_int(const Tensor& x, std::optional<int>) { return x; }",
+        "Tensor pointer(const Tensor& x, const char*) { return x; }",
+        'CUDA_OPS(library) { auto& op = library.op("f(Tensor x) -> Tensor", "()->()");',
+        "}",
+    ]
+    mistakes, at = (INSIDE, -1) if is_inside else (OUTSIDE, -2)
+    text[at:at] = mistakes
+    scratch_op.binding.write_text("\n".join(text).replace('"f(', f'"{scratch_op.name}('))
     (row,) = compile_ops([scratch_op.name])
-    assert re.search(rf"{scratch_op.name}\.cpp:\d+:\d+: +required from here", row.error), row.error
+    asked, said = (row.error.partition("does not compile:\n")[2].splitlines()[i::2] for i in (0, 1))
+    lines = [text.index(mistake) + 1 for mistake in mistakes]
+    for line, found in zip(lines, asked, strict=True):
+        place = rf"{scratch_op.name}\.cpp:{line}:\d+: +required from here"
+        assert re.search(place, found), row.error
+    for sentence, found in zip(mistakes.values(), said, strict=True):
+        assert re.search(f"error: .*: {re.escape(sentence)}", found), row.error
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_a_kernel_whose_function_does_not_fit_is_refused_in_a_sentence(
+    scratch_op: ScratchOp,
+) -> None:
+    scratch_op.write("v", key="cpu")
+    kernel = scratch_op.root / "kernels" / f"{scratch_op.name}.cu"
+    kernel.parent.mkdir(exist_ok=True)
+    text = """
+        #include "elementwise.cuh"
+        using namespace cuda_ops;
+        struct One { template <class C> __device__ C operator()(C x) const { return x; } };
+        struct Two {
+          template <class C> __device__ Results<C, 2> operator()(C x) const { return {{x, x}}; }
+        };
+        cudaError_t run(const Strided<INPUTS, OUTPUTS>& problem, cudaStream_t stream) {
+          return map_cuda(problem, stream, FUNCTION{});
+        }
+        """
+    for inputs, outputs, function, said in (
+        ("1", "2", "One", "two outputs: f returns Results<C, 2>{{first, second}}"),
+        ("1", "1", "Two", "one output: f returns a number"),
+        ("2", "1", "One", "f takes one value for each tensor"),
+    ):
+        made = text.replace("INPUTS", inputs).replace("OUTPUTS", outputs)
+        kernel.write_text(made.replace("FUNCTION", function))
+        (row,) = compile_ops([scratch_op.name])
+        assert row.error.count(f'error: static assertion failed with "{said}"') == 1, row.error
+        assert f" at line 9 of {kernel}" in row.error
+        assert row.error.count("error:") == 1, row.error
 
 
 @pytest.mark.slow

@@ -174,7 +174,10 @@ def entry(**words: Any) -> dict[str, Any]:
         ({"hidden": ["out"]}, r"return 'out': expected the results that cuda_ops returns before"),
         ({"hidden": ["out", "lse"]}, "return 'out': expected the results that"),
         ({"hidden": ["lse", "lse"]}, r"'lse': expected to be named once by \.hidden, got twice"),
-        ({"no_gradient": ["k"]}, r"'k': expected 'x' or 'y', which \.no_gradient may name"),
+        (
+            {"no_gradient": ["k"]},
+            r"'k': expected 'x' or 'y' or 'out' or 'lse', which \.no_gradient may name",
+        ),
         ({"linear": ["y"], "no_gradient": ["y"]}, r"'y': expected \.linear or \.no_gradient"),
     ],
 )
@@ -182,6 +185,12 @@ def test_words_that_do_not_fit_are_refused(words: dict[str, Any], text: str) -> 
     schema = torch._C.parse_schema("f(Tensor x, Tensor y, int k) -> (Tensor out, Tensor lse)")
     with pytest.raises(ManifestError, match=rf"cuda_ops::f: .*{text}"):
         words_of("cuda_ops::f", entry(**words), schema, parse_signature("(n),()->(n),(n)"), False)
+
+
+def test_a_name_of_an_argument_and_a_result_is_ambiguous() -> None:
+    schema = torch._C.parse_schema("f(Tensor x) -> Tensor x")
+    with pytest.raises(ManifestError, match="'x': expected an output of another name"):
+        words_of("cuda_ops::f", entry(no_gradient=["x"]), schema, parse_signature("()->()"), False)
 
 
 def test_a_gradient_that_is_none_by_design_is_not_returned() -> None:
@@ -201,3 +210,5 @@ def test_a_step_of_training_asks_for_the_gradients_that_there_are(name: str) -> 
     torch.testing.assert_close(grad_x, out * x / (x * x + 1).sqrt() * by)
     with pytest.raises(RuntimeError, match="by design"):
         with_gradients(function)(x, by)
+    *_, grad_x = with_gradients(lambda x: (2 * x, x * x), constants=(1,))(x)
+    torch.testing.assert_close(grad_x, 4 * x)

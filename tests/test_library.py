@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -195,9 +196,16 @@ def test_dtypes_and_ranges_of_single_arguments() -> None:
         ),
         (
             {"ranges": [["x", 1, 2]]},
-            "'x': expected 'k' or 'n' or 'm', which .range may name, got 'x'",
+            "'x': expected 'k' or 'n' or 'm', which .range or .at_least may name, got 'x'",
         ),
-        ({"ranges": [["k", 1, 2]] * 2}, "'k': expected to be named once by .range, got twice"),
+        (
+            {"ranges": [["k", 1, 2]] * 2},
+            "'k': expected to be named once by .range or .at_least, got twice",
+        ),
+        (
+            {"float_ranges": [["k", 0.0, math.inf, True]]},
+            "'k': expected nothing, which .range, .at_least or .above may name, got 'k'",
+        ),
         ({"ranges": [["k", 2, 1]]}, "'k': expected the smaller number first in .range, got 2, 1"),
         (
             {"limits": [["q", "m"]]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 import torch
 from conftest import ScratchOp
 from specs import pair, spec
+from torch.utils.checkpoint import checkpoint
 
 from cuda_ops.derive import gradient
 from cuda_ops.errors import ManifestError
 from cuda_ops.registry import registry
+from cuda_ops.testing import check_op
+from cuda_ops.testing.checks import by_name
 
 #: y is twice x, z three times, and each operator takes the gradient of y alone.
 SOURCE = """
@@ -32,6 +36,12 @@ Tensor backward(const Tensor& grad_y) {
   return elementwise_cpu([](double g) { return 2 * g; }, grad_y);
 }
 Tensor second_backward(const Tensor& grad_z) { return backward(grad_z); }
+std::tuple<Tensor, Tensor> constant(const Tensor& x) { return both(x); }
+std::tuple<Tensor, Tensor> constants(const Tensor& x) { return both(x); }
+std::tuple<Tensor, Tensor> unwritten(const Tensor& x) { return both(x); }
+Tensor constant_backward(const Tensor& grad_y, const Tensor& z) {
+  return elementwise_cpu([](double g, double v) { return 2 * g + 0 * v; }, grad_y, z);
+}
 Tensor kept_backward(const Tensor& grad_y, const Tensor& z) {
   return elementwise_cpu([](double g, double v) { return 2 * g + 0 * v; }, grad_y, z);
 }
@@ -48,15 +58,35 @@ CUDA_OPS(library) {
       .dtypes(kFloating).saved("z").cpu<kept>();
   library.op("NAME_kept_backward(Tensor grad_y, Tensor z) -> Tensor grad_x", "(),()->()")
       .dtypes(kFloating).cpu<kept_backward>();
+  library.op("NAME_constant(Tensor x) -> (Tensor y, Tensor z)", "()->(),()")
+      .dtypes(kFloating).no_gradient("z").cpu<constant>();
+  library.op("NAME_constant_backward(Tensor grad_y, Tensor z) -> Tensor grad_x", "(),()->()")
+      .dtypes(kFloating).cpu<constant_backward>();
+  library.op("NAME_constants(Tensor x) -> (Tensor y, Tensor z)", "()->(),()")
+      .dtypes(kFloating).no_gradient("y").no_gradient("z").cpu<constants>();
+  library.op("NAME_unwritten(Tensor x) -> (Tensor y, Tensor z)", "()->(),()")
+      .dtypes(kFloating).no_gradient("z").cpu<unwritten>();
 }
 """
-LOST = r"cuda_ops::scratch_lost has no gradient through 'z': take grad_z in scratch_lost_backward, "
+LOST = (
+    r"cuda_ops::scratch_lost has no gradient through 'z': take grad_z in scratch_lost_backward, or "
+    r"write \.no_gradient\(\"z\"\) in scratch_lost\.cpp if that is by design"
+)
+PLUGIN = """
+from cuda_ops.hookspecs import hookimpl
+
+
+@hookimpl
+def cuda_ops_reference(op):
+    if not op.name.endswith("_backward"):
+        return lambda x, *others: (2 * x, 3 * x)
+"""
 
 
 @pytest.fixture(scope="module")
 def name(scratch_root: Any) -> Iterator[str]:
     scratch = ScratchOp("scratch_lost", scratch_root)
-    with scratch.built(SOURCE.replace("NAME", scratch.name), compare=False):
+    with scratch.built(SOURCE.replace("NAME", scratch.name), plugin=PLUGIN, compare=False):
         yield scratch.name
 
 
@@ -115,17 +145,69 @@ def test_the_first_output_may_be_the_one_that_is_lost(name: str, by: str) -> Non
 
 
 @each_way
-def test_an_output_that_is_only_saved_has_no_gradient(name: str, by: str) -> None:
+@pytest.mark.parametrize("op", ["kept", "constant"])
+def test_an_output_that_is_declared_so_has_no_gradient(name: str, by: str, op: str) -> None:
     """As the indices of torch.max: a loss that uses them alone has nothing to differentiate."""
     x = torch.randn(3, requires_grad=True)
-    y, z = called(f"{name}_kept", by)(x)
+    function = called(f"{name}_{op}", by)
+    y, z = function(x)
     assert y.requires_grad and not z.requires_grad
+    assert torch.equal(torch.autograd.grad((y + z).sum(), x)[0], torch.full((3,), 2.0))
+    y, z = checkpoint(function, x, use_reentrant=False)
     assert torch.equal(torch.autograd.grad((y + z).sum(), x)[0], torch.full((3,), 2.0))
 
 
-def test_a_gradient_of_what_is_only_saved_is_refused() -> None:
-    op = spec("f(Tensor x) -> (Tensor y, Tensor z)", "", saved=("z",))
+@pytest.mark.parametrize("op", ["kept", "constant"])
+def test_transforms_take_it_for_a_constant(name: str, op: str) -> None:
+    function, x = registry().public(f"{name}_{op}"), torch.randn(4, 3)
+    for transform in (torch.func.grad, lambda f: torch.vmap(torch.func.grad(f))):
+        found = transform(lambda x: (function(x)[0] + function(x)[1]).sum())(x)
+        assert torch.equal(found, torch.full((4, 3), 2.0))
+    _, (tangent_y, tangent_z) = torch.func.jvp(function, (x,), (torch.ones(4, 3),))
+    assert torch.equal(tangent_y, torch.full((4, 3), 2.0)) and not tangent_z.any()
+
+
+def test_an_operator_without_a_gradient_has_outputs_that_need_none(name: str) -> None:
+    x = torch.randn(3, requires_grad=True)
+    y, z = registry().public(f"{name}_constants")(x)
+    assert not y.requires_grad and not z.requires_grad
+    constants, unwritten = (registry().loaded(f"{name}_{op}") for op in ("constants", "unwritten"))
+    assert gradient.why_none(constants.spec, constants.now.autograd) == "by design"
+    assert (
+        gradient.why_none(unwritten.spec, unwritten.now.autograd) == f"no {name}_unwritten_backward"
+    )
+    y, z = unwritten.public(x)
+    assert y.requires_grad and not z.requires_grad
+    with pytest.raises(RuntimeError, match=f"has no gradient: add {name}_unwritten_backward"):
+        y.sum().backward()
+
+
+#: Two of them hand torch's error on in one of their own.
+CHECKS = ("gradient_declared", "gradcheck", "gradient_outputs", "opcheck", "compile_static", "jvp")
+
+
+def test_the_kit_says_once_that_a_gradient_is_lost(name: str) -> None:
+    report = check_op(name, checks=map(by_name, CHECKS), devices=["cpu"], isolate=False)
+    declared, *others = report.entries
+    assert declared.passed is False and re.search(LOST, declared.detail)
+    reason = "gradient_declared says which output has no gradient"
+    assert [(entry.passed, entry.detail) for entry in others] == [(None, reason)] * len(others)
+
+
+def test_the_kit_checks_the_outputs_that_have_one(name: str) -> None:
+    op = f"{name}_constant"
+    report = check_op(op, checks=map(by_name, CHECKS), devices=["cpu"], isolate=False)
+    passed = {entry.check: entry.passed for entry in report.entries}
+    assert passed == dict.fromkeys(CHECKS, True) | {"gradient_outputs": None}, report
+    assert "it has one output with a gradient" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("word", "field"), [("saved", "saved"), ("no_gradient", "no_gradient_outputs")]
+)
+def test_a_gradient_of_such_an_output_is_refused(word: str, field: str) -> None:
+    op = spec("f(Tensor x) -> (Tensor y, Tensor z)", "", **{field: ("z",)})
     pair(op, spec("f_backward(Tensor grad_y, Tensor grad_z) -> Tensor grad_x", ""))
-    expected = r"^cuda_ops::f_backward: argument 'grad_z': expected none, as .saved\(\"z\"\) says"
+    expected = rf"^cuda_ops::f_backward: argument 'grad_z': expected none, as .{word}\(\"z\"\) says"
     with pytest.raises(ManifestError, match=expected):
         gradient.cuda_ops_autograd(op)

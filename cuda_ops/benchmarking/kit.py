@@ -189,17 +189,16 @@ class Kit:
         forward = functions
         capacity.check_shared(case, self.device)
         fixed = [op.argument_names.index(name) for name in op.no_gradient]
+        constants = [op.output_names.index(name) for name in op.constants]
+        trained = partial(with_gradients, fixed=fixed, constants=constants)
         if case.backward:
-            functions = {
-                name: wrapped(lambda f: with_gradients(f, fixed=fixed), f)
-                for name, f in functions.items()
-            }
+            functions = {name: wrapped(trained, f) for name, f in functions.items()}
         progress("making arguments")
         pair = Rotation(case, self.device, 2)
         written = _written(op, functions[OURS], pair.arguments[0])
         if case.backward:
             made = outputs(forward[OURS](*pair.arguments[0]))
-            reference = with_gradients(reference, fixed=fixed, like=[r.dtype for r in made])
+            reference = trained(reference, like=[r.dtype for r in made])
         progress(f"estimating the time of {OURS}")
         estimate = quick_seconds(functions[OURS], pair, self.clock, budget=0.0)
         # A case that reads only part of its arguments keeps all of them, and their values.

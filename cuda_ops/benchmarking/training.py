@@ -15,12 +15,14 @@ def with_gradients(
     between: Callable[[tuple[Any, ...]], None] = lambda results: None,
     fixed: Collection[int] = (),
     like: Sequence[torch.dtype] = (),
+    constants: Collection[int] = (),
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Returns a function of the same arguments that also computes the floating ones' gradients.
 
     It returns the results of ``function``, then the gradients. The loss is half the sum of the
     squared results, so its gradient, which is the results, costs nothing. ``between`` is called
-    with the results before backward starts. The arguments at the positions ``fixed`` have none.
+    with the results before backward starts. The arguments at the positions ``fixed`` have none, and
+    the results at the positions ``constants`` are no part of the loss.
     A reference in a wider dtype rounds its results to the dtypes ``like`` before they are incoming
     gradients, since those of the function that it is compared with are rounded too.
     """
@@ -30,7 +32,7 @@ def with_gradients(
         leaves = [a.detach().requires_grad_() if i in wanted else a for i, a in enumerate(args)]
         with torch.enable_grad():
             results = outputs(function(*leaves, **kwargs))
-        ends = [i for i, result in enumerate(results) if result.requires_grad]
+        ends = [i for i, out in enumerate(results) if out.requires_grad and i not in constants]
         if not ends:
             raise RuntimeError("no result has a gradient")
         between(results)

@@ -16,9 +16,11 @@ from cuda_ops.build.discovery import Pair
 from cuda_ops.build.source_text import Kind
 
 _COMPILER_ERROR = re.compile(
-    r"error|undefined|multiple definition|No such file|fatal", re.IGNORECASE
+    r"\berrors?\b|undefined|multiple definition|No such file|fatal", re.IGNORECASE
 )
-_ASKED_FOR = re.compile(r"\.(cpp|cu):\d+:\d+:\s+required from here")
+_ASKED_FOR = re.compile(
+    r"\.(cpp|cu):\d+:\d+:\s+required from here|\bat line \d+ of \S+\.cu$"  # g++, nvcc
+)
 _NINJA_NOISE = re.compile(r"^(\[\d+/\d+\]|FAILED|ninja: |/\S*(g\+\+|nvcc|c\+\+) |c\+\+ |g\+\+ )")
 # ptxas reports as info that it has serialized every wgmma of a kernel.
 _SLOW = "Potential Performance Loss"
@@ -92,4 +94,8 @@ def failing_lines(log: str, limit: int = 12) -> str:
     lines = [line for line in log.splitlines() if line.strip() and not _NINJA_NOISE.match(line)]
     # Where a header's template refuses something, the line that asked for it is at fault.
     errors = [line for line in lines if _COMPILER_ERROR.search(line) or _ASKED_FOR.search(line)]
-    return "\n".join((errors or lines)[:limit])
+    # nvcc says the same again for another dtype.
+    once = re.sub(
+        r"^((?:.*\n){1,2})\1+", r"\1", "".join(f"{line}\n" for line in errors or lines), flags=re.M
+    )
+    return "\n".join(once.splitlines()[:limit])

@@ -7,6 +7,7 @@ may be symbolic, so sizes that must agree go through ``torch._check``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from cuda_ops.derive.arguments import group_of
 from cuda_ops.derive.sizes import Dims, is_true, shape_name
 from cuda_ops.signature import Group, factor_and_name, size_of
-from cuda_ops.spec import UNBOUNDED, OpSpec, Range
+from cuda_ops.spec import UNBOUNDED, FloatRange, OpSpec, Range
 
 #: ``kMaxDims`` of ``layout.h``: the dims that a kernel walks, those of size 1 left out.
 MAX_DIMS = 16
@@ -120,11 +121,11 @@ def _check_ints(op: OpSpec, values: Sequence[Any], bound: dict[str, Any]) -> Non
 
 
 def _check_floats(op: OpSpec, values: Sequence[Any]) -> None:
-    for name, (least, most) in op.float_ranges.items():
+    for name, allowed in op.float_ranges.items():
         value = values[op.argument_names.index(name)]
-        if value is None or (is_true(value >= least) and is_true(value <= most)):
+        if value is None or (is_true(value >= allowed.lowest) and is_true(value <= allowed.most)):
             continue
-        refuse(op, name, float_range_text((least, most)), f"{float(value):g}")
+        refuse(op, name, float_range_text(allowed), f"{float(value):g}")
 
 
 def _check_scalar_types(op: OpSpec, values: Sequence[Any]) -> None:
@@ -239,9 +240,12 @@ def range_text(allowed: Range, factor: int = 1) -> str:
     return f"from {factor * allowed.least} to {factor * allowed.most}"
 
 
-def float_range_text(limits: tuple[float, float]) -> str:
-    """Returns ``from 0 to 1``."""
-    return "from {:g} to {:g}".format(*limits)
+def float_range_text(allowed: FloatRange) -> str:
+    """Returns ``from 0 to 1``, or ``above 0``, ``at least 0`` or ``at most 1``."""
+    least, most = f"{allowed.least:g}", f"{allowed.most:g}"
+    if allowed.most == math.inf:
+        return f"above {least}" if allowed.is_open else f"at least {least}"
+    return f"at most {most}" if allowed.least == -math.inf else f"from {least} to {most}"
 
 
 def limit_text(dim: str) -> str:

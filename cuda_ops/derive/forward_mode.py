@@ -49,7 +49,7 @@ class ForwardMode:
                 refuse_tangent(op, i)
         found = self.rule(values, outputs, tangents)
         for name, output, tangent in zip(op.output_names, outputs, found, strict=True):
-            if tangent is None and name not in op.saved and _is_differentiable(output):
+            if tangent is None and name not in op.constants and _is_differentiable(output):
                 raise NotImplementedError(
                     f"{op.qualname}: expected tangent_{name} from {op.name}_jvp, as '{name}' is of "
                     f"{output.dtype}, got none"
@@ -193,7 +193,7 @@ def _source(op: OpSpec, sibling: OpSpec, name: str) -> tuple[str, int]:
 
 def _target(op: OpSpec, sibling: OpSpec, name: str) -> int:
     """Returns the position of the output that a return of ``<op>_jvp`` is the tangent of."""
-    outputs = [output for output in op.output_names if output not in op.saved]
+    outputs = [output for output in op.output_names if output not in op.constants]
     for output in outputs:
         if name == f"tangent_{output}" or (not name and len(outputs) == 1):
             return op.output_names.index(output)
@@ -214,7 +214,7 @@ def _linear_term(
     found = op.function(*positional, **keywords)
     found = found if isinstance(found, (tuple, list)) else (found,)
     return [
-        term if name not in op.saved and _is_differentiable(term) else None
+        term if name not in op.constants and _is_differentiable(term) else None
         for name, term in zip(op.output_names, found, strict=True)
     ]
 
@@ -256,7 +256,7 @@ class _Elementwise:
         positional, keywords = split(op, whole)
         found: list[Any] = []
         for name, output in zip(op.output_names, outputs, strict=True):
-            if name in op.saved or not _is_differentiable(output):
+            if name in op.constants or not _is_differentiable(output):
                 found.append(None)
                 continue
             ctx = _Context(tuple(i == position for i in range(len(positional))))

@@ -13,11 +13,18 @@ from itertools import chain, repeat
 from typing import Any
 
 from cuda_ops.derive.arguments import bind, takes_lists
-from cuda_ops.derive.no_gradient import NoGradient, refusal, refuse_lost, refused, sizes_of
+from cuda_ops.derive.no_gradient import (
+    LOST,
+    NoGradient,
+    refusal,
+    refuse_lost,
+    refused,
+    sizes_of,
+)
 from cuda_ops.errors import ManifestError
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.signature import Group, factor_and_name
-from cuda_ops.spec import Autograd, OpSpec
+from cuda_ops.spec import Autograd, OpSpec, ResultDType
 
 
 @dataclass(frozen=True)
@@ -39,10 +46,12 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
         return None
     if sibling is None:
         _refuse_misspelt_backward(op)
-        if all(name in op.no_gradient for name in op.tensor_names if may_float(op, name)):
-            return refusal(f"{op.qualname} has no gradient, by design")
+        constants = _constants(op)
+        if _is_constant_by_design(op):
+            return refusal(f"{op.qualname} has no gradient, by design", constants)
         return refusal(
-            f"{op.qualname} has no gradient: add {op.name}_backward(...) to {op.declared_in}"
+            f"{op.qualname} has no gradient: add {op.name}_backward(...) to {op.declared_in}",
+            constants,
         )
     formula = _read_formula(op, sibling)
     if op.signature is not None:
@@ -72,8 +81,7 @@ def why_none(op: OpSpec, formula: Autograd | None) -> str:
         return "a list of tensors needs cuda_ops_autograd" if takes_lists(op) else "integers only"
     if not isinstance(formula.backward, NoGradient):
         return ""
-    floating = [name for name in op.tensor_names if may_float(op, name)]
-    if set(floating) <= set(op.no_gradient):
+    if _is_constant_by_design(op):
         return "by design"
     if f"add {op.name}_backward(" in formula.backward.reason:
         return f"no {op.name}_backward"
@@ -97,12 +105,12 @@ class ByName:
         self._saved_tensors = [source for source, is_tensor in saved if is_tensor]
         self._saved_values = [i for (_, i), is_tensor in saved if not is_tensor]
         self._taken = [i for kind, i in formula.arguments if kind == "grad"]
-        self._only_saved = [i for i, name in enumerate(op.output_names) if name in op.saved]
+        self._constants = _constants(op)
         #: The outputs whose gradient would be lost.
         self._lost = [
             i
             for i, output in enumerate(op.parsed.returns)
-            if "Tensor" in str(output.type) and i not in (*self._taken, *self._only_saved)
+            if "Tensor" in str(output.type) and i not in (*self._taken, *self._constants)
         ]
         self._untargeted = [
             i
@@ -137,7 +145,7 @@ class ByName:
     @property
     def differentiable(self) -> list[bool]:
         """For each result of the operator: whether a gradient may come through it."""
-        return [i not in self._only_saved for i in range(len(self._op.parsed.returns))]
+        return [i not in self._constants for i in range(len(self._op.parsed.returns))]
 
     @property
     def without_gradient(self) -> list[int]:
@@ -155,8 +163,8 @@ class ByName:
         ctx.plain = [values[i] for i in self._saved_values]
         ctx.formula = self._formula
         ctx.sizes = {i: sizes_of(values[i]) for i in self._untargeted}
-        if self._only_saved:
-            ctx.mark_non_differentiable(*(outputs[i] for i in self._only_saved))
+        if self._constants:
+            ctx.mark_non_differentiable(*(outputs[i] for i in self._constants))
         if self._lost:
             # For an output that nothing depends on torch would hand in zeros, which would look
             # like a gradient that is lost.
@@ -203,9 +211,8 @@ class ByName:
         for i in self._lost:
             name = self._op.output_names[i]
             reason = (
-                f"{self._op.qualname} has no gradient through '{name}': take grad_{name} in "
-                f'{self.sibling.name}, or write .saved("{name}") in {self._op.declared_in} if it '
-                "is there for the gradient alone"
+                f"{self._op.qualname} {LOST} '{name}': take grad_{name} in {self.sibling.name}, "
+                f'or write .no_gradient("{name}") in {self._op.declared_in} if that is by design'
             )
             for grad in _as_list(grads[i]):
                 if grad is not None:
@@ -238,9 +245,10 @@ def _read_formula(op: OpSpec, sibling: OpSpec) -> _Formula:
         ]
         if len(found) == 1:
             kind, i = found[0]
-            if kind == "grad" and outputs[i] in op.saved:
+            if kind == "grad" and outputs[i] in op.constants:
+                word = ".saved" if outputs[i] in op.saved else ".no_gradient"
                 raise ManifestError(
-                    f"{sibling.qualname}: argument '{name}': expected none, as .saved"
+                    f"{sibling.qualname}: argument '{name}': expected none, as {word}"
                     f'("{outputs[i]}") says that the output has no gradient; remove one of them'
                 )
             return kind, i
@@ -370,6 +378,28 @@ def may_float(op: OpSpec, argument: str) -> bool:
     """Tells whether a tensor argument may have a dtype that gradients exist for."""
     dtypes = op.allowed_dtypes(argument)
     return not dtypes or any(d.is_floating_point or d.is_complex for d in dtypes)
+
+
+def output_may_float(op: OpSpec, output: str) -> bool:
+    """Tells the same of an output, by what the binding says of its dtype."""
+    rule = op.results.get(output, ResultDType())
+    if rule.dtype is not None and (rule.dtype.is_floating_point or rule.dtype.is_complex):
+        return True
+    if rule.dtype is not None and not rule.like:
+        return False
+    return may_float(op, rule.like or next(iter(op.tensor_names), ""))
+
+
+def _constants(op: OpSpec) -> list[int]:
+    """Returns the positions of the outputs that have no gradient by design."""
+    return [i for i, name in enumerate(op.output_names) if name in op.constants]
+
+
+def _is_constant_by_design(op: OpSpec) -> bool:
+    """Tells whether all floating inputs, or all floating outputs, have no gradient by design."""
+    inputs = {name for name in op.tensor_names if may_float(op, name)}
+    outputs = {name for name in op.output_names if output_may_float(op, name)}
+    return inputs <= {*op.no_gradient} or set() < outputs <= {*op.constants}
 
 
 def _as_list(grad: Any) -> Sequence[Any]:

@@ -17,6 +17,9 @@ import torch
 from cuda_ops.names import INTERNAL
 from cuda_ops.spec import Autograd
 
+#: In what is said of an output whose gradient would be lost.
+LOST = "has no gradient through"
+
 # Kept apart from the operators of cuda_ops, which users list.
 _library = torch.library.Library(INTERNAL, "DEF")
 # `grad` ties it to the backward; if it depended on nothing there, it might run in the forward.
@@ -116,20 +119,25 @@ def refused(grad: torch.Tensor, size: Any, wanted: Any, reason: str) -> Any:
     return no_gradient(grad, size, reason) if wanted else None
 
 
-def refusal(reason: str) -> Autograd:
-    """Returns the formula of an operator without a gradient."""
-    return Autograd(setup_context=_keep_sizes, backward=NoGradient(reason))
+def refusal(reason: str, constants: Sequence[int] = ()) -> Autograd:
+    """Returns the formula of an operator without a gradient. The outputs at the positions
+    ``constants`` need none.
+    """
+
+    def setup_context(
+        ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: Any = None
+    ) -> None:
+        ctx.sizes = [sizes_of(value) for value in inputs]
+        if constants:
+            outputs = output if isinstance(output, tuple) else (output,)
+            ctx.mark_non_differentiable(*(outputs[i] for i in constants))
+
+    return Autograd(setup_context, NoGradient(reason))
 
 
 def no_second_derivative(gradient: str) -> Autograd:
     """Returns the formula of an operator, named ``gradient``, that computes one and has none."""
     return refusal(f"{gradient} has no gradient: second derivatives are not computed")
-
-
-def _keep_sizes(
-    ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: Any = None
-) -> None:
-    ctx.sizes = [sizes_of(value) for value in inputs]
 
 
 def sizes_of(value: Any) -> Any:

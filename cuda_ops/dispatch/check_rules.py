@@ -132,9 +132,12 @@ def rules_of(op: OpSpec) -> Rules:
         if op.argument_names[position] in (*op.ranges, *op.limits)
     ]
     floats = [
-        _Float(op.argument_names.index(name), *limits, checks.float_range_text(limits).encode())
-        for name, limits in op.float_ranges.items()
-    ]
+        _Float(
+            op.argument_names.index(name), allowed.lowest, allowed.most,
+            checks.float_range_text(allowed).encode(),
+        )
+        for name, allowed in op.float_ranges.items()
+    ]  # fmt: skip
     scalar_types = [_scalar_type(op, name) for name in op.dtype_names if name in op.dtypes_of]
     choices = [_name(op, name) for name in op.choices]
     arguments = [name.encode() for name in op.argument_names]

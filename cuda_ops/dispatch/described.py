@@ -88,7 +88,7 @@ def _declared(pair: Pair, one: GuestOperator, siblings: dict[str, OpSpec]) -> Op
         "dtypes": _names(one.dtypes),
         "dtypes_of": [[name, _names(dtypes)] for name, dtypes in one.dtypes_of.items()],
         "ranges": [[name, *r] for name, r in one.ranges.items() if name not in floats],
-        "float_ranges": [[name, *r] for name, r in one.ranges.items() if name in floats],
+        "float_ranges": [[name, *r, False] for name, r in one.ranges.items() if name in floats],
         "choices": [[name, list(names)] for name, names in one.one_of.items()],
         "limits": [*one.at_most.items()],
         "belows": [*one.below.items()],
@@ -229,7 +229,7 @@ def foreign_spec(
 def _registered(pair: Pair, one: GuestOperator) -> OpSpec:
     """Returns the spec of an operator that the guest registers itself."""
     try:
-        return foreign_spec(
+        op = foreign_spec(
             one.schema,
             one.signature,
             one.dtypes,
@@ -238,7 +238,6 @@ def _registered(pair: Pair, one: GuestOperator) -> OpSpec:
             doc=one.doc,
             dtypes_of=one.dtypes_of,
             saved=one.saved,
-            no_gradient=one.no_gradient,
             nondeterministic=one.nondeterministic,
         )
     except (ManifestError, ValueError) as error:
@@ -248,6 +247,9 @@ def _registered(pair: Pair, one: GuestOperator) -> OpSpec:
             f"{pair.plugin}: expected an operator that the guest {pair.stem!r} registers, got "
             f"{one.schema!r}, which torch does not know"
         ) from None
+    outputs = [name for name in one.no_gradient if name not in op.argument_names]
+    inputs = [name for name in one.no_gradient if name not in outputs]
+    return replace(op, no_gradient=tuple(inputs), no_gradient_outputs=tuple(outputs))
 
 
 def has_kernel(name: str, key: str) -> bool:

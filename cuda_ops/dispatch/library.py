@@ -12,6 +12,7 @@ import ctypes
 import functools
 import json
 import keyword
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,10 +29,18 @@ from cuda_ops.dispatch.words import may_name, refusal, words_of
 from cuda_ops.errors import ManifestError
 from cuda_ops.names import HOME, apart, keyed
 from cuda_ops.signature import Group, Signature, factor_and_name, parse_signature
-from cuda_ops.spec import UNBOUNDED, OpSpec, Range, ResultDType, is_device, output_names
+from cuda_ops.spec import (
+    UNBOUNDED,
+    FloatRange,
+    OpSpec,
+    Range,
+    ResultDType,
+    is_device,
+    output_names,
+)
 
 #: The form of the manifest, and of what a library is handed, as ``src/utils/manifest.h`` has it.
-FORMAT = 6
+FORMAT = 7
 #: The rules that libraries check by; they stay for the life of the process, like the libraries.
 _kept: list[Rules] = []
 
@@ -433,7 +442,7 @@ def _ranges(
             raise refusal(op, name, "a dim of another name, as .range would mean both", repr(name))
         if least > most:
             raise refusal(op, name, "the smaller number first in .range", f"{least}, {most}")
-    found = _by_name(op, ".range", listed, (*ints, *dims))
+    found = _by_name(op, ".range or .at_least", listed, (*ints, *dims))
     sizes = dict.fromkeys(signature.int_names if signature is not None else (), (0, UNBOUNDED))
     return {name: Range(*limits) for name, limits in (sizes | found).items()}
 
@@ -472,12 +481,14 @@ def _dims_by_name(
 
 def _float_ranges(
     op: str, listed: Sequence[Sequence[Any]], floats: Sequence[str]
-) -> dict[str, tuple[float, float]]:
-    found = _by_name(op, ".range", listed, floats)
-    for name, (least, most) in found.items():
+) -> dict[str, FloatRange]:
+    found = _by_name(op, ".range, .at_least or .above", listed, floats)
+    for name, (least, most, is_open) in found.items():
+        if is_open and not math.isfinite(least):
+            raise refusal(op, name, "a finite number in .above", f"{least}")
         if not least <= most:
             raise refusal(op, name, "the smaller number first in .range", f"{least}, {most}")
-    return {name: (least, most) for name, (least, most) in found.items()}
+    return {name: FloatRange(*limits) for name, limits in found.items()}
 
 
 def _refuse_key(op: OpSpec) -> None:

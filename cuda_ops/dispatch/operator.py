@@ -131,7 +131,7 @@ class Operator:
             )
         schemas = [sibling.schema + str(sibling.signature) for sibling in op.siblings.values()]
         declared = op.dtypes, op.dtypes_of, op.ranges, op.float_ranges, op.limits, op.dim_limits
-        words = op.saved, op.hidden, op.no_gradient, op.linear, op.tags, op.nondeterministic
+        words = op.constants, op.hidden, op.no_gradient, op.linear, op.tags, op.nondeterministic
         checked = [str(v) for v in (op.signature, *declared, op.results, op.choices, op.random)]
         text = [op.schema, *checked, str(words), str(op.is_composite), plugin_text]
         if op.is_composite:  # graphs hold what it calls

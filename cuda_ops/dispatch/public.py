@@ -439,7 +439,7 @@ def _keep_for_tangents(
         ctx.set_materialize_grads(False)
         outputs = output if isinstance(output, tuple) else (output,)
         named = zip(op.output_names, outputs, strict=True)
-        ctx.mark_non_differentiable(*(output for name, output in named if name in op.saved))
+        ctx.mark_non_differentiable(*(output for name, output in named if name in op.constants))
 
 
 def _parameters(op: OpSpec, key: str = "") -> tuple[str, dict[str, Any]]:

@@ -46,7 +46,10 @@ def words_of(
     if hidden and (not shown or set(outputs[shown:]) != set(hidden)):
         expected = "the results that cuda_ops returns before those that are hidden"
         raise refusal(name, hidden[0], expected, str(parsed).partition("-> ")[2], "return")
-    _check_each(name, ".no_gradient", no_gradient, tensors)
+    _check_each(name, ".no_gradient", no_gradient, (*tensors, *outputs))
+    for both in (one for one in no_gradient if one in tensors and one in outputs):
+        raise refusal(name, both, "an output of another name, as .no_gradient would mean both",
+                      repr(both))  # fmt: skip
     # What writes has no derivative, and no tangent of a list reaches an operator.
     single = [
         a.name
@@ -81,7 +84,9 @@ def words_of(
                 f"line in which several tensors have loop dims, got {actual}"
             )
     return {
-        "hidden": hidden, "no_gradient": no_gradient, "linear": linear,
+        "hidden": hidden, "linear": linear,
+        "no_gradient": tuple(one for one in no_gradient if one in tensors),
+        "no_gradient_outputs": tuple(one for one in no_gradient if one in outputs),
         # An older torch lacks some of them, and with them what they ask for.
         "tags": tuple(tag for tag in dict.fromkeys(tags) if tag in known),
         "nondeterministic": devices,

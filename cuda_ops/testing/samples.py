@@ -17,7 +17,7 @@ import torch
 from hypothesis import strategies as st
 
 from cuda_ops.signature import Group
-from cuda_ops.spec import OpSpec, Range, default_of, is_device
+from cuda_ops.spec import FloatRange, OpSpec, Range, default_of, is_device
 from cuda_ops.testing.arguments import each, sampled_arguments, spread
 from cuda_ops.testing.values import VALUES, Values, make_tensor
 
@@ -306,9 +306,11 @@ def layouts_of(shape: tuple[int, ...]) -> list[Layout]:
 def _scalar(op: OpSpec, argument: Any) -> st.SearchStrategy[Any] | None:
     allowed, dtypes = op.ranges.get(argument.name), op.dtypes_of.get(argument.name)
     kind = str(argument.real_type)
-    least, most = op.float_ranges.get(argument.name, (-math.inf, math.inf))
-    numbers = [v for v in (0.0, 1.0, -1.0, 0.5, 2.0, -3.25) if least <= v <= most]
-    numbers += [end for end in (least, most) if math.isfinite(end) and end not in numbers]
+    within = op.float_ranges.get(argument.name, FloatRange())
+    numbers = [v for v in (0.0, 1.0, -1.0, 0.5, 2.0, -3.25) if v in within]
+    ends = (within.least, within.most)
+    numbers += [end for end in ends if math.isfinite(end) and end in within and end not in numbers]
+    numbers = numbers or [within.ordinary]
     plain = kind.removeprefix("Optional[").removesuffix("]")
     drawn: dict[str, st.SearchStrategy[Any]] = {
         "float": st.sampled_from(numbers),

@@ -144,8 +144,8 @@ def example_scalar(op: OpSpec, argument: Any) -> Any:
         return op.choices[argument.name][0]
     allowed = op.ranges.get(argument.name)
     if argument.name in op.float_ranges:
-        least, most = op.float_ranges[argument.name]
-        return min(max(0.5, least), most)
+        within = op.float_ranges[argument.name]
+        return min(max(0.5, within.ordinary), within.most)
     example: Any = {"float": 0.5, "int": 1, "bool": False}.get(str(argument.real_type))
     return allowed.least if allowed and example not in allowed else example
 

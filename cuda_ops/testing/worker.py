@@ -25,6 +25,7 @@ from typing import IO, Any, Literal
 
 import torch
 
+from cuda_ops.derive.no_gradient import LOST
 from cuda_ops.dispatch import by_torch
 from cuda_ops.errors import KitError
 from cuda_ops.testing.case import Case, Check, NotRunError, OtherMistakeError
@@ -85,11 +86,15 @@ def perform(check: Check, case: Case) -> Outcome:
     except OtherMistakeError as failure:
         return Outcome("failed", str(failure), label=failure.label)
     except AssertionError as failure:
+        if (found := _found_elsewhere(check, case, failure)) is not None:
+            return found
         return Outcome("failed", str(failure))
     except KitError as error:
         lost = case.on_cuda and _context_is_lost()
         return Outcome("failed", str(error), fatal=lost, label=UNJUDGED)
     except Exception as error:
+        if (found := _found_elsewhere(check, case, error)) is not None:
+            return found
         text = f"{type(error).__name__}: {error}".strip()
         if _raised_by_the_kit(error):
             text = f"the kit could not run this check: {text}"
@@ -115,6 +120,16 @@ _REFUSED_LAUNCHES = (
 _LAUNCH = "unchecked launch or resource limits"
 #: What a call that does not come back is called, whatever the check.
 _HUNG = "races, missing barriers, deadlocks"
+
+
+def _found_elsewhere(check: Check, case: Case, error: Exception) -> Outcome | None:
+    """Returns the outcome of a check that stumbles over a gradient that is lost, which fails
+    ``gradient_declared``; ``None`` for any other error.
+    """
+    if check.name == "gradient_declared" or LOST not in str(error):
+        return None
+    lost = case.on_cuda and _context_is_lost()
+    return Outcome("not run", "gradient_declared says which output has no gradient", fatal=lost)
 
 
 def _raised_by_the_kit(error: Exception) -> bool:

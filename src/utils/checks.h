@@ -116,11 +116,7 @@ struct Checks {
       const Tensor& tensor = *tensors[i];
       const TensorRule& rule = rules->tensors[i];
       if (!tensor.defined()) refuse(rule.name, "a tensor", "None");
-      if (!is_strided(tensor)) refuse(rule.name, "a strided tensor", "another layout");
-      int64_t* unused = nullptr;  // a nested tensor calls itself strided, and has no sizes
-      if (!composed && aoti_torch_get_sizes(tensor.get(), &unused) != TORCH_SUCCESS) {
-        refuse(rule.name, "a strided tensor", "a nested one");
-      }
+      check_layout(tensor, rule.name);
       if (first < 0) {
         first = i;
       } else if (device_of(tensor) != device_of(*tensors[first])) {
@@ -272,7 +268,7 @@ struct Checks {
   void check_listed(const Tensor& tensor, size_t position, const Tensor& first) const {
     if (rules == nullptr || composed) return;
     const char* const argument = rules->names[position];
-    if (!is_strided(tensor)) refuse(argument, "a strided tensor", "another layout");
+    check_layout(tensor, argument);
     if (device_of(tensor) != device_of(first)) {
       refuse(argument, "tensors on " + name(device_of(first)) + " like the others",
              "one on " + name(device_of(tensor)));
@@ -282,6 +278,14 @@ struct Checks {
   }
 
  private:
+  void check_layout(const Tensor& tensor, const char* argument) const {
+    if (!is_strided(tensor)) refuse(argument, "a strided tensor", "another layout");
+    int64_t* unused = nullptr;  // a nested tensor calls itself strided, and has no sizes
+    if (!composed && aoti_torch_get_sizes(tensor.get(), &unused) != TORCH_SUCCESS) {
+      refuse(argument, "a strided tensor", "a nested one");
+    }
+  }
+
   bool is_listed(DType dtype, int64_t list) const {
     return std::find(dtypes[list].begin(), dtypes[list].end(), dtype) != dtypes[list].end();
   }

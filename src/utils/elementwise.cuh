@@ -4,6 +4,7 @@
 #pragma once
 
 #include <climits>
+#include <type_traits>
 #include <utility>
 
 #include "dtype.cuh"
@@ -141,12 +142,20 @@ constexpr int read_of(int inputs) {
 template <class C, int Inputs, int Outputs, class F, size_t... I>
 __device__ void apply(const F& f, const C (&in)[Inputs], C (&out)[Outputs],
                       std::index_sequence<I...>) {
-  const auto result = f(in[I]...);
-  if constexpr (Outputs == 1) {
-    out[0] = result;
-  } else {
+  constexpr bool kTakes = std::is_invocable_v<const F&, decltype(in[I])...>;
+  static_assert(kTakes, "f takes one value for each tensor");
+  if constexpr (kTakes) {
+    const auto result = f(in[I]...);
+    constexpr int kGiven = kResultsIn<std::decay_t<decltype(result)>>;
+    static_assert(Outputs == 1 || kGiven == Outputs,
+                  "two outputs: f returns Results<C, 2>{{first, second}}");
+    static_assert(Outputs > 1 || kGiven == 1, "one output: f returns a number");
+    if constexpr (Outputs == 1 && kGiven == 1) {
+      out[0] = result;
+    } else if constexpr (kGiven == Outputs) {
 #pragma unroll
-    for (int k = 0; k < Outputs; ++k) out[k] = result.values[k];
+      for (int k = 0; k < Outputs; ++k) out[k] = result.values[k];
+    }
   }
 }
 

@@ -175,6 +175,24 @@ void cpu_rows(const Strided<Inputs, Outputs>& problem, int64_t begin, int64_t en
   });
 }
 
+// Refuses, in a sentence, a function that the loop above cannot call; false for such a one, so that
+// nothing else is said about it.
+template <size_t> using Value = double;
+template <class F, int Outputs, size_t... I>
+constexpr bool check_function(std::index_sequence<I...>) {
+  constexpr bool kTakes = std::is_invocable_v<const F&, Value<I>...>;
+  static_assert(kTakes, "f takes one double for each tensor, and then the scalars");
+  if constexpr (kTakes) {
+    using Returned = std::invoke_result_t<const F&, Value<I>...>;
+    constexpr int kGiven = kResultsIn<std::decay_t<Returned>>;
+    static_assert(Outputs == 1 || kGiven == Outputs,
+                  "two outputs: f returns Results<double, 2>{{first, second}}");
+    static_assert(Outputs > 1 || kGiven == 1, "one output: f returns a number; for two write <2>");
+    return kGiven == Outputs;
+  }
+  return false;
+}
+
 }  // namespace detail
 
 // Runs body(begin, end) on torch's threads, for parts of 0 .. count of `grain` indices or more.
@@ -283,13 +301,15 @@ void visit_floating_cpu(DType dtype, Body&& body) {
 // doubles and returns a double, or Results<double, Outputs>.
 template <int Inputs, int Outputs, class F>
 void map_cpu(const Strided<Inputs, Outputs>& problem, F f) {
-  constexpr int64_t kGrain = 16384;
-  visit_floating_cpu(problem.dtype, [&](auto tag) {
-    using T = decltype(tag);
-    parallel_for(problem.numel, kGrain, [&](int64_t begin, int64_t end) {
-      detail::cpu_rows<T>(problem, begin, end, f, std::make_index_sequence<Inputs>{});
+  if constexpr (detail::check_function<F, Outputs>(std::make_index_sequence<Inputs>{})) {
+    constexpr int64_t kGrain = 16384;
+    visit_floating_cpu(problem.dtype, [&](auto tag) {
+      using T = decltype(tag);
+      parallel_for(problem.numel, kGrain, [&](int64_t begin, int64_t end) {
+        detail::cpu_rows<T>(problem, begin, end, f, std::make_index_sequence<Inputs>{});
+      });
     });
-  });
+  }
 }
 
 inline double sigmoid(double v) { return 1 / (1 + std::exp(-v)); }
@@ -332,6 +352,17 @@ auto elementwise(Run run, const Args&... args) {
       std::tuple_cat(only<true>(args)...));
 }
 
+template <class Launcher, class Problem, class... Scalars>
+void run_launcher(const Tensor& tensor, Launcher launcher, const Problem& problem,
+                  const Scalars&... scalars) {
+  constexpr bool kTakes =
+      std::is_invocable_v<Launcher, const Problem&, const Scalars&..., cudaStream_t>;
+  static_assert(kTakes, "the launcher takes the Strided problem, then the scalars and the stream");
+  if constexpr (kTakes) {
+    launch(tensor, [&](cudaStream_t stream) { return launcher(problem, scalars..., stream); });
+  }
+}
+
 template <class Run, class... Args>
 void write_elementwise(const Tensor& out, Run run, const Args&... args) {
   const auto scalars = std::tuple_cat(only<false>(args)...);
@@ -350,7 +381,9 @@ void write_elementwise(const Tensor& out, Run run, const Args&... args) {
 template <int Outputs = 1, class F, class... Args>
 auto elementwise_cpu(F f, const Args&... args) {
   const auto run = [&](const auto& problem, const auto&... scalars) {
-    map_cpu(problem, [&](auto... values) { return f(values..., scalars...); });
+    map_cpu(problem, [&](auto... values) -> decltype(f(values..., scalars...)) {
+      return f(values..., scalars...);
+    });
   };
   return detail::elementwise<Outputs>(run, args...);
 }
@@ -361,7 +394,7 @@ template <int Outputs = 1, class Launcher, class... Args>
 auto elementwise_cuda(Launcher launcher, const Args&... args) {
   const Tensor& first = std::get<0>(std::tuple_cat(detail::only<true>(args)...));
   const auto run = [&](const auto& problem, const auto&... scalars) {
-    launch(first, [&](cudaStream_t stream) { return launcher(problem, scalars..., stream); });
+    detail::run_launcher(first, launcher, problem, scalars...);
   };
   return detail::elementwise<Outputs>(run, args...);
 }
@@ -371,7 +404,9 @@ auto elementwise_cuda(Launcher launcher, const Args&... args) {
 template <class F, class... Args>
 void write_elementwise_cpu(const Tensor& out, F f, const Args&... args) {
   const auto run = [&](const auto& problem, const auto&... scalars) {
-    map_cpu(problem, [&](auto... values) { return f(values..., scalars...); });
+    map_cpu(problem, [&](auto... values) -> decltype(f(values..., scalars...)) {
+      return f(values..., scalars...);
+    });
   };
   detail::write_elementwise(out, run, args...);
 }
@@ -379,7 +414,7 @@ void write_elementwise_cpu(const Tensor& out, F f, const Args&... args) {
 template <class Launcher, class... Args>
 void write_elementwise_cuda(const Tensor& out, Launcher launcher, const Args&... args) {
   const auto run = [&](const auto& problem, const auto&... scalars) {
-    launch(out, [&](cudaStream_t stream) { return launcher(problem, scalars..., stream); });
+    detail::run_launcher(out, launcher, problem, scalars...);
   };
   detail::write_elementwise(out, run, args...);
 }

@@ -9,6 +9,8 @@
 // these two names are all that its body needs.
 #if CUDA_OPS_CUDA
 #include <cuda_runtime_api.h>
+
+#include "ptx/capability.h"
 #else
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
@@ -60,9 +62,13 @@ void launch(const Tensor& like, Launcher&& launcher) {
   if (error == cudaSuccess) return;
   std::string text = cudaGetErrorString(error);
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
-    text += "; this build holds code for " CUDA_OPS_ARCHS ", the device is cuda:" +
-            std::to_string(device) +
-            ". Rebuild with TORCH_CUDA_ARCH_LIST or compile_dev.py --arch set to its capability.";
+    const std::string where = "the device is cuda:" + std::to_string(device);
+    if (current_device().capability < 80) {
+      text += "; cuda_ops needs compute capability 8.0 or later, " + where;
+    } else {
+      text += "; this build holds code for " CUDA_OPS_ARCHS ", " + where +
+              ". Rebuild with TORCH_CUDA_ARCH_LIST or compile_dev.py --arch set to its capability.";
+    }
   }
   throw OpError(text);
 }

@@ -41,8 +41,19 @@ namespace detail {
 
 // --- C++ types by their schema names
 
+template <class T>
+constexpr bool kIsNumber = std::is_arithmetic_v<T>;
+template <class T>
+constexpr bool kIsNumber<std::optional<T>> = kIsNumber<T>;
+template <class T>
+constexpr bool kIsNumber<std::vector<T>> = kIsNumber<T>;
+
 template <class T, class = void>
-struct SchemaType;  // an argument type without a schema counterpart ends here
+struct SchemaType {  // a type without a schema counterpart ends here
+  static_assert(!kIsNumber<T>, "a schema's float is double in C++, and its int is int64_t");
+  static_assert(kIsNumber<T>, "no schema has this C++ type; docs/binding.md lists those there are");
+  static constexpr const char* name = "";
+};
 
 // clang-format off
 template <> struct SchemaType<Tensor> { static constexpr const char* name = "Tensor"; };
@@ -327,8 +338,8 @@ class Op {
     return dtypes(argument, allowed);
   }
 
-  // An int argument, or the size of a dim that the signature line names, is from `least` to `most`.
-  // Or a float argument, where the limits are written as such: .range("p", 0.0, 1.0).
+  // An int argument, or the size of a dim that the signature line names, is from `least` to `most`,
+  // both included. Or a float argument, where they are written as such: .range("p", 0.0, 1.0).
   template <class Least, class Most>
   Op& range(const char* name, Least least, Most most) {
     if constexpr (std::is_floating_point_v<Least> || std::is_floating_point_v<Most>) {
@@ -336,6 +347,22 @@ class Op {
     } else {
       ranges_.push_back({name, {int64_t(least), int64_t(most)}});
     }
+    return *this;
+  }
+
+  // The same without an upper limit: .at_least("n", 1), or .at_least("eps", 0.0) for a float.
+  template <class Least>
+  Op& at_least(const char* name, Least least) {
+    if constexpr (std::is_floating_point_v<Least>) {
+      return range(name, least, INFINITY);
+    } else {
+      return range(name, least, INT64_MAX);
+    }
+  }
+
+  // A float argument is greater than this number.
+  Op& above(const char* argument, double number) {
+    float_ranges_.push_back({argument, number, INFINITY, true});
     return *this;
   }
 
@@ -372,7 +399,7 @@ class Op {
     return *this;
   }
 
-  // This output is there for <op>_backward alone, and has no gradient of its own.
+  // This output is there for <op>_backward, and has no gradient of its own.
   Op& saved(const char* output) {
     saved_.push_back(output);
     return *this;
@@ -384,9 +411,10 @@ class Op {
     return saved(output);
   }
 
-  // This tensor has no gradient by design; asking for one is refused in these words.
-  Op& no_gradient(const char* argument) {
-    no_gradient_.push_back(argument);
+  // This tensor argument has no gradient by design; asking for one is refused in these words. Or
+  // this output has none: to autograd it is a constant, as an integer would be.
+  Op& no_gradient(const char* name) {
+    no_gradient_.push_back(name);
     return *this;
   }
 
@@ -499,6 +527,7 @@ class Op {
   struct FloatRange {
     const char* name;
     double least, most;
+    bool is_open = false;  // `least` is not included
   };
   std::vector<FloatRange> float_ranges_;
   std::vector<std::pair<const char*, const char*>> limits_, belows_;
@@ -527,7 +556,7 @@ class Library {
   // Strings only: a stream would drag in the locale machinery, which crashes in a
   // process that holds two copies of libstdc++ (a toolchain that links it statically).
   std::string json() const {
-    std::string out = "{\"format\":6,\"namespace\":" + quoted(space_) +
+    std::string out = "{\"format\":7,\"namespace\":" + quoted(space_) +
                       ",\"archs\":" + quoted(CUDA_OPS_ARCHS) +
                       ",\"source_hash\":" + quoted(CUDA_OPS_SOURCE_HASH) + ",\"ops\":[";
     for (const Op& op : ops_) {
@@ -550,9 +579,9 @@ class Library {
         out += (out.back() == '[' ? "[" : ",[") + quoted(argument) + ',' + list(names) + ']';
       }
       out += "],\"float_ranges\":[";
-      for (const auto& [name, least, most] : op.float_ranges_) {
+      for (const auto& [name, least, most, is_open] : op.float_ranges_) {
         out += (out.back() == '[' ? "[" : ",[") + quoted(name) + ',' + digits(least) + ',' +
-               digits(most) + ']';
+               digits(most) + (is_open ? ",true]" : ",false]");
       }
       out += "],\"random\":" + quoted(op.random_) + ",\"limits\":" + lists(op.limits_) +
              ",\"belows\":" + lists(op.belows_) + ",\"results\":[";

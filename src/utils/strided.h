@@ -17,6 +17,12 @@ struct Results {
   T values[Outputs];
 };
 
+// How many outputs a return value is for.
+template <class Returned>
+constexpr int kResultsIn = 1;
+template <class T, int Outputs>
+constexpr int kResultsIn<Results<T, Outputs>> = Outputs;
+
 // One operand: where it starts and how many elements to step per dim. A
 // broadcast dim has stride 0.
 struct Operand {

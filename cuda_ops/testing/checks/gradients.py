@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.gradcheck import GradcheckError
 
+from cuda_ops.derive.no_gradient import LOST
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import sampled_arguments
 from cuda_ops.testing.case import (
@@ -37,13 +38,15 @@ def _nothing_claimed(subject: Subject, device: str) -> str:
 @check("gradient_declared", None, "undeclared autograd: a gradient is silently lost",
        Draw(2, range(1, 513), floating=True), quick=True, excuse=_nothing_claimed)  # fmt: skip
 def gradient_declared(case: Case) -> None:
-    """Checks that each floating input gets a gradient, or that asking for one is an error."""
+    """Checks that each floating input gets a gradient, or that asking for one is an error, and
+    that each floating output takes part.
+    """
     leaves = case.leaves(even_refused=True)
-    saved = [name in case.subject.op.saved for name in case.subject.op.output_names]
+    constant = [name in case.subject.op.constants for name in case.subject.op.output_names]
     outputs = [
         output
-        for output, is_saved in zip_longest(case.call(*leaves), saved)
-        if is_floating(output) and not is_saved
+        for output, is_constant in zip_longest(case.call(*leaves), constant)
+        if is_floating(output) and not is_constant
     ]
     if not wanting(leaves) or not outputs:
         raise NotRunError("no floating inputs and outputs")
@@ -61,8 +64,10 @@ def gradient_declared(case: Case) -> None:
             name = case.subject.op.argument_names[i]
             try:
                 (found,) = torch.autograd.grad(ends, [leaf], retain_graph=True, allow_unused=True)
-            except RuntimeError:
-                continue  # a refusal
+            except RuntimeError as refusal:
+                if LOST in str(refusal):
+                    raise AssertionError(str(refusal)) from None
+                continue
             assert found is not None, f"'{name}' gets no gradient, and there is no error"
 
 

@@ -40,9 +40,8 @@ def _numbers(subject: Subject) -> dict[int, Sequence[float]]:
         kind = str(argument.real_type).removeprefix("Optional[").removesuffix("]")
         name = argument.name
         if kind == "float":
-            least, most = op.float_ranges.get(name, (-math.inf, math.inf))
-            free = name not in op.float_ranges
-            found[i] = [v for v in _FLOATS if free or least <= v <= most]
+            within = op.float_ranges.get(name)
+            found[i] = [v for v in _FLOATS if within is None or v in within]
         elif kind == "int" and name not in sizes and name not in op.limits:
             allowed = op.ranges.get(name, Range(-(2**63), 2**63 - 1))
             found[i] = [v for v in _INTS if v in allowed]
