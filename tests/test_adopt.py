@@ -397,7 +397,7 @@ def test_the_command_writes_says_what_is_left_and_never_overwrites(
         (["adopt", "row_softmax"], "row_softmax.cu exists already; move it away to draft row_sof"),
         (["adopt", "nothing"], "no guest 'nothing'; known: "),
         (["adopt", "silu"], "silu: expected a guest, with PYBIND11_MODULE or TORCH_LIBRARY, got"),
-        (["adopt"], "adopt: expected one guest, as in: compile_dev.py adopt lltm"),
+        (["adopt"], "adopt: expected one guest, as in: python compile_dev.py adopt lltm"),
         (["adopt", "square", "--rows"], "--rows: expected new"),
         (["adopt", "square", "--namespace", "other"], "expected --namespace adopted, as its other"),
     ):

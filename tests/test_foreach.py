@@ -288,6 +288,15 @@ def test_compiled() -> None:
     torch.testing.assert_close(ys, [e - 1 for e in expected])
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_a_nested_tensor_of_a_list_is_refused_by_name(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    text = "foreach_axpy: argument 'ys': expected a strided tensor, got a nested one"
+    with pytest.raises(RuntimeError, match=text):
+        cuda_ops.foreach_axpy([torch.ones(2)], [nested], 2.0)
+
+
 # --- on a GPU alone ------------------------------------------------------------------------------
 
 
