@@ -177,6 +177,7 @@ class bdist_wheel(setuptools_wheel.bdist_wheel):  # type: ignore[misc]  # noqa: 
                 made[place] = command, python, str(manylinux.retag(Path(wheel)))
 
 
+# distutils' name, and setuptools gives its commands no types.
 class editable_wheel(setuptools_editable.editable_wheel):  # type: ignore[misc]  # noqa: N801
     """setuptools' command for ``pip install -e``, which puts the folder of ``setup.py`` on the
     import path.

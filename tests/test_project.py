@@ -208,8 +208,9 @@ def test_the_columns_of_a_readme_are_even(op: str) -> None:
     blocks = init.texts("my_ops", op)["README.md"].split("```")[1::2]
     assert len(blocks) == 2
     for block in blocks:
-        starts = {re.search(r" {3,}", line).end() for line in block.split("\n") if line}  # type: ignore[union-attr]
-        assert len(starts) == 1
+        lines = [line for line in block.split("\n") if line]
+        gaps = [gap for line in lines if (gap := re.search(r" {3,}", line))]
+        assert len(gaps) == len(lines) and len({gap.end() for gap in gaps}) == 1
 
 
 def test_a_process_that_uses_operators_already_finds_the_project_too(project: Path) -> None:
