@@ -417,8 +417,8 @@ def test_drafts_with_a_cpu_function_pass_their_checks_unedited(
     for name in names:
         adopt(pairs[name])
     root = copied / "adopted"
-    done = run_python("compile_dev.py", "--root", str(root), "--arch", "9.0a", "--check", *(
-        f"adopted::{name}" for name in names))  # fmt: skip
+    done = run_python("compile_dev.py", "--root", str(root), "--arch", "9.0a", "--check",
+        "--verbose", *(f"adopted::{name}" for name in names))  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     for name in (*names, "muladd_myadd_out"):
         report = done.stdout.split(f"\nadopted::{name}\n")[1].partition(" not run\n")[0]

@@ -237,7 +237,7 @@ print(ops.silu(torch.tensor([0.0, 2.0])).tolist())
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "no operator 'nothing'; known: "),
+        (["absent"], "no operator 'absent'; known: "),
         (["softmax_cross_entropy"], "expected an operator that calls no other, got one that calls"),
         (["silu", "--name", "My_ops"], "--name: expected lower-case letters, digits and '-', a le"),
         (["silu", "--name", "x"], "--name: expected lower-case letters, digits and '-', a letter"),

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from cuda_ops import __version__
+from cuda_ops import __version__, spec
 from cuda_ops.build.discovery import PACKAGE, Pair
 from cuda_ops.dev import export_plugins
 from cuda_ops.dev.scaffold import TEMPLATES
@@ -80,9 +80,8 @@ def registered_text(
     ``left_out`` names, by the operator's name, the answers that are missing and why; ``plugins``
     are the files of ``_rules`` that answer before the rules do.
     """
-    lines = [(TEMPLATES / "export_registered.py.txt").read_text(encoding="utf-8").rstrip() + "\n\n"]
     ops = list(ops)
-    lines += [f"_{stem} = {{}}" for stem in dict.fromkeys(op.stem for op in ops)]
+    lines = [f"_{stem} = {{}}" for stem in dict.fromkeys(op.stem for op in ops)]
     for op in ops:
         said = {
             field.name: getattr(op, field.name)
@@ -91,6 +90,10 @@ def registered_text(
         }
         words = "".join(f", {name}={value!r}" for name, value in said.items())
         lines.append(f"_spec({op.schema!r}, {op.signature!r}, _{op.stem}, doc=''{words})")
+    # What a repr calls, so that no class of OpSpec's fields can be missing there.
+    classes = {"OpSpec", *re.findall(r"\b[A-Z]\w+(?=\()", "\n".join(lines))} & {*vars(spec)}
+    head = (TEMPLATES / "export_registered.py.txt").read_text(encoding="utf-8").rstrip()
+    lines.insert(0, head.replace("@classes@", ", ".join(sorted(classes))) + "\n\n")
     stems = {Path(plugin).stem for plugin in plugins}
     lines += [f"from ._rules.ops import {op} as _plugin_{op}" for op in sorted(stems)]
     for op in ops:
