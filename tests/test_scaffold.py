@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import run_python
 
 from cuda_ops.build.discovery import BUILTIN_ROOT
+from cuda_ops.build.manylinux import environment
 from cuda_ops.dev import main
-from cuda_ops.dev.scaffold import ELEMENTWISE, FORMS, new_pair, project_root
+from cuda_ops.dev.scaffold import ELEMENTWISE, FORMS, TEMPLATES, new_pair, project_root
 from cuda_ops.errors import DiscoveryError
 
 
@@ -71,16 +70,22 @@ def test_new_refuses_names_that_cannot_be_used(tmp_path: Path, name: str, messag
 
 
 @pytest.mark.parametrize("form", [ELEMENTWISE, *FORMS])
-@pytest.mark.parametrize("length", [3, 4, 8, 11, 20, 27, 40])
-def test_clang_format_leaves_a_new_pair_as_it_is(form: str, length: int, tmp_path: Path) -> None:
-    program = shutil.which("clang-format", path=f"{Path(sys.executable).parent}:{os.defpath}")
+@pytest.mark.parametrize("name", ["mix", "swish_clip_of_rows_that_has_a_long_name"])
+def test_clang_format_leaves_a_new_pair_as_it_is(form: str, name: str, tmp_path: Path) -> None:
+    program = shutil.which("clang-format", path=environment()["PATH"])
     if program is None:
         pytest.skip("clang-format is not installed")
-    name = "swish_clip_of_rows_that_has_a_long_name_"[:length]
-    for path in new_pair(name, tmp_path, form, "my_ops"):
-        style = f"--style=file:{BUILTIN_ROOT.parent / '.clang-format'}"
-        said = subprocess.run([program, style, path], capture_output=True, text=True, check=True)
+    shutil.copy(BUILTIN_ROOT.parent / ".clang-format", tmp_path)
+    for path in new_pair(name, tmp_path / "src", form, "my_ops"):
+        said = subprocess.run([program, path], capture_output=True, text=True, check=True)
         assert path.read_text(encoding="utf-8") == said.stdout
+
+
+def test_a_new_pair_in_a_project_without_a_style_is_as_the_template(tmp_path: Path) -> None:
+    kernel, _ = new_pair("swish_clip_of_rows_that_has_a_long_name", tmp_path)
+    template = (TEMPLATES / "elementwise.cu.txt").read_text(encoding="utf-8")
+    lines = kernel.read_text(encoding="utf-8").count("\n")
+    assert lines == template.count("\n")
 
 
 @pytest.mark.parametrize("command", ["new", "adopt", "clean"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import re
+import shutil
+import subprocess
 from pathlib import Path
 
 from cuda_ops.build.discovery import Pair, illegal_name, namespace_of, root_problem
+from cuda_ops.build.manylinux import environment
 from cuda_ops.build.source_text import macro_of
 from cuda_ops.errors import DiscoveryError
 from cuda_ops.names import HOME, fault_of_namespace
@@ -14,9 +16,6 @@ from cuda_ops.registry import registry
 
 #: Where the texts of new files are.
 TEMPLATES = Path(__file__).parent / "templates"
-
-#: The longest line that it writes, as clang-format would.
-_COLUMNS = 100
 
 #: What ``new`` writes without a flag.
 ELEMENTWISE = "elementwise"
@@ -85,7 +84,8 @@ def new_pair(
             text = (TEMPLATES / f"{template}{path.suffix}.txt").read_text(encoding="utf-8")
             text = text.replace("cuda_ops.@op@", f"{space}.@op@")
             text = text.replace(macro_of(HOME), macro_of(space))
-            path.write_text(_named(text, name), encoding="utf-8")
+            text = text.replace("@op@", name).replace("@Op@", _camel(name))
+            path.write_text(_formatted(text, path), encoding="utf-8")
     except OSError as error:
         for path in pair.own_sources:  # half a pair would be in the way
             with contextlib.suppress(OSError):
@@ -111,55 +111,16 @@ def namespace_for(root: Path, wanted: str) -> str:
     return wanted or own or HOME
 
 
-def _named(text: str, name: str) -> str:
-    """Returns a template with the operator's name in it, in lines as clang-format breaks them."""
-    text = text.replace("  library\n      .op(", "  library.op(")
-    # A statement with the name in it is one line at first.
-    text = re.sub(r"(?m)^(?! *//).*@op@.*,\n(.*,\n)*.*", lambda m: re.sub(r"\n +", " ", m[0]), text)
-    text = text.replace("@op@", name).replace("@Op@", _camel(name))
-    text = re.sub(r"(?m)^(\w.*\{)\n  (return .*)\n\}$", _in_one_line, text)
-    return "\n".join(map(_shortest, text.split("\n")))
-
-
-def _in_one_line(body: re.Match[str]) -> str:
-    line = f"{body[1]} {body[2]} }}"
-    return line if len(line) <= _COLUMNS else body[0]
-
-
-def _shortest(line: str) -> str:
-    """Returns a line as :func:`_broken` does; or all arguments below it, where that saves lines:
-    one of a call, or three of a declaration.
+def _formatted(text: str, path: Path) -> str:
+    """Returns a text in the style of the .clang-format above its file; as it is, where there is no
+    such file or no clang-format.
     """
-    lines, text = _broken(line), line.lstrip()
-    least = {"return": 1, "cudaError_t": 3}.get(text.partition(" ")[0])
-    if "\n" not in lines or least is None:
-        return lines
-    at, indent = line.index("(") + 1, len(line) - len(text) + 4
-    below = f"{line[:at]}\n{_broken(' ' * indent + line[at:], indent)}"
-    return below if lines.count("\n") - below.count("\n") >= least else lines
-
-
-def _broken(line: str, column: int = 0) -> str:
-    """Returns a line of C++ as lines of at most 100 columns. What follows a comma goes below the
-    first argument, which begins at ``column``, or after the first parenthesis.
-    """
-    if len(line) <= _COLUMNS:
-        return line
-    if line.startswith("  library.op("):
-        return "  library\n" + _broken(line.replace("library.op(", "    .op("))
-    if (comment := line.find("// ")) >= 0:
-        end, more = line.rindex(" ", 0, _COLUMNS + 1), line[:comment] + "// "
-        return f"{line[:end]}\n{_broken(more + line[end + 1 :])}"
-    column = column or line.index("(") + 1
-    commas = [m.end() for m in re.finditer(r'"[^"]*"|, ', line) if m[0] == ", "]
-    below = " " * column
-    if fitting := [end for end in commas if column < end <= _COLUMNS + 1]:
-        return f"{line[: fitting[-1] - 1]}\n{_broken(below + line[fitting[-1] :], column)}"
-    if line[column] == '"':
-        end = line.rindex(" ", 0, _COLUMNS - 1) + 1
-        text, quote, rest = line[end:].partition('", ')
-        return f'{line[:end]}"\n{below}"{text}{quote.rstrip()}\n{_broken(below + rest, column)}'
-    return line  # a long name alone
+    program = shutil.which("clang-format", path=environment()["PATH"])
+    if program is None:
+        return text
+    command = [program, "--fallback-style=none", f"--assume-filename={path.resolve()}"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    return done.stdout if done.returncode == 0 else text
 
 
 def _camel(name: str) -> str:
