@@ -474,6 +474,8 @@ class Attention(NamedTuple):
     causal: int = 0
     pitch: int = 0  # elements from one row to the next; 0: d
     size: int = 1  # of numbers
+    split: int = 0  # keys of a block; 0: as is chosen
+    plan: str = ""
 
 
 ATTENTION = {
@@ -490,4 +492,11 @@ ATTENTION = {
     "two keys": Attention(200, 2, 80, "float32", causal=1),
     "more queries than keys": Attention(260, 20, 64, causal=1),
     "more keys than queries": Attention(20, 260, 128, causal=1),
+    "keys in three parts": Attention(1, 800, 128, plan="vectors=1 splits=3"),
+    "parts without vectors": Attention(3, 530, 33, "float16", pitch=37, plan="0 splits=2"),
+    "parts of large scores": Attention(5, 520, 64, "float32", size=1000, plan="splits=2"),
+    "parts of many rows": Attention(150, 140, 128, "float16", split=64, plan="splits=3"),
+    "parts of which some see nothing": Attention(150, 140, 64, causal=1, split=64),
+    "float32 parts": Attention(40, 200, 256, "float32", 1, split=32),
+    "float64 parts": Attention(33, 100, 64, "float64", split=16, plan="splits=7"),
 }

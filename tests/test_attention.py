@@ -140,6 +140,32 @@ def test_it_agrees_with_torch(
 
 
 @on_each_device
+@settings(max_examples=15, deadline=None)
+@given(
+    heads=grouped,
+    m=st.integers(1, 40),
+    n=st.integers(250, 3000),
+    d=dims,
+    dtype=st.sampled_from(FLOATING),
+    view=st.sampled_from(sorted(VIEWS)),
+)
+def test_few_queries_see_many_keys(
+    device: str,
+    heads: tuple[int, int],
+    m: int,
+    n: int,
+    d: int,
+    dtype: torch.dtype,
+    view: str,
+) -> None:
+    """Blocks share the keys."""
+    q, k, v = drawn((), heads, m, n, d, dtype, device, view)
+    actual = cuda_ops.attention(q, k, v)
+    agrees(actual, torch_math(q, k, v))
+    assert torch.equal(actual, cuda_ops.attention(q, k, v))
+
+
+@on_each_device
 @settings(max_examples=25, deadline=None)
 @given(
     heads=grouped,

@@ -94,7 +94,8 @@ Args:
         scaled_dot_product_attention: the first query is aligned with the first key.
     scale: the factor of q k^T, by default 1 / sqrt(D).
 
-Memory: a number for each query, for the gradient; during the gradient, another one. Where H is more
+Memory: a number for each query, for the gradient; during the gradient, another one. Few queries of
+many keys take up to 128 copies of the result, in the dtype that sums run in. Where H is more
 than G, q may be copied first, or where `causal`, the gradients of k and v have H heads until
 autograd adds them up.
 Errors: RuntimeError for H that is no multiple of G, other sizes of D or N, D beyond 256, any other
@@ -234,7 +235,9 @@ _SMALL: tuple[Values, ...] = ("equal", "tiny")
 
 @hookimpl
 def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
-    """Returns several tiles of each side for each size of D that has kernels of its own."""
+    """Returns several tiles of each side for each size of D that has kernels of its own, and few
+    queries whose keys blocks share.
+    """
     from cuda_ops.testing.samples import Sample, TensorArg
 
     def sample(m: int, n: int, d: int, dtype: torch.dtype, causal: bool) -> Sample:
@@ -244,11 +247,12 @@ def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
         grad_q_k_v_out = [TensorArg(shape, dtype) for shape in (q, q, k, k, q)]
         return Sample((*grad_q_k_v_out, lse, causal))
 
+    dtypes = torch.bfloat16, torch.float32
     return [
-        sample(150, 140, d, dtype, causal)
-        for dtype in (torch.bfloat16, torch.float32)
-        for d, causal in ((64, True), (33, False), (128, True), (200, False))
-    ]
+        *(sample(150, 140, d, dtype, causal) for dtype in dtypes
+          for d, causal in ((64, True), (33, False), (128, True), (200, False))),
+        *(sample(3, 600, d, dtype, False) for dtype in dtypes for d in (64, 200)),
+    ]  # fmt: skip
 
 
 @hookimpl
@@ -326,6 +330,9 @@ _POINTS = (
     (8, 16, 16, 512, 512, 64, False, "short sequences"),
     (2, 16, 16, 1000, 1003, 80, False, "no multiple of a tile"),
     (8, 32, 8, 1, 4096, 128, False, "a token that is decoded"),
+    (1, 32, 8, 1, 32768, 128, False, "a token after a long context"),
+    (64, 32, 8, 1, 2048, 128, False, "a token of many sequences"),
+    (4, 32, 32, 8, 4096, 128, False, "several tokens at once"),
 )
 
 

@@ -3,6 +3,7 @@
 
 using namespace cuda_ops;
 
+AttentionSplit attention_split(const Attention& problem);
 cudaError_t attention_launch(const Attention& problem, cudaStream_t stream);
 cudaError_t attention_backward_launch(const AttentionGradient& problem, cudaStream_t stream);
 
@@ -39,8 +40,20 @@ Result attention_cpu(const Tensor& q, const Tensor& k, const Tensor& v, bool cau
 
 Result attention_cuda(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
                       std::optional<double> scale) {
-  return attended(q, k, v, causal, scale, [&](const Attention& p) {
-    launch(q, [&](cudaStream_t stream) { return attention_launch(p, stream); });
+  return attended(q, k, v, causal, scale, [&](Attention& p) {
+    launch(q, [&](cudaStream_t stream) {
+      p.split = attention_split(p);
+      // Freed when this returns: torch's allocator gives them to later work of this stream only.
+      std::optional<Tensor> out, lse;
+      if (p.split.splits > 1) {
+        const int64_t rows = p.split.splits * p.heads.numel * p.shape.queries;
+        out = empty({rows * p.shape.dim}, compute_dtype(p.heads.dtype), q);
+        lse = empty({rows}, compute_dtype(p.heads.dtype), q);
+        p.partial_out = out->mutable_data_ptr();
+        p.partial_lse = lse->mutable_data_ptr();
+      }
+      return attention_launch(p, stream);
+    });
   });
 }
 
@@ -128,6 +141,8 @@ first.
 Dtypes: float64, float32, float16 or bfloat16, the same for all. Sums run in float64 for float64 and
 in float32 for the others. Weights of float16 and bfloat16 are rounded before they are multiplied
 with v, as tensor cores take them.
+Memory: where few queries meet many keys, during the call up to 128 copies of the result, in the
+dtype that sums run in.
 Errors: RuntimeError for any other dtype, another size of D or N, D beyond 256, mixed dtypes or
 devices, or loop dims that do not broadcast.
 Formula: Dao, https://arxiv.org/abs/2307.08691: out = softmax(q k^T scale) v; where `causal`, query i

@@ -4,6 +4,11 @@
 
 using namespace cuda_ops;
 
+AttentionSplit attention_split(const Attention& problem) {
+  return attention_split(problem.shape, problem.heads.numel, size_of(problem.heads.dtype),
+                         current_device());
+}
+
 cudaError_t attention_launch(const Attention& problem, cudaStream_t stream) {
   return launch_attention(problem, stream);
 }

@@ -118,13 +118,21 @@ int main(int count, char** texts) {
   Attention p;
   describe(p, dense(out, s.m), of_q, of_k, of_v);
   p.lse = lse.data();
+  p.split = attention_split(p);
+  if (const auto each = int64_t(arguments.number("split")); each > 0) {
+    p.split = {(p.shape.seen(n(s.m)) + each - 1) / each, each};
+  }
+  const auto rows = size_t(p.split.splits) * heads * s.m;
+  const Tensor partial_out(wide, rows * s.d), partial_lse(wide, rows);
+  p.partial_out = partial_out.data();
+  p.partial_lse = partial_lse.data();
   check(attention_launch(p, nullptr), "launch");
 
   const double exact = dtype == DType::kFloat64    ? 1e-13
                        : dtype == DType::kFloat32  ? 3e-5
                        : dtype == DType::kBFloat16 ? 2e-2
                                                    : 3e-3;
-  std::printf("vectors=%d\n", int(p.shape.vectors));
+  std::printf("vectors=%d splits=%d\n", int(p.shape.vectors), int(p.split.splits));
   const Wanted w = wanted(s, 0.25, q.values(), k.values(), v.values(), grad.values());
   compare("out", out.values(), w.out, s.m * s.d, exact);
   if (arguments.number("size") > 1) return 0;  // the lse of large scores is not exact enough

@@ -240,13 +240,13 @@ __device__ void store_neighbors(T* row, int column, int dim, compute_t<T> first,
 
 // --- forward --------------------------------------------------------------------
 
-template <class T, int kDim>
-__global__ void __launch_bounds__(attention_tile(sizeof(T), kDim).threads())
+template <class T, int kDim, bool kFew>
+__global__ void __launch_bounds__(attention_tile(sizeof(T), kDim, kFew).threads())
     attention_kernel(const __grid_constant__ Attention p, int64_t tiles) {
 #if __CUDA_ARCH__ >= 800
   using C = compute_t<T>;
   using Rows = AttentionRows<T, kDim>;
-  constexpr AttentionTile kTile = attention_tile(sizeof(T), kDim);
+  constexpr AttentionTile kTile = attention_tile(sizeof(T), kDim, kFew);
   constexpr int kBlocks = kTile.blocks, kStream = kTile.stream, kColumns = kTile.columns;
   constexpr int kThreads = kTile.threads(), kOwned = kTile.rows(), kParts = kTile.parts();
   extern __shared__ __align__(16) uint8_t memory_of_block[];
@@ -260,14 +260,16 @@ __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim).threads())
 
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     // The last queries see the most keys, so they begin.
-    const int64_t part = tile % kParts, row_tile = tile / kParts % row_tiles;
-    const int64_t first = (row_tiles - 1 - row_tile) * kOwned, head = tile / kParts / row_tiles;
+    const int64_t part = tile % kParts, split = tile / kParts % p.split.splits;
+    const int64_t place = tile / kParts / p.split.splits, row_tile = place % row_tiles;
+    const int64_t first = (row_tiles - 1 - row_tile) * kOwned, head = place / row_tiles;
     const auto at = p.heads.offsets_at(head);
     const auto memory = [&](int i) {
       return static_cast<const T*>(p.heads.operands[i].data) + at[i];
     };
     const T *k = memory(2), *v = memory(3);
-    const int64_t end = shape.seen(first + kOwned);
+    const int64_t begin = split * p.split.keys, seen = shape.seen(first + kOwned);
+    const int64_t end = seen < begin + p.split.keys ? seen : begin + p.split.keys;
     const auto fetch = [&](Rows rows, const T* from, int64_t step, int64_t key) {
       rows.template fetch<kStream, kThreads>(from, step, key, shape.keys, shape.dim, shape.vectors);
     };
@@ -275,14 +277,14 @@ __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim).threads())
     __syncthreads();  // the last tile's rows have been read
     queries.template fetch<kOwned, kThreads>(memory(1), p.q_step, first, shape.queries, shape.dim,
                                              shape.vectors);
-    if (end > 0) fetch(keys, k, p.k_step, 0);
+    if (end > begin) fetch(keys, k, p.k_step, begin);
     cp_async_commit();
 
     C sums[kBlocks][kColumns / 8][4] = {}, most[kBlocks][2], total[kBlocks][2] = {};
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) most[i][0] = most[i][1] = -INFINITY;
 
-    for (int64_t key = 0; key < end; key += kStream) {
+    for (int64_t key = begin; key < end; key += kStream) {
       cp_async_wait<0>();
       __syncthreads();  // keys are there, and the last values have been read
       fetch(values, v, p.v_step, key);
@@ -354,20 +356,84 @@ __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim).threads())
         const C whole = lanes_total(total[i][half], 4);
         if (query >= shape.queries) continue;
         const C inverse = whole == 0 ? C(0) : 1 / whole;
-        T* out = static_cast<T*>(p.heads.operands[0].data) + at[0] + query * shape.dim;
+        const bool is_partial = p.split.splits > 1;
+        const int64_t row = (split * p.heads.numel + head) * shape.queries + query;  // of partials
+        const auto store = [&](auto* out) {
 #pragma unroll
-        for (int j = 0; j < kColumns / 8; ++j) {
-          store_neighbors(out, int(part) * kColumns + 8 * j + lane % 4 * 2, shape.dim,
-                          sums[i][j][2 * half] * inverse, sums[i][j][2 * half + 1] * inverse);
+          for (int j = 0; j < kColumns / 8; ++j) {
+            store_neighbors(out, int(part) * kColumns + 8 * j + lane % 4 * 2, shape.dim,
+                            sums[i][j][2 * half] * inverse, sums[i][j][2 * half + 1] * inverse);
+          }
+        };
+        if (is_partial) {
+          store(static_cast<C*>(p.partial_out) + row * shape.dim);
+        } else {
+          store(static_cast<T*>(p.heads.operands[0].data) + at[0] + query * shape.dim);
         }
         if (part == 0 && lane % 4 == 0) {
-          static_cast<C*>(p.lse)[head * shape.queries + query] =
+          static_cast<C*>(is_partial ? p.partial_lse : p.lse)[row] =
               whole == 0 ? C(-INFINITY) : most[i][half] * C(kLn2) + ::log(whole);
         }
       }
     }
   }
 #endif
+}
+
+constexpr int kMergeThreads = 256;
+
+// What blocks that shared the keys of a query found, put together: a block for each query, whose
+// warps take turns at the splits.
+template <class T>
+__global__ void __launch_bounds__(kMergeThreads)
+    attention_merge_kernel(const __grid_constant__ Attention p, int64_t rows) {
+  using C = compute_t<T>;
+  constexpr int kWarps = kMergeThreads / 32, kEach = kMostHeadDim / 32;
+  __shared__ C shared[kWarps][kMostHeadDim];
+  __shared__ C totals[kWarps];
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  const int dim = p.shape.dim, splits = int(p.split.splits);
+  const C *found = static_cast<const C*>(p.partial_out),
+          *lse = static_cast<const C*>(p.partial_lse);
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    C most = -INFINITY;
+    for (int s = lane; s < splits; s += 32) most = fmax(most, lse[s * rows + row]);
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) {
+      most = fmax(most, __shfl_xor_sync(~0u, most, other));
+    }
+    const C base = most == -INFINITY ? C(0) : most;  // no split saw a key
+    C sums[kEach] = {}, total = 0;
+    for (int s = warp; s < splits; s += kWarps) {
+      const C weight = ::exp(lse[s * rows + row] - base);
+      total += weight;
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) {
+        const int column = lane + 32 * e;
+        if (column < dim) sums[e] += weight * found[(s * rows + row) * dim + column];
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) shared[warp][lane + 32 * e] = sums[e];
+    if (lane == 0) totals[warp] = total;
+    __syncthreads();
+    C whole = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) whole += totals[w];
+    const int64_t head = row / p.shape.queries, query = row % p.shape.queries;
+    T* const out =
+        static_cast<T*>(p.heads.operands[0].data) + p.heads.offsets_at(head)[0] + query * dim;
+    for (int column = int(threadIdx.x); column < dim; column += kMergeThreads) {
+      C sum = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) sum += shared[w][column];
+      out[column] = from_compute<T>(whole == 0 ? C(0) : sum / whole);
+    }
+    if (threadIdx.x == 0) {
+      static_cast<C*>(p.lse)[row] = whole == 0 ? C(-INFINITY) : base + ::log(whole);
+    }
+    __syncthreads();  // sums have been read
+  }
 }
 
 // --- gradient -------------------------------------------------------------------
@@ -580,6 +646,7 @@ cudaError_t visit_head_dim(int dim, Body&& body) {
   }
 }
 
+// `heads` counts a head once for each split of its keys.
 template <class Kernel, class Problem>
 cudaError_t launch_attention_kernel(Kernel kernel, const AttentionTile& tile, int64_t heads,
                                     int64_t rows, const Problem& problem, cudaStream_t stream) {
@@ -600,11 +667,23 @@ inline cudaError_t launch_attention(const Attention& p, cudaStream_t stream) {
   if (current_device().capability < 80) return cudaErrorNoKernelImageForDevice;
   return visit_floating(p.heads.dtype, [&](auto tag) {
     using T = decltype(tag);
-    return detail::visit_head_dim(p.shape.dim, [&](auto dim) {
-      return detail::launch_attention_kernel(attention_kernel<T, dim.value>,
-                                             attention_tile(sizeof(T), dim.value), p.heads.numel,
-                                             p.shape.queries, p, stream);
-    });
+    const auto run = [&](auto few) {
+      return detail::visit_head_dim(p.shape.dim, [&](auto dim) {
+        constexpr bool kFew = decltype(few)::value;
+        return detail::launch_attention_kernel(
+            attention_kernel<T, decltype(dim)::value, kFew>,
+            attention_tile(sizeof(T), decltype(dim)::value, kFew), p.heads.numel * p.split.splits,
+            p.shape.queries, p, stream);
+      });
+    };
+    const bool few = attention_few(p.shape.queries) && sizeof(T) < 8;  // which has one warp anyway
+    const cudaError_t error =
+        few ? run(std::bool_constant<(sizeof(T) < 8)>{}) : run(std::false_type{});
+    const int64_t rows = p.heads.numel * p.shape.queries;
+    if (error != cudaSuccess || p.split.splits == 1 || rows == 0) return error;
+    const int64_t grid = rows < INT32_MAX ? rows : INT32_MAX;
+    attention_merge_kernel<T><<<unsigned(grid), kMergeThreads, 0, stream>>>(p, rows);
+    return cudaGetLastError();
   });
 }
 

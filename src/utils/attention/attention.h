@@ -2,6 +2,9 @@
 // no CUDA.
 #pragma once
 
+#include <algorithm>
+
+#include "ptx/device_info.h"
 #include "strided.h"
 
 namespace cuda_ops {
@@ -27,6 +30,11 @@ struct AttentionShape {
   }
 };
 
+// How many blocks share the keys of a query, and how many keys each of them takes.
+struct AttentionSplit {
+  int64_t splits = 1, keys = 0;
+};
+
 // out = softmax(q k^T scale) v for each head. Steps go from one row to the next, in elements.
 // Results are dense, so the heads of `heads` are in the order in which results lie.
 struct Attention {
@@ -35,6 +43,10 @@ struct Attention {
   int64_t q_step = 0, k_step = 0, v_step = 0;
   void* lse =
       nullptr;  // of each query the log of the sum of exp(q k^T scale), as it is computed in
+  // Where several blocks share the keys of a query: what each of them found, [splits, heads,
+  // queries, dim] and [splits, heads, queries], as it is computed in. Workspaces.
+  AttentionSplit split;
+  void *partial_out = nullptr, *partial_lse = nullptr;
 };
 
 struct AttentionGradient {
@@ -76,10 +88,45 @@ constexpr int attention_columns(int size, int dim, int sums) {
 }
 
 // The forward owns queries. A fragment of k or v is multiplied with all 16-row blocks of a warp,
-// so that two halve the reads of shared memory.
-constexpr AttentionTile attention_tile(int size, int dim) {
-  return {size,       dim, 8 / size, size == 2 && dim <= 128 ? 2 : 1,
-          128 / size, 1,   1,        attention_columns(size, dim, 1)};
+// so that two halve the reads of shared memory. For `few` queries a block is one warp with one such
+// block, and an SM holds several, which wait for memory at once.
+constexpr AttentionTile attention_tile(int size, int dim, bool few) {
+  return {size,
+          dim,
+          few ? 1 : 8 / size,
+          size == 2 && dim <= 128 && !few ? 2 : 1,
+          128 / size,
+          1,
+          1,
+          attention_columns(size, dim, 1)};
+}
+
+// Two blocks of 16 rows read keys and values twice, from the L2 cache; a tile of 64 or 128 rows
+// would multiply rows that are not there.
+constexpr bool attention_few(int64_t queries) { return queries <= 32; }
+
+constexpr int kMostAttentionSplits = 128;
+// What a block finds is written and read again: little, beside the keys and values of so many.
+constexpr int64_t kLeastAttentionKeys = 256;
+
+// Where there are too few heads and queries to fill a GPU, as when a token is decoded, blocks share
+// the keys too (Dao et al., Flash-Decoding,
+// https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
+inline AttentionSplit attention_split(const AttentionShape& shape, int64_t heads, int size,
+                                      DeviceInfo device) {
+  const bool few = attention_few(shape.queries);
+  const AttentionTile tile = attention_tile(size, attention_dim(shape.dim), few);
+  const int64_t keys = shape.seen(shape.queries);
+  const int64_t tiles = heads * ((shape.queries + tile.rows() - 1) / tile.rows()) * tile.parts();
+  if (tiles == 0 || keys == 0) return {1, keys};
+  // Blocks of one warp wait for memory most of the time, so that as many as fit work at once.
+  const int64_t resident = few ? device.shared_memory_per_block / tile.shared_bytes() : 2;
+  int64_t splits = device.sms * resident / tiles;
+  splits = std::min({splits, keys / kLeastAttentionKeys, int64_t(kMostAttentionSplits)});
+  if (splits <= 1) return {1, keys};
+  const int64_t steps = (keys + tile.stream - 1) / tile.stream;
+  const int64_t each = (steps + splits - 1) / splits * tile.stream;
+  return {(keys + each - 1) / each, each};
 }
 
 // The gradient owns queries (`sums` 1: grad_q) or keys (2: grad_k and grad_v).
@@ -93,7 +140,7 @@ constexpr AttentionTile attention_gradient_tile(int size, int dim, int sums) {
 
 constexpr bool attention_fits(int size) {
   for (int dim = 64; dim <= kMostHeadDim; dim *= 2) {
-    if (attention_tile(size, dim).shared_bytes() > kAttentionShared) return false;
+    if (attention_tile(size, dim, false).shared_bytes() > kAttentionShared) return false;
     for (int sums = 1; sums <= 2; ++sums) {
       if (attention_gradient_tile(size, dim, sums).shared_bytes() > kAttentionShared) return false;
     }
